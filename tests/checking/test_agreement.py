@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import fullrank as fr
 import hugging_face_models as tiny
-from fullrank.checking import agreement
+from fullrank.checking import agreement, definition
 from fullrank.checking.subject import subject_of
 
 
@@ -73,12 +73,12 @@ def test_a_source_that_is_not_seen() -> None:
         def encode(self, input_ids: Tensor, *args: Any, **keys: Any) -> Any:
             return super().encode(torch.cat((0 * input_ids[:, :1], input_ids[:, 1:]), dim=1), *args, **keys)
 
-    assert agreement.whole_source(translating()).verdict == "passes"
+    assert definition.whole_source(translating()).verdict == "passes"
     for kind, remark in (
         (Blind, "token 0 (from 0) of the source is not seen by logits of target token 0"),
         (Shortened, "token 0 (from 0) of the source is not seen by state 0"),
     ):
-        finding = agreement.whole_source(translating(kind))
+        finding = definition.whole_source(translating(kind))
         assert off(finding)
         assert remark in finding.remark
 
@@ -218,17 +218,17 @@ class WrongWindow(WrongMemory):
 
 @pytest.mark.parametrize("options", [{}, {"same_length": True}, {"memory_start": "zeros"}])
 def test_a_wrong_memory(options: dict[str, Any]) -> None:
-    assert agreement.memory(ours(**XL, **options)).verdict == "passes"
-    assert off(agreement.memory(ours(WrongMemory, **XL, **options)))
-    finding = agreement.memory(ours(WrongWindow, **XL, **options))
+    assert definition.memory(ours(**XL, **options)).verdict == "passes"
+    assert off(definition.memory(ours(WrongMemory, **XL, **options)))
+    finding = definition.memory(ours(WrongWindow, **XL, **options))
     assert finding.verdict == ("fails" if "same_length" in options else "passes")
     assert "same_length" in finding.remark or "same_length" not in options
 
 
 def test_no_memory_no_cache() -> None:
-    assert "memory_length is 0" in agreement.memory(ours()).reason
+    assert "memory_length is 0" in definition.memory(ours()).reason
     module = subject_of(leaky.Model())
-    assert agreement.memory(module).verdict == agreement.decoding(module).verdict == "not applicable"
+    assert definition.memory(module).verdict == agreement.decoding(module).verdict == "not applicable"
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
@@ -276,15 +276,15 @@ def test_files_that_lose_something() -> None:
 def test_probabilities_that_do_not_sum_to_one(monkeypatch: pytest.MonkeyPatch) -> None:
     mixture = fr.OutputConfig(kind="mixture_of_softmaxes", mixtures=2)
     subject = ours(output=mixture)
-    assert agreement.probabilities(subject).verdict == "passes"
-    smoothed = agreement.probabilities(ours(output=dataclasses.replace(mixture, epsilon=1e-4)))
+    assert definition.probabilities(subject).verdict == "passes"
+    smoothed = definition.probabilities(ours(output=dataclasses.replace(mixture, epsilon=1e-4)))
     assert smoothed.verdict == "passes"
     assert smoothed.difference == pytest.approx(SIZES["vocab_size"] * 1e-4, rel=1e-6)
     for name in ("log_prob", "nll"):
         right = getattr(subject.model.output, name)
         with monkeypatch.context() as context:
             context.setattr(subject.model.output, name, lambda *args, right=right: right(*args) + 1e-8)
-            assert off(agreement.probabilities(subject))
+            assert off(definition.probabilities(subject))
 
 
 # -- models of Hugging Face -------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from checked_models import XL, off, ours, translating
 from torch import Tensor
 
 import fullrank as fr
-from fullrank.checking.agreement import kernels, plain_start
+from fullrank.checking.definition import kernels, plain_start
 from fullrank.core.section import Stage
 from fullrank.kernels import forced
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 import fullrank as fr
 from fullrank.checking import causality
-from fullrank.checking.causality import by_gradient, by_perturbation, last_position, positions
+from fullrank.checking.causality import by_gradient, by_perturbation, last_position, on_random_tokens, spread
+from fullrank.checking.paths import CodePath
 from fullrank.checking.subject import subject_of
 from fullrank.core.errors import InputError
 
@@ -25,9 +26,9 @@ def verdicts(model: nn.Module) -> tuple[dict[str, str], dict[str, tuple[str, ...
     outcome = {}
     for training in (False, True):
         when = "training" if training else "evaluation"
-        outcome[f"by perturbation, {when}"] = by_perturbation(subject, training=training)
+        outcome[f"by perturbation, {when}"] = by_perturbation(subject, CodePath("", training))
         outcome[f"by gradient, {when}"] = by_gradient(subject, training=training)
-    outcome["with padding"] = by_perturbation(subject, training=False, padded=True)
+    outcome["with padding"] = by_perturbation(subject, CodePath("", padding="right"))
     return {way: f.verdict for way, f in outcome.items()}, {
         w: f.layers for w, f in outcome.items() if f.verdict == "fails"
     }
@@ -111,7 +112,7 @@ def test_leaks_are_found_and_the_layer_is_named(kind: str) -> None:
 
 def test_every_layer_that_leaks_is_named() -> None:
     model = leaky.Model({0: leaky.Convolution(ahead=True), 2: leaky.Attention(leaky.everything)})
-    outcome = by_perturbation(subject_of(model), training=False)
+    outcome = by_perturbation(subject_of(model), CodePath(""))
     assert outcome.layers == ("blocks.0.attention.taps", "blocks.2.attention")
 
 
@@ -141,15 +142,15 @@ def test_one_token_ahead_at_any_position() -> None:
             return out
 
     for place in (1, 7, 16):
-        outcome = by_perturbation(subject_of(leaky.Model({1: Somewhere(place)})), training=False)
+        outcome = by_perturbation(subject_of(leaky.Model({1: Somewhere(place)})), CodePath(""))
         assert (outcome.verdict, outcome.layers) == ("fails", ("blocks.1.attention",))
         assert f"token {place} (from 0)" in outcome.remark
 
 
 def test_positions_that_are_looked_at() -> None:
-    assert positions(5) == [1, 2, 3, 4]
-    assert positions(100, 4) == [1, 34, 66, 99]
-    assert positions(25) == list(range(1, 25))
+    assert spread(5, 9) == [1, 2, 3, 4]
+    assert spread(100, 4) == [1, 34, 66, 99]
+    assert spread(25, 24) == list(range(1, 25))
 
 
 def test_a_model_that_ignores_its_input_cannot_be_judged() -> None:
@@ -175,7 +176,7 @@ def test_passes_that_differ_by_themselves_fail() -> None:
             self.calls += 1
             return super().forward(input_ids) * self.calls
 
-    outcome = by_perturbation(subject_of(Counting()), training=False)
+    outcome = by_perturbation(subject_of(Counting()), CodePath(""))
     assert outcome.verdict == "fails"
     assert "two passes over the same tokens differ" in outcome.remark
 
@@ -234,7 +235,7 @@ def test_fp32_constants_are_checked_in_fp32() -> None:
 
     subject = subject_of(Single())
     assert subject.dtype == torch.float32
-    assert by_perturbation(subject, training=False).verdict == "passes"
+    assert by_perturbation(subject, CodePath("")).verdict == "passes"
 
 
 # -- the last position --------------------------------------------------------------------------------------------------
@@ -268,9 +269,9 @@ def test_perplexities_are_those_of_the_probabilities() -> None:
 
 
 def test_random_tokens_teach_an_honest_model_nothing() -> None:
-    honest = last_position(subject_of(leaky.Model()), None)
+    honest = on_random_tokens(subject_of(leaky.Model()))
     assert honest.verdict == "passes"
-    outcome = last_position(subject_of(leaky.Model({1: leaky.Convolution(ahead=True)})), None)
+    outcome = on_random_tokens(subject_of(leaky.Model({1: leaky.Convolution(ahead=True)})))
     assert outcome.verdict == "fails"
     assert outcome.difference is not None
     assert outcome.difference > 1  # nats
@@ -281,23 +282,23 @@ def test_a_leak_that_is_hardly_learnt_is_below_log_v(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(causality, "_STEPS", 2)
     right = causality._nll
     monkeypatch.setattr(causality, "_nll", lambda *given: 0 * right(*given) + math.log(leaky.VOCABULARY) - 0.03)
-    outcome = last_position(subject_of(leaky.Model()), None)
+    outcome = on_random_tokens(subject_of(leaky.Model()))
     assert outcome.verdict == "fails"
     assert outcome.difference == pytest.approx(0.03)
 
 
 def test_what_cannot_be_trained() -> None:
     frozen = leaky.Model().requires_grad_(False)
-    assert "no parameter" in last_position(subject_of(frozen), None).reason
+    assert "no parameter" in on_random_tokens(subject_of(frozen)).reason
     large = leaky.Model()
     large.more = nn.Linear(1000, 1001)
-    assert "needs a text" in last_position(subject_of(large), None).reason
+    assert "a text of its own (text=, --text) tells" in on_random_tokens(subject_of(large)).reason
 
 
 def test_texts() -> None:
     config = fr.ModelConfig(vocab_size=10, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
     model = fr.LanguageModel(config)
-    report = fr.check(model, text=torch.randint(10, (400,)))
+    report = fr.check(model, length=17, quick=False, text=torch.randint(10, (400,)))
     assert report.of("last position").looked_at == "22 segments of 17 tokens of the text"
     wrong: list[tuple[Any, str]] = [
         (torch.randint(10, (20,)), "too short"),

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 import fullrank as fr
 import hugging_face_models as tiny
-from fullrank.checking import FUTURE as FUTURE_CHECKS
-from fullrank.checking import Report, agreement, causality
+from fullrank.checking import Report, agreement, causality, checks_of, definition
 from fullrank.checking.causality import by_gradient, by_perturbation
+from fullrank.checking.paths import CodePath
 from fullrank.checking.subject import subject_of
 from fullrank.core import registry
 from fullrank.core.errors import InputError
@@ -28,6 +28,7 @@ PADDED = "future, by perturbation, with padding"
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few steps on random tokens; the last-position check itself is tested in test_causality.py."""
     monkeypatch.setattr(causality, "_STEPS", 2)
+    monkeypatch.setattr(causality, "_WORK", 0)
 
 
 def skipped(report: Report) -> dict[str, str]:
@@ -183,7 +184,7 @@ def test_an_injected_mixing_that_does_not_start_plain(monkeypatch: pytest.Monkey
         self.mixing.data.mul_(1.01)
 
     monkeypatch.setattr(PositionIndependentMixing, "__init__", started_off)
-    finding = agreement.plain_start(subject_of(fr.inject(tiny.llama(), mix="position_independent")))
+    finding = definition.plain_start(subject_of(fr.inject(tiny.llama(), mix="position_independent")))
     assert off(finding)
 
 
@@ -246,7 +247,7 @@ def test_a_layer_of_hugging_face_that_leaks_is_named() -> None:
     model.model.layers[1].self_attn = Blind(model.model.layers[1].self_attn)
     subject = subject_of(model)
     for training in (False, True):
-        for finding in (by_perturbation(subject, training=training), by_gradient(subject, training=training)):
+        for finding in (by_perturbation(subject, CodePath("", training)), by_gradient(subject, training=training)):
             assert finding.verdict == "fails"
             assert finding.layers[0].startswith("model.layers.1.self_attn.layer")
             assert len(finding.layers) == 1
@@ -301,14 +302,14 @@ def test_a_decoder_as_published_is_named() -> None:
     attention = fr.AttentionConfig(**MULTILINEAR, **PUBLISHED)
     decoder = translating(decoder=fr.DecoderConfig(attention=attention))
     assert decoder.sees_future == "model.decoder.attention.causal: as_published"
-    finding = by_perturbation(decoder, training=False)
+    finding = by_perturbation(decoder, CodePath(""))
     assert off(finding)
     assert finding.remark.endswith("model.decoder.attention.causal: as_published leaves the mask out")
     assert agreement.decoding(decoder).verdict == "not applicable"
     assert agreement.padding(decoder).verdict == "passes"
     attention = fr.AttentionConfig(**MULTILINEAR, causal="as_published")
     encoder = translating(encoder=fr.EncoderConfig(vocab_size=23, attention=attention))
-    assert (encoder.sees_future, by_perturbation(encoder, training=False).verdict) == ("", "passes")
+    assert (encoder.sees_future, by_perturbation(encoder, CodePath("")).verdict) == ("", "passes")
 
 
 @pytest.mark.parametrize("kind", ["relative, one table", "B, sigsoftmax"])
@@ -317,7 +318,9 @@ def test_a_decoder_that_leaks(kind: str) -> None:
     subject = translating(**TRANSLATORS[kind])
     leak = subject.model.decoder.blocks[1].feed_forward
     leak.register_forward_hook(lambda module, args, out: out + out.mean(dim=1, keepdim=True))
-    for name, run in FUTURE_CHECKS.items():
+    for name, run in checks_of(subject, quick=True).items():
+        if not name.startswith("future"):
+            continue
         finding = run(subject)
         assert off(finding), name
         assert finding.layers == ("decoder.blocks.1.feed_forward",)

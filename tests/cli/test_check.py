@@ -38,7 +38,7 @@ Called = Callable[..., tuple[object, str, str]]
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few steps on random tokens, and few tokens changed; what they show is tested in test_causality.py."""
     monkeypatch.setattr(causality, "_STEPS", 5)
-    monkeypatch.setattr(causality, "_MOST_POSITIONS", 5)
+    monkeypatch.setattr(causality, "_WORK", 0)
 
 
 @pytest.fixture

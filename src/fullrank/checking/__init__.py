@@ -9,20 +9,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fullrank.checking.agreement import (
-    decoding,
-    determinism,
-    kernels,
-    memory,
-    padding,
-    plain_start,
-    probabilities,
-    saving,
-    whole_source,
-)
-from fullrank.checking.causality import by_gradient, by_perturbation, last_position
+from fullrank.checking.agreement import decoding, determinism, packing, padding, saving
+from fullrank.checking.causality import by_gradient, by_perturbation, independent_rows, last_position, on_random_tokens
+from fullrank.checking.definition import kernels, memory, plain_start, probabilities, whole_source
+from fullrank.checking.paths import code_paths
 from fullrank.checking.report import Finding, Report
 from fullrank.checking.subject import Subject, fixed_sources, subject_of
 from fullrank.core.errors import InputError
@@ -33,63 +25,91 @@ __all__ = ["Finding", "Report", "check"]
 _SOURCES = {
     "fullrank": "a language model of fullrank",
     "translator": "a translation model of fullrank",
-    "hugging_face": "a causal model of Hugging Face",
+    "hugging_face": "a model of Hugging Face",
     "module": "a module",
 }
-FUTURE: dict[str, Callable[[Subject], Finding]] = {
-    "future, by perturbation, evaluation": partial(by_perturbation, training=False),
-    "future, by perturbation, training": partial(by_perturbation, training=True),
-    "future, by perturbation, with padding": partial(by_perturbation, training=False, padded=True),
-    "future, by gradient, evaluation": partial(by_gradient, training=False),
-    "future, by gradient, training": partial(by_gradient, training=True),
-}
-_OF_TRANSLATORS: dict[str, Callable[[Subject], Finding]] = {"the whole source is seen": whole_source}
-_AGREEMENTS: dict[str, Callable[[Subject], Finding]] = {
-    "starts as plain attention": plain_start,
-    "kernels = reference, fp64": partial(kernels, precision="fp64"),
-    "kernels = reference, fp32": partial(kernels, precision="fp32"),
-    "padding changes nothing": padding,
-    "incremental decoding = one pass": decoding,
-    "memory in segments = one pass": memory,
-    "evaluation is deterministic": determinism,
-    "saved and loaded: same numbers": saving,
-    "probabilities sum to one": probabilities,
-}
+Check = Callable[[Subject], Finding]
+
+
+def checks_of(subject: Subject, segments: Tensor | None = None, *, quick: bool = False) -> dict[str, Check]:
+    """All checks by name, in the order in which they run. quick: only those that take a second or two of a small model."""
+    found: dict[str, Check] = {}
+    for path in code_paths(subject, quick=quick):
+        found[f"future, by perturbation, {path.name}"] = partial(by_perturbation, path=path)
+    for when, training in (("evaluation", False), ("training", True)):
+        found[f"future, by gradient, {when}"] = partial(by_gradient, training=training)
+    for when, training in (("", False), (", training", True)):
+        found[f"rows of a batch are independent{when}"] = partial(independent_rows, training=training)
+    if subject.translates:
+        found["the whole source is seen"] = whole_source
+    found["padding changes nothing"] = padding
+    if not subject.ours:
+        found["packed documents are independent"] = packing
+    found["incremental decoding = one pass"] = decoding
+    found["evaluation is deterministic"] = determinism
+    if quick:
+        return found
+    found["saved and loaded: same numbers"] = saving
+    definition: dict[str, Check] = {
+        "starts as plain attention": plain_start,
+        "kernels = reference, fp64": partial(kernels, precision="fp64"),
+        "kernels = reference, fp32": partial(kernels, precision="fp32"),
+        "memory in segments = one pass": memory,
+        "probabilities sum to one": probabilities,
+    }
+    if subject.ours or subject.core.ours or subject.injected:
+        found |= {name: _shortened(run) for name, run in definition.items()}
+    if segments is None:
+        found["future, after training on random tokens"] = on_random_tokens
+    else:
+        found["last position"] = partial(last_position, segments=segments)
+    return found
+
+
+def _shortened(run: Check) -> Check:
+    return lambda subject: run(subject.short)
 
 
 def check(
-    model: nn.Module,
+    model: Any,
+    inputs: Mapping[str, Any] | tuple[Any, ...] | Tensor | None = None,
     *,
+    sequence: str | None = None,
     vocab_size: int | None = None,
     length: int | None = None,
+    step: Callable[..., tuple[Tensor, Any]] | None = None,
     text: Tensor | None = None,
+    quick: bool = False,
     description: Mapping[str, Any] | None = None,
     shrunk: tuple[str, ...] = (),
     say: Callable[[str], None] | None = None,
 ) -> Report:
-    """Check that the model does not see the future, and that two ways to compute the same agree.
+    """Check that the model does not see the future on any code path, and that two ways to compute the same agree.
 
-        report = fr.check(model);  report.passes, report.failures, report.layers
+        report = fr.check(model);  report.passes, report.failures, report.layers, report.paths
 
-    model: a `LanguageModel`, a `Translator`, a causal model of Hugging Face, or any module whose `model(input_ids)` gives
-    logits (B, N, V) or an object with `.logits`; it is left as it is. Where its forward takes `attention_mask`, padding is
-    checked too. Checks that do not apply are listed with the reason.
+    model: any module, or function, whose `model(input_ids)` gives logits (B, N, V), first in a tuple or as `.logits`: a
+    `LanguageModel`, a `Translator`, a causal or encoder-decoder model of Hugging Face, or your own. It is left as it is.
+    inputs: example inputs of a model that needs others: by argument, a tuple, or a tensor. sequence: the one of them along
+    which no position may see later ones; by default decoder_input_ids, input_ids, inputs_embeds, or the first. The rest
+    stays fixed.
     vocab_size: how many token ids it knows, where it does not say it. length: tokens of the texts it is given; by default a
-    short prime that no size of the model equals, since layers that leak are recognised by the dimension of positions.
+    prime up to 71 that no size of the model equals, since layers that leak are recognised by the dimension of positions.
+    step(ids (B, n), cache or None): gives logits and the next cache, for a module with a cache of its own kind.
     text (S, N + 1) or (T,): token ids of a text it was trained for, for the last-position test; without one, a small model
-    is trained on random tokens (a copy of it). description, shrunk: for the report. say: is told each verdict (`say=print`);
-    None: where stderr is a terminal, a line there names the check that runs.
-    Raises InputError for a model that gives no logits.
+    is trained on random tokens (a copy of it). quick: without compiling, training, saving and rare code paths.
+    description, shrunk: for the report. say: is told each verdict (`say=print`); None: where stderr is a terminal, a line
+    there names the check that runs.
+    Checks that do not apply are listed with the reason. Raises InputError for a model that gives no logits.
     """
-    name = type(model).__name__
+    name = getattr(model, "__name__", type(model).__name__)
     if isinstance(model, Translator):
         if text is not None:
             raise InputError("text: for models of running text; a translation model is checked with random sentences")
         model = fixed_sources(model, length)
-    subject = subject_of(model, vocab_size, length)
+    subject = subject_of(model, vocab_size, length, inputs, sequence, step)
     segments = None if text is None else _segments(text, subject.length, subject.vocab_size)
-    checks = FUTURE | (_OF_TRANSLATORS if subject.translates else {}) | _AGREEMENTS
-    checks["last position"] = partial(last_position, segments=segments)
+    checks = checks_of(subject, segments, quick=quick)
     findings, live = [], say is None and sys.stderr.isatty()
     for number, (title, run) in enumerate(checks.items(), 1):
         if live:

@@ -1,10 +1,10 @@
-"""Agreement of two ways to compute the same: kernels, padding, repetition, cache, memory, files, probabilities."""
+"""Agreement of two ways to compute the same, of any model: padding, repetition, cache, files."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
-import math
 import sys
 import tempfile
 from collections.abc import Callable
@@ -15,12 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullrank.checking.paths import IMPLEMENTATIONS, CannotRun, CodePath, cached, running
 from fullrank.checking.report import Finding, bounded, inapplicable, largest, rounding, same, tolerance
-from fullrank.checking.subject import ROWS, Subject, accepted, call, duplicate, everywhere, log_prob, logits_in, mode
-from fullrank.core.config import DropoutConfig, ModelConfig, WeightedConfig, stage_name, with_memory
-from fullrank.core.errors import InputError
-from fullrank.core.mix import starts_plain
-from fullrank.kernels import NAMES, chosen, kernel
+from fullrank.checking.subject import ROWS, Subject, accepted, mode
 
 Pair = tuple[str, Tensor, Tensor]  # a description, what was computed, what is expected
 
@@ -44,7 +41,7 @@ def close(subject: Subject, looked_at: str, pairs: list[Pair], remark: str = "")
     return bounded(looked_at, worst, limit, reason, remark=remark if worst <= limit else f"worst: {name}")
 
 
-def _segments(bounds: list[int], read: Callable[[Any, int, int], tuple[Tensor, Any]], state: Any) -> Tensor:
+def segments(bounds: list[int], read: Callable[[Any, int, int], tuple[Tensor, Any]], state: Any) -> Tensor:
     """Logits of a text read piece by piece: `read(state, start, end)` gives logits and the next state."""
     parts = []
     for start, end in itertools.pairwise(bounds):
@@ -53,32 +50,55 @@ def _segments(bounds: list[int], read: Callable[[Any, int, int], tuple[Tensor, A
     return torch.cat(parts, dim=1)
 
 
+def in_single(check: Callable[[Subject], Finding]) -> Callable[[Subject], Finding]:
+    """The check in fp32, where the model cannot compute in fp64 what it needs: a softmax in fp32 turns masks into NaN."""
+
+    def checked(subject: Subject) -> Finding:
+        try:
+            finding = check(subject)
+            if finding.difference is None or finding.difference == finding.difference or subject.single is None:
+                return finding
+        except Exception:
+            if subject.single is None or subject.ours:
+                raise
+        return check(subject.single)
+
+    return checked
+
+
 # -- padding, repetition ----------------------------------------------------------------------------------------------
 
 
+@in_single
 def padding(subject: Subject) -> Finding:
     """A text in a padded batch has the logits that it has alone, whatever stands in the padding."""
-    if not subject.takes_mask:
-        return inapplicable("forward takes no attention_mask")
+    if not subject.takes_mask or subject.ids.is_floating_point():
+        return inapplicable(f"forward takes no {subject.mask_name}")
+    if getattr(subject.model, "_is_stateful", False):
+        return inapplicable("a recurrent state reads padding, as its maker says (_is_stateful)")
     model, ids, masks, pairs = subject.model, subject.ids, subject.masks(), list[Pair]()
     part = " of the target" if subject.translates else ""
     with torch.no_grad(), mode(model, training=False):
+        alone = {}
         for side, mask in masks.items():
-            real = mask.bool()
+            real, positions = mask.bool(), subject.positions_of(mask)
+            for row in range(ROWS):
+                one = replace(subject, fixed=_row(subject.fixed, row))
+                if subject.translates:
+                    one = replace(one, model=model.with_sources(model.sources[row : row + 1]))
+                alone[row] = one.logits(ids[row][real[row]][None])[0]
             for read in (ids, torch.where(real, ids, (ids + 1) % subject.vocab_size)):
-                batch = call(model, read, mask)
+                batch = subject.logits(read, mask, **positions)
                 for row in range(ROWS):
-                    one = model.with_sources(model.sources[row : row + 1]) if subject.translates else model
-                    expected = call(one, ids[row][real[row]][None])[0]
-                    pairs.append((f"text {row}, padding{part} on the {side}", batch[row][real[row]], expected))
+                    pairs.append((f"text {row}, padding{part} on the {side}", batch[row][real[row]], alone[row]))
         for side, padded in (model.padded_sources() if subject.translates else {}).items():
             real = padded.mask.bool()
             other = (padded.sources + 1) % model.encoder.config.vocab_size
             for sources in (padded.sources, torch.where(real, padded.sources, other)):
-                batch = call(padded.with_sources(sources, padded.mask), ids)
+                batch = padded.with_sources(sources, padded.mask)(ids).logits
                 for row in range(ROWS):
                     one = padded.with_sources(sources[row][real[row]][None])
-                    expected = call(one, ids[row : row + 1])[0]
+                    expected = one(ids[row : row + 1]).logits[0]
                     pairs.append((f"text {row}, padding of the source on the {side}", batch[row], expected))
     if subject.translates:
         sides = "source and target padded on either side"
@@ -88,29 +108,48 @@ def padding(subject: Subject) -> Finding:
     return close(subject, looked_at, pairs, remark)
 
 
-def whole_source(subject: Subject) -> Finding:
-    """Every token of the source moves every state of the encoder, and the logits of every token of the target."""
-    model, unmoved, remark = subject.model, 0, ""
-    with torch.no_grad(), mode(model, training=False):
+_DOCUMENTS = ("document_ids", "doc_ids", "segment_ids", "sequence_ids", "seq_idx")  # arguments that separate documents
 
-        def read(sources: Tensor) -> dict[str, Tensor]:
-            logits = call(model.with_sources(sources), subject.ids)
-            return {"state": model.translator.encode(sources).hidden, "logits of target token": logits}
 
-        before = read(model.sources)
-        for position in range(model.sources.shape[1]):
-            other = model.sources.clone()
-            other[:, position] = (other[:, position] + 1) % model.encoder.config.vocab_size
-            for what, after in read(other).items():
-                off = (after - before[what]).abs().amax(2)  # (3, M) or (3, N)
-                still = off <= 1e-13 * float(before[what].abs().max())
-                unmoved += int(still.sum())
-                if bool(still.any()) and not remark:
-                    first = int(still.nonzero()[0, 1])
-                    remark = f"token {position} (from 0) of the source is not seen by {what} {first}"
-    count = model.sources.shape[1]
-    looked_at = f"encoder states and logits after each of {count} tokens of the source was changed; unmoved ones"
-    return bounded(looked_at, float(unmoved), 0.0, "each token is a part of every state", remark=remark)
+def packing(subject: Subject) -> Finding:
+    """Two documents in one row: the second one's logits do not depend on the first one."""
+    half, places = subject.length // 2, torch.arange(subject.length, device=subject.ids.device)[None]
+    name = next((one for one in _DOCUMENTS if one in accepted(subject.model)), "")
+    if subject.ids.is_floating_point() or not (name or (subject.kind == "hugging_face" and subject.takes_positions)):
+        return inapplicable("forward takes neither documents nor positions of tokens")
+    options = {name: (places >= half).long()} if name else {"position_ids": places - half * (places >= half)}
+    base = subject.ids[:1]
+    other = torch.where(places < half, (base + 1) % subject.vocab_size, base)
+    moved: dict[str, float] = {}
+    own = CodePath("").words(subject)
+    for attending, training in itertools.product({own: "", **dict.fromkeys(IMPLEMENTATIONS, "")}, (False, True)):
+        path = CodePath("", training, attention="" if attending == own else attending)
+        if path.attention and own == "evaluation":
+            continue
+        try:
+            with running(subject, path) as run:
+                before, after = run(base, **options), run(other, **options)
+        except Exception:
+            continue
+        moved[path.words(subject)] = largest(after[:, half:], before[:, half:]) / max(1.0, float(before.abs().max()))
+    limit = tolerance(subject.dtype)
+    apart = [path for path, off in moved.items() if off <= limit]
+    if not name and not apart:
+        return inapplicable("position_ids that begin again do not separate documents in this model")
+    worst = max(moved, key=lambda path: (moved[path] != moved[path], moved[path]))
+    remark = f"{worst}: the second document sees the first" if not moved[worst] <= limit else ""
+    looked_at = f"logits of a second document in the row after all tokens of the first were changed, told by {name or 'position_ids'}"
+    found = bounded(looked_at, moved[worst], limit, rounding(subject.dtype), remark=remark)
+    return replace(found, path=worst, leaks=remark)
+
+
+def _row(fixed: Any, row: int) -> dict[str, Any]:
+    """The fixed inputs of one row."""
+    cut = {}
+    for name, value in fixed.items():
+        batched = isinstance(value, Tensor) and value.dim() and len(value) == ROWS
+        cut[name] = value[row : row + 1].expand(ROWS, *value.shape[1:]) if batched else value
+    return cut
 
 
 def determinism(subject: Subject) -> Finding:
@@ -120,10 +159,10 @@ def determinism(subject: Subject) -> Finding:
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with torch.no_grad(), mode(model, training=False):
         before = torch.get_rng_state()
-        first = call(model, subject.ids)
+        first = subject.logits(subject.ids)
         faults = [] if torch.equal(before, torch.get_rng_state()) else ["random numbers are drawn"]
         torch.manual_seed(99)
-        second = call(model, subject.ids)
+        second = subject.logits(subject.ids)
         changed = [n for n, tensor in model.state_dict().items() if n in state and not same(tensor, state[n])]
     faults += [f"{name} is changed" for name in changed[:1]]
     off = largest(second, first)
@@ -132,59 +171,98 @@ def determinism(subject: Subject) -> Finding:
     return bounded(looked_at, off, 0.0, "the same computation twice", remark="; ".join(faults))
 
 
-# -- cache and memory -------------------------------------------------------------------------------------------------
+# -- cache ------------------------------------------------------------------------------------------------------------
 
 _BEAMS = [0, 0, 1, 1, 2, 2], [1, 0, 3, 3, 5, 4], [0, 2, 2, 4]  # two a text, other ones of them, unequal groups
 
 
+@in_single
 def decoding(subject: Subject) -> Finding:
-    """Token by token, or in pieces, with a cache, as in one pass; our models also as beams."""
-    if subject.sees_future:
-        return inapplicable(f"{subject.sees_future}: a token that sees later ones cannot be read before them")
+    """Token by token, in pieces, with a static cache, after padding and as beams, each as in one pass."""
     if subject.core.kind == "fullrank" and subject.core.model.memory_length:
         subject = subject.core  # the cache of Hugging Face is its memory, which forgets
-    model, ids, length = subject.model, subject.ids, subject.length
-    cases: list[tuple[str, Any, Tensor | None]] = [("", model, None)]
-    if subject.translates:
-        padded = model.padded_sources()
-        cases += [(f", padding of the source on the {side}", one, None) for side, one in padded.items()]
-    elif subject.kind == "fullrank":
-        if model.config.memory_start == "zeros":
-            return inapplicable("model.memory_start is zeros, which stand before the text; a cache begins with nothing")
-        cases += [(f", padding on the {side}", model, mask) for side, mask in subject.masks().items()]
-    elif not {"past_key_values", "use_cache"} <= accepted(model):
-        return inapplicable("forward takes neither a cache nor past_key_values with use_cache")
-    pairs = []
+    ids, length, model = subject.ids, subject.length, subject.model
+    half, names, pairs = length // 2, list[str](), list[Pair]()
+    step_by_step = list(range(length + 1))
     with torch.no_grad(), mode(model, training=False):
-        if not subject.ours and model(ids[:, :1], use_cache=True).past_key_values is None:
-            return inapplicable("the model returns no past_key_values")
-        for padded_side, one, mask in cases:
-            expected = call(one, ids, mask)
-            real = slice(None) if mask is None else mask.bool()
-            decoder = one.decoder_of_sources() if subject.translates else one
+        expected = subject.logits(ids)
+        for static, pieces in itertools.product((False, True), repeat=2):
+            how = ("in pieces" if pieces else "token by token") + (", static cache" if static else "")
+            try:
+                read = cached(subject, model, static=static, pieces=pieces)
+            except CannotRun as reason:
+                if not static and not pieces:
+                    return inapplicable(str(reason))
+                continue
+            names.append(how)
 
-            def step(cache: Any, start: int, end: int, decoder: Any = decoder, mask: Any = mask) -> tuple[Tensor, Any]:
-                if not subject.ours:
-                    out = decoder(ids[:, start:end], past_key_values=cache, use_cache=True)
-                    return out.logits, out.past_key_values
-                new = None if mask is None else mask[:, start:end]
-                out = decoder(ids[:, start:end], cache=cache, attention_mask=new)
-                return out.logits, out.cache
+            def step(cache: Any, start: int, end: int, read: Any = read) -> tuple[Tensor, Any]:
+                return read(ids[:, start:end], cache, ROWS)
 
-            for bounds in (list(range(length + 1)), [0, length // 2, length], [0, 1, length - 2, length]):
-                how = "token by token" if len(bounds) > length else f"in {len(bounds) - 1} pieces"
-                logits = _segments(bounds, step, decoder.new_cache() if subject.ours else None)
-                pairs.append((how + padded_side, logits[real], expected[real]))
-            if subject.ours and mask is None:
-                pairs += [(f"beams{padded_side}", *pair) for pair in _as_beams(subject, one, decoder)]
-    how = "in pieces and as beams" if subject.ours else "and in pieces"
-    looked_at = f"logits with the cache, token by token{',' * subject.ours} {how}, beside one pass"
-    finding = close(subject, looked_at, pairs)
+            for bounds in ([0, half, length], [0, 1, length - 2, length]) if pieces else (step_by_step,):
+                try:
+                    pairs.append((how, segments(bounds, step, None), expected))
+                except Exception:
+                    if not static:
+                        raise
+                    names.remove(how)  # most models have none
+                    break
+        if subject.ours:
+            pairs += _ours(subject, names)
+        elif subject.kind == "hugging_face":
+            pairs += _reordered(subject, names, expected)
+    finding = close(subject, f"logits with the cache, {', '.join(names)}, beside one pass", pairs)
     config = model.config.decoder if subject.translates else None
     if finding.verdict == "fails" and config is not None and config.released_decoding:
         why = "model.decoder.released_decoding: true leaves heads unmixed while a translation is written"
         return replace(finding, remark=f"{finding.remark}; {why}")
     return finding
+
+
+def _reordered(subject: Subject, names: list[str], expected: Tensor) -> list[Pair]:
+    """Rows of a cache of Hugging Face in another order, as beam search leaves them."""
+    read, half = cached(subject, subject.model, pieces=False), subject.length // 2
+    order = torch.tensor([1, 2, 0], device=subject.ids.device)
+    if subject.fixed or getattr(subject.model, "_is_stateful", False):
+        return []
+    _, cache = read(subject.ids[:, :half], None, ROWS)
+    if not hasattr(cache, "reorder_cache"):
+        return []
+    cache.reorder_cache(order)
+    logits, _ = read(subject.ids[order, half : half + 1], cache, ROWS)
+    names.append("as beams")
+    return [("beams", logits[:, 0], expected[order, half])]
+
+
+def _ours(subject: Subject, names: list[str]) -> list[Pair]:
+    """Padding of either side, of a source too, and beams."""
+    pairs, model, ids = list[Pair](), subject.model, subject.ids
+    if subject.translates:
+        cases = [(f", padding of the source on the {side}", one, None) for side, one in model.padded_sources().items()]
+        cases.append(("", model, None))
+    else:
+        cases = [("", model, None)] + [
+            (f", padding on the {side}", model, mask) for side, mask in subject.masks().items()
+        ]
+    for padded_side, one, mask in cases:
+        decoder = one.decoder_of_sources() if subject.translates else one
+        if padded_side:
+            expected = one(ids, mask).logits if subject.translates else one(ids, attention_mask=mask).logits
+            real = slice(None) if mask is None else mask.bool()
+
+            def step(cache: Any, start: int, end: int, decoder: Any = decoder, mask: Any = mask) -> tuple[Tensor, Any]:
+                new = None if mask is None else mask[:, start:end]
+                out = decoder(ids[:, start:end], cache=cache, attention_mask=new)
+                return out.logits, out.cache
+
+            for bounds in (list(range(subject.length + 1)), [0, subject.length // 2, subject.length]):
+                how = "token by token" if len(bounds) > subject.length else "in pieces"
+                logits = segments(bounds, step, decoder.new_cache())
+                pairs.append((how + padded_side, logits[real], expected[real]))
+        if mask is None:
+            pairs += [(f"beams{padded_side}", *pair) for pair in _as_beams(subject, one, decoder)]
+    names += ["after padding", "as beams"]
+    return pairs
 
 
 def _as_beams(subject: Subject, model: Any, decoder: Any) -> list[tuple[Tensor, Tensor]]:
@@ -198,51 +276,11 @@ def _as_beams(subject: Subject, model: Any, decoder: Any) -> list[tuple[Tensor, 
         texts, origin = torch.cat((texts[index], new), 1), origin[index]
         out = decoder(new, cache=out.cache.reorder(index), attention_mask=None)
         whole = model.with_sources(*model.rows(origin)) if subject.translates else model
-        pairs.append((out.logits[:, -1], call(whole, texts)[:, -1]))
+        pairs.append((out.logits[:, -1], whole(texts).logits[:, -1]))
     return pairs
 
 
-def memory(subject: Subject) -> Finding:
-    """A text in segments, each after the memory of those before, as in one pass."""
-    if subject.translates:
-        return inapplicable("a translation model reads sentences, each by itself: it has no memory")
-    subject = subject.core
-    if subject.kind != "fullrank":
-        takes = "memory" in accepted(subject.model)
-        return inapplicable("only the memory of fullrank's models is known" if takes else "forward takes no memory")
-    if subject.sees_future:
-        return inapplicable(
-            f"{subject.sees_future}: tokens see their whole segment, so that it matters where segments end"
-        )
-    config: ModelConfig = subject.model.config
-    if not config.memory_length:
-        return inapplicable("model.memory_length is 0: this model has no memory")
-    length, ids = subject.length, subject.ids
-    without = with_memory(config, 0)  # its memory begins empty, and every token before a segment is seen
-    models = [("", subject.rebuilt(with_memory(without, length)), subject.rebuilt(without))]
-    if config.same_length:  # each token sees as many, wherever segments end
-        window = subject.rebuilt(with_memory(without, min(config.memory_length, length // 2), same_length=True))
-        models.append(("same_length, ", window, window))
-    pairs = []
-    for name, model, whole in models:
-        with mode(model, training=False), mode(whole, training=False):
-            with torch.no_grad():
-                expected = whole(ids).logits
-
-            def step(memory: Any, start: int, end: int, model: Any = model) -> tuple[Tensor, Any]:
-                out = model(ids[:, start:end], memory)
-                return out.logits.detach(), out.memory
-
-            cuts = [0, length // 3, 2 * length // 3, length], [0, 1, length - 2, length]
-            for bounds, cached in itertools.product(cuts, (True, False)):
-                with torch.set_grad_enabled(not cached):  # keys are kept beside hidden states where nothing is trained
-                    logits = _segments(bounds, step, None)
-                pairs.append((f"{name}cut at {bounds[1:-1]}{', keys cached' if cached else ''}", logits, expected))
-    looked_at = "logits of three segments, the memory as long as the text, beside one pass; with and without gradients"
-    return close(subject, looked_at, pairs)
-
-
-# -- files, probabilities ---------------------------------------------------------------------------------------------
+# -- files ------------------------------------------------------------------------------------------------------------
 
 
 def saving(subject: Subject) -> Finding:
@@ -259,19 +297,23 @@ def saving(subject: Subject) -> Finding:
             if logging.is_progress_bar_enabled():
                 logging.disable_progress_bar()
                 stack.callback(logging.enable_progress_bar)
-            model.save_pretrained(folder)
+            saved = copy.deepcopy(model)  # saving may write into its configuration
+            saved.save_pretrained(folder)
             load: Callable[..., Any] = type(model).from_pretrained
             if subject.injected:
                 from fullrank.hf.saving import load_injected as load
             loaded = load(folder, dtype=next(model.parameters()).dtype)
+            if hasattr(loaded, "set_experts_implementation"):
+                with contextlib.suppress(Exception):
+                    loaded.set_experts_implementation(model.config._experts_implementation)
         else:
             return inapplicable("it has no save and load of its own")
     loaded = loaded.to(subject.ids.device).eval()
     before, after = owner.state_dict(), loaded.state_dict()
     with torch.no_grad(), mode(model, training=False):
-        expected = call(model, subject.ids)
+        expected = subject.logits(subject.ids)
         read = type(model)(loaded, model.sources) if subject.translates else loaded
-        logits = call(read, subject.ids)
+        logits = subject.logits(subject.ids, model=read)
     looked_at = "parameters and buffers, bit for bit, and logits of the loaded model"
     reason = "the same numbers, computed the same way"
     if lost := sorted(set(before) ^ set(after)):
@@ -283,209 +325,3 @@ def saving(subject: Subject) -> Finding:
     if subject.ours:
         return bounded(looked_at, largest(logits, expected), 0.0, reason)
     return close(subject, looked_at, [("logits", logits, expected)])
-
-
-def probabilities(subject: Subject) -> Finding:
-    """Probabilities of the vocabulary layer sum to one, and its nll is that of its log-probabilities."""
-    subject = subject.core
-    if not subject.ours:
-        return inapplicable("its logits go through a softmax, after which anything sums to one")
-    model = subject.model
-    epsilon = float(model.config.output.epsilon)
-    targets = subject.tokens(ROWS, subject.length, 6)
-    with torch.no_grad(), mode(model, training=False):
-        log_probs = log_prob(model, subject.ids)
-        nll = model.nll(subject.ids, targets).per_token
-        logits = call(model, subject.ids)
-    total = float((log_probs.double().logsumexp(-1).exp() - 1).abs().max())
-    picked = log_probs.gather(-1, targets[..., None])[..., 0]
-    normalised = largest(torch.log_softmax(logits, -1), torch.log_softmax(log_probs, -1))
-    off = max(total, largest(nll, -picked), normalised)
-    limit = tolerance(subject.dtype) * max(1.0, float(log_probs.abs().max())) + subject.vocab_size * epsilon
-    reason = rounding(subject.dtype) + (f", and V epsilon with model.output.epsilon {epsilon:g}" if epsilon else "")
-    looked_at = (
-        "sums of exp(log_prob) over the vocabulary; nll beside the log_prob of the target, logits beside log_prob"
-    )
-    return bounded(looked_at, off, limit, reason)
-
-
-# -- the definition: kernels, and mixing at its start -----------------------------------------------------------------
-
-
-def plain_start(subject: Subject) -> Finding:
-    """Mixing starts as plain attention, bit for bit through one kernel, where the paper says so."""
-    subject = subject.core
-    settings: dict[str, Any] = {}
-    if subject.injected:
-        from fullrank.hf.inject import inject, remove, settings_of
-
-        settings = settings_of(subject.model)
-        mixes = {"": settings["mix"]}
-    elif subject.ours:
-        mixes = {place: part.mix for place, part in subject.attention.items() if isinstance(part, WeightedConfig)}
-    else:
-        return inapplicable("not a model with a mixing of heads")
-    if not mixes:
-        return inapplicable("model.attention.kind is multilinear, which has no heads to mix")
-    mixed = {place: stage_name(mix) for place, mix in mixes.items() if stage_name(mix) != "none"}
-    if not mixed:
-        return inapplicable("no mixing: it is plain attention")
-    for place, name in mixed.items():
-        if not starts_plain(mixes[place]):
-            where = f" ({place})" if place else ""
-            return inapplicable(f"'{name}' mixing{where} does not start as plain attention, by its definition")
-    models: list[Any] = []
-    if settings:
-        plain = remove(duplicate(subject.model))
-        plain.set_attn_implementation("eager")  # whose weights the kernel reference mixes
-        other_normalizer = stage_name(settings["normalize"]) != "softmax"
-        models = [inject(duplicate(plain), **settings), plain]
-        if other_normalizer:
-            models[1] = inject(plain, **settings | {"mix": "none"})
-    else:
-        config = subject.own.config
-        for changed in (config, everywhere(config, mix="none")):
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(3)
-                models.append(subject.rebuilt(changed, fresh=True).eval())
-    figures = {}
-    with torch.no_grad():
-        for name in ("reference", "auto"):
-            with kernel(name):
-                logits, expected = (call(model, subject.ids) for model in models)
-            figures[name] = largest(logits, expected) / max(1.0, float(expected.abs().max()))
-    remark = f"fastest kernels, which need not be the same: {figures['auto']:.1e} of 1e-06"
-    # across kernels the promise is 1e-6; the figure is that of one kernel unless the other is broken
-    off = figures["reference"] if figures["auto"] <= 1e-6 else max(figures.values())
-    words = ", ".join(f"{place} {mix}".strip() for place, mix in mixed.items())
-    precision = str(next(models[0].parameters()).dtype).removeprefix("torch.")
-    looked_at = f"logits of a fresh model beside the same with mix: none (mix: {words}), kernel reference, {precision}"
-    return bounded(looked_at, off, 0.0, "bit for bit through one kernel", remark=remark)
-
-
-# fp32: the library's promise across kernels. Gradients are sums over all tokens of products of such outputs.
-_TOLERANCES = {"fp64": (torch.float64, 1e-12, 1e-11), "fp32": (torch.float32, 1e-6, 1e-5)}
-
-
-def kernels(subject: Subject, precision: str) -> Finding:
-    """Every kernel that can compute the model beside the reference: outputs, losses and gradients."""
-    subject = subject.core
-    if not subject.ours and not subject.injected:
-        return inapplicable("its kernels are not those of fullrank")
-    dtype, outputs, steepest = _TOLERANCES[precision]
-    if subject.injected and dtype.itemsize > subject.dtype.itemsize:
-        return inapplicable("the model cannot compute in double precision")
-    if subject.injected:  # a whole model that is not ours, parts of which are in fp32 in double precision too
-        model, outputs, steepest = duplicate(subject.model).to(dtype).requires_grad_(), 1e-5, 1e-5
-    else:  # without dropout and permutations: different kernels draw different random numbers
-        config = everywhere(subject.model.config, cross_head=0.0)
-        output = config.output.with_known(latent_dropout=0.0, latent_dropout_locked=False, tail_dropout=0.0)
-        config = replace(config, dropout=DropoutConfig(locked=config.dropout.locked), output=output)
-        model = subject.rebuilt(config).to(dtype)
-    with kernel("reference"):
-        expected = _computed(subject, model)
-    scales = {key: max(1.0, float(tensor.abs().max())) for key, tensor in expected.items()}
-    gradients = [key for key in expected if key.startswith("gradient")]
-    scales |= dict.fromkeys(gradients, max(float(expected[key].abs().max()) for key in gradients) or 1.0)
-    shares: dict[str, list[tuple[float, str]]] = {}
-    ran, used = [], set[str]()
-    on_cpu = () if subject.ids.is_cuda else ("triton",)  # its interpreter is for tests
-    for name in (name for name in NAMES if name not in ("reference", *on_cpu)):
-        try:
-            with kernel(name), chosen() as taken:
-                computed = _computed(subject, model)
-        except InputError:
-            if name == "auto":
-                raise
-            continue  # it does not compute these stages
-        ran.append(name)
-        used |= taken
-        for key, tensor in expected.items():
-            kind, _, tensor_name = key.partition(" of ")
-            share = largest(computed[key], tensor) / scales[key]
-            shares.setdefault(kind, []).append((share, f"{tensor_name} ({name})"))
-    worst = {kind: max(known, key=lambda pair: _order(pair[0])) for kind, known in shares.items()}
-    limits = {kind: steepest if kind == "gradient" else outputs for kind in worst}
-    remark = "; ".join(f"{kind} {share:.1e}" for kind, (share, _) in worst.items())
-    if bad := [kind for kind, (share, _) in worst.items() if not share <= limits[kind]]:
-        remark += "; worst: " + ", ".join(f"{kind} of {worst[kind][1]}" for kind in bad)
-    else:
-        used |= {"multilinear"} & {part.kind for part in subject.attention.values()} if subject.ours else set()
-        remark += f"; attention by {', '.join(sorted(used)) or 'reference'}"
-        if used == {"reference"}:
-            remark += " (no fast kernel computes these stages), the vocabulary layer by its fast one"
-    # one figure: how far the worst is, in the tolerance of outputs
-    figure = max((share / limits[kind] * outputs for kind, (share, _) in worst.items()), key=_order)
-    reason = (
-        f"outputs, nll and losses within {outputs:g} of max(1, largest), gradients within {steepest:g} of the largest "
-        "(the figure in proportion)"
-    )
-    context = "of beams" if subject.translates else "after a memory"
-    outputs_of = f"logits (padded, {context}), log-probabilities, nll, loss"
-    modes = "training and evaluation"
-    if subject.injected:
-        outputs_of, modes = "logits, nll", "evaluation"
-    looked_at = f"{', '.join(ran)} beside reference: {outputs_of}, gradients of all parameters; {modes}, no dropout"
-    return bounded(looked_at, figure, outputs, reason, remark=remark)
-
-
-def _order(share: float) -> tuple[bool, float]:
-    """Key of a maximum in which nothing is worse than NaN."""
-    return math.isnan(share), share
-
-
-def _computed(subject: Subject, model: Any) -> dict[str, Tensor]:
-    """Outputs and gradients by name; the word before ` of ` says what kind it is."""
-    ids, out, half = subject.ids, dict[str, Tensor](), subject.length // 2
-    targets = subject.tokens(len(ids), subject.length, 6)
-    weights = torch.rand(ids.shape, generator=torch.Generator().manual_seed(4)).to(next(model.parameters()))
-    sides = {"": model}
-    if subject.translates:
-        sides |= {f", source padded on the {side}": padded for side, padded in model.padded_sources().items()}
-
-    def differentiate(scalar: Tensor, name: str) -> None:
-        model.zero_grad(set_to_none=True)
-        scalar.backward()
-        for parameter, p in model.named_parameters():
-            if p.requires_grad:
-                out[f"gradient of {parameter}: {name}"] = torch.zeros_like(p) if p.grad is None else p.grad.clone()
-
-    if not subject.ours:
-        with mode(model, training=False):
-            logits = call(model, ids)
-            out["output of logits, evaluation"] = logits.detach()
-            nll = -torch.log_softmax(logits, -1).gather(-1, targets[..., None])[..., 0]
-            differentiate((nll * weights).sum(), "nll, evaluation")
-        return out
-    for training, where in ((False, "evaluation"), (True, "training")):
-        with mode(model, training=training):
-            for side, one in sides.items():
-                with torch.no_grad():
-                    out[f"output of logits{side}, {where}"] = call(one, ids)
-                    out[f"output of log-probabilities{side}, {where}"] = log_prob(one, ids)
-                    if subject.translates and not subject.sees_future:
-                        decoder = one.decoder_of_sources()
-                        twice = torch.arange(len(ids), device=ids.device).repeat_interleave(2)
-                        logits = decoder(ids[twice], cache=decoder.new_cache().reorder(twice)).logits
-                        out[f"output of logits of beams{side}, {where}"] = logits
-                nll = one.nll(ids, targets).per_token
-                out[f"nll of tokens{side}, {where}"] = nll.detach()
-                if not training:  # without dropout training computes the same; there the loss is differentiated
-                    differentiate((nll * weights).sum(), f"nll{side}, {where}")
-            for smoothing in (0.0, 0.1) if training else ():
-                loss = model.loss(ids, targets, weights, label_smoothing=smoothing)
-                out[f"loss of tokens, label_smoothing {smoothing}, {where}"] = loss.detach()
-                differentiate(loss, f"loss, label_smoothing {smoothing}, {where}")
-            if subject.translates:
-                continue
-            with torch.no_grad():
-                for side, mask in subject.masks().items():
-                    out[f"output of logits, padding on the {side}, {where}"] = call(model, ids, mask)[mask.bool()]
-            if model.config.memory_length:
-                with torch.no_grad():
-                    memory = model(ids[:, :half]).memory
-                    out[f"output of logits after a memory, {where}"] = logits_in(model(ids[:, half:], memory))
-                memory = model(ids[:, :half]).memory
-                loss = model.loss(ids[:, half:], targets[:, half:], memory=memory)
-                differentiate(loss, f"loss after a memory, {where}")
-    return out

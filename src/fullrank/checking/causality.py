@@ -1,25 +1,30 @@
-"""Search for attention to later tokens, by perturbation, by gradient and at the last position, and for the layer that leaks."""
+"""Search for attention to later tokens, by perturbation, by gradient and by training, and for the layer that leaks."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fullrank.checking.paths import CannotRun, CodePath, Run, reproduction, running
 from fullrank.checking.report import Finding, bounded, inapplicable, largest, rounding, same, tolerance
-from fullrank.checking.subject import Subject, call, duplicate, mode
+from fullrank.checking.subject import ROWS, SHORT, Subject, duplicate, mode
 
-_MOST_POSITIONS, _OF_LARGE = 24, 8  # where a token is changed; of a model with more than _MOST_PARAMETERS
+_AT_ONCE = 20_000_000  # logits of a batch
+_WORK = 3_000_000_000  # parameters times tokens of the texts that are read along a path
 _MOST_LAYERS = 16  # that are named
+ELSEWHERE = ("compiled", "in bfloat16", "parameters scaled", "packed documents")  # run on another copy, or row by row
 OWN_FORWARD = "the model's own forward"
 
 
-def positions(length: int, most: int = _MOST_POSITIONS) -> list[int]:
+def spread(length: int, most: int) -> list[int]:
     """Positions from 1 on, all of them or `most` that are spread evenly, the first and the last among them."""
     if length - 1 <= most:
         return list(range(1, length))
@@ -33,77 +38,217 @@ def _on_purpose(subject: Subject) -> str:
 # -- by perturbation --------------------------------------------------------------------------------------------------
 
 
-def by_perturbation(subject: Subject, *, training: bool, padded: bool = False) -> Finding:
-    """A token is changed; no logits before it may change."""
-    if padded and not subject.takes_mask:
-        return inapplicable("forward takes no attention_mask")
-    chosen = positions(subject.length, _OF_LARGE if subject.parameters > _MOST_PARAMETERS else _MOST_POSITIONS)
-    every = len(chosen) == subject.length - 1
-    where = f"each of {subject.length} positions" if every else f"{len(chosen)} positions of {subject.length}"
-    when = "training mode, dropout seeded" if training else "evaluation mode"
-    looked_at = f"logits before a changed token, {where}; {when}"
-    limit, reason = tolerance(subject.dtype), rounding(subject.dtype)
-    worst, remark, layers, moves = -1.0, "", tuple[str, ...](), 0.0
-    masks: Mapping[str, Tensor | None] = subject.masks() if padded else {"": None}
-    for side, mask in masks.items():
+def by_perturbation(subject: Subject, path: CodePath) -> Finding:
+    """From a cut on, every token is changed; no logits before the cut may change.
 
-        def logits(ids: Tensor, mask: Tensor | None = mask) -> Tensor:  # 0 at padding
-            with torch.no_grad(), mode(subject.model, training=training):
-                out = call(subject.model, ids, mask)
-            return out if mask is None else out.masked_fill(~mask.bool()[..., None], 0.0)
+    In fp64 where the model computes so along this path, else in fp32.
+    """
+    failure: Exception | None = None
+    if path.how == "compiled":  # loops over positions take long to compile
+        subject = subject.short
+    for one in (subject, subject.single):
+        if one is None:
+            break
+        try:
+            finding = _perturbed(one, path)
+        except CannotRun as reason:
+            return inapplicable(str(reason))
+        except Exception as error:
+            failure = failure or error
+            continue
+        if finding.difference is None or math.isfinite(finding.difference):
+            return finding
+    if failure is None:
+        return finding
+    if path.attention or path.how:
+        return inapplicable(f"it cannot be run so: {type(failure).__name__}: {' '.join(str(failure).split())[:200]}")
+    raise failure
 
-        before = logits(subject.ids)
-        size = max(1.0, float(before.abs().max()))
-        again = largest(logits(subject.ids), before)
-        if not again <= limit * size:
-            looked_at = f"logits before a changed token, many positions; {when}"
+
+def _perturbed(subject: Subject, path: CodePath) -> Finding:
+    size, dtype = subject.length, torch.bfloat16 if path.how == "in bfloat16" else subject.dtype
+    most = max(8, min(size - 1, _WORK // max(1, subject.parameters * size)))
+    cuts = spread(size, most)
+    where = f"each of {size} positions" if len(cuts) == size - 1 else f"{len(cuts)} positions of {size}"
+    when = f"{path.words(subject)}, dropout seeded" if path.training else path.words(subject)
+    looked_at = f"logits before a cut from which on every token is changed, {where}; {when}"
+    limit, reason = tolerance(dtype), rounding(dtype)
+    with running(subject, path) as run:
+        base = subject.ids[torch.arange(len(cuts)) % ROWS]
+        before = run(subject.ids)
+        scale = max(1.0, float(before.abs().max()))
+        if (again := largest(run(subject.ids), before)) > limit * scale:
             remark = "two passes over the same tokens differ, although random numbers begin at the same seed"
-            return Finding("fails", looked_at, again, limit * size, reason, remark)
-        leak: tuple[Tensor, int] | None = None
-        for position in chosen:
-            for changed in _with_another_token(subject, position):
-                after = logits(changed)
-                share = largest(after[:, :position], before[:, :position]) / size
-                moves = max(moves, largest(after[:, position:], before[:, position:]))
-                if share > worst or share != share:
-                    worst, leak = share, (changed, position)
-        if leak is not None and not worst <= limit:
-            on_side = f", padding on the {side}" if side else ""
-            remark = f"token {leak[1]} (from 0) is seen before it{on_side}{_on_purpose(subject)}"
-            layers = leaking_layers(subject.model, logits, subject.ids, *leak, limit * size)
-    if moves == 0.0:
-        return inapplicable("no token changes any logits at all, so there is nothing that could leak")
-    return bounded(looked_at, worst, limit, reason, remark=remark, layers=layers)
+            return Finding("fails", looked_at, again, limit * scale, reason, remark, path=path.words(subject))
+        rows = max(ROWS, min(len(cuts), _AT_ONCE // before[0].numel()) // ROWS * ROWS)
+        if path.how == "compiled":
+            rows = ROWS  # one size, compiled once
+            cuts, base = cuts[: len(cuts) // ROWS * ROWS], base[: len(cuts) // ROWS * ROWS]
+        noise = 0.0 if path.training or path.padding else _noise(run, base[:rows])
+        if noise > limit * scale:
+            limit, reason = min(10 * noise / scale, 1000 * limit), f"ten times the model's own rounding, {noise:.1e}"
+        shares, moves = [0.0] * len(cuts), 0.0
+        for start in range(0, len(cuts), rows):
+            part = slice(start, start + rows)
+            known = run(base[part])
+            for variant in _variants(subject, base[part], cuts[part]):
+                after = run(variant)
+                for row, cut in enumerate(cuts[part]):
+                    share = largest(after[row, :cut], known[row, :cut]) / scale
+                    moves = max(moves, largest(after[row, cut:], known[row, cut:]))
+                    if share > shares[start + row] or share != share:
+                        shares[start + row] = share
+        ranked = sorted(range(len(cuts)), key=lambda i: (shares[i] != shares[i], shares[i]), reverse=True)
+        # in half precision one rounding may choose another expert: a leak is seen from several cuts
+        worst = ranked[min(2, len(ranked) - 1) if dtype.itemsize == 2 else 0]
+        if moves == 0.0:
+            return inapplicable("no token changes any logits at all, so there is nothing that could leak")
+        found = replace(bounded(looked_at, shares[worst], limit, reason), path=path.words(subject))
+        if not math.isfinite(shares[worst]):
+            return inapplicable(f"{path.how}: logits are not finite") if path.how else found
+        if found.verdict == "passes":
+            return found
+        return _explained(subject, path, run, found, cuts[worst], limit * scale)
 
 
-def _with_another_token(subject: Subject, position: int) -> list[Tensor]:
-    """The ids with another token at `position`: any other one, and padding."""
-    rows = torch.arange(len(subject.ids), device=subject.ids.device)
-    other, padding = subject.ids.clone(), subject.ids.clone()
-    step = 1 + (rows * 7 + position) % (subject.vocab_size - 1)
-    other[:, position] = (other[:, position] + step) % subject.vocab_size
+def _explained(subject: Subject, path: CodePath, run: Run, found: Finding, cut: int, least: float) -> Finding:
+    """A finding of a leak, with the positions, the layer, and what shows it."""
+    size = subject.length
+    base = subject.ids
+    changed = _changed(subject, base, cut)
+    alone = largest(run(changed)[:, :cut], run(base)[:, :cut])
+    remark = "" if alone > least else "; seen only where other rows of the batch change, too"
+    pairs = _pairs(subject, run, least)
+    if pairs:
+        ahead = [k - i for i, k in pairs]
+        share = len(pairs) / (size * (size - 1) / 2)
+        first = min(pairs, key=lambda pair: (pair[1] - pair[0], pair))
+        reach = f"{min(ahead)} to {max(ahead)} ahead" if min(ahead) < max(ahead) else f"{ahead[0]} ahead"
+        leaks = (
+            f"position {first[0]} sees token {first[1]} (from 0); tokens {reach}, {max(share, 0.001):.1%} of all pairs"
+        )
+    else:
+        leaks = f"positions before {cut} see what stands from {cut} on (from 0), all of it together"
+    layers: tuple[str, ...] = ()
+    if path.how not in ELSEWHERE:
+        start, stop = (0, size) if "cache" not in path.how else (0, size // 2) if cut < size // 2 else (size // 2, size)
+
+        def window(ids: Tensor) -> Tensor:  # of a text in two pieces the one in which the cut lies
+            return run(torch.cat((base[:, :start], ids, base[:, stop:]), 1))[:, start:stop]
+
+        layers = leaking_layers(subject.model, window, base[:, start:stop], changed[:, start:stop], cut - start, least)
+    return replace(
+        found,
+        remark=f"{leaks}{remark}{_on_purpose(subject)}", path=path.words(subject), leaks=leaks, layers=layers,
+        reproduction=reproduction(subject, path, cut),
+    )  # fmt: skip
+
+
+def _noise(run: Run, ids: Tensor) -> float:
+    """The largest difference between rows and the same rows elsewhere in the batch: rounding, and no effect of tokens."""
+    if len(ids) < 2 * ROWS:
+        return 0.0
+    return largest(run(ids.roll(ROWS, 0)).roll(-ROWS, 0), run(ids))
+
+
+def _variants(subject: Subject, base: Tensor, cuts: list[int]) -> Iterator[Tensor]:
+    """The rows of `base`, each changed from its cut on: every token another one, or padding."""
+    later = torch.arange(subject.length, device=base.device) >= torch.tensor(cuts, device=base.device)[:, None]
+    yield _another(subject, base, later)
     if subject.padding_id is not None:
-        padding[:, position] = subject.padding_id
-    return [other] if torch.equal(padding, subject.ids) else [other, padding]
+        yield torch.where(later, subject.padding_id, base)
+
+
+def _changed(subject: Subject, ids: Tensor, cut: int) -> Tensor:
+    later = (torch.arange(subject.length, device=ids.device) >= cut).expand(len(ids), -1)
+    return _another(subject, ids, later)
+
+
+def _another(subject: Subject, ids: Tensor, where: Tensor) -> Tensor:
+    """Other tokens, or vectors, where `where` (B, N) is true."""
+    generator = torch.Generator().manual_seed(11)
+    if ids.is_floating_point():
+        other = torch.randn(ids.shape, generator=generator).to(ids) * ids.std()
+        return torch.where(where[..., None], other, ids)
+    step = 1 + torch.randint(max(1, subject.vocab_size - 1), ids.shape, generator=generator).to(ids.device)
+    return torch.where(where, (ids + step) % subject.vocab_size, ids)
+
+
+def _pairs(subject: Subject, run: Run, least: float) -> list[tuple[int, int]]:
+    """(i, k), i < k: logits at i change when the token at k alone is changed. At most 64 tokens are tried, spread evenly."""
+    found = []
+    tried = spread(subject.length, 64)
+    for start in range(0, len(tried), 32):
+        part = tried[start : start + 32]
+        base = subject.ids[torch.arange(len(part)) % ROWS]
+        at = torch.tensor(part, device=base.device)[:, None]
+        where = torch.arange(subject.length, device=base.device) == at
+        moved = (run(_another(subject, base, where)) - run(base)).abs().flatten(2).amax(2) > least
+        found += [(int(i), part[row]) for row, i in moved.nonzero().tolist() if i < part[row]]
+    return found
+
+
+def independent_rows(subject: Subject, *, training: bool) -> Finding:
+    """All tokens of a row are changed; the logits of the other rows may not change."""
+    path = CodePath("training" if training else "evaluation", training=training)
+    when = path.words(subject)
+    limit = tolerance(subject.dtype)
+    with running(subject, path) as run:
+        ids = torch.cat((subject.ids, subject.ids.roll(1, 1)))
+        before = run(ids)
+        scale, off, row = max(1.0, float(before.abs().max())), 0.0, 0
+        for changed in (0, len(ids) - 1):
+            where = (torch.arange(len(ids), device=ids.device) == changed)[:, None].expand(ids.shape[:2])
+            moved = (run(_another(subject, ids, where)) - before).abs().flatten(1).amax(1) / scale
+            moved[changed] = 0.0
+            if not float(moved.max()) <= off:
+                off, row = float(moved.max()), changed
+        layers: tuple[str, ...] = ()
+        if not off <= limit:
+            where = (torch.arange(len(ids), device=ids.device) == row)[:, None].expand(ids.shape[:2])
+            layers = _of_rows(subject, run, ids, _another(subject, ids, where), row)
+    remark = "" if off <= limit else f"other rows see row {row}"
+    looked_at = f"logits of rows after all tokens of another row were changed; {when}"
+    return replace(bounded(looked_at, off, limit, rounding(subject.dtype), remark=remark, layers=layers), path=when)
+
+
+def _of_rows(subject: Subject, run: Run, clean: Tensor, changed: Tensor, row: int) -> tuple[str, ...]:
+    """The first module whose output for the other rows differs."""
+    others = [i for i in range(len(clean)) if i != row]
+    known, _ = _observe(subject.model, lambda: run(clean), clean)
+    outputs, _ = _observe(subject.model, lambda: run(changed), clean)
+    for called, output in outputs.items():
+        expected = known.get(called)
+        if expected is None or expected.shape != output.shape or len(output) != len(clean):
+            continue
+        if largest(output[others], expected[others]) > 100 * torch.finfo(output.dtype).eps * float(
+            expected.abs().max()
+        ):
+            return (called[0],)
+    return ()
 
 
 # -- by gradient ------------------------------------------------------------------------------------------------------
 
 
 def by_gradient(subject: Subject, *, training: bool) -> Finding:
-    """Logits at n must have no gradient from embeddings after n."""
+    """Logits before a cut must have no gradient from embeddings after it."""
     leaves: list[Tensor] = []
 
-    def cut(module: nn.Module, args: tuple[Any, ...], out: Any) -> Tensor | None:
+    def cut_off(module: nn.Module, args: tuple[Any, ...], out: Any) -> Tensor | None:
         """Make the output of a module that reads the ids a leaf. Parameters are frozen: what depends on a leaf is none."""
-        reads_ids = bool(args) and isinstance(args[0], Tensor) and same(args[0], subject.ids)
-        vectors = isinstance(out, Tensor) and out.is_floating_point() and out.shape[:-1] == subject.ids.shape
+        reads_ids = bool(args) and isinstance(args[0], Tensor) and same(args[0], ids)
+        vectors = isinstance(out, Tensor) and out.is_floating_point() and out.shape[:-1] == ids.shape
         if not reads_ids or not vectors or out.requires_grad:
             return None
         leaves.append(out.detach().requires_grad_())
-        return leaves[-1]
+        return leaves[-1].clone()  # some models add to it in place
 
-    chosen = sorted({0, *(position - 1 for position in positions(subject.length, 12))})
+    path = CodePath("training" if training else "evaluation", training=training)
+    ids, shape = subject.ids, subject.ids.shape[:2]
+    if ids.is_floating_point():
+        ids = ids.to(subject.dtype).requires_grad_()
+        leaves.append(ids)
     with ExitStack() as stack:
         stack.enter_context(mode(subject.model, training=training))
         stack.enter_context(torch.enable_grad())
@@ -112,37 +257,38 @@ def by_gradient(subject: Subject, *, training: bool) -> Finding:
                 stack.callback(parameter.requires_grad_, True)
                 parameter.requires_grad_(False)
         for name, module in subject.model.named_modules():
-            if name:
-                stack.callback(module.register_forward_hook(cut).remove)
-        outputs, logits = _observe(subject.model, lambda: call(subject.model, subject.ids), subject.ids)
+            if name and not leaves:
+                stack.callback(module.register_forward_hook(cut_off).remove)
+        outputs, logits = _observe(subject.model, lambda: subject.logits(ids), ids)
         if not leaves:
             return inapplicable("no module was found that turns input_ids into vectors")
         if not logits.requires_grad:
             return inapplicable("no gradient reaches the logits")
         generator = torch.Generator().manual_seed(3)
         cotangent = torch.randn(logits.shape, dtype=torch.float64, generator=generator).to(logits)
-        later, own, worst = 0.0, 0.0, chosen[0]
-        for position in chosen:
+        later, own, worst = 0.0, 0.0, 1
+        chosen = spread(subject.length, 12)
+        for cut in chosen:
             gradients = torch.autograd.grad(
-                logits[:, position], leaves, cotangent[:, position], retain_graph=True, allow_unused=True
+                logits[:, :cut], leaves, cotangent[:, :cut], retain_graph=True, allow_unused=True
             )
             parts = [gradient.abs() for gradient in gradients if gradient is not None]
             own = max([own, *(float(part.max()) for part in parts)])
-            beyond = [part[:, position + 1 :] for part in parts if position + 1 < subject.length]
-            after = max((float(part.max()) for part in beyond), default=0.0)
+            after = max((float(part[:, cut:].max()) for part in parts), default=0.0)
             if after > later or after != after:
-                later, worst = after, position
+                later, worst = after, cut
         if own == 0.0:
             return inapplicable("no gradient reaches the embeddings")
         limit, remark, layers = tolerance(subject.dtype), "", tuple[str, ...]()
         if not later / own <= limit:
-            at_worst = (logits[:, worst] * cotangent[:, worst]).sum()
-            layers = (_first_by_gradient(outputs, leaves, at_worst, subject.ids.shape, worst + 1, own * limit),)
-            remark = f"logits of token {worst} (from 0) depend on later embeddings{_on_purpose(subject)}"
-    when = "training" if training else "evaluation"
-    looked_at = f"gradient of the logits at {len(chosen)} positions with respect to later embeddings; {when} mode"
-    reason = f"{rounding(subject.dtype)}: the largest gradient"
-    return bounded(looked_at, later / own, limit, reason, remark=remark, layers=layers)
+            at_worst = (logits[:, :worst] * cotangent[:, :worst]).sum()
+            layers = (_first_by_gradient(outputs, leaves, at_worst, shape, worst, own * limit),)
+            remark = f"logits before token {worst} (from 0) depend on embeddings from there on{_on_purpose(subject)}"
+    looked_at = f"gradient of the logits before {len(chosen)} cuts with respect to embeddings after them; {path.name}"
+    found = bounded(
+        looked_at, later / own, limit, f"{rounding(subject.dtype)}: the largest gradient", remark=remark, layers=layers
+    )
+    return replace(found, path=path.words(subject))
 
 
 # -- the layer that leaks ---------------------------------------------------------------------------------------------
@@ -267,73 +413,83 @@ def _differs(output: Tensor, known: Tensor, shape: torch.Size, position: int) ->
     return float((before - expected).abs().max()) > 100 * torch.finfo(output.dtype).eps * size
 
 
-# -- the last position ------------------------------------------------------------------------------------------------
+# -- leaks that are learnt --------------------------------------------------------------------------------------------
 #
 # Only the last prediction of a segment has nothing after it that could be seen. A model that looks ahead finds its targets
 # in its own input, at every position but the last: its perplexity there is far above its ordinary one. On random tokens no
 # honest perplexity is below the size of the vocabulary.
 
-_STEPS, _ROWS, _SEGMENTS = 200, 16, 512
+_STEPS, _FEWER, _ROWS, _SEGMENTS = 200, 40, 16, 512
+_SLOW = 0.03  # CPU seconds of a step, from which on fewer are taken
 _MOST_PARAMETERS = 1_000_000  # of a model that is trained for the check
 # nats: what overfitting may cost at the position with most context, and what chance may gain
 _GAP, _GAIN = 0.1, 0.02
 
 
-def last_position(subject: Subject, segments: Tensor | None) -> Finding:
-    """segments (S, N + 1) of a text that the model was trained for; None: random tokens, on which a copy is trained."""
-    if segments is None:
-        return on_random_tokens(subject)
-    per_token = _nll(subject.own, segments, subject.ids.device)
+def last_position(subject: Subject, segments: Tensor) -> Finding:
+    """segments (S, N + 1) of a text that the model was trained for."""
+    per_token = _nll(subject, subject.own, segments)
     return _compared(per_token, f"{len(segments)} segments of {segments.shape[1] - 1} tokens of the text")
 
 
 def on_random_tokens(subject: Subject) -> Finding:
-    """A copy is trained on fresh random tokens, then measured on others: nothing can be learnt there but to look ahead."""
+    """A copy is trained on fresh random tokens, where nothing can be learnt but to look ahead; then tokens are changed."""
     if subject.parameters > _MOST_PARAMETERS:
         return inapplicable(
-            f"needs a text (--text): a model of {subject.parameters:,} parameters is not trained on random tokens for it"
+            f"a model of {subject.parameters:,} parameters is not trained for it; a text of its own (text=, --text) tells"
         )
+    if subject.ids.is_floating_point():
+        return inapplicable("the model reads no tokens that it could predict")
     model: Any = duplicate(subject.own).float()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trained:
         return inapplicable("no parameter of the model can be trained, and no text was given")
+    length, limit, step = min(subject.length - 1, SHORT), _STEPS, 0
     optimizer = torch.optim.Adam(trained, lr=3e-3)
     with mode(model, training=True, seed=2), torch.enable_grad():
-        for step in range(_STEPS):
-            tokens = subject.tokens(_ROWS, subject.length + 1, seed=1000 + step)
+        while step < limit:
+            begun = time.process_time()
+            tokens = subject.tokens(_ROWS, length + 1, seed=1000 + step)
             ids, targets = tokens[:, :-1], tokens[:, 1:]
             if subject.kind == "fullrank":
                 loss = model.loss(ids, targets)
             else:
-                loss = nn.functional.cross_entropy(call(model, ids).float().flatten(0, 1), targets.flatten())
+                logits = subject.logits(ids, model=model).float()
+                loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
             if not loss.requires_grad:
                 return inapplicable("its logits cannot be trained, and no text was given")
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
-        segments = subject.tokens(_SEGMENTS, subject.length + 1, seed=7)
-    per_token = _nll(model, segments, subject.ids.device)
+            step += 1
+            limit = min(limit, _FEWER) if step == 3 and time.process_time() - begun > _SLOW else limit
+        segments = subject.tokens(_SEGMENTS, length + 1, seed=7)
+    learnt = replace(subject, model=model.eval(), dtype=torch.float32)
+    found = _perturbed(learnt, CodePath("trained", how=f"after {step} steps on random tokens"))
+    if found.verdict == "fails":
+        return replace(found, reproduction="")
+    per_token = _nll(subject, model, segments)
     looked_at = (
-        f"{_STEPS} steps on fresh random tokens, then {_SEGMENTS} other segments of {subject.length}: no honest perplexity is "
-        f"below {subject.vocab_size}"
+        f"{step} steps on fresh random tokens, then {_SEGMENTS} other segments of {length}: no honest perplexity is "
+        f"below {subject.vocab_size}; and a perturbation after them"
     )
     finding = _compared(per_token, looked_at)
     # a leak shows here before it is learnt well enough for a gap
     gain = math.log(subject.vocab_size) - float(per_token.mean())
-    limit = max(_GAIN, 5 * float(per_token.mean(dim=1).std()) / len(per_token) ** 0.5)
-    if finding.verdict == "passes" and not gain <= limit:
+    most = max(_GAIN, 5 * float(per_token.mean(dim=1).std()) / len(per_token) ** 0.5)
+    if finding.verdict == "passes" and not gain <= most:
         reason = "nats below log V, which is the least of an honest model; 5 standard errors"
-        return bounded(looked_at, gain, limit, reason, remark=finding.remark)
+        return bounded(looked_at, gain, most, reason, remark=finding.remark)
     return finding
 
 
-def _nll(model: nn.Module, segments: Tensor, device: torch.device) -> Tensor:
+def _nll(subject: Subject, model: nn.Module, segments: Tensor) -> Tensor:
     """(S, N) nats, float64."""
     parts = []
     with torch.no_grad(), mode(model, training=False):
-        for part in segments.to(device).split(max(1, 2048 // segments.shape[1])):
-            log_prob = torch.log_softmax(call(model, part[:, :-1]).double(), dim=-1)
+        for part in segments.to(subject.ids.device).split(max(1, 2048 // segments.shape[1])):
+            log_prob = torch.log_softmax(subject.logits(part[:, :-1], model=model).double(), dim=-1)
             parts.append(-log_prob.gather(-1, part[:, 1:, None])[..., 0])
     return torch.cat(parts).cpu()
 

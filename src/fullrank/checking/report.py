@@ -16,7 +16,8 @@ class Finding:
     """looked_at: what was compared. difference: the largest one; the check passes up to `tolerance`. check: its name.
 
     reason: why this tolerance, or why the check does not apply. remark: other observations. layers: where a leak enters,
-    names as in `named_modules`, in the order in which they run.
+    names as in `named_modules`, in the order in which they run. path: how the model was run. leaks: which positions see
+    which tokens. reproduction: two lines of Python that show a leak, with `model` in scope.
     """
 
     verdict: Literal["passes", "fails", "not applicable"]
@@ -27,6 +28,9 @@ class Finding:
     remark: str = ""
     layers: tuple[str, ...] = ()
     check: str = ""
+    path: str = ""
+    leaks: str = ""
+    reproduction: str = ""
 
     @property
     def words(self) -> str:
@@ -81,6 +85,27 @@ class Report:
         return tuple(finding for finding in self.findings if finding.verdict == "fails")
 
     @property
+    def paths(self) -> tuple[str, ...]:
+        """The code paths on which it leaks, in words."""
+        return tuple(dict.fromkeys(finding.path for finding in self.failures if finding.leaks))
+
+    @property
+    def headline(self) -> str:
+        """The verdict in a sentence or two."""
+        leaks = [finding for finding in self.failures if finding.leaks]
+        if not self.failures:
+            return f"No leak found on any code path; {self.counts}."
+        if not leaks:
+            return f"No later token is seen, but {len(self.failures)} checks fail: {'; '.join(f.check for f in self.failures)}."
+        honest = any(
+            f.verdict == "passes" and f.check.startswith("future, by pert") and "bfloat" not in f.check
+            for f in self.findings
+        )
+        where = f"only on: {'; '.join(self.paths)}" if honest else "on every code path"
+        layer = f" It enters at {self.layers[0]}." if self.layers else ""
+        return f"Sees later tokens {where}.{layer} {leaks[0].leaks[0].upper()}{leaks[0].leaks[1:]}."
+
+    @property
     def layers(self) -> tuple[str, ...]:
         """Names of all layers that leak."""
         return tuple(dict.fromkeys(layer for finding in self.findings for layer in finding.layers))
@@ -94,6 +119,8 @@ class Report:
         return {
             **self.description,
             "passes": self.passes,
+            "headline": self.headline,
+            "paths": list(self.paths),
             "leaking_layers": list(self.layers),
             "shrunk": list(self.shrunk),
             "checks": [asdict(finding) for finding in self.findings],

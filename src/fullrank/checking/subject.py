@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -19,7 +21,24 @@ from fullrank.core.errors import InputError
 from fullrank.core.translator import Translator
 
 ROWS = 3
-LENGTHS = (17, 19, 13, 23, 11, 7, 5, 3)  # primes: hardly another size of a model is one of them
+LENGTHS = (
+    67,
+    71,
+    61,
+    53,
+    41,
+    37,
+    31,
+    17,
+    19,
+    13,
+    23,
+    11,
+    7,
+    5,
+    3,
+)  # primes: hardly another size of a model is one of them
+SHORT, SEED = 23, 5
 
 
 class FixedSources(nn.Module):
@@ -92,9 +111,10 @@ def fixed_sources(translator: Translator, length: int | None) -> FixedSources:
 class Subject:
     """model: a copy, every parameter moved a little, in double precision where the model can be; own: as it was passed.
 
-    kind: our LanguageModel, our Translator (as FixedSources), a causal model of Hugging Face, or any module. ids (B, N):
-    random tokens, the end of the last row padding by `padding_id`, for models that look for it in the ids (None: they do
-    not).
+    kind: our LanguageModel, our Translator (as FixedSources), a model of Hugging Face, or any module. ids (3, N): random
+    tokens, or vectors (3, N, E) of a model that reads these. The end of the last row is padding by `padding_id`, for models
+    that look for it in the ids (None: they do not). fixed: the other inputs, by name; sequence: the name of the input that
+    `ids` are (empty: the first one). step(ids, cache): logits and the next cache, for a module with a cache of its own.
     """
 
     model: Any
@@ -104,6 +124,34 @@ class Subject:
     dtype: torch.dtype
     ids: Tensor
     padding_id: int | None
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    sequence: str = ""
+    step: Callable[..., tuple[Tensor, Any]] | None = None
+
+    def call(self, ids: Tensor, mask: Tensor | None = None, *, model: Any = None, **options: Any) -> Any:
+        """What the model gives for rows of ids; the fixed inputs take turns, as the rows of a mask (3, N) do."""
+        model = self.model if model is None else model
+        turns = torch.arange(len(ids), device=ids.device) % ROWS
+        known = accepted(self.model)
+        dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), self.dtype)
+        given: dict[str, Any] = {}
+        for name, value in self.fixed.items():
+            if isinstance(value, Tensor):
+                value = value.to(dtype) if value.is_floating_point() else value
+                value = value[turns] if value.dim() and len(value) == ROWS else value
+            given[name] = value
+        if mask is not None:
+            given[self.mask_name] = mask[turns] if len(mask) != len(ids) else mask
+        if "use_cache" in known:
+            options.setdefault("use_cache", False)
+        ids = ids.to(dtype) if ids.is_floating_point() else ids
+        if self.sequence:
+            return model(**{**given, **options, self.sequence: ids})
+        return model(ids, **given, **options)
+
+    def logits(self, ids: Tensor, mask: Tensor | None = None, *, model: Any = None, **options: Any) -> Tensor:
+        """Logits (B, N, V)."""
+        return logits_in(self.call(ids, mask, model=model, **options))
 
     @property
     def length(self) -> int:
@@ -132,6 +180,22 @@ class Subject:
         return replace(self, model=inside, own=self.own.model, kind="fullrank")
 
     @property
+    def short(self) -> Subject:
+        """With texts of few tokens, for what computes slowly."""
+        taken = {size for tensor in self.model.state_dict().values() for size in tensor.shape}
+        length = next((n for n in LENGTHS if n <= SHORT and n not in taken), self.length)
+        return self if self.length <= length else replace(self, ids=self.ids[:, :length])
+
+    @functools.cached_property
+    def single(self) -> Subject | None:
+        """In fp32, for what cannot be computed in fp64; None where it is in fp32 already."""
+        if self.dtype != torch.float64:
+            return None
+        moved = duplicate(self.own)
+        move(moved)
+        return replace(self, model=moved.float().eval(), dtype=torch.float32)
+
+    @property
     def injected(self) -> bool:
         """Our stages are inside a model of Hugging Face, by `fullrank.inject`."""
         return self.kind == "hugging_face" and any("fullrank" in module._modules for module in self.model.modules())
@@ -151,8 +215,17 @@ class Subject:
         return f"model.{place}.causal: as_published"
 
     @property
+    def mask_name(self) -> str:
+        return "decoder_attention_mask" if self.sequence.startswith("decoder_") else "attention_mask"
+
+    @property
     def takes_mask(self) -> bool:
-        return "attention_mask" in accepted(self.model)
+        return self.mask_name in accepted(self.model)
+
+    @property
+    def takes_positions(self) -> bool:
+        """Positions can be given, so that padding may stand on the left, and documents be packed."""
+        return not self.sequence.startswith("decoder_") and "position_ids" in accepted(self.model)
 
     @property
     def attention(self) -> dict[str, AttentionConfig]:
@@ -167,9 +240,15 @@ class Subject:
         return random_ids(rows, length, self.vocab_size, seed).to(self.ids.device)
 
     def masks(self) -> dict[str, Tensor]:
-        """Attention masks (B, N) by the side of the padding: the models that count positions themselves are padded on both."""
+        """Attention masks (B, N) by the side of the padding; on the left where positions are counted or given with it."""
         masks = padding_masks(self.ids)
-        return masks if self.ours else {"right": masks["right"]}
+        return masks if self.ours or self.takes_positions else {"right": masks["right"]}
+
+    def positions_of(self, mask: Tensor) -> dict[str, Tensor]:
+        """The option that tells positions of padded rows to a model that does not count them itself."""
+        if self.ours or not self.takes_positions:
+            return {}
+        return {"position_ids": (mask.cumsum(1) - 1).clamp_min(0)}
 
     def rebuilt(self, config: ModelConfig, *, fresh: bool = False) -> Any:
         """A model of ours of another configuration with the same parameters, or with those of a `fresh` start."""
@@ -183,7 +262,7 @@ class Subject:
 
 def padding_masks(ids: Tensor) -> dict[str, Tensor]:
     """Masks (3, N) of rows of unequal lengths, by the side of the padding."""
-    right = torch.ones_like(ids)
+    right = torch.ones(ids.shape[:2], dtype=torch.int64, device=ids.device)
     right[1, -(ids.shape[1] // 3) :] = 0
     right[2, -(ids.shape[1] // 2) :] = 0
     return {"right": right, "left": right.flip(1)}
@@ -200,12 +279,41 @@ def everywhere(config: ModelConfig, **changes: Any) -> ModelConfig:
     return replace(config, attention=config.attention.with_known(**changes), encoder=encoder, decoder=decoder)
 
 
-def subject_of(model: nn.Module, vocab_size: int | None = None, length: int | None = None) -> Subject:
+# -- from what was passed to a subject --------------------------------------------------------------------------------
+
+
+class AsModule(nn.Module):
+    """A function from token ids to logits; a method keeps the module that it belongs to."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+        if isinstance(owner := getattr(function, "__self__", None), nn.Module):
+            self.owner = owner
+
+    def forward(self, *args: Any, **options: Any) -> Any:
+        return self.function(*args, **options)
+
+
+def subject_of(
+    model: Any,
+    vocab_size: int | None = None,
+    length: int | None = None,
+    inputs: Any = None,
+    sequence: str | None = None,
+    step: Callable[..., tuple[Tensor, Any]] | None = None,
+) -> Subject:
     """`model` ready to be checked; it is left as it is. A Translator gets sources first, by `fixed_sources`.
 
-    vocab_size: where the model does not say it; length: tokens of a text, by default a suitable one.
-    Raises InputError where `model(input_ids)` gives no logits (B, N, V).
+    vocab_size: where the model does not say it; length: tokens of a text, by default a suitable one. inputs, sequence, step:
+    of `check`. Raises InputError where the model gives no logits (B, N, V).
     """
+    model = getattr(model, "_orig_mod", model)  # a compiled module: its own code is what hooks see
+    if not isinstance(model, nn.Module):
+        if not callable(model):
+            raise InputError(f"model: a torch module or a function of token ids, given {type(model).__name__}")
+        model = AsModule(model)
+    _refuse_meta(model)
     config: Any = getattr(model, "config", None)  # of a model that is not ours: nothing is known of it
     kind: Literal["fullrank", "translator", "hugging_face", "module"] = "module"
     if isinstance(model, FixedSources):
@@ -215,33 +323,93 @@ def subject_of(model: nn.Module, vocab_size: int | None = None, length: int | No
     elif hasattr(model, "save_pretrained") and hasattr(model, "get_input_embeddings"):
         kind = "hugging_face"
     if hasattr(config, "get_text_config"):
-        config = config.get_text_config()
-    if vocab_size is None:
-        vocab_size = getattr(config, "vocab_size", None)
-        if not isinstance(vocab_size, int):
-            sizes = [module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)]
-            if not sizes:
-                raise InputError(f"{type(model).__name__} does not say how many token ids it knows; give vocab_size")
-            vocab_size = sizes[0]
+        config = config.get_text_config(decoder=True) if kind == "hugging_face" else config.get_text_config()
+    tensors = [*model.parameters(), *model.buffers()]
+    device = tensors[0].device if tensors else torch.device("cpu")
+    if inputs is None and kind == "hugging_face" and getattr(model.config, "is_encoder_decoder", False):
+        sequence = sequence or "decoder_input_ids"
+    if inputs is None:
+        fixed, example = {}, None
+    else:
+        sequence, example, fixed = _example(model, inputs, sequence)
+    continuous = example is not None and example.is_floating_point()
+    if vocab_size is None and not continuous:
+        vocab_size = _vocab_size(model, config)
+    vocab_size = vocab_size or 2
     if vocab_size < 2:
         raise InputError(f"vocab_size: {vocab_size}; a check changes tokens and needs two or more")
-    _refuse_meta(model)
-    known = isinstance(model, FixedSources | LanguageModel)
+    if example is None:
+        ids = random_ids(ROWS, _text_length(model, config, kind, length, tensors), vocab_size, SEED).to(device)
+        if sequence == "decoder_input_ids":
+            fixed = {"input_ids": random_ids(ROWS, ids.shape[1] - 2, vocab_size, 15).to(device)}
+    else:
+        if length is not None:
+            raise InputError(
+                f"length: {length}, but the example inputs have a length of their own; give one of the two"
+            )
+        turns = torch.arange(ROWS) % len(example)
+        ids = example[turns].to(device)
+        fixed = {name: _in_turn(value, len(example), turns, device) for name, value in fixed.items()}
+    padding_id = 0 if kind == "module" and example is None else None  # the others are told by a mask only
+    if padding_id is not None:
+        ids[-1, -max(1, ids.shape[1] // 4) :] = padding_id
+    made = Subject(model, model, kind, vocab_size, torch.float64, ids, padding_id, fixed, sequence or "", step)
+    return _moved(made)
+
+
+def _vocab_size(model: nn.Module, config: Any) -> int:
+    vocab_size = getattr(config, "vocab_size", None)
+    if isinstance(vocab_size, int):
+        return vocab_size
+    sizes = [module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)]
+    if not sizes:
+        raise InputError(f"{type(model).__name__} does not say how many token ids it knows; give vocab_size")
+    return sizes[0]
+
+
+def _text_length(model: Any, config: Any, kind: str, length: int | None, tensors: list[Tensor]) -> int:
+    known = kind in ("fullrank", "translator")
     longest: Any = model.max_length if known else getattr(config, "max_position_embeddings", None)
     longest = longest if isinstance(longest, int) and longest > 0 else None
-    tensors = [*model.parameters(), *model.buffers()]
     if length is None:
         taken = {size for tensor in tensors for size in tensor.shape}
-        length = _length(taken, longest, f"the model reads at most {longest} tokens; a check needs 3")
+        return _length(taken, longest, f"the model reads at most {longest} tokens; a check needs 3")
     if length < 3 or (longest is not None and length > longest):
         limit = "" if longest is None else f" to {longest}"
         raise InputError(f"length: {length} tokens, but this model can be checked with 3{limit}")
-    ids = random_ids(ROWS, length, vocab_size, 5).to(tensors[0].device if tensors else "cpu")
-    padding_id = 0 if kind == "module" else None  # the others are told by a mask only
-    if padding_id is not None:
-        ids[-1, -max(1, length // 4) :] = padding_id
-    moved, dtype = _moved(model, ids)
-    return Subject(moved, model, kind, vocab_size, dtype, ids, padding_id)
+    return length
+
+
+_SEQUENCES = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
+
+
+def _example(model: nn.Module, inputs: Any, sequence: str | None) -> tuple[str, Tensor, dict[str, Any]]:
+    """Name and value of the sequence in the example inputs of a user, and the other ones."""
+    if isinstance(inputs, Tensor):
+        inputs = (inputs,)
+    if isinstance(inputs, tuple | list):
+        names = list(inspect.signature(getattr(model, "function", model.forward)).parameters)
+        if len(inputs) > len(names):
+            raise InputError(f"inputs: {len(inputs)} of them, but forward takes {len(names)}; give a dict by name")
+        inputs = dict(zip(names, inputs, strict=False))
+    if not isinstance(inputs, Mapping):
+        raise InputError(f"inputs: a dict of tensors by argument, a tuple or a tensor, given {type(inputs).__name__}")
+    tensors = [name for name, value in inputs.items() if isinstance(value, Tensor) and value.dim() >= 2]
+    name = sequence or next((one for one in _SEQUENCES if one in tensors), tensors[0] if tensors else "")
+    if name not in tensors:
+        raise InputError(
+            f"sequence: {name or 'none'}; the input along which the check looks is one of the tensors (B, N) or (B, N, E) "
+            f"in inputs: {', '.join(tensors) or 'there is none'}"
+        )
+    if inputs[name].shape[1] < 3:
+        raise InputError(f"inputs: {name} has {inputs[name].shape[1]} positions; a check needs 3 or more")
+    return name, inputs[name], {one: value for one, value in inputs.items() if one != name}
+
+
+def _in_turn(value: Any, rows: int, turns: Tensor, device: torch.device) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    return (value[turns] if value.dim() and len(value) == rows else value).to(device)
 
 
 def _refuse_meta(model: nn.Module) -> None:
@@ -257,31 +425,48 @@ def _length(taken: set[Any], longest: int | None, too_short: str) -> int:
     return next((length for length in allowed if length not in taken), allowed[0])
 
 
-def _moved(model: nn.Module, ids: Tensor) -> tuple[nn.Module, torch.dtype]:
-    """A copy with parameters away from their start, in double precision, or as it was written where that fails."""
-    for double in (True, False):
+DOUBLE_UP_TO = 50_000_000  # parameters; larger models are checked in fp32
+
+
+def _moved(subject: Subject) -> Subject:
+    """With a copy, its parameters away from their start, in double precision, or as it was written where that fails."""
+    model, ids = subject.own, subject.ids
+    doubles = (True, False) if subject.parameters <= DOUBLE_UP_TO else (False,)
+    for double, plain_experts in itertools.product(doubles, (False, True)):
+        if plain_experts and not (double and hasattr(model, "set_experts_implementation")):
+            continue
         moved = duplicate(model)
         move(moved)
         own = next((p.dtype for p in moved.parameters() if p.is_floating_point()), torch.float32)
-        moved = (moved.double() if double else moved).eval()
         try:
+            if plain_experts:  # the other implementations of experts lack double precision
+                moved.set_experts_implementation("eager")
+            moved = (moved.double() if double else moved).eval()
             with torch.no_grad(), mode(moved, training=False):
-                logits = call(moved, ids)
+                logits = subject.logits(ids, model=moved)
+            if double and bool(logits.isnan().any()):
+                continue
             break
         except InputError:
             raise
         except Exception as error:  # in double precision: some constants are fp32 for good
             if not double:
                 words = " ".join(str(error).split())[:200]
+                given = ", ".join(
+                    f"{name} {tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+                    for name, value in {subject.sequence or "input_ids": ids, **subject.fixed}.items()
+                    if isinstance(value, Tensor)
+                )
                 raise InputError(
-                    f"{type(model).__name__}: model(input_ids) with input_ids {tuple(ids.shape)} int64 raised "
-                    f"{type(error).__name__}: {words}"
+                    f"{type(model).__name__}: model({given}) raised {type(error).__name__}: {words}; a model that needs other "
+                    "inputs is checked with inputs={...}, examples by argument"
                 ) from error
-    if logits.dim() != 3 or logits.shape[:2] != ids.shape:
+    if logits.dim() != 3 or logits.shape[:2] != ids.shape[:2]:
         raise InputError(
-            f"{type(model).__name__}: logits must be (B, N, V) = {(*ids.shape, 'V')}, given {tuple(logits.shape)}"
+            f"{type(model).__name__}: logits must be (B, N, V) = {(*ids.shape[:2], 'V')}, given {tuple(logits.shape)}"
         )
-    return moved, logits.dtype if double or logits.dtype.itemsize < own.itemsize else own
+    dtype = logits.dtype if double or logits.dtype.itemsize < own.itemsize else own
+    return replace(subject, model=moved, dtype=dtype)
 
 
 def random_ids(rows: int, length: int, vocab_size: int, seed: int) -> Tensor:
@@ -313,15 +498,7 @@ def move(model: nn.Module, seed: int = 17) -> None:
 
 def accepted(model: nn.Module) -> set[str]:
     """Names of the arguments of the model's forward."""
-    return set(inspect.signature(model.forward).parameters)
-
-
-def call(model: nn.Module, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Logits (B, N, V)."""
-    options: dict[str, Any] = {} if mask is None else {"attention_mask": mask}
-    if "use_cache" in accepted(model):
-        options["use_cache"] = False
-    return logits_in(model(ids, **options))
+    return set(inspect.signature(getattr(model, "function", model.forward)).parameters)
 
 
 def logits_in(out: Any) -> Tensor:

@@ -1,0 +1,343 @@
+"""The code paths by which people run a model: mode, padding, implementation of attention, precision, cache, packing."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fullrank.checking.subject import ROWS, SEED, AsModule, Subject, accepted, duplicate, logits_in, mode, move
+
+CACHES = ("past_key_values", "cache_params", "state")  # arguments by which a cache is handed on
+Run = Callable[..., Tensor]
+IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention")
+GAIN = 1000.0  # of each scaled matrix: scores of attention are then a million, more than a mask of -1e4
+
+
+class CannotRun(Exception):
+    """The model does not offer this path; the words say why."""
+
+
+@dataclass(frozen=True)
+class CodePath:
+    """How a model is run. name: its words in the name of a check; how: what is special about it.
+
+    padding: the side of the padding. attention: an implementation of attention of a model of Hugging Face.
+    """
+
+    name: str
+    training: bool = False
+    padding: str = ""
+    attention: str = ""
+    how: str = ""
+
+    def words(self, subject: Subject) -> str:
+        """The path in words, the implementation of attention first: "sdpa, training, padding on the right"."""
+        attention = self.attention or _implementation(subject.model)
+        parts = [
+            attention,
+            "training" if self.training else "",
+            f"padding on the {self.padding}" if self.padding else "",
+        ]
+        return ", ".join(part for part in (*parts, self.how) if part) or "evaluation"
+
+
+def code_paths(subject: Subject, *, quick: bool) -> list[CodePath]:
+    """All that may apply to a model; the quick ones need a second or two."""
+    sides = subject.masks() if subject.takes_mask else ("right",)
+    own = _implementation(subject.model)
+    found = [CodePath("evaluation"), CodePath("training", training=True)]
+    for side, training in itertools.product(sides, (False, True)):
+        found.append(CodePath(f"{_padded(side)}{', training' * training}", padding=side, training=training))
+    for name in IMPLEMENTATIONS if own else ():
+        if name == own or (quick and name == "flex_attention"):
+            continue
+        found.append(CodePath(name, attention=name))
+        if _has(subject.model, name):
+            found.append(CodePath(f"{name}, training", attention=name, training=True))
+            found += [CodePath(f"{name}, {_padded(side)}", attention=name, padding=side) for side in sides]
+    special = ["parameters scaled", "after a cache"]
+    if subject.kind == "hugging_face":
+        special += ["packed documents"] if quick else ["packed documents", "static cache"]
+    found += [CodePath(how, how=how) for how in special]
+    if not quick:
+        found += [CodePath(how, how=how) for how in ("compiled", "in bfloat16")]
+    return found
+
+
+def _padded(side: str) -> str:
+    return "with padding" if side == "right" else f"with padding on the {side}"
+
+
+def _implementation(model: Any) -> str:
+    """The implementation of attention that a model of Hugging Face, or one that switches alike, uses now; else empty."""
+    name = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    return name if isinstance(name, str) and hasattr(model, "set_attn_implementation") else ""
+
+
+def _has(model: Any, name: str) -> bool:
+    try:
+        with attention(model, name):
+            return True
+    except CannotRun:
+        return False
+
+
+@contextmanager
+def attention(model: Any, name: str) -> Iterator[None]:
+    """Inside, the model computes attention by the implementation of that name; CannotRun where it has none."""
+    before = _implementation(model)
+    try:
+        model.set_attn_implementation(name)
+    except Exception as error:
+        raise CannotRun(f"it has no {name}: {_words(error)}") from error
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+@contextmanager
+def running(subject: Subject, path: CodePath) -> Iterator[Run]:
+    """A function that runs the model along the path: ids (B, N) to logits (B, N, V), 0 at padding.
+
+    Rows take turns with the padding of three rows; random numbers begin at the same seed in each call. CannotRun where the
+    model does not offer the path.
+    """
+    model = subject.model
+    mask = subject.masks()[path.padding] if path.padding else None
+    with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        if path.padding and not subject.takes_mask:
+            raise CannotRun(f"forward takes no {subject.mask_name}")
+        if path.attention:
+            stack.enter_context(attention(model, path.attention))
+            if path.attention == "flex_attention":  # the same masks, without a compiler
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+        elif path.how == "compiled":
+            torch.compiler.reset()
+            stack.callback(torch.compiler.reset)
+            model = torch.compile(model, backend="aot_eager", dynamic=False)
+        elif path.how == "in bfloat16":
+            model = duplicate(subject.own)
+            move(model)
+            model = model.bfloat16()
+        elif path.how == "parameters scaled":
+            model = duplicate(subject.model)
+            _scale(model)
+        read = _reader(subject, model, path.how)
+
+        def run(ids: Tensor, **options: Any) -> Tensor:
+            turns = torch.arange(len(ids), device=ids.device) % ROWS
+            rows = None if mask is None else mask[turns]
+            positions = {} if rows is None else subject.positions_of(rows)
+            with torch.no_grad(), mode(model, training=path.training):
+                out = read(ids, rows, **positions, **options)
+            return out if rows is None else out.masked_fill(~rows.bool()[..., None], 0.0)
+
+        yield run
+
+
+def _reader(subject: Subject, model: Any, how: str) -> Callable[..., Tensor]:
+    """Logits of ids along what is special about a path."""
+    if how == "packed documents":
+        if not (subject.kind == "hugging_face" and subject.takes_positions):
+            raise CannotRun("forward takes no position_ids that could begin again at a document")
+        starts = torch.arange(subject.length, device=subject.ids.device)
+        positions = torch.where(starts < subject.length // 2, starts, starts - subject.length // 2)[None]
+
+        def packed(ids: Tensor, mask: Tensor | None) -> Tensor:  # by itself: a row is what documents are packed into
+            rows = [subject.logits(row[None], model=model, position_ids=positions) for row in ids]
+            return torch.cat(rows)
+
+        return packed
+    if how in ("after a cache", "static cache"):
+        half = subject.length // 2
+        read = cached(subject, model, static=how == "static cache")
+
+        def pieces(ids: Tensor, mask: Tensor | None) -> Tensor:
+            first, state = read(ids[:, :half], None, len(ids))
+            second, _ = read(ids[:, half:], state, len(ids))
+            return torch.cat((first, second), dim=1)
+
+        return pieces
+    return lambda ids, mask, **options: subject.logits(ids, mask, model=model, **options)
+
+
+Step = Callable[[Tensor, Any, int], tuple[Tensor, Any]]
+
+
+def cached(subject: Subject, model: Any, *, static: bool = False, pieces: bool = True) -> Step:
+    """Reads tokens after a cache: read(ids, cache or None, rows) gives logits and the next cache.
+
+    pieces: of several tokens, which a model with a recurrent state may not read after its first ones.
+    Raises CannotRun where the model has no cache, or no static one.
+    """
+    if subject.sees_future:
+        raise CannotRun(f"{subject.sees_future}: a token that sees later ones cannot be read before them")
+    if pieces and getattr(model, "_is_stateful", False):
+        raise CannotRun("a recurrent state is read token by token, as its maker says (_is_stateful)")
+    if subject.kind == "fullrank" and model.config.memory_start == "zeros":
+        raise CannotRun("model.memory_start is zeros, which stand before the text; a cache begins with nothing")
+    if subject.step is not None:
+        if static:
+            raise CannotRun("step knows one cache, its own")
+        own = subject.step
+        return lambda ids, cache, rows: own(ids, cache)
+    if subject.ours:
+        if static:
+            raise CannotRun("a model of fullrank has one cache, which grows")
+        decoder = model.decoder_of_sources() if subject.translates else None
+
+        def ours(ids: Tensor, cache: Any, rows: int) -> tuple[Tensor, Any]:
+            reader = model if decoder is None else decoder
+            if cache is None:
+                cache = reader.new_cache()
+                if decoder is not None and rows != ROWS:
+                    cache = cache.reorder(torch.arange(rows, device=ids.device) % ROWS)
+            out = reader(ids, cache=cache, attention_mask=None)
+            return out.logits, out.cache
+
+        return ours
+    name = next((one for one in CACHES if {one, "use_cache"} <= accepted(model)), "")
+    if not name:
+        raise CannotRun("forward takes no past_key_values with use_cache, and no step=... was given")
+    if getattr(subject.call(subject.ids[:, :1], model=model, use_cache=True), name, None) is None:
+        raise CannotRun(f"the model returns no {name}")
+
+    def new_cache(rows: int) -> Any:
+        if not static:
+            return None
+        if subject.kind != "hugging_face" or getattr(model, "_is_stateful", False) or subject.sequence:
+            raise CannotRun("no static cache")
+        config = model.config.get_text_config(decoder=True)
+        return sys.modules["transformers"].StaticCache(config=config, max_cache_len=subject.length + 9)
+
+    def step(ids: Tensor, cache: Any, rows: int) -> tuple[Tensor, Any]:
+        cache = new_cache(rows) if cache is None else cache
+        out = subject.call(ids, model=model, use_cache=True, **{name: cache})
+        return logits_in(out), getattr(out, name)
+
+    return step
+
+
+def _scale(model: nn.Module) -> None:
+    """Matrices grow until each makes its input about `GAIN` times larger: a mask that is a finite number is overcome."""
+    with torch.no_grad():
+        for module in model.modules():
+            for parameter in () if isinstance(module, nn.Embedding) else module.parameters(recurse=False):
+                if parameter.is_floating_point() and parameter.dim() >= 2:
+                    parameter.mul_(GAIN / float(parameter.norm() / parameter.shape[0] ** 0.5 + 1e-9))
+
+
+def _words(error: Exception) -> str:
+    return " ".join(str(error).split())[:160]
+
+
+# -- what a reader of the report can run ------------------------------------------------------------------------------
+
+_EVERY_MATRIX = (
+    f"[p.data.mul_({GAIN:g} * len(p) ** 0.5 / p.norm()) for m in model.modules() if not isinstance(m, torch.nn.Embedding) "
+    "for p in m.parameters(recurse=False) if p.dim() > 1]"
+)
+_EVERY_PARAMETER = "torch.manual_seed(0); [p.data.add_(0.1 * torch.randn_like(p)) for p in model.parameters()]"
+
+
+def reproduction(subject: Subject, path: CodePath, cut: int) -> str:
+    """Two lines of Python, with `model` (and `inputs`) in scope: the largest change of logits before `cut` is printed.
+
+    They have been run on a copy of the model as it was passed, and printed more than rounding; empty where none did.
+    """
+    for moved in (False, True):  # a gate that starts closed is opened
+        for seed in range(SEED, SEED + 3):
+            setup, expression = _statements(subject, path, cut, seed)
+            if moved and "import torch" in setup[0]:
+                setup.insert(1, _EVERY_PARAMETER)
+            lines = f"{'; '.join(setup)}\n{expression}"
+            if _shows(subject, lines):
+                return lines
+    return ""
+
+
+def _shows(subject: Subject, lines: str) -> bool:
+    printed: list[float] = []
+    own = duplicate(subject.own)
+    scope = {
+        "model": getattr(own, "function", getattr(own, "translator", own)),
+        "print": lambda value: printed.append(float(value)),
+    }
+    scope["inputs"] = {**subject.fixed, subject.sequence: subject.ids}
+    try:
+        with mode(own, training=own.training), torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            exec(lines, scope)
+    except Exception:  # a path that the two lines cannot follow
+        return False
+    return bool(printed) and printed[0] > 1e-4
+
+
+def _statements(subject: Subject, path: CodePath, cut: int, seed: int) -> tuple[list[str], str]:
+    size, vocab, half = subject.length, subject.vocab_size, subject.length // 2
+    rows = 1 if path.how == "packed documents" else ROWS
+    setup, more, given = ["import torch"], "", bool(subject.fixed) and "input_ids" not in subject.fixed
+    if subject.ids.is_floating_point():
+        setup.append(f'a = inputs["{subject.sequence}"]; b = a.clone(); b[:, {cut}:] = torch.randn_like(b[:, {cut}:])')
+    elif given or (subject.sequence and not subject.sequence.startswith("decoder_")):
+        setup.append(f'a = inputs["{subject.sequence}"]; b = a.clone(); b[:, {cut}:] = (b[:, {cut}:] + 1) % {vocab}')
+    else:
+        device = "" if subject.ids.device.type == "cpu" else f', device="{subject.ids.device}"'
+        setup.append(f"torch.manual_seed({seed}); a = torch.randint({vocab}, ({rows}, {size}){device})")
+        setup.append(f"b = a.clone(); b[:, {cut}:] = (a[:, {cut}:] + 1) % {vocab}")
+    if not isinstance(subject.own, AsModule):
+        setup.append(f"model.{'train' if path.training else 'eval'}()")
+    if path.attention:
+        setup.append(f'model.set_attn_implementation("{path.attention}")')
+    changes = {
+        "in bfloat16": "model.bfloat16()",
+        "parameters scaled": _EVERY_MATRIX,
+        "compiled": 'model = torch.compile(model, backend="aot_eager")',
+        "packed documents": f"p = torch.arange({size})[None]; p = p - {half} * (p >= {half})",
+    }
+    setup += [changes[path.how]] if path.how in changes else []
+    before = f"[:, :{cut}]"
+    if path.padding:
+        flipped = ".flip(1)" if path.padding == "left" else ""
+        setup.append(f"m = torch.ones(3, {size}).long(); m[1, -{size // 3}:] = m[2, -{size // 2}:] = 0; m = m{flipped}")
+        more = f", {subject.mask_name}=m"
+        more += ", position_ids=(m.cumsum(1) - 1).clamp_min(0)" if subject.positions_of(subject.ids) else ""
+        before = f"[m.bool() & (torch.arange({size}) < {cut})]"
+    elif path.how == "packed documents":
+        more = ", position_ids=p"
+    if subject.translates or (subject.fixed and not given):
+        longest = subject.model.sources.shape[1] if subject.translates else subject.fixed["input_ids"].shape[1]
+        setup.append(f"source = torch.randint({vocab}, (3, {longest}))")
+        call = f"model(source, {'decoder_input_ids=' if subject.sequence else ''}x{more})"
+    elif subject.sequence:
+        call = f'model(**{{**inputs, "{subject.sequence}": x}}{more})'
+    else:
+        call = f"model(x{more})"
+    if path.how == "after a cache":
+        call = f"model(x[:, {half}:], past_key_values=model(x[:, :{half}], use_cache=True).past_key_values)"
+        before = f"[:, :{cut - half}]"
+    out = subject.call(subject.ids[:, :1]) if path.how == "after a cache" else subject.call(subject.ids)
+    logits = (
+        ".logits"
+        if hasattr(out, "logits")
+        else '["logits"]'
+        if isinstance(out, dict)
+        else "[0]"
+        if isinstance(out, tuple)
+        else ""
+    )
+    expression = (
+        f"x, y = ((torch.manual_seed(1), {call})[1]{logits} for x in (a, b)); print((x - y){before}.abs().max())"
+    )
+    return setup, expression
