@@ -45,6 +45,7 @@ _HOMES = {
     "orthogonality": "fullrank.core.penalty",
     "overlap": "fullrank.core.penalty",
     "check": "fullrank.checking",
+    "check_scoring": "fullrank.checking",
     "generate": "fullrank.experiments.generation",
     "FullRankConfig": "fullrank.hf",
     "FullRankCache": "fullrank.hf",
@@ -68,6 +69,7 @@ __all__ = ["__version__", *_HOMES, *_PACKAGES]
 if TYPE_CHECKING:
     from fullrank import analysis as analysis
     from fullrank.checking import check as check
+    from fullrank.checking import check_scoring as check_scoring
     from fullrank.config import register as register
     from fullrank.config.data import DataConfig as DataConfig
     from fullrank.config.run import EvalConfig as EvalConfig

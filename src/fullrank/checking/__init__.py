@@ -16,11 +16,12 @@ from fullrank.checking.causality import by_gradient, by_perturbation, independen
 from fullrank.checking.definition import kernels, memory, plain_start, probabilities, whole_source
 from fullrank.checking.paths import code_paths
 from fullrank.checking.report import Finding, Report
+from fullrank.checking.scoring import check_scoring
 from fullrank.checking.subject import Subject, fixed_sources, subject_of
 from fullrank.core.errors import InputError
 from fullrank.core.translator import Translator
 
-__all__ = ["Finding", "Report", "check"]
+__all__ = ["Finding", "Report", "check", "check_scoring"]
 
 _SOURCES = {
     "fullrank": "a language model of fullrank",
