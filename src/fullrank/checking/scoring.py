@@ -219,7 +219,7 @@ def _over_vocabulary(
     near = [m * w + i for w in windows for m in (1, 2) for i in (-1, 0, 1)]
     powers = [2**i + j for i in range(2, 20) for j in (0, -1)]
     wanted = dict.fromkeys([0, 1, 2, *near, len(base) - 1, 3, *powers, *range(len(base))])
-    most = calls // size if exact else calls // 4
+    most = calls // size if exact else max(calls // 4, 16)
     positions = sorted([n for n in wanted if 0 <= n < len(base)][: max(most, 1)])
     shown = f"{len(positions)} of {len(base)} positions of a text" if len(positions) < len(base) else f"{len(base)} positions"
     values = range(size) if exact else torch.randint(size, (4,), generator=torch.Generator().manual_seed(1)).tolist()
@@ -228,9 +228,9 @@ def _over_vocabulary(
         why = "not tested: a total does not tell the end mark from the tokens; return nll per token, or leave the mark off"
         return dict.fromkeys(names, inapplicable(why))
     if look is _by_token:
-        found = _by_token(scorer, base, positions, values, shown, end_mark)
+        found = _by_token(scorer, base, positions, values, shown, size, end_mark)
     else:
-        found = _by_total(scorer, base, positions, values, shown, exact, calls)
+        found = _by_total(scorer, base, positions, values, shown, size, calls)
     if not exact:
         many = f"not tested: a sum takes {size:,} calls of score, and calls={calls:,} are allowed; raise calls"
         found[SUM] = inapplicable(many)
@@ -246,6 +246,11 @@ def _verdict(faults: list[str], looked_at: str, remark: str = "") -> Finding:
     return bounded(looked_at, float(len(faults)), 0.0, "a count", remark="; ".join(faults) or remark)
 
 
+def _unscored(own: Tensor, size: int, allowed: float) -> bool:
+    """Every token costs the same, and not as in a uniform distribution."""
+    return float(own.max() - own.min()) <= allowed < abs(float(own[0]) - math.log(size))
+
+
 def _start(scorer: _Scorer, own: Tensor, allowed: float) -> list[str]:
     """The first token has no effect: it is not scored, which is allowed, unless something else is in its place."""
     scorer.skipped = 1
@@ -258,7 +263,7 @@ _UNSCORED = "the first token is not scored, and not counted"
 
 
 def _by_token(
-    scorer: _Scorer, base: Any, positions: list[int], values: Sequence[int], shown: str, end_mark: bool
+    scorer: _Scorer, base: Any, positions: list[int], values: Sequence[int], shown: str, size: int, end_mark: bool
 ) -> dict[str, Finding]:
     whole, faults = scorer.each(base), []
     lengths = sorted({*range(2, min(len(base), 24)), *(n for n in positions if n > 1), len(base)})
@@ -279,7 +284,7 @@ def _by_token(
         rows = torch.stack([scorer.each([*base[:k], v, *base[k + 1 :]]) for v in values])
         own, sums[k] = rows[:, k - skipped], float(torch.logsumexp(-rows[:, k - skipped], 0))
         moved[k] = largest(rows[:, : k - skipped], whole[: k - skipped].expand(len(rows), -1))
-        if float(own.max() - own.min()) <= allowed:
+        if _unscored(own, size, allowed):
             del sums[k]
             if k == 0:
                 faults += _start(scorer, own, allowed)
@@ -309,20 +314,18 @@ def _by_token(
 
 
 def _sum_remark(k: int, log_sum: float) -> str:
-    why = "the score knows the token that it scores, or a softmax runs over another axis"
-    if log_sum < 0:
-        why = "some of the probability is lost, or a softmax runs over another axis"
+    why = "the score knows the token that it scores, a softmax runs over another axis, or probability is lost"
     return f"at token {k} the probabilities of all tokens add up to {math.exp(log_sum):.4g}: {why}"
 
 
 def _by_total(
-    scorer: _Scorer, base: Any, positions: list[int], values: Sequence[int], shown: str, exact: bool, calls: int
+    scorer: _Scorer, base: Any, positions: list[int], values: Sequence[int], shown: str, size: int, calls: int
 ) -> dict[str, Finding]:
-    faults, silent, sums, twice = [], [], {}, []
+    faults, silent, sums, twice, exact = [], [], {}, [], len(values) == size
     allowed = scorer.allowed(_totals(scorer, [base]))
     for n in positions:
         before, after = scorer.total(base[:n]), _totals(scorer, [[*base[:n], v] for v in values])
-        if float(after.max() - after.min()) <= allowed:
+        if _unscored(after - before, size, allowed):
             if n == 0:
                 faults += _start(scorer, after, allowed)
             else:
@@ -342,7 +345,7 @@ def _by_total(
         faults.append(f"{_where(twice)}: scored twice (the square roots of their probabilities add up to one)")
     elif off and not silent:
         first = next(n for n in off if n)
-        mean, error, drawn = _sampled(scorer, len(values), first, len(base), calls)
+        mean, error, drawn = _sampled(scorer, size, first, len(base), calls)
         if drawn and error <= 0.1 and abs(mean - 1) <= 4 * error + allowed:
             remark = (
                 "the scores of earlier tokens change with the number (not the identity) of later ones, as where a last window "

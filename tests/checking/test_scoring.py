@@ -1,0 +1,467 @@
+"""Scoring loops, right and wrong ones in pairs: each fault is flagged by the finding that is named for it, and by no other."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fullrank as fr
+from fullrank.checking.scoring import ADD, COUNTS, LATER, ONCE, RANKS, SAME, SUM
+from fullrank.core.errors import InputError
+
+V, WINDOW = 5, 8
+_generator = torch.Generator().manual_seed(3)
+LOGITS = 1.5 * torch.randn(V + 1, V, generator=_generator, dtype=torch.float64)  # after a token; the last row: at the start
+LOG_PROBS = LOGITS.log_softmax(-1)
+
+
+def nll(ids: Tensor, start: int = V) -> Tensor:
+    """Of each token, given the one before it."""
+    return -LOG_PROBS[torch.cat((torch.tensor([start]), ids[:-1])), ids]
+
+
+def failed(score: Callable[..., Any], **options: Any) -> set[str]:
+    """Names of the findings that fail."""
+    return {finding.check for finding in fr.check_scoring(score, **{"vocab_size": V, "length": 19, "calls": 2000, **options}).failures}
+
+
+def remark(score: Callable[..., Any], name: str, **options: Any) -> str:
+    return fr.check_scoring(score, **{"vocab_size": V, "length": 19, "calls": 2000, **options}).of(name).remark
+
+
+# -- right ones -------------------------------------------------------------------------------------------------------
+
+
+def per_token(ids: Tensor) -> Tensor:
+    return nll(ids)
+
+
+def total(ids: Tensor) -> float:
+    return float(nll(ids).sum())
+
+
+def in_fp32(ids: Tensor) -> float:
+    """Every score rounded to fp32, and their sum."""
+    return float(nll(ids).float().sum())
+
+
+def windows(ids: Tensor) -> float:
+    """Windows of eight that overlap by four, of which the second halves are scored."""
+    sums, end = 0.0, 0
+    for start in range(0, len(ids), 4):
+        if end >= len(ids):
+            break
+        scores = nll(ids[start : start + WINDOW])
+        sums += float(scores[end - start :].sum())
+        end = start + len(scores)
+    return sums
+
+
+def counted(ids: Tensor) -> dict[str, Any]:
+    scores = nll(ids)
+    mean = float(scores.mean())
+    return {"nll": scores, "loss": mean, "perplexity": math.exp(mean), "tokens": len(ids)}
+
+
+def means(ids: Tensor) -> dict[str, float]:
+    return {"perplexity": math.exp(float(nll(ids).mean())), "tokens": len(ids)}
+
+
+def shifted(ids: Tensor) -> dict[str, Any]:
+    """The first token is only read."""
+    return {"nll": nll(ids)[1:], "tokens": len(ids) - 1}
+
+
+def shifted_total(ids: Tensor) -> dict[str, Any]:
+    return {"nll": float(nll(ids)[1:].sum()), "tokens": len(ids) - 1}
+
+
+def zero_first(ids: Tensor) -> Tensor:
+    return nll(ids) * (torch.arange(len(ids)) > 0)
+
+
+def ngrams(ids: Tensor) -> Tensor:
+    """A cache of what came before in this text: honest."""
+    seen: Counter[tuple[int, int]] = Counter()
+    scores = []
+    for last, token in zip([V, *ids.tolist()[:-1]], ids.tolist(), strict=True):
+        all_of = sum(seen[last, v] for v in range(V))
+        scores.append(-math.log((seen[last, token] + 1) / (all_of + V)))
+        seen[last, token] += 1
+    return torch.tensor(scores, dtype=torch.float64)
+
+
+def last_window_reads_back(ids: Tensor) -> float:
+    """Blocks of four, read behind a start mark with the two tokens before them; a last, short one reads further back."""
+    sums = 0.0
+    for end in [*range(4, len(ids), 4), len(ids)]:
+        read = ids[max(0, end - 6) : end]
+        before = torch.cat((torch.tensor([V]), read[:-1]))
+        mean = LOG_PROBS[before].cumsum(0) / torch.arange(1, len(read) + 1)[:, None]
+        scores = -mean.log_softmax(-1).gather(1, read[:, None])
+        sums += float(scores[-((end - 1) % 4 + 1) :].sum())
+    return sums
+
+
+@pytest.mark.parametrize(
+    "score",
+    [per_token, total, in_fp32, windows, counted, means, shifted, shifted_total, zero_first, ngrams, last_window_reads_back],
+)
+def test_right_scorers_pass(score: Callable[..., Any]) -> None:
+    report = fr.check_scoring(score, vocab_size=V, length=19, calls=2000)
+    assert report.failures == ()
+    assert report.of(SUM).verdict == "passes"
+
+
+@pytest.mark.parametrize("score", [shifted, shifted_total, zero_first])
+def test_an_unscored_first_token_is_said(score: Callable[..., Any]) -> None:
+    report = fr.check_scoring(score, vocab_size=V, length=19)
+    assert "first token is not scored" in report.of(ONCE).remark
+    assert report.description["first_token_scored"] is False
+    assert fr.check_scoring(total, vocab_size=V).description["first_token_scored"] is True
+
+
+def test_a_text_that_is_scored_with_a_longer_context_at_its_end_is_said() -> None:
+    found = fr.check_scoring(last_window_reads_back, vocab_size=V, length=19, calls=2000)
+    assert "change with the number (not the identity) of later ones" in found.of(SUM).remark
+
+
+# -- wrong ones -------------------------------------------------------------------------------------------------------
+
+
+def start_counted(ids: Tensor) -> Tensor:
+    return torch.cat((torch.tensor([0.25]).double(), nll(ids)))
+
+
+def start_in_total(ids: Tensor) -> float:
+    return 0.25 + total(ids)
+
+
+def start_in_place_of_the_first(ids: Tensor) -> Tensor:
+    scores = nll(ids)
+    scores[0] = 0.25
+    return scores
+
+
+def dropped(ids: Tensor) -> float:
+    """The last batch of four is dropped where it is short."""
+    return float(nll(ids)[: len(ids) // 4 * 4].sum())
+
+
+def dropped_tokens(ids: Tensor) -> Tensor:
+    return nll(ids)[: len(ids) // 4 * 4]
+
+
+def masked_tail(ids: Tensor) -> Tensor:
+    return nll(ids) * (torch.arange(len(ids)) < max(1, len(ids) // 4 * 4))
+
+
+def overlaps_twice(ids: Tensor) -> float:
+    return sum(total(ids[start : start + WINDOW]) for start in range(0, len(ids), 4))
+
+
+def overlaps_twice_tokens(ids: Tensor) -> Tensor:
+    return torch.cat([nll(ids[start : start + WINDOW]) for start in range(0, len(ids), 4)])
+
+
+def overlaps_skipped(ids: Tensor) -> float:
+    """Windows of eight, of which the first four tokens are context, also at the start of the text."""
+    return sum(float(nll(ids[start : start + WINDOW])[4:].sum()) for start in range(0, len(ids), 4))
+
+
+def squared(ids: Tensor) -> Tensor:
+    return 2 * nll(ids)
+
+
+def logits_of(ids: Tensor) -> Tensor:
+    return LOGITS[torch.cat((torch.tensor([V]), ids[:-1]))]
+
+
+def wrong_axis(ids: Tensor) -> Tensor:
+    return -logits_of(ids).log_softmax(0).gather(1, ids[:, None])[:, 0]
+
+
+def wrong_axis_total(ids: Tensor) -> float:
+    return float(wrong_axis(ids).sum())
+
+
+def knows_itself(ids: Tensor) -> Tensor:
+    return -LOG_PROBS[ids, ids]
+
+
+def half_weight(ids: Tensor) -> float:
+    """The mean of each window is taken times one token less than it has."""
+    return sum(float(part.mean()) * (len(part) - (i > 0)) for i, part in enumerate(nll(ids).split(4)))
+
+
+def mean_of_windows(ids: Tensor) -> dict[str, float]:
+    parts = nll(ids).split(4)
+    return {"loss": sum(float(part.mean()) for part in parts) / len(parts), "tokens": len(ids)}
+
+
+def ahead(ids: Tensor) -> Tensor:
+    """A token is likelier where the next one is the same."""
+    scores = nll(ids)
+    return torch.cat((torch.where(ids[1:] == ids[:-1], 0.5, 1.0) * scores[:-1], scores[-1:]))
+
+
+def ahead_total(ids: Tensor) -> float:
+    return float(ahead(ids).sum())
+
+
+def ngrams_of_all(ids: Tensor) -> Tensor:
+    """The cache is filled from the whole text before it is scored."""
+    pairs = list(zip([V, *ids.tolist()[:-1]], ids.tolist(), strict=True))
+    seen = Counter(pairs)
+    rows = [[seen[last, v] + 1 for v in range(V)] for last, _ in pairs]
+    return torch.tensor([-math.log(row[t] / sum(row)) for row, (_, t) in zip(rows, pairs, strict=True)])
+
+
+def kept_cache() -> Callable[[Tensor], float]:
+    """The n-grams of all texts scored so far."""
+    seen: Counter[tuple[int, int]] = Counter()
+
+    def score(ids: Tensor) -> float:
+        sums = 0.0
+        for last, token in zip([V, *ids.tolist()[:-1]], ids.tolist(), strict=True):
+            sums -= math.log((seen[last, token] + 1) / (sum(seen[last, v] for v in range(V)) + V))
+            seen[last, token] += 1
+        return sums
+
+    return score
+
+
+def drawn_windows(ids: Tensor) -> dict[str, float]:
+    """As nanoGPT estimates a loss: windows drawn at random, a mean of their means."""
+    starts = torch.randint(max(1, len(ids) - 4), (6,)).tolist()
+    return {"loss": sum(float(nll(ids[i : i + 4]).mean()) for i in starts) / 6, "tokens": 24}
+
+
+@pytest.mark.parametrize(
+    ("score", "name", "says"),
+    [
+        (start_counted, ONCE, "20 scores|start mark"),
+        (start_in_total, ONCE, "0.25 nats more than its tokens: a start mark"),
+        (start_in_place_of_the_first, ONCE, "0.25 nats that depend on no token"),
+        (dropped, ONCE, "never scored"),
+        (dropped_tokens, ONCE, "dropped"),
+        (masked_tail, ONCE, "never scored"),
+        (overlaps_twice, ONCE, "scored twice"),
+        (overlaps_twice_tokens, ONCE, "overlapping windows scored again"),
+        (overlaps_skipped, ONCE, "never scored"),
+        (squared, ONCE, "scored twice"),
+        (half_weight, ONCE, "never scored"),
+        (mean_of_windows, ONCE, "a mean is taken of means"),
+        (wrong_axis, SUM, "softmax"),
+        (wrong_axis_total, SUM, "softmax"),
+        (knows_itself, SUM, "knows the token"),
+        (ahead, LATER, "changes the scores of tokens before it"),
+        (ahead_total, SUM, "earlier scores change with later tokens"),
+        (ngrams_of_all, LATER, "changes the scores of tokens before it"),
+        (kept_cache(), SAME, "costs less the second time"),
+        (drawn_windows, SAME, "random"),
+    ],
+)
+def test_wrong_scorers_fail_the_check_that_is_named_for_the_fault(
+    score: Callable[..., Any], name: str, says: str
+) -> None:
+    finding = fr.check_scoring(score, vocab_size=V, length=19).of(name)
+    assert finding.verdict == "fails"
+    assert re.search(says, finding.remark), finding.remark
+
+
+ONLY = {
+    start_counted: ONCE, start_in_total: ONCE, start_in_place_of_the_first: ONCE, dropped: ONCE, overlaps_twice: ONCE,
+    overlaps_twice_tokens: ONCE, overlaps_skipped: ONCE, squared: ONCE, half_weight: ONCE, mean_of_windows: ONCE, knows_itself: SUM,
+    ahead_total: SUM, wrong_axis_total: SUM,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("score", ONLY)
+def test_no_other_check_fails(score: Callable[..., Any]) -> None:
+    assert failed(score) == {ONLY[score]}
+
+
+def test_a_window_that_is_named_is_passed_twice() -> None:
+    def late(ids: Tensor) -> float:
+        """From token 64 on windows overlap by one, which counts again."""
+        return total(ids) + float(nll(ids)[63::64].sum() if len(ids) > 64 else 0)
+
+    assert failed(late, length=40) == set()
+    assert failed(late, length=40, window=64) == {ONCE}
+
+
+# -- several texts in a call ------------------------------------------------------------------------------------------
+
+
+def batch(texts: list[Tensor]) -> dict[str, float]:
+    return {"nll": sum(total(ids) for ids in texts), "tokens": sum(map(len, texts))}
+
+
+def mean_of_means(texts: list[Tensor]) -> dict[str, float]:
+    return {"loss": sum(float(nll(ids).mean()) for ids in texts) / len(texts), "tokens": sum(map(len, texts))}
+
+
+def with_padding(texts: list[Tensor]) -> float:
+    padded = torch.nn.utils.rnn.pad_sequence(list(texts), batch_first=True)
+    return sum(total(ids) for ids in padded)
+
+
+def padding_in_count(texts: list[Tensor]) -> dict[str, float]:
+    return {"nll": sum(total(ids) for ids in texts), "tokens": len(texts) * max(map(len, texts))}
+
+
+def list_of_scores(texts: list[Tensor]) -> list[Tensor]:
+    return [nll(ids) for ids in texts]
+
+
+@pytest.mark.parametrize("score", [batch, list_of_scores, lambda texts: [total(ids) for ids in texts]])
+def test_right_batches_pass(score: Callable[..., Any]) -> None:
+    assert failed(score, many=True) == set()
+    assert fr.check_scoring(score, vocab_size=V, many=True).of(ADD).verdict == "passes"
+
+
+def test_wrong_batches_fail() -> None:
+    assert failed(mean_of_means, many=True) == {ADD}
+    assert "a mean of the texts' means" in remark(mean_of_means, ADD, many=True)
+    assert failed(with_padding, many=True) == {ADD}
+    assert "padding" in remark(with_padding, ADD, many=True)
+    assert failed(padding_in_count, many=True) == {COUNTS}
+
+
+# -- ranks ------------------------------------------------------------------------------------------------------------
+
+
+def of_rank(ids: Tensor, rank: int, world_size: int) -> dict[str, Any]:
+    scores = nll(ids)[rank::world_size]
+    return {"nll": float(scores.sum()), "tokens": len(scores)}
+
+
+def averaged_over_ranks(ids: Tensor, rank: int, world_size: int) -> dict[str, Any]:
+    """Each rank's mean, and the tokens of all ranks divided evenly."""
+    scores = nll(ids)[rank::world_size]
+    return {"loss": float(scores.mean()), "tokens": len(ids) / world_size}
+
+
+def last_row_is_left_out(ids: Tensor, rank: int, world_size: int) -> float:
+    return float(nll(ids)[: len(ids) // world_size * world_size][rank::world_size].sum())
+
+
+def test_ranks_add_up() -> None:
+    assert failed(of_rank) == set()
+    assert fr.check_scoring(of_rank, vocab_size=V).of(RANKS).verdict == "passes"
+    assert failed(averaged_over_ranks) == {RANKS}
+    assert failed(last_row_is_left_out) == {RANKS}
+    assert "2 ranks add up to" in remark(last_row_is_left_out, RANKS)
+
+
+# -- counts -----------------------------------------------------------------------------------------------------------
+
+PIECES = [" über", " a", ".", " the", "\n"]
+
+
+def of_string(text: str) -> dict[str, Any]:
+    """A function of a str, which cuts it into tokens itself."""
+    ids = torch.tensor([PIECES.index(piece) for piece in re.findall(r" \w+|\.|\n", text)])
+    return {"nll": nll(ids), "tokens": len(ids), "words": len(text.split()), "bytes": len(text.encode())}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"tokens": lambda text, found: found["tokens"] + 1}, '"tokens" is'),
+        ({"words": lambda text, found: text.count(" ")}, '"words" is'),
+        ({"bytes": lambda text, found: len(text)}, '"bytes" is'),
+        ({"perplexity": lambda text, found: float(found["nll"].mean())}, '"perplexity" is'),
+        ({"loss": lambda text, found: float(found["nll"].sum()) / (found["tokens"] + 1)}, '"loss" is'),
+    ],
+)
+def test_wrong_denominators(change: dict[str, Callable[..., Any]], says: str) -> None:
+    def wrong(text: str) -> dict[str, Any]:
+        found = of_string(text)
+        return found | {key: value(text, found) for key, value in change.items()}
+
+    strings: dict[str, Any] = {"vocab_size": None, "vocabulary": PIECES}
+    assert failed(of_string, **strings) == set()
+    assert failed(wrong, **strings) == {COUNTS}
+    assert says in remark(wrong, COUNTS, **strings)
+
+
+def test_first_token_counted_though_it_is_not_scored() -> None:
+    assert failed(lambda ids: {"nll": nll(ids)[1:], "tokens": len(ids)}) == {COUNTS}
+    assert failed(lambda ids: {"nll": float(nll(ids)[1:].sum()), "tokens": len(ids)}) == {COUNTS}
+
+
+def test_strings_of_unknown_tokens() -> None:
+    report = fr.check_scoring(of_string, [" the über. a\n a", " a. the"])
+    assert report.passes
+    assert report.of(COUNTS).verdict == report.of(SAME).verdict == "passes"
+    assert report.of(SUM).verdict == "not applicable"
+    assert "vocabulary=" in report.of(SUM).reason
+
+
+def test_an_end_mark_is_scored_where_that_is_said() -> None:
+    def ended(ids: Tensor) -> Tensor:
+        return torch.cat((nll(ids), -LOG_PROBS[ids[-1], 0].view(1)))
+
+    assert failed(ended) == {ONCE}
+    assert "end_mark=True" in remark(ended, ONCE)
+    assert failed(ended, end_mark=True) == set()
+    assert failed(lambda ids: {"nll": ended(ids), "tokens": len(ids)}, end_mark=True) == {COUNTS}
+    found = fr.check_scoring(lambda ids: float(ended(ids).sum()), vocab_size=V, end_mark=True)
+    assert "a total does not tell the end mark" in found.of(SUM).reason
+
+
+def test_what_is_not_tested_is_said() -> None:
+    few = fr.check_scoring(total, vocab_size=V, calls=4 * V)
+    assert "4 of 67 positions" in few.of(SUM).looked_at
+    none = fr.check_scoring(total, vocab_size=V, calls=V - 1)
+    assert "raise calls" in none.of(SUM).reason
+    assert none.of(SUM).verdict == "not applicable"
+    assert failed(dropped, calls=V - 1) == failed(dropped_tokens, calls=V - 1) == {ONCE}  # found with a few tokens
+
+
+# -- what goes in and comes out ---------------------------------------------------------------------------------------
+
+
+def test_kinds_of_texts() -> None:
+    seen: set[str] = set()
+
+    def score(ids: Any) -> Tensor:
+        seen.add(type(ids).__name__)
+        return nll(torch.as_tensor(ids))
+
+    for texts in ([[1, 2, 3, 0, 4]], [torch.tensor([1, 2, 3, 0, 4])]):
+        assert fr.check_scoring(score, texts, vocab_size=V).passes
+    assert seen == {"list", "Tensor"}
+
+
+def raising(ids: Tensor) -> float:
+    raise KeyError("model")
+
+
+@pytest.mark.parametrize(
+    ("score", "options", "says"),
+    [
+        (total, {}, "vocab_size: needed"),
+        (total, {"vocab_size": 1}, "vocab_size, length, window: at least 2"),
+        (total, {"vocab_size": V, "texts": [[1, 9, 2, 3]]}, "token ids from 0 to 4"),
+        (total, {"vocab_size": V, "texts": [[1]]}, "give one of 4 or more"),
+        (raising, {"vocab_size": V}, r"failed on a Tensor of 67 tokens \(KeyError: 'model'\); texts= changes"),
+        (lambda ids: None, {"vocab_size": V}, "returned NoneType 'None'; it has to return nll per token"),
+        (lambda ids: "3.2", {"vocab_size": V}, "returned str '3.2'"),
+        (lambda ids: {"loss": 3.0}, {"vocab_size": V}, 'mapping with loss; .* "tokens"'),
+        (lambda ids: math.nan, {"vocab_size": V}, "returned nan for a Tensor of 67 tokens"),
+        (of_string, {"texts": [" a the"], "vocabulary": PIECES}, "leave out one of them"),
+    ],
+)
+def test_errors_say_what_was_given_and_what_mends_it(score: Any, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        fr.check_scoring(score, **options)
