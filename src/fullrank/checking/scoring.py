@@ -295,7 +295,8 @@ def _by_token(
             del sums[k]
     if silent:
         faults.append(f"{_where(silent)}: never scored, whatever stands there costs the same")
-    short = [n for n in lengths if n > 2 and len({float(scorer.each([*base[: n - 1], v])[-1 - end_mark]) for v in values[:3]}) < 2]
+    ends = {n: [scorer.each([*base[: n - 1], v])[-1 - end_mark] for v in values[:3]] for n in lengths if n > 2}
+    short = [n for n, own in ends.items() if _unscored(torch.stack(own), size, allowed)]
     if short and not silent:
         faults.append(f"the last token is never scored in texts of {', '.join(map(str, short[:6]))} tokens")
     worst = max(moved, key=lambda k: moved[k], default=0)
@@ -346,10 +347,10 @@ def _by_total(
     elif off and not silent:
         first = next(n for n in off if n)
         mean, error, drawn = _sampled(scorer, size, first, len(base), calls)
-        if drawn and error <= 0.1 and abs(mean - 1) <= 4 * error + allowed:
+        if drawn and bool(((error <= 0.1) & ((mean - 1).abs() <= 4 * error + allowed)).all()):
             remark = (
                 "the scores of earlier tokens change with the number (not the identity) of later ones, as where a last window "
-                f"reads further back; over {drawn} texts drawn from the scores the sum over all texts is {mean:.3f} ± {error:.3f}"
+                f"reads further back; over {drawn} texts drawn from the scores the sum over all texts is {mean[-1]:.3f} ± {error[-1]:.3f}"
             )
         elif min((n for n in sums if n), default=0) < first:
             over = "again: windows overlap and count twice" if off[first] < 0 else "with less than their weight, or dropped"
@@ -366,26 +367,27 @@ def _by_total(
     }
 
 
-def _sampled(scorer: _Scorer, size: int, first: int, longest: int, calls: int) -> tuple[float, float, int]:
-    """Sum of exp(-T) over all texts of some tokens that follow a random first one, estimated: mean, its error, texts drawn.
+def _sampled(scorer: _Scorer, size: int, first: int, longest: int, calls: int) -> tuple[Tensor, Tensor, int]:
+    """Sums of exp(-T) over all texts of some tokens that follow a random first one, estimated: means, errors, texts drawn.
 
-    Texts are drawn token by token from the scores, so that a text weighs the product of its sums; the mean weight is one.
+    Texts of `first` + 1 to + 3 tokens are drawn token by token from the scores. A text weighs the product of its sums over
+    the vocabulary, and the mean weight is the sum over all texts.
     """
     length = min(longest, first + 3)
     drawn = min(calls // (size * (length - 1)), 8 * _SAMPLES)
     if drawn < _SAMPLES:
-        return math.nan, math.inf, 0
-    generator, weights = torch.Generator().manual_seed(2), torch.zeros(drawn, dtype=torch.float64)
+        return torch.tensor([]), torch.tensor([]), 0
+    generator, sums = torch.Generator().manual_seed(2), torch.zeros(drawn, length, dtype=torch.float64)
     for i in range(drawn):
         text = torch.randint(size, (1,), generator=generator).tolist()
         before = scorer.total(text)
-        while len(text) < length:
+        for n in range(1, length):
             after = _totals(scorer, [[*text, v] for v in range(size)])
-            weights[i] += torch.logsumexp(before - after, 0)
+            sums[i, n] = torch.logsumexp(before - after, 0)
             text.append(int(torch.multinomial(torch.softmax(-after, 0), 1, generator=generator)))
             before = float(after[text[-1]])
-    weights = weights.exp()
-    return float(weights.mean()), float(weights.std()) / math.sqrt(drawn), drawn
+    weights = sums.cumsum(1)[:, first:].exp()
+    return weights.mean(0), weights.std(0) / math.sqrt(drawn), drawn
 
 
 def _added(scorer: _Scorer, texts: Sequence[Text]) -> Finding:
