@@ -247,7 +247,9 @@ def _verdict(faults: list[str], looked_at: str, remark: str = "") -> Finding:
 
 
 def _unscored(own: Tensor, size: int, allowed: float) -> bool:
-    """Every token costs the same, and not as in a uniform distribution."""
+    """Every token costs the same, and not as in a uniform distribution; of some tokens only: they cost nothing."""
+    if len(own) < size:
+        return float(own.abs().max()) <= allowed
     return float(own.max() - own.min()) <= allowed < abs(float(own[0]) - math.log(size))
 
 

@@ -12,6 +12,7 @@ from fullrank.cli.analyze import Model, ModelText, SegmentLength
 from fullrank.cli.app import app
 from fullrank.cli.options import Checkpoint, Device, Json, Overrides, Row, Scale
 from fullrank.cli.output import say, table_of, tell
+from fullrank.core.errors import InputError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -23,17 +24,18 @@ if TYPE_CHECKING:
 
 @app.command(
     epilog="Examples:  [cyan]fullrank check mixhead/table1-vanilla --row b[/cyan]   "
-    "[cyan]fullrank check runs/mine --json[/cyan]   [cyan]fullrank check gpt2 --text book.txt[/cyan]"
+    "[cyan]fullrank check runs/mine --json[/cyan]   [cyan]fullrank check gpt2 --text book.txt[/cyan]   "
+    "[cyan]fullrank check --scoring my_eval:score --vocab-size 50[/cyan]"
 )
 def check(
     name: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="MODEL",
             help="A recipe, a YAML file, a run folder, a saved model, a Hugging Face model (folder or hub name; also an "
             "export, an injected model, an adapter; hf:TYPE: a small one of a model type), or python:MODULE:FUNCTION.",
         ),
-    ],
+    ] = None,
     overrides: Overrides = None,
     row: Row = None,
     scale: Scale = None,
@@ -47,6 +49,21 @@ def check(
         ),
     ] = None,
     checkpoint: Checkpoint = "best",
+    scoring: Annotated[
+        str | None,
+        typer.Option(
+            "--scoring",
+            metavar="MODULE:FUNCTION",
+            help="In place of a model: is the perplexity true that is made of this function, which returns the nll of a text? "
+            "It gets token ids (--vocab-size), or the lines of --text as strings.",
+        ),
+    ] = None,
+    vocab_size: Annotated[
+        int | None, typer.Option("--vocab-size", min=2, metavar="N", help="Of --scoring: token ids that it knows.")
+    ] = None,
+    length: Annotated[
+        int | None, typer.Option("--length", min=4, metavar="N", help="Of --scoring: tokens of the longest text; 67.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Check that no token depends on later ones, and that all ways to compute a model agree.
@@ -54,11 +71,16 @@ def check(
     The layer that leaks is named. Every check states its subject, the largest difference, the tolerance and its reason.
     Exit status 1 if one fails.
     """
-    from fullrank.experiments.check import check_named
+    from fullrank.experiments.check import check_named, check_scoring_named
 
-    report = check_named(
-        name, row=row, scale=scale, overrides=overrides or (), full=full, text=text, checkpoint=checkpoint, say=say
-    )
+    if scoring is not None:
+        report = check_scoring_named(scoring, name, vocab_size=vocab_size, length=length, text=text)
+    elif name is None:
+        raise InputError("MODEL: which one? Give a recipe, a folder, a Hugging Face model, or --scoring MODULE:FUNCTION")
+    else:
+        report = check_named(
+            name, row=row, scale=scale, overrides=overrides or (), full=full, text=text, checkpoint=checkpoint, say=say
+        )
     tell(report.as_dict(), _report_lines(report), json=json)
     if not report.passes:
         raise typer.Exit(1)
@@ -72,8 +94,11 @@ def _report_lines(report: Report) -> Iterator[str | Table | Text]:
 
     about = report.description
     row = f", row {about['row']}, scale {about['scale']}" if about.get("row") else ""
-    yield f"{about['name']}{row}: {about['source']}, {about['parameters']:,} parameters"
-    yield f"texts of {about['length']} random tokens, vocabulary {about['vocab_size']:,}, {about['precision']}"
+    if "parameters" in about:
+        yield f"{about['name']}{row}: {about['source']}, {about['parameters']:,} parameters"
+        yield f"texts of {about['length']} random tokens, vocabulary {about['vocab_size']:,}, {about['precision']}"
+    else:
+        yield f"{about['name']}: {about['source']}, called {about['calls']:,} times"
     if report.shrunk:
         yield f"made small for the check (--full: as it is): {'; '.join(report.shrunk)}"
     rows: list[list[str | Text]] = [

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullrank.checking import Report, check
+from fullrank.checking import Report, check, check_scoring
 from fullrank.config.load import flatten
 from fullrank.config.recipe import resolve
 from fullrank.core.config import AdaptiveInputConfig, ClusteredConfig, EncoderConfig, ModelConfig
@@ -27,6 +29,7 @@ from fullrank.experiments.task import Say
 from fullrank.storage import holds_translator, is_export
 
 _SEGMENTS, _LENGTH, _SEED = 256, 64, 1  # of a text, and of a fresh model
+_LINES = 50  # of a text for a scoring function
 _SENTENCE = 47  # tokens of the targets of a translation model in its own size
 
 
@@ -57,6 +60,47 @@ def check_named(
     if wrong := [option for option, value in options.items() if value]:
         raise InputError(f"{', '.join(wrong)}: for a recipe or a configuration; {name} is a {kind}, checked as it is")
     return _check_trained(name, kind, text, checkpoint, say)
+
+
+def check_scoring_named(
+    function: str, name: str | None = None, *, vocab_size: int | None = None, length: int | None = None,
+    text: Path | None = None,
+) -> Report:  # fmt: skip
+    """`check_scoring` of `MODULE:FUNCTION`, found in the working directory, too; text: a file, whose lines it gets as strings."""
+    if name is not None:
+        raise InputError(f"{name}: a model, and --scoring {function} is a function; check them one at a time")
+    if text is None and vocab_size is None:
+        raise InputError("--scoring: give --vocab-size N for a function of token ids, or --text FILE for one of strings")
+    if text is not None and (given := [one for one, value in (("--vocab-size", vocab_size), ("--length", length)) if value]):
+        raise InputError(f"{', '.join(given)}: for random tokens; --text {text} gives strings; leave out one of them")
+    texts = None
+    if text is not None:
+        if not text.is_file():
+            raise InputError(f"--text {text}: no such file")
+        lines = text.read_text(encoding="utf-8").splitlines()
+        texts = [line for line in lines if line.strip()][:_LINES]
+        if not texts:
+            raise InputError(f"--text {text}: no line with text in it")
+    score = _function(function)
+    options = {} if length is None else {"length": length}
+    return check_scoring(score, texts, vocab_size=vocab_size, description={"name": function}, **options)
+
+
+def _function(name: str) -> Callable[..., Any]:
+    module, _, attribute = name.removeprefix("python:").partition(":")
+    if not module or not attribute:
+        raise InputError(f"--scoring {name}: MODULE:FUNCTION is needed, as in my_eval:score for score in my_eval.py")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except Exception as error:
+        words = " ".join(str(error).split())[:200]
+        raise InputError(f"--scoring {name}: no such function ({type(error).__name__}: {words})") from error
+    finally:
+        sys.path.pop(0)
+    if not callable(found):
+        raise InputError(f"--scoring {name}: a function is needed, given {type(found).__name__}")
+    return found  # type: ignore[no-any-return]
 
 
 def _check_configuration(
