@@ -13,12 +13,15 @@ import torch
 from torch import Tensor
 
 import fullrank as fr
-from fullrank.checking.scoring import ADD, COUNTS, LATER, ONCE, RANKS, SAME, SUM
+from fullrank.checking.scoring import ADD, COUNTS, RANKS, SAME
+from fullrank.checking.sums import LATER, ONCE, SUM
 from fullrank.core.errors import InputError
 
 V, WINDOW = 5, 8
 _generator = torch.Generator().manual_seed(3)
-LOGITS = 1.5 * torch.randn(V + 1, V, generator=_generator, dtype=torch.float64)  # after a token; the last row: at the start
+LOGITS = 1.5 * torch.randn(
+    V + 1, V, generator=_generator, dtype=torch.float64
+)  # after a token; the last row: at the start
 LOG_PROBS = LOGITS.log_softmax(-1)
 
 
@@ -27,13 +30,17 @@ def nll(ids: Tensor, start: int = V) -> Tensor:
     return -LOG_PROBS[torch.cat((torch.tensor([start]), ids[:-1])), ids]
 
 
+def report_of(score: Callable[..., Any], **options: Any) -> Any:
+    return fr.check_scoring(score, **{"vocab_size": V, "length": 19, "calls": 2000, **options})
+
+
 def failed(score: Callable[..., Any], **options: Any) -> set[str]:
     """Names of the findings that fail."""
-    return {finding.check for finding in fr.check_scoring(score, **{"vocab_size": V, "length": 19, "calls": 2000, **options}).failures}
+    return {finding.check for finding in report_of(score, **options).failures}
 
 
 def remark(score: Callable[..., Any], name: str, **options: Any) -> str:
-    return fr.check_scoring(score, **{"vocab_size": V, "length": 19, "calls": 2000, **options}).of(name).remark
+    return str(report_of(score, **options).of(name).remark)
 
 
 # -- right ones -------------------------------------------------------------------------------------------------------
@@ -112,7 +119,19 @@ def last_window_reads_back(ids: Tensor) -> float:
 
 @pytest.mark.parametrize(
     "score",
-    [per_token, total, in_fp32, windows, counted, means, shifted, shifted_total, zero_first, ngrams, last_window_reads_back],
+    [
+        per_token,
+        total,
+        in_fp32,
+        windows,
+        counted,
+        means,
+        shifted,
+        shifted_total,
+        zero_first,
+        ngrams,
+        last_window_reads_back,
+    ],
 )
 def test_right_scorers_pass(score: Callable[..., Any]) -> None:
     report = fr.check_scoring(score, vocab_size=V, length=19, calls=2000)
@@ -130,7 +149,7 @@ def test_an_unscored_first_token_is_said(score: Callable[..., Any]) -> None:
 
 def test_a_text_that_is_scored_with_a_longer_context_at_its_end_is_said() -> None:
     found = fr.check_scoring(last_window_reads_back, vocab_size=V, length=19, calls=2000)
-    assert "change with the number (not the identity) of later ones" in found.of(SUM).remark
+    assert "scores change with the number (not the identity) of later tokens" in found.of(SUM).remark
 
 
 # -- wrong ones -------------------------------------------------------------------------------------------------------
@@ -279,7 +298,7 @@ def test_wrong_scorers_fail_the_check_that_is_named_for_the_fault(
 
 ONLY = {
     start_counted: ONCE, start_in_total: ONCE, start_in_place_of_the_first: ONCE, dropped: ONCE, overlaps_twice: ONCE,
-    overlaps_twice_tokens: ONCE, overlaps_skipped: ONCE, squared: ONCE, half_weight: ONCE, mean_of_windows: ONCE, knows_itself: SUM,
+    overlaps_twice_tokens: ONCE, overlaps_skipped: ONCE, squared: ONCE, half_weight: ONCE, knows_itself: SUM,
     ahead_total: SUM, wrong_axis_total: SUM,
 }  # fmt: skip
 

@@ -76,7 +76,9 @@ def check(
     if scoring is not None:
         report = check_scoring_named(scoring, name, vocab_size=vocab_size, length=length, text=text)
     elif name is None:
-        raise InputError("MODEL: which one? Give a recipe, a folder, a Hugging Face model, or --scoring MODULE:FUNCTION")
+        raise InputError(
+            "MODEL: which one? Give a recipe, a folder, a Hugging Face model, or --scoring MODULE:FUNCTION"
+        )
     else:
         report = check_named(
             name, row=row, scale=scale, overrides=overrides or (), full=full, text=text, checkpoint=checkpoint, say=say

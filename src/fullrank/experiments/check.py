@@ -66,12 +66,16 @@ def check_scoring_named(
     function: str, name: str | None = None, *, vocab_size: int | None = None, length: int | None = None,
     text: Path | None = None,
 ) -> Report:  # fmt: skip
-    """`check_scoring` of `MODULE:FUNCTION`, found in the working directory, too; text: a file, whose lines it gets as strings."""
+    """`check_scoring` of `MODULE:FUNCTION`, also of the working directory; text: a file, whose lines it gets as strings."""
     if name is not None:
         raise InputError(f"{name}: a model, and --scoring {function} is a function; check them one at a time")
     if text is None and vocab_size is None:
-        raise InputError("--scoring: give --vocab-size N for a function of token ids, or --text FILE for one of strings")
-    if text is not None and (given := [one for one, value in (("--vocab-size", vocab_size), ("--length", length)) if value]):
+        raise InputError(
+            "--scoring: give --vocab-size N for a function of token ids, or --text FILE for one of strings"
+        )
+    if text is not None and (
+        given := [one for one, value in (("--vocab-size", vocab_size), ("--length", length)) if value]
+    ):
         raise InputError(f"{', '.join(given)}: for random tokens; --text {text} gives strings; leave out one of them")
     texts = None
     if text is not None:
@@ -82,8 +86,7 @@ def check_scoring_named(
         if not texts:
             raise InputError(f"--text {text}: no line with text in it")
     score = _function(function)
-    options = {} if length is None else {"length": length}
-    return check_scoring(score, texts, vocab_size=vocab_size, description={"name": function}, **options)
+    return check_scoring(score, texts, vocab_size=vocab_size, length=length or 67, description={"name": function})
 
 
 def _function(name: str) -> Callable[..., Any]:
@@ -100,7 +103,7 @@ def _function(name: str) -> Callable[..., Any]:
         sys.path.pop(0)
     if not callable(found):
         raise InputError(f"--scoring {name}: a function is needed, given {type(found).__name__}")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _check_configuration(
