@@ -92,7 +92,7 @@ def fairseq_eval_lm() -> Score:
 def strided(weights: bool) -> Score:
     """The loop of transformers' page "Perplexity of fixed-length models", with half a window of stride.
 
-    weights: the mean of a window counts as often as it has targets, less one; without, as in releases up to 4.4x, once.
+    weights: the mean of a window counts as often as it has targets, less one; without, as on the page of 4.35, once.
     """
     model, stride = gpt2().double(), WINDOW // 2
 

@@ -23,6 +23,7 @@ from fullrank.checking.scorer import ROUNDING, Scorer, counted, totals
 
 SUM, ONCE, LATER = "probabilities sum to one", "every token is scored once", "later tokens change no earlier score"
 _SAMPLES = 32  # texts drawn from the scorer itself, at least
+_SURE = 0.1  # largest error of a sum that is estimated with them
 _COARSE = 0.3  # nats; where rounding alone may be as large, nothing is decided
 
 
@@ -185,25 +186,20 @@ def _by_total(
         faults.append(f"{_where(twice)}: scored twice (the square roots of their probabilities add up to one)")
     elif off and not silent:
         first = next(n for n in off if n)
-        mean, error, drawn = _sampled(scorer, size, first, len(base), calls)
-        sure = error <= 0.1
+        early = first > 2 or abs(off[first]) < 0.1  # no window ends as early, and rounding is smaller
+        mean, error, drawn = _sampled(scorer, size, first, len(base), calls if early else 0)
+        sure, clear = error <= _SURE, max(map(abs, off.values())) >= math.log(size) / 2 or not early
         agrees = bool(((mean - 1).abs() <= 4 * error + allowed)[sure].all())
         if agrees and bool(sure.any()):
-            remark = (
-                f"{_REREAD}; over {drawn} texts drawn from the scores the sum over all texts is "
-                f"{mean[sure][-1]:.2f} ± {error[sure][-1]:.2f}"
-            )
-        elif agrees and max(map(abs, off.values())) < math.log(size) / 2:
+            estimate = f"{mean[sure][-1]:.2f} ± {error[sure][-1]:.2f}"
+            remark = f"{_REREAD}; over {drawn} texts drawn from the scores the sum over all texts is {estimate}"
+        elif agrees and not clear and not faults:
             why = f"not decided: from token {first} on {_REREAD}, or the sum is not one; raise calls, or return nll per token"
             return {**dict.fromkeys((SUM, ONCE), inapplicable(why)), LATER: _TOTALS}
         elif min((n for n in sums if n), default=0) < first:
-            over = (
-                "again: windows overlap and count twice"
-                if off[first] < 0
-                else "with less than their weight, or dropped"
-            )
+            over = "again (windows that overlap count twice)" if off[first] < 0 else "with less weight, or dropped"
             faults.append(
-                f"from token {first} on, where it is the last, tokens before it are scored {over}, or a mean is taken of means"
+                f"where a text ends with token {first}, tokens before it are scored {over}, or a mean is taken of means"
             )
         else:
             blamed, remark = off, _sum_remark(first, off[first]) + ", or earlier scores change with later tokens"
@@ -236,5 +232,9 @@ def _sampled(scorer: Scorer, size: int, first: int, longest: int, calls: int) ->
             sums[i, n] = torch.logsumexp(before - after, 0)
             text.append(int(torch.multinomial(torch.softmax(-after, 0), 1, generator=generator)))
             before = float(after[text[-1]])
-    weights = sums.cumsum(1)[:, first:].exp()
-    return weights.mean(0), weights.std(0) / math.sqrt(drawn), drawn
+        if i + 1 in (_SAMPLES, drawn):
+            weights = sums[: i + 1].cumsum(1)[:, first:].exp()
+            mean, error = weights.mean(0), weights.std(0) / math.sqrt(i + 1)
+            if bool(((mean - 1).abs() > 8 * error)[error <= _SURE].any()):
+                break  # far from one already
+    return mean, error, i + 1
