@@ -115,7 +115,7 @@ def packing(subject: Subject) -> Finding:
     """Two documents in one row: the second one's logits do not depend on the first one."""
     half, places = subject.length // 2, torch.arange(subject.length, device=subject.ids.device)[None]
     name = next((one for one in _DOCUMENTS if one in accepted(subject.model)), "")
-    if subject.ids.is_floating_point() or not (name or (subject.kind == "hugging_face" and subject.takes_positions)):
+    if subject.ids.is_floating_point() or not (name or subject.takes_positions):
         return inapplicable("forward takes neither documents nor positions of tokens")
     options = {name: (places >= half).long()} if name else {"position_ids": places - half * (places >= half)}
     base = subject.ids[:1]
@@ -136,10 +136,19 @@ def packing(subject: Subject) -> Finding:
     apart = [path for path, off in moved.items() if off <= limit]
     if not name and not apart:
         return inapplicable("position_ids that begin again do not separate documents in this model")
+    masked = ""
+    if apart and subject.takes_mask:
+        with contextlib.suppress(Exception), running(subject, CodePath("")) as run:
+            options[subject.mask_name] = torch.ones_like(places)
+            before, after = run(base, **options), run(other, **options)
+            if largest(after[:, half:], before[:, half:]) > limit * max(1.0, float(before.abs().max())):
+                masked = f"not kept apart where {subject.mask_name} is given, too, even one of ones: give none"
     worst = max(moved, key=lambda path: (moved[path] != moved[path], moved[path]))
     remark = f"{worst}: the second document sees the first" if not moved[worst] <= limit else ""
-    looked_at = f"logits of a second document in the row after all tokens of the first were changed, told by {name or 'position_ids'}"
-    found = bounded(looked_at, moved[worst], limit, rounding(subject.dtype), remark=remark)
+    looked_at = (
+        f"logits of a second document after all tokens of the first in its row were changed; {name or 'position_ids'}"
+    )
+    found = bounded(looked_at, moved[worst], limit, rounding(subject.dtype), remark=remark or masked)
     return replace(found, path=worst, leaks=remark)
 
 
@@ -238,7 +247,9 @@ def _ours(subject: Subject, names: list[str]) -> list[Pair]:
     """Padding of either side, of a source too, and beams."""
     pairs, model, ids = list[Pair](), subject.model, subject.ids
     if subject.translates:
-        cases = [(f", padding of the source on the {side}", one, None) for side, one in model.padded_sources().items()]
+        cases: list[Any] = [
+            (f", padding of the source on the {side}", one, None) for side, one in model.padded_sources().items()
+        ]
         cases.append(("", model, None))
     else:
         cases = [("", model, None)] + [

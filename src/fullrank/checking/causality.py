@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fullrank.checking.paths import CannotRun, CodePath, Run, reproduction, running
+from fullrank.checking.paths import TRAINED, CannotRun, CodePath, Run, reproduction, running
 from fullrank.checking.report import Finding, bounded, inapplicable, largest, rounding, same, tolerance
 from fullrank.checking.subject import ROWS, SHORT, Subject, duplicate, mode
 
 _AT_ONCE = 20_000_000  # logits of a batch
 _WORK = 3_000_000_000  # parameters times tokens of the texts that are read along a path
 _MOST_LAYERS = 16  # that are named
-ELSEWHERE = ("compiled", "in bfloat16", "parameters scaled", "packed documents")  # run on another copy, or row by row
 OWN_FORWARD = "the model's own forward"
 
 
@@ -112,12 +113,16 @@ def _perturbed(subject: Subject, path: CodePath) -> Finding:
 
 
 def _explained(subject: Subject, path: CodePath, run: Run, found: Finding, cut: int, least: float) -> Finding:
-    """A finding of a leak, with the positions, the layer, and what shows it."""
-    size = subject.length
-    base = subject.ids
+    """A finding of a leak, with the positions, the layer, and what shows it; passes where only rows see each other."""
+    size, base = subject.length, subject.ids
+    if not path.padding and not subject.fixed and not _alone(subject, run, cut, least):
+        cuts = [one for one in spread(size, 64) if _alone(subject, run, one, least)]
+        if not cuts:
+            return replace(
+                found, verdict="passes", difference=0.0, remark="rows of a batch see each other, no text its own end"
+            )
+        cut = cuts[0]
     changed = _changed(subject, base, cut)
-    alone = largest(run(changed)[:, :cut], run(base)[:, :cut])
-    remark = "" if alone > least else "; seen only where other rows of the batch change, too"
     pairs = _pairs(subject, run, least)
     if pairs:
         ahead = [k - i for i, k in pairs]
@@ -129,19 +134,24 @@ def _explained(subject: Subject, path: CodePath, run: Run, found: Finding, cut: 
         )
     else:
         leaks = f"positions before {cut} see what stands from {cut} on (from 0), all of it together"
-    layers: tuple[str, ...] = ()
-    if path.how not in ELSEWHERE:
-        start, stop = (0, size) if "cache" not in path.how else (0, size // 2) if cut < size // 2 else (size // 2, size)
+    start, stop = (0, size) if "cache" not in path.how else (0, size // 2) if cut < size // 2 else (size // 2, size)
 
-        def window(ids: Tensor) -> Tensor:  # of a text in two pieces the one in which the cut lies
-            return run(torch.cat((base[:, :start], ids, base[:, stop:]), 1))[:, start:stop]
+    def window(ids: Tensor) -> Tensor:  # of a text in two pieces the one in which the cut lies
+        return run(torch.cat((base[:, :start], ids, base[:, stop:]), 1))[:, start:stop]
 
-        layers = leaking_layers(subject.model, window, base[:, start:stop], changed[:, start:stop], cut - start, least)
+    with contextlib.suppress(RuntimeError, AttributeError):  # compiled code may not be looked into
+        layers = leaking_layers(run.model, window, base[:, start:stop], changed[:, start:stop], cut - start, least)
+        found = replace(found, layers=layers)
     return replace(
-        found,
-        remark=f"{leaks}{remark}{_on_purpose(subject)}", path=path.words(subject), leaks=leaks, layers=layers,
-        reproduction=reproduction(subject, path, cut),
-    )  # fmt: skip
+        found, remark=leaks + _on_purpose(subject), leaks=leaks, reproduction=reproduction(subject, path, cut)
+    )
+
+
+def _alone(subject: Subject, run: Run, cut: int, least: float) -> bool:
+    """One text by itself changes before `cut`, so that no other row has to do with it."""
+    changed = _changed(subject, subject.ids, cut)
+    rows = range(ROWS)
+    return any(largest(run(changed[r : r + 1])[:, :cut], run(subject.ids[r : r + 1])[:, :cut]) > least for r in rows)
 
 
 def _noise(run: Run, ids: Tensor) -> float:
@@ -233,15 +243,16 @@ def _of_rows(subject: Subject, run: Run, clean: Tensor, changed: Tensor, row: in
 
 def by_gradient(subject: Subject, *, training: bool) -> Finding:
     """Logits before a cut must have no gradient from embeddings after it."""
-    leaves: list[Tensor] = []
+    leaves, names = list[Tensor](), list[str]()
 
-    def cut_off(module: nn.Module, args: tuple[Any, ...], out: Any) -> Tensor | None:
+    def cut_off(name: str, module: nn.Module, args: tuple[Any, ...], out: Any) -> Tensor | None:
         """Make the output of a module that reads the ids a leaf. Parameters are frozen: what depends on a leaf is none."""
         reads_ids = bool(args) and isinstance(args[0], Tensor) and same(args[0], ids)
         vectors = isinstance(out, Tensor) and out.is_floating_point() and out.shape[:-1] == ids.shape
         if not reads_ids or not vectors or out.requires_grad:
             return None
         leaves.append(out.detach().requires_grad_())
+        names.append(name)
         return leaves[-1].clone()  # some models add to it in place
 
     path = CodePath("training" if training else "evaluation", training=training)
@@ -258,7 +269,7 @@ def by_gradient(subject: Subject, *, training: bool) -> Finding:
                 parameter.requires_grad_(False)
         for name, module in subject.model.named_modules():
             if name and not leaves:
-                stack.callback(module.register_forward_hook(cut_off).remove)
+                stack.callback(module.register_forward_hook(partial(cut_off, name)).remove)
         outputs, logits = _observe(subject.model, lambda: subject.logits(ids), ids)
         if not leaves:
             return inapplicable("no module was found that turns input_ids into vectors")
@@ -321,7 +332,7 @@ def leaking_layers(
             break
         for called, output in outputs.items():
             fresh = called not in put_back and called in known
-            if not fresh or not _differs(output, known[called], clean.shape, position):
+            if not fresh or not _differs(output, known[called], clean.shape[:2], position):
                 continue
             if abs(leak({**put_back, called: known[called]})[1] - size) > 1e-6 * size:
                 put_back[called] = known[called]
@@ -373,7 +384,7 @@ def _observe(model: nn.Module, run: Callable[[], Tensor], ids: Tensor, put_back:
             if called not in put_back or put_back[called].shape != output.shape:
                 return None
             outputs[called] = output.clone(memory_format=torch.contiguous_format)
-            into, kept = (_earlier(tensor, ids.shape, position) for tensor in (outputs[called], put_back[called]))
+            into, kept = (_earlier(tensor, ids.shape[:2], position) for tensor in (outputs[called], put_back[called]))
             assert into is not None
             assert kept is not None
             into.copy_(kept)
@@ -466,9 +477,9 @@ def on_random_tokens(subject: Subject) -> Finding:
             limit = min(limit, _FEWER) if step == 3 and time.process_time() - begun > _SLOW else limit
         segments = subject.tokens(_SEGMENTS, length + 1, seed=7)
     learnt = replace(subject, model=model.eval(), dtype=torch.float32)
-    found = _perturbed(learnt, CodePath("trained", how=f"after {step} steps on random tokens"))
+    found = _perturbed(learnt, CodePath("trained", how=TRAINED))
     if found.verdict == "fails":
-        return replace(found, reproduction="")
+        return found
     per_token = _nll(subject, model, segments)
     looked_at = (
         f"{step} steps on fresh random tokens, then {_SEGMENTS} other segments of {length}: no honest perplexity is "

@@ -8,17 +8,26 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
-from fullrank.checking.subject import ROWS, SEED, AsModule, Subject, accepted, duplicate, logits_in, mode, move
+from fullrank.checking.subject import ROWS, SEED, SHORT, AsModule, Subject, accepted, duplicate, logits_in, mode, move
 
 CACHES = ("past_key_values", "cache_params", "state")  # arguments by which a cache is handed on
-Run = Callable[..., Tensor]
+TRAINED = "after training on random tokens"
+RARE = ("static cache", "compiled", "in bfloat16")  # which a quick check leaves out
 IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention")
 GAIN = 1000.0  # of each scaled matrix: scores of attention are then a million, more than a mask of -1e4
+
+
+class Run(Protocol):
+    """Ids (B, N) to logits (B, N, V). model: what runs, for those who look inside."""
+
+    model: Any
+
+    def __call__(self, ids: Tensor, **options: Any) -> Tensor: ...
 
 
 class CannotRun(Exception):
@@ -63,13 +72,15 @@ def code_paths(subject: Subject, *, quick: bool) -> list[CodePath]:
         if _has(subject.model, name):
             found.append(CodePath(f"{name}, training", attention=name, training=True))
             found += [CodePath(f"{name}, {_padded(side)}", attention=name, padding=side) for side in sides]
-    special = ["parameters scaled", "after a cache"]
-    if subject.kind == "hugging_face":
-        special += ["packed documents"] if quick else ["packed documents", "static cache"]
-    found += [CodePath(how, how=how) for how in special]
-    if not quick:
-        found += [CodePath(how, how=how) for how in ("compiled", "in bfloat16")]
-    return found
+    special = [
+        "parameters scaled",
+        "after a cache",
+        *(() if subject.ours else ("packed documents",)),
+        *(() if quick else RARE),
+    ]
+    return found + [
+        CodePath(how, how=how) for how in special if how != "static cache" or subject.kind == "hugging_face"
+    ]
 
 
 def _padded(side: str) -> str:
@@ -135,7 +146,7 @@ def running(subject: Subject, path: CodePath) -> Iterator[Run]:
             _scale(model)
         read = _reader(subject, model, path.how)
 
-        def run(ids: Tensor, **options: Any) -> Tensor:
+        def read_rows(ids: Tensor, **options: Any) -> Tensor:
             turns = torch.arange(len(ids), device=ids.device) % ROWS
             rows = None if mask is None else mask[turns]
             positions = {} if rows is None else subject.positions_of(rows)
@@ -143,13 +154,15 @@ def running(subject: Subject, path: CodePath) -> Iterator[Run]:
                 out = read(ids, rows, **positions, **options)
             return out if rows is None else out.masked_fill(~rows.bool()[..., None], 0.0)
 
+        run = cast(Run, read_rows)
+        run.model = getattr(model, "_orig_mod", model)
         yield run
 
 
 def _reader(subject: Subject, model: Any, how: str) -> Callable[..., Tensor]:
     """Logits of ids along what is special about a path."""
     if how == "packed documents":
-        if not (subject.kind == "hugging_face" and subject.takes_positions):
+        if not subject.takes_positions:
             raise CannotRun("forward takes no position_ids that could begin again at a document")
         starts = torch.arange(subject.length, device=subject.ids.device)
         positions = torch.where(starts < subject.length // 2, starts, starts - subject.length // 2)[None]
@@ -267,16 +280,26 @@ def reproduction(subject: Subject, path: CodePath, cut: int) -> str:
     return ""
 
 
+def gradient_shown(subject: Subject, path: CodePath, cut: int, embedding: str) -> str:
+    """Two lines that print the largest gradient of logits before `cut` with respect to embeddings from there on."""
+    if subject.fixed or subject.sequence or subject.translates:
+        return ""
+    setup, _ = _statements(subject, path, cut, SEED)
+    keep = "(lambda m, i, o: e.append(o.detach().requires_grad_()) or e[-1].clone())"
+    shown = f"e[0].grad[:, {cut}:].abs().max()"
+    lines = f"""{"; ".join(setup)}; e = []; h = model.get_submodule("{embedding}").register_forward_hook{keep}
+y = model(a){_logits(subject)}[:, :{cut}]; h.remove(); (y * torch.randn_like(y)).sum().backward(); print({shown})"""
+    return lines if _shows(subject, lines) else ""
+
+
 def _shows(subject: Subject, lines: str) -> bool:
     printed: list[float] = []
     own = duplicate(subject.own)
-    scope = {
-        "model": getattr(own, "function", getattr(own, "translator", own)),
-        "print": lambda value: printed.append(float(value)),
-    }
+    scope = {"model": getattr(own, "function", getattr(own, "translator", own))}
+    scope["print"] = lambda value: printed.append(float(value))
     scope["inputs"] = {**subject.fixed, subject.sequence: subject.ids}
     try:
-        with mode(own, training=own.training), torch.no_grad(), warnings.catch_warnings():
+        with mode(own, training=own.training), torch.enable_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             exec(lines, scope)
     except Exception:  # a path that the two lines cannot follow
@@ -284,14 +307,25 @@ def _shows(subject: Subject, lines: str) -> bool:
     return bool(printed) and printed[0] > 1e-4
 
 
+def _logits(subject: Subject) -> str:
+    """What follows a call of the model to get its logits."""
+    with torch.no_grad():
+        out = subject.call(subject.ids)
+    if hasattr(out, "logits"):
+        return ".logits"
+    return '["logits"]' if isinstance(out, dict) else "[0]" if isinstance(out, tuple | list) else ""
+
+
 def _statements(subject: Subject, path: CodePath, cut: int, seed: int) -> tuple[list[str], str]:
-    size, vocab, half = subject.length, subject.vocab_size, subject.length // 2
+    """What prepares the two texts `a` and `b` and the model, and the expression that prints."""
+    size, vocab, half, logits = subject.length, subject.vocab_size, subject.length // 2, _logits(subject)
     rows = 1 if path.how == "packed documents" else ROWS
-    setup, more, given = ["import torch"], "", bool(subject.fixed) and "input_ids" not in subject.fixed
-    if subject.ids.is_floating_point():
-        setup.append(f'a = inputs["{subject.sequence}"]; b = a.clone(); b[:, {cut}:] = torch.randn_like(b[:, {cut}:])')
-    elif given or (subject.sequence and not subject.sequence.startswith("decoder_")):
-        setup.append(f'a = inputs["{subject.sequence}"]; b = a.clone(); b[:, {cut}:] = (b[:, {cut}:] + 1) % {vocab}')
+    setup, more, before = ["import torch"], "", f"[:, :{cut}]"
+    if subject.given:
+        other = (
+            f"torch.randn_like(b[:, {cut}:])" if subject.ids.is_floating_point() else f"(b[:, {cut}:] + 1) % {vocab}"
+        )
+        setup.append(f'a = inputs["{subject.sequence}"]; b = a.clone(); b[:, {cut}:] = {other}')
     else:
         device = "" if subject.ids.device.type == "cpu" else f', device="{subject.ids.device}"'
         setup.append(f"torch.manual_seed({seed}); a = torch.randint({vocab}, ({rows}, {size}){device})")
@@ -305,38 +339,33 @@ def _statements(subject: Subject, path: CodePath, cut: int, seed: int) -> tuple[
         "parameters scaled": _EVERY_MATRIX,
         "compiled": 'model = torch.compile(model, backend="aot_eager")',
         "packed documents": f"p = torch.arange({size})[None]; p = p - {half} * (p >= {half})",
+        TRAINED: (
+            "model.train(); o = torch.optim.Adam(model.parameters(), 3e-3); [(o.zero_grad(), torch.nn.functional.cross_entropy("
+            f"model(t[:, :-1]){logits}.flatten(0, 1), t[:, 1:].flatten()).backward(), o.step()) "
+            f"for t in torch.randint({vocab}, (200, 16, {min(size, SHORT + 1)}))]; model.eval()"
+        ),
     }
     setup += [changes[path.how]] if path.how in changes else []
-    before = f"[:, :{cut}]"
     if path.padding:
         flipped = ".flip(1)" if path.padding == "left" else ""
         setup.append(f"m = torch.ones(3, {size}).long(); m[1, -{size // 3}:] = m[2, -{size // 2}:] = 0; m = m{flipped}")
-        more = f", {subject.mask_name}=m"
-        more += ", position_ids=(m.cumsum(1) - 1).clamp_min(0)" if subject.positions_of(subject.ids) else ""
+        positions = (
+            ", position_ids=(m.cumsum(1) - 1).clamp_min(0)" if subject.takes_positions and not subject.ours else ""
+        )
+        more = f", {subject.mask_name}=m{positions}"
         before = f"[m.bool() & (torch.arange({size}) < {cut})]"
     elif path.how == "packed documents":
         more = ", position_ids=p"
-    if subject.translates or (subject.fixed and not given):
+    call = f"model(x{more})"
+    if subject.given:
+        call = f'model(**{{**inputs, "{subject.sequence}": x}}{more})'
+    elif subject.translates or subject.fixed:
         longest = subject.model.sources.shape[1] if subject.translates else subject.fixed["input_ids"].shape[1]
         setup.append(f"source = torch.randint({vocab}, (3, {longest}))")
         call = f"model(source, {'decoder_input_ids=' if subject.sequence else ''}x{more})"
-    elif subject.sequence:
-        call = f'model(**{{**inputs, "{subject.sequence}": x}}{more})'
-    else:
-        call = f"model(x{more})"
-    if path.how == "after a cache":
+    elif path.how == "after a cache":
         call = f"model(x[:, {half}:], past_key_values=model(x[:, :{half}], use_cache=True).past_key_values)"
         before = f"[:, :{cut - half}]"
-    out = subject.call(subject.ids[:, :1]) if path.how == "after a cache" else subject.call(subject.ids)
-    logits = (
-        ".logits"
-        if hasattr(out, "logits")
-        else '["logits"]'
-        if isinstance(out, dict)
-        else "[0]"
-        if isinstance(out, tuple)
-        else ""
-    )
     expression = (
         f"x, y = ((torch.manual_seed(1), {call})[1]{logits} for x in (a, b)); print((x - y){before}.abs().max())"
     )

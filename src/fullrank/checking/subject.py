@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -114,7 +114,7 @@ class Subject:
     kind: our LanguageModel, our Translator (as FixedSources), a model of Hugging Face, or any module. ids (3, N): random
     tokens, or vectors (3, N, E) of a model that reads these. The end of the last row is padding by `padding_id`, for models
     that look for it in the ids (None: they do not). fixed: the other inputs, by name; sequence: the name of the input that
-    `ids` are (empty: the first one). step(ids, cache): logits and the next cache, for a module with a cache of its own.
+    `ids` are (empty: the first one); given: a user gave both. step(ids, cache): logits and the next cache, for a module with a cache of its own.
     """
 
     model: Any
@@ -127,6 +127,7 @@ class Subject:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     sequence: str = ""
     step: Callable[..., tuple[Tensor, Any]] | None = None
+    given: bool = False
 
     def call(self, ids: Tensor, mask: Tensor | None = None, *, model: Any = None, **options: Any) -> Any:
         """What the model gives for rows of ids; the fixed inputs take turns, as the rows of a mask (3, N) do."""
@@ -328,9 +329,9 @@ def subject_of(
     device = tensors[0].device if tensors else torch.device("cpu")
     if inputs is None and kind == "hugging_face" and getattr(model.config, "is_encoder_decoder", False):
         sequence = sequence or "decoder_input_ids"
-    if inputs is None:
-        fixed, example = {}, None
-    else:
+    fixed: dict[str, Any] = {}
+    example: Tensor | None = None
+    if inputs is not None:
         sequence, example, fixed = _example(model, inputs, sequence)
     continuous = example is not None and example.is_floating_point()
     if vocab_size is None and not continuous:
@@ -353,7 +354,9 @@ def subject_of(
     padding_id = 0 if kind == "module" and example is None else None  # the others are told by a mask only
     if padding_id is not None:
         ids[-1, -max(1, ids.shape[1] // 4) :] = padding_id
-    made = Subject(model, model, kind, vocab_size, torch.float64, ids, padding_id, fixed, sequence or "", step)
+    made = Subject(
+        model, model, kind, vocab_size, torch.float64, ids, padding_id, fixed, sequence or "", step, inputs is not None
+    )
     return _moved(made)
 
 
@@ -440,7 +443,7 @@ def _moved(subject: Subject) -> Subject:
         own = next((p.dtype for p in moved.parameters() if p.is_floating_point()), torch.float32)
         try:
             if plain_experts:  # the other implementations of experts lack double precision
-                moved.set_experts_implementation("eager")
+                cast(Any, moved).set_experts_implementation("eager")
             moved = (moved.double() if double else moved).eval()
             with torch.no_grad(), mode(moved, training=False):
                 logits = subject.logits(ids, model=moved)
