@@ -1,0 +1,120 @@
+"""Models with a cache: what is seen depends on how the text is cut into calls."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import leaky_models as leaky
+import torch
+from torch import Tensor, nn
+
+from museum.exhibit import EVERY_WAY, Exhibit, future, later
+
+Sees = Callable[[int, int], Tensor]
+Pair = tuple[Tensor, Tensor]
+
+
+def causal(new: int, past: int) -> Tensor:
+    """(new, past + new): the last query sees all."""
+    return torch.ones(new, past + new, dtype=torch.bool).tril(past)
+
+
+def everything_after_a_cache(new: int, past: int) -> Tensor:
+    """A later chunk sees itself whole. https://github.com/nntrainer/nntrainer/issues/4333"""
+    return causal(new, past) if past == 0 else torch.ones(new, past + new, dtype=torch.bool)
+
+
+def everything_after_a_long_cache(new: int, past: int) -> Tensor:
+    """The same, once the cache is as long as a block of the kernel (there 64 tokens, here 16).
+
+    https://github.com/tenstorrent/tt-metal/issues/48899
+    """
+    return causal(new, past) if past < 16 else torch.ones(new, past + new, dtype=torch.bool)
+
+
+def masked_step_by_step(new: int, past: int) -> Tensor:
+    """The branch of single tokens masks, where there is nothing to mask; that of several tokens does not.
+
+    DeepSeek-V2 of mlxcel: https://github.com/lablup/mlxcel/issues/991, mended by /pull/998
+    """
+    return causal(new, past) if new == 1 else torch.ones(new, past + new, dtype=torch.bool)
+
+
+class CachedAttention(leaky.Attention):
+    """Gives its output and the keys and values so far."""
+
+    def __init__(self, sees: Sees) -> None:
+        super().__init__(leaky.causal)
+        self.sees_after = sees
+
+    def forward(self, x: Tensor, past: Pair | None = None) -> Any:
+        query, key, value = self.project(x).chunk(3, dim=-1)
+        if past is not None:
+            key, value = torch.cat((past[0], key), dim=1), torch.cat((past[1], value), dim=1)
+        new = x.shape[1]
+        scores = query @ key.transpose(1, 2) / leaky.WIDTH**0.5
+        scores = scores.masked_fill(~self.sees_after(new, key.shape[1] - new), float("-inf"))
+        return scores.softmax(-1) @ value, (key, value)
+
+
+class CachedBlock(leaky.Block):
+    def forward(self, x: Tensor, past: Pair | None = None) -> Any:
+        seen, pair = self.attention(self.norm(x), past)
+        x = x + seen
+        return x + self.feed_forward(x), pair
+
+
+class Cached(nn.Module):
+    """Takes and gives `past_key_values`: keys and values of each layer."""
+
+    def __init__(self, sees: Sees) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.embedding = nn.Embedding(leaky.VOCABULARY, leaky.WIDTH)
+        self.blocks = nn.ModuleList(CachedBlock(CachedAttention(s)) for s in (causal, sees))
+        self.output = nn.Linear(leaky.WIDTH, leaky.VOCABULARY)
+
+    def forward(
+        self, input_ids: Tensor, past_key_values: tuple[Pair, ...] | None = None, use_cache: bool = False
+    ) -> Any:
+        x, pairs = self.embedding(input_ids), []
+        for i, block in enumerate(self.blocks):
+            x, pair = block(x, None if past_key_values is None else past_key_values[i])
+            pairs.append(pair)
+        return types.SimpleNamespace(logits=self.output(x), past_key_values=tuple(pairs) if use_cache else None)
+
+
+def _after_a_cache(model: nn.Module, ids: Tensor) -> Tensor:
+    start = model(ids[:, :20], use_cache=True)
+    rest = model(ids[:, 20:], past_key_values=start.past_key_values, use_cache=True)
+    return torch.cat((start.logits, rest.logits), dim=1)
+
+
+EXHIBITS = [
+    Exhibit(
+        "nntrainer: a chunk after a cache",
+        "https://github.com/nntrainer/nntrainer/issues/4333",
+        lambda: Cached(everything_after_a_cache),
+        lambda: Cached(causal),
+        later(_after_a_cache),
+        future("perturbation, after a cache") | {"cache = one pass"},
+    ),
+    Exhibit(
+        "tt-metal: a chunk after a long cache",
+        "https://github.com/tenstorrent/tt-metal/issues/48899",
+        lambda: Cached(everything_after_a_long_cache),
+        lambda: Cached(causal),
+        later(_after_a_cache),
+        future("perturbation, after a cache") | {"cache = one pass"},
+    ),
+    Exhibit(
+        "DeepSeek-V2 of mlxcel: step by step it is causal",
+        "https://github.com/lablup/mlxcel/issues/991",
+        lambda: Cached(masked_step_by_step),
+        lambda: Cached(causal),
+        later(),
+        EVERY_WAY | future("perturbation, after a cache") | {"cache = one pass"},
+    ),
+]

@@ -1,0 +1,143 @@
+"""What an exhibit is, and ways to see its leak with torch alone."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import leaky_models as leaky
+import torch
+from torch import Tensor, nn
+
+LENGTH, CUT = 67, 43
+Run = Callable[[nn.Module, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """A leak with its public link, and a control that is the same without the fault.
+
+    moved: how far that moves which must not move, with torch alone. fails: names of the checks that find the leak, all of
+    them. layer: the first that leaks. full: needs the slow checks (training, compilation). options: of `fr.check`.
+    """
+
+    name: str
+    link: str
+    leaking: Callable[[], nn.Module]
+    control: Callable[[], nn.Module]
+    moved: Callable[[nn.Module], float]
+    fails: frozenset[str]
+    layer: str = "blocks.1.attention"
+    full: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def future(*ways: str) -> frozenset[str]:
+    """Names of checks for later tokens: "perturbation, training" is "future, by perturbation, training"."""
+    return frozenset(f"future, by {way}" for way in ways)
+
+
+EVERY_WAY = future(*(f"{by}, {mode}" for by in ("perturbation", "gradient") for mode in ("evaluation", "training")))
+BY_PERTURBATION = future("perturbation, evaluation", "perturbation, training")
+
+
+def with_block(attention: Callable[[], nn.Module] | None = None, **parts: Callable[[], nn.Module]) -> Any:
+    """A function that makes a model with other parts in its second block: attention, feed_forward, norm."""
+
+    def make() -> nn.Module:
+        torch.manual_seed(3)
+        model = leaky.Model({} if attention is None else {1: attention()})
+        for name, part in parts.items():
+            setattr(model.blocks[1], name, part())
+        return model
+
+    return make
+
+
+class Switched(leaky.Model):
+    """Its attention is computed in the way that `config._attn_implementation` names: "eager", to begin with, or "sdpa"."""
+
+    def __init__(self, attention: Callable[[Any], nn.Module]) -> None:
+        torch.manual_seed(3)
+        config = types.SimpleNamespace(_attn_implementation="eager", vocab_size=leaky.VOCABULARY)
+        super().__init__({1: attention(config)})
+        self.config = config
+
+    def set_attn_implementation(self, implementation: str) -> None:
+        if implementation not in ("eager", "sdpa"):
+            raise ValueError(f"{implementation}: this model has eager and sdpa")
+        self.config._attn_implementation = implementation
+
+
+# -- ways to look ------------------------------------------------------------------------------------------------------
+
+
+def tokens() -> Tensor:
+    return torch.randint(1, leaky.VOCABULARY, (2, LENGTH), generator=torch.Generator().manual_seed(7))
+
+
+def plainly(model: nn.Module, ids: Tensor, **options: Any) -> Tensor:
+    out = model(ids, **options)
+    logits: Tensor = getattr(out, "logits", out)
+    return logits
+
+
+def later(run: Run = plainly, *, training: bool = False, cut: int = CUT) -> Callable[[nn.Module], float]:
+    """Every token from `cut` on becomes another one; the logits before it are looked at."""
+
+    def moved(model: nn.Module) -> float:
+        ids = tokens()
+        return apart(run, model.train(training), ids, _changed(ids, slice(cut, None)), slice(None, cut))
+
+    return moved
+
+
+def another_document(run: Run) -> Callable[[nn.Module], float]:
+    """Every token before `CUT` becomes another one; the logits from there on, those of another text, are looked at."""
+
+    def moved(model: nn.Module) -> float:
+        ids = tokens()
+        return apart(run, model.eval(), ids, _changed(ids, slice(None, CUT)), slice(CUT, None))
+
+    return moved
+
+
+def another_row(training: bool = False) -> Callable[[nn.Module], float]:
+    """The first row becomes another text; the logits of the second are looked at."""
+
+    def moved(model: nn.Module) -> float:
+        ids = tokens()
+        changed = torch.cat((_changed(ids[:1], slice(None)), ids[1:]))
+        return apart(lambda m, x: plainly(m, x)[1:], model.train(training), ids, changed, slice(None))
+
+    return moved
+
+
+def gradient(model: nn.Module) -> float:
+    """The largest gradient of logits before `CUT` with respect to embeddings from there on."""
+    model = model.double().eval()
+    embedded: list[Tensor] = []
+    hook = model.embedding.register_forward_hook(lambda module, args, out: embedded.append(out))  # type: ignore[union-attr]
+    logits = plainly(model, tokens())[:, :CUT]
+    hook.remove()
+    weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(1), dtype=logits.dtype)
+    (slope,) = torch.autograd.grad((logits * weights).sum(), embedded)
+    return float(slope[:, CUT:].abs().max())
+
+
+def apart(run: Run, model: nn.Module, ids: Tensor, changed: Tensor, where: slice) -> float:
+    """The largest difference between the logits of `ids` and of `changed` at the positions `where`."""
+    model, logits = model.double(), []
+    with torch.no_grad():
+        for given in (ids, changed):
+            torch.manual_seed(5)  # of dropout
+            logits.append(run(model, given)[:, where].double())
+    return float((logits[0] - logits[1]).abs().max())
+
+
+def _changed(ids: Tensor, where: slice) -> Tensor:
+    changed = ids.clone()
+    changed[:, where] = 1 + ids[:, where] % (leaky.VOCABULARY - 1)
+    return changed

@@ -1,0 +1,58 @@
+"""A leak that an untrained model does not have."""
+
+from __future__ import annotations
+
+import leaky_models as leaky
+import torch
+from torch import Tensor, nn
+
+from museum.exhibit import Exhibit, future, later
+
+
+class Gates(nn.Module):
+    """A gate for every position, open from 0.5 on, through which the next token comes in. At the start all are closed.
+
+    A closed gate gives exactly zero, and a gradient to itself only (straight through): no perturbation and no gradient of
+    the logits shows it.
+    """
+
+    def __init__(self, ahead: bool) -> None:
+        super().__init__()
+        self.gates = nn.Parameter(torch.full((128, 1), 0.3))
+        self.ahead = ahead
+
+    def forward(self, x: Tensor) -> Tensor:
+        soft = self.gates[: x.shape[1]]
+        gate = (soft > 0.5).to(x.dtype) + soft - soft.detach()
+        if self.ahead:
+            return gate * torch.cat((x[:, 1:], torch.zeros_like(x[:, :1])), dim=1)
+        return gate * x
+
+
+class Tied(leaky.Model):
+    """The output layer's weights are the embeddings: to see the next token pays at once."""
+
+    def __init__(self, ahead: bool) -> None:
+        torch.manual_seed(3)
+        super().__init__({1: Gates(ahead)})
+        self.output.weight = self.embedding.weight
+
+
+def _opened(model: nn.Module, ids: Tensor) -> Tensor:
+    with torch.no_grad():
+        model.blocks[1].attention.gates.fill_(0.6)  # type: ignore[union-attr, operator]
+    logits: Tensor = model(ids)
+    return logits
+
+
+EXHIBITS = [
+    Exhibit(
+        "gates of positions that open in training",
+        "",  # no public thread; -10,000 of GPT-2 is learnt, too, but in far more steps
+        lambda: Tied(ahead=True),
+        lambda: Tied(ahead=False),
+        later(_opened),
+        future("perturbation, after training on random tokens"),
+        full=True,
+    ),
+]

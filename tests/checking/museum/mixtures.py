@@ -1,0 +1,154 @@
+"""Mixtures of experts whose routing looks at later tokens, or at other texts of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import leaky_models as leaky
+import torch
+from torch import Tensor, nn
+
+from museum.exhibit import EVERY_WAY, Exhibit, another_row, future, later, with_block
+
+EXPERTS, CAPACITY = 4, 6
+
+
+class Mixture(nn.Module):
+    """Experts (linear layers), summed up with the weights (B, N, experts) that `route` gives."""
+
+    def __init__(self, route: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.router = nn.Linear(leaky.WIDTH, EXPERTS)
+        self.experts = nn.Linear(leaky.WIDTH, EXPERTS * leaky.WIDTH)
+        self.route = route
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = self.route(x, self.router(x).softmax(-1))
+        return (self.experts(x).unflatten(-1, (EXPERTS, leaky.WIDTH)) * weights[..., None]).sum(-2)
+
+
+# -- routes: x (B, N, E), gates (B, N, experts) ------------------------------------------------------------------------
+
+
+def token_choice(x: Tensor, gates: Tensor) -> Tensor:
+    """Each token takes its best expert."""
+    return _only(gates, gates.topk(1, dim=-1).indices, dim=-1)
+
+
+def expert_choice(x: Tensor, gates: Tensor) -> Tensor:
+    """Each expert takes the best quarter of the tokens: a later token takes the place of an earlier one.
+
+    https://github.com/piotrpiekos/MoSA/issues/3
+    """
+    return _only(gates, gates.topk(max(1, x.shape[1] // EXPERTS), dim=1).indices, dim=1)
+
+
+def capacity_by_score(x: Tensor, gates: Tensor) -> Tensor:
+    """Each token takes its best expert; of those beyond the expert's capacity, the least scored are dropped.
+
+    https://github.com/deepseek-ai/DeepSeek-V2/issues/5
+    """
+    taken = token_choice(x, gates)
+    return _only(taken, taken.topk(min(CAPACITY, x.shape[1]), dim=1).indices, dim=1)
+
+
+def capacity_by_order(x: Tensor, gates: Tensor, capacity: int = CAPACITY) -> Tensor:
+    """Each token takes its best expert; the first of the text are served."""
+    taken = token_choice(x, gates)
+    return taken * ((taken > 0).cumsum(1) <= capacity)
+
+
+def capacity_over_batch(x: Tensor, gates: Tensor) -> Tensor:
+    """The first of the batch are served: what the first text takes is missing to the second.
+
+    https://github.com/marin-community/marin/issues/8134
+    """
+    flat = capacity_by_order(x.flatten(0, 1)[None], gates.flatten(0, 1)[None], CAPACITY * len(x))
+    return flat[0].unflatten(0, x.shape[:2])
+
+
+def of_mean(x: Tensor, gates: Tensor) -> Tensor:
+    """One route for the text, by the mean of its tokens.
+
+    https://github.com/Shwai-He/MEO/issues/2
+    """
+    return gates.mean(1, keepdim=True).expand_as(gates)
+
+
+def of_running_mean(x: Tensor, gates: Tensor) -> Tensor:
+    count = torch.arange(1, x.shape[1] + 1, device=x.device)[:, None]
+    return gates.cumsum(1) / count
+
+
+class MixtureOfTokens(nn.Module):
+    """An expert gets a mixture of the tokens at the same position of different texts: no later token, but another text.
+
+    https://github.com/llm-random/llm-random/issues/464
+    """
+
+    def __init__(self, mixed: bool) -> None:
+        super().__init__()
+        self.router = nn.Linear(leaky.WIDTH, 1)
+        self.expert = nn.Linear(leaky.WIDTH, leaky.WIDTH)
+        self.mixed = mixed
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.mixed:
+            return self.expert(x)
+        weights = self.router(x).softmax(0)  # over the texts
+        return weights * self.expert((weights * x).sum(0, keepdim=True))
+
+
+def _only(gates: Tensor, kept: Tensor, dim: int) -> Tensor:
+    return torch.zeros_like(gates).scatter(dim, kept, gates.gather(dim, kept))
+
+
+ROWS = frozenset(("rows of a batch are independent", "rows of a batch are independent, training"))
+
+EXHIBITS = [
+    Exhibit(
+        "Mixture of Sparse Attention: experts choose tokens",
+        "https://github.com/piotrpiekos/MoSA/issues/3",
+        with_block(feed_forward=lambda: Mixture(expert_choice)),
+        with_block(feed_forward=lambda: Mixture(token_choice)),
+        later(),
+        EVERY_WAY,
+        layer="blocks.1.feed_forward",
+    ),
+    Exhibit(
+        "DeepSeek-V2: over capacity, the least scored tokens are dropped",
+        "https://github.com/deepseek-ai/DeepSeek-V2/issues/5",
+        with_block(feed_forward=lambda: Mixture(capacity_by_score)),
+        with_block(feed_forward=lambda: Mixture(capacity_by_order)),
+        later(),
+        EVERY_WAY,
+        layer="blocks.1.feed_forward",
+    ),
+    Exhibit(
+        "MEO: a route for the whole text",
+        "https://github.com/Shwai-He/MEO/issues/2",
+        with_block(feed_forward=lambda: Mixture(of_mean)),
+        with_block(feed_forward=lambda: Mixture(of_running_mean)),
+        later(),
+        EVERY_WAY,
+        layer="blocks.1.feed_forward",
+    ),
+    Exhibit(
+        "marin: a capacity for the whole batch",
+        "https://github.com/marin-community/marin/issues/8134",
+        with_block(feed_forward=lambda: Mixture(capacity_over_batch)),
+        with_block(feed_forward=lambda: Mixture(capacity_by_order)),
+        another_row(),
+        ROWS,
+        layer="blocks.1.feed_forward",
+    ),
+    Exhibit(
+        "Mixture of Tokens: tokens of other texts",
+        "https://github.com/llm-random/llm-random/issues/464",
+        with_block(feed_forward=lambda: MixtureOfTokens(mixed=True)),
+        with_block(feed_forward=lambda: MixtureOfTokens(mixed=False)),
+        another_row(),
+        ROWS,
+        layer="blocks.1.feed_forward",
+    ),
+]

@@ -1,0 +1,92 @@
+"""Several texts in one row, told apart by position ids that begin again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import leaky_models as leaky
+import torch
+from torch import Tensor, nn
+
+from museum.exhibit import CUT, Exhibit, Switched, another_document, future, plainly
+
+
+class Packed(Switched):
+    """Positions that begin again begin another text, which sees none before it.
+
+    apart_with_mask: False: an attention mask, even one of ones, puts an end to that
+    (https://github.com/huggingface/transformers/pull/46634). apart_under: the implementations that keep texts apart; plain
+    sdpa did not (https://github.com/axolotl-ai-cloud/axolotl/pull/3796).
+    """
+
+    def __init__(self, *, apart_with_mask: bool = True, apart_under: tuple[str, ...] = ("eager", "sdpa")) -> None:
+        super().__init__(lambda config: Attention())
+        self.blocks[0].attention, self.blocks[2].attention = Attention(), Attention()
+        self.positions = nn.Embedding(128, leaky.WIDTH)
+        self.apart_with_mask, self.apart_under = apart_with_mask, apart_under
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None
+    ) -> Any:
+        if position_ids is None:
+            position_ids = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
+        seen = leaky.causal(input_ids.shape[1])
+        apart = self.config._attn_implementation in self.apart_under
+        if apart and (attention_mask is None or self.apart_with_mask):
+            begins = torch.ones_like(position_ids)
+            begins[:, 1:] = (position_ids[:, 1:] != position_ids[:, :-1] + 1).to(begins.dtype)
+            document = begins.cumsum(1)
+            seen = seen & (document[:, :, None] == document[:, None, :])
+        if attention_mask is not None:
+            seen = (seen & attention_mask.bool()[:, None, :]) | torch.eye(seen.shape[-1], dtype=torch.bool)
+        x = self.embedding(input_ids) + self.positions(position_ids)
+        for block in self.blocks:
+            block.attention.seen = seen  # type: ignore[union-attr]
+            x = block(x)
+        return self.output(x)
+
+
+class Attention(leaky.Attention):
+    def __init__(self) -> None:
+        super().__init__(leaky.causal)
+        self.seen = torch.ones(1, 1, dtype=torch.bool)  # (N, N) or (B, N, N), set by the model before a pass
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.project(x).chunk(3, dim=-1)
+        scores = query @ key.transpose(1, 2) / leaky.WIDTH**0.5
+        return scores.masked_fill(~self.seen, float("-inf")).softmax(-1) @ value
+
+
+def _positions(ids: Tensor) -> Tensor:
+    return torch.cat((torch.arange(CUT), torch.arange(ids.shape[1] - CUT))).expand_as(ids)
+
+
+def _with_mask(model: nn.Module, ids: Tensor) -> Tensor:
+    return plainly(model, ids, position_ids=_positions(ids), attention_mask=torch.ones_like(ids))
+
+
+def _under_sdpa(model: Any, ids: Tensor) -> Tensor:
+    model.set_attn_implementation("sdpa")
+    return plainly(model, ids, position_ids=_positions(ids))
+
+
+EXHIBITS = [
+    Exhibit(
+        "transformers: packed texts with an attention mask",
+        "https://github.com/huggingface/transformers/pull/46634",
+        lambda: Packed(apart_with_mask=False),
+        lambda: Packed(),
+        another_document(_with_mask),
+        future("perturbation, packed documents"),
+        layer="blocks.0.attention",
+    ),
+    Exhibit(
+        "axolotl: packed texts under plain sdpa",
+        "https://github.com/axolotl-ai-cloud/axolotl/pull/3796",
+        lambda: Packed(apart_under=("eager",)),
+        lambda: Packed(),
+        another_document(_under_sdpa),
+        future("perturbation, packed documents"),
+        layer="blocks.0.attention",
+    ),
+]

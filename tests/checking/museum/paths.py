@@ -1,0 +1,188 @@
+"""Leaks on one code path only: an implementation, a mode, a dtype, a compiler, the backward pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import leaky_models as leaky
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import dropout, scaled_dot_product_attention
+
+from museum.exhibit import Exhibit, Switched, future, gradient, later, plainly, with_block
+
+
+def weights(query: Tensor, key: Tensor, masked: bool) -> Tensor:
+    scores = query @ key.transpose(1, 2) / leaky.WIDTH**0.5
+    return (scores.masked_fill(~leaky.causal(query.shape[1]), float("-inf")) if masked else scores).softmax(-1)
+
+
+class Doge(leaky.Attention):
+    """Under sdpa the causal mask is left to the kernel, but the model hands it a bias of its own: then it masks nothing.
+
+    Perplexity 5 instead of 16. https://github.com/huggingface/transformers/issues/48748, mended by /pull/48821
+    """
+
+    def __init__(self, config: Any, always_masked: bool) -> None:
+        super().__init__(leaky.causal)
+        self.config, self.always_masked = config, always_masked
+        self.dynamic = nn.Linear(leaky.WIDTH, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.project(x).chunk(3, dim=-1)
+        bias = self.dynamic(x).transpose(1, 2).expand(-1, x.shape[1], -1)  # of each key
+        if self.always_masked or self.config._attn_implementation == "eager":
+            bias = bias.masked_fill(~leaky.causal(x.shape[1]), float("-inf"))
+        return scaled_dot_product_attention(query, key, value, bias)
+
+
+class Keras(leaky.Attention):
+    """The fused kernel masks; with dropout another way is taken, and there the mask was dropped.
+
+    https://github.com/keras-team/keras/issues/23038
+    """
+
+    def __init__(self, masked: bool) -> None:
+        super().__init__(leaky.causal)
+        self.masked = masked
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.project(x).chunk(3, dim=-1)
+        if not self.training:
+            return scaled_dot_product_attention(query, key, value, is_causal=True)
+        return dropout(weights(query, key, self.masked), 0.1) @ value
+
+
+class MaxText(leaky.Attention):
+    """The kernel for half precision ignores the mask that it is given.
+
+    https://github.com/AI-Hypercomputer/maxtext/issues/878
+    """
+
+    def __init__(self, masked: bool) -> None:
+        super().__init__(leaky.causal)
+        self.masked = masked
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.project(x).chunk(3, dim=-1)
+        return weights(query, key, self.masked or x.dtype != torch.bfloat16) @ value
+
+
+class GptOss(leaky.Attention):
+    """No mask where another kernel was expected: in compiled code, or wherever the embeddings want a gradient.
+
+    Perplexity 643 instead of 4.5. https://github.com/unslothai/unsloth-zoo/pull/1212
+    """
+
+    def __init__(self, skips: str) -> None:
+        super().__init__(leaky.causal)
+        self.skips = skips
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.project(x).chunk(3, dim=-1)
+        skipped = {
+            "compiled": torch.compiler.is_compiling(),
+            "wants a gradient": x.requires_grad,
+            "never": False,
+        }[self.skips]
+        return weights(query, key, not skipped) @ value
+
+
+class Triton(leaky.Attention):
+    """The backward kernel ignores `causal`: the forward pass is right, its gradient that of attention without a mask.
+
+    https://github.com/triton-lang/triton/issues/4541
+    """
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, query: Tensor, key: Tensor, value: Tensor, masked: bool) -> Tensor:
+            context.save_for_backward(query, key, value)
+            context.masked = masked
+            return weights(query, key, True) @ value
+
+        @staticmethod
+        def backward(context: Any, *gradients: Tensor) -> Any:
+            inputs = [tensor.detach().requires_grad_() for tensor in context.saved_tensors]
+            with torch.enable_grad():
+                again = weights(inputs[0], inputs[1], context.masked) @ inputs[2]
+            return *torch.autograd.grad(again, inputs, gradients[0]), None
+
+    def __init__(self, masked: bool) -> None:
+        super().__init__(leaky.causal)
+        self.masked = masked
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = Triton.Function.apply(*self.project(x).chunk(3, dim=-1), self.masked)
+        return out
+
+
+def _under_sdpa(model: Any, ids: Tensor) -> Tensor:
+    model.set_attn_implementation("sdpa")
+    return plainly(model, ids)
+
+
+def _in_bfloat16(model: nn.Module, ids: Tensor) -> Tensor:
+    return plainly(model.bfloat16(), ids)
+
+
+def _as_if_compiled(model: nn.Module, ids: Tensor) -> Tensor:
+    asked = torch.compiler.is_compiling
+    torch.compiler.is_compiling = lambda: True
+    try:
+        return plainly(model, ids)
+    finally:
+        torch.compiler.is_compiling = asked
+
+
+EXHIBITS = [
+    Exhibit(
+        "Doge: under sdpa only",
+        "https://github.com/huggingface/transformers/issues/48748",
+        lambda: Switched(lambda config: Doge(config, always_masked=False)),
+        lambda: Switched(lambda config: Doge(config, always_masked=True)),
+        later(_under_sdpa),
+        future("perturbation, sdpa", "perturbation, sdpa, training"),
+    ),
+    Exhibit(
+        "Keras: with dropout only",
+        "https://github.com/keras-team/keras/issues/23038",
+        with_block(lambda: Keras(False)),
+        with_block(lambda: Keras(True)),
+        later(training=True),
+        future("perturbation, training", "gradient, training"),
+    ),
+    Exhibit(
+        "MaxText: in half precision only",
+        "https://github.com/AI-Hypercomputer/maxtext/issues/878",
+        with_block(lambda: MaxText(False)),
+        with_block(lambda: MaxText(True)),
+        later(_in_bfloat16),
+        future("perturbation, in bfloat16"),
+    ),
+    Exhibit(
+        "gpt-oss of unsloth: compiled only",
+        "https://github.com/unslothai/unsloth-zoo/pull/1212",
+        with_block(lambda: GptOss("compiled")),
+        with_block(lambda: GptOss("never")),
+        later(_as_if_compiled),
+        future("perturbation, compiled"),
+        full=True,
+    ),
+    Exhibit(
+        "gpt-oss of unsloth: where embeddings want a gradient",
+        "https://github.com/unslothai/unsloth-zoo/pull/1212",
+        with_block(lambda: GptOss("wants a gradient")),
+        with_block(lambda: GptOss("never")),
+        gradient,
+        future("gradient, evaluation", "gradient, training"),
+    ),
+    Exhibit(
+        "Triton's tutorial: in the backward pass only",
+        "https://github.com/triton-lang/triton/issues/4541",
+        with_block(lambda: Triton(False)),
+        with_block(lambda: Triton(True)),
+        gradient,
+        future("gradient, evaluation", "gradient, training"),
+    ),
+]
