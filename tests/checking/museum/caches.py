@@ -99,7 +99,7 @@ EXHIBITS = [
         lambda: Cached(everything_after_a_cache),
         lambda: Cached(causal),
         later(_after_a_cache),
-        future("perturbation, after a cache") | {"cache = one pass"},
+        future("perturbation, after a cache") | {"incremental decoding = one pass"},
     ),
     Exhibit(
         "tt-metal: a chunk after a long cache",
@@ -107,7 +107,7 @@ EXHIBITS = [
         lambda: Cached(everything_after_a_long_cache),
         lambda: Cached(causal),
         later(_after_a_cache),
-        future("perturbation, after a cache") | {"cache = one pass"},
+        future("perturbation, after a cache") | {"incremental decoding = one pass"},
     ),
     Exhibit(
         "DeepSeek-V2 of mlxcel: step by step it is causal",
@@ -115,6 +115,6 @@ EXHIBITS = [
         lambda: Cached(masked_step_by_step),
         lambda: Cached(causal),
         later(),
-        EVERY_WAY | future("perturbation, after a cache") | {"cache = one pass"},
+        EVERY_WAY | future("perturbation, after a cache") | {"incremental decoding = one pass"},
     ),
 ]

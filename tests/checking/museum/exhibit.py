@@ -39,6 +39,7 @@ def future(*ways: str) -> frozenset[str]:
     return frozenset(f"future, by {way}" for way in ways)
 
 
+SCALED = future("perturbation, parameters scaled")
 EVERY_WAY = future(*(f"{by}, {mode}" for by in ("perturbation", "gradient") for mode in ("evaluation", "training")))
 BY_PERTURBATION = future("perturbation, evaluation", "perturbation, training")
 

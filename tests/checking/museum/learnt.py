@@ -6,7 +6,7 @@ import leaky_models as leaky
 import torch
 from torch import Tensor, nn
 
-from museum.exhibit import Exhibit, future, later
+from museum.exhibit import Exhibit, later
 
 
 class Gates(nn.Module):
@@ -18,11 +18,11 @@ class Gates(nn.Module):
 
     def __init__(self, ahead: bool) -> None:
         super().__init__()
-        self.gates = nn.Parameter(torch.full((128, 1), 0.3))
+        self.gates = nn.Parameter(torch.full((128,), 0.3))
         self.ahead = ahead
 
     def forward(self, x: Tensor) -> Tensor:
-        soft = self.gates[: x.shape[1]]
+        soft = self.gates[: x.shape[1], None]
         gate = (soft > 0.5).to(x.dtype) + soft - soft.detach()
         if self.ahead:
             return gate * torch.cat((x[:, 1:], torch.zeros_like(x[:, :1])), dim=1)
@@ -52,7 +52,7 @@ EXHIBITS = [
         lambda: Tied(ahead=True),
         lambda: Tied(ahead=False),
         later(_opened),
-        future("perturbation, after training on random tokens"),
+        frozenset({"future, after training on random tokens"}),
         full=True,
     ),
 ]

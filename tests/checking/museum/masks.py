@@ -9,7 +9,7 @@ import leaky_models as leaky
 import torch
 from torch import Tensor, nn
 
-from museum.exhibit import EVERY_WAY, Exhibit, future, later, plainly, with_block
+from museum.exhibit import EVERY_WAY, SCALED, Exhibit, future, later, plainly, with_block
 
 
 class RoFormer(leaky.Model):
@@ -158,7 +158,7 @@ EXHIBITS = [
         with_block(lambda: GPT2(-1e4)),
         with_block(lambda: GPT2(float("-inf"))),
         later(_scaled),
-        future("perturbation, parameters scaled"),
+        SCALED,
     ),
     Exhibit(
         "TCAN: softmax over the queries",
@@ -182,6 +182,6 @@ EXHIBITS = [
         lambda: _unsloth(1),
         lambda: _unsloth(None),
         later(_padded),
-        future("perturbation, with padding", "perturbation, with padding, training"),
+        future("perturbation, with padding", "perturbation, with padding, training") | {"padding changes nothing"},
     ),
 ]

@@ -8,7 +8,7 @@ import leaky_models as leaky
 import torch
 from torch import Tensor, nn
 
-from museum.exhibit import EVERY_WAY, Exhibit, another_row, future, later, with_block
+from museum.exhibit import BY_PERTURBATION, EVERY_WAY, Exhibit, another_row, later, with_block
 
 EXPERTS, CAPACITY = 4, 6
 
@@ -112,7 +112,7 @@ EXHIBITS = [
         with_block(feed_forward=lambda: Mixture(expert_choice)),
         with_block(feed_forward=lambda: Mixture(token_choice)),
         later(),
-        EVERY_WAY,
+        BY_PERTURBATION,
         layer="blocks.1.feed_forward",
     ),
     Exhibit(
@@ -121,7 +121,7 @@ EXHIBITS = [
         with_block(feed_forward=lambda: Mixture(capacity_by_score)),
         with_block(feed_forward=lambda: Mixture(capacity_by_order)),
         later(),
-        EVERY_WAY,
+        BY_PERTURBATION,
         layer="blocks.1.feed_forward",
     ),
     Exhibit(

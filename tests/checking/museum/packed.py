@@ -8,7 +8,7 @@ import leaky_models as leaky
 import torch
 from torch import Tensor, nn
 
-from museum.exhibit import CUT, Exhibit, Switched, another_document, future, plainly
+from museum.exhibit import CUT, Exhibit, Switched, another_document, plainly
 
 
 class Packed(Switched):
@@ -77,7 +77,7 @@ EXHIBITS = [
         lambda: Packed(apart_with_mask=False),
         lambda: Packed(),
         another_document(_with_mask),
-        future("perturbation, packed documents"),
+        frozenset({"packed documents are independent"}),
         layer="blocks.0.attention",
     ),
     Exhibit(
@@ -86,7 +86,7 @@ EXHIBITS = [
         lambda: Packed(apart_under=("eager",)),
         lambda: Packed(),
         another_document(_under_sdpa),
-        future("perturbation, packed documents"),
+        frozenset({"packed documents are independent"}),
         layer="blocks.0.attention",
     ),
 ]

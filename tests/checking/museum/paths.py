@@ -159,6 +159,7 @@ EXHIBITS = [
         with_block(lambda: MaxText(True)),
         later(_in_bfloat16),
         future("perturbation, in bfloat16"),
+        full=True,
     ),
     Exhibit(
         "gpt-oss of unsloth: compiled only",

@@ -1,0 +1,236 @@
+"""Perplexities that are not those of the text: the model is honest, the loop that scores with it is not.
+
+The model knows the probability of a token after the one before it, and of the first after a start mark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+VOCABULARY, WINDOW = 5, 8
+TABLE = torch.randn(VOCABULARY + 1, VOCABULARY, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+START = VOCABULARY  # the row of the start mark
+
+
+@dataclass(frozen=True)
+class Scored:
+    """leaking, control: make functions for `fr.check_scoring`. fails: the checks that find it, all of them."""
+
+    name: str
+    link: str
+    leaking: Callable[[], Callable[..., Any]]
+    control: Callable[[], Callable[..., Any]]
+    fails: frozenset[str]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+SUM, ONCE, LATER = "probabilities sum to one", "every token is scored once", "later tokens change no earlier score"
+SAME, ADD, RANKS = "the same text gets the same score", "texts in one call add up", "ranks add up"
+
+
+def nll(text: Tensor, axis: int = -1) -> Tensor:
+    """(N,) nats of each token, the first after the start mark."""
+    before = torch.cat((torch.tensor([START]), text[:-1]))
+    return -TABLE[before].log_softmax(axis).gather(1, text[:, None])[:, 0]
+
+
+def overlapping(twice: bool) -> Callable[[Tensor], Tensor]:
+    """Windows overlap by half, to give every token some context; all of a window is scored, or what is new in it.
+
+    What the labels of -100 are for: https://huggingface.co/docs/transformers/perplexity
+    """
+
+    def score(text: Tensor) -> Tensor:
+        whole, parts, done = nll(text), [], 0
+        for begin in range(0, len(text), WINDOW // 2):
+            end = min(begin + WINDOW, len(text))
+            parts.append(whole[begin if twice else done : end])
+            done = end
+            if end == len(text):
+                break
+        return torch.cat(parts) if parts else whole
+
+    return score
+
+
+def first_of_window(lost: bool) -> Callable[[Tensor], Tensor]:
+    """Labels are shifted inside a window: its first token is never scored, unless it is the last one of the window before.
+
+    https://github.com/huggingface/transformers/issues/30975
+    """
+
+    def score(text: Tensor) -> Tensor:
+        size = WINDOW if lost else WINDOW - 1
+        return torch.cat(
+            [nll(text)[:0], *(nll(text)[begin + 1 : begin + WINDOW] for begin in range(0, len(text), size))]
+        )
+
+    return score
+
+
+def mean_of_means(of_means: bool) -> Callable[[Tensor], Any]:
+    """The mean of the windows' means, though the last window is shorter.
+
+    https://github.com/huggingface/transformers/issues/34138
+    """
+
+    def score(text: Tensor) -> Any:
+        windows = nll(text).split(WINDOW)
+        mean = torch.stack([window.mean() for window in windows]).mean() if of_means else nll(text).mean()
+        return {"loss": float(mean), "tokens": len(text)} if len(text) else {"loss": 0.0, "tokens": 0}
+
+    return score
+
+
+def start_mark(counted: bool) -> Callable[[Tensor], Any]:
+    """Every line gets a start mark, which costs almost nothing, and which is counted as a token.
+
+    86.89 instead of about 106.5 on PTB, in a paper on mixtures of softmaxes.
+    """
+
+    def score(text: Tensor) -> Any:
+        mark = torch.full((int(counted),), 1e-3, dtype=torch.float64)
+        each = torch.cat((mark, nll(text)))
+        return {"nll": each, "tokens": len(each)}
+
+    return score
+
+
+def ngrams(passes: int) -> Callable[[Tensor], Tensor]:
+    """Probabilities from counts of pairs: those before the token, or, in a second pass, those of the whole text.
+
+    https://github.com/openai/parameter-golf/pull/869
+    """
+
+    def score(text: Tensor) -> Tensor:
+        counts = torch.ones(VOCABULARY + 1, VOCABULARY, dtype=torch.float64)
+        before = [START, *text.tolist()[:-1]]
+        out = []
+        for _ in range(passes):
+            out = []
+            for previous, token in zip(before, text.tolist(), strict=True):
+                out.append(-torch.log(counts[previous, token] / counts[previous].sum()))
+                counts[previous, token] += 1
+        return torch.stack(out) if out else nll(text)
+
+    return score
+
+
+def hashed(normalised: bool) -> Callable[[Tensor], Tensor]:
+    """A share of the table's bucket, in which several tokens fall, is taken for the probability of one.
+
+    https://github.com/openai/parameter-golf/pull/886
+    """
+
+    def score(text: Tensor) -> Tensor:
+        buckets = torch.tensor([0, 0, 1, 1, 2])  # of the tokens
+        shares = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)[buckets]
+        mixed = 0.5 * nll(text).neg().exp() + 0.5 * (shares / shares.sum() if normalised else shares)[text]
+        return -mixed.log()
+
+    return score
+
+
+def kept_between_calls(kept: bool) -> Callable[[Tensor], Tensor]:
+    """A cache of counts outlives the call: the second time, the text has been seen.
+
+    https://github.com/openai/parameter-golf/pull/876
+    """
+    cache = torch.ones(VOCABULARY, dtype=torch.float64)
+
+    def score(text: Tensor) -> Tensor:
+        counts, out = cache if kept else torch.ones_like(cache), []
+        for token in text.tolist():
+            out.append(-torch.log(counts[token] / counts.sum()))
+            counts[token] += 1
+        return torch.stack(out) if out else nll(text)
+
+    return score
+
+
+def last_batch(dropped: bool) -> Callable[[list[Tensor]], float]:
+    """Texts are scored two at a time; what is left over is dropped. https://github.com/google/flax/issues/264"""
+
+    def score(texts: list[Tensor]) -> float:
+        batches = [texts[i : i + 2] for i in range(0, len(texts), 2)]
+        full = [batch for batch in batches if len(batch) == 2 or not dropped or len(texts) == 1]
+        return float(sum(nll(text).sum() for batch in full for text in batch))
+
+    return score
+
+
+def batch_padding(counted: bool) -> Callable[[list[Tensor]], float]:
+    """Shorter texts of a batch are padded, and a token of the padding is scored.
+
+    https://github.com/ml-explore/mlx-lm/pull/1855
+    """
+
+    def score(texts: list[Tensor]) -> float:
+        longest, total = max(map(len, texts)), 0.0
+        for text in texts:
+            padded = torch.cat((text, text.new_zeros(longest - len(text))))
+            total += float(nll(padded)[: len(text) + counted].sum())
+        return total
+
+    return score
+
+
+def truncated(text_counts: bool) -> Callable[[Tensor], Any]:
+    """The model reads the last 16 tokens of a text; the denominator is the length of the whole.
+
+    https://github.com/facebookresearch/lingua/issues/46
+    """
+
+    def score(text: Tensor) -> Any:
+        each = nll(text)[-16:] if text_counts else nll(text)
+        return {"nll": float(each.sum()), "tokens": len(text)}
+
+    return score
+
+
+def axis(of_softmax: int) -> Callable[[Tensor], Tensor]:
+    """Softmax over positions. https://github.com/jadore801120/attention-is-all-you-need-pytorch/issues/19"""
+    return lambda text: nll(text, of_softmax)
+
+
+def of_ranks(multiplied: bool) -> Callable[..., float]:
+    """Each rank's loss is multiplied by their number, for a gradient that nobody takes.
+
+    https://github.com/huggingface/transformers/issues/35078
+    """
+
+    def score(text: Tensor, rank: int = 0, world_size: int = 1) -> float:
+        return float(nll(text)[rank::world_size].sum()) * (world_size if multiplied else 1)
+
+    return score
+
+
+def _scored(name: str, link: str, make: Callable[[Any], Callable[..., Any]], leaking: Any, control: Any, *fails: str,
+            **options: Any) -> Scored:  # fmt: skip
+    return Scored(name, link, lambda: make(leaking), lambda: make(control), frozenset(fails), options)
+
+
+_TRANSFORMERS, _GOLF = "https://github.com/huggingface/transformers", "https://github.com/openai/parameter-golf/pull"
+_JADORE = "https://github.com/jadore801120/attention-is-all-you-need-pytorch"
+SCORED = [
+    _scored("overlapping windows count twice", "https://huggingface.co/docs/transformers/perplexity", overlapping, True, False,
+            ONCE, window=WINDOW),
+    _scored("the first token of a window is lost", f"{_TRANSFORMERS}/issues/30975", first_of_window, True, False, ONCE,
+            window=WINDOW),
+    _scored("a mean of means", f"{_TRANSFORMERS}/issues/34138", mean_of_means, True, False, ONCE, window=WINDOW),
+    _scored("a start mark is counted", "", start_mark, True, False, ONCE),
+    _scored("an n-gram cache that has seen the test", f"{_GOLF}/869", ngrams, 2, 1, SUM, LATER),
+    _scored("n-grams by hash", f"{_GOLF}/886", hashed, False, True, SUM),
+    _scored("a cache kept between calls", f"{_GOLF}/876", kept_between_calls, True, False, SAME),
+    _scored("the last batch is dropped", "https://github.com/google/flax/issues/264", last_batch, True, False, ADD, many=True),
+    _scored("padding is scored", "https://github.com/ml-explore/mlx-lm/pull/1855", batch_padding, True, False, ADD, many=True),
+    _scored("a text is cut, its count is not", "https://github.com/facebookresearch/lingua/issues/46", truncated, True, False,
+            ONCE, window=16),
+    _scored("softmax over the wrong axis", f"{_JADORE}/issues/19", axis, 0, -1, SUM, LATER),
+    _scored("ranks multiply", f"{_TRANSFORMERS}/issues/35078", of_ranks, True, False, RANKS),
+]  # fmt: skip
