@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import leaky_models as leaky
@@ -20,7 +20,7 @@ class Exhibit:
     """A leak with its public link, and a control that is the same without the fault.
 
     moved: how far that moves which must not move, with torch alone. fails: names of the checks that find the leak, all of
-    them. layer: the first that leaks. full: needs the slow checks (training, compilation). options: of `fr.check`.
+    them. layer: the first that leaks. full: needs the slow checks (training, compilation). length: of the texts, in tokens.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Exhibit:
     fails: frozenset[str]
     layer: str = "blocks.1.attention"
     full: bool = False
-    options: Mapping[str, Any] = field(default_factory=dict)
+    length: int = 37
 
 
 def future(*ways: str) -> frozenset[str]:

@@ -201,6 +201,7 @@ EXHIBITS = [
         with_block(lambda: Wrapped(padding=3)),
         later(),
         EVERY_WAY,
+        length=67,
     ),
     Exhibit(
         "DeepSeek-V4: an indexer without a mask",

@@ -21,7 +21,6 @@ from museum import caches, learnt, masks, mixtures, norms, packed, paths, summar
 from museum.exhibit import SCALED, Exhibit, future
 from museum.scoring import SCORED, VOCABULARY, Scored
 
-LENGTH = 67  # the default of the check
 EXHIBITS = [e for module in (masks, paths, summaries, mixtures, norms, caches, packed, learnt) for e in module.EXHIBITS]
 each = pytest.mark.parametrize("exhibit", EXHIBITS, ids=lambda exhibit: exhibit.name)
 each_score = pytest.mark.parametrize("scored", SCORED, ids=lambda scored: scored.name)
@@ -88,9 +87,9 @@ def test_right_score_passes(scored: Scored) -> None:
 
 def _findings(exhibit: Exhibit, model: nn.Module) -> list[Finding]:
     """Of the quick checks, and of the slow ones that the exhibit is for."""
-    found = list(fr.check(model, quick=True, length=LENGTH).findings)
+    found = list(fr.check(model, quick=True, length=exhibit.length).findings)
     if exhibit.full:
-        subject = subject_of(model, length=LENGTH)
+        subject = subject_of(model, length=exhibit.length)
         checks = checks_of(subject)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the compiler
@@ -105,7 +104,7 @@ def _printed(lines: str, model: nn.Module) -> float:
     with contextlib.redirect_stdout(out), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         exec(lines, {"model": model})
-    return float(re.findall(r"[-+.e\d]+", out.getvalue())[0])
+    return float(re.findall(r"\d[\d.e+-]*", out.getvalue())[0])
 
 
 def _scored(scored: Scored, score: Callable[..., Any]) -> fr.Report:
