@@ -21,6 +21,7 @@ class Exhibit:
 
     moved: how far that moves which must not move, with torch alone. fails: names of the checks that find the leak, all of
     them. layer: the first that leaks. full: needs the slow checks (training, compilation). length: of the texts, in tokens.
+    inputs: makes example inputs of a model that needs other ones.
     """
 
     name: str
@@ -31,7 +32,8 @@ class Exhibit:
     fails: frozenset[str]
     layer: str = "blocks.1.attention"
     full: bool = False
-    length: int = 37
+    length: int | None = 37
+    inputs: Callable[[], Any] = lambda: None
 
 
 def future(*ways: str) -> frozenset[str]:
@@ -58,17 +60,17 @@ def with_block(attention: Callable[[], nn.Module] | None = None, **parts: Callab
 
 
 class Switched(leaky.Model):
-    """Its attention is computed in the way that `config._attn_implementation` names: "eager", to begin with, or "sdpa"."""
+    """Its attention is computed in the way that `config._attn_implementation` names, "eager" to begin with."""
 
-    def __init__(self, attention: Callable[[Any], nn.Module]) -> None:
+    def __init__(self, attention: Callable[[Any], nn.Module], other: str = "sdpa") -> None:
         torch.manual_seed(3)
         config = types.SimpleNamespace(_attn_implementation="eager", vocab_size=leaky.VOCABULARY)
         super().__init__({1: attention(config)})
-        self.config = config
+        self.config, self.other = config, other
 
     def set_attn_implementation(self, implementation: str) -> None:
-        if implementation not in ("eager", "sdpa"):
-            raise ValueError(f"{implementation}: this model has eager and sdpa")
+        if implementation not in ("eager", self.other):
+            raise ValueError(f"{implementation}: this model has eager and {self.other}")
         self.config._attn_implementation = implementation
 
 

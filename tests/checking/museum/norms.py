@@ -1,4 +1,4 @@
-"""Normalisation over positions, or over the batch."""
+"""Normalisation over all positions and the batch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import leaky_models as leaky
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm
 
-from museum.exhibit import EVERY_WAY, Exhibit, future, later, with_block
+from museum.exhibit import Exhibit, future, later, with_block
 
 
 class BatchNorm(nn.BatchNorm1d):
@@ -26,23 +26,6 @@ class BatchNorm(nn.BatchNorm1d):
         return super().forward(x).transpose(1, 2)
 
 
-class OverTime(nn.Module):
-    """GroupNorm of (B, E, N): its statistics are over features and time; `causal=True` had left it as it was.
-
-    https://github.com/espnet/espnet/issues/5900
-    """
-
-    def __init__(self, over_time: bool) -> None:
-        super().__init__()
-        self.norm = nn.GroupNorm(1, leaky.WIDTH)
-        self.over_time = over_time
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.over_time:
-            return self.norm(x.transpose(1, 2)).transpose(1, 2)
-        return self.norm(x.flatten(0, 1)).view_as(x)
-
-
 EXHIBITS = [
     Exhibit(
         "batch normalisation: in training only",
@@ -52,14 +35,5 @@ EXHIBITS = [
         later(training=True),
         future("perturbation, training", "gradient, training") | {"rows of a batch are independent, training"},
         layer="blocks.1.norm",
-    ),
-    Exhibit(
-        "BSRNN of ESPnet: normalisation over time",
-        "https://github.com/espnet/espnet/issues/5900",
-        with_block(norm=lambda: OverTime(True)),
-        with_block(norm=lambda: OverTime(False)),
-        later(),
-        EVERY_WAY,
-        layer="blocks.1.norm.norm",
     ),
 ]

@@ -1,4 +1,4 @@
-"""Several texts in one row, told apart by position ids that begin again."""
+"""Rows that hold more than one text, told apart by position ids that begin again; and rows that hold padding."""
 
 from __future__ import annotations
 
@@ -46,6 +46,22 @@ class Packed(Switched):
         return self.output(x)
 
 
+class MiniCPM3(Packed):
+    """The mask never reaches attention: padding on the left is seen as if it were text.
+
+    https://github.com/ml-explore/mlx-lm/issues/1906
+    """
+
+    def __init__(self, deaf: bool) -> None:
+        super().__init__(apart_under=())
+        self.deaf = deaf
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None
+    ) -> Any:
+        return super().forward(input_ids, None if self.deaf else attention_mask, position_ids)
+
+
 class Attention(leaky.Attention):
     def __init__(self) -> None:
         super().__init__(leaky.causal)
@@ -59,6 +75,12 @@ class Attention(leaky.Attention):
 
 def _positions(ids: Tensor) -> Tensor:
     return torch.cat((torch.arange(CUT), torch.arange(ids.shape[1] - CUT))).expand_as(ids)
+
+
+def _padded(model: nn.Module, ids: Tensor) -> Tensor:
+    """Padding from the start up to `CUT`."""
+    mask = (torch.arange(ids.shape[1]) >= CUT).long().expand_as(ids)
+    return plainly(model, ids, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp_min(0))
 
 
 def _with_mask(model: nn.Module, ids: Tensor) -> Tensor:
@@ -87,6 +109,15 @@ EXHIBITS = [
         lambda: Packed(),
         another_document(_under_sdpa),
         frozenset({"packed documents are independent"}),
+        layer="blocks.0.attention",
+    ),
+    Exhibit(
+        "MiniCPM3 of mlx-lm: padding on the left is seen",
+        "https://github.com/ml-explore/mlx-lm/issues/1906",
+        lambda: MiniCPM3(deaf=True),
+        lambda: MiniCPM3(deaf=False),
+        another_document(_padded),
+        frozenset({"padding changes nothing"}),
         layer="blocks.0.attention",
     ),
 ]

@@ -36,6 +36,24 @@ class Doge(leaky.Attention):
         return scaled_dot_product_attention(query, key, value, bias)
 
 
+class FlexAttention(leaky.Attention):
+    """Under flex_attention a mask of ones and zeros is added to the scores, as if it held zeros and -inf.
+
+    https://github.com/HKUSTDial/flash-sparse-attention/issues/146
+    """
+
+    def __init__(self, config: Any, of_ones: bool) -> None:
+        super().__init__(leaky.causal)
+        self.config, self.of_ones = config, of_ones
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.project(x).chunk(3, dim=-1)
+        if not self.of_ones or self.config._attn_implementation == "eager":
+            return weights(query, key, True) @ value
+        scores = query @ key.transpose(1, 2) / leaky.WIDTH**0.5
+        return (scores + leaky.causal(x.shape[1]).to(x.dtype)).softmax(-1) @ value
+
+
 class Keras(leaky.Attention):
     """The fused kernel masks; with dropout another way is taken, and there the mask was dropped.
 
@@ -117,8 +135,8 @@ class Triton(leaky.Attention):
         return out
 
 
-def _under_sdpa(model: Any, ids: Tensor) -> Tensor:
-    model.set_attn_implementation("sdpa")
+def _switched(model: Any, ids: Tensor) -> Tensor:
+    model.set_attn_implementation(model.other)
     return plainly(model, ids)
 
 
@@ -141,8 +159,17 @@ EXHIBITS = [
         "https://github.com/huggingface/transformers/issues/48748",
         lambda: Switched(lambda config: Doge(config, always_masked=False)),
         lambda: Switched(lambda config: Doge(config, always_masked=True)),
-        later(_under_sdpa),
+        later(_switched),
         future("perturbation, sdpa", "perturbation, sdpa, training"),
+    ),
+    Exhibit(
+        "an example of flash-sparse-attention: under flex_attention only",
+        "https://github.com/HKUSTDial/flash-sparse-attention/issues/146",
+        lambda: Switched(lambda config: FlexAttention(config, of_ones=True), "flex_attention"),
+        lambda: Switched(lambda config: FlexAttention(config, of_ones=False), "flex_attention"),
+        later(_switched),
+        future("perturbation, flex_attention", "perturbation, flex_attention, training"),
+        full=True,
     ),
     Exhibit(
         "Keras: with dropout only",

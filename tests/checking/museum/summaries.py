@@ -112,8 +112,9 @@ class Compressed(leaky.Attention):
     """Attention to itself and to the `chosen` best of compressed blocks, each of which stands for `ratio` tokens.
 
     An indexer scores the blocks. seen: "all" blocks (https://github.com/huggingface/transformers/issues/45820, DeepSeek-V4);
-    "begun" ones, among them that of the query itself (https://github.com/vllm-project/tpu-inference/issues/3536); or the
-    "complete" ones.
+    "begun" ones, among them that of the query itself (https://github.com/vllm-project/tpu-inference/issues/3536); "later"
+    ones, by a function that says what is masked where one was wanted that says what is seen
+    (https://github.com/tilde-research/nsa-release/issues/3); or the "complete" ones.
     """
 
     ratio, chosen = 4, 8
@@ -130,8 +131,8 @@ class Compressed(leaky.Attention):
         blocks = torch.arange(n // self.ratio, device=x.device)
         position = torch.arange(n, device=x.device)[:, None]
         last = {"all": blocks.max() + 1 if n >= self.ratio else 0, "begun": position // self.ratio,
-                "complete": (position + 1) // self.ratio - 1}[self.seen]  # fmt: skip
-        allowed = blocks <= last
+                "complete": (position + 1) // self.ratio - 1, "later": 0}[self.seen]  # fmt: skip
+        allowed = blocks <= last if self.seen != "later" else blocks >= (position + 1) // self.ratio
         index = (index_query @ means(index_key, self.ratio).transpose(1, 2)).masked_fill(~allowed, float("-inf"))
         best = index.topk(min(self.chosen, len(blocks)), dim=-1).indices
         taken = torch.zeros_like(index, dtype=torch.bool).scatter(-1, best, True) & allowed
@@ -217,6 +218,14 @@ EXHIBITS = [
         with_block(lambda: Compressed("begun")),
         with_block(lambda: Compressed("complete")),
         later(cut=42),
+        EVERY_WAY,
+    ),
+    Exhibit(
+        "native sparse attention: a mask upside down",
+        "https://github.com/tilde-research/nsa-release/issues/3",
+        with_block(lambda: Compressed("later")),
+        with_block(lambda: Compressed("complete")),
+        later(),
         EVERY_WAY,
     ),
     Exhibit(

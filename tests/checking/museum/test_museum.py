@@ -17,11 +17,13 @@ import fullrank as fr
 from fullrank.checking import checks_of
 from fullrank.checking.report import Finding
 from fullrank.checking.subject import subject_of
-from museum import caches, learnt, masks, mixtures, norms, packed, paths, summaries
+from museum import caches, learnt, masks, mixtures, norms, others, packed, paths, summaries
 from museum.exhibit import SCALED, Exhibit, future
 from museum.scoring import SCORED, VOCABULARY, Scored
 
-EXHIBITS = [e for module in (masks, paths, summaries, mixtures, norms, caches, packed, learnt) for e in module.EXHIBITS]
+EXHIBITS = [
+    e for module in (masks, paths, summaries, mixtures, norms, caches, packed, others, learnt) for e in module.EXHIBITS
+]
 each = pytest.mark.parametrize("exhibit", EXHIBITS, ids=lambda exhibit: exhibit.name)
 each_score = pytest.mark.parametrize("scored", SCORED, ids=lambda scored: scored.name)
 
@@ -33,6 +35,7 @@ FAMILIES = {
     "padding": future("perturbation, with padding", "perturbation, with padding, training")
     | {"padding changes nothing"},
     "implementation": future("perturbation, sdpa", "perturbation, sdpa, training"),
+    "flex": future("perturbation, flex_attention", "perturbation, flex_attention, training"),
     "half precision": future("perturbation, in bfloat16"),
     "compiled": future("perturbation, compiled"),
     "scaled": SCALED,
@@ -59,7 +62,7 @@ def test_leak_is_found(exhibit: Exhibit) -> None:
     for finding in failures:
         if finding.check in exhibit.fails and finding.leaks:
             assert exhibit.layer in finding.layers, finding.check
-            assert _printed(finding.reproduction, exhibit.leaking()) > 1e-9, finding.reproduction
+            assert _printed(finding.reproduction, exhibit) > 1e-9, finding.reproduction
 
 
 @each
@@ -87,9 +90,9 @@ def test_right_score_passes(scored: Scored) -> None:
 
 def _findings(exhibit: Exhibit, model: nn.Module) -> list[Finding]:
     """Of the quick checks, and of the slow ones that the exhibit is for."""
-    found = list(fr.check(model, quick=True, length=exhibit.length).findings)
+    found = list(fr.check(model, exhibit.inputs(), quick=True, length=exhibit.length).findings)
     if exhibit.full:
-        subject = subject_of(model, length=exhibit.length)
+        subject = subject_of(model, None, exhibit.length, exhibit.inputs())
         checks = checks_of(subject)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the compiler
@@ -97,13 +100,13 @@ def _findings(exhibit: Exhibit, model: nn.Module) -> list[Finding]:
     return found
 
 
-def _printed(lines: str, model: nn.Module) -> float:
+def _printed(lines: str, exhibit: Exhibit) -> float:
     """What the two lines print to somebody who runs them."""
     assert len(lines.splitlines()) == 2, lines
     out = io.StringIO()
     with contextlib.redirect_stdout(out), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        exec(lines, {"model": model})
+        exec(lines, {"model": exhibit.leaking(), "inputs": exhibit.inputs()})
     return float(re.findall(r"\d[\d.e+-]*", out.getvalue())[0])
 
 
