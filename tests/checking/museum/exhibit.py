@@ -21,7 +21,7 @@ class Exhibit:
 
     moved: how far that moves which must not move, with torch alone. fails: names of the checks that find the leak, all of
     them. layer: the first that leaks. full: needs the slow checks (training, compilation). length: of the texts, in tokens.
-    inputs: makes example inputs of a model that needs other ones.
+    inputs: makes example inputs of a model that needs other ones. missed: what the check does not say of it yet.
     """
 
     name: str
@@ -34,6 +34,7 @@ class Exhibit:
     full: bool = False
     length: int | None = 37
     inputs: Callable[[], Any] = lambda: None
+    missed: str = ""
 
 
 def future(*ways: str) -> frozenset[str]:

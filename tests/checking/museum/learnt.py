@@ -54,5 +54,7 @@ EXHIBITS = [
         later(_opened),
         frozenset({"future, after training on random tokens"}),
         full=True,
+        length=19,
+        missed="no two lines that show it",
     ),
 ]

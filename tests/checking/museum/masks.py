@@ -159,6 +159,7 @@ EXHIBITS = [
         with_block(lambda: GPT2(float("-inf"))),
         later(_scaled),
         SCALED,
+        missed="no layer is named on this path",
     ),
     Exhibit(
         "TCAN: softmax over the queries",

@@ -101,6 +101,7 @@ EXHIBITS = [
         another_document(_with_mask),
         frozenset({"packed documents are independent"}),
         layer="blocks.0.attention",
+        missed="position ids of a module that is not of Hugging Face, with a mask of ones",
     ),
     Exhibit(
         "axolotl: packed texts under plain sdpa",
@@ -110,6 +111,7 @@ EXHIBITS = [
         another_document(_under_sdpa),
         frozenset({"packed documents are independent"}),
         layer="blocks.0.attention",
+        missed="position ids of a module that is not of Hugging Face",
     ),
     Exhibit(
         "MiniCPM3 of mlx-lm: padding on the left is seen",

@@ -187,6 +187,7 @@ EXHIBITS = [
         later(_in_bfloat16),
         future("perturbation, in bfloat16"),
         full=True,
+        missed="no layer is named on this path",
     ),
     Exhibit(
         "gpt-oss of unsloth: compiled only",
@@ -196,6 +197,8 @@ EXHIBITS = [
         later(_as_if_compiled),
         future("perturbation, compiled"),
         full=True,
+        length=19,
+        missed="no layer is named on this path",
     ),
     Exhibit(
         "gpt-oss of unsloth: where embeddings want a gradient",

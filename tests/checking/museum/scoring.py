@@ -224,7 +224,7 @@ SCORED = [
             window=WINDOW),
     _scored("a mean of means", f"{_TRANSFORMERS}/issues/34138", mean_of_means, True, False, ONCE, window=WINDOW),
     _scored("a start mark is counted", "", start_mark, True, False, ONCE),
-    _scored("an n-gram cache that has seen the test", f"{_GOLF}/869", ngrams, 2, 1, SUM, LATER),
+    _scored("an n-gram cache that has seen the test", f"{_GOLF}/869", ngrams, 2, 1, SUM, ONCE, LATER),
     _scored("n-grams by hash", f"{_GOLF}/886", hashed, False, True, SUM),
     _scored("a cache kept between calls", f"{_GOLF}/876", kept_between_calls, True, False, SAME),
     _scored("the last batch is dropped", "https://github.com/google/flax/issues/264", last_batch, True, False, ADD, many=True),

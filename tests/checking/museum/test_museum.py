@@ -25,6 +25,13 @@ EXHIBITS = [
     e for module in (masks, paths, summaries, mixtures, norms, caches, packed, others, learnt) for e in module.EXHIBITS
 ]
 each = pytest.mark.parametrize("exhibit", EXHIBITS, ids=lambda exhibit: exhibit.name)
+each_leak = pytest.mark.parametrize(
+    "exhibit",
+    [
+        pytest.param(e, id=e.name, marks=[pytest.mark.xfail(reason=e.missed, strict=True)] if e.missed else [])
+        for e in EXHIBITS
+    ],
+)
 each_score = pytest.mark.parametrize("scored", SCORED, ids=lambda scored: scored.name)
 
 # what is switched off together, so that no check of a family stands in for another
@@ -53,7 +60,7 @@ def test_leak_is_there_and_its_control_has_none(exhibit: Exhibit) -> None:
     assert exhibit.moved(exhibit.control()) < 1e-10
 
 
-@each
+@each_leak
 def test_leak_is_found(exhibit: Exhibit) -> None:
     """By the checks of its path and by no other: if one of them were switched off, it would be missing here."""
     failures = [finding for finding in _findings(exhibit, exhibit.leaking()) if finding.verdict == "fails"]
