@@ -48,7 +48,7 @@ def _opened(model: nn.Module, ids: Tensor) -> Tensor:
 EXHIBITS = [
     Exhibit(
         "gates of positions that open in training",
-        "",  # no public thread; -10,000 of GPT-2 is learnt, too, but in far more steps
+        "",  # no public thread
         lambda: Tied(ahead=True),
         lambda: Tied(ahead=False),
         later(_opened),

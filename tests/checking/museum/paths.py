@@ -207,6 +207,7 @@ EXHIBITS = [
         with_block(lambda: GptOss("never")),
         gradient,
         future("gradient, evaluation", "gradient, training"),
+        missed="no two lines that show it",
     ),
     Exhibit(
         "Triton's tutorial: in the backward pass only",
@@ -215,5 +216,6 @@ EXHIBITS = [
         with_block(lambda: Triton(True)),
         gradient,
         future("gradient, evaluation", "gradient, training"),
+        missed="no two lines that show it",
     ),
 ]
