@@ -297,7 +297,7 @@ def _shows(subject: Subject, lines: str) -> bool:
     own = duplicate(subject.own)
     scope = {"model": getattr(own, "function", getattr(own, "translator", own))}
     scope["print"] = lambda value: printed.append(float(value))
-    scope["inputs"] = {**subject.fixed, subject.sequence: subject.ids}
+    scope["inputs"] = _inputs(subject)
     try:
         with mode(own, training=own.training), torch.enable_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -305,6 +305,15 @@ def _shows(subject: Subject, lines: str) -> bool:
     except Exception:  # a path that the two lines cannot follow
         return False
     return bool(printed) and printed[0] > 1e-4
+
+
+def _inputs(subject: Subject) -> Any:
+    """The example inputs, in the form in which they were given."""
+    if subject.given[0].startswith('inputs["'):
+        return {**subject.fixed, subject.sequence: subject.ids}
+    before = int(subject.given[0][7:-1] or 0) if "[" in subject.given[0] else 0
+    values = list(subject.fixed.values())
+    return [*values[:before], subject.ids, *values[before:]] if "[" in subject.given[0] else subject.ids
 
 
 def _logits(subject: Subject) -> str:
@@ -321,11 +330,11 @@ def _statements(subject: Subject, path: CodePath, cut: int, seed: int) -> tuple[
     size, vocab, half, logits = subject.length, subject.vocab_size, subject.length // 2, _logits(subject)
     rows = 1 if path.how == "packed documents" else ROWS
     setup, more, before = ["import torch"], "", f"[:, :{cut}]"
-    if subject.given:
+    if subject.given[0]:
         other = (
             f"torch.randn_like(b[:, {cut}:])" if subject.ids.is_floating_point() else f"(b[:, {cut}:] + 1) % {vocab}"
         )
-        setup.append(f'a = inputs["{subject.sequence}"]; b = a.clone(); b[:, {cut}:] = {other}')
+        setup.append(f"a = {subject.given[0]}; b = a.clone(); b[:, {cut}:] = {other}")
     else:
         device = "" if subject.ids.device.type == "cpu" else f', device="{subject.ids.device}"'
         setup.append(f"torch.manual_seed({seed}); a = torch.randint({vocab}, ({rows}, {size}){device})")
@@ -357,8 +366,8 @@ def _statements(subject: Subject, path: CodePath, cut: int, seed: int) -> tuple[
     elif path.how == "packed documents":
         more = ", position_ids=p"
     call = f"model(x{more})"
-    if subject.given:
-        call = f'model(**{{**inputs, "{subject.sequence}": x}}{more})'
+    if subject.given[0]:
+        call = subject.given[1].replace("{more}", more)
     elif subject.translates or subject.fixed:
         longest = subject.model.sources.shape[1] if subject.translates else subject.fixed["input_ids"].shape[1]
         setup.append(f"source = torch.randint({vocab}, (3, {longest}))")

@@ -114,7 +114,8 @@ class Subject:
     kind: our LanguageModel, our Translator (as FixedSources), a model of Hugging Face, or any module. ids (3, N): random
     tokens, or vectors (3, N, E) of a model that reads these. The end of the last row is padding by `padding_id`, for models
     that look for it in the ids (None: they do not). fixed: the other inputs, by name; sequence: the name of the input that
-    `ids` are (empty: the first one); given: a user gave both. step(ids, cache): logits and the next cache, for a module with a cache of its own.
+    `ids` are (empty: the first one); given: a user gave both, as this Python. step(ids, cache): logits and the next cache,
+    of a module with a cache of its own.
     """
 
     model: Any
@@ -127,7 +128,7 @@ class Subject:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     sequence: str = ""
     step: Callable[..., tuple[Tensor, Any]] | None = None
-    given: bool = False
+    given: tuple[str, str] = ("", "")
 
     def call(self, ids: Tensor, mask: Tensor | None = None, *, model: Any = None, **options: Any) -> Any:
         """What the model gives for rows of ids; the fixed inputs take turns, as the rows of a mask (3, N) do."""
@@ -329,10 +330,10 @@ def subject_of(
     device = tensors[0].device if tensors else torch.device("cpu")
     if inputs is None and kind == "hugging_face" and getattr(model.config, "is_encoder_decoder", False):
         sequence = sequence or "decoder_input_ids"
-    fixed: dict[str, Any] = {}
+    fixed, given = dict[str, Any](), ("", "")
     example: Tensor | None = None
     if inputs is not None:
-        sequence, example, fixed = _example(model, inputs, sequence)
+        sequence, example, fixed, given = _example(model, inputs, sequence)
     continuous = example is not None and example.is_floating_point()
     if vocab_size is None and not continuous:
         vocab_size = _vocab_size(model, config)
@@ -354,9 +355,7 @@ def subject_of(
     padding_id = 0 if kind == "module" and example is None else None  # the others are told by a mask only
     if padding_id is not None:
         ids[-1, -max(1, ids.shape[1] // 4) :] = padding_id
-    made = Subject(
-        model, model, kind, vocab_size, torch.float64, ids, padding_id, fixed, sequence or "", step, inputs is not None
-    )
+    made = Subject(model, model, kind, vocab_size, torch.float64, ids, padding_id, fixed, sequence or "", step, given)
     return _moved(made)
 
 
@@ -386,8 +385,11 @@ def _text_length(model: Any, config: Any, kind: str, length: int | None, tensors
 _SEQUENCES = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
 
 
-def _example(model: nn.Module, inputs: Any, sequence: str | None) -> tuple[str, Tensor, dict[str, Any]]:
-    """Name and value of the sequence in the example inputs of a user, and the other ones."""
+def _example(
+    model: nn.Module, inputs: Any, sequence: str | None
+) -> tuple[str, Tensor, dict[str, Any], tuple[str, str]]:
+    """Name and value of the sequence in the example inputs of a user, the other ones, and the Python that replaces it."""
+    form = type(inputs)
     if isinstance(inputs, Tensor):
         inputs = (inputs,)
     if isinstance(inputs, tuple | list):
@@ -406,7 +408,13 @@ def _example(model: nn.Module, inputs: Any, sequence: str | None) -> tuple[str, 
         )
     if inputs[name].shape[1] < 3:
         raise InputError(f"inputs: {name} has {inputs[name].shape[1]} positions; a check needs 3 or more")
-    return name, inputs[name], {one: value for one, value in inputs.items() if one != name}
+    place = list(inputs).index(name)
+    given = f'inputs["{name}"]', f'model(**{{**inputs, "{name}": x}}{{more}})'
+    if issubclass(form, Tensor):
+        given = "inputs", "model(x{more})"
+    elif issubclass(form, tuple | list):
+        given = f"inputs[{place}]", f"model(*inputs[:{place}], x, *inputs[{place + 1} :]{{more}})"
+    return name, inputs[name], {one: value for one, value in inputs.items() if one != name}, given
 
 
 def _in_turn(value: Any, rows: int, turns: Tensor, device: torch.device) -> Any:

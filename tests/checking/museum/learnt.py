@@ -55,6 +55,5 @@ EXHIBITS = [
         frozenset({"future, after training on random tokens"}),
         full=True,
         length=19,
-        missed="no two lines that show it",
     ),
 ]

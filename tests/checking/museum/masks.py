@@ -159,7 +159,6 @@ EXHIBITS = [
         with_block(lambda: GPT2(float("-inf"))),
         later(_scaled),
         SCALED,
-        missed="no layer is named on this path",
     ),
     Exhibit(
         "TCAN: softmax over the queries",

@@ -111,7 +111,6 @@ EXHIBITS = [
         another_document(_under_sdpa),
         frozenset({"packed documents are independent"}),
         layer="blocks.0.attention",
-        missed="position ids of a module that is not of Hugging Face",
     ),
     Exhibit(
         "MiniCPM3 of mlx-lm: padding on the left is seen",

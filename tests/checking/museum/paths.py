@@ -187,7 +187,6 @@ EXHIBITS = [
         later(_in_bfloat16),
         future("perturbation, in bfloat16"),
         full=True,
-        missed="no layer is named on this path",
     ),
     Exhibit(
         "gpt-oss of unsloth: compiled only",
@@ -198,7 +197,6 @@ EXHIBITS = [
         future("perturbation, compiled"),
         full=True,
         length=19,
-        missed="no layer is named on this path",
     ),
     Exhibit(
         "gpt-oss of unsloth: where embeddings want a gradient",
@@ -207,7 +205,6 @@ EXHIBITS = [
         with_block(lambda: GptOss("never")),
         gradient,
         future("gradient, evaluation", "gradient, training"),
-        missed="no two lines that show it",
     ),
     Exhibit(
         "Triton's tutorial: in the backward pass only",
@@ -216,6 +213,5 @@ EXHIBITS = [
         with_block(lambda: Triton(True)),
         gradient,
         future("gradient, evaluation", "gradient, training"),
-        missed="no two lines that show it",
     ),
 ]
