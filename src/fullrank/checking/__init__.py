@@ -81,6 +81,7 @@ def check(
     step: Callable[..., tuple[Tensor, Any]] | None = None,
     text: Tensor | None = None,
     quick: bool = False,
+    only: tuple[str, ...] = (),
     description: Mapping[str, Any] | None = None,
     shrunk: tuple[str, ...] = (),
     say: Callable[[str], None] | None = None,
@@ -99,6 +100,7 @@ def check(
     step(ids (B, n), cache or None): gives logits and the next cache, for a module with a cache of its own kind.
     text (S, N + 1) or (T,): token ids of a text it was trained for, for the last-position test; without one, a small model
     is trained on random tokens (a copy of it). quick: without compiling, training, saving and rare code paths.
+    only: the checks whose names begin so ("future", "rows of a batch", ...); all by default.
     description, shrunk: for the report. say: is told each verdict (`say=print`); None: where stderr is a terminal, a line
     there names the check that runs.
     Checks that do not apply are listed with the reason. Raises InputError for a model that gives no logits.
@@ -111,6 +113,8 @@ def check(
     subject = subject_of(model, vocab_size, length, inputs, sequence, step)
     segments = None if text is None else _segments(text, subject.length, subject.vocab_size)
     checks = checks_of(subject, segments, quick=quick)
+    if only:
+        checks = {title: run for title, run in checks.items() if title.startswith(only)}
     findings, live = [], say is None and sys.stderr.isatty()
     for number, (title, run) in enumerate(checks.items(), 1):
         if live:

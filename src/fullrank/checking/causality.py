@@ -121,15 +121,15 @@ def _perturbed(subject: Subject, path: CodePath) -> Finding:
 def _explained(subject: Subject, path: CodePath, run: Run, found: Finding, cut: int, least: float) -> Finding:
     """A finding of a leak, with the positions, the layer, and what shows it; passes where only rows see each other."""
     size, base = subject.length, subject.ids
-    if not path.padding and not subject.fixed and not _alone(subject, run, cut, least):
-        cuts = [one for one in spread(size, 64) if _alone(subject, run, one, least)]
+    if not (path.padding or subject.fixed or path.how == "compiled" or _alone(subject, run, cut, least)):
+        cuts = [one for one in spread(size, 16) if _alone(subject, run, one, least)]
         if not cuts:
             return replace(
                 found, verdict="passes", difference=0.0, remark="rows of a batch see each other, no text its own end"
             )
         cut = cuts[0]
     changed = _changed(subject, base, cut)
-    pairs = _pairs(subject, run, least)
+    pairs = _pairs(subject, run, least, ROWS if path.how == "compiled" else 32)
     if pairs:
         ahead = [k - i for i, k in pairs]
         share = len(pairs) / (size * (size - 1) / 2)
@@ -194,12 +194,12 @@ def _another(subject: Subject, ids: Tensor, where: Tensor) -> Tensor:
     return torch.where(where, (ids + step) % subject.vocab_size, ids)
 
 
-def _pairs(subject: Subject, run: Run, least: float) -> list[tuple[int, int]]:
+def _pairs(subject: Subject, run: Run, least: float, rows: int) -> list[tuple[int, int]]:
     """(i, k), i < k: logits at i change when the token at k alone is changed. At most 64 tokens are tried, spread evenly."""
     found = []
     tried = spread(subject.length, 64)
-    for start in range(0, len(tried), 32):
-        part = tried[start : start + 32]
+    for start in range(0, len(tried), rows):
+        part = tried[start : start + rows]
         base = subject.ids[torch.arange(len(part)) % ROWS]
         at = torch.tensor(part, device=base.device)[:, None]
         where = torch.arange(subject.length, device=base.device) == at

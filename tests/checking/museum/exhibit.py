@@ -21,7 +21,8 @@ class Exhibit:
 
     moved: how far that moves which must not move, with torch alone. fails: names of the checks that find the leak, all of
     them. layer: the first that leaks. full: needs the slow checks (training, compilation). length: of the texts, in tokens.
-    inputs: makes example inputs of a model that needs other ones. missed: what the check does not say of it yet.
+    inputs: makes example inputs of a model that needs other ones. said: a remark of the check, which does not fail: so it is
+    documented.
     """
 
     name: str
@@ -34,7 +35,7 @@ class Exhibit:
     full: bool = False
     length: int | None = 37
     inputs: Callable[[], Any] = lambda: None
-    missed: str = ""
+    said: str = ""
 
 
 def future(*ways: str) -> frozenset[str]:

@@ -101,7 +101,7 @@ EXHIBITS = [
         another_document(_with_mask),
         frozenset({"packed documents are independent"}),
         layer="blocks.0.attention",
-        missed="position ids of a module that is not of Hugging Face, with a mask of ones",
+        said="not kept apart where attention_mask is given, too",
     ),
     Exhibit(
         "axolotl: packed texts under plain sdpa",

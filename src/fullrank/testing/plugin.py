@@ -1,0 +1,37 @@
+"""pytest plugin, found by its entry point: the marker and the fixture `leak_check`. It imports torch when it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from fullrank.checking import Report
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "leak_check(**options): options of fullrank.check for the fixture leak_check")
+
+
+@pytest.fixture
+def leak_check(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> Callable[..., Report]:
+    """leak_check(model, inputs=None, **options): `assert_causal`, its verdicts in the JUnit report.
+
+    Options of the marker come first: @pytest.mark.leak_check(length=257, quick=False).
+    """
+    from fullrank import testing
+
+    marker = request.node.get_closest_marker("leak_check")
+
+    def checked(model: Any, inputs: Any = None, **options: Any) -> Report:
+        told: list[str] = []
+        try:
+            return testing.assert_causal(model, inputs, **{**(marker.kwargs if marker else {}), **options, "say": told.append})
+        finally:
+            for line in told:
+                name, _, verdict = line.rpartition(": ")
+                record_property(f"fullrank.{name}", verdict)
+
+    return checked
