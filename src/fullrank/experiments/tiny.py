@@ -1,0 +1,169 @@
+"""Tiny untrained models of a model type of transformers: its configuration made small by the names of its settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fullrank.core.errors import InputError
+
+_VOCABULARY = 64
+_MOST_LAYERS, _MOST_PARAMETERS = 4, 30_000_000
+_LENGTH, _SOURCE = 67, 29  # tokens of the example inputs
+
+
+class Tiny(NamedTuple):
+    """inputs: what the model has to be called with, where token ids alone do not do (see `fullrank.check`)."""
+
+    model: Any
+    inputs: dict[str, Tensor] | None = None
+
+
+def classes(model_type: str | None = None) -> list[tuple[str, str]]:
+    """(model type, class) of what predicts next tokens in the installed transformers; a type's causal class first."""
+    from transformers.models.auto import modeling_auto as auto
+
+    causal, translating = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+    pairs = dict.fromkeys((*causal.items(), *translating.items()))
+    return sorted((pair for pair in pairs if model_type in (None, pair[0])), key=lambda pair: pair[0])
+
+
+def tiny(model_type: str, class_name: str | None = None) -> Tiny:
+    """A random model in fp32, in evaluation mode: few layers, but one of each kind, and windows of 8 tokens.
+
+    class_name: one of `classes(model_type)`, the first if not given. Raises InputError for what predicts no next tokens and
+    for what needs more than tokens; an error of transformers where it cannot build the model.
+    """
+    import transformers
+
+    named = [name for _, name in classes(model_type)]
+    if not named or class_name not in (None, *named):
+        raise InputError(f"hf:{model_type}: no {class_name or 'class'} that predicts next tokens")
+    if reason := _INAPPLICABLE.get(model_type):
+        raise InputError(f"hf:{model_type}: not a model of tokens alone: {reason}")
+    cls = getattr(transformers, class_name or named[0])
+    config = _small_config(transformers.CONFIG_MAPPING[model_type])
+    parts = [part for part in vars(config).values() if isinstance(part, cls.config_class)]
+    if not isinstance(config, cls.config_class) and parts:
+        config = parts[0]  # the class is that of a part of the model
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        model = cls(config).float().eval()
+    return Tiny(model, _inputs(model))
+
+
+def _inputs(model: Any) -> dict[str, Tensor] | None:
+    if not model.config.is_encoder_decoder or "decoder_input_ids" not in inspect.signature(model.forward).parameters:
+        return None
+    draw = torch.Generator().manual_seed(1)
+    lengths = {"input_ids": _SOURCE, "decoder_input_ids": _LENGTH}
+    return {name: torch.randint(4, _VOCABULARY, (1, length), generator=draw) for name, length in lengths.items()}
+
+
+# -- configurations ---------------------------------------------------------------------------------------------------
+
+# A number whose name has the pattern is at most this; the first pattern counts. Windows and chunks are shorter than the
+# texts of a check, groups divide heads and experts, and the sizes of states agree: 2 x 32 = 64 = 8 heads of 8.
+_MOST = tuple((re.compile(pattern), most) for pattern, most in (
+    (r"token_id$|token_index$", 0),
+    (r"initializer_range|init_std", 0.2),  # larger than usual: in so narrow a model attention would be nearly uniform
+    (r"vocab", _VOCABULARY),
+    (r"position|n_ctx|max_seq_len|context_length|model_max_length|rel_extent", 128),
+    (r"sliding_window(_size)?$|attention_chunk_size|^attention_window|keep_window|local_attention|^(mamba_)?chunk_size$"
+     r"|attn_chunk_length|block_size|local_radius|index_topk$", 8),
+    (r"buckets|max_distance", 16),
+    (r"topk_group", 1),
+    (r"n_groups?$|ngroups|expert_group|period|every_n|interval|frequency|sparse_step|_pattern$", 2),
+    (r"layer_offset|first_k_dense|num_dense_layers|layers_per", 1),
+    (r"layers$|n_layer$|num_blocks$|^depth$|experts_per|top_?k|moe_k$", 2),
+    (r"kv_n?_?heads|key_value_heads|query_groups", 2),
+    (r"experts$|expert_num|dt_rank|time_step_rank|rotary_dim|linear.*key_heads|_groups$", 4),
+    (r"head_?dim|d_head|d_kv|dim_head|attention_head_size|kv_channels|state_size|d_state", 8),
+    (r"mamba.*heads|value_heads|linear_num_heads", 8),
+    (r"heads?$", 4),
+    (r"rank", 16),
+    (r"intermediate|ffn|d_ff|dff|dim_ff|d_inner|mlp_dim|n_inner|feed_forward|d_ssm", 64),
+    (r"hidden|d_model|embd|embed|emb_dim|_dim$|_size$|width|channels", 32),
+))  # fmt: skip
+# what the installed transformers leaves open, where None does not work
+_OPEN = {"num_key_value_heads": 2, "head_dim": 8, "num_experts_per_tok": 2, "n_routed_experts": 4, "n_shared_experts": 1}
+# what a type needs besides, or what turns on a part of it
+_SPECIAL: dict[str, dict[str, Any]] = {
+    "bamba": {"attn_layer_indices": [1]},
+    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "recurrent_gemma": {"num_hidden_layers": 3},  # two recurrent ones before one with attention
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "flint": {"mlp_only_layers": [0]},
+    "reformer": {"attn_layers": ["local", "lsh"], "axial_pos_shape": [8, 16], "axial_pos_embds_dim": [8, 24]},
+    "xlm": {"causal": True},
+    "xlnet": {"attn_type": "uni"},  # by default it predicts permuted texts
+}
+_INAPPLICABLE = {
+    kind: "it drafts tokens from the hidden states and the cache of another model"
+    for kind in ("gemma4_assistant", "gemma4_unified_assistant")
+}
+
+
+def _small_config(config_class: Any, **changes: Any) -> Any:
+    """The configuration that the class stands for, with small sizes, in its parts too."""
+    return config_class(**_small_settings(config_class()))
+
+
+def _small_settings(config: Any) -> dict[str, Any]:
+    from transformers import PreTrainedConfig
+
+    fields = {field.name: field.default for field in dataclasses.fields(config) if field.init}
+    values = {name: getattr(config, name) for name in fields}
+    settings: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, PreTrainedConfig):
+            settings[name] = type(value)(**_small_settings(value))
+        elif value is None and name in _OPEN:
+            settings[name] = _OPEN[name]
+        elif fields[name] is not None and (small := _small(name, value)) != value:
+            settings[name] = small
+    heads, groups = values.get("num_attention_heads"), "num_key_value_heads"
+    if groups in settings and values[groups] == heads:
+        settings[groups] = 4
+    if values.get("is_decoder") is False and not config.is_encoder_decoder:
+        settings["is_decoder"] = True
+    return settings | _layers(config, values) | _SPECIAL.get(config.model_type, {})
+
+
+def _small(name: str, value: Any) -> Any:
+    if isinstance(value, list | tuple) and name.endswith("token_id"):
+        return [_small(name, one) for one in value]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    most = next((most for pattern, most in _MOST if pattern.search(name)), None)
+    if most == 0:
+        return value if value < _VOCABULARY else 4 + value % (_VOCABULARY - 4)
+    if isinstance(most, float):
+        return most
+    return value if most is None else min(value, most)
+
+
+def _layers(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with an entry for each layer, cut to the fewest layers in which every entry occurs, and their number."""
+    count = getattr(config, "num_hidden_layers", 0)
+    lists = {name: value for name, value in values.items() if isinstance(value, list | tuple) and len(value) == count > 1}
+    kinds = [{(name, str(entries[place])) for name, entries in lists.items()} for place in range(count)] if lists else []
+    wanted, kept = set().union(*kinds), list[int]()
+    while kinds and len(kept) < min(count, _MOST_LAYERS) and (wanted or len(kept) < 2):
+        best = max((place for place in range(count) if place not in kept), key=lambda place: len(kinds[place] & wanted))
+        kept, wanted = sorted([*kept, best]), wanted - kinds[best]
+    if not kept:
+        return {}
+    cut = {name: [value[place] for place in kept] for name, value in lists.items()}
+    key = config.attribute_map.get("num_hidden_layers", "num_hidden_layers")
+    if values.get("num_kv_shared_layers"):  # the later half uses the keys and values of the earlier one
+        cut = {name: [*entries, *entries] for name, entries in cut.items()} | {"num_kv_shared_layers": len(kept)}
+        kept = [*kept, *kept]
+    return cut | ({key: len(kept)} if key in values else {})
