@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import importlib
 import importlib.util
@@ -27,6 +26,7 @@ from fullrank.core.model import Layers
 from fullrank.core.translator import Translator
 from fullrank.data.invented import WORDS
 from fullrank.experiments.run_folder import MINILM, RANDOM, is_run
+from fullrank.experiments.tiny import tiny
 
 # files of which a saved tokenizer has at least one
 _TOKENIZER_FILES = (
@@ -120,16 +120,11 @@ def load_causal(name: str, dtype: torch.dtype, *, tokenizer: bool = True, as_sav
     if is_type and not folder.is_dir() and name in transformers.CONFIG_MAPPING:
         if tokenizer:
             raise InputError(f"hf:{name}: a model type, untrained and without a tokenizer; give a folder or a hub name")
-        with (
-            quiet(transformers),
-            _explained(f"hf:{name}: no small causal model", "; build one: python:MODULE:FUNCTION"),
-        ):
-            config = transformers.AutoConfig.for_model(name, **_SMALL)
-            with torch.device("meta"):
-                count = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(config)).num_parameters()
-            if count > 30_000_000:
-                raise ValueError(f"{count:,} parameters at least")
-            return HuggingFaceModel(transformers.AutoModelForCausalLM.from_config(config).to(dtype).eval())
+        with quiet(transformers), _explained(f"hf:{name}: no small causal model", "; build one: python:MODULE:FUNCTION"):
+            small = tiny(name)
+        if small.inputs is not None:
+            raise InputError(f"hf:{name}: no small causal model: it reads {' and '.join(small.inputs)}")
+        return HuggingFaceModel(small.model.to(dtype))
     with quiet(transformers), _explained(f"{name}: no {'' if as_saved else 'causal '}model"):
         config = transformers.AutoConfig.from_pretrained(where, trust_remote_code=False)
         words = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=False) if tokenizer else None
@@ -158,13 +153,6 @@ def _loaded(auto: Any, where: str, config: Any, dtype: torch.dtype, **options: A
         where, config=config, dtype=dtype, trust_remote_code=False, output_loading_info=True, **options
     )
     return model, loading
-
-
-# sizes of a model that stands for a model type
-_SMALL = {
-    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64,
-}  # fmt: skip
 
 
 def _from_python(name: str) -> torch.nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 import re
@@ -37,8 +38,8 @@ def classes(model_type: str | None = None) -> list[tuple[str, str]]:
 def tiny(model_type: str, class_name: str | None = None) -> Tiny:
     """A random model in fp32, in evaluation mode: few layers, but one of each kind, and windows of 8 tokens.
 
-    class_name: one of `classes(model_type)`, the first if not given. Raises InputError for what predicts no next tokens and
-    for what needs more than tokens; an error of transformers where it cannot build the model.
+    class_name: one of `classes(model_type)`, the first if not given. Raises InputError for what predicts no next tokens,
+    for what needs more than tokens and for what would be large; an error of transformers where it cannot build the model.
     """
     import transformers
 
@@ -52,18 +53,31 @@ def tiny(model_type: str, class_name: str | None = None) -> Tiny:
     parts = [part for part in vars(config).values() if isinstance(part, cls.config_class)]
     if not isinstance(config, cls.config_class) and parts:
         config = parts[0]  # the class is that of a part of the model
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        model = cls(config).float().eval()
+    try:
+        with torch.device("meta"):
+            count = cls(copy.deepcopy(config)).num_parameters()
+        if count > _MOST_PARAMETERS:
+            raise InputError(f"hf:{model_type}: {count:,} parameters at least, too large for a tiny model")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(1)
+            model = cls(config).float().eval()
+    except ImportError as error:
+        raise InputError(f"hf:{model_type}: needs another package: {' '.join(str(error).split())[:120]}") from error
     return Tiny(model, _inputs(model))
 
 
 def _inputs(model: Any) -> dict[str, Tensor] | None:
-    if not model.config.is_encoder_decoder or "decoder_input_ids" not in inspect.signature(model.forward).parameters:
-        return None
-    draw = torch.Generator().manual_seed(1)
-    lengths = {"input_ids": _SOURCE, "decoder_input_ids": _LENGTH}
-    return {name: torch.randint(4, _VOCABULARY, (1, length), generator=draw) for name, length in lengths.items()}
+    draw, config = torch.Generator().manual_seed(1), model.config
+
+    def tokens(length: int) -> Tensor:
+        return torch.randint(4, _VOCABULARY, (1, length), generator=draw)
+
+    if config.is_encoder_decoder and "decoder_input_ids" in inspect.signature(model.forward).parameters:
+        return {"input_ids": tokens(_SOURCE), "decoder_input_ids": tokens(_LENGTH)}
+    if config.model_type == "voxtral_realtime":  # eight frames of sound beside each token
+        sound = torch.randn(1, config.audio_config.num_mel_bins, 8 * _LENGTH, generator=draw)
+        return {"input_ids": tokens(_LENGTH), "input_features": sound}
+    return None
 
 
 # -- configurations ---------------------------------------------------------------------------------------------------
@@ -81,12 +95,13 @@ _MOST = tuple((re.compile(pattern), most) for pattern, most in (
     (r"topk_group", 1),
     (r"n_groups?$|ngroups|expert_group|period|every_n|interval|frequency|sparse_step|_pattern$", 2),
     (r"layer_offset|first_k_dense|num_dense_layers|layers_per", 1),
-    (r"layers$|n_layer$|num_blocks$|^depth$|experts_per|top_?k|moe_k$", 2),
+    (r"tokenizer", None),
+    (r"layers$|n_layer$|num_blocks$|^depth$|experts_per|top_?k|moe_k$|num_filters", 2),
     (r"kv_n?_?heads|key_value_heads|query_groups", 2),
     (r"experts$|expert_num|dt_rank|time_step_rank|rotary_dim|linear.*key_heads|_groups$", 4),
-    (r"head_?dim|d_head|d_kv|dim_head|attention_head_size|kv_channels|state_size|d_state", 8),
+    (r"head_?dim|d_head|d_kv|dim_head|attention_head_size|kv_channels|state_size|d_state|query_pre_attn", 8),
     (r"mamba.*heads|value_heads|linear_num_heads", 8),
-    (r"heads?$", 4),
+    (r"heads?(_per_layer)?$", 4),
     (r"rank", 16),
     (r"intermediate|ffn|d_ff|dff|dim_ff|d_inner|mlp_dim|n_inner|feed_forward|d_ssm", 64),
     (r"hidden|d_model|embd|embed|emb_dim|_dim$|_size$|width|channels", 32),
@@ -97,9 +112,33 @@ _OPEN = {"num_key_value_heads": 2, "head_dim": 8, "num_experts_per_tok": 2, "n_r
 _SPECIAL: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1]},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"]},
+    "lfm2": {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"], "full_attn_idxs": None},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "zamba": {"num_hidden_layers": 4, "layers_block_type": ["linear_attention", "hybrid"] * 2},  # two share parameters
+    "mamba2": {"num_heads": 8},
+    "dbrx": {"attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10_000.0}},
+    "cohere_compass_text": {
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 1, 1]}
+            for kind in ("sliding_attention", "full_attention")
+        },
+    },
+    "qwen4_exp_text": {
+        "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 8, "indexer_compress_ratio": 2,
+        "ple_layer_ids": [1], "eos_token_id": 2,
+    },
+    "musicgen_decoder": {"num_codebooks": 1},  # one stream of tokens instead of four beside each other
+    "musicgen_melody_decoder": {"num_codebooks": 1},
+    **dict.fromkeys(("gemma4_text", "gemma4_unified_text"), {"global_head_dim": 16}),
+    "dots3_note_text": {
+        "sliding_window": 8, "swa_num_attention_heads": 4, "swa_num_key_value_heads": 4, "swa_q_lora_rank": 16,
+        "swa_kv_lora_rank": 16, "swa_head_dim": 16, "swa_qk_nope_head_dim": 8, "swa_v_head_dim": 8,
+    },
+    "xmod": {"default_language": "en_XX"},
     "recurrent_gemma": {"num_hidden_layers": 3},  # two recurrent ones before one with attention
-    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 8},
+    "deepseek_v4": {"compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 8}},
     "flint": {"mlp_only_layers": [0]},
     "reformer": {"attn_layers": ["local", "lsh"], "axial_pos_shape": [8, 16], "axial_pos_embds_dim": [8, 24]},
     "xlm": {"causal": True},
@@ -113,22 +152,23 @@ _INAPPLICABLE = {
 
 def _small_config(config_class: Any, **changes: Any) -> Any:
     """The configuration that the class stands for, with small sizes, in its parts too."""
-    return config_class(**_small_settings(config_class()))
+    windows = {field.name: True for field in dataclasses.fields(config_class) if field.name == "use_sliding_window"}
+    return config_class(**_small_settings(config_class(**windows)) | windows)
 
 
 def _small_settings(config: Any) -> dict[str, Any]:
     from transformers import PreTrainedConfig
 
     fields = {field.name: field.default for field in dataclasses.fields(config) if field.init}
-    values = {name: getattr(config, name) for name in fields}
+    values = {name: vars(config).get(config.attribute_map.get(name, name)) for name in fields}
     settings: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, PreTrainedConfig):
             settings[name] = type(value)(**_small_settings(value))
         elif value is None and name in _OPEN:
             settings[name] = _OPEN[name]
-        elif fields[name] is not None and (small := _small(name, value)) != value:
-            settings[name] = small
+        elif fields[name] is not None:
+            settings[name] = _small(name, value)
     heads, groups = values.get("num_attention_heads"), "num_key_value_heads"
     if groups in settings and values[groups] == heads:
         settings[groups] = 4
@@ -138,7 +178,7 @@ def _small_settings(config: Any) -> dict[str, Any]:
 
 
 def _small(name: str, value: Any) -> Any:
-    if isinstance(value, list | tuple) and name.endswith("token_id"):
+    if isinstance(value, list) and name.endswith("token_id"):
         return [_small(name, one) for one in value]
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
@@ -161,7 +201,7 @@ def _layers(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
         kept, wanted = sorted([*kept, best]), wanted - kinds[best]
     if not kept:
         return {}
-    cut = {name: [value[place] for place in kept] for name, value in lists.items()}
+    cut = {name: [_small(name, value[place]) for place in kept] for name, value in lists.items()}
     key = config.attribute_map.get("num_hidden_layers", "num_hidden_layers")
     if values.get("num_kv_shared_layers"):  # the later half uses the keys and values of the earlier one
         cut = {name: [*entries, *entries] for name, entries in cut.items()} | {"num_kv_shared_layers": len(kept)}

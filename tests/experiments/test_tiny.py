@@ -1,0 +1,94 @@
+"""Tiny models of model types: each kind runs, has every kind of layer, and windows shorter than a text."""
+
+from __future__ import annotations
+
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import pytest
+import torch
+
+from fullrank.core.errors import InputError
+from fullrank.experiments.tiny import classes, tiny
+
+pytest.importorskip("transformers")
+LENGTH = 67
+KINDS = [  # model type, class, settings that it must have
+    ("llama", None, {"num_attention_heads": 4, "num_key_value_heads": 4}),
+    ("mistral", None, {"sliding_window": 8, "num_key_value_heads": 2}),
+    ("gemma3_text", None, {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}),
+    ("qwen2", None, {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 8}),
+    ("llama4_text", None, {"attention_chunk_size": 8}),
+    ("mixtral", None, {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    ("deepseek_v3", None, {"kv_lora_rank": 16, "first_k_dense_replace": 1}),
+    ("jamba", None, {"attn_layer_period": 2, "attn_layer_offset": 1}),
+    ("mamba", None, {}),
+    ("roberta", None, {"is_decoder": True}),
+    ("gemma3n_text", None, {"num_kv_shared_layers": 2}),
+    ("xlnet", None, {"attn_type": "uni"}),
+    ("qwen2_audio", None, {}),
+    ("bart", "BartForCausalLM", {}),
+    ("bart", "BartForConditionalGeneration", {"is_encoder_decoder": True}),
+    ("t5", None, {}),
+]
+
+
+def runs(model_type: str, class_name: str | None) -> torch.nn.Module:
+    """The tiny model, after logits of every token were seen."""
+    model, inputs = tiny(model_type, class_name)
+    with torch.no_grad():
+        ids = torch.randint(64, (2, LENGTH), generator=torch.Generator().manual_seed(1))
+        logits = model(**(inputs or {"input_ids": ids, "use_cache": False})).logits
+    assert logits.shape == (1 if inputs else 2, LENGTH, 64)
+    assert logits.isfinite().all()
+    assert model.dtype == torch.float32
+    assert not model.training
+    assert model.num_parameters() < 500_000
+    return model
+
+
+@pytest.mark.parametrize(("model_type", "class_name", "settings"), KINDS, ids=[kind for kind, *_ in KINDS])
+def test_kinds(model_type: str, class_name: str | None, settings: dict[str, object]) -> None:
+    config = runs(model_type, class_name).config
+    assert {name: getattr(config, name) for name in settings} == settings
+
+
+def test_what_has_no_tiny_model() -> None:
+    for model_type, class_name, words in (
+        ("vit", None, "no class that predicts next tokens"),
+        ("llama", "LlamaModel", "no LlamaModel that predicts"),
+        ("gemma4_assistant", None, "drafts tokens from the hidden states"),
+    ):
+        if model_type == "gemma4_assistant" and not classes(model_type):
+            continue  # an older transformers
+        with pytest.raises(InputError, match=words):
+            tiny(model_type, class_name)
+
+
+def test_the_same_each_time() -> None:
+    first, second = (tiny("gpt2").model.state_dict() for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def _whether(pair: tuple[str, str]) -> str:
+    torch.set_num_threads(1)
+    try:
+        model, inputs = tiny(*pair)
+        asked = inputs or {"input_ids": torch.zeros(2, LENGTH, dtype=torch.long)}
+        if pair[0] not in ("xlm", "xlnet", "reformer", "rwkv"):
+            model.config.use_cache = False
+        with torch.no_grad():
+            logits = model(**asked).logits
+        built = logits.dim() == 3 and logits.shape[1] == LENGTH and model.num_parameters() < 30_000_000
+        return "" if built else f"{pair[1]}: {tuple(logits.shape)}"
+    except Exception as error:
+        return f"{pair[1]}: {error}"
+
+
+@pytest.mark.full
+def test_almost_every_type() -> None:
+    pairs = classes()
+    with ProcessPoolExecutor(2, mp_context=get_context("forkserver")) as pool:
+        faults = [words for words in pool.map(_whether, pairs) if words]
+    assert len(pairs) > 150
+    assert len(faults) <= 0.05 * len(pairs), faults
