@@ -49,6 +49,17 @@ def check(
         ),
     ] = None,
     checkpoint: Checkpoint = "best",
+    length: Annotated[
+        int | None,
+        typer.Option("--length", min=3, metavar="N", help="Tokens of the texts; by default about 67. More see further ahead."),
+    ] = None,
+    vocab_size: Annotated[
+        int | None,
+        typer.Option("--vocab-size", min=2, metavar="N", help="Token ids that it knows, where a model does not say it."),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Without compiling, training, saving and rare code paths: a second or two.")
+    ] = False,
     scoring: Annotated[
         str | None,
         typer.Option(
@@ -58,11 +69,19 @@ def check(
             "It gets token ids (--vocab-size), or the lines of --text as strings.",
         ),
     ] = None,
-    vocab_size: Annotated[
-        int | None, typer.Option("--vocab-size", min=2, metavar="N", help="Of --scoring: token ids that it knows.")
+    census: Annotated[
+        bool,
+        typer.Option(
+            "--census", help="Check every model type of the installed transformers; goes on where it stopped."
+        ),
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Of a census: its folder; runs/census if not given.")
     ] = None,
-    length: Annotated[
-        int | None, typer.Option("--length", min=4, metavar="N", help="Of --scoring: tokens of the longest text; 67.")
+    only: Annotated[str | None, typer.Option("--only", metavar="TYPE,TYPE", help="Of a census: these types.")] = None,
+    jobs: Annotated[int | None, typer.Option("--jobs", min=1, help="Of a census: processes at a time; 1.")] = None,
+    limit: Annotated[
+        float | None, typer.Option("--limit", min=1, help="Of a census: seconds a class may take; 300.")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -71,20 +90,47 @@ def check(
     The layer that leaks is named. Every check states its subject, the largest difference, the tolerance and its reason.
     Exit status 1 if one fails.
     """
+    asked = {"--out": out, "--only": only, "--jobs": jobs, "--limit": limit}
+    if census:
+        others = {"MODEL": name, "KEY=VALUE": overrides, "--row": row, "--scale": scale, "--full": full, "--text": text}
+        if wrong := [option for option, value in others.items() if value]:
+            raise InputError(f"{', '.join(wrong)}: not with --census, which checks every model type")
+        _census(out or Path("runs/census"), only, jobs or 1, limit, json)
+        return
+    if wrong := [option for option, value in asked.items() if value is not None]:
+        raise InputError(f"{', '.join(wrong)}: only with --census")
     from fullrank.experiments.check import check_named, check_scoring_named
 
     if scoring is not None:
         report = check_scoring_named(scoring, name, vocab_size=vocab_size, length=length, text=text)
     elif name is None:
         raise InputError(
-            "MODEL: which one? Give a recipe, a folder, a Hugging Face model, or --scoring MODULE:FUNCTION"
+            "MODEL: give what to check, such as a recipe, a run folder, gpt2, hf:llama or python:MODULE:FUNCTION; or --scoring, "
+            "or --census"
         )
     else:
         report = check_named(
-            name, row=row, scale=scale, overrides=overrides or (), full=full, text=text, checkpoint=checkpoint, say=say
-        )
+            name, row=row, scale=scale, overrides=overrides or (), full=full, text=text, checkpoint=checkpoint,
+            length=length, vocab_size=vocab_size, quick=quick, say=say,
+        )  # fmt: skip
     tell(report.as_dict(), _report_lines(report), json=json)
     if not report.passes:
+        raise typer.Exit(1)
+
+
+def _census(folder: Path, only: str | None, jobs: int, limit: float | None, json: bool) -> None:
+    """Check model types, and print a table of the verdicts. Exit status 1 where one leaks, fails or crashes."""
+    from fullrank.experiments import census as runner
+    from fullrank.reporting.census import counts, why
+
+    types = [word.strip() for word in (only or "").split(",") if word.strip()]
+    rows = runner.census(folder, only=types, jobs=jobs, limit=limit or runner.LIMIT, say=say)
+    cells = [[row["type"], row["class"], row["verdict"], str(row["seconds"] or ""), why(row)] for row in rows]
+    table = table_of(("type", "class", "verdict", "CPU seconds", "why"), cells, left=5)
+    counted = counts(rows)
+    words = ", ".join(f"{count} {verdict}" for verdict, count in counted.items())
+    tell({"folder": str(folder), "counts": counted, "rows": rows}, [table, f"{len(rows)} classes: {words}"], json=json)
+    if any(row["verdict"] not in ("passes", "not applicable") for row in rows):
         raise typer.Exit(1)
 
 

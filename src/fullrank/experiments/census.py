@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from multiprocessing import get_context
@@ -22,6 +22,7 @@ from fullrank.experiments.models import quiet
 from fullrank.experiments.task import Say
 from fullrank.experiments.tiny import classes, tiny
 from fullrank.files import write_text
+from fullrank.reporting.census import why
 
 Row = dict[str, Any]
 LIMIT = 300.0  # seconds of a class
@@ -44,7 +45,9 @@ def census(
         raise InputError(f"--census: needs transformers; install it: {pip_install('hf')}")
     pairs, versions = classes(), {name: version(name) for name in _VERSIONS}
     if unknown := sorted(set(only) - {kind for kind, _ in pairs}):
-        raise InputError(f"--only: {', '.join(unknown)}: no model type that predicts next tokens; give such as llama,t5")
+        raise InputError(
+            f"--only: {', '.join(unknown)}: no model type that predicts next tokens; give such as llama,t5"
+        )
     file = folder / "census.jsonl"
     folder.mkdir(parents=True, exist_ok=True)
     rows = {(row["type"], row["class"]): row for row in read_rows(file) if versions.items() <= row.items()}
@@ -52,14 +55,15 @@ def census(
     missing = [pair for pair in wanted if pair not in rows]
     if len(missing) < len(wanted):
         say(f"{len(wanted) - len(missing)} of {len(wanted)} classes are in {file}")
-    with file.open("a", encoding="utf-8") as lines:
+    with file.open("a", encoding="utf-8") as book:
         for number, outcome in enumerate(_outcomes(missing, jobs, limit), 1):
             row = {**outcome, **versions}
             rows[row["type"], row["class"]] = row
-            print(json.dumps(row), file=lines, flush=True)
-            say(f"{number}/{len(missing)} {row['class']}: {in_words(row)}")
+            print(json.dumps(row), file=book, flush=True)
+            say(f"{number}/{len(missing)} {row['class']}: {': '.join(filter(None, (row['verdict'], why(row))))}")
     known = [rows[pair] for pair in pairs if pair in rows]
-    write_text(folder / "census.json", "[\n" + ",\n".join(json.dumps(row) for row in known) + "\n]\n")
+    lines = ",\n".join(json.dumps(row) for row in known)
+    write_text(folder / "census.json", f'{{"classes": [\n{lines}\n]}}\n')
     return [row for row in known if (row["type"], row["class"]) in wanted]
 
 
@@ -72,14 +76,8 @@ def read_rows(file: Path) -> list[Row]:
     return rows
 
 
-def in_words(row: Mapping[str, Any]) -> str:
-    """The verdict, and what it rests on."""
-    failures = "; ".join(failure["check"] for failure in row["failures"])
-    return ": ".join(part for part in (row["verdict"], row["reason"] or failures) if part)
-
-
 def _row(pair: tuple[str, str], verdict: str, reason: str = "", **known: Any) -> Row:
-    empty = {"parameters": None, "seconds": None, "failures": [], "not_applicable": {}}
+    empty: Row = {"parameters": None, "seconds": None, "failures": [], "not_applicable": {}}
     return {"type": pair[0], "class": pair[1], "verdict": verdict, "reason": reason, **empty, **known}
 
 
@@ -106,6 +104,24 @@ def _told(finding: Any) -> dict[str, Any]:
 # -- processes ---------------------------------------------------------------------------------------------------------
 
 
+def _checked(pair: tuple[str, str]) -> Row:
+    start = time.process_time()
+    try:
+        model, inputs = tiny(*pair)
+    except Exception as error:
+        return _row(pair, "not applicable", str(error) if isinstance(error, InputError) else _words(error))
+    given: dict[str, Any] = {"inputs": inputs} if inputs else {}
+    try:
+        report = check(model, **given, say=lambda _: None)
+    except InputError as error:
+        return _row(pair, "not applicable", str(error), parameters=model.num_parameters())
+    return row_of(pair, report, time.process_time() - start)
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:240]}"
+
+
 def _check(pair: tuple[str, str], out: Connection) -> None:
     """Send the row of a class."""
     import torch
@@ -115,16 +131,11 @@ def _check(pair: tuple[str, str], out: Connection) -> None:
     os.dup2(silence, 1)
     os.dup2(silence, 2)
     torch.set_num_threads(1)
-    start = time.process_time()
     try:
         with quiet(transformers):
-            model, inputs = tiny(*pair)
-            report = check(model, **({"inputs": inputs} if inputs else {}), say=lambda _: None)
-        row = row_of(pair, report, time.process_time() - start)
-    except InputError as error:
-        row = _row(pair, "not applicable", str(error))
+            row = _checked(pair)
     except Exception as error:
-        row = _row(pair, "not applicable", f"{type(error).__name__}: {' '.join(str(error).split())[:240]}")
+        row = _row(pair, "crashed", _words(error))
     out.send(row)
 
 
@@ -142,8 +153,8 @@ class _Running:
                 return self.answer.recv()
         if not self.process.is_alive():
             code = self.process.exitcode or 0
-            how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
-            return _row(self.pair, "crashed", f"the process of the check was {how}" if code < 0 else f"the process {how}")
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+            return _row(self.pair, "crashed", f"its process {how}")
         if time.monotonic() - self.start > limit:
             return _row(self.pair, "too slow", f"not done after {limit:g} seconds")
         return None
@@ -154,7 +165,7 @@ class _Running:
         self.answer.close()
 
 
-def _outcomes(pairs: Sequence[tuple[str, str]], jobs: int, limit: float) -> Any:
+def _outcomes(pairs: Sequence[tuple[str, str]], jobs: int, limit: float) -> Iterator[Row]:
     """Rows as they are made, `jobs` processes at a time."""
     context = get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)

@@ -120,7 +120,10 @@ def load_causal(name: str, dtype: torch.dtype, *, tokenizer: bool = True, as_sav
     if is_type and not folder.is_dir() and name in transformers.CONFIG_MAPPING:
         if tokenizer:
             raise InputError(f"hf:{name}: a model type, untrained and without a tokenizer; give a folder or a hub name")
-        with quiet(transformers), _explained(f"hf:{name}: no small causal model", "; build one: python:MODULE:FUNCTION"):
+        with (
+            quiet(transformers),
+            _explained(f"hf:{name}: no small causal model", "; build one: python:MODULE:FUNCTION"),
+        ):
             small = tiny(name)
         if small.inputs is not None:
             raise InputError(f"hf:{name}: no small causal model: it reads {' and '.join(small.inputs)}")

@@ -107,7 +107,13 @@ _MOST = tuple((re.compile(pattern), most) for pattern, most in (
     (r"hidden|d_model|embd|embed|emb_dim|_dim$|_size$|width|channels", 32),
 ))  # fmt: skip
 # what the installed transformers leaves open, where None does not work
-_OPEN = {"num_key_value_heads": 2, "head_dim": 8, "num_experts_per_tok": 2, "n_routed_experts": 4, "n_shared_experts": 1}
+_OPEN = {
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "num_experts_per_tok": 2,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+}
 # what a type needs besides, or what turns on a part of it
 _SPECIAL: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1]},
@@ -130,7 +136,8 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     },
     "musicgen_decoder": {"num_codebooks": 1},  # one stream of tokens instead of four beside each other
     "musicgen_melody_decoder": {"num_codebooks": 1},
-    **dict.fromkeys(("gemma4_text", "gemma4_unified_text"), {"global_head_dim": 16}),
+    "gemma4_text": {"global_head_dim": 16},
+    "gemma4_unified_text": {"global_head_dim": 16},
     "dots3_note_text": {
         "sliding_window": 8, "swa_num_attention_heads": 4, "swa_num_key_value_heads": 4, "swa_q_lora_rank": 16,
         "swa_kv_lora_rank": 16, "swa_head_dim": 16, "swa_qk_nope_head_dim": 8, "swa_v_head_dim": 8,
@@ -143,11 +150,9 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "reformer": {"attn_layers": ["local", "lsh"], "axial_pos_shape": [8, 16], "axial_pos_embds_dim": [8, 24]},
     "xlm": {"causal": True},
     "xlnet": {"attn_type": "uni"},  # by default it predicts permuted texts
-}
-_INAPPLICABLE = {
-    kind: "it drafts tokens from the hidden states and the cache of another model"
-    for kind in ("gemma4_assistant", "gemma4_unified_assistant")
-}
+}  # fmt: skip
+_DRAFTS = "it drafts tokens from the hidden states and the cache of another model"
+_INAPPLICABLE = {"gemma4_assistant": _DRAFTS, "gemma4_unified_assistant": _DRAFTS}
 
 
 def _small_config(config_class: Any, **changes: Any) -> Any:
@@ -193,17 +198,18 @@ def _small(name: str, value: Any) -> Any:
 def _layers(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """Settings with an entry for each layer, cut to the fewest layers in which every entry occurs, and their number."""
     count = getattr(config, "num_hidden_layers", 0)
-    lists = {name: value for name, value in values.items() if isinstance(value, list | tuple) and len(value) == count > 1}
-    kinds = [{(name, str(entries[place])) for name, entries in lists.items()} for place in range(count)] if lists else []
-    wanted, kept = set().union(*kinds), list[int]()
-    while kinds and len(kept) < min(count, _MOST_LAYERS) and (wanted or len(kept) < 2):
-        best = max((place for place in range(count) if place not in kept), key=lambda place: len(kinds[place] & wanted))
-        kept, wanted = sorted([*kept, best]), wanted - kinds[best]
-    if not kept:
+    lists = {name: one for name, one in values.items() if isinstance(one, list | tuple) and len(one) == count > 1}
+    if not lists:
         return {}
-    cut = {name: [_small(name, value[place]) for place in kept] for name, value in lists.items()}
-    key = config.attribute_map.get("num_hidden_layers", "num_hidden_layers")
+    kinds = [{(name, str(entries[place])) for name, entries in lists.items()} for place in range(count)]
+    wanted, kept = set[tuple[str, str]]().union(*kinds), list[int]()
+    while len(kept) < min(count, _MOST_LAYERS) and (wanted or len(kept) < 2):
+        rest = [place for place in range(count) if place not in kept]
+        best = max(rest, key=[len(kind & wanted) for kind in kinds].__getitem__)
+        kept, wanted = sorted([*kept, best]), wanted - kinds[best]
+    cut: dict[str, Any] = {name: [_small(name, value[place]) for place in kept] for name, value in lists.items()}
     if values.get("num_kv_shared_layers"):  # the later half uses the keys and values of the earlier one
         cut = {name: [*entries, *entries] for name, entries in cut.items()} | {"num_kv_shared_layers": len(kept)}
         kept = [*kept, *kept]
+    key = config.attribute_map.get("num_hidden_layers", "num_hidden_layers")
     return cut | ({key: len(kept)} if key in values else {})

@@ -1,6 +1,6 @@
 """Result pages, made from a ledger, the claims of papers and the figures of benchmarks; nothing in them is typed by hand.
 
-ledger.jsonl, claims/<paper>.yaml, benchmarks.yaml, *.json  ->  README.md, <paper>.md, other_runs.md, benchmarks.md
+ledger.jsonl, claims/<paper>.yaml, benchmarks.yaml, *.json  ->  README.md, <paper>.md, other_runs.md, benchmarks.md, census.md
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fullrank.config.claims import BenchmarkFile, ClaimsFile
 from fullrank.config.load import flatten, read_yaml
 from fullrank.core.errors import InputError
 from fullrank.files import read_json, write_text
-from fullrank.reporting import figures
+from fullrank.reporting import census, figures
 from fullrank.reporting.figures import MISSING, ranges, readable, spread
 from fullrank.reporting.ledger import Row, read_ledger
 from fullrank.reporting.runs import mapping, number
@@ -48,6 +48,11 @@ def make_pages(folder: Path) -> dict[str, str]:
     if (folder / "benchmarks.yaml").exists():
         bodies["benchmarks.md"] = ["# Benchmarks", *_benchmarks(folder)]
         links += "\n- [Benchmarks](benchmarks.md): speed and memory against peers"
+    if (folder / "census.json").exists():
+        checked = read_json(folder / "census.json")["classes"]
+        pieces = [piece if isinstance(piece, str) else _table(piece) for piece in census.page(checked)]
+        bodies["census.md"] = ["# Census of transformers", *pieces]
+        links += f"\n- [Census](census.md): the check of {len(checked)} classes of transformers"
     bodies["README.md"] = ["# Results", _HOW, "## Claims", _table(index), "## Others", links]
     return {name: "\n\n".join(filter(None, [_HEAD, *body])) + "\n" for name, body in bodies.items()}
 

@@ -1,0 +1,65 @@
+"""The page of a census: how many model types of transformers pass the check, and what is said of each of the others."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+VERDICTS = ("passes", "leaks", "fails otherwise", "too slow", "crashed", "not applicable")
+
+
+def counts(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """How many classes have each verdict, those that occur."""
+    found = Counter(row["verdict"] for row in rows)
+    return {verdict: found[verdict] for verdict in VERDICTS if found[verdict]}
+
+
+def why(row: Mapping[str, Any]) -> str:
+    """What a verdict rests on: the reason, or the first checks that fail with the layers that leak."""
+    failed = [
+        failure["check"] + (f" ({', '.join(failure['layers'])})" if failure.get("layers") else "")
+        for failure in row["failures"]
+    ]
+    more = [f"and {len(failed) - 3} more"] if len(failed) > 3 else []
+    return row["reason"] or "; ".join(failed[:3] + more)
+
+
+def page(rows: Sequence[Mapping[str, Any]]) -> Iterator[list[dict[str, str]] | str]:
+    """The page, piece by piece: text, and rows of tables."""
+    versions = sorted({(row["transformers"], row["torch"]) for row in rows})
+    seconds = [row["seconds"] for row in rows if row["seconds"] is not None]
+    yield (
+        "`fullrank check --census` builds a tiny random model of every model type of the installed transformers that predicts "
+        "next tokens, causal or sequence to sequence, and checks it in a process of its own. "
+        f"Here: {', '.join(f'transformers {one}, torch {torch}' for one, torch in versions)}; {len(rows)} classes"
+        + (f"; CPU time of a class {median(seconds):.1f} s (median), {max(seconds):.1f} s at most." if seconds else ".")
+    )
+    yield [{"verdict": verdict, "classes": str(count)} for verdict, count in counts(rows).items()]
+    for verdict in VERDICTS[1:]:
+        if chosen := [row for row in rows if row["verdict"] == verdict]:
+            yield f"## {verdict[0].upper()}{verdict[1:]}"
+            yield [{"type": row["type"], "class": f"`{row['class']}`", "why": why(row)} for row in chosen]
+            yield "\n\n".join(_reproductions(chosen))
+    yield "## Every class"
+    yield [
+        {
+            "type": row["type"],
+            "class": f"`{row['class']}`",
+            "verdict": row["verdict"],
+            "parameters": "" if row["parameters"] is None else f"{row['parameters']:,}",
+            "CPU seconds": "" if row["seconds"] is None else f"{row['seconds']:.1f}",
+        }
+        for row in rows
+    ]
+
+
+def _reproductions(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Of each class its first failure in full, with the lines that show it."""
+    for row in rows:
+        for failure in row["failures"][:1]:
+            told = [failure[key] for key in ("path", "leaks", "remark") if failure.get(key)]
+            yield f"`{row['class']}`: {failure['check']}: {'; '.join(map(str, told))}"
+            if lines := failure.get("reproduction"):
+                yield f"```python\n{lines if isinstance(lines, str) else chr(10).join(lines)}\n```"
