@@ -14,11 +14,25 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 for version in "$@"; do
     "$python" -m pip install -qq --target "$folder/$version" "transformers==$version"
-    # status 1: some of them leak
-    PYTHONPATH="$folder/$version:src" OMP_NUM_THREADS=1 "$python" -m fullrank check --census --out "$folder/$version/census" \
-        --only roformer,big_bird,rembert,megatron-bert --json >/dev/null 2>&1 || [ $? -eq 1 ]
+    PYTHONPATH="$folder/$version:src" OMP_NUM_THREADS=1 "$python" - >"$folder/$version.jsonl" <<'EOF'
+import json, time
+
+import transformers
+
+from fullrank.checking import check
+from fullrank.experiments.census import row_of
+from fullrank.experiments.tiny import classes, tiny
+
+transformers.logging.set_verbosity_error()
+for kind in ("big_bird", "megatron-bert", "rembert", "roformer"):
+    # its sparse attention, the default, sees later tokens in every release; as a decoder it needs the other one
+    model, _ = tiny(kind, **({"attention_type": "original_full"} if kind == "big_bird" else {}))
+    start = time.process_time()
+    row = row_of(classes(kind)[0], check(model, say=lambda _: None), time.process_time() - start)
+    print(json.dumps({**row, "transformers": transformers.__version__}))
+EOF
 done
-"$python" - "${OUT:-}" "$folder"/*/census/census.jsonl <<'EOF'
+"$python" - "${OUT:-}" "$folder"/*.jsonl <<'EOF'
 import json, sys
 
 rows = [json.loads(line) for file in sys.argv[2:] for line in open(file)]

@@ -35,11 +35,12 @@ def classes(model_type: str | None = None) -> list[tuple[str, str]]:
     return sorted((pair for pair in pairs if model_type in (None, pair[0])), key=lambda pair: pair[0])
 
 
-def tiny(model_type: str, class_name: str | None = None) -> Tiny:
+def tiny(model_type: str, class_name: str | None = None, **settings: Any) -> Tiny:
     """A random model in fp32, in evaluation mode: few layers, but one of each kind, and windows of 8 tokens.
 
-    class_name: one of `classes(model_type)`, the first if not given. Raises InputError for what predicts no next tokens,
-    for what needs more than tokens and for what would be large; an error of transformers where it cannot build the model.
+    class_name: one of `classes(model_type)`, the first if not given. settings: of the configuration, before the small ones.
+    Raises InputError for what predicts no next tokens, for what needs more than tokens and for what would be large; an error
+    of transformers where it cannot build the model.
     """
     import transformers
 
@@ -49,7 +50,7 @@ def tiny(model_type: str, class_name: str | None = None) -> Tiny:
     if reason := _INAPPLICABLE.get(model_type):
         raise InputError(f"hf:{model_type}: not a model of tokens alone: {reason}")
     cls = getattr(transformers, class_name or named[0])
-    config = _small_config(transformers.CONFIG_MAPPING[model_type])
+    config = _small_config(transformers.CONFIG_MAPPING[model_type], **settings)
     parts = [part for part in vars(config).values() if isinstance(part, cls.config_class)]
     if not isinstance(config, cls.config_class) and parts:
         config = parts[0]  # the class is that of a part of the model
@@ -94,7 +95,7 @@ _MOST = tuple((re.compile(pattern), most) for pattern, most in (
     (r"buckets|max_distance", 16),
     (r"topk_group", 1),
     (r"n_groups?$|ngroups|expert_group|period|every_n|interval|frequency|sparse_step|_pattern$", 2),
-    (r"layer_offset|first_k_dense|num_dense_layers|layers_per", 1),
+    (r"layer_offset|first_k_dense|num_dense_layers|layers_per|random_blocks", 1),
     (r"tokenizer", None),
     (r"layers$|n_layer$|num_blocks$|^depth$|experts_per|top_?k|moe_k$|num_filters", 2),
     (r"kv_n?_?heads|key_value_heads|query_groups", 2),
@@ -155,10 +156,10 @@ _DRAFTS = "it drafts tokens from the hidden states and the cache of another mode
 _INAPPLICABLE = {"gemma4_assistant": _DRAFTS, "gemma4_unified_assistant": _DRAFTS}
 
 
-def _small_config(config_class: Any, **changes: Any) -> Any:
+def _small_config(config_class: Any, **settings: Any) -> Any:
     """The configuration that the class stands for, with small sizes, in its parts too."""
     windows = {field.name: True for field in dataclasses.fields(config_class) if field.name == "use_sliding_window"}
-    return config_class(**_small_settings(config_class(**windows)) | windows)
+    return config_class(**_small_settings(config_class(**windows)) | windows | settings)
 
 
 def _small_settings(config: Any) -> dict[str, Any]:
