@@ -223,6 +223,10 @@ def test_bad_input(called: Called, run: Path, tmp_path: Path) -> None:
     cases: list[tuple[list[object], str]] = [
         (["mixhead/table1-vanila"], "did you mean 'mixhead/table1-vanilla'?"),
         (["mixhead/table1-vanilla", "--row", "z"], "has no row 'z'"),
+        ([], "MODEL: give what to check"),
+        (["mixhead/table1-vanilla", "--only", "gpt2"], "--only: only with --census"),
+        (["mixhead/table1-vanilla", "--census"], "MODEL: not with --census, which checks every model type"),
+        (["--census", "--only", "gtp2", "--out", tmp_path / "census"], "--only: gtp2: no model type"),
         (["mixhead/table1-vanilla", "--text", tmp_path / "short.txt"], "--text: for a model that was trained"),
         ([tmp_path / "nowhere.yaml"], "no such file"),
         ([tmp_path / "nowhere"], "no such folder, file or recipe"),

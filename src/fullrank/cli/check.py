@@ -87,8 +87,8 @@ def check(
 ) -> None:
     """Check that no token depends on later ones, and that all ways to compute a model agree.
 
-    The layer that leaks is named. Every check states its subject, the largest difference, the tolerance and its reason.
-    Exit status 1 if one fails.
+    The code path, the positions and the layer that leak are named, with two lines of Python that show it. --json states
+    what each check looked at, and why its tolerance. Exit status 1 if one fails.
     """
     asked = {"--out": out, "--only": only, "--jobs": jobs, "--limit": limit}
     if census:
@@ -160,13 +160,16 @@ def _report_lines(report: Report) -> Iterator[str | Table | Text]:
     ]
     yield table_of(("check", "verdict", "largest\ndifference", "tolerance"), rows, left=2)
     for finding in report.findings:
-        yield Text(finding.check, style=_STYLES[finding.verdict]).append(f": {finding.words}", style="default")
+        if finding.verdict == "not applicable" or finding.remark:
+            words = finding.reason if finding.verdict == "not applicable" else finding.words
+            yield Text(finding.check, style=_STYLES[finding.verdict]).append(f": {words}", style="default")
     yield ""
-    failed = [finding.check for finding in report.failures]
-    if report.layers:
-        why = f" ({about['sees_future']})" if about.get("sees_future") else ""
-        yield Text(f"sees the future: {', '.join(report.layers)}{why}", style="bold red")
-    yield Text(f"fails: {'; '.join(failed)}", style="bold red") if failed else report.counts
+    yield Text(report.headline, style="bold green" if report.passes else "bold red")
+    if report.layers and about.get("sees_future"):
+        yield Text(f"{', '.join(report.layers)}: {about['sees_future']}", style="bold red")
+    if lines := next((finding.reproduction for finding in report.failures if finding.reproduction), ""):
+        yield "Two lines that show it, with the model as `model`; what they print would be 0:"
+        yield from (Text(line, style="cyan") for line in lines.splitlines())
 
 
 def _figure(value: float | None) -> str:

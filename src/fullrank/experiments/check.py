@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,11 +42,15 @@ def check_named(
     full: bool = False,
     text: Path | None = None,
     checkpoint: str = "best",
+    length: int | None = None,
+    vocab_size: int | None = None,
+    quick: bool = False,
     say: Say = print,
 ) -> Report:
     """Everything that can be checked of `name`, a recipe or YAML file or any model that `models.model_kind` knows.
 
-    row, scale, overrides, full (in its own sizes): of a configuration. text, checkpoint: of a trained model.
+    row, scale, overrides, full (in its own sizes): of a configuration. text, checkpoint: of a trained model. length,
+    vocab_size, quick: of `fullrank.check`.
     Raises InputError for what is none of them, and for options that it does not have.
     """
     kind = model_kind(name)
@@ -55,11 +59,11 @@ def check_named(
             raise InputError(
                 f"--text: for a model that was trained; {name} is a configuration, which random tokens test"
             )
-        return _check_configuration(name, row, scale, overrides, full, say)
+        return _check_configuration(name, row, scale, overrides, full, say, length, quick)
     options = {"--row": row, "--scale": scale, "KEY=VALUE": overrides, "--full": full}
     if wrong := [option for option, value in options.items() if value]:
         raise InputError(f"{', '.join(wrong)}: for a recipe or a configuration; {name} is a {kind}, checked as it is")
-    return _check_trained(name, kind, text, checkpoint, say)
+    return _check_trained(name, kind, text, checkpoint, say, {"length": length, "vocab_size": vocab_size, "quick": quick})
 
 
 def check_scoring_named(
@@ -107,8 +111,9 @@ def _function(name: str) -> Callable[..., Any]:
 
 
 def _check_configuration(
-    name: str, row: str | None, scale: str | None, overrides: Sequence[str], full: bool, say: Say
-) -> Report:
+    name: str, row: str | None, scale: str | None, overrides: Sequence[str], full: bool, say: Say, length: int | None,
+    quick: bool,
+) -> Report:  # fmt: skip
     resolved = resolve(name, row, scale, overrides)
     run, translates = resolved.config, resolved.config.translates
     if run.masks:
@@ -123,17 +128,18 @@ def _check_configuration(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
         model: LanguageModel | Translator = Translator(config) if translates else LanguageModel(config)
-    length = None
-    if full:  # the segment's, or a little less: no other size of the model is it
+    if full and length is None:  # the segment's, or a little less: no other size of the model is it
         sizes = {size for parameter in model.parameters() for size in parameter.shape}
         length = _SENTENCE if translates else run.train.segment_length
         length = min(length, model.max_length or length)
         length = next((n for n in range(length, 2, -1) if n not in sizes), length)
     about = {"name": name, "kind": "configuration", "row": resolved.row, "scale": resolved.scale, "full": full}
-    return check(model, length=length, description=about, shrunk=changed)
+    return check(model, length=length, quick=quick, description=about, shrunk=changed)
 
 
-def _check_trained(name: str, kind: Kind, text: Path | None, checkpoint: str, say: Say) -> Report:
+def _check_trained(
+    name: str, kind: Kind, text: Path | None, checkpoint: str, say: Say, options: Mapping[str, Any]
+) -> Report:
     folder, length = Path(name).expanduser(), _LENGTH
     ours = kind in ("run", "saved model")
     about: dict[str, Any] = {"name": str(folder) if ours else name, "kind": kind}
@@ -142,7 +148,7 @@ def _check_trained(name: str, kind: Kind, text: Path | None, checkpoint: str, sa
             raise InputError(
                 f"--text: for models of running text; {folder} is a translation model, which random sentences test"
             )
-        return check(Translator.load(folder, checkpoint), description=about)
+        return check(Translator.load(folder, checkpoint), description=about, **options)
     opened = open_with_text(name, kind, text=text, checkpoint=checkpoint, dtype=torch.float32, say=say)
     if kind == "run":
         length = open_run(folder)[0].train.segment_length

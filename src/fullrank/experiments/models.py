@@ -104,7 +104,7 @@ def load_causal(name: str, dtype: torch.dtype, *, tokenizer: bool = True, as_sav
     or some of its weights.
     """
     if name.startswith("python:"):
-        return HuggingFaceModel(_from_python(name))
+        return _from_python(name)
     is_type, name = name.startswith("hf:"), name.removeprefix("hf:")
     folder = Path(name).expanduser()
     if adapter := next((file for file in _ADAPTERS if (folder / file).is_file()), None):
@@ -158,20 +158,28 @@ def _loaded(auto: Any, where: str, config: Any, dtype: torch.dtype, **options: A
     return model, loading
 
 
-def _from_python(name: str) -> torch.nn.Module:
-    """The model that the function of `python:MODULE:FUNCTION` returns; modules are found in the working directory, too."""
+def _from_python(name: str) -> HuggingFaceModel:
+    """The model that the function of `python:MODULE:FUNCTION` returns; modules are found in the working directory, too.
+
+    A model that is called with more than token ids is returned with example inputs: `return model, {"frames": tensor}`.
+    """
     module, _, function = name.removeprefix("python:").partition(":")
+    if not module or not function:
+        raise InputError(f"{name}: python:MODULE:FUNCTION, as in python:my_model:make for the function make in my_model.py")
     sys.path.insert(0, str(Path.cwd()))
     try:
         model = getattr(importlib.import_module(module), function)()
     except Exception as error:
         words = " ".join(str(error).split())[:200]
-        raise InputError(f"{name}: python:MODULE:FUNCTION() failed ({type(error).__name__}: {words})") from error
+        raise InputError(f"{name}: {function}() in {module} failed ({type(error).__name__}: {words})") from error
     finally:
         sys.path.pop(0)
+    model, inputs = model if isinstance(model, tuple) and len(model) == 2 else (model, None)
     if not isinstance(model, torch.nn.Module):
-        raise InputError(f"{name}: the function must return a torch module, given {type(model).__name__}")
-    return model.eval()
+        raise InputError(
+            f"{name}: the function must return a torch module, or (module, example inputs), given {type(model).__name__}"
+        )
+    return HuggingFaceModel(model.eval(), inputs=inputs)
 
 
 def _with_adapter(folder: Path, file: str, dtype: torch.dtype, tokenizer: bool, as_saved: bool) -> HuggingFaceModel:
