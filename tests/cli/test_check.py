@@ -210,7 +210,7 @@ def test_every_kind_of_hugging_face_model(
         (["python:mine:nothing"], "AttributeError"),
         (["python:mine:make", "--text", "mine.py"], "a model without a tokenizer"),
         (["hf:gpt2", "--text", "mine.py"], "a model type, untrained and without a tokenizer"),
-        (["hf:t5"], "no small causal model"),
+        (["hf:vit"], "no small causal model"),
         (["peft-of-plain"], "nothing is injected in"),
     ):
         code, out, said = called(*words)

@@ -71,6 +71,7 @@ class OpenedModel:
     eos_id: int | None = None
     mask_id: int | None = None
     marks: tuple[int, ...] = ()
+    inputs: dict[str, Tensor] | None = None  # of a model type: what it is called with, where token ids do not do
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ def open_with_text(
             say(f"{name}: no such folder, file or recipe; looking for it on the Hugging Face hub")
         loaded = load_causal(name, dtype, tokenizer=text is not None, as_saved=not causal)
         if text is None:
-            return OpenedModel(loaded.model, loaded.max_length, 0, None, ids)
+            return OpenedModel(loaded.model, loaded.max_length, 0, None, ids, inputs=loaded.inputs)
         vocab_size, words = loaded.model.config.get_text_config().vocab_size, loaded.tokenizer
         ids = _encoded_lines(words, text)
         opened = OpenedModel(loaded.model, loaded.max_length, vocab_size, label, ids, bos_id=words.bos_token_id)

@@ -110,9 +110,8 @@ def _checked(pair: tuple[str, str]) -> Row:
         model, inputs = tiny(*pair)
     except Exception as error:
         return _row(pair, "not applicable", str(error) if isinstance(error, InputError) else _words(error))
-    given: dict[str, Any] = {"inputs": inputs} if inputs else {}
     try:
-        report = check(model, **given, say=lambda _: None)
+        report = check(model, inputs, say=lambda _: None)
     except InputError as error:
         return _row(pair, "not applicable", str(error), parameters=model.num_parameters())
     return row_of(pair, report, time.process_time() - start)
@@ -150,7 +149,9 @@ class _Running:
         """The row, once there is one: as it was sent, or what became of the process."""
         with contextlib.suppress(EOFError, OSError):
             if self.answer.poll():
-                return self.answer.recv()
+                row: Row = self.answer.recv()
+                self.process.join(5)  # it cleans up, if it has not hung
+                return row
         if not self.process.is_alive():
             code = self.process.exitcode or 0
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"

@@ -76,13 +76,15 @@ def model_kind(name: str) -> Kind:
 class HuggingFaceModel(NamedTuple):
     """A model, its tokenizer, and the most tokens it reads (None: any number).
 
-    fresh: of an encoder for fine-tuning, the names of parameters that were not pretrained.
+    fresh: of an encoder for fine-tuning, the names of parameters that were not pretrained. inputs: of a model type that takes
+    more than token ids, examples (see `tiny`).
     """
 
     model: Any
     tokenizer: Any = None
     max_length: int | None = None
     fresh: tuple[str, ...] = ()
+    inputs: dict[str, torch.Tensor] | None = None
 
 
 def load_ours(folder: Path, checkpoint: str) -> Layers | MaskedLanguageModel:
@@ -125,9 +127,7 @@ def load_causal(name: str, dtype: torch.dtype, *, tokenizer: bool = True, as_sav
             _explained(f"hf:{name}: no small causal model", "; build one: python:MODULE:FUNCTION"),
         ):
             small = tiny(name)
-        if small.inputs is not None:
-            raise InputError(f"hf:{name}: no small causal model: it reads {' and '.join(small.inputs)}")
-        return HuggingFaceModel(small.model.to(dtype))
+        return HuggingFaceModel(small.model.to(dtype), inputs=small.inputs)
     with quiet(transformers), _explained(f"{name}: no {'' if as_saved else 'causal '}model"):
         config = transformers.AutoConfig.from_pretrained(where, trust_remote_code=False)
         words = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=False) if tokenizer else None
