@@ -51,11 +51,13 @@ def check(
     checkpoint: Checkpoint = "best",
     length: Annotated[
         int | None,
-        typer.Option("--length", min=3, metavar="N", help="Tokens of the texts; by default about 67. More see further ahead."),
+        typer.Option("--length", min=3, metavar="N", help="Tokens of the texts, about 67 by default."),
     ] = None,
     vocab_size: Annotated[
         int | None,
-        typer.Option("--vocab-size", min=2, metavar="N", help="Token ids that it knows, where a model does not say it."),
+        typer.Option(
+            "--vocab-size", min=2, metavar="N", help="Token ids that it knows, where a model does not say it."
+        ),
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Without compiling, training, saving and rare code paths: a second or two.")

@@ -71,7 +71,7 @@ class OpenedModel:
     eos_id: int | None = None
     mask_id: int | None = None
     marks: tuple[int, ...] = ()
-    inputs: dict[str, Tensor] | None = None  # of a model type: what it is called with, where token ids do not do
+    inputs: Any = None  # of a model type: what it is called with, where token ids do not do
 
 
 @dataclass(frozen=True)

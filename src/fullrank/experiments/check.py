@@ -63,7 +63,9 @@ def check_named(
     options = {"--row": row, "--scale": scale, "KEY=VALUE": overrides, "--full": full}
     if wrong := [option for option, value in options.items() if value]:
         raise InputError(f"{', '.join(wrong)}: for a recipe or a configuration; {name} is a {kind}, checked as it is")
-    return _check_trained(name, kind, text, checkpoint, say, {"length": length, "vocab_size": vocab_size, "quick": quick})
+    return _check_trained(
+        name, kind, text, checkpoint, say, {"length": length, "vocab_size": vocab_size, "quick": quick}
+    )
 
 
 def check_scoring_named(

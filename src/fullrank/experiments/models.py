@@ -165,7 +165,9 @@ def _from_python(name: str) -> HuggingFaceModel:
     """
     module, _, function = name.removeprefix("python:").partition(":")
     if not module or not function:
-        raise InputError(f"{name}: python:MODULE:FUNCTION, as in python:my_model:make for the function make in my_model.py")
+        raise InputError(
+            f"{name}: python:MODULE:FUNCTION, as in python:my_model:make for the function make in my_model.py"
+        )
     sys.path.insert(0, str(Path.cwd()))
     try:
         model = getattr(importlib.import_module(module), function)()

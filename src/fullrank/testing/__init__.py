@@ -56,7 +56,8 @@ def _checked(model: Any, inputs: Any, only: tuple[str, ...], needed: str, **opti
     """needed: the check without which nothing was said."""
     from fullrank.checking import check
 
-    report = check(model, inputs, only=only, **{"quick": True, "say": lambda line: None} | options)
+    given: dict[str, Any] = {"quick": True, "say": lambda line: None} | options
+    report = check(model, inputs, only=only, **given)
     assert report.passes, _words(report)
     for finding in report.findings:
         if needed and finding.check.startswith(needed) and finding.verdict == "not applicable":

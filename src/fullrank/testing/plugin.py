@@ -28,7 +28,9 @@ def leak_check(request: pytest.FixtureRequest, record_property: Callable[[str, o
     def checked(model: Any, inputs: Any = None, **options: Any) -> Report:
         told: list[str] = []
         try:
-            return testing.assert_causal(model, inputs, **{**(marker.kwargs if marker else {}), **options, "say": told.append})
+            return testing.assert_causal(
+                model, inputs, **{**(marker.kwargs if marker else {}), **options, "say": told.append}
+            )
         finally:
             for line in told:
                 name, _, verdict = line.rpartition(": ")
