@@ -68,7 +68,7 @@ def checks_of(subject: Subject, segments: Tensor | None = None, *, quick: bool =
 
 
 def _shortened(run: Check) -> Check:
-    return lambda subject: run(subject.short)
+    return lambda subject: run(subject.short())
 
 
 def check(

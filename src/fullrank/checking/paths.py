@@ -136,7 +136,7 @@ def running(subject: Subject, path: CodePath) -> Iterator[Run]:
         elif path.how == "compiled":
             torch.compiler.reset()
             stack.callback(torch.compiler.reset)
-            model = torch.compile(model, backend="aot_eager", dynamic=False)
+            model = torch.compile(model, backend="aot_eager")
         elif path.how == "in bfloat16":
             model = duplicate(subject.own)
             move(model)
@@ -151,7 +151,7 @@ def running(subject: Subject, path: CodePath) -> Iterator[Run]:
             rows = None if mask is None else mask[turns]
             positions = {} if rows is None else subject.positions_of(rows)
             with torch.no_grad(), mode(model, training=path.training):
-                out = read(ids, rows, **positions, **options)
+                out = read(ids.contiguous(), rows, **positions, **options)  # one layout is compiled once
             return out if rows is None else out.masked_fill(~rows.bool()[..., None], 0.0)
 
         run = cast(Run, read_rows)

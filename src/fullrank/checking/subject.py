@@ -181,12 +181,11 @@ class Subject:
             return self
         return replace(self, model=inside, own=self.own.model, kind="fullrank")
 
-    @property
-    def short(self) -> Subject:
+    def short(self, most: int = SHORT) -> Subject:
         """With texts of few tokens, for what computes slowly."""
         taken = {size for tensor in self.model.state_dict().values() for size in tensor.shape}
-        length = next((n for n in LENGTHS if n <= SHORT and n not in taken), self.length)
-        return self if self.length <= length else replace(self, ids=self.ids[:, :length])
+        length = next((n for n in LENGTHS if n <= most and n not in taken), self.length)
+        return self if self.length <= length else replace(self, ids=self.ids[:, :length].contiguous())
 
     @functools.cached_property
     def single(self) -> Subject | None:

@@ -159,7 +159,7 @@ def _check_trained(
     if opened.text is not None:
         segments = _segments(itertools.chain.from_iterable(opened.ids), length)
         about["text"] = opened.text
-    return check(opened.model, opened.inputs, text=segments, description=about)
+    return check(opened.model, opened.inputs, text=segments, description=about, **options)
 
 
 def _segments(read: Iterable[int], length: int) -> Tensor:
