@@ -46,6 +46,11 @@ def test_verdicts(failing: tuple[str, ...], verdict: str) -> None:
     assert row["not_applicable"] == {"padding changes nothing": "forward takes no attention_mask"}
 
 
+def test_a_path_that_does_not_run_is_no_leak() -> None:
+    finding = Finding("fails", reason="the model has to run", remark="RuntimeError", check="future, by perturbation, sdpa")
+    assert row_of(PAIR, Report((finding,), {"parameters": 7}), 1.0)["verdict"] == "fails otherwise"
+
+
 def test_a_failure_has_its_figures_and_layers() -> None:
     failure = row_of(PAIR, report("future, by gradient, evaluation", layers=("h.0.attn",)), 1.0)["failures"][0]
     assert (failure["layers"], failure["difference"], failure["tolerance"]) == (("h.0.attn",), 1.0, 1e-10)

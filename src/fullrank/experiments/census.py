@@ -84,7 +84,8 @@ def _row(pair: tuple[str, str], verdict: str, reason: str = "", **known: Any) ->
 def row_of(pair: tuple[str, str], report: Report, seconds: float) -> Row:
     """The row of a class that was checked."""
     failures = [{"check": one.check, **_told(one)} for one in report.failures]
-    leaks = report.layers or any(one.check.startswith(_OF_LEAKS) for one in report.failures)
+    moved = [one.check for one in report.failures if one.difference is not None]  # else it could not be run so
+    leaks = report.layers or any(check.startswith(_OF_LEAKS) for check in moved)
     return _row(
         pair,
         "leaks" if leaks else "fails otherwise" if failures else "passes",
