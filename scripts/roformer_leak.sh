@@ -38,7 +38,8 @@ import json, sys
 rows = [json.loads(line) for file in sys.argv[2:] for line in open(file)]
 rows.sort(key=lambda row: ([int(part) for part in row["transformers"].split(".")], row["class"]))
 for row in rows:
-    print(f"{row['transformers']:8} {row['class']:26} {row['verdict']:15} {'; '.join(one['check'] for one in row['failures'])}")
+    failed = f"{len(row['failures'])} checks fail: {row['failures'][0]['check']} ..." if row["failures"] else ""
+    print(f"{row['transformers']:8} {row['class']:26} {row['verdict']:10} {failed}".rstrip())
 if sys.argv[1]:
     with open(sys.argv[1], "w", encoding="utf-8") as file:
         file.write("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")

@@ -47,7 +47,9 @@ def test_verdicts(failing: tuple[str, ...], verdict: str) -> None:
 
 
 def test_a_path_that_does_not_run_is_no_leak() -> None:
-    finding = Finding("fails", reason="the model has to run", remark="RuntimeError", check="future, by perturbation, sdpa")
+    finding = Finding(
+        "fails", reason="the model has to run", remark="RuntimeError", check="future, by perturbation, sdpa"
+    )
     assert row_of(PAIR, Report((finding,), {"parameters": 7}), 1.0)["verdict"] == "fails otherwise"
 
 
