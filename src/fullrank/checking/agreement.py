@@ -74,8 +74,6 @@ def padding(subject: Subject) -> Finding:
     """A text in a padded batch has the logits that it has alone, whatever stands in the padding."""
     if not subject.takes_mask or subject.ids.is_floating_point():
         return inapplicable(f"forward takes no {subject.mask_name}")
-    if getattr(subject.model, "_is_stateful", False):
-        return inapplicable("a recurrent state reads padding, as its maker says (_is_stateful)")
     model, ids, masks, pairs = subject.model, subject.ids, subject.masks(), list[Pair]()
     part = " of the target" if subject.translates else ""
     with torch.no_grad(), mode(model, training=False):
@@ -87,7 +85,7 @@ def padding(subject: Subject) -> Finding:
                 if subject.translates:
                     one = replace(one, model=model.with_sources(model.sources[row : row + 1]))
                 alone[row] = one.logits(ids[row][real[row]][None])[0]
-            for read in (ids, torch.where(real, ids, (ids + 1) % subject.vocab_size)):
+            for read in (ids, torch.where(real, ids, subject.readable((ids + 1) % subject.vocab_size))):
                 batch = subject.logits(read, mask, **positions)
                 for row in range(ROWS):
                     pairs.append((f"text {row}, padding{part} on the {side}", batch[row][real[row]], alone[row]))
@@ -117,7 +115,11 @@ def packing(subject: Subject) -> Finding:
     name = next((one for one in _DOCUMENTS if one in accepted(subject.model)), "")
     if subject.ids.is_floating_point() or not (name or subject.takes_positions):
         return inapplicable("forward takes neither documents nor positions of tokens")
-    options = {name: (places >= half).long()} if name else {"position_ids": places - half * (places >= half)}
+    options = (
+        {name: (places >= half).long()}
+        if name
+        else {"position_ids": places - half * (places >= half) + (subject.first_position or 0)}
+    )
     base = subject.ids[:1]
     other = torch.where(places < half, (base + 1) % subject.vocab_size, base)
     moved: dict[str, float] = {}
@@ -234,11 +236,11 @@ def _reordered(subject: Subject, names: list[str], expected: Tensor) -> list[Pai
     order = torch.tensor([1, 2, 0], device=subject.ids.device)
     if subject.fixed or getattr(subject.model, "_is_stateful", False):
         return []
-    _, cache = read(subject.ids[:, :half], None, ROWS)
-    if not hasattr(cache, "reorder_cache"):
+    _, state = read(subject.ids[:, :half], None, ROWS)
+    if not hasattr(state[0], "reorder_cache"):
         return []
-    cache.reorder_cache(order)
-    logits, _ = read(subject.ids[order, half : half + 1], cache, ROWS)
+    state[0].reorder_cache(order)
+    logits, _ = read(subject.ids[order, half : half + 1], state, ROWS)
     names.append("as beams")
     return [("beams", logits[:, 0], expected[order, half])]
 

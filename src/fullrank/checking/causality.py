@@ -200,7 +200,7 @@ def _another(subject: Subject, ids: Tensor, where: Tensor) -> Tensor:
         other = torch.randn(ids.shape, generator=generator).to(ids) * ids.std()
         return torch.where(where[..., None], other, ids)
     step = 1 + torch.randint(max(1, subject.vocab_size - 1), ids.shape, generator=generator).to(ids.device)
-    return torch.where(where, (ids + step) % subject.vocab_size, ids)
+    return torch.where(where, subject.readable((ids + step) % subject.vocab_size), ids)
 
 
 def _pairs(subject: Subject, run: Run, least: float, rows: int) -> list[tuple[int, int]]:
@@ -437,6 +437,8 @@ def _earlier(tensor: Tensor, shape: torch.Size, position: int) -> Tensor | None:
         return None
     if dims:
         return tensor.narrow(dims[0], 0, position)
+    if tensor.dim() > 2 and tensor.shape[0] in (1, rows) and tensor.shape[1] > length:  # a text padded to whole blocks
+        return tensor[:, :position]
     if tensor.dim() > 1 and tensor.shape[0] == rows * length:  # (B N, ..)
         return tensor.reshape(rows, length, -1)[:, :position]
     return tensor

@@ -166,6 +166,7 @@ def _reader(subject: Subject, model: Any, how: str) -> Callable[..., Tensor]:
             raise CannotRun("forward takes no position_ids that could begin again at a document")
         starts = torch.arange(subject.length, device=subject.ids.device)
         positions = torch.where(starts < subject.length // 2, starts, starts - subject.length // 2)[None]
+        positions = positions + (subject.first_position or 0)
 
         def packed(ids: Tensor, mask: Tensor | None) -> Tensor:  # by itself: a row is what documents are packed into
             rows = [subject.logits(row[None], model=model, position_ids=positions) for row in ids]
@@ -234,10 +235,14 @@ def cached(subject: Subject, model: Any, *, static: bool = False, pieces: bool =
         config = model.config.get_text_config(decoder=True)
         return sys.modules["transformers"].StaticCache(config=config, max_cache_len=subject.length + 9)
 
-    def step(ids: Tensor, cache: Any, rows: int) -> tuple[Tensor, Any]:
-        cache = new_cache(rows) if cache is None else cache
-        out = subject.call(ids, model=model, use_cache=True, **{name: cache})
-        return logits_in(out), getattr(out, name)
+    def step(ids: Tensor, state: Any, rows: int) -> tuple[Tensor, Any]:
+        cache, seen = (new_cache(rows), 0) if state is None else state
+        options: dict[str, Any] = {name: cache}
+        if subject.first_position is not None:  # as `generate` gives them
+            places = torch.arange(seen, seen + ids.shape[1], device=ids.device) + subject.first_position
+            options["position_ids"] = places.expand(len(ids), -1)
+        out = subject.call(ids, model=model, use_cache=True, **options)
+        return logits_in(out), (getattr(out, name), seen + ids.shape[1])
 
     return step
 
@@ -347,7 +352,7 @@ def _statements(subject: Subject, path: CodePath, cut: int, seed: int) -> tuple[
         "in bfloat16": "model.bfloat16()",
         "parameters scaled": _EVERY_MATRIX,
         "compiled": 'model = torch.compile(model, backend="aot_eager")',
-        "packed documents": f"p = torch.arange({size})[None]; p = p - {half} * (p >= {half})",
+        "packed documents": f"p = torch.arange({size})[None]; p = p - {half} * (p >= {half}) + {subject.first_position}",
         TRAINED: (
             "model.train(); o = torch.optim.Adam(model.parameters(), 3e-3); [(o.zero_grad(), torch.nn.functional.cross_entropy("
             f"model(t[:, :-1]){logits}.flatten(0, 1), t[:, 1:].flatten()).backward(), o.step()) "

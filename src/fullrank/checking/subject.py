@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import inspect
@@ -226,7 +227,24 @@ class Subject:
     @property
     def takes_positions(self) -> bool:
         """Positions can be given, so that padding may stand on the left, and documents be packed."""
-        return not self.sequence.startswith("decoder_") and "position_ids" in accepted(self.model)
+        return self.first_position is not None
+
+    @functools.cached_property
+    def first_position(self) -> int | None:
+        """The position id of the first token, by which given positions change nothing; None where they cannot be given."""
+        if self.ours or self.sequence.startswith("decoder_") or "position_ids" not in accepted(self.model):
+            return None
+        table = [getattr(module, "padding_idx", None) for module in self.model.modules()]
+        with torch.no_grad(), mode(self.model, training=False), contextlib.suppress(Exception):
+            expected = self.logits(self.ids)
+            for first in sorted(
+                {0, *(index + 1 for index in table if index is not None)}
+            ):  # RoBERTa counts from padding on
+                with contextlib.suppress(IndexError):
+                    places = torch.arange(first, first + self.length, device=self.ids.device).expand(ROWS, -1)
+                    if largest_of(self.logits(self.ids, position_ids=places) - expected) < 1e-4 * largest_of(expected):
+                        return first
+        return None
 
     @property
     def attention(self) -> dict[str, AttentionConfig]:
@@ -238,18 +256,31 @@ class Subject:
         return {place: part.attention for place, part in parts.items()}
 
     def tokens(self, rows: int, length: int, seed: int) -> Tensor:
-        return random_ids(rows, length, self.vocab_size, seed).to(self.ids.device)
+        return self.readable(random_ids(rows, length, self.vocab_size, seed).to(self.ids.device))
+
+    def readable(self, ids: Tensor) -> Tensor:
+        """Other tokens in place of padding, which some models of Hugging Face look for in the ids."""
+        padding = getattr(getattr(self.own, "config", None), "pad_token_id", None)
+        if (
+            self.kind != "hugging_face"
+            or not isinstance(padding, int)
+            or self.vocab_size < 3
+            or ids.is_floating_point()
+        ):
+            return ids
+        return torch.where(ids == padding, (ids + 1) % self.vocab_size, ids)
 
     def masks(self) -> dict[str, Tensor]:
         """Attention masks (B, N) by the side of the padding; on the left where positions are counted or given with it."""
         masks = padding_masks(self.ids)
-        return masks if self.ours or self.takes_positions else {"right": masks["right"]}
+        stateful = getattr(self.model, "_is_stateful", False)  # a recurrent state begins with the padding
+        return masks if self.ours or (self.takes_positions and not stateful) else {"right": masks["right"]}
 
     def positions_of(self, mask: Tensor) -> dict[str, Tensor]:
         """The option that tells positions of padded rows to a model that does not count them itself."""
-        if self.ours or not self.takes_positions:
+        if self.first_position is None:
             return {}
-        return {"position_ids": (mask.cumsum(1) - 1).clamp_min(0)}
+        return {"position_ids": (mask.cumsum(1) - 1).clamp_min(0) + self.first_position}
 
     def rebuilt(self, config: ModelConfig, *, fresh: bool = False) -> Any:
         """A model of ours of another configuration with the same parameters, or with those of a `fresh` start."""
@@ -355,7 +386,20 @@ def subject_of(
     if padding_id is not None:
         ids[-1, -max(1, ids.shape[1] // 4) :] = padding_id
     made = Subject(model, model, kind, vocab_size, torch.float64, ids, padding_id, fixed, sequence or "", step, given)
-    return _moved(made)
+    if example is None:
+        made = replace(
+            made, ids=made.readable(ids), fixed={name: made.readable(value) for name, value in fixed.items()}
+        )
+    shorter = [n for n in LENGTHS if n < ids.shape[1]] if length is None and example is None else []
+    try:
+        return _moved(made)
+    except InputError as error:  # perhaps it has a longest text, of which it says nothing
+        for size in (n for n in shorter if n in (31, 17, 7)):
+            short = made.ids[:, :size].contiguous()
+            sources = {name: value[:, : size - 2] for name, value in made.fixed.items()}
+            with contextlib.suppress(InputError):
+                return _moved(replace(made, ids=short, fixed=sources))
+        raise error
 
 
 def _vocab_size(model: nn.Module, config: Any) -> int:
@@ -504,6 +548,10 @@ def move(model: nn.Module, seed: int = 17) -> None:
             step = 0.1 * size if size > 0 else 0.3 / (parameter[0].numel() ** 0.5 if parameter.ndim > 1 else 3)
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * step
             parameter.add_(noise.to(parameter.device, parameter.dtype))
+
+
+def largest_of(values: Tensor) -> float:
+    return float(values.abs().max())
 
 
 def accepted(model: nn.Module) -> set[str]:

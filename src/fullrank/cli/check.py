@@ -107,8 +107,8 @@ def check(
         report = check_scoring_named(scoring, name, vocab_size=vocab_size, length=length, text=text)
     elif name is None:
         raise InputError(
-            "MODEL: give what to check, such as a recipe, a run folder, gpt2, hf:llama or python:MODULE:FUNCTION; or --scoring, "
-            "or --census"
+            "MODEL: give what to check, such as a recipe, a run folder, gpt2, hf:llama or python:MODULE:FUNCTION; or "
+            "--scoring, or --census"
         )
     else:
         report = check_named(

@@ -98,6 +98,7 @@ _MOST = tuple((re.compile(pattern), most) for pattern, most in (
     (r"layer_offset|first_k_dense|num_dense_layers|layers_per|random_blocks", 1),
     (r"tokenizer", None),
     (r"layers$|n_layer$|num_blocks$|^depth$|experts_per|top_?k|moe_k$|num_filters", 2),
+    (r"index.*heads", 32),  # with few heads many scores are 0, and which of them come first is chance
     (r"kv_n?_?heads|key_value_heads|query_groups", 2),
     (r"experts$|expert_num|dt_rank|time_step_rank|rotary_dim|linear.*key_heads|_groups$", 4),
     (r"head_?dim|d_head|d_kv|dim_head|attention_head_size|kv_channels|state_size|d_state|query_pre_attn", 8),
