@@ -192,6 +192,7 @@ def decoding(subject: Subject) -> Finding:
     """Token by token, in pieces, with a static cache, after padding and as beams, each as in one pass."""
     if subject.core.kind == "fullrank" and subject.core.model.memory_length:
         subject = subject.core  # the cache of Hugging Face is its memory, which forgets
+    subject = subject.stepping
     ids, length, model = subject.ids, subject.length, subject.model
     half, names, pairs = length // 2, list[str](), list[Pair]()
     step_by_step = list(range(length + 1))

@@ -48,6 +48,8 @@ def by_perturbation(subject: Subject, path: CodePath) -> Finding:
     In fp64 where the model computes so along this path, else in fp32.
     """
     failure: Exception | None = None
+    if path.how == "after a cache":
+        subject = subject.stepping
     if path.how == "compiled":  # loops over positions take long to compile
         subject = subject.short(13)
     for one in (subject, subject.single):
@@ -84,6 +86,8 @@ def _perturbed(subject: Subject, path: CodePath) -> Finding:
     when = f"{path.words(subject)}, dropout seeded" if path.training else path.words(subject)
     looked_at = f"logits before a cut from which on every token is changed, {where}; {when}"
     limit, reason = tolerance(dtype), rounding(dtype)
+    if path.how == "parameters scaled":
+        limit, reason = _SHOWS, "saturated scores; a mask that is overcome shows in full"
     with running(subject, path) as run:
         base = subject.ids[torch.arange(len(cuts)) % ROWS]
         before = run(subject.ids)
@@ -159,7 +163,8 @@ def _explained(subject: Subject, path: CodePath, run: Run, found: Finding, cut: 
             stack.enter_context(mock.patch("torch.compiler.is_compiling", return_value=True))
             stack.enter_context(mock.patch("torch._dynamo.is_compiling", return_value=True))
             window = stack.enter_context(running(subject, CodePath("")))
-        layers = leaking_layers(run.model, window, base[:, start:stop], changed[:, start:stop], cut - start, least)
+        clean, other = base[:, start:stop], changed[:, start:stop]
+        layers = leaking_layers(run.model, window, clean, other, cut - start, least, start)
         found = replace(found, layers=() if path.how == "compiled" and layers == (OWN_FORWARD,) else layers)
     return replace(
         found, remark=leaks + _on_purpose(subject), leaks=leaks, reproduction=reproduction(subject, path, cut)
@@ -283,7 +288,7 @@ def _by_gradient(subject: Subject, training: bool) -> Finding:
         return leaves[-1].clone()  # some models add to it in place
 
     path = CodePath("training" if training else "evaluation", training=training)
-    ids, shape = subject.ids, subject.ids.shape[:2]
+    ids, shape = subject.ids, (*subject.ids.shape[:2], 0)
     if ids.is_floating_point():
         ids = ids.to(subject.dtype).requires_grad_()
         leaves.append(ids)
@@ -332,24 +337,32 @@ def _by_gradient(subject: Subject, training: bool) -> Finding:
 # -- the layer that leaks ---------------------------------------------------------------------------------------------
 
 Call = tuple[str, int]  # a module's name, and which of its calls
+Shape = tuple[int, int, int]  # rows and positions of the ids, and positions before them in a cache
 NOTHING: Mapping[Call, Tensor] = {}
 
 
 @torch.no_grad()  # some modules give a parameter out as it is
 def leaking_layers(
-    model: nn.Module, run: Callable[[Tensor], Tensor], clean: Tensor, changed: Tensor, position: int, least: float
+    model: nn.Module,
+    run: Callable[[Tensor], Tensor],
+    clean: Tensor,
+    changed: Tensor,
+    position: int,
+    least: float,
+    past: int = 0,
 ) -> tuple[str, ...]:
     """Modules in which tokens from `position` on reach earlier outputs of `run`; clean, changed (B, N) differ at `position`.
 
     A module is one of them if its output before `position` differs, it is the first to differ, and putting back its output
     on the clean tokens changes the leak (a later layer that leaks too may make it larger): an output that is not used is
     nobody's fault. Then the next one is looked for with the first put right. `least`: differences of outputs that count.
+    past: tokens in a cache before them.
     """
     known, expected = _observe(model, lambda: run(clean), clean)
     put_back: dict[Call, Tensor] = {}
 
     def leak(put_back: Mapping[Call, Tensor]) -> tuple[dict[Call, Tensor], float]:
-        outputs, logits = _observe(model, lambda: run(changed), clean, put_back, position)
+        outputs, logits = _observe(model, lambda: run(changed), clean, put_back, position, past)
         off = (logits - expected)[:, :position].abs()
         return outputs, float(off.sum()) if float(off.max()) > least else 0.0
 
@@ -359,7 +372,7 @@ def leaking_layers(
             break
         for called, output in outputs.items():
             fresh = called not in put_back and called in known
-            if not fresh or not _differs(output, known[called], clean.shape[:2], position):
+            if not fresh or not _differs(output, known[called], (*clean.shape[:2], past), position):
                 continue
             if abs(leak({**put_back, called: known[called]})[1] - size) > 1e-6 * size:
                 put_back[called] = known[called]
@@ -370,7 +383,7 @@ def leaking_layers(
 
 
 def _first_by_gradient(
-    outputs: Mapping[Call, Tensor], leaves: list[Tensor], later: Tensor, shape: torch.Size, position: int, least: float
+    outputs: Mapping[Call, Tensor], leaves: list[Tensor], later: Tensor, shape: Shape, position: int, least: float
 ) -> str:
     """The first module through whose output before `position` the gradient of `later` comes from embeddings after it."""
     for (name, _), output in outputs.items():
@@ -392,7 +405,7 @@ def _first_by_gradient(
 
 
 def _observe(model: nn.Module, run: Callable[[], Tensor], ids: Tensor, put_back: Mapping[Call, Tensor] = NOTHING,
-             position: int = 0) -> tuple[dict[Call, Tensor], Tensor]:  # fmt: skip
+             position: int = 0, past: int = 0) -> tuple[dict[Call, Tensor], Tensor]:  # fmt: skip
     """Run and give the outputs of all modules by call, in the order in which they end, and the logits.
 
     Outputs are tensors, or the first ones of tuples. Those of the calls in `put_back` are replaced by it before `position`.
@@ -411,7 +424,9 @@ def _observe(model: nn.Module, run: Callable[[], Tensor], ids: Tensor, put_back:
             if called not in put_back or put_back[called].shape != output.shape:
                 return None
             outputs[called] = output.clone(memory_format=torch.contiguous_format)
-            into, kept = (_earlier(tensor, ids.shape[:2], position) for tensor in (outputs[called], put_back[called]))
+            into, kept = (
+                _earlier(tensor, (*ids.shape[:2], past), position) for tensor in (outputs[called], put_back[called])
+            )
             assert into is not None
             assert kept is not None
             into.copy_(kept)
@@ -426,17 +441,19 @@ def _observe(model: nn.Module, run: Callable[[], Tensor], ids: Tensor, put_back:
         return outputs, run()
 
 
-def _earlier(tensor: Tensor, shape: torch.Size, position: int) -> Tensor | None:
+def _earlier(tensor: Tensor, shape: Shape, position: int) -> Tensor | None:
     """View of what stands before `position`; all of a tensor without positions, as every position may read it.
 
     None where that cannot be said: attention weights have two dimensions of that size. shape: (B, N) of the ids.
     """
-    rows, length = shape
+    rows, length, past = shape
     dims = [i for i, size in enumerate(tensor.shape) if size == length]
     if len(dims) > 1:
         return None
     if dims:
         return tensor.narrow(dims[0], 0, position)
+    if past and (dims := [i for i, size in enumerate(tensor.shape) if size == past + length]):
+        return tensor.narrow(dims[0], 0, past + position) if len(dims) == 1 else None
     if tensor.dim() > 2 and tensor.shape[0] in (1, rows) and tensor.shape[1] > length:  # a text padded to whole blocks
         return tensor[:, :position]
     if tensor.dim() > 1 and tensor.shape[0] == rows * length:  # (B N, ..)
@@ -444,7 +461,7 @@ def _earlier(tensor: Tensor, shape: torch.Size, position: int) -> Tensor | None:
     return tensor
 
 
-def _differs(output: Tensor, known: Tensor, shape: torch.Size, position: int) -> bool:
+def _differs(output: Tensor, known: Tensor, shape: Shape, position: int) -> bool:
     """Outputs before `position` differ by more than rounding."""
     before, expected = _earlier(output, shape, position), _earlier(known, shape, position)
     if before is None or expected is None or before.shape != expected.shape or before.numel() == 0:

@@ -188,6 +188,16 @@ class Subject:
         length = next((n for n in LENGTHS if n <= most and n not in taken), self.length)
         return self if self.length <= length else replace(self, ids=self.ids[:, :length].contiguous())
 
+    @property
+    def stepping(self) -> Subject:
+        """With the model that `step` reads: the copy, where it is a method of the model, else the model as it was passed."""
+        if self.step is None:
+            return self
+        if getattr(self.step, "__self__", None) is self.own:
+            return replace(self, step=getattr(self.model, self.step.__name__))
+        dtype = next((p.dtype for p in self.own.parameters() if p.is_floating_point()), torch.float32)
+        return replace(self, model=self.own, dtype=dtype)
+
     @functools.cached_property
     def single(self) -> Subject | None:
         """In fp32, for what cannot be computed in fp64; None where it is in fp32 already."""

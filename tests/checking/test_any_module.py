@@ -1,0 +1,187 @@
+"""Any module can be checked: functions, other inputs, vectors, caches of one's own, small vocabularies, half precision."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import leaky_models as leaky
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fullrank as fr
+from fullrank.checking import Report, checks_of
+from fullrank.checking.report import Finding
+from fullrank.checking.subject import subject_of
+from fullrank.core.errors import InputError
+
+LEAK = lambda module, args, out: out + out.mean(1, keepdim=True)  # noqa: E731
+
+
+def leaking(report: Report) -> bool:
+    return any(finding.leaks for finding in report.failures)
+
+
+class Speech(nn.Module):
+    """Frames (B, N, 6) of a speaker (B,) in, classes (B, N, 5) out."""
+
+    def __init__(self, leaks: bool) -> None:
+        super().__init__()
+        self.speakers, self.mix, self.out = nn.Embedding(3, 6), nn.Conv1d(6, 6, 3), nn.Linear(6, 5)
+        self.leaks = leaks
+
+    def forward(self, frames: Tensor, speaker: Tensor) -> dict[str, Tensor]:
+        x = (frames + self.speakers(speaker)[:, None]).transpose(1, 2)
+        x = nn.functional.pad(x, (1, 1) if self.leaks else (2, 0))
+        return {"logits": self.out(self.mix(x).transpose(1, 2))}
+
+
+@pytest.mark.parametrize("form", ["by name", "in order"])
+def test_other_inputs_and_vectors(form: str) -> None:
+    frames, speaker = torch.randn(2, 23, 6), torch.tensor([0, 2])
+    inputs: Any = {"frames": frames, "speaker": speaker} if form == "by name" else (frames, speaker)
+    assert fr.check(Speech(leaks=False), inputs, quick=True).passes
+    report = fr.check(Speech(leaks=True), inputs, quick=True)
+    assert leaking(report)
+    assert report.layers == ("mix",)
+    finding = report.of("future, by perturbation, evaluation")
+    assert finding.leaks == "position 0 sees token 1 (from 0); tokens 1 ahead, 8.7% of all pairs"
+    printed: list[float] = []
+    exec(finding.reproduction, {"model": Speech(leaks=True), "inputs": inputs, "print": printed.append})
+    assert float(printed[0]) > 1e-3
+    with pytest.raises(InputError, match=r"sequence: speaker; .* in inputs: frames"):
+        fr.check(Speech(leaks=False), {"frames": frames, "speaker": speaker}, sequence="speaker")
+    with pytest.raises(InputError, match="length: 40, but the example inputs"):
+        fr.check(Speech(leaks=False), inputs, length=40)
+    with pytest.raises(InputError, match=r"raised TypeError: .*speaker.* inputs=\{"):
+        fr.check(Speech(leaks=False), frames)
+
+
+def test_functions_and_methods() -> None:
+    torch.manual_seed(2)
+    table = torch.randn(11, 11)
+    assert fr.check(lambda ids: table[ids], vocab_size=11, quick=True).passes
+    assert leaking(fr.check(lambda ids: table[ids] + table[ids.flip(1)], vocab_size=11, quick=True))
+    model = leaky.Model({1: leaky.Attention(leaky.everything)})
+    assert fr.check(model.forward, quick=True).layers[0].endswith("blocks.1.attention")
+    with pytest.raises(InputError, match="give vocab_size"):
+        fr.check(lambda ids: table[ids])
+    with pytest.raises(InputError, match="a torch module or a function of token ids, given str"):
+        fr.check("gpt2")
+
+
+def test_two_words_and_half_precision() -> None:
+    model = nn.Sequential(nn.Embedding(2, 6), nn.Linear(6, 2)).bfloat16()
+    report = fr.check(model, quick=True)
+    assert report.passes
+    model[1].register_forward_hook(LEAK)
+    assert leaking(fr.check(model, quick=True))
+
+
+def test_a_compiled_module_is_looked_into() -> None:
+    model = torch.compile(leaky.Model({1: leaky.Attention(leaky.everything)}), backend="eager")
+    assert fr.check(model, quick=True).layers == ("blocks.1.attention",)
+
+
+class Recurrent(nn.Module):
+    """A running mean of vectors, with a state (sum, count)."""
+
+    def __init__(self, forgets: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.words, self.out, self.forgets = nn.Embedding(13, 6), nn.Linear(6, 13), forgets
+
+    def step(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
+        before, count = (0.0, 0) if state is None else state
+        total = self.words(ids).cumsum(1) + before
+        places = torch.arange(1, ids.shape[1] + 1, device=ids.device)[None, :, None]
+        kept = (total[:, -1:], 0 if self.forgets else count + ids.shape[1])
+        return self.out(total / (places + count)), kept
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.step(ids, None)[0]
+
+
+def test_a_cache_of_ones_own() -> None:
+    for forgets, method in ((False, True), (True, True), (False, False), (True, False)):
+        model = Recurrent(forgets)
+        step = model.step if method else lambda ids, state, model=model: model.step(ids, state)
+        report = fr.check(model, quick=True, step=step)
+        assert report.of("incremental decoding = one pass").verdict == ("fails" if forgets else "passes")
+        assert report.of("future, by perturbation, after a cache").verdict == "passes"
+
+
+def test_a_model_that_reads_short_texts_only() -> None:
+    class Short(leaky.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.places = nn.Embedding(20, leaky.WIDTH)
+
+        def forward(self, input_ids: Tensor) -> Any:
+            return self.output(self.hidden(input_ids) + self.places(torch.arange(input_ids.shape[1])))
+
+    report = fr.check(Short(), quick=True, vocab_size=leaky.VOCABULARY)
+    assert report.passes
+    assert report.description["length"] == 17
+    with pytest.raises(InputError, match="raised IndexError"):
+        fr.check(Short(), length=40, vocab_size=leaky.VOCABULARY)
+
+
+def test_large_models_are_checked_in_single_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fullrank.checking.subject.DOUBLE_UP_TO", 100)
+    assert subject_of(leaky.Model()).dtype == torch.float32
+    assert fr.check(leaky.Model(), quick=True).passes
+    assert leaking(fr.check(leaky.Model({1: leaky.Gated()}), quick=True))
+
+
+def test_a_leak_of_double_precision_alone_is_none() -> None:
+    """A mask in float32 beside vectors in float64: some kernels of torch misread it, and nobody trains so."""
+
+    class Misreads(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.mean(1, keepdim=True).expand_as(x) if x.dtype == torch.float64 else torch.zeros_like(x)
+
+    report = fr.check(leaky.Model({1: Misreads()}), quick=True)
+    assert report.passes
+    assert "in float64 alone" in report.of("future, by perturbation, evaluation").remark
+    assert "in float64 alone" in report.of("future, by gradient, evaluation").remark
+
+
+def test_the_models_own_rounding_is_no_leak() -> None:
+    """A sum over all experts' tokens, added and taken away again: what is left is rounding, and it is measured."""
+
+    class Rounds(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            far = 3e3 * x.sum((0, 1), keepdim=True)
+            order = torch.arange(1, len(x) + 1, dtype=x.dtype, device=x.device)[:, None, None]
+            return (x + far * order) - far * order
+
+    def finding(noise: float) -> Finding:
+        subject = subject_of(leaky.Model({1: Rounds()}))
+        return checks_of(subject, quick=True)["future, by perturbation, evaluation"](subject)
+
+    assert finding(1.0).verdict == "passes"
+    assert "own rounding" in finding(1.0).reason
+
+
+def test_an_encoder_decoder_of_hugging_face() -> None:
+    import transformers
+
+    sizes = {"vocab_size": 47, "d_model": 8, "d_kv": 4, "d_ff": 16, "num_layers": 2, "num_heads": 2}
+    config = transformers.T5Config(**sizes, decoder_start_token_id=0, pad_token_id=0)
+    torch.manual_seed(3)
+    report = fr.check(transformers.T5ForConditionalGeneration(config), quick=True)
+    assert report.passes, report
+    assert report.of("incremental decoding = one pass").verdict == "passes"
+    model = transformers.T5ForConditionalGeneration(config)
+    model.decoder.block[1].layer[2].register_forward_hook(LEAK)
+    report = fr.check(model, quick=True)
+    assert leaking(report)
+    assert report.layers == ("decoder.block.1.layer.2",)
+
+
+def test_only_some_checks() -> None:
+    report = fr.check(leaky.Model(), only=("rows of a batch", "padding"))
+    assert [finding.check for finding in report.findings] == [
+        "rows of a batch are independent", "rows of a batch are independent, training", "padding changes nothing",
+    ]  # fmt: skip

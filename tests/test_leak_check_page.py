@@ -1,0 +1,62 @@
+"""The page about leak checks in CI: its tests run as written, and the plugin writes verdicts into the JUnit report."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).resolve().parents[1]
+LEAKING = """
+
+def test_a_leak(leak_check):
+    model = MyModel()
+    model.layer.register_forward_hook(lambda module, args, out: out + out.mean(1, keepdim=True))
+    leak_check(model)
+"""
+
+
+def test_the_tests_of_the_page(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "leak_check.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"<!-- a test -->\n```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) == 2
+    (tmp_path / "test_leaks.py").write_text("\n".join(blocks) + LEAKING, encoding="utf-8")
+    found = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--strict-markers",
+         *(() if _installed() else ("-p", "fullrank.testing.plugin")), "--junitxml=out.xml", "test_leaks.py"],
+        cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert "1 failed, 2 passed" in found.stdout, found.stdout + found.stderr
+    assert "Sees later tokens on every code path. It enters at layer." in found.stdout
+    cases = {case.get("name"): case for case in ElementTree.parse(tmp_path / "out.xml").iter("testcase")}
+    told = {name: {one.get("name"): one.get("value") for one in case.iter("property")} for name, case in cases.items()}
+    check = "fullrank.future, by perturbation, training"
+    assert (told["test_leaks"][check], told["test_a_leak"][check]) == ("passes", "fails")
+
+
+def _installed() -> bool:
+    """The environment knows the plugin: it was made after the plugin was."""
+    from importlib.metadata import entry_points
+
+    return any(one.value == "fullrank.testing.plugin" for one in entry_points(group="pytest11"))
+
+
+ALONE = """
+import sys
+for name in ("numpy", "scipy", "pydantic", "yaml", "typer", "rich", "safetensors", "matplotlib", "transformers", "tokenizers"):
+    sys.modules[name] = None
+import warnings
+warnings.simplefilter("ignore")
+import torch
+import fullrank as fr
+model = torch.nn.Sequential(torch.nn.Embedding(7, 4), torch.nn.Linear(4, 7))
+assert fr.check(model, quick=True).passes
+assert fr.check_scoring(lambda ids: torch.full((len(ids),), 2.0794415416798357), vocab_size=8).passes
+"""
+
+
+def test_checks_need_torch_alone() -> None:
+    subprocess.run([sys.executable, "-c", ALONE], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
