@@ -36,9 +36,18 @@ done
 import json, sys
 
 rows = [json.loads(line) for file in sys.argv[2:] for line in open(file)]
+rows = [
+    {
+        "transformers": row["transformers"], "class": row["class"], "verdict": row["verdict"],
+        "failing": [one["check"] for one in row["failures"]],
+        "layers": sorted({layer for one in row["failures"] for layer in one.get("layers") or ()}),
+        "first": {key: one.get(key) for one in row["failures"][:1] for key in ("difference", "tolerance", "leaks", "reproduction")},
+    }
+    for row in rows
+]
 rows.sort(key=lambda row: ([int(part) for part in row["transformers"].split(".")], row["class"]))
 for row in rows:
-    failed = f"{len(row['failures'])} checks fail: {row['failures'][0]['check']} ..." if row["failures"] else ""
+    failed = f"{len(row['failing'])} checks fail: {row['failing'][0]} ..." if row["failing"] else ""
     print(f"{row['transformers']:8} {row['class']:26} {row['verdict']:10} {failed}".rstrip())
 if sys.argv[1]:
     with open(sys.argv[1], "w", encoding="utf-8") as file:

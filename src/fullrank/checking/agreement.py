@@ -133,6 +133,8 @@ def packing(subject: Subject) -> Finding:
                 before, after = run(base, **options), run(other, **options)
         except Exception:
             continue
+        if bool(before.isnan().any()):
+            continue
         moved[path.words(subject)] = largest(after[:, half:], before[:, half:]) / max(1.0, float(before.abs().max()))
     limit = tolerance(subject.dtype)
     apart = [path for path, off in moved.items() if off <= limit]

@@ -91,6 +91,8 @@ def _perturbed(subject: Subject, path: CodePath) -> Finding:
     with running(subject, path) as run:
         base = subject.ids[torch.arange(len(cuts)) % ROWS]
         before = run(subject.ids)
+        if bool(before.isnan().any()):
+            raise FloatingPointError("logits are NaN")
         scale = max(1.0, float(before.abs().max()))
         if (again := largest(run(subject.ids), before)) > limit * scale:
             remark = "two passes over the same tokens differ, although random numbers begin at the same seed"
@@ -268,7 +270,7 @@ def _of_rows(subject: Subject, run: Run, clean: Tensor, changed: Tensor, row: in
 def by_gradient(subject: Subject, *, training: bool) -> Finding:
     """Logits before a cut must have no gradient from embeddings after it."""
     finding = _by_gradient(subject, training)
-    if finding.verdict == "fails" and (finding.difference or 0) > _SHOWS and subject.single:
+    if finding.verdict == "fails" and not (finding.difference or 0) <= _SHOWS and subject.single:
         other = _by_gradient(subject.single, training)
         return replace(other, remark=_DOUBLE_ONLY) if other.verdict == "passes" else finding
     return finding
