@@ -8,7 +8,8 @@ import torch
 
 import fullrank as fr
 from fullrank.checking import Finding
-from fullrank.checking.subject import Subject, fixed_sources, subject_of
+from fullrank.checking.opening import fixed_sources, subject_of
+from fullrank.checking.subject import Subject
 
 SIZES: dict[str, Any] = {
     "vocab_size": 19, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 34,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import fullrank as fr
 import hugging_face_models as tiny
 from fullrank.checking import agreement, definition
-from fullrank.checking.subject import subject_of
+from fullrank.checking.opening import subject_of
 
 
 def scaled(out: Any, factor: float) -> Any:

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import fullrank as fr
-from fullrank.checking import causality
-from fullrank.checking.causality import by_gradient, by_perturbation, last_position, on_random_tokens, spread
+from fullrank.checking import learnt
+from fullrank.checking.causality import by_gradient, by_perturbation, spread
+from fullrank.checking.learnt import last_position, on_random_tokens
+from fullrank.checking.opening import subject_of
 from fullrank.checking.paths import CodePath
-from fullrank.checking.subject import subject_of
 from fullrank.core.errors import InputError
 
 WAYS = ["by perturbation, evaluation", "by perturbation, training", "by gradient, evaluation", "by gradient, training"]
@@ -216,7 +217,7 @@ def test_bad_input_is_explained() -> None:
 
 
 def test_the_model_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(causality, "_STEPS", 5)
+    monkeypatch.setattr(learnt, "_STEPS", 5)
     model = leaky.Model({1: leaky.OverPositions()}).train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     state = torch.get_rng_state()
@@ -279,9 +280,9 @@ def test_random_tokens_teach_an_honest_model_nothing() -> None:
 
 def test_a_leak_that_is_hardly_learnt_is_below_log_v(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing honest is better than log V; here a little, and at the last position as well."""
-    monkeypatch.setattr(causality, "_STEPS", 2)
-    right = causality._nll
-    monkeypatch.setattr(causality, "_nll", lambda *given: 0 * right(*given) + math.log(leaky.VOCABULARY) - 0.03)
+    monkeypatch.setattr(learnt, "_STEPS", 2)
+    right = learnt._nll
+    monkeypatch.setattr(learnt, "_nll", lambda *given: 0 * right(*given) + math.log(leaky.VOCABULARY) - 0.03)
     outcome = on_random_tokens(subject_of(leaky.Model()))
     assert outcome.verdict == "fails"
     assert outcome.difference == pytest.approx(0.03)

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 import fullrank as fr
 import hugging_face_models as tiny
-from fullrank.checking import Report, agreement, causality, checks_of, definition, paths
+from fullrank.checking import Report, agreement, causality, checks_of, definition, learnt, paths
 from fullrank.checking.causality import by_gradient, by_perturbation
+from fullrank.checking.opening import fixed_sources, subject_of
 from fullrank.checking.paths import CodePath
-from fullrank.checking.subject import fixed_sources, subject_of
 from fullrank.core import registry
 from fullrank.core.errors import InputError
 
@@ -27,7 +27,7 @@ PADDED = "future, by perturbation, with padding"
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few steps on random tokens; the last-position check itself is tested in test_causality.py."""
-    monkeypatch.setattr(causality, "_STEPS", 2)
+    monkeypatch.setattr(learnt, "_STEPS", 2)
     monkeypatch.setattr(causality, "_WORK", 0)  # few cuts
     monkeypatch.setattr(paths, "RARE", ())
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import fullrank as fr
 import hugging_face_models as tiny
-from fullrank.checking import causality, paths
+from fullrank.checking import causality, learnt, paths
 from fullrank.cli import main
 from fullrank.core import registry
 from fullrank.core.decoder import LanguageModel
@@ -41,7 +41,7 @@ Called = Callable[..., tuple[object, str, str]]
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few steps on random tokens, few tokens changed, no rare paths; what they show is tested in tests/checking."""
     monkeypatch.setattr(paths, "RARE", ())
-    monkeypatch.setattr(causality, "_STEPS", 5)
+    monkeypatch.setattr(learnt, "_STEPS", 5)
     monkeypatch.setattr(causality, "_WORK", 0)
 
 

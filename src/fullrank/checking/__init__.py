@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 
 from fullrank.checking.agreement import decoding, determinism, packing, padding, saving
-from fullrank.checking.causality import by_gradient, by_perturbation, independent_rows, last_position, on_random_tokens
+from fullrank.checking.causality import by_gradient, by_perturbation, independent_rows
 from fullrank.checking.definition import kernels, memory, plain_start, probabilities, whole_source
+from fullrank.checking.learnt import last_position, on_random_tokens
+from fullrank.checking.opening import fixed_sources, subject_of
 from fullrank.checking.paths import code_paths
 from fullrank.checking.report import Finding, Report
 from fullrank.checking.scoring import check_scoring
-from fullrank.checking.subject import Subject, fixed_sources, subject_of
+from fullrank.checking.subject import Subject
 from fullrank.core.errors import InputError
 from fullrank.core.translator import Translator
 

@@ -1,12 +1,10 @@
-"""Search for attention to later tokens, by perturbation, by gradient and by training, and for the layer that leaks."""
+"""Search for attention to later tokens and to other rows, by perturbation and by gradient."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -16,16 +14,16 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from fullrank.checking.paths import TRAINED, CannotRun, CodePath, Run, gradient_shown, reproduction, running
+from fullrank.checking.layers import OWN_FORWARD, first_by_gradient, leaking_layers, observe
+from fullrank.checking.paths import CannotRun, CodePath, Run, running
 from fullrank.checking.report import Finding, bounded, inapplicable, largest, rounding, same, tolerance
-from fullrank.checking.subject import ROWS, SHORT, Subject, duplicate, mode
+from fullrank.checking.shown import gradient_shown, reproduction
+from fullrank.checking.subject import ROWS, Subject, mode
 
 _AT_ONCE = 20_000_000  # logits of a batch
 _WORK = 3_000_000_000  # parameters times tokens of the texts that are read along a path
-_MOST_LAYERS = 16  # that are named
 _SHOWS = 1e-4  # a leak in fp64 that is larger has to show in fp32, too
 _DOUBLE_ONLY = "in float64 alone some kernel errs, as attention of torch does with a mask in float32"
-OWN_FORWARD = "the model's own forward"
 
 
 def spread(length: int, most: int) -> list[int]:
@@ -56,7 +54,7 @@ def by_perturbation(subject: Subject, path: CodePath) -> Finding:
         if one is None:
             break
         try:
-            finding = _perturbed(one, path)
+            finding = perturbed(one, path)
         except CannotRun as reason:
             return inapplicable(str(reason))
         except Exception as error:
@@ -64,7 +62,7 @@ def by_perturbation(subject: Subject, path: CodePath) -> Finding:
             continue
         if one is subject and finding.verdict == "fails" and (finding.difference or 0) > _SHOWS and subject.single:
             try:
-                other = _perturbed(subject.single, path)
+                other = perturbed(subject.single, path)
             except Exception:
                 return finding
             if other.verdict == "passes":
@@ -78,7 +76,7 @@ def by_perturbation(subject: Subject, path: CodePath) -> Finding:
     raise failure
 
 
-def _perturbed(subject: Subject, path: CodePath) -> Finding:
+def perturbed(subject: Subject, path: CodePath) -> Finding:
     size, dtype = subject.length, torch.bfloat16 if path.how == "in bfloat16" else subject.dtype
     most = max(8, min(size - 1, _WORK // max(1, subject.parameters * size)))
     cuts = spread(size, most)
@@ -251,8 +249,8 @@ def independent_rows(subject: Subject, *, training: bool) -> Finding:
 def _of_rows(subject: Subject, run: Run, clean: Tensor, changed: Tensor, row: int) -> tuple[str, ...]:
     """The first module whose output for the other rows differs."""
     others = [i for i in range(len(clean)) if i != row]
-    known, _ = _observe(subject.model, lambda: run(clean), clean)
-    outputs, _ = _observe(subject.model, lambda: run(changed), clean)
+    known, _ = observe(subject.model, lambda: run(clean), clean)
+    outputs, _ = observe(subject.model, lambda: run(changed), clean)
     for called, output in outputs.items():
         expected = known.get(called)
         if expected is None or expected.shape != output.shape or len(output) != len(clean):
@@ -304,7 +302,7 @@ def _by_gradient(subject: Subject, training: bool) -> Finding:
         for name, module in subject.model.named_modules():
             if name and not leaves:
                 stack.callback(module.register_forward_hook(partial(cut_off, name)).remove)
-        outputs, logits = _observe(subject.model, lambda: subject.logits(ids), ids)
+        outputs, logits = observe(subject.model, lambda: subject.logits(ids), ids)
         if not leaves:
             return inapplicable("no module was found that turns input_ids into vectors")
         if not logits.requires_grad:
@@ -327,243 +325,10 @@ def _by_gradient(subject: Subject, training: bool) -> Finding:
         limit, remark, layers = tolerance(subject.dtype), "", tuple[str, ...]()
         if not later / own <= limit:
             at_worst = (logits[:, :worst] * cotangent[:, :worst]).sum()
-            layers = (_first_by_gradient(outputs, leaves, at_worst, shape, worst, own * limit),)
+            layers = (first_by_gradient(outputs, leaves, at_worst, shape, worst, own * limit),)
             remark = f"logits before token {worst} (from 0) depend on embeddings from there on{_on_purpose(subject)}"
     looked_at = f"gradient of the logits before {len(chosen)} cuts with respect to embeddings after them; {path.name}"
     reason = f"{rounding(subject.dtype)}: the largest gradient"
     found = bounded(looked_at, later / own, limit, reason, remark=remark, layers=layers)
     shown = gradient_shown(subject, path, worst, names[0]) if layers and names else ""
     return replace(found, path=path.words(subject), leaks=remark, reproduction=shown)
-
-
-# -- the layer that leaks ---------------------------------------------------------------------------------------------
-
-Call = tuple[str, int]  # a module's name, and which of its calls
-Shape = tuple[int, int, int]  # rows and positions of the ids, and positions before them in a cache
-NOTHING: Mapping[Call, Tensor] = {}
-
-
-@torch.no_grad()  # some modules give a parameter out as it is
-def leaking_layers(
-    model: nn.Module,
-    run: Callable[[Tensor], Tensor],
-    clean: Tensor,
-    changed: Tensor,
-    position: int,
-    least: float,
-    past: int = 0,
-) -> tuple[str, ...]:
-    """Modules in which tokens from `position` on reach earlier outputs of `run`; clean, changed (B, N) differ at `position`.
-
-    A module is one of them if its output before `position` differs, it is the first to differ, and putting back its output
-    on the clean tokens changes the leak (a later layer that leaks too may make it larger): an output that is not used is
-    nobody's fault. Then the next one is looked for with the first put right. `least`: differences of outputs that count.
-    past: tokens in a cache before them.
-    """
-    known, expected = _observe(model, lambda: run(clean), clean)
-    put_back: dict[Call, Tensor] = {}
-
-    def leak(put_back: Mapping[Call, Tensor]) -> tuple[dict[Call, Tensor], float]:
-        outputs, logits = _observe(model, lambda: run(changed), clean, put_back, position, past)
-        off = (logits - expected)[:, :position].abs()
-        return outputs, float(off.sum()) if float(off.max()) > least else 0.0
-
-    while len(put_back) < _MOST_LAYERS:
-        outputs, size = leak(put_back)
-        if size == 0.0:
-            break
-        for called, output in outputs.items():
-            fresh = called not in put_back and called in known
-            if not fresh or not _differs(output, known[called], (*clean.shape[:2], past), position):
-                continue
-            if abs(leak({**put_back, called: known[called]})[1] - size) > 1e-6 * size:
-                put_back[called] = known[called]
-                break
-        else:
-            break
-    return tuple(dict.fromkeys(name for name, _ in put_back)) or (OWN_FORWARD,)
-
-
-def _first_by_gradient(
-    outputs: Mapping[Call, Tensor], leaves: list[Tensor], later: Tensor, shape: Shape, position: int, least: float
-) -> str:
-    """The first module through whose output before `position` the gradient of `later` comes from embeddings after it."""
-    for (name, _), output in outputs.items():
-        if not output.requires_grad or any(output is leaf for leaf in leaves):
-            continue
-        (gradient,) = torch.autograd.grad(later, output, retain_graph=True, allow_unused=True)
-        if gradient is None:
-            continue
-        gradient = gradient.contiguous()
-        kept = torch.zeros_like(gradient)
-        into, earlier = _earlier(kept, shape, position), _earlier(gradient, shape, position)
-        if into is None or earlier is None:
-            continue
-        into.copy_(earlier)
-        gradients = torch.autograd.grad(output, leaves, kept, retain_graph=True, allow_unused=True)
-        if any(g is not None and float(g[:, position:].abs().max()) > least for g in gradients):
-            return name
-    return OWN_FORWARD
-
-
-def _observe(model: nn.Module, run: Callable[[], Tensor], ids: Tensor, put_back: Mapping[Call, Tensor] = NOTHING,
-             position: int = 0, past: int = 0) -> tuple[dict[Call, Tensor], Tensor]:  # fmt: skip
-    """Run and give the outputs of all modules by call, in the order in which they end, and the logits.
-
-    Outputs are tensors, or the first ones of tuples. Those of the calls in `put_back` are replaced by it before `position`.
-    """
-    outputs: dict[Call, Tensor] = {}
-    calls: Counter[str] = Counter()
-
-    def hook(name: str) -> Callable[[nn.Module, Any, Any], Any]:
-        def seen(module: nn.Module, args: Any, out: Any) -> Any:
-            called = (name, calls[name])
-            calls[name] += 1
-            output = out[0] if isinstance(out, tuple | list) and out else out
-            if not isinstance(output, Tensor) or not output.is_floating_point():
-                return None
-            outputs[called] = output
-            if called not in put_back or put_back[called].shape != output.shape:
-                return None
-            outputs[called] = output.clone(memory_format=torch.contiguous_format)
-            into, kept = (
-                _earlier(tensor, (*ids.shape[:2], past), position) for tensor in (outputs[called], put_back[called])
-            )
-            assert into is not None
-            assert kept is not None
-            into.copy_(kept)
-            return outputs[called] if output is out else type(out)((outputs[called], *out[1:]))
-
-        return seen
-
-    with ExitStack() as stack:
-        for name, module in model.named_modules():
-            if name:
-                stack.callback(module.register_forward_hook(hook(name)).remove)
-        return outputs, run()
-
-
-def _earlier(tensor: Tensor, shape: Shape, position: int) -> Tensor | None:
-    """View of what stands before `position`; all of a tensor without positions, as every position may read it.
-
-    None where that cannot be said: attention weights have two dimensions of that size. shape: (B, N) of the ids.
-    """
-    rows, length, past = shape
-    dims = [i for i, size in enumerate(tensor.shape) if size == length]
-    if len(dims) > 1:
-        return None
-    if dims:
-        return tensor.narrow(dims[0], 0, position)
-    if past and (dims := [i for i, size in enumerate(tensor.shape) if size == past + length]):
-        return tensor.narrow(dims[0], 0, past + position) if len(dims) == 1 else None
-    if tensor.dim() > 2 and tensor.shape[0] in (1, rows) and tensor.shape[1] > length:  # a text padded to whole blocks
-        return tensor[:, :position]
-    if tensor.dim() > 1 and tensor.shape[0] == rows * length:  # (B N, ..)
-        return tensor.reshape(rows, length, -1)[:, :position]
-    return tensor
-
-
-def _differs(output: Tensor, known: Tensor, shape: Shape, position: int) -> bool:
-    """Outputs before `position` differ by more than rounding."""
-    before, expected = _earlier(output, shape, position), _earlier(known, shape, position)
-    if before is None or expected is None or before.shape != expected.shape or before.numel() == 0:
-        return False
-    size = max(float(expected.abs().max()), 1e-30)
-    rounds = torch.finfo(output.dtype).eps * (100 if output.dtype.itemsize > 2 else 2)
-    return float((before - expected).abs().max()) > rounds * size
-
-
-# -- leaks that are learnt --------------------------------------------------------------------------------------------
-#
-# Only the last prediction of a segment has nothing after it that could be seen. A model that looks ahead finds its targets
-# in its own input, at every position but the last: its perplexity there is far above its ordinary one. On random tokens no
-# honest perplexity is below the size of the vocabulary.
-
-_STEPS, _FEWER, _ROWS, _SEGMENTS = 200, 40, 16, 512
-_SECONDS = 2.5  # of CPU time; a model that is slower takes fewer steps, at least `_FEWER`
-_MOST_PARAMETERS = 1_000_000  # of a model that is trained for the check
-# nats: what overfitting may cost at the position with most context, and what chance may gain
-_GAP, _GAIN = 0.1, 0.02
-
-
-def last_position(subject: Subject, segments: Tensor) -> Finding:
-    """segments (S, N + 1) of a text that the model was trained for."""
-    per_token = _nll(subject, subject.own, segments)
-    return _compared(per_token, f"{len(segments)} segments of {segments.shape[1] - 1} tokens of the text")
-
-
-def on_random_tokens(subject: Subject) -> Finding:
-    """A copy is trained on fresh random tokens, where nothing can be learnt but to look ahead; then tokens are changed."""
-    if subject.parameters > _MOST_PARAMETERS:
-        return inapplicable(
-            f"a model of {subject.parameters:,} parameters is not trained for it; a text of its own (text=, --text) tells"
-        )
-    if subject.ids.is_floating_point():
-        return inapplicable("the model reads no tokens that it could predict")
-    model: Any = duplicate(subject.own).float()
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if not trained:
-        return inapplicable("no parameter of the model can be trained, and no text was given")
-    length, limit, step = min(subject.length - 1, SHORT), _STEPS, 0
-    optimizer = torch.optim.Adam(trained, lr=3e-3)
-    with mode(model, training=True, seed=2), torch.enable_grad():
-        while step < limit:
-            begun = time.process_time()
-            tokens = subject.tokens(_ROWS, length + 1, seed=1000 + step)
-            ids, targets = tokens[:, :-1], tokens[:, 1:]
-            if subject.kind == "fullrank":
-                loss = model.loss(ids, targets)
-            else:
-                logits = subject.logits(ids, model=model).float()
-                loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-            if not loss.requires_grad:
-                return inapplicable("its logits cannot be trained, and no text was given")
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            step += 1
-            if step == 3:
-                limit = min(limit, max(_FEWER, int(_SECONDS / max(1e-9, time.process_time() - begun))))
-        segments = subject.tokens(_SEGMENTS, length + 1, seed=7)
-    learnt = replace(subject, model=model.eval(), dtype=torch.float32)
-    found = _perturbed(learnt, CodePath("trained", how=TRAINED))
-    if found.verdict == "fails":
-        return found
-    per_token = _nll(subject, model, segments)
-    looked_at = (
-        f"{step} steps on fresh random tokens, then {_SEGMENTS} other segments of {length}: no honest perplexity is "
-        f"below {subject.vocab_size}; and a perturbation after them"
-    )
-    finding = _compared(per_token, looked_at)
-    # a leak shows here before it is learnt well enough for a gap
-    gain = math.log(subject.vocab_size) - float(per_token.mean())
-    most = max(_GAIN, 5 * float(per_token.mean(dim=1).std()) / len(per_token) ** 0.5)
-    if finding.verdict == "passes" and not gain <= most:
-        reason = "nats below log V, which is the least of an honest model; 5 standard errors"
-        return bounded(looked_at, gain, most, reason, remark=finding.remark)
-    return finding
-
-
-def _nll(subject: Subject, model: nn.Module, segments: Tensor) -> Tensor:
-    """(S, N) nats, float64."""
-    parts = []
-    with torch.no_grad(), mode(model, training=False):
-        for part in segments.to(subject.ids.device).split(max(1, 2048 // segments.shape[1])):
-            log_prob = torch.log_softmax(subject.logits(part[:, :-1], model=model).double(), dim=-1)
-            parts.append(-log_prob.gather(-1, part[:, 1:, None])[..., 0])
-    return torch.cat(parts).cpu()
-
-
-def _compared(per_token: Tensor, looked_at: str) -> Finding:
-    last, ordinary = per_token[:, -1], per_token.mean(dim=1)
-    gap = last - ordinary  # (S,): an honest model knows more at the last position than on average
-    limit = max(_GAP, 5 * float(gap.std()) / len(gap) ** 0.5)
-    why = "5 standard errors" if limit > _GAP else "more than overfitting makes it"
-    remark = f"perplexity {_perplexity(last)} at the last position, ordinarily {_perplexity(ordinary)}"
-    return bounded(looked_at, float(gap.mean()), limit, f"nats, the last position minus all; {why}", remark=remark)
-
-
-def _perplexity(nll: Tensor) -> str:
-    mean = float(nll.mean())
-    return f"{math.exp(mean):,.2f}" if mean < 50 else f"exp({mean:,.0f})"

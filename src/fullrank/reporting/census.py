@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
+NONE: Mapping[str, str] = {}
 VERDICTS = ("passes", "leaks", "fails otherwise", "too slow", "crashed", "not applicable")
 
 
@@ -26,8 +27,8 @@ def why(row: Mapping[str, Any]) -> str:
     return row["reason"] or "; ".join(failed[:3] + more)
 
 
-def page(rows: Sequence[Mapping[str, Any]]) -> Iterator[list[dict[str, str]] | str]:
-    """The page, piece by piece: text, and rows of tables."""
+def page(rows: Sequence[Mapping[str, Any]], notes: Mapping[str, str] = NONE) -> Iterator[list[dict[str, str]] | str]:
+    """The page, piece by piece: text, and rows of tables. notes: what was found by hand, by class."""
     versions = sorted({(row["transformers"], row["torch"]) for row in rows})
     seconds = [row["seconds"] for row in rows if row["seconds"] is not None]
     yield (
@@ -41,7 +42,7 @@ def page(rows: Sequence[Mapping[str, Any]]) -> Iterator[list[dict[str, str]] | s
         if chosen := [row for row in rows if row["verdict"] == verdict]:
             yield f"## {verdict[0].upper()}{verdict[1:]}"
             yield [{"type": row["type"], "class": f"`{row['class']}`", "why": why(row)} for row in chosen]
-            yield "\n\n".join(_reproductions(chosen))
+            yield "\n\n".join(_reproductions(chosen, notes))
     yield "## Every class"
     yield [
         {
@@ -55,9 +56,11 @@ def page(rows: Sequence[Mapping[str, Any]]) -> Iterator[list[dict[str, str]] | s
     ]
 
 
-def _reproductions(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Of each class its first failure in full, with the lines that show it."""
+def _reproductions(rows: Sequence[Mapping[str, Any]], notes: Mapping[str, str]) -> Iterator[str]:
+    """Of each class what was found by hand, and its first failure in full, with the lines that show it."""
     for row in rows:
+        if row["class"] in notes:
+            yield f"`{row['class']}`, by hand: {notes[row['class']]}"
         for failure in row["failures"][:1]:
             told = [failure[key] for key in ("path", "leaks", "remark") if failure.get(key)]
             yield f"`{row['class']}`: {failure['check']}: {'; '.join(map(str, told))}"

@@ -1,6 +1,6 @@
 """Result pages, made from a ledger, the claims of papers and the figures of benchmarks; nothing in them is typed by hand.
 
-ledger.jsonl, claims/<paper>.yaml, benchmarks.yaml, *.json  ->  README.md, <paper>.md, other_runs.md, benchmarks.md, census.md
+ledger.jsonl, claims/<paper>.yaml, benchmarks.yaml, census_notes.yaml, *.json  ->  README.md, <paper>.md, other_runs.md, benchmarks.md, census.md
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def make_pages(folder: Path) -> dict[str, str]:
         links += "\n- [Benchmarks](benchmarks.md): speed and memory against peers"
     if (folder / "census.json").exists():
         checked = read_json(folder / "census.json")["classes"]
-        pieces = [piece if isinstance(piece, str) else _table(piece) for piece in census.page(checked)]
+        notes = read_yaml(folder / "census_notes.yaml") if (folder / "census_notes.yaml").exists() else {}
+        pieces = [piece if isinstance(piece, str) else _table(piece) for piece in census.page(checked, notes)]
         bodies["census.md"] = ["# Census of transformers", *pieces]
         links += f"\n- [Census](census.md): the check of {len(checked)} classes of transformers"
     bodies["README.md"] = ["# Results", _HOW, "## Claims", _table(index), "## Others", links]

@@ -15,8 +15,8 @@ from torch import nn
 
 import fullrank as fr
 from fullrank.checking import checks_of
+from fullrank.checking.opening import subject_of
 from fullrank.checking.report import Finding
-from fullrank.checking.subject import subject_of
 from museum import caches, learnt, masks, mixtures, norms, others, packed, paths, summaries
 from museum.exhibit import SCALED, Exhibit, future
 from museum.scoring import SCORED, VOCABULARY, Scored

@@ -1,0 +1,135 @@
+"""Two lines of Python that show a leak to a reader of the report, without this package."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+
+from fullrank.checking.opening import AsModule
+from fullrank.checking.paths import GAIN, TRAINED, CodePath
+from fullrank.checking.subject import ROWS, SEED, SHORT, Subject, duplicate, mode
+
+_EVERY_MATRIX = (
+    f"[p.data.mul_({GAIN:g} * len(p) ** 0.5 / p.norm()) for m in model.modules() if not isinstance(m, torch.nn.Embedding) "
+    "for p in m.parameters(recurse=False) if p.dim() > 1]"
+)
+_EVERY_PARAMETER = "torch.manual_seed(0); [p.data.add_(0.1 * torch.randn_like(p)) for p in model.parameters()]"
+
+
+def reproduction(subject: Subject, path: CodePath, cut: int) -> str:
+    """Two lines of Python, with `model` (and `inputs`) in scope: the largest change of logits before `cut` is printed.
+
+    They have been run on a copy of the model as it was passed, and printed more than rounding; empty where none did.
+    """
+    for moved in (False, True):  # a gate that starts closed is opened
+        for seed in range(SEED, SEED + 3):
+            setup, expression = _statements(subject, path, cut, seed)
+            if moved and "import torch" in setup[0]:
+                setup.insert(1, _EVERY_PARAMETER)
+            lines = f"{'; '.join(setup)}\n{expression}"
+            if _shows(subject, lines):
+                return lines
+    return ""
+
+
+def gradient_shown(subject: Subject, path: CodePath, cut: int, embedding: str) -> str:
+    """Two lines that print the largest gradient of logits before `cut` with respect to embeddings from there on."""
+    if subject.fixed or subject.sequence or subject.translates:
+        return ""
+    setup, _ = _statements(subject, path, cut, SEED)
+    keep = "(lambda m, i, o: e.append(o.detach().requires_grad_()) or e[-1].clone())"
+    shown = f"e[0].grad[:, {cut}:].abs().max()"
+    lines = f"""{"; ".join(setup)}; e = []; h = model.get_submodule("{embedding}").register_forward_hook{keep}
+y = model(a){_logits(subject)}[:, :{cut}]; h.remove(); (y * torch.randn_like(y)).sum().backward(); print({shown})"""
+    return lines if _shows(subject, lines) else ""
+
+
+def _shows(subject: Subject, lines: str) -> bool:
+    printed: list[float] = []
+    own = duplicate(subject.own)
+    scope = {"model": getattr(own, "function", getattr(own, "translator", own))}
+    scope["print"] = lambda value: printed.append(float(value))
+    scope["inputs"] = _inputs(subject)
+    try:
+        with mode(own, training=own.training), torch.enable_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            exec(lines, scope)
+    except Exception:  # a path that the two lines cannot follow
+        return False
+    return bool(printed) and printed[0] > 1e-4
+
+
+def _inputs(subject: Subject) -> Any:
+    """The example inputs, in the form in which they were given."""
+    if subject.given[0].startswith('inputs["'):
+        return {**subject.fixed, subject.sequence: subject.ids}
+    before = int(subject.given[0][7:-1] or 0) if "[" in subject.given[0] else 0
+    values = list(subject.fixed.values())
+    return [*values[:before], subject.ids, *values[before:]] if "[" in subject.given[0] else subject.ids
+
+
+def _logits(subject: Subject) -> str:
+    """What follows a call of the model to get its logits."""
+    with torch.no_grad():
+        out = subject.call(subject.ids)
+    if hasattr(out, "logits"):
+        return ".logits"
+    return '["logits"]' if isinstance(out, dict) else "[0]" if isinstance(out, tuple | list) else ""
+
+
+def _statements(subject: Subject, path: CodePath, cut: int, seed: int) -> tuple[list[str], str]:
+    """What prepares the two texts `a` and `b` and the model, and the expression that prints."""
+    size, vocab, half, logits = subject.length, subject.vocab_size, subject.length // 2, _logits(subject)
+    rows = 1 if path.how == "packed documents" else ROWS
+    setup, more, before = ["import torch"], "", f"[:, :{cut}]"
+    if subject.given[0]:
+        other = (
+            f"torch.randn_like(b[:, {cut}:])" if subject.ids.is_floating_point() else f"(b[:, {cut}:] + 1) % {vocab}"
+        )
+        setup.append(f"a = {subject.given[0]}; b = a.clone(); b[:, {cut}:] = {other}")
+    else:
+        device = "" if subject.ids.device.type == "cpu" else f', device="{subject.ids.device}"'
+        setup.append(f"torch.manual_seed({seed}); a = torch.randint({vocab}, ({rows}, {size}){device})")
+        setup.append(f"b = a.clone(); b[:, {cut}:] = (a[:, {cut}:] + 1) % {vocab}")
+    if not isinstance(subject.own, AsModule):
+        setup.append(f"model.{'train' if path.training else 'eval'}()")
+    if path.attention:
+        setup.append(f'model.set_attn_implementation("{path.attention}")')
+    changes = {
+        "in bfloat16": "model.bfloat16()",
+        "parameters scaled": _EVERY_MATRIX,
+        "compiled": 'model = torch.compile(model, backend="aot_eager")',
+        "packed documents": f"p = torch.arange({size})[None]; p = p - {half} * (p >= {half}) + {subject.first_position}",
+        TRAINED: (
+            "model.train(); o = torch.optim.Adam(model.parameters(), 3e-3); [(o.zero_grad(), torch.nn.functional.cross_entropy("
+            f"model(t[:, :-1]){logits}.flatten(0, 1), t[:, 1:].flatten()).backward(), o.step()) "
+            f"for t in torch.randint({vocab}, (200, 16, {min(size, SHORT + 1)}))]; model.eval()"
+        ),
+    }
+    setup += [changes[path.how]] if path.how in changes else []
+    if path.padding:
+        flipped = ".flip(1)" if path.padding == "left" else ""
+        setup.append(f"m = torch.ones(3, {size}).long(); m[1, -{size // 3}:] = m[2, -{size // 2}:] = 0; m = m{flipped}")
+        positions = (
+            ", position_ids=(m.cumsum(1) - 1).clamp_min(0)" if subject.takes_positions and not subject.ours else ""
+        )
+        more = f", {subject.mask_name}=m{positions}"
+        before = f"[m.bool() & (torch.arange({size}) < {cut})]"
+    elif path.how == "packed documents":
+        more = ", position_ids=p"
+    call = f"model(x{more})"
+    if subject.given[0]:
+        call = subject.given[1].replace("{more}", more)
+    elif subject.translates or subject.fixed:
+        longest = subject.model.sources.shape[1] if subject.translates else subject.fixed["input_ids"].shape[1]
+        setup.append(f"source = torch.randint({vocab}, (3, {longest}))")
+        call = f"model(source, {'decoder_input_ids=' if subject.sequence else ''}x{more})"
+    elif path.how == "after a cache":
+        call = f"model(x[:, {half}:], past_key_values=model(x[:, :{half}], use_cache=True).past_key_values)"
+        before = f"[:, :{cut - half}]"
+    expression = (
+        f"x, y = ((torch.manual_seed(1), {call})[1]{logits} for x in (a, b)); print((x - y){before}.abs().max())"
+    )
+    return setup, expression
