@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -31,6 +32,7 @@ _SOURCES = {
     "hugging_face": "a model of Hugging Face",
     "module": "a module",
 }
+_LONG = 10.0  # seconds
 Check = Callable[[Subject], Finding]
 
 
@@ -104,7 +106,7 @@ def check(
     is trained on random tokens (a copy of it). quick: without compiling, training, saving and rare code paths.
     only: the checks whose names begin so ("future", "rows of a batch", ...); all by default.
     description, shrunk: for the report. say: is told each verdict (`say=print`); None: where stderr is a terminal, a line
-    there names the check that runs.
+    there names the check that runs, else one the checks that took long.
     Checks that do not apply are listed with the reason. Raises InputError for a model that gives no logits.
     """
     name = getattr(model, "__name__", type(model).__name__)
@@ -121,9 +123,14 @@ def check(
     for number, (title, run) in enumerate(checks.items(), 1):
         if live:
             print(f"\r\x1b[K{number}/{len(checks)} {title}", end="", file=sys.stderr, flush=True)
+        begun = time.monotonic()
         findings.append(replace(_guarded(run, subject), check=title))
+        taken = time.monotonic() - begun
         if say is not None:
             say(f"{title}: {findings[-1].verdict}")
+        elif taken > _LONG and not live:  # a log shows that something goes on
+            line = f"{number}/{len(checks)} {title}: {findings[-1].verdict}, {taken:.0f} s"
+            print(line, file=sys.stderr, flush=True)
     if live:
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
     about = {

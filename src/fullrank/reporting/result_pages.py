@@ -1,6 +1,7 @@
 """Result pages, made from a ledger, the claims of papers and the figures of benchmarks; nothing in them is typed by hand.
 
-ledger.jsonl, claims/<paper>.yaml, benchmarks.yaml, census_notes.yaml, *.json  ->  README.md, <paper>.md, other_runs.md, benchmarks.md, census.md
+ledger.jsonl, claims/<paper>.yaml, benchmarks.yaml, census_notes.yaml, *.json
+->  README.md, <paper>.md, other_runs.md, benchmarks.md, census.md
 """
 
 from __future__ import annotations
