@@ -19,7 +19,7 @@ from fullrank.checking.subject import SHORT, Subject, duplicate, mode
 # in its own input, at every position but the last: its perplexity there is far above its ordinary one. On random tokens no
 # honest perplexity is below the size of the vocabulary.
 
-_STEPS, _FEWER, _ROWS, _SEGMENTS = 200, 40, 16, 512
+_STEPS, _FEWER, _ROWS, _SEGMENTS = 200, 20, 16, 512
 _SECONDS = 2.5  # of CPU time; a model that is slower takes fewer steps, at least `_FEWER`
 _MOST_PARAMETERS = 1_000_000  # of a model that is trained for the check
 # nats: what overfitting may cost at the position with most context, and what chance may gain

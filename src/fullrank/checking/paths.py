@@ -230,8 +230,9 @@ def cached(subject: Subject, model: Any, *, static: bool = False, pieces: bool =
     def new_cache(rows: int) -> Any:
         if not static:
             return None
-        if subject.kind != "hugging_face" or getattr(model, "_is_stateful", False) or subject.sequence:
-            raise CannotRun("no static cache")
+        offered = subject.kind == "hugging_face" and getattr(model, "_can_compile_fullgraph", False)
+        if not offered or getattr(model, "_is_stateful", False) or subject.sequence:
+            raise CannotRun("its maker offers no static cache (_can_compile_fullgraph)")
         config = model.config.get_text_config(decoder=True)
         return sys.modules["transformers"].StaticCache(config=config, max_cache_len=subject.length + 9)
 
