@@ -326,8 +326,11 @@ def duplicate(model: nn.Module) -> nn.Module:
 def move(model: nn.Module, seed: int = 17) -> None:
     """Perturb every parameter by a tenth of its own size, so that what starts at zero, such as a mixing, shows."""
     generator = torch.Generator().manual_seed(seed)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     with torch.no_grad():
-        for parameter in model.parameters():
+        for parameter in (
+            trained or model.parameters()
+        ):  # tables of positions stay, but for a model that is frozen as a whole
             if not parameter.is_floating_point() or parameter.numel() == 0:
                 continue
             size = float(parameter.double().square().mean().sqrt())
