@@ -106,7 +106,10 @@ def observe(model: nn.Module, run: Callable[[], Tensor], ids: Tensor, put_back: 
             assert into is not None
             assert kept is not None
             into.copy_(kept)
-            return outputs[called] if output is out else type(out)((outputs[called], *out[1:]))
+            if output is out:
+                return outputs[called]
+            parts = (outputs[called], *out[1:])
+            return type(out)(*parts) if hasattr(out, "_fields") else type(out)(parts)
 
         return seen
 
