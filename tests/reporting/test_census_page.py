@@ -34,7 +34,7 @@ ROWS = [
 def test_counts_and_reasons() -> None:
     assert counts(ROWS) == {"passes": 2, "leaks": 1, "not applicable": 1}
     assert why(ROWS[0]) == ""
-    assert why(ROWS[1]) == "future, by perturbation, sdpa (h.0.attn, h.1.attn); other 0; other 1; and 2 more"
+    assert why(ROWS[1]) == "future, by perturbation, sdpa (h.0.attn); other 0; other 1; and 2 more"
     assert why(ROWS[2]) == "it needs a picture"
 
 

@@ -18,9 +18,9 @@ def counts(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def why(row: Mapping[str, Any]) -> str:
-    """What a verdict rests on: the reason, or the first checks that fail with the layers that leak."""
+    """What a verdict rests on: the reason, or the first checks that fail with the layer where it enters."""
     failed = [
-        failure["check"] + (f" ({', '.join(failure['layers'])})" if failure.get("layers") else "")
+        failure["check"] + (f" ({failure['layers'][0]})" if failure.get("layers") else "")
         for failure in row["failures"]
     ]
     more = [f"and {len(failed) - 3} more"] if len(failed) > 3 else []
@@ -62,7 +62,7 @@ def _reproductions(rows: Sequence[Mapping[str, Any]], notes: Mapping[str, str]) 
         if row["class"] in notes:
             yield f"`{row['class']}`, by hand: {notes[row['class']]}"
         for failure in row["failures"][:1]:
-            told = [failure[key] for key in ("path", "leaks", "remark") if failure.get(key)]
+            told = dict.fromkeys(failure[key] for key in ("path", "leaks", "remark") if failure.get(key))
             yield f"`{row['class']}`: {failure['check']}: {'; '.join(map(str, told))}"
             if lines := failure.get("reproduction"):
                 yield f"```python\n{lines if isinstance(lines, str) else chr(10).join(lines)}\n```"
