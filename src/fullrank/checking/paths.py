@@ -104,15 +104,17 @@ def _has(model: Any, name: str) -> bool:
 @contextmanager
 def attention(model: Any, name: str) -> Iterator[None]:
     """Inside, the model computes attention by the implementation of that name; CannotRun where it has none."""
-    before = _implementation(model)
+    configs = {id(one.config): one.config for one in model.modules() if hasattr(one, "config")}.values()
+    before = [(one, one._attn_implementation) for one in configs if hasattr(one, "_attn_implementation")]
     try:
-        model.set_attn_implementation(name)
-    except Exception as error:
-        raise CannotRun(f"it has no {name}: {_words(error)}") from error
-    try:
+        try:
+            model.set_attn_implementation(name)
+        except Exception as error:
+            raise CannotRun(f"it has no {name}: {_words(error)}") from error
         yield
     finally:
-        model.set_attn_implementation(before)
+        for config, implementation in before:
+            config._attn_implementation = implementation
 
 
 @contextmanager

@@ -53,14 +53,16 @@ def _shows(subject: Subject, lines: str) -> bool:
     scope["print"] = lambda value: printed.append(float(value))
     scope["inputs"] = _inputs(subject)
     try:
-        with mode(own, training=own.training), torch.enable_grad(), warnings.catch_warnings():
+        with (
+            mode(own, training=own.training),
+            torch.enable_grad(),
+            warnings.catch_warnings(),
+            torch.compiler.set_stance("default"),
+        ):
             warnings.simplefilter("ignore")
             exec(lines, scope)
     except Exception:  # a path that the two lines cannot follow
         return False
-    finally:
-        if "set_stance" in lines:
-            torch.compiler.set_stance("default")
     return bool(printed) and printed[0] > 1e-4
 
 
