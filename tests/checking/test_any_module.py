@@ -186,3 +186,21 @@ def test_only_some_checks() -> None:
     assert [finding.check for finding in report.findings] == [
         "rows of a batch are independent", "rows of a batch are independent, training", "padding changes nothing",
     ]  # fmt: skip
+
+
+def test_inputs_that_allow_no_other_length() -> None:
+    class Aligned(nn.Module):
+        """As many frames as tokens."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.out = nn.Embedding(9, 4), nn.Linear(4, 9)
+
+        def forward(self, ids: Tensor, frames: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+            out: Tensor = self.out(self.words(ids) + frames)
+            return out
+
+    inputs = {"ids": torch.randint(9, (2, 11)), "frames": torch.randn(2, 11, 4)}
+    report = fr.check(Aligned(), inputs, quick=True)
+    assert report.passes, report
+    assert "no text of another length" in report.of("padding changes nothing").reason

@@ -18,7 +18,7 @@ from fullrank.checking.definition import kernels, memory, plain_start, probabili
 from fullrank.checking.learnt import last_position, on_random_tokens
 from fullrank.checking.opening import fixed_sources, subject_of
 from fullrank.checking.paths import code_paths
-from fullrank.checking.report import Finding, Report
+from fullrank.checking.report import Finding, Report, inapplicable
 from fullrank.checking.scoring import check_scoring
 from fullrank.checking.subject import Subject
 from fullrank.core.errors import InputError
@@ -146,13 +146,18 @@ def check(
     return Report(tuple(findings), {**about, **(description or {})}, shrunk)
 
 
-def _guarded(run: Callable[[Subject], Finding], subject: Subject) -> Finding:
+def _guarded(run: Check, subject: Subject) -> Finding:
     """A model that cannot be run as the check runs it fails the check; the others go on."""
     try:
         return run(subject)
     except Exception as error:
-        words = " ".join(str(error).split())[:240]
-        return Finding("fails", reason="the model has to run", remark=f"{type(error).__name__}: {words}")
+        words = f"{type(error).__name__}: {' '.join(str(error).split())[:240]}"
+        if subject.given[0] and getattr(run, "__name__", "") in _OF_OTHER_LENGTHS:
+            return inapplicable(f"beside the other inputs no text of another length can be read: {words}")
+        return Finding("fails", reason="the model has to run", remark=words)
+
+
+_OF_OTHER_LENGTHS = (padding.__name__, decoding.__name__, on_random_tokens.__name__)
 
 
 def _segments(text: Tensor, length: int, vocab_size: int) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import itertools
 import sys
 import tempfile
@@ -53,6 +54,7 @@ def segments(bounds: list[int], read: Callable[[Any, int, int], tuple[Tensor, An
 def in_single(check: Callable[[Subject], Finding]) -> Callable[[Subject], Finding]:
     """The check in fp32, where the model cannot compute in fp64 what it needs: a softmax in fp32 turns masks into NaN."""
 
+    @functools.wraps(check)
     def checked(subject: Subject) -> Finding:
         try:
             finding = check(subject)
