@@ -136,6 +136,7 @@ def running(subject: Subject, path: CodePath) -> Iterator[Run]:
             if path.attention == "flex_attention":  # the same masks, without a compiler
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
         elif path.how == "compiled":
+            stack.enter_context(torch.compiler.set_stance("default"))
             torch.compiler.reset()
             stack.callback(torch.compiler.reset)
             model = torch.compile(model, backend="aot_eager")

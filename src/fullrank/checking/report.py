@@ -93,10 +93,13 @@ class Report:
     def headline(self) -> str:
         """The verdict in a sentence or two."""
         leaks = [finding for finding in self.failures if finding.leaks]
+        looked = any(finding.check.startswith("future") for finding in self.findings)
         if not self.failures:
-            return f"No leak found on any code path; {self.counts}."
+            return f"{'No leak found on any code path; ' if looked else ''}{self.counts}."
         if not leaks:
-            return f"No later token is seen, but {len(self.failures)} checks fail: {'; '.join(f.check for f in self.failures)}."
+            failed = [finding.check for finding in self.failures]
+            unseen = looked and not any(check.startswith(("future", "last position")) for check in failed)
+            return f"{'No later token is seen, but ' * unseen}{len(failed)} checks fail: {'; '.join(failed)}."
         honest = any(
             f.verdict == "passes" and f.check.startswith("future, by pert") and "bfloat" not in f.check
             for f in self.findings
