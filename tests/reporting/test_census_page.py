@@ -52,7 +52,7 @@ def test_the_page() -> None:
     leaks = pieces.index("## Leaks")
     assert pieces[leaks + 1] == [{"type": "b", "class": "`bLM`", "why": why(ROWS[1])}]
     assert "sdpa, training; position 3 sees position 4" in pieces[leaks + 2]
-    assert "```python\na = 1\nb = 2\n```" in pieces[leaks + 2]
+    assert "```text\na = 1\nb = 2\n```" in pieces[leaks + 2]
     assert pieces[-1][2] == {
         "type": "c", "class": "`cLM`", "verdict": "not applicable", "parameters": "", "CPU seconds": "",
     }  # fmt: skip

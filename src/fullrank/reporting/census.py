@@ -65,4 +65,4 @@ def _reproductions(rows: Sequence[Mapping[str, Any]], notes: Mapping[str, str]) 
             told = dict.fromkeys(failure[key] for key in ("path", "leaks", "remark") if failure.get(key))
             yield f"`{row['class']}`: {failure['check']}: {'; '.join(map(str, told))}"
             if lines := failure.get("reproduction"):
-                yield f"```python\n{lines if isinstance(lines, str) else chr(10).join(lines)}\n```"
+                yield f"```text\n{lines if isinstance(lines, str) else chr(10).join(lines)}\n```"
