@@ -1,4 +1,4 @@
-"""What do public scoring loops count? lm-eval, fairseq, transformers' documentation, nanoGPT and ours through `check_scoring`.
+"""Table of what public scoring loops count, by `check_scoring`: lm-eval, fairseq, transformers, nanoGPT and ours.
 
     python benchmarks/scorers.py --json docs/results/scorers.json --page docs/scoring.md
 

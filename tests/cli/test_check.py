@@ -216,9 +216,9 @@ def test_every_kind_of_hugging_face_model(
         assert verdicts.get("starts as plain attention") == ("passes" if has_mixing else None), name
     for words, expected in (
         (["python:mine:bad"], "must return a torch module, or (module, example inputs), given int"),
-        (["python:mine:nothing"], "nothing() in mine failed (AttributeError"),
-        (["python:elsewhere:make"], "make() in elsewhere failed (ModuleNotFoundError"),
-        (["python:mine"], "as in python:my_model:make for the function make in my_model.py"),
+        (["python:mine:nothing"], "python:mine:nothing: no such function (AttributeError"),
+        (["python:elsewhere:make"], "no such function (ModuleNotFoundError"),
+        (["python:mine"], "MODULE:FUNCTION is needed, as in my_model:make"),
         (["python:mine:crash"], "does not say how many token ids it knows; give vocab_size"),
         (["python:mine:crash", "--vocab-size", "7"], "raised RuntimeError"),
         (["python:mine:make", "--text", "mine.py"], "a model without a tokenizer"),

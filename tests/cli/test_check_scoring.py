@@ -62,7 +62,7 @@ def test_lines_of_a_file_as_strings() -> None:
     ("words", "says"),
     [
         (["--scoring", "my_scores:right"], "--vocab-size N for a function of token ids, or --text FILE"),
-        (["--scoring", "my_scores", "--vocab-size", 5], "MODULE:FUNCTION is needed, as in my_eval:score"),
+        (["--scoring", "my_scores", "--vocab-size", 5], "MODULE:FUNCTION is needed, as in my_model:make"),
         (["--scoring", "my_scores:left", "--vocab-size", 5], "no such function (AttributeError"),
         (["--scoring", "no_such_module:left", "--vocab-size", 5], "no such function (ModuleNotFoundError"),
         (["--scoring", "my_scores:number", "--vocab-size", 5], "a function is needed, given int"),

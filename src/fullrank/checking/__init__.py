@@ -21,7 +21,7 @@ from fullrank.checking.paths import code_paths
 from fullrank.checking.report import Finding, Report, inapplicable
 from fullrank.checking.scoring import check_scoring
 from fullrank.checking.subject import Subject
-from fullrank.core.errors import InputError
+from fullrank.core.errors import InputError, one_line
 from fullrank.core.translator import Translator
 
 __all__ = ["Finding", "Report", "check", "check_scoring"]
@@ -151,8 +151,8 @@ def _guarded(run: Check, subject: Subject) -> Finding:
     try:
         return run(subject)
     except Exception as error:
-        words = f"{type(error).__name__}: {' '.join(str(error).split())[:240]}"
-        if subject.given[0] and getattr(run, "__name__", "") in _OF_OTHER_LENGTHS:
+        words = f"{type(error).__name__}: {one_line(error, 240)}"
+        if subject.given is not None and getattr(run, "__name__", "") in _OF_OTHER_LENGTHS:
             return inapplicable(f"beside the other inputs no text of another length can be read: {words}")
         return Finding("fails", reason="the model has to run", remark=words)
 

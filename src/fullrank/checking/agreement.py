@@ -213,7 +213,7 @@ def decoding(subject: Subject) -> Finding:
             names.append(how)
 
             def step(cache: Any, start: int, end: int, read: Any = read) -> tuple[Tensor, Any]:
-                return read(ids[:, start:end], cache, ROWS)
+                return read(ids[:, start:end], cache)
 
             for bounds in ([0, half, length], [0, 1, length - 2, length]) if pieces else (step_by_step,):
                 try:
@@ -241,11 +241,11 @@ def _reordered(subject: Subject, names: list[str], expected: Tensor) -> list[Pai
     order = torch.tensor([1, 2, 0], device=subject.ids.device)
     if subject.fixed or getattr(subject.model, "_is_stateful", False):
         return []
-    _, state = read(subject.ids[:, :half], None, ROWS)
+    _, state = read(subject.ids[:, :half], None)
     if not hasattr(state[0], "reorder_cache"):
         return []
     state[0].reorder_cache(order)
-    logits, _ = read(subject.ids[order, half : half + 1], state, ROWS)
+    logits, _ = read(subject.ids[order, half : half + 1], state)
     names.append("as beams")
     return [("beams", logits[:, 0], expected[order, half])]
 

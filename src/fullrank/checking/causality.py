@@ -19,6 +19,7 @@ from fullrank.checking.paths import CannotRun, CodePath, Run, running
 from fullrank.checking.report import Finding, bounded, inapplicable, largest, rounding, same, tolerance
 from fullrank.checking.shown import gradient_shown, reproduction
 from fullrank.checking.subject import ROWS, Subject, mode
+from fullrank.core.errors import one_line
 
 _AT_ONCE = 20_000_000  # logits of a batch
 _WORK = 3_000_000_000  # parameters times tokens of the texts that are read along a path
@@ -74,7 +75,7 @@ def by_perturbation(subject: Subject, path: CodePath) -> Finding:
     if failure is None:
         return finding
     if path.attention or path.how:
-        return inapplicable(f"it cannot be run so: {type(failure).__name__}: {' '.join(str(failure).split())[:200]}")
+        return inapplicable(f"it cannot be run so: {type(failure).__name__}: {one_line(failure)}")
     raise failure
 
 

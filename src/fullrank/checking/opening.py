@@ -24,7 +24,7 @@ from fullrank.checking.subject import (
     random_ids,
 )
 from fullrank.core.decoder import LanguageModel
-from fullrank.core.errors import InputError
+from fullrank.core.errors import InputError, one_line
 from fullrank.core.translator import Translator
 
 
@@ -74,10 +74,10 @@ def subject_of(
     device = tensors[0].device if tensors else torch.device("cpu")
     if inputs is None and kind == "hugging_face" and getattr(model.config, "is_encoder_decoder", False):
         sequence = sequence or "decoder_input_ids"
-    fixed, given = dict[str, Any](), ("", "")
+    fixed = dict[str, Any]()
     example: Tensor | None = None
     if inputs is not None:
-        sequence, example, fixed, given = _example(model, inputs, sequence)
+        sequence, example, fixed = _example(model, inputs, sequence)
     continuous = example is not None and example.is_floating_point()
     if vocab_size is None and not continuous:
         vocab_size = _vocab_size(model, config)
@@ -99,16 +99,17 @@ def subject_of(
     padding_id = 0 if kind == "module" and example is None else None  # the others are told by a mask only
     if padding_id is not None:
         ids[-1, -max(1, ids.shape[1] // 4) :] = padding_id
-    made = Subject(model, model, kind, vocab_size, torch.float64, ids, padding_id, fixed, sequence or "", step, given)
+    made = Subject(model, model, kind, vocab_size, torch.float64, ids, padding_id, fixed, sequence or "", step, inputs)
     if example is None:
         made = replace(
             made, ids=made.readable(ids), fixed={name: made.readable(value) for name, value in fixed.items()}
         )
-    shorter = [n for n in LENGTHS if n < ids.shape[1]] if length is None and example is None else []
     try:
         return _moved(made)
     except InputError as error:  # perhaps it has a longest text, of which it says nothing
-        for size in (n for n in shorter if n in (31, 17, 7)):
+        for size in (31, 17, 7):
+            if size >= ids.shape[1] or length is not None or example is not None:
+                continue
             short = made.ids[:, :size].contiguous()
             sources = {name: value[:, : size - 2] for name, value in made.fixed.items()}
             with contextlib.suppress(InputError):
@@ -142,11 +143,8 @@ def _text_length(model: Any, config: Any, kind: str, length: int | None, tensors
 _SEQUENCES = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
 
 
-def _example(
-    model: nn.Module, inputs: Any, sequence: str | None
-) -> tuple[str, Tensor, dict[str, Any], tuple[str, str]]:
-    """Name and value of the sequence in the example inputs of a user, the other ones, and the Python that replaces it."""
-    form = type(inputs)
+def _example(model: nn.Module, inputs: Any, sequence: str | None) -> tuple[str, Tensor, dict[str, Any]]:
+    """Name and value of the sequence in the example inputs of a user, and the other ones."""
     if isinstance(inputs, Tensor):
         inputs = (inputs,)
     if isinstance(inputs, tuple | list):
@@ -165,13 +163,7 @@ def _example(
         )
     if inputs[name].shape[1] < 3:
         raise InputError(f"inputs: {name} has {inputs[name].shape[1]} positions; a check needs 3 or more")
-    place = list(inputs).index(name)
-    given = f'inputs["{name}"]', f'model(**{{**inputs, "{name}": x}}{{more}})'
-    if issubclass(form, Tensor):
-        given = "inputs", "model(x{more})"
-    elif issubclass(form, tuple | list):
-        given = f"inputs[{place}]", f"model(*inputs[:{place}], x, *inputs[{place + 1} :]{{more}})"
-    return name, inputs[name], {one: value for one, value in inputs.items() if one != name}, given
+    return name, inputs[name], {one: value for one, value in inputs.items() if one != name}
 
 
 def _in_turn(value: Any, rows: int, turns: Tensor, device: torch.device) -> Any:
@@ -219,15 +211,14 @@ def _moved(subject: Subject) -> Subject:
             raise
         except Exception as error:  # in double precision: some constants are fp32 for good
             if not double:
-                words = " ".join(str(error).split())[:200]
                 given = ", ".join(
                     f"{name} {tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
                     for name, value in {subject.sequence or "input_ids": ids, **subject.fixed}.items()
                     if isinstance(value, Tensor)
                 )
                 raise InputError(
-                    f"{type(model).__name__}: model({given}) raised {type(error).__name__}: {words}; a model that needs other "
-                    "inputs is checked with inputs={...}, examples by argument"
+                    f"{type(model).__name__}: model({given}) raised {type(error).__name__}: {one_line(error)}; a model that "
+                    "needs other inputs is checked with inputs={...}, examples by argument"
                 ) from error
     if logits.dim() != 3 or logits.shape[:2] != ids.shape[:2]:
         raise InputError(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fullrank.checking.subject import ROWS, Subject, accepted, duplicate, logits_in, mode, move
+from fullrank.core.errors import one_line
 
 CACHES = ("past_key_values", "cache_params", "state")  # arguments by which a cache is handed on
 TRAINED = "after training on random tokens"
@@ -110,7 +111,7 @@ def attention(model: Any, name: str) -> Iterator[None]:
         try:
             model.set_attn_implementation(name)
         except Exception as error:
-            raise CannotRun(f"it has no {name}: {_words(error)}") from error
+            raise CannotRun(f"it has no {name}: {one_line(error, 160)}") from error
         yield
     finally:
         for config, implementation in before:
@@ -181,19 +182,19 @@ def _reader(subject: Subject, model: Any, how: str) -> Callable[..., Tensor]:
         read = cached(subject, model, static=how == "static cache")
 
         def pieces(ids: Tensor, mask: Tensor | None) -> Tensor:
-            first, state = read(ids[:, :half], None, len(ids))
-            second, _ = read(ids[:, half:], state, len(ids))
+            first, state = read(ids[:, :half], None)
+            second, _ = read(ids[:, half:], state)
             return torch.cat((first, second), dim=1)
 
         return pieces
     return lambda ids, mask, **options: subject.logits(ids, mask, model=model, **options)
 
 
-Step = Callable[[Tensor, Any, int], tuple[Tensor, Any]]
+Step = Callable[[Tensor, Any], tuple[Tensor, Any]]
 
 
 def cached(subject: Subject, model: Any, *, static: bool = False, pieces: bool = True) -> Step:
-    """Reads tokens after a cache: read(ids, cache or None, rows) gives logits and the next cache.
+    """Reads tokens after a cache: read(ids, cache or None) gives logits and the next cache.
 
     pieces: of several tokens, which a model with a recurrent state may not read after its first ones.
     Raises CannotRun where the model has no cache, or no static one.
@@ -207,30 +208,29 @@ def cached(subject: Subject, model: Any, *, static: bool = False, pieces: bool =
     if subject.step is not None:
         if static:
             raise CannotRun("step knows one cache, its own")
-        own = subject.step
-        return lambda ids, cache, rows: own(ids, cache)
+        return subject.step
     if subject.ours:
         if static:
             raise CannotRun("a model of fullrank has one cache, which grows")
         decoder = model.decoder_of_sources() if subject.translates else None
 
-        def ours(ids: Tensor, cache: Any, rows: int) -> tuple[Tensor, Any]:
+        def ours(ids: Tensor, cache: Any) -> tuple[Tensor, Any]:
             reader = model if decoder is None else decoder
             if cache is None:
                 cache = reader.new_cache()
-                if decoder is not None and rows != ROWS:
-                    cache = cache.reorder(torch.arange(rows, device=ids.device) % ROWS)
+                if decoder is not None and len(ids) != ROWS:
+                    cache = cache.reorder(torch.arange(len(ids), device=ids.device) % ROWS)
             out = reader(ids, cache=cache, attention_mask=None)
             return out.logits, out.cache
 
         return ours
-    name = next((one for one in CACHES if {one, "use_cache"} <= accepted(model)), "")
+    name = next((one for one in CACHES if {one, "use_cache"} <= accepted(model).keys()), "")
     if not name:
         raise CannotRun("forward takes no past_key_values with use_cache, and no step=... was given")
     if getattr(subject.call(subject.ids[:, :1], model=model, use_cache=True), name, None) is None:
         raise CannotRun(f"the model returns no {name}")
 
-    def new_cache(rows: int) -> Any:
+    def new_cache() -> Any:
         if not static:
             return None
         offered = subject.kind == "hugging_face" and getattr(model, "_can_compile_fullgraph", False)
@@ -239,8 +239,8 @@ def cached(subject: Subject, model: Any, *, static: bool = False, pieces: bool =
         config = model.config.get_text_config(decoder=True)
         return sys.modules["transformers"].StaticCache(config=config, max_cache_len=subject.length + 9)
 
-    def step(ids: Tensor, state: Any, rows: int) -> tuple[Tensor, Any]:
-        cache, seen = (new_cache(rows), 0) if state is None else state
+    def step(ids: Tensor, state: Any) -> tuple[Tensor, Any]:
+        cache, seen = (new_cache(), 0) if state is None else state
         options: dict[str, Any] = {name: cache}
         if subject.first_position is not None:  # as `generate` gives them
             places = torch.arange(seen, seen + ids.shape[1], device=ids.device) + subject.first_position
@@ -258,7 +258,3 @@ def _scale(model: nn.Module) -> None:
             for parameter in () if isinstance(module, nn.Embedding) else module.parameters(recurse=False):
                 if parameter.is_floating_point() and parameter.dim() >= 2:
                     parameter.mul_(GAIN / float(parameter.norm() / parameter.shape[0] ** 0.5 + 1e-9))
-
-
-def _words(error: Exception) -> str:
-    return " ".join(str(error).split())[:160]

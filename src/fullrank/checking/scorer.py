@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fullrank.checking.report import Finding, bounded, tolerance
-from fullrank.core.errors import InputError
+from fullrank.core.errors import InputError, one_line
 
 ROUNDING = "rounding in the precision of the scores, and what a second call changes"
 _RETURNS = (
@@ -22,7 +22,7 @@ _RETURNS = (
 
 @dataclass(frozen=True)
 class Reading:
-    """What a call returned; each: nll of each score of a single text, where they are told apart."""
+    """Result of a call. each: nll of each score of a single text, where they are told apart."""
 
     total: float
     each: Tensor | None
@@ -52,9 +52,8 @@ class Scorer:
             parts = {"rank": rank, "world_size": world_size} if self.ranked else {}
             value = self.score(given if self.many else given[0], **parts)
         except Exception as error:
-            words = " ".join(str(error).split())[:200]
             raise InputError(
-                f"score: failed on {'a list with ' if self.many else ''}{what} ({type(error).__name__}: {words}); "
+                f"score: failed on {'a list with ' if self.many else ''}{what} ({type(error).__name__}: {one_line(error)}); "
                 "texts= changes the kind of text, many=True gives lists of texts, length= shorter ones"
             ) from error
         try:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from collections.abc import Mapping
 
 import torch
+from torch import Tensor
 
 from fullrank.checking.opening import AsModule
 from fullrank.checking.paths import GAIN, TRAINED, CodePath
-from fullrank.checking.subject import ROWS, SEED, SHORT, Subject, duplicate, mode
+from fullrank.checking.subject import ROWS, SEED, SHORT, Subject, accepted, duplicate, mode
 
 _EVERY_MATRIX = (
     f"[p.data.mul_({GAIN:g} * len(p) ** 0.5 / p.norm()) for m in model.modules() if not isinstance(m, torch.nn.Embedding) "
@@ -26,7 +27,7 @@ def reproduction(subject: Subject, path: CodePath, cut: int) -> str:
     for moved in (False, True):  # a gate that starts closed is opened
         for seed in range(SEED, SEED + 3):
             setup, expression = _statements(subject, path, cut, seed)
-            if moved and "import torch" in setup[0]:
+            if moved:
                 setup.insert(1, _EVERY_PARAMETER)
             lines = f"{'; '.join(setup)}\n{expression}"
             if _shows(subject, lines):
@@ -51,7 +52,7 @@ def _shows(subject: Subject, lines: str) -> bool:
     own = duplicate(subject.own)
     scope = {"model": getattr(own, "function", getattr(own, "translator", own))}
     scope["print"] = lambda value: printed.append(float(value))
-    scope["inputs"] = _inputs(subject)
+    scope["inputs"] = subject.given
     try:
         with (
             mode(own, training=own.training),
@@ -66,17 +67,18 @@ def _shows(subject: Subject, lines: str) -> bool:
     return bool(printed) and printed[0] > 1e-4
 
 
-def _inputs(subject: Subject) -> Any:
-    """The example inputs, in the form in which they were given."""
-    if subject.given[0].startswith('inputs["'):
-        return {**subject.fixed, subject.sequence: subject.ids}
-    before = int(subject.given[0][7:-1] or 0) if "[" in subject.given[0] else 0
-    values = list(subject.fixed.values())
-    return [*values[:before], subject.ids, *values[before:]] if "[" in subject.given[0] else subject.ids
+def _of_inputs(subject: Subject) -> tuple[str, str]:
+    """Python for the sequence in the user's `inputs`, and for a call of the model with `x` in its place."""
+    if isinstance(subject.given, Tensor):
+        return "inputs", "model(x"
+    if isinstance(subject.given, Mapping):
+        return f'inputs["{subject.sequence}"]', f'model(**{{**inputs, "{subject.sequence}": x}}'
+    place = list(accepted(subject.own)).index(subject.sequence)
+    return f"inputs[{place}]", f"model(*inputs[:{place}], x, *inputs[{place + 1} :]"
 
 
 def _logits(subject: Subject) -> str:
-    """What follows a call of the model to get its logits."""
+    """The attribute or index by which the model's output gives logits."""
     with torch.no_grad():
         out = subject.call(subject.ids)
     if hasattr(out, "logits"):
@@ -85,15 +87,15 @@ def _logits(subject: Subject) -> str:
 
 
 def _statements(subject: Subject, path: CodePath, cut: int, seed: int) -> tuple[list[str], str]:
-    """What prepares the two texts `a` and `b` and the model, and the expression that prints."""
+    """Statements that make two texts `a` and `b` and prepare the model, and the expression that prints."""
     size, vocab, half, logits = subject.length, subject.vocab_size, subject.length // 2, _logits(subject)
     rows = 1 if path.how == "packed documents" else ROWS
     setup, more, before = ["import torch"], "", f"[:, :{cut}]"
-    if subject.given[0]:
+    if subject.given is not None:
         other = (
             f"torch.randn_like(b[:, {cut}:])" if subject.ids.is_floating_point() else f"(b[:, {cut}:] + 1) % {vocab}"
         )
-        setup.append(f"a = {subject.given[0]}; b = a.clone(); b[:, {cut}:] = {other}")
+        setup.append(f"a = {_of_inputs(subject)[0]}; b = a.clone(); b[:, {cut}:] = {other}")
     else:
         device = "" if subject.ids.device.type == "cpu" else f', device="{subject.ids.device}"'
         setup.append(f"torch.manual_seed({seed}); a = torch.randint({vocab}, ({rows}, {size}){device})")
@@ -119,16 +121,15 @@ def _statements(subject: Subject, path: CodePath, cut: int, seed: int) -> tuple[
     if path.padding:
         flipped = ".flip(1)" if path.padding == "left" else ""
         setup.append(f"m = torch.ones(3, {size}).long(); m[1, -{size // 3}:] = m[2, -{size // 2}:] = 0; m = m{flipped}")
-        positions = (
-            ", position_ids=(m.cumsum(1) - 1).clamp_min(0)" if subject.takes_positions and not subject.ours else ""
-        )
+        first = subject.first_position
+        positions = "" if first is None else f", position_ids=(m.cumsum(1) - 1).clamp_min(0) + {first}"
         more = f", {subject.mask_name}=m{positions}"
         before = f"[m.bool() & (torch.arange({size}) < {cut})]"
     elif path.how == "packed documents":
         more = ", position_ids=p"
     call = f"model(x{more})"
-    if subject.given[0]:
-        call = subject.given[1].replace("{more}", more)
+    if subject.given is not None:
+        call = f"{_of_inputs(subject)[1]}{more})"
     elif subject.translates or subject.fixed:
         longest = subject.model.sources.shape[1] if subject.translates else subject.fixed["input_ids"].shape[1]
         setup.append(f"source = torch.randint({vocab}, (3, {longest}))")

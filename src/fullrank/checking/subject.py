@@ -103,8 +103,8 @@ class Subject:
     kind: our LanguageModel, our Translator (as FixedSources), a model of Hugging Face, or any module. ids (3, N): random
     tokens, or vectors (3, N, E) of a model that reads these. The end of the last row is padding by `padding_id`, for models
     that look for it in the ids (None: they do not). fixed: the other inputs, by name; sequence: the name of the input that
-    `ids` are (empty: the first one); given: a user gave both, as this Python. step(ids, cache): logits and the next cache,
-    of a module with a cache of its own.
+    `ids` are (empty: the first one); given: the inputs of a user, as they were given. step(ids, cache): logits and the next
+    cache, of a module with a cache of its own.
     """
 
     model: Any
@@ -117,10 +117,10 @@ class Subject:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     sequence: str = ""
     step: Callable[..., tuple[Tensor, Any]] | None = None
-    given: tuple[str, str] = ("", "")
+    given: Any = None
 
     def call(self, ids: Tensor, mask: Tensor | None = None, *, model: Any = None, **options: Any) -> Any:
-        """What the model gives for rows of ids; the fixed inputs take turns, as the rows of a mask (3, N) do."""
+        """Output of the model for rows of ids; the fixed inputs take turns, as the rows of a mask (3, N) do."""
         model = self.model if model is None else model
         turns = torch.arange(len(ids), device=ids.device) % ROWS
         known = accepted(self.model)
@@ -235,12 +235,12 @@ class Subject:
         table = [getattr(module, "padding_idx", None) for module in self.model.modules()]
         with torch.no_grad(), mode(self.model, training=False), contextlib.suppress(Exception):
             expected = self.logits(self.ids)
-            for first in sorted(
-                {0, *(index + 1 for index in table if index is not None)}
-            ):  # RoBERTa counts from padding on
+            starts = {0, *(index + 1 for index in table if index is not None)}  # RoBERTa counts from padding on
+            for first in sorted(starts):
                 with contextlib.suppress(IndexError):
                     places = torch.arange(first, first + self.length, device=self.ids.device).expand(ROWS, -1)
-                    if largest_of(self.logits(self.ids, position_ids=places) - expected) < 1e-4 * largest_of(expected):
+                    off = (self.logits(self.ids, position_ids=places) - expected).abs().max()
+                    if off < 1e-4 * expected.abs().max():
                         return first
         return None
 
@@ -339,13 +339,9 @@ def move(model: nn.Module, seed: int = 17) -> None:
             parameter.add_(noise.to(parameter.device, parameter.dtype))
 
 
-def largest_of(values: Tensor) -> float:
-    return float(values.abs().max())
-
-
-def accepted(model: nn.Module) -> set[str]:
+def accepted(model: nn.Module) -> dict[str, None]:
     """Names of the arguments of the model's forward."""
-    return set(inspect.signature(getattr(model, "function", model.forward)).parameters)
+    return dict.fromkeys(inspect.signature(getattr(model, "function", model.forward)).parameters)
 
 
 def logits_in(out: Any) -> Tensor:

@@ -30,7 +30,7 @@ _COARSE = 0.3  # nats; where rounding alone may be as large, nothing is decided
 def over_vocabulary(
     scorer: Scorer, base: Any, size: int | None, windows: list[int], end_mark: bool, calls: int
 ) -> dict[str, Finding]:
-    """What sums over the vocabulary show, position by position."""
+    """The findings of sums over the vocabulary, position by position."""
     names = (SUM, ONCE, LATER)
     if size is None:
         give = "vocabulary=[...], pieces of text that are one token each"

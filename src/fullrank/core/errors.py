@@ -46,6 +46,11 @@ def suggest(given: str, known: Iterable[str]) -> str:
     return f"did you mean {' or '.join(map(repr, near))}?" if near else f"known: {', '.join(sorted(known))}"
 
 
+def one_line(error: Exception, most: int = 200) -> str:
+    """The message of an error in one line of at most `most` characters."""
+    return " ".join(str(error).split())[:most]
+
+
 def pip_install(extra: str) -> str:
     """The command that installs what an extra of this package brings."""
     return f"pip install 'fullrank[{extra}]' (in a clone: pip install -e '.[{extra}]')"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fullrank.checking import Report, check
-from fullrank.core.errors import InputError, pip_install
+from fullrank.core.errors import InputError, one_line, pip_install
 from fullrank.experiments.models import quiet
 from fullrank.experiments.task import Say
 from fullrank.experiments.tiny import classes, tiny
@@ -97,7 +97,7 @@ def row_of(pair: tuple[str, str], report: Report, seconds: float) -> Row:
 
 
 def _told(finding: Any) -> dict[str, Any]:
-    """What is said of a failing check, without what is empty."""
+    """The figures and words of a failing check, without empty ones."""
     names = ("path", "layers", "leaks", "difference", "tolerance", "remark", "reproduction")
     return {name: value for name in names if (value := getattr(finding, name, None)) not in (None, "", ())}
 
@@ -119,7 +119,7 @@ def _checked(pair: tuple[str, str]) -> Row:
 
 
 def _words(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:240]}"
+    return f"{type(error).__name__}: {one_line(error, 240)}"
 
 
 def _check(pair: tuple[str, str], out: Connection) -> None:

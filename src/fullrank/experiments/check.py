@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ from fullrank.core.errors import InputError
 from fullrank.core.section import Section
 from fullrank.core.translator import Translator
 from fullrank.experiments.analyze import open_with_text
-from fullrank.experiments.models import Kind, model_kind
+from fullrank.experiments.models import Kind, imported, model_kind
 from fullrank.experiments.run import with_vocabulary
 from fullrank.experiments.run_folder import open_run
 from fullrank.experiments.task import Say
@@ -91,25 +89,10 @@ def check_scoring_named(
         texts = [line for line in lines if line.strip()][:_LINES]
         if not texts:
             raise InputError(f"--text {text}: no line with text in it")
-    score = _function(function)
+    score = imported(function.removeprefix("python:"), "--scoring ")
+    if not callable(score):
+        raise InputError(f"--scoring {function}: a function is needed, given {type(score).__name__}")
     return check_scoring(score, texts, vocab_size=vocab_size, length=length or 67, description={"name": function})
-
-
-def _function(name: str) -> Callable[..., Any]:
-    module, _, attribute = name.removeprefix("python:").partition(":")
-    if not module or not attribute:
-        raise InputError(f"--scoring {name}: MODULE:FUNCTION is needed, as in my_eval:score for score in my_eval.py")
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except Exception as error:
-        words = " ".join(str(error).split())[:200]
-        raise InputError(f"--scoring {name}: no such function ({type(error).__name__}: {words})") from error
-    finally:
-        sys.path.pop(0)
-    if not callable(found):
-        raise InputError(f"--scoring {name}: a function is needed, given {type(found).__name__}")
-    return found
 
 
 def _check_configuration(

@@ -20,7 +20,7 @@ from fullrank.config.finetune import FinetuneConfig, PretrainedConfig
 from fullrank.config.glue import GLUE
 from fullrank.config.recipe import shipped
 from fullrank.core.decoder import LanguageModel
-from fullrank.core.errors import FullRankError, InputError, pip_install
+from fullrank.core.errors import FullRankError, InputError, one_line, pip_install
 from fullrank.core.masked import MaskedLanguageModel
 from fullrank.core.model import Layers
 from fullrank.core.translator import Translator
@@ -158,24 +158,30 @@ def _loaded(auto: Any, where: str, config: Any, dtype: torch.dtype, **options: A
     return model, loading
 
 
+def imported(name: str, what: str) -> Any:
+    """What `MODULE:NAME` names; modules are found in the working directory, too. what: stands before it in an error."""
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise InputError(f"{what}{name}: MODULE:FUNCTION is needed, as in my_model:make for make in my_model.py")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except Exception as error:
+        raise InputError(f"{what}{name}: no such function ({type(error).__name__}: {one_line(error)})") from error
+    finally:
+        sys.path.pop(0)
+
+
 def _from_python(name: str) -> HuggingFaceModel:
-    """The model that the function of `python:MODULE:FUNCTION` returns; modules are found in the working directory, too.
+    """The model that the function of `python:MODULE:FUNCTION` returns.
 
     A model that is called with more than token ids is returned with example inputs: `return model, {"frames": tensor}`.
     """
-    module, _, function = name.removeprefix("python:").partition(":")
-    if not module or not function:
-        raise InputError(
-            f"{name}: python:MODULE:FUNCTION, as in python:my_model:make for the function make in my_model.py"
-        )
-    sys.path.insert(0, str(Path.cwd()))
+    make = imported(name.removeprefix("python:"), "python:")
     try:
-        model = getattr(importlib.import_module(module), function)()
+        model = make()
     except Exception as error:
-        words = " ".join(str(error).split())[:200]
-        raise InputError(f"{name}: {function}() in {module} failed ({type(error).__name__}: {words})") from error
-    finally:
-        sys.path.pop(0)
+        raise InputError(f"{name}: the function failed ({type(error).__name__}: {one_line(error)})") from error
     model, inputs = model if isinstance(model, tuple) and len(model) == 2 else (model, None)
     if not isinstance(model, torch.nn.Module):
         raise InputError(
@@ -264,7 +270,7 @@ def _explained(what: str, advice: str = "") -> Iterator[None]:
     except FullRankError:
         raise
     except Exception as error:
-        words = " ".join(str(error).split())
+        words = one_line(error, 1000)
         raise InputError(f"{what} that transformers can load ({words[:240]}){advice}") from error
 
 

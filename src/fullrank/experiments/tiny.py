@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fullrank.core.errors import InputError
+from fullrank.core.errors import InputError, one_line
 
 _VOCABULARY = 64
 _MOST_LAYERS, _MOST_PARAMETERS = 4, 30_000_000
@@ -63,7 +63,7 @@ def tiny(model_type: str, class_name: str | None = None, **settings: Any) -> Tin
             torch.manual_seed(1)
             model = cls(config).float().eval()
     except ImportError as error:
-        raise InputError(f"hf:{model_type}: needs another package: {' '.join(str(error).split())[:120]}") from error
+        raise InputError(f"hf:{model_type}: needs another package: {one_line(error, 120)}") from error
     return Tiny(model, _inputs(model))
 
 

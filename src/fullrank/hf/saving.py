@@ -13,7 +13,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from fullrank import __version__
-from fullrank.core.errors import InputError
+from fullrank.core.errors import InputError, one_line
 from fullrank.files import write_bytes, write_json
 from fullrank.hf.inject import LOADED_BY, arguments_of, inject, injected_modules, remove, settings_of
 from fullrank.hf.prune import keep_heads
@@ -103,9 +103,7 @@ def load_injected(folder: str | Path, cls: Any = None, **from_pretrained_argumen
         try:
             config = transformers.AutoConfig.from_pretrained(str(folder), **where)
         except OSError as error:
-            raise InputError(
-                f"{folder}: no model that transformers can find ({' '.join(str(error).split())[:120]})"
-            ) from None
+            raise InputError(f"{folder}: no model that transformers can find ({one_line(error, 120)})") from None
     settings = getattr(config, "fullrank", None)
     if settings is None and not hasattr(config, "fullrank_heads_by_layer"):
         raise InputError(f"{folder}: nothing was injected into this model; load it with from_pretrained")

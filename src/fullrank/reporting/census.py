@@ -12,7 +12,7 @@ VERDICTS = ("passes", "leaks", "fails otherwise", "too slow", "crashed", "not ap
 
 
 def counts(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """How many classes have each verdict, those that occur."""
+    """Number of classes by verdict, of those that occur."""
     found = Counter(row["verdict"] for row in rows)
     return {verdict: found[verdict] for verdict in VERDICTS if found[verdict]}
 
