@@ -137,6 +137,17 @@ def test_one_that_fails_is_reported_with_its_last_lines_and_the_queue_goes_on(
     assert said[place + 1 : place + 3] == ["  noted", "  no rows left"]
 
 
+def test_a_training_that_ends_before_it_has_its_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(pid: int, cores: set[int]) -> None:
+        raise ProcessLookupError
+
+    planned = stand_in(monkeypatch, tmp_path / "note", "")[:1]
+    monkeypatch.setattr(os, "sched_setaffinity", gone)
+    finished = list[Path]()
+    asyncio.run(train_all(planned, [0], finished.append, [].append))
+    assert finished == [planned[0].cell.folder]
+
+
 def test_a_training_has_its_core_one_thread_and_low_priority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
         "time.sleep(0.1); print(os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0) >= 10,"

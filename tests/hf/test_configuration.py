@@ -24,4 +24,4 @@ def test_an_older_transformers_is_refused(monkeypatch, version):
 
 def test_the_floor_of_the_extras_is_the_same():
     text = (Path(__file__).resolve().parents[2] / "pyproject.toml").read_text()
-    assert set(re.findall(r'"transformers>=([\d.]+)"', text)) == {"5.20"}
+    assert set(re.findall(r'"transformers>=([\d.]+)[,"]', text)) == {"5.20"}

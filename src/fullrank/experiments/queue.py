@@ -8,6 +8,7 @@ next one begins.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -172,9 +173,10 @@ async def _start(training: Training, core: int) -> Process:
         sys.executable, *training.command, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, start_new_session=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
     )  # fmt: skip
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(process.pid, {core})
-    os.setpriority(os.PRIO_PROCESS, process.pid, max(_NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
+    with contextlib.suppress(ProcessLookupError):  # it has ended already
+        if hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(process.pid, {core})
+        os.setpriority(os.PRIO_PROCESS, process.pid, max(_NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
     return process
 
 
