@@ -129,9 +129,17 @@ class TrainConfig(TrainingConfig):
     random_replace_prob: Probability = key(0.1, "masked: share of those that become any token")
     batch_size: Size = key(20, "parallel streams")
     segment_length: Size = key(64, "tokens of each stream per step")
+    segment_deviation: PositiveOrZero = key(
+        0.0, "standard deviation of random segment lengths, in tokens; 0: all alike"
+    )
+    half_segments: Probability = key(0.0, "share of segments that are half as long")
+    context: SizeOrZero = key(0, "tokens before a segment that are read again, not predicted")
+    partial_shuffle: bool = key(False, "every stream begins at another place in every epoch")
     batch_tokens: Size | None = key(None, "sentence pairs: tokens of a batch, longer side, padding included")
     order: Literal["contiguous", "shuffled"] | None = key(None, "streams, or shuffled blocks (null: if masked)")
     learning_rate: Positive = key(1e-3, "learning rate after the warm-up")
+    embedding_rate: Positive = key(1.0, "factor on learning_rate for the embedding; min_learning_rate stays")
+    rate_by_length: bool = key(False, "learning rates are scaled by the tokens of the update")
     betas: tuple[Share, Share] = key((0.9, 0.98), "decay of the means of adam and adamw")
     momentum: Share = key(0.0, "momentum of sgd and nag")
     weight_decay: PositiveOrZero = key(0.0, "weight decay; never acts on mixing weights, biases and norms")
@@ -139,6 +147,7 @@ class TrainConfig(TrainingConfig):
     warmup_steps: CountOrZero = key(0, "updates over which the learning rate rises")
     warmup_from: PositiveOrZero = key(0.0, "learning rate at which the warm-up begins")
     min_learning_rate: PositiveOrZero = key(0.0, "learning rate at the end of the schedule")
+    decay_steps: Count | None = key(None, "updates after which the schedule is at its end; null: all of training")
     period: Count | None = key(
         None, "cosine_restarts: steps of the first; cosine_wave: steps down, as many up; null: all"
     )
@@ -148,11 +157,16 @@ class TrainConfig(TrainingConfig):
     plateau_patience: CountOrZero = key(0, "plateau: after more than so many evaluations without improvement")
     max_grad_norm: Positive | None = key(None, "gradients are clipped to this norm")
     label_smoothing: Share = key(0.0, "e: the target is (1 - e) [v = y] + e / V")
+    activation_regularization: PositiveOrZero = key(0.0, "AR: coefficient of the mean square of the last hidden states")
+    temporal_regularization: PositiveOrZero = key(0.0, "TAR: the same of their change from one token to the next")
     compile: bool = key(False, "compile the model")
     cuda_graphs: bool = key(False, "with compile, on a GPU: blocks are recorded once and replayed (not measured yet)")
     averaging: Literal["none", "ema", "swa"] = key("none", "average of the weights over training")
     ema_decay: Fraction = key(0.999, "ema: decay of the average")
     swa_start: Share = key(0.75, "swa: share of training after which weights are averaged")
+    swa_learning_rate: Positive | None = key(
+        None, "swa: learning rate while weights are averaged; null: the schedule's"
+    )
     patience: Count | None = key(None, "stop after so many evaluations without improvement of eval.metric")
     keep_checkpoints: Count | None = key(None, "weights that are kept of the last evaluations")
 
@@ -184,6 +198,12 @@ class TrainConfig(TrainingConfig):
         if self.mask_replace_prob + self.random_replace_prob > 1 + 1e-9:
             both = f"given {self.random_replace_prob} and {self.mask_replace_prob}"
             yield f"train.random_replace_prob: together with train.mask_replace_prob at most 1; {both}"
+        if self.order != "contiguous":
+            for name in ("segment_deviation", "half_segments", "context", "partial_shuffle"):
+                if given := getattr(self, name):
+                    yield f"train.{name}: of text that is read in streams; set train.order: contiguous, given {given}"
+        if self.swa_learning_rate is not None and self.averaging != "swa":
+            yield f"train.swa_learning_rate: goes with train.averaging: swa, given averaging: {self.averaging}"
         if self.schedule == "cosine_wave" and self.period is not None and self.warmup_steps > self.period:
             yield f"train.warmup_steps: at most train.period {self.period} with cosine_wave, given {self.warmup_steps}"
         if self.cuda_graphs and not self.compile:
@@ -197,6 +217,12 @@ class TrainConfig(TrainingConfig):
             if phase.skip != "none" and self.objective == "masked":
                 memory = "for models with memory, and with train.objective: masked there is none"
                 yield f"train.phases.{phase.name}.skip: {memory}; given '{phase.skip}', allowed is 'none'"
+
+
+RUNNING_TEXT_KEYS = (
+    "segment_deviation", "half_segments", "context", "partial_shuffle", "activation_regularization",
+    "temporal_regularization",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,10 +344,17 @@ class RunConfig(Section):
             yield f"train.objective: masked reads text of one language; given data.name: {self.data.name}, sentence pairs"
             return
         yield from self.model.problems_of_masked()
+        yield from self._faults_of_running_text("train.objective is masked")
         for name in PROTOCOL_KEYS[1:]:
             if given := getattr(self.eval, name):
                 yield f"eval.{name}: of next tokens, and train.objective is masked; given {given}, leave it out"
         yield from self._faults_of_splits("of next tokens, and train.objective is masked")
+
+    def _faults_of_running_text(self, why: str) -> Iterator[str]:
+        """Lines about keys of training that only causal models of a running text have."""
+        for name in RUNNING_TEXT_KEYS:
+            if given := getattr(self.train, name):
+                yield f"train.{name}: for models that predict the next token of a running text, and {why}; given {given}"
 
     def _faults_of_splits(self, why: str) -> Iterator[str]:
         for split in ("valid", "test"):
@@ -345,6 +378,12 @@ class RunConfig(Section):
             yield (
                 f"train.order: a model with memory (model.memory_length {self.model.memory_length}) reads its text in order; "
                 f"given '{self.train.order}', allowed: contiguous"
+            )
+        if self.model.memory_length and (self.train.context or self.train.partial_shuffle):
+            name = "context" if self.train.context else "partial_shuffle"
+            yield (
+                f"train.{name}: for models without memory, here model.memory_length is {self.model.memory_length}; "
+                "leave one of them out"
             )
         for split in self._splits():
             yield from self._faults_of_reading(split)
@@ -378,6 +417,7 @@ class RunConfig(Section):
 
     def _faults_of_translation(self) -> Iterator[str]:
         name = f"data.name: {self.data.name} is sentence pairs"
+        yield from self._faults_of_running_text(name)
         yield from self.model.problems_of_translation()
         if self.train.batch_tokens is None:
             yield (

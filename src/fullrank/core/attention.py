@@ -10,7 +10,7 @@ from . import engine, registry
 from .cache import Buffer, DecayedSums, KeyValues, Past, append
 from .config import AttentionConfig, ModelConfig, MultiLinearConfig, WeightedConfig
 from .cross_head import StochasticCrossHead
-from .dropout import dropout
+from .dropout import Dropout, dropout
 from .embedding import check_tensors
 from .engine import Problem
 from .errors import ConfigError, InputError
@@ -42,8 +42,8 @@ class Trace:
     """Collector of one `LayerTrace` per attention layer, in the order in which the layers run, for penalties and analysis.
 
     partial: layers without attention weights are left out; otherwise they refuse to be traced.
-    states: where a list is given, the inputs (B, N, E) of the blocks. weights: False collects no attention; tracing attention
-    takes the definition instead of an engine.
+    states: where a list is given, the inputs (B, N, E) of the blocks. last: the input of the vocabulary layer (B, N, E), before
+    its dropout. weights: False collects no attention; tracing attention takes the definition instead of an engine.
     """
 
     # no dataclass: a sharded model (FSDP2) copies those among its arguments
@@ -56,6 +56,7 @@ class Trace:
     ) -> None:
         self.layers = [] if layers is None else layers
         self.partial, self.states, self.weights = partial, states, weights
+        self.last: Tensor | None = None
 
     def enter(self, x: Tensor) -> Trace | None:
         """Record the input x (B, N, E) of a block; the trace for its attention."""
@@ -109,7 +110,9 @@ class WeightedValues(Attend):
         self.normalize: Normalizer = build_stage("normalize", config.normalize, size)
         self.mix: Mixing = build_stage("mix", config.mix, size)
         self.dropout, self.max_length, self.stride = dropout, self.score.max_length, config.stride
-        self.needs = Needs(self.score.needs, self.mix.needs, self.score.idle, self.score.clamp_length)
+        self.needs = Needs(
+            self.score.needs, self.mix.needs, self.score.idle, self.score.clamp_length, self.score.shared_projection
+        )
 
     def forward(self, heads: Heads, layout: Layout, trace: Trace | None = None) -> Tensor:
         layout = layout if self.stride is None else replace(layout, stride=self.stride)
@@ -174,7 +177,7 @@ class Attention(nn.Module):
         max_position_embeddings: int | None = None,
     ) -> None:
         super().__init__()
-        rotary = None
+        rotary, projected = None, None
         if isinstance(config, ModelConfig):
             sizes = (hidden_size, num_attention_heads, head_dim, dropout, max_position_embeddings)
             if any(value is not None for value in sizes):
@@ -182,6 +185,7 @@ class Attention(nn.Module):
             model, config = config, config.attention
             hidden_size, num_attention_heads, head_dim = model.hidden_size, model.num_attention_heads, model.head_dim
             dropout, max_position_embeddings = model.dropout.attention, model.max_position_embeddings
+            projected = Dropout(model.dropout.projection, model.dropout.locked)
             if model.position == "rotary" and head_dim is not None:
                 rotary = Rotary(head_dim, model.rope_theta)
         if not isinstance(config, AttentionConfig):
@@ -189,7 +193,7 @@ class Attention(nn.Module):
         size = self._size(config, hidden_size, num_attention_heads, head_dim, max_position_embeddings)
         attend: Attend = registry.lookup("attend", config.kind)(config, size, dropout or 0.0)
         self.hidden_size = size.hidden_size
-        self.project = Projection(attend.size, config.bias, rotary, attend.needs)
+        self.project = Projection(attend.size, config.bias, rotary, attend.needs, projected)
         self.permute = StochasticCrossHead(config.cross_head if isinstance(config, WeightedConfig) else 0.0)
         self.attend = attend
         self.merge = attend.merge(config.bias)

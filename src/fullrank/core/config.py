@@ -39,7 +39,9 @@ class DropoutConfig(Section):
     """Dropout by place."""
 
     KEY = "model.dropout"
+    words: Rate = key(0.0, "dropout of whole words: rows of the embedding, the same ones in the whole batch")
     embedding: Rate = key(0.0, "dropout on embeddings plus positions")
+    projection: Rate = key(0.0, "dropout on queries, keys and values, as projected")
     attention: Rate = key(0.0, "dropout on attention weights, after mixing")
     activation: Rate = key(0.0, "dropout inside the feed-forward layer")
     residual: Rate = key(0.0, "dropout on what attention and feed-forward add to the residual stream")

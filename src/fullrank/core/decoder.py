@@ -85,7 +85,7 @@ class LanguageModel(Layers):
         self._check(memory, cache, skip)
         if input_ids.shape[1] == 0:  # nothing is read, nothing is remembered
             begun = (memory or self.new_memory()) if self.memory_length and cache is None else None
-            return Pass(self._finish(self.embedding(input_ids)), begun, cache)
+            return Pass(self._finish(self.embedding(input_ids), trace), begun, cache)
         if cache is not None:
             return self._after_cache(input_ids, cache, attention_mask, trace, source)
         if self.memory_length:
@@ -97,7 +97,7 @@ class LanguageModel(Layers):
             if i not in skip:
                 inner = None if trace is None else trace.enter(x)
                 x = block(x, layout, inner) if cross is None else block(x, layout, inner, cross=cross)
-        return Pass(self._finish(x), None, None)
+        return Pass(self._finish(x, trace), None, None)
 
     def _after_cache(
         self,
@@ -116,7 +116,7 @@ class LanguageModel(Layers):
             cross = None if source is None else source.of_layer(i, x.shape[1])
             x, present = block.continued(x, past, layout, None if trace is None else trace.enter(x), cross=cross)
             layers.append(present)
-        return Pass(self._finish(x), None, replace(cache, layers=tuple(layers), key_mask=mask))
+        return Pass(self._finish(x, trace), None, replace(cache, layers=tuple(layers), key_mask=mask))
 
     def _after_memory(
         self,
@@ -128,7 +128,7 @@ class LanguageModel(Layers):
     ) -> Pass:
         """The next segment (B, N) after the memory of each layer. A skipped layer passes x on and keeps its memory."""
         rows, tokens = input_ids.shape
-        x = self.embedding(input_ids)
+        x = self.embed(self.embedding, input_ids)
         if self.config.memory_start == "zeros" and memory.length == 0:
             memory = Memory.zeros(len(self.blocks), rows, self.memory_length, x)
         memory.check(len(self.blocks), rows, self.config.hidden_size)
@@ -163,7 +163,7 @@ class LanguageModel(Layers):
             remembered = segment.remember(known, inputs, heads, self.memory_length)
             after.append(replace(remembered, version=version))
         memory = replace(memory, layers=tuple(after), length=memory.length + tokens, lengths=segment.lengths)
-        return Pass(self._finish(x), memory, None)
+        return Pass(self._finish(x, trace), memory, None)
 
     def _embed(
         self, input_ids: Tensor, cache: Cache | None, attention_mask: Tensor | None
@@ -186,11 +186,14 @@ class LanguageModel(Layers):
         else:
             positions = self.positions(mask)  # (B, M)
             layout = Layout(positions[:, past:], positions, True, mask, window=self._window)
-        x = self.position(self.embedding(input_ids), layout.query_positions)
+        x = self.position(self.embed(self.embedding, input_ids), layout.query_positions)
         return self.embedding_dropout(x), layout, mask
 
-    def _finish(self, x: Tensor) -> Tensor:
-        hidden: Tensor = self.output_dropout(self.final_norm(x))
+    def _finish(self, x: Tensor, trace: Trace | None) -> Tensor:
+        last = self.final_norm(x)
+        if trace is not None:
+            trace.last = last
+        hidden: Tensor = self.output_dropout(last)
         return hidden
 
     def _check(self, memory: Memory | None, cache: Cache | None, skip: Collection[int]) -> None:
@@ -304,10 +307,12 @@ class LanguageModel(Layers):
     ) -> LossParts:
         """`loss`, the nll without label smoothing, and the memory of the next call.
 
+        targets, weights (B, T): of the last T of the N inputs; the inputs before them are context that is read only.
         trace: collects what penalties need. skip: layers that are skipped.
         """
-        check_targets(input_ids, targets)
+        check_targets(input_ids, targets, fewer=True)
         hidden, after, _ = self.hidden(input_ids, memory, attention_mask=attention_mask, trace=trace, skip=skip)
+        hidden = hidden[:, input_ids.shape[1] - targets.shape[1] :]
         loss, nll = self.output.loss(hidden, targets, weights, label_smoothing)
         return LossParts(loss, nll, after)
 

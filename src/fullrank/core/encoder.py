@@ -60,7 +60,7 @@ class Encoder(Layers):
             mask = None
         layout = self._layout(input_ids, mask, padded_right)
         embedding = self._shared[0] if self.embedding is None else self.embedding
-        x = self.embedding_dropout(self.position(embedding(input_ids), layout.query_positions))  # (B, M, E)
+        x = self.embedding_dropout(self.position(self.embed(embedding, input_ids), layout.query_positions))  # (B, M, E)
         layout = self.position.place(layout, x, self.embedding_dropout)
         for block in self.blocks:
             x = block(x, layout, None if trace is None else trace.enter(x))

@@ -21,6 +21,7 @@ class RelativeOptions(Section):
     """Options of relative scores (Transformer-XL)."""
 
     shared_biases: bool = key(True, "u and v are one pair for all layers")
+    shared_projection: bool = key(False, "distances are projected as tokens are; u and v are the query of distance 0")
     clamp_length: Size | None = key(None, "distances above this count as this one; null: none is clamped")
     as_published: bool = key(False, "measure distances as the released code of Skip Cross-head does, for comparison")
 

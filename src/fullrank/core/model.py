@@ -15,7 +15,7 @@ from .block import Block
 from .cache import Cache
 from .config import ModelConfig
 from .dropout import Dropout
-from .embedding import check_tensors
+from .embedding import Input, check_tensors
 from .errors import InputError
 from .memory import Memory
 from .positions import Position
@@ -109,6 +109,7 @@ class Layers(Model):
     """Base of LanguageModel and Encoder: positions, blocks and the norm after the last one."""
 
     position: Position
+    word_dropout: Dropout
     embedding_dropout: Dropout
     blocks: Any
     final_norm: nn.Module
@@ -118,6 +119,7 @@ class Layers(Model):
         config = self.config
         assert config.position is not None  # resolved
         self.position = registry.lookup("position", config.position)(config)
+        self.word_dropout = Dropout(config.dropout.words)
         self.embedding_dropout = Dropout(config.dropout.embedding, config.dropout.locked)
         blocks = [Block(config.of_layer(layer), cross) for layer in range(config.num_hidden_layers)]
         self.blocks = nn.ModuleList(blocks)
@@ -127,6 +129,13 @@ class Layers(Model):
         self.final_norm = (
             nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.final_norm else nn.Identity()
         )
+
+    def embed(self, embedding: Input, input_ids: Tensor) -> Tensor:
+        """Vectors (B, N, E) of the tokens, without positions."""
+        vectors: Tensor = embedding(input_ids)
+        assert self.config.vocab_size is not None
+        kept = self.word_dropout.of_words(input_ids, self.config.vocab_size)
+        return vectors if kept is None else vectors * kept.to(vectors.dtype)
 
     def positions(self, mask: Tensor) -> Tensor:
         """Positions (B, M) of the tokens of `mask` (B, M), of which padding takes none; InputError for too long a text."""
@@ -170,11 +179,13 @@ def read_mask(attention_mask: Tensor | None, input_ids: Tensor) -> Tensor | None
     return mask
 
 
-def check_targets(input_ids: Tensor, targets: Tensor, name: str = "input_ids") -> None:
-    """Raises InputError unless targets are tokens, as many as `input_ids`."""
+def check_targets(input_ids: Tensor, targets: Tensor, name: str = "input_ids", fewer: bool = False) -> None:
+    """Raises InputError unless targets are tokens, as many as `input_ids`; fewer: of the last ones of each row."""
     check_tensors(**{name: input_ids, "targets": targets})
     if targets is None or targets.numel() == 0:
         raise InputError(f"a loss of no tokens: targets are {targets if targets is None else tuple(targets.shape)}")
+    if fewer and targets.dim() == 2 == input_ids.dim() and targets.shape[1] <= input_ids.shape[1]:
+        input_ids = input_ids[:, -targets.shape[1] :]
     if targets.shape != input_ids.shape:
         raise InputError(f"targets {tuple(targets.shape)} must have the shape of {name} {tuple(input_ids.shape)}")
 

@@ -89,10 +89,18 @@ def serves(table: Tensor | None, layout: Layout) -> bool:
     return table is not None and layout.from_zero and table.shape[1] >= layout.distances
 
 
+def encodings_of(layout: Layout, clamp_length: int | None, like: Tensor) -> Tensor:
+    """Sinusoids (T, E) of the distances of a layout: those that a model made for all its layers, or else made here."""
+    if layout.encodings is not None:
+        return layout.encodings
+    clamp = clamp_length if layout.clamp_length is None else layout.clamp_length
+    return encode_distances(layout, like.shape[-1], clamp, like)
+
+
 class RelativeKeys(nn.Module):
     """Keys of distances: R = PE W_R without bias, split into heads (Transformer-XL §3.3).  weight (H D, E).
 
-    layout -> (H, T, D). The layout carries the encodings that a model made for all its layers; otherwise they are made here.
+    layout -> (H, T, D).
     """
 
     def __init__(self, size: HeadSize, clamp_length: int | None) -> None:
@@ -102,10 +110,7 @@ class RelativeKeys(nn.Module):
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))  # as `nn.Linear` starts
 
     def forward(self, layout: Layout, like: Tensor) -> Tensor:
-        encodings = layout.encodings
-        if encodings is None:
-            clamp = self.clamp_length if layout.clamp_length is None else layout.clamp_length
-            encodings = encode_distances(layout, self.weight.shape[1], clamp, like)
+        encodings = encodings_of(layout, self.clamp_length, like)
         return F.linear(encodings, self.weight).unflatten(-1, (self.num_heads, -1)).transpose(0, 1)
 
 
@@ -222,7 +227,8 @@ class Relative(Position):
         heads, width = config.num_attention_heads, config.head_dim
         if isinstance(config.attention, MultiLinearConfig):
             self.places, heads, width = config.max_position_embeddings, 1, config.attention.rank
-        self.biases = RelativeBiases(heads, width) if options.get("shared_biases", True) else None
+        shared = options.get("shared_biases", True) and not options.get("shared_projection", False)
+        self.biases = RelativeBiases(heads, width) if shared else None
 
     def place(
         self, layout: Layout, like: Tensor, dropout: nn.Module, known: Past | None = None, cached: bool = False

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from .dropout import Dropout
 from .layout import Layout
-from .positions import RelativeKeys, Rotary, serves
+from .positions import RelativeKeys, Rotary, encodings_of, serves, sines_then_cosines
 from .stage import HeadSize, drawn_apart
 
 
@@ -30,12 +32,16 @@ class Heads:
 
 @dataclass(frozen=True)
 class Needs:
-    """The fields of `Heads` that the stages of a layer read; `idle` ones are allocated, but never trained or computed."""
+    """The fields of `Heads` that the stages of a layer read; `idle` ones are allocated, but never trained or computed.
+
+    shared_projection: keys of distances have no projection of their own.
+    """
 
     score: tuple[str, ...] = ("scored", "keys")
     mix: tuple[str, ...] = ()
     idle: tuple[str, ...] = ()
     clamp_length: int | None = None
+    shared_projection: bool = False
 
 
 class SeparateLinear(nn.Linear):
@@ -50,11 +56,14 @@ class Projection(nn.Module):
     """Q, K, V = X W + b, split into heads (Mixhead Eq. 8), then rotated if positions are rotary; R = PE W_R.
 
     x (B, N, E), source (B, M, E) -> query, scored (B, H, N, D), keys, values (B, H, M, D) and relative (H, T, D).
-    Only what the stages need is allocated. A query that only mixing reads starts from random numbers of its own, so that all
-    other parameters start as they do without mixing.
+    With `shared_projection` R = PE W_K, and PE(0) W_Q is added to the queries that meet keys. Queries, keys and values are
+    dropped out before they are rotated. Only what the stages need is allocated. A query that only mixing reads starts from
+    random numbers of its own, so that all other parameters start as they do without mixing.
     """
 
-    def __init__(self, size: HeadSize, bias: bool, rotary: Rotary | None, needs: Needs) -> None:
+    def __init__(
+        self, size: HeadSize, bias: bool, rotary: Rotary | None, needs: Needs, dropout: Dropout | None = None
+    ) -> None:
         super().__init__()
         inner = size.num_heads * size.head_dim
         self.num_heads, self.head_dim = size.num_heads, size.head_dim
@@ -69,8 +78,11 @@ class Projection(nn.Module):
         if self.key is not None and idle:
             self.key.requires_grad_(False)
         self.value = nn.Linear(size.hidden_size, inner, bias=bias)
-        self.relative = RelativeKeys(size, needs.clamp_length) if "relative" in needs.score else None
+        own = "relative" in needs.score and not needs.shared_projection
+        self.relative = RelativeKeys(size, needs.clamp_length) if own else None
+        self.shared_projection, self.clamp_length = needs.shared_projection, needs.clamp_length
         self.rotary = rotary
+        self.dropout = Dropout(0.0) if dropout is None else dropout
 
     def layers(self) -> list[nn.Linear]:
         """The layers of query, key and value that exist, in this order."""
@@ -90,19 +102,35 @@ class Projection(nn.Module):
             relative = None  # made in another precision
         if self.relative is not None and not serves(relative, layout):
             relative = self.relative(layout, x)
+        if self.shared_projection:
+            assert scored is not None
+            relative, nearest = self._of_distances(layout, x, relative)
+            scored = scored + nearest
         return Heads(query, scored, keys, values, relative)
+
+    def _of_distances(self, layout: Layout, x: Tensor, known: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Keys of distances (H, T, D), those that are known where they serve, and the query of distance 0 (H, 1, D)."""
+        assert self.query is not None
+        assert self.key is not None
+        if known is not None and serves(known, layout):
+            keys, zero = known, sines_then_cosines(torch.zeros(1, device=x.device), x.shape[-1], x)
+        else:
+            encodings = encodings_of(layout, self.clamp_length, x)
+            keys = self.split(self.dropout(self.key(encodings)[None], shared=True))[0]
+            zero = encodings[-layout.spans[0][0]][None]
+        return keys, self.split(self.dropout(self.query(zero)[None], shared=True))[0]
 
     def queries(self, x: Tensor, layout: Layout) -> tuple[Tensor | None, Tensor | None]:
         """`query` and `scored` of x (B, N, E)."""
-        query = None if self.query is None else self.split(self.query(x))
+        query = None if self.query is None else self.split(self.dropout(self.query(x)))
         if self.rotary is None or query is None:
             return query, query
         return query, self.rotary(query, layout.query_positions)
 
     def keys_and_values(self, source: Tensor, layout: Layout) -> tuple[Tensor | None, Tensor]:
         """Keys and values of source (B, M, E), the last ones of `layout`."""
-        keys = self.split(self.key(source)) if self.key is not None and self.reads_keys else None
+        keys = self.split(self.dropout(self.key(source))) if self.key is not None and self.reads_keys else None
         if self.rotary is not None and keys is not None:
             own = layout.key_positions[..., layout.key_positions.shape[-1] - keys.shape[2] :]
             keys = self.rotary(keys, own)
-        return keys, self.split(self.value(source))
+        return keys, self.split(self.dropout(self.value(source)))

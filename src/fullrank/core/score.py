@@ -27,6 +27,7 @@ class Score(nn.Module):
     max_length: the greatest M; None if there is no limit.
     clamp_length: keys that are farther count as that far, for scores that read distances.
     biases: u and v of relative scores, None where the layout carries them.
+    shared_projection: distances are projected as tokens are, and queries have u = v, the query of distance 0, added.
     """
 
     Config: ClassVar[type | None] = None
@@ -35,6 +36,7 @@ class Score(nn.Module):
     max_length: int | None = None
     clamp_length: int | None = None
     biases: RelativeBiases | None
+    shared_projection: bool = False
 
     def terms(self, *needed: Any) -> Terms | str:
         """The score as engines compute it, from the same arguments; a string is the reason for which no engine does."""
@@ -76,6 +78,8 @@ class XLRelative(Score):
     p are positions in the text: every token between query and key counts, seen or not.
     `shared_biases`: u and v are one pair for all layers of a model, stored with it once, as in Transformer-XL's base models;
     otherwise, and in a layer by itself, each layer has its own. `clamp_length`: farther keys count as that far.
+    `shared_projection`: there is no W_R and no u, v of its own; R(p) = PE(p) W_K and u = v = PE(0) W_Q, as in the published
+    Penn Treebank code of Transformer-XL.
     `as_published`: the formula of Skip Cross-head's paper and code, which takes the distance of the key to the last token of
     the block instead of to the query, R(p_last - p_m), for comparison only: a query does not know how far a key is, and the
     weights of a token change with what is appended to its block, so that decoding token by token is another function.
@@ -89,10 +93,13 @@ class XLRelative(Score):
         super().__init__()
         self.scale = size.head_dim**-0.5
         self.clamp_length, self.as_published = config.clamp_length, config.as_published
-        self.biases: RelativeBiases | None = RelativeBiases(size.num_heads, size.head_dim)
+        self.shared_projection = config.shared_projection
+        self.biases: RelativeBiases | None = None
+        if not self.shared_projection:
+            self.biases = RelativeBiases(size.num_heads, size.head_dim)
 
     def forward(self, query: Tensor, keys: Tensor, relative: Tensor, layout: Layout) -> Tensor:
-        u, v = u_and_v(self.biases, layout)
+        u, v = self._biases(query, layout)
         content, position = (((query + bias[:, None]) * self.scale).to(query.dtype) for bias in (u, v))
         by_distance = position @ relative.transpose(-1, -2)  # (B, H, N, T)
         if self.as_published and layout.narrow and not layout.from_last:
@@ -108,7 +115,13 @@ class XLRelative(Score):
     def terms(self, query: Tensor, keys: Tensor, relative: Tensor, layout: Layout) -> Terms | str:
         if self.as_published:
             return "no engine knows relative scores as_published"
-        return Terms(query, keys, self.scale, Distances(relative[:, : layout.distances], *u_and_v(self.biases, layout)))
+        return Terms(query, keys, self.scale, Distances(relative[:, : layout.distances], *self._biases(query, layout)))
+
+    def _biases(self, query: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+        if self.shared_projection:  # the query has them already
+            zero = query.new_zeros(query.shape[1], query.shape[3])
+            return zero, zero
+        return u_and_v(self.biases, layout)
 
 
 def u_and_v(own: RelativeBiases | None, layout: Layout) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ from fullrank.data.prepared import Pairs
 from fullrank.data.tokenizers import Tokenizer
 
 # numbers that keep draws of the same seed apart: of masks in training and in evaluation
-_TRAINING, _EVALUATION = 0x6D61736B, 0x65766163
+_TRAINING, _EVALUATION, _LENGTHS, _OFFSETS = 0x6D61736B, 0x65766163, 0x6C656E67, 0x6F666673
 _COUNTED_TOGETHER = 1 << 12  # batches
 
 
@@ -103,7 +103,10 @@ class Tensors:
 
 @dataclass(frozen=True)
 class Batch(Tensors):
-    """inputs (B, N) int64, targets (B, N) int64, weights (B, N) float32: 1 counts, 0 is padding; None: all count."""
+    """inputs (B, N) int64, targets (B, T) int64, weights (B, T) float32: 1 counts, 0 is padding; None: all count.
+
+    Targets are those of the last T inputs; N is T, except where text before a segment is read again.
+    """
 
     inputs: Tensor
     targets: Tensor
@@ -140,7 +143,7 @@ class _TextBatches:
     def batches_per_epoch(self) -> int:
         return -(-self._rows // self._batch_size)
 
-    def _spans(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _spans(self, epoch: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The targets [start, end) of each row that count."""
         return rows * self._length, np.minimum((rows + 1) * self._length, len(self._ids))
 
@@ -151,19 +154,24 @@ class _TextBatches:
 
     def _spans_of_batch(self, epoch: int, index: int) -> tuple[np.ndarray, np.ndarray]:
         _check_index(epoch, index, self.batches_per_epoch)
-        return self._spans(self._order(epoch, range(index, index + 1)))
+        return self._spans(epoch, self._order(epoch, range(index, index + 1)))
 
     def batch(self, epoch: int, index: int) -> Batch:
         """Batch `index` of an epoch; IndexError if there is none."""
         starts, ends = self._spans_of_batch(epoch, index)
+        length = self._longest(epoch, index)
         part = self._share.part(len(starts), int((ends - starts).sum()))
         if part is None:
-            return self._read(starts, ends, self._length)
-        batch = self._read(starts[part.slice], ends[part.slice], self._length)
+            return self._read(starts, ends, length, epoch)
+        batch = self._read(starts[part.slice], ends[part.slice], length, epoch)
         weights = batch.weights if part.rows else torch.zeros(batch.targets.shape)
         return dataclasses.replace(batch, weights=weights, part=part)
 
-    def _read(self, starts: np.ndarray, ends: np.ndarray, length: int) -> Batch:
+    def _longest(self, epoch: int, index: int) -> int:
+        """Targets of the longest row of a batch, and of every row of it where all are padded alike."""
+        return self._length
+
+    def _read(self, starts: np.ndarray, ends: np.ndarray, length: int, epoch: int = 0) -> Batch:
         """The batch whose row r scores ids[starts[r]:ends[r]] (at most `length` of them), padded at its end."""
         at = starts[:, None] + np.arange(-1, length)
         padding = np.arange(length) >= (ends - starts)[:, None]
@@ -179,7 +187,7 @@ class _TextBatches:
         """Targets that count in each batch of an epoch: those with short rows have fewer."""
         tokens: list[int] = []
         for first in range(0, self.batches_per_epoch, _COUNTED_TOGETHER):
-            starts, ends = self._spans(self._order(epoch, range(first, first + _COUNTED_TOGETHER)))
+            starts, ends = self._spans(epoch, self._order(epoch, range(first, first + _COUNTED_TOGETHER)))
             tokens += np.add.reduceat(ends - starts, np.arange(0, len(starts), self._batch_size)).tolist()
         return tokens
 
@@ -217,13 +225,23 @@ class Streams(_TextBatches):
     remainder="drop": streams of equal length, whole segments; up to batch_size * segment_length + batch_size - 2 tokens
     at the ends of streams are never targets. remainder="keep": every token is a target exactly once; streams and their
     last segments are padded with weight 0 (for evaluation). All epochs are alike.
+
+    For training (remainder="drop"), with draws from (seed, epoch):
+    deviation, half: lengths of segments are random, N(L, deviation^2), a share `half` of them N(L / 2, deviation^2), five
+    tokens at least (Merity et al. 2018, §4.1). An epoch has the number of segments that fill a stream on average, and their
+    lengths are stretched by the few thousandths that make them fill it exactly.
+    shuffle: each stream begins at a place of its own in every epoch, and goes round (partial shuffle, Press 2019).
+    context: so many tokens before a segment are among its inputs, fewer at the beginning of a stream.
     """
 
     def __init__(
         self, ids: np.ndarray, *, batch_size: int, segment_length: int, start_id: int,
-        remainder: Literal["drop", "keep"] = "drop", share: Share = ALL_ROWS,
+        remainder: Literal["drop", "keep"] = "drop", share: Share = ALL_ROWS, seed: int = 0, deviation: float = 0.0,
+        half: float = 0.0, context: int = 0, shuffle: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(ids, batch_size, segment_length, start_id, share)
+        self._seed, self._deviation, self._half, self._context, self._shuffle = seed, deviation, half, context, shuffle
+        self._random = deviation > 0 or half > 0
         if remainder == "drop":
             self._stream = len(ids) // batch_size
             segments = self._stream // segment_length
@@ -233,6 +251,9 @@ class Streams(_TextBatches):
                     "lower train.batch_size or train.segment_length"
                 )
             self._used = segments * segment_length
+            if self._random:
+                segments = max(1, round(self._stream / (segment_length * (1 - half / 2))))
+                self._used = self._stream
             self.tokens_per_epoch = batch_size * self._used
         else:
             self._used = self._stream = -(-len(ids) // batch_size)
@@ -240,11 +261,54 @@ class Streams(_TextBatches):
             segments = -(-self._stream // self._length)
         self._rows = segments * batch_size
 
-    def _spans(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _spans(self, epoch: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         segments, streams = np.divmod(rows, self._batch_size)
-        ends = np.minimum(streams * self._stream + self._used, len(self._ids))
-        starts = np.minimum(streams * self._stream + segments * self._length, ends)
+        first = streams * self._stream
+        if self._random:
+            cuts = self._cuts(epoch)
+            return first + cuts[segments], first + cuts[segments + 1]
+        ends = np.minimum(first + self._used, len(self._ids))
+        starts = np.minimum(first + segments * self._length, ends)
         return starts, np.minimum(starts + self._length, ends)
+
+    def _cuts(self, epoch: int) -> np.ndarray:
+        """The borders of the segments of an epoch, from 0 to the length of a stream."""
+        return _random_cuts(
+            self._seed, epoch, self._used, self.batches_per_epoch, self._length, self._deviation, self._half
+        )
+
+    def _longest(self, epoch: int, index: int) -> int:
+        if not self._random:
+            return self._length
+        cuts = self._cuts(epoch)
+        return int(cuts[index + 1] - cuts[index])
+
+    def _read(self, starts: np.ndarray, ends: np.ndarray, length: int, epoch: int = 0) -> Batch:
+        if not (self._context or self._shuffle):
+            return super()._read(starts, ends, length, epoch)
+        streams, first = np.divmod(starts, self._stream)
+        context = min(self._context, int(first[0]))  # the same in all streams
+        at = first[:, None] + np.arange(-1 - context, length)
+        if self._shuffle:
+            drawn = np.random.default_rng([self._seed % (1 << 64), epoch, _OFFSETS])
+            offsets = drawn.integers(self._stream, size=self._batch_size)
+            at = (at + offsets[streams][:, None]) % self._stream
+        at += (streams * self._stream)[:, None]
+        read = torch.from_numpy(self._ids[np.maximum(at, 0)].astype(np.int64))
+        read[torch.from_numpy(at < 0)] = self._start_id
+        return Batch(read[:, :-1].clone(), read[:, 1 + context :].clone())
+
+
+@lru_cache(maxsize=2)  # of this epoch and the next
+def _random_cuts(
+    seed: int, epoch: int, total: int, count: int, length: int, deviation: float, half: float
+) -> np.ndarray:
+    """Borders (count + 1,) of `count` segments of random lengths, from 0 to `total`."""
+    drawn = np.random.default_rng([seed % (1 << 64), epoch, _LENGTHS])
+    means = np.where(drawn.random(count) < half, length / 2, length)
+    lengths = np.maximum(drawn.normal(means, deviation), min(5, length))
+    cuts = np.rint(np.concatenate(([0.0], np.cumsum(lengths))) * (total / lengths.sum())).astype(np.int64)
+    return cuts
 
 
 class Windows(_TextBatches):

@@ -113,7 +113,11 @@ def training_batches(config: RunConfig, corpus: Corpus, share: Share = ALL_ROWS)
         return Blocks(
             ids, batch_size=size, segment_length=length, start_id=start, shuffle=True, seed=options.seed, share=share
         )
-    return Streams(ids, batch_size=size, segment_length=length, start_id=start, share=share)
+    return Streams(
+        ids, batch_size=size, segment_length=length, start_id=start, share=share, seed=options.seed,
+        deviation=options.segment_deviation, half=options.half_segments, context=options.context,
+        shuffle=options.partial_shuffle,
+    )  # fmt: skip
 
 
 def describe(corpus: Corpus, unigram: Mapping[str, float] | None = None) -> dict[str, Any]:
@@ -245,7 +249,7 @@ class CausalObjective:
             trace=trace,
             skip=frozenset() if phase is None else self.schedules[phase.name].skipped(options.seed, position.number),
         )
-        value = penalized(shared(value, own, part), trace, options, part)
+        value = penalized(shared(value, own, part), trace, options, part, batch.targets.shape[1])
         tokens = own if part is None else part.tokens
         return Loss(value, nll * own, tokens, {} if memory is None else memory.to_tensors())
 

@@ -188,7 +188,7 @@ def training_parts(
         }
 
     def groups() -> Groups:
-        return parameter_groups(model, config.train.weight_decay)
+        return parameter_groups(model, config.train.weight_decay, config.train.embedding_rate)
 
     return Parts(model, objective, batches, evaluate, config.train, config.eval, groups, result)
 
@@ -219,12 +219,30 @@ def shared(value: Tensor, own: int, part: Part | None) -> Tensor:
     return value * (own * part.count / max(part.tokens, 1))
 
 
-def penalized(value: Tensor, trace: Trace | None, options: TrainingConfig, part: Part | None = None) -> Tensor:
-    """`value` plus the penalties of Mixhead Eq. 16 and 20, over the layers in `trace` (none where all are skipped).
+def activation_penalty(hidden: Tensor, options: TrainConfig) -> Tensor:
+    """AR and TAR of the last hidden states (B, N, E), a mean over all entries (Merity et al. 2018, §4.7).
+
+        alpha mean(h_n^2) + beta mean((h_n - h_{n-1})^2)      alpha = `activation_regularization`, beta = `temporal_..`
+
+    The published Penn Treebank code of Transformer-XL takes both before dropout, as here; AWD-LSTM takes AR after it.
+    """
+    penalty = options.activation_regularization * hidden.square().mean()
+    if options.temporal_regularization and hidden.shape[1] > 1:
+        penalty = penalty + options.temporal_regularization * (hidden[:, 1:] - hidden[:, :-1]).square().mean()
+    return penalty
+
+
+def penalized(
+    value: Tensor, trace: Trace | None, options: TrainingConfig, part: Part | None = None, targets: int = 0
+) -> Tensor:
+    """`value` plus the penalties of Mixhead Eq. 16 and 20, over the layers in `trace` (none where all are skipped), and AR and
+    TAR over the last `targets` tokens of each row.
 
     The penalties are means over the rows of a batch, of which this process has a part.
     """
     weight = 1.0 if part is None else part.rows * part.count / part.of
+    if trace is not None and trace.last is not None and isinstance(options, TrainConfig):
+        value = value + weight * activation_penalty(trace.last[:, -targets:], options)
     if trace is not None and trace.layers:
         if options.orthogonality:
             value = value + weight * options.orthogonality * orthogonality(trace)
@@ -235,4 +253,8 @@ def penalized(value: Tensor, trace: Trace | None, options: TrainingConfig, part:
 
 def trace_for(options: TrainingConfig) -> Trace | None:
     """A trace where a penalty needs one."""
-    return Trace() if options.orthogonality or options.overlap else None
+    weights = bool(options.orthogonality or options.overlap)
+    last = isinstance(options, TrainConfig) and bool(
+        options.activation_regularization or options.temporal_regularization
+    )
+    return Trace(weights=weights) if weights or last else None

@@ -247,9 +247,10 @@ class _Loop:
         state.running.add(nll, tokens)
         if not state.running.watch(step, loss):
             self.check_loss()
-        rate = state.schedule.rate(step)
+        scale = seen / self.plan.tokens_per_step if self.options.rate_by_length else 1.0
         for group in state.optimizer.param_groups:
-            group["lr"] = rate * group.get("scale", 1.0)
+            rate = state.schedule.scaled_rate(step, group.get("peak", 1.0))
+            group["lr"] = rate * scale * group.get("scale", 1.0)
         state.optimizer.step()
         state.optimizer.zero_grad(set_to_none=True)
         state.average.update(step)
@@ -298,7 +299,7 @@ class _Loop:
         """Write the lines about training since the last ones."""
         state, counters = self.state, self.state.counters
         self.check_loss()
-        rate = state.schedule.rate(counters.step)
+        rate = state.schedule.scaled_rate(counters.step)
         if state.running.tokens:  # a masked model may have met no masked token since the last line
             self.write(split="train", nll=state.running.take_mean(), lr=rate)
         speed = self.clock.lap()

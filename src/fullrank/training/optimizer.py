@@ -22,6 +22,8 @@ With lr = `learning_rate`, w = `warmup_steps`, T = `total`, every schedule but `
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
@@ -32,6 +34,7 @@ from torch.optim import Optimizer
 
 from fullrank.config import register
 from fullrank.config.run import TrainConfig
+from fullrank.core.embedding import Input
 from fullrank.core.errors import ConfigError
 from fullrank.core.registry import lookup
 from fullrank.training.distributed import Gatherable
@@ -52,8 +55,10 @@ def _declared_exempt(item: object) -> bool:
     return isinstance(item, DecayDeclaration) and item.no_weight_decay
 
 
-def parameter_groups(model: nn.Module, weight_decay: float) -> Groups:
+def parameter_groups(model: nn.Module, weight_decay: float, embedding_rate: float = 1.0) -> Groups:
     """Trainable parameters in two groups: those that decay by `weight_decay`, and those that never do.
+
+    With an `embedding_rate` those of input layers make groups of their own, whose `peak` it is (see `Schedule.scaled_rate`).
 
     Biases and norms (fewer than two dimensions) never decay, nor anything inside a module whose `no_weight_decay` is
     true, nor a parameter marked so itself: mixing matrices start at the identity, and decay would pull them to zero.
@@ -64,7 +69,14 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> Groups:
     trainable = [p for p in model.parameters() if p.requires_grad]
     decayed = [p for p in trainable if id(p) not in exempt]
     others = [p for p in trainable if id(p) in exempt]
-    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+    groups: Groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+    if embedding_rate != 1:
+        tables = {id(p) for m in model.modules() if isinstance(m, Input) for p in m.parameters()}
+        groups = [
+            {**group, "params": [p for p in group["params"] if (id(p) in tables) == inside], "peak": peak}
+            for group in groups
+            for inside, peak in ((False, 1.0), (True, embedding_rate))
+        ]
     return [group for group in groups if group["params"]]
 
 
@@ -130,10 +142,22 @@ class Schedule:
     """The learning rate of every update: the warm-up, then `function`, or what a subclass makes of the validation."""
 
     def __init__(self, options: TrainConfig, total_steps: int, function: FunctionOfStep | None = None) -> None:
-        self.options, self.total_steps, self.function = options, total_steps, function
+        self.options, self.function = options, function
+        self.total_steps = options.decay_steps or total_steps
+        self.averaged_after = round(options.swa_start * total_steps)
+
+    def scaled_rate(self, step: int, peak: float = 1.0) -> float:
+        """The learning rate of update `step` with `learning_rate` times `peak`: `swa_learning_rate`, once that applies."""
+        if self.options.swa_learning_rate is not None and step > self.averaged_after:
+            return self.options.swa_learning_rate
+        if peak == 1:
+            return self.rate(step)
+        scaled = copy.copy(self)
+        scaled.options = dataclasses.replace(self.options, learning_rate=self.options.learning_rate * peak)
+        return scaled.rate(step)
 
     def rate(self, step: int) -> float:
-        """The learning rate of update `step`, which counts from 1."""
+        """The learning rate of update `step`, which counts from 1, by the schedule alone."""
         options = self.options
         if step <= options.warmup_steps:
             share = step / options.warmup_steps

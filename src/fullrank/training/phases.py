@@ -81,6 +81,14 @@ class Plan:
     evaluate_every: float
     phases: tuple[Phase, ...]
 
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of an update whose segments all have `train.segment_length`."""
+        options = self.options
+        return options.gradient_accumulation_steps * (
+            options.batch_tokens or options.batch_size * options.segment_length
+        )
+
     def batches_of(self, step: int) -> list[tuple[int, int]]:
         """(epoch, index) of the batches of update `step`, counted from 1."""
         epoch, place = divmod(step - 1, self.steps_per_epoch)
