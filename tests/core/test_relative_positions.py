@@ -11,6 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 import fullrank as fr
+import fullrank.core.config
+import fullrank.core.layout
 from fullrank.analysis.size import parameters_by_part, size
 from fullrank.core.positions import RelativeBiases, RelativeKeys
 from fullrank.training.optimizer import parameter_groups
@@ -253,3 +255,56 @@ def test_synthesizers_start() -> None:
     assert not xl.bias.any()
     fairseq = started("fairseq", "dense_synthesizer").blocks[0].attention.attend.score.to_positions
     assert 0.99 < float(fairseq.weight.detach().abs().max()) * 40**0.5 <= 1
+
+
+def test_distances_through_the_projection_of_tokens() -> None:
+    """A(n, m) = (Q(n) + Q_0) . (K(m) + K_{n-m}) / sqrt(D), with Q_0 = PE(0) W_Q and K_p = PE(p) W_K, written out."""
+    score = {"name": "relative", "shared_projection": True}
+    made = model(score, num_hidden_layers=1, memory_length=3).double()
+    assert not biases(made)
+    assert not [name for name in made.state_dict() if "relative" in name]
+    block, width, heads = made.blocks[0], 8, 2
+    tokens = torch.tensor([[1, 2, 3, 4, 5, 6]])
+    x = block.attention_norm(made.embedding(tokens))
+    project = block.attention.project
+    queries, keys, values = (layer(x)[0].view(6, heads, 4) for layer in project.layers())
+    places = torch.arange(6, dtype=torch.float64)
+    angle = places[:, None] * 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    encoded = torch.cat((angle.sin(), angle.cos()), 1)
+    far, nearest = project.key(encoded).view(6, heads, 4), project.query(encoded[0]).view(heads, 4)
+    expected = torch.empty(6, heads, 4, dtype=torch.float64)
+    for h in range(heads):
+        for n in range(6):
+            scores = torch.stack(
+                [(queries[n, h] + nearest[h]) @ (keys[m, h] + far[n - m, h]) / 2 for m in range(n + 1)]
+            )
+            expected[n, h] = scores.softmax(0) @ values[: n + 1, h]
+    expected = block.attention.merge(expected.flatten(1))[None]
+    whole = block.attention(x)
+    torch.testing.assert_close(whole, expected, rtol=0, atol=1e-12)
+    logits, cache = made(tokens).logits, made.new_cache()
+    for n in range(6):  # keys and values alone are kept
+        step = made(tokens[:, n : n + 1], cache=cache)
+        cache = step.cache
+        torch.testing.assert_close(step.logits[:, 0], made.with_memory(0)(tokens).logits[:, n], rtol=0, atol=1e-12)
+    first = made(tokens[:, :3])
+    torch.testing.assert_close(made(tokens[:, 3:], first.memory).logits[:, 0], logits[:, 3], rtol=0, atol=1e-12)
+
+
+def test_queries_and_keys_of_distances_are_dropped_out_as_those_of_tokens() -> None:
+    """Training draws a mask for each of q, k, v of tokens and for q, k of distances; a locked one is the same at all places."""
+    made = model(
+        {"name": "relative", "shared_projection": True},
+        dropout=fr.core.config.DropoutConfig(projection=0.5, locked=True),
+    ).train()
+    project, x = made.blocks[0].attention.project, torch.randn(2, 5, 8)
+    layout = fr.core.layout.Layout.of(5)
+    torch.manual_seed(0)
+    heads = project(x, x, layout)
+    for found, layer in ((heads.keys, project.key), (heads.values, project.value)):
+        ratio = (found / project.split(layer(x))).detach()
+        assert set(ratio.round(decimals=4).unique().tolist()) == {0.0, 2.0}
+        assert torch.equal(ratio.round(), ratio[:, :, :1].round().expand_as(ratio))  # one mask for all tokens of a row
+        assert not torch.equal(ratio[0].round(), ratio[1].round())
+    far = (heads.relative[:, 1:] / heads.relative[:, 1:2]).isnan().all(1)  # whole columns of the table are dropped
+    assert 0 < int(far.sum()) < far.numel()

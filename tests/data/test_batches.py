@@ -14,6 +14,7 @@ from fullrank.core.errors import InputError
 from fullrank.data import (
     Batch,
     Blocks,
+    Share,
     Streams,
     Windows,
 )
@@ -240,3 +241,71 @@ def test_a_segment_beyond_the_text_is_the_whole_text_and_not_padding() -> None:
     for context, stride in ((2**31 - 1, 10), (10, 2**31 - 1)):
         windows = Windows(text(23), batch_size=4, context=context, stride=stride, start_id=START)
         assert windows.batch(0, 0).targets.numel() <= 4 * 23
+
+
+def streams(tokens: int = 4003, **options: object) -> Streams:
+    return Streams(text(tokens), batch_size=4, segment_length=20, start_id=START, seed=3, **options)
+
+
+def test_random_segments_fill_every_stream_exactly() -> None:
+    source = streams(deviation=4.0, half=0.25)
+    stream = 4003 // 4
+    assert source.batches_per_epoch == round(stream / (20 * 0.875))
+    for epoch in (0, 1):
+        batches = [source.batch(epoch, index) for index in range(source.batches_per_epoch)]
+        read = torch.cat([batch.targets for batch in batches], 1)
+        assert torch.equal(read, torch.arange(4 * stream).view(4, stream))
+        assert source.tokens_of_batches(epoch) == [batch.tokens for batch in batches]
+        assert source.tokens_per_epoch == sum(batch.tokens for batch in batches)
+        assert all(torch.equal(b.inputs[:, 1:], b.targets[:, :-1]) and b.weights is None for b in batches)
+    assert source.tokens_of_batches(0) != source.tokens_of_batches(1)
+    assert torch.equal(source.batch(1, 7).targets, streams(deviation=4.0, half=0.25).batch(1, 7).targets)
+
+
+def test_lengths_of_random_segments_are_normal() -> None:
+    source = Streams(
+        np.zeros(700_000, np.uint16), batch_size=1, segment_length=70, start_id=0, deviation=5.0, half=0.05
+    )
+    lengths = np.array(source.tokens_of_batches(2))
+    short = lengths < 52  # between the means 35 and 70
+    assert abs(short.mean() - 0.05) < 5 * (0.05 * 0.95 / len(lengths)) ** 0.5
+    for those, mean in ((lengths[short], 35), (lengths[~short], 70)):
+        assert abs(those.mean() - mean) < 0.01 * mean + 5 * 5 / len(those) ** 0.5
+        assert abs(those.std() - 5) < 5 * 5 / (2 * len(those)) ** 0.5 + 0.1
+
+
+def test_context_is_read_again_and_not_predicted() -> None:
+    source = streams(context=15, deviation=3.0)
+    plain, seen = streams(deviation=3.0), 0
+    for index in range(source.batches_per_epoch):
+        batch, other = source.batch(0, index), plain.batch(0, index)
+        context = min(15, seen)
+        assert torch.equal(batch.targets, other.targets)
+        assert batch.inputs.shape[1] == context + batch.targets.shape[1]
+        assert torch.equal(batch.inputs[:, context:], other.inputs)
+        inner = batch.inputs[1:]  # row 0 begins with the start
+        assert torch.equal(inner[:, 1:], inner[:, :1] + torch.arange(1, inner.shape[1]))
+        seen += batch.targets.shape[1]
+
+
+def test_partial_shuffle_turns_each_stream() -> None:
+    source = streams(shuffle=True, context=6)
+    used, starts = source.tokens_per_epoch // 4, []
+    for epoch in (0, 1):
+        batches = [source.batch(epoch, index) for index in range(source.batches_per_epoch)]
+        read = torch.cat([batch.targets for batch in batches], 1)
+        for row, targets in enumerate(read):
+            first = int(targets[0]) - 1000 * row
+            assert torch.equal(targets, (first + torch.arange(used)) % 1000 + 1000 * row)
+        starts.append(read[:, 0] % 1000)
+        assert torch.equal(batches[1].inputs[:, 1:6], batches[0].targets[:, -6:-1])
+    assert len(set(starts[0].tolist())) > 1
+    assert not torch.equal(*starts)
+
+
+def test_processes_share_the_rows_of_random_segments() -> None:
+    whole = streams(deviation=4.0, context=5, shuffle=True).batch(1, 3)
+    parts = [streams(deviation=4.0, context=5, shuffle=True, share=Share(rank, 2)).batch(1, 3) for rank in (0, 1)]
+    assert torch.equal(torch.cat([part.inputs for part in parts]), whole.inputs)
+    assert torch.equal(torch.cat([part.targets for part in parts]), whole.targets)
+    assert all(part.part is not None and part.part.tokens == whole.tokens for part in parts)

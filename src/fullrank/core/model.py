@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, Self
 
+import torch
 from torch import Tensor, nn
 
 from . import engine, registry
@@ -135,7 +136,10 @@ class Layers(Model):
         vectors: Tensor = embedding(input_ids)
         assert self.config.vocab_size is not None
         kept = self.word_dropout.of_words(input_ids, self.config.vocab_size)
-        return vectors if kept is None else vectors * kept.to(vectors.dtype)
+        if kept is None:
+            return vectors
+        # not 0: from a first token of zeros, post-norm layers compute zeros, and its gradient grows beyond every number
+        return torch.where(kept == 0, 1e-12, vectors * kept).to(vectors.dtype)
 
     def positions(self, mask: Tensor) -> Tensor:
         """Positions (B, M) of the tokens of `mask` (B, M), of which padding takes none; InputError for too long a text."""
