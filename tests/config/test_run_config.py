@@ -142,3 +142,22 @@ def test_all_problems_are_told_at_once() -> None:
     assert [problem.split(":")[0] for problem in found] == [
         "model.memory_length", "train.batch_tokens", "eval.context", "eval.stride",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"train": {"order": "shuffled", "context": 8}}, "train.context"),
+        ({"train": {"order": "shuffled", "segment_deviation": 2.0}}, "train.segment_deviation"),
+        ({"train": {"segment_length": 8, "half_segments": 0.1}}, "train.half_segments"),
+        ({"train": {"segment_length": 64, "segment_deviation": 20.0}}, "train.segment_deviation"),
+        ({"train": {"swa_learning_rate": 0.1}}, "train.swa_learning_rate"),
+        ({"train": {"context": 8}, "model": {"memory_length": 8}}, "train.context"),
+        ({"train": {"partial_shuffle": True}, "model": {"memory_length": 8}}, "train.partial_shuffle"),
+        ({"train": {"objective": "masked", "activation_regularization": 2.0}}, "train.activation_regularization"),
+        ({"train": {"batch_tokens": 64, "context": 8}, "data": {"name": "synthetic-translation"}}, "train.context"),
+    ],
+)
+def test_policies_of_a_running_text_elsewhere(settings: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError, match=f"(^|\n| ){key}:"):
+        build(settings)

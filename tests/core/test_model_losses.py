@@ -185,3 +185,24 @@ def test_targets_of_minus_100_do_not_count(kind: str, kernel: str, batch: tuple[
         assert made.loss(read, torch.full_like(targets, -100)).item() == 0
         plain = made.loss(read, batch[1])
         assert torch.equal(plain, made.loss(read, batch[1].int()))
+
+
+@pytest.mark.parametrize("memory", [0, 4])
+def test_inputs_before_the_targets_are_context(memory: int) -> None:
+    """T targets of N inputs: the loss of the last T positions, and the gradients of a loss with weight 0 at the others."""
+    made = model(output=fr.OutputConfig(tied=True), memory_length=memory)
+    read, targets = torch.randint(V, (3, 7)), torch.randint(V, (3, 7))
+    weights = torch.zeros(3, 7).double()
+    weights[:, 3:] = 1
+    expected = made.loss(read, targets, weights)
+    expected.backward()
+    gradients = grads(made)
+    loss = made.loss(read, targets[:, 3:])
+    assert abs(float((loss - expected).detach())) < 1e-12
+    loss.backward()
+    for name, gradient in grads(made).items():
+        torch.testing.assert_close(gradient, gradients[name], rtol=0, atol=1e-12, msg=name)
+    with pytest.raises(InputError, match="targets"):
+        made.loss(read[:, :3], targets)
+    with pytest.raises(InputError, match="targets"):
+        made.nll(read, targets[:, 3:])  # a figure is of all tokens

@@ -13,7 +13,7 @@ from fullrank.cli import main
 from fullrank.config.recipe import chosen_rows, is_finetuning, load, shipped, tables
 from fullrank.experiments.run import shared_rows
 
-RECIPES = [name for name in shipped() if not name.startswith("demo/")]
+RECIPES = [name for name in shipped() if not name.startswith(("demo/", "best/"))]
 TABLES = sorted({re.sub(r"(/table\d+)-.*", r"\1", name) for name in RECIPES})
 UNITS = {"M": 1e6, "B": 1e9}
 

@@ -34,6 +34,7 @@ from training_toy import (
 
 from fullrank.config.run import EvalConfig, TrainConfig
 from fullrank.core.errors import ConfigError, InputError, RunError
+from fullrank.core.registry import register, unregister
 from fullrank.seal import read_record
 from fullrank.training import EvaluationResult, Loss, TrainingPosition, load_weights
 
@@ -410,3 +411,28 @@ def test_a_step_in_which_the_process_was_paused_is_not_timed(tmp_path: Path) -> 
         12,
     )  # neither the first nor the paused one
     assert state["timed_seconds"] < 0.9
+
+
+def test_the_rate_follows_the_tokens_of_an_update(tmp_path: Path) -> None:
+    """The last batch of an epoch has 9 targets instead of 15, and with two batches an update the last one is alone."""
+
+    def moved(name: str, **changes: Any) -> list[float]:
+        rates: list[float] = []
+
+        class Rates(torch.optim.SGD):
+            def step(self, closure: Any = None) -> None:
+                rates.append(self.param_groups[0]["lr"])
+                super().step(closure)
+
+        register("optimizer", name)(lambda groups, options: Rates(groups, lr=options.learning_rate))
+        try:
+            train(tmp_path / name, optimizer=name, steps=8, batch_size=STREAMS, segment_length=LENGTH, **changes)
+        finally:
+            unregister("optimizer", name)
+        return rates
+
+    plain = {"learning_rate": 0.1, "rate_by_length": True}
+    assert moved("test_rates", **plain) == pytest.approx([0.1] * 6 + [0.1 * 9 / 15, 0.1])
+    assert moved("test_pairs", gradient_accumulation_steps=2, **plain) == pytest.approx(
+        [0.1] * 3 + [0.1 * 9 / 30] + [0.1] * 3 + [0.1 * 9 / 30]
+    )

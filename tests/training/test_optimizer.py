@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from training_toy import Toy
 
+import fullrank as fr
 from fullrank.config.run import TrainConfig
 from fullrank.core.errors import ConfigError
 from fullrank.core.registry import names, register, unregister
@@ -164,3 +165,16 @@ def test_a_new_optimizer_is_one_function() -> None:
         assert isinstance(make_optimizer("still", parameter_groups(Toy(), 0.0), options), torch.optim.SGD)
     finally:
         unregister("optimizer", "still")
+
+
+def test_the_embedding_has_groups_of_its_own() -> None:
+    config = fr.ModelConfig(
+        vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, output={"tied": True}
+    )
+    model = fr.LanguageModel(config)
+    plain, groups = parameter_groups(model, 0.1), parameter_groups(model, 0.1, 2.0)
+    tables = [group for group in groups if group["peak"] == 2]
+    assert [[id(p) for p in group["params"]] for group in tables] == [[id(model.embedding.weight)]]
+    assert tables[0]["weight_decay"] == 0.1
+    assert {id(p) for group in groups for p in group["params"]} == {id(p) for group in plain for p in group["params"]}
+    assert sum(len(group["params"]) for group in groups) == sum(len(group["params"]) for group in plain)

@@ -168,3 +168,33 @@ def test_inverse_sqrt_is_fairseqs_an_update_later() -> None:
     steps = [1, 2, 1999, 3999, 4000, 4001, 16_000, 50_000]
     found = rates(steps, schedule="inverse_sqrt", learning_rate=high, warmup_steps=warmup, warmup_from=start)
     assert found == pytest.approx([fairseq(t) for t in steps], rel=1e-12)
+
+
+def test_a_schedule_may_end_before_training_does() -> None:
+    options = {
+        "schedule": "cosine",
+        "learning_rate": 1.0,
+        "min_learning_rate": 0.2,
+        "warmup_steps": 10,
+        "decay_steps": 60,
+    }
+    assert rates([10, 35, 60, 61, 110], **options) == pytest.approx([1.0, 0.6, 0.2, 0.2, 0.2])
+
+
+def test_the_rate_while_weights_are_averaged_and_the_rate_of_the_embedding() -> None:
+    options = TrainConfig(
+        steps=100, schedule="cosine", learning_rate=1.0, min_learning_rate=0.2, averaging="swa", swa_start=0.8,
+        swa_learning_rate=0.05,
+    )  # fmt: skip
+    schedule = make_schedule(options, 100)
+    assert [schedule.scaled_rate(step) for step in (50, 80, 81, 100)] == pytest.approx(
+        [0.6, 0.2764, 0.05, 0.05], abs=1e-4
+    )
+    assert schedule.scaled_rate(50, peak=3.0) == pytest.approx(
+        0.2 + (3.0 - 0.2) / 2
+    )  # from 3 down to the same least rate
+    assert schedule.scaled_rate(81, peak=3.0) == pytest.approx(0.05)
+    plateau = make_schedule(TrainConfig(steps=9, schedule="plateau", learning_rate=1.0), 9)
+    for nll in (3.0, 3.0):
+        plateau.observe(nll)
+    assert [plateau.scaled_rate(5), plateau.scaled_rate(5, peak=3.0)] == [0.5, 1.5]

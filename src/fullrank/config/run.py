@@ -202,6 +202,14 @@ class TrainConfig(TrainingConfig):
             for name in ("segment_deviation", "half_segments", "context", "partial_shuffle"):
                 if given := getattr(self, name):
                     yield f"train.{name}: of text that is read in streams; set train.order: contiguous, given {given}"
+        for name in ("segment_deviation", "half_segments"):
+            if getattr(self, name) and self.segment_length < 10:
+                yield f"train.{name}: for segments of 10 tokens or more; given train.segment_length {self.segment_length}"
+        if self.segment_deviation > self.segment_length / 4:
+            yield (
+                f"train.segment_deviation: at most a quarter of train.segment_length, here {self.segment_length / 4:g}; given "
+                f"{self.segment_deviation:g}"
+            )
         if self.swa_learning_rate is not None and self.averaging != "swa":
             yield f"train.swa_learning_rate: goes with train.averaging: swa, given averaging: {self.averaging}"
         if self.schedule == "cosine_wave" and self.period is not None and self.warmup_steps > self.period:

@@ -1,0 +1,45 @@
+"""The recipes of our own best models: their sizes, and what the published Penn Treebank code does."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from recipe_counts import config_of, total
+
+from fullrank.data import Streams
+from fullrank.training import make_plan, make_schedule
+
+
+def test_the_published_size() -> None:
+    """Embedding and its bias; 16 layers of q, k, v and merge without biases, feed-forward with them, and two norms."""
+    width, inner = 380, 900
+    layer = 4 * width**2 + 2 * width * inner + inner + width + 4 * width
+    assert total("best/ptb", "exact") == 10_000 * width + 10_000 + 16 * layer == 24_040_400
+
+
+@pytest.mark.parametrize("scale", ["paper", "small"])
+def test_the_published_schedule(scale: str) -> None:
+    """Warm-up over 3,000 updates, a cosine from 3e-4 (embedding: 6e-4) to 1e-4 at update 166,000, then half of it."""
+    train = config_of("best/ptb", "exact", scale).train
+    steps = 1362 * 175 if scale == "paper" else 1362 * 2
+    schedule = make_schedule(train, steps)
+    assert schedule.scaled_rate(200) == pytest.approx(2.0e-5)
+    assert schedule.scaled_rate(1800, train.embedding_rate) == pytest.approx(3.6e-4)
+    if scale == "paper":
+        middle = 3000 + (166_000 - 3000) // 2
+        assert [schedule.scaled_rate(s) for s in (3000, middle, 166_000, 1362 * 125, 1362 * 125 + 1)] == pytest.approx(
+            [3e-4, 2e-4, 1e-4, 1e-4, 5e-5]
+        )
+        assert schedule.scaled_rate(166_000, train.embedding_rate) == pytest.approx(1e-4)
+
+
+def test_an_epoch_has_as_many_updates_as_the_published_code_draws() -> None:
+    """929,589 tokens in 10 streams of 92,958; the mean length of a segment is 0.95 * 70 + 0.05 * 35."""
+    options = config_of("best/ptb", "exact").train
+    source = Streams(
+        np.zeros(929_589, np.uint16), batch_size=options.batch_size, segment_length=options.segment_length, start_id=0,
+        deviation=options.segment_deviation, half=options.half_segments, context=options.context,
+    )  # fmt: skip
+    assert source.batches_per_epoch == round(92_958 / 68.25) == 1362
+    evaluation = config_of("best/ptb", "exact").eval
+    assert make_plan(options, evaluation, source).total_steps == 175 * 1362
