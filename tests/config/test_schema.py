@@ -117,7 +117,8 @@ def test_the_interfaces_defaults() -> None:
     assert fr.OutputConfig(tied=True).bias is False
     assert config.max_position_embeddings == 1024
     assert dataclasses.asdict(config.dropout) == {
-        "embedding": 0.0, "attention": 0.0, "activation": 0.0, "residual": 0.0, "output": 0.0, "locked": False}  # fmt: skip
+        "words": 0.0, "embedding": 0.0, "projection": 0.0, "attention": 0.0, "activation": 0.0, "residual": 0.0, "output": 0.0,
+        "locked": False}  # fmt: skip
     assert (config.attention.score, config.attention.normalize, config.attention.mix) == (
         "dot_product",
         "softmax",

@@ -17,6 +17,7 @@ from fullrank.config.run import TrainConfig
 from fullrank.core.errors import ConfigError
 from fullrank.core.registry import names, register, unregister
 from fullrank.training import make_optimizer, parameter_groups
+from fullrank.training.optimizer import with_peak
 
 GRADIENTS = torch.randn(6, 3, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 RATES = [0.1, 0.1, 0.05, 0.2, 0.2, 0.01]  # a schedule: equations must hold while the rate changes
@@ -172,7 +173,8 @@ def test_the_embedding_has_groups_of_its_own() -> None:
         vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, output={"tied": True}
     )
     model = fr.LanguageModel(config)
-    plain, groups = parameter_groups(model, 0.1), parameter_groups(model, 0.1, 2.0)
+    plain = parameter_groups(model, 0.1)
+    groups = with_peak(plain, model.embedding.parameters(), 2.0)
     tables = [group for group in groups if group["peak"] == 2]
     assert [[id(p) for p in group["params"]] for group in tables] == [[id(model.embedding.weight)]]
     assert tables[0]["weight_decay"] == 0.1

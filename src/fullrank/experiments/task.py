@@ -22,6 +22,7 @@ from fullrank.config.run import RunConfig, TrainConfig, TrainingConfig
 from fullrank.core import draws
 from fullrank.core.attention import Trace
 from fullrank.core.decoder import LanguageModel
+from fullrank.core.embedding import Input
 from fullrank.core.errors import FullRankError
 from fullrank.core.masked import MaskedLanguageModel
 from fullrank.core.penalty import orthogonality, overlap
@@ -31,7 +32,7 @@ from fullrank.evaluation.perplexity import EvaluationProtocol, MaskedProtocol
 from fullrank.experiments.translate import Search
 from fullrank.training import distributed
 from fullrank.training.device import device_of
-from fullrank.training.optimizer import Groups, parameter_groups
+from fullrank.training.optimizer import Groups, parameter_groups, with_peak
 from fullrank.training.values import Batches, Evaluate, EvaluationOptions, FitResult, Objective
 
 Say = Callable[[str], None]
@@ -188,7 +189,8 @@ def training_parts(
         }
 
     def groups() -> Groups:
-        return parameter_groups(model, config.train.weight_decay, config.train.embedding_rate)
+        tables = (p for module in model.modules() if isinstance(module, Input) for p in module.parameters())
+        return with_peak(parameter_groups(model, config.train.weight_decay), tables, config.train.embedding_rate)
 
     return Parts(model, objective, batches, evaluate, config.train, config.eval, groups, result)
 

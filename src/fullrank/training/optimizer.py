@@ -25,7 +25,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -34,7 +34,6 @@ from torch.optim import Optimizer
 
 from fullrank.config import register
 from fullrank.config.run import TrainConfig
-from fullrank.core.embedding import Input
 from fullrank.core.errors import ConfigError
 from fullrank.core.registry import lookup
 from fullrank.training.distributed import Gatherable
@@ -55,10 +54,8 @@ def _declared_exempt(item: object) -> bool:
     return isinstance(item, DecayDeclaration) and item.no_weight_decay
 
 
-def parameter_groups(model: nn.Module, weight_decay: float, embedding_rate: float = 1.0) -> Groups:
+def parameter_groups(model: nn.Module, weight_decay: float) -> Groups:
     """Trainable parameters in two groups: those that decay by `weight_decay`, and those that never do.
-
-    With an `embedding_rate` those of input layers make groups of their own, whose `peak` it is (see `Schedule.scaled_rate`).
 
     Biases and norms (fewer than two dimensions) never decay, nor anything inside a module whose `no_weight_decay` is
     true, nor a parameter marked so itself: mixing matrices start at the identity, and decay would pull them to zero.
@@ -69,15 +66,21 @@ def parameter_groups(model: nn.Module, weight_decay: float, embedding_rate: floa
     trainable = [p for p in model.parameters() if p.requires_grad]
     decayed = [p for p in trainable if id(p) not in exempt]
     others = [p for p in trainable if id(p) in exempt]
-    groups: Groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
-    if embedding_rate != 1:
-        tables = {id(p) for m in model.modules() if isinstance(m, Input) for p in m.parameters()}
-        groups = [
-            {**group, "params": [p for p in group["params"] if (id(p) in tables) == inside], "peak": peak}
-            for group in groups
-            for inside, peak in ((False, 1.0), (True, embedding_rate))
-        ]
+    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
+
+
+def with_peak(groups: Groups, parameters: Iterable[nn.Parameter], peak: float) -> Groups:
+    """The groups, of which `parameters` make groups of their own with another `peak` (see `Schedule.scaled_rate`)."""
+    if peak == 1:
+        return groups
+    own = {id(p) for p in parameters}
+    parted = [
+        {**group, "params": [p for p in group["params"] if (id(p) in own) == inside], "peak": one}
+        for group in groups
+        for inside, one in ((False, group.get("peak", 1.0)), (True, peak))
+    ]
+    return [group for group in parted if group["params"]]
 
 
 # -- optimizers ------------------------------------------------------------------------------------------------------
