@@ -153,7 +153,6 @@ def test_all_problems_are_told_at_once() -> None:
         ({"train": {"segment_length": 64, "segment_deviation": 20.0}}, "train.segment_deviation"),
         ({"train": {"swa_learning_rate": 0.1}}, "train.swa_learning_rate"),
         ({"train": {"context": 8}, "model": {"memory_length": 8}}, "train.context"),
-        ({"train": {"partial_shuffle": True}, "model": {"memory_length": 8}}, "train.partial_shuffle"),
         ({"train": {"objective": "masked", "activation_regularization": 2.0}}, "train.activation_regularization"),
         ({"train": {"batch_tokens": 64, "context": 8}, "data": {"name": "synthetic-translation"}}, "train.context"),
     ],

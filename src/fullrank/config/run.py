@@ -387,11 +387,10 @@ class RunConfig(Section):
                 f"train.order: a model with memory (model.memory_length {self.model.memory_length}) reads its text in order; "
                 f"given '{self.train.order}', allowed: contiguous"
             )
-        if self.model.memory_length and (self.train.context or self.train.partial_shuffle):
-            name = "context" if self.train.context else "partial_shuffle"
+        if self.model.memory_length and self.train.context:
             yield (
-                f"train.{name}: for models without memory, here model.memory_length is {self.model.memory_length}; "
-                "leave one of them out"
+                f"train.context: for models without memory, here model.memory_length is {self.model.memory_length}; leave one of "
+                "them out"
             )
         for split in self._splits():
             yield from self._faults_of_reading(split)
