@@ -56,7 +56,10 @@ NEVER_PLAIN = {"random", "average"}
 ATTENTION_SLOTS = ("attend", "score", "normalize", "mix", "position", "norm")
 
 # what goes with everything; without attention weights there is nothing else to normalise, to mix or to score
-PLAIN = {"attend": "weighted", "score": "dot_product", "normalize": "softmax", "mix": "none", "position": "sinusoidal"}
+PLAIN = {
+    "attend": "weighted", "score": "dot_product", "normalize": "softmax", "mix": "none", "position": "sinusoidal",
+    "gate": "none", "values": "own",
+}  # fmt: skip
 
 
 def possible(choices: dict[str, str]) -> bool:
@@ -71,7 +74,7 @@ def possible(choices: dict[str, str]) -> bool:
         return True
     if attend not in POSITION_TERM and "relative" in (score, position):
         return False
-    weightless = all(choices.get(slot, PLAIN[slot]) == PLAIN[slot] for slot in ("normalize", "mix"))
+    weightless = all(choices.get(slot, PLAIN[slot]) == PLAIN[slot] for slot in ("normalize", "mix", "gate", "values"))
     return weightless and score in (None, "dot_product", "relative") and position != "rotary"
 
 
@@ -89,6 +92,8 @@ class Combination:
     initializer: str
     input: str
     output: str
+    gate: str
+    values: str  # those of a layer, or with a share of the first layer's
 
     def but(self, slot: str, choice: str) -> Combination:
         """This combination with another choice; choices that it excludes follow."""
@@ -108,7 +113,8 @@ class Combination:
         return self.attend == "weighted"
 
     def config(self, **changes: Any) -> fr.ModelConfig:
-        attention = {"score": self.score, "normalize": self.normalize, "mix": self.mix}
+        attention: dict[str, Any] = {"score": self.score, "normalize": self.normalize, "mix": self.mix}
+        attention |= {"gate": self.gate, "value_residual": self.values == "first"} if self.weighted else {}
         attention |= ATTENDS.get(self.attend, {"kind": self.attend}) | changes.pop("attention", {})
         settings: dict[str, Any] = {
             "vocab_size": VOCABULARY,
@@ -151,7 +157,12 @@ def slots() -> dict[str, list[str]]:
         "initializer": registry.names("initializer"),
         "input": registry.names("input"),
         "output": sorted({*registry.names("output"), *OUTPUTS}),
+        "gate": ["head", "none"],
+        "values": ["first", "own"],
     }
+
+
+TURNS = ("activation", "initializer", "input", "output", "gate", "values")
 
 
 def every_attention() -> list[Combination]:
@@ -160,7 +171,7 @@ def every_attention() -> list[Combination]:
     With a score that reads no keys positions take turns too. Of other ways to attend: with every position, norms in turn.
     """
     found = slots()
-    others = ("activation", "initializer", "input", "output")  # see `_turned`
+    others = TURNS
     positions = itertools.cycle(found["position"])
     every = [*itertools.product(*(found[slot] for slot in others))]
     random.Random(0).shuffle(every)  # in their own order the last choices of the first slot would come too late
@@ -184,7 +195,9 @@ def every_attention() -> list[Combination]:
 
 def _turned(attend: str, row: dict[str, str], turns: Iterator[tuple[str, ...]]) -> Combination:
     """`row` with the next choices of the slots that take turns."""
-    others = dict(zip(("activation", "initializer", "input", "output"), next(turns), strict=True))
+    others = dict(zip(TURNS, next(turns), strict=True))
+    if not possible(others | {"attend": attend}):
+        others |= {slot: PLAIN[slot] for slot in ("gate", "values")}
     return Combination(**row | others | {"attend": attend})
 
 

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 import fullrank as fr
+from fullrank.config.run import RunConfig
 from fullrank.core import registry
 from fullrank.core.attention import Trace
-from fullrank.core.errors import ConfigError
+from fullrank.core.errors import ConfigError, InputError
 from fullrank.core.layout import Layout
 from fullrank.core.positions import Rotary
 from fullrank.core.project import Heads, Needs
@@ -31,8 +32,11 @@ def layer(position: str = "sinusoidal", **attention: object) -> fr.Attention:
 
 
 def in_numpy(made: fr.Attention, x: np.ndarray, source: np.ndarray, *, causal: bool, query: str, rotary: bool = False,
-             mixed: bool = True) -> np.ndarray:  # fmt: skip
-    """One text, head by head. `query` says which query builds the mixing: the equation's, or one of the wrong ones."""
+             mixed: bool = True, gates: np.ndarray | None = None, first: np.ndarray | None = None) -> np.ndarray:  # fmt: skip
+    """One text, head by head. `query` says which query builds the mixing: the equation's, or one of the wrong ones.
+
+    gates (N, H) scale heads; first (M, H D): values of the first layer, of which the layer takes its share.
+    """
 
     def linear(module: torch.nn.Linear, x: np.ndarray, bias: bool = True) -> np.ndarray:
         out = x @ module.weight.detach().numpy().T
@@ -46,6 +50,9 @@ def in_numpy(made: fr.Attention, x: np.ndarray, source: np.ndarray, *, causal: b
     q, k, v = (
         linear(m, s) for m, s in ((made.project.query, x), (made.project.key, source), (made.project.value, source))
     )
+    if first is not None:
+        share = made.first_share.item()
+        v = (1 - share) * v + share * first
     bare = linear(made.project.query, x, bias=False)
     weights, readers = [], []
     for c in cut:
@@ -67,7 +74,7 @@ def in_numpy(made: fr.Attention, x: np.ndarray, source: np.ndarray, *, causal: b
             else:
                 m = np.full(len(x), float(i == j))
             total += m[:, None] * weights[j]
-        heads.append(total @ v[:, cut[i]])
+        heads.append(total @ v[:, cut[i]] * (1.0 if gates is None else gates[:, i, None]))
     return linear(made.merge, np.concatenate(heads, axis=-1))
 
 
@@ -106,6 +113,84 @@ def test_cross_attention_reads_another_source(length: int) -> None:
     masked = made(x, source, fr.Layout.of(N, length, causal=False, key_mask=mask))[0].detach().numpy()
     kept = source[0, mask[0]].numpy()
     assert np.abs(masked - in_numpy(made, x[0].numpy(), kept, causal=False, query="as projected")).max() < 1e-11
+
+
+@pytest.mark.parametrize("length", [None, 9])
+def test_gates_scale_the_output_of_each_head(length: int | None) -> None:
+    """2 sigmoid(w_i x_n), of the query's own x, in self-attention and in cross-attention."""
+    made = layer(gate="head")
+    x = torch.randn(1, N, E, dtype=torch.float64)
+    source = x if length is None else torch.randn(1, length, E, dtype=torch.float64)
+    given = (made(x) if length is None else made(x, source))[0].detach().numpy()
+    gates = 2 / (1 + np.exp(-x[0].numpy() @ made.gate.weight.detach().numpy().T))
+    options = {"causal": length is None, "query": "", "mixed": False}
+    assert np.abs(given - in_numpy(made, x[0].numpy(), source[0].numpy(), **options, gates=gates)).max() < 1e-12
+    assert np.abs(given - in_numpy(made, x[0].numpy(), source[0].numpy(), **options)).max() > 1e-2
+
+
+def residual_model(norm: str = "pre", **changes: object) -> fr.LanguageModel:
+    torch.manual_seed(2)
+    config = fr.ModelConfig(
+        vocab_size=11, hidden_size=E, num_attention_heads=H, head_dim=D, num_hidden_layers=3, position="sinusoidal", norm=norm,
+        attention=fr.AttentionConfig(value_residual=True), **changes)  # fmt: skip
+    model = fr.LanguageModel(config).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_values_take_a_share_of_the_first_layers(norm: str) -> None:
+    """V' = (1 - a) V + a V_1 in every layer after the first, whose inputs and outputs are taken from the running model."""
+    model, seen = residual_model(norm), list[tuple[np.ndarray, np.ndarray]]()
+    for block in model.blocks:
+        block.attention.register_forward_hook(
+            lambda module, args, out: seen.append((args[0][0].detach().numpy(), out[0].detach().numpy()))
+        )
+    model(torch.randint(11, (1, N)))
+    value = model.blocks[0].attention.project.value
+    first = seen[0][0] @ value.weight.detach().numpy().T + value.bias.detach().numpy()
+    assert model.blocks[0].attention.first_share is None
+    for number, (block, (x, out)) in enumerate(zip(model.blocks, seen, strict=True)):
+        options = {"causal": True, "query": "", "mixed": False}
+        expected = in_numpy(block.attention, x, x, **options, first=first if number else None)
+        assert np.abs(out - expected).max() < 1e-12
+        assert number == 0 or np.abs(out - in_numpy(block.attention, x, x, **options)).max() > 1e-2
+
+
+def test_shares_start_at_a_half() -> None:
+    model = fr.LanguageModel(residual_model().config)
+    assert [block.attention.first_share.item() for block in model.blocks[1:]] == [0.5, 0.5]
+
+
+def test_kept_values_follow_the_first_layers_parameters() -> None:
+    """Keys and values that a memory keeps are made anew when the first layer's projection has changed."""
+    model, ids = residual_model(memory_length=8), torch.randint(11, (2, 10))
+    with torch.no_grad():
+        memory = model(ids[:, :5]).memory
+        model.blocks[0].attention.project.value.weight.mul_(-1.5)
+        given = model(ids[:, 5:], memory).logits
+        plain = memory.from_tensors(memory.to_tensors())  # the same hidden states without keys and values
+        assert torch.allclose(given, model(ids[:, 5:], plain).logits, rtol=1e-12, atol=1e-12)
+
+
+def test_value_residuals_refuse_what_they_cannot_do() -> None:
+    model = residual_model(memory_length=8)
+    with pytest.raises(InputError, match="memory has other tokens than the first layer's"):
+        model(torch.zeros(1, 3, dtype=torch.int64), skip=(1,))
+    attention = fr.AttentionConfig(value_residual=True)
+    with pytest.raises(ConfigError, match="fit no other number of heads; set value_residual: false"):
+        fr.ModelConfig(num_hidden_layers=2, heads_by_layer=[8, 4], attention=attention)
+    with pytest.raises(ConfigError, match=r"model\.decoder\.cross\.value_residual: every layer reads the same source"):
+        fr.ModelConfig(decoder=fr.DecoderConfig(cross=attention))
+    assert not fr.ModelConfig(decoder=fr.DecoderConfig(), attention=attention).of_cross().value_residual
+    phases = [{"name": "skipping", "skip": "linear"}]
+    run = {"model": {"memory_length": 4, "attention": {"value_residual": True}}}
+    with pytest.raises(ConfigError, match=r"train\.phases\.skipping\.skip: with model\.attention\.value_residual"):
+        RunConfig.from_dict({**run, "train": {"phases": phases}})
+    with pytest.raises(ConfigError, match=r"train\.sharding: model\.attention\.value_residual .* allowed is 'ddp'"):
+        RunConfig.from_dict({**run, "train": {"sharding": "fsdp"}})
 
 
 def test_equals_pytorchs_own_layer() -> None:

@@ -198,5 +198,8 @@ def test_the_cost_of_a_memory() -> None:
     assert found["flops_per_token"]["training"] == 3 * (forward + again)
     assert found["bytes"]["memory_per_text_fp32"] == 4 * layers * m * width
     assert plain["bytes"]["memory_per_text_fp32"] == 0
+    first = fr.ModelConfig(**sizes, memory_length=m, attention=fr.AttentionConfig(value_residual=True))
+    once_more = 2 * width * heads * head_dim * (n + m) // n
+    assert size(first, n)["flops_per_token"]["training"] == 3 * (forward + again + once_more)
     window = size(fr.ModelConfig(**sizes, memory_length=m, same_length=True), n)["flops_per_token"]["forward"]
     assert forward - window == round(layers * 4 * heads * head_dim * (n + 1) / 2)

@@ -188,7 +188,7 @@ def test_every_size_by_its_formula(
     layers: int, heads: int, head_dim: int, width: int, inner: int, vocabulary: int, tied: bool, attention_bias: bool,
     mlp_bias: bool, gated: bool, pre: bool, learned: bool,
 ) -> None:  # fmt: skip
-    def count(mix: str) -> int:
+    def count(mix: str, **choices: object) -> int:
         return imagined(
             fr.ModelConfig(
                 vocab_size=vocabulary,
@@ -203,7 +203,7 @@ def test_every_size_by_its_formula(
                 norm="pre" if pre else "post",
                 position="learned" if learned else "none",
                 max_position_embeddings=9,
-                attention=fr.AttentionConfig(mix=mix, bias=attention_bias),
+                attention=fr.AttentionConfig(mix=mix, bias=attention_bias, **choices),
             )
         ).num_parameters()
 
@@ -217,16 +217,18 @@ def test_every_size_by_its_formula(
     assert count("position_independent") == total + layers * heads**2
     assert count("position_wise") == total + layers * (heads**2 + head_dim * heads)
     assert count("random") == count("average") == total
+    assert count("none", gate="head") == total + layers * heads * width
+    assert count("none", value_residual=True) == total + layers - 1
 
 
 def test_size_counts_flops_by_their_formula() -> None:
     """Two for each multiply-add of a token: matrices, scores and values over (n + 1) / 2 keys, mixing, vocabulary."""
     e, h, d, f, v, layers, n = 12, 3, 5, 20, 30, 2, 9
 
-    def flops(mix: str) -> int:
+    def flops(mix: str = "none", **attention: object) -> int:
         config = fr.ModelConfig(
             vocab_size=v, hidden_size=e, num_hidden_layers=layers, num_attention_heads=h, head_dim=d, intermediate_size=f,
-            attention=fr.AttentionConfig(mix=mix),
+            attention=fr.AttentionConfig(mix=mix, **attention),
         )  # fmt: skip
         found = size(config, n)
         assert found["flops_per_token"]["length"] == n
@@ -237,6 +239,8 @@ def test_size_counts_flops_by_their_formula() -> None:
 
     keys = (n + 1) / 2
     plain = 2 * (layers * (4 * e * h * d + 2 * e * f) + layers * 2 * h * d * keys + v * e)
-    assert flops("none") == plain
+    assert flops() == plain
+    assert flops(gate="head") == plain + 2 * layers * h * e
+    assert flops(value_residual=True) == plain + 2 * e * h * d  # values of the first layer, once more
     assert flops("position_independent") == plain + 2 * layers * h * h * keys
     assert flops("position_wise") == plain + 2 * layers * (h * h * keys + h * h * d)

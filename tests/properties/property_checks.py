@@ -59,6 +59,16 @@ def starts_as_plain_attention(combination: Combination) -> None:
         assert (combination.model()(tokens()).logits - fast).abs().max() <= 1e-6 * max(1.0, float(fast.abs().max()))
 
 
+def gates_start_as_plain_attention(combination: Combination) -> None:
+    """Bit for bit through one kernel, and all other parameters start equal."""
+    plain, gated = combination.but("gate", "none").model(), combination.model()
+    state = plain.state_dict()
+    assert all(".gate." in name or torch.equal(value, state[name]) for name, value in gated.state_dict().items())
+    assert any(".gate." in name for name in gated.state_dict())
+    with torch.no_grad(), fr.kernel("reference"):
+        assert torch.equal(gated(tokens()).logits, plain(tokens()).logits)
+
+
 def mixing_leaves_other_parameters_alone(combination: Combination) -> None:
     plain = combination.but("mix", "none").model().state_dict()
     mixed = combination.model().state_dict()
@@ -128,9 +138,10 @@ def segments_with_memory_equal_one_pass(combination: Combination, dtype: torch.d
         _close(torch.cat(parts, 1), expected, TOLERANCES[dtype], f"cached: {cached}", None)
     found = []
     changed = model.with_memory(3)
+    skips: list[tuple[int, ...]] = [(), (1,) if combination.values == "own" else (), ()]
     for kernel in kernels_for(model):
         memory, parts = None, []
-        for skip, (start, end) in zip([(), (1,), ()], itertools.pairwise(cuts), strict=True):
+        for skip, (start, end) in zip(skips, itertools.pairwise(cuts), strict=True):
             with fr.kernel(kernel):
                 out = changed(read[:, start:end], memory, skip=skip)
             memory = out.memory

@@ -64,6 +64,8 @@ IMPOSSIBLE = {
     ("attend", "normalize"): 2 * 1,
     ("attend", "mix"): 2 * 4,
     ("attend", "position"): 1 + 2,  # rotary, and relative with decayed sums
+    ("attend", "gate"): 2 * 1,
+    ("attend", "values"): 2 * 1,
 }
 
 
@@ -94,6 +96,11 @@ def test_no_gradient_from_the_future(combination: Combination) -> None:
 @pytest.mark.parametrize("combination", combinations.tiered(PLAIN_STARTS))
 def test_starts_as_plain_attention(combination: Combination) -> None:
     checks.starts_as_plain_attention(combination)
+
+
+@pytest.mark.parametrize("combination", combinations.sparse([c for c in ATTENTION if c.gate == "head"], 20))
+def test_gates_start_as_plain_attention(combination: Combination) -> None:
+    checks.gates_start_as_plain_attention(combination)
 
 
 @every_attention
@@ -157,7 +164,7 @@ def _belongs_to(slot: str) -> Callable[[str], bool]:
     """Test of names: does a parameter belong to the part of a model that a slot chooses?"""
     scores = (".attend.score.", ".project.query.", ".project.key.", ".project.relative.")  # a score says what it reads
     marks = {
-        "attend": ("position.", ".attention.project.", ".attention.attend.", ".attention.merge."),
+        "attend": ("position.", ".attention."),
         "position": ("position.", *scores),  # with relative positions comes the relative score
         "activation": (".feed_forward.",),
         "score": ("position.", *scores),
@@ -167,6 +174,8 @@ def _belongs_to(slot: str) -> Callable[[str], bool]:
         "initializer": (),
         "input": ("embedding.",),
         "output": ("output.",),
+        "gate": (".attention.gate.",),
+        "values": (".attention.first_share",),
     }
     return lambda name: any(mark in name for mark in marks[slot])
 

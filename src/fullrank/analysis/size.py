@@ -18,12 +18,13 @@ import torch
 from torch import nn
 
 from fullrank.config.run import RunConfig
-from fullrank.core.attention import Attention, WeightedValues
+from fullrank.core.attention import Attention, HeadGate, WeightedValues
 from fullrank.core.config import ModelConfig, MultiLinearConfig, stage_name
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.embedding import Input
 from fullrank.core.errors import InputError
 from fullrank.core.masked import MaskedLanguageModel
+from fullrank.core.model import Layers
 from fullrank.core.multilinear import MultiLinear
 from fullrank.core.output import Output
 from fullrank.core.project import Projection
@@ -271,6 +272,10 @@ def _matrices(model: nn.Module) -> int:
             count -= module.to_positions.weight.numel()  # counted key by key, with the scores
         elif isinstance(module, Projection) and module.key is not None and not module.reads_keys:
             count -= module.key.weight.numel()
+        elif isinstance(module, HeadGate):
+            count += module.weight.numel()
+        elif isinstance(module, Layers) and module.config.value_residual:  # values of the first layer, made once more
+            count += module.blocks[0].attention.project.value.weight.numel()
     return count
 
 
@@ -288,6 +293,8 @@ def _memory_flops(model: LanguageModel, length: int) -> float:
     if isinstance(config, MultiLinearConfig) and config.decays is not None:
         # and made into sums: S R multiply-adds for keys and for values
         numbers += len(projections) * 2 * config.decays * config.rank
+    if model.config.value_residual:
+        numbers += projections[0].value.weight.numel()
     return 2 * numbers * model.memory_length / length
 
 

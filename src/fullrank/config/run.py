@@ -330,6 +330,8 @@ class RunConfig(Section):
             )
         if self.eval.keep_log_probabilities and self.task != "language_model":
             yield "eval.keep_log_probabilities: for models that predict the next token of a text; leave it out"
+        if any(part.value_residual for part in self._parts()):
+            yield from self._faults_of_value_residual()
         lines = list(self._faults_of_masked()) if self.masks else []
         lines = lines or list(self._faults_of_translation() if self.translates else self._faults_of_text())
         yield from lines or self._faults_of_protocol()
@@ -340,6 +342,16 @@ class RunConfig(Section):
                         f"train.{penalty}: a penalty on attention weights, and multi-linear attention has none; given "
                         f"{coefficient} with model.attention.kind: multilinear, set it to 0 or use kind: weighted"
                     )
+
+    def _faults_of_value_residual(self) -> Iterator[str]:
+        for phase in self.train.phases:
+            if phase.skip != "none":
+                yield (
+                    f"train.phases.{phase.name}.skip: with model.attention.value_residual all layers remember the same tokens; "
+                    f"given '{phase.skip}', allowed is none"
+                )
+        if self.train.sharding == "fsdp":
+            yield "train.sharding: model.attention.value_residual reads into the first block; given 'fsdp', allowed is 'ddp'"
 
     def _parts(self) -> list[ModelConfig]:
         """The parts that have attention of their own; of a translation model that cannot be built, its common section."""

@@ -1,10 +1,12 @@
-"""The attention layer: project -> permute heads -> score -> mask -> normalize -> mix -> weighted values -> merge."""
+"""The attention layer: project -> permute heads -> score -> mask -> normalize -> mix -> weighted values -> gate -> merge."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from . import engine, registry
 from .cache import Buffer, DecayedSums, KeyValues, Past, append
@@ -155,13 +157,33 @@ class WeightedValues(Attend):
         self.score.biases = None
 
 
+class HeadGate(nn.Module):
+    """Output gate: each query scales the output of each head (Qiu et al. 2025, arXiv 2505.06708, headwise, after the values).
+
+        O'_i(n) = 2 sigmoid(w_i x_n) O_i(n)
+
+    x (B, N, E), heads (B, H, N, D) -> (B, H, N, D).  weight w (H, E) starts at 0, where every gate is 1: plain attention.
+    Differs from the paper: the factor 2, without which heads start at half of their output.
+    """
+
+    def __init__(self, size: HeadSize) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(size.num_heads, size.hidden_size))
+
+    def forward(self, x: Tensor, heads: Tensor) -> Tensor:
+        gates = 2 * torch.sigmoid(F.linear(x, self.weight))  # (B, N, H)
+        return heads * gates.transpose(1, 2)[..., None].to(heads.dtype)
+
+
 class Attention(nn.Module):
     """Multi-head attention whose stages are chosen by configuration (Mixhead Eq. 8 to 12).
 
-        MultiHead(X) = Flatten(attend(permute(project(X)))) W_O + b
+        MultiHead(X) = Flatten(gate(attend(permute(project(X))))) W_O + b
 
     x (B, N, E), source (B, M, E) -> (B, N, E).  `source` defaults to x (self-attention, causal unless a layout says
     otherwise); with another source and no layout every query sees every key (cross-attention).
+    In a model with value residuals the values are V' = (1 - a) V + a V_1 (Zhou et al. 2025, arXiv 2410.17897), V_1 those of
+    the first layer and a (`first_share`) a number of the layer that starts at 1/2; the first layer has none.
     Built from a `ModelConfig`, or from an `AttentionConfig` and the sizes it lacks. The size of a head is independent of
     the width E. Raises ConfigError if a size is missing, or given twice.
     """
@@ -197,6 +219,9 @@ class Attention(nn.Module):
         self.permute = StochasticCrossHead(config.cross_head if isinstance(config, WeightedConfig) else 0.0)
         self.attend = attend
         self.merge = attend.merge(config.bias)
+        gated = isinstance(config, WeightedConfig) and config.gate == "head"
+        self.gate = HeadGate(size) if gated else None
+        self.register_parameter("first_share", None)
 
     def _size(
         self,
@@ -228,8 +253,15 @@ class Attention(nn.Module):
         return HeadSize(heads, head_dim, hidden_size, longest)
 
     def forward(
-        self, x: Tensor, source: Tensor | None = None, layout: Layout | None = None, *, trace: Trace | None = None
+        self,
+        x: Tensor,
+        source: Tensor | None = None,
+        layout: Layout | None = None,
+        *,
+        trace: Trace | None = None,
+        first: Tensor | None = None,
     ) -> Tensor:
+        """first (B, H, M, D): values of the first layer at the tokens of `source`, for value residuals."""
         check_tensors(x=x, source=source)
         for name, given in (("x", x), ("source", source)):
             fits = given is None or (given.dim() == 3 and given.shape[::2] == (len(x), self.hidden_size))
@@ -244,13 +276,20 @@ class Attention(nn.Module):
         source = x if source is None else source
         if layout.shape != (shape := (x.shape[1], source.shape[1])):
             raise InputError(f"the layout is of {layout.shape} queries and keys, the call of {shape}")
-        return self._attend(self.project(x, source, layout), layout, trace)
+        return self._attend(x, self._with_first(self.project(x, source, layout), first), layout, trace)
 
-    def _attend(self, heads: Heads, layout: Layout, trace: Trace | None) -> Tensor:
+    def _with_first(self, heads: Heads, first: Tensor | None) -> Heads:
+        """Value residual: V' = (1 - a) V + a V_1; the last tokens of `first` are those of V."""
+        if first is None or self.first_share is None:
+            return heads
+        own, share = heads.values, self.first_share.to(heads.values.dtype)
+        return replace(heads, values=(1 - share) * own + share * first[:, :, first.shape[2] - own.shape[2] :])
+
+    def _attend(self, x: Tensor, heads: Heads, layout: Layout, trace: Trace | None) -> Tensor:
         relative = None if heads.relative is None else heads.relative[:, : layout.distances]
         keys, values, relative = self.permute(heads.keys, heads.values, relative)
         out = self.attend(replace(heads, keys=keys, values=values, relative=relative), layout, trace)
-        return self._merge(out)
+        return self._merge(out if self.gate is None else self.gate(x, out))
 
     def _merge(self, out: Tensor) -> Tensor:
         merged: Tensor = self.merge(out.transpose(1, 2).flatten(2))  # (B, H, N, D) -> (B, N, E)
@@ -259,12 +298,19 @@ class Attention(nn.Module):
     # -- after earlier tokens, and over a projected source --------------------------------------------------------------
 
     def continued(
-        self, x: Tensor, past: Past | None, layout: Layout, *, source: Tensor | None = None, trace: Trace | None = None
+        self,
+        x: Tensor,
+        past: Past | None,
+        layout: Layout,
+        *,
+        source: Tensor | None = None,
+        trace: Trace | None = None,
+        first: Tensor | None = None,
     ) -> tuple[Tensor, Past]:
         """Self-attention of new tokens x (B, N, E) after `past`; returns the output and the past of the next call.
 
         `layout` covers past and new keys. The projected queries mix heads exactly as in one full pass. source: tokens
-        that end with x, where keys and values are to be made of more than x.
+        that end with x, where keys and values are to be made of more than x. first: as of `forward`.
         Raises InputError where earlier tokens see later ones: such a text cannot be continued.
         """
         if self.attend.sees_future:
@@ -276,6 +322,7 @@ class Attention(nn.Module):
             out, sums = self.attend.after(self.project(x, x, layout), past, layout, trace)
             return self._merge(out), sums
         heads = self.project(x, x if source is None else source, layout, None if past is None else past.relative)
+        heads = self._with_first(heads, first)
         buffers = (Buffer.full(heads.keys), Buffer.full(heads.values))
         if past is not None:
             keys, key_buffer = None, None
@@ -286,7 +333,7 @@ class Attention(nn.Module):
             heads, buffers = replace(heads, keys=keys, values=values), (key_buffer, value_buffer)
         # a table of other distances than 0, 1, 2 .. would be read wrongly by the next call
         table = heads.relative if layout.from_zero else None if past is None else past.relative
-        return self._attend(heads, layout, trace), KeyValues(heads.keys, heads.values, table, buffers)
+        return self._attend(x, heads, layout, trace), KeyValues(heads.keys, heads.values, table, buffers)
 
     def keys_of(self, source: Tensor, layout: Layout) -> KeyValues:
         """Keys and values of source (B, M, E) for `over`, projected once for many queries; `layout` is of its keys."""
@@ -295,7 +342,15 @@ class Attention(nn.Module):
     def over(self, x: Tensor, known: KeyValues, layout: Layout, *, trace: Trace | None = None) -> Tensor:
         """Cross-attention of x (B, N, E) over keys and values that were projected before."""
         query, scored = self.project.queries(x, layout)
-        return self._attend(Heads(query, scored, known.keys, known.values), layout, trace)
+        return self._attend(x, Heads(query, scored, known.keys, known.values), layout, trace)
+
+    def values_of(self, source: Tensor) -> Tensor:
+        """Values (B, H, M, D) of source (B, M, E), which later layers of the model read."""
+        return self.project.split(self.project.dropout(self.project.value(source)))
+
+    def read_first_values(self) -> None:
+        """Give the layer a share of the first layer's values."""
+        self.first_share = nn.Parameter(torch.full((1,), 0.5))
 
     def past(self) -> DecayedSums | None:
         """The past before the first token; None: keys and values of no token."""

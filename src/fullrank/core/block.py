@@ -40,10 +40,16 @@ class Block(nn.Module):
         trace: Trace | None = None,
         memory: Tensor | None = None,
         cross: CrossInput | None = None,
+        first: Tensor | None = None,
     ) -> Tensor:
-        """memory (B, M, E): inputs of the block at earlier tokens, which the new tokens attend to as well."""
+        """memory (B, M, E): inputs of the block at earlier tokens, which the new tokens attend to as well.
+
+        first (B, H, M + N, D): values of the first block at all these tokens, for value residuals.
+        """
         x = self._residual(
-            x, self.attention_norm, lambda h: self.attention(h, self._source(h, memory), layout, trace=trace)
+            x,
+            self.attention_norm,
+            lambda h: self.attention(h, self._source(h, memory), layout, trace=trace, first=first),
         )
         x = self._read_source(x, cross, trace)
         return self._residual(x, self.feed_forward_norm, self.feed_forward)
@@ -56,17 +62,25 @@ class Block(nn.Module):
         trace: Trace | None = None,
         memory: Tensor | None = None,
         cross: CrossInput | None = None,
+        first: Tensor | None = None,
     ) -> tuple[Tensor, Past]:
         """The block for new tokens after `past`, or after `memory`; also returns the past of the next call."""
         kept: list[Past] = []
 
         def attend(h: Tensor) -> Tensor:
-            out, present = self.attention.continued(h, past, layout, source=self._source(h, memory), trace=trace)
+            source = self._source(h, memory)
+            out, present = self.attention.continued(h, past, layout, source=source, trace=trace, first=first)
             kept.append(present)
             return out
 
         x = self._read_source(self._residual(x, self.attention_norm, attend), cross, trace)
         return self._residual(x, self.feed_forward_norm, self.feed_forward), kept[0]
+
+    def values(self, x: Tensor, memory: Tensor | None) -> Tensor:
+        """Values (B, H, M + N, D) of the block's attention at earlier tokens, if any, and at x (B, N, E)."""
+        h = self.attention_norm(x) if self.pre_norm else x
+        source = self._source(h, memory)
+        return self.attention.values_of(h if source is None else source)
 
     def _read_source(self, x: Tensor, cross: CrossInput | None, trace: Trace | None) -> Tensor:
         """Cross-attention, if there is a source."""

@@ -194,11 +194,17 @@ class ModelConfig(Section):
         )
         for there, words in (
             (isinstance(self.attention, MultiLinearConfig), "multi-linear attention has no heads"),
+            (self.value_residual, "values of the first layer fit no other number of heads; set value_residual: false"),
             (shares, "biases u and v of all layers are of one number of heads; set model.attention.score.shared_biases: false"),
             (self.encoder is not None or self.decoder is not None, "a translation model has one number of heads"),
         ):  # fmt: skip
             if there:
                 yield f"model.heads_by_layer: {words}; given {heads}"
+
+    @property
+    def value_residual(self) -> bool:
+        """Self-attention of every layer reads the values of the first layer."""
+        return isinstance(self.attention, WeightedConfig) and self.attention.value_residual
 
     def of_layer(self, layer: int) -> ModelConfig:
         """Configuration of one layer, with its own number of heads."""
@@ -264,7 +270,9 @@ class ModelConfig(Section):
     def _attentions(self) -> tuple[AttentionConfig, AttentionConfig, AttentionConfig]:
         """Attention of the encoder, of the decoder, and from the decoder to the source."""
         encoder, decoder = self.encoder or EncoderConfig(), self.decoder or DecoderConfig()
-        cross = decoder.cross or replace(self.attention, score="dot_product").with_known(pattern="full", stride=None)
+        cross = decoder.cross or replace(self.attention, score="dot_product").with_known(
+            pattern="full", stride=None, value_residual=False
+        )
         if decoder.released_cross and isinstance(cross, WeightedConfig):
             cross = replace(cross, mix="none")
         return (
@@ -323,6 +331,11 @@ class ModelConfig(Section):
         if isinstance(cross, WeightedConfig) and cross.stride is not None:
             lines.append(
                 "model.decoder.cross.pattern: strided counts distances, which two texts do not share; use full"
+            )
+        if isinstance(cross, WeightedConfig) and cross.value_residual:
+            lines.append(
+                "model.decoder.cross.value_residual: every layer reads the same source; leave it out, or set "
+                "model.attention.value_residual for self-attention"
             )
         if isinstance(cross, MultiLinearConfig) and not cross.tied_to_length:
             lines.append(

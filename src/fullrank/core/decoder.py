@@ -92,11 +92,12 @@ class LanguageModel(Layers):
             return self._after_memory(input_ids, memory or self.new_memory(), attention_mask, trace, skip)
         x, layout, _ = self._embed(input_ids, None, attention_mask)
         layout = self.position.place(layout, x, self.embedding_dropout)
+        first = self.first_values(x)
         cross = None if source is None else source.of_layer(0, x.shape[1])  # the same for all layers
         for i, block in enumerate(self.blocks):
             if i not in skip:
                 inner = None if trace is None else trace.enter(x)
-                x = block(x, layout, inner) if cross is None else block(x, layout, inner, cross=cross)
+                x = block(x, layout, inner, cross=cross, first=first)
         return Pass(self._finish(x, trace), None, None)
 
     def _after_cache(
@@ -111,10 +112,11 @@ class LanguageModel(Layers):
         cache = cache.clamped(self.position.clamp_length)
         x, layout, mask = self._embed(input_ids, cache, attention_mask)
         layout = self.position.place(layout, x, self.embedding_dropout, cache.layers[0], cached=True)
-        layers = []
+        layers, first = [], self.first_values(x)
         for i, (block, past) in enumerate(zip(self.blocks, cache.layers, strict=True)):
             cross = None if source is None else source.of_layer(i, x.shape[1])
-            x, present = block.continued(x, past, layout, None if trace is None else trace.enter(x), cross=cross)
+            inner = None if trace is None else trace.enter(x)
+            x, present = block.continued(x, past, layout, inner, cross=cross, first=first)
             layers.append(present)
         return Pass(self._finish(x, trace), None, replace(cache, layers=tuple(layers), key_mask=mask))
 
@@ -139,12 +141,15 @@ class LanguageModel(Layers):
         keeps_heads = not self.training and not torch.is_grad_enabled()
         layouts: dict[Any, Layout] = {}  # layers that remember the same tokens share one
         after: list[LayerMemory] = []
+        first: Tensor | None = None
         for i, block in enumerate(self.blocks):
             known = memory.layers[i].last(self.memory_length)
             if i in skip:
                 after.append(replace(known, skipped=known.skipped + tokens))
                 continue
-            version = _version(block, x, self.position.clamp_length)
+            # value residuals make heads of the first block's parameters, too
+            made_by = self.blocks if self.config.value_residual else block
+            version = _version(made_by, x, self.position.clamp_length)
             if known.heads is not None and (not keeps_heads or known.version != version):
                 known = replace(known, heads=None)  # their table of distances, too, has no gradient and no dropout
             if known.hidden is not None and (known.hidden.dtype != x.dtype or _frozen(known.hidden)):
@@ -155,11 +160,13 @@ class LanguageModel(Layers):
                 layouts[key] = self.position.place(layout, x, self.embedding_dropout, known.heads, keeps_heads)
             layout, inputs, heads = layouts[key], x, None
             inner = None if trace is None else trace.enter(x)
+            hidden = known.hidden if known.heads is None else None
+            if i == 0:  # its memory is of the tokens that all blocks remember
+                first = self.first_values(x, hidden)
             if keeps_heads:
-                hidden = known.hidden if known.heads is None else None
-                x, heads = block.continued(x, known.heads, layout, inner, hidden)
+                x, heads = block.continued(x, known.heads, layout, inner, hidden, first=first)
             else:
-                x = block(x, layout, inner, known.hidden)
+                x = block(x, layout, inner, hidden, first=first)
             remembered = segment.remember(known, inputs, heads, self.memory_length)
             after.append(replace(remembered, version=version))
         memory = replace(memory, layers=tuple(after), length=memory.length + tokens, lengths=segment.lengths)
@@ -199,6 +206,11 @@ class LanguageModel(Layers):
     def _check(self, memory: Memory | None, cache: Cache | None, skip: Collection[int]) -> None:
         if wrong := [layer for layer in skip if isinstance(layer, bool) or not 0 <= layer < len(self.blocks)]:
             raise InputError(f"skip: layers 0 to {len(self.blocks) - 1}, given {wrong}")
+        if skip and self.memory_length and self.config.value_residual:
+            raise InputError(
+                "skip: a skipped layer's memory has other tokens than the first layer's, whose values all layers read "
+                "(model.attention.value_residual: true); skip none"
+            )
         if memory is not None and self.memory_length == 0:
             raise InputError(
                 "memory was given, but model.memory_length is 0: this model has none (model.with_memory gives it one)"

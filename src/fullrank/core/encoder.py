@@ -62,8 +62,9 @@ class Encoder(Layers):
         embedding = self._shared[0] if self.embedding is None else self.embedding
         x = self.embedding_dropout(self.position(self.embed(embedding, input_ids), layout.query_positions))  # (B, M, E)
         layout = self.position.place(layout, x, self.embedding_dropout)
+        first = self.first_values(x)
         for block in self.blocks:
-            x = block(x, layout, None if trace is None else trace.enter(x))
+            x = block(x, layout, None if trace is None else trace.enter(x), first=first)
         return Source(self.final_norm(x), mask, None if layout.from_start else layout.key_positions)
 
     def _layout(self, input_ids: Tensor, mask: Tensor | None, padded_right: bool | None) -> Layout:

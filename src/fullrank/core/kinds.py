@@ -92,7 +92,8 @@ class AttentionConfig(ByKind):
     KEY = "model.attention"
     SLOT = "attend"
     WRITTEN: ClassVar[dict[str, Any]] = {
-        "kind": None, "score": None, "normalize": "softmax", "mix": "none", "cross_head": 0.0, "bias": None,
+        "kind": None, "score": None, "normalize": "softmax", "mix": "none", "cross_head": 0.0,
+        "gate": "none", "value_residual": False, "bias": None,
         "pattern": "full", "stride": None,
         "cores": None, "rank": None, "causal": None, "core_weights": None, "output_map": None, "decays": None,
         "not_next_token_perplexity": False,
@@ -122,7 +123,7 @@ class AttentionConfig(ByKind):
 
 @dataclass(frozen=True, kw_only=True)
 class WeightedConfig(AttentionConfig, built_in=True):
-    """The attention pipeline: project -> permute heads -> score, mask, normalize, mix, dropout, weighted values -> merge.
+    """The attention pipeline: project -> permute heads -> score, mask, normalize, mix, dropout, weighted values, gate -> merge.
 
     `pattern: strided` is the merged head of the Sparse Transformer (Child et al. 2019, §4.3): a query sees the keys that are
     at most `stride` tokens away and those whose distance is a multiple of it, of those that it would see otherwise.
@@ -132,6 +133,8 @@ class WeightedConfig(AttentionConfig, built_in=True):
     normalize: Normalize = key("softmax", "scores to weights that sum to one")
     mix: Mix = key("none", "exchange of attention between heads (Mixhead)")
     cross_head: Probability = key(0.0, "probability beta of permuted heads in training (Skip Cross-head §2.2)")
+    gate: Literal["none", "head"] = key("none", "head: each query scales each head's output (Qiu et al. 2025)")
+    value_residual: bool = key(False, "values take a learned share of the first layer's values (Zhou et al. 2025)")
     pattern: Literal["full", "strided"] = key("full", "the keys that a query sees: all, or those at a stride")
     stride: Size | None = key(None, "stride of pattern strided, near the square root of the length")
 

@@ -127,6 +127,9 @@ class Layers(Model):
         if self.position.biases is not None:
             for block in blocks:
                 block.attention.use_shared_biases()
+        if config.value_residual:
+            for block in blocks[1:]:
+                block.attention.read_first_values()
         self.final_norm = (
             nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.final_norm else nn.Identity()
         )
@@ -140,6 +143,13 @@ class Layers(Model):
             return vectors
         # not 0: from a first token of zeros, post-norm layers compute zeros, and its gradient grows beyond every number
         return torch.where(kept == 0, 1e-12, vectors * kept).to(vectors.dtype)
+
+    def first_values(self, x: Tensor, memory: Tensor | None = None) -> Tensor | None:
+        """Values (B, H, M + N, D) of the first block at its remembered inputs (B, M, E) and at x (B, N, E), for all blocks.
+
+        None without value residuals.
+        """
+        return self.blocks[0].values(x, memory) if self.config.value_residual else None
 
     def positions(self, mask: Tensor) -> Tensor:
         """Positions (B, M) of the tokens of `mask` (B, M), of which padding takes none; InputError for too long a text."""

@@ -295,6 +295,10 @@ def _mechanism(attention: AttentionConfig, config: ModelConfig) -> str:
         words += [stage_name(attention.normalize), f"mixed heads: {stage_name(attention.mix)}"]
         if attention.cross_head:
             words.append(f"cross-head probability {attention.cross_head} in training")
+        if attention.gate != "none":
+            words.append("output gates by head")
+        if attention.value_residual:
+            words.append("value residuals of the first layer")
         if attention.stride is not None:
             words.append(f"pattern strided, stride {attention.stride}")
     return ", ".join(words).replace("_", " ")

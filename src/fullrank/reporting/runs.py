@@ -426,6 +426,7 @@ _MECHANISMS = {
         "random": "heads exchange attention weights by a fixed random matrix",
         "average": "every head uses the mean of all heads' attention weights",
     },
+    "attention.gate": {"head": "each query scales the output of each head (output gates)"},
     "attention.normalize": {"sigsoftmax": "sigsoftmax in place of softmax"},
     "output.kind": {"adaptive": "adaptive softmax: rare words have smaller vectors",
                     "mixture_of_softmaxes": "a mixture of {mixtures} softmaxes in place of one"},
@@ -443,6 +444,8 @@ def mechanism_words(config: Mapping[str, Any]) -> str:
     )
     if beta := max((float(value or 0) for key, value in settings.items() if key.endswith("cross_head")), default=0.0):
         words[f"keys and values of heads change places in training with probability {beta:g}"] = None
+    if any(value is True for key, value in settings.items() if key.endswith("attention.value_residual")):
+        words["values take a learned share of the first layer's values (value residuals)"] = None
     skips = [mapping(phase).get("skip") for phase in mapping(config.get("train")).get("phases") or ()]
     if any(mapping(skip).get("name", skip) not in (None, "none") for skip in skips):
         words["layers are skipped at random in a phase of training (Skip-Retain)"] = None
