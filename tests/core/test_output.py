@@ -20,11 +20,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fullrank as fr
-from fullrank.core import engine, registry
+from fullrank.core import draws, engine, registry
 from fullrank.core.embedding import TokenEmbedding
 from fullrank.core.engine import Components
 from fullrank.core.errors import ConfigError, InputError
-from fullrank.core.output import Output, SoftmaxOutput
+from fullrank.core.output import Output, SoftmaxOutput, Teacher
+from fullrank.training.randomness import begin_draws, end_draws
 
 CASES = pairwise_cases()
 KINDS = {
@@ -520,3 +521,61 @@ def test_a_layer_with_an_option_of_its_own(tmp_path: Path) -> None:
     assert torch.equal(loaded(read).logits, model(read).logits)
     with pytest.raises(ConfigError, match=r"model\.output\.temprature"):
         fr.OutputConfig(kind="tempered", temprature=2.0)
+
+
+# -- a distribution beside the targets --------------------------------------------------------------------------------
+
+
+def teacher_for(case: Case, shape: torch.Size, temperature: float) -> tuple[Teacher, Tensor]:
+    """A teacher of another width, and its distribution at `temperature`."""
+    made = SoftmaxOutput(fr.OutputConfig(), vocab_size=case.vocabulary, hidden_size=5).to(DOUBLE)
+    nn.init.normal_(made.weight)
+    states = torch.randn(*shape, 5, dtype=DOUBLE)
+    logits = states @ made.weight.detach().T + made.bias.detach()
+    return Teacher(made, states, 0.3, temperature), torch.softmax(logits / temperature, dim=-1)
+
+
+@kinds
+@pytest.mark.parametrize("temperature", [1.0, 2.5])
+def test_a_teacher_is_learned_by_its_equation(case: Case, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """(1 - w) CE(targets, p) + w T^2 CE(q_T, p_T), its nll and every gradient, in chunks that end in the middle of a row."""
+    monkeypatch.setattr(Teacher, "CHUNK", 4)
+    layer, (hidden, targets) = case.layer(DOUBLE), case.batch(DOUBLE)
+    teacher, q = teacher_for(case, targets.shape, temperature)
+    leaves = case.tensors(layer) | {"hidden": hidden}
+    copies = {name: tensor.detach().requires_grad_() for name, tensor in leaves.items()}
+    logs = case.log_prob(copies, copies["hidden"])
+    weights = torch.rand(targets.shape, dtype=DOUBLE)
+    weights[:, 1::3] = 0
+    loss, nll = layer.loss(hidden, targets, weights, 0.1, teacher)
+    each = -(q * torch.log_softmax(logs / temperature, dim=-1)).sum(-1)
+    soft = temperature**2 * (each * weights).sum() / weights.sum()
+    expected = 0.7 * equations.mean_loss(logs, targets, weights, 0.1) + 0.3 * soft
+    equations.compare(loss, expected, leaves, copies, torch.tensor(-1.7, dtype=DOUBLE))
+    assert torch.allclose(nll, equations.mean_loss(logs, targets, weights, 0.0))
+    assert teacher.output.weight.grad is None
+
+
+def test_dropout_is_that_of_one_pass_however_a_teachers_tokens_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = fr.OutputConfig(
+        kind="mixture_of_softmaxes", mixtures=3, cutoffs=[8, 15], div_val=2, latent_dropout=0.3, tail_dropout=0.4
+    )
+    layer = registry.lookup("output", config.kind)(
+        fr.ModelConfig(vocab_size=20, hidden_size=8, output=config), nn.Identity()
+    )
+    layer, (hidden, targets) = layer.to(DOUBLE).train(), (torch.randn(3, 5, 8, dtype=DOUBLE), torch.randint(20, (3, 5)))
+    teacher, _ = teacher_for(Case(vocabulary=20), targets.shape, 1.0)
+    losses = []
+    for chunk in (4, 100):
+        monkeypatch.setattr(Teacher, "CHUNK", chunk)
+        begin_draws(1, 1)
+        assert draws.current is not None
+        draws.current.rows = 3
+        layer.zero_grad()
+        loss, _ = layer.loss(hidden, targets, teacher=teacher)
+        loss.backward()
+        losses.append([loss.detach(), *(parameter.grad for parameter in layer.parameters())])
+    end_draws()
+    for one, other in zip(*losses, strict=True):
+        assert torch.allclose(one, other, rtol=1e-12, atol=1e-14)
+    assert not torch.allclose(losses[0][0], layer.loss(hidden, targets, teacher=teacher)[0])

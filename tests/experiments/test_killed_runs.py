@@ -52,6 +52,18 @@ def test_a_killed_run_ends_as_one_never_killed(name: str, tmp_path: Path) -> Non
     assert outcome(killed) == outcome(tmp_path / "whole")
 
 
+def test_a_killed_distillation_ends_as_one_never_killed(tmp_path: Path) -> None:
+    """Both have a memory, which the next batch needs."""
+    file, teacher = KINDS[MEMORY].write(tmp_path), tmp_path / "teacher"
+    train(resolve_any(str(file)), teacher, quiet=True, say=lambda _: None)
+    taught = f"train.distill.run={teacher}"
+    train(resolve_any(str(file), overrides=[taught]), tmp_path / "whole", quiet=True, say=lambda _: None)
+    killed = tmp_path / "killed"
+    kill_when(killed, 5, file, taught, "--out", killed)
+    resume(killed, quiet=True, say=lambda _: None)
+    assert outcome(killed) == outcome(tmp_path / "whole") != outcome(teacher)
+
+
 def test_campaign_counts_what_is_different_and_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(faults, "outcome", lambda folder: outcome(folder) | {"final": folder.name})
     tally = faults.campaign("plain", KINDS["plain"], 2, random.Random(0), tmp_path, [])

@@ -1,14 +1,16 @@
-"""Training with memory, Skip-Retain and phases: the real model in the real loop."""
+"""Training with memory, Skip-Retain, phases and a teacher: the real model in the real loop."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 import fullrank as fr
 from fullrank.config.load import build
@@ -17,8 +19,12 @@ from fullrank.config.run import PhaseConfig, TrainConfig
 from fullrank.core.errors import ConfigError, InputError
 from fullrank.core.skip_retain import SkipRetain
 from fullrank.data import Streams
-from fullrank.experiments.language_model import CausalObjective
-from fullrank.experiments.run import train
+from fullrank.experiments.language_model import CausalObjective, Distillation
+from fullrank.experiments.run import resume, train
+from fullrank.experiments.run_folder import teacher_of
+from fullrank.files import sha256_of
+from fullrank.reporting.runs import mechanism_words
+from fullrank.seal import read_identity
 from fullrank.training import TrainingPosition
 
 LAYERS = 4
@@ -27,6 +33,7 @@ MODEL = {
     "dropout": {"residual": 0.1, "embedding": 0.1},
     "attention": {"score": "relative", "mix": "position_wise", "cross_head": 0.2},
 }  # fmt: skip
+PLAIN = {**MODEL, "memory_length": 0}
 PHASES = [{"name": "skip_retain", "skip": "uniform", "p": 0.4, "steps": 30}, {"name": "vanilla", "steps": 30}]
 
 
@@ -145,3 +152,105 @@ def test_positions_that_end_are_refused_before_training(text: Path, tmp_path: Pa
     model = {**MODEL, "position": change["position"], "attention": {"score": change.get("score", "dot_product")}}
     with pytest.raises(InputError, match=r"max_position_embeddings 1,024.*model\.memory_length to 0"):
         trained(tmp_path / "run", configuration(text, model, steps=5))
+
+
+# -- distillation ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def teacher(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("teacher") / "elder"
+    trained(folder, configuration(text, steps=20))
+    return folder
+
+
+def taught(text: Path, teacher: Path, model: Mapping[str, Any] = MODEL, **options: Any) -> dict[str, Any]:
+    return configuration(
+        text, model, steps=10, distill={"run": str(teacher), "weight": 0.25, "temperature": 2.0}, **options
+    )
+
+
+@pytest.mark.parametrize("memory", [8, 0], ids=["memory", "context"])
+def test_the_loss_has_a_share_of_the_teachers_cross_entropy(
+    memory: int, text: Path, teacher: Path, tmp_path: Path
+) -> None:
+    """0.75 CE(targets, p) + 0.25 T^2 CE(q_T, p_T) of both models by themselves, batch after batch, in fp64."""
+    if memory == 0:
+        trained(teacher := tmp_path / "elder", configuration(text, PLAIN, steps=2))
+    vocabulary = fr.LanguageModel.load(teacher).config.vocab_size
+    plain = {"dropout": {}, "attention": {"score": "relative"}, "memory_length": memory, "vocab_size": vocabulary}
+    config = build(taught(text, teacher, {**MODEL, **plain}, **({} if memory else {"context": 3})))
+    identity = read_identity(teacher)
+    identity["teacher"] = teacher_of(str(teacher), identity)
+    distillation = Distillation(config, identity, torch.device("cpu"))
+    student, other = fr.LanguageModel(config.model).double().train(), distillation.model.double()
+    objective = CausalObjective(student, config.train, distillation)
+    ids = torch.randint(vocabulary, (240,), generator=torch.Generator().manual_seed(2)).numpy()
+    streams = Streams(ids, batch_size=3, segment_length=8, start_id=0, context=config.train.context)
+    carry: Mapping[str, torch.Tensor] = {}
+    memories: list[Any] = [None, None]
+    for step in range(4):
+        batch = streams.batch(0, step)
+        found = objective(batch, carry, TrainingPosition(step + 1))
+        carry = found.carry
+        logits = []
+        for i, model in enumerate((student, other)):
+            out = model(batch.inputs, memories[i])
+            memories[i] = out.memory
+            logits.append(out.logits[:, -batch.targets.shape[1] :].flatten(0, 1))
+        kept = torch.ones_like(batch.targets) if batch.weights is None else batch.weights
+        hard = F.cross_entropy(logits[0], batch.targets.flatten(), reduction="none")
+        soft = 4 * F.cross_entropy(logits[0] / 2, torch.softmax(logits[1] / 2, -1), reduction="none")
+        expected = ((0.75 * hard + 0.25 * soft) * kept.flatten()).sum() / kept.sum()
+        assert torch.allclose(found.value, expected, rtol=1e-12)
+        assert torch.allclose(torch.as_tensor(found.nll), (hard * kept.flatten()).sum(), rtol=1e-12)
+    assert any(name.startswith("teacher.") for name in carry) == bool(memory)
+    assert not any(parameter.requires_grad for parameter in other.parameters())
+
+
+def test_a_result_names_the_teacher(plain: Any, text: Path, teacher: Path, tmp_path: Path) -> None:
+    raw = taught(text, teacher)
+    result, _, weights = trained(tmp_path / "run", raw)
+    assert result["teacher"] == {
+        "name": "elder", "sha256": sha256_of(teacher / "checkpoints" / "best" / "model.safetensors")
+    }  # fmt: skip
+    assert "distilled from elder with weight 0.25" in mechanism_words(raw)
+    assert weights != trained(tmp_path / "alone", configuration(text, steps=10))[2]
+    assert "teacher" not in plain[0]
+
+
+def test_teachers_that_are_refused(text: Path, teacher: Path, tmp_path: Path) -> None:
+    def refused(message: str, raw: Mapping[str, Any], folder: Path = tmp_path / "run") -> None:
+        with pytest.raises(InputError, match=message):
+            trained(folder, raw)
+
+    begun = tmp_path / "begun"
+    trained(begun, configuration(text, steps=2))
+    (begun / "result.json").unlink()
+    refused("begun is not finished; train the teacher to its end first", taught(text, begun))
+    refused("no such folder", taught(text, tmp_path / "nowhere"))
+    other = taught(text, teacher)
+    words = {**other, "data": {**other["data"], "tokens": "character"}}
+    refused("elder has another vocabulary", words)
+    (tmp_path / "more.txt").write_text((text / "train.txt").read_text() * 2)
+    more = {**other, "data": {**other["data"], "train": str(tmp_path / "more.txt"), "cache": str(tmp_path / "cache")}}
+    refused("elder was trained on another text, which would be outside data", more)
+    refused("has a memory, so train.order has to be contiguous", taught(text, teacher, PLAIN, context=4))
+    wider = taught(text, teacher, {**MODEL, "vocab_size": 300})
+    refused("its model.vocab_size is 256, this one's 300", wider, tmp_path / "wider")
+    with pytest.raises(ConfigError, match=r"train\.distill\.run: give the folder"):
+        build(configuration(text, distill={"weight": 1.0}))
+    with pytest.raises(ConfigError, match=r"train\.sharding: with train\.distill .* allowed is 'ddp'"):
+        build(taught(text, teacher, sharding="fsdp"))
+    with pytest.raises(ConfigError, match=r"train\.distill: for models that predict the next token"):
+        build(taught(text, teacher, PLAIN, objective="masked"))
+
+
+def test_a_run_goes_on_with_the_teacher_that_it_began_with(text: Path, teacher: Path, tmp_path: Path) -> None:
+    elder = shutil.copytree(teacher, tmp_path / "elder", symlinks=True)
+    trained(tmp_path / "run", taught(text, elder))
+    (tmp_path / "run" / "result.json").unlink()
+    shutil.rmtree(elder)
+    trained(elder, configuration(text, steps=20, seed=2))
+    with pytest.raises(InputError, match="elder was changed after this training began"):
+        resume(tmp_path / "run", quiet=True, say=lambda _: None)

@@ -88,6 +88,25 @@ class PhaseConfig(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DistillConfig(Section):
+    """Self-distillation (born-again networks, Furlanello et al. 2018): the teacher is a finished run on the same text.
+
+        loss = (1 - w) CE(targets, p) + w T^2 CE(q_T, p_T)
+
+    w = `weight`, T = `temperature`, q and p the distributions of teacher and model, q_T proportional to q^(1/T).
+    """
+
+    KEY = "train.distill"
+    run: str = key("", "folder of the finished run whose best checkpoint is the teacher")
+    weight: Probability = key(0.5, "weight of the teacher's distribution; 1: the targets count for nothing")
+    temperature: Positive = key(1.0, "temperature of both distributions")
+
+    def _faults(self) -> Iterator[str]:
+        if not self.run:
+            yield "train.distill.run: give the folder of the finished run that teaches, or leave train.distill out"
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainingConfig(Section):
     """Settings of every training, of a model of ours and of a pretrained one."""
 
@@ -159,6 +178,7 @@ class TrainConfig(TrainingConfig):
     label_smoothing: Share = key(0.0, "e: the target is (1 - e) [v = y] + e / V")
     activation_regularization: PositiveOrZero = key(0.0, "AR: coefficient of the mean square of the last hidden states")
     temporal_regularization: PositiveOrZero = key(0.0, "TAR: the same of their change from one token to the next")
+    distill: DistillConfig | None = key(None, "learn the next-token distribution of a finished run, too")
     compile: bool = key(False, "compile the model")
     cuda_graphs: bool = key(False, "with compile, on a GPU: blocks are recorded once and replayed (not measured yet)")
     averaging: Literal["none", "ema", "swa"] = key("none", "average of the weights over training")
@@ -210,6 +230,8 @@ class TrainConfig(TrainingConfig):
                 f"train.segment_deviation: at most a quarter of train.segment_length, here {self.segment_length / 4:g}; given "
                 f"{self.segment_deviation:g}"
             )
+        if self.distill is not None and self.sharding == "fsdp":
+            yield "train.sharding: with train.distill each process holds all parameters; given 'fsdp', allowed is 'ddp'"
         if self.swa_learning_rate is not None and self.averaging != "swa":
             yield f"train.swa_learning_rate: goes with train.averaging: swa, given averaging: {self.averaging}"
         if self.schedule == "cosine_wave" and self.period is not None and self.warmup_steps > self.period:
@@ -229,7 +251,7 @@ class TrainConfig(TrainingConfig):
 
 RUNNING_TEXT_KEYS = (
     "segment_deviation", "half_segments", "context", "partial_shuffle", "activation_regularization",
-    "temporal_regularization",
+    "temporal_regularization", "distill",
 )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from .initialize import initialize
 from .layout import Layout
 from .memory import LayerMemory, Memory, Segment
 from .model import Layers, LossParts, ModelOutput, Pass, TokenNll, check_targets, check_tokens, loss_of, read_mask
-from .output import Output
+from .output import Output, Teacher
 from .source import ProjectedSource, Source
 from .stage import with_parts
 
@@ -316,16 +316,18 @@ class LanguageModel(Layers):
         label_smoothing: float = 0.0,
         trace: Trace | None = None,
         skip: Collection[int] = (),
+        teacher: Teacher | None = None,
     ) -> LossParts:
         """`loss`, the nll without label smoothing, and the memory of the next call.
 
         targets, weights (B, T): of the last T of the N inputs; the inputs before them are context that is read only.
-        trace: collects what penalties need. skip: layers that are skipped.
+        trace: collects what penalties need. skip: layers that are skipped. teacher: as of `Output.loss`.
         """
         check_targets(input_ids, targets, fewer=True)
         hidden, after, _ = self.hidden(input_ids, memory, attention_mask=attention_mask, trace=trace, skip=skip)
         hidden = hidden[:, input_ids.shape[1] - targets.shape[1] :]
-        loss, nll = self.output.loss(hidden, targets, weights, label_smoothing)
+        taught = {} if teacher is None else {"teacher": teacher}
+        loss, nll = self.output.loss(hidden, targets, weights, label_smoothing, **taught)
         return LossParts(loss, nll, after)
 
     loss = loss_of(loss_parts)

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from . import engine
+from . import draws, engine
 from .config import ClusteredConfig, MixtureConfig, ModelConfig, OutputConfig
 from .dropout import Dropout, dropout
 from .embedding import AdaptiveInput, Clusters, TokenEmbedding, check_ids, check_tensors, layer_sizes
@@ -74,6 +75,43 @@ def weighted_losses(log_prob: Tensor, ids: Tensor, scale: Tensor, label_smoothin
     return (loss * scale).sum(), (nll.detach() * scale).sum()
 
 
+@dataclass(frozen=True)
+class Teacher:
+    """A distribution q to learn beside the targets: hidden (B, N, E) of another model, and its output layer.
+
+        loss = (1 - w) CE(targets, p) + w T^2 CE(q_T, p_T)        q_T(v) proportional to q(v)^(1/T)
+
+    w = `weight`, T = `temperature` (Hinton et al. 2015; Furlanello et al. 2018). The teacher gets no gradient.
+    """
+
+    output: Output
+    hidden: Tensor
+    weight: float
+    temperature: float = 1.0
+
+    CHUNK = 256  # tokens: more than (CHUNK, V) of either distribution is never kept
+
+    def cross_entropy(self, student: Components, scale: Tensor) -> Tensor:
+        """T^2 sum_t c_t CE(q_T, p_T), scale c (T,); the backward pass computes it again, chunk by chunk."""
+        hidden, prior, tokens = self.hidden.flatten(0, -2), student.log_prior, len(scale)
+        places, call, total = torch.arange(tokens), draws.calls(), scale.new_zeros(())
+        for start in range(0, tokens, self.CHUNK):
+            part = slice(start, start + self.CHUNK)
+            few = replace(student, states=student.states[part], log_prior=None if prior is None else prior[part])
+            with draws.selected(places[part], tokens, call):
+                total = total + draws.recomputed(self._part, few, hidden[part], scale[part])
+        return total
+
+    def _part(self, student: Components, hidden: Tensor, scale: Tensor) -> Tensor:
+        with torch.no_grad():
+            q = self._softened(self.output.log_prob(hidden)).exp()
+        entropies = -(q * self._softened(log_probabilities(student))).sum(1)
+        return self.temperature**2 * (entropies * scale).sum()
+
+    def _softened(self, log_prob: Tensor) -> Tensor:
+        return log_prob if self.temperature == 1 else torch.log_softmax(log_prob / self.temperature, dim=1)
+
+
 IGNORED = -100  # the target of a token that does not count, as in `torch.nn.functional.cross_entropy`
 
 # -- the contract -----------------------------------------------------------------------------------------------------
@@ -117,12 +155,17 @@ class Output(nn.Module):
         return nll.masked_fill(~counts, 0).view(targets.shape)
 
     def loss(
-        self, hidden: Tensor, targets: Tensor, weights: Tensor | None = None, label_smoothing: float = 0.0
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        weights: Tensor | None = None,
+        label_smoothing: float = 0.0,
+        teacher: Teacher | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Weighted means in nats per token, two scalars: the smoothed loss and, without gradient, sum(w nll) / sum(w).
 
         Targets -100 have weight 0. With label smoothing e the target is (1 - e) [v = x] + e / V. An engine forms gradients in
-        the forward pass.
+        the forward pass. teacher: a distribution that is learned beside the targets.
         """
         components = self.components(hidden)
         ids, counts = _flat(hidden, targets, components)
@@ -130,7 +173,10 @@ class Output(nn.Module):
         losses = engine.load().vocabulary_loss(components, ids, scale, label_smoothing)
         if losses is None:
             losses = weighted_losses(log_probabilities(components), ids, scale, label_smoothing)
-        return losses
+        if teacher is None:
+            return losses
+        w, (loss, nll) = teacher.weight, losses
+        return (1 - w) * loss + w * teacher.cross_entropy(components, scale), nll
 
 
 def _flat(hidden: Tensor, targets: Tensor, components: Components) -> tuple[Tensor, Tensor]:

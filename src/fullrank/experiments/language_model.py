@@ -18,6 +18,7 @@ from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import ConfigError, InputError
 from fullrank.core.masked import MaskedLanguageModel
 from fullrank.core.memory import Memory
+from fullrank.core.output import Teacher
 from fullrank.core.skip_retain import SkipRetain
 from fullrank.data import (
     Batch,
@@ -48,6 +49,7 @@ from fullrank.evaluation.perplexity import (
     validation_protocol,
 )
 from fullrank.experiments.measure import check_block, check_length, check_training_length, first_choice, measure
+from fullrank.experiments.run_folder import teacher_of
 from fullrank.experiments.task import (
     LOG_PROBABILITIES,
     Parts,
@@ -62,6 +64,7 @@ from fullrank.experiments.task import (
     trace_for,
     training_parts,
 )
+from fullrank.seal import read_identity
 from fullrank.training.device import device_of
 from fullrank.training.distributed import count, rank, summed
 from fullrank.training.values import Carry, EvaluationResult, Loss, TrainingPosition
@@ -161,6 +164,9 @@ class LanguageModelTask(TextTask[Corpus, LanguageModel, EvaluationProtocol]):
         for split in _MEASURED:
             check_length(model, self.protocol(config, split=split), corpus.splits[split].tokens)
 
+        identity = read_identity(folder)
+        teacher = None if config.train.distill is None else Distillation(config, identity, device)
+
         def evaluate(model: nn.Module) -> EvaluationResult:
             start = corpus.tokenizer.start_id
             result = measure(model, validation, while_training, batch_size=batch_size, start_id=start, device=device)
@@ -171,12 +177,12 @@ class LanguageModelTask(TextTask[Corpus, LanguageModel, EvaluationProtocol]):
             data,
             model,
             folder,
-            objective=CausalObjective(model, config.train),
+            objective=CausalObjective(model, config.train, teacher),
             batches=training_batches(config, corpus, own_rows()),
             evaluate=evaluate,
             splits=_MEASURED,
             evaluation={"protocol": while_training.in_words(), "next_token": while_training.next_token},
-            entries={"corpus": describe(corpus)},
+            entries={"corpus": describe(corpus), **({} if teacher is None else {"teacher": identity["teacher"]})},
         )
 
     def figures(
@@ -216,16 +222,53 @@ class LanguageModelTask(TextTask[Corpus, LanguageModel, EvaluationProtocol]):
         }
 
 
+_TAUGHT = "teacher."  # prefix of the teacher's memory in the carry
+
+
+class Distillation:
+    """The frozen teacher of `train.distill`, which reads every batch before the model does.
+
+    Raises InputError unless it is the best checkpoint of a finished run on the same text and vocabulary, with the weights
+    that it had when this run began (`identity` is this run's run.json), and can read the batches.
+    """
+
+    def __init__(self, config: RunConfig, identity: Mapping[str, Any], device: torch.device) -> None:
+        assert config.train.distill is not None
+        self.options, train = config.train.distill, config.train
+        self.model = LanguageModel.load(self.options.run).to(device).requires_grad_(False)
+        entries, given, longest = config.model.vocab_size, self.model.config.vocab_size, self.model.max_length
+        streams = train.order == "contiguous" and not train.context
+        for wrong, words in (
+            (identity.get("teacher") != teacher_of(self.options.run, identity), "was changed after this training began"),
+            (given != entries, f"its model.vocab_size is {given}, this one's {entries}"),
+            (longest is not None and train.context + train.segment_length > longest,
+             f"has {longest} positions, train.context and train.segment_length ask for more"),
+            (self.model.memory_length and not streams,
+             "has a memory, so train.order has to be contiguous, without train.context"),
+        ):  # fmt: skip
+            if wrong:
+                raise InputError(f"train.distill.run: {self.options.run} {words}; give another teacher")
+
+    @torch.no_grad()
+    def __call__(self, batch: Batch, carry: Carry) -> tuple[Teacher, Carry]:
+        """What the teacher says of a batch, and its memory for the next one."""
+        known = {name.removeprefix(_TAUGHT): tensor for name, tensor in carry.items() if name.startswith(_TAUGHT)}
+        hidden, memory, _ = self.model.hidden(batch.inputs, Memory.from_tensors(known) if known else None)
+        after = {} if memory is None else {f"{_TAUGHT}{name}": tensor for name, tensor in memory.to_tensors().items()}
+        hidden = hidden[:, batch.inputs.shape[1] - batch.targets.shape[1] :]
+        return Teacher(self.model.output, hidden, self.options.weight, self.options.temperature), after
+
+
 class CausalObjective:
     """Mean nll of the next token, with label smoothing, plus the penalties of Mixhead Eq. 16 and Eq. 20 if asked for.
 
-    The carry holds the memory of a model that has one. In a phase with Skip-Retain, the skipped layers are drawn for every
-    pass; the draw is a function of `train.seed` and the number of the pass.
+    teacher: its distribution is learned, too. The carry holds the memory of a model that has one, and of such a teacher. In a
+    phase with Skip-Retain, the skipped layers are drawn for every pass, a function of `train.seed` and the number of the pass.
     Raises ConfigError if the probabilities of a phase do not fit the model.
     """
 
-    def __init__(self, model: LanguageModel, options: TrainConfig) -> None:
-        self.model, self.options = model, options
+    def __init__(self, model: LanguageModel, options: TrainConfig, teacher: Distillation | None = None) -> None:
+        self.model, self.options, self.teacher = model, options, teacher
         self.device = next(model.parameters()).device
         self.schedules = {phase.name: skip_schedule(phase, model.config.num_hidden_layers) for phase in options.phases}
 
@@ -235,6 +278,8 @@ class CausalObjective:
         own, part = batch.tokens, batch.part  # counted here, before it goes to a GPU
         place_draws(part, len(batch.inputs))
         batch = batch.to(self.device)
+        teacher, taught = (None, {}) if self.teacher is None else self.teacher(batch, carry)
+        carry = {name: tensor for name, tensor in carry.items() if not name.startswith(_TAUGHT)}
         memory = Memory.from_tensors(carry) if carry else None
         if memory is not None and phase is not None and phase.gaps == "drifting":
             memory = dataclasses.replace(memory, drifting=True)
@@ -248,10 +293,11 @@ class CausalObjective:
             label_smoothing=options.label_smoothing,
             trace=trace,
             skip=frozenset() if phase is None else self.schedules[phase.name].skipped(options.seed, position.number),
+            teacher=teacher,
         )
         value = penalized(shared(value, own, part), trace, options, part, batch.targets.shape[1])
         tokens = own if part is None else part.tokens
-        return Loss(value, nll * own, tokens, {} if memory is None else memory.to_tensors())
+        return Loss(value, nll * own, tokens, {**taught, **({} if memory is None else memory.to_tensors())})
 
 
 def skip_schedule(phase: PhaseConfig, num_layers: int) -> SkipRetain:

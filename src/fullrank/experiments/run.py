@@ -39,6 +39,7 @@ from fullrank.experiments.run_folder import (
     open_any,
     open_run,
     take_over,
+    teacher_of,
     training_of,
     whose_training,
 )
@@ -142,6 +143,8 @@ def _begin(
         "kernel": kernel_name,
         **prepared.identity,
     }
+    if isinstance(config, RunConfig) and config.train.distill is not None:
+        identity["teacher"] = known.get("teacher") or teacher_of(config.train.distill.run, identity)
     begun = (folder / "checkpoints" / "last").exists()
     source = None if begun else trained.get(training_of(prepared.config, identity))
     identity["training"] = whose_training(source) if source is not None else known.get("training") if begun else None

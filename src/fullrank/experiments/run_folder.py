@@ -14,8 +14,9 @@ from fullrank.config.recipe import Resolved, load
 from fullrank.config.run import PROTOCOL_KEYS, RunConfig
 from fullrank.core.errors import FullRankError, InputError
 from fullrank.evaluation.perplexity import validation_protocol
-from fullrank.files import digest, read_json, write_bytes, write_json, write_text
+from fullrank.files import digest, read_json, sha256_of, write_bytes, write_json, write_text
 from fullrank.seal import MOVABLE, check_run, read_identity, seal_run
+from fullrank.storage import find
 from fullrank.training.checkpoint import take_over_checkpoints
 
 # encoders that need no hub: all-MiniLM-L6-v2 inside a Python package; random weights
@@ -53,7 +54,12 @@ def absolute(config: RunConfig | FinetuneConfig) -> RunConfig | FinetuneConfig:
         return None if path is None else str(base / Path(path).expanduser())
 
     files = {key: below(getattr(data, key)) for key in ("train", "valid", "test", "codes")}
-    return dataclasses.replace(config, data=dataclasses.replace(config.data, **files, **folders))
+    train = config.train
+    if train.distill is not None:
+        train = dataclasses.replace(
+            train, distill=dataclasses.replace(train.distill, run=str(_resolved(train.distill.run)))
+        )
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, **files, **folders), train=train)
 
 
 def _resolved(path: str | None) -> str | None:
@@ -124,6 +130,25 @@ def finished_result(folder: Path) -> dict[str, Any] | None:
         return None
 
 
+def teacher_of(run: str, identity: Mapping[str, Any]) -> dict[str, Any]:
+    """The teacher in the folder `run` of a run with this text and vocabulary: its name and the checksum of its weights.
+
+    Raises InputError unless it is a finished language model of the same vocabulary and training text.
+    """
+    folder = Path(run)
+    open_causal(folder)
+    own, known = read_identity(folder), f"train.distill.run: {folder}"
+    if finished_result(folder) is None:
+        raise InputError(f"{known} is not finished; train the teacher to its end first")
+    if own.get("vocabulary") != identity.get("vocabulary"):
+        raise InputError(f"{known} has another vocabulary; train the teacher on the same data section")
+    if (own.get("text") or {}).get("train") != (identity.get("text") or {}).get("train"):
+        raise InputError(
+            f"{known} was trained on another text, which would be outside data; train the teacher on this one"
+        )
+    return {"name": own.get("name"), "sha256": sha256_of(find(folder, "best")[0])}
+
+
 # -- one training of several rows --------------------------------------------------------------------------------------
 
 
@@ -137,7 +162,7 @@ def training_of(config: RunConfig | FinetuneConfig, identity: Mapping[str, Any] 
         final = ("eval.valid", "eval.test", "eval.keep_log_probabilities", *(f"eval.{key}" for key in PROTOCOL_KEYS))
         settings = {key: value for key, value in settings.items() if not key.startswith(final)}
         settings["validation"] = dataclasses.asdict(validation_protocol(config))
-    return digest([settings, [(identity or {}).get(key) for key in ("text", "vocabulary", "kernel")]])
+    return digest([settings, [(identity or {}).get(key) for key in ("text", "vocabulary", "kernel", "teacher")]])
 
 
 def finished_trainings(folders: Iterable[Path]) -> dict[str, Path]:

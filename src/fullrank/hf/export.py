@@ -314,6 +314,7 @@ def _training_facts(record: RunRecord, result: Mapping[str, Any]) -> Iterator[tu
     counts = mapping(corpus.get("tokens"))
     tokens = [f"{split} {count:,}" for split in counts if (count := integer(counts[split])) is not None]
     yield "tokens of text", ", ".join(tokens)
+    yield "distilled from", mapping(result.get("teacher")).get("name")
     yield "seed", record.seed
     yield "steps", result.get("steps")
     yield "tokens seen", result.get("tokens_seen")

@@ -446,6 +446,8 @@ def mechanism_words(config: Mapping[str, Any]) -> str:
         words[f"keys and values of heads change places in training with probability {beta:g}"] = None
     if any(value is True for key, value in settings.items() if key.endswith("attention.value_residual")):
         words["values take a learned share of the first layer's values (value residuals)"] = None
+    if taught := mapping(mapping(config.get("train")).get("distill")):
+        words[f"distilled from {Path(str(taught.get('run'))).name} with weight {taught.get('weight')}"] = None
     skips = [mapping(phase).get("skip") for phase in mapping(config.get("train")).get("phases") or ()]
     if any(mapping(skip).get("name", skip) not in (None, "none") for skip in skips):
         words["layers are skipped at random in a phase of training (Skip-Retain)"] = None
