@@ -1,4 +1,4 @@
-"""`fullrank queue` and `fullrank ledger`: a real training from a plan, and its row."""
+"""`fullrank queue` and `fullrank ledger`: a real training from a plan, and its row; pauses of a run."""
 
 from __future__ import annotations
 
@@ -57,6 +57,18 @@ def test_a_plan_is_trained_once_and_its_run_goes_into_the_ledger(config: Path, t
     assert "holds a run with another configuration: eval.every_steps is None there, 2 here, " in error
     listed = called("queue", plan, "--out", out, "--list")[1]
     assert (listed.split()[0], listed.splitlines()[-1]) == ("other", "0 of 1 finished")
+
+
+def test_a_run_pauses_and_is_measured_when_it_goes_on(run: Path, config: Path, tmp_path: Path) -> None:
+    paused = tmp_path / "paused"
+    for words in (["train", config, *SMALL, "--out", paused, "--until", 7], ["train", paused, "--until", 12]):
+        status, said, error = called(*words)
+        assert (status, said) == (0, "")
+        assert "paused: paused, and not measured; without --until it goes on" in error
+        assert not (paused / "result.json").exists()
+    assert called("train", paused)[0] == 0
+    assert (paused / "metrics.jsonl").read_bytes() == (run / "metrics.jsonl").read_bytes()
+    assert (paused / "result.json").exists()
 
 
 def test_a_row_of_the_ledger_says_what_the_run_says(run: Path, tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from fullrank.config.run import PhaseConfig, PlateauConfig
 from fullrank.core.errors import InputError, RunError
 from fullrank.training import EvaluationResult, Interrupted
 
+PAUSES = (3, 3, 5, 16, 33)
 PHASES = [
     PhaseConfig(name="a", skip="linear", epochs=3.5, plateau=PlateauConfig(ppl=1e9, steps=10)),  # ends on the plateau
     PhaseConfig(name="b", steps=21),
@@ -50,6 +51,20 @@ CASES: dict[str, dict[str, Any]] = {
     "bleu": {"evaluate": evaluate_scored, "eval_options": {"every_steps": 4, "metric": "bleu"}, "schedule": "plateau",
              "plateau_patience": 1, "patience": 12, "steps": 60, "save_every_steps": 3, "keep_checkpoints": 3},
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_paused_on_the_way(name: str, tmp_path: Path) -> None:
+    """Pauses with and without an evaluation, one of them twice, change nothing, also of what depends on the planned steps."""
+    options = dict(CASES[name])
+    train(tmp_path / "whole", **options)
+    for until in PAUSES:
+        _, paused = train(tmp_path / "paused", **options, until=until)
+        assert paused.steps == until
+        last = json.loads((tmp_path / "paused" / "checkpoints" / "last" / "checkpoint.json").read_text())
+        assert last["content"]["state"]["step"] == until
+    train(tmp_path / "paused", **options)
+    assert outcome(tmp_path / "paused") == outcome(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -124,7 +124,9 @@ def evaluate_scored(model: nn.Module) -> EvaluationResult:
 def train(folder: Path, *, eval_options: dict[str, Any] | None = None, **options: Any) -> tuple[Toy, FitResult]:
     """Train a fresh toy in `folder`, or go on there; keywords are those of TrainConfig, or of `fit`."""
     arguments = {
-        name: options.pop(name) for name in ("objective", "evaluate", "observers", "batches") if name in options
+        name: options.pop(name)
+        for name in ("objective", "evaluate", "observers", "batches", "until")
+        if name in options
     }
     config = TrainConfig(
         **{"batch_size": STREAMS, "segment_length": LENGTH, "log_every_steps": 4, "device": "cpu"} | options

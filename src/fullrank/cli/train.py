@@ -105,6 +105,12 @@ def train(
     procs: Annotated[
         int, typer.Option("--procs", min=1, metavar="N", help="Processes that train together on this machine.")
     ] = 1,
+    until: Annotated[
+        int | None,
+        typer.Option(
+            "--until", min=1, metavar="STEP", help="Pause after this update, saved and not measured; later go on."
+        ),
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
     """Train a recipe or a YAML file. Given a run folder, resume it exactly where it stopped.
@@ -123,21 +129,27 @@ def train(
     if procs > 1:
         if not whole:  # its faults are told once
             resolve_any(config, row, scale, with_source(overrides, source))
-        _train_together(procs, config, overrides, row, scale, out, source, reuse, kernel, quiet)
+        _train_together(procs, config, overrides, row, scale, out, source, reuse, kernel, until, quiet)
     if is_finetuning(config, row, scale, overrides or []):
+        if until is not None:
+            raise InputError(f"--until: fine-tuning is not paused; leave out --until {until}")
         finetune(
             config, overrides, row=row, scale=scale, out=out, source=source, reuse=reuse, kernel=kernel, quiet=quiet
         )
         return
     progress = silent if quiet else say
     if whole:
-        folder, result = Path(config), resume(Path(config), quiet=quiet, say=progress)
+        folder, result = Path(config), resume(Path(config), quiet=quiet, say=progress, until=until)
     else:
         resolved = resolve(config, row, scale, with_source(overrides, source))
         folder = out or default_folder(resolved)
         trained = {} if reuse is None else finished_trainings(find_runs(reuse))
-        result = train_model(resolved, folder, kernel_name=kernel, quiet=quiet, say=progress, trained=trained)
-    if is_first():
+        result = train_model(
+            resolved, folder, kernel_name=kernel, quiet=quiet, say=progress, trained=trained, until=until
+        )
+    if until is not None:
+        progress(f"{folder}: paused, and not measured; without --until it goes on")
+    elif is_first():
         page = report([folder]).write(folder / "report.html")
         try:
             _summary(result, folder, page)
@@ -149,12 +161,12 @@ def train(
 
 def _train_together(
     procs: int, config: str, overrides: Sequence[str] | None, row: str | None, scale: str | None, out: Path | None,
-    source: str | None, reuse: Path | None, kernel: str, quiet: bool,
+    source: str | None, reuse: Path | None, kernel: str, until: int | None, quiet: bool,
 ) -> NoReturn:  # fmt: skip
     """Train in several processes, and end with their exit status."""
     from fullrank.training.distributed import launch
 
-    options = {"row": row, "scale": scale, "out": out, "from": source, "reuse": reuse}
+    options = {"row": row, "scale": scale, "out": out, "from": source, "reuse": reuse, "until": until}
     words = [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
     words += [] if kernel == "auto" else ["--kernel", kernel]
     raise typer.Exit(launch(procs, ["train", config, *(overrides or []), *words, *(["--quiet"] if quiet else [])]))

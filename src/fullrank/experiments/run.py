@@ -90,11 +90,12 @@ def train(
     quiet: bool = False,
     say: Say = print,
     trained: Mapping[str, Path] | None = None,
+    until: int | None = None,
 ) -> dict[str, Any]:
     """Train the configuration in `folder` (continuing a run that was stopped there) and return its result.json.
 
     trained: finished runs (`finished_trainings`). Where one of them has this very training, it is taken over, and the model is
-    measured as this configuration says.
+    measured as this configuration says. until: pause after this update; nothing is measured then, and the result is empty.
     """
     config = absolute(resolved.config)
     task_of(config).check(config)
@@ -105,7 +106,7 @@ def train(
         if gathered(isinstance(begun, dict))[0]:
             return begun if isinstance(begun, dict) else {}
         assert not isinstance(begun, dict)
-        return _train(begun, folder, device, quiet=quiet)
+        return _train(begun, folder, device, quiet=quiet, until=until)
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,9 @@ def _begin(
     return _Begun(prepared, identity, task)
 
 
-def _train(begun: _Begun, folder: Path, device: torch.device, *, quiet: bool) -> dict[str, Any]:
+def _train(
+    begun: _Begun, folder: Path, device: torch.device, *, quiet: bool, until: int | None = None
+) -> dict[str, Any]:
     """Train and measure a run that has begun; the first of several processes writes its result.json."""
     prepared, identity, first = begun.prepared, begun.identity, rank() == 0
     with kernel(identity["kernel"]):  # the kernel of a run is chosen here and nowhere else
@@ -195,7 +198,10 @@ def _train(begun: _Begun, folder: Path, device: torch.device, *, quiet: bool) ->
             seal=seal_run(folder, settings),
             observers=observers,
             locked=True,
+            until=until,
         )
+        if until is not None:
+            return {}
         result = {
             **{key: identity[key] for key in ("name", "recipe", "row", "scale", "paper", "kernel", "training")},
             "seed": options.seed,
@@ -217,12 +223,12 @@ def _train(begun: _Begun, folder: Path, device: torch.device, *, quiet: bool) ->
         return result
 
 
-def resume(folder: Path, *, quiet: bool = False, say: Say = print) -> dict[str, Any]:
-    """Resume the run in `folder` exactly where it stopped."""
+def resume(folder: Path, *, quiet: bool = False, say: Say = print, until: int | None = None) -> dict[str, Any]:
+    """Resume the run in `folder` exactly where it stopped. until: as in `train`."""
     config, identity = open_any(folder)
     recipe = identity.get("recipe") or folder.name
     resolved = Resolved(config, recipe, *(identity.get(key) for key in ("row", "scale", "paper")))
-    return train(resolved, folder, kernel_name=identity.get("kernel", "auto"), quiet=quiet, say=say)
+    return train(resolved, folder, kernel_name=identity.get("kernel", "auto"), quiet=quiet, say=say, until=until)
 
 
 def corpus_of(folder: Path, split: str, say: Say = print) -> Any:

@@ -70,12 +70,14 @@ def fit(
     seal: Mapping[str, Any] | None = None,
     observers: Sequence[Observer] = (),
     locked: bool = False,
+    until: int | None = None,
 ) -> FitResult:
     """Train `model` in the run folder `folder`, from its last checkpoint if it has one; at the end the model holds
     the last weights (the averaged ones when averaging). `load_weights(model, folder / "checkpoints" / "best")` gives the best.
     In several processes (`training.distributed`) each calls it with its rows of the batches; the first one writes.
 
     seal: what checkpoints state of the run (`seal.seal_run`). locked: the caller holds the lock of the folder.
+    until: pause after this update; the schedules stay those of the whole training, and a later call goes on.
     The objective is called with every batch, the carry of the batch before it ({} at the start of an epoch, not of a phase),
     and its position in training; before that all generators are seeded from seed, pass and process (`randomness.begin_draws`).
     Evaluation runs in evaluation mode, in the precision of training, without gradients; `eval.metric` says which is the best.
@@ -125,7 +127,7 @@ def fit(
             loop = _Loop(
                 state, plan, engine, batches, evaluate, options, device, folder, seal or {}, metrics, timing, group
             )
-            loop.run(stack.enter_context(catch_signals()))
+            loop.run(stack.enter_context(catch_signals()), until)
         state.average.copy_to_model()
     return _result(state.counters, plan, resumed_from)
 
@@ -177,6 +179,7 @@ def _result(counters: Counters, plan: Plan, resumed_from: int | None) -> FitResu
     )
 
 
+NOT_FINITE = "is not a finite number"  # in the error of a training that diverged
 SAVE_SECONDS = 300.0  # most time between two checkpoints, where `train.save_every_steps` says nothing
 
 
@@ -200,13 +203,13 @@ class _Loop:
     ending: bool = False  # in one of the processes a signal asked for an end
     late: bool = False  # in one of them a checkpoint is due by the clock
 
-    def run(self, stop: Signals) -> None:
-        """Step after step until plan or phases are done, patience is out, or a signal asks for a stop."""
-        plan, counters = self.plan, self.state.counters
+    def run(self, stop: Signals, until: int | None) -> None:
+        """Step after step until plan or phases are done, patience is out, or a signal or `until` asks for a stop."""
+        plan, counters, pause = self.plan, self.state.counters, math.inf if until is None else until
         self.state.model.train()
         self.parameters = [p for group in self.state.optimizer.param_groups for p in group["params"]]
         self.clock, self.saved = Clock(self.device, counters, stop), time.monotonic()
-        while not counters.finished:
+        while not counters.finished and counters.step < pause:
             self.update(stop)
             self.observers.advance(counters.step, counters.tokens)
             counters.finished = plan.finished(counters)
@@ -218,7 +221,8 @@ class _Loop:
             if over or flat:
                 self.next_phase()
             keep = self.options.keep_checkpoints if evaluating else None
-            if plan.save_due(counters.step) or self.late or best or keep or counters.finished or self.ending:
+            ends = counters.finished or counters.step >= pause
+            if plan.save_due(counters.step) or self.late or best or keep or ends or self.ending:
                 self.save(best, keep)
             if self.ending and not counters.finished:
                 raise Interrupted(
@@ -380,7 +384,7 @@ class _Loop:
         bf16 = " or set train.precision=fp32" if options.precision == "bf16" else ""
         kept = f"the last good checkpoint is {last.resolve()}" if last.exists() else "there is no checkpoint yet"
         return RunError(
-            f"{what} at step {step} is not a finite number: lower train.learning_rate (now {options.learning_rate:g}), raise "
+            f"{what} at step {step} {NOT_FINITE}: lower train.learning_rate (now {options.learning_rate:g}), raise "
             f"train.warmup_steps (now {options.warmup_steps}), lower train.max_grad_norm (now {clip}){bf16}; {kept}"
         )
 
