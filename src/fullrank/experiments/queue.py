@@ -40,17 +40,26 @@ _LAST_LINES = 6
 _DONE = ("finished", "recorded")
 
 
+class TrainingsFailed(RunError):
+    """Trainings that failed. outputs: what each of them printed, by its folder."""
+
+    def __init__(self, text: str, outputs: Mapping[Path, str]) -> None:
+        self.outputs = outputs
+        super().__init__(text)
+
+
 @dataclass(frozen=True)
 class Training:
     """One training of a plan: a row with a seed, its folder, its settings beside the recipe's, and the claim it decides.
 
-    recorded: the ledger has its run.
+    recorded: the ledger has its run. until: the update after which it pauses, not measured.
     """
 
     cell: Cell
     overrides: tuple[str, ...]
     decides: str | None
     recorded: bool = False
+    until: int | None = None
 
     @property
     def command(self) -> list[str]:
@@ -58,13 +67,20 @@ class Training:
         resolved, folder = self.cell.resolved, self.cell.folder
         words = ["-m", "fullrank", "train", resolved.recipe, *self.overrides, "--out", str(folder)]
         if resolved.row is not None:
-            words += ["--row", resolved.row, "--scale", str(resolved.scale), "--reuse", str(folder.parent.parent)]
+            words += ["--row", resolved.row, "--scale", str(resolved.scale)]
+        if self.until is not None:
+            words += ["--until", str(self.until)]
+        elif resolved.row is not None:
+            words += ["--reuse", str(folder.parent.parent)]
         return words
 
     @property
     def finished(self) -> bool:
-        """The run in the folder is finished, and has the settings of the plan."""
+        """The run in the folder is finished, and has the settings of the plan; or it has come as far as it should."""
         folder, resolved = self.cell.folder, self.cell.resolved
+        if self.until is not None:
+            state = _saved(folder)
+            return state.get("finished", False) or state.get("step", 0) >= self.until
         if finished_result(folder) is None:
             return False
         there, row = build_any(read_yaml(folder / "config.yaml")), (resolved.recipe, resolved.row, resolved.scale)
@@ -128,12 +144,17 @@ def listing(planned: Sequence[Training], cores: int) -> dict[str, Any]:
     return {"trainings": states, "seconds_left": fmean(took) * left / cores if took else None}
 
 
+def _saved(folder: Path) -> dict[str, Any]:
+    """The state of the last checkpoint of the run in `folder`; empty without one."""
+    try:
+        return read_record(folder / "checkpoints" / "last").state
+    except DamagedError:
+        return {}
+
+
 def _state(training: Training) -> dict[str, Any]:
     cell, resolved = training.cell, training.cell.resolved
-    try:
-        saved = read_record(cell.folder / "checkpoints" / "last").state
-    except DamagedError:
-        saved = {}
+    saved = _saved(cell.folder)
     result, step = finished_result(cell.folder), saved.get("step", 0)
     state = "running" if is_locked(cell.folder) else "stopped" if step else "recorded" if training.recorded else "open"
     return {
@@ -185,11 +206,11 @@ async def train_all(
 ) -> None:
     """Train what is not finished, one training on each core at a time; `finished` is called with the folder of each run.
 
-    RunError at the end if any training failed. Interrupted: SIGINT or SIGTERM; every training has saved its state. SIGTSTP
+    TrainingsFailed at the end if any did. Interrupted: SIGINT or SIGTERM; every training has saved its state. SIGTSTP
     (Ctrl-Z) pauses the queue with its trainings.
     """
     waiting, running = deque(enumerate(planned, start=1)), set[Process]()
-    failed, stopped = list[str](), list[str]()
+    failed, stopped = list[tuple[Training, str]](), list[str]()
 
     def send(number: signal.Signals) -> None:
         for process in running:
@@ -220,9 +241,9 @@ async def train_all(
                 output, _ = await process.communicate()
                 running.remove(process)
                 if process.returncode != 0:
-                    failed.append(str(training))
+                    failed.append((training, output.decode("utf-8", errors="replace")))
                     say(f"failed: {training}, exit status {process.returncode}")
-                    for line in output.decode("utf-8", errors="replace").splitlines()[-_LAST_LINES:]:
+                    for line in failed[-1][1].splitlines()[-_LAST_LINES:]:
                         say(f"  {line}")
                     continue
                 say(f"finished: {training}")
@@ -240,4 +261,6 @@ async def train_all(
     if stopped:
         raise Interrupted(f"stopped by {stopped[0]}; what was running has saved its state")
     if failed:
-        raise RunError(f"{len(failed)} of {len(planned)} trainings failed: {'; '.join(failed)}")
+        names = "; ".join(str(training) for training, _ in failed)
+        outputs = {training.cell.folder: output for training, output in failed}
+        raise TrainingsFailed(f"{len(failed)} of {len(planned)} trainings failed: {names}", outputs)
