@@ -49,14 +49,40 @@ def adamw(p: Tensor, state: dict[str, Tensor], g: Tensor, lr: float, t: int) -> 
     return adam(p - lr * DECAY * p, state, g, lr, t, decay=0.0)
 
 
-EQUATIONS: dict[str, Callable[..., Tensor]] = {"sgd": sgd, "nag": fairseq_nag, "adam": adam, "adamw": adamw}
+def muon(p: Tensor, state: dict[str, Tensor], g: Tensor, lr: float, t: int) -> Tensor:
+    """Newton-Schulz steps as what they do to singular values: s -> a s + b s^3 + c s^5, with the numbers of Jordan et al."""
+    state["v"] = MU * state["v"] + (1 - MU) * g
+    u, s, v = torch.linalg.svd((1 - MU) * g + MU * state["v"], full_matrices=False)
+    s = s / s.square().sum().sqrt()
+    for _ in range(5):
+        s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+    return p - lr * DECAY * p - 0.2 * math.sqrt(max(p.shape)) * lr * u @ s.diag() @ v
+
+
+EQUATIONS: dict[str, Callable[..., Tensor]] = {
+    "sgd": sgd, "nag": fairseq_nag, "adam": adam, "adamw": adamw, "muon": muon
+}  # fmt: skip
+NARROW = {"muon": {"rtol": 0.0, "atol": 5e-3}}  # of products in bfloat16; the updates move entries by 0.2
+CLOSE = {"rtol": 1e-12, "atol": 1e-12}
+
+
+class Layers(nn.Module):
+    """Layers as the blocks of a model."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+
+def groups_for(name: str, *layers: nn.Module) -> Any:
+    return parameter_groups(Layers(*layers), DECAY, muon=name == "muon")
 
 
 @pytest.mark.parametrize("name", EQUATIONS)
 def test_every_optimizer_follows_its_equation(name: str) -> None:
     layer = nn.Linear(2, 3, bias=False, dtype=torch.float64)
     options = TrainConfig(steps=1, optimizer=name, momentum=MU, betas=BETAS, eps=EPS, weight_decay=DECAY)
-    optimizer = make_optimizer(name, parameter_groups(layer, DECAY), options)
+    optimizer = make_optimizer(name, groups_for(name, layer), options)
     expected = layer.weight.detach().clone()
     state = {key: torch.zeros_like(expected) for key in "vwms"}
     for t, (gradient, rate) in enumerate(zip(GRADIENTS, RATES, strict=True), start=1):
@@ -65,7 +91,7 @@ def test_every_optimizer_follows_its_equation(name: str) -> None:
             group["lr"] = rate
         optimizer.step()
         expected = EQUATIONS[name](expected, state, gradient, rate, t)
-        torch.testing.assert_close(layer.weight.detach(), expected, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(layer.weight.detach(), expected, **NARROW.get(name, CLOSE))
 
 
 def fairseq_adam(p: Tensor, state: dict[str, Tensor], g: Tensor, lr: float, t: int, eps: float) -> Tensor:
@@ -138,7 +164,7 @@ def test_a_parameter_without_gradient_at_the_first_step_follows_later(name: str)
     """A layer that is skipped at its first step has no gradient there; later ones are as if it had begun with them."""
     skipped, other = (nn.Linear(2, 3, bias=False, dtype=torch.float64) for _ in range(2))
     options = TrainConfig(steps=1, optimizer=name, momentum=MU, betas=BETAS, eps=EPS, weight_decay=DECAY)
-    optimizer = make_optimizer(name, parameter_groups(nn.ModuleList([skipped, other]), DECAY), options)
+    optimizer = make_optimizer(name, groups_for(name, skipped, other), options)
     expected, state = skipped.weight.detach().clone(), {key: torch.zeros_like(skipped.weight) for key in "vwms"}
     for t, (gradient, rate) in enumerate(zip(GRADIENTS, RATES[:1] + RATES[:-1], strict=True)):
         skipped.weight.grad = gradient.clone() if t else None
@@ -148,7 +174,63 @@ def test_a_parameter_without_gradient_at_the_first_step_follows_later(name: str)
         optimizer.step()
         if t:
             expected = EQUATIONS[name](expected, state, gradient, rate, t)
-    torch.testing.assert_close(skipped.weight.detach(), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(skipped.weight.detach(), expected, **NARROW.get(name, CLOSE))
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_strong_decay_is_decoupled(name: str) -> None:
+    """p -= lr d p beside an update that does not know of it, here none: 30 times the usual decay (arXiv 2509.14786)."""
+    layer = nn.Linear(5, 4, bias=False, dtype=torch.float64)
+    before = layer.weight.detach().clone()
+    groups = parameter_groups(Layers(layer), 3.0, muon=name == "muon")
+    optimizer = make_optimizer(name, groups, TrainConfig(steps=1, optimizer=name, weight_decay=3.0))
+    for rate in RATES:
+        layer.weight.grad = torch.zeros_like(layer.weight)
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.step()
+    expected = before * math.prod(1 - 3.0 * rate for rate in RATES)
+    torch.testing.assert_close(layer.weight.detach(), expected, **CLOSE)
+
+
+def test_muon_takes_matrices_inside_blocks_and_adamw_the_rest() -> None:
+    attention = fr.AttentionConfig(score="relative", mix="position_wise")
+    sizes: dict[str, Any] = {"vocab_size": 13, "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
+    model = fr.LanguageModel(fr.ModelConfig(**sizes, position="relative", attention=attention))
+    options = TrainConfig(steps=1, optimizer="muon", betas=BETAS, eps=EPS, weight_decay=DECAY)
+    optimizer = make_optimizer("muon", parameter_groups(model, DECAY, muon=True), options)
+    other = make_optimizer("adamw", parameter_groups(copied := copy.deepcopy(model), DECAY), options)
+    for one, same in zip(model.parameters(), copied.parameters(), strict=True):
+        one.grad = torch.randn_like(one)
+        same.grad = one.grad.clone()
+    optimizer.step()
+    other.step()
+    states = {name: set(optimizer.state[p]) for name, p in model.named_parameters()}
+    inside = [f"attention.project.{name}" for name in ("query", "key", "value", "relative")]
+    inside += ["attention.merge", "feed_forward.up", "feed_forward.down"]
+    found = {name for name, state in states.items() if state == {"momentum_buffer"}}
+    assert found == {f"blocks.0.{name}.weight" for name in inside}
+    assert "blocks.0.attention.attend.mix.from_query" in states  # a matrix, but of a mixing
+    for name, parameter in model.named_parameters():
+        assert (name in found) != torch.equal(parameter, copied.get_parameter(name)), name
+
+
+def test_muon_and_adamw_move_parameters_alike() -> None:
+    """`match_rms_adamw`: the first update of AdamW is the rate in every entry, and of Muon a fifth of it."""
+    for shape in ((48, 16), (16, 48), (32, 32)):
+        layer = nn.Linear(*shape, bias=False)
+        before = layer.weight.detach().clone()
+        layer.weight.grad = torch.randn_like(layer.weight)
+        options = TrainConfig(steps=1, optimizer="muon", learning_rate=0.01)
+        make_optimizer("muon", parameter_groups(Layers(layer), 0.0, muon=True), options).step()
+        assert float((layer.weight.detach() - before).square().mean().sqrt()) == pytest.approx(0.002, rel=0.2)
+
+
+def test_muon_is_refused_where_torch_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.optim, "Muon")
+    with pytest.raises(
+        ConfigError, match=r"train\.optimizer: muon is a part of torch from 2\.9 on, installed is torch \d"
+    ):
+        make_optimizer("muon", parameter_groups(Toy(), 0.0), TrainConfig(steps=1))
 
 
 def test_nag_without_momentum_is_refused() -> None:

@@ -248,7 +248,7 @@ def _model(run: RunConfig) -> Any:
 
 
 def optimizer_states(options: TrainConfig) -> float:
-    """Numbers that the optimizer holds for each parameter, found by a step of it on a few."""
+    """Numbers that the optimizer holds for each parameter, found by a step of it on a few; of muon at most."""
     parameter = nn.Parameter(torch.zeros(1000))
     parameter.grad = torch.zeros(1000)
     optimizer = make_optimizer(options.optimizer, [{"params": [parameter]}], options)

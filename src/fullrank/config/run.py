@@ -31,7 +31,7 @@ from fullrank.core.section import (
 # what is said of every figure of a model that predicts masked tokens
 MASKED_TOKEN = "a masked-token perplexity, not comparable with next-token perplexity"
 
-Optimizer = Annotated[str, Slot("optimizer", "sgd", "nag", "adam", "adamw")]
+Optimizer = Annotated[str, Slot("optimizer", "sgd", "nag", "adam", "adamw", "muon")]
 Schedule = Annotated[
     str, Slot("schedule", "constant", "cosine", "cosine_restarts", "cosine_wave", "linear", "inverse_sqrt", "plateau")
 ]
@@ -115,7 +115,7 @@ class TrainingConfig(Section):
     seed: CountOrZero = key(1, "seed of every random draw")
     gradient_accumulation_steps: Size = key(1, "batches of one update")
     optimizer: Optimizer = key("adamw", "optimizer")
-    eps: Positive = key(1e-8, "epsilon of adam and adamw")
+    eps: Positive = key(1e-8, "epsilon of adam, adamw and muon")
     orthogonality: PositiveOrZero = key(0.0, "coefficient of the orthogonality penalty (Mixhead Eq. 16)")
     overlap: PositiveOrZero = key(0.0, "coefficient of the overlap penalty (Mixhead Eq. 20)")
     precision: Literal["fp32", "bf16"] = key("fp32", "precision of the forward pass")
@@ -159,9 +159,13 @@ class TrainConfig(TrainingConfig):
     learning_rate: Positive = key(1e-3, "learning rate after the warm-up")
     embedding_rate: Positive = key(1.0, "factor on learning_rate for the embedding; min_learning_rate stays")
     rate_by_length: bool = key(False, "learning rates are scaled by the tokens of the update")
-    betas: tuple[Share, Share] = key((0.9, 0.98), "decay of the means of adam and adamw")
-    momentum: Share = key(0.0, "momentum of sgd and nag")
-    weight_decay: PositiveOrZero = key(0.0, "weight decay; never acts on mixing weights, biases and norms")
+    betas: tuple[Share, Share] = key((0.9, 0.98), "decay of the means of adam, adamw and muon")
+    momentum: Share = key(0.0, "momentum of sgd and nag; of muon, where 0 is 0.95")
+    weight_decay: PositiveOrZero = key(
+        0.0,
+        "weight decay; never acts on mixing weights, biases and norms (adamw, muon: strong for little data, 0.8 to 3, "
+        "arXiv 2509.14786)",
+    )
     schedule: Schedule = key("constant", "schedule of the learning rate")
     warmup_steps: CountOrZero = key(0, "updates over which the learning rate rises")
     warmup_from: PositiveOrZero = key(0.0, "learning rate at which the warm-up begins")

@@ -101,7 +101,7 @@ def tuning_parts(
         evaluate,
         options,
         _EvaluationOptions(config.eval.every_steps, every_epochs, metrics[0]),
-        lambda: groups_of(model, options.weight_decay, config.train.mixing_scale),
+        lambda: groups_of(model, options.weight_decay, config.train.mixing_scale, options.optimizer == "muon"),
         result,
         {"transformers": transformers.__version__},
     )
@@ -158,11 +158,11 @@ def mixing_names(model: nn.Module) -> set[str]:
     return {name for name, _ in model.named_parameters() if ".fullrank." in f".{name}"}
 
 
-def groups_of(model: nn.Module, weight_decay: float, mixing_scale: float) -> Groups:
+def groups_of(model: nn.Module, weight_decay: float, mixing_scale: float, muon: bool = False) -> Groups:
     """The usual parameter groups, and one of mixing parameters: another learning rate, and no decay."""
     names = mixing_names(model)
     injected = {id(p) for name, p in model.named_parameters() if name in names}
-    groups = parameter_groups(model, weight_decay)
+    groups = parameter_groups(model, weight_decay, muon)
     mixing = [p for group in groups for p in group["params"] if id(p) in injected]
     groups = [{**group, "params": [p for p in group["params"] if id(p) not in injected]} for group in groups]
     groups.append({"params": mixing, "weight_decay": 0.0, "scale": mixing_scale})

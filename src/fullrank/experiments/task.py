@@ -189,8 +189,10 @@ def training_parts(
         }
 
     def groups() -> Groups:
+        options = config.train
         tables = (p for module in model.modules() if isinstance(module, Input) for p in module.parameters())
-        return with_peak(parameter_groups(model, config.train.weight_decay), tables, config.train.embedding_rate)
+        made = parameter_groups(model, options.weight_decay, options.optimizer == "muon")
+        return with_peak(made, tables, options.embedding_rate)
 
     return Parts(model, objective, batches, evaluate, config.train, config.eval, groups, result)
 

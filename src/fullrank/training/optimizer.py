@@ -7,6 +7,7 @@ loop before every step. With g the gradient, p the parameter and d the weight de
     nag     g += d p;   v = mu v + g;   p -= lr (g + mu v)
     adam    g += d p;   m = b1 m + (1-b1) g;   s = b2 s + (1-b2) g^2;   p -= lr m/(1-b1^t) / (sqrt(s/(1-b2^t)) + eps)
     adamw   p -= lr d p;   then adam with d = 0
+    muon    see `MuonWithAdamW`
 
 `nag` written with the velocity w = -lr v is fairseq's: w' = mu w - lr g, p += mu^2 w - (1 + mu) lr g, where w is
 rescaled whenever lr changes; only the weight decay differs (fairseq's acts on p, ours on g).
@@ -36,7 +37,7 @@ from fullrank.config import register
 from fullrank.config.run import TrainConfig
 from fullrank.core.errors import ConfigError
 from fullrank.core.registry import lookup
-from fullrank.training.distributed import Gatherable
+from fullrank.training.distributed import Gatherable, blocks_of
 
 Groups = list[dict[str, Any]]
 
@@ -54,9 +55,10 @@ def _declared_exempt(item: object) -> bool:
     return isinstance(item, DecayDeclaration) and item.no_weight_decay
 
 
-def parameter_groups(model: nn.Module, weight_decay: float) -> Groups:
+def parameter_groups(model: nn.Module, weight_decay: float, muon: bool = False) -> Groups:
     """Trainable parameters in two groups: those that decay by `weight_decay`, and those that never do.
 
+    muon: the matrices inside blocks that decay are a group of their own, marked `muon`.
     Biases and norms (fewer than two dimensions) never decay, nor anything inside a module whose `no_weight_decay` is
     true, nor a parameter marked so itself: mixing matrices start at the identity, and decay would pull them to zero.
     A tied parameter appears once, and stays out of decay if any of its owners says so. Order is the model's own.
@@ -67,6 +69,11 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> Groups:
     decayed = [p for p in trainable if id(p) not in exempt]
     others = [p for p in trainable if id(p) in exempt]
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+    if muon:
+        inside = {id(p) for block in blocks_of(model) for p in block.parameters() if p.ndim == 2}
+        groups[0]["params"] = [p for p in decayed if id(p) not in inside]
+        matrices = [p for p in decayed if id(p) in inside]
+        groups.append({"params": matrices, "weight_decay": weight_decay, "muon": True})
     return [group for group in groups if group["params"]]
 
 
@@ -134,6 +141,43 @@ def adam(groups: Groups, options: TrainConfig) -> Optimizer:
 def adamw(groups: Groups, options: TrainConfig) -> Optimizer:
     """Adam with decoupled weight decay."""
     return torch.optim.AdamW(groups, betas=options.betas, eps=options.eps, **_common(groups, options))
+
+
+@register("optimizer", "muon")
+class MuonWithAdamW(Optimizer):
+    """torch.optim.Muon (torch 2.9) for matrices inside blocks (`parameter_groups` marks them), AdamW for all else.
+
+        v = mu v + (1-mu) g;   u = (1-mu) g + mu v;   p -= lr d p;   p -= 0.2 sqrt(max(m, n)) lr O(u)
+
+    p (m, n).  With the singular values u = U diag(s) V', O(u) is about U V': five Newton-Schulz steps in bfloat16 bring every
+    s to between 0.7 and 1.2 (Jordan et al. 2024).  mu is `momentum`, 0.95 where that is 0.
+    The entries of U V' have the root mean square 1 / sqrt(max(m, n)). The factor makes it 0.2, about that of an update of
+    AdamW, so that one learning rate serves both (`match_rms_adamw`; Liu et al. 2025, arXiv 2502.16982, §2.2).
+    Slow on a CPU without instructions for bfloat16, where such products take 16 times as long as those in fp32.
+    ConfigError where torch has no Muon.
+    """
+
+    def __init__(self, groups: Groups, options: TrainConfig) -> None:
+        if not hasattr(torch.optim, "Muon"):
+            raise ConfigError(
+                f"train.optimizer: muon is a part of torch from 2.9 on, installed is torch {torch.__version__}; update torch, "
+                "or choose adamw"
+            )
+        matrices, others = ([g for g in groups if g.get("muon", False) is marked] for marked in (True, False))
+        self.parts: list[tuple[bool, Optimizer]] = []
+        if matrices:
+            rate, momentum = options.learning_rate, options.momentum or 0.95
+            muon = torch.optim.Muon(matrices, lr=rate, momentum=momentum, adjust_lr_fn="match_rms_adamw")
+            self.parts.append((True, muon))
+        if others:
+            self.parts.append((False, adamw(others, options)))
+        super().__init__(groups, {})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for marked, part in self.parts:  # `load_state_dict` makes new states and groups
+            part.state = self.state
+            part.param_groups = [group for group in self.param_groups if group.get("muon", False) is marked]
+            part.step(closure)
 
 
 # -- learning rates --------------------------------------------------------------------------------------------------
