@@ -29,6 +29,8 @@ WAITS = "30"  # seconds that one of several processes waits for the others
 
 MODEL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "dropout": {"residual": 0.1}}
 MIXED = {"mix": "position_wise", "cross_head": 0.2}
+SMALL_DATA = {"train.optimizer": "muon", "train.weight_decay": 1.0, "train.past_decode": 0.1, "train.input_mask": 0.2}
+TIED_MIXTURE = {"kind": "mixture_of_softmaxes", "mixtures": 2, "tied": True}
 TRAIN = {"batch_size": 4, "segment_length": 8, "learning_rate": 0.01, "threads": 1, "device": "cpu"}
 
 
@@ -142,6 +144,8 @@ KINDS = {
     "masked": Kind(masked),
     "translation": Kind(translation),
     "multi-linear": Kind(plain, {"model.attention": {"kind": "multilinear", "rank": 4, "output_map": "decayed"}}),
+    "muon": Kind(plain, {"model.output": {"tied": True}, **SMALL_DATA}),
+    "muon, averaging": Kind(plain, {"model.output": TIED_MIXTURE, **SMALL_DATA, "train.averaging": "ema"}),
     "bf16": Kind(plain, {"model.attention": MIXED, "train.precision": "bf16"}),
     "accumulation, averaging": Kind(plain, {"train.gradient_accumulation_steps": 3, "train.averaging": "swa"}),
     "fine-tuning": Kind(finetuning),

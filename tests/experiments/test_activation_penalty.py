@@ -10,7 +10,7 @@ import torch
 import fullrank as fr
 from fullrank.config.run import TrainConfig
 from fullrank.data import Batch
-from fullrank.experiments.language_model import CausalObjective
+from fullrank.experiments.objective import CausalObjective
 from fullrank.training.values import TrainingPosition
 
 

@@ -38,7 +38,7 @@ def kill_when(folder: Path, lines: int, *words: object) -> None:
     assert not (folder / "result.json").exists()
 
 
-@pytest.mark.parametrize("name", [MEMORY, "masked", "translation", "fine-tuning"])
+@pytest.mark.parametrize("name", [MEMORY, "masked", "translation", "fine-tuning", "muon", "muon, averaging"])
 def test_a_killed_run_ends_as_one_never_killed(name: str, tmp_path: Path) -> None:
     if name == "fine-tuning":
         pytest.importorskip("transformers")

@@ -19,7 +19,7 @@ from fullrank.config.run import PhaseConfig, TrainConfig
 from fullrank.core.errors import ConfigError, InputError
 from fullrank.core.skip_retain import SkipRetain
 from fullrank.data import Streams
-from fullrank.experiments.language_model import CausalObjective, Distillation
+from fullrank.experiments.objective import CausalObjective, Distillation
 from fullrank.experiments.run import resume, train
 from fullrank.experiments.run_folder import teacher_of
 from fullrank.files import sha256_of

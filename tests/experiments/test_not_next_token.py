@@ -15,8 +15,8 @@ from fullrank.config.run import TrainConfig
 from fullrank.core.errors import InputError
 from fullrank.data import Blocks
 from fullrank.evaluation.perplexity import Evaluation, EvaluationProtocol
-from fullrank.experiments.language_model import CausalObjective
 from fullrank.experiments.measure import check_training_length, measure
+from fullrank.experiments.objective import CausalObjective
 from fullrank.training.values import TrainingPosition
 
 START, VOCABULARY, LONGEST = 3, 11, 8

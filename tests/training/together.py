@@ -43,10 +43,11 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "mixture": {
         "model": SMALL | {
-            "output": {"kind": "mixture_of_softmaxes", "mixtures": 3, "latent_dropout": 0.3},
+            "output": {"kind": "mixture_of_softmaxes", "mixtures": 3, "latent_dropout": 0.3, "tied": True},
             "attention": {"mix": "position_independent"},
         },
-        "train": SHORT | {"order": "shuffled", "batch_size": 7, "label_smoothing": 0.1},
+        # two parts that only training has
+        "train": SHORT | {"order": "shuffled", "batch_size": 7, "label_smoothing": 0.1, "past_decode": 0.1, "input_mask": 0.2},
     },
     "masked": {
         "model": SMALL | {"output": {"kind": "mixture_of_softmaxes", "mixtures": 2, "latent_dropout": 0.3}},

@@ -169,10 +169,14 @@ def on_meta(cls: Callable[[ModelConfig], Model], config: ModelConfig) -> Model:
 def parameters_by_part(model: nn.Module, place: str | None = None) -> dict[str, int]:
     """Trainable parameters of each part of a model, and `total`; tied ones count once, where they are stored.
 
+    Those that training adds (`TrainingOnly`) are no part of the model.
     place: only those of one of `PLACES` of a translation model; cross-attention and its norm are a place of their own.
     """
     counts: Counter[str] = Counter({part: 0 for part, _ in _PARTS})
+    saved = model.state_dict()
     for name, parameter in model.named_parameters():
+        if name not in saved:
+            continue
         own = "encoder" if name.startswith("encoder.") else "cross" if ".cross_attention" in name else "decoder"
         if place in (None, own):
             part = next((part for part, marks in _PARTS if any(mark in name for mark in marks)), "other")

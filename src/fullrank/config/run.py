@@ -183,6 +183,8 @@ class TrainConfig(TrainingConfig):
     activation_regularization: PositiveOrZero = key(0.0, "AR: coefficient of the mean square of the last hidden states")
     temporal_regularization: PositiveOrZero = key(0.0, "TAR: the same of their change from one token to the next")
     distill: DistillConfig | None = key(None, "learn the next-token distribution of a finished run, too")
+    past_decode: PositiveOrZero = key(0.0, "coefficient of past-decode regularization (0.001 is usual)")
+    input_mask: Share = key(0.0, "probability that a learned vector replaces an input token in training")
     compile: bool = key(False, "compile the model")
     cuda_graphs: bool = key(False, "with compile, on a GPU: blocks are recorded once and replayed (not measured yet)")
     averaging: Literal["none", "ema", "swa"] = key("none", "average of the weights over training")
@@ -358,6 +360,17 @@ class RunConfig(Section):
             yield "eval.keep_log_probabilities: for models that predict the next token of a text; leave it out"
         if any(part.value_residual for part in self._parts()):
             yield from self._faults_of_value_residual()
+        for name in ("past_decode", "input_mask"):
+            if (given := getattr(self.train, name)) and self.task != "language_model":
+                yield f"train.{name}: for models that predict the next token of a text; given {given}, leave it out"
+        output = self.model.output
+        decodes = output.tied and output.kind in ("softmax", "mixture_of_softmaxes") and not output.adaptive
+        if self.train.past_decode and not decodes:
+            yield (
+                "train.past_decode: decodes with the embedding, which the output layer has to share; set model.output.tied: "
+                f"true and model.output.kind: softmax or mixture_of_softmaxes (without adaptive components), given tied: "
+                f"{str(output.tied).lower()}, kind: {output.kind}; or leave it out"
+            )
         lines = list(self._faults_of_masked()) if self.masks else []
         lines = lines or list(self._faults_of_translation() if self.translates else self._faults_of_text())
         yield from lines or self._faults_of_protocol()
@@ -427,8 +440,8 @@ class RunConfig(Section):
             )
         if self.model.memory_length and self.train.context:
             yield (
-                f"train.context: for models without memory, here model.memory_length is {self.model.memory_length}; leave one of "
-                "them out"
+                f"train.context: for models without memory, given model.memory_length {self.model.memory_length}; leave one of the "
+                "two out"
             )
         for split in self._splits():
             yield from self._faults_of_reading(split)

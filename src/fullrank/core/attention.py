@@ -45,7 +45,8 @@ class Trace:
 
     partial: layers without attention weights are left out; otherwise they refuse to be traced.
     states: where a list is given, the inputs (B, N, E) of the blocks. last: the input of the vocabulary layer (B, N, E), before
-    its dropout. weights: False collects no attention; tracing attention takes the definition instead of an engine.
+    its dropout; hidden: after it, where the loss reads it. weights: False collects no attention; tracing attention takes the
+    definition instead of an engine.
     """
 
     # no dataclass: a sharded model (FSDP2) copies those among its arguments
@@ -59,6 +60,7 @@ class Trace:
         self.layers = [] if layers is None else layers
         self.partial, self.states, self.weights = partial, states, weights
         self.last: Tensor | None = None
+        self.hidden: Tensor | None = None
 
     def enter(self, x: Tensor) -> Trace | None:
         """Record the input x (B, N, E) of a block; the trace for its attention."""

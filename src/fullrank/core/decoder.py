@@ -326,6 +326,8 @@ class LanguageModel(Layers):
         check_targets(input_ids, targets, fewer=True)
         hidden, after, _ = self.hidden(input_ids, memory, attention_mask=attention_mask, trace=trace, skip=skip)
         hidden = hidden[:, input_ids.shape[1] - targets.shape[1] :]
+        if trace is not None:
+            trace.hidden = hidden
         taught = {} if teacher is None else {"teacher": teacher}
         loss, nll = self.output.loss(hidden, targets, weights, label_smoothing, **taught)
         return LossParts(loss, nll, after)

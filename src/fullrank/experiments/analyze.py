@@ -21,8 +21,8 @@ from fullrank.core.errors import InputError, suggest
 from fullrank.data import load_tokenizer
 from fullrank.data.files import Section, pieces
 from fullrank.evaluation.perplexity import final_protocol, masked_protocol
-from fullrank.experiments.language_model import skip_schedule
 from fullrank.experiments.models import Kind, load_causal, load_ours, location_of, model_kind
+from fullrank.experiments.objective import skip_schedule
 from fullrank.experiments.run import corpus_of
 from fullrank.experiments.run_folder import open_run
 from fullrank.experiments.task import Say

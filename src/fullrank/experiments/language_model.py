@@ -13,15 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fullrank.config.run import PhaseConfig, RunConfig, TrainConfig
+from fullrank.config.run import RunConfig, TrainConfig
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import ConfigError, InputError
 from fullrank.core.masked import MaskedLanguageModel
-from fullrank.core.memory import Memory
-from fullrank.core.output import Teacher
-from fullrank.core.skip_retain import SkipRetain
 from fullrank.data import (
-    Batch,
     Blocks,
     Corpus,
     MaskedBatch,
@@ -49,7 +45,7 @@ from fullrank.evaluation.perplexity import (
     validation_protocol,
 )
 from fullrank.experiments.measure import check_block, check_length, check_training_length, first_choice, measure
-from fullrank.experiments.run_folder import teacher_of
+from fullrank.experiments.objective import CausalObjective, Distillation
 from fullrank.experiments.task import (
     LOG_PROBABILITIES,
     Parts,
@@ -220,92 +216,6 @@ class LanguageModelTask(TextTask[Corpus, LanguageModel, EvaluationProtocol]):
             "temperature": _TEMPERATURE,
             "seed": 1,
         }
-
-
-_TAUGHT = "teacher."  # prefix of the teacher's memory in the carry
-
-
-class Distillation:
-    """The frozen teacher of `train.distill`, which reads every batch before the model does.
-
-    Raises InputError unless it is the best checkpoint of a finished run on the same text and vocabulary, with the weights
-    that it had when this run began (`identity` is this run's run.json), and can read the batches.
-    """
-
-    def __init__(self, config: RunConfig, identity: Mapping[str, Any], device: torch.device) -> None:
-        assert config.train.distill is not None
-        self.options, train = config.train.distill, config.train
-        self.model = LanguageModel.load(self.options.run).to(device).requires_grad_(False)
-        entries, given, longest = config.model.vocab_size, self.model.config.vocab_size, self.model.max_length
-        streams = train.order == "contiguous" and not train.context
-        for wrong, words in (
-            (identity.get("teacher") != teacher_of(self.options.run, identity), "was changed after this training began"),
-            (given != entries, f"its model.vocab_size is {given}, this one's {entries}"),
-            (longest is not None and train.context + train.segment_length > longest,
-             f"has {longest} positions, train.context and train.segment_length ask for more"),
-            (self.model.memory_length and not streams,
-             "has a memory, so train.order has to be contiguous, without train.context"),
-        ):  # fmt: skip
-            if wrong:
-                raise InputError(f"train.distill.run: {self.options.run} {words}; give another teacher")
-
-    @torch.no_grad()
-    def __call__(self, batch: Batch, carry: Carry) -> tuple[Teacher, Carry]:
-        """What the teacher says of a batch, and its memory for the next one."""
-        known = {name.removeprefix(_TAUGHT): tensor for name, tensor in carry.items() if name.startswith(_TAUGHT)}
-        hidden, memory, _ = self.model.hidden(batch.inputs, Memory.from_tensors(known) if known else None)
-        after = {} if memory is None else {f"{_TAUGHT}{name}": tensor for name, tensor in memory.to_tensors().items()}
-        hidden = hidden[:, batch.inputs.shape[1] - batch.targets.shape[1] :]
-        return Teacher(self.model.output, hidden, self.options.weight, self.options.temperature), after
-
-
-class CausalObjective:
-    """Mean nll of the next token, with label smoothing, plus the penalties of Mixhead Eq. 16 and Eq. 20 if asked for.
-
-    teacher: its distribution is learned, too. The carry holds the memory of a model that has one, and of such a teacher. In a
-    phase with Skip-Retain, the skipped layers are drawn for every pass, a function of `train.seed` and the number of the pass.
-    Raises ConfigError if the probabilities of a phase do not fit the model.
-    """
-
-    def __init__(self, model: LanguageModel, options: TrainConfig, teacher: Distillation | None = None) -> None:
-        self.model, self.options, self.teacher = model, options, teacher
-        self.device = next(model.parameters()).device
-        self.schedules = {phase.name: skip_schedule(phase, model.config.num_hidden_layers) for phase in options.phases}
-
-    def __call__(self, batch: Batch, carry: Carry, position: TrainingPosition) -> Loss:
-        options, phase = self.options, position.phase
-        trace = trace_for(options)
-        own, part = batch.tokens, batch.part  # counted here, before it goes to a GPU
-        place_draws(part, len(batch.inputs))
-        batch = batch.to(self.device)
-        teacher, taught = (None, {}) if self.teacher is None else self.teacher(batch, carry)
-        carry = {name: tensor for name, tensor in carry.items() if not name.startswith(_TAUGHT)}
-        memory = Memory.from_tensors(carry) if carry else None
-        if memory is not None and phase is not None and phase.gaps == "drifting":
-            memory = dataclasses.replace(memory, drifting=True)
-        value, nll, memory = self.model.loss_parts(
-            batch.inputs,
-            batch.targets,
-            batch.weights,
-            memory,
-            # padding comes last: models that do not see the future do not see it
-            attention_mask=batch.weights if self.model.config.sees_future else None,
-            label_smoothing=options.label_smoothing,
-            trace=trace,
-            skip=frozenset() if phase is None else self.schedules[phase.name].skipped(options.seed, position.number),
-            teacher=teacher,
-        )
-        value = penalized(shared(value, own, part), trace, options, part, batch.targets.shape[1])
-        tokens = own if part is None else part.tokens
-        return Loss(value, nll * own, tokens, {**taught, **({} if memory is None else memory.to_tensors())})
-
-
-def skip_schedule(phase: PhaseConfig, num_layers: int) -> SkipRetain:
-    """Skip-Retain in a phase; ConfigError if its probabilities do not fit the model."""
-    try:
-        return SkipRetain(phase.skip, phase.p, num_layers=num_layers)
-    except ValueError as error:
-        raise ConfigError(f"train.phases.{phase.name}.p: {error}") from error
 
 
 def _check_positions(model: LanguageModel, stream: int) -> None:

@@ -1,7 +1,7 @@
 """The state of a training under way, which a checkpoint saves: everything the next step depends on.
 
 Names in `training.safetensors`: `optimizer.<parameter>|<entry>`, `own.<parameter>` (the weights being trained, when the
-model file holds averages), `carry.<name>`, `window.nll`.
+model file holds averages, and those that only training has), `carry.<name>`, `window.nll`.
 """
 
 from __future__ import annotations
@@ -165,8 +165,8 @@ class WeightAverage:
         self.count = state["count"]
         if self.active:
             self.averages = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
-            for name, parameter in self.parameters.items():
-                parameter.copy_(own[name])
+        for name in self.parameters if self.active else own:
+            self.parameters[name].copy_(own[name])
 
 
 class RunningLoss:
@@ -304,16 +304,16 @@ class TrainingState:
 
     def capture(self) -> Snapshot:
         """A snapshot of everything as it is now; tensors are not copied."""
+        weights, trained = dict(self.model.state_dict()), self.average.parameters
         parts: dict[str, Mapping[str, Tensor]] = {
             "optimizer": _optimizer_tensors(self.model, self.optimizer),
             "carry": {name: joined(tensor) if tensor.ndim > 1 else tensor for name, tensor in self.carry.items()},
             "window": {"nll": self.running.nll},
-            "own": self.average.parameters if self.average.active else {},
+            "own": {name: p for name, p in trained.items() if self.average.active or name not in weights},
         }
         training = {f"{part}.{name}": tensor for part, named in parts.items() for name, tensor in named.items()}
-        weights = dict(self.model.state_dict())
         if self.average.active:
-            by_address = {id(p): name for name, p in self.average.parameters.items()}
+            by_address = {id(p): name for name, p in trained.items()}
             every_name = self.model.named_parameters(remove_duplicate=False)
             weights |= {name: self.average.averages[by_address[id(p)]] for name, p in every_name if name in weights}
         state = dataclasses.asdict(self.counters) | {
