@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -15,11 +16,15 @@ from cli_runs import SMALL, called, write_config
 
 import fullrank as fr
 from fullrank.cli import main
+from fullrank.config.run import DynamicConfig
 from fullrank.core.decoder import LanguageModel
+from fullrank.experiments import dynamic, language_model
 from fullrank.experiments.generation import write
 from fullrank.experiments.language_model import LanguageModelTask
+from fullrank.experiments.ledger import row_of
 from fullrank.experiments.run import corpus_of
 from fullrank.files import silent
+from fullrank.reporting import report
 from fullrank.seal import write_record
 
 XL = ["model.position=relative", "model.attention.score=relative", "model.memory_length=8"]
@@ -269,3 +274,100 @@ def test_a_run_of_before_there_were_protocols(plain: Path, text: Path) -> None:
         "before the block"
     )
     assert found["nll"] == figures(plain, "--context", 0)["nll"]
+
+
+# -- temperature and dynamic evaluation -------------------------------------------------------------------------------
+
+TUNED = ["eval.context=5", "eval.temperature=valid", "eval.dynamic.rate=[1e-4, 3e-3]", "eval.dynamic.decay=0.01"]
+
+
+@pytest.fixture(scope="module")
+def tuned(text: Path, plain: Path) -> Path:
+    """The training of `plain`, measured with a temperature and with dynamic evaluation."""
+    return train(text, "tuned", *TUNED, "eval.keep_log_probabilities=true", "--reuse", str(plain))
+
+
+def test_a_temperature_is_chosen_on_the_validation_text(plain: Path, tuned: Path) -> None:
+    kept, static = result(tuned), result(plain)
+    chosen = kept["protocol_settings"]["temperature"]
+    assert chosen != 1
+    assert f"logits divided by {chosen:g}, a temperature chosen on the validation text" in kept["protocol"]
+    assert kept["protocols"]["test"]["settings"] == kept["protocols"]["valid"]["settings"] == kept["protocol_settings"]
+    near = {t: figures(plain, "--split", "valid", "--temperature", t)["nll"] for t in (chosen - 0.01, 1, chosen + 0.01)}
+    assert kept["final"]["valid"]["nll"] < min(near.values())
+    assert near[1] == pytest.approx(static["final"]["valid"]["nll"], rel=1e-6)
+    for split in ("valid", "test"):
+        found = figures(plain, "--split", split, "--temperature", chosen)
+        assert found["nll"] == pytest.approx(kept["final"][split]["nll"], rel=1e-6)
+        assert found["protocol"].endswith(f"; logits divided by {chosen:g}")
+    assert figures(plain, "--temperature", "valid")["protocol"] == kept["protocol"]
+
+
+def test_dynamic_figures_stand_apart_from_the_static_ones(tuned: Path) -> None:
+    kept, found = result(tuned), figures(tuned, "--dynamic")
+    assert found["nll"] == pytest.approx(kept["final"]["test"]["nll"], rel=1e-6)
+    assert found["protocol"] == kept["protocol"]
+    assert "dynamic" not in kept["protocol"]
+    for split, one in kept["final_dynamic"].items():
+        assert one["nll"] != kept["final"][split]["nll"]
+        assert one["tokens"] == kept["final"][split]["tokens"]
+        assert "dynamic evaluation: a gradient step on every segment, rate" in one["protocol"]
+        assert one["protocol"].endswith("decay 0.01, both chosen on the validation text; scored before learnt")
+        scores = np.load(tuned / f"log_probabilities-dynamic-{split}.npy")
+        assert -scores.mean() == pytest.approx(one["nll"], rel=1e-5)
+    same, again = kept["final_dynamic"]["test"], found["final_dynamic"]["test"]
+    assert again["nll"] == pytest.approx(same["nll"], rel=1e-6)
+    assert (again["protocol"], again["protocol_settings"]) == (same["protocol"], same["protocol_settings"])
+    shown = on_cpu("eval", tuned, "--dynamic", "--dynamic-rate", 1e-4)[1].splitlines()
+    assert shown.index(f"  {kept['protocol']}") < shown.index("dynamic evaluation, no static figures:")
+    assert shown[-1].endswith("rate 0.0001, decay 0.01; scored before learnt")
+
+
+def test_rate_and_decay_are_chosen_without_the_test_text(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, whole = list[np.ndarray](), dynamic.measure_dynamically
+    corpus = corpus_of(plain, "test", silent)
+
+    def counting(model: LanguageModel, ids: np.ndarray, *rest: Any, **options: Any) -> Any:
+        read.append(ids)
+        return whole(model, ids, *rest, **options)
+
+    for module in (dynamic, language_model):
+        monkeypatch.setattr(module, "measure_dynamically", counting)
+    figures(plain, "--dynamic", "--dynamic-decay", 0)
+    *chosen_on, measured = read
+    assert np.array_equal(measured, corpus.ids("test"))
+    assert not np.array_equal(corpus.ids("valid"), corpus.ids("test"))
+    assert len(chosen_on) == len(DynamicConfig().grid()) // 2  # of two decays
+    assert all(np.array_equal(ids, corpus.ids("valid")) for ids in chosen_on)
+
+
+def test_reports_and_the_ledger_keep_dynamic_figures_apart(tuned: Path, tmp_path: Path) -> None:
+    """A page is the same with them and without them; a row of the ledger has them under their own name."""
+    row = row_of(tuned)
+    assert row["final"] == result(tuned)["final"]
+    assert row["final_dynamic"] == result(tuned)["final_dynamic"]
+    assert set(row["log_probabilities"]) == {"valid", "test"}
+    other = tmp_path / "tuned"
+    shutil.copytree(tuned, other, symlinks=True)
+    page = report([other]).page("title")
+    content = result(tuned)
+    content.pop("final_dynamic")
+    (other / "result.json").write_text(json.dumps(content), encoding="utf-8")
+    assert report([other]).page("title") == page
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--dynamic-rate", 0.1], "--dynamic-rate, --dynamic-decay: of dynamic evaluation; give --dynamic too"),
+        (["--dynamic", "--dynamic-rate", 0], "eval.dynamic.rate"),
+        (["--dynamic", "--dynamic-decay", 1.5], "eval.dynamic.decay"),
+        (["--temperature", "cold"], "temperature: a number from 0.01 to 100 or 'valid', given 'cold'"),
+    ],
+)
+def test_flags_of_temperature_and_dynamic_evaluation_that_cannot_be(
+    flags: list[object], said: str, plain: Path
+) -> None:
+    code, out, err = on_cpu("eval", plain, *flags)
+    assert (code, out) == (2, "")
+    assert said in " ".join(err.split())

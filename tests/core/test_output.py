@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from fullrank.core import draws, engine, registry
 from fullrank.core.embedding import TokenEmbedding
 from fullrank.core.engine import Components
 from fullrank.core.errors import ConfigError, InputError
-from fullrank.core.output import Output, SoftmaxOutput, Teacher
+from fullrank.core.output import Output, SoftmaxOutput, Teacher, Tempered
 from fullrank.training.randomness import begin_draws, end_draws
 
 CASES = pairwise_cases()
@@ -71,6 +71,36 @@ def check(case: Case, dtype: torch.dtype = DOUBLE, targets: Tensor | None = None
 def test_every_probability_and_every_gradient(case: Case, kernel: str) -> None:
     with fr.kernel(kernel):
         check(case)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@kinds
+def test_a_temperature_divides_the_logits_of_every_softmax(case: Case, bias: bool) -> None:
+    """Beside the equations with every matrix and bias divided, since z / T = (W / T) h + b / T; the prior stays."""
+    case = replace(case, bias=bias)
+    layer, (hidden, targets) = case.layer(), case.batch()
+    leaves = case.tensors(layer) | {"hidden": hidden}
+    copies = {name: tensor.detach().clone().requires_grad_() for name, tensor in leaves.items()}
+    divided = {n: t / 1.7 if "weight" in n or "bias" in n else t for n, t in copies.items() if "mixture" not in n}
+    logs = case.log_prob(copies | divided, copies["hidden"])
+    tempered = Tempered(layer, 1.7)
+    log_prob = tempered.log_prob(hidden)
+    assert torch.allclose(log_prob.exp().sum(-1), torch.ones(log_prob.shape[:-1], dtype=DOUBLE), rtol=1e-12)
+    equations.compare(log_prob, logs, leaves, copies, torch.randn(logs.shape, dtype=DOUBLE))
+    each = -logs.gather(-1, targets[..., None]).squeeze(-1)
+    equations.compare(tempered.nll(hidden, targets), each, leaves, copies, torch.randn(each.shape, dtype=DOUBLE))
+    assert torch.equal(tempered(hidden).log_softmax(-1), log_prob.log_softmax(-1))
+    assert not torch.allclose(layer.log_prob(hidden), log_prob)
+
+
+def test_a_temperature_is_refused_where_logits_are_no_linear_function() -> None:
+    class Own(SoftmaxOutput):
+        def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
+            return super().nll(hidden, targets)
+
+    for layer in (Case(normalize="sigsoftmax").layer(), Own(fr.OutputConfig(tied=False), vocab_size=5, hidden_size=3)):
+        with pytest.raises(ConfigError, match=r"a temperature divides the logits of softmaxes; .* has sigsoftmax or"):
+            Tempered(layer, 2.0)
 
 
 def test_without_engines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +20,7 @@ from fullrank.core.errors import InputError
     epilog="Examples:  [cyan]fullrank eval runs/demo/b --split valid --json[/cyan]   "
     "[cyan]fullrank eval runs/demo/b --context 48 --stride 16[/cyan]   "
     "[cyan]fullrank eval runs/xl --segment-length 64 --memory-length 640 --clamp-length 400[/cyan]   "
+    "[cyan]fullrank eval runs/xl --temperature valid --dynamic --dynamic-rate 3e-4[/cyan]   "
     "[cyan]fullrank eval runs/de-en --beam 5 --against runs/de-en-b[/cyan] (translation)",
 )
 def evaluate(
@@ -47,6 +49,21 @@ def evaluate(
     clamp_length: Annotated[
         int | None, typer.Option("--clamp-length", min=1, help="Longer distances count as this one.")
     ] = None,
+    temperature: Annotated[
+        str | None, typer.Option("--temperature", help="Divides the logits; valid: chosen on the validation text.")
+    ] = None,
+    dynamic: Annotated[
+        bool, typer.Option("--dynamic", help="Dynamic evaluation, too: every segment is scored, then learnt.")
+    ] = False,
+    dynamic_rate: Annotated[
+        float | None,
+        typer.Option(
+            "--dynamic-rate", help="Size of its steps; of those of eval.dynamic the best on valid if not given."
+        ),
+    ] = None,
+    dynamic_decay: Annotated[
+        float | None, typer.Option("--dynamic-decay", help="Share of the way back to the trained parameters; likewise.")
+    ] = None,
     beam: Annotated[
         int | None, typer.Option("--beam", min=1, help="Translation: width of the beam; 1 is greedy.")
     ] = None,
@@ -70,6 +87,7 @@ def evaluate(
 
     For a masked language model: perplexity and accuracy at masked tokens.
     """
+    from fullrank.config.run import DynamicConfig
     from fullrank.evaluation.perplexity import Flags
     from fullrank.experiments.run import evaluate as measure
     from fullrank.experiments.run_folder import open_run
@@ -84,8 +102,16 @@ def evaluate(
         memory_length=memory_length,
         same_length=same_length,
         clamp_length=clamp_length,
+        temperature=temperature,  # type: ignore[arg-type]  # read by its section
     )
     config = open_run(run)[0]
+    steps = {key: value for key, value in (("rate", dynamic_rate), ("decay", dynamic_decay)) if value is not None}
+    if steps and not dynamic:
+        raise InputError("--dynamic-rate, --dynamic-decay: of dynamic evaluation; give --dynamic too")
+    if dynamic and (config.task != "language_model" or config.model.sees_future):
+        raise InputError(
+            f"--dynamic: for models that predict the next token of a text, and {run} is none; leave it out"
+        )
     of_search = {"--beam": beam, "--length-penalty": length_penalty, "--against": against}
     of_segments = {f"--{key.replace('_', '-')}": value for key, value in vars(flags).items()}
     if not config.translates and (wrong := given(of_search)):
@@ -104,20 +130,35 @@ def evaluate(
         split,
         checkpoint=checkpoint,
         flags=flags,
+        dynamic=replace(config.eval.dynamic or DynamicConfig(), **steps) if dynamic else None,
         search={key: v for key, v in (("beams", beam), ("length_penalty", length_penalty)) if v is not None},
         device_name=device,
         kernel_name=kernel,
         say=say,
     )
     first = choose([read_run(run)]).key
-    lines = _translation_lines(figures) if config.translates else _text_lines(figures, first, masked=config.masks)
-    tell(figures, [*lines, f"  {figures['protocol']}"], json=json)
+    static = _translation_lines(figures) if config.translates else _text_lines(figures, first, masked=config.masks)
+    lines = [*static, f"  {figures['protocol']}"]
+    if dynamic:
+        apart = figures["final_dynamic"][split]
+        lines += ["dynamic evaluation, no static figures:", *_figure_lines(apart, first), f"  {apart['protocol']}"]
+    tell(figures, lines, json=json)
 
 
 def _text_lines(figures: Mapping[str, Any], first: str, *, masked: bool) -> Iterator[str]:
     """The lines of `eval`; the figure `first` is that of the task."""
     kind = "masked token" if masked else "token"
     yield f"{figures['run']}: {figures['corpus']}, {figures['split']}, {figures['tokens']:,} {kind}s"
+    yield from _figure_lines(figures, first, masked=masked)
+    if "perplexity" in (last := figures.get("last_position", {})):
+        yield (
+            f"  {'at last positions':<20} {last['perplexity']:.4f} (perplexity of the {last['tokens']:,} tokens that their "
+            "segment does not hold)"
+        )
+
+
+def _figure_lines(figures: Mapping[str, Any], first: str, *, masked: bool = False) -> Iterator[str]:
+    kind = "masked token" if masked else "token"
     lines = (
         ("perplexity", "masked-token perplexity" if masked else "perplexity per token"),
         ("accuracy_percent", "accuracy in %"),
@@ -130,11 +171,6 @@ def _text_lines(figures: Mapping[str, Any], first: str, *, masked: bool) -> Iter
     for key, words in sorted(lines, key=lambda line: line[0] != first):
         if figures.get(key) is not None:
             yield f"  {words:<20} {figures[key]:.4f}"
-    if "perplexity" in (last := figures.get("last_position", {})):
-        yield (
-            f"  {'at last positions':<20} {last['perplexity']:.4f} (perplexity of the {last['tokens']:,} tokens that their "
-            "segment does not hold)"
-        )
 
 
 def _translation_lines(figures: Mapping[str, Any]) -> Iterator[str]:

@@ -37,6 +37,7 @@ Schedule = Annotated[
 ]
 Threads = Annotated[int, Allowed("from 1 to 1024", lambda n: 1 <= n <= 1024)]
 AboveOne = Annotated[float, Allowed("a number above 1", lambda x: x > 1)]
+Temperature = Annotated[float, Allowed("a number from 0.01 to 100", lambda x: 0.01 <= x <= 100)] | Literal["valid"]
 Exponent = Annotated[float, Allowed("an exponent from -10 to 10", lambda x: -10 <= x <= 10)]
 
 
@@ -271,17 +272,40 @@ class ProtocolConfig(Section):
     memory_length: SizeOrZero | None = key(None, "tokens of memory")
     same_length: bool | None = key(None, "a window of the memory's length")
     clamp_length: Size | None = key(None, "clamp of relative positions")
+    temperature: Temperature | None = key(None, "divides the logits; valid: chosen on the validation text; null: 1")
 
 
 PROTOCOL_KEYS = tuple(hints_of(ProtocolConfig))
 
 
 @dataclass(frozen=True, kw_only=True)
+class DynamicConfig(Section):
+    """Dynamic evaluation (Krause et al. 2018): a gradient step on every segment, after it was scored.
+
+    Of several rates and decays, the pair that gives the validation text the least nll is used for every text.
+    """
+
+    KEY = "eval.dynamic"
+    rate: Positive | list[Positive] = key([3e-5, 1e-4, 3e-4], "size of a step")
+    decay: Probability | list[Probability] = key([0.0, 1e-3], "share of the way back to the trained parameters")
+
+    def grid(self) -> list[tuple[float, float]]:
+        """All pairs of a rate and a decay."""
+        rates, decays = (one if isinstance(one, list) else [one] for one in (self.rate, self.decay))
+        return [(rate, decay) for rate in rates for decay in decays]
+
+    def _faults(self) -> Iterator[str]:
+        for name in ("rate", "decay"):
+            if getattr(self, name) == []:
+                yield f"eval.dynamic.{name}: a number, or a list of one at least; given []"
+
+
+@dataclass(frozen=True, kw_only=True)
 class EvalConfig(ProtocolConfig):
     """Settings of evaluation. Both cadences `null`: once an epoch and at the end.
 
-    `context`, `stride`, `memory_length`, `same_length` and `clamp_length` belong to the final figures and to `fullrank eval`;
-    while training, a model is judged as it is trained, or as `valid` says.
+    `context`, `stride`, `memory_length`, `same_length`, `clamp_length` and `temperature` belong to the final figures and to
+    `fullrank eval`; while training, a model is judged as it is trained, or as `valid` says, at temperature 1.
     """
 
     KEY = "eval"
@@ -298,6 +322,7 @@ class EvalConfig(ProtocolConfig):
     max_sentences: SizeOrZero | None = key(None, "translation: sentences translated while training; null: all")
     metric: Literal["loss", "bleu"] = key("loss", "what patience, plateau and the best checkpoint follow")
     keep_log_probabilities: bool = key(False, "language models: keep those of every token of the final evaluation")
+    dynamic: DynamicConfig | None = key(None, "figures of dynamic evaluation beside the final ones; null: none")
     valid: ProtocolConfig | None = key(None, "the protocol of validation text, where it differs; while training, too")
     test: ProtocolConfig | None = key(None, "the protocol of test text, where it differs")
 
@@ -356,8 +381,11 @@ class RunConfig(Section):
                 "train.objective: labels is the objective of fine-tuning (data.name: glue/cola and others); for "
                 f"data.name: {self.data.name} choose causal or masked"
             )
-        if self.eval.keep_log_probabilities and self.task != "language_model":
-            yield "eval.keep_log_probabilities: for models that predict the next token of a text; leave it out"
+        for name in ("keep_log_probabilities", "dynamic"):
+            if getattr(self.eval, name) and self.task != "language_model":
+                yield f"eval.{name}: for models that predict the next token of a text; leave it out"
+        if self.eval.dynamic and self.model.sees_future:
+            yield "eval.dynamic: for models whose tokens see no later ones; set model.attention.causal: masked, or leave it out"
         if any(part.value_residual for part in self._parts()):
             yield from self._faults_of_value_residual()
         for name in ("past_decode", "input_mask"):
@@ -440,8 +468,8 @@ class RunConfig(Section):
             )
         if self.model.memory_length and self.train.context:
             yield (
-                f"train.context: for models without memory, given model.memory_length {self.model.memory_length}; leave one of the "
-                "two out"
+                f"train.context: for models without memory, given model.memory_length {self.model.memory_length}; "
+                "leave one of the two out"
             )
         for split in self._splits():
             yield from self._faults_of_reading(split)

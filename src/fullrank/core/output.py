@@ -215,6 +215,32 @@ def _states(hidden: Tensor, width: int, mixture: Latents | None) -> tuple[Tensor
     return (hidden.flatten(0, -2)[:, None], None) if mixture is None else mixture(hidden)
 
 
+class Tempered(Output):
+    """An output layer whose logits are divided by a temperature T: softmax(z / T) in every softmax that it has.
+
+    Head and tails of an adaptive softmax have it each, and of a mixture every component; its prior stays. Hidden states and
+    biases are divided, z / T = W (P' h / T) + b / T, so that an engine computes it as it computes T = 1.
+    Raises ConfigError for sigsoftmax, whose logits are no linear function of the hidden states, and for a layer that has
+    an nll of its own.
+    """
+
+    def __init__(self, layer: Output, temperature: float) -> None:
+        super().__init__()
+        if getattr(layer, "normalize", "softmax") != "softmax" or type(layer).nll is not Output.nll:
+            raise ConfigError(
+                f"a temperature divides the logits of softmaxes; {type(layer).__name__} has sigsoftmax or an nll of its own"
+            )
+        self.layer, self.temperature = layer, temperature
+
+    def components(self, hidden: Tensor) -> Components:
+        plain, scale = self.layer.components(hidden), 1 / self.temperature
+        clusters = tuple(c if c.bias is None else replace(c, bias=c.bias * scale) for c in plain.clusters)
+        return replace(plain, states=plain.states * scale, clusters=clusters)
+
+    def flops_per_token(self) -> float:
+        return self.layer.flops_per_token()
+
+
 # -- one matrix -------------------------------------------------------------------------------------------------------
 
 

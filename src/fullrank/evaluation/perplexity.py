@@ -28,6 +28,22 @@ from fullrank.core.section import Size
 
 
 @dataclass(frozen=True, kw_only=True)
+class DynamicProtocol:
+    """Rate and decay of dynamic evaluation. chosen: on the validation text, of several."""
+
+    rate: float
+    decay: float
+    chosen: bool = False
+
+    def in_words(self) -> str:
+        chosen = ", both chosen on the validation text" if self.chosen else ""
+        return (
+            f"dynamic evaluation: a gradient step on every segment, rate {self.rate:g}, decay {self.decay:g}{chosen}; "
+            "scored before learnt"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class EvaluationProtocol:
     """`segment_length`: tokens read at a time (of a window: `context + stride`). Lengths are in tokens.
 
@@ -37,6 +53,8 @@ class EvaluationProtocol:
     clamp_length: relative positions beyond it count as it; None: no limit, or no relative positions.
     next_token: every token is scored given earlier ones only. False where tokens of a model see later ones, unless
     `only_last`: what it reads then ends before the target.
+    temperature: divides the logits. temperature_chosen: on the validation text; it is 1 until then.
+    dynamic: None for static figures.
     """
 
     kind: Literal["blocks", "window", "memory"]
@@ -49,6 +67,9 @@ class EvaluationProtocol:
     same_length: bool = False
     clamp_length: int | None = None
     next_token: bool = True
+    temperature: float = 1.0
+    temperature_chosen: bool = False
+    dynamic: DynamicProtocol | None = None
 
     @property
     def only_last(self) -> bool:
@@ -85,6 +106,11 @@ class EvaluationProtocol:
                 )
         if self.clamp_length is not None:
             words += f"; positions clamped at {self.clamp_length}"
+        if self.temperature_chosen or self.temperature != 1:
+            chosen = ", a temperature chosen on the validation text" if self.temperature_chosen else ""
+            words += f"; logits divided by {self.temperature:g}{chosen}"
+        if self.dynamic is not None:
+            words += f"; {self.dynamic.in_words()}"
         return words if self.next_token else f"{words}; {NOT_NEXT_TOKEN}"
 
 
@@ -128,7 +154,7 @@ def _settings(config: RunConfig, flags: Flags, split: str) -> dict[str, _Setting
 def validation_protocol(config: RunConfig) -> EvaluationProtocol:
     """Protocol of validation while training: `eval.valid`, else the model's own memory, or blocks of `eval.segment_length`."""
     if config.eval.valid is not None:
-        return final_protocol(config, split="valid")
+        return replace(final_protocol(config, split="valid"), temperature=1.0, temperature_chosen=False)
     model, segment = config.model, config.eval.segment_length or config.train.segment_length
     return _whole_text(config, segment, config.eval.batch_size, model.memory_length, model.same_length, None)
 
@@ -143,6 +169,17 @@ def final_protocol(config: RunConfig, flags: Flags | None = None, split: str = "
     """
     flags = flags or Flags()
     settings = _settings(config, flags, split)
+    temperature, name = settings["temperature"]
+    if temperature not in (None, 1) and config.model.output.normalize == "sigsoftmax":
+        raise InputError(
+            f"{name}: divides the logits of softmaxes, given model.output.normalize: sigsoftmax; leave it out"
+        )
+    chosen = temperature == "valid"
+    protocol = _reading_of(config, flags, settings)
+    return replace(protocol, temperature=1.0 if chosen else temperature or 1.0, temperature_chosen=chosen)
+
+
+def _reading_of(config: RunConfig, flags: Flags, settings: dict[str, _Setting]) -> EvaluationProtocol:
     memory, same, clamp = (settings[key].value for key in ("memory_length", "same_length", "clamp_length"))
     if flags.same_length and not memory:
         raise InputError(
@@ -262,7 +299,7 @@ def masked_protocol(config: RunConfig, flags: Flags | None = None) -> MaskedProt
     Raises InputError for flags that are about next tokens.
     """
     flags, train = flags or Flags(), config.train
-    for key in ("context", "stride", "memory_length", "same_length", "clamp_length"):
+    for key in PROTOCOL_KEYS[1:]:
         if getattr(flags, key):
             raise InputError(
                 f"--{key.replace('_', '-')}: says how next tokens are read, and this run predicts masked ones "

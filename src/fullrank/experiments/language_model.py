@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,16 @@ from fullrank.evaluation.perplexity import (
     masked_protocol,
     validation_protocol,
 )
-from fullrank.experiments.measure import check_block, check_length, check_training_length, first_choice, measure
+from fullrank.experiments.dynamic import STATISTICS, choose, measure_dynamically, one_by_one
+from fullrank.experiments.measure import (
+    best_temperature,
+    check_block,
+    check_length,
+    check_training_length,
+    first_choice,
+    measure,
+    tempered,
+)
 from fullrank.experiments.objective import CausalObjective, Distillation
 from fullrank.experiments.task import (
     LOG_PROBABILITIES,
@@ -158,7 +167,13 @@ class LanguageModelTask(TextTask[Corpus, LanguageModel, EvaluationProtocol]):
         check_training_length(model, config.train.segment_length, train_tokens)
         check_length(model, while_training, len(validation))
         for split in _MEASURED:
-            check_length(model, self.protocol(config, split=split), corpus.splits[split].tokens)
+            protocol = self.protocol(config, split=split)
+            check_length(model, protocol, corpus.splits[split].tokens)
+            if protocol.temperature_chosen or protocol.temperature != 1:
+                tempered(model, 2.0)
+            if config.eval.dynamic is not None:
+                longest = max(corpus.splits[split].tokens, min(STATISTICS, train_tokens))
+                check_length(model, one_by_one(protocol, 0, 0), longest)
 
         identity = read_identity(folder)
         teacher = None if config.train.distill is None else Distillation(config, identity, device)
@@ -182,22 +197,69 @@ class LanguageModelTask(TextTask[Corpus, LanguageModel, EvaluationProtocol]):
         )
 
     def figures(
-        self, data: Text, model: LanguageModel, split: str, protocol: EvaluationProtocol, keep: Path | None = None
+        self,
+        data: Text,
+        model: LanguageModel,
+        split: str,
+        protocol: EvaluationProtocol,
+        keep: Path | None = None,
+        statistics: Sequence[Tensor] = (),
     ) -> dict[str, Any]:
-        """Figures of a split. A word model scores `<unk>` for words it lacks, so bits per character would flatter it."""
+        """Figures of a split; statistics: of a dynamic protocol, `root_mean_squares`.
+
+        A word model scores `<unk>` for words it lacks, so bits per character would flatter it.
+        """
         corpus = data.corpus
         info, tokenizer, ids = corpus.splits[split], corpus.tokenizer, corpus.ids(split)
-        device, batch_size = device_of(model), data.config.eval.batch_size
+        start, device, batch_size = tokenizer.start_id, device_of(model), data.config.eval.batch_size
         kept = list[Tensor]() if keep is not None and data.config.eval.keep_log_probabilities else None
-        total = measure(
-            model, ids, protocol, batch_size=batch_size, start_id=tokenizer.start_id, device=device, kept=kept
-        )
+        if protocol.dynamic is not None:
+            total = measure_dynamically(model, ids, protocol, statistics, start_id=start, kept=kept)
+        else:
+            total = measure(model, ids, protocol, batch_size=batch_size, start_id=start, device=device, kept=kept)
         if keep is not None and kept is not None and rank() == 0:
-            np.save(keep / LOG_PROBABILITIES.format(split), -torch.cat(kept).float().cpu().numpy())
+            name = split if protocol.dynamic is None else f"dynamic-{split}"
+            np.save(keep / LOG_PROBABILITIES.format(name), -torch.cat(kept).float().cpu().numpy())
         starts = None if tokenizer.sos_id is None else int((ids == tokenizer.sos_id).sum())
         if tokenizer.kind == "word":
             return figures(total, words=total.tokens - (starts or 0), line_starts=starts)
         return figures(total, words=info.words, characters=info.characters, bytes=info.bytes, line_starts=starts)
+
+    def settled(self, data: Text, model: LanguageModel, protocol: EvaluationProtocol) -> EvaluationProtocol:
+        """The protocol with the temperature that gives the validation text the least nll, where it says so."""
+        if not protocol.temperature_chosen:
+            return protocol
+        ids, start, batch_size = data.corpus.ids("valid"), data.corpus.tokenizer.start_id, data.config.eval.batch_size
+        best = best_temperature(model, ids, protocol, batch_size=batch_size, start_id=start)
+        return dataclasses.replace(protocol, temperature=best)
+
+    def apart(
+        self,
+        data: Text,
+        model: LanguageModel,
+        protocols: Mapping[str, EvaluationProtocol],
+        keep: Path | None = None,
+    ) -> dict[str, Any]:
+        """`final_dynamic`: figures of dynamic evaluation and their protocol, by split; nothing without `eval.dynamic`.
+
+        Of several rates and decays, those with the least nll on the validation text serve every split.
+        """
+        options = data.config.eval.dynamic
+        if options is None:
+            return {}
+        corpus, result = data.corpus, {}
+        start = corpus.tokenizer.start_id
+        chosen = {
+            protocol: choose(model, corpus.ids("train"), corpus.ids("valid"), protocol, options, start)
+            for protocol in set(protocols.values())
+        }
+        for split, protocol in protocols.items():
+            dynamic, statistics = chosen[protocol]
+            figures = self.figures(data, model, split, dynamic, keep, statistics)
+            result[split] = figures | {
+                "protocol": dynamic.in_words(), "protocol_settings": dataclasses.asdict(dynamic),
+            }  # fmt: skip
+        return {"final_dynamic": result}
 
     def sample(self, model: LanguageModel, corpus: Corpus) -> dict[str, Any] | None:
         """A continuation of the beginning of the validation text; None where tokens see later ones."""

@@ -24,7 +24,7 @@ from fullrank.core.errors import InputError
 from fullrank.data import load_tokenizer
 from fullrank.evaluation.perplexity import Flags, final_protocol
 from fullrank.experiments.generation import Completion, complete
-from fullrank.experiments.measure import Passage, check_length, ending, passages, score
+from fullrank.experiments.measure import Passage, check_length, ending, passages, score, tempered
 from fullrank.experiments.run_folder import open_causal
 from fullrank.kernels import kernel
 from fullrank.training.device import choose_device
@@ -58,14 +58,19 @@ class FullRankLM(LM):
         folder = Path(str(path)).expanduser()
         config = open_causal(folder)
         self.protocol = final_protocol(config, Flags(batch_size=_positive("streams", streams), **protocol))
+        if self.protocol.temperature_chosen:
+            raise InputError(
+                "temperature: lm-eval has no validation text to choose it on; give a number, as temperature=1"
+            )
         self.words = load_tokenizer(folder)
-        self.model = LanguageModel.load(
+        loaded = LanguageModel.load(
             folder,
             checkpoint,
             memory_length=self.protocol.memory_length,
             same_length=self.protocol.same_length,
             clamp_length=self.protocol.clamp_length,
         )
+        self.model = tempered(loaded, self.protocol.temperature)
         self._device = choose_device(str(device), "device")
         self.model.to(self._device)
         usual = batch_size is None or str(batch_size).startswith("auto")

@@ -12,9 +12,12 @@ from torch import Tensor, nn
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError
 from fullrank.core.masked import MaskedLanguageModel
+from fullrank.core.output import Tempered
+from fullrank.core.stage import with_parts
 from fullrank.data import Batch, Blocks, Share, Streams, Windows
 from fullrank.decoding.sample import evaluating
 from fullrank.evaluation.perplexity import Evaluation, EvaluationProtocol, Tally
+from fullrank.training.device import device_of
 from fullrank.training.distributed import count, own_share, rank, summed
 
 
@@ -30,7 +33,8 @@ def measure(
 ) -> Evaluation:
     """Summed nll of the text `ids` under the model in evaluation mode, read as `protocol` says; the mode is restored.
 
-    Where that is no next-token perplexity, also that of the last position of every block or window, alone.
+    Where that is no next-token perplexity, also that of the last position of every block or window, alone. A protocol with
+    `dynamic` is measured by `dynamic.measure_dynamically`.
 
     batch_size: blocks or windows at a time; streams are as many as the protocol says.
     kept: a list that gets the nats of every token, in the order in which they are read.
@@ -38,37 +42,85 @@ def measure(
     Raises InputError where the model cannot read so many tokens (`check_length`).
     """
     assert isinstance(model, LanguageModel)
+    alone = kept is not None  # each of several processes reads everything, in the order of the text
+    batches = batches_of(model, ids, protocol, batch_size=batch_size, start_id=start_id, alone=alone)
+    tally = Tally(device, kept) if alone else Tally(device, sums=summed)
+    with evaluating(model):
+        changed = as_read(model, protocol)
+        if model.config.sees_future and protocol.kind != "memory":
+            result = _score_padded(changed, batches, tally, device)
+            return replace(result, last_position=None) if protocol.next_token else result
+        for hidden, targets in scored_states(changed, batches, device):
+            tally.add(changed.output.nll(hidden, targets), targets)
+    return tally.total()
+
+
+def as_read(model: LanguageModel, protocol: EvaluationProtocol) -> LanguageModel:
+    """The model with the memory, the clamp and the temperature of a protocol; it shares all parameters."""
+    changed = model.with_memory(
+        protocol.memory_length, same_length=protocol.same_length, clamp_length=protocol.clamp_length
+    )
+    return tempered(changed, protocol.temperature)
+
+
+def tempered(model: LanguageModel, temperature: float) -> LanguageModel:
+    """The model with its logits divided by a temperature; ConfigError for an output layer that has none."""
+    return model if temperature == 1 else with_parts(model, output=Tempered(model.output, temperature))
+
+
+def best_temperature(
+    model: LanguageModel, ids: np.ndarray, protocol: EvaluationProtocol, *, batch_size: int, start_id: int
+) -> float:
+    """The temperature that gives the text `ids` the least nll: of the tenths from 0.4 to 2, then of the hundredths around it.
+
+    The layers read the text twice; only the output layer is computed for every temperature.
+    """
+    best, device = 1.2, device_of(model)
+    for step, each_side in ((0.1, 8), (0.01, 9)):
+        tallies = {round(best + step * k, 2): Tally(device, sums=summed) for k in range(-each_side, each_side + 1)}
+        batches = batches_of(model, ids, protocol, batch_size=batch_size, start_id=start_id)
+        with evaluating(model):
+            for hidden, targets in scored_states(as_read(model, protocol), batches, device):
+                for temperature, tally in tallies.items():
+                    tally.add(tempered(model, temperature).output.nll(hidden, targets), targets)
+        best = min(tallies, key=lambda temperature: tallies[temperature].total().nll)
+    return best
+
+
+def batches_of(
+    model: LanguageModel,
+    ids: np.ndarray,
+    protocol: EvaluationProtocol,
+    *,
+    batch_size: int,
+    start_id: int,
+    alone: bool = False,
+) -> Iterator[Batch]:
+    """The batches of a text in the order in which `protocol` reads them; of several processes, those of this one.
+
+    alone: all of them. Raises InputError where the model cannot read so many tokens (`check_length`).
+    """
     check_length(model, protocol, len(ids))
     source: Blocks | Streams | Windows
-    alone = kept is not None  # each of several processes reads everything, in the order of the text
     share = Share() if alone else Share(rank(), count())
-    length, sees_future = protocol.segment_length, model.config.sees_future
+    length = protocol.segment_length
     match protocol.kind:
         case "blocks":
             source = Blocks(ids, batch_size=batch_size, segment_length=length, start_id=start_id)
-            score = _score_padded if sees_future else _score_segments
         case "window":
             assert protocol.context is not None
             assert protocol.stride is not None
             context, stride = protocol.context, protocol.stride
             source = Windows(ids, batch_size=batch_size, context=context, stride=stride, start_id=start_id)
-            score = _score_padded if sees_future else _score_ends
         case "memory":
             assert protocol.streams is not None
             streams = protocol.streams
             source = Streams(
                 ids, batch_size=streams, segment_length=length, start_id=start_id, remainder="keep", share=share
             )
-            score = _score_segments
     number = source.batches_per_epoch
     whole = alone or protocol.kind == "memory"  # streams are shared, else batches
-    batches = (source.batch(0, index) for index in (range(number) if whole else own_share(number)))
-    with evaluating(model):
-        changed = model.with_memory(
-            protocol.memory_length, same_length=protocol.same_length, clamp_length=protocol.clamp_length
-        )
-        result = score(changed, batches, Tally(device, kept) if alone else Tally(device, sums=summed), device)
-    return replace(result, last_position=None) if protocol.next_token else result
+    return (source.batch(0, index) for index in (range(number) if whole else own_share(number)))
 
 
 def check_length(model: LanguageModel, protocol: EvaluationProtocol, tokens: int) -> None:
@@ -107,33 +159,29 @@ def check_training_length(model: LanguageModel | MaskedLanguageModel, segment_le
         )
 
 
-def _score_segments(model: LanguageModel, batches: Iterable[Batch], tally: Tally, device: torch.device) -> Evaluation:
-    """Blocks, and the segments of streams: what a segment leaves in memory is read by the next."""
+def scored_states(
+    model: LanguageModel, batches: Iterable[Batch], device: torch.device
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Inputs of the output layer (1, T, E) and targets (1, T) of all tokens of a batch that count, batch by batch.
+
+    What a segment leaves in memory is read by the next.
+    """
     memory = None
     for batch in batches:
         if batch.part is not None and batch.tokens == 0:  # the streams of this process have ended
             continue
-        if model.memory_length and batch.weights is not None:
+        if batch.weights is not None:
             # columns that are padding in every row would take positions that a model may lack
-            last = int(batch.weights.any(0).sum())
+            last = int(batch.weights.any(0).nonzero().max()) + 1
             batch = Batch(batch.inputs[:, :last], batch.targets[:, :last], batch.weights[:, :last])
         batch = batch.to(device)
-        result = model.nll(batch.inputs, batch.targets, memory=memory)
-        memory = result.memory
-        tally.add(result.per_token, batch.targets, batch.weights)
-    return tally.total()
-
-
-def _score_ends(model: LanguageModel, batches: Iterable[Batch], tally: Tally, device: torch.device) -> Evaluation:
-    """Windows: the vocabulary layer reads only the hidden states of targets that count."""
-    for batch in batches:
-        batch = batch.to(device)
-        assert batch.weights is not None
-        hidden = model.hidden(batch.inputs).hidden  # (B, N, E)
-        counts = batch.weights != 0
-        targets = batch.targets[counts][None]  # (1, T)
-        tally.add(model.output.nll(hidden[counts][None], targets), targets)
-    return tally.total()
+        read = model.hidden(batch.inputs, memory)
+        memory = read.memory
+        if batch.weights is None:
+            yield read.hidden, batch.targets
+        else:
+            counts = batch.weights != 0
+            yield read.hidden[counts][None], batch.targets[counts][None]
 
 
 def _score_padded(model: LanguageModel, batches: Iterable[Batch], tally: Tally, device: torch.device) -> Evaluation:

@@ -22,10 +22,10 @@ import torch
 import fullrank
 from fullrank.config.finetune import FinetuneConfig
 from fullrank.config.recipe import Resolved, chosen_rows, load, resolve_any, shipped
-from fullrank.config.run import RunConfig
+from fullrank.config.run import DynamicConfig, RunConfig
 from fullrank.core.errors import InputError
 from fullrank.data.prepared import Corpus, PairCorpus, check_sources
-from fullrank.evaluation.perplexity import Flags
+from fullrank.evaluation.perplexity import EvaluationProtocol, Flags
 from fullrank.experiments.finetuning import GlueTuning
 from fullrank.experiments.language_model import LanguageModelTask, MaskedModelTask
 from fullrank.experiments.run_folder import (
@@ -256,6 +256,7 @@ def evaluate(
     *,
     checkpoint: str = "best",
     flags: Flags | None = None,
+    dynamic: DynamicConfig | None = None,
     search: Mapping[str, Any] | None = None,
     device_name: str = "auto",
     kernel_name: str = "auto",
@@ -263,17 +264,23 @@ def evaluate(
 ) -> dict[str, Any]:
     """Figures of the run in `folder` on a split, by the protocol that it was measured by.
 
+    dynamic: figures of dynamic evaluation, too, under `final_dynamic`.
     flags: changes of the protocol of language models. search: changes of the search for translations (`translate.Search`).
     """
     config, corpus = open_run(folder)[0], corpus_of(folder, split, say)
+    config = dataclasses.replace(config, eval=dataclasses.replace(config.eval, dynamic=dynamic))
     device, task = choose_device(device_name, "--device"), TEXT_TASKS[config.task]
     if flags is not None and flags.batch_size is not None:
         evaluation = dataclasses.replace(config.eval, batch_size=flags.batch_size)
         config = dataclasses.replace(config, eval=evaluation)
     with kernel(kernel_name):
         protocol = task.protocol(config, search if config.translates else flags, split)
-        model = task.model.load(folder, checkpoint).to(device)
-        figures = task.figures(Prepared(config, corpus, corpus.label, {}), model, split, protocol)
+        chosen = isinstance(protocol, EvaluationProtocol) and protocol.temperature_chosen
+        for other in ("train", "valid") if dynamic else ("valid",) if chosen else ():
+            corpus_of(folder, other, say)  # what is read besides is what it was, too
+        model, data = task.model.load(folder, checkpoint).to(device), Prepared(config, corpus, corpus.label, {})
+        protocol = task.settled(data, model, protocol)
+        figures = task.figures(data, model, split, protocol) | task.apart(data, model, {split: protocol})
     settings = dataclasses.asdict(protocol)
     read, trained = settings.get("segment_length", 0), config.train.segment_length
     if read > trained and not settings.get("memory_length"):

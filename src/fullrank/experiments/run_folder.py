@@ -159,7 +159,8 @@ def training_of(config: RunConfig | FinetuneConfig, identity: Mapping[str, Any] 
     """
     settings = {key: value for key, value in flatten(config.to_dict()).items() if key not in MOVABLE}
     if isinstance(config, RunConfig) and config.task == "language_model":
-        final = ("eval.valid", "eval.test", "eval.keep_log_probabilities", *(f"eval.{key}" for key in PROTOCOL_KEYS))
+        apart = ("valid", "test", "dynamic", "keep_log_probabilities")
+        final = tuple(f"eval.{key}" for key in (*apart, *PROTOCOL_KEYS))
         settings = {key: value for key, value in settings.items() if not key.startswith(final)}
         settings["validation"] = dataclasses.asdict(validation_protocol(config))
     return digest([settings, [(identity or {}).get(key) for key in ("text", "vocabulary", "kernel", "teacher")]])

@@ -115,6 +115,20 @@ class TextTask(Task[RunConfig, Corpus], Protocol[Corpus, Model, Reading]):
         """The figures of a split, in fp32. keep: the run folder, for what is written on the way."""
         ...
 
+    def settled(self, data: Prepared[RunConfig, Corpus], model: Model, protocol: Reading) -> Reading:
+        """The protocol with what is chosen on the validation text; by default nothing is."""
+        return protocol
+
+    def apart(
+        self,
+        data: Prepared[RunConfig, Corpus],
+        model: Model,
+        protocols: Mapping[str, Reading],
+        keep: Path | None = None,
+    ) -> dict[str, Any]:
+        """Entries of result.json with figures of the splits that are no static ones; by default there are none."""
+        return {}
+
     def sample(self, model: Model, corpus: Corpus) -> dict[str, Any] | None:
         """A text that the model writes, for people; None where it writes none."""
         return None
@@ -157,25 +171,36 @@ def training_parts(
     result.json.
     """
     config, device = data.config, device_of(model)
-    protocols = {split: task.protocol(config, split=split) for split in splits}
+    stated = {split: task.protocol(config, split=split) for split in splits}
 
     def loaded(checkpoint: str) -> Model:
         return type(model).load(folder, checkpoint).to(device)
 
-    def measured(checkpoint: str) -> dict[str, Any]:
-        trained, keep = loaded(checkpoint), folder if checkpoint == "best" else None
+    def measured(trained: Model, protocols: Mapping[str, Reading], keep: Path | None) -> dict[str, Any]:
         return {split: task.figures(data, trained, split, protocols[split], keep) for split in splits}
 
+    def settled(trained: Model) -> dict[str, Reading]:
+        chosen = {protocol: task.settled(data, trained, protocol) for protocol in set(stated.values())}
+        return {split: chosen[protocol] for split, protocol in stated.items()}
+
     def result(done: FitResult) -> dict[str, Any]:
-        final = measured("best")
-        text = task.sample(loaded("best"), data.corpus) if done.steps >= _WRITES_FROM else None
-        last = final if done.best_step == done.steps else measured("last")
+        best = loaded("best")
+        protocols = settled(best)
+        final = measured(best, protocols, folder)
+        apart = task.apart(data, best, protocols, folder)
+        text = task.sample(best, data.corpus) if done.steps >= _WRITES_FROM else None
+        if done.best_step == done.steps:
+            last = final
+        else:
+            ended = loaded("last")
+            last = measured(ended, settled(ended), None)
         counts = parameters_by_part(model)
         return {
             "parameters": counts,
             "mixing_parameters": counts["mixing"],
             "final": final,
             "last": last,
+            **apart,
             "best": {"step": done.best_step, "nll": done.best_nll, config.eval.metric: done.best_metric, **evaluation},
             **({"task": task.name} if task.name else {}),
             "protocol": in_words(protocols),
