@@ -34,7 +34,7 @@ def test_an_empty_configuration_is_the_default() -> None:
         ("trian: {}", "unknown key 'trian'; did you mean 'train'?"),
         ("zzz: 1", "unknown key 'zzz'; known here: data, eval, model, train"),
         ("model: {dropout: {qqq: 1}}", "unknown key 'model.dropout.qqq'; known here: activation, attention, embedding, "
-         "locked, output, residual"),
+         "locked, output, projection, residual, words"),
     ],
 )  # fmt: skip
 def test_unknown_keys(text: str, message: str) -> None:

@@ -6,8 +6,23 @@ import numpy as np
 import pytest
 from recipe_counts import config_of, total
 
+from fullrank.config.recipe import load
 from fullrank.data import Streams
 from fullrank.training import make_plan, make_schedule
+
+
+@pytest.mark.parametrize("name", ["best/ptb", "best/ptb-shares"])
+def test_every_row_builds_at_every_scale_and_is_one_change(name: str) -> None:
+    recipe = load(name)
+    assert recipe.notes
+    assert {"small", "tiny"} <= set(recipe.scales)
+    for scale in recipe.scales:
+        rows = {row: config_of(name, row, scale) for row in recipe.rows}
+        assert len({repr(config) for config in rows.values()}) == len(rows)
+        for row, config in rows.items():
+            assert total(name, row, scale) > 0
+            assert config.model.position == "relative"  # stated, whatever the default is
+        assert len({(config.train.epochs, config.train.steps) for config in rows.values()}) == 1
 
 
 def test_the_published_size() -> None:

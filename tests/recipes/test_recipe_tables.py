@@ -10,8 +10,8 @@ from recipe_counts import config_of, total
 from fullrank.config.load import flatten
 from fullrank.config.recipe import is_finetuning, load, shipped
 
-# recipes of fine-tuning: tests/recipes/test_recipe_tables_finetune.py
-NAMES = [name for name in shipped() if not name.startswith("demo/") and not is_finetuning(name)]
+# recipes of fine-tuning: tests/recipes/test_recipe_tables_finetune.py; our own ones: test_recipe_best.py
+NAMES = [name for name in shipped() if not name.startswith(("demo/", "best/")) and not is_finetuning(name)]
 ROWS = [(name, row) for name in NAMES for row in load(name).rows]
 
 CELLS = [  # the smaller scales of a row are everyday ones in turn
