@@ -173,6 +173,7 @@ def test_all_problems_are_told_at_once() -> None:
         ({"train": {"order": "shuffled", "segment_deviation": 2.0}}, "train.segment_deviation"),
         ({"train": {"segment_length": 8, "half_segments": 0.1}}, "train.half_segments"),
         ({"train": {"segment_length": 64, "segment_deviation": 20.0}}, "train.segment_deviation"),
+        ({"train": {"segment_length": 20, "segment_multiple": 5}}, "train.segment_multiple"),
         ({"train": {"swa_learning_rate": 0.1}}, "train.swa_learning_rate"),
         ({"train": {"context": 8}, "model": {"memory_length": 8}}, "train.context"),
         ({"train": {"objective": "masked", "activation_regularization": 2.0}}, "train.activation_regularization"),

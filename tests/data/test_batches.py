@@ -274,6 +274,18 @@ def test_lengths_of_random_segments_are_normal() -> None:
         assert abs(those.std() - 5) < 5 * 5 / (2 * len(those)) ** 0.5 + 0.1
 
 
+def test_few_shapes() -> None:
+    source = Streams(
+        np.zeros(93_001, np.uint16), batch_size=1, segment_length=70, start_id=0, deviation=5.0, half=0.05, multiple=8
+    )
+    *lengths, last = source.tokens_of_batches(0)
+    assert sum(lengths) + last == 93_001
+    assert last > 0
+    assert all(length % 8 == 0 for length in lengths)
+    assert len(set(lengths)) < 12
+    assert abs(np.mean(lengths) - 0.975 * 70) < 1
+
+
 def test_context_is_read_again_and_not_predicted() -> None:
     source = streams(context=15, deviation=3.0)
     plain, seen = streams(deviation=3.0), 0

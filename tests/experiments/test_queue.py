@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fullrank.config.load import to_yaml
+from fullrank.config.load import read_yaml, to_yaml
 from fullrank.config.plan import PlanFile
 from fullrank.core.errors import InputError, Interrupted, RunError
 from fullrank.experiments.queue import Training, TrainingsFailed, in_lines, listing, train_all, trainings_of
@@ -218,3 +218,11 @@ def test_a_training_elsewhere_is_seen_as_running(tmp_path: Path) -> None:
         other.stdout.readline()
         assert listing(planned, 1)["trainings"][0]["state"] == "running"
     assert listing(planned, 1)["trainings"][0]["state"] == "open"
+
+
+@pytest.mark.parametrize("name", ["plan.yaml", "plan_gpu.yaml"])
+def test_the_plans_of_the_repository_can_be_trained(name: str, tmp_path: Path) -> None:
+    path = Path(__file__).resolve().parents[2] / "docs" / "results" / name
+    planned = trainings_of(PlanFile.of_file(read_yaml(path), name), out=tmp_path)
+    assert len({training.cell.folder for training in planned}) == len(planned) >= 3
+    assert all(training.decides for training in planned)

@@ -153,6 +153,7 @@ class TrainConfig(TrainingConfig):
         0.0, "standard deviation of random segment lengths, in tokens; 0: all alike"
     )
     half_segments: Probability = key(0.0, "share of segments that are half as long")
+    segment_multiple: Size = key(1, "random lengths are multiples of this: few shapes, as train.cuda_graphs wants")
     context: SizeOrZero = key(0, "tokens before a segment that are read again, not predicted")
     partial_shuffle: bool = key(False, "every stream begins at another place in every epoch")
     batch_tokens: Size | None = key(None, "sentence pairs: tokens of a batch, longer side, padding included")
@@ -232,6 +233,11 @@ class TrainConfig(TrainingConfig):
         for name in ("segment_deviation", "half_segments"):
             if getattr(self, name) and self.segment_length < 10:
                 yield f"train.{name}: for segments of 10 tokens or more; given train.segment_length {self.segment_length}"
+        if self.segment_multiple > max(1, self.segment_length // 5):
+            yield (
+                f"train.segment_multiple: at most a fifth of train.segment_length, here {self.segment_length // 5}; given "
+                f"{self.segment_multiple}"
+            )
         if self.segment_deviation > self.segment_length / 4:
             yield (
                 f"train.segment_deviation: at most a quarter of train.segment_length, here {self.segment_length / 4:g}; given "

@@ -229,7 +229,7 @@ class Streams(_TextBatches):
     For training (remainder="drop"), with draws from (seed, epoch):
     deviation, half: lengths of segments are random, N(L, deviation^2), a share `half` of them N(L / 2, deviation^2), five
     tokens at least (Merity et al. 2018, §4.1). An epoch has the number of segments that fill a stream on average, and their
-    lengths are stretched by the few thousandths that make them fill it exactly.
+    lengths are stretched by the few thousandths that make them fill it exactly. multiple: all but the last are multiples of it.
     shuffle: each stream begins at a place of its own in every epoch, and goes round (partial shuffle, Press 2019).
     context: so many tokens before a segment are among its inputs, fewer at the beginning of a stream.
     """
@@ -237,11 +237,11 @@ class Streams(_TextBatches):
     def __init__(
         self, ids: np.ndarray, *, batch_size: int, segment_length: int, start_id: int,
         remainder: Literal["drop", "keep"] = "drop", share: Share = ALL_ROWS, seed: int = 0, deviation: float = 0.0,
-        half: float = 0.0, context: int = 0, shuffle: bool = False,
+        half: float = 0.0, multiple: int = 1, context: int = 0, shuffle: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(ids, batch_size, segment_length, start_id, share)
         self._seed, self._deviation, self._half, self._context, self._shuffle = seed, deviation, half, context, shuffle
-        self._random = deviation > 0 or half > 0
+        self._random, self._multiple = deviation > 0 or half > 0, multiple
         if remainder == "drop":
             self._stream = len(ids) // batch_size
             segments = self._stream // segment_length
@@ -274,7 +274,14 @@ class Streams(_TextBatches):
     def _cuts(self, epoch: int) -> np.ndarray:
         """The borders of the segments of an epoch, from 0 to the length of a stream."""
         return _random_cuts(
-            self._seed, epoch, self._used, self.batches_per_epoch, self._length, self._deviation, self._half
+            self._seed,
+            epoch,
+            self._used,
+            self.batches_per_epoch,
+            self._length,
+            self._deviation,
+            self._half,
+            self._multiple,
         )
 
     def _longest(self, epoch: int, index: int) -> int:
@@ -301,13 +308,15 @@ class Streams(_TextBatches):
 
 @lru_cache(maxsize=2)  # of this epoch and the next
 def _random_cuts(
-    seed: int, epoch: int, total: int, count: int, length: int, deviation: float, half: float
+    seed: int, epoch: int, total: int, count: int, length: int, deviation: float, half: float, multiple: int
 ) -> np.ndarray:
     """Borders (count + 1,) of `count` segments of random lengths, from 0 to `total`."""
     drawn = np.random.default_rng([seed % (1 << 64), epoch, _LENGTHS])
     means = np.where(drawn.random(count) < half, length / 2, length)
     lengths = np.maximum(drawn.normal(means, deviation), min(5, length))
-    cuts = np.rint(np.concatenate(([0.0], np.cumsum(lengths))) * (total / lengths.sum())).astype(np.int64)
+    places = np.concatenate(([0.0], np.cumsum(lengths))) * (total / lengths.sum() / multiple)
+    cuts = np.rint(places).astype(np.int64) * multiple
+    cuts[-1] = total
     return cuts
 
 

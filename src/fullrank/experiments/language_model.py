@@ -123,8 +123,8 @@ def training_batches(config: RunConfig, corpus: Corpus, share: Share = ALL_ROWS)
         )
     return Streams(
         ids, batch_size=size, segment_length=length, start_id=start, share=share, seed=options.seed,
-        deviation=options.segment_deviation, half=options.half_segments, context=options.context,
-        shuffle=options.partial_shuffle,
+        deviation=options.segment_deviation, half=options.half_segments, multiple=options.segment_multiple,
+        context=options.context, shuffle=options.partial_shuffle,
     )  # fmt: skip
 
 
