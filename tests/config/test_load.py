@@ -103,7 +103,7 @@ def test_wrong_types_are_named_with_their_key(text: str, parts: list[str]) -> No
          "them"),
         ("model: {position: relativ, attention: {score: relative}}", "model.position: 'relativ' is not available; did you mean "
          "'relative'? (known: learned, none, relative, rotary, sinusoidal)"),
-        ("train: {steps: 3, epochs: 2}", "train: give exactly one of steps, epochs, tokens; given steps, epochs"),
+        ("train: {steps: 3, epochs: 2}", "train: give exactly one of steps, epochs, tokens, budget; given steps, epochs"),
         ("train: {steps: 0}", "train.steps: a positive whole number below 9,223,372,036,854,775,808, given 0"),
         ("train: {learning_rate: .nan}", "train.learning_rate: a positive number, given nan"),
         ("train: {label_smoothing: 1}", "train.label_smoothing: at least 0 and below 1, given 1"),

@@ -12,7 +12,7 @@ import torch
 from fullrank.config.recipe import resolve
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError
-from fullrank.experiments import init
+from fullrank.experiments import rules
 from fullrank.experiments.init import Request, write_configuration
 from fullrank.experiments.run import train
 from fullrank.experiments.speed import Speed
@@ -48,14 +48,14 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A machine that takes 10 µs and 1 ps a parameter for a token of training, and 2 s for an evaluation."""
     sizes: list[int] = []
 
-    def measure(parts, spend=1.0):
+    def measure(parts, spend=1.0, *, clock=None):
         options = parts.options
         tokens = options.batch_tokens or options.batch_size * options.segment_length
         sizes.append(sum(p.numel() for p in parts.model.parameters()))
         return Speed(tokens * (1e-5 + 1e-12 * sizes[-1]), tokens, 2.0)
 
-    monkeypatch.setattr(init, "measure_speed", measure)
-    monkeypatch.setattr(init, "translated", lambda *some: None)  # timed, and it takes long
+    monkeypatch.setattr(rules, "measure_speed", measure)
+    monkeypatch.setattr(rules, "translated", lambda *some: None)  # timed, and it takes long
     return sizes
 
 

@@ -115,6 +115,8 @@ def train(
 ) -> None:
     """Train a recipe or a YAML file. Given a run folder, resume it exactly where it stopped.
 
+    With train.budget (10 minutes, 5 CPU minutes, 3M tokens) all that the file leaves open is by rules, which are printed.
+
     On several machines: torchrun -m fullrank train ... Each process reads its share of every batch.
     A configuration of fine-tuning is trained as by `fullrank finetune`.
     """

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from fullrank.config.finetune import FinetuneConfig, finetunes
-from fullrank.config.run import RunConfig
+from fullrank.config.run import SIZES, RunConfig
 from fullrank.core.errors import InputError
 from fullrank.core.section import Section, hints_of
 from fullrank.files import read_small
@@ -120,7 +120,7 @@ def set_dotted(raw: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
     return copy
 
 
-_ENDS = ("steps", "epochs", "tokens")  # of training: exactly one of them counts
+_ENDS = ("steps", "epochs", "tokens", "budget")  # of training: exactly one of them counts
 
 
 def lay(raw: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,6 +131,17 @@ def lay(raw: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     if given and isinstance(merged.get("train"), dict):
         merged["train"] = {k: v for k, v in merged["train"].items() if k not in _ENDS or k in given}
     return merged
+
+
+def sized(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """`raw` with the keys that `model.size` stands for, unless they are stated; InputError for a size that does not exist."""
+    model = raw.get("model")
+    if not isinstance(model, Mapping) or "size" not in model or finetunes(raw):
+        return dict(raw)
+    if not isinstance(model["size"], str) or model["size"] not in SIZES:
+        raise InputError(f"model.size: {' or '.join(SIZES)}, given {model['size']!r}")
+    stated = {key: value for key, value in model.items() if key != "size"}
+    return {**raw, "model": {**SIZES[model["size"]], **stated}}
 
 
 def undotted(raw: Mapping[str, Any], base: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, get_args
 
 from fullrank.config.finetune import FinetuneConfig, finetunes
-from fullrank.config.load import apply_overrides, build, build_any, lay, parse_yaml, read_yaml, undotted
+from fullrank.config.load import apply_overrides, build, build_any, lay, parse_yaml, read_yaml, sized, undotted
 from fullrank.config.run import RunConfig
 from fullrank.core.errors import InputError, suggest
 from fullrank.core.section import Count, CountOrZero, Section, key
@@ -68,6 +68,9 @@ class Resolved(Generic[Config]):
     row: str | None = None
     scale: str | None = None
     paper: Mapping[str, Any] | None = None
+    stated: Mapping[str, Any] | None = (
+        None  # settings as they were given, of which `train.budget` makes a configuration
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,7 +226,7 @@ def resolve_any(
     By default the only or first row, at `paper` scale. `config.task` tells what the run does.
     """
     settings = _settings(name, row, scale, overrides)
-    return replace(settings, config=build_any(settings.config))
+    return replace(settings, config=build_any(settings.config), stated=settings.config)
 
 
 def resolve(
@@ -231,7 +234,7 @@ def resolve(
 ) -> Resolved[RunConfig]:
     """The checked configuration of one row that trains a model of ours; InputError for a recipe of fine-tuning."""
     settings = _settings(name, row, scale, overrides)
-    return replace(settings, config=build(settings.config))
+    return replace(settings, config=build(settings.config), stated=settings.config)
 
 
 def is_finetuning(name: str, row: str | None = None, scale: str | None = None, overrides: Iterable[str] = ()) -> bool:
@@ -247,7 +250,7 @@ def _settings(name: str, row: str | None, scale: str | None, overrides: Iterable
         for kind, chosen in (("row", row), ("scale", scale)):
             if chosen is not None:
                 raise InputError(f"{name} is a single configuration; it has no {kind} '{chosen}'")
-        return Resolved(apply_overrides(raw, overrides), name)
+        return Resolved(sized(apply_overrides(raw, overrides)), name)
     row = row or next(iter(recipe.rows))
     if row not in recipe.rows:
         raise InputError(f"{name} has no row '{row}'; {suggest(row, recipe.rows)} (rows: {', '.join(recipe.rows)})")
@@ -257,4 +260,4 @@ def _settings(name: str, row: str | None, scale: str | None, overrides: Iterable
     content = recipe.rows[row]
     for settings in (recipe.scales.get(scale), content.get("set"), (content.get("scales") or {}).get(scale)):
         raw = lay(raw, settings or {})
-    return Resolved(apply_overrides(raw, overrides), name, row, scale, content.get("paper"))
+    return Resolved(sized(apply_overrides(raw, overrides)), name, row, scale, content.get("paper"))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from fullrank.config.data import PAIR_CORPORA, DataConfig
 from fullrank.core import registry
@@ -35,6 +36,44 @@ Optimizer = Annotated[str, Slot("optimizer", "sgd", "nag", "adam", "adamw", "muo
 Schedule = Annotated[
     str, Slot("schedule", "constant", "cosine", "cosine_restarts", "cosine_wave", "linear", "inverse_sqrt", "plateau")
 ]
+
+
+class Budget(NamedTuple):
+    """What a training may take: so many tokens, or seconds (with `cpu` those of the processor) from start to figures."""
+
+    tokens: int = 0
+    seconds: float | None = None
+    cpu: bool = False
+
+
+_BUDGET = re.compile(
+    r"(\d+(?:\.\d*)?(?:e\d+)?)(?:\s*(?P<many>[kmb]?)\s*tokens?|\s+(?P<cpu>cpu\s+)?(?P<unit>second|minute|hour)s?)?",
+    re.I,
+)
+_UNITS = {"second": 1, "minute": 60, "hour": 3600, "": 1, "k": 10**3, "m": 10**6, "b": 10**9}
+
+
+def read_budget(text: str) -> Budget | None:
+    """The budget that a text such as `10 minutes`, `5 CPU minutes`, `3M tokens` or `3000000` states; None if it is none."""
+    found = _BUDGET.fullmatch(text.strip())
+    unit = ((found and (found["unit"] or found["many"])) or "").lower()
+    amount = float(found[1]) * _UNITS[unit] if found else 0.0
+    if not found or not 1 <= amount < 2**63:
+        return None
+    return Budget(seconds=amount, cpu=bool(found["cpu"])) if found["unit"] else Budget(int(amount))
+
+
+SIZES = {  # model.size
+    name: {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads}
+    for name, width, layers, heads in (
+        ("tiny", 64, 2, 2),
+        ("small", 128, 4, 4),
+        ("medium", 256, 4, 8),
+        ("large", 512, 6, 8),
+    )
+}
+_BUDGETS = "a time as `10 minutes` or `5 CPU minutes`, or tokens as `3M tokens`"
+BudgetText = Annotated[str, Allowed(_BUDGETS, lambda text: read_budget(text) is not None)]
 Threads = Annotated[int, Allowed("from 1 to 1024", lambda n: 1 <= n <= 1024)]
 AboveOne = Annotated[float, Allowed("a number above 1", lambda x: x > 1)]
 Temperature = Annotated[float, Allowed("a number from 0.01 to 100", lambda x: 0.01 <= x <= 100)] | Literal["valid"]
@@ -133,7 +172,9 @@ class TrainingConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(TrainingConfig):
-    """Settings of training. Exactly one of `steps`, `epochs` and `tokens` says when training ends, or the last phase does.
+    """Settings of training. Exactly one of `steps`, `epochs`, `tokens` and `budget` says when training ends, or the last phase.
+
+    With a `budget`, what is not stated is by rules, from the text and the model (docs/own_text.md).
 
     Text is read in `batch_size` streams of `segment_length` tokens, sentence pairs in batches of `batch_tokens`; `tokens` are
     those that are predicted: of translations, their words and final <eos>, without padding. Where tokens are masked
@@ -142,6 +183,9 @@ class TrainConfig(TrainingConfig):
 
     epochs: Positive | None = key(None, "epochs after which training ends")
     tokens: Count | None = key(None, "tokens after which training ends")
+    budget: Count | BudgetText | None = key(
+        None, "`10 minutes`, `5 CPU minutes` or `3M tokens`: all that is not stated is by rules"
+    )
     phases: list[PhaseConfig] = key([], "parts of training with their own schedules of skipped layers")
     objective: Literal["causal", "masked", "labels"] = key("causal", "the next token, masked ones, or labels")
     mlm_probability: Fraction = key(0.15, "masked: share of the tokens that are predicted")
@@ -199,7 +243,7 @@ class TrainConfig(TrainingConfig):
     keep_checkpoints: Count | None = key(None, "weights that are kept of the last evaluations")
 
     def _ends(self) -> list[str]:
-        return [end for end in ("steps", "epochs", "tokens") if getattr(self, end) is not None]
+        return [end for end in ("steps", "epochs", "tokens", "budget") if getattr(self, end) is not None]
 
     def _bounded(self) -> bool:
         """Every phase says after how many steps or epochs it ends."""
@@ -216,7 +260,7 @@ class TrainConfig(TrainingConfig):
         if self._bounded() and ends:
             yield f"train.{ends[0]}: every phase says when it ends; leave it out, or the end of the last phase"
         if len(ends) > 1:
-            yield f"train: give exactly one of steps, epochs, tokens; given {', '.join(ends)}"
+            yield f"train: give exactly one of steps, epochs, tokens, budget; given {', '.join(ends)}"
         for phase in self.phases[:-1]:
             if not phase.ends:
                 yield f"train.phases.{phase.name}: give its end (steps, epochs or plateau); only the last phase may do without"
@@ -511,7 +555,7 @@ class RunConfig(Section):
         name = f"data.name: {self.data.name} is sentence pairs"
         yield from self._faults_of_running_text(name)
         yield from self.model.problems_of_translation()
-        if self.train.batch_tokens is None:
+        if self.train.batch_tokens is None and self.train.budget is None:
             yield (
                 f"train.batch_tokens: {name}, which are read in batches of so many tokens; set it (4096 is usual). "
                 "train.batch_size and train.segment_length are for text of one language"

@@ -22,12 +22,13 @@ import torch
 import fullrank
 from fullrank.config.finetune import FinetuneConfig
 from fullrank.config.recipe import Resolved, chosen_rows, load, resolve_any, shipped
-from fullrank.config.run import DynamicConfig, RunConfig
+from fullrank.config.run import DynamicConfig, RunConfig, read_budget
 from fullrank.core.errors import InputError
 from fullrank.data.prepared import Corpus, PairCorpus, check_sources
 from fullrank.evaluation.perplexity import EvaluationProtocol, Flags
 from fullrank.experiments.finetuning import GlueTuning
 from fullrank.experiments.language_model import LanguageModelTask, MaskedModelTask
+from fullrank.experiments.rules import settle, table
 from fullrank.experiments.run_folder import (
     absolute,
     check_usable,
@@ -132,6 +133,12 @@ def _begin(
     say = say if first else lambda _: None
     check_usable(folder)
     known = open_any(folder)[1] if is_run(folder) else {}
+    stated = known.get("stated")
+    if isinstance(config, RunConfig) and config.train.budget is not None:
+        config, stated = (
+            _settled(config.train.budget, resolved.stated, folder, known, kernel_name, say),
+            resolved.stated,
+        )
     prepared = task.prepare(config, known, resolved.scale != "paper", say)
     if known and isinstance(prepared.corpus, Corpus | PairCorpus):
         check_sources(prepared.corpus, folder)
@@ -142,6 +149,7 @@ def _begin(
         "scale": resolved.scale,
         "paper": resolved.paper,
         "kernel": kernel_name,
+        **({} if stated is None else {"stated": stated}),
         **prepared.identity,
     }
     if isinstance(config, RunConfig) and config.train.distill is not None:
@@ -165,6 +173,32 @@ def _begin(
     if isinstance(config, RunConfig) and config.remark is not None:
         say(f"{folder}: its perplexity is {config.remark}")
     return _Begun(prepared, identity, task)
+
+
+def _settled(
+    given: int | str,
+    stated: Mapping[str, Any] | None,
+    folder: Path,
+    known: Mapping[str, Any],
+    kernel_name: str,
+    say: Say,
+) -> RunConfig:
+    """What the rules make of `train.budget` and what else is stated; where the run has begun, what they made of it then."""
+    budget = read_budget(str(given))
+    assert budget is not None
+    if stated is None:
+        raise InputError("train.budget: the rules need to know which keys are stated; give a YAML file, or train.steps")
+    if known.get("stated") == stated:
+        return open_run(folder)[0]
+    if budget.seconds is not None and count() > 1:
+        raise InputError(f"train.budget: a time is measured for one process, here are {count()}; give tokens")
+    with kernel(kernel_name):
+        settled = settle(stated, budget, TEXT_TASKS, say)
+    for line in table(settled.sections):
+        say(line)
+    config = absolute(settled.config)
+    assert isinstance(config, RunConfig)
+    return config
 
 
 def _train(

@@ -31,12 +31,12 @@ def clock_for(model: nn.Module) -> Callable[[], float]:
     return time.process_time if alone else time.perf_counter
 
 
-def measure_speed(parts: Parts, spend: float = 1.0, *, busy: bool = False) -> Speed:
+def measure_speed(parts: Parts, spend: float = 1.0, *, clock: Callable[[], float] | None = None) -> Speed:
     """Train for about `spend` seconds, then evaluate once. Afterwards the weights are worth nothing.
 
-    busy: other programs on the machine count, too (see `clock_for`).
+    clock: None is that of `clock_for`.
     """
-    clock = time.perf_counter if busy else clock_for(parts.model)
+    clock = clock or clock_for(parts.model)
     groups = parts.groups()
     optimizer = make_optimizer(parts.options.optimizer, groups, parts.options)
     parameters = [p for group in groups for p in group["params"]]

@@ -1,0 +1,208 @@
+"""A default training of a small text against a loop in the style of nanoGPT, at the same size and CPU time.
+
+    taskset -c 1 python benchmarks/small_text.py TEXT --units byte word bpe --minutes 5 --json docs/results/small_text.json
+
+Ours is a YAML with the text, its unit, `model.size: small`, `train.budget: N CPU minutes`, and nothing else. All of its CPU
+time counts: start, speed measurement, training, evaluation. The loop runs beside it, on the same core, so that both meet the
+same load. It has a tenth more CPU time, for training alone: its cosine reaches its end with the time, and of five evaluations
+on the whole validation text, whose time is not counted, the best weights are kept. It is GPT-2's block (pre-norm, learned
+positions, GELU, tied table) with nanoGPT's settings for a CPU: 4 layers, 4 heads, width 128, block 64, batch 12, no dropout,
+AdamW 1e-3 to 1e-4 after 100 steps of warm-up, betas 0.9 and 0.99, weight decay 0.1, gradients clipped to 1, random crops. It
+reads the token ids, splits and vocabulary of our run.
+
+Both are read alike, in blocks of 64 tokens and in windows of 64 that overlap by 32: every token of the split is scored once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import math
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from machine import environment
+
+BLOCK, BATCH, LAYERS, HEADS, WIDTH = 64, 12, 4, 4, 128
+LEARNING_RATE, LOWEST, WARMUP = 1e-3, 1e-4, 100
+READINGS = {
+    "blocks of 64": {"segment_length": BLOCK},
+    "windows of 64": {"segment_length": BLOCK, "context": 32, "stride": 32},
+}
+
+
+class Block(nn.Module):
+    """x + attention(norm x), then x + mlp(norm x)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
+        self.qkv, self.merge = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.grow, self.shrink = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = self.qkv(self.norms[0](x)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)  # (3, B, H, N, D)
+        y = F.scaled_dot_product_attention(*heads, is_causal=True)
+        x = x + self.merge(y.transpose(1, 2).flatten(2))
+        return x + self.shrink(F.gelu(self.grow(self.norms[1](x))))
+
+
+class GPT(nn.Module):
+    """Logits (B, N, V) of the next token. Starts as GPT-2: N(0, 0.02^2), what is added to the residual stream less."""
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(vocabulary, WIDTH), nn.Embedding(BLOCK, WIDTH)
+        self.blocks, self.norm = nn.ModuleList(Block() for _ in range(LAYERS)), nn.LayerNorm(WIDTH)
+        for name, parameter in self.named_parameters():
+            if parameter.ndim == 2:
+                added = name.endswith(("merge.weight", "shrink.weight"))
+                nn.init.normal_(parameter, std=0.02 / (math.sqrt(2 * LAYERS) if added else 1))
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.tokens(ids) + self.positions.weight[: ids.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        return F.linear(self.norm(x), self.tokens.weight)
+
+
+def train_loop(
+    ids: Tensor, vocabulary: int, seconds: float, seed: int, measure: Callable[[GPT], float]
+) -> tuple[GPT, int, float]:
+    """The best weights of the evaluations, the steps, and the CPU seconds of training."""
+    torch.manual_seed(seed)
+    model = GPT(vocabulary)
+    matrices = [p for p in model.parameters() if p.ndim >= 2]
+    groups = [{"params": matrices}, {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=(0.9, 0.99), weight_decay=0.1, fused=True)
+    spent, steps, best, kept, judged = 0.0, 0, math.inf, copy.deepcopy(model.state_dict()), 0
+    while spent < seconds:
+        begin = time.process_time()
+        steps += 1
+        low = LOWEST + (LEARNING_RATE - LOWEST) * (1 + math.cos(math.pi * spent / seconds)) / 2
+        for group in optimizer.param_groups:
+            group["lr"] = min(1.0, steps / WARMUP) * low
+        starts = torch.randint(len(ids) - BLOCK, (BATCH,)).tolist()
+        rows = torch.stack([ids[start : start + BLOCK + 1] for start in starts])
+        F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten()).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        spent += time.process_time() - begin
+        if spent >= seconds * (judged + 1) / 5:
+            judged, cost = judged + 1, measure(model)
+            if cost < best:
+                best, kept = cost, copy.deepcopy(model.state_dict())
+    model.load_state_dict(kept)
+    return model, steps, spent
+
+
+@torch.no_grad()
+def nats(model: GPT, ids: np.ndarray, start_id: int, reading: dict[str, int]) -> float:
+    """Nats per token, every token scored once, from the very batches that `fullrank eval` reads."""
+    from fullrank.data import Blocks, Windows
+
+    if "stride" in reading:
+        source: Any = Windows(
+            ids, batch_size=32, context=reading["context"], stride=reading["stride"], start_id=start_id
+        )
+    else:
+        source = Blocks(ids, batch_size=32, segment_length=reading["segment_length"], start_id=start_id)
+    total, count = 0.0, 0.0
+    for batch in (source.batch(0, index) for index in range(source.batches_per_epoch)):
+        weights = torch.ones(batch.targets.shape) if batch.weights is None else batch.weights
+        each = F.cross_entropy(model(batch.inputs).flatten(0, 1), batch.targets.flatten(), reduction="none")
+        total += float((each.double() * weights.flatten()).sum())
+        count += float(weights.sum())
+    assert count == len(ids)
+    return total / count
+
+
+def compare(text: Path, unit: str, seed: int, minutes: float, folder: Path) -> dict[str, Any]:
+    """Both arms on one unit of text, one after the other."""
+    from fullrank.evaluation.perplexity import Flags
+    from fullrank.experiments.run import corpus_of, evaluate
+
+    def silent(line: str) -> None:
+        pass
+
+    yaml, run = folder / f"{unit}-{seed}.yaml", folder / f"{unit}-seed{seed}"
+    folder.mkdir(parents=True, exist_ok=True)
+    yaml.write_text(
+        f"data: {{name: text, train: {text.resolve()}, tokens: {unit}}}\nmodel: {{size: small}}\n"
+        f"train: {{budget: {minutes:g} CPU minutes, seed: {seed}}}\n"
+    )
+    command = [sys.executable, "-m", "fullrank", "train", str(yaml), "--out", str(run), "--quiet"]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    training = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    while not (run / "config.yaml").exists() and training.poll() is None:
+        time.sleep(1)
+    corpus = corpus_of(run, "valid", silent)
+    start, ids = corpus.tokenizer.start_id, {split: corpus.ids(split) for split in ("train", "valid", "test")}
+
+    def measure(model: GPT) -> float:
+        return nats(model, ids["valid"], start, READINGS["blocks of 64"])
+
+    train_ids = torch.from_numpy(np.asarray(ids["train"], dtype=np.int64))
+    model, steps, spent = train_loop(train_ids, len(corpus.tokenizer), 1.1 * 60 * minutes, seed, measure)
+    if training.wait():
+        raise SystemExit(f"{' '.join(command)}: ended with {training.returncode}")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    ours = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    result = json.loads((run / "result.json").read_text(encoding="utf-8"))
+    per_byte = {split: corpus.splits[split].tokens / corpus.splits[split].bytes for split in ("valid", "test")}
+    arms: list[dict[str, Any]] = [
+        {"arm": "fullrank, train.budget", "parameters": result["parameters"]["total"], "tokens_read": result["tokens_seen"],
+         "cpu_seconds": round(ours, 1)},
+        {"arm": "nanoGPT-style loop", "parameters": sum(p.numel() for p in model.parameters()),
+         "tokens_read": steps * BATCH * BLOCK, "cpu_seconds": round(spent, 1)},
+    ]  # fmt: skip
+    for name, reading in READINGS.items():
+        for split in ("valid", "test"):
+            mine = evaluate(run, split, flags=Flags(**reading), say=silent)["nll"]
+            values = [mine, nats(model, ids[split], start, reading)]
+            for arm, value in zip(arms, values, strict=True):
+                arm[f"{split}, {name}"] = round(value, 4)
+                if unit != "word":
+                    arm[f"{split}, {name}, bits per byte"] = round(value * per_byte[split] / math.log(2), 4)
+    for arm in arms:
+        print(unit, seed, json.dumps(arm), flush=True)
+    return {"unit": unit, "seed": seed, "vocabulary": len(corpus.tokenizer), "arms": arms,
+            "tokens": {split: len(each) for split, each in ids.items()}}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("text", type=Path)
+    parser.add_argument("--units", nargs="+", default=["byte", "word", "bpe"])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1])
+    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--runs", type=Path, default=Path("runs/small_text"))
+    parser.add_argument("--json", type=Path, required=True)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    results = []
+    for seed in given.seeds:
+        for unit in given.units:
+            results.append(compare(given.text, unit, seed, given.minutes, given.runs))
+            document = {"text": {"name": given.text.name, "bytes": given.text.stat().st_size}, "minutes": given.minutes,
+                        "results": results, "environment": environment()}  # fmt: skip
+            given.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
