@@ -111,6 +111,7 @@ def test_what_is_stated_wins_and_the_rest_follows_it(book: str) -> None:
     [
         ({"model": {"memory_length": 96}}, "language_model", {"order": "contiguous", "segment_length": 32}),
         ({"train": {"objective": "masked"}}, "masked_model", {"order": "shuffled", "segment_length": 128}),
+        ({"train": {"context": 16}}, "language_model", {"order": "contiguous", "segment_length": 128}),
         ({"train": {"gradient_accumulation_steps": 2}}, "language_model", {"batch_size": 4, "steps": 101}),
     ],
 )

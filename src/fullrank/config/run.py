@@ -271,7 +271,7 @@ class TrainConfig(TrainingConfig):
             both = f"given {self.random_replace_prob} and {self.mask_replace_prob}"
             yield f"train.random_replace_prob: together with train.mask_replace_prob at most 1; {both}"
         if self.order != "contiguous":
-            for name in ("segment_deviation", "half_segments", "context", "partial_shuffle"):
+            for name in STREAM_KEYS:
                 if given := getattr(self, name):
                     yield f"train.{name}: of text that is read in streams; set train.order: contiguous, given {given}"
         for name in ("segment_deviation", "half_segments"):
@@ -306,10 +306,8 @@ class TrainConfig(TrainingConfig):
                 yield f"train.phases.{phase.name}.skip: {memory}; given '{phase.skip}', allowed is 'none'"
 
 
-RUNNING_TEXT_KEYS = (
-    "segment_deviation", "half_segments", "context", "partial_shuffle", "activation_regularization",
-    "temporal_regularization", "distill",
-)  # fmt: skip
+STREAM_KEYS = ("segment_deviation", "half_segments", "context", "partial_shuffle")
+RUNNING_TEXT_KEYS = (*STREAM_KEYS, "activation_regularization", "temporal_regularization", "distill")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ import yaml
 from fullrank.analysis.size import parameters_by_part
 from fullrank.config.data import PAIR_CORPORA
 from fullrank.config.load import merge
-from fullrank.config.run import SIZES, Budget, RunConfig, TrainConfig
+from fullrank.config.run import SIZES, STREAM_KEYS, Budget, RunConfig, TrainConfig
 from fullrank.core.errors import InputError
 from fullrank.core.translator import Translator
 from fullrank.data.prepared import Corpus
@@ -73,8 +73,8 @@ class _Amounts:
 
 @dataclass(frozen=True)
 class _Trial:
-    """A model on this machine: parameters (in all, and outside of its vocabulary), tokens of an update; seconds of an update,
-    an evaluation and the final figures (0 where they were not measured)."""
+    """A model on this machine: parameters (in all, and outside of its vocabulary), tokens of an update; where they were
+    measured, seconds of an update, an evaluation and the final figures."""
 
     parameters: int
     body: int
@@ -124,7 +124,8 @@ def settle(
     config = _config({"data": data, "train": {"batch_tokens": (1024, "")} if pairs else {}}, stated)
     task = tasks[config.task]
     prepared = task.prepare(config, {}, True, say)
-    have = _tokens(prepared.corpus, "train")
+    text = prepared.corpus.splits["train"]
+    have = text.target_tokens if pairs else text.tokens
     if have < _LEAST_TOKENS:
         raise InputError(
             f"{prepared.label}: {have:,} tokens to train on, after validation and test are cut off, are too few; at least "
@@ -186,34 +187,31 @@ def _some(stated: Settings, section: str, *keys: str) -> dict[str, Any]:
     return {key: value for key, value in (stated.get(section) or {}).items() if key in keys}
 
 
-def _by_hand(stated: Settings) -> dict[str, dict[str, Any]]:
-    """What is stated, without the budget, by section."""
-    return {section: {k: v for k, v in (keys or {}).items() if k != "budget"} for section, keys in stated.items()}
+def _merged(sections: Sections, stated: Settings) -> dict[str, dict[str, Any]]:
+    """The values by the rules with what is stated laid on them, but for the budget."""
+    values = {section: {key: value for key, (value, _) in keys.items()} for section, keys in sections.items()}
+    merged = merge(values, {section: keys or {} for section, keys in stated.items()})
+    merged.get("train", {}).pop("budget", None)
+    return merged
 
 
 def _config(sections: Sections, stated: Settings) -> RunConfig:
-    values = {section: {key: value for key, (value, _) in keys.items()} for section, keys in sections.items()}
-    return RunConfig.from_dict(merge(values, _by_hand(stated)))
+    return RunConfig.from_dict(_merged(sections, stated))
 
 
 def _with_stated(sections: Sections, stated: Settings, reasons: Mapping[str, str]) -> Sections:
-    """The sections with what is stated in them."""
-    values = {section: {key: value for key, (value, _) in keys.items()} for section, keys in sections.items()}
+    """The sections with what is stated in them; of data that comes first."""
     laid: Sections = {}
-    for section, keys in merge(values, _by_hand(stated)).items():
-        given = _by_hand(stated).get(section, {})
-        order = list(dict.fromkeys([*(given if section == "data" else {}), *keys]))
-        why = {key: reasons.get(f"{section}.{key}", "given") for key in given}
-        laid[section] = {key: (keys[key], why[key] if key in why else sections[section][key][1]) for key in order}
+    for section, keys in _merged(sections, stated).items():
+        given = stated.get(section) or {}
+        order = {**(given if section == "data" else {}), **keys}
+        why = {key: reason for key, (_, reason) in sections[section].items()}
+        why |= {key: reasons.get(f"{section}.{key}", "given") for key in given}
+        laid[section] = {key: (keys[key], why[key]) for key in order}
     return laid
 
 
 # -- a model on this machine -------------------------------------------------------------------------------------------
-
-
-def _tokens(corpus: Any, split: str) -> int:
-    """Tokens of a split; of sentence pairs, those of the target."""
-    return int(corpus.splits[split].tokens if isinstance(corpus, Corpus) else corpus.splits[split].target_tokens)
 
 
 def _try(
@@ -300,14 +298,8 @@ def _sections(
     train = stated.get("train") or {}
     length = train.get("segment_length") or reach(config.data.tokens) // (4 if memory else 1)
     model: Keys = {
-        "hidden_size": (
-            width,
-            f"size {size} of {names}: the largest that reads {_PER_PARAMETER} tokens for each parameter",
-        ),
-        "num_hidden_layers": (
-            shape["num_hidden_layers"],
-            "by the size" + ", in the encoder and in the decoder" * pairs,
-        ),
+        "hidden_size": (width, f"{size} of {names}: the largest that reads {_PER_PARAMETER} tokens for each parameter"),
+        "num_hidden_layers": (shape["num_hidden_layers"], "by the size; of translations on each side"),
         "num_attention_heads": (heads, "by the size"),
         "scale_embedding": (True, "embeddings as large as what layers add to them"),
         "dropout": (
@@ -328,10 +320,8 @@ def _sections(
         if entries > 4000 and not pairs and not config.masks:
             clusters = {"kind": "adaptive", "cutoffs": [entries // 10, entries // 3], "div_val": 2}
             model["input"] = (clusters, "above 4,000 entries: rare ones get shorter vectors")
-            model["output"] = (
-                {**clusters, "tied": True},
-                "and cost less: a softmax over all would be most of the work",
-            )
+            why = "and cost less: a softmax over all would be most of the work"
+            model["output"] = ({**clusters, "tied": True}, why)
     if pairs and data.get("vocabulary", ("",))[0] == "joint" and stated["data"].get("vocabulary") != "separate":
         model["encoder"] = ({"share_embedding": True}, "both languages have one vocabulary")
     why = f"what the budget allows; of time, at most {_MOST_EPOCHS} times through the text"
@@ -344,7 +334,8 @@ def _sections(
         quarter = "; with a memory a quarter" * memory
         rules["segment_length"] = (length, f"128 characters or bytes, 64 words or subwords{quarter}")
         rules["batch_size"] = (max(1, amounts.per_step // length), f"times segment_length: {why}")
-        rules["order"] = ("contiguous" if memory else "shuffled", "a memory needs the text in order")
+        streams = memory or any(train.get(key) for key in STREAM_KEYS)
+        rules["order"] = ("contiguous" if streams else "shuffled", "a memory needs the text in order")
     rules["learning_rate"] = (float(f"{0.5 / width:.3g}"), "0.5 / hidden_size")
     rules["warmup_steps"] = (max(1, amounts.steps // 20), "5 % of the steps")
     rules["schedule"] = ("cosine", "down to 0 at the last step")
