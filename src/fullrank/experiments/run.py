@@ -135,10 +135,8 @@ def _begin(
     known = open_any(folder)[1] if is_run(folder) else {}
     stated = known.get("stated")
     if isinstance(config, RunConfig) and config.train.budget is not None:
-        config, stated = (
-            _settled(config.train.budget, resolved.stated, folder, known, kernel_name, say),
-            resolved.stated,
-        )
+        stated = resolved.stated
+        config = _settled(config.train.budget, stated, folder, known, kernel_name, say)
     prepared = task.prepare(config, known, resolved.scale != "paper", say)
     if known and isinstance(prepared.corpus, Corpus | PairCorpus):
         check_sources(prepared.corpus, folder)

@@ -177,7 +177,7 @@ def _planned(request: Request, cores: int, say: Say) -> dict[str, Any]:
         plans.append(plan)
         if request.minutes is not None:
             shape = sum(p.numel() for p in parts.model.parameters()), plan.batches_per_epoch
-            speed = speeds[shape] = speeds.get(shape) or measure_speed(parts, busy=True)
+            speed = speeds[shape] = speeds.get(shape) or measure_speed(parts, clock=time.perf_counter)
             epoch.append(speed.step * plan.batches_per_epoch)
             evaluation.append(speed.evaluation)
     if request.minutes is not None:
