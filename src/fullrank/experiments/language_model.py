@@ -175,7 +175,7 @@ class LanguageModelTask(TextTask[Corpus, LanguageModel, EvaluationProtocol]):
                 longest = max(corpus.splits[split].tokens, min(STATISTICS, train_tokens))
                 check_length(model, one_by_one(protocol, 0, 0), longest)
 
-        identity = read_identity(folder)
+        identity = {} if config.train.distill is None else read_identity(folder)
         teacher = None if config.train.distill is None else Distillation(config, identity, device)
 
         def evaluate(model: nn.Module) -> EvaluationResult:
