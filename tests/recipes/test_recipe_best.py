@@ -32,6 +32,11 @@ def test_the_published_size() -> None:
     assert total("best/ptb", "exact") == 10_000 * width + 10_000 + 16 * layer == 24_040_400
 
 
+def test_no_row_is_larger() -> None:
+    for row in load("best/ptb").rows:
+        assert 23_900_000 < total("best/ptb", row) <= 24_100_000
+
+
 @pytest.mark.parametrize("scale", ["paper", "small"])
 def test_the_published_schedule(scale: str) -> None:
     """Warm-up over 3,000 updates, a cosine from 3e-4 (embedding: 6e-4) to 1e-4 at update 166,000, then half of it."""
