@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -259,7 +259,7 @@ def test_the_time_of_all_trainings_adds_up_to_the_budget(
     """Six combinations with two seeds on three cores, a step of 2 s and an evaluation of 5 s."""
     measured, planned = [], list[list[Training]]()
 
-    def speed(parts: Any, *, busy: bool) -> Speed:
+    def speed(parts: Any, *, clock: Callable[[], float]) -> Speed:
         measured.append(parts)
         return Speed(2.0, 32.0, 5.0)
 
