@@ -137,7 +137,7 @@ def test_sentence_pairs(tmp_path: Path) -> None:
 
 
 def test_units_and_vocabularies(tmp_path: Path) -> None:
-    """Of a text that is small, of one that is large, and of a corpus with a name."""
+    """A small text, a large one, and a corpus with a name."""
     for size, tokens, entries in ((99_999, "character", None), (100_000, "bpe", 500), (10**9, "bpe", 16_000)):
         with open(tmp_path / "t", "wb") as file:
             file.truncate(size)

@@ -49,6 +49,17 @@ CASES: dict[str, dict[str, Any]] = {
         # two parts that only training has
         "train": SHORT | {"order": "shuffled", "batch_size": 7, "label_smoothing": 0.1, "past_decode": 0.1, "input_mask": 0.2},
     },
+    # what the published Penn Treebank recipe draws
+    "little": {
+        "model": SMALL | {
+            "position": "relative", "attention": {"score": {"name": "relative", "shared_projection": True}},
+            "dropout": {"words": 0.2, "embedding": 0.3, "projection": 0.2, "residual": 0.2, "output": 0.3, "locked": True},
+        },
+        "train": SHORT | {
+            "context": 4, "partial_shuffle": True, "segment_length": 12, "segment_deviation": 2, "rate_by_length": True,
+            "embedding_rate": 2.0, "activation_regularization": 2.0, "temporal_regularization": 1.0,
+        },
+    },
     "masked": {
         "model": SMALL | {"output": {"kind": "mixture_of_softmaxes", "mixtures": 2, "latent_dropout": 0.3}},
         "train": SHORT | {"objective": "masked", "batch_size": 6, "mlm_probability": 0.1},

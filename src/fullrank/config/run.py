@@ -39,7 +39,7 @@ Schedule = Annotated[
 
 
 class Budget(NamedTuple):
-    """What a training may take: so many tokens, or seconds (with `cpu` those of the processor) from start to figures."""
+    """Budget of a training: tokens, or seconds from start to figures. cpu: seconds of the processor, not on the wall."""
 
     tokens: int = 0
     seconds: float | None = None

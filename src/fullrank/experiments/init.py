@@ -74,7 +74,7 @@ def write_configuration(request: Request, out: Path, *, force: bool = False, say
 
 
 def _stated(request: Request) -> tuple[dict[str, dict[str, Any]], Mapping[str, str]]:
-    """What a request states of a configuration, and the reasons of these keys."""
+    """Stated configuration of a request, and the reasons of its keys."""
     reasons: dict[str, str] = {}
     data = _pairs(request, reasons) if request.task == "translation" else _text(request, reasons)
     stated: dict[str, dict[str, Any]] = {"data": data, "model": dict(SIZES[request.size]) if request.size else {}}

@@ -159,7 +159,7 @@ def _loaded(auto: Any, where: str, config: Any, dtype: torch.dtype, **options: A
 
 
 def imported(name: str, what: str) -> Any:
-    """What `MODULE:NAME` names; modules are found in the working directory, too. what: stands before it in an error."""
+    """Import of `MODULE:NAME`; modules are found in the working directory, too. what: stands before it in an error."""
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise InputError(f"{what}{name}: MODULE:FUNCTION is needed, as in my_model:make for make in my_model.py")

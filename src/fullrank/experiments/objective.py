@@ -52,7 +52,7 @@ class Distillation:
 
     @torch.no_grad()
     def __call__(self, batch: Batch, carry: Carry) -> tuple[Teacher, Carry]:
-        """What the teacher says of a batch, and its memory for the next one."""
+        """The teacher's distribution over a batch, and its memory for the next one."""
         known = {name.removeprefix(_TAUGHT): tensor for name, tensor in carry.items() if name.startswith(_TAUGHT)}
         hidden, memory, _ = self.model.hidden(batch.inputs, Memory.from_tensors(known) if known else None)
         after = {} if memory is None else {f"{_TAUGHT}{name}": tensor for name, tensor in memory.to_tensors().items()}

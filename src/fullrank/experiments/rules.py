@@ -183,7 +183,7 @@ def _on_one_line(value: Any) -> str:
 
 
 def _some(stated: Settings, section: str, *keys: str) -> dict[str, Any]:
-    """Those of `keys` that are stated."""
+    """Stated values of `keys` in a section."""
     return {key: value for key, value in (stated.get(section) or {}).items() if key in keys}
 
 

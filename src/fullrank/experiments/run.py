@@ -181,7 +181,7 @@ def _settled(
     kernel_name: str,
     say: Say,
 ) -> RunConfig:
-    """What the rules make of `train.budget` and what else is stated; where the run has begun, what they made of it then."""
+    """Configuration by the rules of `train.budget` and the stated keys; of a run that has begun, the one it began with."""
     budget = read_budget(str(given))
     assert budget is not None
     if stated is None:

@@ -28,7 +28,7 @@ from typing import Any
 
 from fullrank.config.load import parse_yaml, to_yaml
 from fullrank.config.recipe import Resolved, resolve
-from fullrank.config.run import RunConfig
+from fullrank.config.run import RunConfig, read_budget
 from fullrank.core.errors import InputError, RunError
 from fullrank.experiments.queue import Training, TrainingsFailed, train_all
 from fullrank.experiments.run import TEXT_TASKS, Cell
@@ -45,9 +45,7 @@ FILE = "search.json"
 _STARTUP = 7.0  # seconds of a process until it trains
 _EQUAL = ("data.", "eval.", *(f"train.{key}." for key in ("steps", "epochs", "tokens", "seed", "threads")))
 _OWN = ("train.seed", "eval.every_steps", "eval.every_epochs")
-Arm = dict[
-    str, Any
-]  # a combination: name, settings, updates at each rung, nll at each rung, the rung that it left after
+Arm = dict[str, Any]  # a combination: name, settings; rungs, nll: by rung; dropped: the rung that it left after
 
 
 @dataclass(frozen=True)
@@ -90,11 +88,11 @@ def search(request: Request, out: Path, cores: Sequence[int], say: Say = print) 
 
 
 def minutes_of(text: str) -> float:
-    """Minutes of a duration, `90 minutes` or `2 hours`."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) *(minutes?|min|hours?|h)", text.strip())
-    if match is None or not float(match[1]):
-        raise InputError(f"--budget: a duration such as '90 minutes' or '2 hours', given {text!r}")
-    return float(match[1]) * (60 if match[2].startswith("h") else 1)
+    """Minutes of a time on the wall, `90 minutes` or `2 hours`, written as in `train.budget`."""
+    budget = read_budget(text)
+    if budget is None or budget.seconds is None or budget.cpu:
+        raise InputError(f"--budget: a time on the wall such as '90 minutes' or '2 hours', given {text!r}")
+    return budget.seconds / 60
 
 
 def combinations(request: Request) -> list[dict[str, Any]]:
@@ -305,7 +303,7 @@ def budget_in_words(content: Mapping[str, Any]) -> str:
 
 
 def outcome_of(arm: Arm) -> str:
-    """What became of a combination in the end."""
+    """Outcome of a combination: winner, or the rung that it left after."""
     if arm["dropped"] is None:
         return "winner"
     return f"{'diverged in' if arm['nll'][-1] is None else 'dropped after'} rung {arm['dropped']}"

@@ -248,7 +248,7 @@ def shared(value: Tensor, own: int, part: Part | None) -> Tensor:
     return value * (own * part.count / max(part.tokens, 1))
 
 
-def activation_penalty(hidden: Tensor, options: TrainConfig) -> Tensor:
+def _activation_penalty(hidden: Tensor, options: TrainConfig) -> Tensor:
     """AR and TAR of the last hidden states (B, N, E), a mean over all entries (Merity et al. 2018, §4.7).
 
         alpha mean(h_n^2) + beta mean((h_n - h_{n-1})^2)      alpha = `activation_regularization`, beta = `temporal_..`
@@ -270,8 +270,8 @@ def penalized(
     The penalties are means over the rows of a batch, of which this process has a part.
     """
     weight = 1.0 if part is None else part.rows * part.count / part.of
-    if trace is not None and trace.last is not None and isinstance(options, TrainConfig):
-        value = value + weight * activation_penalty(trace.last[:, -targets:], options)
+    if trace is not None and trace.last is not None and isinstance(options, TrainConfig) and _regularizes(options):
+        value = value + weight * _activation_penalty(trace.last[:, -targets:], options)
     if trace is not None and trace.layers:
         if options.orthogonality:
             value = value + weight * options.orthogonality * orthogonality(trace)
@@ -283,7 +283,10 @@ def penalized(
 def trace_for(options: TrainingConfig) -> Trace | None:
     """A trace where a penalty needs one."""
     weights = bool(options.orthogonality or options.overlap)
-    last = isinstance(options, TrainConfig) and bool(
-        options.activation_regularization or options.temporal_regularization
-    )
+    last = isinstance(options, TrainConfig) and _regularizes(options)
     return Trace(weights=weights) if weights or last else None
+
+
+def _regularizes(options: TrainConfig) -> bool:
+    """AR or TAR is on."""
+    return options.activation_regularization > 0 or options.temporal_regularization > 0
