@@ -312,7 +312,7 @@ def test_dynamic_figures_stand_apart_from_the_static_ones(tuned: Path) -> None:
         assert one["nll"] != kept["final"][split]["nll"]
         assert one["tokens"] == kept["final"][split]["tokens"]
         assert "dynamic evaluation: a gradient step on every segment, rate" in one["protocol"]
-        assert one["protocol"].endswith("decay 0.01, both chosen on the validation text; scored before learnt")
+        assert one["protocol"].endswith("decay 0.01, both chosen on the validation text; scored before it is learned")
         scores = np.load(tuned / f"log_probabilities-dynamic-{split}.npy")
         assert -scores.mean() == pytest.approx(one["nll"], rel=1e-5)
     same, again = kept["final_dynamic"]["test"], found["final_dynamic"]["test"]
@@ -320,7 +320,7 @@ def test_dynamic_figures_stand_apart_from_the_static_ones(tuned: Path) -> None:
     assert (again["protocol"], again["protocol_settings"]) == (same["protocol"], same["protocol_settings"])
     shown = on_cpu("eval", tuned, "--dynamic", "--dynamic-rate", 1e-4)[1].splitlines()
     assert shown.index(f"  {kept['protocol']}") < shown.index("dynamic evaluation, no static figures:")
-    assert shown[-1].endswith("rate 0.0001, decay 0.01; scored before learnt")
+    assert shown[-1].endswith("rate 0.0001, decay 0.01; scored before it is learned")
 
 
 def test_rate_and_decay_are_chosen_without_the_test_text(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,7 +167,8 @@ def test_rate_and_decay_are_those_of_least_nll_on_the_validation_text() -> None:
     single = choose(model, TRAINING, IDS[:0], blocks(7), DynamicConfig(rate=1.0, decay=0.0), START)[0]
     assert single == one_by_one(blocks(7), 1.0, 0.0)  # without a text to choose on
     assert single.in_words() == (
-        f"{blocks(7).in_words()}; dynamic evaluation: a gradient step on every segment, rate 1, decay 0; scored before learnt"
+        f"{blocks(7).in_words()}; dynamic evaluation: a gradient step on every segment, rate 1, decay 0; "
+        "scored before it is learned"
     )
 
 

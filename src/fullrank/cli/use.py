@@ -53,7 +53,7 @@ def evaluate(
         str | None, typer.Option("--temperature", help="Divides the logits; valid: chosen on the validation text.")
     ] = None,
     dynamic: Annotated[
-        bool, typer.Option("--dynamic", help="Dynamic evaluation, too: every segment is scored, then learnt.")
+        bool, typer.Option("--dynamic", help="Dynamic evaluation, too: every segment is scored, then learned.")
     ] = False,
     dynamic_rate: Annotated[
         float | None,

@@ -39,7 +39,7 @@ class DynamicProtocol:
         chosen = ", both chosen on the validation text" if self.chosen else ""
         return (
             f"dynamic evaluation: a gradient step on every segment, rate {self.rate:g}, decay {self.decay:g}{chosen}; "
-            "scored before learnt"
+            "scored before it is learned"
         )
 
 
