@@ -11,7 +11,7 @@ from fullrank.data import Streams
 from fullrank.training import make_plan, make_schedule
 
 
-@pytest.mark.parametrize("name", ["best/ptb", "best/ptb-shares"])
+@pytest.mark.parametrize("name", ["best/ptb", "best/ptb-cures", "best/ptb-shares", "best/wikitext", "best/enwik8-slice"])
 def test_every_row_builds_at_every_scale_and_is_one_change(name: str) -> None:
     recipe = load(name)
     assert recipe.notes
@@ -22,7 +22,8 @@ def test_every_row_builds_at_every_scale_and_is_one_change(name: str) -> None:
         for row, config in rows.items():
             assert total(name, row, scale) > 0
             assert config.model.position == "relative"  # stated, whatever the default is
-        assert len({(config.train.epochs, config.train.steps) for config in rows.values()}) == 1
+        if name != "best/ptb-cures":  # which has equal time
+            assert len({(config.train.epochs, config.train.steps) for config in rows.values()}) == 1
 
 
 def test_the_published_size() -> None:
@@ -32,25 +33,25 @@ def test_the_published_size() -> None:
     assert total("best/ptb", "exact") == 10_000 * width + 10_000 + 16 * layer == 24_040_400
 
 
-def test_no_row_is_larger() -> None:
-    for row in load("best/ptb").rows:
-        assert 23_900_000 < total("best/ptb", row) <= 24_100_000
+@pytest.mark.parametrize("name", ["best/ptb", "best/ptb-cures"])
+@pytest.mark.parametrize("scale", ["paper", "small", "tiny"])
+def test_the_rows_are_of_one_size(name: str, scale: str) -> None:
+    """What a mixture takes comes out of the feed-forward layers; mixing heads adds at most 0.1 %."""
+    first, *others = (total(name, row, scale) for row in load(name).rows)
+    assert all(abs(other - first) <= 0.002 * first for other in others)
 
 
-@pytest.mark.parametrize("scale", ["paper", "small"])
-def test_the_published_schedule(scale: str) -> None:
+def test_the_published_schedule() -> None:
     """Warm-up over 3,000 updates, a cosine from 3e-4 (embedding: 6e-4) to 1e-4 at update 166,000, then half of it."""
-    train = config_of("best/ptb", "exact", scale).train
-    steps = 1362 * 175 if scale == "paper" else 1362 * 2
-    schedule = make_schedule(train, steps)
+    train = config_of("best/ptb", "exact").train
+    schedule = make_schedule(train, 1362 * 175)
     assert schedule.scaled_rate(200) == pytest.approx(2.0e-5)
     assert schedule.scaled_rate(1800, train.embedding_rate) == pytest.approx(3.6e-4)
-    if scale == "paper":
-        middle = 3000 + (166_000 - 3000) // 2
-        assert [schedule.scaled_rate(s) for s in (3000, middle, 166_000, 1362 * 125, 1362 * 125 + 1)] == pytest.approx(
-            [3e-4, 2e-4, 1e-4, 1e-4, 5e-5]
-        )
-        assert schedule.scaled_rate(166_000, train.embedding_rate) == pytest.approx(1e-4)
+    middle = 3000 + (166_000 - 3000) // 2
+    assert [schedule.scaled_rate(s) for s in (3000, middle, 166_000, 1362 * 125, 1362 * 125 + 1)] == pytest.approx(
+        [3e-4, 2e-4, 1e-4, 1e-4, 5e-5]
+    )
+    assert schedule.scaled_rate(166_000, train.embedding_rate) == pytest.approx(1e-4)
 
 
 def test_an_epoch_has_as_many_updates_as_the_published_code_draws() -> None:
