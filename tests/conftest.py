@@ -34,6 +34,13 @@ def _seeds() -> None:
     seed(0)
 
 
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prepared texts go into the folder of the test where no `data.cache` is given."""
+    for module in ("texts", "pairs"):
+        monkeypatch.setattr(f"fullrank.data.{module}.cache_root", lambda cache: tmp_path / "cache")
+
+
 @pytest.fixture(scope="session")
 def corpora() -> Path:
     """The folder of real corpora (ptb, wikitext-2, ...): $FULLRANK_TEST_CORPORA, or `../shared/data` beside the repository."""

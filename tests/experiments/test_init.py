@@ -20,15 +20,11 @@ from fullrank.experiments.speed import Speed
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 WORDS = [f"{a}{b}{c}" for a in "bdfgkl" for b in "aeiou" for c in "mnprst"]
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 
 def silent(line: str) -> None:
     pass
-
-
-@pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("texts", "pairs"):
-        monkeypatch.setattr(f"fullrank.data.{module}.cache_root", lambda cache: tmp_path / "cache")
 
 
 @pytest.fixture

@@ -19,15 +19,11 @@ from fullrank.experiments.rules import Settled, data_rules, reach, settle, table
 from fullrank.experiments.run import TEXT_TASKS, resume, train
 from fullrank.experiments.speed import Speed
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 
 def silent(line: str) -> None:
     pass
-
-
-@pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("texts", "pairs"):
-        monkeypatch.setattr(f"fullrank.data.{module}.cache_root", lambda cache: tmp_path / "cache")
 
 
 def write_text(path: Path, lines: int, seed: int = 0) -> str:

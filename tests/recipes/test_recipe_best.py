@@ -11,7 +11,9 @@ from fullrank.data import Streams
 from fullrank.training import make_plan, make_schedule
 
 
-@pytest.mark.parametrize("name", ["best/ptb", "best/ptb-cures", "best/ptb-shares", "best/wikitext", "best/enwik8-slice"])
+@pytest.mark.parametrize(
+    "name", ["best/ptb", "best/ptb-cures", "best/ptb-shares", "best/wikitext", "best/enwik8-slice"]
+)
 def test_every_row_builds_at_every_scale_and_is_one_change(name: str) -> None:
     recipe = load(name)
     assert recipe.notes

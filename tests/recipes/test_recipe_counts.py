@@ -55,7 +55,7 @@ def test_rows_and_the_trainings_that_they_share() -> None:
         ],
         *([("mos/table1-ptb", f"k10{width}"), ("mos/table2", f"k10{width}")] for width in ("", "-d300")),
         *([("mixhead/table5", f"{task}-plain"), ("skip-cross-head/table4", f"{task}-plain")] for task in tasks),
-        [("best/ptb", "shuffle"), ("best/ptb-cures", "plain")],
+        [("best/ptb", "pre-norm"), ("best/ptb-cures", "plain")],
         [("best/ptb", "mos"), ("best/ptb-cures", "mos")],
     ]
     assert groups == set(map(frozenset, expected))
