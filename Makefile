@@ -18,7 +18,7 @@ PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKE
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 16
 
-demo: ## train six small models on the built-in text and write runs/demo/report.html
+demo: ## train three small models on the built-in text and write runs/demo/report.html
 	@$(VENV) run
 	@$(BIN)/fullrank demo $(ARGS)
 

@@ -65,7 +65,7 @@ def test_demo_trains_rows_on_equal_terms(
     added = results[1]["parameters"]["total"] - results[0]["parameters"]["total"]
     assert added == layers * (heads**2 + head_dim * heads)
     printed = capsys.readouterr().out
-    for word in ("plain", "b", "Unigram", "report.html"):
+    for word in ("plain", "b", "writes, after", "Perplexity is", "report.html"):
         assert word in printed
     assert (out / "report.html").is_file()
 
@@ -122,7 +122,7 @@ def test_a_busy_machine_ends_the_demo_and_nothing_is_said_twice(monkeypatch: pyt
     monkeypatch.setattr(demo.time, "monotonic", lambda: next(now))
     monkeypatch.setattr(demo.time, "sleep", lambda seconds: None)
     training, said = Endless(), io.StringIO()
-    demo._train_all([training], [], 20, Console(file=said), until=250.0)
+    demo._train_all([training], [], {"steps": 20, "seconds": {"plain": 1.0}}, Console(file=said), until=250.0)
     assert training.stopped
     assert said.getvalue().splitlines() == ["plain: last evaluation  perplexity: valid 9"]
 

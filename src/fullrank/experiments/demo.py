@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 import json
+import math
 import os
 import signal
 import subprocess
@@ -25,6 +26,7 @@ from fullrank.config.recipe import Resolved, load, resolve
 from fullrank.config.run import RunConfig
 from fullrank.core.errors import InputError, RunError
 from fullrank.data import Corpus, prepare
+from fullrank.experiments.generation import generate
 from fullrank.experiments.language_model import LanguageModelTask, with_vocabulary
 from fullrank.experiments.speed import measure_speed
 from fullrank.experiments.task import Prepared
@@ -35,6 +37,7 @@ RECIPE = "demo/builtin"
 _STARTUP, _REPORT = 7.0, 5.0  # seconds: of a model until it trains and after its figures; of the report at the end
 _ALONE = 0.85  # speed of a model with another one beside it, against alone
 _LEAST_STEPS, _MOST_STEPS, _EVALUATIONS = 20, 1_000_000, 5
+_PROMPT, _SAMPLED = "This function", 60  # of the text that the best model writes
 _PATIENCE = 2  # a machine that has become busy stops the demo after so many times its minutes
 
 
@@ -115,7 +118,7 @@ def run_demo(minutes: float, out: Path, seed: int, rows: Sequence[str] | None = 
     settings.append(f"eval.every_steps={-(-plan['steps'] // _EVALUATIONS)}")
     waiting = [training for training in trainings if not training.finished]
     if waiting:
-        _train_all(waiting, settings, plan["steps"], remarks, until=started + _PATIENCE * minutes * 60)
+        _train_all(waiting, settings, plan, remarks, until=started + _PATIENCE * minutes * 60)
     folders = [training.folder for training in trainings if training.finished]
     if len(folders) < len(trainings):
         open_rows = ", ".join(training.row for training in trainings if not training.finished)
@@ -125,15 +128,19 @@ def run_demo(minutes: float, out: Path, seed: int, rows: Sequence[str] | None = 
         )
     if not folders:
         raise RunError(f"no model of the demo was finished in {_PATIENCE * minutes:g} minutes; give more --minutes")
+    results = [json.loads((folder / "result.json").read_text(encoding="utf-8")) for folder in folders]
+    best = min(range(len(folders)), key=lambda i: results[i]["final"]["test"]["nll"])
+    words = generate(folders[best], _PROMPT, max_new_tokens=_SAMPLED, temperature=0.8, top_p=0.9, seed=seed)
+    console.print(f"{folders[best].name} writes, after “{_PROMPT}”:\n", highlight=False)
+    console.print(f"    {words}\n", highlight=False, markup=False)
     table = report(folders)
-    page = table.write(out / "report.html", "A Transformer without its attention bottleneck")
+    page = table.write(out / "report.html", "A Transformer without its bottlenecks")
     table.print(console)
-    result = json.loads((folders[0] / "result.json").read_text(encoding="utf-8"))
-    unigram = result["corpus"]["unigram_perplexity"]
+    corpus, lowest = results[0]["corpus"], math.exp(results[best]["final"]["test"]["nll"])
     console.print(
-        f"{result['corpus']['label']}: each model read {result['tokens_seen']:,} tokens, seed {seed}. "
-        f"Unigram perplexity of the same vocabulary: valid {unigram['valid']:.0f}, test {unigram['test']:.0f}. "
-        "One seed shows the road, not a ranking.",
+        f"Perplexity is the number of words among which the model hesitates at each place: {lowest:.0f} for the best of these, "
+        f"{corpus['unigram_perplexity']['test']:.0f} for one that knows only how often a word occurs. Each read "
+        f"{results[0]['tokens_seen']:,} tokens of {corpus['label']}. One seed shows the road, not a ranking.",
         highlight=False,
     )
     spent = f"{(time.monotonic() - started) / 60:.1f} minutes" if waiting else "already trained"
@@ -167,7 +174,7 @@ def _plan(minutes: float, out: Path, seed: int, rows: Sequence[str], remarks: An
         return _makespan([*seconds], _workers())
 
     steps = max(bisect.bisect_right(range(_MOST_STEPS), left, key=duration) - 1, _LEAST_STEPS)
-    plan = {**wanted, "steps": steps}
+    plan = {**wanted, "steps": steps, "seconds": {row: token for row, (token, _) in zip(rows, speeds, strict=True)}}
     write_json(file, plan)
     remarks.print(
         f"Each of the {len(rows)} models will read {steps * per_step:,} tokens, {_workers()} at a time: about "
@@ -205,15 +212,21 @@ def _speed(resolved: Resolved[RunConfig], corpus: Corpus) -> tuple[float, float]
     return speed.step / speed.tokens, speed.evaluation * (_EVALUATIONS + final)
 
 
-def _train_all(trainings: Sequence[_Training], settings: Sequence[str], steps: int, remarks: Any, until: float) -> None:
+def _train_all(
+    trainings: Sequence[_Training], settings: Sequence[str], plan: dict[str, Any], remarks: Any, until: float
+) -> None:
     """Run every training in a process of its own, `_workers()` at a time, and show how far they are; stop at `until`."""
     from rich.progress import BarColumn, Progress, ProgressColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     columns: list[str | ProgressColumn] = ["[bold]{task.description}", BarColumn(), TaskProgressColumn()]
     columns += [TimeRemainingColumn(), TextColumn("{task.fields[words]}")]
     waiting, running = list(trainings), list[_Training]()
-    told, lines = time.monotonic(), dict[str, str]()
+    began = told = time.monotonic()
+    steps, lines = plan["steps"], dict[str, str]()
+    work = {one.row: plan["seconds"][one.row] for one in trainings}  # of a step, in proportion
+    made, before = dict.fromkeys(work, 0), dict[str, int]()  # steps, and those of an earlier call
     with _terminable(), Progress(*columns, console=remarks, disable=not remarks.is_terminal) as progress:
+        whole = progress.add_task("all", total=steps * sum(work.values()), words="")
         bars = {one.row: progress.add_task(one.row, total=steps, words="", start=False) for one in trainings}
         try:
             while (waiting or running) and time.monotonic() < until:
@@ -227,9 +240,12 @@ def _train_all(trainings: Sequence[_Training], settings: Sequence[str], steps: i
                 told = time.monotonic() if tell else told
                 for training in list(running):
                     done, words = training.progress()
-                    progress.update(bars[training.row], completed=min(done, steps), words=words)
+                    made[training.row] = min(done, steps)
+                    before.setdefault(training.row, made[training.row])
+                    progress.update(bars[training.row], completed=made[training.row], words=words)
                     if training.ended():
                         running.remove(training)
+                        made[training.row] = steps
                         progress.update(bars[training.row], completed=steps)
                     elif tell:
                         line = (
@@ -238,6 +254,12 @@ def _train_all(trainings: Sequence[_Training], settings: Sequence[str], steps: i
                         if lines.get(training.row) != line:  # nothing is said twice
                             remarks.print(line)
                         lines[training.row] = line
+                total, now = (sum(work[row] * n for row, n in of.items()) for of in (dict.fromkeys(work, steps), made))
+                progress.update(whole, completed=now)
+                new = now - sum(work[row] * n for row, n in before.items())
+                if tell and new > 0:
+                    left = (time.monotonic() - began) * (total - now) / new
+                    remarks.print(f"all: {now / total:.0%}, about {left / 60:.1f} minutes left")
         finally:
             processes = [training.process for training in running if training.process is not None]
             for process in processes:  # SIGTERM: they save and leave, so that the demo can go on later
