@@ -8,7 +8,7 @@
 set -eu
 cd -- "$(dirname -- "$0")/.."
 floor() { sed -n "s/.*\"$1>=\([0-9.]*\)[,\"].*/\1/p" pyproject.toml | head -n 1; }
-[ $# -gt 0 ] || set -- "torch==$(floor torch).0 transformers==$(floor transformers).0" "torch transformers<5.24"
+[ $# -gt 0 ] || set -- "torch==$(floor torch).0 transformers==$(floor transformers).0" "torch transformers<5.25"
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 failed=

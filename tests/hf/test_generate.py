@@ -91,6 +91,7 @@ def test_samples_are_the_same_with_and_without_a_cache(config: fr.ModelConfig) -
     assert len(torch.unique(texts[0], dim=0)) > 2
 
 
+@pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated:FutureWarning")  # transformers 5.24 says `cache`
 @kinds
 def test_a_text_goes_on_from_a_returned_cache(config: fr.ModelConfig) -> None:
     hf_model, _ = pair(config)
@@ -137,10 +138,10 @@ def test_a_memory_as_long_as_the_text_makes_pieces_one_pass() -> None:
     read = tokens(2, 12)
     with torch.no_grad():
         expected = own.with_memory(0)(read).logits
-        past, parts = fr.FullRankCache(), []
-        for piece in read.split(5, dim=1):
-            parts.append(hf_model(piece, past_key_values=past).logits)
-    torch.testing.assert_close(torch.cat(parts, 1), expected, rtol=1e-5, atol=1e-5)
+        for name in ("past_key_values", "cache"):  # before and from transformers 5.24
+            past = fr.FullRankCache()
+            parts = [hf_model(piece, **{name: past}).logits for piece in read.split(5, dim=1)]
+            torch.testing.assert_close(torch.cat(parts, 1), expected, rtol=1e-5, atol=1e-5, msg=name)
 
 
 def test_memory_stays_on_whatever_use_cache_says() -> None:

@@ -118,7 +118,6 @@ SIZES = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "in
 OFF_THE_INTERFACE = {
     "DebertaV2Model": lambda: transformers.DebertaV2Config(**SIZES),
     "XLNetModel": lambda: transformers.XLNetConfig(d_model=8, n_layer=1, n_head=2, d_inner=8, vocab_size=9),
-    "GPTJModel": lambda: transformers.GPTJConfig(n_embd=8, n_layer=1, n_head=2, rotary_dim=4, vocab_size=9),
     "LongformerModel": lambda: transformers.LongformerConfig(**SIZES, attention_window=4),
 }  # fmt: skip
 

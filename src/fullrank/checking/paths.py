@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fullrank.checking.subject import ROWS, Subject, accepted, duplicate, logits_in, mode, move
 from fullrank.core.errors import one_line
 
-CACHES = ("past_key_values", "cache_params", "state")  # arguments by which a cache is handed on
+CACHES = ("past_key_values", "cache", "cache_params", "state")  # arguments by which a cache is handed on
 TRAINED = "after training on random tokens"
 RARE = ("static cache", "compiled", "in bfloat16")  # which a quick check leaves out
 IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention")
@@ -193,6 +193,11 @@ def _reader(subject: Subject, model: Any, how: str) -> Callable[..., Tensor]:
 Step = Callable[[Tensor, Any], tuple[Tensor, Any]]
 
 
+def cache_argument(model: nn.Module) -> str:
+    """Name of the argument by which the model's forward takes a cache; empty where it takes none."""
+    return next((one for one in CACHES if {one, "use_cache"} <= accepted(model).keys()), "")
+
+
 def cached(subject: Subject, model: Any, *, static: bool = False, pieces: bool = True) -> Step:
     """Reads tokens after a cache: read(ids, cache or None) gives logits and the next cache.
 
@@ -224,7 +229,7 @@ def cached(subject: Subject, model: Any, *, static: bool = False, pieces: bool =
             return out.logits, out.cache
 
         return ours
-    name = next((one for one in CACHES if {one, "use_cache"} <= accepted(model).keys()), "")
+    name = cache_argument(model)
     if not name:
         raise CannotRun("forward takes no past_key_values with use_cache, and no step=... was given")
     if getattr(subject.call(subject.ids[:, :1], model=model, use_cache=True), name, None) is None:

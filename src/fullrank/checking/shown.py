@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fullrank.checking.opening import AsModule
-from fullrank.checking.paths import GAIN, TRAINED, CodePath
+from fullrank.checking.paths import GAIN, TRAINED, CodePath, cache_argument
 from fullrank.checking.subject import ROWS, SEED, SHORT, Subject, accepted, duplicate, mode
 
 _EVERY_MATRIX = (
@@ -135,7 +135,8 @@ def _statements(subject: Subject, path: CodePath, cut: int, seed: int) -> tuple[
         setup.append(f"source = torch.randint({vocab}, (3, {longest}))")
         call = f"model(source, {'decoder_input_ids=' if subject.sequence else ''}x{more})"
     elif path.how == "after a cache":
-        call = f"model(x[:, {half}:], past_key_values=model(x[:, :{half}], use_cache=True).past_key_values)"
+        cache = cache_argument(subject.model)
+        call = f"model(x[:, {half}:], {cache}=model(x[:, :{half}], use_cache=True).{cache})"
         before = f"[:, :{cut - half}]"
     expression = (
         f"x, y = ((torch.manual_seed(1), {call})[1]{logits} for x in (a, b)); print((x - y){before}.abs().max())"

@@ -188,14 +188,12 @@ class _Writing(FullRankPreTrainedModel, GenerationMixin):
     _has_memory = False
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, **kwargs: Any) -> dict[str, Any]:
-        """Inputs of `forward` in `generate`: for a model with memory the new tokens alone, also without a cache."""
+        """Inputs of `forward` in `generate`; InputError for a model that cannot write a text token by token."""
         if self.model.config.sees_future:
             raise InputError(
                 "generate: the tokens of this model see later ones (model.attention.causal: as_published), so it cannot "
                 "write a text token by token; train with model.attention.causal: masked to generate"
             )
-        if self._has_memory and kwargs.get("past_key_values") is not None and not kwargs.get("is_first_iteration"):
-            kwargs["next_sequence_length"] = 1
         inputs: dict[str, Any] = super().prepare_inputs_for_generation(input_ids, **kwargs)
         return inputs
 
@@ -204,9 +202,8 @@ class _Writing(FullRankPreTrainedModel, GenerationMixin):
     ) -> None:
         if (kind := generation_config.cache_implementation) not in (None, "dynamic"):
             raise InputError(f"cache_implementation: this model keeps a cache of its own, given {kind!r}; leave it out")
-        if self._has_memory and not generation_config.use_cache and model_kwargs.get("past_key_values") is None:
-            model_kwargs["past_key_values"] = FullRankCache()  # the memory that the text begins with
-            return
+        if self._has_memory:
+            generation_config.use_cache = True  # a copy of this call; without memory it is another model
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
 
 
@@ -224,7 +221,7 @@ class FullRankForCausalLM(_Writing):
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, past_key_values: Any = None,
                 labels: Tensor | None = None, use_cache: bool | None = None, logits_to_keep: int | Tensor = 0,
                 num_items_in_batch: Tensor | int | None = None, output_attentions: bool | None = None,
-                output_hidden_states: bool | None = None) -> Any:  # fmt: skip
+                output_hidden_states: bool | None = None, cache: Any = None) -> Any:  # fmt: skip
         """input_ids (B, N) -> `CausalLMOutputWithPast` with logits (B, N, V).
 
         attention_mask (B, N), or (B, M + N) with the tokens before, 1 for tokens and 0 for padding on either side. Outputs at
@@ -232,18 +229,18 @@ class FullRankForCausalLM(_Writing):
         labels (B, N): input_ids again, -100 where there is no loss; the loss is of each token given those before it.
         past_key_values: `FullRankCache`, or the empty cache that `generate` makes; it is changed in place. Without one a new
         one is returned if `use_cache` (in evaluation, without labels, `config.use_cache`), and by models with memory always
-        in evaluation.
+        in evaluation. From transformers 5.24 on its name is `cache`; either will do.
         logits_to_keep: of the last so many tokens, or of these positions; 0: of all.
         """
         trace = self._trace(output_attentions, output_hidden_states)
-        if past_key_values is None and self._begins_cache(use_cache, labels is not None):
-            past_key_values = FullRankCache()
-        hidden = self._read(input_ids, attention_mask, layer_of(past_key_values), trace)
+        past = cache if past_key_values is None else past_key_values
+        if past is None and self._begins_cache(use_cache, labels is not None):
+            past = FullRankCache()
+        hidden = self._read(input_ids, attention_mask, layer_of(past), trace)
         if labels is not None:  # each token predicts the next one
             labels = torch.cat((labels[:, 1:], labels.new_full((len(labels), 1), IGNORED)), dim=1)
         logits, loss = self._predict(self.model.output, hidden, labels, num_items_in_batch, logits_to_keep)
-        traced = _traced(trace, hidden)
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values, **traced)
+        return CausalLMOutputWithPast(loss, logits, past, **_traced(trace, hidden))
 
     @property
     def _has_memory(self) -> bool:  # type: ignore[override]
@@ -380,7 +377,7 @@ class FullRankForSeq2SeqLM(_Writing):
                 encoder_outputs: Any = None, past_key_values: Any = None, labels: Tensor | None = None,
                 use_cache: bool | None = None, logits_to_keep: int | Tensor = 0,
                 num_items_in_batch: Tensor | int | None = None, output_attentions: bool | None = None,
-                output_hidden_states: bool | None = None) -> Any:  # fmt: skip
+                output_hidden_states: bool | None = None, cache: Any = None) -> Any:  # fmt: skip
         """input_ids (B, M) of the source -> `Seq2SeqLMOutput` with logits (B, N, V) of the target.
 
         encoder_outputs: of `get_encoder()`, instead of input_ids. attention_mask (B, M): that of the source, padding on either
@@ -396,18 +393,19 @@ class FullRankForSeq2SeqLM(_Writing):
             if input_ids is None:
                 raise InputError("input_ids or encoder_outputs: a translation needs its source")
             encoder_outputs = self.get_encoder()(input_ids, attention_mask, output_attentions, output_hidden_states)
-        if past_key_values is None and use_cache:
-            past_key_values = FullRankCache()
+        past = cache if past_key_values is None else past_key_values
+        if past is None and use_cache:
+            past = FullRankCache()
         trace = self._trace(output_attentions, output_hidden_states)
         source = Source.of(encoder_outputs[0], attention_mask)
-        hidden = self._read(decoder_input_ids, decoder_attention_mask, source, layer_of(past_key_values), trace)
+        hidden = self._read(decoder_input_ids, decoder_attention_mask, source, layer_of(past), trace)
         logits, loss = self._predict(self.model.decoder.output, hidden, labels, num_items_in_batch, logits_to_keep)
         traced = _traced(trace, hidden)
         weights = traced["attentions"]  # of self-attention and of cross-attention in turn
         return Seq2SeqLMOutput(
-            loss=loss,
-            logits=logits,
-            past_key_values=past_key_values,
+            loss,
+            logits,
+            past,
             decoder_hidden_states=traced["hidden_states"],
             decoder_attentions=None if weights is None else weights[::2],
             cross_attentions=None if weights is None else weights[1::2],

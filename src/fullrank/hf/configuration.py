@@ -37,7 +37,7 @@ class FullRankConfig(PreTrainedConfig):
     """
 
     model_type = "fullrank"
-    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012  Hugging Face reads a list
+    keys_to_ignore_at_inference = ["past_key_values", "cache"]  # noqa: RUF012  Hugging Face reads a list
 
     fullrank: dict[str, Any] | None = None
     objective: str | None = None
