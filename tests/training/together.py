@@ -72,7 +72,7 @@ NARROW = {
         "model": SMALL | {"dropout": {}},
         "train": SHORT | {"precision": "bf16", "optimizer": "sgd", "learning_rate": 0.02},
     },
-    # its products are narrow; with a smaller eps AdamW would make much of small differences
+    # with a smaller eps AdamW would make much of small differences
     "muon": {"model": SMALL, "train": SHORT | {"optimizer": "muon", "weight_decay": 0.1, "eps": 0.01}},
 }
 # a pretrained encoder, whose dropout is that of torch

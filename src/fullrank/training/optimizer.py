@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fullrank.config import register
@@ -145,39 +145,40 @@ def adamw(groups: Groups, options: TrainConfig) -> Optimizer:
 
 @register("optimizer", "muon")
 class MuonWithAdamW(Optimizer):
-    """torch.optim.Muon (torch 2.9) for matrices inside blocks (`parameter_groups` marks them), AdamW for all else.
+    """Muon (Jordan et al. 2024) for matrices inside blocks (`parameter_groups` marks them), AdamW for all else.
 
-        v = mu v + (1-mu) g;   u = (1-mu) g + mu v;   p -= lr d p;   p -= 0.2 sqrt(max(m, n)) lr O(u)
+        v = mu v + (1-mu) g;   u = (1-mu) g + mu v;   p -= lr d p;   p -= 0.2 sqrt(max(m, n)) lr `orthogonalized(u)`
 
-    p (m, n).  With the singular values u = U diag(s) V', O(u) is about U V': five Newton-Schulz steps in bfloat16 bring every
-    s to between 0.7 and 1.2 (Jordan et al. 2024).  mu is `momentum`, 0.95 where that is 0.
-    The entries of U V' have the root mean square 1 / sqrt(max(m, n)). The factor makes it 0.2, about that of an update of
+    p (m, n).  mu is `momentum`, 0.95 where that is 0.  The factor gives an update the root mean square 0.2, about that of
     AdamW, so that one learning rate serves both (`match_rms_adamw`; Liu et al. 2025, arXiv 2502.16982, §2.2).
-    Slow on a CPU without instructions for bfloat16, where such products take 16 times as long as those in fp32.
-    ConfigError where torch has no Muon.
     """
 
     def __init__(self, groups: Groups, options: TrainConfig) -> None:
-        if not hasattr(torch.optim, "Muon"):
-            raise ConfigError(
-                f"train.optimizer: muon is a part of torch from 2.9 on, installed is torch {torch.__version__}; update torch, "
-                "or choose adamw"
-            )
-        matrices, others = ([g for g in groups if g.get("muon", False) is marked] for marked in (True, False))
-        self.parts: list[tuple[bool, Optimizer]] = []
-        if matrices:
-            rate, momentum = options.learning_rate, options.momentum or 0.95
-            muon = torch.optim.Muon(matrices, lr=rate, momentum=momentum, adjust_lr_fn="match_rms_adamw")
-            self.parts.append((True, muon))
-        if others:
-            self.parts.append((False, adamw(others, options)))
-        super().__init__(groups, {})
+        others = [group for group in groups if "muon" not in group]
+        self.rest = adamw(others, options) if others else None
+        super().__init__(groups, {"lr": options.learning_rate, "momentum": options.momentum or 0.95})
 
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for marked, part in self.parts:  # `load_state_dict` makes new states and groups
-            part.state = self.state
-            part.param_groups = [group for group in self.param_groups if group.get("muon", False) is marked]
-            part.step(closure)
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        if self.rest is not None:  # `load_state_dict` makes new states and groups
+            self.rest.state, self.rest.param_groups = self.state, [g for g in self.param_groups if "muon" not in g]
+            self.rest.step()
+        for group, p in ((g, p) for g in self.param_groups if "muon" in g for p in g["params"] if p.grad is not None):
+            rate, mu, decay = group["lr"], group["momentum"], group["weight_decay"]
+            v = self.state[p].setdefault("momentum_buffer", torch.zeros_like(p)).lerp_(p.grad, 1 - mu)
+            p.mul_(1 - rate * decay)
+            p.sub_(orthogonalized(p.grad.lerp(v, mu)), alpha=0.2 * math.sqrt(max(p.shape)) * rate)
+
+
+def orthogonalized(u: Tensor) -> Tensor:
+    """About U V' for u = U diag(s) V': five Newton-Schulz steps, in bfloat16 on CUDA, bring s to between 0.7 and 1.2."""
+    tall = u.shape[0] > u.shape[1]
+    x = u.bfloat16() if u.device.type == "cuda" else u
+    x = (x.T if tall else x) / x.norm().clamp_min(1e-7)
+    for _ in range(5):
+        s = x @ x.T
+        x = 3.4445 * x + (-4.7750 * s + 2.0315 * s @ s) @ x
+    return x.T if tall else x
 
 
 # -- learning rates --------------------------------------------------------------------------------------------------
