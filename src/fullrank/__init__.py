@@ -30,6 +30,7 @@ _HOMES = {
     "RunConfig": "fullrank.config.run",
     "register": "fullrank.config",
     "LanguageModel": "fullrank.core.decoder",
+    "LayerConfig": "fullrank.core.config",
     "Translator": "fullrank.core.translator",
     "Encoder": "fullrank.core.encoder",
     "MaskedLanguageModel": "fullrank.core.masked",
@@ -82,6 +83,7 @@ if TYPE_CHECKING:
     from fullrank.core.config import DropoutConfig as DropoutConfig
     from fullrank.core.config import EncoderConfig as EncoderConfig
     from fullrank.core.config import InputConfig as InputConfig
+    from fullrank.core.config import LayerConfig as LayerConfig
     from fullrank.core.config import ModelConfig as ModelConfig
     from fullrank.core.config import OutputConfig as OutputConfig
     from fullrank.core.decoder import LanguageModel as LanguageModel

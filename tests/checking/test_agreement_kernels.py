@@ -121,6 +121,19 @@ def test_mixing_that_does_not_start_plain(mix: str) -> None:
     assert off(plain_start(ours(Scaled, attention=attention)))
 
 
+def test_the_mixing_of_each_layer_is_seen() -> None:
+    mixed: dict[str, Any] = {"at": [1], "attention": {"mix": "position_wise"}}
+    first = {"at": [0], "attention": {"kind": "multilinear", "rank": 3}}
+    found = plain_start(ours(layers=[first, mixed]))
+    assert found.verdict == "passes"
+    assert "(mix: layer 1 position_wise)" in found.looked_at
+    average = plain_start(ours(layers=[{"at": [0], "attention": {"mix": "average"}}, mixed]))
+    assert average.reason == "'average' mixing (layer 0) does not start as plain attention, by its definition"
+    assert kernels(ours(layers=[first, mixed]), "fp64").verdict == "passes"
+    both = plain_start(translating(layers=[mixed]))
+    assert "(mix: encoder layer 1 position_wise, decoder layer 1 position_wise)" in both.looked_at
+
+
 @pytest.mark.parametrize("place", ["encoder", "decoder", "cross"])
 def test_the_mixing_of_each_place_is_seen(place: str) -> None:
     mixes = {}

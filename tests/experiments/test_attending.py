@@ -38,6 +38,18 @@ def test_the_weights_are_those_of_the_pass(mix: str, tmp_path: Path) -> None:
             assert (one.mixed - one.weights).abs().max() > 1e-2
 
 
+def test_decoder_layers_of_two_kinds(tmp_path: Path) -> None:
+    model = write_run(
+        tmp_path, layers=[fr.LayerConfig(at=[1], attention=fr.AttentionConfig(kind="multilinear", rank=3))]
+    )
+    source, target = [2, 3, 10, 2, 11, 0], [0, 3, 5, 4]
+    found, trace = cross_weights(model, source, target), Trace()
+    with torch.no_grad():
+        model(torch.tensor([source]), torch.tensor([target]), trace=trace)
+    assert [tuple(one.weights.shape[2:]) for one in trace.layers] == [(6, 6), (4, 4), (4, 6), (4, 6)]
+    assert all(torch.equal(one.mixed, other.mixed) for one, other in zip(found, trace.layers[2:], strict=True))
+
+
 @pytest.mark.parametrize("mix", ["none", "position_wise"])
 def test_rows_are_what_was_written_and_columns_what_was_read(mix: str, tmp_path: Path) -> None:
     model = write_run(tmp_path, attention=fr.AttentionConfig(mix=mix))

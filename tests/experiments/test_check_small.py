@@ -120,3 +120,24 @@ def test_layers_with_numbers_of_heads_of_their_own() -> None:
     small, changed = shrunk(config, translates=False)
     assert (small.num_hidden_layers, small.heads_by_layer) == (2, [min(8, small.num_attention_heads), 1])
     assert any(line.startswith("heads_by_layer") for line in changed)
+
+
+def test_each_attention_of_model_layers_stays() -> None:
+    layers = [
+        fr.LayerConfig(at=[-2, -1], attention=fr.AttentionConfig(mix="position_wise")),
+        fr.LayerConfig(at=[1], attention=fr.AttentionConfig(kind="multilinear", rank=50)),
+    ]
+    config = fr.ModelConfig(vocab_size=9000, hidden_size=512, num_hidden_layers=16, layers=layers)
+    small, changed = shrunk(config)
+    words = [(one.kind, getattr(one, "mix", None), getattr(one, "rank", None)) for one in small.attentions]
+    assert words == [("weighted", "none", None), ("multilinear", "none", 6), ("weighted", "position_wise", None)]
+    assert "layers 2 entries -> 3 entries" in changed
+    assert fr.LanguageModel(small).num_parameters() < 100_000
+    pairs = replace(
+        config, encoder=fr.EncoderConfig(num_hidden_layers=12), decoder=fr.DecoderConfig(num_hidden_layers=8)
+    )
+    small, _ = shrunk(pairs, translates=True)
+    assert small.of_encoder().num_hidden_layers == small.of_decoder().num_hidden_layers == 3
+    assert fr.Translator(small).num_parameters() < 200_000
+    alike, _ = shrunk(replace(config, layers=[fr.LayerConfig(at=[0])]))
+    assert alike.num_hidden_layers == len(alike.layers) == 2

@@ -336,6 +336,42 @@ def test_with_the_package_no_remote_code_is_needed(tmp_path: Path) -> None:
     assert target("a dog runs").input_ids == [2, 3, 6, 0]
 
 
+def test_layers_of_their_own(own_stages: None, tmp_path: Path) -> None:
+    """Exported with the code of a stage that only one layer has; the card names the layers that differ."""
+    import transformers
+
+    layers = [
+        {"at": [0], "attention": {"kind": "multilinear", "rank": 3}},
+        {"at": [2], "attention": {"mix": "own-mix"}},
+    ]
+    config = fr.ModelConfig(
+        vocab_size=9,
+        hidden_size=8,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        max_position_embeddings=16,
+        layers=layers,
+    )
+    torch.manual_seed(1)
+    model = moved(fr.LanguageModel(config).eval())
+    model.save(tmp_path / "model")
+    out = export_run(tmp_path / "model", tmp_path / "out")
+    card = (out / "README.md").read_text(encoding="utf-8")
+    assert "| attention of layer 0 | multi-linear, 1 cores of rank 3" in card
+    assert "| attention of layer 2 | 2 heads of 4" in card
+    assert "attention of layer 1" not in card
+    ids = torch.randint(9, (2, 7))
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(out).eval()
+    with torch.no_grad():
+        read = loaded(ids, output_attentions=True)
+        torch.testing.assert_close(read.logits, model(ids).logits)
+    assert len(read.attentions) == 2  # those of the layers that have weights
+    back = fr.LanguageModel.load(import_folder(out, tmp_path / "back"))
+    assert back.config == config
+    assert torch.equal(back.eval()(ids).logits, model(ids).logits)
+    assert any("own-mix" in code for code in code_files(config).values())
+
+
 def test_there_and_back(run: Path, tmp_path: Path) -> None:
     """Both checkpoints; every tensor and the configuration are the same, also read from the folder in between."""
     for checkpoint in ("best", "last"):

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from fullrank.analysis.attention import AttentionReader, texts_of
 from fullrank.analysis.rank import unwrapped
 from fullrank.core.attention import LayerTrace
-from fullrank.core.config import WeightedConfig, stage_name, stage_options
+from fullrank.core.config import AttentionConfig, WeightedConfig, stage_name, stage_options
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError
 from fullrank.core.masked import MaskedLanguageModel
@@ -334,16 +334,13 @@ def prune(model: Prunable, heads: Mapping[int, Sequence[int]]) -> Prunable:
         raise InputError(f"heads: layers 0 to {len(counts) - 1}, given {min(unknown)}")
     if not isinstance(own, LanguageModel | MaskedLanguageModel):
         return cast(Prunable, _pruned_foreign(model, reader, heads, kept))
-    attention = own.config.attention
-    if isinstance(attention, WeightedConfig) and stage_name(attention.mix) != "none":
-        raise InputError(
-            f"model.attention.mix: {stage_name(attention.mix)} - the heads that stay read the weights of those that "
-            "would go, so they cannot be pruned; ablate them, or prune a model without mixing"
-        )
-    if stage_name(attention.score) == "relative":
-        options = {**stage_options(attention.score), "shared_biases": False}
-        attention = replace(attention, score={"name": "relative", **options})
-    config = replace(own.config, heads_by_layer=[*map(len, kept)], attention=attention)
+    for attention in own.config.attentions:
+        if isinstance(attention, WeightedConfig) and stage_name(attention.mix) != "none":
+            raise InputError(
+                f"model.attention.mix: {stage_name(attention.mix)} - the heads that stay read the weights of those that "
+                "would go, so they cannot be pruned; ablate them, or prune a model without mixing"
+            )
+    config = own.config.with_attention(_with_own_biases, heads_by_layer=[*map(len, kept)])
     with torch.random.fork_rng(devices=[]):
         smaller: Any = type(own)(config)
     smaller.to(next(own.parameters())).train(own.training)
@@ -361,6 +358,12 @@ def prune(model: Prunable, heads: Mapping[int, Sequence[int]]) -> Prunable:
         chosen[name] = tensor
     smaller.load_state_dict(chosen)
     return cast(Prunable, smaller)
+
+
+def _with_own_biases(attention: AttentionConfig) -> AttentionConfig:
+    if stage_name(attention.score) != "relative":
+        return attention
+    return replace(attention, score={"name": "relative", **stage_options(attention.score), "shared_biases": False})
 
 
 def _pruned_foreign(

@@ -217,7 +217,7 @@ _KEY_PRODUCTS = {"relative": 2, "random_synthesizer": 0}  # multiply-adds of a s
 
 @dataclass(frozen=True)
 class _Stack:
-    """Attention layers of one configuration, and how many keys a query sees on average; not `causal`: all of them."""
+    """All attention layers of `config`, and how many keys a query sees on average; not `causal`: all of them."""
 
     config: ModelConfig
     layers: list[Attention]
@@ -229,19 +229,21 @@ class _Stack:
 
         The keys of distances, made once for all texts of a batch, are left out.
         """
-        config = self.config
-        if isinstance(config.attention, MultiLinearConfig):
-            forward, training = self._multilinear_work(config.attention, length, batch)
-            return 2 * forward, 2 * training
-        assert config.head_dim is not None
-        products = _KEY_PRODUCTS.get(stage_name(config.attention.score), 1) + 1
-        heads = sum(layer.project.num_heads for layer in self.layers)
-        once = 2 * products * heads * config.head_dim * self.keys
-        forward = once + sum(_mixing_flops(layer, self.keys) for layer in self.layers)
-        return forward, 3 * forward
+        assert self.config.head_dim is not None
+        forward = training = 0.0
+        for layer, attention in zip(self.layers, self.config.attentions, strict=True):
+            if isinstance(attention, MultiLinearConfig):
+                once, trained = self._multilinear_work(attention, length, batch)
+                forward, training = forward + 2 * once, training + 2 * trained
+                continue
+            products = _KEY_PRODUCTS.get(stage_name(attention.score), 1) + 1
+            scores = 2 * products * layer.project.num_heads * self.config.head_dim * self.keys
+            once = scores + _mixing_flops(layer, self.keys)
+            forward, training = forward + once, training + 3 * once
+        return forward, training
 
     def _multilinear_work(self, attention: MultiLinearConfig, length: int, batch: int) -> tuple[float, float]:
-        """Multiply-adds per token of all layers' tensors and output maps: forward, and a training step.
+        """Multiply-adds per token of one layer's tensor and output map: forward, and a training step.
 
         `pairs`: those of the order that is chosen for `batch` texts in fp32, products that the mask hides included, after
         as much memory as there are positions for. The position term makes the rank 2 R. `decayed`: two sums of S R numbers,
@@ -249,10 +251,10 @@ class _Stack:
         then has sums over all of it for every token.
         Raises InputError where a text of `length` tokens is longer than the output map.
         """
-        layers, width = self.config.num_hidden_layers, self.config.hidden_size
+        width = self.config.hidden_size
         if attention.decays is not None:
             sums = 1 if self.causal else length
-            forward = layers * attention.decays * attention.rank * (2 * sums + width)
+            forward = attention.decays * attention.rank * (2 * sums + width)
             return forward, 3 * forward
         longest, memory = self.config.max_position_embeddings, self.config.memory_length
         if length > longest:
@@ -265,7 +267,7 @@ class _Stack:
         windowed = self.config.same_length and memory > 0
         masked = self.causal and not attention.sees_future and not windowed
         work = multiply_adds(Size(batch, length, length + min(memory, longest - length), rank, width, masked, windowed))
-        return layers * work.forward / (batch * length), layers * work.training / (batch * length)
+        return work.forward / (batch * length), work.training / (batch * length)
 
 
 def _matrices(model: nn.Module) -> int:
@@ -293,10 +295,9 @@ def _memory_flops(model: LanguageModel, length: int) -> float:
     """Per token of a training step: keys and values of the memory, which are projected again for every segment."""
     projections = [m for m in model.modules() if isinstance(m, Projection)]
     numbers = sum(map(_keys_and_values, projections))
-    config = model.config.attention
-    if isinstance(config, MultiLinearConfig) and config.decays is not None:
-        # and made into sums: S R multiply-adds for keys and for values
-        numbers += len(projections) * 2 * config.decays * config.rank
+    for config in model.config.attentions:
+        if isinstance(config, MultiLinearConfig) and config.decays is not None:
+            numbers += 2 * config.decays * config.rank  # and made into sums: S R multiply-adds for keys and for values
     if model.config.value_residual:
         numbers += projections[0].value.weight.numel()
     return 2 * numbers * model.memory_length / length
@@ -331,15 +332,15 @@ def attention_block(layer: nn.Module, config: ModelConfig, in_all: int, in_model
 
         multi-head: 4 E^2 (+ 4 E with biases), whatever the number of heads
 
-    None for attention of another kind. `layer` is one of the stack that `config` describes, whose attention has `in_all`
-    parameters, the u and v that layers share included, in a model of `in_model`. A `ratio` is multi-head / multi-linear, above
-    one where multi-linear attention is smaller. `all_layers` is all attention of the stack; `whole_model` is the model as it is
-    and as it would be with multi-head attention there. `positions`: P of an output map with a row for each of P^2 pairs, None
-    for one that does not grow with length.
+    None for attention of another kind, and where layers differ. `layer` is one of the stack that `config` describes, whose
+    attention has `in_all` parameters, the u and v that layers share included, in a model of `in_model`. A `ratio` is
+    multi-head / multi-linear, above one where multi-linear attention is smaller. `all_layers` is all attention of the stack;
+    `whole_model` is the model as it is and as it would be with multi-head attention there. `positions`: P of an output map
+    with a row for each of P^2 pairs, None for one that does not grow with length.
     `paper_formula` is (3 h d) / (3 d + h) (Ma et al. 2019, §3.3), h heads and factors of width d: h heads each as wide as a
     factor against three shared projections and h cores. It has W_O on neither side.
     """
-    if not isinstance(config.attention, MultiLinearConfig):
+    if not isinstance(config.attention, MultiLinearConfig) or any(a != config.attention for a in config.attentions):
         return None
     counts: Counter[str] = Counter(dict.fromkeys([*_PIECES, "bias"], 0))
     for name, parameter in layer.named_parameters():

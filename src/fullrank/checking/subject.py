@@ -246,12 +246,16 @@ class Subject:
 
     @property
     def attention(self) -> dict[str, AttentionConfig]:
-        """Attention of our models by its place; a language model has one, without a name."""
+        """Attention of our models by its place: part of a translation model, and layer where `model.layers` says so."""
         config = self.own.config
-        if not self.translates:
-            return {"": config.attention}
-        parts = {"encoder": config.of_encoder(), "decoder": config.of_decoder(), "cross": config.of_cross()}
-        return {place: part.attention for place, part in parts.items()}
+        parts = {"": config}
+        if self.translates:
+            parts = {"encoder": config.of_encoder(), "decoder": config.of_decoder(), "cross": config.of_cross()}
+        return {
+            f"{place} layer {layer}".strip() if part.layers else place: attention
+            for place, part in parts.items()
+            for layer, attention in enumerate(part.attentions)
+        }
 
     def tokens(self, rows: int, length: int, seed: int) -> Tensor:
         return self.readable(random_ids(rows, length, self.vocab_size, seed).to(self.ids.device))
@@ -306,7 +310,7 @@ def everywhere(config: ModelConfig, **changes: Any) -> ModelConfig:
     for key in ("attention", "cross"):
         if decoder is not None and (part := getattr(decoder, key)) is not None:
             decoder = replace(decoder, **{key: part.with_known(**changes)})
-    return replace(config, attention=config.attention.with_known(**changes), encoder=encoder, decoder=decoder)
+    return config.with_attention(lambda part: part.with_known(**changes), encoder=encoder, decoder=decoder)
 
 
 def random_ids(rows: int, length: int, vocab_size: int, seed: int) -> Tensor:

@@ -450,7 +450,7 @@ class RunConfig(Section):
         lines = list(self._faults_of_masked()) if self.masks else []
         lines = lines or list(self._faults_of_translation() if self.translates else self._faults_of_text())
         yield from lines or self._faults_of_protocol()
-        if all(isinstance(part.attention, MultiLinearConfig) for part in self._parts()):
+        if all(isinstance(one, MultiLinearConfig) for part in self._parts() for one in part.attentions):
             for penalty in ("orthogonality", "overlap"):
                 if coefficient := getattr(self.train, penalty):
                     yield (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from .errors import ConfigError
@@ -47,6 +48,22 @@ class DropoutConfig(Section):
     residual: Rate = key(0.0, "dropout on what attention and feed-forward add to the residual stream")
     output: Rate = key(0.0, "dropout on the last hidden states, before the vocabulary layer")
     locked: bool = key(False, "variational: one mask for all positions of a sequence, except on attention weights")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerConfig(Section):
+    """One entry of `model.layers`: `{at: [-2, -1], attention: {mix: position_wise}}` mixes heads in the last two layers.
+
+    Its `attention` is a whole section: a key that is left out has its default, not the value of `model.attention`.
+    """
+
+    KEY = "model.layers"
+    at: list[int] | None = key(None, "layers of this entry, the first is 0 and the last -1; null: one entry a layer")
+    attention: AttentionConfig | None = key(None, "self-attention of these layers; null: model.attention")
+
+    def changed(self, change: Callable[[AttentionConfig], AttentionConfig]) -> LayerConfig:
+        """A copy with `change` made to its attention, if it has some."""
+        return self if self.attention is None else replace(self, attention=change(self.attention))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +128,9 @@ class ModelConfig(Section):
     initializer: Initializer = key("fairseq", "how parameters start")
     dropout: DropoutConfig = key(DropoutConfig(), "dropout by place")
     attention: AttentionConfig = key(AttentionConfig(), "attention")
+    layers: list[LayerConfig] = key(
+        [], "layers with attention of their own: one entry a layer, or entries that say `at`"
+    )
     input: InputConfig = key(InputConfig(), "embedding of token ids")
     output: OutputConfig = key(OutputConfig(), "vocabulary layer")
     encoder: EncoderConfig | None = key(None, "what differs in the encoder of a translation model")
@@ -135,7 +155,7 @@ class ModelConfig(Section):
 
     def _rotates(self) -> bool:
         """Every self-attention is of dot products, or relative, whose score no other position suits either."""
-        parts = [self.attention, *(part.attention for part in (self.encoder, self.decoder) if part is not None)]
+        parts = [*self.attentions, *(part.attention for part in (self.encoder, self.decoder) if part is not None)]
         synthesized = ("dense_synthesizer", "random_synthesizer")
         return (
             self.head_dim is not None
@@ -149,6 +169,8 @@ class ModelConfig(Section):
         lines = list(self._faults_of_one())
         if not lines and (self.encoder is not None or self.decoder is not None):
             lines = self.problems_of_translation()
+        elif not lines and self.layers:
+            lines = list(self._faults_of_entries())
         return iter(lines)
 
     def _faults_of_one(self) -> Iterator[str]:
@@ -166,7 +188,7 @@ class ModelConfig(Section):
         elif self.position == "rotary" and self.head_dim % 2:
             yield f"model.head_dim: rotary positions need an even head size, given {self.head_dim}"
         if self.heads_by_layer is not None:
-            yield from self._faults_of_layers(self.heads_by_layer)
+            yield from self._faults_of_heads(self.heads_by_layer)
         if not self.memory_length:
             if self.same_length:
                 yield "model.same_length: goes with a memory; set model.memory_length"
@@ -183,7 +205,37 @@ class ModelConfig(Section):
                 )
         yield from self._faults_of_clusters()
 
-    def _faults_of_layers(self, heads: list[int]) -> Iterator[str]:
+    def _faults_of_entries(self) -> Iterator[str]:
+        count, at = self.num_hidden_layers, [layer for entry in self.layers for layer in entry.at or ()]
+        without = sum(entry.at is None for entry in self.layers)
+        if without and not without == len(self.layers) == count:
+            yield (
+                f"model.layers: an entry for each of {count} layers (model.num_hidden_layers), or `at` in all entries; given "
+                f"{len(self.layers)} entries, {without} without `at`"
+            )
+            return
+        if not {*at} <= {*range(-count, count)} or len({layer % count for layer in at}) < len(at):
+            yield (
+                f"model.layers.at: each layer at most once, from 0 to {count - 1} or from -{count} to -1 "
+                f"(model.num_hidden_layers is {count}); given {at}"
+            )
+            return
+        for layer in range(count):
+            yield from _renamed(partial(self.of_layer, layer), "model.layers.attention")
+        stages = (self.attention, *self.attentions)
+        scores = [(stage.kind, getattr(stage, "rank", None), stage_options(stage.score)) for stage in stages]
+        if self.position == "relative" and (other := [score for score in scores if score != scores[0]]):
+            yield (
+                "model.layers.attention.score: relative scores of all layers read the same distances, u and v, so all have the "
+                f"kind, rank and options of model.attention, {scores[0]}; given {other[0]}"
+            )
+        if self.value_residual and isinstance(self.attentions[0], MultiLinearConfig):
+            yield (
+                "model.layers.attention.value_residual: reads the values of the first layer, which has multi-linear attention; "
+                "set it to false, or give the first layer kind: weighted"
+            )
+
+    def _faults_of_heads(self, heads: list[int]) -> Iterator[str]:
         if len(heads) != self.num_hidden_layers or min(heads, default=0) < 1:
             yield (
                 f"model.heads_by_layer: a number above 0 for each of {self.num_hidden_layers} layers "
@@ -193,7 +245,7 @@ class ModelConfig(Section):
             "shared_biases", True
         )
         for there, words in (
-            (isinstance(self.attention, MultiLinearConfig), "multi-linear attention has no heads"),
+            (any(isinstance(a, MultiLinearConfig) for a in self.attentions), "multi-linear attention has no heads"),
             (self.value_residual, "values of the first layer fit no other number of heads; set value_residual: false"),
             (shares, "biases u and v of all layers are of one number of heads; set model.attention.score.shared_biases: false"),
             (self.encoder is not None or self.decoder is not None, "a translation model has one number of heads"),
@@ -203,14 +255,33 @@ class ModelConfig(Section):
 
     @property
     def value_residual(self) -> bool:
-        """Self-attention of every layer reads the values of the first layer."""
-        return isinstance(self.attention, WeightedConfig) and self.attention.value_residual
+        """Self-attention of later layers reads the values of the first layer."""
+        return any(isinstance(a, WeightedConfig) and a.value_residual for a in self.attentions)
+
+    @property
+    def own_attentions(self) -> list[AttentionConfig | None]:
+        """What `layers` says of each layer, the first layer first."""
+        own = dict.fromkeys(range(self.num_hidden_layers))
+        for place, entry in enumerate(self.layers):
+            own |= {layer % len(own): entry.attention for layer in ([place] if entry.at is None else entry.at)}
+        return [*own.values()]
+
+    @property
+    def attentions(self) -> list[AttentionConfig]:
+        """Self-attention of each layer, the first layer first."""
+        return [own or self.attention for own in self.own_attentions]
 
     def of_layer(self, layer: int) -> ModelConfig:
-        """Configuration of one layer, with its own number of heads."""
-        if self.heads_by_layer is None:
+        """Configuration of one layer, with its own attention and number of heads; multi-linear attention drops no weights."""
+        if self.heads_by_layer is None and not self.layers:
             return self
-        return replace(self, num_attention_heads=self.heads_by_layer[layer], heads_by_layer=None)
+        heads = self.num_attention_heads if self.heads_by_layer is None else self.heads_by_layer[layer]
+        return self._part(self.attentions[layer], None, [], num_attention_heads=heads, heads_by_layer=None)
+
+    def with_attention(self, change: Callable[[AttentionConfig], AttentionConfig], **changes: Any) -> ModelConfig:
+        """A copy with `change` made to the self-attention of all layers, and with other `changes`."""
+        layers = [entry.changed(change) for entry in self.layers]
+        return replace(self, attention=change(self.attention), layers=layers, **changes)
 
     def _faults_of_multilinear(self, attention: MultiLinearConfig) -> Iterator[str]:
         if self.position == "rotary":
@@ -218,7 +289,8 @@ class ModelConfig(Section):
                 "model.position: rotary acts on dot products, and multi-linear attention has none; choose sinusoidal, learned, "
                 "relative or none"
             )
-        if self.dropout.attention and self.encoder is None and self.decoder is None:
+        weightless = all(isinstance(other, MultiLinearConfig) for other in self.attentions)
+        if self.dropout.attention and weightless and self.encoder is None and self.decoder is None:
             yield (
                 f"model.dropout.attention: multi-linear attention has no attention weights to drop, given "
                 f"{self.dropout.attention}; set it to 0 and use model.dropout.residual"
@@ -281,13 +353,17 @@ class ModelConfig(Section):
             cross.seeing_all(),
         )
 
-    def _part(self, attention: AttentionConfig, num_hidden_layers: int | None, **changes: Any) -> ModelConfig:
-        """One part; dropout of attention weights is for the parts that have some, if there are such."""
-        weighted = [not isinstance(other, MultiLinearConfig) for other in self._attentions()]
-        without = isinstance(attention, MultiLinearConfig) and any(weighted)
+    def _part(
+        self, attention: AttentionConfig, num_hidden_layers: int | None, layers: list[LayerConfig], **changes: Any
+    ) -> ModelConfig:
+        """One part or layer; dropout of attention weights is for those that have some, if there are such."""
+        own = [attention, *(entry.attention for entry in layers if entry.attention is not None)]
+        weighted = [not isinstance(other, MultiLinearConfig) for other in (*self._attentions(), *self.attentions)]
+        without = any(weighted) and all(isinstance(one, MultiLinearConfig) for one in own)
         return replace(
             self,
             attention=attention,
+            layers=layers,
             num_hidden_layers=num_hidden_layers or self.num_hidden_layers,
             dropout=replace(self.dropout, attention=0.0) if without else self.dropout,
             encoder=None,
@@ -302,18 +378,19 @@ class ModelConfig(Section):
         return self._part(
             self._attentions()[0],
             own.num_hidden_layers,
+            [entry.changed(lambda attention: attention.seeing_all()) for entry in self.layers],
             vocab_size=own.vocab_size or self.vocab_size,
             output=OutputConfig() if other else self.output,
         )
 
     def of_decoder(self) -> ModelConfig:
         """Configuration of the decoder, its cross-attention apart."""
-        return self._part(self._attentions()[1], (self.decoder or DecoderConfig()).num_hidden_layers)
+        return self._part(self._attentions()[1], (self.decoder or DecoderConfig()).num_hidden_layers, self.layers)
 
     def of_cross(self) -> ModelConfig:
         """Configuration of cross-attention, without positions: those of two texts have no distance."""
         layers = (self.decoder or DecoderConfig()).num_hidden_layers
-        return self._part(self._attentions()[2], layers, position="none")
+        return self._part(self._attentions()[2], layers, [], position="none")
 
     def problems_of_translation(self) -> list[str]:
         """Lines about why no translation model can be built of this; empty if one can."""
@@ -386,7 +463,8 @@ class ModelConfig(Section):
 
         Of a translation model: at a token of the target. Its encoder sees everything, and has nothing to predict.
         """
-        return self._predicting.sees_future
+        part = self if self.decoder is None else self.of_decoder()
+        return any(attention.sees_future for attention in part.attentions)
 
 
 def _renamed(part: Callable[[], ModelConfig], key: str, own_vocabulary: bool = False) -> list[str]:
@@ -431,5 +509,5 @@ def with_memory(
                 f"clamp; given {clamp_length} with model.attention.kind: multilinear, leave it out"
             )
         score = {"name": "relative", **stage_options(config.attention.score), "clamp_length": clamp_length}
-        changes["attention"] = replace(config.attention, score=score)
+        return config.with_attention(lambda attention: replace(attention, score=score), **changes)
     return replace(config, **changes)

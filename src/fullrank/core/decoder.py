@@ -83,6 +83,7 @@ class LanguageModel(Layers):
         """Input of the output layer (B, N, E), and memory and cache of the next call; source: of a translation."""
         check_tokens(input_ids, attention_mask)
         self._check(memory, cache, skip)
+        self.begin(trace)
         if input_ids.shape[1] == 0:  # nothing is read, nothing is remembered
             begun = (memory or self.new_memory()) if self.memory_length and cache is None else None
             return Pass(self._finish(self.embedding(input_ids), trace), begun, cache)

@@ -51,6 +51,7 @@ class Encoder(Layers):
     ) -> Source:
         """The hidden states as the value that a decoder reads. padded_right: the side of the padding; None: it is looked up."""
         check_tokens(input_ids, attention_mask, "(B, M)")
+        self.begin(trace)
         if input_ids.shape[1] == 0:
             raise InputError(
                 "input_ids: at least one token a sentence; an empty one is its end-of-sentence token alone"

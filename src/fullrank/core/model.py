@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from . import engine, registry
+from .attention import Trace, WeightedValues
 from .block import Block
 from .cache import Cache
 from .config import ModelConfig
@@ -122,13 +123,14 @@ class Layers(Model):
         self.position = registry.lookup("position", config.position)(config)
         self.word_dropout = Dropout(config.dropout.words)
         self.embedding_dropout = Dropout(config.dropout.embedding, config.dropout.locked)
-        blocks = [Block(config.of_layer(layer), cross) for layer in range(config.num_hidden_layers)]
+        parts = [config.of_layer(layer) for layer in range(config.num_hidden_layers)]
+        blocks = [Block(part, cross) for part in parts]
         self.blocks = nn.ModuleList(blocks)
         if self.position.biases is not None:
             for block in blocks:
                 block.attention.use_shared_biases()
-        if config.value_residual:
-            for block in blocks[1:]:
+        for block, part in zip(blocks[1:], parts[1:], strict=True):
+            if part.value_residual:
                 block.attention.read_first_values()
         self.final_norm = (
             nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.final_norm else nn.Identity()
@@ -151,6 +153,11 @@ class Layers(Model):
         """
         return self.blocks[0].values(x, memory) if self.config.value_residual else None
 
+    def begin(self, trace: Trace | None) -> None:
+        """Let a trace leave out the layers without attention weights, if other layers have some."""
+        if trace is not None:
+            trace.partial |= any(isinstance(block.attention.attend, WeightedValues) for block in self.blocks)
+
     def positions(self, mask: Tensor) -> Tensor:
         """Positions (B, M) of the tokens of `mask` (B, M), of which padding takes none; InputError for too long a text."""
         positions = (mask.cumsum(1) - 1).clamp_min(0)
@@ -161,7 +168,7 @@ class Layers(Model):
     @property
     def max_length(self) -> int | None:
         """The longest sequence the model can take, None if there is no limit."""
-        return longest(self.position.max_length, self.blocks[0].attention.max_length)
+        return longest(self.position.max_length, *(block.attention.max_length for block in self.blocks))
 
 
 def loss_of(parts: Callable[Arguments, LossParts]) -> Callable[Arguments, Tensor]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from fullrank.checking import Report, check, check_scoring
 from fullrank.config.load import flatten
 from fullrank.config.recipe import resolve
-from fullrank.core.config import AdaptiveInputConfig, ClusteredConfig, EncoderConfig, ModelConfig
+from fullrank.core.config import AdaptiveInputConfig, ClusteredConfig, EncoderConfig, LayerConfig, ModelConfig
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError
 from fullrank.core.section import Section
@@ -171,9 +171,8 @@ def shrunk(config: ModelConfig, *, translates: bool = False) -> tuple[ModelConfi
     Mechanisms, kinds of positions, norms, clusters by number, tying and dropout stay. translates: it is that of a
     translation model.
     """
-    stages = [config.attention]
-    if translates:
-        stages = [part.attention for part in (config.of_encoder(), config.of_decoder(), config.of_cross())]
+    parts = (config.of_encoder(), config.of_decoder(), config.of_cross()) if translates else (config,)
+    stages = [attention for part in parts for attention in part.attentions]
     as_it_is = config
     clusters, divisors = [0, 0], [1, 1]
     for i, part in enumerate((config.input, config.output)):
@@ -200,6 +199,7 @@ def shrunk(config: ModelConfig, *, translates: bool = False) -> tuple[ModelConfi
         encoder = capped.get("encoder") or EncoderConfig()
         words = None if encoder.share_embedding else vocab_size + _OTHER
         capped["encoder"] = replace(encoder, vocab_size=words)
+    capped |= _different_layers(config, capped)
     small = replace(
         config,
         **capped
@@ -207,7 +207,8 @@ def shrunk(config: ModelConfig, *, translates: bool = False) -> tuple[ModelConfi
             "vocab_size": vocab_size,
             "hidden_size": width,
             "num_attention_heads": heads,
-            "heads_by_layer": config.heads_by_layer and [min(one, heads) for one in config.heads_by_layer[:2]],
+            "heads_by_layer": config.heads_by_layer
+            and [min(one, heads) for one in config.heads_by_layer[: capped["num_hidden_layers"]]],
             "head_dim": width // heads if config.hidden_size == config.num_attention_heads * assumed else head_dim,
             "intermediate_size": min(config.intermediate_size or _INTERMEDIATE, _INTERMEDIATE),
             "max_position_embeddings": min(config.max_position_embeddings, positions),
@@ -229,6 +230,16 @@ def _capped(section: Section) -> dict[str, Any]:
     return capped
 
 
+def _different_layers(config: ModelConfig, capped: dict[str, Any]) -> dict[str, Any]:
+    """The first layer of each attention that `model.layers` has, and not fewer than two layers, on each side."""
+    own = config.own_attentions
+    few = [attention for layer, attention in enumerate(own) if attention not in own[:layer]]
+    few = few if len(few) > 1 else own[:2]
+    layers = [LayerConfig(attention=attention and replace(attention, **_capped(attention))) for attention in few]
+    sides = {side: replace(capped[side], num_hidden_layers=None) for side in ("encoder", "decoder") if capped.get(side)}
+    return {**sides, "layers": layers, "num_hidden_layers": len(few)} if config.layers else {}
+
+
 def _changes(config: ModelConfig, small: ModelConfig) -> tuple[str, ...]:
     if config.encoder is None and small.encoder is not None:
         config = replace(config, encoder=EncoderConfig())
@@ -238,6 +249,8 @@ def _changes(config: ModelConfig, small: ModelConfig) -> tuple[str, ...]:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return f"{len(value)} entries"
     return "that of the data" if value is None else str(value)
 
 

@@ -337,8 +337,8 @@ def _can_be_pruned(subject: _Subject) -> bool:
         from fullrank.hf.inject import injected_modules
 
         return not injected_modules(subject.model)
-    attention = subject.own.config.attention
-    return isinstance(attention, WeightedConfig) and stage_name(attention.mix) == "none"
+    attentions = subject.own.config.attentions
+    return all(isinstance(one, WeightedConfig) and stage_name(one.mix) == "none" for one in attentions)
 
 
 def _sorted(shares: np.ndarray) -> Curve:

@@ -7,6 +7,7 @@ import math
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -340,12 +341,12 @@ def cross_attention(
 
 def cross_weights(model: Translator, source: list[int], target: list[int]) -> list[LayerTrace]:
     """The trace of each decoder layer's cross-attention: weights (1, H, N, M) of target inputs and source, <eos> included."""
-    device, trace, count = device_of(model), Trace(), len(model.decoder.blocks)
+    device, trace = device_of(model), Trace()
     with torch.no_grad():
         model.hidden(torch.tensor([source], device=device), torch.tensor([target], device=device), trace=trace)
     # a layer of self-attention comes before each of them, if it has weights
-    step = 2 if isinstance(model.decoder.blocks[0].attention.attend, WeightedValues) else 1
-    return trace.layers[-step * count :][step - 1 :: step]
+    ends = [*accumulate(1 + isinstance(block.attention.attend, WeightedValues) for block in model.decoder.blocks)]
+    return [trace.layers[end - 1 - ends[-1]] for end in ends]
 
 
 def shown(language: Language, token: int) -> str:

@@ -84,8 +84,9 @@ def _stages_elsewhere(section: Section, key: str) -> Iterator[tuple[str, str, st
         yield f"{key}.kind", section.SLOT, section.kind
     for name, hint in hints_of(type(section)).items():
         value = getattr(section, name)
-        if isinstance(value, Section):
-            yield from _stages_elsewhere(value, f"{key}.{name}")
+        for inner in value if isinstance(value, list) else [value]:
+            if isinstance(inner, Section):
+                yield from _stages_elsewhere(inner, f"{key}.{name}")
         for slot in get_args(hint):
             if isinstance(slot, Slot) and stage_name(value) not in slot.built_in:
                 yield f"{key}.{name}", slot.name, stage_name(value)

@@ -267,6 +267,11 @@ def _model_facts(config: ModelConfig, counts: Mapping[str, Any], elements: int) 
     encoder, decoder = config.encoder, config.decoder
     for name, attention in (
         ("attention", config.attention),
+        *(
+            (f"attention of layer {layer}", own)
+            for layer, own in enumerate(config.attentions)
+            if own != config.attention
+        ),
         ("encoder attention", encoder.attention if encoder is not None else None),
         ("decoder attention", decoder.attention if decoder is not None else None),
         ("cross-attention", decoder.cross if decoder is not None else None),

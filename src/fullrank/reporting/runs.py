@@ -436,7 +436,10 @@ _MECHANISMS = {
 
 def mechanism_words(config: Mapping[str, Any]) -> str:
     """The mechanisms of a configuration: `Mixhead B: each query decides ..; sigsoftmax in place of softmax`."""
-    settings = {key.removesuffix(".name"): value for key, value in flatten(mapping(config.get("model"))).items()}
+    model = {**mapping(config.get("model"))}
+    if isinstance(entries := model.get("layers"), list):
+        model["layers"] = dict(enumerate(entries))
+    settings = {key.removesuffix(".name"): value for key, value in flatten(model).items()}
     words = dict.fromkeys(
         known[value].format(mixtures=settings.get(key.replace("kind", "mixtures")))
         for ending, known in _MECHANISMS.items()

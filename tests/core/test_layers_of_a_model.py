@@ -1,0 +1,379 @@
+"""`model.layers`: a model whose layers differ in attention is its layers one after the other, with all that a model can do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fullrank as fr
+from fullrank.analysis import mixing, spectrum
+from fullrank.analysis.size import masked_size, size, translation_size
+from fullrank.config.load import build, parse_yaml, to_yaml
+from fullrank.config.schema import json_schema
+from fullrank.core.attention import Trace, WeightedValues
+from fullrank.core.config import with_memory
+from fullrank.core.dropout import Dropout
+from fullrank.core.errors import ConfigError
+from fullrank.core.layout import Layout
+from fullrank.reporting.runs import mechanism_words
+from moving import moved
+from schema_accepts import accepts
+
+Keys = dict[str, Any]
+P = 40
+SIZES: Keys = {
+    "vocab_size": 13, "hidden_size": 12, "num_attention_heads": 3, "intermediate_size": 11, "max_position_embeddings": P,
+}  # fmt: skip
+B, PAIRS = {"mix": "position_wise"}, {"kind": "multilinear", "rank": 5}
+DECAYED = PAIRS | {"output_map": "decayed", "decays": 3}
+RELATIVE: Keys = {"score": "relative"}
+CASES: dict[str, tuple[Keys, list[Keys]]] = {  # keys of the model, and the attention of each layer
+    "B in the last two layers": ({}, [{}, B, B]),
+    "cross-head in the first": ({}, [{"cross_head": 0.5}, {}]),
+    "multi-linear first": ({}, [PAIRS, B, {"normalize": "sigsoftmax"}]),
+    "two multi-linear kinds": ({}, [{"gate": "head"}, PAIRS, DECAYED]),
+    "decayed first": ({"position": "none"}, [DECAYED, B]),
+    "synthesizers": ({}, [{"score": "dense_synthesizer"}, {"score": "random_synthesizer"} | B, {}]),
+    "relative": ({"position": "relative"}, [RELATIVE, RELATIVE | B, RELATIVE | {"normalize": "sigsoftmax"}]),
+    "own biases": (
+        {"position": "relative"},
+        [{"score": {"name": "relative", "shared_biases": False}} | more for more in ({}, B)],
+    ),
+    "position term": ({"position": "relative"}, [PAIRS | RELATIVE | {"cores": cores} for cores in (1, 2)]),
+    "value residuals in the last": ({}, [{}, PAIRS, {"value_residual": True}]),
+}
+
+
+def config(case: str, layers: list[Keys] | None = None, **keys: Any) -> fr.ModelConfig:
+    """The model of a case; layers: of other attention."""
+    more, known = CASES[case]
+    attention = known if layers is None else layers
+    return fr.ModelConfig(
+        **SIZES | {"num_hidden_layers": len(attention), "attention": fr.AttentionConfig(**attention[0])} | more | keys,
+        layers=[fr.LayerConfig(attention=fr.AttentionConfig(**one)) for one in attention],
+    )
+
+
+def model(case: str, **keys: Any) -> fr.LanguageModel:
+    torch.manual_seed(2)
+    made: fr.LanguageModel = moved(fr.LanguageModel(config(case, **keys)).double().eval(), 0.2)
+    return made
+
+
+def tokens(rows: int, length: int, seed: int = 1) -> Tensor:
+    return torch.randint(13, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def uniform(case: str, layer: int, **keys: Any) -> fr.ModelConfig:
+    """A model in which all layers are like one of the case, without `model.layers`."""
+    more, layers = CASES[case]
+    attention = fr.AttentionConfig(**layers[layer])
+    return fr.ModelConfig(
+        **SIZES | {"num_hidden_layers": len(layers), "position": config(case).position} | more | keys,
+        attention=attention,
+    )
+
+
+@pytest.mark.parametrize("case", CASES)
+@torch.no_grad()
+def test_it_is_the_layers_of_uniform_models_one_after_the_other(case: str) -> None:
+    found, read = model(case), tokens(2, 9)
+    layers = []
+    for i, own in enumerate(found.blocks):
+        other = fr.LanguageModel(uniform(case, i)).double().eval()
+        assert {*found.state_dict()} >= {name for name in other.state_dict() if name.startswith(f"blocks.{i}.")}
+        assert all(own.state_dict()[name].shape == part.shape for name, part in other.blocks[i].state_dict().items())
+        other.blocks[i].load_state_dict(own.state_dict())
+        layers.append(other.blocks[i])
+    x = found.position(found.embedding(read), torch.arange(9))
+    layout = found.position.place(Layout.of(9), x, Dropout(0.0))
+    first = found.blocks[0].attention.values_of(layers[0].attention_norm(x)) if case.startswith("value") else None
+    for layer in layers:
+        x = layer(x, layout, first=first)
+    torch.testing.assert_close(found(read).logits, found.output(found.final_norm(x)), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if not case.startswith("value")])
+def test_parameters_and_work_are_the_sums_of_the_layers(case: str) -> None:
+    length, batch = 24, 2
+    found, count = size(config(case), length, batch), range(len(CASES[case][1]))
+    one, two = ([size(uniform(case, i, num_hidden_layers=n), length, batch) for i in count] for n in (1, 2))
+    assert found["parameters"]["total"] == model(case).num_parameters()
+    exact = [("parameters", "total"), ("parameters", "attention"), ("parameters", "mixing"),
+             ("bytes", "cache_per_token_fp32"), ("bytes", "state_per_text_fp32")]  # fmt: skip
+    for section, name in (*exact, ("flops_per_token", "forward"), ("flops_per_token", "training")):
+        later = sum(two[i][section][name] - one[i][section][name] for i in count[1:])
+        off = abs(found[section][name] - one[0][section][name] - later)
+        assert off <= (0 if (section, name) in exact else 3), name  # FLOPs are rounded
+
+
+def test_layers_that_say_nothing_new_change_nothing() -> None:
+    for attention in (fr.AttentionConfig(**B), fr.AttentionConfig(**DECAYED)):
+        keys: Keys = {**SIZES, "num_hidden_layers": 2, "attention": attention, "memory_length": 3}
+        made = []
+        for layers in ([], [{"attention": attention}, {}], [{"at": [-1], "attention": attention}]):
+            torch.manual_seed(5)
+            made.append(fr.LanguageModel(fr.ModelConfig(**keys, layers=layers)))
+        plain, *others = made
+        for other in others:
+            assert other.state_dict().keys() == plain.state_dict().keys()
+            assert all(torch.equal(other.state_dict()[name], tensor) for name, tensor in plain.state_dict().items())
+            assert torch.equal(other(tokens(2, 8)).logits, plain(tokens(2, 8)).logits)
+            assert size(other.config, 8) == size(plain.config, 8)
+
+
+def test_layers_by_place_and_by_number() -> None:
+    base: Keys = {**SIZES, "num_hidden_layers": 4}
+    by_place = fr.ModelConfig(**base, layers=[{"attention": PAIRS}, {}, {"attention": B}, {"attention": B}])
+    by_number = fr.ModelConfig(**base, layers=[{"at": [-2, 3], "attention": B}, {"at": [0], "attention": PAIRS}])
+    plain, b = fr.AttentionConfig(), fr.AttentionConfig(**B)
+    assert by_place.attentions == by_number.attentions == [fr.AttentionConfig(**PAIRS), plain, b, b]
+    assert by_place.position == "sinusoidal"  # multi-linear attention has nothing to rotate
+    assert fr.ModelConfig.from_dict(by_number.to_dict()) == by_number
+    mixed = fr.LanguageModel(by_number)
+    assert [hasattr(block.attention.attend, "mix") for block in mixed.blocks] == [False, True, True, True]
+
+
+@pytest.mark.parametrize("case", CASES)
+@torch.no_grad()
+def test_causal_and_incremental(case: str) -> None:
+    found, read = model(case), tokens(2, 12)
+    whole = found(read).logits
+    other = read.clone()
+    other[:, 7] = (other[:, 7] + 1) % 13
+    changed = found(other).logits
+    assert torch.equal(changed[:, :7], whole[:, :7])
+    assert not torch.equal(changed[:, 7], whole[:, 7])
+    cache, parts = found.new_cache(), []
+    for start, end in ((0, 5), (5, 6), (6, 12)):
+        out = found(read[:, start:end], cache=cache)
+        cache = out.cache.reorder(torch.tensor([1, 0])).reorder(torch.tensor([1, 0]))
+        parts.append(out.logits)
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=0, atol=1e-11)
+    mask = torch.ones(2, 12, dtype=torch.int64)
+    mask[0, :4] = 0
+    padded = found(read, attention_mask=mask).logits
+    torch.testing.assert_close(padded[:1, 4:], found(read[:1, 4:]).logits, rtol=0, atol=1e-11)
+    torch.testing.assert_close(padded[1], whole[1], rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_segments_with_memory_are_one_long_pass(case: str, grad: bool) -> None:
+    found, read = model(case, memory_length=P), tokens(2, 12)
+    with torch.set_grad_enabled(grad):
+        whole = found(read).logits
+        memory, parts = None, []
+        for start, end in ((0, 5), (5, 6), (6, 12)):
+            out = found(read[:, start:end], memory)
+            memory = out.memory
+            parts.append(out.logits)
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=0, atol=1e-11)
+
+
+def test_a_skipped_layer_keeps_its_memory() -> None:
+    found, read = model("multi-linear first", memory_length=8), tokens(2, 10)
+    memory = found(read[:, :5]).memory
+    after = found(read[:, 5:], memory, skip=[1]).memory
+    assert torch.equal(after.layers[1].hidden, memory.layers[1].hidden)
+    assert [layer.tokens for layer in after.layers] == [8, 5, 8]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_saved_and_loaded(case: str, tmp_path: Path) -> None:
+    found = model(case, memory_length=4).float()
+    found.save(tmp_path)
+    loaded = fr.LanguageModel.load(tmp_path)
+    assert loaded.config == found.config
+    assert torch.equal(loaded(tokens(1, 6)).logits, found(tokens(1, 6)).logits)
+
+
+def test_only_the_layers_that_say_so_have_value_residuals() -> None:
+    found = model("value residuals in the last")
+    shares = [block.attention.first_share is not None for block in found.blocks]
+    assert shares == [False, False, True]
+    assert (
+        found.num_parameters()
+        == fr.LanguageModel(config("value residuals in the last", [{}, PAIRS, {}])).num_parameters() + 1
+    )
+
+
+def test_dropout_of_weights_is_for_the_layers_that_have_some() -> None:
+    torch.manual_seed(1)
+    found = fr.LanguageModel(config("multi-linear first", dropout=fr.DropoutConfig(attention=0.5)))
+    dropped = [getattr(block.attention.attend, "dropout", None) for block in found.blocks]
+    assert dropped == [None, 0.5, 0.5]
+    found.train()
+    assert not torch.equal(found(tokens(1, 8)).logits, found(tokens(1, 8)).logits)
+
+
+def test_cross_head_permutes_in_its_layer_only() -> None:
+    found = model("cross-head in the first").train()
+    betas = [block.attention.permute.beta for block in found.blocks]
+    assert betas == [0.5, 0.0]
+    drawn = {tuple(found(tokens(1, 5)).logits[0, -1].tolist()) for _ in range(8)}
+    assert len(drawn) > 1
+
+
+def test_penalties_and_analyses_read_the_layers_that_have_weights() -> None:
+    found, read = model("multi-linear first"), tokens(2, 9)
+    trace = Trace()
+    loss = found.loss_parts(read[:, :-1], read[:, 1:], trace=trace).loss
+    penalty = fr.orthogonality(trace)
+    (loss + penalty).backward()
+    assert len(trace.layers) == 2
+    with torch.no_grad():
+        shared = found.blocks[1].attention.attend.mix.matrix(None)
+        torch.testing.assert_close(fr.orthogonality(found), (shared.T @ shared - torch.eye(3)).square().sum())
+    assert [one.name for one in mixing(found, read)] == ["blocks.1.attention.attend"]
+    assert len(spectrum(found, read).layers) == 2
+    assert found.blocks[0].attention.attend.cores.weight.grad is not None
+
+
+def test_relative_models_clamp_all_layers() -> None:
+    found = model("relative", memory_length=8)
+    clamped = found.with_memory(clamp_length=3)
+    expected = [{"name": "relative", "clamp_length": 3}] * 3
+    assert [attention.score for attention in clamped.config.attentions] == expected
+    rebuilt = fr.LanguageModel(with_memory(found.config, clamp_length=3)).double().eval()
+    rebuilt.load_state_dict(found.state_dict())
+    torch.testing.assert_close(clamped(tokens(1, 9)).logits, rebuilt(tokens(1, 9)).logits, rtol=0, atol=1e-12)
+    assert (clamped(tokens(1, 9)).logits - found(tokens(1, 9)).logits).abs().max() > 1e-3
+
+
+def test_heads_of_such_a_model_are_pruned() -> None:
+    case = [RELATIVE, RELATIVE | {"normalize": "sigsoftmax"}]
+    torch.manual_seed(2)
+    found = moved(fr.LanguageModel(config("relative", case)).double().eval(), 0.2)
+    smaller = fr.analysis.prune(found, {1: [0]})
+    with torch.no_grad():
+        found.blocks[1].attention.merge.weight[:, :4] = 0
+    torch.testing.assert_close(smaller(tokens(1, 9)).logits, found(tokens(1, 9)).logits, rtol=0, atol=1e-11)
+    assert [attention.normalize for attention in smaller.config.attentions] == ["softmax", "sigsoftmax"]
+    for wrong, words in (
+        ("B in the last two layers", "position_wise - the heads"),
+        ("two multi-linear kinds", "has no heads"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            fr.analysis.prune(model(wrong), {0: [0]})
+
+
+# -- translation models and masked ones -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", ["B in the last two layers", "multi-linear first", "relative"])
+@torch.no_grad()
+def test_both_sides_of_a_translator(case: str) -> None:
+    torch.manual_seed(3)
+    whole = replace(config(case), encoder=fr.EncoderConfig(vocab_size=11))
+    found = moved(fr.Translator(whole).double().eval(), 0.2)
+    kinds = [attention.kind for attention in whole.attentions]
+    for blocks in (found.encoder.blocks, found.decoder.blocks):
+        assert ["weighted" if hasattr(b.attention.attend, "mix") else "multilinear" for b in blocks] == kinds
+    assert all(isinstance(block.cross_attention.attend, type(found.decoder.blocks[0].cross_attention.attend))
+               for block in found.decoder.blocks)  # fmt: skip
+    source, target = tokens(2, 7, 4).clamp_max(10), tokens(2, 6, 5)
+    logits = found(source, target).logits
+    reading = found.of_source(found.encode(source))
+    cache, parts = reading.new_cache(), []
+    for place in range(6):
+        out = reading(target[:, place : place + 1], cache=cache)
+        cache = out.cache
+        parts.append(out.logits)
+    torch.testing.assert_close(torch.cat(parts, 1), logits, rtol=0, atol=1e-11)
+    trace = Trace()
+    found(source, target, trace=trace)
+    assert len(trace.layers) == sum(isinstance(module, WeightedValues) for module in found.modules())
+    sized = translation_size(whole, 7)
+    assert sized["parameters"]["total"] == found.num_parameters()
+
+
+@torch.no_grad()
+def test_a_masked_model() -> None:
+    torch.manual_seed(3)
+    whole = config("multi-linear first")
+    found = moved(fr.MaskedLanguageModel(whole).double().eval(), 0.2)
+    read = tokens(2, 8)
+    other = read.clone()
+    other[:, -1] = (other[:, -1] + 1) % 12
+    assert (found(read).logits[:, 0] - found(other).logits[:, 0]).abs().max() > 1e-6  # every token sees every other
+    assert masked_size(whole, 8, 1, 0.15)["parameters"]["total"] == found.num_parameters()
+
+
+def test_published_multilinear_layers_see_the_future_and_say_so() -> None:
+    published = PAIRS | {"causal": "as_published", "not_next_token_perplexity": True}
+    seeing = config("multi-linear first", [{}, published])
+    assert seeing.sees_future
+    assert not config("multi-linear first").sees_future
+    with pytest.raises(ConfigError, match=r"model\.layers\.attention\.causal: as_published lets every token see"):
+        config("multi-linear first", [{}, PAIRS | {"causal": "as_published"}])
+    masked = fr.ModelConfig(**SIZES, num_hidden_layers=2, layers=[{"at": [1], "attention": published}])
+    assert not masked.of_encoder().sees_future
+
+
+def test_a_run_with_layers_of_their_own() -> None:
+    """YAML there and back, the schema, penalties, and what a report says of the run."""
+    model = {"num_hidden_layers": 3, "layers": [{"at": [-1], "attention": B}, {"at": [0], "attention": PAIRS}]}
+    raw = {"data": {"name": "builtin"}, "model": model, "train": {"steps": 1, "orthogonality": 0.1}}
+    run = build(raw)
+    assert build(parse_yaml(to_yaml(run), "saved")) == run
+    schema = json_schema()
+    assert accepts(schema, raw, schema)
+    assert mechanism_words(run.to_dict()).startswith("multi-linear attention: sums over pairs")
+    assert "Mixhead B" in mechanism_words(run.to_dict())
+    assert not build(raw | {"train": {"steps": 1}}).model.value_residual
+    everywhere = model | {"attention": PAIRS, "layers": []}
+    with pytest.raises(ConfigError, match=r"train\.orthogonality: a penalty on attention weights"):
+        build(raw | {"model": everywhere})
+
+
+# -- what does not go together ----------------------------------------------------------------------------------------
+
+THREE: Keys = {**SIZES, "num_hidden_layers": 3}
+
+
+@pytest.mark.parametrize(
+    ("layers", "keys", "message"),
+    [
+        ([{}, {}], {}, r"model\.layers: an entry for each of 3 layers \(model\.num_hidden_layers\).* given 2 entries"),
+        ([{}, {"at": [1]}, {}], {}, r"or `at` in all entries; given 3 entries, 2 without `at`"),
+        ([{"at": [3]}], {}, r"model\.layers\.at: .* 0 to 2 or from -3 to -1 \(model\.num_hidden_layers is 3\); given \[3\]"),
+        ([{"at": [0]}, {"at": [1, -3]}], {}, r"model\.layers\.at: each layer at most once.* given \[0, 1, -3\]"),
+        ({"at": [0]}, {}, r"model\.layers: a list, each a section of keys"),
+        ([{"at": 0}], {}, r"model\.layers\.at: a list, each a whole number, given 0"),
+        ([{"attention": {"mx": "none"}}], {}, r"'model\.layers\.attention\.mx'; did you mean 'model\.layers\.attention\.mix'"),
+        ([{"attention": {"rank": 3}}], {}, r"model\.layers\.attention\.rank: goes with .*multilinear"),
+        ([{"at": [1], "attention": RELATIVE}], {}, r"model\.layers\.attention\.score: 'relative' goes with model\.position"),
+        (
+            [{"at": [1], "attention": B}],
+            {"position": "relative", "attention": RELATIVE},
+            r"model\.layers\.attention\.score: .* given score dot_product with model\.position: relative",
+        ),
+        (
+            [{"at": [1], "attention": {"score": {"name": "relative", "clamp_length": 2}}}],
+            {"position": "relative", "attention": RELATIVE},
+            r"read the same distances, u and v.* given \('weighted', None, \{'clamp_length': 2\}\)",
+        ),
+        (
+            [{"at": [1], "attention": PAIRS | RELATIVE}],
+            {"position": "relative", "attention": RELATIVE},
+            r"read the same distances, u and v.* given \('multilinear', 5, \{\}\)",
+        ),
+        ([{"at": [1], "attention": PAIRS}], {"position": "rotary"}, r"rotary acts on dot products.*model\.layers\.attention"),
+        (
+            [{"at": [0], "attention": PAIRS}, {"at": [2], "attention": {"value_residual": True}}],
+            {},
+            r"value_residual: reads the values of the first layer, which has multi-linear attention",
+        ),
+        ([{"at": [0], "attention": PAIRS}], {"heads_by_layer": [3, 3, 1]}, "multi-linear attention has no heads"),
+        ([{"at": [2], "attention": B}], {"encoder": {"num_hidden_layers": 2}}, r"from 0 to 1 .*model\.encoder"),
+    ],
+)  # fmt: skip
+def test_wrong_layers_are_named(layers: Any, keys: Keys, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        fr.ModelConfig(**THREE | keys, layers=layers)
