@@ -118,7 +118,7 @@ def plain_start(subject: Subject) -> Finding:
     if subject.injected:
         from fullrank.hf.inject import inject, remove, settings_of
 
-        settings = settings_of(subject.model)
+        settings = settings_of(subject.model) | {"output": None}
         mixes = {"": settings["mix"]}
     elif subject.ours:
         mixes = {place: part.mix for place, part in subject.attention.items() if isinstance(part, WeightedConfig)}

@@ -10,16 +10,17 @@ import inspect
 import textwrap
 import types
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fullrank.core.config import Stage, WeightedConfig, stage_name
+from fullrank.core.config import OutputConfig, Stage, WeightedConfig, stage_name
 from fullrank.core.errors import InputError, suggest
 from fullrank.core.normalize import Softmax
 from fullrank.core.stage import HeadSize
+from fullrank.hf import output as vocabulary
 from fullrank.hf.interface import FORMER, Injected, dispatcher, eager_of, name_for, refuse_another
 
 _FORMERS = "_fullrank_formers"
@@ -29,28 +30,44 @@ LOADED_BY = "fullrank.load_injected"
 
 
 def inject(model: Any, *, mix: Stage = "none", normalize: Stage = "softmax", cross_head: float = 0.0,
-           layers: Sequence[int | str] | None = None) -> Any:  # fmt: skip
-    """Let the heads of a Hugging Face model exchange their attention weights; returns the same model.
+           layers: Sequence[int | str] | None = None,
+           output: str | Mapping[str, Any] | OutputConfig | None = None) -> Any:  # fmt: skip
+    """Let the heads of a Hugging Face model exchange their attention weights, or make its vocabulary layer a mixture.
 
-        P'_i = sum_j m_ji P_j     of the weights P that the model itself computes
+        P'_i = sum_j m_ji P_j                               of the weights P that the model itself computes
+        p(v | g) = sum_k pi_k softmax(W h_k + b)_v          h_k = g + tanh(W_k g + b_k),  pi = softmax(P g)
 
+    Returns the same model. Outputs are unchanged until it is trained, with `normalize="softmax"` and a mix that starts as
+    the identity. New parameters are `....fullrank.*`. `model.config.fullrank` says what was injected, and which query is read.
+    The configuration becomes a copy, so that other models that were made of it stay as they are.
     mix, normalize, cross_head: as in `AttentionConfig`. layers: numbers of layers (-1: the last), or parts of module names;
-    None: all, with a warning for attention that is not on the interface. The configuration becomes a copy, so that other
-    models that were made of it stay as they are.
-    Outputs are unchanged until it is trained, with `normalize="softmax"` and a mix that starts as the identity. The new
-    parameters are `....fullrank.mix.*`, and `model.config.fullrank` says what was injected, and which query is read.
-    Mixing is over query heads, cross_head permutes key and value heads.
+    None: all, with a warning for attention that is not on the interface. Mixing is over query heads, cross_head permutes key
+    and value heads.
+    output: "mixture_of_softmaxes", or an `OutputConfig` of that kind with `mixtures`, `latent_dropout` and
+    `latent_dropout_locked`, for a causal or masked language model. W and b are the model's own, tied as they were. Logits
+    are log-probabilities. In training with `labels` the loss is formed chunk by chunk, and `logits` is None;
+    `model.config.chunked_loss = False` gives them.
+    The mixture starts at W_k = b_k = 0, where every softmax is the old one, with a random P, so that components part at the
+    first step. Differs from Transformer-MoS §3: h_k = tanh(W_k g + b_k) there, which could not start as g.
     Raises InputError for a model that cannot be injected into, or has been already, ConfigError for unknown words.
     """
     WeightedConfig(mix=mix, normalize=normalize, cross_head=cross_head)
+    mixture = None if output is None else vocabulary.mixture_settings(output)
     weights_change = (stage_name(mix), stage_name(normalize)) != ("none", "softmax")
-    if not weights_change and not cross_head:
-        raise InputError("inject: nothing to inject; give mix (such as 'position_wise'), normalize or cross_head")
-    if injected_modules(model):
+    attends = weights_change or bool(cross_head)
+    if not attends and mixture is None:
+        raise InputError(
+            "inject: nothing to inject; give mix (such as 'position_wise'), normalize, cross_head or output"
+        )
+    if not attends and layers is not None:
+        raise InputError(
+            f"layers: those of mix, normalize and cross_head, and none of these is given; given {layers!r}"
+        )
+    if injected_parts(model):
         raise InputError(
             f"{type(model).__name__}: has been injected into already; take it out first, fullrank.remove(model)"
         )
-    chosen = chosen_modules(model, layers)
+    chosen = chosen_modules(model, layers) if attends else {}
     formers = {module.config._attn_implementation for module in chosen.values()}
     if not weights_change and not formers <= {"eager", "sdpa"}:
         raise InputError(
@@ -62,28 +79,32 @@ def inject(model: Any, *, mix: Stage = "none", normalize: Stage = "softmax", cro
         for name, module in chosen.items():
             torch.rand((), device="cpu")  # a fixed random mixing is another one in every layer
             made[name] = _stages(name, module, mix, normalize, cross_head)
-    if any(list(stages.parameters()) for stages in made.values()):
+    if mixture is not None or any(list(stages.parameters()) for stages in made.values()):
         _refuse_peft(model)
         _exempt_from_trainer()
+    head = None if mixture is None else vocabulary.vocabulary_layer(model)
     # nothing was changed so far
+    if mixture is not None and head is not None:
+        vocabulary.attach(model, head, mixture)
     for name, stages in made.items():
         chosen[name].fullrank = stages
         chosen[name].register_forward_pre_hook(refuse_another)
     _copy_configs(model)
-    for module in attention_modules(model).values():
+    for module in attention_modules(model).values() if attends else ():
         vars(module)[FORMER] = module.config._attn_implementation
     queries = {name: query_of(module) for name, module in chosen.items()}
     same_query = len(set(queries.values())) == 1
     settings = {
         "mix": mix, "normalize": normalize, "cross_head": cross_head, "layers": None if layers is None else list(layers),
         "query": next(iter(queries.values())) if same_query else queries,
+        "output": mixture,
     }  # fmt: skip
     vars(model)[_FORMERS] = [(config, config._attn_implementation) for config in _configs(model)]
     for config, former in vars(model)[_FORMERS]:
-        if former is not None:
+        if former is not None and attends:
             config._attn_implementation_internal = name_for(former, weights_change)
         config.fullrank, config.attn_implementation = settings, LOADED_BY
-    if layers is None and (left := _off_the_interface(model)):
+    if attends and layers is None and (left := _off_the_interface(model)):
         warnings.warn(
             f"{type(model).__name__}: {len(left)} attention modules compute weights in code of their own and stay as they are: "
             f"{', '.join(left[:3])}{' ...' if left[3:] else ''}; give the others as `layers` to inject without this warning",
@@ -96,8 +117,8 @@ def _refuse_peft(model: nn.Module) -> None:
     """InputError for a model with adapters: PEFT saves the modules that it knew when it was applied, and no others."""
     if any(type(module).__module__.startswith("peft.") for module in model.modules()):
         raise InputError(
-            f"{type(model).__name__}: PEFT was applied already and would save no mixing; call fullrank.inject on the base "
-            "model first, then get_peft_model with modules_to_save=['fullrank'] in its configuration"
+            f"{type(model).__name__}: PEFT was applied already and would not save what is injected; call fullrank.inject on "
+            "the base model first, then get_peft_model with modules_to_save=['fullrank'] in its configuration"
         )
 
 
@@ -133,8 +154,14 @@ def _configs(model: nn.Module) -> list[Any]:
 
 
 def injected_modules(model: nn.Module) -> dict[str, Injected]:
-    """All injected stages by their names in the model."""
+    """All injected stages of attention by their names in the model."""
     return {name: module for name, module in model.named_modules() if isinstance(module, Injected)}
+
+
+def injected_parts(model: nn.Module) -> dict[str, nn.Module]:
+    """All that was injected by its names in the model: stages of attention, and the latent states of a mixture."""
+    kinds = (Injected, vocabulary.ResidualLatents)
+    return {name: module for name, module in model.named_modules() if isinstance(module, kinds)}
 
 
 def complete(model: Any) -> tuple[Any, set[int]]:
@@ -147,7 +174,8 @@ def complete(model: Any) -> tuple[Any, set[int]]:
     if off := _off_the_interface(model):
         raise InputError(f"{type(model).__name__}: {off[0]} computes its weights in code of its own, which shows none")
     had = {name for name, module in modules.items() if "fullrank" in module._modules}
-    settings = settings_of(model) if had else {"mix": "none", "normalize": "softmax"}
+    settings: dict[str, Any] = {"mix": "none", "normalize": "softmax", "output": None}
+    settings = settings_of(model) if injected_parts(model) else settings
     mixed = (stage_name(settings["mix"]), stage_name(settings["normalize"])) != ("none", "softmax")
     if mixed and had == set(modules):
         return model, set()
@@ -157,36 +185,44 @@ def complete(model: Any) -> tuple[Any, set[int]]:
             if name not in had:
                 module.fullrank = _stages(name, module, "position_independent", "softmax", 0.0)
     else:
-        inject(remove(model) if had else model, mix="position_independent")
+        head = vocabulary.mixture_head(model)
+        latents = None if head is None else head.fullrank
+        inject(remove(model) if injected_parts(model) else model, mix="position_independent", output=settings["output"])
+        if head is not None and latents is not None:
+            head.fullrank = latents
     return model, {number for number, name in enumerate(modules) if not mixed or name not in had}
 
 
 def settings_of(model: Any) -> dict[str, Any]:
     """The arguments with which `inject` was called on a model."""
-    if not injected_modules(model):
+    if not injected_parts(model):
         raise InputError(f"{type(model).__name__}: nothing was injected into it; call fullrank.inject first")
     return arguments_of(model.config.fullrank)
 
 
 def arguments_of(settings: dict[str, Any]) -> dict[str, Any]:
     """The arguments of `inject` among the settings in a configuration."""
-    return {key: settings[key] for key in ("mix", "normalize", "cross_head", "layers")}
+    arguments = {key: settings[key] for key in ("mix", "normalize", "cross_head", "layers")}
+    return {**arguments, "output": settings.get("output")}  # earlier versions wrote none
 
 
 def remove(model: Any, *, merge: bool = False) -> Any:
     """Take the injected stages out; the same model, as it was before injection, its own parameters as they are now.
 
     merge: mixing is written into the model's own parameters, so that the output stays. That is possible where no head takes
-    weights from another (M is diagonal, as at the start): a head's values are multiplied by m_jj.
-    Raises InputError if nothing was injected, or if a mixing cannot be merged; then nothing is changed.
+    weights from another (M is diagonal, as at the start): a head's values are multiplied by m_jj. A mixture of softmaxes can be
+    merged until it is trained. Without merge its latent states are lost, and the vocabulary layer keeps what it has learned.
+    Raises InputError if nothing was injected, or if a mixing or a mixture cannot be merged; then nothing is changed.
     """
-    if not injected_modules(model):
+    if not injected_parts(model):
         raise InputError(f"{type(model).__name__}: nothing was injected into it")
     if _FORMERS not in vars(model):
         raise InputError(f"{type(model).__name__}: only a part of an injected model; remove it from the whole one")
     modules = attention_modules(model)
     if merge:
+        vocabulary.check_merge(model)
         _merge({name: module for name, module in modules.items() if "fullrank" in module._modules})
+    vocabulary.detach(model)
     for module in modules.values():
         vars(module).pop(FORMER, None)
         module._modules.pop("fullrank", None)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fullrank import __version__
 from fullrank.core.errors import InputError, one_line
 from fullrank.files import write_bytes, write_json
-from fullrank.hf.inject import LOADED_BY, arguments_of, inject, injected_modules, remove, settings_of
+from fullrank.hf.inject import LOADED_BY, arguments_of, inject, injected_modules, injected_parts, remove, settings_of
 from fullrank.hf.prune import keep_heads
 
 # arguments of `from_pretrained` that say where a model lies
@@ -48,7 +48,7 @@ def load_adapter(model: Any, folder: str | Path) -> Any:
     """
     folder = Path(folder)
     settings, tensors = arguments_of(_read_config(folder)), _read_tensors(folder)
-    fresh = not injected_modules(model)
+    fresh = not injected_parts(model)
     if fresh:
         inject(model, **settings)
     elif settings_of(model) != settings:
@@ -75,7 +75,7 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers of the injected stages by their names in the model; not copies."""
     return {
         f"{prefix}.{name}": tensor
-        for prefix, stages in injected_modules(model).items()
+        for prefix, stages in injected_parts(model).items()
         for name, tensor in stages.state_dict(keep_vars=True).items()
     }
 
@@ -137,9 +137,7 @@ def _loaded(kind: Any, settings: dict[str, Any] | None, name: str, config: Any, 
     model, report = Injecting.from_pretrained(name, config=config, output_loading_info=True, **arguments)
     model.__class__ = kind
     if lost := sorted(key for key in report["missing_keys"] if ".fullrank." in f".{key}"):
-        raise InputError(
-            f"{name}: its configuration says that attention was injected, but it lacks {', '.join(lost[:3])}"
-        )
+        raise InputError(f"{name}: its configuration says what was injected, but it lacks {', '.join(lost[:3])}")
     for key, stages in injected_modules(model).items():
         module = model.get_submodule(key.removesuffix(".fullrank"))
         if not any(parameter.is_meta for parameter in module.parameters()):

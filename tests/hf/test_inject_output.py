@@ -1,0 +1,290 @@
+"""A mixture of softmaxes injected into GPT-2 (tied), Llama (untied) and BERT (tied, with biases; a masked model)."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+
+from tiny_families import FAMILIES, LENGTH, VOCABULARY  # noqa: E402
+
+import fullrank as fr  # noqa: E402
+from fullrank.core.errors import ConfigError, InputError  # noqa: E402
+from fullrank.hf.inject import complete  # noqa: E402
+
+MOS = "mixture_of_softmaxes"
+CONFIG = fr.OutputConfig(kind=MOS, mixtures=3)
+NAMES = ["gpt2", "llama", "bert"]
+CAUSAL = ["gpt2", "llama"]
+INPUTS = FAMILIES["bert"]()[1]
+
+
+def labels() -> torch.Tensor:
+    """The texts, of which one token of the first and the padding do not count."""
+    wanted = INPUTS["input_ids"].masked_fill(INPUTS["attention_mask"] == 0, -100)
+    wanted[0, 3] = -100
+    return wanted
+
+
+def plain(name: str) -> Any:
+    """A model in double precision, without dropout, so that training and evaluation compute the same."""
+    model = FAMILIES[name]()[0].double()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    return model
+
+
+def stirred(model: Any) -> Any:
+    """Latent states and prior away from their start."""
+    torch.manual_seed(1)
+    for parameter in model.get_output_embeddings().fullrank.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    return model
+
+
+def mixed(name: str) -> Any:
+    return stirred(fr.inject(plain(name), output=CONFIG))
+
+
+def reference(model: Any, **inputs: Any) -> torch.Tensor:
+    """log p (B, N, V) by the equation, each softmax on its own."""
+    head, read = model.get_output_embeddings(), []
+    hook = head.register_forward_pre_hook(lambda _, args: read.append(args[0]))
+    model(**inputs)
+    hook.remove()
+    (g,), latents = read, head.fullrank
+    width, p = g.shape[-1], 0.0
+    prior = torch.softmax(g @ latents.prior.weight.T, -1)
+    for k in range(prior.shape[-1]):
+        rows = slice(k * width, (k + 1) * width)
+        h = g + torch.tanh(g @ latents.latent.weight[rows].T + latents.latent.bias[rows])
+        scores = h @ head.weight.T + (0 if head.bias is None else head.bias)
+        p = p + prior[..., k, None] * torch.softmax(scores, -1)
+    return p.log()
+
+
+def reference_loss(model: Any, name: str, wanted: torch.Tensor) -> torch.Tensor:
+    log_p = reference(model, **INPUTS)
+    if name != "bert":
+        log_p, wanted = log_p[:, :-1], wanted[:, 1:]
+    counted = wanted != -100
+    return -log_p[counted].gather(1, wanted[counted][:, None]).mean()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("given", [MOS, CONFIG, {"kind": MOS, "mixtures": 1}])
+def test_it_starts_as_the_old_layer(name, given):
+    model, state = plain(name), torch.get_rng_state()
+    injected = fr.inject(copy.deepcopy(model), output=given)
+    assert torch.equal(torch.get_rng_state(), state)
+    expected = torch.log_softmax(model(**INPUTS).logits, -1)
+    for mode in (False, True):
+        torch.testing.assert_close(injected.train(mode)(**INPUTS).logits, expected, rtol=0, atol=1e-12)
+    expected = model.train()(**INPUTS, labels=labels()).loss.double()
+    torch.testing.assert_close(injected(**INPUTS, labels=labels()).loss, expected, rtol=1e-6, atol=0)
+    assert {name.rpartition(".fullrank.")[2] for name in injected.state_dict().keys() - model.state_dict().keys()} == {
+        "latent.weight", "latent.bias", "prior.weight",
+    }  # fmt: skip
+    tied = name != "llama"
+    assert (injected.get_output_embeddings().weight is injected.get_input_embeddings().weight) == tied
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_losses_and_all_gradients_are_those_of_the_equation(name):
+    model, wanted = mixed(name), labels()
+    with torch.no_grad():
+        actual = model.eval()(**INPUTS, labels=wanted)
+        torch.testing.assert_close(actual.logits, reference(model, **INPUTS), rtol=0, atol=1e-12)
+        expected = reference_loss(model, name, wanted)
+        torch.testing.assert_close(actual.loss.double(), expected, rtol=1e-6, atol=0)  # transformers' own, in fp32
+        torch.testing.assert_close(actual.logits.exp().sum(-1), torch.ones(3, LENGTH, dtype=torch.float64))
+    model.train()
+    out = model(**INPUTS, labels=wanted)
+    assert out.logits is None
+    assert next(iter(out)) == "loss"
+    torch.testing.assert_close(out.loss.double(), expected, rtol=0, atol=1e-10)
+    (3 * out.loss).backward()
+    gradients = {key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    (3 * reference_loss(model, name, wanted)).backward()
+    assert len(gradients) > 10
+    for key, parameter in model.named_parameters():
+        expected = parameter.grad
+        assert (key in gradients) == (expected is not None), key
+        if expected is not None:
+            torch.testing.assert_close(
+                gradients[key], expected, rtol=0, atol=1e-10, msg=lambda m, key=key: f"{key}: {m}"
+            )
+    assert all(p.grad.abs().max() > 0 for p in model.get_output_embeddings().parameters())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_other_arguments_of_a_loss(name):
+    """Accumulated batches, labels that are shifted already, tuples, and logits beside the loss."""
+    model, wanted = mixed(name).train(), labels()
+    mean = reference_loss(model, name, wanted).detach()
+    count = (wanted if name == "bert" else wanted[:, 1:]).ne(-100).sum()
+    for items in (7, torch.tensor(7)):
+        loss = model(**INPUTS, labels=wanted, num_items_in_batch=items).loss
+        torch.testing.assert_close(loss.double(), mean * count / 7)
+    assert torch.equal(model(**INPUTS, labels=wanted, return_dict=False)[0], model(**INPUTS, labels=wanted).loss)
+    if name != "bert":
+        shifted = torch.cat((wanted[:, 1:], wanted[:, :1] * 0 - 100), 1)
+        torch.testing.assert_close(model(**INPUTS, labels=wanted, shift_labels=shifted).loss.double(), mean)
+        with pytest.raises(InputError, match="one for each of the positions"):
+            model(**INPUTS, labels=wanted, logits_to_keep=2)
+    assert model(**INPUTS, labels=wanted * 0 - 100).loss.item() == 0
+    with pytest.raises((AttributeError, RuntimeError, TypeError)):
+        model(input_ids="no ids", labels=wanted)
+    assert model(**INPUTS).logits.shape == (3, LENGTH, VOCABULARY)  # the labels of the failed pass are forgotten
+    model.config.chunked_loss = False
+    out = model(**INPUTS, labels=wanted)
+    assert out.logits.shape == (3, LENGTH, VOCABULARY)
+    torch.testing.assert_close(out.loss.double(), mean, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_components_part_and_the_loss_falls(name):
+    model, wanted = fr.inject(plain(name), output=CONFIG).train(), labels()
+    latents, losses = model.get_output_embeddings().fullrank, []
+    optimizer = torch.optim.SGD(latents.parameters(), lr=1.0)
+    for step in range(8):
+        optimizer.zero_grad()
+        losses.append(model(**INPUTS, labels=wanted).loss)
+        losses[-1].backward()
+        first, second, third = latents.latent.weight.grad.chunk(3)
+        if step == 0:
+            assert all((a - b).abs().max() > 1e-4 for a, b in ((first, second), (second, third), (first, third)))
+        optimizer.step()
+    assert losses[-1] < losses[0] - 0.01
+    assert float(latents.prior.weight.grad.abs().max()) > 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_saved_loaded_and_removed(tmp_path, name):
+    """Alone and beside the other mechanisms; as a whole model and as an adapter."""
+    base = FAMILIES[name]()[0]
+    base.save_pretrained(tmp_path / "base")
+    for number, others in enumerate(({}, {"mix": "position_wise", "cross_head": 0.5, "layers": [1]})):
+        model = type(base).from_pretrained(tmp_path / "base")
+        stirred(fr.inject(model, output=CONFIG, **others))
+        expected = model.eval()(**INPUTS).logits
+        model.save_pretrained(tmp_path / f"whole{number}")
+        fr.save_adapter(model, tmp_path / f"adapter{number}")
+        with pytest.raises(ValueError, match=r"fullrank\.load_injected"):
+            type(model).from_pretrained(tmp_path / f"whole{number}")
+        for folder in (f"whole{number}", f"adapter{number}"):
+            again = fr.load_injected(tmp_path / folder).eval()
+            assert type(again) is type(model)
+            assert torch.equal(again(**INPUTS).logits, expected)
+            assert again.config.fullrank == model.config.fullrank
+            tied = again.get_output_embeddings().weight is again.get_input_embeddings().weight
+            assert tied == (name != "llama")
+            loss = again.train()(**INPUTS, labels=labels())
+            assert loss.logits is None
+        assert torch.equal(copy.deepcopy(model)(**INPUTS).logits, expected)
+        with pytest.raises(InputError, match="cannot be merged"):
+            fr.remove(model, merge=True)
+        assert torch.equal(model(**INPUTS).logits, expected)
+        removed = fr.remove(model)
+        assert torch.equal(removed(**INPUTS).logits, base(**INPUTS).logits)
+        assert removed.state_dict().keys() == base.state_dict().keys()
+        assert type(removed.get_output_embeddings()) is torch.nn.Linear
+        assert removed(**INPUTS, labels=labels()).logits is not None
+        assert not hasattr(removed.config, "fullrank")
+    merged = fr.remove(fr.inject(copy.deepcopy(base), output=MOS), merge=True)
+    assert torch.equal(merged(**INPUTS).logits, base(**INPUTS).logits)
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_generation_with_and_without_cache(name):
+    model = stirred(fr.inject(FAMILIES[name]()[0], output=CONFIG, mix="position_wise")).eval()
+    options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    prompt = INPUTS["input_ids"][:2, :4]
+    mask = torch.ones_like(prompt)
+    for beams in (1, 3):
+        cached, slow = (
+            model.generate(prompt, attention_mask=mask, num_beams=beams, use_cache=cache, **options)
+            for cache in (True, False)
+        )
+        assert torch.equal(cached, slow)
+        assert cached.shape == (2, 12)
+    again = model.generate(prompt, attention_mask=mask, **options)
+    assert torch.equal(reference(model, input_ids=again).argmax(-1)[:, 3:-1], again[:, 4:])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_peft_trainer_and_analyses(tmp_path):
+    import peft
+
+    model = stirred(fr.inject(FAMILIES["gpt2"]()[0], output=CONFIG))
+    expected = model.eval()(**INPUTS).logits
+    whole, unmixed = complete(model)
+    assert len(unmixed) == 2
+    read = INPUTS["attention_mask"].bool()
+    torch.testing.assert_close(whole(**INPUTS).logits[read], expected[read], rtol=0, atol=1e-5)
+    wrapped = peft.get_peft_model(
+        copy.deepcopy(model),
+        peft.LoraConfig(target_modules=["c_attn"], fan_in_fan_out=True, modules_to_save=["fullrank"]),
+    ).train()
+    out = wrapped(**INPUTS, labels=labels())
+    assert out.logits is None
+    out.loss.backward()
+    trained = [key for key, p in wrapped.named_parameters() if "fullrank" in key and p.grad is not None]
+    assert len(trained) == 3
+    with pytest.raises(InputError, match="PEFT was applied already"):
+        fr.inject(peft.get_peft_model(FAMILIES["gpt2"]()[0], peft.LoraConfig(target_modules=["c_attn"])), output=MOS)
+    rows = [{"input_ids": ids, "labels": ids} for ids in INPUTS["input_ids"]]
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path), max_steps=2, learning_rate=0.01, report_to=[], use_cpu=True, disable_tqdm=True,
+        gradient_accumulation_steps=2, per_device_train_batch_size=1, save_strategy="no", dataloader_pin_memory=False,
+    )  # fmt: skip
+    trainer = transformers.Trainer(model=model, args=arguments, train_dataset=rows, eval_dataset=rows)
+    before = trainer.evaluate()["eval_loss"]
+    trainer.train()
+    assert trainer.evaluate()["eval_loss"] < before
+    assert trainer.predict(rows).predictions.shape == (3, LENGTH, VOCABULARY)
+
+
+@pytest.mark.parametrize(("output", "message"), [
+    ("adaptive", "mixture_of_softmaxes.*AdaptiveConfig"), ("softmax", "SoftmaxConfig"), ("mixture", "output.kind.*mixture"),
+    ({"kind": MOS, "mixtures": 0}, "mixtures"), ({"kind": MOS, "cutoffs": [5]}, "mixture_of_softmaxes.*AdaptiveMixture"),
+    ({"kind": MOS, "normalize": "sigsoftmax"}, "and no other key"), ({"kind": MOS, "tied": True}, "and no other key"),
+    ({"kind": MOS, "epsilon": 1e-8}, "and no other key"), ({"kind": MOS, "latent": False}, "and no other key"), (3, "output"),
+])  # fmt: skip
+def test_another_output_is_a_clear_error(output, message):
+    model = FAMILIES["gpt2"]()[0]
+    with pytest.raises((InputError, ConfigError), match=message):
+        fr.inject(model, output=output)
+    assert not hasattr(model.config, "fullrank")
+
+
+def test_models_that_are_refused_are_not_changed():
+    soft_capped = transformers.Gemma2Config(
+        **{**FAMILIES["gemma2"]()[0].config.to_diff_dict(), "final_logit_softcapping": 2.0}
+    )
+    for model, message in (
+        (transformers.Gemma2ForCausalLM(soft_capped), "changes its logits"),
+        (FAMILIES["t5"]()[0], "its loss is another one"),
+        (FAMILIES["vit"]()[0], "given none"),
+        (FAMILIES["bert"]()[0].bert, "given none"),
+        (torch.nn.Linear(2, 2), "given none"),
+    ):
+        names = set(model.state_dict())
+        with pytest.raises(InputError, match=message):
+            fr.inject(model, output=MOS)
+        assert set(model.state_dict()) == names
+    model = FAMILIES["llama"]()[0]
+    with pytest.raises(InputError, match="layers"):
+        fr.inject(model, output=MOS, layers=[0])
+    fr.inject(model, output=MOS)
+    with pytest.raises(InputError, match="already"):
+        fr.inject(model, mix="average")
+    model.resize_token_embeddings(VOCABULARY + 3)
+    with pytest.raises(InputError, match="resize_token_embeddings"):
+        model(**INPUTS)
