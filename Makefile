@@ -6,13 +6,14 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-all test-versions faults fuzz lint format clean
+.PHONY: help demo test test-all test-versions book book-links faults fuzz lint format clean
 
 PYTHON ?=
 ARGS ?=
 WORKERS ?= auto
 BIN := .venv/bin
 VENV := PYTHON="$(PYTHON)" sh scripts/venv.sh
+SPHINX := OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going -q -d build/doctrees docs
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist worksteal
 
 help: ## list the targets
@@ -32,6 +33,15 @@ test-all: ## run those, the full products of all stages, the examples and the lo
 
 test-versions: ## run the tests of Hugging Face models with the lowest and the newest torch and transformers
 	@PYTHON="$(PYTHON)" sh scripts/versions.sh
+
+book: ## build the book into build/book; a warning or a dead link inside it is a fault
+	@$(VENV) dev
+	@$(SPHINX) build/book
+	@echo "build/book/index.html"
+
+book-links: ## look up the links of the book to other sites
+	@$(VENV) dev
+	@$(SPHINX) -b linkcheck build/links
 
 faults: ## kill trainings of every kind, and let disks, files, clocks and processes fail; about half an hour
 	@$(VENV) dev

@@ -1,0 +1,54 @@
+"""The book: `make book` builds it with Sphinx (docs/adr/0014-the-book.md)."""
+
+from __future__ import annotations
+
+import re
+
+import latex2mathml.converter
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.writers.html5 import HTML5Translator
+
+project, author, copyright = "fullrank", "The fullrank authors", "The fullrank authors"
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+exclude_patterns = ["results/claims"]
+html_theme, html_title = "furo", "fullrank"
+html_static_path, html_css_files = ["book"], ["book.css"]
+html_copy_source, html_show_sourcelink = False, False
+html_math_renderer = "mathml"
+highlight_language = "text"
+default_role = "code"
+
+myst_enable_extensions = ["dollarmath", "attrs_block"]
+myst_heading_anchors = 4
+suppress_warnings = ["myst.header"]  # a page of results begins with a comment
+
+autodoc_member_order, autodoc_class_signature = "bysource", "mixed"
+add_module_names = False
+python_maximum_signature_line_length = 100
+
+linkcheck_timeout, linkcheck_retries = 20, 2
+
+
+def mathml(self: HTML5Translator, node: nodes.math | nodes.math_block) -> None:
+    """An equation as MathML, which browsers show without a script."""
+    display = "block" if isinstance(node, nodes.math_block) else "inline"
+    self.body.append(latex2mathml.converter.convert(node.astext(), display=display))
+    raise nodes.SkipNode
+
+
+def plain_docstring(app: Sphinx, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
+    """Our docstrings are plain text with indented equations: make them reStructuredText."""
+    given, lines[:] = list(lines), []
+    literal = False
+    for line in given:
+        indented = line.startswith((" ", "\t"))
+        if indented and not literal and not (lines and lines[-1].strip()):
+            lines.extend(["::", ""])
+        literal = (indented and (literal or not lines[-1].strip())) or (literal and not line.strip())
+        lines.append(line if literal else re.sub(r"([\\*|])|_(?=\W|$)", lambda found: "\\" + found[0], line))
+
+
+def setup(app: Sphinx) -> None:
+    app.add_html_math_renderer("mathml", (mathml, None), (mathml, None))
+    app.connect("autodoc-process-docstring", plain_docstring)
