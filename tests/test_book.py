@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shlex
@@ -12,16 +13,35 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from typer.main import get_command
 
 from fullrank.cli.app import load
 from fullrank.cli.output import UsageError
+from fullrank.config.run import RunConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 GENERATED = DOCS / "results"
 LONGER = {"hugging_face.md"}
+sys.path.insert(0, str(DOCS / "pictures"))
+import draw  # noqa: E402
+
 PAGES = [ROOT / "README.md", *(page for page in sorted(DOCS.rglob("*.md")) if page.parent != GENERATED)]
+
+
+NEW = [DOCS / "bottleneck.md", *sorted((DOCS / "mechanisms").glob("*.md"))]
+FEW = "train.steps=4 eval.every_steps=4 eval.max_tokens=600"
+SMALLER = {"--scale tiny": f"--scale tiny {FEW}", "gpt2 --text book.txt --out gpt2.html": "runs/mixed --out mixed.html"}
+RUNS = {
+    "plain": "mixhead/table1-vanilla --row plain",
+    "mixed": "mixhead/table1-vanilla --row b",
+    "memory": "skip-cross-head/table5 --row phase1",
+}
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
 
 
 def commands(page: Path) -> Iterator[str]:
@@ -31,6 +51,11 @@ def commands(page: Path) -> Iterator[str]:
         for line in "".join(block).splitlines():
             if re.match(r" *(fullrank|torchrun)\b", line):
                 yield re.sub(r"^.* -m fullrank|^ *fullrank", "fullrank", line)
+
+
+@functools.cache
+def application() -> Any:
+    return get_command(load())
 
 
 def parse(command: Any, words: list[str]) -> None:
@@ -46,7 +71,7 @@ def test_every_command_is_one_that_the_command_line_takes(page: Path) -> None:
     faults = []
     for line in commands(page):
         try:
-            parse(get_command(load()), [word.rstrip(",") for word in shlex.split(line, comments=True)[1:]])
+            parse(application(), [word.rstrip(",") for word in shlex.split(line, comments=True)[1:]])
         except UsageError as error:
             if "does not exist" not in error.format_message():  # a file of the reader's
                 faults.append(f"{line}: {error.format_message()}")
@@ -62,6 +87,58 @@ def test_no_page_is_long(page: Path) -> None:
     assert page.name in LONGER or len(page.read_text(encoding="utf-8").splitlines()) <= 250
 
 
+@pytest.mark.parametrize("page", NEW, ids=lambda page: page.name)
+def test_blocks_of_python_and_of_configurations(page: Path) -> None:
+    assert blocks(page, "python")
+    for code in blocks(page, "python"):
+        exec(compile(code, page.name, "exec"), {"__name__": "page"})
+    for text in blocks(page, "yaml"):
+        RunConfig.from_dict(yaml.safe_load(text))
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in NEW if "measured" in page.read_text(encoding="utf-8")], ids=lambda page: page.name
+)
+def test_measured_figures_are_those_of_the_results(page: Path) -> None:
+    """Every row of a table stands in a line of a page that the ledger makes."""
+    lines = [line for made in GENERATED.glob("*.md") for line in made.read_text(encoding="utf-8").splitlines()]
+    section = page.read_text(encoding="utf-8").partition("## What we measured")[2].partition("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")][2:]
+    assert rows
+    for row in rows:
+        assert any(all(cell in line for cell in row) for line in lines), row
+
+
+@pytest.mark.parametrize("name", list(draw.PICTURES))
+def test_pictures_are_those_of_the_script(name: str) -> None:
+    assert (DOCS / "pictures" / f"{name}.svg").read_text(encoding="utf-8") == draw.PICTURES[name]()
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the runs that pages name."""
+    folder = tmp_path_factory.mktemp("reader")
+    for name, row in RUNS.items():
+        run(f"fullrank train {row} --scale tiny --out runs/{name}", folder)
+    return folder
+
+
+def run(line: str, folder: Path) -> None:
+    for given, smaller in SMALLER.items():
+        line = line.replace(given, smaller)
+    words = [sys.executable, "-m", "fullrank", *shlex.split(line, comments=True)[1:]]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("page", NEW, ids=lambda page: page.name)
+def test_its_commands_run(page: Path, reader: Path) -> None:
+    for line in commands(page):
+        run(line, reader)
+
+
 @pytest.mark.full
 def test_it_builds_without_a_warning_and_asks_the_net_for_nothing(tmp_path: Path) -> None:
     words = ["-W", "--keep-going", "-q", "-d", str(tmp_path / "doctrees"), str(DOCS), str(tmp_path / "book")]
@@ -72,4 +149,6 @@ def test_it_builds_without_a_warning_and_asks_the_net_for_nothing(tmp_path: Path
     assert len(pages) > 40
     for page in [*pages, *(tmp_path / "book").rglob("*.css")]:
         text = page.read_text(encoding="utf-8")
-        assert not re.search(r"<(script|link|img|iframe)\b[^>]*(src|href)=\"(https?:)?//|url\(.?https?:|@import", text), page
+        assert not re.search(
+            r"<(script|link|img|iframe)\b[^>]*(src|href)=\"(https?:)?//|url\(.?https?:|@import", text
+        ), page
