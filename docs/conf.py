@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import latex2mathml.converter
@@ -37,16 +38,24 @@ def mathml(self: HTML5Translator, node: nodes.math | nodes.math_block) -> None:
     raise nodes.SkipNode
 
 
+def escaped(line: str) -> str:
+    return re.sub(r"([\\*|])|_(?=\W|$)", lambda found: "\\" + found[0], line)
+
+
 def plain_docstring(app: Sphinx, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
-    """Our docstrings are plain text with indented equations: make them reStructuredText."""
-    given, lines[:] = list(lines), []
-    literal = False
+    """Our docstrings are plain text with indented equations: make them reStructuredText. A configuration lists its keys."""
+    given, lines[:], literal = list(lines), [], False
+    if isinstance(thing, type) and dataclasses.is_dataclass(thing):
+        described = [(one.name, one.metadata["description"]) for one in dataclasses.fields(thing) if one.metadata]
+        given += ["", *(f"- `{key}`: {words}" for key, words in described)]
     for line in given:
-        indented = line.startswith((" ", "\t"))
-        if indented and not literal and not (lines and lines[-1].strip()):
-            lines.extend(["::", ""])
-        literal = (indented and (literal or not lines[-1].strip())) or (literal and not line.strip())
-        lines.append(line if literal else re.sub(r"([\\*|])|_(?=\W|$)", lambda found: "\\" + found[0], line))
+        before = next((known for known in reversed(lines) if known.strip()), "")
+        if line.startswith(" ") and not literal and lines and not lines[-1].strip():
+            literal = True
+            lines.extend([] if before.endswith("::") else ["::", ""])
+        literal = literal and (not line.strip() or line.startswith(" "))
+        within = literal or before.startswith("-")  # any other indented line goes on with its paragraph
+        lines.append(line if literal else escaped(line if within else line.strip()))
 
 
 def setup(app: Sphinx) -> None:

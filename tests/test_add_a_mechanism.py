@@ -1,7 +1,8 @@
-"""The worked example of CONTRIBUTING.md as printed: one class, and it runs in every kernel, is injected and is causal."""
+"""The worked example of docs/add_a_mechanism.md as printed: one class runs in every kernel, learns, is injected and causal."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,9 +22,9 @@ IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2]])
 @pytest.fixture(scope="module")
 def example() -> Iterator[dict[str, Any]]:
     """The names that the example defines."""
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.S)
+    page = (ROOT / "docs" / "add_a_mechanism.md").read_text(encoding="utf-8")
     names: dict[str, Any] = {"__name__": "example"}
-    exec(compile(code, "CONTRIBUTING.md", "exec"), names)
+    exec(compile("\n".join(re.findall(r"```python\n(.*?)```", page, re.S)), "add_a_mechanism.md", "exec"), names)
     yield names
     registry.unregister("mix", "halfway")
 
@@ -43,6 +44,8 @@ def test_it_computes_its_equation_in_every_kernel(example: dict[str, Any]) -> No
 
 
 def test_it_is_causal_and_learns(example: dict[str, Any]) -> None:
+    assert example["report"].passes
+    assert example["loss"] < math.log(100) - 0.1
     model = example["model"].double()
     later = IDS.clone()
     later[:, 4:] += 1
