@@ -93,6 +93,9 @@ def test_a_row_of_the_ledger_says_what_the_run_says(run: Path, tmp_path: Path) -
         "protocols",
     }
     assert {key: row[key] for key in kept} == {key: result[key] for key in kept}
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    valid = [[line["step"], pytest.approx(line["ppl"], rel=1e-4)] for line in lines if line["split"] == "valid"]
+    assert row["curve"] == valid != []
     assert (row["tokens_seen"], row["wall_seconds"]) == (result["tokens_seen"], result["wall_seconds"])
     assert row["sha256"] == result["corpus"]["sha256"]
     assert row["recipe"] == "run.yaml"

@@ -162,9 +162,9 @@ def test_a_page_says_what_the_ledger_says(folder: Path) -> None:
 def test_deleting_a_row_of_the_ledger_changes_the_pages(folder: Path) -> None:
     lines = (folder / "ledger.jsonl").read_text().splitlines(keepends=True)
     (folder / "ledger.jsonl").write_text("".join(lines[:-1]))
-    with pytest.raises(InputError, match=r"README.md, mixhead.md: not what the ledger"):
+    with pytest.raises(InputError, match=r"README.md, leaderboard.md, mixhead.md: not what the ledger"):
         write_pages(folder, check=True)
-    assert write_pages(folder) == ["README.md", "mixhead.md"]
+    assert write_pages(folder) == ["README.md", "leaderboard.md", "mixhead.md"]
     assert "**not measured**" in (folder / "mixhead.md").read_text()
     write_pages(folder, check=True)
 
@@ -179,6 +179,26 @@ def test_a_page_that_was_edited_by_hand_or_added_is_found(folder: Path) -> None:
     write_pages(folder)
     assert not (folder / "own.md").exists()
     write_pages(folder, check=True)
+
+
+def test_a_leaderboard_has_the_best_first_with_what_makes_it_again(folder: Path) -> None:
+    rows = arms([100, 110, 120], [90, 99, 111], curve=[[10, 400.0], [20, 100.0]], set={"train.learning_rate": 0.5})
+    hidden = {"test": {"words": "blocks of 7", "settings": {"next_token": False}}}
+    write_ledger(
+        folder, [*rows, row("leaks", 1, 2.0, protocols=hidden), row("elsewhere", 1, 3.0, sha256={"test": "bb"})]
+    )
+    pages = make_pages(folder)
+    page = pages["leaderboard.md"]
+    assert page.count("\n## ") == 1
+    assert "## a corpus (slice): perplexity\n\nBlocks of 7." in page
+    recipe = f"[{RECIPE}](../../src/fullrank/recipes/{RECIPE}.yaml)"
+    name = f"curves/{rows[3]['id']}.svg"
+    command = f"fullrank reproduce {RECIPE} --rows b --scale small --seeds 1,2,3 train.learning_rate=0.5"
+    line = f"100.0 ± 10.5 | {recipe} b | 1–3 | 1,000 | 600,000 | abc | ![validation curves]({name}) | `{command}` |"
+    assert line in page
+    assert page.index(line) < page.index(f"110.0 ± 10.0 | {recipe} plain")
+    assert "leaks" not in page
+    assert pages[name].count('points="60.0,3.0 117.0,29.0"') == 3  # steps to the right, perplexity upwards
 
 
 def test_runs_of_other_recipes_have_a_page_of_their_own(folder: Path) -> None:

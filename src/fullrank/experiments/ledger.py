@@ -13,7 +13,7 @@ from fullrank.experiments.run_folder import finished_result, open_any
 from fullrank.experiments.task import LOG_PROBABILITIES
 from fullrank.files import read_json, sha256_of
 from fullrank.reporting.ledger import differences
-from fullrank.reporting.runs import mapping
+from fullrank.reporting.runs import mapping, number, read_run
 
 # of result.json: what stands in the recipe or elsewhere in the row, a text, and paths
 _LEFT_OUT = {"name", "paper", "mixing_parameters", "protocol", "protocol_settings", "sample"}
@@ -21,7 +21,7 @@ _PATHS = {"details", "platform"}
 
 
 def row_of(folder: Path) -> dict[str, Any]:
-    """The row of the run in `folder`: its result.json, settings that differ from the recipe, checksums, and its spectrum.
+    """The row of the run in `folder`: its result.json, settings that differ from the recipe, checksums, curve and spectrum.
 
     Without paths. InputError if the run has not finished, or was changed since.
     """
@@ -51,6 +51,11 @@ def row_of(folder: Path) -> dict[str, Any]:
         "sha256": result.get("sha256") or identity.get("text"),
         "protocols": {**(mapping(result.get("protocols")) or dict.fromkeys(result["final"], same)), **protocol},
         "final": result["final"] | figures,
+        "curve": [
+            [line["step"], float(f"{perplexity:.5g}")]
+            for line in read_run(folder).metrics
+            if line.get("split") == "valid" and (perplexity := number(line.get("ppl")))
+        ],
         "flops_per_token": size_of_run(config)["flops_per_token"] if isinstance(config, RunConfig) else None,
         "environment": _without_paths(training.get("environment") or result.get("environment")),
         "log_probabilities": {

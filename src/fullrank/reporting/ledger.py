@@ -79,3 +79,17 @@ def add_rows(path: Path, rows: Iterable[Row]) -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in book.values()))
     return changed
+
+
+def text_of(row: Row) -> str:
+    """What a row was measured on."""
+    return str(row["corpus"].get("label") or row["task"])
+
+
+def settings(rows: Iterable[Row]) -> list[list[Row]]:
+    """Rows that differ only in their seed, together."""
+    groups = dict[str, list[Row]]()
+    for row in rows:
+        same = [row["recipe"], row["row"], row["scale"], row["set"], text_of(row), row["protocols"]]
+        groups.setdefault(json.dumps(same, sort_keys=True), []).append(row)
+    return list(groups.values())

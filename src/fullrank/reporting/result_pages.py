@@ -1,12 +1,11 @@
 """Result pages, made from a ledger, the claims of papers and the figures of benchmarks; nothing in them is typed by hand.
 
 ledger.jsonl, claims/<paper>.yaml, benchmarks.yaml, census_notes.yaml, *.json
-->  README.md, <paper>.md, other_runs.md, benchmarks.md, census.md
+->  README.md, leaderboard.md, curves/*.svg, <paper>.md, other_runs.md, benchmarks.md, census.md
 """
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,9 +15,9 @@ from fullrank.config.claims import BenchmarkFile, ClaimsFile
 from fullrank.config.load import flatten, read_yaml
 from fullrank.core.errors import InputError
 from fullrank.files import read_json, write_text
-from fullrank.reporting import census, figures
+from fullrank.reporting import census, figures, leaderboard
 from fullrank.reporting.figures import MISSING, ranges, readable, spread
-from fullrank.reporting.ledger import Row, read_ledger
+from fullrank.reporting.ledger import Row, read_ledger, settings, text_of
 from fullrank.reporting.runs import mapping, number
 from fullrank.reporting.verdicts import VERDICTS, Verdict, judge, protocol_of
 
@@ -45,7 +44,10 @@ def make_pages(folder: Path) -> dict[str, str]:
         index.append({"paper": f"[{paper.paper}]({stem}.md)", **verdicts, "runs": str(len(own))})
     others = [row for row in rows if row["recipe"].partition("/")[0] not in papers]
     bodies["other_runs.md"] = ["# Other runs", "Runs of recipes that belong to no paper's claims.", *_runs(others)]
-    links = f"- [Other runs](other_runs.md): {len(others)}"
+    board = [piece if isinstance(piece, str) else _table(piece) for piece in leaderboard.page(rows)]
+    bodies["leaderboard.md"] = ["# Leaderboard", *board]
+    links = "- [Leaderboard](leaderboard.md): the best rows on each text, with their curves and commands\n"
+    links += f"- [Other runs](other_runs.md): {len(others)}"
     if (folder / "benchmarks.yaml").exists():
         bodies["benchmarks.md"] = ["# Benchmarks", *_benchmarks(folder)]
         links += "\n- [Benchmarks](benchmarks.md): speed and memory against peers"
@@ -56,7 +58,8 @@ def make_pages(folder: Path) -> dict[str, str]:
         bodies["census.md"] = ["# Census of transformers", *pieces]
         links += f"\n- [Census](census.md): the check of {len(checked)} classes of transformers"
     bodies["README.md"] = ["# Results", _HOW, "## Claims", _table(index), "## Others", links]
-    return {name: "\n\n".join(filter(None, [_HEAD, *body])) + "\n" for name, body in bodies.items()}
+    pages = {name: "\n\n".join(filter(None, [_HEAD, *body])) + "\n" for name, body in bodies.items()}
+    return pages | leaderboard.curves(rows)
 
 
 def write_pages(folder: Path, *, check: bool = False) -> list[str]:
@@ -64,7 +67,8 @@ def write_pages(folder: Path, *, check: bool = False) -> list[str]:
 
     check: InputError names them instead.
     """
-    made, there = make_pages(folder), {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.md")}
+    made, files = make_pages(folder), [*folder.glob("*.md"), *folder.glob("curves/*.svg")]
+    there = {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8") for path in files}
     changed = sorted(name for name in {**made, **there} if made.get(name) != there.get(name))
     if check and changed:
         raise InputError(
@@ -73,6 +77,7 @@ def write_pages(folder: Path, *, check: bool = False) -> list[str]:
         )
     for name in changed:
         if name in made:
+            (folder / name).parent.mkdir(exist_ok=True)
             write_text(folder / name, made[name])
         else:
             (folder / name).unlink()
@@ -121,13 +126,9 @@ def _details(verdict: Verdict) -> Iterator[str]:
             yield f"`{side.row}`: {each}, {' or '.join(map(figures.count, sorted(tokens)))} tokens; seeds {ranges(side.runs)}"
         else:
             yield f"`{side.row}`: no run"
-        texts |= {f"{_text(run)}; {protocol_of(run, split).get('words')}" for run in side.runs.values()}
+        texts |= {f"{text_of(run)}; {protocol_of(run, split).get('words')}" for run in side.runs.values()}
     yield from sorted(texts)
     yield from (f"`{side.command}`" for side in verdict.sides)
-
-
-def _text(row: Row) -> str:
-    return row["corpus"].get("label") or row["task"]
 
 
 # -- runs -------------------------------------------------------------------------------------------------------------
@@ -135,22 +136,18 @@ def _text(row: Row) -> str:
 
 def _runs(rows: Sequence[Row]) -> Iterator[str]:
     """A table of runs that differ only in their seed, then the protocols of their figures."""
-    groups, protocols = dict[str, list[Row]](), list[str]()
-    for row in rows:
-        same = [row["recipe"], row["row"], row["scale"], row["set"], _text(row), row["protocols"]]
-        groups.setdefault(json.dumps(same, sort_keys=True), []).append(row)
-        protocols += [str(protocol_of(row, split).get("words")) for split in row["final"]]
-    protocols = list(dict.fromkeys(protocols))
-    yield _table([_group(group, protocols) for group in groups.values()])
+    words = [str(protocol_of(row, split).get("words")) for row in rows for split in row["final"]]
+    protocols = list(dict.fromkeys(words))
+    yield _table([_group(group, protocols) for group in settings(rows)])
     yield "\n".join(f"{place}. {words}" for place, words in enumerate(protocols, start=1))
 
 
 def _group(group: Sequence[Row], protocols: Sequence[str]) -> dict[str, str]:
     """Runs that differ only in their seed as a line of the table. A figure has the number of its protocol."""
     first, measured = group[0], list[str]()
-    settings = "not recorded" if first["set"] is None else ", ".join(f"{k}={v}" for k, v in first["set"].items())
+    changed = "not recorded" if first["set"] is None else ", ".join(f"{k}={v}" for k, v in first["set"].items())
     if training := first["training"]:
-        settings += f" (trained as `{training['recipe']}` {training['row']})"
+        changed += f" (trained as `{training['recipe']}` {training['row']})"
     for split, values in first["final"].items():
         protocol = protocol_of(first, split)
         name = next((name for name in ("bleu", "perplexity") if name in values), next(iter(values)))
@@ -164,8 +161,8 @@ def _group(group: Sequence[Row], protocols: Sequence[str]) -> dict[str, str]:
     return {
         "recipe": f"`{first['recipe']}` {first['scale'] or ''}",
         "row": first["row"] or "",
-        "settings": settings,
-        "text": _text(first),
+        "settings": changed,
+        "text": text_of(first),
         "seeds": ranges(row["seed"] for row in group),
         "figures [protocol]": "; ".join(measured),
         "parameters": figures.count(mapping(first["parameters"]).get("total")),
