@@ -24,7 +24,7 @@ myst_enable_extensions = ["dollarmath", "attrs_block"]
 myst_heading_anchors = 4
 suppress_warnings = ["myst.header"]  # a page of results begins with a comment
 
-autodoc_member_order, autodoc_class_signature = "bysource", "mixed"
+autodoc_member_order, autodoc_class_signature, autodoc_inherit_docstrings = "bysource", "mixed", False
 add_module_names = False
 python_maximum_signature_line_length = 100
 

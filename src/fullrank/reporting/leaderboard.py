@@ -27,9 +27,9 @@ def page(rows: Sequence[Row]) -> Iterator[str | list[dict[str, str]]]:
     boards = dict[tuple[str, str, str], list[tuple[figures.Stat, list[Row]]]]()
     for group in settings(rows):
         protocol, final = mapping(group[0]["protocols"].get("test")), mapping(group[0]["final"].get("test"))
-        measure = next((name for name in _MEASURES if name in final), None)
+        measure = next((name for name in _MEASURES if name in final), "")
         stat = figures.over_runs(number(mapping(row["final"].get("test")).get(measure)) for row in group)
-        if measure and stat and mapping(protocol.get("settings")).get("next_token", True):
+        if stat and mapping(protocol.get("settings")).get("next_token", True):
             boards.setdefault((text_of(group[0]), measure, str(protocol.get("words"))), []).append((stat, group))
     for (text, measure, words), board in sorted(boards.items()):
         if len(board) > 1:
