@@ -6,6 +6,7 @@ ledger.jsonl, claims/<paper>.yaml, benchmarks.yaml, census_notes.yaml, *.json
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -59,6 +60,7 @@ def make_pages(folder: Path) -> dict[str, str]:
         links += f"\n- [Census](census.md): the check of {len(checked)} classes of transformers"
     bodies["README.md"] = ["# Results", _HOW, "## Claims", _table(index), "## Others", links]
     pages = {name: "\n\n".join(filter(None, [_HEAD, *body])) + "\n" for name, body in bodies.items()}
+    pages = {name: re.sub(r"(?<!`)<(eos|sos|unk)>", r"`<\1>`", page) for name, page in pages.items()}  # no HTML
     return pages | leaderboard.curves(rows)
 
 
