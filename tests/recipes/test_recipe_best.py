@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from recipe_counts import config_of, total
 
-from fullrank.config.recipe import load
+from fullrank.config.recipe import load, tables
 from fullrank.data import Streams
 from fullrank.training import make_plan, make_schedule
 
@@ -66,3 +66,9 @@ def test_an_epoch_has_as_many_updates_as_the_published_code_draws() -> None:
     assert source.batches_per_epoch == round(92_958 / 68.25) == 1362
     evaluation = config_of("best/ptb", "exact").eval
     assert make_plan(options, evaluation, source).total_steps == 175 * 1362
+
+
+def test_a_recipe_of_ours_is_one_table() -> None:
+    """`best/ptb` is not `best/ptb-cures`, where a table of a paper has parts."""
+    assert tables("best/ptb") == ["best/ptb"]
+    assert set(tables("mixhead/table4")) == {"mixhead/table4", "mixhead/table4-long"}

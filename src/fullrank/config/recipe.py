@@ -16,6 +16,7 @@ always its own. A plain YAML of `model data train eval` is a recipe with one row
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
@@ -154,9 +155,10 @@ def shipped() -> list[str]:
 
 
 def tables(name: str) -> list[str]:
-    """The recipes of a table: one, or those of its parts where it has several (`mixhead/table1`, and `mixhead/table4-long`)."""
-    parts = [] if Path(name).exists() else [one for one in shipped() if one == name or one.startswith(f"{name}-")]
-    return parts or [name]
+    """The recipes of a paper's table: one, or those of its parts (`mixhead/table1`, and `mixhead/table4-long`)."""
+    if Path(name).exists() or not re.search(r"/table\d+$", name):
+        return [name]
+    return [one for one in shipped() if one == name or one.startswith(f"{name}-")] or [name]
 
 
 def chosen_rows(
