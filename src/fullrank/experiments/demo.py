@@ -132,7 +132,8 @@ def run_demo(minutes: float, out: Path, seed: int, rows: Sequence[str] | None = 
     best = min(range(len(folders)), key=lambda i: results[i]["final"]["test"]["nll"])
     words = generate(folders[best], _PROMPT, max_new_tokens=_SAMPLED, temperature=0.8, top_p=0.9, seed=seed)
     console.print(f"{folders[best].name} writes, after “{_PROMPT}”:\n", highlight=False)
-    console.print(f"    {words}\n", highlight=False, markup=False)
+    lines = "\n".join(f"    {line}" for line in words.splitlines() if line.strip())  # a line of the text ends at <eos>
+    console.print(f"{lines}\n", highlight=False, markup=False)
     table = report(folders)
     page = table.write(out / "report.html", "A Transformer without its bottlenecks")
     table.print(console)
