@@ -11,7 +11,8 @@ import torch
 import fullrank as fr
 from fullrank.config.data import DataConfig
 from fullrank.config.load import to_yaml
-from fullrank.config.run import EvalConfig, RunConfig, TrainConfig
+from fullrank.config.run import EvalConfig, RunConfig
+from fullrank.config.training import TrainConfig
 from fullrank.data import Language
 from fullrank.data.language import Words, learn_byte_bpe
 from moving import moved

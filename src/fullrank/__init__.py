@@ -25,7 +25,7 @@ _HOMES = {
     "EncoderConfig": "fullrank.core.config",
     "DecoderConfig": "fullrank.core.config",
     "DataConfig": "fullrank.config.data",
-    "TrainConfig": "fullrank.config.run",
+    "TrainConfig": "fullrank.config.training",
     "EvalConfig": "fullrank.config.run",
     "RunConfig": "fullrank.config.run",
     "register": "fullrank.config",
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from fullrank.config.data import DataConfig as DataConfig
     from fullrank.config.run import EvalConfig as EvalConfig
     from fullrank.config.run import RunConfig as RunConfig
-    from fullrank.config.run import TrainConfig as TrainConfig
+    from fullrank.config.training import TrainConfig as TrainConfig
     from fullrank.core.attention import Attention as Attention
     from fullrank.core.attention import Trace as Trace
     from fullrank.core.config import AttentionConfig as AttentionConfig

@@ -10,7 +10,8 @@ import pytest
 
 from fullrank.analysis.scale import assumptions, optimizer_states, scale_of_run
 from fullrank.analysis.size import size_of_run
-from fullrank.config.run import RunConfig, TrainConfig
+from fullrank.config.run import RunConfig
+from fullrank.config.training import TrainConfig
 from fullrank.core.errors import InputError
 
 VOCABULARY, WIDTH, LAYERS, LENGTH = 1000, 32, 3, 16

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from fullrank.config.load import build, lay, sized
-from fullrank.config.run import SIZES, Budget, read_budget
 from fullrank.config.schema import json_schema
+from fullrank.config.training import SIZES, Budget, read_budget
 from fullrank.core.config import with_memory
 from fullrank.core.errors import ConfigError, InputError
 

@@ -18,7 +18,7 @@ from fullrank.data import (
     WordVocabulary,
     masked_blocks,
 )
-from fullrank.data.batches import MaskedBatch, MaskedBatches
+from fullrank.data.masked import MaskedBatch, MaskedBatches
 
 WORDS = 20
 TOKENIZER = WordVocabulary(["<eos>", *(f"w{i}" for i in range(WORDS - 2)), "<sos>"], line_start=True)

@@ -15,7 +15,7 @@ NOTEBOOKS = Path(__file__).resolve().parents[2] / "examples" / "notebooks"
 
 @pytest.fixture
 def names(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What a notebook defines."""
+    """Names that the cells of a notebook define."""
     monkeypatch.chdir(tmp_path)
     matplotlib.use("agg")
     cells = json.loads((NOTEBOOKS / f"{request.param}.ipynb").read_text(encoding="utf-8"))["cells"]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fullrank as fr
-from fullrank.config.run import TrainConfig
+from fullrank.config.training import TrainConfig
 from fullrank.data import Batch
 from fullrank.experiments.objective import CausalObjective
 from fullrank.training.values import TrainingPosition

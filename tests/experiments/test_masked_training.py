@@ -17,7 +17,8 @@ import fullrank as fr
 from fullrank.cli import main
 from fullrank.config.load import build
 from fullrank.config.recipe import Resolved
-from fullrank.config.run import MASKED_TOKEN, TrainConfig
+from fullrank.config.run import MASKED_TOKEN
+from fullrank.config.training import TrainConfig
 from fullrank.core.errors import ConfigError, InputError
 from fullrank.data import ByteVocabulary, MaskedBatch, Masking, load_corpus, masked_blocks
 from fullrank.evaluation.perplexity import Flags

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import fullrank as fr
 from fullrank.config.load import build
 from fullrank.config.recipe import Resolved
-from fullrank.config.run import PhaseConfig, TrainConfig
+from fullrank.config.training import PhaseConfig, TrainConfig
 from fullrank.core.errors import ConfigError, InputError
 from fullrank.core.skip_retain import SkipRetain
 from fullrank.data import Streams

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fullrank as fr
-from fullrank.config.run import TrainConfig
+from fullrank.config.training import TrainConfig
 from fullrank.core.errors import InputError
 from fullrank.data import Blocks
 from fullrank.evaluation.perplexity import Evaluation, EvaluationProtocol

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import fullrank as fr
 from fullrank.analysis.size import parameters_by_part
-from fullrank.config.run import TrainConfig
+from fullrank.config.training import TrainConfig
 from fullrank.data import Batch, Blocks
 from fullrank.data.batches import Part
 from fullrank.evaluation.perplexity import EvaluationProtocol

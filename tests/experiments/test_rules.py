@@ -12,7 +12,7 @@ import yaml
 
 from fullrank.config.load import read_yaml
 from fullrank.config.recipe import resolve
-from fullrank.config.run import SIZES, Budget
+from fullrank.config.training import SIZES, Budget
 from fullrank.core.errors import InputError
 from fullrank.experiments import rules, run
 from fullrank.experiments.rules import Settled, data_rules, reach, settle, table

@@ -8,7 +8,8 @@ import pytest
 
 from fullrank.config.data import DataConfig
 from fullrank.config.recipe import Resolved, resolve
-from fullrank.config.run import RunConfig, TrainConfig
+from fullrank.config.run import RunConfig
+from fullrank.config.training import TrainConfig
 from fullrank.core.config import AttentionConfig, ModelConfig
 from fullrank.core.errors import InputError
 from fullrank.experiments.run_folder import absolute, claim, default_folder, in_table_order, open_run, training_of

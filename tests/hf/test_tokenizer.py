@@ -14,7 +14,8 @@ from transformers import AutoTokenizer
 
 from fullrank.config.data import DataConfig
 from fullrank.config.load import to_yaml
-from fullrank.config.run import RunConfig, TrainConfig
+from fullrank.config.run import RunConfig
+from fullrank.config.training import TrainConfig
 from fullrank.core.config import ModelConfig
 from fullrank.core.errors import InputError
 from fullrank.data import ByteVocabulary, CharacterVocabulary, Language, WordVocabulary, train_bpe

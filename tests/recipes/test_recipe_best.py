@@ -38,7 +38,7 @@ def test_the_published_size() -> None:
 @pytest.mark.parametrize("name", ["best/ptb", "best/ptb-cures"])
 @pytest.mark.parametrize("scale", ["paper", "small", "tiny"])
 def test_the_rows_are_of_one_size(name: str, scale: str) -> None:
-    """What a mixture takes comes out of the feed-forward layers; mixing heads adds at most 0.1 %."""
+    """Smaller feed-forward layers make room for a mixture; mixed heads add at most 0.1 %."""
     first, *others = (total(name, row, scale) for row in load(name).rows)
     assert all(abs(other - first) <= 0.002 * first for other in others)
 
@@ -66,6 +66,11 @@ def test_an_epoch_has_as_many_updates_as_the_published_code_draws() -> None:
     assert source.batches_per_epoch == round(92_958 / 68.25) == 1362
     evaluation = config_of("best/ptb", "exact").eval
     assert make_plan(options, evaluation, source).total_steps == 175 * 1362
+
+
+@pytest.mark.parametrize("scale", ["paper", "small", "tiny"])
+def test_the_cures_are_compared_with_the_tuned_row(scale: str) -> None:
+    assert config_of("best/ptb-cures", "plain", scale) == config_of("best/ptb", "pre-norm", scale)
 
 
 def test_a_recipe_of_ours_is_one_table() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from training_toy import train
 
-from fullrank.config.run import TrainConfig
+from fullrank.config.training import TrainConfig
 from fullrank.training import EvaluationResult
 from fullrank.training.state import WeightAverage
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from training_toy import Toy, train
 
-from fullrank.config.run import PhaseConfig, TrainConfig
+from fullrank.config.training import PhaseConfig, TrainConfig
 from fullrank.core import draws
 from fullrank.core.errors import InputError, RunError
 from fullrank.training import choose_device, compile_blocks, loop, prepare_machine, seed_everything

@@ -32,7 +32,8 @@ from training_toy import (
     train,
 )
 
-from fullrank.config.run import EvalConfig, TrainConfig
+from fullrank.config.run import EvalConfig
+from fullrank.config.training import TrainConfig
 from fullrank.core.errors import ConfigError, InputError, RunError
 from fullrank.core.registry import register, unregister
 from fullrank.seal import read_record

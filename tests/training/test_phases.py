@@ -29,7 +29,8 @@ from training_toy import (
     train,
 )
 
-from fullrank.config.run import EvalConfig, PhaseConfig, PlateauConfig, TrainConfig
+from fullrank.config.run import EvalConfig
+from fullrank.config.training import PhaseConfig, PlateauConfig, TrainConfig
 from fullrank.core.errors import ConfigError, InputError
 from fullrank.training import EvaluationResult, Loss, Plan, TrainingPosition, make_plan
 from fullrank.training.observers import Status, TensorBoard

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from training_toy import ToyBatches
 
-from fullrank.config.run import EvalConfig, TrainConfig
+from fullrank.config.run import EvalConfig
+from fullrank.config.training import TrainConfig
 from fullrank.core.errors import InputError
 from fullrank.data import Blocks
 from fullrank.training import Plan, make_plan

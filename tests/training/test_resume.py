@@ -29,7 +29,7 @@ from training_toy import (
     train_in_child,
 )
 
-from fullrank.config.run import PhaseConfig, PlateauConfig
+from fullrank.config.training import PhaseConfig, PlateauConfig
 from fullrank.core.errors import InputError, RunError
 from fullrank.training import EvaluationResult, Interrupted
 

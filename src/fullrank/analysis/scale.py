@@ -27,7 +27,8 @@ from torch import nn
 
 from fullrank.analysis.activations import forward_pass
 from fullrank.analysis.size import on_meta, size_of_run
-from fullrank.config.run import RunConfig, TrainConfig
+from fullrank.config.run import RunConfig
+from fullrank.config.training import TrainConfig
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError, suggest
 from fullrank.core.masked import MaskedLanguageModel

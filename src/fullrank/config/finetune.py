@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from fullrank.config.glue import GLUE
-from fullrank.config.run import Schedule, TrainConfig, TrainingConfig
+from fullrank.config.training import Schedule, TrainConfig, TrainingConfig
 from fullrank.core.config import Mix, Normalize
 from fullrank.core.errors import suggest
 from fullrank.core.section import (

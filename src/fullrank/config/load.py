@@ -14,7 +14,8 @@ from typing import Any
 import yaml
 
 from fullrank.config.finetune import FinetuneConfig, finetunes
-from fullrank.config.run import SIZES, RunConfig
+from fullrank.config.run import RunConfig
+from fullrank.config.training import SIZES
 from fullrank.core.errors import InputError
 from fullrank.core.section import Section, hints_of
 from fullrank.files import read_small

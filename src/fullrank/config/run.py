@@ -1,30 +1,28 @@
-"""The train and eval sections of a configuration, and the whole of a run that trains a model of ours."""
+"""The eval section of a configuration, and the whole of a run that trains a model of ours."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from fullrank.config.data import PAIR_CORPORA, DataConfig
-from fullrank.core import registry
+from fullrank.config.training import (
+    RUNNING_TEXT_KEYS,
+    TrainConfig,
+)
 from fullrank.core.config import NOT_NEXT_TOKEN, ModelConfig, MultiLinearConfig, with_memory
 from fullrank.core.errors import ConfigError
 from fullrank.core.section import (
     Allowed,
-    AtLeastOne,
     Count,
     CountOrZero,
-    Fraction,
     Positive,
     PositiveOrZero,
     Probability,
     Section,
-    Share,
     Size,
     SizeOrZero,
-    Slot,
     hints_of,
     key,
 )
@@ -32,282 +30,8 @@ from fullrank.core.section import (
 # what is said of every figure of a model that predicts masked tokens
 MASKED_TOKEN = "a masked-token perplexity, not comparable with next-token perplexity"
 
-Optimizer = Annotated[str, Slot("optimizer", "sgd", "nag", "adam", "adamw", "muon")]
-Schedule = Annotated[
-    str, Slot("schedule", "constant", "cosine", "cosine_restarts", "cosine_wave", "linear", "inverse_sqrt", "plateau")
-]
-
-
-class Budget(NamedTuple):
-    """Budget of a training: tokens, or seconds from start to figures. cpu: seconds of the processor, not on the wall."""
-
-    tokens: int = 0
-    seconds: float | None = None
-    cpu: bool = False
-
-
-_BUDGET = re.compile(
-    r"(\d+(?:\.\d*)?(?:e\d+)?)(?:\s*(?P<many>[kmb]?)\s*tokens?|\s+(?P<cpu>cpu\s+)?(?P<unit>second|minute|hour)s?)?",
-    re.I,
-)
-_UNITS = {"second": 1, "minute": 60, "hour": 3600, "": 1, "k": 10**3, "m": 10**6, "b": 10**9}
-
-
-def read_budget(text: str) -> Budget | None:
-    """The budget that a text such as `10 minutes`, `5 CPU minutes`, `3M tokens` or `3000000` states; None if it is none."""
-    found = _BUDGET.fullmatch(text.strip())
-    unit = ((found and (found["unit"] or found["many"])) or "").lower()
-    amount = float(found[1]) * _UNITS[unit] if found else 0.0
-    if not found or not 1 <= amount < 2**63:
-        return None
-    return Budget(seconds=amount, cpu=bool(found["cpu"])) if found["unit"] else Budget(int(amount))
-
-
-SIZES = {  # model.size
-    name: {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads}
-    for name, width, layers, heads in (
-        ("tiny", 64, 2, 2),
-        ("small", 128, 4, 4),
-        ("medium", 256, 4, 8),
-        ("large", 512, 6, 8),
-    )
-}
-_BUDGETS = "a time as `10 minutes` or `5 CPU minutes`, or tokens as `3M tokens`"
-BudgetText = Annotated[str, Allowed(_BUDGETS, lambda text: read_budget(text) is not None)]
-Threads = Annotated[int, Allowed("from 1 to 1024", lambda n: 1 <= n <= 1024)]
-AboveOne = Annotated[float, Allowed("a number above 1", lambda x: x > 1)]
 Temperature = Annotated[float, Allowed("a number from 0.01 to 100", lambda x: 0.01 <= x <= 100)] | Literal["valid"]
 Exponent = Annotated[float, Allowed("an exponent from -10 to 10", lambda x: -10 <= x <= 10)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlateauConfig(Section):
-    """A phase ends at the evaluation where the best validation perplexity fell by less than `ppl` over `steps` updates."""
-
-    KEY = "train.phases.plateau"
-    ppl: Positive = key(0.2, "least fall of the best validation perplexity")
-    steps: Count = key(64_000, "updates over which it has to fall")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PhaseConfig(Section):
-    """A part of training with its own Skip-Retain schedule (Skip Cross-head §2.1); it ends at whatever comes first.
-
-    `skip`: which layers are skipped at a step, `none` or a schedule: `linear` (Eq. 1), `uniform`, `not_first`, `not_last`,
-    `not_first_or_last` with probability `p` (Eq. 2 to 5), `listed` with one `p` for each layer.
-    """
-
-    KEY = "train.phases"
-    name: str = key("", "what the phase is called")
-    skip: str = key("none", "schedule of skipped layers")
-    p: float | list[float] | None = key(None, "probability of the schedule; one for each layer with `skip: listed`")
-    gaps: Literal["true", "drifting"] = key("true", "age of a skipped layer's memory; drifting: as released")
-    steps: Count | None = key(None, "updates after which the phase ends")
-    epochs: Positive | None = key(None, "epochs after which the phase ends")
-    plateau: PlateauConfig | None = key(None, "the phase ends when validation perplexity falls no more")
-
-    def _prefix(self) -> str:
-        return f"train.phases.{self.name}." if self.name else "train.phases."
-
-    def _faults(self) -> Iterator[str]:
-        if not self.name:
-            yield "train.phases: a phase needs a name"
-        if self.steps is not None and self.epochs is not None:
-            yield f"{self._prefix()}steps: give at most one of steps and epochs"
-        try:
-            registry.lookup("skip", self.skip, f"{self._prefix()}skip")(self.p)
-        except ConfigError as error:
-            yield from error.problems
-        except ValueError as error:
-            yield f"{self._prefix()}p: {error}"
-
-    @property
-    def ends(self) -> bool:
-        """The phase says when it ends."""
-        return self.steps is not None or self.epochs is not None or self.plateau is not None
-
-
-@dataclass(frozen=True, kw_only=True)
-class DistillConfig(Section):
-    """Self-distillation (born-again networks, Furlanello et al. 2018): the teacher is a finished run on the same text.
-
-        loss = (1 - w) CE(targets, p) + w T^2 CE(q_T, p_T)
-
-    w = `weight`, T = `temperature`, q and p the distributions of teacher and model, q_T proportional to q^(1/T).
-    """
-
-    KEY = "train.distill"
-    run: str = key("", "folder of the finished run whose best checkpoint is the teacher")
-    weight: Probability = key(0.5, "weight of the teacher's distribution; 1: the targets count for nothing")
-    temperature: Positive = key(1.0, "temperature of both distributions")
-
-    def _faults(self) -> Iterator[str]:
-        if not self.run:
-            yield "train.distill.run: give the folder of the finished run that teaches, or leave train.distill out"
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingConfig(Section):
-    """Settings of every training, of a model of ours and of a pretrained one."""
-
-    KEY = "train"
-    steps: Count | None = key(None, "updates after which training ends")
-    seed: CountOrZero = key(1, "seed of every random draw")
-    gradient_accumulation_steps: Size = key(1, "batches of one update")
-    optimizer: Optimizer = key("adamw", "optimizer")
-    eps: Positive = key(1e-8, "epsilon of adam, adamw and muon")
-    orthogonality: PositiveOrZero = key(0.0, "coefficient of the orthogonality penalty (Mixhead Eq. 16)")
-    overlap: PositiveOrZero = key(0.0, "coefficient of the overlap penalty (Mixhead Eq. 20)")
-    precision: Literal["fp32", "bf16"] = key("fp32", "precision of the forward pass")
-    device: str = key("auto", "device of torch; auto: a GPU when there is one")
-    threads: Threads | None = key(None, "threads of torch")
-    sharding: Literal["ddp", "fsdp"] = key("ddp", "several processes: each holds all parameters, or a part of each")
-    activation_checkpointing: bool = key(False, "compute blocks again in the backward pass, to save memory")
-    save_every_steps: Count | None = key(
-        None, "updates between checkpoints; null: at every evaluation and every 5 minutes"
-    )
-    log_every_steps: Count = key(20, "updates between lines of metrics")
-    track: list[Literal["tensorboard", "wandb"]] = key([], "other places that metrics are sent to")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainConfig(TrainingConfig):
-    """Settings of training. Exactly one of `steps`, `epochs`, `tokens` and `budget` says when training ends, or the last phase.
-
-    With a `budget`, what is not stated is by rules, from the text and the model (docs/own_text.md).
-
-    Text is read in `batch_size` streams of `segment_length` tokens, sentence pairs in batches of `batch_tokens`; `tokens` are
-    those that are predicted: of translations, their words and final <eos>, without padding. Where tokens are masked
-    (`objective: masked`), `tokens` are those that are read.
-    """
-
-    epochs: Positive | None = key(None, "epochs after which training ends")
-    tokens: Count | None = key(None, "tokens after which training ends")
-    budget: Count | BudgetText | None = key(
-        None, "`10 minutes`, `5 CPU minutes` or `3M tokens`: all that is not stated is by rules"
-    )
-    phases: list[PhaseConfig] = key([], "parts of training with their own schedules of skipped layers")
-    objective: Literal["causal", "masked", "labels"] = key("causal", "the next token, masked ones, or labels")
-    mlm_probability: Fraction = key(0.15, "masked: share of the tokens that are predicted")
-    mask_replace_prob: Probability = key(0.8, "masked: share of those that become <mask>")
-    random_replace_prob: Probability = key(0.1, "masked: share of those that become any token")
-    batch_size: Size = key(20, "parallel streams")
-    segment_length: Size = key(64, "tokens of each stream per step")
-    segment_deviation: PositiveOrZero = key(
-        0.0, "standard deviation of random segment lengths, in tokens; 0: all alike"
-    )
-    half_segments: Probability = key(0.0, "share of segments that are half as long")
-    segment_multiple: Size = key(1, "random lengths are multiples of this: few shapes, as train.cuda_graphs wants")
-    context: SizeOrZero = key(0, "tokens before a segment that are read again, not predicted")
-    partial_shuffle: bool = key(False, "every stream begins at another place in every epoch")
-    batch_tokens: Size | None = key(None, "sentence pairs: tokens of a batch, longer side, padding included")
-    order: Literal["contiguous", "shuffled"] | None = key(None, "streams, or shuffled blocks (null: if masked)")
-    learning_rate: Positive = key(1e-3, "learning rate after the warm-up")
-    embedding_rate: Positive = key(1.0, "factor on learning_rate for the embedding; min_learning_rate stays")
-    rate_by_length: bool = key(False, "learning rates are scaled by the tokens of the update")
-    betas: tuple[Share, Share] = key((0.9, 0.98), "decay of the means of adam, adamw and muon")
-    momentum: Share = key(0.0, "momentum of sgd and nag; of muon, where 0 is 0.95")
-    weight_decay: PositiveOrZero = key(
-        0.0,
-        "weight decay; never acts on mixing weights, biases and norms (adamw, muon: strong for little data, 0.8 to 3, "
-        "arXiv 2509.14786)",
-    )
-    schedule: Schedule = key("constant", "schedule of the learning rate")
-    warmup_steps: CountOrZero = key(0, "updates over which the learning rate rises")
-    warmup_from: PositiveOrZero = key(0.0, "learning rate at which the warm-up begins")
-    min_learning_rate: PositiveOrZero = key(0.0, "learning rate at the end of the schedule")
-    decay_steps: Count | None = key(None, "updates after which the schedule is at its end; null: all of training")
-    period: Count | None = key(
-        None, "cosine_restarts: steps of the first; cosine_wave: steps down, as many up; null: all"
-    )
-    t_mult: AtLeastOne = key(1.0, "cosine_restarts: how much longer each period is than the one before")
-    lr_shrink: Positive = key(1.0, "cosine_restarts: what the learning rates of each further period are multiplied by")
-    plateau_factor: AboveOne = key(2.0, "plateau: divide the learning rate by this")
-    plateau_patience: CountOrZero = key(0, "plateau: after more than so many evaluations without improvement")
-    max_grad_norm: Positive | None = key(None, "gradients are clipped to this norm")
-    label_smoothing: Share = key(0.0, "e: the target is (1 - e) [v = y] + e / V")
-    activation_regularization: PositiveOrZero = key(0.0, "AR: coefficient of the mean square of the last hidden states")
-    temporal_regularization: PositiveOrZero = key(0.0, "TAR: the same of their change from one token to the next")
-    distill: DistillConfig | None = key(None, "learn the next-token distribution of a finished run, too")
-    past_decode: PositiveOrZero = key(0.0, "coefficient of past-decode regularization (0.001 is usual)")
-    input_mask: Share = key(0.0, "probability that a learned vector replaces an input token in training")
-    compile: bool = key(False, "compile the model")
-    cuda_graphs: bool = key(False, "with compile, on a GPU: blocks are recorded once and replayed (not measured yet)")
-    averaging: Literal["none", "ema", "swa"] = key("none", "average of the weights over training")
-    ema_decay: Fraction = key(0.999, "ema: decay of the average")
-    swa_start: Share = key(0.75, "swa: share of training after which weights are averaged")
-    swa_learning_rate: Positive | None = key(
-        None, "swa: learning rate while weights are averaged; null: the schedule's"
-    )
-    patience: Count | None = key(None, "stop after so many evaluations without improvement of eval.metric")
-    keep_checkpoints: Count | None = key(None, "weights that are kept of the last evaluations")
-
-    def _ends(self) -> list[str]:
-        return [end for end in ("steps", "epochs", "tokens", "budget") if getattr(self, end) is not None]
-
-    def _bounded(self) -> bool:
-        """Every phase says after how many steps or epochs it ends."""
-        return bool(self.phases) and all(phase.steps or phase.epochs for phase in self.phases)
-
-    def _resolve(self) -> None:
-        if not self._ends() and not self._bounded():
-            self._set("epochs", 1.0)
-        if self.order is None:
-            self._set("order", "shuffled" if self.objective == "masked" else "contiguous")
-
-    def _faults(self) -> Iterator[str]:
-        ends = self._ends()
-        if self._bounded() and ends:
-            yield f"train.{ends[0]}: every phase says when it ends; leave it out, or the end of the last phase"
-        if len(ends) > 1:
-            yield f"train: give exactly one of steps, epochs, tokens, budget; given {', '.join(ends)}"
-        for phase in self.phases[:-1]:
-            if not phase.ends:
-                yield f"train.phases.{phase.name}: give its end (steps, epochs or plateau); only the last phase may do without"
-        names = [phase.name for phase in self.phases]
-        for name in sorted({name for name in names if names.count(name) > 1}):
-            yield f"train.phases: two phases are named '{name}'"
-        if self.mask_replace_prob + self.random_replace_prob > 1 + 1e-9:
-            both = f"given {self.random_replace_prob} and {self.mask_replace_prob}"
-            yield f"train.random_replace_prob: together with train.mask_replace_prob at most 1; {both}"
-        if self.order != "contiguous":
-            for name in STREAM_KEYS:
-                if given := getattr(self, name):
-                    yield f"train.{name}: of text that is read in streams; set train.order: contiguous, given {given}"
-        for name in ("segment_deviation", "half_segments"):
-            if getattr(self, name) and self.segment_length < 10:
-                yield f"train.{name}: for segments of 10 tokens or more; given train.segment_length {self.segment_length}"
-        if self.segment_multiple > max(1, self.segment_length // 5):
-            yield (
-                f"train.segment_multiple: at most a fifth of train.segment_length, here {self.segment_length // 5}; given "
-                f"{self.segment_multiple}"
-            )
-        if self.segment_deviation > self.segment_length / 4:
-            yield (
-                f"train.segment_deviation: at most a quarter of train.segment_length, here {self.segment_length / 4:g}; given "
-                f"{self.segment_deviation:g}"
-            )
-        if self.distill is not None and self.sharding == "fsdp":
-            yield "train.sharding: with train.distill each process holds all parameters; given 'fsdp', allowed is 'ddp'"
-        if self.swa_learning_rate is not None and self.averaging != "swa":
-            yield f"train.swa_learning_rate: goes with train.averaging: swa, given averaging: {self.averaging}"
-        if self.schedule == "cosine_wave" and self.period is not None and self.warmup_steps > self.period:
-            yield f"train.warmup_steps: at most train.period {self.period} with cosine_wave, given {self.warmup_steps}"
-        if self.cuda_graphs and not self.compile:
-            yield "train.cuda_graphs: blocks are recorded as they are compiled; set train.compile: true"
-        if self.cuda_graphs and self.gradient_accumulation_steps > 1:
-            given = self.gradient_accumulation_steps
-            yield f"train.cuda_graphs: goes with train.gradient_accumulation_steps: 1, given {given}"
-        for phase in self.phases:
-            if phase.skip != "none" and self.cuda_graphs:
-                yield f"train.cuda_graphs: skips no layers; train.phases.{phase.name}.skip is '{phase.skip}', allowed is 'none'"
-            if phase.skip != "none" and self.objective == "masked":
-                memory = "for models with memory, and with train.objective: masked there is none"
-                yield f"train.phases.{phase.name}.skip: {memory}; given '{phase.skip}', allowed is 'none'"
-
-
-STREAM_KEYS = ("segment_deviation", "half_segments", "context", "partial_shuffle")
-RUNNING_TEXT_KEYS = (*STREAM_KEYS, "activation_regularization", "temporal_regularization", "distill")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,8 @@ import types
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from fullrank.config.finetune import TASKS, FinetuneConfig
-from fullrank.config.run import SIZES, RunConfig
+from fullrank.config.run import RunConfig
+from fullrank.config.training import SIZES
 from fullrank.core import registry
 from fullrank.core.section import ByKind, Section, Slot, keys_of, section_in
 

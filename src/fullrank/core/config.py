@@ -260,7 +260,7 @@ class ModelConfig(Section):
 
     @property
     def own_attentions(self) -> list[AttentionConfig | None]:
-        """What `layers` says of each layer, the first layer first."""
+        """Attention that `layers` gives each layer, the first layer first; None: that of the model."""
         own = dict.fromkeys(range(self.num_hidden_layers))
         for place, entry in enumerate(self.layers):
             own |= {layer % len(own): entry.attention for layer in ([place] if entry.at is None else entry.at)}

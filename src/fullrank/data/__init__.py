@@ -1,26 +1,15 @@
 """Text, sentence pairs and tasks, from files to batches.
 
 `tokenizers` and `language`: text to ids. `corpora`, `sources` and `builtin`: known corpora and their source files. `texts` and
-`pairs` prepare a corpus once, `prepared` keeps it. `batches` and `examples` make batches. `glue` and `squad`: tasks to
-fine-tune on.
+`pairs` prepare a corpus once, `prepared` keeps it. `batches`, `masked`, `pair_batches` and `examples` make batches.
+`glue` and `squad`: tasks to fine-tune on.
 """
 
-from fullrank.data.batches import (
-    Batch,
-    Blocks,
-    MaskedBatch,
-    MaskedBatches,
-    Masking,
-    PairBatch,
-    PairBatches,
-    Share,
-    Streams,
-    Windows,
-    masked_blocks,
-    pair_batch,
-)
+from fullrank.data.batches import Batch, Blocks, Share, Streams, Windows
 from fullrank.data.corpora import CorpusInfo, known_corpora
 from fullrank.data.language import Language, load_language
+from fullrank.data.masked import MaskedBatch, MaskedBatches, Masking, masked_blocks
+from fullrank.data.pair_batches import PairBatch, PairBatches, pair_batch
 from fullrank.data.pairs import prepare_pairs
 from fullrank.data.prepared import (
     Corpus,

@@ -1,4 +1,4 @@
-"""Token ids as batches: running text, masked text and sentence pairs.
+"""Token ids as batches: running text, and what all kinds of batches share.
 
 Every batch is a pure function of (seed, epoch, index), so a position in training is two integers.
 """
@@ -6,7 +6,6 @@ Every batch is a pure function of (seed, epoch, index), so a position in trainin
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, Self
@@ -16,11 +15,8 @@ import torch
 from torch import Tensor
 
 from fullrank.core.errors import InputError
-from fullrank.data.prepared import Pairs
-from fullrank.data.tokenizers import Tokenizer
 
-# numbers that keep draws of the same seed apart: of masks in training and in evaluation
-_TRAINING, _EVALUATION, _LENGTHS, _OFFSETS = 0x6D61736B, 0x65766163, 0x6C656E67, 0x6F666673
+_LENGTHS, _OFFSETS = 0x6C656E67, 0x6F666673  # numbers that keep draws of the same seed apart
 _COUNTED_TOGETHER = 1 << 12  # batches
 
 
@@ -31,14 +27,14 @@ def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
     return tensor.to(device)
 
 
-def _check_index(epoch: int, index: int, batches: int) -> None:
+def check_index(epoch: int, index: int, batches: int) -> None:
     if epoch < 0 or not 0 <= index < batches:
         raise IndexError(
             f"batch {index} of epoch {epoch}: an epoch has batches 0 to {batches - 1}, epochs count from 0"
         )
 
 
-def _check_positive(**values: int) -> None:
+def check_positive(**values: int) -> None:
     for key, value in values.items():
         if value < 1:
             raise InputError(f"train.{key}: a positive number, given {value}")
@@ -133,7 +129,7 @@ class _TextBatches:
     ) -> None:
         if ids.ndim != 1 or len(ids) == 0:
             raise InputError(f"token ids: a non-empty sequence is wanted, given shape {tuple(ids.shape)}")
-        _check_positive(batch_size=batch_size, segment_length=segment_length)
+        check_positive(batch_size=batch_size, segment_length=segment_length)
         self._ids, self._batch_size, self._start_id, self._share = np.asarray(ids), batch_size, start_id, share
         self._length = min(segment_length, len(ids))  # never longer than the text: nobody waits for padding
         self._rows = -(-len(ids) // self._length)
@@ -153,7 +149,7 @@ class _TextBatches:
         return np.arange(first, min(last, self._rows))
 
     def _spans_of_batch(self, epoch: int, index: int) -> tuple[np.ndarray, np.ndarray]:
-        _check_index(epoch, index, self.batches_per_epoch)
+        check_index(epoch, index, self.batches_per_epoch)
         return self._spans(epoch, self._order(epoch, range(index, index + 1)))
 
     def batch(self, epoch: int, index: int) -> Batch:
@@ -344,227 +340,3 @@ class Windows(_TextBatches):
         weights = torch.ones(batch.targets.shape) if batch.weights is None else batch.weights
         weights[torch.arange(weights.shape[1]) < torch.from_numpy(scored - starts)[:, None]] = 0
         return Batch(batch.inputs, batch.targets, weights)
-
-
-# text with some tokens masked
-
-
-@dataclass(frozen=True)
-class MaskedBatch(Tensors):
-    """inputs (B, N) int64; at (T,) int64: positions of the chosen tokens in the flattened inputs, in order; targets (T,).
-
-    attention_mask (B, N) float32: 0 where there is padding, on the right; None: nowhere. `read`: tokens that are no padding.
-    """
-
-    inputs: Tensor
-    at: Tensor
-    targets: Tensor
-    attention_mask: Tensor | None
-    read: int
-
-    @property
-    def tokens(self) -> int:
-        """Tokens to predict."""
-        return self.at.numel() if self.part is None else int((self.targets >= 0).sum())
-
-    def rows(self, part: Part) -> MaskedBatch:
-        """A part of the batch; where no token of it is to be predicted, one target is -100, which does not count."""
-        rows, width = part.slice, self.inputs.shape[1]
-        own = (self.at >= part.first * width) & (self.at < (part.first + part.rows) * width)
-        at, targets = self.at[own] - part.first * width, self.targets[own]
-        if not len(at):
-            at, targets = torch.zeros(1, dtype=torch.int64), torch.full((1,), -100)
-        mask = None if self.attention_mask is None else self.attention_mask[rows]
-        read = self.inputs[rows].numel() if mask is None else int(mask.sum())
-        return MaskedBatch(self.inputs[rows], at, targets, mask, read, part=part)
-
-
-@dataclass(frozen=True)
-class Masking:
-    """The rule by which tokens are masked, for models that predict them (BERT, Devlin et al. 2019).
-
-    A token is chosen with `probability`. Of the chosen ones, a share `replaced` becomes `<mask>` (`mask_id`), a share `drawn` a
-    random token, and the rest stay: so a model cannot trust its input anywhere.
-    marks: ids of `<eos>` and `<sos>`, which are neither chosen nor drawn.  ordinary: the others, each drawn equally often.
-    """
-
-    probability: float
-    replaced: float
-    drawn: float
-    mask_id: int
-    marks: np.ndarray
-    ordinary: np.ndarray
-
-    @classmethod
-    def of(cls, tokenizer: Tokenizer, mask_id: int, *, probability: float, replaced: float, drawn: float) -> Masking:
-        """Masking for texts of `tokenizer`. InputError if `<mask>` is an entry of it, or if it has nothing but marks."""
-        if mask_id < len(tokenizer):
-            raise InputError(
-                f"model.vocab_size: <mask> is an entry of its own, so at least {len(tokenizer) + 1}, one more than the "
-                f"vocabulary of the text; given {mask_id + 1}"
-            )
-        marks = np.array([i for i in (tokenizer.eos_id, tokenizer.sos_id) if i is not None], dtype=np.int64)
-        ordinary = np.setdiff1d(np.arange(len(tokenizer)), marks)
-        if len(ordinary) == 0:
-            raise InputError("the vocabulary of the text has nothing but <eos> and <sos>, so there is nothing to mask")
-        return cls(probability, replaced, drawn, mask_id, marks, ordinary)
-
-    def batch(self, text: Batch, generator: np.random.Generator) -> MaskedBatch:
-        """The tokens of `text` (its targets), masked. Every token that is no padding takes three numbers of `generator`."""
-        tokens = text.targets.numpy()
-        real = np.ones(tokens.shape, dtype=bool) if text.weights is None else text.weights.numpy() != 0
-        read = tokens[real]
-        choice, kind, replacement = generator.random((len(read), 3)).T
-        chosen = (choice < self.probability) & ~np.isin(read, self.marks)
-        seen = read.copy()
-        seen[chosen & (kind < self.replaced)] = self.mask_id
-        random = chosen & (kind >= self.replaced) & (kind < self.replaced + self.drawn)
-        seen[random] = self.ordinary[(replacement[random] * len(self.ordinary)).astype(np.int64)]
-        inputs = tokens.copy()
-        inputs[real] = seen
-        at = np.flatnonzero(real)[chosen]
-        return MaskedBatch(
-            torch.from_numpy(inputs),
-            torch.from_numpy(at),
-            torch.from_numpy(tokens.ravel()[at]),
-            None if real.all() else torch.from_numpy(real.astype(np.float32)),
-            len(read),
-        )
-
-
-class MaskedBatches:
-    """Batches of text, masked anew in every epoch: a pure function of (seed, epoch, index), as the text is."""
-
-    def __init__(self, text: Blocks | Streams, masking: Masking, *, seed: int, share: Share = ALL_ROWS) -> None:
-        self._text, self._masking, self._seed, self._share = text, masking, seed, share
-        self.batches_per_epoch, self.tokens_per_epoch = text.batches_per_epoch, text.tokens_per_epoch
-
-    def tokens_of_batches(self, epoch: int) -> None:
-        """None: the counts are unknown before a batch is made, so a budget in tokens is planned with their mean."""
-
-    def batch(self, epoch: int, index: int) -> MaskedBatch:
-        """Batch `index` of an epoch; IndexError if there is none."""
-        text = self._text.batch(epoch, index)
-        whole = self._masking.batch(text, np.random.default_rng([_TRAINING, self._seed % (1 << 64), epoch, index]))
-        part = self._share.part(len(whole.inputs), whole.tokens, whole.read)
-        return whole if part is None else whole.rows(part)
-
-
-def masked_blocks(
-    ids: np.ndarray, masking: Masking, *, batch_size: int, segment_length: int, seed: int
-) -> Iterator[MaskedBatch]:
-    """The text `ids` once, in blocks of `segment_length` tokens, masked for evaluation.
-
-    The masks depend on positions in the text and on `seed` alone: not on the size of blocks and batches.
-    """
-    generator = np.random.default_rng([_EVALUATION, seed % (1 << 64)])
-    text = Blocks(ids, batch_size=batch_size, segment_length=segment_length, start_id=int(masking.ordinary[0]))
-    for index in range(text.batches_per_epoch):
-        yield masking.batch(text.batch(0, index), generator)
-
-
-# sentence pairs
-
-
-@dataclass(frozen=True, kw_only=True)
-class PairBatch(Batch):
-    """source_ids (B, M), inputs (B, N), targets (B, N) int64; source_mask (B, M) bool, True at tokens; weights (B, N)
-    float32: 1 counts, 0 is padding. Mask and weights are None where nothing is padded.
-
-    A source ends in `<eos>`; inputs are `<eos>` y_1 .. y_n, targets y_1 .. y_n `<eos>`. Padded at the end, with `<eos>`.
-    """
-
-    source_ids: Tensor
-    source_mask: Tensor | None
-
-
-def pair_batch(pairs: Pairs, indices: np.ndarray, share: Share = ALL_ROWS) -> PairBatch:
-    """The batch of these pairs, in this order; of a share its rows, as wide as the whole batch."""
-    source_lengths, target_lengths = pairs.source_lengths[indices] + 1, pairs.target_lengths[indices] + 1
-    part = share.part(len(indices), int(target_lengths.sum()))
-    own = indices if part is None else indices[part.slice]
-    source_ids, source_mask = padded(
-        [pairs.source(int(i)) for i in own], pairs.source_eos_id, int(source_lengths.max())
-    )
-    targets, target_mask = padded([pairs.target(int(i)) for i in own], pairs.target_eos_id, int(target_lengths.max()))
-    inputs = targets.roll(1, dims=1)  # at least one <eos> is at the end of the longest
-    inputs[:, 0] = pairs.target_eos_id
-    weights = None if target_mask is None else target_mask.float()
-    if part is not None and not part.rows:
-        weights = torch.zeros(targets.shape)
-    return PairBatch(inputs, targets, weights, source_ids=source_ids, source_mask=source_mask, part=part)
-
-
-def padded(
-    sentences: Sequence[np.ndarray | Sequence[int]], eos_id: int, width: int | None = None
-) -> tuple[Tensor, Tensor | None]:
-    """(B, N) int64: sentences with `<eos>` and padding; (B, N) bool: True at tokens, None if all are. width: N."""
-    lengths = torch.tensor([len(sentence) + 1 for sentence in sentences])
-    ids = np.full((len(sentences), width or int(lengths.max())), eos_id, dtype=np.int64)
-    for row, sentence in enumerate(sentences):
-        ids[row, : len(sentence)] = sentence
-    mask = torch.arange(ids.shape[1]) < lengths[:, None]
-    return torch.from_numpy(ids), None if mask.all() else mask
-
-
-class PairBatches:
-    """Pairs of about the same length together; batch b has at most `batch_tokens` tokens on its longer side, padding counted.
-
-    Pairs are sorted by the length of their longer side, then by that of the target and of the source (with `<eos>`). The ends
-    of batches depend on lengths alone, so an epoch always has the same number of batches. `shuffle`: pairs of equal lengths
-    change places and batches come in another order, drawn anew from (seed, epoch). Every pair is in exactly one batch of an
-    epoch.
-    Raises InputError for a pair that is longer than `batch_tokens`.
-    """
-
-    def __init__(
-        self, pairs: Pairs, *, batch_tokens: int, seed: int, shuffle: bool = True, share: Share = ALL_ROWS
-    ) -> None:
-        _check_positive(batch_tokens=batch_tokens)
-        self._share = share
-        if len(pairs) == 0:
-            raise InputError("there are no sentence pairs to make batches of")
-        self._pairs, self._shuffle, self._seed = pairs, shuffle, seed
-        source, target = pairs.source_lengths + 1, pairs.target_lengths + 1
-        longer = np.maximum(source, target)
-        if longer.max() > batch_tokens:
-            raise InputError(
-                f"train.batch_tokens: pair {int(longer.argmax()) + 1:,} of {pairs.split} has {int(longer.max()):,} tokens on "
-                f"its longer side, more than a batch of {batch_tokens:,} holds; raise train.batch_tokens, or lower "
-                "data.max_length (words, so that long training pairs are left out)"
-            )
-        self._lengths = (source, target, longer)
-        # pairs in rising order of length: the last pair of a batch sets its width
-        starts = [0]
-        for i, width in enumerate(np.sort(longer).tolist()):
-            if (i - starts[-1] + 1) * width > batch_tokens:
-                starts.append(i)
-        self._starts = np.array([*starts, len(pairs)])
-        self.tokens_per_epoch = int(target.sum())
-        self.batches_per_epoch = len(starts)
-        self._orders = lru_cache(maxsize=2)(self._ordered)
-
-    def _ordered(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Pairs in the order of their lengths, and the numbers of the batches in the order in which they come."""
-        source, target, longer = self._lengths
-        if not self._shuffle:
-            return np.lexsort((source, target, longer)), np.arange(self.batches_per_epoch)
-        draw = np.random.default_rng([self._seed % (1 << 64), epoch])
-        ties = draw.permutation(len(self._pairs))
-        return np.lexsort((ties, source, target, longer)), draw.permutation(self.batches_per_epoch)
-
-    def indices(self, epoch: int, index: int) -> np.ndarray:
-        """Pairs of batch `index` of an epoch; IndexError if there is none."""
-        _check_index(epoch, index, self.batches_per_epoch)
-        pairs, batches = self._orders(epoch)
-        return pairs[self._starts[batches[index]] : self._starts[batches[index] + 1]]
-
-    def batch(self, epoch: int, index: int) -> PairBatch:
-        """Batch `index` of an epoch; IndexError if there is none."""
-        return pair_batch(self._pairs, self.indices(epoch, index), self._share)
-
-    def tokens_of_batches(self, epoch: int) -> list[int]:
-        """Targets that count in each batch of an epoch."""
-        pairs, batches = self._orders(epoch)
-        tokens: list[int] = np.add.reduceat(self._lengths[1][pairs], self._starts[:-1])[batches].tolist()
-        return tokens

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from fullrank.analysis import LayerReach, LogProbRank, Reach, context, rank
 from fullrank.config.recipe import Resolved
-from fullrank.config.run import PhaseConfig, RunConfig
+from fullrank.config.run import RunConfig
+from fullrank.config.training import PhaseConfig
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.encoder import Encoder
 from fullrank.core.errors import InputError, suggest

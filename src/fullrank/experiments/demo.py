@@ -258,7 +258,7 @@ def _train_all(
                 total, now = (sum(work[row] * n for row, n in of.items()) for of in (dict.fromkeys(work, steps), made))
                 progress.update(whole, completed=now)
                 new = now - sum(work[row] * n for row, n in before.items())
-                if tell and new > 0:
+                if tell and new > 0 and now < total:
                     left = (time.monotonic() - began) * (total - now) / new
                     remarks.print(f"all: {now / total:.0%}, about {left / 60:.1f} minutes left")
         finally:

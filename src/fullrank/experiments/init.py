@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from fullrank.config.run import SIZES, Budget, RunConfig
+from fullrank.config.run import RunConfig
+from fullrank.config.training import SIZES, Budget
 from fullrank.core.errors import InputError
 from fullrank.data.files import open_text
 from fullrank.experiments.rules import data_rules, reach, settle, table

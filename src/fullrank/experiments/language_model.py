@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fullrank.config.run import RunConfig, TrainConfig
+from fullrank.config.run import RunConfig
+from fullrank.config.training import TrainConfig
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import ConfigError, InputError
 from fullrank.core.masked import MaskedLanguageModel

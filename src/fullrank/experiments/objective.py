@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fullrank.config.run import PhaseConfig, RunConfig, TrainConfig
+from fullrank.config.run import RunConfig
+from fullrank.config.training import PhaseConfig, TrainConfig
 from fullrank.core.attention import Trace
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.dropout import dropout

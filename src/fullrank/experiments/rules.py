@@ -22,7 +22,8 @@ import yaml
 from fullrank.analysis.size import parameters_by_part
 from fullrank.config.data import PAIR_CORPORA
 from fullrank.config.load import merge
-from fullrank.config.run import SIZES, STREAM_KEYS, Budget, RunConfig, TrainConfig
+from fullrank.config.run import RunConfig
+from fullrank.config.training import SIZES, STREAM_KEYS, Budget, TrainConfig
 from fullrank.core.errors import InputError
 from fullrank.core.translator import Translator
 from fullrank.data.prepared import Corpus

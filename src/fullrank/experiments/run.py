@@ -22,7 +22,8 @@ import torch
 import fullrank
 from fullrank.config.finetune import FinetuneConfig
 from fullrank.config.recipe import Resolved, chosen_rows, load, resolve_any, shipped
-from fullrank.config.run import DynamicConfig, RunConfig, read_budget
+from fullrank.config.run import DynamicConfig, RunConfig
+from fullrank.config.training import read_budget
 from fullrank.core.errors import InputError
 from fullrank.data.prepared import Corpus, PairCorpus, check_sources
 from fullrank.evaluation.perplexity import EvaluationProtocol, Flags

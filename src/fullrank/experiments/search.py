@@ -28,7 +28,8 @@ from typing import Any
 
 from fullrank.config.load import parse_yaml, to_yaml
 from fullrank.config.recipe import Resolved, resolve
-from fullrank.config.run import RunConfig, read_budget
+from fullrank.config.run import RunConfig
+from fullrank.config.training import read_budget
 from fullrank.core.errors import InputError, RunError
 from fullrank.experiments.queue import Training, TrainingsFailed, train_all
 from fullrank.experiments.run import TEXT_TASKS, Cell

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from fullrank.analysis.size import parameters_by_part
 from fullrank.config.finetune import FinetuneConfig
-from fullrank.config.run import RunConfig, TrainConfig, TrainingConfig
+from fullrank.config.run import RunConfig
+from fullrank.config.training import TrainConfig, TrainingConfig
 from fullrank.core import draws
 from fullrank.core.attention import Trace
 from fullrank.core.decoder import LanguageModel

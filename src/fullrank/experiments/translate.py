@@ -18,7 +18,7 @@ from fullrank.core.attention import LayerTrace, Trace, WeightedValues
 from fullrank.core.errors import InputError
 from fullrank.core.translator import Translator
 from fullrank.data import Language, load_language
-from fullrank.data.batches import padded
+from fullrank.data.pair_batches import padded
 from fullrank.decoding import beam_search, sample
 from fullrank.decoding.sample import evaluating
 from fullrank.experiments.measure import batches_by_length

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fullrank.config.run import RunConfig, TrainConfig
+from fullrank.config.run import RunConfig
+from fullrank.config.training import TrainConfig
 from fullrank.core.config import EncoderConfig
 from fullrank.core.errors import ConfigError, InputError
 from fullrank.core.translator import Translator

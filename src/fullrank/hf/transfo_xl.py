@@ -362,7 +362,7 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):
     def forward(self, input_ids: Tensor | None = None, mems: list[Tensor] | None = None, inputs_embeds: Tensor | None = None,
                 labels: Tensor | None = None, output_attentions: bool | None = None, output_hidden_states: bool | None = None,
                 logits_to_keep: int = 0) -> Any:  # fmt: skip
-        """As `TransfoXLModel`, with prediction scores, or with labels their loss alone.
+        """The inputs of `TransfoXLModel` -> `TransfoXLOutput` with prediction scores; with labels their loss and no scores.
 
         labels (B, N): input_ids again, -100 where there is no loss. logits_to_keep: of the last so many tokens, 0: of all.
         """

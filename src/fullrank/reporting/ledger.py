@@ -82,7 +82,7 @@ def add_rows(path: Path, rows: Iterable[Row]) -> int:
 
 
 def text_of(row: Row) -> str:
-    """What a row was measured on."""
+    """The text of a row: the label of its corpus, or its task."""
     return str(row["corpus"].get("label") or row["task"])
 
 

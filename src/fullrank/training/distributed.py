@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
 
-from fullrank.config.run import TrainingConfig
+from fullrank.config.training import TrainingConfig
 from fullrank.core.errors import Interrupted, RunError
 from fullrank.training.values import Batch, Carry, Loss, Objective, TrainingPosition
 

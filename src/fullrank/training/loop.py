@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fullrank.config.run import TrainConfig
+from fullrank.config.training import TrainConfig
 from fullrank.core.errors import InputError, Interrupted, RunError
 from fullrank.training.checkpoint import load_checkpoint, save_checkpoint
 from fullrank.training.device import (

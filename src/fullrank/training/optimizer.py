@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fullrank.config import register
-from fullrank.config.run import TrainConfig
+from fullrank.config.training import TrainConfig
 from fullrank.core.errors import ConfigError
 from fullrank.core.registry import lookup
 from fullrank.training.distributed import Gatherable, blocks_of

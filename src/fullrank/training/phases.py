@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
 
-from fullrank.config.run import PhaseConfig, PlateauConfig, TrainConfig
+from fullrank.config.training import PhaseConfig, PlateauConfig, TrainConfig
 from fullrank.core.errors import InputError
 from fullrank.training.state import Counters
 from fullrank.training.values import Batches, EvaluationOptions

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fullrank.config.run import TrainConfig
+from fullrank.config.training import TrainConfig
 from fullrank.core.errors import InputError
 from fullrank.decoding.sample import evaluating
 from fullrank.training.checkpoint import Snapshot, put_weights

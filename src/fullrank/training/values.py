@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor, nn
 
-from fullrank.config.run import PhaseConfig
+from fullrank.config.training import PhaseConfig
 
 Batch = TypeVar("Batch")
 Batch_co = TypeVar("Batch_co", covariant=True)
