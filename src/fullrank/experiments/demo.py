@@ -224,10 +224,12 @@ def _train_all(
     waiting, running = list(trainings), list[_Training]()
     began = told = time.monotonic()
     steps, lines = plan["steps"], dict[str, str]()
-    work = {one.row: plan["seconds"][one.row] for one in trainings}  # of a step, in proportion
-    made, before = dict.fromkeys(work, 0), dict[str, int]()  # steps, and those of an earlier call
+    costs: dict[str, float] = plan["seconds"]
+    total = steps * sum(costs[one.row] for one in trainings)
+    made = {one.row: min(one.progress()[0], steps) for one in trainings}  # steps; some in an earlier call
+    before = sum(costs[row] * count for row, count in made.items())
     with _terminable(), Progress(*columns, console=remarks, disable=not remarks.is_terminal) as progress:
-        whole = progress.add_task("all", total=steps * sum(work.values()), words="")
+        whole = progress.add_task("all", total=total, words="")
         bars = {one.row: progress.add_task(one.row, total=steps, words="", start=False) for one in trainings}
         try:
             while (waiting or running) and time.monotonic() < until:
@@ -242,7 +244,6 @@ def _train_all(
                 for training in list(running):
                     done, words = training.progress()
                     made[training.row] = min(done, steps)
-                    before.setdefault(training.row, made[training.row])
                     progress.update(bars[training.row], completed=made[training.row], words=words)
                     if training.ended():
                         running.remove(training)
@@ -255,11 +256,10 @@ def _train_all(
                         if lines.get(training.row) != line:  # nothing is said twice
                             remarks.print(line)
                         lines[training.row] = line
-                total, now = (sum(work[row] * n for row, n in of.items()) for of in (dict.fromkeys(work, steps), made))
+                now = sum(costs[row] * count for row, count in made.items())
                 progress.update(whole, completed=now)
-                new = now - sum(work[row] * n for row, n in before.items())
-                if tell and new > 0 and now < total:
-                    left = (time.monotonic() - began) * (total - now) / new
+                if tell and before < now < total:
+                    left = (time.monotonic() - began) * (total - now) / (now - before)
                     remarks.print(f"all: {now / total:.0%}, about {left / 60:.1f} minutes left")
         finally:
             processes = [training.process for training in running if training.process is not None]
