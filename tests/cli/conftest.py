@@ -10,7 +10,7 @@ from cli_runs import SMALL, call, write_config, write_text
 
 @pytest.fixture(scope="session")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_text(tmp_path_factory.mktemp("text"))
+    return write_text(tmp_path_factory.mktemp("text"), sentences=200)
 
 
 @pytest.fixture(scope="session")

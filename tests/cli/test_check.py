@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import fullrank as fr
 import hugging_face_models as tiny
+from fullrank import checking
 from fullrank.checking import causality, learnt, paths
 from fullrank.cli import main
 from fullrank.core import registry
@@ -43,6 +44,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paths, "RARE", ())
     monkeypatch.setattr(learnt, "_STEPS", 5)
     monkeypatch.setattr(causality, "_WORK", 0)
+    monkeypatch.setattr(checking, "_LONG", 600.0)  # a busy machine is no reason to report progress
 
 
 @pytest.fixture
@@ -106,7 +108,8 @@ def leaking() -> Iterator[str]:
 def test_a_leak_is_named_and_the_status_is_1(called: Called, leaking: str, tmp_path: Path) -> None:
     config = write_config(tmp_path / "c.yaml", tmp_path, tmp_path)
     settings = [*SMALL, f"model.attention.mix={leaking}"]
-    code, out, _ = called(config, *settings, "--json")  # a busy machine takes 10 s, which are said
+    settings.append("--quick")
+    code, out, _ = called(config, *settings, "--json")
     assert code == 1
     found = json.loads(out)
     assert found["passes"] is False
@@ -145,7 +148,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_is_tested_on_its_own_text(called: Called, run: Path) -> None:
-    code, out, said = called(run, "--json")
+    code, out, said = called(run, "--quick", "--json")
     assert (code, said) == (0, "")
     found = json.loads(out)
     assert (found["kind"], found["text"].endswith(", valid")) == ("run", True)
@@ -156,7 +159,7 @@ def test_a_run_is_tested_on_its_own_text(called: Called, run: Path) -> None:
 
 
 def test_a_saved_model_and_a_text(called: Called, run: Path) -> None:
-    code, out, _ = called(run, "--text", run.parent / "test.txt", "--json")
+    code, out, _ = called(run, "--text", run.parent / "test.txt", "--quick", "--json")
     assert (code, json.loads(out)["text"]) == (0, str(run.parent / "test.txt"))
 
 
@@ -174,7 +177,7 @@ def test_hugging_face(called: Called, tmp_path: Path) -> None:
     ]
     tiny.save(tiny.gpt2(), tmp_path / "gpt2")
     text = tiny.write_text(tmp_path / "words.txt")
-    code, out, said = called(folder, "--text", text, "--json")
+    code, out, said = called(folder, "--text", text, "--quick", "--json")
     assert (code, said) == (0, "")
     assert json.loads(out)["checks"][-1]["looked_at"].endswith("segments of 32 tokens of the text")
 
@@ -210,7 +213,7 @@ def test_every_kind_of_hugging_face_model(
         "python:mine:frames": False,
     }
     for name, has_mixing in mixed.items():
-        code, out, said = called(name, "--json")
+        code, out, said = called(name, "--json", *(() if has_mixing else ("--quick",)))
         assert (code, said) == (0, ""), name
         verdicts = {one["check"]: one["verdict"] for one in json.loads(out)["checks"]}
         assert verdicts.get("starts as plain attention") == ("passes" if has_mixing else None), name
@@ -281,7 +284,7 @@ def test_a_recipe_of_translation_is_made_small_and_passes(called: Called) -> Non
 
 
 def test_a_row_that_decodes_as_released_fails_by_name(called: Called) -> None:
-    code, out, _ = called("mixhead/table4", "--row", "h4-b-released")
+    code, out, _ = called("mixhead/table4", "--row", "h4-b-released", "--quick")
     assert code == 1
     assert out.splitlines()[-1] == ("No later token is seen, but 1 checks fail: incremental decoding = one pass.")
     assert "model.decoder.released_decoding: true leaves heads unmixed while a translation is written" in out
@@ -296,7 +299,7 @@ def test_a_saved_translator_and_a_run(called: Called, tmp_path: Path) -> None:
     fr.Translator(config).save(tmp_path / "saved")
     write_run(tmp_path / "run", num_hidden_layers=1)
     for folder, kind in (("saved", "saved model"), ("run", "run")):
-        code, out, said = called(tmp_path / folder, "--json")
+        code, out, said = called(tmp_path / folder, "--quick", "--json")
         assert (code, said) == (0, "")
         found = json.loads(out)
         assert (found["kind"], found["source"], found["shrunk"]) == (kind, "a translation model of fullrank", [])

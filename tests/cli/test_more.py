@@ -117,7 +117,7 @@ def test_report_and_reproduce_give_json_of_one_shape(
     assert code == 0
     for shown in (out, (tmp_path / "both" / "report.html").read_text(encoding="utf-8")):
         assert "2 models in one table" in " ".join(shown.split())
-        assert "about b" in shown
+        assert "about b" in " ".join(shown.split())
         assert "table-b plain, seed 1: one training with" in " ".join(shown.split())
 
 

@@ -137,6 +137,7 @@ def test_a_process_that_fails_ends_the_others_with_its_message(alone: Path, kind
     assert said in messages[0]
 
 
+@pytest.mark.full
 def test_torchrun_starts_killed_processes_again(alone: Path) -> None:
     """The remaining process names the loss; the restarted ones go on from the last checkpoint."""
     run = alone / "plain-killed"
