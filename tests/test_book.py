@@ -130,6 +130,8 @@ def run(line: str, folder: Path) -> None:
         line = line.replace(given, smaller)
     if "skip-cross-head" in line and "train" in line:
         line += " model.input.cutoffs=[100,200] model.output.cutoffs=[100,200]"
+    if "--row phase1-phase2" in line:
+        line += " 'train.phases=[{name: skip_retain, skip: linear, steps: 2}, {name: vanilla}]'"
     said = io.StringIO()
     with (
         contextlib.chdir(folder),
