@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ from fullrank.reporting.drawing import (
     POINTS,
     Curve,
     Series,
+    draw_curves,
     log_ticks,
     merged,
-    speed,
+    second_half,
+    spectrum,
     spread_apart,
     swarm,
     ticks,
@@ -62,19 +65,55 @@ def test_smoothing_takes_noise_away() -> None:
     assert window(5000) == 51
 
 
-def test_a_clock_that_starts_anew_after_a_resume_is_carried_on() -> None:
-    timing = [{"step": n, "seconds": s, "tokens_per_second": 1.0} for n, s in enumerate((60, 120, 60, 180))]
-    found = speed(record(timing=timing))
+def test_speeds_are_placed_by_training_tokens() -> None:
+    train = [{"split": "train", "step": step, "nll": 5.0, "tokens": 100 * step} for step in (10, 20)]
+    timing = [{"step": step, "seconds": 1.0, "tokens_per_second": 7.0 + step} for step in (10, 15, 20)]
+    found = training(record(train, timing), "tokens_per_second")
     assert found is not None
-    assert found.x.tolist() == [1, 2, 3, 5]
+    assert (found.x.tolist(), found.y.tolist()) == ([1000, 1500, 2000], [17, 22, 27])
 
 
 def test_the_mean_of_seeds_uses_the_points_they_share() -> None:
     first = Curve(np.array([1.0, 2.0, 3.0]), np.array([10.0, 20.0, 30.0]))
     second = Curve(np.array([2.0, 3.0, 4.0]), np.array([40.0, 50.0, 60.0]))
-    mean = Series("row", 0, (first, second)).mean
-    assert mean is not None
-    assert (mean.x.tolist(), mean.y.tolist()) == ([2, 3], [30, 40])
+    series = Series("row", 0, (first, second))
+    assert series.mean is not None
+    assert (series.mean.x.tolist(), series.mean.y.tolist()) == ([2, 3], [30, 40])
+    assert series.band is not None
+    low, high = series.band
+    assert low.y == pytest.approx([30 - 200**0.5, 40 - 200**0.5])
+    assert high.y == pytest.approx([30 + 200**0.5, 40 + 200**0.5])
+
+
+def test_seeds_are_one_line_in_a_band_and_single_lines_where_they_share_no_points() -> None:
+    first = Curve(np.array([1.0, 2.0]), np.array([1.0, 2.0]))
+    same, other = Curve(first.x, first.y + 9), Curve(first.x + 9, first.y)
+    for log in (False, True):  # the band reaches below zero, which has no place on a logarithmic axis
+        (drawn,) = draw_curves("x", "", [Series("row", 0, (first, same))], "y", "x", log=log)
+        assert len(drawn.bands) == 1
+        assert len([stroke for stroke in drawn.strokes if stroke.width > 2]) == 1
+        assert max(y for _, y in drawn.bands[0].points) <= drawn.bottom
+    (drawn,) = draw_curves("x", "", [Series("row", 0, (first, other))], "y", "x")
+    assert not drawn.bands
+    assert len([stroke for stroke in drawn.strokes if stroke.width > 1]) == 2
+
+
+def test_a_second_half_that_is_everything_is_not_drawn_again() -> None:
+    late, early = Curve(np.array([6.0, 8.0, 10.0]), np.zeros(3)), Curve(np.array([1.0, 8.0, 10.0]), np.zeros(3))
+    assert second_half([Series("late", 0, (late,))]) == []
+    assert [one.curves[0].x.tolist() for one in second_half([Series("early", 0, (early,))])] == [[8, 10]]
+
+
+def test_a_spectrum_is_read_as_it_was_measured(tmp_path: Path) -> None:
+    folder = tmp_path / "analysis"
+    folder.mkdir()
+    layers = [{"after": {"curves": [[0.5, 1.0], [0.7, 1.0]]}}, {"after": {"curves": [[0.8, 1.0], [1.0, 1.0]]}}]
+    (folder / "spectrum.json").write_text(json.dumps({"layers": layers}), encoding="utf-8")
+    found = spectrum(RunRecord(tmp_path, "x"))
+    assert found is not None
+    assert (found.x.tolist(), found.y.tolist()) == ([0.5, 1], [0.75, 1])
+    (folder / "spectrum.json").write_text('{"layers": [{"after": 3}]}', encoding="utf-8")
+    assert spectrum(RunRecord(tmp_path, "x")) is None
 
 
 def test_equal_curves_are_drawn_once() -> None:

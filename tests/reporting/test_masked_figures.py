@@ -58,7 +58,9 @@ def test_they_compare_with_each_other(runs: list[Path]) -> None:
     assert (plain.best, best.best) == ((), ("valid", "test"))
     assert best.difference["test"] == pytest.approx(12.5 / 21 - 1)
     summary = summarize(compared)
-    assert summary.headline == "b is best: test masked-token perplexity 12.50 ± 0.71, 40.5 % below plain"
+    assert summary.headline == (
+        "b is best: test masked-token perplexity 12.50 ± 0.71, 40.5 % below plain (95 % interval −70.7 to −10.2 %)"
+    )
     assert summary.warnings == ()
     (said,) = [caution for caution in summary.cautions if MASKED_TOKEN in caution]
     assert said.startswith("What is compared is a masked-token perplexity, not comparable with next-token perplexity")

@@ -24,9 +24,9 @@ def summary_of(root: Path, rows: dict[str, Sequence[float]], **options: object) 
 
 def test_one_seed_each_names_the_lowest_and_decides_nothing(tmp_path: Path) -> None:
     summary = summary_of(tmp_path, {"plain": [100.0], "b": [90.0]})
-    assert summary.headline == "b is lowest: test perplexity 90.00, 10.0 % below plain (one seed)"
+    assert summary.headline == "b is lowest: test perplexity 90.00, 10.0 % below plain (one seed, no interval)"
     assert "one seed cannot decide" in " ".join(summary.paragraphs)
-    assert "That is 10.0 % below plain, the first row, at 100.00." in " ".join(summary.paragraphs)
+    assert "The first row, plain, has 100.00." in " ".join(summary.paragraphs)
     assert "655.25" in " ".join(summary.paragraphs)
     assert "best" not in summary.headline
 
@@ -44,28 +44,43 @@ def test_nobody_is_lowest_where_a_row_is_above_the_unigram(rows: dict[str, list[
     assert not any(row.best for row in compared.rows)
 
 
-def test_a_difference_larger_than_the_spread(tmp_path: Path) -> None:
-    summary = summary_of(tmp_path, {"plain": [99.0, 101.0], "b": [89.0, 91.0]})
-    assert summary.headline == "b is best: test perplexity 90.00 ± 1.41, 10.0 % below plain"
-    assert "larger than the spread of the seeds" in " ".join(summary.paragraphs)
+def test_an_interval_without_0_names_the_best(tmp_path: Path) -> None:
+    """Differences of −9, −10 and −11: t(0.975, 2) = 4.3027 times 1 / sqrt(3) is 2.48, of a mean of 100."""
+    summary = summary_of(tmp_path, {"plain": [99.0, 100.0, 101.0], "b": [90.0, 90.0, 90.0]})
+    assert (
+        summary.headline
+        == "b is best: test perplexity 90.00 ± 0.00, 10.0 % below plain (95 % interval −12.5 to −7.5 %)"
+    )
     assert "cannot decide" not in " ".join(summary.paragraphs)
 
 
-def test_a_difference_within_the_spread(tmp_path: Path) -> None:
-    summary = summary_of(tmp_path, {"plain": [90.0, 100.0], "b": [89.0, 97.0]})
-    assert "within the spread of the seeds" in summary.headline
-    assert "best" not in summary.headline
-    assert "within the spread of the seeds" in " ".join(summary.paragraphs)
+def test_an_interval_with_0_names_nobody_best(tmp_path: Path) -> None:
+    """Differences of −1 and −3: t(0.975, 1) = 12.706 times 1, of a mean of 95."""
+    headline = summary_of(tmp_path, {"plain": [90.0, 100.0], "b": [89.0, 97.0]}).headline
+    assert headline.startswith("b is lowest, but other seeds might turn it round: test perplexity 93.00 ± 5.66")
+    assert headline.endswith("2.1 % below plain (95 % interval −15.5 to +11.3 %)")
 
 
-def test_a_neighbour_within_the_spread_of_the_best_is_named(tmp_path: Path) -> None:
+def test_the_interval_is_welchs_where_the_seeds_differ(tmp_path: Path) -> None:
+    """Variances of 2 in two runs each: t(0.975, 2) = 4.3027 times sqrt(2), of a mean of 100."""
+    runs = [
+        make_run(tmp_path / f"{row}-{seed}", row=row, seed=seed, test=test, mix=mix)
+        for row, mix, seeds in (("plain", "none", {1: 99.0, 2: 101.0}), ("b", "average", {3: 89.0, 4: 91.0}))
+        for seed, test in seeds.items()
+    ]
+    (_, b) = comparison(runs).rows
+    assert b.intervals["test"] == pytest.approx((-0.1 - 0.0608, -0.1 + 0.0608), abs=1e-4)
+    assert b.intervals.keys() == {"test"}, "validation figures that are all equal leave no interval"
+
+
+def test_a_row_that_the_seeds_do_not_tell_from_the_best_is_named(tmp_path: Path) -> None:
     summary = summary_of(tmp_path, {"plain": [119.0, 121.0], "b": [89.0, 91.0], "c": [90.0, 92.0]})
-    assert "Within the spread of b: c." in " ".join(summary.paragraphs)
+    assert "These seeds do not tell b from c." in " ".join(summary.paragraphs)
 
 
 def test_one_side_with_a_single_seed_is_not_decided(tmp_path: Path) -> None:
     summary = summary_of(tmp_path, {"plain": [99.0, 101.0], "b": [90.0]})
-    assert summary.headline.endswith("(one seed of b)")
+    assert summary.headline.endswith("(one seed of b, no interval)")
     assert "nothing is decided: b." in " ".join(summary.paragraphs)
 
 
@@ -73,7 +88,7 @@ def test_the_first_row_may_stay_lowest(tmp_path: Path) -> None:
     summary = summary_of(tmp_path, {"plain": [90.0], "b": [95.0]})
     assert summary.headline.startswith("plain, the first row, stays lowest")
     assert "below plain" not in " ".join(summary.paragraphs)
-    assert "none of the others is below it" in " ".join(summary.paragraphs)
+    assert "None of the other rows is below it" in " ".join(summary.paragraphs)
 
 
 def test_equal_to_the_digits_shown_is_called_equal(tmp_path: Path) -> None:

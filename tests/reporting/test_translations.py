@@ -57,7 +57,7 @@ def two_rows(root: Path, plain: float, a: float, **more: Any) -> list[Path]:
 
 def cells_of(text: str, row: str) -> list[str]:
     """The figures in the first line of a table that begins with `row`; a spread is one figure."""
-    line = next(line for line in text.splitlines() if line.split()[:1] == [row])
+    line = next(line for line in text.splitlines() if line.split()[:1] == [row] and line.startswith(" "))
     return re.sub(r" ± ", "±", line).split()[1:]
 
 
@@ -167,8 +167,8 @@ def test_differences_on_resampled_test_sets(runs: list[Path], page: Page) -> Non
         assert tested.seeds_low < tested.difference
     b = found.rows[1]
     lines = [
-        [line.split() for line in printed(runs).splitlines() if line.split()[:1] == ["b"]][1],
-        next(cells for cells in page.cells if cells[0] == "b" and cells[3:4] and " to " in cells[3]),
+        [line.split() for line in printed(runs).splitlines() if line.startswith(" b ")][1],
+        next(cells for cells in page.cells if cells[0] == "b" and len(cells) == 7 and " to " in cells[3]),
     ]
     shown = [f"+{b.difference:.2f}", f"+{b.low:.2f} to +{b.high:.2f}", f"{b.p_value:.3f}", f"{b.ahead:.0%}"]
     assert " ".join(shown) in " ".join(lines[0])
@@ -300,7 +300,7 @@ def test_the_summary_says_higher(runs: list[Path]) -> None:
     everything = " ".join((summary.headline, " ".join(summary.paragraphs), *summary.cautions))
     assert "above plain" in summary.headline
     assert " points" in summary.headline
-    assert "has the highest test BLEU" in " ".join(summary.paragraphs)
+    assert "b is highest, but other seeds might turn it round: test BLEU" in summary.headline
     assert "Paired bootstrap over test sentences, b − plain, means over their runs: +" in " ".join(summary.paragraphs)
     assert "low" not in everything.replace("below it", "").replace("lower-cased", "")
     assert "perplexity" not in everything
@@ -311,7 +311,7 @@ def test_the_summary_says_higher(runs: list[Path]) -> None:
     ("plain", "a", "headline"),
     [
         (0.1, 0.3, r"plain, the first row, stays highest: test BLEU \d\d\.\d\d"),
-        (0.3, 0.1, r"a is highest: test BLEU \d\d\.\d\d, \d\d\.\d\d points above plain \(one seed\)"),
+        (0.3, 0.1, r"a is highest: test BLEU \d\d\.\d\d, \d\d\.\d\d points above plain \(one seed, no interval\)"),
         (0.2, 0.2, r"plain, the first row, stays highest: test BLEU \d\d\.\d\d"),
     ],
 )
@@ -351,12 +351,15 @@ def test_a_lead_that_other_sentences_might_turn_round(tmp_path: Path) -> None:
 def test_the_page(runs: list[Path], page: Page) -> None:
     b = next(cells for cells in page.cells if cells[:2] == ["b", "2"])
     row = comparison(runs).rows[2]
-    assert b[2:4] == ["31.44", BLEU.spread(row.figures["test"]) + f"+{row.difference['test']:.2f}"]
-    assert b[4:6] == ["31.75", BLEU.spread(row.figures["valid"]) + f"+{row.difference['valid']:.2f}"]
+    shown = [
+        BLEU.spread(row.figures[split]) + f"+{row.difference[split]:.2f}" + BLEU.show_interval(*row.intervals[split])
+        for split in ("test", "valid")
+    ]
+    assert b[2:6] == ["31.44", shown[0], "31.75", shown[1]]
     assert b[6:8] == [CHRF.spread(row.stats(CHRF)["test"]), PERPLEXITY.spread(row.stats(PERPLEXITY)["test"])]
     assert b[8:10] == ["30,013,440", "+24,576"]
     assert "BLEU: higher is better; the highest of comparable rows is set bold." in page.text
-    assert "Beneath a BLEU: its difference to the first row, in points." in page.text
+    assert "Beneath a BLEU: its difference to the first row, in points, and its 95 % interval over seeds" in page.text
     assert SIGNATURE in page.text
     assert "Highest test BLEU" in page.text
     assert "Lowest" not in page.text

@@ -134,10 +134,13 @@ def _attention(subject: _Subject) -> Finding:
     )
     shares = np.arange(1, read.layers[0].after.curves.shape[1] + 1) / read.length
     curves = tuple(Curve(shares, layer.after.curves.mean(0)) for layer in read.layers)
-    note = "Thin: single layers. Attention that spreads over all singular values evenly would be the diagonal."
+    note = (
+        "Mean over the layers, in a band of ± their standard deviation. Attention that spreads over all singular values "
+        "evenly would be the diagonal."
+    )
     drawings = draw_curves(
         "Sum of the largest singular values", note, [Series("weights", 1, curves)], "share of their sum",
-        "share of the singular values", from_zero=True, show=lambda value: f"{value:.2g}",
+        "share of the singular values", from_zero=True,
     )  # fmt: skip
     advice = [] if verdict == "no bottleneck" else _mixing(subject)
     figures = {
@@ -321,9 +324,7 @@ def _heads(subject: _Subject) -> Finding:
             advice.append(f"fullrank analyze heads {subject.given}{text} --prune {most} --out pruned")
     slots = [Series(f"layer {i}", i, (_sorted(layer.change / read.perplexity),)) for i, layer in enumerate(read.layers)]
     note = "Each layer's heads, ordered by what the model loses without them."
-    drawings = draw_curves(
-        "Rise of perplexity without a head", note, slots, "percent", "heads", show=lambda value: f"{value:.3g}"
-    )
+    drawings = draw_curves("Rise of perplexity without a head", note, slots, "percent", "heads")
     figures = {
         "change": [layer.change.tolist() for layer in read.layers], "perplexity": read.perplexity, "idle": idle,
         "similarity": [layer.redundancy for layer in read.layers],

@@ -11,6 +11,7 @@ from typing import Any
 
 from fullrank.config.run import MASKED_TOKEN
 from fullrank.core.config import NOT_NEXT_TOKEN
+from fullrank.evaluation.statistics import Interval
 from fullrank.reporting import figures, runs
 from fullrank.reporting.figures import BLEU, PERPLEXITY, SCORES, TOKENISED_BLEU, Measure, Stat
 from fullrank.reporting.resampled import Differences, differences
@@ -123,8 +124,8 @@ class Comparison:
         """The comparison by its keys in a JSON document; numbers in full precision.
 
         `measure` of a row is the key under which the compared figures stand (beside `perplexity`), and `difference_in` says
-        if `difference` is a share or points. `significance` has an entry for each split of which translations were
-        resampled. `other_splits` of a row has its scores on further test sets.
+        if `difference` and its 95 % interval over seeds are shares or points. `significance` has an entry for each split of
+        which translations were resampled. `other_splits` of a row has its scores on further test sets.
         """
         return {
             "comparable": self.comparable,
@@ -186,12 +187,13 @@ def _with_neighbours(row: Row, rows: Sequence[Row], measure: Measure) -> Row:
     """The row with what follows from the others: extra parameters, differences to the first, where it is best."""
     rows = [other for other in rows if other.part == row.part]
     first, best = rows[0], []
-    difference: dict[str, float] = {}
+    difference, intervals = dict[str, float](), dict[str, Interval]()
     for split, stat in row.comparable_figures.items():
         base = first.comparable_figures.get(split)
         if row is not first and base is not None and row.text == first.text:
             change = measure.difference(stat.mean, base.mean)
             difference |= {} if change is None else {split: change}
+            intervals |= {} if (ends := row.against(first, split)) is None else {split: ends}
         rivals = [other.comparable_figures.get(split) for other in rows if other.text == row.text]
         means = [rival.mean for rival in rivals if rival is not None]
         trained = not any(other.undertrained for other in rows if other.text == row.text)
@@ -199,7 +201,9 @@ def _with_neighbours(row: Row, rows: Sequence[Row], measure: Measure) -> Row:
             best.append(split)
     known = row.parameters is not None and first.parameters is not None
     extra = (row.parameters or 0) - (first.parameters or 0) if known else None
-    return dataclasses.replace(row, extra_parameters=extra, difference=difference, best=tuple(best))
+    return dataclasses.replace(
+        row, extra_parameters=extra, difference=difference, intervals=intervals, best=tuple(best)
+    )
 
 
 # -- JSON -------------------------------------------------------------------------------------------------------------
@@ -243,6 +247,7 @@ def _row_as_json(row: Row) -> dict[str, Any]:
         figures.WITHOUT_SOS.key: row.by_checkpoint(figures.WITHOUT_SOS) or None,
         "last_position": row.by_checkpoint(figures.LAST_POSITION) or None,
         "difference": row.difference,
+        "difference_interval": row.intervals,
         "difference_in": "points" if measure.higher else "share",
         "best": row.best,
         "other_splits": other_splits,

@@ -98,7 +98,7 @@ class Diagnosis:
             tiles=[(one.title, one.verdict, _first(one)) for one in self.findings],
             findings=self.findings,
             badges=BADGES,
-            notes=[],
+            notes={},
             cards=[],
             commands=[],
             troubles=[],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fullrank.reporting.figures import short_count
+from fullrank.reporting.figures import short_count, tick_words
 from fullrank.reporting.runs import RunRecord, number
 
 POINTS = 260  # more cannot be told apart at the width of a figure
@@ -50,18 +51,34 @@ class Series:
     curves: tuple[Curve, ...]
     finished: bool = True
 
-    @property
+    @functools.cached_property
     def mean(self) -> Curve | None:
         """Mean over the seeds where all of them have a point; None if they share fewer than two."""
+        return self._over_seeds(np.mean)
+
+    @functools.cached_property
+    def band(self) -> tuple[Curve, Curve] | None:
+        """Mean - and + sample standard deviation over the seeds; None for a single seed, or without a mean."""
+        if self.mean is None or len(self.curves) < 2:
+            return None
+        deviation = self._over_seeds(functools.partial(np.std, ddof=1))
+        return Curve(self.mean.x, self.mean.y - deviation.y), Curve(self.mean.x, self.mean.y + deviation.y)
+
+    def _over_seeds(self, of: Callable[..., np.ndarray]) -> Curve | None:
         shared = functools.reduce(np.intersect1d, (curve.x for curve in self.curves))
         if len(shared) < 2:
             return None
-        return Curve(shared, np.mean([curve.y[np.isin(curve.x, shared)] for curve in self.curves], axis=0))
+        return Curve(shared, of([curve.y[np.isin(curve.x, shared)] for curve in self.curves], axis=0))
+
+    @property
+    def lines(self) -> Sequence[Curve]:
+        """What is drawn: the mean; every seed where they have none."""
+        return self.curves if self.mean is None else (self.mean,)
 
     @property
     def last(self) -> float:
         """Mean of the curves' last values."""
-        return float(np.mean([curve.y[-1] for curve in self.curves]))
+        return float(np.mean([curve.y[-1] for curve in self.lines]))
 
 
 # -- curves from the lines of a run ----------------------------------------------------------------------------------
@@ -85,22 +102,24 @@ def steps_per_epoch(record: RunRecord) -> float | None:
 
 
 def training(record: RunRecord, key: str, *, smooth: bool = False) -> Curve | None:
-    """A value of the training lines over training tokens."""
+    """A value of the training lines over training tokens, with no more points than can be told apart."""
     tokens = _tokens_by_step(record)
-    lines = (line for line in record.metrics if line.get("split") == "train")
-    return _drawn(((tokens(line), number(line.get(key))) for line in lines), smooth=smooth)
+    lines = [*record.timing, *(line for line in record.metrics if line.get("split") == "train")]
+    curve = _curve((tokens(line), number(line.get(key))) for line in lines if key in line)
+    return curve and (_smoothed(curve) if smooth else curve).thinned(POINTS)
 
 
-def speed(record: RunRecord) -> Curve | None:
-    """Tokens per second over minutes trained, smoothed. A clock that starts anew after a resume is carried on."""
-    points = []
-    before = last = 0.0
-    for line in record.timing:
-        if (seconds := number(line.get("seconds"))) is not None:
-            before += last if seconds < last else 0.0
-            last = seconds
-            points.append(((before + seconds) / 60, number(line.get("tokens_per_second"))))
-    return _drawn(points, smooth=True)
+def spectrum(record: RunRecord) -> Curve | None:
+    """Share of all singular values of attention weights in the k largest, after mixing; mean over heads and layers.
+
+    As `fullrank analyze spectrum` has left it in the run's folder; None if it has not.
+    """
+    try:
+        layers = json.loads((record.folder / "analysis" / "spectrum.json").read_text(encoding="utf-8"))["layers"]
+        shares = np.mean([np.mean(layer["after"]["curves"], axis=0) for layer in layers], axis=0)
+        return Curve(np.arange(1, len(shares) + 1) / len(shares), shares)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
 
 
 def window(lines: int) -> int:
@@ -139,12 +158,6 @@ def _tokens_by_step(record: RunRecord) -> Reader:
     return tokens_at
 
 
-def _drawn(points: Iterable[tuple[float | None, float | None]], *, smooth: bool = False) -> Curve | None:
-    """A curve of many lines, with no more points than can be told apart."""
-    curve = _curve(points)
-    return curve and (_smoothed(curve) if smooth else curve).thinned(POINTS)
-
-
 def _smoothed(curve: Curve) -> Curve:
     if (width := window(len(curve.y))) == 1:
         return curve
@@ -165,8 +178,11 @@ def merged(series: Sequence[Series]) -> list[Series]:
 
 
 def second_half(series: Sequence[Series]) -> list[Series]:
-    """The series from half of the longest x on; those without two points there are left out."""
-    start = 0.5 * max((float(curve.x[-1]) for one in series for curve in one.curves), default=0.0)
+    """The series from half of the longest x on, without those of fewer than two points there; none if that is all there is."""
+    drawn = [curve for one in series for curve in one.curves]
+    start = 0.5 * max((float(curve.x[-1]) for curve in drawn), default=0.0)
+    if all(curve.x[0] >= start for curve in drawn):
+        return []
     halves = []
     for one in series:
         cut = [Curve(c.x[c.x >= start], c.y[c.x >= start]) for c in one.curves]
@@ -224,6 +240,7 @@ class Drawing:
     y_ticks: list[tuple[float, str]] = field(default_factory=list)
     upright_grid: bool = False
     strokes: list[Stroke] = field(default_factory=list)
+    bands: list[Stroke] = field(default_factory=list)
     dots: list[Label] = field(default_factory=list)
     points: list[Label] = field(default_factory=list)
     dot_size: float = 8.5
@@ -241,18 +258,24 @@ def draw_curves(
     log: bool = False,
     from_zero: bool = False,
     width: int = WIDTH,
-    show: Callable[[float], str] = short_count,
 ) -> list[Drawing]:
-    """Curves of several rows: thin lines for single seeds, a thick one for their mean, names at the ends. Empty without any."""
+    """Curves of several rows: their means over seeds in bands of mean ± standard deviation, names at the ends.
+
+    Seeds without common points are drawn singly. Empty without any curve.
+    """
     if not series:
         return []
     ends = ", ".join(f"{one.name} {one.last:.4g}" for one in series)
     alt = f"{heading} over {x_label}. Last values: {ends}."
     right, bottom = width - _NAMES, HEIGHT - _BOTTOM
     drawing = Drawing(heading, [note], alt, width, HEIGHT, _LEFT, right, _TOP, bottom, x_label, y_label)
-    drawn = [curve for one in series for curve in one.curves]
+    drawn = [curve for one in series for curve in one.lines]
+    bands = [curve for one in series for curve in one.band or ()]
     x_low, x_high = min(c.x[0] for c in drawn), max(c.x[-1] for c in drawn)
-    y_low, y_high = 0.0 if from_zero else min(c.y.min() for c in drawn), max(c.y.max() for c in drawn)
+    y_low, y_high = min(c.y.min() for c in (*drawn, *bands)), max(c.y.max() for c in (*drawn, *bands))
+    if log and y_low <= 0:  # a band wider than its mean
+        y_low = min(c.y.min() for c in drawn)
+    y_low = lowest = 0.0 if from_zero else float(y_low)
     if log:
         y_low, y_high = math.log10(y_low), math.log10(y_high)
     margin = 0.04 * (y_high - y_low) or 0.05 * abs(y_high) or 1.0
@@ -264,30 +287,26 @@ def draw_curves(
     def y_at(y: float) -> float:
         return bottom - (bottom - _TOP) * ((math.log10(y) if log else y) - y_low) / (y_high - y_low)
 
-    def stroke(one: Series, curve: Curve, width: float, opacity: float = 1.0) -> Stroke:
+    def stroke(one: Series, curve: Curve, width: float) -> Stroke:
         dashes = "5 3" if not one.finished else "12 3" if one.slot >= COLOURS else ""
-        points = [(x_at(x), y_at(y)) for x, y in curve.points]
-        return Stroke(one.slot, points, width, opacity, dashes)
+        points = [(x_at(x), y_at(max(y, lowest))) for x, y in curve.points]
+        return Stroke(one.slot, points, width, dashes=dashes)
 
-    drawing.x_ticks = [(x_at(x), short_count(x)) for x in ticks(x_low, x_high, 6)]
     y_values = log_ticks(10**y_low, 10**y_high) if log else ticks(y_low, y_high, 6)
-    shown = [show(y) for y in y_values]
-    if len({*shown}) < len(shown):  # a narrow range of large values
-        shown = [f"{y:,.10g}" for y in y_values]
-    drawing.y_ticks = [*zip(map(y_at, y_values), shown, strict=True)]
+    drawing.x_ticks = _ticks(ticks(x_low, x_high, 6), x_at)
+    drawing.y_ticks = _ticks(y_values, y_at)
     for one in series:
-        several, mean = len(one.curves) > 1, one.mean
-        faint = 0.45 if several and mean else 1.0
-        drawing.strokes += [stroke(one, curve, 1.1 if several else 2.0, faint) for curve in one.curves]
-        if several and mean is not None:
-            drawing.strokes.append(stroke(one, mean, 2.2))
-        for x, y in (mean or one.curves[0]).thinned(POINTED).points:
+        drawing.strokes += [stroke(one, curve, 1.1 if len(one.lines) > 1 else 2.2) for curve in one.lines]
+        if one.band is not None:
+            low, high = (stroke(one, curve, 0).points for curve in one.band)
+            drawing.bands.append(Stroke(one.slot, [*low, *reversed(high)], 0))
+        for x, y in one.lines[0].thinned(POINTED).points:
             text = f"{one.name}: {y_label} {y:,.5g} at {short_count(x)} {x_label}"
             drawing.points.append(Label(one.slot, x_at(x), y_at(y), text))
     if len(series) <= COLOURS:
         heights = spread_apart([y_at(one.last) for one in series], 15, bottom)
         for one, height in zip(series, heights, strict=True):
-            x, y = x_at(float(np.mean([c.x[-1] for c in one.curves]))), y_at(one.last)
+            x, y = x_at(float(np.mean([c.x[-1] for c in one.lines]))), y_at(one.last)
             if x > _LEFT + 0.85 * (right - _LEFT):
                 leader = [(x + 2, y), (right + 8, height), (right + 14, height)]
                 drawing.strokes.append(Stroke(one.slot, leader, 0.9, 0.6))
@@ -320,7 +339,7 @@ def draw_strips(heading: str, rows: Sequence[tuple[str, int, Sequence[float]]], 
     note = f"A dot is one run{deviations}. The axis does not start at zero."
     drawing = Drawing(heading, [note], alt, WIDTH, height, left, right, top, height - 36, x_label, upright_grid=True)
     drawing.dot_size = size
-    drawing.x_ticks = [(x_at(x), f"{x:,.6g}") for x in ticks(low, high, 6)]
+    drawing.x_ticks = _ticks(ticks(low, high, 6), x_at)
     for index, ((name, slot, values), lane) in enumerate(zip(rows, lanes, strict=True)):
         middle = top + step * index + 4 + dots / 2
         for line, part in enumerate(lines := name.split(" · ")):
@@ -371,6 +390,10 @@ def ticks(low: float, high: float, most: int) -> list[float]:
     return [
         round(index * step, 12) for index in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
     ]
+
+
+def _ticks(values: Sequence[float], place: Callable[[float], float]) -> list[tuple[float, str]]:
+    return [*zip(map(place, values), tick_words(values), strict=True)]
 
 
 def log_ticks(low: float, high: float) -> list[float]:

@@ -132,6 +132,15 @@ def short_count(value: float) -> str:
 _UNITS = ((1e9, "B"), (1e6, "M"), (1e3, "k"))
 
 
+def tick_words(values: Sequence[float]) -> list[str]:
+    """Ticks of one axis: short counts from a thousand on where they differ, else all with equally many decimals."""
+    short = [short_count(value) for value in values]
+    if max(map(abs, values), default=0) >= 1000 and len({*short}) == len(short):
+        return short
+    decimals = max((len(f"{value:.9f}".rstrip("0").partition(".")[2]) for value in values), default=0)
+    return [f"{value:,.{decimals}f}" for value in values]
+
+
 def readable(key: str) -> str:
     """A key as words."""
     return key.replace("_", " ")
@@ -212,6 +221,12 @@ class Measure:
             return points(difference)
         return "0.00 %" if abs(difference) < 0.00005 else f"{'−' if difference < 0 else '+'}{percent(difference)}"
 
+    def show_interval(self, low: float, high: float) -> str:
+        """Ends of an interval of differences: '−0.31 to +1.20' points, '−4.1 to +2.2 %'."""
+        if self.higher:
+            return interval(low, high)
+        return f"{interval(100 * low, 100 * high, 1 if max(-low, high) >= 0.01 else 2)} %"
+
     def size(self, difference: float) -> str:
         """A difference without its sign, in words."""
         return f"{score(abs(difference))} points" if self.higher else percent(difference)
@@ -272,10 +287,6 @@ class Measure:
     def spread(self, stat: Stat | None) -> str:
         """A figure over seeds."""
         return spread(stat, self.show)
-
-    def tick(self, value: float) -> str:
-        """A value at an axis: bits move in the third decimal."""
-        return short_count(value) if self.kind == "perplexity" else f"{value:.4g}"
 
     def stated(self, value: object) -> str:
         """A figure of a paper in our digits; of bits two decimals where a recipe cannot tell a zero at the end."""

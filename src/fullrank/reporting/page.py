@@ -55,7 +55,7 @@ def _environment() -> Environment:
         undefined=StrictUndefined, finalize=_clean,
     )  # fmt: skip
     environment.globals |= {"colours": COLOURS, "MARK": MARK, "NOT_NEXT_TOKEN": NOT_NEXT_TOKEN}
-    environment.globals |= {"tables": tables, "words": summary}
+    environment.globals |= {"TRANSLATION": runs.TRANSLATION, "tables": tables, "words": summary}
     environment.filters |= {"readable": figures.readable, "count": count, "shell": shlex.quote}
     environment.filters |= {"mechanisms": runs.mechanism_words}
     return environment
@@ -100,6 +100,7 @@ def _of_comparison(compared: Comparison) -> dict[str, Any]:
         "compared": compared,
         "tiles": list(_tiles(compared)) if compared.comparable and len(compared.groups) == 1 else [],
         "strips": _strips(compared) if compared.comparable and len(rows) > 1 else None,
+        "spectra": _spectra(compared, shown),
         "analyses": list(_analyses([*finished, *unfinished])),
         "samples": list(_samples(rows)),
         "sentences": _sentences(compared),
@@ -138,8 +139,9 @@ def _tiles(compared: Comparison) -> Iterator[tuple[str, str, str]]:
     if not shown.next_token and last is not None:
         yield "At last positions", LAST_POSITION.show(last.mean), "targets that are not read"
     if several and split in shown.difference:
-        base = f"{first.name}: {measure.show(first.figures[split].mean)}"
-        yield "Against the first row", measure.show_difference(shown.difference[split]), base
+        ends = shown.intervals.get(split)
+        sure = f"95 % interval {measure.show_interval(*ends)}" if ends else "one seed, no interval"
+        yield f"Against {first.name}", measure.show_difference(shown.difference[split]), sure
     if several and shown is not first and shown.extra_parameters is not None:
         yield "Parameters added", figures.extra(shown.extra_parameters), f"to {count(first.parameters)}"
     if split in first.unigram:
@@ -194,15 +196,15 @@ def _series(groups: Sequence[RunGroup], read: Callable[[RunRecord], Curve | None
 
 
 def _two_halves(
-    heading: str, note: str, series: Sequence[Series], unit: str, x: str, measure: Measure, *, log: bool = False
+    heading: str, note: str, series: Sequence[Series], unit: str, x: str, *, log: bool = False
 ) -> list[Drawing]:
     """The whole training, and its second half alone."""
-    if any(len(one.curves) > 1 for one in series):
-        note += " Thin lines are single seeds, the thick one is their mean."
+    if any(one.band for one in series):
+        note += " Over several seeds a line is the mean, its band ± the standard deviation."
     half = "The same curves from half of the longest training on; the axis does not start at zero."
     return [
-        *draw_curves(heading, note, series, unit, x, log=log, show=measure.tick),
-        *draw_curves(f"{heading}, second half", half, drawing.second_half(series), unit, x, show=measure.tick),
+        *draw_curves(heading, note, series, unit, x, log=log),
+        *draw_curves(f"{heading}, second half", half, drawing.second_half(series), unit, x),
     ]
 
 
@@ -218,7 +220,7 @@ def _validation_curves(compared: Comparison, groups: Sequence[RunGroup]) -> list
     ends = [value for one in series for curve in one.curves for value in (curve.y.min(), curve.y.max())]
     wide = bool(ends) and not measure.in_bits and max(ends) > 4 * min(ends)  # bits are logarithms already
     note = f"Whole training{', logarithmic axis' if wide else ''}."
-    return _two_halves(f"Validation {measure.unit}", note, series, measure.unit, "training tokens", measure, log=wide)
+    return _two_halves(f"Validation {measure.unit}", note, series, measure.unit, "training tokens", log=wide)
 
 
 def _translation_curves(compared: Comparison, groups: Sequence[RunGroup]) -> list[Drawing]:
@@ -236,8 +238,8 @@ def _translation_curves(compared: Comparison, groups: Sequence[RunGroup]) -> lis
     bleu, loss = series(BLEU.logged_figure), series(lambda line: number(line.get("nll")))
     note = "Nats per target token; lower is better."
     return [
-        *_two_halves("Validation BLEU", "As measured while training; higher is better.", bleu, BLEU.unit, x, BLEU),
-        *_two_halves("Validation loss", note, loss, "nats per token", x, BLEU),
+        *_two_halves("Validation BLEU", "As measured while training; higher is better.", bleu, BLEU.unit, x),
+        *_two_halves("Validation loss", note, loss, "nats per token", x),
     ]
 
 
@@ -250,14 +252,23 @@ def _training_curves(compared: Comparison, groups: Sequence[RunGroup]) -> list[D
     smooth = "Not smoothed." if widest == 1 else smooth
     losses = _series(groups, functools.partial(drawing.training, key="nll", smooth=True))
     rates = drawing.merged(_series(groups, functools.partial(drawing.training, key="lr")))
-    speeds = _series(groups, drawing.speed)
-    speed_note, minutes = f"Training tokens per second. {smooth}", "minutes of training"
+    speeds = _series(groups, functools.partial(drawing.training, key="tokens_per_second", smooth=True))
     zero = functools.partial(draw_curves, from_zero=True, width=NARROW)
     return [
         *draw_curves("Training loss", f"N{unit[1:]}. {smooth}", losses, unit, tokens, width=NARROW),
         *zero("Learning rate", "As set at each logged step.", rates, "learning rate", tokens),
-        *zero("Speed", speed_note, speeds, "tokens per second", minutes),
+        *zero("Speed", f"Training tokens per second. {smooth}", speeds, "tokens per second", tokens),
     ]
+
+
+def _spectra(compared: Comparison, groups: Sequence[RunGroup]) -> list[Drawing]:
+    """How much of the attention weights their largest singular values hold, where `fullrank analyze spectrum` measured it."""
+    series = _series(groups, drawing.spectrum)
+    note = "After mixing; mean over heads and layers. The sooner a curve rises, the lower the rank (Mixhead, Fig. 1 and 3)."
+    if open_rows := [group.name for group in groups if group.name not in {one.name for one in series}]:
+        note += f" Not measured: {listed(open_rows)}."
+    of_sum, of_values = "share of their sum", "share of the singular values"
+    return draw_curves("Singular values of attention weights", note, series, of_sum, of_values, from_zero=True)
 
 
 def _bars(rows: Sequence[Row], names: Sequence[str]) -> Iterator[dict[str, Any]]:

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from fullrank.core.config import NOT_NEXT_TOKEN
+from fullrank.evaluation.statistics import Interval, paired_interval, welch_interval
 from fullrank.reporting import figures, runs
 from fullrank.reporting.figures import MISSING, Measure, Stat
 from fullrank.reporting.runs import RunGroup, integer, number
@@ -23,8 +24,8 @@ class Row(RunGroup):
 
     text: number of the text and vocabulary it was measured on; figures compare only where it is equal.
     part: the part of a table that it belongs to (its backbone), within which rows are compared; empty where there are none.
-    difference: to the first row where the two compare, a share, or points for scores; best: the splits in which no comparable
-    row has a better mean.
+    difference: to the first row where the two compare, a share, or points for scores; intervals: of it, over seeds (`against`);
+    best: the splits in which no comparable row has a better mean.
     """
 
     text: int
@@ -32,6 +33,7 @@ class Row(RunGroup):
     part: str = ""
     extra_parameters: int | None = None
     difference: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    intervals: Mapping[str, Interval] = dataclasses.field(default_factory=dict)
     best: tuple[str, ...] = ()
 
     @cached_property
@@ -57,6 +59,25 @@ class Row(RunGroup):
         """Some figure is above that of word frequencies alone."""
         figures, unigram = self.comparable_figures, self.unigram
         return any(figures[split].mean > unigram[split] for split in figures.keys() & unigram.keys())
+
+    def against(self, base: Row, split: str) -> Interval | None:
+        """95 % interval over seeds of the difference to another row, a share of its mean, or points for scores.
+
+        Paired (Student) where both rows have the same seeds, else Welch's; None where a row has one seed.
+        """
+        before, after = base.by_seed(split), self.by_seed(split)
+        ends = welch_interval([*before.values()], [*after.values()])
+        if before.keys() == after.keys():
+            ends = paired_interval([*before.values()], [after[seed] for seed in before]) or ends
+        if ends is None or ends.low == ends.high:
+            return None
+        mean = base.figures[split].mean
+        return Interval(*(self.measure.difference(mean + end, mean) or 0.0 for end in ends))
+
+    def by_seed(self, split: str) -> dict[object, float]:
+        """Final figures by seed; by folder where a run has recorded none."""
+        values = {run.folder if run.seed is None else run.seed: self.measure.final(run, split) for run in self.runs}
+        return {seed: value for seed, value in values.items() if value is not None}
 
     def stats(self, measure: Measure) -> Stats:
         """Another figure, by split."""

@@ -73,7 +73,7 @@ class _Words:
 
     def long(self, row: Row) -> str:
         stat = row.figures[self.split]
-        seeds = "" if stat.deviation is None else f" (mean and standard deviation of {stat.count} seeds)"
+        seeds = "" if stat.deviation is None else f" (mean ± standard deviation of {stat.count} seeds)"
         return self.short(row) + seeds
 
     def equal(self, one: Row, other: Row, split: str = "") -> bool:
@@ -82,11 +82,9 @@ class _Words:
         return self.measure.show(one.figures[split].mean) == self.measure.show(other.figures[split].mean)
 
     def apart(self, one: Row, other: Row) -> bool | None:
-        """True if the intervals mean ± deviation do not meet; None if a single seed leaves the spread unknown."""
-        first, second = one.figures[self.split], other.figures[self.split]
-        if first.deviation is None or second.deviation is None:
-            return None
-        return abs(first.mean - second.mean) > first.deviation + second.deviation
+        """True if the interval over seeds of the difference leaves out 0; None where one seed leaves it unknown."""
+        ends = one.against(other, self.split)
+        return None if ends is None else ends.low > 0 or ends.high < 0
 
     def claim(self, undecided: bool = False) -> tuple[str, str]:
         """Headline and paragraph. `undecided`: on resampled test sets the best row and the first cannot be told apart."""
@@ -107,13 +105,7 @@ class _Words:
             sentences = [reached, self._unigram(), lone]
         else:
             headline, against_first = self._against_first(best, undecided)
-            many = len(self.measured) > 2
-            rows = f"{len(self.measured)} rows" if many else "two rows"
-            degree = measure.extreme if many else measure.comparative
-            sentences = [
-                f"Of {rows}, {best.name} has the {degree} {self.name}: {self.long(best)}.",
-                against_first, self._unigram(), self._neighbours(best), self._other_split(best), self._seeds(),
-            ]  # fmt: skip
+            sentences = [against_first, self._neighbours(best), self._unigram(), self._other_split(best), self._seeds()]
         return headline, " ".join(filter(None, sentences))
 
     def _last_positions(self) -> str:
@@ -128,39 +120,37 @@ class _Words:
         first, measure, split = self.first, self.measure, self.split
         value, is_best = f"{self.name} {self.short(best)}", f"{best.name} is {measure.extreme}"
         if best is first:
-            nothing = f"It is the first row: none of the others is {measure.beyond} it."
+            nothing = f"None of the other rows is {measure.beyond} it."
             return f"{best.name}, the first row, stays {measure.extreme}: {value}", nothing
         if first not in self.measured:
             kind = " of next tokens" if first.marked else ""
             return f"{is_best}: {value}", f"The first row, {first.name}, has no {self.name}{kind} to compare with."
-        base = f"{first.name}, the first row, at {self.long(first)}"
+        base = f"The first row, {first.name}, has {self.long(first)}."
         if self.equal(best, first):
-            return f"{best.name} and {first.name} are equal: {value}", f"To the digits shown it equals {base}."
+            return f"{best.name} and {first.name} are equal to the digits shown: {value}", base
         difference = measure.difference(best.figures[split].mean, first.figures[split].mean) or 0.0
-        beyond = f"{measure.size(difference)} {measure.beyond}"
-        value = f"{value}, {beyond} {first.name}"
-        apart = self.apart(best, first)
-        if apart is None:
+        value = f"{value}, {measure.size(difference)} {measure.beyond} {first.name}"
+        ends = best.against(first, split)
+        if ends is None:
             lone = [row.name for row in (best, first) if len(row.runs) == 1]
             seeds = "one seed" if len(lone) != 1 else f"one seed of {lone[0]}"
-            return f"{is_best}: {value} ({seeds})", f"That is {beyond} {base}."
-        within = "larger than" if apart else "within"
-        sentence = f"That is {beyond} {base}; the difference is {within} the spread of the seeds."
-        if not apart:
-            return f"{is_best}, but within the spread of the seeds: {value}", sentence
+            return f"{is_best}: {value} ({seeds}, no interval)", base
+        value = f"{value} (95 % interval {measure.show_interval(*ends)})"
+        if not self.apart(best, first):
+            return f"{is_best}, but other seeds might turn it round: {value}", base
         if undecided:
-            return f"{is_best}, but other sentences might turn it round: {value}", sentence
-        return f"{best.name} is best: {value}", sentence
+            return f"{is_best}, but other sentences might turn it round: {value}", base
+        return f"{best.name} is best: {value}", base
 
     def _unigram(self) -> str:
         values = {self.measure.show(row.unigram[self.split]) for row in self.rows if self.split in row.unigram}
         return f"A unigram model with the same vocabulary has {values.pop()}." if len(values) == 1 else ""
 
     def _neighbours(self, best: Row) -> str:
-        """Rows besides the first from which the best cannot be told apart."""
-        others = [row for row in self.measured if row is not best and row is not self.first]
+        """Rows from which the best cannot be told apart, besides the first, of which the headline speaks."""
+        others = [row for row in self.measured if row is not best and (row is not self.first or best is self.first)]
         near = [row.name for row in others if self.apart(best, row) is False]
-        return f"Within the spread of {best.name}: {listed(near)}." if near else ""
+        return f"These seeds do not tell {best.name} from {listed(near)}." if near else ""
 
     def _other_split(self, best: Row) -> str:
         if self.split != "test":
@@ -177,8 +167,7 @@ class _Words:
         lone = [row.name for row in rows if len(row.runs) == 1]
         if len(lone) == len(rows):
             return "Every row is one seed, and one seed cannot decide between rows: how far seeds scatter is not known here."
-        meaning = "The spread is judged by whether the intervals mean ± standard deviation meet, which is no significance test."
-        return f"{meaning} One seed only, so nothing is decided: {listed(lone)}." if lone else meaning
+        return f"One seed only, so nothing is decided: {listed(lone)}." if lone else ""
 
     def resampled(self, compared: Comparison) -> tuple[str, bool]:
         """Result of resampled test sets for the best row against the first (or the best of the others if it is the first).
@@ -249,7 +238,6 @@ def _cautions(compared: Comparison) -> Iterator[str]:
         yield (
             f"The paper's figures are {others[-1]}, and these runs are compared by {measure.words}: they are left out."
         )
-    yield from _shared_trainings(compared.rows)
     if compared.task == MASKED_MODELING:
         yield f"What is compared is {MASKED_TOKEN}: the model reads the rest of the text, on both sides."
     if compared.paper_is_last:
@@ -276,13 +264,12 @@ def _cautions(compared: Comparison) -> Iterator[str]:
         yield "The paper's figures of some rows are tokenised BLEU and are left out: ours beside them are sacreBLEU's."
 
 
-def _shared_trainings(groups: Iterable[RunGroup]) -> Iterator[str]:
-    """Rows whose training is that of a row of another table, or of this one."""
-    for group in groups:
-        for run in group.runs:
-            if origin := mapping(run.get("training")):
-                whose = " ".join(str(origin[key]) for key in ("recipe", "row") if origin.get(key))
-                yield f"{group.name}, seed {run.seed}: one training with {whose} ({origin.get('folder')}), measured anew."
+def row_notes(group: RunGroup) -> Iterator[str]:
+    """Runs of a row whose training is that of a row of another table, or of this one."""
+    for run in group.runs:
+        if origin := mapping(run.get("training")):
+            whose = " ".join(str(origin[key]) for key in ("recipe", "row") if origin.get(key))
+            yield f"{group.name}, seed {run.seed}: one training with {whose} ({origin.get('folder')}), measured anew."
 
 
 def _cautions_of_group(rows: Sequence[Row]) -> Iterator[str]:
@@ -320,7 +307,11 @@ def comparison_notes(compared: Comparison) -> Iterator[str]:
     if any(row.difference for row in compared.rows):
         whose, unit = "their" if measure.in_bits else "its", ", in points" if measure.higher else ""
         of_part = " of its model" if any(row.part for row in compared.rows) else ""
-        yield f"Beneath {measure.article or 'the '}{measure.words}: {whose} difference to the first row{of_part}{unit}."
+        interval = ", and its 95 % interval over seeds (paired if the seeds are the same, else Welch's)"
+        yield (
+            f"Beneath {measure.article or 'the '}{measure.words}: {whose} difference to the first row{of_part}{unit}"
+            f"{interval if any(row.intervals for row in compared.rows) else ''}."
+        )
     if measure is BLEU:
         yield "Perplexity is per target token."
     if compared.several_seeds:
@@ -384,7 +375,7 @@ def _of_tuning(tuning: Tuning) -> Summary:
     remarks = [f"{task.name}: {remark}" for task in tuning.tasks for remark in task.remarks]
     warnings = [remark for remark in remarks if "Not equal terms" in remark]
     cautions = [remark for remark in remarks if remark not in warnings] + _tuning_notes(tuning)
-    cautions += _shared_trainings(tuning.arms)
+    cautions += [note for arm in tuning.arms for note in row_notes(arm)]
     headline, *others = sentences or ["No run has finished."]
     return Summary(headline, tuple(others), tuple(warnings), tuple(cautions))
 
@@ -443,29 +434,31 @@ def protocol_notes(task: Task) -> list[str]:
 
 
 def print_report(content: Comparison | Tuning, console: Console | None = None) -> None:
-    """Print tables and sentences, one after another."""
+    """Print the headline, then the tables, each with what has to be said about it."""
     console, summary, tuned = console or Console(), summarize(content), isinstance(content, Tuning)
-    for part in _tuning_parts(content) if isinstance(content, Tuning) else _comparison_parts(content):
-        if isinstance(part, Table):
-            print_table(part, console)
-        else:
-            console.print(Text(part, "dim"))
-    unfinished = [f"not finished: {run.folder} ({'; '.join(run.problems)})" for run in content.unfinished]
-    for style, sentences in (
+    unfinished = [f"Not finished: {run.folder} ({'; '.join(run.problems)})" for run in content.unfinished]
+    notes = [f"Notes of {recipe}: {words}" for recipe, words in content.notes.items()]
+    styled: list[tuple[str, Iterable[Table | str]]] = [
         ("bold", (summary.headline, *(summary.paragraphs if tuned else ()))),
         ("yellow", summary.warnings),
+        ("dim", _tuning_parts(content) if isinstance(content, Tuning) else _comparison_parts(content)),
         ("dim" if tuned else "", summary.cautions),
         ("yellow", unfinished),
-    ):
-        for sentence in sentences:
-            console.print(Text(sentence, style))
-    for recipe, notes in content.notes.items():
-        console.print(Text(f"Notes of {recipe}: {notes}", "dim"))
+        ("dim", notes),
+    ]
+    for style, parts in styled:
+        for part in parts:
+            if isinstance(part, Table):
+                print_table(part, console)
+            else:
+                console.print(Text(part, style))
 
 
 def _comparison_parts(compared: Comparison) -> Iterator[Table | str]:
     if compared.rows:
         yield tables.comparison_table(compared)
+    for row in compared.rows:
+        yield from row_notes(row)
     yield from tables.other_figures(compared)
     yield from signature_notes(compared)
     yield from (tables.difference_table(compared, tested) for tested in compared.differences)

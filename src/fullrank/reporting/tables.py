@@ -23,7 +23,7 @@ from fullrank.reporting.runs import SPLITS, RunGroup, RunRecord, integer, mappin
 
 SPLIT_WORDS = {"valid": "validation", "test": "test"}
 LAST_POSITION_TITLE = "Perplexity at the last position of every segment, the only one whose target is not read"
-_WORDS = ("model", "arm", "Key", "split", "folder", "encoder", "attention")  # columns that are not numbers
+_WORDS = ("model", "arm", "Key", "split", "folder")  # columns that are not numbers
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def comparison_table(compared: Comparison) -> Table:
         | {_ours(compared, split): Cell(measure.show(row.unigram.get(split)), quiet=True) for split in SPLITS}
         for _, row in sorted(by_text.items())
     ]
-    return table("Rows compared", map(cells, rows), foot)
+    return table("Rows compared", map(cells, rows), foot, lines_below=True)
 
 
 def _figures(compared: Comparison, row: Row) -> Cells:
@@ -146,6 +146,7 @@ def _figures(compared: Comparison, row: Row) -> Cells:
             yield _heading(compared, split, TOKENISED_BLEU, "ours"), ours
         change, text = row.difference.get(split), row.mark(measure.spread(row.figures.get(split)))
         below = () if change is None else (measure.show_difference(change),)
+        below += (measure.show_interval(*ends),) if (ends := row.intervals.get(split)) else ()
         yield _ours(compared, split), Cell(text, below, strong=split in row.best)
         if compared.shows_last:
             yield _heading(compared, split, measure, "ours, last"), row.mark(measure.spread(row.last.get(split)))
@@ -393,7 +394,7 @@ def arms_table(task: Task) -> Table:
         yield "time", "" if seconds is None else figures.duration(seconds.mean)
 
     def broken(heading: str) -> Column:
-        return Column(heading, terminal=heading.replace(" ", "\n"))
+        return Column(heading, terminal=heading.replace(" ", "\n"), words=heading in ("encoder", "attention"))
 
     rows = [[(broken(heading), cell) for heading, cell in cells(arm)] for arm in task.arms]
     return table("The arms", rows, show_caption=True, lines_below=True)
@@ -426,12 +427,13 @@ def print_table(table: Table, console: Console) -> None:
     A file takes lines of any length, a terminal breaks them inside words.
     """
     shown = [column for column in table.columns if not column.page_only]
-    rich, left_out = _rich(table, shown, narrow=False), list[Column]()
-    if _width(console, rich) > console.width:
-        rich = _rich(table, shown, narrow=True)
+    left_out: list[Column] = []
+    for narrow in range(3):
+        if _width(console, rich := _rich(table, shown, narrow)) <= console.width:
+            break
     while console.is_terminal and _width(console, rich) > console.width and len(shown) > 2:
         left_out.insert(0, shown.pop())
-        rich = _rich(table, shown, narrow=True)
+        rich = _rich(table, shown, narrow)
     rich.width = _width(console, rich)  # its own, even where the console is narrower: no figure is cut off
     console.print(rich, soft_wrap=True)
     if left_out:
@@ -443,8 +445,8 @@ def _width(console: Console, table: RichTable) -> int:
     return console.measure(table, options=console.options.update(max_width=1000)).maximum
 
 
-def _rich(table: Table, columns: Sequence[Column], *, narrow: bool) -> RichTable:
-    """Some columns of a table. `narrow` breaks headings and sets deviations beneath their means."""
+def _rich(table: Table, columns: Sequence[Column], narrow: int) -> RichTable:
+    """Some columns of a table. `narrow` 1 breaks headings, 2 sets deviations beneath their means, and breaks intervals."""
     rich = RichTable(
         title=Text(table.caption) if table.show_caption else None,
         title_justify="left", title_style="", box=box.SIMPLE_HEAD, pad_edge=False,
@@ -464,13 +466,15 @@ def _rich(table: Table, columns: Sequence[Column], *, narrow: bool) -> RichTable
             max_width=18 if index == 0 and narrow and table.lines_below else None,
         )
     for row in (*table.rows, *table.foot):
-        rich.add_row(*(_text(row[index], narrow, table.lines_below) for index in shown))
+        rich.add_row(*(_text(row[index], narrow > 1, table.lines_below) for index in shown))
     return rich
 
 
-def _text(cell: Cell, narrow: bool, lines_below: bool) -> Text:
-    text = cell.text.replace(" ±", "\n±") if narrow and not lines_below else cell.text
+def _text(cell: Cell, broken: bool, lines_below: bool) -> Text:
+    text, below = cell.text, cell.below
+    if broken:
+        text, below = text.replace(" ±", "\n±"), tuple(line.replace(" to ", " to\n") for line in below)
     if cell.badges:
         text += f" ({', '.join(badge for badge, _ in cell.badges)})"
     style = "bold green" if cell.strong else "dim" if cell.quiet else ""
-    return Text("\n".join((text, *cell.below)) if lines_below else text, style=style)
+    return Text("\n".join((text, *below)) if lines_below else text, style=style)
