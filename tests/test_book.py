@@ -28,6 +28,7 @@ DOCS = ROOT / "docs"
 GENERATED = DOCS / "results"
 sys.path.insert(0, str(DOCS / "pictures"))
 import draw  # noqa: E402
+import screenshots  # noqa: E402
 
 PAGES = [ROOT / "README.md", *(page for page in sorted(DOCS.rglob("*.md")) if page.parent != GENERATED)]
 
@@ -109,6 +110,15 @@ def test_measured_figures_are_those_of_the_results(page: Path) -> None:
     assert rows
     for row in rows:
         assert any(all(cell in line for cell in row) for line in lines), row
+
+
+def test_screenshots_are_small_and_say_what_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {file.stem: file.stat().st_size for file in (DOCS / "pictures").glob("*.png")}
+    assert sizes.keys() == screenshots.PICTURES.keys()
+    assert max(sizes.values()) < 150_000
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(SystemExit, match=r"need Chromium.*apt install chromium"):
+        screenshots.main()
 
 
 @pytest.mark.parametrize("name", list(draw.PICTURES))

@@ -194,7 +194,7 @@ def test_the_page_speaks_of_bits_alone(page: Page) -> None:
         "Final test bits per byte",
         "Validation bits per token",
         "unigram bits per byte (valid / test)4.500 / 4.750",
-        "skip is lowest, but other seeds might turn it round: test bits per byte 1.020\u00a0± 0.028",
+        "skip is lowest, but other seeds might turn it round: test bits per byte 1.020\u00a0±\u00a00.028",
         "where the corpus is bytes (enwik8), a character is a byte",
     ):
         assert words in page.text

@@ -85,10 +85,11 @@ def test_one_side_with_a_single_seed_is_not_decided(tmp_path: Path) -> None:
 
 
 def test_the_first_row_may_stay_lowest(tmp_path: Path) -> None:
-    summary = summary_of(tmp_path, {"plain": [90.0], "b": [95.0]})
-    assert summary.headline.startswith("plain, the first row, stays lowest")
-    assert "below plain" not in " ".join(summary.paragraphs)
-    assert "None of the other rows is below it" in " ".join(summary.paragraphs)
+    summary = summary_of(tmp_path / "1", {"plain": [90.0], "b": [95.0]})
+    assert summary.headline == "plain, the first row, stays lowest: test perplexity 90.00; next is b at +5.6 %"
+    assert "below" not in summary.headline + " ".join(summary.paragraphs)
+    summary = summary_of(tmp_path / "2", {"plain": [89.0, 91.0], "c": [99.0, 101.0], "b": [98.0, 94.0]})
+    assert summary.headline.endswith("next is b at +6.7 % (95 % interval −35.7 to +49.0 %)")
 
 
 def test_equal_to_the_digits_shown_is_called_equal(tmp_path: Path) -> None:

@@ -59,9 +59,9 @@ class Series:
     @functools.cached_property
     def band(self) -> tuple[Curve, Curve] | None:
         """Mean - and + sample standard deviation over the seeds; None for a single seed, or without a mean."""
-        if self.mean is None or len(self.curves) < 2:
+        deviation = self._over_seeds(functools.partial(np.std, ddof=1)) if len(self.curves) > 1 else None
+        if self.mean is None or deviation is None:
             return None
-        deviation = self._over_seeds(functools.partial(np.std, ddof=1))
         return Curve(self.mean.x, self.mean.y - deviation.y), Curve(self.mean.x, self.mean.y + deviation.y)
 
     def _over_seeds(self, of: Callable[..., np.ndarray]) -> Curve | None:

@@ -120,8 +120,12 @@ class _Words:
         first, measure, split = self.first, self.measure, self.split
         value, is_best = f"{self.name} {self.short(best)}", f"{best.name} is {measure.extreme}"
         if best is first:
-            nothing = f"None of the other rows is {measure.beyond} it."
-            return f"{best.name}, the first row, stays {measure.extreme}: {value}", nothing
+            other = best_row([row for row in self.measured if row is not best], measure, split)
+            if other is not None and split in other.difference:
+                ends = other.intervals.get(split)
+                sure = f" (95 % interval {measure.show_interval(*ends)})" if ends else ""
+                value += f"; next is {other.name} at {measure.show_difference(other.difference[split])}{sure}"
+            return f"{best.name}, the first row, stays {measure.extreme}: {value}", ""
         if first not in self.measured:
             kind = " of next tokens" if first.marked else ""
             return f"{is_best}: {value}", f"The first row, {first.name}, has no {self.name}{kind} to compare with."
@@ -133,10 +137,10 @@ class _Words:
         ends = best.against(first, split)
         if ends is None:
             lone = [row.name for row in (best, first) if len(row.runs) == 1]
-            seeds = "one seed" if len(lone) != 1 else f"one seed of {lone[0]}"
+            seeds = ("no scatter over the seeds", f"one seed of {listed(lone)}", "one seed")[len(lone)]
             return f"{is_best}: {value} ({seeds}, no interval)", base
         value = f"{value} (95 % interval {measure.show_interval(*ends)})"
-        if not self.apart(best, first):
+        if ends.low <= 0 <= ends.high:
             return f"{is_best}, but other seeds might turn it round: {value}", base
         if undecided:
             return f"{is_best}, but other sentences might turn it round: {value}", base
