@@ -64,7 +64,7 @@ class Series:
             return None
         return Curve(self.mean.x, self.mean.y - deviation.y), Curve(self.mean.x, self.mean.y + deviation.y)
 
-    def _over_seeds(self, of: Callable[..., np.ndarray]) -> Curve | None:
+    def _over_seeds(self, of: Callable[..., Any]) -> Curve | None:
         shared = functools.reduce(np.intersect1d, (curve.x for curve in self.curves))
         if len(shared) < 2:
             return None

@@ -139,8 +139,8 @@ def _tiles(compared: Comparison) -> Iterator[tuple[str, str, str]]:
     if not shown.next_token and last is not None:
         yield "At last positions", LAST_POSITION.show(last.mean), "targets that are not read"
     if several and split in shown.difference:
-        ends = shown.intervals.get(split)
-        sure = f"95 % interval {measure.show_interval(*ends)}" if ends else "one seed, no interval"
+        known = shown.intervals.get(split)
+        sure = f"95 % interval {measure.show_interval(*known)}" if known else "no interval"
         yield f"Against {first.name}", measure.show_difference(shown.difference[split]), sure
     if several and shown is not first and shown.extra_parameters is not None:
         yield "Parameters added", figures.extra(shown.extra_parameters), f"to {count(first.parameters)}"

@@ -357,7 +357,7 @@ def difference_notes(compared: Comparison) -> list[str]:
         f"Paired bootstrap (Koehn 2004): {tests[0].samples:,} samples of the {sizes}, the same for all rows, seed "
         f"{tests[0].seed}; of a row with several runs (n) the mean of their BLEU.",
         "The interval over sentences and p are about these very models on other sentences like these. The interval over seeds "
-        "(Welch) is about training again; two runs a row leave it wide.",
+        "(paired if the seeds are the same, else Welch's) is about training again; two runs a row leave it wide.",
         *(f"Left out: {sentence}." for sentence in left_out),
     ]
 

@@ -145,7 +145,7 @@ def _figures(compared: Comparison, row: Row) -> Cells:
             ours = TOKENISED_BLEU.spread(row.stats(TOKENISED_BLEU).get(split))
             yield _heading(compared, split, TOKENISED_BLEU, "ours"), ours
         change, text = row.difference.get(split), row.mark(measure.spread(row.figures.get(split)))
-        below = () if change is None else (measure.show_difference(change),)
+        below: tuple[str, ...] = () if change is None else (measure.show_difference(change),)
         below += (measure.show_interval(*ends),) if (ends := row.intervals.get(split)) else ()
         yield _ours(compared, split), Cell(text, below, strong=split in row.best)
         if compared.shows_last:
@@ -215,7 +215,8 @@ def difference_table(compared: Comparison, tested: Differences) -> Table:
         yield "p", f"{row.p_value:.3f}"
         yield Column("samples ahead", terminal="samples\nahead"), f"{row.ahead:.0%}"
         seeds = Column("95 % interval over seeds", terminal="95\u00a0%\u00a0over\nseeds")
-        yield seeds, figures.interval(row.seeds_low, row.seeds_high)
+        own = rows[row.row].against(rows[row.baseline], tested.split) if tested.split in SPLITS else None
+        yield seeds, figures.interval(*(own or (row.seeds_low, row.seeds_high)))
 
     first = tested.rows[0]
     against = f" against {first.baseline}, {score(first.baseline_score, first.baseline_runs)}"
