@@ -96,6 +96,27 @@ def test_a_pointer_on_a_figure_shows_its_value(page: Page, tmp_path: Path) -> No
     assert f"<title>x: perplexity {last['ppl']:,.5g} at 512k training tokens</title></circle>" in text
 
 
+def test_notes_and_cautions_stand_beside_the_figures(tmp_path: Path) -> None:
+    text = report(two_kinds(tmp_path)).page()
+    summary, comparison, curves = (text.index(f'id="{name}"') for name in ("summary", "comparison", "curves"))
+    for words in ("the levels do not compare", "<code>train.orthogonality</code>"):
+        assert words in text[comparison:curves]
+        assert words not in text[summary:comparison]
+    assert text[curves:].count("<polygon") >= 4, "a band for each of two rows, in two figures at least"
+
+
+def test_spectra_are_drawn_where_they_were_measured(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / row, row=row) for row in ("x", "y")]
+    assert "Spectra of attention weights were not measured" in report(runs).page()
+    (runs[0] / "analysis").mkdir()
+    spectrum = {"layers": [{"after": {"curves": [[0.75, 1.0]]}}]}
+    (runs[0] / "analysis" / "spectrum.json").write_text(json.dumps(spectrum), encoding="utf-8")
+    text = report(runs).page()
+    assert "were not measured" not in text
+    assert "Not measured: y." in text
+    assert "<title>x: share of their sum 0.75 at 0.5 share of the singular values</title>" in text
+
+
 def test_samples_of_rows_stand_below_one_another(tmp_path: Path) -> None:
     sample = {"prompt": "the <cat>", "text": "the <cat> sat", "tokens": 50, "temperature": 0.8, "seed": 1}
     first = make_run(tmp_path / "x", row="x", result={"sample": sample})
