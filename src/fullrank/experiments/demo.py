@@ -26,15 +26,17 @@ from fullrank.config.recipe import Resolved, load, resolve
 from fullrank.config.run import RunConfig
 from fullrank.core.errors import InputError, RunError
 from fullrank.data import Corpus, prepare
+from fullrank.experiments.analyze import Reading
+from fullrank.experiments.analyze_attention import measure_spectra
 from fullrank.experiments.generation import generate
 from fullrank.experiments.language_model import LanguageModelTask, with_vocabulary
 from fullrank.experiments.speed import measure_speed
 from fullrank.experiments.task import Prepared
-from fullrank.files import write_json
+from fullrank.files import silent, write_json
 from fullrank.training.device import is_locked
 
 RECIPE = "demo/builtin"
-_STARTUP, _REPORT = 7.0, 5.0  # seconds: of a model until it trains and after its figures; of the report at the end
+_STARTUP, _REPORT = 7.0, 8.0  # seconds: of a model until it trains and after its figures; of the report at the end
 _ALONE = 0.85  # speed of a model with another one beside it, against alone
 _LEAST_STEPS, _MOST_STEPS, _EVALUATIONS = 20, 1_000_000, 5
 _PROMPT, _SAMPLED = "This function", 60  # of the text that the best model writes
@@ -134,6 +136,8 @@ def run_demo(minutes: float, out: Path, seed: int, rows: Sequence[str] | None = 
     console.print(f"{folders[best].name} writes, after “{_PROMPT}”:\n", highlight=False)
     lines = "\n".join(f"    {line}" for line in words.splitlines() if line.strip())  # a line of the text ends at <eos>
     console.print(f"{lines}\n", highlight=False, markup=False)
+    for one in measure_spectra([str(folder) for folder in folders], Reading(device="cpu", say=silent), texts=8):
+        write_json(one.read.folder / "analysis" / "spectrum.json", one.as_dict())
     table = report(folders)
     page = table.write(out / "report.html", "A Transformer without its bottlenecks")
     table.print(console)
