@@ -11,6 +11,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -276,3 +277,17 @@ def test_nothing_heavy_is_committed() -> None:
     assert len(files) > 20
     most = {"ledger.jsonl": 4 << 20}  # grows by 2 KB with every finished run
     assert [file.name for file in files if file.stat().st_size > most.get(file.name, 500 << 10)] == []
+
+
+def test_citation_is_of_this_package_and_its_papers() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert (citation["cff-version"], citation["type"]) == ("1.2.0", "software")
+    assert [citation[key] for key in ("version", "license", "authors", "keywords")] == [
+        project[key] for key in ("version", "license", "authors", "keywords")
+    ]
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for paper in citation["references"]:
+        assert f"[{paper['title']}]({paper.get('url') or 'https://doi.org/' + paper['doi']})" in readme
+        assert all({"given-names", "family-names"} == set(author) for author in paper["authors"])
+    assert len(citation["references"]) == 4

@@ -92,6 +92,11 @@ def visible(text: str) -> str:
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
+def usable_cores() -> list[int]:
+    """Numbers of the cores that this process may use; where the system does not say (macOS, Windows), of all."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+
+
 def out_of_memory(error: BaseException) -> bool:
     """True for the errors by which Python, PyTorch on a CPU, and PyTorch on a GPU say so."""
     return (

@@ -163,7 +163,7 @@ def test_a_missing_tracker_is_said_with_the_command_to_install_it(
     name: str, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(InputError, match=rf"train.track: {name} is not installed; pip install {name}"):
+    with pytest.raises(InputError, match=rf"train.track: {name} is not installed: pip install 'fullrank\[track\]'"):
         make_observers(tmp_path, track=[name], quiet=True)
     with pytest.raises(InputError, match="'aim' is not available; known: tensorboard, wandb"):
         make_observers(tmp_path, track=["aim"], quiet=True)

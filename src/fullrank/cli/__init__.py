@@ -18,6 +18,9 @@ def main(argv: list[str] | None = None) -> None:
     """
     words = sys.argv[1:] if argv is None else argv
     debug = "--debug" in words
+    if sys.platform == "win32":  # a pipe there has an encoding without most of our characters
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(encoding="utf-8")
     try:
         from fullrank.cli.app import load
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from fullrank.cli.app import app
+from fullrank.cli.app import app, examples
 from fullrank.cli.options import Checkpoint, Config, Device, Json, Overrides, Row, Scale
 from fullrank.cli.output import exclude, say, table_of, tell
 from fullrank.core.errors import InputError
@@ -31,7 +31,7 @@ Model = Annotated[
 Models = Annotated[
     list[str],
     typer.Argument(
-        metavar="MODEL...", help="Run folders, folders of saved models, or Hugging Face models (folder or hub name)."
+        metavar="MODEL", help="Run folders, folders of saved models, or Hugging Face models (folder or hub name)."
     ),
 ]
 ModelText = Annotated[
@@ -69,7 +69,7 @@ def _drawn(
 analyze = typer.Typer(
     no_args_is_help=True,
     help="The papers' analyses.",
-    epilog="Example:  [cyan]fullrank analyze context runs/mine --out figures[/cyan]",
+    epilog=examples("fullrank analyze context runs/mine --out figures"),
 )
 
 
@@ -77,8 +77,10 @@ app.add_typer(analyze, name="analyze")
 
 
 @analyze.command(
-    epilog="Examples:  [cyan]fullrank analyze context my.yaml model.memory_length=256 --json[/cyan]   "
-    "[cyan]fullrank analyze context runs/mine --phase skip_retain --drifting 4000 --out figures[/cyan]",
+    epilog=examples(
+        "fullrank analyze context my.yaml model.memory_length=256 --json",
+        "fullrank analyze context runs/mine --phase skip_retain --drifting 4000 --out figures",
+    ),
 )
 def context(
     name: Config,
@@ -140,8 +142,10 @@ def _reach_table(reach: PhaseReach, drifting: int | None) -> Table:
 
 
 @analyze.command(
-    epilog="Examples:  [cyan]fullrank analyze rank runs/plain runs/mixture --out figures[/cyan]   "
-    "[cyan]fullrank analyze rank gpt2 --text book.txt --contexts 2000 --json[/cyan]",
+    epilog=examples(
+        "fullrank analyze rank runs/plain runs/mixture --out figures",
+        "fullrank analyze rank gpt2 --text book.txt --contexts 2000 --json",
+    ),
 )
 def rank(
     names: Models,
@@ -207,8 +211,10 @@ def _rank_table(ranks: list[ModelRank]) -> Table:
 
 
 @analyze.command(
-    epilog="Examples:  [cyan]fullrank analyze spectrum runs/plain runs/b --out figures[/cyan]   "
-    "[cyan]fullrank analyze spectrum gpt2 --text book.txt --segment-length 512 --json[/cyan]",
+    epilog=examples(
+        "fullrank analyze spectrum runs/plain runs/b --out figures",
+        "fullrank analyze spectrum gpt2 --text book.txt --segment-length 512 --json",
+    ),
 )
 def spectrum(
     names: Models,
@@ -253,8 +259,10 @@ def _spectra_table(found: list[ModelFigures[AttentionSpectrum]]) -> Table:
 
 
 @analyze.command(
-    epilog="Examples:  [cyan]fullrank analyze heads runs/plain --against runs/cross_head --out figures[/cyan]   "
-    "[cyan]fullrank analyze heads runs/plain --prune 0.25 --out smaller[/cyan]",
+    epilog=examples(
+        "fullrank analyze heads runs/plain --against runs/cross_head --out figures",
+        "fullrank analyze heads runs/plain --prune 0.25 --out smaller",
+    ),
 )
 def heads(
     name: Model,
@@ -362,8 +370,9 @@ def _heads_line(one: ModelFigures[Heads]) -> str:
 
 
 @analyze.command(
-    epilog="Examples:  [cyan]fullrank analyze mixing runs/a runs/b --out figures[/cyan]   "
-    "[cyan]fullrank analyze mixing injected --text book.txt --json[/cyan]",
+    epilog=examples(
+        "fullrank analyze mixing runs/a runs/b --out figures", "fullrank analyze mixing injected --text book.txt --json"
+    ),
 )
 def mixing(
     names: Models,

@@ -7,11 +7,17 @@ from typing import Annotated
 
 import typer
 
+
+def examples(*commands: str) -> str:
+    """The end of a help page: commands, each on a line of its own."""
+    return "\n  ".join(["Examples:", *(f"[cyan]{one}[/cyan]" for one in commands)])
+
+
 app = typer.Typer(
     name="fullrank",
     help="Transformer language models without their bottlenecks.",
+    epilog="Exit status: 0 done, 1 a run or a check failed, 2 bad input (nothing was run), 130 interrupted.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},

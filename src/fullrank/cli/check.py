@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fullrank.cli.analyze import Model, ModelText, SegmentLength
-from fullrank.cli.app import app
-from fullrank.cli.options import Checkpoint, Device, Json, Overrides, Row, Scale
+from fullrank.cli.app import app, examples
+from fullrank.cli.options import Checkpoint, Device, Json, Overrides, Row, Scale, complete_recipe
 from fullrank.cli.output import say, table_of, tell
 from fullrank.core.errors import InputError
 
@@ -23,9 +23,12 @@ if TYPE_CHECKING:
 
 
 @app.command(
-    epilog="Examples:  [cyan]fullrank check mixhead/table1-vanilla --row b[/cyan]   "
-    "[cyan]fullrank check runs/mine --json[/cyan]   [cyan]fullrank check gpt2 --text book.txt[/cyan]   "
-    "[cyan]fullrank check --scoring my_eval:score --vocab-size 50[/cyan]"
+    epilog=examples(
+        "fullrank check mixhead/table1-vanilla --row b",
+        "fullrank check runs/mine --json",
+        "fullrank check gpt2 --text book.txt",
+        "fullrank check --scoring my_eval:score --vocab-size 50",
+    )
 )
 def check(
     name: Annotated[
@@ -34,6 +37,7 @@ def check(
             metavar="MODEL",
             help="A recipe, a YAML file, a run folder, a saved model, a Hugging Face model (folder or hub name; also an "
             "export, an injected model, an adapter; hf:TYPE: a small one of a model type), or python:MODULE:FUNCTION.",
+            autocompletion=complete_recipe,
         ),
     ] = None,
     overrides: Overrides = None,
@@ -180,10 +184,7 @@ def _figure(value: float | None) -> str:
     return "0" if value == 0 else f"{value:.1e}"
 
 
-@app.command(
-    epilog="Examples:  [cyan]fullrank diagnose runs/mine[/cyan]   "
-    "[cyan]fullrank diagnose gpt2 --text book.txt --out gpt2.html[/cyan]"
-)
+@app.command(epilog=examples("fullrank diagnose runs/mine", "fullrank diagnose gpt2 --text book.txt --out gpt2.html"))
 def diagnose(
     name: Model,
     text: ModelText = None,

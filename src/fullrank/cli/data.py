@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fullrank.cli.app import examples
 from fullrank.cli.options import Json, Source, with_source
 from fullrank.cli.output import say, tell
 
@@ -16,12 +17,13 @@ if TYPE_CHECKING:
 data = typer.Typer(
     no_args_is_help=True,
     help="List corpora and prepare them.",
-    epilog="Examples:  [cyan]fullrank data prepare ptb --from ~/corpora/ptb[/cyan]   "
-    "[cyan]fullrank data prepare glue/cola --from ~/glue_data[/cyan]",
+    epilog=examples(
+        "fullrank data prepare ptb --from ~/corpora/ptb", "fullrank data prepare glue/cola --from ~/glue_data"
+    ),
 )
 
 
-@data.command("list", epilog="Example:  [cyan]fullrank data list[/cyan]")
+@data.command("list", epilog=examples("fullrank data list"))
 def list_data(json: Json = False) -> None:
     """List the known corpora: tokens, published counts, terms, source."""
     import dataclasses
@@ -55,13 +57,14 @@ def _first(value: Any) -> str:
 
 @data.command(
     "prepare",
-    epilog="Examples:  [cyan]fullrank data prepare ptb --from ~/corpora/ptb[/cyan]   "
-    "[cyan]fullrank data prepare glue/cola --from ~/glue_data[/cyan]",
+    epilog=examples(
+        "fullrank data prepare ptb --from ~/corpora/ptb", "fullrank data prepare glue/cola --from ~/glue_data"
+    ),
 )
 def prepare_data(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A corpus (`fullrank data list`).")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings such as data.tokens=bpe")
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings such as data.tokens=bpe")
     ] = None,
     source: Source = None,
     to: Annotated[

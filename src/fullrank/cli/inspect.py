@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from fullrank.cli.app import app
+from fullrank.cli.app import app, examples
 from fullrank.cli.data import data
-from fullrank.cli.options import Config, Json, Overrides, Row, Scale, Source, with_source
+from fullrank.cli.options import Config, Json, Overrides, Row, Scale, Source, complete_recipe, with_source
 from fullrank.cli.output import print_json, say, tell
 from fullrank.core.config import ModelConfig
 from fullrank.core.errors import InputError
@@ -16,12 +16,12 @@ from fullrank.core.errors import InputError
 recipes = typer.Typer(
     no_args_is_help=True,
     help="The tables of the papers, row by row, with the paper's figures.",
-    epilog="Example:  [cyan]fullrank recipes show mixhead/table1-vanilla[/cyan]",
+    epilog=examples("fullrank recipes show mixhead/table1-vanilla"),
 )
 config = typer.Typer(
     no_args_is_help=True,
     help="Resolve and check configurations; print their schema.",
-    epilog="Example:  [cyan]fullrank config show mixhead/table1-vanilla --row b[/cyan]",
+    epilog=examples("fullrank config show mixhead/table1-vanilla --row b"),
 )
 
 
@@ -30,7 +30,7 @@ app.add_typer(data, name="data")
 app.add_typer(config, name="config")
 
 
-@app.command(epilog="Example:  [cyan]fullrank info mixhead/table1-vanilla --row b --json[/cyan]")
+@app.command(epilog=examples("fullrank info mixhead/table1-vanilla --row b --json"))
 def info(
     name: Config,
     overrides: Overrides = None,
@@ -101,7 +101,7 @@ def _numbers(words: list[str]) -> dict[str, float]:
         ) from error
 
 
-@recipes.command("list", epilog="Example:  [cyan]fullrank recipes list --json[/cyan]")
+@recipes.command("list", epilog=examples("fullrank recipes list --json"))
 def list_recipes(json: Json = False) -> None:
     """All shipped recipes."""
     from fullrank.config.recipe import load, shipped
@@ -115,8 +115,11 @@ def list_recipes(json: Json = False) -> None:
     tell(content, lines, json=json)
 
 
-@recipes.command("show", epilog="Example:  [cyan]fullrank recipes show mixhead/table1-vanilla[/cyan]")
-def show_recipe(name: Annotated[str, typer.Argument(metavar="NAME", help="A recipe.")], json: Json = False) -> None:
+@recipes.command("show", epilog=examples("fullrank recipes show mixhead/table1-vanilla"))
+def show_recipe(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A recipe.", autocompletion=complete_recipe)],
+    json: Json = False,
+) -> None:
     """One recipe: what it is, its rows with the paper's figures, and its settings."""
     import yaml
 
@@ -135,9 +138,7 @@ def show_recipe(name: Annotated[str, typer.Argument(metavar="NAME", help="A reci
     tell(content, yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=110).splitlines(), json=json)
 
 
-@config.command(
-    "show", epilog="Example:  [cyan]fullrank config show mixhead/table1-vanilla --row b train.steps=100[/cyan]"
-)
+@config.command("show", epilog=examples("fullrank config show mixhead/table1-vanilla --row b train.steps=100"))
 def show_config(
     name: Config,
     overrides: Overrides = None,
@@ -154,7 +155,7 @@ def show_config(
     tell(resolved.to_dict(), to_yaml(resolved).splitlines(), json=json)
 
 
-@config.command("schema", epilog="Example:  [cyan]fullrank config schema > fullrank.schema.json[/cyan]")
+@config.command("schema", epilog=examples("fullrank config schema > fullrank.schema.json"))
 def show_schema(
     finetune: Annotated[bool, typer.Option("--finetune", help="That of fine-tuning instead.")] = False,
 ) -> None:
@@ -164,7 +165,7 @@ def show_schema(
     print_json(finetune_schema() if finetune else json_schema())
 
 
-@config.command("validate", epilog="Example:  [cyan]fullrank config validate my.yaml[/cyan]")
+@config.command("validate", epilog=examples("fullrank config validate my.yaml"))
 def validate_config(
     name: Config, overrides: Overrides = None, row: Row = None, scale: Scale = None, json: Json = False
 ) -> None:

@@ -2,22 +2,65 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fullrank.core.errors import InputError
+from fullrank.core.errors import FullRankError, InputError
+
+
+def complete_recipe(incomplete: str) -> list[str]:
+    """Shipped recipes that begin so. Where none does, the shell goes on with names of files."""
+    from fullrank.config.recipe import shipped
+
+    return [name for name in shipped() if name.startswith(incomplete)]
+
+
+def complete_rows(context: typer.Context, incomplete: str) -> list[str]:
+    """Rows of the recipe or table that stands on the line; of a list with commas, its last."""
+    from fullrank.config.recipe import load, tables
+
+    begun = incomplete[: incomplete.rfind(",") + 1]
+    for word in (*context.params.values(), *context.args):
+        with contextlib.suppress(FullRankError):
+            known = {begun + row for one in tables(word) for row in load(one).rows} if isinstance(word, str) else set()
+            if rows := sorted(row for row in known if row.startswith(incomplete)):
+                return rows
+    return []
+
+
+def _complete_scale() -> list[str]:
+    from fullrank.config.recipe import SCALES
+
+    return list(SCALES)
+
 
 Config = Annotated[
-    str, typer.Argument(metavar="CONFIG", help="A recipe (`fullrank recipes list`), a YAML file or a run folder.")
+    str,
+    typer.Argument(
+        metavar="CONFIG",
+        help="A recipe (`fullrank recipes list`), a YAML file or a run folder.",
+        autocompletion=complete_recipe,
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Settings laid on the configuration: train.steps=1000"),
+    typer.Argument(metavar="KEY=VALUE", help="Settings laid on the configuration: train.steps=1000"),
 ]
-Row = Annotated[str | None, typer.Option("--row", help="The row of the recipe's table; the first one if not given.")]
-Scale = Annotated[str | None, typer.Option("--scale", help="paper, small or tiny; the recipe's largest if not given.")]
+Row = Annotated[
+    str | None,
+    typer.Option(
+        "--row", help="The row of the recipe's table; the first one if not given.", autocompletion=complete_rows
+    ),
+]
+Scale = Annotated[
+    str | None,
+    typer.Option(
+        "--scale", help="paper, small or tiny; the recipe's largest if not given.", autocompletion=_complete_scale
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else on stdout.")]
 Kernel = Annotated[
     str,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +10,7 @@ import typer
 if TYPE_CHECKING:
     from rich.text import Text
 
-from fullrank.cli.app import app
+from fullrank.cli.app import app, examples
 from fullrank.cli.options import Config, Json, Overrides, Quiet, Row, Scale, Source, read_seeds, with_source
 from fullrank.cli.output import exclude, say, table_of, tell
 from fullrank.core.errors import InputError
@@ -23,8 +22,12 @@ LEDGER = Path("docs/results/ledger.jsonl")
 
 
 @app.command(
-    epilog="Examples:  [cyan]fullrank queue plan.yaml --from corpora[/cyan]   [cyan]fullrank queue plan.yaml --list[/cyan]"
-    "   [cyan]kill -TSTP PID[/cyan] (pauses it with its trainings; [cyan]kill -CONT PID[/cyan] goes on)"
+    epilog=examples(
+        "fullrank queue plan.yaml --from corpora",
+        "fullrank queue plan.yaml --list",
+        "kill -TSTP PID  # pauses it with its trainings",
+        "kill -CONT PID  # goes on",
+    )
 )
 def queue(
     plan: Annotated[Path, typer.Argument(metavar="PLAN.yaml", help="Tables, rows, seeds and settings to be trained.")],
@@ -44,6 +47,8 @@ def queue(
 
     A stopped queue goes on when it is started again; a training that fails is reported, and the next one begins.
     """
+    import asyncio  # a long import, for this verb alone
+
     from fullrank.config.load import read_yaml
     from fullrank.config.plan import PlanFile
     from fullrank.experiments.ledger import row_of
@@ -66,10 +71,12 @@ def queue(
 
 
 @app.command(
-    epilog="Examples:  [cyan]fullrank search my.yaml --set train.learning_rate=1e-4,3e-4,6e-4 --set "
-    'model.dropout.residual=0.1,0.3 --budget "120 minutes" --out runs/rates[/cyan]   '
-    "[cyan]fullrank search mixhead/table1-vanilla --row b --set train.learning_rate=1e-4..3e-3 --random 8 --epochs 4 --out "
-    "runs/drawn[/cyan]"
+    epilog=examples(
+        "fullrank search my.yaml --set train.learning_rate=1e-4,3e-4,6e-4 --set model.dropout.residual=0.1,0.3 "
+        '--budget "120 minutes" --out runs/rates',
+        "fullrank search mixhead/table1-vanilla --row b --set train.learning_rate=1e-4..3e-3 --random 8 --epochs 4 "
+        "--out runs/drawn",
+    )
 )
 def search(
     config: Config,
@@ -130,9 +137,9 @@ def search(
     tell(content, [table, budget_in_words(content), words], json=json)
 
 
-@ledger_app.command(epilog="Example:  [cyan]fullrank ledger add runs/mixhead-table1-vanilla/*[/cyan]")
+@ledger_app.command(epilog=examples("fullrank ledger add runs/mixhead-table1-vanilla/*"))
 def add(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders, or folders that hold them.")],
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR", help="Run folders, or folders that hold them.")],
     ledger: Annotated[Path, typer.Option("--ledger", help="The ledger, a file with a line for each run.")] = LEDGER,
     json: Json = False,
 ) -> None:
@@ -151,10 +158,10 @@ def add(
     tell({"ledger": str(ledger), "runs": len(runs), "added": added}, [words], json=json)
 
 
-@ledger_app.command(epilog="Examples:  [cyan]fullrank ledger pages[/cyan]   [cyan]fullrank ledger pages --check[/cyan]")
+@ledger_app.command(epilog=examples("fullrank ledger pages", "fullrank ledger pages --check"))
 def pages(
     folder: Annotated[
-        Path, typer.Argument(metavar="[DIR]", help="The folder of ledger.jsonl, claims/ and the pages.")
+        Path, typer.Argument(metavar="DIR", help="The folder of ledger.jsonl, claims/ and the pages.")
     ] = LEDGER.parent,
     check: Annotated[bool, typer.Option("--check", help="Write nothing; fail if a page was edited by hand.")] = False,
     json: Json = False,

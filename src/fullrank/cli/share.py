@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from fullrank.cli.app import app
+from fullrank.cli.app import app, examples
 from fullrank.cli.options import Checkpoint, Json, Run, Split
 from fullrank.cli.output import say, tell
 from fullrank.core.errors import InputError
@@ -19,9 +19,11 @@ _FORMATS = ("hf", "fullrank")
 
 
 @app.command(
-    epilog="Examples:  [cyan]fullrank export runs/demo/b --to hf exported/b[/cyan]   "
-    "[cyan]fullrank export runs/demo/b --checkpoint last --to hf exported/b-last[/cyan]   "
-    "[cyan]fullrank export exported/b --to fullrank models/b[/cyan] (back)"
+    epilog=examples(
+        "fullrank export runs/demo/b --to hf exported/b",
+        "fullrank export runs/demo/b --checkpoint last --to hf exported/b-last",
+        "fullrank export exported/b --to fullrank models/b  # back",
+    )
 )
 def export(
     run: Annotated[
@@ -53,13 +55,15 @@ def export(
 
 
 @app.command(
-    epilog="Examples:  [cyan]fullrank submit runs/mixhead-table5/*-b --out glue.zip[/cyan]   "
-    "[cyan]fullrank submit runs/cola runs/mnli --out glue.zip --json[/cyan]"
+    epilog=examples(
+        "fullrank submit runs/mixhead-table5/*-b --out glue.zip",
+        "fullrank submit runs/cola runs/mnli --out glue.zip --json",
+    )
 )
 def submit(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="DIR...", help="Run folders, one for each task of GLUE, with eval.test=true."),
+        typer.Argument(metavar="DIR", help="Run folders, one for each task of GLUE, with eval.test=true."),
     ],
     out: Annotated[Path, typer.Option("--out", metavar="FILE.zip", help="The archive to write.")] = Path("glue.zip"),
     json: Json = False,
@@ -84,12 +88,13 @@ BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"  # beside src/; 
 
 
 @app.command(
-    epilog="Examples:  [cyan]fullrank bench[/cyan]   [cyan]fullrank bench mixing --plot mixing.png[/cyan]   "
-    "[cyan]fullrank bench relative --lengths 128,512 --json[/cyan]"
+    epilog=examples(
+        "fullrank bench", "fullrank bench mixing --plot mixing.png", "fullrank bench relative --lengths 128,512 --json"
+    )
 )
 def bench(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="A benchmark (--list); all of them in small, if not given.")
+        str | None, typer.Argument(metavar="NAME", help="A benchmark (--list); all of them in small, if not given.")
     ] = None,
     listing: Annotated[bool, typer.Option("--list", help="List the benchmarks.")] = False,
     lengths: Annotated[
@@ -138,7 +143,7 @@ def bench(
 @app.command(
     "lm-eval",
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
-    epilog="Example:  [cyan]fullrank lm-eval --model_args path=runs/demo/b --tasks lambada_openai --batch_size 8[/cyan]",
+    epilog=examples("fullrank lm-eval --model_args path=runs/demo/b --tasks lambada_openai --batch_size 8"),
 )
 def lm_eval(context: typer.Context) -> None:
     """The command lm_eval, with `--model fullrank` known to it: a run on tasks of lm-eval. Its arguments, and its --help.
@@ -151,7 +156,7 @@ def lm_eval(context: typer.Context) -> None:
     run(context.args)
 
 
-@app.command("lm-eval-task", epilog="Example:  [cyan]fullrank lm-eval-task runs/demo/b --split test --out tasks[/cyan]")
+@app.command("lm-eval-task", epilog=examples("fullrank lm-eval-task runs/demo/b --split test --out tasks"))
 def lm_eval_task(
     run: Run,
     split: Split = "test",

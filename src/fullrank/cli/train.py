@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from fullrank.cli.app import app
+from fullrank.cli.app import app, examples
 from fullrank.cli.options import (
     Config,
     Json,
@@ -20,24 +20,27 @@ from fullrank.cli.options import (
     Row,
     Scale,
     Source,
+    complete_recipe,
+    complete_rows,
     read_seeds,
     with_source,
 )
 from fullrank.cli.output import say, show_report, tell
 from fullrank.core.errors import InputError
-from fullrank.files import silent, visible
+from fullrank.files import silent
 
 if TYPE_CHECKING:
     from fullrank.reporting.runs import RunRecord
 
 
-@app.command(epilog="Examples:  [cyan]fullrank demo[/cyan]   [cyan]fullrank demo --minutes 2 --out runs/quick[/cyan]")
+@app.command(epilog=examples("fullrank demo", "fullrank demo --minutes 2 --out runs/quick"))
 def demo(
     minutes: Annotated[
         float, typer.Option("--minutes", max=10_000, help="Duration of the whole demo, evaluation included.")
     ] = 5.0,
     out: Annotated[Path, typer.Option("--out", help="Folder of the runs and the report.")] = Path("runs/demo"),
     seed: Annotated[int, typer.Option("--seed", help="Seed of every model.")] = 1,
+    json: Json = False,
 ) -> None:
     """Train a plain Transformer and its bottleneck-free variants on the built-in text, on equal terms, and compare them.
 
@@ -45,13 +48,16 @@ def demo(
     """
     from fullrank.experiments.demo import run_demo
 
-    run_demo(minutes, out, seed)
+    content = run_demo(minutes, out, seed, aside=json)
+    tell(content, (), json=json)
 
 
 @app.command(
-    epilog="Examples:  [cyan]fullrank init book.txt[/cyan]   "
-    "[cyan]fullrank init book.txt --tokens word --minutes 30 --out words.yaml[/cyan]   "
-    "[cyan]fullrank init corpus/train --task translation --source de --target en[/cyan]"
+    epilog=examples(
+        "fullrank init book.txt",
+        "fullrank init book.txt --tokens word --minutes 30 --out words.yaml",
+        "fullrank init corpus/train --task translation --source de --target en",
+    )
 )
 def init(
     texts: Annotated[
@@ -89,9 +95,11 @@ def init(
 
 
 @app.command(
-    epilog="Examples:  [cyan]fullrank train mixhead/table1-vanilla --row b --scale tiny[/cyan]   "
-    "[cyan]fullrank train my.yaml train.steps=500 --out runs/mine[/cyan]   "
-    "[cyan]fullrank train runs/mine[/cyan] (resumes)"
+    epilog=examples(
+        "fullrank train mixhead/table1-vanilla --row b --scale tiny",
+        "fullrank train my.yaml train.steps=500 --out runs/mine",
+        "fullrank train runs/mine  # resumes",
+    )
 )
 def train(
     config: Config,
@@ -112,6 +120,7 @@ def train(
         ),
     ] = None,
     quiet: Quiet = False,
+    json: Json = False,
 ) -> None:
     """Train a recipe or a YAML file. Given a run folder, resume it exactly where it stopped.
 
@@ -131,13 +140,14 @@ def train(
     if procs > 1:
         if not whole:  # its faults are told once
             resolve_any(config, row, scale, with_source(overrides, source))
-        _train_together(procs, config, overrides, row, scale, out, source, reuse, kernel, until, quiet)
+        _train_together(procs, config, overrides, row, scale, out, source, reuse, kernel, until, quiet, json)
     if is_finetuning(config, row, scale, overrides or []):
         if until is not None:
             raise InputError(f"--until: fine-tuning is not paused; leave out --until {until}")
         finetune(
-            config, overrides, row=row, scale=scale, out=out, source=source, reuse=reuse, kernel=kernel, quiet=quiet
-        )
+            config, overrides, row=row, scale=scale, out=out, source=source, reuse=reuse, kernel=kernel, quiet=quiet,
+            json=json,
+        )  # fmt: skip
         return
     progress = silent if quiet else say
     if whole:
@@ -149,12 +159,15 @@ def train(
         result = train_model(
             resolved, folder, kernel_name=kernel, quiet=quiet, say=progress, trained=trained, until=until
         )
+    if not is_first():
+        return
     if until is not None:
         progress(f"{folder}: paused, and not measured; without --until it goes on")
-    elif is_first():
+        tell({"folder": str(folder), "paused": until}, (), json=json)
+    else:
         page = report([folder]).write(folder / "report.html")
         try:
-            _summary(result, folder, page)
+            tell({"folder": str(folder), **result}, _summary(result, folder, page), json=json)
         except (LookupError, TypeError, ValueError, AttributeError) as error:  # the run was finished before
             raise InputError(
                 f"{folder / 'result.json'}: damaged ({error!r}); delete it, and `fullrank train {folder}` writes it again"
@@ -163,7 +176,7 @@ def train(
 
 def _train_together(
     procs: int, config: str, overrides: Sequence[str] | None, row: str | None, scale: str | None, out: Path | None,
-    source: str | None, reuse: Path | None, kernel: str, until: int | None, quiet: bool,
+    source: str | None, reuse: Path | None, kernel: str, until: int | None, quiet: bool, json: bool,
 ) -> NoReturn:  # fmt: skip
     """Train in several processes, and end with their exit status."""
     from fullrank.training.distributed import launch
@@ -171,20 +184,31 @@ def _train_together(
     options = {"row": row, "scale": scale, "out": out, "from": source, "reuse": reuse, "until": until}
     words = [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
     words += [] if kernel == "auto" else ["--kernel", kernel]
-    raise typer.Exit(launch(procs, ["train", config, *(overrides or []), *words, *(["--quiet"] if quiet else [])]))
+    words += [*["--quiet"] * quiet, *["--json"] * json]
+    raise typer.Exit(launch(procs, ["train", config, *(overrides or []), *words]))
 
 
 @app.command(
-    epilog="Examples:  [cyan]fullrank reproduce mixhead/table1-vanilla --scale tiny[/cyan]   "
-    "[cyan]fullrank reproduce mixhead/table1 --scale small --rows plain,b --seeds 3[/cyan]   "
-    "[cyan]fullrank reproduce mos/table2 --paper-rows --list[/cyan]"
+    epilog=examples(
+        "fullrank reproduce mixhead/table1-vanilla --scale tiny",
+        "fullrank reproduce mixhead/table1 --scale small --rows plain,b --seeds 3",
+        "fullrank reproduce mos/table2 --paper-rows --list",
+    )
 )
 def reproduce(
     table: Annotated[
-        str, typer.Argument(metavar="TABLE", help="A table, with all of its backbones, or a recipe with rows.")
+        str,
+        typer.Argument(
+            metavar="TABLE",
+            help="A table, with all of its backbones, or a recipe with rows.",
+            autocompletion=complete_recipe,
+        ),
     ],
     overrides: Overrides = None,
-    rows: Annotated[str | None, typer.Option("--rows", metavar="A,B", help="Only these rows.")] = None,
+    rows: Annotated[
+        str | None,
+        typer.Option("--rows", metavar="A,B", help="Only these rows.", autocompletion=complete_rows),
+    ] = None,
     paper_rows: Annotated[bool, typer.Option("--paper-rows", help="Only rows of which the paper has figures.")] = False,
     scale: Scale = None,
     seeds: Annotated[
@@ -274,28 +298,28 @@ def _is_whole_run(folder: Path, options: Sequence[object]) -> bool:
     return True
 
 
-def _summary(result: dict[str, Any], folder: Path, page: Path) -> None:
+def _summary(result: dict[str, Any], folder: Path, page: Path) -> Iterator[str]:
     from fullrank.reporting.runs import read_run, recipe_notes
 
     final, record = result["final"], read_run(folder)
     size = f"{result['parameters']['total']:,} parameters"
-    print(visible(f"{result['name']}: {size}, {result['corpus']['label']}, seed {result['seed']}"))
-    _figures(record, "final")
+    yield f"{result['name']}: {size}, {result['corpus']['label']}, seed {result['seed']}"
+    yield from _figures(record, "final")
     if (result["paper"] or {}).get("checkpoint") == "last" and result.get("last", final) != final:
-        print("  the last checkpoint, as the paper's figures are:")
-        _figures(record, "last")
+        yield "  the last checkpoint, as the paper's figures are:"
+        yield from _figures(record, "last")
     if "bleu_signature" in final["test"]:
-        print(f"  BLEU is sacreBLEU's: {final['test']['bleu_signature']}")
-    print(f"  {result['protocol']}")
+        yield f"  BLEU is sacreBLEU's: {final['test']['bleu_signature']}"
+    yield f"  {result['protocol']}"
     if recipe_notes([record]):
-        print(visible(f"  what its recipe says of these figures: fullrank recipes show {result['recipe']}"))
+        yield f"  what its recipe says of these figures: fullrank recipes show {result['recipe']}"
     if len(result["ms_per_step"]) > 1:
-        print("  ms per step: " + ", ".join(f"{phase} {ms:.1f}" for phase, ms in result["ms_per_step"].items()))
+        yield "  ms per step: " + ", ".join(f"{phase} {ms:.1f}" for phase, ms in result["ms_per_step"].items())
     speed = f"{result['tokens_seen']:,} tokens at {result['tokens_per_second']:,.0f} tokens/s"
-    print(visible(f"  {speed}   {folder}   {page}"))
+    yield f"  {speed}   {folder}   {page}"
 
 
-def _figures(record: RunRecord, checkpoint: str) -> None:
+def _figures(record: RunRecord, checkpoint: str) -> Iterator[str]:
     """A line for each figure that was measured, that of the task first."""
     from fullrank.reporting.figures import LAST_POSITION, MEASURES, WITHOUT_SOS, choose
 
@@ -304,20 +328,28 @@ def _figures(record: RunRecord, checkpoint: str) -> None:
     for measure in (first, *others):
         values = {split: measure.final(record, split, checkpoint) for split in ("valid", "test")}
         if any(value is not None for value in values.values()):
-            print(f"  {measure.words}  {'   '.join(f'{split} {measure.show(v)}' for split, v in values.items())}")
+            yield f"  {measure.words}  {'   '.join(f'{split} {measure.show(v)}' for split, v in values.items())}"
 
 
 @app.command(
-    epilog="Examples:  [cyan]fullrank finetune mixhead/table5 --scale small --row cola-b --from glue[/cyan]   "
-    "[cyan]fullrank finetune mixhead/table5 --rows cola-plain,cola-b --seeds 5 --from glue[/cyan]   "
-    "[cyan]fullrank finetune my.yaml data.name=glue/rte model.attention.mix=position_wise[/cyan]"
+    epilog=examples(
+        "fullrank finetune mixhead/table5 --scale small --row cola-b --from glue",
+        "fullrank finetune mixhead/table5 --rows cola-plain,cola-b --seeds 5 --from glue",
+        "fullrank finetune my.yaml data.name=glue/rte model.attention.mix=position_wise",
+    )
 )
 def finetune(
     config: Config,
     overrides: Overrides = None,
     row: Row = None,
     rows: Annotated[
-        str | None, typer.Option("--rows", metavar="A,B", help="Several rows, one after another; `all` for all.")
+        str | None,
+        typer.Option(
+            "--rows",
+            metavar="A,B",
+            help="Several rows, one after another; `all` for all.",
+            autocompletion=complete_rows,
+        ),
     ] = None,
     scale: Scale = None,
     seeds: Annotated[

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Protocol
 
 import typer
 
-from fullrank.cli.app import app
+from fullrank.cli.app import app, examples
 from fullrank.cli.options import Checkpoint, Device, Kernel, Quiet, Seed, Temperature, TopK, TopP
 from fullrank.cli.output import exclude, given, say
 from fullrank.core.errors import InputError, RunError
@@ -29,9 +29,11 @@ if TYPE_CHECKING:
 
 
 @app.command(
-    epilog="Examples:  [cyan]fullrank translate runs/mine < source.de > target.en[/cyan]   "
-    "[cyan]fullrank translate runs/mine --n-best 3 --json < source.de[/cyan]   "
-    "[cyan]echo 'Ein Hund schläft.' | fullrank translate runs/mine --attention dog.png[/cyan]"
+    epilog=examples(
+        "fullrank translate runs/mine < source.de > target.en",
+        "fullrank translate runs/mine --n-best 3 --json < source.de",
+        "echo 'Ein Hund schläft.' | fullrank translate runs/mine --attention dog.png",
+    )
 )
 def translate(
     run: Annotated[Path, typer.Argument(metavar="DIR", help="A translation run's folder.")],

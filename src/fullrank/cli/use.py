@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fullrank.cli.app import app
+from fullrank.cli.app import app, examples
 from fullrank.cli.options import Checkpoint, Device, Json, Kernel, Run, Seed, Split, Temperature, TopK, TopP
 from fullrank.cli.output import exclude, given, say, show_report, tell
 from fullrank.core.errors import InputError
@@ -17,11 +17,13 @@ from fullrank.core.errors import InputError
 
 @app.command(
     "eval",
-    epilog="Examples:  [cyan]fullrank eval runs/demo/b --split valid --json[/cyan]   "
-    "[cyan]fullrank eval runs/demo/b --context 48 --stride 16[/cyan]   "
-    "[cyan]fullrank eval runs/xl --segment-length 64 --memory-length 640 --clamp-length 400[/cyan]   "
-    "[cyan]fullrank eval runs/xl --temperature valid --dynamic --dynamic-rate 3e-4[/cyan]   "
-    "[cyan]fullrank eval runs/de-en --beam 5 --against runs/de-en-b[/cyan] (translation)",
+    epilog=examples(
+        "fullrank eval runs/demo/b --split valid --json",
+        "fullrank eval runs/demo/b --context 48 --stride 16",
+        "fullrank eval runs/xl --segment-length 64 --memory-length 640 --clamp-length 400",
+        "fullrank eval runs/xl --temperature valid --dynamic --dynamic-rate 3e-4",
+        "fullrank eval runs/de-en --beam 5 --against runs/de-en-b  # translation",
+    ),
 )
 def evaluate(
     run: Run,
@@ -203,8 +205,10 @@ def _compare(run: Path, other: Path, split: str, *, json: bool) -> None:
 
 
 @app.command(
-    epilog="Examples:  [cyan]fullrank generate runs/demo/b --prompt 'the function returns' --top-p 0.9[/cyan]   "
-    "[cyan]fullrank generate runs/demo/b --prompt 'if the' --beam 4[/cyan]"
+    epilog=examples(
+        "fullrank generate runs/demo/b --prompt 'the function returns' --top-p 0.9",
+        "fullrank generate runs/demo/b --prompt 'if the' --beam 4",
+    )
 )
 def generate(
     run: Run,
@@ -263,9 +267,9 @@ def generate(
     tell(content, [f"\n{'-' * 40}\n".join(text["text"] for text in content["texts"])], json=json)
 
 
-@app.command(epilog="Example:  [cyan]fullrank report runs/demo/* --out comparison.html[/cyan]")
+@app.command(epilog=examples("fullrank report runs/demo/* --out comparison.html"))
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="DIR", help="Run folders.")],
     out: Annotated[Path | None, typer.Option("--out", help="The page; report.html in the only run, or here.")] = None,
     title: Annotated[str | None, typer.Option("--title", help="Headline of the page.")] = None,
     json: Json = False,
@@ -284,10 +288,7 @@ def report(
     show_report(runs, out, json=json, title=title)
 
 
-@app.command(
-    epilog="Examples:  [cyan]fullrank average runs/mine --last 5[/cyan]   then "
-    "[cyan]fullrank eval runs/mine --checkpoint average[/cyan]"
-)
+@app.command(epilog=examples("fullrank average runs/mine --last 5", "fullrank eval runs/mine --checkpoint average"))
 def average(
     run: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder, trained with train.keep_checkpoints.")],
     last: Annotated[

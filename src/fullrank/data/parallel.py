@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from fullrank.core.errors import Interrupted
 from fullrank.data.files import Part, Report
-from fullrank.files import read_checked, silent, write_checked
+from fullrank.files import read_checked, silent, usable_cores, write_checked
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -104,7 +104,7 @@ def in_processes(
 
     One process where there is one core or item, or processes cannot be forked safely.
     """
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
+    cores = len(usable_cores()) if sys.platform == "linux" else 1
     count = cores if most is None else min(cores, most)
     if count < 2 or multiprocessing.current_process().daemon:
         yield from map(work, items)

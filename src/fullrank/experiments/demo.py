@@ -32,7 +32,7 @@ from fullrank.experiments.generation import generate
 from fullrank.experiments.language_model import LanguageModelTask, with_vocabulary
 from fullrank.experiments.speed import measure_speed
 from fullrank.experiments.task import Prepared
-from fullrank.files import silent, write_json
+from fullrank.files import silent, usable_cores, write_json
 from fullrank.training.device import is_locked
 
 RECIPE = "demo/builtin"
@@ -100,10 +100,13 @@ class _Training:
         return max((record["step"] for record in records), default=0), f"perplexity: {words}" if words else ""
 
 
-def run_demo(minutes: float, out: Path, seed: int, rows: Sequence[str] | None = None) -> None:
-    """Train the rows of the demo (None: all) in `out`, print the table and write `out/report.html`.
+def run_demo(
+    minutes: float, out: Path, seed: int, rows: Sequence[str] | None = None, *, aside: bool = False
+) -> dict[str, Any]:
+    """Train the rows of the demo (None: all) in `out`, print the table and write `out/report.html`; its content as JSON.
 
-    A demo that was stopped is resumed; a finished one shows its table again. Raises InputError if `out` holds another demo.
+    A demo that was stopped is resumed; a finished one shows its table again. aside: all goes to stderr, the table, too.
+    Raises InputError if `out` holds another demo.
     """
     from rich.console import Console
 
@@ -112,7 +115,7 @@ def run_demo(minutes: float, out: Path, seed: int, rows: Sequence[str] | None = 
     if not minutes > 0:  # NaN passes a comparison that is written the other way
         raise InputError(f"--minutes: a positive number up to 10000, given {minutes}")
     started = time.monotonic()
-    console, remarks = Console(), Console(stderr=True, highlight=False)
+    console, remarks = Console(stderr=aside), Console(stderr=True, highlight=False)
     rows = list(rows or load(RECIPE).rows)
     plan = _plan(minutes, out, seed, rows, remarks, started)
     trainings = [_Training(row, out / row) for row in rows]
@@ -150,6 +153,7 @@ def run_demo(minutes: float, out: Path, seed: int, rows: Sequence[str] | None = 
     )
     spent = f"{(time.monotonic() - started) / 60:.1f} minutes" if waiting else "already trained"
     console.print(f"Report: {page} ({spent})", highlight=False)
+    return {"report": str(page), **table.as_json()}
 
 
 def _plan(minutes: float, out: Path, seed: int, rows: Sequence[str], remarks: Any, started: float) -> dict[str, Any]:
@@ -198,8 +202,7 @@ def _makespan(times: Sequence[float], workers: int) -> float:
 
 def _workers() -> int:
     """The number of models that train at a time."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return 2 if usable >= 2 else 1
+    return min(2, len(usable_cores()))
 
 
 def _speed(resolved: Resolved[RunConfig], corpus: Corpus) -> tuple[float, float]:

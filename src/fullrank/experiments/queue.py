@@ -30,6 +30,7 @@ from fullrank.core.errors import InputError, Interrupted, RunError
 from fullrank.experiments.run import Cell, cells
 from fullrank.experiments.run_folder import finished_result
 from fullrank.experiments.task import Say
+from fullrank.files import usable_cores
 from fullrank.reporting.figures import duration
 from fullrank.reporting.ledger import Row, differences
 from fullrank.seal import DamagedError, read_record
@@ -182,7 +183,12 @@ def in_lines(content: Mapping[str, Any], cores: int) -> Iterator[str]:
 
 def cores_for(number: int) -> list[int]:
     """`number` of the cores that this process may use; InputError if it has fewer."""
-    own = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    if os.name != "posix":
+        raise InputError(
+            "queue, search: their trainings are stopped by signals that Windows does not have; work in WSL, or call "
+            "`fullrank train` for each"
+        )
+    own = usable_cores()
     if number > len(own):
         raise InputError(f"--cores {number}: this process may use {len(own)}; give at most that many")
     return own[:number]

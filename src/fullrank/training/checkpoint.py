@@ -242,7 +242,9 @@ def _link(folder: Path, name: str, target: str) -> None:
     """Let `name` point to `target`, in one atomic step."""
     fresh = folder / f".link-{name}"
     fresh.unlink(missing_ok=True)
-    os.symlink(target, fresh)
+    os.symlink(target, fresh, target_is_directory=True)
+    if os.name == "nt":  # which replaces no link to a folder
+        (folder / name).unlink(missing_ok=True)
     os.replace(fresh, folder / name)
     sync(folder)
 

@@ -205,12 +205,28 @@ def is_locked(folder: Path) -> bool:
         return True
 
 
+def _check_links(folder: Path) -> None:
+    """RunError if no links can be made in `folder`: checkpoints need them."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".link"
+        probe.unlink(missing_ok=True)
+        probe.symlink_to("checkpoints", target_is_directory=True)
+        probe.unlink()
+    except OSError as error:
+        raise RunError(
+            f"{folder}: links cannot be made there ({error.strerror}), and checkpoints need them; on Windows switch on the "
+            "Developer Mode, or work in WSL"
+        ) from error
+
+
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
     """RunError if another process trains in `folder`; the lock ends with the process, however it ends."""
     try:
         import fcntl
-    except ImportError:  # not on Windows
+    except ImportError:  # Windows
+        _check_links(folder)
         yield
         return
     try:

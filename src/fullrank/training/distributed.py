@@ -30,6 +30,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from fullrank.config.training import TrainingConfig
 from fullrank.core.errors import Interrupted, RunError
+from fullrank.files import usable_cores
 from fullrank.training.values import Batch, Carry, Loss, Objective, TrainingPosition
 
 Value = TypeVar("Value")
@@ -139,7 +140,7 @@ def launch(processes: int, words: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import get_args_parser, run
 
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // processes)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(usable_cores()) // processes)))
     try:
         run(get_args_parser().parse_args(["--standalone", f"--nproc-per-node={processes}", "-m", "fullrank", *words]))
     except ChildFailedError as failed:

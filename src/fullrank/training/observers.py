@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from fullrank.core.errors import InputError, RunError
+from fullrank.core.errors import InputError, RunError, pip_install
 from fullrank.training.values import Observer
 
 logger = logging.getLogger("fullrank")
@@ -170,7 +170,7 @@ def make_observers(
             observers.append(TensorBoard(folder) if name == "tensorboard" else WandB(folder, config or {}))
         except ImportError as error:
             raise InputError(
-                f"train.track: {name} is not installed; pip install {name}, or take it out of train.track"
+                f"train.track: {name} is not installed: {pip_install('track')}, or take it out of train.track"
             ) from error
     return observers
 
