@@ -46,7 +46,7 @@ def test_every_verb_takes_json_and_lists_examples() -> None:
 
 @pytest.mark.parametrize("line", REPORTING)
 def test_json_is_all_that_stdout_gets(line: str, run: Path, config: Path, text: Path, tmp_path: Path) -> None:
-    (tmp_path / "plan.yaml").write_text("trainings: [{table: mos/table2, rows: [plain], scale: tiny}]\n", "utf-8")
+    (tmp_path / "plan.yaml").write_text("trainings: [{table: mos/table2, rows: [k2], scale: tiny}]\n", "utf-8")
     for name, value in {"RUN": run, "CONFIG": config, "NEW": tmp_path, "TEXT": text / "valid.txt"}.items():
         line = line.replace(name, str(value))
     done = call(*line.split(), *(SMALL if str(config) in line and "validate" not in line else []), "--json")

@@ -72,8 +72,10 @@ def test_demo_trains_rows_on_equal_terms(
     before = (out / "plain" / "metrics.jsonl").read_bytes()
     (out / "b" / "result.json").unlink()  # as if it had been stopped before its last evaluation
     monkeypatch.setattr(demo, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": here}))
-    demo.run_demo(0.01, out, 1)
-    assert "Measuring" not in capsys.readouterr().err
+    content = demo.run_demo(0.01, out, 1, aside=True)
+    captured = capsys.readouterr()
+    assert (captured.out, content["report"]) == ("", str(out / "report.html"))
+    assert "Measuring" not in captured.err
     assert json.loads((out / "b" / "result.json").read_text(encoding="utf-8"))["final"] == results[1]["final"]
     assert (out / "plain" / "metrics.jsonl").read_bytes() == before
 
