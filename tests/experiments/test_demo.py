@@ -74,7 +74,9 @@ def test_demo_trains_rows_on_equal_terms(
     monkeypatch.setattr(demo, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": here}))
     content = demo.run_demo(0.01, out, 1, aside=True)
     captured = capsys.readouterr()
-    assert (captured.out, content["report"]) == ("", str(out / "report.html"))
+    assert content["report"] == str(out / "report.html")
+    assert "Report: " in captured.err
+    assert "Report: " not in captured.out
     assert "Measuring" not in captured.err
     assert json.loads((out / "b" / "result.json").read_text(encoding="utf-8"))["final"] == results[1]["final"]
     assert (out / "plain" / "metrics.jsonl").read_bytes() == before

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from fullrank.cli.app import app, examples
-from fullrank.cli.options import Checkpoint, Config, Device, Json, Overrides, Row, Scale
+from fullrank.cli.app import app, examples, verb
+from fullrank.cli.options import Checkpoint, Config, Device, Json, Number, Overrides, Row, Scale
 from fullrank.cli.output import exclude, say, table_of, tell
 from fullrank.core.errors import InputError
 from fullrank.files import write_json
@@ -37,13 +37,12 @@ Models = Annotated[
 ModelText = Annotated[
     Path | None, typer.Option("--text", metavar="FILE", help="Text to read; a run's own valid split if not given.")
 ]
-Texts = Annotated[int, typer.Option("--texts", metavar="N", min=1, help="Segments of the text that are read.")]
+Texts = Annotated[int, Number("--texts", help="Segments of the text that are read.")]
 Out = Annotated[
     Path | None, typer.Option("--out", metavar="DIR", help="Draw the figure into this folder, PNG and SVG.")
 ]
 SegmentLength = Annotated[
-    int | None,
-    typer.Option("--segment-length", metavar="N", min=2, help="Tokens read at a time; as evaluated, or 128."),
+    int | None, Number("--segment-length", min=2, help="Tokens read at a time; as evaluated, or 128.")
 ]
 
 
@@ -76,11 +75,10 @@ analyze = typer.Typer(
 app.add_typer(analyze, name="analyze")
 
 
-@analyze.command(
-    epilog=examples(
-        "fullrank analyze context my.yaml model.memory_length=256 --json",
-        "fullrank analyze context runs/mine --phase skip_retain --drifting 4000 --out figures",
-    ),
+@verb(
+    "fullrank analyze context my.yaml model.memory_length=256 --json",
+    "fullrank analyze context runs/mine --phase skip_retain --drifting 4000 --out figures",
+    group=analyze,
 )
 def context(
     name: Config,
@@ -141,18 +139,16 @@ def _reach_table(reach: PhaseReach, drifting: int | None) -> Table:
     return table_of(headings, rows)
 
 
-@analyze.command(
-    epilog=examples(
-        "fullrank analyze rank runs/plain runs/mixture --out figures",
-        "fullrank analyze rank gpt2 --text book.txt --contexts 2000 --json",
-    ),
+@verb(
+    "fullrank analyze rank runs/plain runs/mixture --out figures",
+    "fullrank analyze rank gpt2 --text book.txt --contexts 2000 --json",
+    group=analyze,
 )
 def rank(
     names: Models,
     text: ModelText = None,
     contexts: Annotated[
-        int | None,
-        typer.Option("--contexts", metavar="N", min=2, help="Number of contexts; 2 (d + 2) + 32 if not given."),
+        int | None, Number("--contexts", min=2, help="Number of contexts; 2 (d + 2) + 32 if not given.")
     ] = None,
     segment_length: SegmentLength = None,
     checkpoint: Checkpoint = "best",
@@ -210,11 +206,10 @@ def _rank_table(ranks: list[ModelRank]) -> Table:
     return table_of(headings, rows, left=2)
 
 
-@analyze.command(
-    epilog=examples(
-        "fullrank analyze spectrum runs/plain runs/b --out figures",
-        "fullrank analyze spectrum gpt2 --text book.txt --segment-length 512 --json",
-    ),
+@verb(
+    "fullrank analyze spectrum runs/plain runs/b --out figures",
+    "fullrank analyze spectrum gpt2 --text book.txt --segment-length 512 --json",
+    group=analyze,
 )
 def spectrum(
     names: Models,
@@ -258,11 +253,10 @@ def _spectra_table(found: list[ModelFigures[AttentionSpectrum]]) -> Table:
     return table_of(headings, rows, left=1)
 
 
-@analyze.command(
-    epilog=examples(
-        "fullrank analyze heads runs/plain --against runs/cross_head --out figures",
-        "fullrank analyze heads runs/plain --prune 0.25 --out smaller",
-    ),
+@verb(
+    "fullrank analyze heads runs/plain --against runs/cross_head --out figures",
+    "fullrank analyze heads runs/plain --prune 0.25 --out smaller",
+    group=analyze,
 )
 def heads(
     name: Model,
@@ -369,10 +363,10 @@ def _heads_line(one: ModelFigures[Heads]) -> str:
     )
 
 
-@analyze.command(
-    epilog=examples(
-        "fullrank analyze mixing runs/a runs/b --out figures", "fullrank analyze mixing injected --text book.txt --json"
-    ),
+@verb(
+    "fullrank analyze mixing runs/a runs/b --out figures",
+    "fullrank analyze mixing injected --text book.txt --json",
+    group=analyze,
 )
 def mixing(
     names: Models,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from typing import Annotated
+import inspect
+import re
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
 
 import typer
 
-
-def examples(*commands: str) -> str:
-    """The end of a help page: commands, each on a line of its own."""
-    return "\n  ".join(["Examples:", *(f"[cyan]{one}[/cyan]" for one in commands)])
+Verb = TypeVar("Verb", bound=Callable[..., None])
 
 
 app = typer.Typer(
@@ -22,6 +22,21 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def examples(*commands: str) -> str:
+    """The end of a help page: commands, each on a line of its own."""
+    return "\n  ".join(["Examples:", *(f"[cyan]{one}[/cyan]" for one in commands)])
+
+
+def verb(*commands: str, name: str | None = None, group: typer.Typer = app, **options: Any) -> Callable[[Verb], Verb]:
+    """Make a function a verb of the command line, with commands as examples for its help page."""
+
+    def register(function: Verb) -> Verb:
+        words = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.getdoc(function) or "")  # the terminal wraps its paragraphs
+        return group.command(name, help=words, epilog=examples(*commands), **options)(function)
+
+    return register
 
 
 def _version(value: bool) -> None:

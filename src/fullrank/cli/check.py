@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fullrank.cli.analyze import Model, ModelText, SegmentLength
-from fullrank.cli.app import app, examples
-from fullrank.cli.options import Checkpoint, Device, Json, Overrides, Row, Scale, complete_recipe
+from fullrank.cli.app import verb
+from fullrank.cli.options import Checkpoint, Device, Json, Number, Overrides, Row, Scale, complete_recipe
 from fullrank.cli.output import say, table_of, tell
 from fullrank.core.errors import InputError
 
@@ -22,13 +22,11 @@ if TYPE_CHECKING:
     from fullrank.reporting.diagnosis import Diagnosis
 
 
-@app.command(
-    epilog=examples(
-        "fullrank check mixhead/table1-vanilla --row b",
-        "fullrank check runs/mine --json",
-        "fullrank check gpt2 --text book.txt",
-        "fullrank check --scoring my_eval:score --vocab-size 50",
-    )
+@verb(
+    "fullrank check mixhead/table1-vanilla --row b",
+    "fullrank check runs/mine --json",
+    "fullrank check gpt2 --text book.txt",
+    "fullrank check --scoring my_eval:score --vocab-size 50",
 )
 def check(
     name: Annotated[
@@ -54,14 +52,10 @@ def check(
     ] = None,
     checkpoint: Checkpoint = "best",
     length: Annotated[
-        int | None,
-        typer.Option("--length", min=3, metavar="N", help="Tokens of the texts, about 67 by default."),
+        int | None, typer.Option("--length", min=3, metavar="N", help="Tokens of the texts, about 67 by default.")
     ] = None,
     vocab_size: Annotated[
-        int | None,
-        typer.Option(
-            "--vocab-size", min=2, metavar="N", help="Token ids that it knows, where a model does not say it."
-        ),
+        int | None, Number("--vocab-size", min=2, help="Token ids that it knows, where a model does not say it.")
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Without compiling, training, saving and rare code paths: a second or two.")
@@ -85,10 +79,8 @@ def check(
         Path | None, typer.Option("--out", metavar="DIR", help="Of a census: its folder; runs/census if not given.")
     ] = None,
     only: Annotated[str | None, typer.Option("--only", metavar="TYPE,TYPE", help="Of a census: these types.")] = None,
-    jobs: Annotated[int | None, typer.Option("--jobs", min=1, help="Of a census: processes at a time; 1.")] = None,
-    limit: Annotated[
-        float | None, typer.Option("--limit", min=1, help="Of a census: seconds a class may take; 300.")
-    ] = None,
+    jobs: Annotated[int | None, Number("--jobs", help="Of a census: processes at a time; 1.")] = None,
+    limit: Annotated[float | None, Number("--limit", help="Of a census: seconds a class may take; 300.")] = None,
     json: Json = False,
 ) -> None:
     """Check that no token depends on later ones, and that all ways to compute a model agree.
@@ -184,7 +176,7 @@ def _figure(value: float | None) -> str:
     return "0" if value == 0 else f"{value:.1e}"
 
 
-@app.command(epilog=examples("fullrank diagnose runs/mine", "fullrank diagnose gpt2 --text book.txt --out gpt2.html"))
+@verb("fullrank diagnose runs/mine", "fullrank diagnose gpt2 --text book.txt --out gpt2.html")
 def diagnose(
     name: Model,
     text: ModelText = None,

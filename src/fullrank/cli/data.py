@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fullrank.cli.app import examples
+from fullrank.cli.app import examples, verb
 from fullrank.cli.options import Json, Source, with_source
 from fullrank.cli.output import say, tell
 
@@ -23,7 +23,7 @@ data = typer.Typer(
 )
 
 
-@data.command("list", epilog=examples("fullrank data list"))
+@verb("fullrank data list", name="list", group=data)
 def list_data(json: Json = False) -> None:
     """List the known corpora: tokens, published counts, terms, source."""
     import dataclasses
@@ -55,11 +55,11 @@ def _first(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-@data.command(
-    "prepare",
-    epilog=examples(
-        "fullrank data prepare ptb --from ~/corpora/ptb", "fullrank data prepare glue/cola --from ~/glue_data"
-    ),
+@verb(
+    "fullrank data prepare ptb --from ~/corpora/ptb",
+    "fullrank data prepare glue/cola --from ~/glue_data",
+    name="prepare",
+    group=data,
 )
 def prepare_data(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A corpus (`fullrank data list`).")],

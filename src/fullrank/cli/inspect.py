@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from fullrank.cli.app import app, examples
+from fullrank.cli.app import app, examples, verb
 from fullrank.cli.data import data
-from fullrank.cli.options import Config, Json, Overrides, Row, Scale, Source, complete_recipe, with_source
+from fullrank.cli.options import Config, Json, Number, Overrides, Row, Scale, Source, complete_recipe, with_source
 from fullrank.cli.output import print_json, say, tell
 from fullrank.core.config import ModelConfig
 from fullrank.core.errors import InputError
@@ -30,7 +30,7 @@ app.add_typer(data, name="data")
 app.add_typer(config, name="config")
 
 
-@app.command(epilog=examples("fullrank info mixhead/table1-vanilla --row b --json"))
+@verb("fullrank info mixhead/table1-vanilla --row b --json")
 def info(
     name: Config,
     overrides: Overrides = None,
@@ -38,7 +38,7 @@ def info(
     scale: Scale = None,
     source: Source = None,
     length: Annotated[
-        int | None, typer.Option("--length", min=1, help="Sequence length; the training segment's, of translations 25.")
+        int | None, Number("--length", help="Sequence length; the training segment's, of translations 25.")
     ] = None,
     gpus: Annotated[
         int | None,
@@ -101,7 +101,7 @@ def _numbers(words: list[str]) -> dict[str, float]:
         ) from error
 
 
-@recipes.command("list", epilog=examples("fullrank recipes list --json"))
+@verb("fullrank recipes list --json", name="list", group=recipes)
 def list_recipes(json: Json = False) -> None:
     """All shipped recipes."""
     from fullrank.config.recipe import load, shipped
@@ -115,7 +115,7 @@ def list_recipes(json: Json = False) -> None:
     tell(content, lines, json=json)
 
 
-@recipes.command("show", epilog=examples("fullrank recipes show mixhead/table1-vanilla"))
+@verb("fullrank recipes show mixhead/table1-vanilla", name="show", group=recipes)
 def show_recipe(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A recipe.", autocompletion=complete_recipe)],
     json: Json = False,
@@ -138,7 +138,7 @@ def show_recipe(
     tell(content, yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=110).splitlines(), json=json)
 
 
-@config.command("show", epilog=examples("fullrank config show mixhead/table1-vanilla --row b train.steps=100"))
+@verb("fullrank config show mixhead/table1-vanilla --row b train.steps=100", name="show", group=config)
 def show_config(
     name: Config,
     overrides: Overrides = None,
@@ -155,7 +155,7 @@ def show_config(
     tell(resolved.to_dict(), to_yaml(resolved).splitlines(), json=json)
 
 
-@config.command("schema", epilog=examples("fullrank config schema > fullrank.schema.json"))
+@verb("fullrank config schema > fullrank.schema.json", name="schema", group=config)
 def show_schema(
     finetune: Annotated[bool, typer.Option("--finetune", help="That of fine-tuning instead.")] = False,
 ) -> None:
@@ -165,7 +165,7 @@ def show_schema(
     print_json(finetune_schema() if finetune else json_schema())
 
 
-@config.command("validate", epilog=examples("fullrank config validate my.yaml"))
+@verb("fullrank config validate my.yaml", name="validate", group=config)
 def validate_config(
     name: Config, overrides: Overrides = None, row: Row = None, scale: Scale = None, json: Json = False
 ) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fullrank.core.errors import FullRankError, InputError
+
+Number = partial(typer.Option, metavar="N", min=1)  # a whole number; `min=0` is given where it may be nothing
 
 
 def complete_recipe(incomplete: str) -> list[str]:
@@ -46,14 +49,17 @@ Config = Annotated[
     ),
 ]
 Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="Settings laid on the configuration: train.steps=1000"),
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings laid on the configuration: train.steps=1000")
 ]
 Row = Annotated[
     str | None,
     typer.Option(
         "--row", help="The row of the recipe's table; the first one if not given.", autocompletion=complete_rows
     ),
+]
+Rows = Annotated[
+    str | None,
+    typer.Option("--rows", metavar="A,B", help="These rows, one after another.", autocompletion=complete_rows),
 ]
 Scale = Annotated[
     str | None,
@@ -72,8 +78,7 @@ Kernel = Annotated[
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:0.")]
 Checkpoint = Annotated[
-    str,
-    typer.Option("--checkpoint", help="Of a run: best, last, or average, as `fullrank average` makes it."),
+    str, typer.Option("--checkpoint", help="Of a run: best, last, or average, as `fullrank average` makes it.")
 ]
 Source = Annotated[
     str | None, typer.Option("--from", metavar="DIR", help="A local folder that holds the corpus (data.dir).")
@@ -93,7 +98,7 @@ Temperature = Annotated[
         "--temperature", min=0.0, help="Divides the logits: below 1 less random, above 1 more; 1 if not given."
     ),
 ]
-TopK = Annotated[int | None, typer.Option("--top-k", min=1, help="Only the k likeliest tokens.")]
+TopK = Annotated[int | None, Number("--top-k", help="Only the k likeliest tokens.")]
 TopP = Annotated[float | None, typer.Option("--top-p", help="Only the likeliest tokens that make up p.")]
 Seed = Annotated[int | None, typer.Option("--seed", min=0, max=2**63 - 1, help="Makes samples repeatable.")]
 

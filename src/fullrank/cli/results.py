@@ -10,8 +10,8 @@ import typer
 if TYPE_CHECKING:
     from rich.text import Text
 
-from fullrank.cli.app import app, examples
-from fullrank.cli.options import Config, Json, Overrides, Quiet, Row, Scale, Source, read_seeds, with_source
+from fullrank.cli.app import app, verb
+from fullrank.cli.options import Config, Json, Number, Overrides, Quiet, Row, Scale, Source, read_seeds, with_source
 from fullrank.cli.output import exclude, say, table_of, tell
 from fullrank.core.errors import InputError
 from fullrank.files import silent
@@ -21,17 +21,15 @@ app.add_typer(ledger_app, name="ledger")
 LEDGER = Path("docs/results/ledger.jsonl")
 
 
-@app.command(
-    epilog=examples(
-        "fullrank queue plan.yaml --from corpora",
-        "fullrank queue plan.yaml --list",
-        "kill -TSTP PID  # pauses it with its trainings",
-        "kill -CONT PID  # goes on",
-    )
+@verb(
+    "fullrank queue plan.yaml --from corpora",
+    "fullrank queue plan.yaml --list",
+    "kill -TSTP PID  # pauses it with its trainings",
+    "kill -CONT PID  # goes on",
 )
 def queue(
     plan: Annotated[Path, typer.Argument(metavar="PLAN.yaml", help="Tables, rows, seeds and settings to be trained.")],
-    cores: Annotated[int, typer.Option("--cores", min=1, help="Trainings at a time, each on a core of its own.")] = 1,
+    cores: Annotated[int, Number("--cores", help="Trainings at a time, each on a core of its own.")] = 1,
     list_only: Annotated[bool, typer.Option("--list", help="Only list what is finished and what is not.")] = False,
     source: Annotated[
         Path | None,
@@ -70,13 +68,11 @@ def queue(
         tell(state, in_lines(state, cores), json=json)
 
 
-@app.command(
-    epilog=examples(
-        "fullrank search my.yaml --set train.learning_rate=1e-4,3e-4,6e-4 --set model.dropout.residual=0.1,0.3 "
-        '--budget "120 minutes" --out runs/rates',
-        "fullrank search mixhead/table1-vanilla --row b --set train.learning_rate=1e-4..3e-3 --random 8 --epochs 4 "
-        "--out runs/drawn",
-    )
+@verb(
+    "fullrank search my.yaml --set train.learning_rate=1e-4,3e-4,6e-4 --set model.dropout.residual=0.1,0.3 "
+    '--budget "120 minutes" --out runs/rates',
+    "fullrank search mixhead/table1-vanilla --row b --set train.learning_rate=1e-4..3e-3 --random 8 --epochs 4 "
+    "--out runs/drawn",
 )
 def search(
     config: Config,
@@ -95,14 +91,12 @@ def search(
     epochs: Annotated[
         float | None, typer.Option("--epochs", help="Length of a full training; the configuration's if not given.")
     ] = None,
-    eta: Annotated[int, typer.Option("--eta", min=2, help="One of so many combinations goes on after a rung.")] = 2,
+    eta: Annotated[int, Number("--eta", min=2, help="One of so many combinations goes on after a rung.")] = 2,
     seeds: Annotated[
         str, typer.Option("--seeds", metavar="N", help="Seeds 1 to N of each combination, or a list (1,5 or 26,).")
     ] = "1",
-    draws: Annotated[
-        int | None, typer.Option("--random", min=2, metavar="N", help="N random combinations in place of all.")
-    ] = None,
-    cores: Annotated[int, typer.Option("--cores", min=1, help="Trainings at a time, each on a core of its own.")] = 1,
+    draws: Annotated[int | None, Number("--random", min=2, help="N random combinations in place of all.")] = None,
+    cores: Annotated[int, Number("--cores", help="Trainings at a time, each on a core of its own.")] = 1,
     source: Source = None,
     quiet: Quiet = False,
     json: Json = False,
@@ -137,7 +131,7 @@ def search(
     tell(content, [table, budget_in_words(content), words], json=json)
 
 
-@ledger_app.command(epilog=examples("fullrank ledger add runs/mixhead-table1-vanilla/*"))
+@verb("fullrank ledger add runs/mixhead-table1-vanilla/*", group=ledger_app)
 def add(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR", help="Run folders, or folders that hold them.")],
     ledger: Annotated[Path, typer.Option("--ledger", help="The ledger, a file with a line for each run.")] = LEDGER,
@@ -158,7 +152,7 @@ def add(
     tell({"ledger": str(ledger), "runs": len(runs), "added": added}, [words], json=json)
 
 
-@ledger_app.command(epilog=examples("fullrank ledger pages", "fullrank ledger pages --check"))
+@verb("fullrank ledger pages", "fullrank ledger pages --check", group=ledger_app)
 def pages(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="The folder of ledger.jsonl, claims/ and the pages.")

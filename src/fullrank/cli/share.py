@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from fullrank.cli.app import app, examples
+from fullrank.cli.app import verb
 from fullrank.cli.options import Checkpoint, Json, Run, Split
 from fullrank.cli.output import say, tell
 from fullrank.core.errors import InputError
@@ -18,12 +18,10 @@ from fullrank.core.errors import InputError
 _FORMATS = ("hf", "fullrank")
 
 
-@app.command(
-    epilog=examples(
-        "fullrank export runs/demo/b --to hf exported/b",
-        "fullrank export runs/demo/b --checkpoint last --to hf exported/b-last",
-        "fullrank export exported/b --to fullrank models/b  # back",
-    )
+@verb(
+    "fullrank export runs/demo/b --to hf exported/b",
+    "fullrank export runs/demo/b --checkpoint last --to hf exported/b-last",
+    "fullrank export exported/b --to fullrank models/b  # back",
 )
 def export(
     run: Annotated[
@@ -54,16 +52,13 @@ def export(
     tell(content, lines, json=json)
 
 
-@app.command(
-    epilog=examples(
-        "fullrank submit runs/mixhead-table5/*-b --out glue.zip",
-        "fullrank submit runs/cola runs/mnli --out glue.zip --json",
-    )
+@verb(
+    "fullrank submit runs/mixhead-table5/*-b --out glue.zip",
+    "fullrank submit runs/cola runs/mnli --out glue.zip --json",
 )
 def submit(
     runs: Annotated[
-        list[Path],
-        typer.Argument(metavar="DIR", help="Run folders, one for each task of GLUE, with eval.test=true."),
+        list[Path], typer.Argument(metavar="DIR", help="Run folders, one for each task of GLUE, with eval.test=true.")
     ],
     out: Annotated[Path, typer.Option("--out", metavar="FILE.zip", help="The archive to write.")] = Path("glue.zip"),
     json: Json = False,
@@ -87,11 +82,7 @@ def submit(
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"  # beside src/; not part of an installed package
 
 
-@app.command(
-    epilog=examples(
-        "fullrank bench", "fullrank bench mixing --plot mixing.png", "fullrank bench relative --lengths 128,512 --json"
-    )
-)
+@verb("fullrank bench", "fullrank bench mixing --plot mixing.png", "fullrank bench relative --lengths 128,512 --json")
 def bench(
     name: Annotated[
         str | None, typer.Argument(metavar="NAME", help="A benchmark (--list); all of them in small, if not given.")
@@ -140,10 +131,10 @@ def bench(
     )  # fmt: skip
 
 
-@app.command(
-    "lm-eval",
+@verb(
+    "fullrank lm-eval --model_args path=runs/demo/b --tasks lambada_openai --batch_size 8",
+    name="lm-eval",
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
-    epilog=examples("fullrank lm-eval --model_args path=runs/demo/b --tasks lambada_openai --batch_size 8"),
 )
 def lm_eval(context: typer.Context) -> None:
     """The command lm_eval, with `--model fullrank` known to it: a run on tasks of lm-eval. Its arguments, and its --help.
@@ -156,7 +147,7 @@ def lm_eval(context: typer.Context) -> None:
     run(context.args)
 
 
-@app.command("lm-eval-task", epilog=examples("fullrank lm-eval-task runs/demo/b --split test --out tasks"))
+@verb("fullrank lm-eval-task runs/demo/b --split test --out tasks", name="lm-eval-task")
 def lm_eval_task(
     run: Run,
     split: Split = "test",

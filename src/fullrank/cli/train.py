@@ -9,19 +9,20 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from fullrank.cli.app import app, examples
+from fullrank.cli.app import verb
 from fullrank.cli.options import (
     Config,
     Json,
     Kernel,
+    Number,
     Overrides,
     Quiet,
     Reuse,
     Row,
+    Rows,
     Scale,
     Source,
     complete_recipe,
-    complete_rows,
     read_seeds,
     with_source,
 )
@@ -33,10 +34,10 @@ if TYPE_CHECKING:
     from fullrank.reporting.runs import RunRecord
 
 
-@app.command(epilog=examples("fullrank demo", "fullrank demo --minutes 2 --out runs/quick"))
+@verb("fullrank demo", "fullrank demo --minutes 2 --out runs/quick")
 def demo(
     minutes: Annotated[
-        float, typer.Option("--minutes", max=10_000, help="Duration of the whole demo, evaluation included.")
+        float, typer.Option("--minutes", metavar="MINUTES", max=10_000, help="Of the whole demo, with evaluation.")
     ] = 5.0,
     out: Annotated[Path, typer.Option("--out", help="Folder of the runs and the report.")] = Path("runs/demo"),
     seed: Annotated[int, typer.Option("--seed", help="Seed of every model.")] = 1,
@@ -48,16 +49,13 @@ def demo(
     """
     from fullrank.experiments.demo import run_demo
 
-    content = run_demo(minutes, out, seed, aside=json)
-    tell(content, (), json=json)
+    tell(run_demo(minutes, out, seed, aside=json), (), json=json)
 
 
-@app.command(
-    epilog=examples(
-        "fullrank init book.txt",
-        "fullrank init book.txt --tokens word --minutes 30 --out words.yaml",
-        "fullrank init corpus/train --task translation --source de --target en",
-    )
+@verb(
+    "fullrank init book.txt",
+    "fullrank init book.txt --tokens word --minutes 30 --out words.yaml",
+    "fullrank init corpus/train --task translation --source de --target en",
 )
 def init(
     texts: Annotated[
@@ -74,7 +72,7 @@ def init(
         typer.Option("--size", help="tiny, small, medium or large; the largest that the time can train if not given."),
     ] = None,
     minutes: Annotated[
-        float, typer.Option("--minutes", help="Duration of the training on this machine, evaluation included.")
+        float, typer.Option("--minutes", metavar="MINUTES", help="Of training on this machine, with evaluation.")
     ] = 5.0,
     memory: Annotated[bool, typer.Option("--memory", help="A model that remembers the segment before.")] = False,
     source: Annotated[str | None, typer.Option("--source", help="Translation: suffix of the source files.")] = None,
@@ -94,12 +92,10 @@ def init(
     print(out.read_text(encoding="utf-8"), end="")
 
 
-@app.command(
-    epilog=examples(
-        "fullrank train mixhead/table1-vanilla --row b --scale tiny",
-        "fullrank train my.yaml train.steps=500 --out runs/mine",
-        "fullrank train runs/mine  # resumes",
-    )
+@verb(
+    "fullrank train mixhead/table1-vanilla --row b --scale tiny",
+    "fullrank train my.yaml train.steps=500 --out runs/mine",
+    "fullrank train runs/mine  # resumes",
 )
 def train(
     config: Config,
@@ -110,9 +106,7 @@ def train(
     source: Source = None,
     reuse: Reuse = None,
     kernel: Kernel = "auto",
-    procs: Annotated[
-        int, typer.Option("--procs", min=1, metavar="N", help="Processes that train together on this machine.")
-    ] = 1,
+    procs: Annotated[int, Number("--procs", help="Processes that train together on this machine.")] = 1,
     until: Annotated[
         int | None,
         typer.Option(
@@ -188,12 +182,10 @@ def _train_together(
     raise typer.Exit(launch(procs, ["train", config, *(overrides or []), *words]))
 
 
-@app.command(
-    epilog=examples(
-        "fullrank reproduce mixhead/table1-vanilla --scale tiny",
-        "fullrank reproduce mixhead/table1 --scale small --rows plain,b --seeds 3",
-        "fullrank reproduce mos/table2 --paper-rows --list",
-    )
+@verb(
+    "fullrank reproduce mixhead/table1-vanilla --scale tiny",
+    "fullrank reproduce mixhead/table1 --scale small --rows plain,b --seeds 3",
+    "fullrank reproduce mos/table2 --paper-rows --list",
 )
 def reproduce(
     table: Annotated[
@@ -205,10 +197,7 @@ def reproduce(
         ),
     ],
     overrides: Overrides = None,
-    rows: Annotated[
-        str | None,
-        typer.Option("--rows", metavar="A,B", help="Only these rows.", autocompletion=complete_rows),
-    ] = None,
+    rows: Rows = None,
     paper_rows: Annotated[bool, typer.Option("--paper-rows", help="Only rows of which the paper has figures.")] = False,
     scale: Scale = None,
     seeds: Annotated[
@@ -331,26 +320,16 @@ def _figures(record: RunRecord, checkpoint: str) -> Iterator[str]:
             yield f"  {measure.words}  {'   '.join(f'{split} {measure.show(v)}' for split, v in values.items())}"
 
 
-@app.command(
-    epilog=examples(
-        "fullrank finetune mixhead/table5 --scale small --row cola-b --from glue",
-        "fullrank finetune mixhead/table5 --rows cola-plain,cola-b --seeds 5 --from glue",
-        "fullrank finetune my.yaml data.name=glue/rte model.attention.mix=position_wise",
-    )
+@verb(
+    "fullrank finetune mixhead/table5 --scale small --row cola-b --from glue",
+    "fullrank finetune mixhead/table5 --rows cola-plain,cola-b --seeds 5 --from glue",
+    "fullrank finetune my.yaml data.name=glue/rte model.attention.mix=position_wise",
 )
 def finetune(
     config: Config,
     overrides: Overrides = None,
     row: Row = None,
-    rows: Annotated[
-        str | None,
-        typer.Option(
-            "--rows",
-            metavar="A,B",
-            help="Several rows, one after another; `all` for all.",
-            autocompletion=complete_rows,
-        ),
-    ] = None,
+    rows: Rows = None,
     scale: Scale = None,
     seeds: Annotated[
         str | None,
@@ -369,7 +348,7 @@ def finetune(
 
     A stopped command goes on when it is given again.
 
-    Several seeds end in a table: mean, deviation, and by how many percent the deviation changed against the first row.
+    `--rows all` is every row. Several seeds end in a table: mean, deviation, and its change against the first row in percent.
     """
     from fullrank.config.recipe import is_finetuning, resolve_any
     from fullrank.experiments.run import cells, reproduce, resume

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Protocol
 
 import typer
 
-from fullrank.cli.app import app, examples
-from fullrank.cli.options import Checkpoint, Device, Kernel, Quiet, Seed, Temperature, TopK, TopP
+from fullrank.cli.app import verb
+from fullrank.cli.options import Checkpoint, Device, Kernel, Number, Quiet, Seed, Temperature, TopK, TopP
 from fullrank.cli.output import exclude, given, say
 from fullrank.core.errors import InputError, RunError
 
@@ -28,12 +28,10 @@ if TYPE_CHECKING:
     from fullrank.experiments.translate import LineTranslator, Translation
 
 
-@app.command(
-    epilog=examples(
-        "fullrank translate runs/mine < source.de > target.en",
-        "fullrank translate runs/mine --n-best 3 --json < source.de",
-        "echo 'Ein Hund schläft.' | fullrank translate runs/mine --attention dog.png",
-    )
+@verb(
+    "fullrank translate runs/mine < source.de > target.en",
+    "fullrank translate runs/mine --n-best 3 --json < source.de",
+    "echo 'Ein Hund schläft.' | fullrank translate runs/mine --attention dog.png",
 )
 def translate(
     run: Annotated[Path, typer.Argument(metavar="DIR", help="A translation run's folder.")],
@@ -44,30 +42,27 @@ def translate(
         Path | None,
         typer.Option("--output", metavar="FILE", help="Write this file, as translations come, instead of stdout."),
     ] = None,
-    beam: Annotated[int | None, typer.Option("--beam", min=1, help="Width of the beam; the run's eval.beams.")] = None,
+    beam: Annotated[int | None, Number("--beam", help="Width of the beam; the run's eval.beams.")] = None,
     length_penalty: Annotated[
         float | None,
         typer.Option("--length-penalty", help="Score = log p / tokens ** this; the run's eval.length_penalty."),
     ] = None,
     no_repeat_ngram: Annotated[
-        int | None,
-        typer.Option("--no-repeat-ngram", metavar="N", min=0, help="No N tokens twice in a translation; 0: they may."),
+        int | None, Number("--no-repeat-ngram", min=0, help="No N tokens twice in a translation; 0: they may.")
     ] = None,
     max_length_a: Annotated[
         float | None, typer.Option("--max-length-a", min=0.0, help="At most a M + b tokens for a source of M.")
     ] = None,
-    max_length_b: Annotated[int | None, typer.Option("--max-length-b", min=0, help="... and its b.")] = None,
-    n_best: Annotated[
-        int, typer.Option("--n-best", metavar="N", min=1, help="Translations of a line, as `line ||| text ||| score`.")
-    ] = 1,
+    max_length_b: Annotated[int | None, Number("--max-length-b", min=0, help="... and its b.")] = None,
+    n_best: Annotated[int, Number("--n-best", help="Translations of a line, as `line ||| text ||| score`.")] = 1,
     sampled: Annotated[bool, typer.Option("--sample", help="Draw translations instead of searching.")] = False,
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
     seed: Seed = None,
-    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Lines translated together.")] = 64,
+    batch_size: Annotated[int, Number("--batch-size", help="Lines translated together.")] = 64,
     buffer_lines: Annotated[
-        int, typer.Option("--buffer-lines", min=1, help="Lines read, sorted by length and written in order again.")
+        int, Number("--buffer-lines", help="Lines read, sorted by length and written in order again.")
     ] = 1024,
     attention: Annotated[
         Path | None,

@@ -9,48 +9,41 @@ from typing import Annotated, Any
 
 import typer
 
-from fullrank.cli.app import app, examples
-from fullrank.cli.options import Checkpoint, Device, Json, Kernel, Run, Seed, Split, Temperature, TopK, TopP
+from fullrank.cli.app import verb
+from fullrank.cli.options import Checkpoint, Device, Json, Kernel, Number, Run, Seed, Split, Temperature, TopK, TopP
 from fullrank.cli.output import exclude, given, say, show_report, tell
 from fullrank.core.errors import InputError
 
 
-@app.command(
-    "eval",
-    epilog=examples(
-        "fullrank eval runs/demo/b --split valid --json",
-        "fullrank eval runs/demo/b --context 48 --stride 16",
-        "fullrank eval runs/xl --segment-length 64 --memory-length 640 --clamp-length 400",
-        "fullrank eval runs/xl --temperature valid --dynamic --dynamic-rate 3e-4",
-        "fullrank eval runs/de-en --beam 5 --against runs/de-en-b  # translation",
-    ),
+@verb(
+    "fullrank eval runs/demo/b --split valid --json",
+    "fullrank eval runs/demo/b --context 48 --stride 16",
+    "fullrank eval runs/xl --segment-length 64 --memory-length 640 --clamp-length 400",
+    "fullrank eval runs/xl --temperature valid --dynamic --dynamic-rate 3e-4",
+    "fullrank eval runs/de-en --beam 5 --against runs/de-en-b  # translation",
+    name="eval",
 )
 def evaluate(
     run: Run,
     split: Split = "test",
-    segment_length: Annotated[
-        int | None, typer.Option("--segment-length", min=1, help="Tokens read at a time.")
-    ] = None,
+    segment_length: Annotated[int | None, Number("--segment-length", help="Tokens read at a time.")] = None,
     batch_size: Annotated[
-        int | None, typer.Option("--batch-size", min=1, help="Blocks or windows at a time; with memory, streams.")
+        int | None, Number("--batch-size", help="Blocks or windows at a time; with memory, streams.")
     ] = None,
     context: Annotated[
-        int | None, typer.Option("--context", min=0, help="Slide: tokens that each window reads again, unscored.")
+        int | None, Number("--context", min=0, help="Slide: tokens that each window reads again, unscored.")
     ] = None,
     stride: Annotated[
-        int | None,
-        typer.Option("--stride", min=1, help="Slide: tokens each window scores; the segment less --context."),
+        int | None, Number("--stride", help="Slide: tokens each window scores; the segment less --context.")
     ] = None,
     memory_length: Annotated[
-        int | None, typer.Option("--memory-length", min=0, help="Tokens that every layer remembers; 0: blocks.")
+        int | None, Number("--memory-length", min=0, help="Tokens that every layer remembers; 0: blocks.")
     ] = None,
     same_length: Annotated[
         bool | None,
         typer.Option("--same-length/--no-same-length", help="Every query sees as many keys as the memory has tokens."),
     ] = None,
-    clamp_length: Annotated[
-        int | None, typer.Option("--clamp-length", min=1, help="Longer distances count as this one.")
-    ] = None,
+    clamp_length: Annotated[int | None, Number("--clamp-length", help="Longer distances count as this one.")] = None,
     temperature: Annotated[
         str | None, typer.Option("--temperature", help="Divides the logits; valid: chosen on the validation text.")
     ] = None,
@@ -66,9 +59,7 @@ def evaluate(
     dynamic_decay: Annotated[
         float | None, typer.Option("--dynamic-decay", help="Share of the way back to the trained parameters; likewise.")
     ] = None,
-    beam: Annotated[
-        int | None, typer.Option("--beam", min=1, help="Translation: width of the beam; 1 is greedy.")
-    ] = None,
+    beam: Annotated[int | None, Number("--beam", help="Translation: width of the beam; 1 is greedy.")] = None,
     length_penalty: Annotated[
         float | None, typer.Option("--length-penalty", help="Translation: beam score / length ** this.")
     ] = None,
@@ -204,32 +195,29 @@ def _compare(run: Path, other: Path, split: str, *, json: bool) -> None:
     tell(comparison, lines, json=json)
 
 
-@app.command(
-    epilog=examples(
-        "fullrank generate runs/demo/b --prompt 'the function returns' --top-p 0.9",
-        "fullrank generate runs/demo/b --prompt 'if the' --beam 4",
-    )
+@verb(
+    "fullrank generate runs/demo/b --prompt 'the function returns' --top-p 0.9",
+    "fullrank generate runs/demo/b --prompt 'if the' --beam 4",
 )
 def generate(
     run: Run,
     prompt: Annotated[str, typer.Option("--prompt", help="The text to continue.")] = "",
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="Number of new tokens.")] = 100,
+    max_new_tokens: Annotated[int, Number("--max-new-tokens", help="Number of new tokens.")] = 100,
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
     greedy: Annotated[bool, typer.Option("--greedy", help="Always the likeliest token.")] = False,
-    beam: Annotated[int | None, typer.Option("--beam", min=1, help="Beam search of this width.")] = None,
+    beam: Annotated[int | None, Number("--beam", help="Beam search of this width.")] = None,
     length_penalty: Annotated[
         float | None, typer.Option("--length-penalty", help="Beam score / length ** this; 1 if not given.")
     ] = None,
     seed: Seed = None,
-    number: Annotated[int, typer.Option("--number", "-n", min=1, help="Number of texts.")] = 1,
+    number: Annotated[int, Number("--number", "-n", help="Number of texts.")] = 1,
     stop: Annotated[
         bool, typer.Option("--stop/--no-stop", help="Stop at the end of the line or text (<eos>).")
     ] = False,
     memory_length: Annotated[
-        int | None,
-        typer.Option("--memory-length", min=0, help="Tokens remembered, 0: all of them; as trained if not given."),
+        int | None, Number("--memory-length", min=0, help="Tokens remembered, 0: all of them; as trained if not given.")
     ] = None,
     checkpoint: Checkpoint = "best",
     device: Device = "auto",
@@ -267,7 +255,7 @@ def generate(
     tell(content, [f"\n{'-' * 40}\n".join(text["text"] for text in content["texts"])], json=json)
 
 
-@app.command(epilog=examples("fullrank report runs/demo/* --out comparison.html"))
+@verb("fullrank report runs/demo/* --out comparison.html")
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="DIR", help="Run folders.")],
     out: Annotated[Path | None, typer.Option("--out", help="The page; report.html in the only run, or here.")] = None,
@@ -288,12 +276,11 @@ def report(
     show_report(runs, out, json=json, title=title)
 
 
-@app.command(epilog=examples("fullrank average runs/mine --last 5", "fullrank eval runs/mine --checkpoint average"))
+@verb("fullrank average runs/mine --last 5", "fullrank eval runs/mine --checkpoint average")
 def average(
     run: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder, trained with train.keep_checkpoints.")],
     last: Annotated[
-        int | None,
-        typer.Option("--last", min=1, help="Number of kept checkpoints, the newest ones; all if not given."),
+        int | None, Number("--last", help="Number of kept checkpoints, the newest ones; all if not given.")
     ] = None,
     out: Annotated[
         str, typer.Option("--out", metavar="NAME", help="Name for --checkpoint: DIR/checkpoints/NAME.")

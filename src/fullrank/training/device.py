@@ -207,16 +207,14 @@ def is_locked(folder: Path) -> bool:
 
 def _check_links(folder: Path) -> None:
     """RunError if no links can be made in `folder`: checkpoints need them."""
+    probe = folder / f".link-{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".link"
-        probe.unlink(missing_ok=True)
         probe.symlink_to("checkpoints", target_is_directory=True)
         probe.unlink()
     except OSError as error:
         raise RunError(
-            f"{folder}: links cannot be made there ({error.strerror}), and checkpoints need them; on Windows switch on the "
-            "Developer Mode, or work in WSL"
+            f"{folder}: no links for checkpoints can be made there; on Windows switch on Developer Mode"
         ) from error
 
 
