@@ -22,10 +22,10 @@ class StochasticCrossHead(nn.Module):
         self.beta = beta
 
     def forward(self, *heads: Tensor | None) -> tuple[Tensor | None, ...]:
-        first = next((tensor for tensor in heads if tensor is not None), None)
-        if self.beta == 0 or not self.training or first is None:
+        given = [tensor for tensor in heads if tensor is not None]
+        if self.beta == 0 or not self.training or not given:
             return heads
-        count, device = first.shape[-3], first.device
+        count, device = given[0].shape[-3], given[0].device
         if not torch.compiler.is_compiling() and draws.current is not None:
             drawn = draws.current.permutation(count, self.beta)
             if drawn is None:
