@@ -436,7 +436,8 @@ def test_name_too_long(config: Path) -> None:
     for words in (["train", "x" * 300], ["eval", "x" * 300], ["train", config, "--out", "x" * 300]):
         code, said = fails(*words)
         assert (code, said.count("\n")) == (2, 1)
-        assert "the name is too long" in said
+        if sys.version_info < (3, 14):  # from then on such a path is one that does not exist
+            assert "the name is too long" in said
 
 
 def test_out_of_memory_says_what_to_reduce(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
