@@ -285,12 +285,13 @@ class Attention(nn.Module):
         if first is None or self.first_share is None:
             return heads
         own, share = heads.values, self.first_share.to(heads.values.dtype)
-        return replace(heads, values=(1 - share) * own + share * first[:, :, first.shape[2] - own.shape[2] :])
+        values = (1 - share) * own + share * first[:, :, first.shape[2] - own.shape[2] :]
+        return Heads(heads.query, heads.scored, heads.keys, values, heads.relative)
 
     def _attend(self, x: Tensor, heads: Heads, layout: Layout, trace: Trace | None) -> Tensor:
         relative = None if heads.relative is None else heads.relative[:, : layout.distances]
         keys, values, relative = self.permute(heads.keys, heads.values, relative)
-        out = self.attend(replace(heads, keys=keys, values=values, relative=relative), layout, trace)
+        out = self.attend(Heads(heads.query, heads.scored, keys, values, relative), layout, trace)
         return self._merge(out if self.gate is None else self.gate(x, out))
 
     def _merge(self, out: Tensor) -> Tensor:
@@ -332,7 +333,7 @@ class Attention(nn.Module):
                 assert past.keys is not None
                 keys, key_buffer = append(past.keys, past.buffers[0], heads.keys)
             values, value_buffer = append(past.values, past.buffers[1], heads.values)
-            heads, buffers = replace(heads, keys=keys, values=values), (key_buffer, value_buffer)
+            heads, buffers = Heads(heads.query, heads.scored, keys, values, heads.relative), (key_buffer, value_buffer)
         # a table of other distances than 0, 1, 2 .. would be read wrongly by the next call
         table = heads.relative if layout.from_zero else None if past is None else past.relative
         return self._attend(x, heads, layout, trace), KeyValues(heads.keys, heads.values, table, buffers)
