@@ -1,10 +1,17 @@
-"""The pictures of the mechanisms' pages: `python docs/pictures/draw.py` writes them beside this file."""
+"""The pictures of the mechanisms' pages: `python docs/pictures/draw.py` writes them beside this file.
+
+With two trained runs, a plain one and one with mixed heads, it measures their spectra first.
+"""
 
 from __future__ import annotations
 
+import json
 import math
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from fullrank.core.skip_retain import SkipRetain
 
@@ -83,6 +90,58 @@ def mixhead() -> str:
     parts += [text(509, 24, "M", "t"), grid(470, 52, mixing, 26), line(395, 92, 462, 92), line(556, 92, 632, 92)]
     parts.append(text(509, 184, "column i makes head i; weights may be negative", "s"))
     return picture(1020, 198, "Attention weights of three heads, a mixing matrix, and the mixed heads", *parts)
+
+
+def measured(plain: str, mixed: str) -> dict[str, Any]:
+    """The spectra of two trained runs, as means over layers and heads, with what the runs are."""
+    command = [sys.executable, "-m", "fullrank", "analyze", "spectrum", plain, mixed, "--json"]
+    models = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["models"]
+    curves = {}
+    for name, model, when in (("plain", 0, "after"), ("B, before mixing", 1, "before"), ("B, mixed", 1, "after")):
+        layers = [layer[when] for layer in models[model]["layers"]]
+        heads = [curve for layer in layers for curve in layer["curves"]]
+        ranks = [rank for layer in layers for rank in layer["effective_rank"]]
+        shares = [round(sum(values) / len(heads), 4) for values in zip(*heads, strict=True)]
+        curves[name] = {"effective_rank": round(sum(ranks) / len(ranks), 2), "shares": shares}
+    runs = [json.loads((Path(run) / "result.json").read_text(encoding="utf-8")) for run in (plain, mixed)]
+    kept = ("recipe", "row", "scale", "seed", "parameters", "epochs", "environment")
+    read = {key: models[0][key] for key in ("texts", "segment_length", "weights")}
+    return {"runs": [{key: run[key] for key in kept} for run in runs], "read": read, "curves": curves}
+
+
+def spectrum() -> str:
+    """The mixing of heads, and what it did to the spectrum of trained models: `spectrum.json`, by `measured`."""
+    curves = json.loads((HERE / "spectrum.json").read_text(encoding="utf-8"))["curves"]
+    n, mixing = 6, [[0.9, 0.3], [-0.4, 0.8]]
+    signals = ([math.cos(i) for i in range(n)], [1 if i % 3 else -1 for i in range(n)])
+    heads = [
+        [softmax([2 * s[i] * s[j] for j in range(i + 1)]) + [0.0] * (n - i - 1) for i in range(n)] for s in signals
+    ]
+    parts = [text(20, 24, "heads P", "t", "start"), text(150, 98, "M", "t")]
+    parts += [text(226, 24, "mixed heads P′", "t", "start")]
+    for h in range(2):
+        head = [[sum(mixing[j][h] * heads[j][r][c] for j in range(2)) for c in range(n)] for r in range(n)]
+        parts += [grid(20, 40 + 100 * h, heads[h]), grid(226, 40 + 100 * h, head)]
+    parts += [grid(126, 108, mixing, 24), line(102, 132, 120, 132), line(178, 132, 218, 132)]
+    left, top, width, height = 410, 40, 290, 178
+    parts += [
+        text(left, 24, "singular values of the attention weights, trained models", "t", "start"),
+        f'<rect class="w" x="{left}" y="{top}" width="{width}" height="{height}" stroke="#9ca3af"/>',
+        text(left + width / 2, top + height + 20, "the k largest hold this share of the sum", "s"),
+        text(left, top + height + 20, "1", "s"),
+        text(left - 8, top + 12, "1", "s", "end"),
+        text(left - 8, top + height, "0", "s", "end"),
+    ]
+    for place, (name, colour) in enumerate(zip(curves, ("#6b7280", "#93c5fd", "#2563eb"), strict=True)):
+        shares, rank = curves[name]["shares"], curves[name]["effective_rank"]
+        step = width / (len(shares) - 1)
+        points = " ".join(f"{left + step * k:.1f},{top + height * (1 - share):.1f}" for k, share in enumerate(shares))
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2.5"/>')
+        x, y = left + width + 20, top + 40 + 48 * place
+        parts += [line(x, y - 5, x + 18, y - 5, "k").replace('class="k"', f'stroke="{colour}" stroke-width="3"')]
+        parts += [text(x + 26, y, name, "", "start"), text(x + 26, y + 18, f"effective rank {rank:.1f}", "s", "start")]
+    parts.append(text(left + width, top + height + 20, f"{len(shares)}", "s"))
+    return picture(880, 250, "Mixed heads, and the singular values of the attention weights of trained models", *parts)
 
 
 def mixture_of_softmaxes() -> str:
@@ -185,10 +244,12 @@ def multilinear() -> str:
 
 
 PICTURES = {
-    "mixhead": mixhead, "mixture_of_softmaxes": mixture_of_softmaxes, "skip_retain": skip_retain,
+    "mixhead": mixhead, "spectrum": spectrum, "mixture_of_softmaxes": mixture_of_softmaxes, "skip_retain": skip_retain,
     "cross_head": cross_head, "multilinear": multilinear,
 }  # fmt: skip
 
 if __name__ == "__main__":
+    if sys.argv[1:]:
+        (HERE / "spectrum.json").write_text(json.dumps(measured(*sys.argv[1:])) + "\n", encoding="utf-8")
     for name, draw in PICTURES.items():
         (HERE / f"{name}.svg").write_text(draw(), encoding="utf-8")
