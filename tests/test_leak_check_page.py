@@ -29,7 +29,7 @@ def test_the_tests_of_the_page(tmp_path: Path) -> None:
          *(() if _installed() else ("-p", "fullrank.testing.plugin")), "--junitxml=out.xml", "test_leaks.py"],
         cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
-    assert "1 failed, 2 passed" in found.stdout, found.stdout + found.stderr
+    assert "1 failed, 2 passed in" in found.stdout, found.stdout + found.stderr
     assert "Sees later tokens on every code path. It enters at layer." in found.stdout
     cases = {case.get("name"): case for case in ElementTree.parse(tmp_path / "out.xml").iter("testcase")}
     told = {name: {one.get("name"): one.get("value") for one in case.iter("property")} for name, case in cases.items()}

@@ -45,7 +45,7 @@ def test_other_inputs_and_vectors(form: str) -> None:
     assert leaking(report)
     assert report.layers == ("mix",)
     finding = report.of("future, by perturbation, evaluation")
-    assert finding.leaks == "position 0 sees token 1 (from 0); tokens 1 ahead, 8.7% of all pairs"
+    assert finding.leaks == "position 0 sees token 1 (from 0); leaks reach 1 ahead, 8.7% of all pairs"
     printed: list[float] = []
     exec(finding.reproduction, {"model": Speech(leaks=True), "inputs": inputs, "print": printed.append})
     assert float(printed[0]) > 1e-3

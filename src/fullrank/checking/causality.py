@@ -155,9 +155,10 @@ def _explained(subject: Subject, path: CodePath, run: Run, found: Finding, cut: 
         ahead = [k - i for i, k in pairs]
         share = len(pairs) / (size * (size - 1) / 2)
         first = min(pairs, key=lambda pair: (pair[1] - pair[0], pair))
-        reach = f"{min(ahead)} to {max(ahead)} ahead" if min(ahead) < max(ahead) else f"{ahead[0]} ahead"
+        reach = f"{min(ahead)} to {max(ahead)}" if min(ahead) < max(ahead) else f"{ahead[0]}"
         leaks = (
-            f"position {first[0]} sees token {first[1]} (from 0); tokens {reach}, {max(share, 0.001):.1%} of all pairs"
+            f"position {first[0]} sees token {first[1]} (from 0); leaks reach {reach} ahead, "
+            f"{max(share, 0.001):.1%} of all pairs"
         )
     else:
         leaks = f"positions before {cut} see what stands from {cut} on (from 0), all of it together"

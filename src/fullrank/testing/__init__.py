@@ -30,35 +30,42 @@ def assert_causal(model: Any, inputs: Any = None, *, quick: bool = True, **optio
     quick: the checks that take a second or two of a tiny model; False: compiled code, bfloat16 and training on random
     tokens, too.
     """
+    __tracebackhide__ = True
     return _checked(model, inputs, CAUSAL, "", quick=quick, **options)
 
 
 def assert_cache_consistent(model: Any, inputs: Any = None, **options: Any) -> Report:
     """With its cache, token by token and in pieces, the model gives the logits of one pass. step=...: a cache of its own."""
+    __tracebackhide__ = True
     return _checked(model, inputs, CACHE, CACHE[0], **options)
 
 
 def assert_padding_invariant(model: Any, inputs: Any = None, **options: Any) -> Report:
     """A text in a padded batch has the logits that it has alone, and no padding lets it see the future."""
+    __tracebackhide__ = True
     return _checked(model, inputs, PADDING, PADDING[0], **options)
 
 
 def assert_scoring_true(score: Callable[..., Any], texts: Any = None, **options: Any) -> Report:
     """Probabilities behind a score sum to one, every token is scored once, none of them after seeing later ones."""
+    __tracebackhide__ = True
     from fullrank.checking import check_scoring
 
     report = check_scoring(score, texts, **options)
-    assert report.passes, f"{getattr(score, '__name__', 'score')}: {_words(report)}"
+    if not report.passes:
+        raise AssertionError(f"{getattr(score, '__name__', 'score')}: {_words(report)}")
     return report
 
 
 def _checked(model: Any, inputs: Any, only: tuple[str, ...], needed: str, **options: Any) -> Report:
     """needed: the check without which nothing was said."""
+    __tracebackhide__ = True  # pytest then shows the line of the test
     from fullrank.checking import check
 
     given: dict[str, Any] = {"quick": True, "say": lambda line: None} | options
     report = check(model, inputs, only=only, **given)
-    assert report.passes, _words(report)
+    if not report.passes:
+        raise AssertionError(_words(report))
     for finding in report.findings:
         if needed and finding.check.startswith(needed) and finding.verdict == "not applicable":
             raise AssertionError(f"{finding.check}: it could not be checked: {finding.reason}")

@@ -16,7 +16,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture
-def leak_check(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> Callable[..., Report]:
+def leak_check(request: pytest.FixtureRequest) -> Callable[..., Report]:
     """leak_check(model, inputs=None, **options): `assert_causal`, its verdicts in the JUnit report.
 
     Options of the marker come first: @pytest.mark.leak_check(length=257, quick=False).
@@ -26,6 +26,7 @@ def leak_check(request: pytest.FixtureRequest, record_property: Callable[[str, o
     marker = request.node.get_closest_marker("leak_check")
 
     def checked(model: Any, inputs: Any = None, **options: Any) -> Report:
+        __tracebackhide__ = True
         told: list[str] = []
         try:
             return testing.assert_causal(
@@ -34,6 +35,6 @@ def leak_check(request: pytest.FixtureRequest, record_property: Callable[[str, o
         finally:
             for line in told:
                 name, _, verdict = line.rpartition(": ")
-                record_property(f"fullrank.{name}", verdict)
+                request.node.user_properties.append((f"fullrank.{name}", verdict))
 
     return checked
