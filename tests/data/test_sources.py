@@ -6,7 +6,7 @@ import pytest
 
 from fullrank.config.data import PAIR_CORPORA, DataConfig
 from fullrank.core.errors import InputError, RunError
-from fullrank.data import known_corpora, prepare_pairs
+from fullrank.data import known_corpora, prepare, prepare_pairs
 
 SPLITS = ("train", "valid", "test")
 TEST_SETS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
@@ -166,6 +166,12 @@ def test_news_by_their_names(tmp_path):
         wmt(tmp_path)
     with pytest.raises(InputError, match=r"wmt16-en-de is not downloaded; give its folder with --from DIR"):
         prepare_pairs(DataConfig(name="wmt16-en-de", cache=str(tmp_path / "cache")))
+
+
+@pytest.mark.parametrize(("prepare_it", "name"), [(prepare, "builtin"), (prepare_pairs, "synthetic-translation")])
+def test_a_folder_beside_a_text_without_files_is_refused(tmp_path, prepare_it, name):
+    with pytest.raises(InputError, match=rf"data.dir \(--from\): no file is read with data.name: {name}"):
+        prepare_it(DataConfig(name=name, dir=str(tmp_path), cache=str(tmp_path / "cache")))
 
 
 def test_tokenized_news_have_the_moses_tokenizer(tmp_path):
