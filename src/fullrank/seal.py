@@ -167,8 +167,8 @@ def check_run(folder: Path, checkpoint: str | None = None) -> None:
     where = "so the figures would be others; set it back, or begin a new run with another --out"
     try:
         trained = build_any(record.run["config"]).to_dict()
-    except ConfigError as error:  # another version knows other keys
-        raise InputError(f"{folder}: was trained by another version of fullrank: {error}") from error
+    except ConfigError as error:
+        raise InputError(f"{folder}: trained by another version of fullrank, or with other modules: {error}") from error
     for file, now, then in (
         ("config.yaml", build_any(read_yaml(folder / "config.yaml")).to_dict(), trained),
         ("run.json", _data(read_identity(folder)), record.run["identity"]),

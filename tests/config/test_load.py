@@ -108,6 +108,8 @@ def test_wrong_types_are_named_with_their_key(text: str, parts: list[str]) -> No
         ("train: {learning_rate: .nan}", "train.learning_rate: a positive number, given nan"),
         ("train: {label_smoothing: 1}", "train.label_smoothing: at least 0 and below 1, given 1"),
         ("eval: {every_steps: 3, every_epochs: 1}", "eval: give at most one of every_steps and every_epochs"),
+        ("model: {attention: {mix: shift}}", "model.attention.mix: 'shift' is not available; known: average, none, "
+         "position_independent, position_wise, random; one of your own is known once its module is imported"),
         ("data: {name: text}", "data.train: `data.name: text` needs at least one training file"),
     ],
 )  # fmt: skip

@@ -153,3 +153,10 @@ def test_a_row_may_be_called_by_a_number(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("rows: {1: {set: {train.seed: 5}}}\n", encoding="utf-8")
     assert resolve(str(file), "1").config.train.seed == 5
+
+
+def test_a_text_in_place_of_a_configuration(tmp_path: Path) -> None:
+    with pytest.raises(
+        InputError, match=r"book.txt: no configuration; `fullrank init .*book.txt` writes one for a text"
+    ):
+        load(write(tmp_path, "book.txt", "a line\nanother one: with a colon\n"))

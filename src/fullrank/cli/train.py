@@ -350,7 +350,7 @@ def finetune(
 
     `--rows all` is every row. Several seeds end in a table: mean, deviation, and its change against the first row in percent.
     """
-    from fullrank.config.recipe import is_finetuning, resolve_any
+    from fullrank.config.recipe import is_finetuning
     from fullrank.experiments.run import cells, reproduce, resume
     from fullrank.experiments.run_folder import open_any
     from fullrank.training.distributed import is_first
@@ -371,8 +371,7 @@ def finetune(
     settings = with_source(overrides, source)
     if not is_finetuning(config, None, scale, settings):
         raise InputError(
-            "data.name: fine-tuning is on a task of GLUE or on SQuAD, as in data.name=glue/cola; given "
-            f"{resolve_any(config, None, scale, settings).config.data.name!r}; `fullrank train` trains on texts"
+            "data.name: fine-tuning is on a task of GLUE or SQuAD, as in data.name=glue/cola; `fullrank train` trains on texts"
         )
     wanted = [row] if row else None if rows is None else _names(rows)
     planned = cells(config, wanted, scale, read_seeds(seeds), settings, out=out)

@@ -206,7 +206,13 @@ def load(name: str, below: tuple[str, ...] = ()) -> Recipe:
     if path.suffix in (".yaml", ".yml") or path.is_file():
         if not path.is_file():
             raise InputError(f"{name}: no such file")
-        return parse(name, read_yaml(path), path.parent, below)
+        try:
+            raw = read_yaml(path)
+        except InputError as error:
+            if path.suffix == ".txt":
+                raise InputError(f"{name}: no configuration; `fullrank init {name}` writes one for a text") from error
+            raise
+        return parse(name, raw, path.parent, below)
     known = shipped()
     if name not in known:
         raise InputError(f"'{name}' is neither a file nor a shipped recipe; {suggest(name, known)}")

@@ -105,6 +105,8 @@ def lookup(slot: str, name: str, key: str | None = None) -> Any:
     if name not in known:
         near = suggest(name, known)
         allowed = "" if near.startswith("known") else f" (known: {', '.join(known)})"
+        if near.startswith("known") and slot in _contracts:
+            allowed = "; one of your own is known once its module is imported"
         raise ConfigError(f"{key or slot}: '{name}' is not available; {near}{allowed}")
     stage = _registered[slot, name]
     if slot in _contracts:
