@@ -61,7 +61,8 @@ class _Subject(ModelText):
             return []
         if changed == resolve(str(path)).config:
             return []
-        return [f"fullrank train {path} {' '.join(overrides)}"]
+        change = overrides[0].rpartition(".")[2].replace("=", "-")
+        return [f"fullrank train {path} {' '.join(overrides)} --out {self.folder}-{change}"]
 
     def injected(self, **options: object) -> list[str]:
         """The line that injects stages into a model of Hugging Face."""
