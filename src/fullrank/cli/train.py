@@ -292,7 +292,9 @@ def _summary(result: dict[str, Any], folder: Path, page: Path) -> Iterator[str]:
 
     final, record = result["final"], read_run(folder)
     size = f"{result['parameters']['total']:,} parameters"
-    yield f"{result['name']}: {size}, {result['corpus']['label']}, seed {result['seed']}"
+    unit = result["corpus"].get("details", {}).get("unit")
+    text = result["corpus"]["label"] + (f" in {unit}" if unit else "")
+    yield f"{result['name']}: {size}, {text}, seed {result['seed']}"
     yield from _figures(record, "final")
     if (result["paper"] or {}).get("checkpoint") == "last" and result.get("last", final) != final:
         yield "  the last checkpoint, as the paper's figures are:"
@@ -305,6 +307,8 @@ def _summary(result: dict[str, Any], folder: Path, page: Path) -> Iterator[str]:
     if len(result["ms_per_step"]) > 1:
         yield "  ms per step: " + ", ".join(f"{phase} {ms:.1f}" for phase, ms in result["ms_per_step"].items())
     speed = f"{result['tokens_seen']:,} tokens at {result['tokens_per_second']:,.0f} tokens/s"
+    if (processes := result["environment"]["processes"]) > 1:
+        speed += f" by {processes} processes"
     yield f"  {speed}   {folder}   {page}"
 
 

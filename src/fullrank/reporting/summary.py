@@ -284,7 +284,7 @@ def _cautions_of_group(rows: Sequence[Row]) -> Iterator[str]:
     reduced = first.is_slice or any(run.get("scale") not in (None, "paper") for run in runs)
     if reduced and any(row.paper for row in rows):
         yield (
-            "The paper's figures belong to its own setting (scale paper, full corpus), "
+            f"These runs are on {first.label}. The paper's figures belong to its own setting (scale paper, full corpus), "
             "which these runs do not repeat: the levels do not compare."
         )
     budgets = sorted(tokens for run in runs if (tokens := integer(run.get("tokens_seen"))) is not None)
