@@ -60,12 +60,11 @@ def write_configuration(request: Request, out: Path, *, force: bool = False, say
         stated, Budget(seconds=60 * request.minutes, cpu=alone), TEXT_TASKS, say, reasons=reasons, begun=False
     )
     assert made.seconds is not None
-    assert made.evaluations is not None
     given = "".join(c if c.isprintable() else "?" for c in " ".join(request.texts))
     lines = [
         f"# Written by `fullrank init {given}`: {made.parameters:,} parameters, {made.have:,} tokens to train on.",
         f"# Takes about {made.seconds / 60:.1f} minutes on this machine with {torch.get_num_threads()} of its threads, "
-        f"{made.evaluations / 60:.1f} of them for evaluation:",
+        "evaluation included:",
         f"#     fullrank train {out}",
         "# Each value is by a rule (docs/own_text.md); change what you like.",
         *table(made.sections),

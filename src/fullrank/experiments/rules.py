@@ -51,15 +51,13 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Settled:
-    """A configuration by the rules. have: tokens to train on. seconds: of the whole training, and of its evaluations; None
-    where the budget is in tokens."""
+    """A configuration by the rules. have: tokens to train on. seconds: of the whole training; None for a budget in tokens."""
 
     config: RunConfig
     sections: Sections
     parameters: int
     have: int
     seconds: float | None = None
-    evaluations: float | None = None
 
 
 @dataclass(frozen=True)
@@ -160,7 +158,7 @@ def settle(
     if budget.seconds is None:
         return settled
     seconds = (clock() - start if begun else 0.0) + _STARTUP + steps * trial.step + trial.judging
-    return dataclasses.replace(settled, seconds=seconds, evaluations=trial.judging)
+    return dataclasses.replace(settled, seconds=seconds)
 
 
 def table(sections: Sections) -> list[str]:
@@ -300,7 +298,7 @@ def _sections(
     length = train.get("segment_length") or reach(config.data.tokens) // (4 if memory else 1)
     model: Keys = {
         "hidden_size": (width, f"{size} of {names}: the largest that reads {_PER_PARAMETER} tokens for each parameter"),
-        "num_hidden_layers": (shape["num_hidden_layers"], "by the size; of translations on each side"),
+        "num_hidden_layers": (shape["num_hidden_layers"], "by the size"),
         "num_attention_heads": (heads, "by the size"),
         "scale_embedding": (True, "embeddings as large as what layers add to them"),
         "dropout": (
