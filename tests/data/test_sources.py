@@ -169,9 +169,10 @@ def test_news_by_their_names(tmp_path):
 
 
 @pytest.mark.parametrize(("prepare_it", "name"), [(prepare, "builtin"), (prepare_pairs, "synthetic-translation")])
-def test_a_folder_beside_a_text_without_files_is_refused(tmp_path, prepare_it, name):
-    with pytest.raises(InputError, match=rf"data.dir \(--from\): no file is read with data.name: {name}"):
-        prepare_it(DataConfig(name=name, dir=str(tmp_path), cache=str(tmp_path / "cache")))
+def test_a_folder_that_is_not_read_is_named(tmp_path, prepare_it, name):
+    said = []
+    prepare_it(DataConfig(name=name, dir="corpora", cache=str(tmp_path / "cache")), report=said.append)
+    assert said[0] == f"data.dir (--from): no file of corpora is read, as data.name is {name}, which is made here"
 
 
 def test_tokenized_news_have_the_moses_tokenizer(tmp_path):

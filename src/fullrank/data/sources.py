@@ -34,18 +34,16 @@ _IWSLT_TAGS = re.compile("</?title>|</?description>")
 _IWSLT_SEGMENT = re.compile(r'<seg id="[0-9]*">\s*|\s*</seg>\s*')
 
 
-def refuse_folder(config: DataConfig) -> None:
-    """InputError for a folder beside a text that is made here, of which no file is read."""
+def report_unread_folder(config: DataConfig, report: Report) -> None:
+    """Say that a folder plays no part beside a text that is made here."""
     if config.dir is not None:
-        raise InputError(
-            f"data.dir (--from): no file is read with data.name: {config.name}; leave it out, or give another data.name"
-        )
+        report(f"data.dir (--from): no file of {config.dir} is read, as data.name is {config.name}, which is made here")
 
 
 def _local_folders(config: DataConfig, info: CorpusInfo, cache: Path, report: Report) -> list[Path]:
     """Folders that may hold the files of a corpus, which is downloaded where no folder is named."""
     if info.name == builtin.SYNTHETIC:
-        refuse_folder(config)
+        report_unread_folder(config, report)
         return [builtin.synthetic_files(cache)]
     if config.dir is None:
         if not info.urls:

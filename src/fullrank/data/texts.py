@@ -20,7 +20,7 @@ from fullrank.data.corpora import CorpusInfo, text_corpus
 from fullrank.data.files import Part, Report, Section, cache_root, parts
 from fullrank.data.parallel import PREFIX, Counts, finished, progress
 from fullrank.data.prepared import Corpus, Split
-from fullrank.data.sources import SPLITS, TextSources, find_text, refuse_folder
+from fullrank.data.sources import SPLITS, TextSources, find_text, report_unread_folder
 from fullrank.data.tokenizers import (
     DEFAULT_BPE_SIZE,
     EOS,
@@ -75,7 +75,7 @@ def prepare(config: DataConfig, *, report: Report | None = None, allow_slice: bo
         del choices["line_start"]
     identity = {}
     if info.name == "builtin":
-        refuse_folder(config)
+        report_unread_folder(config, say)
         extraction = hashlib.sha256(Path(builtin.__file__).read_bytes()).hexdigest()
         identity = {"python": builtin.signature(), "extraction": extraction}
     key = prepared.key_of(info, choices, sources, learned=settings.kind == "bpe", **identity)
