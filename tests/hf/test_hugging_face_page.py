@@ -1,0 +1,48 @@
+"""docs/hugging_face.md: its blocks run one after the other, with a tiny BERT under the name of the real one and a tiny run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fullrank as fr
+from fullrank.cli import main
+from tiny_encoder import tiny_encoder
+
+PAGE = (Path(__file__).parents[2] / "docs" / "hugging_face.md").read_text(encoding="utf-8")
+TINY = (
+    "train mixhead/table1-vanilla --row b --scale tiny --out runs/demo/b --quiet train.steps=2 eval.every_steps=2 "
+    "eval.max_tokens=600 data.max_tokens=20000 data.max_vocabulary=400"
+)
+
+
+def run(line: str) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(shlex.split(line, comments=True))
+    assert not stopped.value.code, line
+
+
+def test_the_blocks_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    tiny_encoder(tmp_path / "bert-base-uncased")
+    run(TINY)
+    found = re.findall(r"```(python|sh)\n(.+?)```", PAGE, flags=re.DOTALL)
+    assert [kind for kind, _ in found] == ["python"] * 4 + ["sh", "python"]
+    ids = torch.randint(5, 12, (1, 9))
+    space: dict[str, Any] = {"__name__": "page", "ids": ids, "batch": {"input_ids": ids, "labels": torch.tensor([1])}}
+    for number, (kind, code) in enumerate(found):
+        if kind == "sh":
+            for line in code.splitlines():
+                run(line.removeprefix("fullrank "))
+            continue
+        if number == 1:  # an injected model, as the sentence before the block has it
+            fr.inject(space["model"], mix="position_wise")
+        exec(compile(code, f"block {number}", "exec"), space)
+    assert isinstance(space["model"], fr.LanguageModel)
+    assert torch.equal(space["model"].eval()(ids).logits, fr.LanguageModel.load("runs/demo/b").eval()(ids).logits)
