@@ -19,6 +19,8 @@ ROW = ("mixhead/table1-vanilla", "b", "small")
 def test_only_settings_that_differ_from_the_recipe_are_named() -> None:
     config = resolve_any(*ROW, ["train.epochs=2", "train.learning_rate=1e-3", "train.seed=4", "data.dir=/texts"]).config
     assert differences(config, *ROW) == {"train.epochs": 2.0, "train.tokens": None}
+    taught = resolve_any(*ROW, ["train.distill.run=/runs/teacher", "train.distill.weight=0.4"]).config
+    assert differences(taught, *ROW) == {"train.distill.weight": 0.4, "train.distill.temperature": 1.0}
     other = resolve_any(ROW[0], "plain", "small").config
     assert differences(other, *ROW) == {"model.attention.mix": {"name": "none"}} or differences(other, *ROW) == {
         "model.attention.mix": "none"

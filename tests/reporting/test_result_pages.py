@@ -184,9 +184,9 @@ def test_a_page_that_was_edited_by_hand_or_added_is_found(folder: Path) -> None:
 def test_a_leaderboard_has_the_best_first_with_what_makes_it_again(folder: Path) -> None:
     rows = arms([100, 110, 120], [90, 99, 111], curve=[[10, 400.0], [20, 100.0]], set={"train.learning_rate": 0.5})
     hidden = {"test": {"words": "blocks of 7", "settings": {"next_token": False}}}
-    write_ledger(
-        folder, [*rows, row("leaks", 1, 2.0, protocols=hidden), row("elsewhere", 1, 3.0, sha256={"test": "bb"})]
-    )
+    taught = row("plain", 1, 200.0, teacher={"name": "b", "sha256": "cc"}, set={"train.distill.weight": 0.5})
+    elsewhere = row("elsewhere", 1, 3.0, sha256={"test": "bb"})
+    write_ledger(folder, [*rows, taught, row("leaks", 1, 2.0, protocols=hidden), elsewhere])
     pages = make_pages(folder)
     page = pages["leaderboard.md"]
     assert page.count("\n## ") == 1
@@ -197,6 +197,8 @@ def test_a_leaderboard_has_the_best_first_with_what_makes_it_again(folder: Path)
     line = f"100.0 ± 10.5 | {recipe} b | 1–3 | 1,000 | 600,000 | abc | ![validation curves]({name}) | `{command}` |"
     assert line in page
     assert page.index(line) < page.index(f"110.0 ± 10.0 | {recipe} plain")
+    assert f"{recipe} plain, taught by b |" in page
+    assert "--seeds 1 train.distill.weight=0.5 train.distill.run=TEACHER`" in page
     assert "leaks" not in page
     assert pages[name].count('points="60.0,3.0 117.0,29.0"') == 3  # steps to the right, perplexity upwards
 

@@ -45,12 +45,14 @@ def _line(place: int, stat: figures.Stat, group: Sequence[Row]) -> dict[str, str
     words = ["fullrank", "reproduce", recipe, "--rows", first["row"] or "", "--scale", first["scale"] or ""]
     words += ["--seeds", ",".join(str(row["seed"]) for row in group)]
     words += [f"{key}={json.dumps(value)}" for key, value in (changed or {}).items()]
+    teacher = mapping(first.get("teacher")).get("name")
+    words += ["train.distill.run=TEACHER"] if teacher else []
     again = recipe in shipped() and first["row"] and first["scale"] and changed is not None
     configuration = f"[{recipe}](../../src/fullrank/recipes/{recipe}.yaml)" if recipe in shipped() else f"`{recipe}`"
     return {
         "": str(place),
         "test": spread(stat, lambda figure: f"{figure:.1f}"),
-        "configuration": f"{configuration} {first['row'] or ''}",
+        "configuration": f"{configuration} {first['row'] or ''}" + (f", taught by {teacher}" if teacher else ""),
         "seeds": ranges(row["seed"] for row in group),
         "parameters": figures.count(mapping(first["parameters"]).get("total")),
         "tokens": figures.count(tokens.mean if tokens else None),

@@ -19,7 +19,10 @@ from fullrank.core.errors import FullRankError, InputError
 from fullrank.files import digest, read_small, write_text
 from fullrank.reporting.runs import CIRCUMSTANCES
 
-_FILES = {f"data.{key}" for key in ("train", "valid", "test", "codes")}  # which checksums stand for
+_FILES = {
+    *(f"data.{key}" for key in ("train", "valid", "test", "codes")),
+    "train.distill.run",
+}  # which checksums stand for
 _LARGEST = 1 << 26  # bytes
 _OF_TEXT = ("vocab_size", "max_position_embeddings")
 Row = Mapping[str, Any]
