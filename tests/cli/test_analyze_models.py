@@ -467,6 +467,8 @@ def test_diagnose(called: Called, place: Path, capsys: pytest.CaptureFixture[str
     assert findings["output"]["verdict"] == "bottleneck"
     assert figures["gradient_suppressed"] + figures["gradient_let_through"] == pytest.approx(1)
     assert findings["output"]["advice"]
+    advised = [line for finding in findings.values() for line in finding["advice"] if line.startswith("fullrank train")]
+    assert len({line.partition(" --out ")[2] for line in advised} - {""}) == len(advised) > 1
     for finding in findings.values():
         assert all(line.startswith(("fullrank train", "fullrank analyze heads")) for line in finding["advice"])
         assert all(

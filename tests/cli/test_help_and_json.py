@@ -1,4 +1,4 @@
-"""What all verbs share: JSON alone on stdout, completion in the shell, a help page; and training without POSIX."""
+"""Every verb: its help page, `--json`, completion in the shell. Training where there is no POSIX."""
 
 from __future__ import annotations
 

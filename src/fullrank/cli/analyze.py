@@ -12,7 +12,6 @@ from fullrank.cli.app import app, examples, verb
 from fullrank.cli.options import Checkpoint, Config, Device, Json, Number, Overrides, Row, Scale
 from fullrank.cli.output import exclude, say, table_of, tell
 from fullrank.core.errors import InputError
-from fullrank.files import write_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -59,9 +58,7 @@ def _drawn(
     files = [] if out is None else draw({one.read.name: one.figures for one in found}, out)
     for one in found:
         if one.read.kind == "run":
-            folder = one.read.folder / "analysis"
-            files += draw({one.read.name: one.figures}, folder)
-            write_json(folder / f"{name}.json", one.as_dict())
+            files += draw({one.read.name: one.figures}, one.keep(name))
     return {"models": [one.as_dict() for one in found], "files": [str(file) for file in files]}
 
 

@@ -261,7 +261,7 @@ def _settings(name: str, row: str | None, scale: str | None, overrides: Iterable
         return Resolved(sized(apply_overrides(raw, overrides)), name)
     row = row or next(iter(recipe.rows))
     if row not in recipe.rows:
-        raise InputError(f"{name} has no row '{row}'; {suggest(row, recipe.rows)} (rows: {', '.join(recipe.rows)})")
+        raise InputError(f"{name} has no row '{row}'; {suggest(row, recipe.rows, whole=True)}")
     scale = scale or next((s for s in SCALES if s in recipe.scales), "paper")
     if recipe.scales and scale not in recipe.scales:
         raise InputError(f"{name} has no scale '{scale}'; scales: {', '.join(recipe.scales)}")

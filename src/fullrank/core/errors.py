@@ -38,12 +38,18 @@ class Interrupted(RunError):
     """Training was asked to stop (SIGINT, SIGTERM) and has saved its state: the same command resumes it."""
 
 
-def suggest(given: str, known: Iterable[str]) -> str:
-    """The end of an error message about an unknown name: the known ones that begin with it, the nearest one, or all."""
+def suggest(given: str, known: Iterable[str], *, whole: bool = False) -> str:
+    """The end of an error message about an unknown name: the known ones that begin with it, the nearest one, or all.
+
+    whole: all of them stand after the nearest one, too.
+    """
     known = list(known)
     near = [name for name in known if name.startswith(f"{given}-")]
     near = near or difflib.get_close_matches(given, known, n=1, cutoff=0.6)
-    return f"did you mean {' or '.join(map(repr, near))}?" if near else f"known: {', '.join(sorted(known))}"
+    every = f"known: {', '.join(sorted(known))}"
+    if not near:
+        return every
+    return f"did you mean {' or '.join(map(repr, near))}?" + (f" ({every})" if whole else "")
 
 
 def one_line(error: Exception, most: int = 200) -> str:

@@ -103,11 +103,10 @@ def lookup(slot: str, name: str, key: str | None = None) -> Any:
     """The object registered as `name`; ConfigError names the configuration `key` if there is none."""
     known = names(slot)
     if name not in known:
-        near = suggest(name, known)
-        allowed = "" if near.startswith("known") else f" (known: {', '.join(known)})"
+        near = suggest(name, known, whole=True)
         if near.startswith("known") and slot in _contracts:
-            allowed = "; one of your own is known once its module is imported"
-        raise ConfigError(f"{key or slot}: '{name}' is not available; {near}{allowed}")
+            near += "; one of your own is known once its module is imported"
+        raise ConfigError(f"{key or slot}: '{name}' is not available; {near}")
     stage = _registered[slot, name]
     if slot in _contracts:
         _complete(stage, _contracts[slot])

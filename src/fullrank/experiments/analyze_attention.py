@@ -34,6 +34,7 @@ from fullrank.experiments.finetuning import reopen
 from fullrank.experiments.models import load_ours
 from fullrank.experiments.run_folder import is_run, open_any
 from fullrank.experiments.task import Say
+from fullrank.files import write_json
 from fullrank.seal import read_record
 from fullrank.training.checkpoint import kept_checkpoints
 from fullrank.training.device import choose_device, device_of
@@ -55,6 +56,12 @@ class ModelFigures(Generic[Figures]):
     def as_dict(self) -> dict[str, Any]:
         """The JSON of one model: where the figures come from, and the figures."""
         return {**self.read.as_dict(), "texts": len(self.rows), **self.content}
+
+    def keep(self, name: str) -> Path:
+        """Write the JSON into the run's folder RUN/analysis, where reports and the ledger read it; that folder."""
+        folder = self.read.folder / "analysis"
+        write_json(folder / f"{name}.json", self.as_dict())
+        return folder
 
     @property
     def in_words(self) -> str:

@@ -140,7 +140,7 @@ def run_demo(
     lines = "\n".join(f"    {line}" for line in words.splitlines() if line.strip())  # a line of the text ends at <eos>
     console.print(f"{lines}\n", highlight=False, markup=False)
     for one in measure_spectra([str(folder) for folder in folders], Reading(device="cpu", say=silent), texts=8):
-        write_json(one.read.folder / "analysis" / "spectrum.json", one.as_dict())
+        one.keep("spectrum")
     table = report(folders)
     page = table.write(out / "report.html", "A Transformer without its bottlenecks")
     table.print(console)

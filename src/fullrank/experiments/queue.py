@@ -126,11 +126,7 @@ def _in_runs(cell: Cell, settings: Mapping[str, Any]) -> Path:
 def _texts(cell: Cell, source: Path | None) -> list[str]:
     """The folder of corpora as an override, unless the text is invented, or files that the configuration names."""
     config = cell.resolved.config
-    own = (
-        config.data.invented
-        if isinstance(config, FinetuneConfig)
-        else config.data.name in ("text", "parallel", "builtin", "synthetic-translation")
-    )
+    own = config.data.invented if isinstance(config, FinetuneConfig) else config.data.name in ("text", "parallel")
     return [] if source is None or own else [f"data.dir={json.dumps(str(source.resolve()))}"]
 
 

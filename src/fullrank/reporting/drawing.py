@@ -72,7 +72,7 @@ class Series:
 
     @property
     def lines(self) -> Sequence[Curve]:
-        """What is drawn: the mean; every seed where they have none."""
+        """The curves to draw: the mean over seeds, or every seed where they share no points."""
         return self.curves if self.mean is None else (self.mean,)
 
     @property
