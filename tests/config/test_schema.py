@@ -44,7 +44,8 @@ def raw_configs(draw: Any) -> dict[str, Any]:
     relative = st.just("relative") | st.fixed_dictionaries({"name": st.just("relative")}, optional=options)
     of_any_output = {"tied": st.booleans(), "bias": st.none() | st.booleans(),
                      "normalize": st.sampled_from(["softmax", "sigsoftmax"])}  # fmt: skip
-    mixture = {"mixtures": st.none() | count, "components": st.none() | st.just("softmax"), "latent": st.none() | st.just(True),
+    mixture = {"mixtures": st.none() | count, "components": st.none() | st.just("softmax"),
+               "latent": st.sampled_from([None, True, "residual"]),
                "latent_dropout": probability, "latent_dropout_locked": st.booleans(), "epsilon": probability}  # fmt: skip
     outputs = st.fixed_dictionaries({}, optional=of_any_output) | st.fixed_dictionaries(
         {"kind": st.just("mixture_of_softmaxes")}, optional=of_any_output | mixture

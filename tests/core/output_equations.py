@@ -33,7 +33,7 @@ class Case:
     bias: bool = True
     normalize: str = "softmax"
     epsilon: float = 0.0
-    latent: bool = True
+    latent: bool | str = True
     vocabulary: int = 23
     width: int = 9
     tokens: tuple[int, int] = (2, 7)
@@ -94,7 +94,7 @@ class Case:
         return (found + self.epsilon).log().view(*hidden.shape[:-1], -1)
 
     def _components(self, tensors: dict[str, Tensor], rows: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """pi_k (T, 1) and h_k (T, E) of hidden states g (T, E): h_k = tanh(W_k g + b_k), pi = softmax(P g)."""
+        """pi_k (T, 1) and h_k (T, E) of hidden states g (T, E): h_k = tanh(W_k g + b_k) (+ g), pi = softmax(P g)."""
         if self.mixtures is None or not self.latent:
             return [(torch.ones(len(rows), 1, dtype=DOUBLE), rows)]
         prior = (rows @ tensors["mixture.prior.weight"].T).exp()
@@ -102,8 +102,9 @@ class Case:
         squares = tensors["mixture.latent.weight"].split(self.width)
         shifts = tensors["mixture.latent.bias"].split(self.width)
         assert prior.shape[1] == len(squares) == len(shifts) == self.mixtures
+        skipped = rows if self.latent == "residual" else torch.zeros_like(rows)
         return [
-            (prior[:, k, None], torch.tanh(torch.einsum("ij,tj->ti", squares[k], rows) + shifts[k]))
+            (prior[:, k, None], skipped + torch.tanh(torch.einsum("ij,tj->ti", squares[k], rows) + shifts[k]))
             for k in range(self.mixtures)
         ]
 
@@ -186,7 +187,8 @@ def pairwise_cases() -> list[Case]:
     choices: dict[str, list[Any]] = {
         "cutoffs": [(), (4, 9, 15), (22,), (1, 2)], "mixtures": [None, 1, 3], "div_val": [1, 2],
         "form": ["fairseq", "transformer_xl"], "tied": [False, True], "tied_projections": [False, True],
-        "bias": [False, True], "normalize": ["softmax", "sigsoftmax"], "epsilon": [0.0, 1e-3], "latent": [True, False],
+        "bias": [False, True], "normalize": ["softmax", "sigsoftmax"], "epsilon": [0.0, 1e-3],
+        "latent": [True, "residual", False],
     }  # fmt: skip
 
     def possible(case: Case) -> bool:

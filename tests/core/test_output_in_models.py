@@ -24,6 +24,7 @@ V, E = 13, 8
 CLUSTERS = {"kind": "adaptive", "cutoffs": [4, 8], "div_val": 2}
 KINDS: dict[str, dict[str, Any]] = {
     "mixture": {"kind": "mixture_of_softmaxes", "mixtures": 3},
+    "residual mixture": {"kind": "mixture_of_softmaxes", "mixtures": 3, "latent": "residual"},
     "tied mixture": {"kind": "mixture_of_softmaxes", "mixtures": 2, "tied": True, "bias": True, "normalize": "sigsoftmax"},
     "adaptive": {"kind": "adaptive", "tied": True},
     "transformer_xl": {"kind": "adaptive", "tied": True, "form": "transformer_xl", "tied_projections": False},
@@ -212,3 +213,22 @@ def test_as_head_of_a_masked_language_model_or_a_decoder(tokens: str, smoothing:
     assert torch.equal(found[0][~kept], torch.zeros_like(found[0][~kept]))
     alone = layer.nll(states[kept][None], targets[kept][None])[0]  # gathered first, as a masked head may do
     assert torch.allclose(alone, layer.nll(states, targets)[kept], atol=1e-12)
+
+
+@pytest.mark.parametrize("mixtures", [1, 4])
+@pytest.mark.parametrize("initializer", ["fairseq", "pytorch", "xavier_uniform", "transformer_xl"])
+def test_a_residual_mixture_starts_as_one_softmax_and_its_components_part(initializer: str, mixtures: int) -> None:
+    sizes: dict[str, Any] = {"vocab_size": 23, "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
+    output = {"kind": "mixture_of_softmaxes", "mixtures": mixtures, "latent": "residual"}
+    mixed = fr.LanguageModel(
+        fr.ModelConfig(**sizes, initializer=initializer, output=fr.OutputConfig(**output))
+    ).double()
+    plain = fr.LanguageModel(fr.ModelConfig(**sizes)).double()
+    plain.load_state_dict({name: value for name, value in mixed.state_dict().items() if "mixture" not in name})
+    ids = torch.randint(23, (2, 7))
+    torch.testing.assert_close(mixed(ids).logits, plain(ids).logits.log_softmax(-1), rtol=1e-12, atol=1e-12)
+
+    mixed.loss(ids[:, :-1], ids[:, 1:]).backward()
+    gradients = mixed.output.mixture.latent.weight.grad.view(mixtures, 8, 8)
+    assert gradients.abs().amax((1, 2)).min() > 0
+    assert all((gradients[0] - other).abs().max() > 1e-3 * gradients[0].abs().max() for other in gradients[1:])

@@ -20,7 +20,7 @@ from .attention import Attention
 from .embedding import AdaptiveInput, TensorTrainInput, TokenEmbedding
 from .mix import Mixing
 from .multilinear import MultiLinear, PositionTerm
-from .output import AdaptiveSoftmax, SoftmaxOutput
+from .output import AdaptiveSoftmax, Latents, SoftmaxOutput
 from .positions import Learned, RelativeBiases, RelativeKeys
 from .project import Projection, SeparateLinear
 from .registry import register
@@ -199,3 +199,5 @@ def initialize(model: nn.Module, name: str) -> None:
     for module in model.modules():  # last, one after the other: no other parameter moves, and no two layers are alike
         if isinstance(module, Mixing):
             module.draw()
+        elif isinstance(module, Latents):
+            module.reset_residual()

@@ -391,7 +391,9 @@ class MixtureConfig(OutputConfig, built_in=True):
     kind: str = "mixture_of_softmaxes"
     mixtures: Size | None = key(None, "number of softmaxes K; null: 10, or 1 without latent states")
     components: Literal["softmax", "adaptive"] = key("softmax", "what is mixed; null: adaptive with cutoffs")
-    latent: bool = key(True, "hidden states of the mixture are tanh(W g + b); without them mixtures is 1")
+    latent: bool | Literal["residual"] = key(
+        True, "states of the mixture: tanh(W g + b), residual: g + tanh(W g + b), or g alone with one softmax"
+    )
     latent_dropout: Rate = key(0.0, "dropout on the latent states")
     latent_dropout_locked: bool = key(False, "one dropout mask for all positions of a sequence")
     epsilon: Share = key(0.0, "added to probabilities before the logarithm, as the released codes do")

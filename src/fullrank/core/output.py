@@ -316,33 +316,46 @@ class SoftmaxOutput(Output):
 class Latents(nn.Module):
     """The states and the prior of a mixture of softmaxes (Transformer-MoS §3; Yang et al. 2018, §2.3).
 
-        h_k = tanh(W_k g + b_k)         pi = softmax(P g)
+        h_k = tanh(W_k g + b_k)         pi = softmax(P g)         latent: true, as published
+        h_k = g + tanh(W_k g + b_k)                               latent: residual
+        h_1 = g                                                   latent: false, a plain softmax that learns nothing
 
     g (B, N, E) -> h (T, K, E) and log pi (T, K), in fp32 at least.  `latent` holds the W_k (E, E) and b_k one under the
-    other, `prior` P (K, E), without bias; dropout acts on the h_k alone. Without latent states (K = 1) h is g, and nothing is
-    learned: a plain softmax.
+    other, `prior` P (K, E), without bias; dropout acts on the tanh alone.
+    The residual form starts at W_k = b_k = 0: every softmax is the one of g, whatever pi is. P is random: the gradient of W_k
+    is pi_k times one that all components share, so components part at the first step; with P = 0 they never would.
+    The published form can equal no given g, since a tanh is below 1.
     Parameters: K E^2 + 2 K E.
     """
 
     def __init__(self, config: MixtureConfig, hidden_size: int) -> None:
         super().__init__()
         assert config.mixtures is not None
-        self.mixtures = config.mixtures
+        self.mixtures, self.residual = config.mixtures, config.latent == "residual"
         self.latent = nn.Linear(hidden_size, self.mixtures * hidden_size) if config.latent else None
         self.prior = nn.Linear(hidden_size, self.mixtures, bias=False) if config.latent else None
         self.dropout = Dropout(config.latent_dropout, config.latent_dropout_locked)
+        self.reset_residual()
+
+    def reset_residual(self) -> None:
+        """Start the residual form as a single softmax; the published form keeps what its initialiser drew."""
+        if self.residual and self.latent is not None:
+            nn.init.zeros_(self.latent.weight)
+            nn.init.zeros_(self.latent.bias)
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         tokens, width = hidden.shape[:-1].numel(), hidden.shape[-1]
         wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         if self.latent is None or self.prior is None:
             return hidden.reshape(tokens, 1, width), hidden.new_zeros(tokens, 1, dtype=wide)
-        states = self.dropout(torch.tanh(self.latent(hidden)))  # (B, N, K E)
+        states = self.dropout(torch.tanh(self.latent(hidden))).reshape(tokens, self.mixtures, width)
+        if self.residual:
+            states = hidden.reshape(tokens, 1, width) + states
         log_prior = torch.log_softmax(self.prior(hidden).to(wide), dim=-1)  # (B, N, K)
-        return states.reshape(tokens, self.mixtures, width), log_prior.reshape(tokens, self.mixtures)
+        return states, log_prior.reshape(tokens, self.mixtures)
 
     def extra_repr(self) -> str:
-        return f"mixtures={self.mixtures}"
+        return f"mixtures={self.mixtures}, residual={self.residual}"
 
 
 class MixtureOfSoftmaxes(SoftmaxOutput):

@@ -160,8 +160,13 @@ def injected_modules(model: nn.Module) -> dict[str, Injected]:
 
 def injected_parts(model: nn.Module) -> dict[str, nn.Module]:
     """All that was injected by its names in the model: stages of attention, and the latent states of a mixture."""
-    kinds = (Injected, vocabulary.ResidualLatents)
-    return {name: module for name, module in model.named_modules() if isinstance(module, kinds)}
+    modules = dict(model.named_modules())
+    heads = tuple(f"{name}." for name, module in modules.items() if isinstance(module, vocabulary.MixtureHead))
+    return {
+        name: module
+        for name, module in modules.items()
+        if isinstance(module, Injected) or (isinstance(module, vocabulary.Latents) and name.startswith(heads))
+    }
 
 
 def complete(model: Any) -> tuple[Any, set[int]]:

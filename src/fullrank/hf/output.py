@@ -3,10 +3,7 @@
     p(v | g) = sum_k pi_k softmax(W h_k + b)_v        h_k = g + tanh(W_k g + b_k),  pi = softmax(P g)
 
 W and b are the parameters of the old layer, under their old names and as tied as they were. W_k and b_k are `latent`, P is
-`prior` of the submodule `fullrank` that the layer gets.
-
-Start: W_k = b_k = 0, so that h_k = g and every softmax is the old one, whatever pi is. P is random. The gradient of W_k is
-pi_k times one that all components share, so that components part at the first step; with P = 0 they never would.
+`prior` of the submodule `fullrank` that the layer gets: `Latents` with `latent: residual`, which start as one softmax.
 """
 
 from __future__ import annotations
@@ -34,23 +31,6 @@ OWN_KEYS = (
 )  # the others are those of the layer that the model has
 
 
-class ResidualLatents(Latents):
-    """States h_k = g + tanh(W_k g + b_k) and log prior of a mixture, from W_k = b_k = 0; dropout acts on the tanh.
-
-    Differs from Transformer-MoS §3, whose h_k = tanh(W_k g + b_k) can equal no given g: a tanh is below 1.
-    """
-
-    def __init__(self, config: MixtureConfig, hidden_size: int) -> None:
-        super().__init__(config, hidden_size)
-        assert self.latent is not None
-        nn.init.zeros_(self.latent.weight)
-        nn.init.zeros_(self.latent.bias)
-
-    def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        changes, log_prior = super().forward(hidden)
-        return hidden.flatten(0, -2)[:, None] + changes, log_prior
-
-
 @dataclass
 class _Request:
     """A loss that the vocabulary layer forms in this pass: targets (B, N) of its positions, and what the sum is divided by."""
@@ -70,7 +50,7 @@ class MixtureHead(nn.Linear, Output):
     returns the hidden states, which nobody reads.
     """
 
-    fullrank: ResidualLatents
+    fullrank: Latents
 
     def components(self, hidden: Tensor) -> Components:
         states, log_prior = self.fullrank(hidden)
@@ -99,12 +79,16 @@ def mixture_settings(output: str | Mapping[str, Any] | OutputConfig) -> dict[str
     given = {"kind": output} if isinstance(output, str) else output
     config = given if isinstance(given, OutputConfig) else OutputConfig.from_dict(given)
     settings: dict[str, Any] = {"kind": KIND, **{name: getattr(config, name, None) for name in OWN_KEYS}}
-    if not isinstance(config, MixtureConfig) or config != MixtureConfig(**settings):
+    if not isinstance(config, MixtureConfig) or config not in (MixtureConfig(**settings), _residual(settings)):
         raise InputError(
             f"output: '{KIND}', or an OutputConfig of that kind with {', '.join(OWN_KEYS)} and no other key, given {config}; "
             "the layer has to start equal to the model's own, whose matrix, tying and bias stay"
         )
     return settings
+
+
+def _residual(settings: Mapping[str, Any]) -> MixtureConfig:
+    return MixtureConfig(**settings, latent="residual")
 
 
 def vocabulary_layer(model: Any) -> nn.Linear:
@@ -144,7 +128,7 @@ def vocabulary_layer(model: Any) -> nn.Linear:
 def attach(model: Any, head: nn.Linear, settings: Mapping[str, Any]) -> None:
     """Make the vocabulary layer of a model a mixture."""
     with torch.random.fork_rng(devices=[]):
-        latents = ResidualLatents(MixtureConfig(**settings), head.in_features).train(head.training)
+        latents = Latents(_residual(settings), head.in_features).train(head.training)
     head.__class__ = MixtureHead
     head.fullrank = latents if head.weight.is_meta else latents.to(head.weight)
     model.register_forward_pre_hook(_take_labels, with_kwargs=True)
