@@ -6,7 +6,6 @@ prepare the data -> claim the folder -> model, objective, batches -> fit -> meas
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 import platform
 import shutil
@@ -463,7 +462,7 @@ def environment(device: torch.device, precision: str) -> dict[str, Any]:
     """The machine and the software of a result: versions, hardware, precision, commit."""
     return {
         "fullrank": fullrank.__version__,
-        "commit": _commit(),
+        "commit": read_commit(Path(__file__).resolve().parents[1]),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "platform": platform.platform(),
@@ -485,18 +484,22 @@ def _processor() -> str:
     return next(names, "") or platform.processor() or platform.machine()
 
 
-@functools.cache
-def _commit() -> str | None:
-    """The commit of the package's own checkout, with `+changes` if it has any; None outside a checkout."""
-    here = Path(__file__).resolve().parent
+def read_commit(package: Path) -> str | None:
+    """Commit of the checkout of a package, with `+changes` if files of the package have any; None outside a checkout.
+
+    Files beside the package do not count: a queue adds rows to the ledger of its own checkout while it trains.
+    """
 
     def git(*words: str) -> str:
-        done = subprocess.run(["git", "-C", str(here), *words], capture_output=True, text=True, timeout=10, check=True)
+        done = subprocess.run(
+            ["git", "-C", str(package), *words], capture_output=True, text=True, timeout=10, check=True
+        )
         return done.stdout.strip()
 
     try:
-        if git("ls-files", Path(__file__).name) == "":
+        if git("ls-files", "__init__.py") == "":
             return None  # installed into somebody else's repository
-        return git("rev-parse", "--short=12", "HEAD") + ("+changes" if git("status", "--porcelain", "-uno") else "")
+        changed = git("status", "--porcelain", "--untracked-files=no", ".")
+        return git("rev-parse", "--short=12", "HEAD") + ("+changes" if changed else "")
     except (OSError, subprocess.SubprocessError):
         return None
