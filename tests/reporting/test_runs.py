@@ -9,7 +9,7 @@ from reporting_runs import comparison, make_run
 
 from fullrank.core.errors import InputError
 from fullrank.reporting import find_runs
-from fullrank.reporting.runs import RunRecord, read_run, read_runs
+from fullrank.reporting.runs import RunRecord, mechanism_words, read_run, read_runs
 
 
 def test_a_folder_given_twice_counts_once(tmp_path: Path) -> None:
@@ -72,3 +72,27 @@ def test_tasks_are_known_from_configurations_where_nothing_is_recorded(tmp_path:
         assert task(name) == "translation"
     for name in ("ptb", "wikitext-103", "text", "builtin", "lm1b"):
         assert task(name) == "language_modeling"
+
+
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [
+        ({"attention": {"mix": "neighbours"}}, "mix: neighbours"),
+        ({"attention": {"mix": {"name": "neighbours", "width": 2}}}, "mix: neighbours"),
+        ({"layers": [{"at": [-1], "attention": {"score": "cosine"}}]}, "score: cosine"),
+        ({"attention": {"normalize": "entmax"}}, "normalize: entmax"),
+        ({"attention": {"kind": "retention"}}, "attention: retention"),
+        ({"output": {"kind": "hierarchical"}}, "output: hierarchical"),
+    ],
+)
+def test_a_stage_of_ones_own_is_not_called_plain(model: dict[str, object], named: str) -> None:
+    words = mechanism_words({"model": model})
+    assert words == f"{named} (a stage of your own)"
+
+
+def test_a_plain_model_and_built_in_stages_are_called_by_their_names() -> None:
+    plain = {"attention": {"kind": "weighted", "score": "dot_product", "mix": "none", "normalize": "softmax"}}
+    assert mechanism_words({"model": plain}).startswith("plain multi-head attention")
+    mixed = mechanism_words({"model": {"attention": {"mix": "position_wise"}, "output": {"normalize": "sigsoftmax"}}})
+    assert "Mixhead B" in mixed
+    assert "sigsoftmax" in mixed

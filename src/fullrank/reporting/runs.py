@@ -413,23 +413,28 @@ def _row_key(record: RunRecord) -> str:
     return json.dumps([origin, name, settings, text], sort_keys=True, default=str)
 
 
-# settings that make a row, in words; every other value of these keys is that of a plain Transformer
+# settings that make a row, in words; those of a plain Transformer need none, others are stages of one's own
 _MECHANISMS = {
-    "attention.kind": {"multilinear": "multi-linear attention: sums over pairs of tokens in place of attention weights"},
+    "attention.kind": {
+        "weighted": "",
+        "multilinear": "multi-linear attention: sums over pairs of tokens in place of attention weights",
+    },
     "attention.score": {
+        "dot_product": "",
         "relative": "scores of content and distance (Transformer-XL)",
         "dense_synthesizer": "each query makes its scores without keys (dense synthesizer)",
         "random_synthesizer": "scores are learned parameters, the same for every text (random synthesizer)",
     },
     "attention.mix": {
+        "none": "",
         "position_independent": "Mixhead A: heads exchange attention weights by one learned matrix",
         "position_wise": "Mixhead B: each query decides how heads exchange attention weights",
         "random": "heads exchange attention weights by a fixed random matrix",
         "average": "every head uses the mean of all heads' attention weights",
     },
-    "attention.gate": {"head": "each query scales the output of each head (output gates)"},
-    "attention.normalize": {"sigsoftmax": "sigsoftmax in place of softmax"},
-    "output.kind": {"adaptive": "adaptive softmax: rare words have smaller vectors",
+    "attention.gate": {"none": "", "head": "each query scales the output of each head (output gates)"},
+    "normalize": {"softmax": "", "sigsoftmax": "sigsoftmax in place of softmax"},
+    "output.kind": {"softmax": "", "adaptive": "adaptive softmax: rare words have smaller vectors",
                     "mixture_of_softmaxes": "a mixture of {mixtures} softmaxes in place of one"},
 }  # fmt: skip
 
@@ -441,11 +446,14 @@ def mechanism_words(config: Mapping[str, Any]) -> str:
         model["layers"] = dict(enumerate(entries))
     settings = {key.removesuffix(".name"): value for key, value in flatten(model).items()}
     words = dict.fromkeys(
-        known[value].format(mixtures=settings.get(key.replace("kind", "mixtures")))
+        known.get(value, f"{ending.replace('.kind', '').rpartition('.')[2]}: {value} (a stage of your own)").format(
+            mixtures=settings.get(key.replace("kind", "mixtures"))
+        )
         for ending, known in _MECHANISMS.items()
         for key, value in settings.items()
-        if key.endswith(ending) and isinstance(value, str) and value in known
+        if key.endswith(ending) and isinstance(value, str)
     )
+    words.pop("", None)
     if beta := max((float(value or 0) for key, value in settings.items() if key.endswith("cross_head")), default=0.0):
         words[f"keys and values of heads change places in training with probability {beta:g}"] = None
     if any(value is True for key, value in settings.items() if key.endswith("attention.value_residual")):
