@@ -456,6 +456,25 @@ def diagnosed(place: Path, capsys: pytest.CaptureFixture[str], *words: str) -> t
     return content, html.unescape(page.read_text(encoding="utf-8")).replace("\N{NO-BREAK SPACE}", " ")
 
 
+def test_diagnose_says_of_an_untrained_model_that_it_is_one_and_nothing_else(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpt2, page = diagnosed(place, capsys, "@gpt2", "--text", "@words.txt", "--segment-length", "12")
+    assert gpt2["undertrained"]
+    assert gpt2["perplexity"] > gpt2["unigram_perplexity"]
+    assert f"{gpt2['unigram_perplexity']:,.1f}" in gpt2["headline"]
+    assert gpt2["headline"] in page
+    assert {finding["verdict"] for finding in gpt2["findings"].values()} == {"not measured"}
+    assert not any(finding["advice"] for finding in gpt2["findings"].values())
+
+
+@pytest.fixture
+def as_if_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A unigram model that is worse than any model of these tests."""
+    monkeypatch.setattr("fullrank.experiments.diagnose.unigram_perplexity", lambda tokens: float("inf"))
+
+
+@pytest.mark.usefixtures("as_if_trained")
 def test_diagnose(called: Called, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The rank is that of `analyze rank`, the commands it advises fit the run, and the page says what the JSON says."""
     plain, page = diagnosed(place, capsys, "@plain")
@@ -464,7 +483,11 @@ def test_diagnose(called: Called, place: Path, capsys: pytest.CaptureFixture[str
     figures = findings["output"]["figures"]
     assert (figures["rank"], figures["bound"], figures["contexts"]) == (WIDTH + 2, WIDTH + 2, ranked["contexts"])
     assert figures["effective_rank"] == pytest.approx(ranked["effective_rank"], abs=1e-9)
-    assert findings["output"]["verdict"] == "bottleneck"
+    shares = torch.tensor(ranked["singular_values"][1:], dtype=torch.float64)
+    used = float(torch.distributions.Categorical(probs=shares / shares.sum()).entropy().exp())
+    assert figures["effective_rank_beside_mean"] == pytest.approx(used, abs=1e-9)
+    assert findings["output"]["verdict"] == "perhaps"
+    assert used >= WIDTH / 2
     assert figures["gradient_suppressed"] + figures["gradient_let_through"] == pytest.approx(1)
     assert findings["output"]["advice"]
     advised = [line for finding in findings.values() for line in finding["advice"] if line.startswith("fullrank train")]
@@ -479,6 +502,7 @@ def test_diagnose(called: Called, place: Path, capsys: pytest.CaptureFixture[str
     assert mixture["findings"]["output"]["advice"] == []
 
 
+@pytest.mark.usefixtures("as_if_trained")
 def test_diagnose_a_hugging_face_model(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     gpt2, _ = diagnosed(place, capsys, "@gpt2", "--text", "@words.txt", "--segment-length", "12")
     model = transformers.AutoModelForCausalLM.from_pretrained(place / "gpt2")

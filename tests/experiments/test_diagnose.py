@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fullrank.experiments.analyze import OpenedModel
-from fullrank.experiments.diagnose import _memory, _Subject
+from fullrank.experiments.diagnose import _memory, _Subject, unigram_perplexity
 
 PERIOD, VOCABULARY = 16, 20
 
@@ -51,3 +52,12 @@ def test_context_enough() -> None:
     assert (verdict, reach) == ("no bottleneck", 16)
     assert perplexity["8"] > 5  # the last of 7 tokens has 14 before it
     assert [perplexity[n] for n in ("16", "32", "56")] == pytest.approx([1, 1, 1])
+
+
+def test_the_unigram_model_counts_all_tokens_but_the_one_that_it_predicts() -> None:
+    tokens = [3, 1, 3, 3, 2, 1, 3]
+    nll = 0.0
+    for place, token in enumerate(tokens):
+        others = tokens[:place] + tokens[place + 1 :]
+        nll -= math.log((others.count(token) + 1) / (len(others) + len(set(tokens))))
+    assert unigram_perplexity(tokens) == pytest.approx(math.exp(nll / len(tokens)))

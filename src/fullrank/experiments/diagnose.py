@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,8 +13,8 @@ import numpy as np
 import torch
 
 from fullrank.analysis import GradientShare, context_use, gradient_share, heads, rank, spectrum
-from fullrank.analysis.heads import predictions
-from fullrank.analysis.rank import unwrapped
+from fullrank.analysis.heads import nats_per_token, predictions
+from fullrank.analysis.rank import effective_rank, unwrapped
 from fullrank.analysis.size import parameters_by_part
 from fullrank.config.recipe import resolve
 from fullrank.core.config import WeightedConfig, stage_name
@@ -84,13 +87,39 @@ def diagnose(name: str, reading: Reading) -> Diagnosis:
     subject = _Subject(read.name, read.given, read.kind, replace(opened, ids=[tokens]), length)
     if not subject.rows(1):
         raise InputError(f"--text: {opened.text} has {len(tokens):,} tokens, less than a segment of {length:,}")
+    perplexity, unigram = _perplexity(subject), unigram_perplexity(tokens)
+    undertrained = perplexity is not None and perplexity > unigram
     findings = []
     for examine in (_attention, _output, _memory, _heads, _parameters):
         finding = examine(subject)
+        if undertrained:
+            finding = replace(finding, verdict="not measured", advice=[])
         reading.say(f"{finding.title}: {finding.verdict}")
         findings.append(finding)
     parameters = sum(parameter.numel() for parameter in opened.model.parameters())
-    return Diagnosis(subject.name, subject.source, str(opened.text), parameters, length, findings)
+    return Diagnosis(
+        subject.name, subject.source, str(opened.text), parameters, length, findings, perplexity, unigram, undertrained
+    )
+
+
+def _perplexity(subject: _Subject) -> float | None:
+    """Perplexity on the first texts; None for a model that gives no probabilities of tokens."""
+    opened, rows = subject.opened, subject.rows(TEXTS)
+    try:
+        return math.exp(nats_per_token(subject.model, rows, mask_id=opened.mask_id, marks=opened.marks).mean())
+    except InputError:
+        return None
+
+
+def unigram_perplexity(tokens: Sequence[int]) -> float:
+    """Perplexity of each token under the counts of all others plus one: exp(-1/N sum_w c_w log(c_w / (N - 1 + C))).
+
+    c_w counts word w, N all tokens, C the different words. The token that is predicted is left out of the counts, so that a
+    short text does not flatter the unigram model.
+    """
+    counts = Counter(tokens)
+    total = len(tokens) - 1 + len(counts)
+    return math.exp(-sum(count * math.log(count / total) for count in counts.values()) / len(tokens))
 
 
 def _width(model: Any) -> int:
@@ -185,19 +214,32 @@ def _output(subject: _Subject) -> Finding:
     except InputError as error:
         return Finding("output", title, short, "not measured", [*words, f"{error}."], content)
     figures, layer = found.figures, found.figures.layer
+    used = float(effective_rank(figures.singular_values[1:]))  # the first is their mean
     verdict: Verdict = "no bottleneck"
     if layer.exempt is None and figures.vocab_size > layer.bound:
-        verdict = "bottleneck" if figures.conclusive and figures.rank <= layer.bound else "perhaps"
+        crowded = used >= layer.hidden_size / 2
+        verdict = ("perhaps" if crowded else "no bottleneck") if figures.conclusive else "not measured"
     ranks = (
         f"The log-probabilities have rank {figures.rank:,} after {figures.contexts:,} contexts, with {layer.hidden_size:,} "
-        f"hidden dimensions and {figures.vocab_size:,} words ({layer.kind})."
+        f"hidden dimensions and {figures.vocab_size:,} words ({layer.kind}). Beside the mean the effective rank is "
+        f"{used:.1f}."
     )
-    rule = "A bottleneck where the rank stays at its bound below the vocabulary; perhaps where contexts were too few to tell."
+    rule = (
+        "Perhaps a bottleneck where the effective rank reaches half of the hidden dimensions: the model spreads its "
+        "predictions over all that it has. That the rank has a bound is true of every softmax and says nothing of a model."
+    )
     advice = []
-    if verdict != "no bottleneck":
-        advice = subject.trained_with("model.output.kind=mixture_of_softmaxes", "model.output.mixtures=5")
+    if verdict == "perhaps":
+        words.append(
+            "Try it with its control: none of our trainings gained by the published mixture (docs/mechanisms/"
+            "mixture_of_softmaxes.md); with mixtures=1 the line below adds its layer without a mixture."
+        )
+        mixture = {"kind": "mixture_of_softmaxes", "mixtures": 4, "latent": "residual"}
+        advice = subject.trained_with(*(f"model.output.{key}={value}" for key, value in mixture.items()))
         advice += subject.trained_with("model.output.normalize=sigsoftmax")
+        advice += subject.injected(output={"kind": "mixture_of_softmaxes", "mixtures": 4})
     content |= {key: value for key, value in found.as_dict().items() if key not in ("model", "source", "text")}
+    content["effective_rank_beside_mean"] = used
     return Finding("output", title, short, verdict, [ranks, *found.remarks(), *words], content, rule, advice)
 
 

@@ -49,7 +49,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Diagnosis of one model. source: run, saved model or Hugging Face. text: the name of the text that was read."""
+    """Diagnosis of one model. source: run, saved model or Hugging Face. text: the name of the text that was read.
+
+    undertrained: its perplexity is above that of a unigram model, so that nothing else can be told.
+    """
 
     model: str
     source: str
@@ -57,6 +60,9 @@ class Diagnosis:
     parameters: int
     segment_length: int
     findings: Sequence[Finding]
+    perplexity: float | None = None
+    unigram_perplexity: float | None = None
+    undertrained: bool = False
 
     def of(self, verdict: Verdict) -> list[Finding]:
         """The findings with this verdict."""
@@ -65,6 +71,11 @@ class Diagnosis:
     @property
     def headline(self) -> str:
         """The answer in one sentence."""
+        if self.undertrained:
+            return (
+                f"{self.model} is worse than a unigram model (perplexity {self.perplexity:,.1f}, counts of words "
+                f"{self.unigram_perplexity:,.1f}): train it first, nothing below tells of a bottleneck yet"
+            )
         bound, perhaps = (listed(one.short for one in self.of(verdict)) for verdict in ("bottleneck", "perhaps"))
         if bound:
             return f"{self.model} is bound by {bound}"
@@ -78,6 +89,9 @@ class Diagnosis:
             "text": self.text,
             "parameters": self.parameters,
             "segment_length": self.segment_length,
+            "perplexity": self.perplexity,
+            "unigram_perplexity": self.unigram_perplexity,
+            "undertrained": self.undertrained,
             "headline": self.headline,
             "findings": {finding.name: finding.as_dict() for finding in self.findings},
         }
