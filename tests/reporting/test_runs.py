@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from reporting_runs import comparison, make_run
+from reporting_runs import CORPUS, comparison, make_run
 
 from fullrank.core.errors import InputError
 from fullrank.reporting import find_runs
@@ -96,3 +96,43 @@ def test_a_plain_model_and_built_in_stages_are_called_by_their_names() -> None:
     mixed = mechanism_words({"model": {"attention": {"mix": "position_wise"}, "output": {"normalize": "sigsoftmax"}}})
     assert "Mixhead B" in mixed
     assert "sigsoftmax" in mixed
+
+
+def test_seeds_with_names_of_their_own_are_a_row_named_by_what_differs(tmp_path: Path) -> None:
+    def runs_of(mix: str, letter: str) -> list[Path]:
+        no_recipe = {"recipe": None, "row": None, "scale": None}
+        return [
+            make_run(tmp_path / f"{letter}{seed}", mix=mix, seed=seed, result={"name": f"{letter}{seed}", **no_recipe})
+            for seed in (1, 2)
+        ]
+
+    rows = comparison([*runs_of("none", "n"), *runs_of("position_wise", "b")]).rows
+    assert [row.name for row in rows] == ["none (2 seeds)", "position_wise (2 seeds)"]
+    (alone,) = comparison([tmp_path / "n1", tmp_path / "n2"]).rows
+    assert alone.name == "n1 (2 seeds)"
+
+
+def test_one_text_in_different_tokens_is_compared_in_bits_per_character(tmp_path: Path) -> None:
+    def run(name: str, kind: str, bits: float, sha256: str = "a" * 64) -> Path:
+        sources = [
+            {"split": split, "sha256": f"{split}{sha256}", "start": 0, "end": None} for split in ("valid", "test")
+        ]
+        details = {"settings": {"kind": kind}, "sources": sources}
+        corpus = CORPUS | {"label": f"novel ({kind})", "fingerprint": kind, "vocabulary": len(kind), "details": details}
+        final = {
+            split: {
+                "nll": bits,
+                "perplexity": 2**bits,
+                "tokens": 100,
+                "bits_per_character": bits,
+                "bits_per_byte": bits,
+            }
+            for split in ("valid", "test")
+        }
+        return make_run(tmp_path / name, row=name, corpus=corpus, result={"final": final})
+
+    compared = comparison([run("pieces", "bpe", 2.487), run("letters", "character", 3.262)])
+    assert compared.comparable
+    assert compared.measure.key == "bits_per_character"
+    assert compared.rows[1].difference["test"] == pytest.approx(3.262 / 2.487 - 1)
+    assert not comparison([tmp_path / "pieces", run("other", "character", 3.2, "b" * 64)]).comparable

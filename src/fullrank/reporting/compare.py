@@ -166,7 +166,7 @@ def compare(records: Sequence[RunRecord], table: str | None = None) -> Compariso
     rows = [
         Row(name, slot, group, text, measure, part)
         for slot, (name, group, text, part) in enumerate(
-            zip(names, groups, runs.texts_of_rows(groups), parts, strict=True)
+            zip(names, groups, runs.texts_of_rows(groups, in_bits=measure.in_bits), parts, strict=True)
         )
     ]
     return Comparison(

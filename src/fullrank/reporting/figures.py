@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
 
-from fullrank.reporting.runs import MASKED_MODELING, SPLITS, TRANSLATION, RunRecord, mapping, number
+from fullrank.reporting.runs import MASKED_MODELING, SPLITS, TRANSLATION, RunRecord, mapping, number, source_texts
 
 MISSING = "–"
 
@@ -328,8 +328,8 @@ def choose(records: Sequence[RunRecord]) -> Measure:
 
     Masked tokens: their own perplexity. Translations: BLEU, or perplexity where there is no split of which all have a BLEU.
     Else bits where all runs read bytes or characters, or where a paper's figures of one are in bits: per character if all
-    read characters, else per byte. Perplexity otherwise, and wherever a finished run has no bits for a split of which it
-    has a perplexity, as a model of words.
+    read characters, else per byte. Bits per character, too, where the same text was cut into different tokens. Perplexity
+    otherwise, and wherever a finished run has no bits for a split of which it has a perplexity, as a model of words.
     """
     if records and all(record.task == MASKED_MODELING for record in records):
         return MASKED_PERPLEXITY
@@ -338,9 +338,14 @@ def choose(records: Sequence[RunRecord]) -> Measure:
         return BLEU if set.intersection(*known) else PERPLEXITY
     kinds = {record.tokens for record in records}
     stated = any(BITS_PER_BYTE.paper_figure(record.paper, split) is not None for record in records for split in SPLITS)
-    if not records or not (stated or kinds <= {"byte", "character"}):
+    cut_differently = (
+        len(kinds) > 1
+        and bool(first := source_texts(records[0]))
+        and all(source_texts(record) == first for record in records)
+    )
+    if not records or not (stated or cut_differently or kinds <= {"byte", "character"}):
         return PERPLEXITY
-    measure = BITS_PER_CHARACTER if kinds == {"character"} else BITS_PER_BYTE
+    measure = BITS_PER_CHARACTER if kinds == {"character"} or cut_differently else BITS_PER_BYTE
     measured = [(run, split) for run in records for split in SPLITS if PERPLEXITY.final(run, split) is not None]
     return measure if all(measure.final(run, split) is not None for run, split in measured) else PERPLEXITY
 

@@ -39,6 +39,7 @@ _MEASURED_ON = {  # what decides if two figures compare, in words
     "fingerprint": "vocabulary fingerprint", "valid sha256": "validation text", "test sha256": "test text",
     "valid pairs": "validation pairs", "test pairs": "test pairs", "valid references": "validation references",
     "test references": "test references", "signature": "BLEU signature",
+    "valid source": "validation text", "test source": "test text",
 }  # fmt: skip
 _SEED_SUFFIX = re.compile(r"[-_./ ]+(seed|s)[-_ ]?\d+$", re.IGNORECASE)
 
@@ -339,11 +340,25 @@ def recipe_notes(records: Sequence[RunRecord]) -> dict[str, str]:
 # -- rows -------------------------------------------------------------------------------------------------------------
 
 
-def measured_on(record: RunRecord) -> dict[str, Any]:
+def source_texts(record: RunRecord) -> dict[str, Any]:
+    """Checksums, ranges and case of the texts of a language model's splits, whatever its tokens; empty if not recorded."""
+    details, texts = mapping(record.corpus.get("details")), dict[str, Any]()
+    lowercase = mapping(details.get("settings")).get("lowercase")
+    for source in map(mapping, details.get("sources") or ()):
+        if source.get("split") in SPLITS and source.get("sha256"):
+            part = (source["sha256"], source.get("start"), source.get("end"), lowercase)
+            texts.setdefault(f"{source['split']} source", []).append(part)
+    return texts
+
+
+def measured_on(record: RunRecord, *, in_bits: bool = False) -> dict[str, Any]:
     """Identity of the text behind a figure: corpus, splits and vocabulary, as far as recorded.
 
-    BLEU is of text, however a vocabulary cuts it: there pairs, reference translations and signature decide.
+    BLEU is of text, however a vocabulary cuts it: there pairs, reference translations and signature decide. So are figures
+    in bits: there the texts themselves decide where they are recorded.
     """
+    if in_bits and (texts := source_texts(record)):
+        return texts
     if record.finetunes:
         return {f"{split} sha256": digest for split, digest in mapping(record.get("sha256")).items()}
     corpus = record.corpus
@@ -372,9 +387,9 @@ def differences_of_text(first: Mapping[str, Any], second: Mapping[str, Any]) -> 
     return [word for key, word in _MEASURED_ON.items() if key in first and key in second and first[key] != second[key]]
 
 
-def texts_of_rows(rows: Sequence[Sequence[RunRecord]]) -> list[int]:
+def texts_of_rows(rows: Sequence[Sequence[RunRecord]], *, in_bits: bool = False) -> list[int]:
     """For each row the number of the text it was measured on; figures compare where the numbers are equal."""
-    texts, distinct = [measured_on(row[0]) for row in rows], list[dict[str, Any]]()
+    texts, distinct = [measured_on(row[0], in_bits=in_bits) for row in rows], list[dict[str, Any]]()
     for text in texts:
         if all(differences_of_text(other, text) for other in distinct):
             distinct.append(text)
@@ -403,9 +418,14 @@ def group_by_seed(records: Sequence[RunRecord]) -> list[tuple[RunRecord, ...]]:
     return [tuple(row) for _, row in rows]
 
 
+def _settings(record: RunRecord) -> dict[str, Any]:
+    """The settings that make a row, flat."""
+    return {key: value for key, value in flatten(record.config).items() if key not in CIRCUMSTANCES}
+
+
 def _row_key(record: RunRecord) -> str:
     """Equal for runs that differ only in their seed."""
-    settings = {key: value for key, value in flatten(record.config).items() if key not in CIRCUMSTANCES}
+    settings = _settings(record)
     origin = [record.origin(key) for key in ("recipe", "row", "scale")]
     name = "" if settings else _without_seed(record.name)
     # a run that has not kept its references is a seed of the row all the same
@@ -467,8 +487,11 @@ def mechanism_words(config: Mapping[str, Any]) -> str:
 
 
 def row_names(rows: Sequence[Sequence[RunRecord]]) -> list[str]:
-    """A distinct name for each row: its row in the recipe or its own name, then scale, recipe and folder as needed."""
-    names = [row[0].origin("row") or (_without_seed(row[0].name) if len(row) > 1 else row[0].name) for row in rows]
+    """A distinct name for each row, then scale, recipe and folder as needed.
+
+    It is its row in the recipe, else the name that all its runs share, else the settings in which it differs from the others.
+    """
+    names = [row[0].origin("row") or _shared_name(row) or _differing_settings(row, rows) for row in rows]
     for more in (
         lambda run: run.origin("scale"), lambda run: run.origin("recipe"), lambda run: "/".join(run.folder.parts[-2:]),
     ):  # fmt: skip
@@ -477,6 +500,23 @@ def row_names(rows: Sequence[Sequence[RunRecord]]) -> list[str]:
             for name, row in zip(names, rows, strict=True)
         ]
     return numbered(names)
+
+
+def _shared_name(row: Sequence[RunRecord]) -> str:
+    """The name of a single run, or the one that all seeds of a row have; empty if there is none."""
+    names = {_without_seed(run.name) if len(row) > 1 else run.name for run in row}
+    return names.pop() if len(names) == 1 else ""
+
+
+def _differing_settings(row: Sequence[RunRecord], rows: Sequence[Sequence[RunRecord]]) -> str:
+    """`position_wise (2 seeds)`: the settings that not all rows share; the first run's name where they are many or none."""
+    others = [_settings(other[0]) for other in rows]
+    settings = {key: value for key, value in _settings(row[0]).items() if any(o.get(key) != value for o in others)}
+    words = [
+        str(value) if key.endswith((".mix", ".score", ".normalize", ".kind", ".name")) else f"{key}={value}"
+        for key, value in settings.items()
+    ]
+    return f"{', '.join(words) if 0 < len(words) <= 3 else row[0].name} ({len(row)} seeds)"
 
 
 def numbered(names: Sequence[str]) -> list[str]:

@@ -199,7 +199,8 @@ class _Words:
 def _warnings(compared: Comparison) -> Iterator[str]:
     """Reasons why figures must not be compared."""
     if not compared.comparable:
-        first, *other_texts = (runs.measured_on(rows[0].runs[0]) for rows in compared.groups)
+        in_bits = compared.measure.in_bits
+        first, *other_texts = (runs.measured_on(rows[0].runs[0], in_bits=in_bits) for rows in compared.groups)
         fields = dict.fromkeys(word for other in other_texts for word in runs.differences_of_text(first, other))
         groups = "; ".join(
             f"{listed(row.name for row in rows)} on {rows[0].label or 'a text not recorded'}"
