@@ -91,7 +91,8 @@ fi
 
 target=.
 [ "$wanted" = run ] || target=".[$wanted]"
-printf 'Installing fullrank into .venv (the first time this downloads some hundred megabytes)\n'
+printf 'Installing fullrank into .venv. The first time this downloads torch: 200 MB for a CPU, gigabytes with CUDA.\n'
+# PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu has pip take the small one
 : >.venv/unfinished
 rm -f .venv/installed
 status=0 # two q: neither progress nor the remarks of an unusual index configuration, errors only
