@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
+from collections.abc import Iterator
+from typing import Any
 
 import latex2mathml.converter
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.writers.html5 import HTML5Translator
+
+from fullrank.config.schema import json_schema
 
 project, author, copyright = "fullrank", "The fullrank authors", "The fullrank authors"
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
@@ -58,6 +63,48 @@ def plain_docstring(app: Sphinx, what: str, name: str, thing: object, options: o
         lines.append(line if literal else escaped(line if within else line.strip()))
 
 
+def allowed(schema: dict[str, Any]) -> str:
+    """The values that a key of a JSON schema may have, in words."""
+    if "enum" in schema:
+        return ", ".join(f"`{word}`" for word in schema["enum"])
+    if "anyOf" in schema:
+        return " or ".join(dict.fromkeys(allowed(choice) for choice in schema["anyOf"]))
+    words = {
+        "integer": "whole number",
+        "boolean": "`true`, `false`",
+        "string": "text",
+        "object": "mapping",
+        "array": "list",
+    }
+    return words.get(schema.get("type", ""), str(schema.get("type", "any")))
+
+
+def tables_of(name: str, section: dict[str, Any], definitions: dict[str, Any]) -> Iterator[str]:
+    """The tables of a section of a JSON schema and of all sections in it, each under a heading of its own."""
+    yield f"\n## {name}\n\n| key | default | values | meaning |\n| --- | --- | --- | --- |\n"
+    inner: dict[str, dict[str, Any]] = {}
+    for key, schema in section["properties"].items():
+        reference = re.search(r'"#/\$defs/(\w+)"', json.dumps(schema))
+        if reference is not None and definitions[reference[1]] is not section:
+            inner[f"{name}.{key}{'[]' if 'array' in json.dumps(schema) else ''}"] = definitions[reference[1]]
+            continue
+        default = f"`{json.dumps(schema['default'])}`" if "default" in schema else ""
+        cells = [f"`{key}`", default, allowed(schema), schema.get("description", "")]
+        yield f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |\n"
+    for path, deeper in inner.items():
+        yield from tables_of(path, deeper, definitions)
+
+
+def add_keys(app: Sphinx, page: str, source: list[str]) -> None:
+    """Put the tables of all keys into the page about them, from the schema that `config schema` prints."""
+    if page == "keys":
+        schema = json_schema()
+        for name, section in schema["properties"].items():
+            definition = schema["$defs"][section["$ref"].rpartition("/")[2]]
+            source[0] += "".join(tables_of(name, definition, schema["$defs"]))
+
+
 def setup(app: Sphinx) -> None:
+    app.connect("source-read", add_keys)
     app.add_html_math_renderer("mathml", (mathml, None), (mathml, None))
     app.connect("autodoc-process-docstring", plain_docstring)
