@@ -202,6 +202,34 @@ def test_cleaning_by_length_and_ratio(folder):
         prepare_pairs(config(folder, max_length=1, max_ratio=1.0))
 
 
+CHINESE = ["我喜欢北京的大街。", "他昨天没有来学校上课"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "suffixes", "keys", "named"),
+    [
+        (CHINESE, "en zh", {"max_ratio": 9.5, "max_length": 80}, "data.max_length: 80, data.max_ratio: 9.5"),
+        (["ฉันชอบแมวสีดำ มันน่ารักมาก"], "en x", {"max_ratio": 2.0}, "data.max_ratio"),
+        (["私は本を読みます", "彼は学校に行きました。"], "en ja", {"tokens": "word"}, "data.tokens: word"),
+        (CHINESE, "en zh", {}, None),
+        ([" ".join(line) for line in CHINESE], "en zh", {"max_ratio": 9.5}, None),
+        (ENGLISH, "de en", {"max_ratio": 9.5, "tokens": "word"}, None),
+    ],
+)
+@pytest.mark.parametrize("turned", [False, True])
+def test_counts_of_words_in_text_without_spaces_are_remarked(tmp_path, lines, suffixes, keys, named, turned):
+    source, target = suffixes.split()
+    (tmp_path / f"train.{source}").write_text("a b\n" * 40)
+    (tmp_path / f"train.{target}").write_text("".join(f"{lines[i % len(lines)]}\n" for i in range(40)))
+    source, target = (target, source) if turned else (source, target)
+    told: list[str] = []
+    given = {"source": source, "target": target, "valid": None, "test": None, "max_vocabulary": 300}
+    prepare_pairs(config(tmp_path, **given | keys), report=told.append)
+    remarks = [line for line in told if "spaces" in line]
+    assert len(remarks) == (named is not None)
+    assert all(named in line for line in remarks)
+
+
 def test_concatenation_joins_neighbours_up_to_a_number_of_tokens(folder):
     write(folder, "train", ["a b", "c", "d e f", "g", "h i j k l m", "n"], ["a", "b c", "d", "e f g", "h", "i"])
     keys = {"tokens": "word", "concatenate": 4}

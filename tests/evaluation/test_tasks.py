@@ -27,11 +27,13 @@ from fullrank.evaluation.tasks import (
     metric_named,
     normalize_answer,
     pearson,
+    settings_of,
     spearman,
     squad_scores,
     squad_v2_scores,
     token_f1,
     tokenised_bleu,
+    tokenization_of,
     translation_scores,
 )
 
@@ -119,6 +121,57 @@ def test_scores_are_those_of_sacrebleu(lowercase: bool) -> None:
     case, version = "lc" if lowercase else "mixed", sacrebleu.__version__
     assert found["bleu_signature"] == f"nrefs:1|case:{case}|eff:no|tok:13a|smooth:exp|version:{version}"
     assert found["chrf_signature"] == f"nrefs:1|case:{case}|eff:yes|nc:6|nw:0|space:no|version:{version}"
+
+
+CHINESE = ["我们今天去北京看朋友。", "那只红色的大猫很好看"], ["我们今天去北京看老朋友。", "那只红色的大猫非常好看。"]
+
+
+@pytest.mark.parametrize("tokenize", ["zh", "char", "intl", "13a", "none"])
+def test_tokens_of_bleu_are_those_that_are_asked_for(tokenize: str) -> None:
+    """Between spaces of Chinese there is no word that two sentences share."""
+    hypotheses, references = CHINESE
+    found = translation_scores(hypotheses, references, tokenize=tokenize)
+    theirs = sacrebleu.BLEU(tokenize=tokenize).corpus_score(hypotheses, [references])
+    assert found["bleu"] == theirs.score
+    assert (found["bleu"] > 50) == (tokenize in ("zh", "char"))
+    assert settings_of(found["bleu_signature"]) == {"lowercase": False, "tokenize": tokenize}
+
+
+@pytest.mark.parametrize(
+    ("tokenize", "languages"),
+    [
+        ("zh", ["zh", "zh_CN", "zh-cn", "ZH-TW", "zh-Hant", "zho_Hans", "yue_Hant", "cn"]),
+        ("ja-mecab", ["ja", "ja_XX", "jpn_Jpan", "jp"]),
+        ("ko-mecab", ["ko", "ko-KR", "kor_Hang"]),
+        ("char", ["th", "th_TH", "tha_Thai", "lo", "km", "my", "mya_Mymr", "bo"]),
+        (None, ["en", "de", "vi", "zu", "jam", "kok", "myv", "tgt", "", "sov"]),
+    ],
+)
+def test_tokens_of_bleu_by_language(tokenize: str | None, languages: list[str]) -> None:
+    assert [tokenization_of(language) for language in languages] == [tokenize] * len(languages)
+
+
+@pytest.mark.parametrize(
+    ("signature", "settings"),
+    [
+        ("nrefs:1|case:lc|eff:no|tok:ja-mecab-0.996-IPA|smooth:exp|version:2.6.0", (True, "ja-mecab")),
+        ("nrefs:1|case:mixed|eff:no|tok:ko-mecab-0.996/ko-0.9.2-KO|smooth:exp", (False, "ko-mecab")),
+        ("", (False, "13a")),
+    ],
+)
+def test_settings_of_a_signature(signature: str, settings: tuple[bool, str]) -> None:
+    assert tuple(settings_of(signature).values()) == settings
+
+
+@pytest.mark.parametrize(
+    ("tokenize", "package", "extra"), [("ja-mecab", "MeCab", "ja"), ("ko-mecab", "mecab_ko", "ko")]
+)
+def test_without_mecab_the_message_says_how_to_get_it(
+    tokenize: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(InputError, match=rf"eval.bleu_tokenize: {tokenize} .*pip install 'sacrebleu\[{extra}\]'"):
+        translation_scores(*CHINESE, tokenize=tokenize)
 
 
 def test_length_ratio_and_brevity_by_hand() -> None:

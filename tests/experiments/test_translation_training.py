@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,20 @@ import pytest
 import yaml
 from safetensors.numpy import load_file
 
+from fullrank.config.data import DataConfig
 from fullrank.config.recipe import resolve
+from fullrank.config.run import EvalConfig, RunConfig
+from fullrank.config.training import TrainConfig
+from fullrank.core.errors import InputError
+from fullrank.core.translator import Translator
 from fullrank.data import PairBatches
+from fullrank.evaluation.perplexity import Evaluation
+from fullrank.experiments import translation
 from fullrank.experiments.ledger import row_of
 from fullrank.experiments.run import average, corpus_of, evaluate, train
 from fullrank.experiments.run_folder import open_run
+from fullrank.experiments.translate import Search
+from fullrank.experiments.translation import TranslationTask, bleu_tokens
 from fullrank.training import make_plan
 
 WORDS = {"ein": "a", "der": "the", "hund": "dog", "mann": "man", "vogel": "bird", "sieht": "sees", "ruft": "calls"}
@@ -57,6 +67,57 @@ def whole(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "whole"
     run(config, folder)
     return folder
+
+
+@pytest.mark.parametrize(
+    ("target", "text", "given", "tokens", "said"),
+    [
+        ("en", "a red dog runs", None, "13a", ""),
+        ("en", "a red dog runs", "intl", "intl", ""),
+        ("zh", "一只红色的狗在公园里跑", None, "zh", ""),
+        ("zh_TW", "一隻紅色的狗在公園裡跑", None, "zh", ""),
+        ("tok.zh-Hans", "一 只 红色 的 狗", None, "zh", ""),
+        ("zh.txt", "一只红色的狗在公园里跑", None, "zh", ""),
+        ("zh", "一只红色的狗在公园里跑", "char", "char", ""),
+        ("tgt", "一只红色的狗在公园里跑", None, "char", "data.target: tgt"),
+        ("th", "สุนัขสีแดงวิ่งในสวน", None, "char", ""),
+        ("ja", "赤い犬が公園で走っています", None, "char", "sacrebleu[ja]"),
+        ("ko", "빨간 개가 공원에서 뛴다", None, "char", "sacrebleu[ko]"),
+    ],
+)
+def test_tokens_of_bleu_by_target_language_and_key(
+    target: str, text: str, given: str | None, tokens: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A perfect translation of a text that has no spaces has a BLEU of 100, and its signature says by which tokens."""
+    for package in ("MeCab", "mecab_ko"):
+        monkeypatch.setitem(sys.modules, package, None)
+    for suffix, line in (("xx", "ein roter hund"), (target, text)):
+        (tmp_path / f"train.{suffix}").write_text(f"{line}\n" * 40, encoding="utf-8")
+    data = DataConfig(name="parallel", dir=str(tmp_path), train="train", source="xx", target=target, tokens="word",
+                      vocabulary="separate", cache=str(tmp_path / "cache"))  # fmt: skip
+    config, told = RunConfig(data=data, train=TrainConfig(batch_tokens=100), eval=EvalConfig(bleu_tokenize=given)), []
+    prepared = TranslationTask().prepare(config, {}, True, told.append)
+    assert bleu_tokens(prepared.config, prepared.corpus) == tokens
+    remarks = [line for line in told if "BLEU" in line]
+    assert len(remarks) == bool(said)
+    assert all(said in line for line in remarks)
+    monkeypatch.setattr(translation, "translated", lambda *_: ([text, text], [text, text]))
+    monkeypatch.setattr(translation, "score", lambda *_: Evaluation(1.0, 1))
+    model = Translator(prepared.config.model)
+    figures = TranslationTask().figures(prepared, model, "test", Search())
+    assert figures["bleu"] == pytest.approx(100)
+    assert f"|tok:{tokens}|" in figures["bleu_signature"]
+
+
+@pytest.mark.parametrize("tokens", ["ja-mecab", "ko-mecab"])
+def test_tokens_that_cannot_be_made_are_refused_before_training(
+    tokens: str, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for package in ("MeCab", "mecab_ko"):
+        monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(InputError, match=f"eval.bleu_tokenize: {tokens}.*pip install"):
+        train(resolve(str(config), overrides=[f"eval.bleu_tokenize={tokens}"]), tmp_path / "run", quiet=True, say=print)
+    assert not (tmp_path / "run" / "checkpoints").exists()
 
 
 def lines(folder: Path, split: str) -> list[dict[str, Any]]:

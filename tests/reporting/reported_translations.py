@@ -50,8 +50,8 @@ def hypotheses(split: str, wrong: float, seed: int, lines: tuple[str, ...]) -> t
 
 
 @functools.cache
-def scores(found: tuple[str, ...], lines: tuple[str, ...], lowercase: bool) -> Mapping[str, Any]:
-    return translation_scores(found, lines, lowercase=lowercase) | tokenised_bleu(found, lines)
+def scores(found: tuple[str, ...], lines: tuple[str, ...], lowercase: bool, tokenize: str) -> Mapping[str, Any]:
+    return translation_scores(found, lines, lowercase=lowercase, tokenize=tokenize) | tokenised_bleu(found, lines)
 
 
 def make_translation_run(
@@ -68,6 +68,7 @@ def make_translation_run(
     epochs: float = 10.0,
     bleu_lines: bool = True,
     lowercase: bool = False,
+    tokenize: str = "13a",
     lines: Mapping[str, tuple[str, ...]] | None = None,
     corpus: Mapping[str, Any] | None = CORPUS,
     paper: Mapping[str, Any] | None = None,
@@ -108,7 +109,12 @@ def make_translation_run(
     for split in SENTENCES:
         theirs = (lines or {}).get(split, references(split))
         found = hypotheses(split, wrong, seed, theirs)
-        final[split] = {"nll": end, "perplexity": math.exp(end), "tokens": 790, **scores(found, theirs, lowercase)}
+        final[split] = {
+            "nll": end,
+            "perplexity": math.exp(end),
+            "tokens": 790,
+            **scores(found, theirs, lowercase, tokenize),
+        }
         if split in keep:
             kept = folder / "translations"
             kept.mkdir(exist_ok=True)

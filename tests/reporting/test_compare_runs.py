@@ -12,7 +12,9 @@ from fullrank.core.errors import InputError
 from fullrank.evaluation.statistics import against_first, bootstrap_interval
 from fullrank.evaluation.tasks import metric_named
 from fullrank.reporting import compare_runs
+from fullrank.reporting.compare import compare
 from fullrank.reporting.resampled import translations
+from fullrank.reporting.runs import read_run
 
 
 def test_against_the_first_run(tmp_path: Path) -> None:
@@ -46,6 +48,25 @@ def test_case_as_in_the_signature(tmp_path: Path) -> None:
     folders.append(make_translation_run(tmp_path / "z", row="z"))
     with pytest.raises(InputError, match="case"):
         compare_runs([folders[0], folders[2]])
+
+
+def test_tokens_as_in_the_signature(tmp_path: Path) -> None:
+    """Scores of other tokens do not compare: neither here, nor in a table or its resampled differences."""
+    x, y, z = (
+        make_translation_run(tmp_path / name, row=name, tokenize=tokens, wrong=wrong)
+        for name, tokens, wrong in (("x", "char", 0.2), ("y", "char", 0.3), ("z", "13a", 0.3))
+    )
+    found = compare_runs([x, y], samples=50)
+    assert found["tokenize"] == "char"
+    assert found["runs"][0]["score"] == pytest.approx(read_run(x).get("final", "test", "bleu"))
+    with pytest.raises(InputError, match=r"tok:13a.*tok:char"):
+        compare_runs([x, z])
+    pair, three = ([read_run(folder) for folder in folders] for folders in ((x, y), (x, y, z)))
+    (only,) = compare(pair).differences[0].rows
+    assert (only.row, only.score) == ("y", pytest.approx(pair[1].get("final", "test", "bleu")))
+    compared = compare(three)
+    assert [row.text for row in compared.rows] == [0, 0, 1]
+    assert "signature" in " ".join(compared.differences[0].left_out)
 
 
 def test_lines_end_where_files_say(tmp_path: Path) -> None:

@@ -83,6 +83,23 @@ def test_figures_of_another_text_vocabulary_or_protocol_are_not_compared(changes
     assert judged(arms([100, 110, 120], [90, 99, 111], **changes)).word == "not measured"
 
 
+def test_figures_of_another_signature_are_not_compared(folder: Path) -> None:
+    def final(figure: float, tokens: str) -> dict[str, Any]:
+        return {"test": {"bleu": figure, "bleu_signature": f"nrefs:1|tok:{tokens}|version:2.{len(tokens)}"}}
+
+    claim = {"figure": "final.test.bleu", "direction": "higher"}
+    plain = [row("plain", seed, 0.0, final=final(20 + seed, "zh")) for seed in (1, 2, 3)]
+    same, other = (
+        [row("b", seed, 0.0, final=final(30 + seed + seed % 2, tokens)) for seed in (1, 2, 3)]
+        for tokens in ("zh", "13a")
+    )
+    assert [judged([*plain, *rows], **claim).word for rows in (same, other)] == ["confirmed", "not measured"]
+    write_ledger(folder, [*plain, *same, *other])
+    board = make_pages(folder)["leaderboard.md"]
+    assert "tok:zh" in board
+    assert "tok:13a" not in board  # one row alone is no board
+
+
 def test_settings_of_one_side_choose_its_runs() -> None:
     rows = [*arms([100, 110, 120], [300, 300, 300]), *arms([], [90, 99, 111], set={"train.learning_rate": 0.5})]
     assert judged(rows).word == "not confirmed"

@@ -31,6 +31,7 @@ from fullrank.core.section import (
 MASKED_TOKEN = "a masked-token perplexity, not comparable with next-token perplexity"
 
 Temperature = Annotated[float, Allowed("a number from 0.01 to 100", lambda x: 0.01 <= x <= 100)] | Literal["valid"]
+Tokenization = Literal["13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none"]
 Exponent = Annotated[float, Allowed("an exponent from -10 to 10", lambda x: -10 <= x <= 10)]
 
 
@@ -91,6 +92,9 @@ class EvalConfig(ProtocolConfig):
     no_repeat_ngram_size: SizeOrZero = key(0, "translation: no n-gram of this length comes twice; 0: it may")
     max_length_a: PositiveOrZero = key(1.2, "translation: of M tokens come at most a M + b; a")
     max_length_b: SizeOrZero = key(10, "translation: of M tokens come at most a M + b; b")
+    bleu_tokenize: Tokenization | None = key(
+        None, "translation: tokens of BLEU, named as in sacreBLEU; null: those of the target language, else 13a"
+    )
     max_sentences: SizeOrZero | None = key(None, "translation: sentences translated while training; null: all")
     metric: Literal["loss", "bleu"] = key("loss", "what patience, plateau and the best checkpoint follow")
     keep_log_probabilities: bool = key(False, "language models: keep those of every token of the final evaluation")

@@ -36,6 +36,10 @@ from fullrank.files import write_checked
 MARKS = (EOS, UNK)  # the first two entries of a language, known by their position: a text may hold the same words
 _META, _STATE = "language.json", "segments.txt"
 _SURROGATES = re.compile("[\ud800-\udfff]")
+# of scripts that put no spaces between words: Thai, Lao, Tibetan, Burmese, Khmer, Kana, Han
+_UNSPACED = re.compile(
+    "[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U0003134f]"
+)
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _BYTES = 256
@@ -288,6 +292,14 @@ def _moses(language: str) -> tuple[Any, Any]:
 def plain(line: str) -> str:
     """A line as it is kept: single spaces, none at the ends, no line breaks, no halves of characters."""
     return " ".join(_SURROGATES.sub("\N{REPLACEMENT CHARACTER}", line).split())
+
+
+def is_unspaced(lines: Iterable[str]) -> bool:
+    """The text is written without spaces between its words: most of it Chinese, Japanese, Thai, Lao, Khmer, Burmese or Tibetan
+    characters, of which more than four stand together on average. A thousand lines are read."""
+    words = [word for line in itertools.islice(lines, 1000) for word in line.split()]
+    characters = sum(len(_UNSPACED.findall(word)) for word in words)
+    return characters > 4 * len(words) and 2 * characters > sum(map(len, words))
 
 
 class Language:

@@ -27,6 +27,7 @@ from fullrank.data.language import (
     Language,
     Segmenter,
     Words,
+    is_unspaced,
     learn_byte_bpe,
     learn_codes,
     learn_unigram,
@@ -84,6 +85,7 @@ def prepare_pairs(config: DataConfig, *, report: Report | None = None, allow_sli
     cache = cache_root(config.cache)
     files = find_pairs(config, info, cache, say)
     settings = _settings(config, info, files)
+    _check_spaces(settings, files, say)
     sources = [
         {"split": split, "side": side, "file": str(path.absolute()), "sha256": file_digest(path, f"data.{split}")}
         | ({} if content.span is None else {"lines": content.span})
@@ -105,6 +107,19 @@ def prepare_pairs(config: DataConfig, *, report: Report | None = None, allow_sli
         _build(target, info, settings, files, sources, lambda line: say(f"{info.name}: {line}"))
 
     return prepared.open_or_build(folder, prepared.load_pairs, build, say, allow_slice=allow_slice)
+
+
+def _check_spaces(settings: PairSettings, files: PairFiles, say: Report) -> None:
+    """Say which settings count words where the text of a language has no spaces between them."""
+    counting = [key for key in ("max_length", "max_ratio") if getattr(settings, key) is not None]
+    counting += ["tokens"] if settings.tokens == "word" else []
+    for side, language in enumerate(files.languages):
+        if counting and is_unspaced(pair[side] for pair in files.splits["train"].pairs()):
+            given = ", ".join(f"data.{key}: {getattr(settings, key)}" for key in counting)
+            say(
+                f"{given}: words are what stands between spaces, and the {language} text has none between words; a sentence "
+                "counts as a word or two"
+            )
 
 
 def _settings(config: DataConfig, info: CorpusInfo, files: PairFiles) -> PairSettings:

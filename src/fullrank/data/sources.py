@@ -317,8 +317,8 @@ def _given_prefixes(config: DataConfig, base: Path, codes: Path | None, report: 
         splits |= _cut_from_training(splits["train"], absent)
         notes.append(f"{' and '.join(absent)}: the last pairs of the training files, 5 % each, at most {_MOST_CUT:,}")
         report(notes[-1])
-    languages = suffixes[0].rpartition(".")[2], suffixes[1].rpartition(".")[2]
-    return PairFiles(splits, languages, codes, notes=tuple(notes))
+    languages = tuple(suffix.removesuffix(".txt").rpartition(".")[2] for suffix in suffixes)
+    return PairFiles(splits, (languages[0], languages[1]), codes, notes=tuple(notes))
 
 
 def _cut_from_training(train: SplitFiles, absent: Sequence[str]) -> dict[str, SplitFiles]:

@@ -11,13 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from fullrank.config.glue import GlueTask
-from fullrank.core.errors import InputError, pip_install, suggest
+from fullrank.config.run import Tokenization
+from fullrank.core.errors import InputError, one_line, pip_install, suggest
 
 # -- translation: BLEU and chrF, 0 to 100 -----------------------------------------------------------------------------
 
@@ -35,6 +36,36 @@ def sacrebleu() -> ModuleType:
     return sacrebleu
 
 
+# languages whose BLEU has other tokens than 13a, by their codes (ISO 639-1, 639-2, 639-3) and two names of countries
+_BY_LANGUAGE: dict[Tokenization, str] = {
+    "zh": "zh zho chi cmn yue cn",
+    "ja-mecab": "ja jpn jp",
+    "ko-mecab": "ko kor",
+    "char": "th tha lo lao km khm my mya bur bo bod tib dz dzo",  # no spaces, and no tokens of sacreBLEU for them
+}
+_EXTRAS = {"ja-mecab": "sacrebleu[ja]", "ko-mecab": "sacrebleu[ko]"}
+
+
+def tokenization_of(language: str) -> Tokenization | None:
+    """Tokens of BLEU for a target language named `zh`, `zh_CN`, `zho_Hans` or the like; None where 13a is usual."""
+    code = re.split(r"[^a-z]", language.casefold())[0]
+    return next((name for name, codes in _BY_LANGUAGE.items() if code in codes.split()), None)
+
+
+def bleu_of(tokenize: str = "13a", **options: Any) -> Any:
+    """The BLEU of sacreBLEU over tokens of a kind; InputError where a package that they need is missing."""
+    metrics = sacrebleu().metrics
+    try:
+        return metrics.BLEU(tokenize=tokenize, **options)
+    except Exception as error:  # whatever MeCab raises
+        if tokenize not in _EXTRAS:
+            raise
+        raise InputError(
+            f"eval.bleu_tokenize: {tokenize} needs MeCab ({one_line(error, 80)}); install it: pip install "
+            f"'{_EXTRAS[tokenize]}', or choose char"
+        ) from error
+
+
 def check_pairs(hypotheses: Sequence[str], references: Sequence[str]) -> None:
     """InputError unless there is one reference for each hypothesis, and at least one; empty lines are allowed."""
     for name, lines in (("hypotheses", hypotheses), ("references", references)):
@@ -49,18 +80,18 @@ def check_pairs(hypotheses: Sequence[str], references: Sequence[str]) -> None:
 
 
 def translation_scores(
-    hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False
+    hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False, tokenize: str = "13a"
 ) -> dict[str, Any]:
     """BLEU and chrF of detokenised text by sacreBLEU, one reference a sentence.
 
-    `lowercase` ignores case in both. The signatures are sacreBLEU's, with its version: scores of different signatures do
-    not compare, so every figure goes with its own. `length_ratio` is words of the hypotheses over words of the references
-    (13a tokens); `brevity_penalty` is the factor of BLEU for being shorter. An empty hypothesis is a sentence without match.
+    `lowercase` ignores case in both, `tokenize` is sacreBLEU's name of the tokens that BLEU counts. The signatures are
+    sacreBLEU's, with its version: scores of different signatures do not compare, so every figure goes with its own.
+    `length_ratio` is tokens of the hypotheses over tokens of the references; `brevity_penalty` is the factor of BLEU for
+    being shorter. An empty hypothesis is a sentence without match.
     Raises InputError for different numbers of hypotheses and references, for none at all, and without sacreBLEU.
     """
     check_pairs(hypotheses, references)
-    metrics = sacrebleu().metrics
-    bleu, chrf = metrics.BLEU(lowercase=lowercase, tokenize="13a"), metrics.CHRF(lowercase=lowercase)
+    bleu, chrf = bleu_of(tokenize, lowercase=lowercase), sacrebleu().metrics.CHRF(lowercase=lowercase)
     score = bleu.corpus_score(list(hypotheses), [list(references)])
     return {
         "bleu": float(score.score),
@@ -108,17 +139,24 @@ class Metric:
 
 
 @cache  # a tokeniser remembers lines, and references recur
-def metric_named(name: str, *, lowercase: bool = False) -> Metric:
-    """`bleu` (sacreBLEU's, 13a tokens), `chrf`, or `tokenised_bleu` (white-space tokens, always in lower case)."""
-    metrics = sacrebleu().metrics
+def metric_named(name: str, *, lowercase: bool = False, tokenize: str = "13a") -> Metric:
+    """`bleu` (sacreBLEU's, of the tokens `tokenize`), `chrf`, or `tokenised_bleu` (white-space tokens, in lower case)."""
     match name:
         case "bleu":
-            return Metric(name, metrics.BLEU(lowercase=lowercase, force=True))
+            return Metric(name, bleu_of(tokenize, lowercase=lowercase, force=True))
         case "chrf":
-            return Metric(name, metrics.CHRF(lowercase=lowercase))
+            return Metric(name, sacrebleu().metrics.CHRF(lowercase=lowercase))
         case "tokenised_bleu":
-            return Metric(name, metrics.BLEU(tokenize="none", lowercase=True, smooth_method="none", force=True))
+            return Metric(name, bleu_of("none", lowercase=True, smooth_method="none", force=True))
     raise InputError(f"metric: '{name}' is none; {suggest(name, ('bleu', 'chrf', 'tokenised_bleu'))}")
+
+
+def settings_of(signature: str) -> dict[str, Any]:
+    """`lowercase` and `tokenize` of the BLEU that a signature of sacreBLEU describes; those of most if it states none."""
+    stated = dict(part.split(":", 1) for part in signature.split("|") if ":" in part)
+    tokens = stated.get("tok", "13a")  # MeCab's are followed by its version: ja-mecab-0.996-IPA
+    known = (name for name in get_args(Tokenization) if tokens == name or tokens.startswith(f"{name}-"))
+    return {"lowercase": stated.get("case") == "lc", "tokenize": next(known, tokens)}
 
 
 # -- GLUE: fractions in double precision ------------------------------------------------------------------------------

@@ -17,9 +17,10 @@ from fullrank.core.config import EncoderConfig
 from fullrank.core.errors import ConfigError, InputError
 from fullrank.core.translator import Translator
 from fullrank.data import PairBatch, PairBatches, PairCorpus, Pairs, load_pairs, prepare_pairs
+from fullrank.data.language import is_unspaced
 from fullrank.decoding.sample import evaluating
 from fullrank.evaluation.perplexity import Evaluation, Tally, figures
-from fullrank.evaluation.tasks import tokenised_bleu, translation_scores
+from fullrank.evaluation.tasks import bleu_of, tokenised_bleu, tokenization_of, translation_scores
 from fullrank.experiments.task import (
     Parts,
     Prepared,
@@ -34,7 +35,7 @@ from fullrank.experiments.task import (
     training_parts,
 )
 from fullrank.experiments.translate import SOURCE, TARGET, Search, named, translate_ids
-from fullrank.files import write_text
+from fullrank.files import silent, write_text
 from fullrank.reporting.runs import TRANSLATIONS
 from fullrank.training.device import device_of
 from fullrank.training.distributed import in_order, own_share, rank, summed
@@ -55,6 +56,7 @@ class TranslationTask(TextTask[PairCorpus, Translator, Search]):
     def prepare(self, config: RunConfig, identity: Mapping[str, Any], allow_slice: bool, say: Say) -> Sentences:
         corpus = prepared_again(identity, load_pairs, _checksums)
         corpus = corpus or prepare_pairs(config.data, allow_slice=allow_slice, report=say)
+        bleu_of(bleu_tokens(config, corpus, say))  # an error here, not after training
 
         def save(folder: Path) -> None:
             corpus.source.save(folder / SOURCE)
@@ -75,7 +77,7 @@ class TranslationTask(TextTask[PairCorpus, Translator, Search]):
         for split in corpus.splits:
             check_lengths(model, corpus.pairs(split))
         validation, greedy = corpus.pairs("valid"), self.protocol(config, {"beams": 1})
-        references = validation.references()[:some]
+        references, tokenize = validation.references()[:some], bleu_tokens(config, corpus)
 
         def evaluate(model: nn.Module) -> EvaluationResult:
             assert isinstance(model, Translator)
@@ -84,7 +86,8 @@ class TranslationTask(TextTask[PairCorpus, Translator, Search]):
                 return EvaluationResult(total.nll, total.tokens)
             with torch.autocast(device.type, enabled=False):  # one token at a time: casting weights would cost the most
                 texts, _ = translated(model, corpus, "valid", greedy, len(references))
-            return EvaluationResult(total.nll, total.tokens, {"bleu": translation_scores(texts, references)["bleu"]})
+            scores = translation_scores(texts, references, tokenize=tokenize)
+            return EvaluationResult(total.nll, total.tokens, {"bleu": scores["bleu"]})
 
         bleu = "" if some is None else f", BLEU of the first {some:,} sentences" if some else ", without BLEU"
         return training_parts(
@@ -114,7 +117,7 @@ class TranslationTask(TextTask[PairCorpus, Translator, Search]):
         pairs = corpus.pairs(split)
         measured = figures(score(model, pairs, config))
         (texts, tokens), references = translated(model, corpus, split, protocol), pairs.references()
-        measured |= translation_scores(texts, references)
+        measured |= translation_scores(texts, references, tokenize=bleu_tokens(config, corpus))
         if corpus.target.moses:  # else tokens are not what fairseq counted
             measured |= tokenised_bleu(tokens, pairs.reference_tokens())
         if keep is not None and rank() == 0:
@@ -181,6 +184,30 @@ def with_vocabularies(config: RunConfig, corpus: PairCorpus) -> RunConfig:
         raise ConfigError(*problems)
     encoder = model.encoder if source == target else dataclasses.replace(own, vocab_size=source)
     return dataclasses.replace(config, model=dataclasses.replace(model, vocab_size=target, encoder=encoder))
+
+
+def bleu_tokens(config: RunConfig, corpus: PairCorpus, say: Say = silent) -> str:
+    """Tokens of BLEU, as sacreBLEU names them: `eval.bleu_tokenize`, else those of the target language.
+
+    Characters, with a word to `say`, where the language's own need a package that is missing, and where a language that has
+    none of its own is written without spaces.
+    """
+    if config.eval.bleu_tokenize is not None:
+        return config.eval.bleu_tokenize
+    language = corpus.target.name
+    tokenize = tokenization_of(language)
+    if tokenize is None:
+        if not is_unspaced(corpus.pairs("valid").references()):
+            return "13a"
+        reason = f"data.target: {language} has no tokens of its own in sacreBLEU, and its text has no spaces"
+    else:
+        try:
+            bleu_of(tokenize)
+            return tokenize
+        except InputError as error:
+            reason = str(error).removeprefix("eval.bleu_tokenize: ")
+    say(f"BLEU counts characters (eval.bleu_tokenize: char): {reason}")
+    return "char"
 
 
 def _vocabulary(corpus: PairCorpus) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from fullrank.config.recipe import shipped
 from fullrank.reporting import figures
 from fullrank.reporting.figures import MISSING, ranges, spread
-from fullrank.reporting.ledger import Row, settings, text_of
+from fullrank.reporting.ledger import Row, protocol_of, settings, text_of
 from fullrank.reporting.runs import mapping, number
 
 _MEASURES = {"bleu": "BLEU", "perplexity": "perplexity"}  # of the test text
@@ -26,11 +26,12 @@ def page(rows: Sequence[Row]) -> Iterator[str | list[dict[str, str]]]:
     )
     boards = dict[tuple[str, str, str], list[tuple[figures.Stat, list[Row]]]]()
     for group in settings(rows):
-        protocol, final = mapping(group[0]["protocols"].get("test")), mapping(group[0]["final"].get("test"))
+        protocol, final = protocol_of(group[0], "test"), mapping(group[0]["final"].get("test"))
         measure = next((name for name in _MEASURES if name in final), "")
         stat = figures.over_runs(number(mapping(row["final"].get("test")).get(measure)) for row in group)
         if stat and mapping(protocol.get("settings")).get("next_token", True):
-            boards.setdefault((text_of(group[0]), measure, str(protocol.get("words"))), []).append((stat, group))
+            words = "; signature ".join(filter(None, (str(protocol.get("words")), protocol.get("signature"))))
+            boards.setdefault((text_of(group[0]), measure, words), []).append((stat, group))
     for (text, measure, words), board in sorted(boards.items()):
         if len(board) > 1:
             yield f"## {text}: {_MEASURES[measure]}"

@@ -17,7 +17,7 @@ from fullrank.config.recipe import resolve_any
 from fullrank.config.run import RunConfig
 from fullrank.core.errors import FullRankError, InputError
 from fullrank.files import digest, read_small, write_text
-from fullrank.reporting.runs import CIRCUMSTANCES
+from fullrank.reporting.runs import CIRCUMSTANCES, mapping, without_version
 
 _FILES = {
     *(f"data.{key}" for key in ("train", "valid", "test", "codes")),
@@ -89,10 +89,18 @@ def text_of(row: Row) -> str:
     return str(row["corpus"].get("label") or row["task"])
 
 
+def protocol_of(row: Row, split: str) -> dict[str, Any]:
+    """The protocol of a split's figures: `words`, `settings` where they are recorded, and the `signature` of a BLEU."""
+    signature = mapping(row["final"].get(split)).get("bleu_signature")
+    signed = {"signature": without_version(signature)} if signature else {}
+    return {**mapping(row["protocols"].get(split)), **signed}
+
+
 def settings(rows: Iterable[Row]) -> list[list[Row]]:
     """Rows that differ only in their seed, together."""
     groups = dict[str, list[Row]]()
     for row in rows:
-        same = [row["recipe"], row["row"], row["scale"], row["set"], text_of(row), row["protocols"]]
+        protocols = {split: protocol_of(row, split) for split in row["protocols"]}
+        same = [row["recipe"], row["row"], row["scale"], row["set"], text_of(row), protocols]
         groups.setdefault(json.dumps(same, sort_keys=True), []).append(row)
     return list(groups.values())

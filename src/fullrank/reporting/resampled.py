@@ -11,7 +11,7 @@ import numpy as np
 
 from fullrank.core.errors import InputError
 from fullrank.evaluation.statistics import SEED, against_first, bootstrap_interval
-from fullrank.evaluation.tasks import Metric, check_pairs, metric_named
+from fullrank.evaluation.tasks import Metric, check_pairs, metric_named, settings_of
 from fullrank.reporting import runs
 from fullrank.reporting.figures import BLEU
 from fullrank.reporting.rows import Row
@@ -70,7 +70,7 @@ def differences(rows: Sequence[Row], split: str) -> Differences | None:
     base = next((run for row in rows for run in row.runs if split in run.references), None)
     if base is None or len(rows) < 2:
         return None
-    metric = metric_named(BLEU.key, lowercase=_in_lower_case(base, split))
+    metric = metric_named(BLEU.key, **settings_of(_signature(base, split)))
     left_out: list[str] = []
     counts: dict[str, list[np.ndarray]] = {row.name: [] for row in rows}
     for row in rows:
@@ -109,9 +109,9 @@ def baseline_of(name: str, names: Sequence[str]) -> str:
     return name if parts[-1] == "plain" and len(parts) > 1 and has_others else names[0]
 
 
-def _in_lower_case(record: RunRecord, split: str) -> bool:
-    """The run's BLEU ignores case, as its signature says."""
-    return "case:lc" in str(record.get("final", split, "bleu_signature") or "").split("|")
+def _signature(record: RunRecord, split: str) -> str:
+    """Signature of the run's BLEU without the version of sacreBLEU; empty if it has none."""
+    return runs.without_version(str(record.get("final", split, "bleu_signature") or ""))
 
 
 def _checked_counts(run: RunRecord, base: RunRecord, split: str, metric: Metric) -> np.ndarray:
@@ -120,8 +120,8 @@ def _checked_counts(run: RunRecord, base: RunRecord, split: str, metric: Metric)
         raise InputError(f"it has kept no translations of the {split} split")
     if run.references[split] != base.references[split]:
         raise InputError(f"its {split} references are not those of {base.folder}")
-    if _in_lower_case(run, split) != _in_lower_case(base, split):
-        raise InputError(f"case counts in only one of its BLEU and that of {base.folder}")
+    if _signature(run, split) != _signature(base, split):
+        raise InputError(f"its BLEU has another signature than that of {base.folder}")
     counts = metric.statistics(*translations(run.folder, split))
     stated, score = BLEU.final(run, split), float(metric.score(counts.sum(axis=0)))
     if stated is not None and abs(score - stated) > _ROUNDING:
@@ -163,8 +163,8 @@ def compare_runs(
     """Paired bootstrap of the runs in `folders` with the first of them, on the translations they have kept of a split.
 
     `runs` has for each folder its score with its own interval, `against_first` for each folder after the first the result of
-    `evaluation.statistics.against_first` (a: the first, b: this one). Case is ignored where the signatures say so.
-    Raises InputError for fewer than two folders, for runs without translations, and where their references differ.
+    `evaluation.statistics.against_first` (a: the first, b: this one). Case and tokens are as the signatures say.
+    Raises InputError for fewer than two folders, for runs without translations, and where references or signatures differ.
     """
     if len(folders) < 2:
         raise InputError(f"at least two runs are compared, given {len(folders)}")
@@ -177,15 +177,20 @@ def compare_runs(
                 f"{record.folder} and {records[0].folder} were not scored on the same {split} references "
                 f"({len(other):,} and {len(references):,} lines): their translations do not compare"
             )
-    cases = [_in_lower_case(record, split) for record in records]
-    if len(set(cases)) > 1:
-        raise InputError(f"{records[cases.index(True)].folder}: its BLEU ignores case, that of the others does not")
-    measure = metric_named(metric, lowercase=cases[0])
+    signature = _signature(records[0], split)
+    for record in records[1:]:
+        if _signature(record, split) != signature:
+            raise InputError(
+                f"{record.folder} and {records[0].folder}: their BLEU has other signatures ({_signature(record, split)}, "
+                f"{signature}), so it does not compare"
+            )
+    way = settings_of(signature)
+    measure = metric_named(metric, **way)
     counts = [measure.statistics(hypotheses, references) for hypotheses, _ in kept]
     resampling: dict[str, Any] = {"samples": samples, "seed": seed}
     pairs = against_first([[one] for one in counts], measure, **resampling)
     return {
-        "split": split, "metric": metric, "lowercase": cases[0], **resampling, "sentences": len(references),
+        "split": split, "metric": metric, **way, **resampling, "sentences": len(references),
         "runs": [
             {"folder": str(record.folder), "name": record.name, **bootstrap_interval(one, measure, **resampling)}
             for record, one in zip(records, counts, strict=True)

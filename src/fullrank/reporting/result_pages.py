@@ -18,9 +18,9 @@ from fullrank.core.errors import InputError
 from fullrank.files import read_json, write_text
 from fullrank.reporting import census, figures, leaderboard
 from fullrank.reporting.figures import MISSING, ranges, readable, spread
-from fullrank.reporting.ledger import Row, read_ledger, settings, text_of
+from fullrank.reporting.ledger import Row, protocol_of, read_ledger, settings, text_of
 from fullrank.reporting.runs import mapping, number
-from fullrank.reporting.verdicts import VERDICTS, Verdict, judge, protocol_of
+from fullrank.reporting.verdicts import VERDICTS, Verdict, judge
 
 _HEAD = "<!-- Made by `fullrank ledger pages`; change the ledger or the claims, not this page. -->"
 _HOW = """The [ledger](ledger.jsonl) has a row for every finished run, written from its folder by `fullrank queue` or

@@ -13,7 +13,7 @@ from fullrank.config.claims import Arm, Claim
 from fullrank.config.load import flatten, lay, undotted
 from fullrank.config.recipe import resolve_any
 from fullrank.evaluation.statistics import Interval, deviation_change, deviation_interval, paired_interval
-from fullrank.reporting.ledger import Row, differences
+from fullrank.reporting.ledger import Row, differences, protocol_of
 from fullrank.reporting.runs import mapping, number
 
 CONFIRMED, NOT_CONFIRMED, NOT_DECIDED = "confirmed", "not confirmed", "not decided"
@@ -85,11 +85,7 @@ def _side(claim: Claim, arm: Arm, rows: Sequence[Row]) -> Side:
 
 
 def _measured_on(row: Row, claim: Claim) -> tuple[Any, ...]:
-    """Text of the split, vocabulary and protocol: figures compare where these are equal."""
+    """Text of the split, vocabulary, protocol and signature: figures compare where these are equal."""
     split = claim.figure.split(".")[1]
-    return mapping(row["sha256"]).get(split), row["corpus"].get("fingerprint"), protocol_of(row, split).get("words")
-
-
-def protocol_of(row: Row, split: str) -> Mapping[str, Any]:
-    """The protocol of a split's figures: `words`, and `settings` where they are recorded."""
-    return mapping(row["protocols"].get(split))
+    text, protocol = mapping(row["sha256"]).get(split), protocol_of(row, split)
+    return text, row["corpus"].get("fingerprint"), protocol.get("words"), protocol.get("signature")
