@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from tests.tiny_encoder import SPECIAL, WORDS, tiny_encoder, tiny_tokenizer
 
 from fullrank.config.finetune import FinetuneConfig, GraftConfig, PretrainedConfig, TaskDataConfig
-from fullrank.config.glue import GLUE
+from fullrank.config.glue import GLUE, GlueTask
 from fullrank.core.errors import InputError
 from fullrank.data.glue import Examples
 from fullrank.experiments.finetuning import encode, logits_of
@@ -146,3 +147,132 @@ def test_a_relative_folder_is_found_from_anywhere(tmp_path: Path, monkeypatch: p
 
     assert place("encoder") == str(tmp_path / "encoder")
     assert [place(name) for name in ("minilm", "bert-base-uncased")] == ["minilm", "bert-base-uncased"]
+
+
+# -- labels ------------------------------------------------------------------------------------------------------------
+
+CLASSES = [task for task in GLUE.values() if task.labels]
+FAMILIES = {
+    "bert": ("Bert", {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 16}),
+    "roberta": ("Roberta", {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 16}),
+    "distilbert": ("DistilBert", {"dim": 16, "n_layers": 1, "n_heads": 4, "hidden_dim": 16}),
+    "gpt2": ("GPT2", {"n_embd": 16, "n_layer": 1, "n_head": 4, "bos_token_id": None, "eos_token_id": None}),
+}  # fmt: skip
+
+
+def classifier(folder: Path, names: Sequence[str], family: str = "bert", **settings: Any) -> Any:
+    """A model of random weights whose output layer has labels of these names."""
+    tiny_tokenizer(folder)
+    prefix, sizes = FAMILIES[family]
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{prefix}Config")(
+        vocab_size=20, pad_token_id=0, id2label=dict(enumerate(names)),
+        label2id={name: i for i, name in enumerate(names)}, **sizes, **settings,
+    )  # fmt: skip
+    model = getattr(transformers, f"{prefix}ForSequenceClassification")(config).eval()
+    with torch.no_grad():  # biases are zero, and permuted too
+        for name, parameter in model.named_parameters():
+            parameter += 0.3 * torch.randn_like(parameter) * name.endswith("bias")
+    model.save_pretrained(folder)
+    return model
+
+
+def opened(folder: Path, task: GlueTask) -> Any:
+    return load_pretrained(
+        PretrainedConfig(pretrained=str(folder)), "classification", num_labels=task.outputs, labels=task.labels
+    )
+
+
+def probabilities(model: Any) -> dict[str, torch.Tensor]:
+    """Probability of each label of a model, by the name that its configuration gives it, without case."""
+    with torch.no_grad():
+        found = model(input_ids=torch.tensor([[2, 5, 9, 3], [2, 6, 7, 3]])).logits.softmax(-1)
+    return {name.casefold().replace("-", "_"): found[:, place] for place, name in model.config.id2label.items()}
+
+
+@pytest.mark.parametrize("change", [str, str.upper, lambda name: name.replace("_", "-").title()])
+@pytest.mark.parametrize("task", CLASSES, ids=lambda task: task.name)
+def test_labels_in_another_order_or_case_keep_what_they_mean(tmp_path: Path, task: GlueTask, change: Any) -> None:
+    names = [change(name) for name in reversed(task.labels)]
+    before, found = classifier(tmp_path, names), opened(tmp_path, task)
+    assert [found.model.config.id2label[place] for place in range(task.outputs)] == list(task.labels)
+    assert found.model.config.label2id == {name: place for place, name in enumerate(task.labels)}
+    assert found.fresh == ()
+    assert "order" in found.remark
+    for name, values in probabilities(before).items():
+        torch.testing.assert_close(probabilities(found.model)[name], values)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_of_the_last_layer_are_those_of_the_labels(tmp_path: Path, family: str) -> None:
+    names = ["contradiction", "neutral", "entailment"]
+    before, found = classifier(tmp_path, names, family), opened(tmp_path, GLUE["mnli"])
+    for name, values in probabilities(before).items():
+        torch.testing.assert_close(probabilities(found.model)[name], values)
+
+
+def test_labels_in_the_order_of_the_task_or_without_names_are_kept(tmp_path: Path) -> None:
+    for names, said in ((GLUE["mnli"].labels, ""), (["LABEL_0", "LABEL_1", "LABEL_2"], "names no labels")):
+        before, found = classifier(tmp_path, names), opened(tmp_path, GLUE["mnli"])
+        assert torch.equal(found.model.classifier.weight, before.classifier.weight)
+        assert tuple(found.model.config.id2label.values()) == GLUE["mnli"].labels
+        assert (said in found.remark, found.remark == "") == (True, not said)
+
+
+@pytest.mark.parametrize(
+    ("task", "names"),
+    [
+        ("cola", ["negative", "positive"]),
+        ("mnli", ["entailment", "neutral", "not_entailment"]),
+        ("mnli", ["entailment", "entailment", "neutral"]),
+        ("rte", ["entailment", "neutral", "contradiction"]),
+        ("sst2", ["1 star", "2 stars", "3 stars", "4 stars", "5 stars"]),
+    ],
+)
+def test_an_output_layer_for_other_labels_is_drawn_anew_and_that_is_said(
+    tmp_path: Path, task: str, names: list[str]
+) -> None:
+    before, found = classifier(tmp_path, names), opened(tmp_path, GLUE[task])
+    assert tuple(found.model.config.id2label.values()) == GLUE[task].labels
+    assert found.fresh == ("classifier.bias", "classifier.weight")
+    assert "drawn anew" in found.remark
+    weight = found.model.classifier.weight
+    assert len(weight) != len(names) or (weight - before.classifier.weight).abs().min() > 0
+    assert 0.01 < weight.std() < 0.04  # transformers' own 0.02
+    assert not found.model.classifier.bias.any()
+    for name, parameter in before.bert.named_parameters():
+        assert torch.equal(found.model.bert.get_parameter(name), parameter)
+
+
+@pytest.mark.parametrize("problem", ["multi_label_classification", "single_label_classification", "regression"])
+@pytest.mark.parametrize("task", ["sst2", "mnli", "stsb"])
+def test_the_problem_is_that_of_the_task(tmp_path: Path, task: str, problem: str) -> None:
+    classifier(tmp_path, ["a", "b", "c"], problem_type=problem)
+    config = opened(tmp_path, GLUE[task]).model.config
+    assert config.problem_type == ("regression" if task == "stsb" else "single_label_classification")
+
+
+def test_answers_have_two_ends_whatever_the_encoder_was_tuned_on(tmp_path: Path) -> None:
+    before = classifier(tmp_path, ["contradiction", "neutral", "entailment"])
+    found = load_pretrained(PretrainedConfig(pretrained=str(tmp_path)), "answers")
+    assert found.model.qa_outputs.out_features == 2
+    assert found.model.config.id2label == {0: "LABEL_0", 1: "LABEL_1"}
+    assert torch.equal(
+        found.model.bert.embeddings.word_embeddings.weight, before.bert.embeddings.word_embeddings.weight
+    )
+
+
+def test_the_random_encoder_is_made_in_memory_and_always_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that writes no files, as all but the first of several, has it too."""
+    monkeypatch.setattr(
+        transformers.PreTrainedModel, "save_pretrained", lambda *_, **__: pytest.fail("a file is written")
+    )
+    found = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        found.append(load_pretrained(PretrainedConfig(pretrained="random"), "classification", num_labels=3))
+    first, second = (one.model for one in found)
+    assert found[0].fresh == ("classifier.bias", "classifier.weight")
+    assert not torch.equal(first.classifier.weight, second.classifier.weight)
+    for name, parameter in first.bert.named_parameters():
+        assert torch.equal(second.bert.get_parameter(name), parameter)

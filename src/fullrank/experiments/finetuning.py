@@ -104,6 +104,7 @@ def tuning_parts(
         lambda: groups_of(model, options.weight_decay, config.train.mixing_scale, options.optimizer == "muon"),
         result,
         {"transformers": transformers.__version__},
+        pretrained.remark,
     )
 
 
@@ -203,7 +204,7 @@ class GlueTuning(Task[FinetuneConfig, dict[str, Examples]]):
     def parts(self, data: Prepared[FinetuneConfig, dict[str, Examples]], folder: Path, device: torch.device) -> Parts:
         config, corpus, task = data.config, data.corpus, GLUE[data.config.data.task]
         size, longest = config.eval.batch_size, config.data.max_length
-        pretrained = load_pretrained(config.model, "classification", num_labels=task.outputs)
+        pretrained = load_pretrained(config.model, "classification", num_labels=task.outputs, labels=task.labels)
         pretrained.model.to(device)
         encoded = {name: encode(pretrained, split, longest) for name, split in corpus.items()}
         labelled = [name for name in corpus if name not in task.test_splits]
@@ -337,7 +338,7 @@ def reopen(folder: Path, say: Say) -> Reopened:
     if not (folder / "model").is_dir():
         raise InputError(f"{folder}: holds no model/; fine-tune it with train.keep_model: true")
     task, options = GLUE[config.data.task], replace(config.model, pretrained=str(folder / "model"), revision=None)
-    pretrained = load_pretrained(options, "classification", num_labels=task.outputs)
+    pretrained = load_pretrained(options, "classification", num_labels=task.outputs, labels=task.labels)
     dev = GlueTuning().prepare(config, identity, True, say).corpus["dev"]
     encoded = encode(pretrained, dev, config.data.max_length)
     return Reopened(pretrained.model, task, dev, encoded, config.eval.batch_size)

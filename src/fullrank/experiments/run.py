@@ -107,7 +107,7 @@ def train(
         if gathered(isinstance(begun, dict))[0]:
             return begun if isinstance(begun, dict) else {}
         assert not isinstance(begun, dict)
-        return _train(begun, folder, device, quiet=quiet, until=until)
+        return _train(begun, folder, device, quiet=quiet, until=until, say=say)
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ def _settled(
 
 
 def _train(
-    begun: _Begun, folder: Path, device: torch.device, *, quiet: bool, until: int | None = None
+    begun: _Begun, folder: Path, device: torch.device, *, quiet: bool, until: int | None, say: Say
 ) -> dict[str, Any]:
     """Train and measure a run that has begun; the first of several processes writes its result.json."""
     prepared, identity, first = begun.prepared, begun.identity, rank() == 0
@@ -208,6 +208,8 @@ def _train(
         seed_everything(prepared.config.train.seed)
         parts = begun.task.parts(prepared, folder, device)
         options, settings = parts.options, prepared.config.to_dict()
+        if first and parts.remark:
+            say(parts.remark)
         if options.sharding == "fsdp" and count() > 1:
             shard(parts.model, options)
         observers = []

@@ -64,7 +64,7 @@ class Parts:
 
     evaluate: the evaluation while training. groups: parameter groups of the optimizer.
     result: the task's own entries of result.json, measured after training; it may leave files in the run folder.
-    versions: versions of other packages that the result depends on.
+    versions: versions of other packages that the result depends on. remark: what is said before training.
     """
 
     model: nn.Module
@@ -76,6 +76,7 @@ class Parts:
     groups: Callable[[], Groups]
     result: Callable[[FitResult], dict[str, Any]]
     versions: Mapping[str, str] = field(default_factory=dict)
+    remark: str = ""
 
 
 class Task(Protocol[Config, Corpus]):
