@@ -28,7 +28,7 @@ import fullrank as fr
 from fullrank.cli import main
 from fullrank.config.data import DataConfig
 from fullrank.config.load import to_yaml
-from fullrank.config.run import RunConfig
+from fullrank.config.run import EvalConfig, RunConfig
 from fullrank.core import registry
 from fullrank.core.engine import Components
 from fullrank.core.errors import InputError
@@ -40,10 +40,11 @@ from fullrank.core.registry import register, unregister
 from fullrank.core.score import Score
 from fullrank.core.stage import HeadSize
 from fullrank.data import WordVocabulary
+from fullrank.experiments.translate import LineTranslator
 from fullrank.hf.code import code_files
 from fullrank.hf.export import export_run, import_folder
 from moving import moved
-from translation_runs import write_run
+from translation_runs import LINES, write_run
 
 WORDS = ["<eos>", "<unk>", "the", "cat", "dog", "sleeps", "barks", "."]
 
@@ -102,7 +103,11 @@ def figures(**more: Any) -> dict[str, Any]:
 
 
 def write_language_run(
-    folder: Path, result: dict[str, Any] | None = None, attention: dict[str, Any] | None = None, **model: Any
+    folder: Path,
+    result: dict[str, Any] | None = None,
+    attention: dict[str, Any] | None = None,
+    evaluation: dict[str, Any] | None = None,
+    **model: Any,
 ) -> fr.LanguageModel:
     """A run folder as training leaves it, with two checkpoints; gives the model of the best one."""
     sizes: dict[str, Any] = {
@@ -115,7 +120,8 @@ def write_language_run(
     made.save(folder / "checkpoints" / "last")
     moved(made, 0.4).save(folder / "checkpoints" / "best")
     data = DataConfig(name="text", train="train.txt", valid="valid.txt", test="test.txt")
-    (folder / "config.yaml").write_text(to_yaml(RunConfig(model=config, data=data)), encoding="utf-8")
+    settings = RunConfig(model=config, data=data, eval=EvalConfig.from_dict(evaluation or {}))
+    (folder / "config.yaml").write_text(to_yaml(settings), encoding="utf-8")
     (folder / "run.json").write_text(json.dumps({"recipe": "run.yaml", "row": None}), encoding="utf-8")
     if result is not None:
         (folder / "result.json").write_text(json.dumps(result), encoding="utf-8")
@@ -636,3 +642,58 @@ def test_the_verb_in_json(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert {"config.json", "model.safetensors", "README.md", "modeling_fullrank.py"} <= set(told["files"])
     code, out, _ = call(capsys, "export", tmp_path / "out", tmp_path / "back", "--to", "fullrank", "--json")
     assert json.loads(out)["files"] == ["config.yaml", "model.safetensors"]
+
+
+SEARCHES: list[dict[str, Any]] = [
+    {"beams": 1},
+    {"beams": 1, "length_penalty": 0.6, "no_repeat_ngram_size": 3},
+    {"beams": 1, "length_penalty": -10.0, "max_length_a": 0.0, "max_length_b": 3},
+    {"beams": 2, "length_penalty": 10.0},
+    {"beams": 5, "length_penalty": 0.0, "no_repeat_ngram_size": 2},
+    {"beams": 3, "no_repeat_ngram_size": 1},
+    {"beams": 13, "max_length_a": 3.0, "max_length_b": 0},
+    {"beams": 30, "max_length_a": 0.0, "max_length_b": 1},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("evaluation", SEARCHES, ids=str)
+def test_an_exported_translator_searches_as_its_eval_section_says(evaluation: dict[str, Any], tmp_path: Path) -> None:
+    """Given a limit of tokens, which depends on the source in ours, its ids are those of our search."""
+    import transformers
+
+    write_run(tmp_path / "run", evaluation=evaluation)
+    export_run(tmp_path / "run", tmp_path / "out")
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out")
+    assert model.generation_config.num_beams == evaluation["beams"]
+    translator = LineTranslator(tmp_path / "run")
+    for line in (line for line in LINES if line.strip()):
+        source = [*translator.encoded(line), translator.source.eos_id]
+        limit = translator.search.longest(len(source), translator.model.max_length)
+        own = {} if evaluation.get("max_length_a") == 0 else {"max_new_tokens": limit}
+        written = model.generate(torch.tensor([source]), **own)[0, 1:].tolist()
+        assert len(written) <= limit
+        if evaluation.get("no_repeat_ngram_size") != 1:  # transformers counts the start, which is <eos>, and never ends
+            end = written.index(0) if 0 in written else None
+            assert written[:end] == list(translator.translate([line])[0][0].ids)
+
+
+@pytest.mark.parametrize(
+    "evaluation",
+    [
+        {"beams": 1, "length_penalty": 0.0},
+        {"segment_length": 4, "context": 2, "stride": 2, "batch_size": 1},
+        {"memory_length": 8, "every_steps": 3, "temperature": 0.5},
+        {"temperature": "valid", "dynamic": {"rate": 0.1, "decay": 0.0}, "keep_log_probabilities": True},
+        {"valid": {"context": 1}, "test": {"stride": 3}},
+    ],
+    ids=str,
+)
+def test_a_language_model_is_exported_with_any_eval_section(evaluation: dict[str, Any], tmp_path: Path) -> None:
+    import transformers
+
+    write_language_run(tmp_path / "run", evaluation=evaluation)
+    export_run(tmp_path / "run", tmp_path / "out")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    ids = torch.tensor([[2, 3, 5]])
+    given = model.generate(ids, max_new_tokens=4, do_sample=False)
+    assert torch.equal(given, fr.LanguageModel.load(tmp_path / "run").generate(ids, max_new_tokens=4, temperature=0.0))

@@ -187,10 +187,18 @@ def _write_configuration(
     wanted: dict[str, Any] = {"bos_token_id": special.get("bos_token_id")}  # a text goes on past the end of a line
     if kind.objective == "translation":
         wanted = {key: special.get(key) for key in ("eos_token_id", "pad_token_id")}
-        wanted |= {"decoder_start_token_id": made.decoder_start_token_id, "max_new_tokens": _LONGEST}
+        wanted |= {
+            "decoder_start_token_id": made.decoder_start_token_id,
+            "max_new_tokens": _LONGEST,
+            "min_new_tokens": 1,
+        }
         if run is not None:
-            wanted |= {key: getattr(run.eval, key) for key in ("length_penalty", "no_repeat_ngram_size")}
-            wanted |= {"num_beams": run.eval.beams, "early_stopping": True}  # as our search ends
+            search = run.eval
+            wanted |= {"num_beams": search.beams, "no_repeat_ngram_size": search.no_repeat_ngram_size}
+            if search.beams > 1:  # greedy search is refused with these
+                wanted |= {"length_penalty": search.length_penalty, "early_stopping": True}  # as our search ends
+            if search.max_length_a == 0:
+                wanted["max_new_tokens"] = search.max_length_b
     wanted = {key: value for key, value in wanted.items() if value is not None}
     transformers.GenerationConfig(**wanted).save_pretrained(new)
 
