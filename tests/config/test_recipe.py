@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -160,3 +161,30 @@ def test_a_text_in_place_of_a_configuration(tmp_path: Path) -> None:
         InputError, match=r"book.txt: no configuration; `fullrank init .*book.txt` writes one for a text"
     ):
         load(write(tmp_path, "book.txt", "a line\nanother one: with a colon\n"))
+
+
+@pytest.mark.parametrize(
+    ("name", "recipes"),
+    [
+        ("mixhead", ["mixhead/table1-vanilla", "mixhead/table10"]),
+        ("tensorized", ["tensorized/table1", "tensorized/table3"]),
+        ("table2", ["mos/table2", "skip-cross-head/table2", "tensorized/table2-ptb", "mixhead/table2-vanilla"]),
+        ("table1-ptb", ["mos/table1-ptb"]),
+    ],
+)
+def test_a_paper_or_a_table_alone_names_its_recipes(name: str, recipes: list[str]) -> None:
+    with pytest.raises(InputError) as caught:
+        load(name)
+    assert set(recipes) <= set(re.findall(r"[\w-]+/[\w-]+", str(caught.value)))
+    assert not any("table9" in one for one in str(caught.value).split()) or name == "mixhead"
+
+
+def test_a_recipe_far_from_all_lists_none() -> None:
+    with pytest.raises(InputError, match="fullrank recipes list"):
+        load("nofolder")
+
+
+@pytest.mark.parametrize(("row", "meant"), [("mixhead_b", "b"), ("Mixhead-A", "a"), ("plane", "plain")])
+def test_a_row_by_another_name(row: str, meant: str) -> None:
+    with pytest.raises(InputError, match=f"did you mean '{meant}'"):
+        resolve("mixhead/table1-vanilla", row)

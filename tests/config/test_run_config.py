@@ -206,13 +206,16 @@ def test_budgets(text: str | int, budget: Budget) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["ten minutes", "3M", "5 CPU tokens", "-5 minutes", "0 tokens", "0.1 seconds", "1e40 tokens", ""]
+    "text",
+    ["ten minutes", "5 minuts", "3M", "5 CPU tokens", "-5 minutes", "0 tokens", "0.1 seconds", "1e40 tokens", ""],
 )
 def test_what_is_no_budget(text: str) -> None:
     assert read_budget(text) is None
     with pytest.raises(
         ConfigError, match=r"train.budget: .* `10 minutes` or `5 CPU minutes`, or tokens as `3M tokens`"
     ):
+        build({"train": {"budget": text}})
+    with pytest.raises(ConfigError, match=r"^[^0-9]*`10 minutes`"):  # no other number before the example
         build({"train": {"budget": text}})
 
 

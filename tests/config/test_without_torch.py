@@ -1,9 +1,10 @@
-"""Listing, showing and checking configurations imports no torch; one process for all verbs."""
+"""Listing, showing and checking configurations imports no torch, nor does refusing them; one process for all verbs."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 VERBS = [
     ["--help"],
@@ -15,18 +16,68 @@ VERBS = [
     ["config", "validate", "skip-cross-head/table1"],  # phases
     ["config", "validate", "tensorized/table1"],
 ]
-PROGRAM = f"""
-import sys
+# a wrong key, value, path, recipe, row or option, and what the error names
+REFUSED = [
+    (["train", "none.yaml"], "none.yaml"),
+    (["train", "empty.yaml"], "empty.yaml is empty"),
+    (["train", "text.yaml"], "nofile.txt"),
+    (["train", "text.yaml", "data.train=no*.txt"], "no*.txt"),
+    (["train", "mixhead/table1-vanilla", "train.lr=1"], "train.learning_rate"),
+    (["train", "mixhead/table1-vanilla", "model.attention.mix=b"], "position_wise"),
+    (["train", "mixhead/table1-vanilla", "--row", "c"], "--row"),
+    (["train", "mixhead/table1-vanilla", "--from", "nofolder"], "nofolder"),
+    (["train", "mixhead/table1-vanilla", "data.name=pbt"], "ptb"),
+    (["train", "mixhead"], "mixhead/table10"),
+    (["train", "nofolder"], "nofolder"),
+    (["train", "."], "config.yaml"),
+    (["train", "minuts.yaml"], "5 CPU minutes"),
+    (["eval", "nofolder"], "nofolder"),
+    (["eval", "."], "config.yaml"),
+    (["generate", "nofolder"], "nofolder"),
+    (["reproduce", "table2"], "mos/table2"),
+    (["reproduce", "mixhead/table1", "train.lr=1"], "train.learning_rate"),
+    (["reproduce", "mixhead/table1", "--rows", "c"], "--rows"),
+    (["reproduce", "mixhead/table1", "--from", "nofolder"], "nofolder"),
+    (["finetune", "mixhead/table6", "train.lr=1"], "train.learning_rate"),
+    (["init", "nofile.txt"], "nofile.txt"),
+    (["init", "nofile", "--task", "translation"], "nofile"),
+    (["init", "text.yaml", "--size", "huge"], "--size"),
+    (["info", "none.yaml"], "none.yaml"),
+    (["info", "text.yaml"], "nofile.txt"),
+    (["info", "mixhead/table1-vanilla", "n_head=3"], "model.num_attention_heads"),
+    (["mixhead"], "mixhead/table1-vanilla"),
+]
+FILES = {
+    "empty.yaml": "# nothing\n",
+    "text.yaml": "{data: {name: text, train: nofile.txt}, train: {steps: 3}}",
+    "minuts.yaml": "train: {budget: 5 minuts}",
+}
+PROGRAM = """
+import contextlib, io, sys
 from fullrank.cli import main
-for verb in {VERBS}:
+for verb, status, said in VERBS:
+    told = io.StringIO()
     try:
-        main(verb)
+        with contextlib.redirect_stderr(told):
+            main(verb)
     except SystemExit as stopped:
-        assert not stopped.code, verb
-    assert not {{"torch", "transformers", "matplotlib"}} & set(sys.modules), verb
+        assert (stopped.code or 0) == status, (verb, told.getvalue())
+    assert said.removeprefix("--") in told.getvalue(), (verb, told.getvalue())
+    assert not {"torch", "transformers", "matplotlib"} & set(sys.modules), verb
 """
 
 
-def test_verbs_about_configurations_import_no_torch() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
+def _without_torch(verbs: list[tuple[list[str], int, str]], folder: Path | None = None) -> None:
+    program = f"VERBS = {verbs}\n{PROGRAM}"
+    done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_verbs_about_configurations_import_no_torch() -> None:
+    _without_torch([(verb, 0, "") for verb in VERBS])
+
+
+def test_bad_input_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    _without_torch([(verb, 2, said) for verb, said in REFUSED], tmp_path)

@@ -62,12 +62,18 @@ def info(
     For fine-tuning: the pretrained encoder, and the mixing parameters that are injected.
     --gpus N estimates a run on N GPUs from stated assumptions, which --assume changes (docs/scale.md).
     """
-    from fullrank.analysis.scale import assumptions, scale_of_run
-    from fullrank.analysis.size import size_of_run
     from fullrank.config.finetune import FinetuneConfig
     from fullrank.config.recipe import resolve_any
 
     resolved = resolve_any(name, row, scale, with_source(overrides, source))
+    if getattr(resolved.config.model, "vocab_size", 0) is None:  # the data have it
+        from fullrank.data.sources import check_data
+
+        check_data(resolved.config.data)
+
+    from fullrank.analysis.scale import assumptions, scale_of_run
+    from fullrank.analysis.size import size_of_run
+
     run, size = resolved.config, {key: getattr(resolved, key) for key in ("recipe", "row", "scale")}
     assumed = assumptions(gpu, _numbers(assume or []))
     if isinstance(run, FinetuneConfig):

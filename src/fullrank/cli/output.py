@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -27,6 +28,8 @@ def explain(error: Exception) -> str:
         return "\n".join(f"fullrank: {visible(_shortened(line))}" for line in str(error).splitlines())
     if isinstance(error, UsageError):
         command = error.ctx.command_path if error.ctx else "fullrank"
+        if wrong := re.match(r"No such command '([^']+)'\.$", error.format_message()):
+            return f"{command}: {visible(error.format_message())}{visible(_verbs_for(wrong[1]))} ({command} --help)"
         return f"{command}: {visible(error.format_message()) or 'a verb is missing'} ({command} --help)"
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         return f"fullrank: {visible(str(error.filename))}: the name is too long (at most 255 bytes between two slashes)"
@@ -40,6 +43,15 @@ def explain(error: Exception) -> str:
         return "fullrank: no space left on the disk"
     words = " ".join(str(error).split())
     return f"fullrank: {type(error).__name__}: {visible(words[:300])} (--debug shows where)"
+
+
+def _verbs_for(word: str) -> str:
+    """The verbs that take a word which is none: a recipe, or a file."""
+    from fullrank.config.recipe import named_in_part
+
+    if several := named_in_part(word):
+        return f" `fullrank reproduce` and `fullrank train` take the recipes {', '.join(several)}"
+    return f" Did you mean `fullrank train {word}`?" if "/" in word or "." in word else ""
 
 
 def _shortened(line: str) -> str:

@@ -31,6 +31,9 @@ from fullrank.core.errors import InputError
 from fullrank.files import silent
 
 if TYPE_CHECKING:
+    from fullrank.config.finetune import FinetuneConfig
+    from fullrank.config.recipe import Resolved
+    from fullrank.config.run import RunConfig
     from fullrank.reporting.runs import RunRecord
 
 
@@ -123,17 +126,16 @@ def train(
     On several machines: torchrun -m fullrank train ... Each process reads its share of every batch.
     A configuration of fine-tuning is trained as by `fullrank finetune`.
     """
-    from fullrank.config.recipe import is_finetuning, resolve, resolve_any
-    from fullrank.experiments.run import resume
-    from fullrank.experiments.run import train as train_model
-    from fullrank.experiments.run_folder import default_folder, finished_trainings
-    from fullrank.reporting import find_runs, report
-    from fullrank.training.distributed import is_first
+    from fullrank.config.recipe import is_finetuning
+    from fullrank.experiments.run_folder import default_folder, finished_trainings, open_any
 
+    # what can be refused is refused before torch is imported, and once for all processes
     whole = _is_whole_run(Path(config), [overrides, row, scale, out, source, reuse, kernel != "auto"])
+    if whole:
+        open_any(Path(config))
+    else:
+        resolved = _checked(config, row, scale, with_source(overrides, source), out)
     if procs > 1:
-        if not whole:  # its faults are told once
-            resolve_any(config, row, scale, with_source(overrides, source))
         _train_together(procs, config, overrides, row, scale, out, source, reuse, kernel, until, quiet, json)
     if is_finetuning(config, row, scale, overrides or []):
         if until is not None:
@@ -143,11 +145,15 @@ def train(
             json=json,
         )  # fmt: skip
         return
+    from fullrank.experiments.run import resume
+    from fullrank.experiments.run import train as train_model
+    from fullrank.reporting import find_runs, report
+    from fullrank.training.distributed import is_first
+
     progress = silent if quiet else say
     if whole:
         folder, result = Path(config), resume(Path(config), quiet=quiet, say=progress, until=until)
     else:
-        resolved = resolve(config, row, scale, with_source(overrides, source))
         folder = out or default_folder(resolved)
         trained = {} if reuse is None else finished_trainings(find_runs(reuse))
         result = train_model(
@@ -166,6 +172,22 @@ def train(
             raise InputError(
                 f"{folder / 'result.json'}: damaged ({error!r}); delete it, and `fullrank train {folder}` writes it again"
             ) from error
+
+
+def _checked(
+    config: str, row: str | None, scale: str | None, overrides: Sequence[str], out: Path | None
+) -> Resolved[RunConfig | FinetuneConfig]:
+    """The configuration of a training, and of a new one its files: InputError before torch is imported."""
+    from fullrank.config.recipe import resolve_any
+
+    resolved = resolve_any(config, row, scale, overrides)
+
+    from fullrank.data.sources import check_data
+    from fullrank.experiments.run_folder import default_folder, is_run
+
+    if not is_run(out or default_folder(resolved)):  # the text of a run that has begun is kept
+        check_data(resolved.config.data)
+    return resolved
 
 
 def _train_together(
@@ -225,8 +247,6 @@ def reproduce(
     and of runs in runs/ that have finished: the others are evaluated, each by its own protocol.
     """
     from fullrank.config.recipe import chosen_rows, is_finetuning, load, tables
-    from fullrank.experiments.run import cells, shared_rows
-    from fullrank.experiments.run import reproduce as train_table
 
     recipes = tables(table)
     finetuning = is_finetuning(recipes[0], None, scale, overrides or [])
@@ -235,6 +255,12 @@ def reproduce(
         raise InputError(f"{table} is a single configuration, not a table; use `fullrank {verb} {table}`")
     chosen = chosen_rows(recipes, None if rows is None else _names(rows), of_paper=paper_rows)
     settings, wanted = with_source(overrides, source), read_seeds(seeds)
+    for recipe, own in chosen.items():
+        _checked(recipe, own[0], scale, settings, out)
+
+    from fullrank.experiments.run import cells, shared_rows
+    from fullrank.experiments.run import reproduce as train_table
+
     planned = [
         cell
         for one, own in chosen.items()
@@ -355,9 +381,7 @@ def finetune(
     `--rows all` is every row. Several seeds end in a table: mean, deviation, and its change against the first row in percent.
     """
     from fullrank.config.recipe import is_finetuning
-    from fullrank.experiments.run import cells, reproduce, resume
     from fullrank.experiments.run_folder import open_any
-    from fullrank.training.distributed import is_first
 
     progress = silent if quiet or json else say
     folder = Path(config)
@@ -366,6 +390,10 @@ def finetune(
             raise InputError(
                 f"{folder}: not a run of fine-tuning, but one on {open_any(folder)[0].data.name}; see `fullrank train`"
             )
+        from fullrank.experiments.run import resume
+        from fullrank.training.distributed import is_first
+
+        open_any(folder)
         resume(folder, quiet=quiet, say=progress)
         if is_first():
             show_report([folder], folder / "report.html", json=json)
@@ -378,6 +406,11 @@ def finetune(
             "data.name: fine-tuning is on a task of GLUE or SQuAD, as in data.name=glue/cola; `fullrank train` trains on texts"
         )
     wanted = [row] if row else None if rows is None else _names(rows)
+    _checked(config, None if wanted is None or wanted == ["all"] else wanted[0], scale, settings, out)
+
+    from fullrank.experiments.run import cells, reproduce
+    from fullrank.training.distributed import is_first
+
     planned = cells(config, wanted, scale, read_seeds(seeds), settings, out=out)
     several, among = len(planned) > 1, [] if reuse is None else [reuse]
     if out is not None and not several:

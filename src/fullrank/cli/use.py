@@ -81,9 +81,12 @@ def evaluate(
     For a masked language model: perplexity and accuracy at masked tokens.
     """
     from fullrank.config.run import DynamicConfig
+    from fullrank.experiments.run_folder import open_run
+
+    config = open_run(run)[0]
+
     from fullrank.evaluation.perplexity import Flags
     from fullrank.experiments.run import evaluate as measure
-    from fullrank.experiments.run_folder import open_run
     from fullrank.reporting.figures import choose
     from fullrank.reporting.runs import read_run
 
@@ -97,7 +100,6 @@ def evaluate(
         clamp_length=clamp_length,
         temperature=temperature,  # type: ignore[arg-type]  # read by its section
     )
-    config = open_run(run)[0]
     steps = {key: value for key, value in (("rate", dynamic_rate), ("decay", dynamic_decay)) if value is not None}
     if steps and not dynamic:
         raise InputError("--dynamic-rate, --dynamic-decay: of dynamic evaluation; give --dynamic too")
@@ -235,6 +237,10 @@ def generate(
         if number > 1:
             raise InputError(f"--greedy writes the same text every time: --number must be 1, given {number}")
 
+    from fullrank.experiments.run_folder import open_any
+
+    open_any(run)
+
     from fullrank.experiments.generation import write
 
     own: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
@@ -288,6 +294,10 @@ def average(
     json: Json = False,
 ) -> None:
     """Average the weights of a run's last kept checkpoints (train.keep_checkpoints), for `--checkpoint average`."""
+    from fullrank.experiments.run_folder import open_run
+
+    open_run(run)
+
     from fullrank.experiments.run import average as of_run
 
     mean = of_run(run, last=last, name=out)

@@ -17,7 +17,7 @@ from fullrank.config.finetune import FinetuneConfig, finetunes
 from fullrank.config.run import RunConfig
 from fullrank.config.training import SIZES
 from fullrank.core.errors import InputError
-from fullrank.core.section import Section, hints_of
+from fullrank.core.section import Section, hints_of, settings_with
 from fullrank.files import read_small
 
 
@@ -79,7 +79,7 @@ def _size(node: yaml.Node, known: dict[int, int]) -> int:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file (an empty file is an empty mapping)."""
+    """The mapping in a YAML file; InputError for a file that holds nothing, or only comments."""
     try:
         text = read_small(path).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -89,8 +89,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise InputError(f"{path}: cannot be read ({error})") from error
     raw = parse_yaml(text, str(path))
-    if raw is None:
-        return {}
+    if raw is None or raw == {}:
+        raise InputError(f"{path} is empty: it states no key, such as data.train or train.steps")
     if not isinstance(raw, dict):
         raise InputError(
             f"{path}: a configuration is a mapping with sections {', '.join(hints_of(RunConfig))}, not a {type(raw).__name__}"
@@ -160,7 +160,8 @@ def apply_overrides(raw: dict[str, Any], overrides: Iterable[str]) -> dict[str, 
     for text in overrides:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
-            raise InputError(f"'{text}' is not of the form key=value, for example train.steps=1000")
+            example = next(iter(settings_with(RunConfig, "", text.strip())), "train.steps=1000")
+            raise InputError(f"'{text}' is not of the form key=value, for example {example}")
         over[key.strip()] = parse_yaml(value, f"the value of {key}") if value else None
     return lay(raw, over)
 

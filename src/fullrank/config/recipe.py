@@ -154,6 +154,15 @@ def shipped() -> list[str]:
     )
 
 
+def named_in_part(name: str) -> list[str]:
+    """The recipes of a paper (`mixhead`), or of all papers that have a table of this name (`table2`)."""
+    return [
+        one
+        for one in shipped()
+        if one.startswith(f"{name}/") or re.match(rf"{re.escape(name)}(-|$)", one.partition("/")[2])
+    ]
+
+
 def tables(name: str) -> list[str]:
     """The recipes of a paper's table: one, or those of its parts (`mixhead/table1`, and `mixhead/table4-long`)."""
     if Path(name).exists() or not re.search(r"/table\d+$", name):
@@ -215,7 +224,11 @@ def load(name: str, below: tuple[str, ...] = ()) -> Recipe:
         return parse(name, raw, path.parent, below)
     known = shipped()
     if name not in known:
-        raise InputError(f"'{name}' is neither a file nor a shipped recipe; {suggest(name, known)}")
+        if several := named_in_part(name):
+            raise InputError(f"'{name}' stands for several recipes; choose one of {', '.join(several)}")
+        near = suggest(name, known)
+        near = near if near.startswith("did you mean") else "`fullrank recipes list` names them"
+        raise InputError(f"'{name}' is neither a file nor a shipped recipe; {near}")
     return parse(name, _shipped_yaml(name), None, below)
 
 

@@ -67,7 +67,7 @@ SIZES = {  # model.size
     )
 }
 _BUDGETS = "a time as `10 minutes` or `5 CPU minutes`, or tokens as `3M tokens`"
-BudgetText = Annotated[str, Allowed(_BUDGETS, lambda text: read_budget(text) is not None)]
+BudgetWords = Annotated[int | str, Allowed(_BUDGETS, lambda words: read_budget(str(words)) is not None)]
 Threads = Annotated[int, Allowed("from 1 to 1024", lambda n: 1 <= n <= 1024)]
 AboveOne = Annotated[float, Allowed("a number above 1", lambda x: x > 1)]
 
@@ -175,7 +175,7 @@ class TrainConfig(TrainingConfig):
 
     epochs: Positive | None = key(None, "epochs after which training ends")
     tokens: Count | None = key(None, "tokens after which training ends")
-    budget: Count | BudgetText | None = key(
+    budget: BudgetWords | None = key(
         None, "`10 minutes`, `5 CPU minutes` or `3M tokens`: all that is not stated is by rules"
     )
     phases: list[PhaseConfig] = key([], "parts of training with their own schedules of skipped layers")

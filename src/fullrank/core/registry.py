@@ -11,7 +11,7 @@ A slot's built-in stages are registered by one module, which is imported when so
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from .errors import ConfigError, suggest
@@ -99,12 +99,16 @@ def names(slot: str) -> list[str]:
     return sorted(name for other, name in _registered if other == slot)
 
 
-def lookup(slot: str, name: str, key: str | None = None) -> Any:
-    """The object registered as `name`; ConfigError names the configuration `key` if there is none."""
-    known = names(slot)
+def lookup(slot: str, name: str, key: str | None = None, built_in: Iterable[str] = ()) -> Any:
+    """The object registered as `name`; ConfigError names the configuration `key` if there is none.
+
+    built_in: the names of all built-in stages; an unknown name is then refused before their module is imported.
+    """
+    registered = [name for other, name in _registered if other == slot]
+    known = sorted({*built_in, *registered}) if built_in else names(slot)
     if name not in known:
         near = suggest(name, known, whole=True)
-        if near.startswith("known") and slot in _contracts:
+        if near.startswith("known") and (built_in or slot in _contracts):
             near += "; one of your own is known once its module is imported"
         raise ConfigError(f"{key or slot}: '{name}' is not available; {near}")
     stage = _registered[slot, name]

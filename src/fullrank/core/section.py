@@ -37,7 +37,7 @@ from typing import (
 )
 
 from . import registry
-from .errors import ConfigError, suggest
+from .errors import ConfigError, meant_by, suggest
 
 Value = TypeVar("Value")
 _BOOLEANS = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}
@@ -58,8 +58,8 @@ SIZES, COUNTS = 2**31, 2**63
 Size = Annotated[int, Allowed(f"a positive whole number below {SIZES:,}", lambda n: 0 < n < SIZES)]
 SizeOrZero = Annotated[int, Allowed(f"0 or a positive whole number below {SIZES:,}", lambda n: 0 <= n < SIZES)]
 Layers = Annotated[int, Allowed("a positive whole number up to 10,000", lambda n: 0 < n <= 10_000)]
-Count = Annotated[int, Allowed(f"a positive whole number below {COUNTS:,}", lambda n: 0 < n < COUNTS)]
-CountOrZero = Annotated[int, Allowed(f"0 or a positive whole number below {COUNTS:,}", lambda n: 0 <= n < COUNTS)]
+Count = Annotated[int, Allowed("a positive whole number below 2^63", lambda n: 0 < n < COUNTS)]
+CountOrZero = Annotated[int, Allowed("0 or a positive whole number below 2^63", lambda n: 0 <= n < COUNTS)]
 Positive = Annotated[float, Allowed("a positive number", lambda x: x > 0)]
 PositiveOrZero = Annotated[float, Allowed("0 or a positive number", lambda x: x >= 0)]
 Probability = Annotated[float, Allowed("a probability from 0 to 1", lambda x: 0 <= x <= 1)]
@@ -104,7 +104,7 @@ class Slot:
         if name in self.built_in:
             config = self.built_in[name]
         elif self.name:
-            config = getattr(registry.lookup(self.name, name, key), "Config", None)
+            config = getattr(registry.lookup(self.name, name, key, self.built_in), "Config", None)
         else:
             raise ConfigError(f"{key}: {' or '.join(self.built_in)}, given '{name}'")
         if not options:
@@ -228,7 +228,29 @@ def read_value(hint: Any, value: Any, key: str) -> Any:
     try:
         return _converted(hint, value, key)
     except _Unfit:
-        raise ConfigError(f"{key}: {words(hint)}, given {value!r}") from None
+        section, _, name = key.rpartition(".")
+        number = get_origin(hint) is list and isinstance(value, int)  # where a number would have another key
+        near = [_join(section, meant) for meant in meant_by(name)] if number else _choices_meant(hint, value)
+        raise ConfigError(f"{key}: {words(hint)}, given {value!r}{_or_rather(near[:1])}") from None
+
+
+def _choices(hint: Any) -> list[str]:
+    """The words that a type allows by name: those of a Literal, and the built-in stages of a slot."""
+    if get_origin(hint) is Literal:
+        return [word for word in get_args(hint) if isinstance(word, str)]
+    if isinstance(hint, Slot):
+        return list(hint.built_in)
+    return [word for part in (*get_args(hint), *getattr(hint, "__metadata__", ())) for word in _choices(part)]
+
+
+def _choices_meant(hint: Any, value: object) -> list[str]:
+    """The words of a type that `value` is, or is called elsewhere."""
+    choices = _choices(hint) if isinstance(value, str) else []
+    return [word for word in (str(value), *meant_by(str(value))) if word in choices]
+
+
+def _or_rather(near: list[str]) -> str:
+    return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
 def section_in(hint: Any) -> type[Section] | None:
@@ -259,7 +281,7 @@ class _Sections(type):
             member, keys = section.member(keys, section.KEY), section.stated(keys)
         wrong = [
             (issubclass(member, ByKind) and member.key_of_another_kind(name, value, section.KEY))
-            or unknown_key(section, section.KEY, _join(section.KEY, name))
+            or unknown_key(section, section.KEY, _join(section.KEY, name), value)
             for name, value in keys.items()
             if name not in hints_of(member)
         ]
@@ -319,7 +341,13 @@ class Section(metaclass=_Sections):
         """Build a section from a mapping that may hold further ones. ConfigError lists every fault, with full keys."""
         key = cls.KEY if key is None else key
         if not isinstance(raw, Mapping):
-            raise ConfigError(f"{key or 'a configuration'}: a section of keys, given {raw!r}")
+            near = []
+            if isinstance(raw, int | float | str):
+                section, _, name = key.rpartition(".")
+                near = [f"{_join(section, meant)}={raw}" for meant in meant_by(name)] or settings_with(
+                    cls, key, str(raw)
+                )
+            raise ConfigError(f"{key or 'a configuration'}: a section of keys, given {raw!r}{_or_rather(near[:1])}")
         lines: list[str] = []
         cleaned = _known_only(cls, raw, key, functools.partial(unknown_key, cls, key), lines)
         try:
@@ -362,7 +390,7 @@ def _join(section: str, name: str) -> str:
 
 
 def _known_only(
-    cls: type[Section], raw: Mapping[Any, Any], key: str, unknown: Callable[[str], str], lines: list[str]
+    cls: type[Section], raw: Mapping[Any, Any], key: str, unknown: Callable[[str, Any], str], lines: list[str]
 ) -> dict[str, Any]:
     """`raw` without the keys that its section does not have, all the way down; adds a line for each of them."""
     if issubclass(cls, ByKind):
@@ -377,7 +405,7 @@ def _known_only(
             lines.append(f"{path}: keys should be strings, given {name!r}")
         elif name not in hints:
             other = cls.key_of_another_kind(name, value, key) if issubclass(cls, ByKind) else None
-            lines.append(other or unknown(path))
+            lines.append(other or unknown(path, value))
         else:
             inner = section_in(hints[name])
             if inner is not None and isinstance(value, Mapping):
@@ -391,27 +419,55 @@ def keys_of(cls: type[Section]) -> dict[str, Any]:
     return cls.keys() if issubclass(cls, ByKind) else hints_of(cls)
 
 
+def _typed_keys(cls: type[Section], section: str = "") -> Iterator[tuple[str, Any]]:
+    """Every dotted key of a configuration class, leaves and sections, with its type."""
+    kinds = [member.kind for member in cls.MEMBERS] if issubclass(cls, ByKind) else []
+    for name, hint in keys_of(cls).items():
+        yield _join(section, name), Annotated[str, Slot("", *kinds)] if kinds and name == "kind" else hint
+        if inner := section_in(hint):
+            yield from _typed_keys(inner, _join(section, name))
+
+
 def known_keys(cls: type[Section], section: str = "") -> Iterator[str]:
     """Every dotted key of a configuration class, leaves and sections."""
-    for name, hint in keys_of(cls).items():
-        yield _join(section, name)
-        if inner := section_in(hint):
-            yield from known_keys(inner, _join(section, name))
+    return (key for key, _ in _typed_keys(cls, section))
 
 
-def unknown_key(root: type[Section], section: str, key: str) -> str:
-    """A line about an unknown key, with the key that was probably meant: the same word elsewhere, or a similar one."""
-    known = list(known_keys(root, section))
+def settings_with(cls: type[Section], section: str, word: str) -> list[str]:
+    """`key=word` for each key of a section that can have this word, or the one of ours that it stands for."""
+    return [f"{key}={one}" for key, hint in _typed_keys(cls, section) for one in _choices_meant(hint, word)]
+
+
+_MOST_LISTED = 12
+
+
+def unknown_key(root: type[Section], section: str, key: str, value: object = None) -> str:
+    """A line about an unknown key, with what was probably meant.
+
+    In this order: the key that others call so, the same word elsewhere, the setting that has this word, a similar key.
+    """
+    known = dict(_typed_keys(root, section))
+    parent, _, word = key.rpartition(".")
     by_leaf: dict[str, str] = {}
     for other in known:
         by_leaf.setdefault(other.rpartition(".")[2], other)
-    around = [other for other in known if not key.startswith(f"{other}.")]
-    near = difflib.get_close_matches(key, around, n=1, cutoff=0.8) or [
-        by_leaf[word] for word in difflib.get_close_matches(key.rpartition(".")[2], by_leaf, n=1, cutoff=0.7)
+    near = [
+        min(fits, key=lambda other: other.rpartition(".")[0] != parent)  # the first of them, rather one beside `key`
+        for meant in meant_by(word)
+        if (fits := [other for other in known if f".{other}".endswith(f".{meant}")])
     ]
+    near.sort(key=lambda other: other.rpartition(".")[0] != parent)
+    near = near or [by_leaf[leaf] for leaf in by_leaf if leaf == word]
+    near = near or settings_with(root, section, word)[:1] * (len(word) > 2)
+    around = [other for other in known if not key.startswith(f"{other}.")]
+    near = near or difflib.get_close_matches(key, around, n=1, cutoff=0.8)
+    near = near or [by_leaf[leaf] for leaf in difflib.get_close_matches(word, by_leaf, n=1, cutoff=0.7)]
     if near:
-        return f"unknown key '{key}'; did you mean '{near[0]}'?"
-    here = sorted(other.rpartition(".")[2] for other in known if other.rpartition(".")[0] == key.rpartition(".")[0])
+        renamed = [one for one in _choices_meant(known.get(near[0]), value) if one != value]
+        return f"unknown key '{key}'{_or_rather([f'{near[0]}={renamed[0]}'] if renamed else near)}"
+    here = sorted(other.rpartition(".")[2] for other in known if other.rpartition(".")[0] == parent)
+    if len(here) > _MOST_LISTED:
+        return f"unknown key '{key}'; `fullrank config schema` has the {len(here)} keys of {parent}"
     return f"unknown key '{key}'; known here: {', '.join(here)}"
 
 
@@ -459,7 +515,8 @@ class ByKind(Section):
         for built_in in cls.MEMBERS:
             if built_in.kind == kind:
                 return cast(type[Self], built_in)
-        config = getattr(registry.lookup(cls.SLOT, str(kind), f"{key}.kind"), "Config", None)
+        stage = registry.lookup(cls.SLOT, str(kind), f"{key}.kind", [member.kind for member in cls.MEMBERS])
+        config = getattr(stage, "Config", None)
         return config if config is not None and issubclass(config, cls) else cls
 
     @classmethod

@@ -2,14 +2,16 @@
 
 `tokenizers` and `language`: text to ids. `corpora`, `sources` and `builtin`: known corpora and their source files. `texts` and
 `pairs` prepare a corpus once, `prepared` keeps it. `batches`, `masked`, `pair_batches` and `examples` make batches.
-`glue` and `squad`: tasks to fine-tune on.
+`glue` and `squad`: tasks to fine-tune on. Batches need torch, which is imported with the first of them.
 """
 
-from fullrank.data.batches import Batch, Blocks, Share, Streams, Windows
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from fullrank.data.corpora import CorpusInfo, known_corpora
 from fullrank.data.language import Language, load_language
-from fullrank.data.masked import MaskedBatch, MaskedBatches, Masking, masked_blocks
-from fullrank.data.pair_batches import PairBatch, PairBatches, pair_batch
 from fullrank.data.pairs import prepare_pairs
 from fullrank.data.prepared import (
     Corpus,
@@ -33,6 +35,17 @@ from fullrank.data.tokenizers import (
     train_bpe,
 )
 
+if TYPE_CHECKING:
+    from fullrank.data.batches import Batch, Blocks, Share, Streams, Windows
+    from fullrank.data.masked import MaskedBatch, MaskedBatches, Masking, masked_blocks
+    from fullrank.data.pair_batches import PairBatch, PairBatches, pair_batch
+
+_BATCHES = {
+    **dict.fromkeys(("Batch", "Blocks", "Share", "Streams", "Windows"), "batches"),
+    **dict.fromkeys(("MaskedBatch", "MaskedBatches", "Masking", "masked_blocks"), "masked"),
+    **dict.fromkeys(("PairBatch", "PairBatches", "pair_batch"), "pair_batches"),
+}
+
 __all__ = [
     "Batch", "Blocks", "BpeTokenizer", "ByteVocabulary", "CharacterVocabulary", "Corpus", "CorpusInfo", "Language",
     "MaskedBatch", "MaskedBatches", "Masking", "PairBatch", "PairBatches", "PairCorpus", "PairSplit", "Pairs",
@@ -40,3 +53,9 @@ __all__ = [
     "load_pairs", "load_tokenizer", "masked_blocks", "pair_batch", "prepare", "prepare_pairs", "train_bpe",
     "unigram_nats", "unigram_perplexity",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _BATCHES:
+        raise AttributeError(f"module 'fullrank.data' has no attribute '{name}'")
+    return getattr(importlib.import_module(f"fullrank.data.{_BATCHES[name]}"), name)

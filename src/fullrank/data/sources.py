@@ -16,10 +16,20 @@ from pathlib import Path
 from typing import Any
 
 from fullrank.config.data import DataConfig
+from fullrank.config.finetune import TaskDataConfig
 from fullrank.core.errors import InputError
 from fullrank.data import builtin
-from fullrank.data.corpora import CODES, CORPORA, FOLDERS, CorpusInfo, download, iwslt_files
-from fullrank.data.files import Report, Section, cut_by_lines, existing_folder, file_digest, lines, number_of_lines
+from fullrank.data.corpora import CODES, CORPORA, FOLDERS, CorpusInfo, download, iwslt_files, text_corpus
+from fullrank.data.files import (
+    Report,
+    Section,
+    cut_by_lines,
+    existing_folder,
+    file_digest,
+    lines,
+    number_of_lines,
+    open_text,
+)
 
 SPLITS = ("train", "valid", "test")
 _LM1B = "1-billion-word-language-modeling-benchmark-r13output"
@@ -86,6 +96,29 @@ def _lacking(info: CorpusInfo, folder: Path, missing: Sequence[str], present: Se
         train = next((path for path in candidates if path.is_file()), None)
         text += f", with {train}." if train else " (also as a slice, wiki.train.slice.tokens)."
     return InputError(text + (" Without data.dir the corpus is downloaded." if info.urls else ""))
+
+
+def files_of(config: DataConfig, split: str) -> list[Path]:
+    """The files of a split of one's own text or sentence pairs; of a text, a pattern is all files that match."""
+    base = Path(config.dir or "").expanduser()
+    paths = [base / Path(name).expanduser() for name in _names(split, getattr(config, split), "files")]
+    if config.has_pairs:
+        return [Path(f"{path}.{str(side).lstrip('.')}") for path in paths for side in (config.source, config.target)]
+    return [file for path in paths for file in _matching(path, f"data.{split}")]
+
+
+def check_data(config: DataConfig | TaskDataConfig) -> None:
+    """InputError for files of one's own, or a folder of a corpus, that are not there; reads no more than their names."""
+    if config.dir is not None and config.name not in (builtin.SYNTHETIC, "builtin"):
+        existing_folder(Path(config.dir).expanduser(), "the files of the corpus")
+    if not isinstance(config, DataConfig):
+        return
+    if not config.has_pairs:
+        text_corpus(config.name)
+    if config.name in ("text", "parallel"):
+        for split in SPLITS:
+            for path in files_of(config, split):
+                open_text(path, f"data.{split}").close()
 
 
 # text for language models
@@ -181,13 +214,12 @@ def _lm1b(candidates: Sequence[Path]) -> TextSources:
 
 def _given_files(config: DataConfig, report: Report) -> TextSources:
     """The files of `data.name: text`. Splits that are not given are cut from the end of the training lines, 5 % each."""
-    base = Path(config.dir or "").expanduser()
     paths: dict[str, list[Path]] = {}
     digests: dict[str, str] = {}
     notes = []
     for split, value in zip(SPLITS, (config.train, config.valid, config.test), strict=True):
-        for name in _names(split, value, "files"):
-            paths.setdefault(split, []).extend(_matching(base / Path(name).expanduser(), f"data.{split}"))
+        if value is not None:
+            paths[split] = files_of(config, split)
         for path in paths.get(split, ()):
             other = digests.setdefault(file_digest(path, f"data.{split}"), split)
             if other != split:

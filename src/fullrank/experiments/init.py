@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import glob
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from fullrank.config.run import RunConfig
 from fullrank.config.training import SIZES, Budget
 from fullrank.core.errors import InputError
 from fullrank.data.files import open_text
-from fullrank.experiments.rules import data_rules, reach, settle, table
-from fullrank.experiments.run import TEXT_TASKS
-from fullrank.experiments.task import Say
 from fullrank.files import write_text
-from fullrank.training.device import choose_device
+
+if TYPE_CHECKING:
+    from fullrank.experiments.task import Say
 
 TOKENS = ("character", "word", "bpe", "byte")
 
@@ -54,7 +51,17 @@ def write_configuration(request: Request, out: Path, *, force: bool = False, say
         raise InputError(f"TEXT: one file (of translations, a prefix or two files), given {len(request.texts)}")
     if out.exists() and not force:
         raise InputError(f"{out} exists already: give --out another file, or --force to replace it")
-    stated, reasons = _stated(request)
+    reasons: dict[str, str] = {}
+    data = _pairs(request, reasons) if request.task == "translation" else _text(request, reasons)
+
+    # after all that can be refused at once
+    import torch
+
+    from fullrank.experiments.rules import settle, table
+    from fullrank.experiments.run import TEXT_TASKS
+    from fullrank.training.device import choose_device
+
+    stated = _stated(request, data, reasons)
     alone = torch.get_num_threads() == 1 and choose_device("auto").type == "cpu"  # CPU time: others do not change it
     made = settle(
         stated, Budget(seconds=60 * request.minutes, cpu=alone), TEXT_TASKS, say, reasons=reasons, begun=False
@@ -73,16 +80,16 @@ def write_configuration(request: Request, out: Path, *, force: bool = False, say
     return made.config
 
 
-def _stated(request: Request) -> tuple[dict[str, dict[str, Any]], Mapping[str, str]]:
-    """Stated configuration of a request, and the reasons of its keys."""
-    reasons: dict[str, str] = {}
-    data = _pairs(request, reasons) if request.task == "translation" else _text(request, reasons)
+def _stated(request: Request, data: dict[str, Any], reasons: dict[str, str]) -> dict[str, dict[str, Any]]:
+    """Stated configuration of a request on `data`; adds the reasons of its keys."""
+    from fullrank.experiments.rules import data_rules, reach
+
     stated: dict[str, dict[str, Any]] = {"data": data, "model": dict(SIZES[request.size]) if request.size else {}}
     reasons |= dict.fromkeys((f"model.{key}" for key in stated["model"]), f"size {request.size} of {', '.join(SIZES)}")
     if request.memory:
         stated["model"]["memory_length"] = 3 * reach(data_rules(data)["tokens"][0]) // 4
         reasons["model.memory_length"] = "three segments"
-    return stated, reasons
+    return stated
 
 
 def _text(request: Request, reasons: dict[str, str]) -> dict[str, Any]:

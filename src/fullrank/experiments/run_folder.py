@@ -1,4 +1,7 @@
-"""A run folder: its name, its identity, and when it may be used again."""
+"""A run folder: its name, its identity, and when it may be used again.
+
+Importing this file imports no torch, so that a folder that is no run is refused at once.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,8 @@ from fullrank.config.load import build_any, flatten, read_yaml, to_yaml
 from fullrank.config.recipe import Resolved, load
 from fullrank.config.run import PROTOCOL_KEYS, RunConfig
 from fullrank.core.errors import FullRankError, InputError
-from fullrank.evaluation.perplexity import validation_protocol
 from fullrank.files import digest, read_json, sha256_of, write_bytes, write_json, write_text
 from fullrank.seal import MOVABLE, check_run, read_identity, seal_run
-from fullrank.storage import find
-from fullrank.training.checkpoint import take_over_checkpoints
 
 # encoders that need no hub: all-MiniLM-L6-v2 inside a Python package; random weights
 MINILM, RANDOM = "minilm", "random"
@@ -135,6 +135,8 @@ def teacher_of(run: str, identity: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises InputError unless it is a finished language model of the same vocabulary and training text.
     """
+    from fullrank.storage import find
+
     folder = Path(run)
     open_causal(folder)
     own, known = read_identity(folder), f"train.distill.run: {folder}"
@@ -157,6 +159,8 @@ def training_of(config: RunConfig | FinetuneConfig, identity: Mapping[str, Any] 
 
     identity: the run.json of a run; its text, vocabulary and kernel count too.
     """
+    from fullrank.evaluation.perplexity import validation_protocol
+
     settings = {key: value for key, value in flatten(config.to_dict()).items() if key not in MOVABLE}
     if isinstance(config, RunConfig) and config.task == "language_model":
         apart = ("valid", "test", "dynamic", "keep_log_probabilities")
@@ -185,6 +189,8 @@ def whose_training(folder: Path) -> dict[str, Any]:
 
 def take_over(source: Path, folder: Path, config: RunConfig | FinetuneConfig) -> None:
     """Make the finished training in `source` that of the run in `folder`, which differs from it in final figures alone."""
+    from fullrank.training.checkpoint import take_over_checkpoints
+
     for name in ("metrics.jsonl", "timing.jsonl"):
         write_bytes(folder / name, (source / name).read_bytes())
     take_over_checkpoints(source / "checkpoints", folder / "checkpoints", seal_run(folder, config.to_dict()))
