@@ -260,6 +260,26 @@ def test_decisions_have_their_three_parts() -> None:
         assert headings == ["Context", "Decision", "Consequences"], page.name
 
 
+def test_one_function_says_how_a_python_process_is_started() -> None:
+    """`files.python_command`, with -P; what else starts processes starts other programs."""
+    starts = r"sys\.executable|subprocess\.(run|Popen|call|check)|create_subprocess|os\.(system|popen|exec|spawn)"
+    found = {
+        str(source.relative_to(ROOT / "src" / "fullrank")): sorted({match[0] for match in re.finditer(starts, text)})
+        for source in (ROOT / "src").rglob("*.py")
+        if re.search(starts, text := source.read_text(encoding="utf-8"))
+    }
+    assert found == {
+        "files.py": ["sys.executable"],
+        "data/builtin.py": ["sys.executable"],  # named in a message
+        "experiments/demo.py": ["subprocess.Popen"],
+        "experiments/queue.py": ["create_subprocess"],
+        "experiments/run.py": ["subprocess.run"],  # git
+        "kernels/native/build.py": ["subprocess.run"],  # a compiler
+    }
+    for name in ("experiments/demo.py", "experiments/queue.py", "training/distributed.py"):
+        assert "python_command(" in (ROOT / "src" / "fullrank" / name).read_text(encoding="utf-8")
+
+
 def test_nothing_is_pickled() -> None:
     sources = list((ROOT / "src").rglob("*.py"))
     assert len(sources) > 20

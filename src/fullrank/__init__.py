@@ -9,6 +9,12 @@ Names are imported when first used, so that `import fullrank` costs nothing.
 
 from __future__ import annotations
 
+import sys
+
+# `python -m fullrank` puts the working directory before the library: a `queue.py` of one's own would be imported there
+if sys.argv[:1] == ["-m"] and not sys.flags.safe_path and sys.orig_argv[-len(sys.argv)].endswith("fullrank"):
+    del sys.path[0]
+
 import importlib
 from typing import TYPE_CHECKING, Any
 

@@ -10,7 +10,8 @@ import math
 import os
 import re
 import stat
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,11 @@ def sha256_of(path: Path) -> str:
 def visible(text: str) -> str:
     """`text` with its control characters written out: a name must not send commands to the terminal."""
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+def python_command(words: Iterable[str]) -> list[str]:
+    """The command line of `python WORDS` in a process of its own, which imports nothing from the working directory (-P)."""
+    return [sys.executable, "-P", *words]
 
 
 def usable_cores() -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import fullrank as fr
 from fullrank.cli import main
 from fullrank.core.errors import InputError
 from fullrank.data import load_tokenizer
+from fullrank.experiments.models import imported
 
 VERBS = ["demo", "train", "reproduce", "eval", "generate", "info", "report", "recipes", "data", "config"]
 
@@ -59,6 +61,38 @@ for words in calls:
     for verb in VERBS:
         assert verb in done.stdout
     assert "--lengths" in done.stdout
+
+
+SHADOWS = ("numpy", "queue", "random", "torch", "typing", "dataclasses", "re", "shutil", "yaml", "json", "bisect")
+
+
+@pytest.fixture
+def shadows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with files that are called as modules of libraries are."""
+    for name in SHADOWS:
+        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name}.py of the working directory was imported')")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("words", [["-m", "fullrank"], ["-u", "-mfullrank"], ["-P", "-m", "fullrank"]])
+def test_files_of_the_working_directory_are_no_modules(shadows: Path, words: list[str]) -> None:
+    command = [sys.executable, *words, "config", "validate", "mixhead/table1-vanilla"]
+    path = os.pathsep.join(str(Path(one).resolve()) for one in sys.path if one)
+    done = subprocess.run(command, capture_output=True, text=True, env={**environment(), "PYTHONPATH": path})
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_module_that_is_asked_for_is_found_there(shadows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also under the name of an installed one; what it imports is the library's, and its neighbours are found."""
+    (shadows / "xmlrpc.py").write_text("import bisect, beside\ndef make(): return bisect.bisect([1, 2], 1), beside.VALUE")
+    (shadows / "beside.py").write_text("VALUE = 7")
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if one])
+    for name in ("xmlrpc", "bisect", "beside"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    assert imported("xmlrpc:make", "")() == (1, 7)
+    for name in ("xmlrpc", "beside"):
+        monkeypatch.delitem(sys.modules, name)
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -40,9 +40,9 @@ def test_the_shipped_demo() -> None:
 
 def here(command: list[str], **options: object) -> SimpleNamespace:
     """The command in this process, which saves a start."""
-    assert command[:3] == [sys.executable, "-m", "fullrank"]
+    assert command[:4] == [sys.executable, "-P", "-m", "fullrank"]
     with pytest.raises(SystemExit) as stopped:
-        main([*command[3:], "--quiet"])
+        main([*command[4:], "--quiet"])
     return SimpleNamespace(poll=lambda: stopped.value.code or 0)
 
 

@@ -11,7 +11,6 @@ import math
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -32,7 +31,7 @@ from fullrank.experiments.generation import generate
 from fullrank.experiments.language_model import LanguageModelTask, with_vocabulary
 from fullrank.experiments.speed import measure_speed
 from fullrank.experiments.task import Prepared
-from fullrank.files import silent, usable_cores, write_json
+from fullrank.files import python_command, silent, usable_cores, write_json
 from fullrank.training.device import is_locked
 
 RECIPE = "demo/builtin"
@@ -62,7 +61,7 @@ class _Training:
     def start(self, settings: Sequence[str]) -> None:
         """Start it, or resume it: the command is the same."""
         self.folder.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "fullrank", "train", RECIPE, *settings]
+        command = python_command(["-m", "fullrank", "train", RECIPE, *settings])
         with self.log.open("a", encoding="utf-8") as log:
             self.process = subprocess.Popen(
                 [*command, "--row", self.row, "--out", str(self.folder)],

@@ -10,7 +10,10 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -164,13 +167,29 @@ def imported(name: str, what: str) -> Any:
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise InputError(f"{what}{name}: MODULE:FUNCTION is needed, as in my_model:make for make in my_model.py")
-    sys.path.insert(0, str(Path.cwd()))
     try:
-        return getattr(importlib.import_module(module), attribute)
+        return getattr(_own_module(module), attribute)
     except Exception as error:
         raise InputError(f"{what}{name}: no such function ({type(error).__name__}: {one_line(error)})") from error
-    finally:
-        sys.path.pop(0)
+
+
+def _own_module(name: str) -> ModuleType:
+    """Import of a module, from the working directory first.
+
+    What it imports is looked for there last: a `queue.py` beside it does not take the place of the library's.
+    """
+    here, top = str(Path.cwd()), name.partition(".")[0]
+    if here not in sys.path:
+        sys.path.append(here)
+    spec = PathFinder.find_spec(top, [here])
+    if top not in sys.modules and spec is not None and spec.loader is not None and spec.has_location:
+        sys.modules[top] = module = module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[top]
+            raise
+    return importlib.import_module(name)
 
 
 def _from_python(name: str) -> HuggingFaceModel:

@@ -13,7 +13,6 @@ import json
 import os
 import re
 import signal
-import sys
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +29,7 @@ from fullrank.core.errors import InputError, Interrupted, RunError
 from fullrank.experiments.run import Cell, cells
 from fullrank.experiments.run_folder import finished_result
 from fullrank.experiments.task import Say
-from fullrank.files import usable_cores
+from fullrank.files import python_command, usable_cores
 from fullrank.reporting.figures import duration
 from fullrank.reporting.ledger import Row, differences
 from fullrank.seal import DamagedError, read_record
@@ -197,7 +196,7 @@ def cores_for(number: int) -> list[int]:
 async def _start(training: Training, core: int) -> Process:
     """Start a training on a core, at low priority. In a group of its own Ctrl-C does not reach it: the queue stops it, once."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, *training.command, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, start_new_session=True,
+        *python_command(training.command), stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, start_new_session=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
     )  # fmt: skip
     with contextlib.suppress(ProcessLookupError):  # it has ended already

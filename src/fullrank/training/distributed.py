@@ -30,7 +30,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from fullrank.config.training import TrainingConfig
 from fullrank.core.errors import Interrupted, RunError
-from fullrank.files import usable_cores
+from fullrank.files import python_command, usable_cores
 from fullrank.training.values import Batch, Carry, Loss, Objective, TrainingPosition
 
 Value = TypeVar("Value")
@@ -142,7 +142,8 @@ def launch(processes: int, words: Sequence[str]) -> int:
 
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(usable_cores()) // processes)))
     try:
-        run(get_args_parser().parse_args(["--standalone", f"--nproc-per-node={processes}", "-m", "fullrank", *words]))
+        options = ["--standalone", f"--nproc-per-node={processes}", "--no-python"]
+        run(get_args_parser().parse_args([*options, *python_command(["-m", "fullrank", *words])]))
     except ChildFailedError as failed:
         codes = [failure.exitcode for failure in failed.failures.values()]
         return next((code for code in codes if code > 1), 1)
