@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -99,6 +99,8 @@ def init(
     "fullrank train mixhead/table1-vanilla --row b --scale tiny",
     "fullrank train my.yaml train.steps=500 --out runs/mine",
     "fullrank train runs/mine  # resumes",
+    "fullrank train runs/mine train.steps=1000  # of a finished run: more, in a new folder",
+    "fullrank train other.yaml --from-run runs/mine",
 )
 def train(
     config: Config,
@@ -106,6 +108,18 @@ def train(
     row: Row = None,
     scale: Scale = None,
     out: Annotated[Path | None, typer.Option("--out", help="The run folder; runs/... if not given.")] = None,
+    more: Annotated[
+        str | None,
+        typer.Option(
+            "--more", metavar="AMOUNT", help="Of a finished run: '5 minutes', '3M tokens', '500 steps', '2 epochs'."
+        ),
+    ] = None,
+    from_run: Annotated[
+        Path | None,
+        typer.Option(
+            "--from-run", metavar="DIR", help="Begin with weights and vocabulary of a finished run (train.start)."
+        ),
+    ] = None,
     source: Source = None,
     reuse: Reuse = None,
     kernel: Kernel = "auto",
@@ -121,23 +135,46 @@ def train(
 ) -> None:
     """Train a recipe or a YAML file. Given a run folder, resume it exactly where it stopped.
 
+    A finished run goes on, into a new folder, with a later end (train.steps, train.epochs, train.tokens) or --more: weights,
+    optimizer, place in the data and vocabulary are carried over. --from-run begins a training of its own from weights.
+
     With train.budget (10 minutes, 5 CPU minutes, 3M tokens) all that the file leaves open is by rules, which are printed.
 
     On several machines: torchrun -m fullrank train ... Each process reads its share of every batch.
     A configuration of fine-tuning is trained as by `fullrank finetune`.
     """
-    from fullrank.config.recipe import is_finetuning
-    from fullrank.experiments.run_folder import default_folder, finished_trainings, open_any
+    from fullrank.config.finetune import FinetuneConfig
+    from fullrank.config.recipe import Resolved
+    from fullrank.experiments.run_folder import continuation, default_folder, finished_trainings, open_any, started
 
     # what can be refused is refused before torch is imported, and once for all processes
-    whole = _is_whole_run(Path(config), [overrides, row, scale, out, source, reuse, kernel != "auto"])
-    if whole:
-        open_any(Path(config))
+    after = Path(config) if Path(config).is_dir() and (overrides or more or out) else None
+    whole = _is_whole_run(Path(config), [row, scale, from_run, source, reuse, kernel != "auto"])
+    folder = Path(config)
+    resolved: Resolved[RunConfig | FinetuneConfig]
+    if after is not None:
+        resolved, usual = continuation(after, overrides or [], more)
+        folder, kernel = out or usual, str(open_any(after)[1].get("kernel", "auto"))
+    elif more is not None:
+        raise InputError(f"--more: goes on with a finished run; give its folder, given {config}")
+    elif whole:
+        resolved = Resolved(open_any(folder)[0], config)
     else:
-        resolved = _checked(config, row, scale, with_source(overrides, source), out)
+        settings = with_source(overrides, source) + ([] if from_run is None else [f"train.start={from_run}"])
+        resolved = started(_checked(config, row, scale, settings, out))
+        folder = out or default_folder(resolved)
     if procs > 1:
-        _train_together(procs, config, overrides, row, scale, out, source, reuse, kernel, until, quiet, json)
-    if is_finetuning(config, row, scale, overrides or []):
+        options = {
+            "row": row,
+            "scale": scale,
+            "out": out,
+            "more": more,
+            "from-run": from_run,
+            "from": source,
+            "reuse": reuse,
+        }
+        _train_together(procs, [config, *(overrides or [])], {**options, "until": until}, kernel, quiet, json)
+    if isinstance(resolved.config, FinetuneConfig):
         if until is not None:
             raise InputError(f"--until: fine-tuning is not paused; leave out --until {until}")
         finetune(
@@ -151,13 +188,12 @@ def train(
     from fullrank.training.distributed import is_first
 
     progress = silent if quiet else say
-    if whole:
-        folder, result = Path(config), resume(Path(config), quiet=quiet, say=progress, until=until)
+    if whole and after is None:
+        result = resume(folder, quiet=quiet, say=progress, until=until)
     else:
-        folder = out or default_folder(resolved)
         trained = {} if reuse is None else finished_trainings(find_runs(reuse))
         result = train_model(
-            resolved, folder, kernel_name=kernel, quiet=quiet, say=progress, trained=trained, until=until
+            resolved, folder, kernel_name=kernel, quiet=quiet, say=progress, trained=trained, until=until, after=after
         )
     if not is_first():
         return
@@ -191,17 +227,15 @@ def _checked(
 
 
 def _train_together(
-    procs: int, config: str, overrides: Sequence[str] | None, row: str | None, scale: str | None, out: Path | None,
-    source: str | None, reuse: Path | None, kernel: str, until: int | None, quiet: bool, json: bool,
-) -> NoReturn:  # fmt: skip
+    procs: int, arguments: Sequence[str], options: Mapping[str, object], kernel: str, quiet: bool, json: bool
+) -> NoReturn:
     """Train in several processes, and end with their exit status."""
     from fullrank.training.distributed import launch
 
-    options = {"row": row, "scale": scale, "out": out, "from": source, "reuse": reuse, "until": until}
     words = [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
     words += [] if kernel == "auto" else ["--kernel", kernel]
     words += [*["--quiet"] * quiet, *["--json"] * json]
-    raise typer.Exit(launch(procs, ["train", config, *(overrides or []), *words]))
+    raise typer.Exit(launch(procs, ["train", *arguments, *words]))
 
 
 @verb(
@@ -309,7 +343,11 @@ def _is_whole_run(folder: Path, options: Sequence[object]) -> bool:
             "give a run folder, a YAML file or a recipe"
         )
     if any(options):
-        raise InputError(f"{folder} is a run folder: it is resumed as it was configured, without further options")
+        raise InputError(
+            f"{folder} is a run folder: it is resumed as it was configured, without further options. Of a finished run, "
+            f"`fullrank train {folder} train.steps=...` or --more '5 minutes' trains more, and `fullrank train CONFIG "
+            f"--from-run {folder}` begins another training with its weights"
+        )
     return True
 
 
@@ -321,6 +359,10 @@ def _summary(result: dict[str, Any], folder: Path, page: Path) -> Iterator[str]:
     unit = result["corpus"].get("details", {}).get("unit")
     text = result["corpus"]["label"] + (f" in {unit}" if unit else "")
     yield f"{result['name']}: {size}, {text}, seed {result['seed']}"
+    if (before := result.get("continues")) is not None:
+        yield f"  goes on from {before['folder']} after update {before['steps']:,}"
+    if (start := result.get("start")) is not None:
+        yield f"  began with the weights and the vocabulary of {start['folder']}"
     yield from _figures(record, "final")
     if (result["paper"] or {}).get("checkpoint") == "last" and result.get("last", final) != final:
         yield "  the last checkpoint, as the paper's figures are:"

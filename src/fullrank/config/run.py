@@ -157,6 +157,8 @@ class RunConfig(Section):
                 "train.objective: labels is the objective of fine-tuning (data.name: glue/cola and others); for "
                 f"data.name: {self.data.name} choose causal or masked"
             )
+        if self.train.start is not None and self.translates:
+            yield "train.start: for models of one language (--from-run); leave it out with sentence pairs"
         for name in ("keep_log_probabilities", "dynamic"):
             if getattr(self.eval, name) and self.task != "language_model":
                 yield f"eval.{name}: for models that predict the next token of a text; leave it out"

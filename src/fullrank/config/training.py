@@ -66,8 +66,8 @@ SIZES = {  # model.size
         ("large", 512, 6, 8),
     )
 }
-_BUDGETS = "a time as `10 minutes` or `5 CPU minutes`, or tokens as `3M tokens`"
-BudgetWords = Annotated[int | str, Allowed(_BUDGETS, lambda words: read_budget(str(words)) is not None)]
+BUDGETS = "a time as `10 minutes` or `5 CPU minutes`, or tokens as `3M tokens`"
+BudgetWords = Annotated[int | str, Allowed(BUDGETS, lambda words: read_budget(str(words)) is not None)]
 Threads = Annotated[int, Allowed("from 1 to 1024", lambda n: 1 <= n <= 1024)]
 AboveOne = Annotated[float, Allowed("a number above 1", lambda x: x > 1)]
 
@@ -220,6 +220,7 @@ class TrainConfig(TrainingConfig):
     label_smoothing: Share = key(0.0, "e: the target is (1 - e) [v = y] + e / V")
     activation_regularization: PositiveOrZero = key(0.0, "AR: coefficient of the mean square of the last hidden states")
     temporal_regularization: PositiveOrZero = key(0.0, "TAR: the same of their change from one token to the next")
+    start: str | None = key(None, "folder of a finished run, with whose weights and vocabulary training begins")
     distill: DistillConfig | None = key(None, "learn the next-token distribution of a finished run, too")
     past_decode: PositiveOrZero = key(0.0, "coefficient of past-decode regularization (0.001 is usual)")
     input_mask: Share = key(0.0, "probability that a learned vector replaces an input token in training")

@@ -467,7 +467,7 @@ def unknown_key(root: type[Section], section: str, key: str, value: object = Non
         return f"unknown key '{key}'{_or_rather([f'{near[0]}={renamed[0]}'] if renamed else near)}"
     here = sorted(other.rpartition(".")[2] for other in known if other.rpartition(".")[0] == parent)
     if len(here) > _MOST_LISTED:
-        return f"unknown key '{key}'; `fullrank config schema` has the {len(here)} keys of {parent}"
+        return f"unknown key '{key}'; `fullrank config schema` has all keys of {parent}"
     return f"unknown key '{key}'; known here: {', '.join(here)}"
 
 

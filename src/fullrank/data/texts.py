@@ -57,11 +57,14 @@ class Settings:
     line_start: bool = False  # <sos> stands before every line
 
 
-def prepare(config: DataConfig, *, report: Report | None = None, allow_slice: bool = True) -> Corpus:
+def prepare(
+    config: DataConfig, *, report: Report | None = None, allow_slice: bool = True, tokenizer: Tokenizer | None = None
+) -> Corpus:
     """The text of a configuration: found or downloaded, checked against published counts, tokenized, and kept.
 
     A second call with the same text and settings only opens it. `report` is called with a line at each step and with
     every departure from the published corpus. `allow_slice=False` (paper scale) refuses a corpus whose counts differ.
+    tokenizer: of another text, in place of one that is made from this one.
     Raises InputError for bad data or settings, RunError for a failed download or a full disk.
     """
     say = report or silent
@@ -73,16 +76,16 @@ def prepare(config: DataConfig, *, report: Report | None = None, allow_slice: bo
     choices = dataclasses.asdict(settings)
     if not settings.line_start:  # so that corpora prepared before there was a choice are found
         del choices["line_start"]
-    identity = {}
+    identity = {} if tokenizer is None else {"tokenizer": tokenizer.fingerprint}
     if info.name == "builtin":
         report_unread_folder(config, say)
         extraction = hashlib.sha256(Path(builtin.__file__).read_bytes()).hexdigest()
-        identity = {"python": builtin.signature(), "extraction": extraction}
+        identity |= {"python": builtin.signature(), "extraction": extraction}
     key = prepared.key_of(info, choices, sources, learned=settings.kind == "bpe", **identity)
     folder = cache / "corpora" / f"{info.name}-{settings.kind}-{key}"
 
     def build(target: Path) -> None:
-        _build(target, info, settings, found, sources, say)
+        _build(target, info, settings, found, sources, say, tokenizer)
 
     return prepared.open_or_build(folder, prepared.load_corpus, build, say, allow_slice=allow_slice)
 
@@ -126,6 +129,7 @@ def _build(
     found: TextSources | None,
     sources: Sequence[Mapping[str, Any]],
     report: Report,
+    tokenizer: Tokenizer | None = None,
 ) -> None:
     extracted: Mapping[str, Any] = {}
     if found is None:
@@ -137,12 +141,13 @@ def _build(
         split: [part for section in found.sections[split] for part in parts(section, exact=exact, key=f"data.{split}")]
         for split in SPLITS
     }
-    try:
-        tokenizer = load_tokenizer(folder)  # of a preparation that was killed
-    except (InputError, RunError):
-        report(f"{info.name}: making a {settings.kind} vocabulary")
-        tokenizer = _make_tokenizer(folder, read["train"], settings, report)
-        tokenizer.save(folder)
+    if tokenizer is None:
+        try:
+            tokenizer = load_tokenizer(folder)  # of a preparation that was killed
+        except (InputError, RunError):
+            report(f"{info.name}: making a {settings.kind} vocabulary")
+            tokenizer = _make_tokenizer(folder, read["train"], settings, report)
+    tokenizer.save(folder)
     splits = {}
     for split in SPLITS:
         report(f"{info.name}: encoding {split}")

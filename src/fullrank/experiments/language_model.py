@@ -27,6 +27,7 @@ from fullrank.data import (
     Share,
     Streams,
     load_corpus,
+    load_tokenizer,
     masked_blocks,
     prepare,
     unigram_nats,
@@ -84,7 +85,9 @@ _PROMPT, _SAMPLE, _TEMPERATURE = 12, 50, 0.8  # tokens, tokens: the text that a 
 def prepare_text(config: RunConfig, identity: Mapping[str, Any], allow_slice: bool, say: Say) -> Text:
     """The prepared text of one language (see `Task.prepare`)."""
     corpus = prepared_again(identity, load_corpus, _checksums)
-    corpus = corpus or prepare(config.data, allow_slice=allow_slice, report=say)
+    if corpus is None:
+        tokenizer = None if config.train.start is None else load_tokenizer(Path(config.train.start))
+        corpus = prepare(config.data, allow_slice=allow_slice, report=say, tokenizer=tokenizer)
     known = {
         "vocabulary": corpus.tokenizer.fingerprint,
         "text": _checksums(corpus),

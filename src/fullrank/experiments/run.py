@@ -39,6 +39,7 @@ from fullrank.experiments.run_folder import (
     is_run,
     open_any,
     open_run,
+    started,
     take_over,
     teacher_of,
     training_of,
@@ -47,12 +48,13 @@ from fullrank.experiments.run_folder import (
 from fullrank.experiments.squad import SquadTuning
 from fullrank.experiments.task import Prepared, Say, Task, TextTask
 from fullrank.experiments.translation import TranslationTask
-from fullrank.files import visible, write_json
+from fullrank.files import sha256_of, visible, write_json
 from fullrank.kernels import kernel
 from fullrank.reporting.figures import choose
 from fullrank.reporting.runs import find_runs, read_run
 from fullrank.seal import read_record, refuse_links, seal_run
-from fullrank.training.checkpoint import kept_checkpoints, mean_weights, write_mean
+from fullrank.storage import find
+from fullrank.training.checkpoint import kept_checkpoints, load_weights, mean_weights, write_mean
 from fullrank.training.device import choose_device, lock_folder, prepare_machine
 from fullrank.training.distributed import count, first_before_others, gathered, rank, shard, together
 from fullrank.training.loop import fit
@@ -92,18 +94,21 @@ def train(
     say: Say = print,
     trained: Mapping[str, Path] | None = None,
     until: int | None = None,
+    after: Path | None = None,
 ) -> dict[str, Any]:
     """Train the configuration in `folder` (continuing a run that was stopped there) and return its result.json.
 
     trained: finished runs (`finished_trainings`). Where one of them has this very training, it is taken over, and the model is
     measured as this configuration says. until: pause after this update; nothing is measured then, and the result is empty.
+    after: the finished run that this one goes on with (`run_folder.continuation`).
     """
+    resolved = started(resolved)
     config = absolute(resolved.config)
     task_of(config).check(config)
     device = prepare_machine(config.train)
     with together(device), ExitStack() as held:
         with first_before_others():
-            begun = _begin(config, resolved, folder, kernel_name, say, dict(trained or {}), held)
+            begun = _begin(config, resolved, folder, kernel_name, say, dict(trained or {}), held, after)
         if gathered(isinstance(begun, dict))[0]:
             return begun if isinstance(begun, dict) else {}
         assert not isinstance(begun, dict)
@@ -127,17 +132,24 @@ def _begin(
     say: Say,
     trained: dict[str, Path],
     held: ExitStack,
+    after: Path | None,
 ) -> _Begun | dict[str, Any]:
     """Prepare the data and claim the folder, whose lock is `held`; the result.json of a run that is finished."""
     task, first = task_of(config), rank() == 0
     say = say if first else lambda _: None
     check_usable(folder)
     known = open_any(folder)[1] if is_run(folder) else {}
-    stated = known.get("stated")
+    stated, continues = known.get("stated"), known.get("continues")
+    earlier: Mapping[str, Any] = {}
+    if after is not None and not known:
+        earlier = open_any(after)[1]
+        continues = {"folder": str(after.resolve()), "steps": (finished_result(after) or {}).get("steps")}
     if isinstance(config, RunConfig) and config.train.budget is not None:
         stated = resolved.stated
         config = _settled(config.train.budget, stated, folder, known, kernel_name, say)
-    prepared = task.prepare(config, known, resolved.scale != "paper", say)
+    prepared = task.prepare(config, known or earlier, resolved.scale != "paper", say)
+    if any(earlier.get(key) != prepared.identity[key] for key in ("text", "vocabulary") if earlier):
+        raise InputError(f"{after} was trained on another text or vocabulary than is there now; restore the text")
     if known and isinstance(prepared.corpus, Corpus | PairCorpus):
         check_sources(prepared.corpus, folder)
     identity = {
@@ -148,13 +160,21 @@ def _begin(
         "paper": resolved.paper,
         "kernel": kernel_name,
         **({} if stated is None else {"stated": stated}),
+        **({} if continues is None else {"continues": continues}),
         **prepared.identity,
     }
     if isinstance(config, RunConfig) and config.train.distill is not None:
         identity["teacher"] = known.get("teacher") or teacher_of(config.train.distill.run, identity)
+    if isinstance(config, RunConfig) and config.train.start is not None:
+        weights = sha256_of(find(Path(config.train.start), "best")[0]) if "start" not in known else ""
+        identity["start"] = known.get("start") or {"folder": config.train.start, "sha256": weights}
     begun = (folder / "checkpoints" / "last").exists()
-    source = None if begun else trained.get(training_of(prepared.config, identity))
+    source = None if begun or continues else trained.get(training_of(prepared.config, identity))
     identity["training"] = whose_training(source) if source is not None else known.get("training") if begun else None
+    if continues and not begun:
+        source = Path(continues["folder"])
+        if not source.is_dir():
+            raise InputError(f"{folder} goes on with {source}, which is not there; restore it, or delete {folder}")
     if not first:
         return _Begun(prepared, identity, task)
     held.enter_context(lock_folder(folder))
@@ -166,8 +186,13 @@ def _begin(
     else:
         prepared.save(folder)
     if source is not None:
-        say(f"{folder}: trained already as {source}; only its figures are measured")
-        take_over(source, folder, prepared.config)
+        say(
+            f"{folder}: goes on from {source} after update {continues['steps']}, with its weights, optimizer, vocabulary and "
+            "place in the data"
+            if continues
+            else f"{folder}: trained already as {source}; only its figures are measured"
+        )
+        take_over(source, folder, prepared.config, goes_on=continues is not None)
     if isinstance(config, RunConfig) and config.remark is not None:
         say(f"{folder}: its perplexity is {config.remark}")
     return _Begun(prepared, identity, task)
@@ -210,6 +235,8 @@ def _train(
         options, settings = parts.options, prepared.config.to_dict()
         if first and parts.remark:
             say(parts.remark)
+        if "start" in identity and not (folder / "checkpoints" / "last").exists():
+            load_weights(parts.model, Path(options.start or "") / "checkpoints" / "best")
         if options.sharding == "fsdp" and count() > 1:
             shard(parts.model, options)
         observers = []
@@ -241,6 +268,7 @@ def _train(
             "seed": options.seed,
             "ms_per_step": done.ms_per_step_by_phase,
             **parts.result(done),
+            **{key: identity[key] for key in ("continues", "start") if key in identity},
             "steps": done.steps,
             "epochs": done.epochs,
             "tokens_seen": done.tokens,

@@ -295,9 +295,10 @@ def _same_file(path: Path, name: Path) -> None:
         sync(name)
 
 
-def take_over_checkpoints(source: Path, folder: Path, run: Mapping[str, Any]) -> None:
+def take_over_checkpoints(source: Path, folder: Path, run: Mapping[str, Any], *, goes_on: bool = False) -> None:
     """Make the checkpoints in `source` those of `folder` too, under the seal `run`; either folder may be deleted later.
 
+    goes_on: a training that had stopped early is no longer stopped, and its patience begins anew.
     `last` comes last: without it nothing has been taken over. InputError if a checkpoint is damaged.
     """
     for path in sorted([*source.glob("step-*"), *source.glob(f"{KEPT}/step-*")]):
@@ -309,6 +310,8 @@ def take_over_checkpoints(source: Path, folder: Path, run: Mapping[str, Any]) ->
             for name in files:
                 (target / name).parent.mkdir(exist_ok=True)
                 _same_file(path / name, target / name)
+            if goes_on and state.get("stopped_early"):
+                state = {**state, "stopped_early": False, "finished": False, "since_best": 0}
             write_record(target, tuple(files), state, run)
             if read_record(target).files != files:
                 raise DamagedError("a file does not match its checksum")
