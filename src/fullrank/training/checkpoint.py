@@ -2,7 +2,8 @@
 
     checkpoints/step-00000120/  model.safetensors      the weights to use (averaged ones when averaging), by state_dict name
                                 training.safetensors   for resuming: optimizer, own weights, carry; where several processes
-                                                       train, the folder `training` of torch.distributed.checkpoint
+                                                       train, training-00000.safetensors of the first and so on: the rows
+                                                       of a tensor that each one holds, a whole one by the first
                                 checkpoint.json        plain values and checksums
     checkpoints/last, best, previous                   links to such folders
     checkpoints/kept/step-00000120/                    weights of the last evaluations (`train.keep_checkpoints`)
@@ -11,12 +12,13 @@
 A checkpoint is written to a temporary folder, forced to the disk, renamed, and only then do the links move (a link is
 replaced in one atomic step); folders without a link are removed last. `previous` is the `last` before this one: should
 `last` be damaged, training resumes from there. Kept weights are a hard link to the file of the checkpoint where the disk
-can do that. checkpoint.json seals the others and the run around them (`fullrank.seal`); no pickle is read but that of a folder
-`training`, after its checksums have been verified.
+can do that. checkpoint.json seals the others and the run around them (`fullrank.seal`). Tensors are in safetensors files
+alone: a checkpoint that names any other file, as the pickles of earlier versions, is refused.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -27,11 +29,12 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
+import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from fullrank.core.errors import InputError, RunError
-from fullrank.seal import LINKS, DamagedError, read_record, seal_file, sync, write_record
+from fullrank.core.errors import InputError, RunError, one_line
+from fullrank.seal import LINKS, PLAIN, DamagedError, Record, read_record, seal_file, sync, write_record
 from fullrank.training.distributed import (
     Place,
     barrier,
@@ -39,13 +42,13 @@ from fullrank.training.distributed import (
     gathered,
     parted,
     rank,
-    read_together,
+    rows_held,
     undivided,
     whole,
-    write_together,
 )
 
-WEIGHTS, TRAINING, SHARED = "model.safetensors", "training.safetensors", "training"
+WEIGHTS, TRAINING = "model.safetensors", "training"
+_FILES = re.compile(r"model\.safetensors|training(-\d{5})?\.safetensors")
 KEPT = "kept"
 
 
@@ -81,17 +84,13 @@ def save_checkpoint(
             for leftover in folder.glob(".writing-*"):
                 shutil.rmtree(leftover)
             temporary.mkdir()
-        if count() > 1:
-            write_together(temporary / SHARED, snapshot.training)
+        barrier()  # until the first process has made the folder
+        _write_training(temporary, snapshot.training)
         if rank() > 0:
             barrier()  # until the first process has written the rest
             return Path(os.readlink(folder / "last"))
         write_tensors(temporary / WEIGHTS, snapshot.weights)
-        if count() == 1:
-            write_tensors(temporary / TRAINING, snapshot.training)
-        files = (
-            (TRAINING,) if count() == 1 else sorted(f"{SHARED}/{file.name}" for file in (temporary / SHARED).iterdir())
-        )
+        files = sorted(file.name for file in temporary.glob(f"{TRAINING}*"))
         write_record(temporary, (WEIGHTS, *files), snapshot.state, snapshot.run)
         target = _free_name(folder, step)
         os.replace(temporary, target)
@@ -115,6 +114,18 @@ def save_checkpoint(
             shutil.rmtree(path, ignore_errors=True)  # if that fails, the next checkpoint tries again
     barrier()
     return target
+
+
+def _write_training(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write the rows that this process holds into a file of its own; OSError in all processes if one of them cannot."""
+    rows, failure = {name: rows_held(tensor) for name, tensor in tensors.items()}, None
+    name = f"{TRAINING}.safetensors" if count() == 1 else f"{TRAINING}-{rank():05d}.safetensors"
+    try:
+        write_tensors(folder / name, {key: tensor for key, tensor in rows.items() if tensor is not None})
+    except (OSError, SafetensorError) as error:
+        failure = error if isinstance(error, OSError) else OSError(str(error))
+    for failed in filter(None, gathered(failure)):
+        raise failed
 
 
 def load_checkpoint(folder: Path, notice: Callable[[str], None], place: Place = undivided) -> Snapshot | None:
@@ -160,24 +171,48 @@ def _newest(folder: Path, notice: Callable[[str], None]) -> tuple[Snapshot | Non
 
 def _verified(path: Path) -> Snapshot:
     """The checkpoint in the folder `path` without its tensors, every checksum verified; DamagedError as `read_checkpoint`."""
-    files, run, state = read_record(path)
+    files, run, state = _record(path)
     for name, seal in files.items():
         _check_seal(path / name, seal)
     return Snapshot({}, {}, state, run)
 
 
+def _record(path: Path) -> Record:
+    """The record of a checkpoint; DamagedError if it names a file that no checkpoint of this version has."""
+    record = read_record(path)
+    for name in record.files:
+        if not _FILES.fullmatch(name):
+            raise DamagedError(f"{PLAIN} names {name!r}: not a safetensors file of a checkpoint, and nothing else is read")
+    return record
+
+
 def read_checkpoint(path: Path, place: Place = undivided) -> Snapshot:
     """The checkpoint in the folder `path`, every checksum verified; DamagedError says what is wrong with it."""
-    files, run, state = read_record(path)
+    files, run, state = _record(path)
+    parts = sorted(name for name in files if name.startswith(TRAINING))
     weights = read_tensors(path / WEIGHTS, files.get(WEIGHTS, {}))
-    if TRAINING in files:
-        training = {name: parted(tensor, place(name, tensor.shape))
-                    for name, tensor in read_tensors(path / TRAINING, files[TRAINING]).items()}  # fmt: skip
-    else:
-        for name, seal in files.items():
-            _check_seal(path / name, seal)
-        training = read_together(path / SHARED, place)
-    return Snapshot(weights, training, state, run)
+    for name in parts:
+        _check_seal(path / name, files[name])
+    try:
+        return Snapshot(weights, _read_training([path / name for name in parts], place), state, run)
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise DamagedError(f"{', '.join(parts)} cannot be read ({one_line(error)})") from error
+
+
+def _read_training(files: Sequence[Path], place: Place) -> dict[str, Tensor]:
+    """The tensors of such files, one at a time: rows of several files are joined, and each process keeps those it is to hold."""
+    with contextlib.ExitStack() as opened:
+        parts = [opened.enter_context(safetensors.safe_open(file, "pt")) for file in files]
+        holders: dict[str, list[Any]] = {}
+        for part in parts:
+            for name in part.keys():  # noqa: SIM118  it is no mapping
+                holders.setdefault(name, []).append(part)
+        tensors = {}
+        for name, several in holders.items():
+            rows = [part.get_tensor(name) for part in several]
+            tensor = torch.cat(rows) if len(rows) > 1 else rows[0].clone()  # copies: they may be views of the file
+            tensors[name] = parted(tensor, place(name, tensor.shape))
+        return tensors
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
@@ -306,9 +341,8 @@ def take_over_checkpoints(source: Path, folder: Path, run: Mapping[str, Any], *,
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir(parents=True)
         try:
-            files, _, state = read_record(path)
+            files, _, state = _record(path)
             for name in files:
-                (target / name).parent.mkdir(exist_ok=True)
                 _same_file(path / name, target / name)
             if goes_on and state.get("stopped_early"):
                 state = {**state, "stopped_early": False, "finished": False, "since_best": 0}

@@ -226,7 +226,7 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, Gatherable) else tensor
 
 
-# -- tensors in parts, and their checkpoints -----------------------------------------------------------------------------
+# -- tensors in parts ------------------------------------------------------------------------------------------------
 
 Layout = tuple[Any, Any]  # mesh and placements of a DTensor
 Place = Callable[[str, torch.Size], Layout | None]  # of a tensor of a checkpoint, by name and shape
@@ -267,36 +267,15 @@ def parted(tensor: Tensor, layout: Layout | None) -> Tensor:
     return distribute_tensor(tensor.to(mesh.device_type), mesh, placements)
 
 
-def write_together(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors into a folder of torch.distributed.checkpoint, each process its parts; OSError if the disk is full."""
-    import torch.distributed.checkpoint as dcp
+def rows_held(tensor: Tensor) -> Tensor | None:
+    """The rows of a tensor that this process is to write: its own, or all of one that is whole in every process.
 
-    barrier()
-    try:
-        dcp.save(dict(tensors), storage_writer=dcp.FileSystemWriter(folder, sync_files=True))
-    except dcp.CheckpointException as failed:
-        for error in failed.failures.values():
-            raise (error[0] if isinstance(error[0], OSError) else OSError(str(error[0]))) from failed
-
-
-def read_together(folder: Path, place: Place) -> dict[str, Tensor]:
-    """The tensors of such a folder, written by any number of processes; each reads the parts that it is to hold."""
-    import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-    from torch.distributed.tensor import empty
-
-    reader, tensors = dcp.FileSystemReader(folder), dict[str, Tensor]()
-    for name, kept in reader.read_metadata().state_dict_metadata.items():
-        assert isinstance(kept, TensorStorageMetadata)
-        layout, dtype = place(name, kept.size), kept.properties.dtype
-        if layout is None:
-            tensors[name] = torch.empty(kept.size, dtype=dtype)
-        else:
-            tensors[name] = empty(*kept.size, dtype=dtype, device_mesh=layout[0], placements=layout[1])
-    with warnings.catch_warnings():  # that one process reads it is what is meant
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")
-        dcp.load(tensors, storage_reader=reader, no_dist=count() == 1)
-    return tensors
+    None: the first process writes it.
+    """
+    if isinstance(tensor, Gatherable) and all(one.is_shard(0) for one in tensor.placements):
+        return tensor.to_local()
+    everything = whole(tensor)
+    return everything if rank() == 0 else None
 
 
 # -- the model -------------------------------------------------------------------------------------------------------
