@@ -85,7 +85,9 @@ def test_files_of_the_working_directory_are_no_modules(shadows: Path, words: lis
 
 def test_a_module_that_is_asked_for_is_found_there(shadows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also under the name of an installed one; what it imports is the library's, and its neighbours are found."""
-    (shadows / "xmlrpc.py").write_text("import bisect, beside\ndef make(): return bisect.bisect([1, 2], 1), beside.VALUE")
+    (shadows / "xmlrpc.py").write_text(
+        "import bisect, beside\ndef make(): return bisect.bisect([1, 2], 1), beside.VALUE"
+    )
     (shadows / "beside.py").write_text("VALUE = 7")
     monkeypatch.setattr(sys, "path", [one for one in sys.path if one])
     for name in ("xmlrpc", "bisect", "beside"):

@@ -371,3 +371,26 @@ def test_flags_of_temperature_and_dynamic_evaluation_that_cannot_be(
     code, out, err = on_cpu("eval", plain, *flags)
     assert (code, out) == (2, "")
     assert said in " ".join(err.split())
+
+
+@pytest.mark.parametrize("kind", ["plain", "xl"])
+def test_any_file_is_measured_as_a_split_is(
+    kind: str, text: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    run = request.getfixturevalue(kind)
+    copy = shutil.copy(text / "test.txt", tmp_path / "other.txt")
+    split, file = figures(run), figures(run, "--text", copy)
+    same = ("nll", "tokens", "perplexity", "protocol") + (("bits_per_byte",) if kind == "xl" else ())
+    assert {key: file[key] for key in same} == {key: split[key] for key in same}
+    assert (file["split"], file["corpus"]) == ("text", "other.txt")
+
+
+def test_a_file_that_cannot_be_measured(plain: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").write_text("")
+    for words, said in (
+        (["--text", tmp_path / "empty.txt"], "--text"),
+        (["--text", tmp_path / "none.txt"], "none.txt"),
+        (["--text", tmp_path / "empty.txt", "--dynamic"], "--dynamic"),
+    ):
+        code, _, err = on_cpu("eval", plain, *words)
+        assert (code, said in err) == (2, True), err

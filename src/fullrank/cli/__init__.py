@@ -18,7 +18,9 @@ def main(argv: list[str] | None = None) -> None:
     """
     words = sys.argv[1:] if argv is None else argv
     if argv is None:
-        os.environ["PYTHONSAFEPATH"] = "1"  # helpers that libraries start import nothing from the working directory either
+        os.environ["PYTHONSAFEPATH"] = (
+            "1"  # helpers that libraries start import nothing from the working directory either
+        )
     debug = "--debug" in words
     if sys.platform == "win32":  # a pipe there has an encoding without most of our characters
         for stream in (sys.stdout, sys.stderr):

@@ -18,6 +18,7 @@ from fullrank.core.errors import InputError
 @verb(
     "fullrank eval runs/demo/b --split valid --json",
     "fullrank eval runs/demo/b --context 48 --stride 16",
+    "fullrank eval runs/mine --text other.txt",
     "fullrank eval runs/xl --segment-length 64 --memory-length 640 --clamp-length 400",
     "fullrank eval runs/xl --temperature valid --dynamic --dynamic-rate 3e-4",
     "fullrank eval runs/de-en --beam 5 --against runs/de-en-b  # translation",
@@ -26,6 +27,9 @@ from fullrank.core.errors import InputError
 def evaluate(
     run: Run,
     split: Split = "test",
+    text: Annotated[
+        Path | None, typer.Option("--text", metavar="FILE", help="Any text in place of a split of the run.")
+    ] = None,
     segment_length: Annotated[int | None, Number("--segment-length", help="Tokens read at a time.")] = None,
     batch_size: Annotated[
         int | None, Number("--batch-size", help="Blocks or windows at a time; with memory, streams.")
@@ -107,6 +111,9 @@ def evaluate(
         raise InputError(
             f"--dynamic: for models that predict the next token of a text, and {run} is none; leave it out"
         )
+    if text is not None and (config.translates or dynamic):
+        given_too = "--dynamic" if dynamic else f"{run}, which translates sentences"
+        raise InputError(f"--text: one text for a language model as it was trained, given {given_too}; leave one out")
     of_search = {"--beam": beam, "--length-penalty": length_penalty, "--against": against}
     of_segments = {f"--{key.replace('_', '-')}": value for key, value in vars(flags).items()}
     if not config.translates and (wrong := given(of_search)):
@@ -123,6 +130,7 @@ def evaluate(
     figures = measure(
         run,
         split,
+        text=text,
         checkpoint=checkpoint,
         flags=flags,
         dynamic=replace(config.eval.dynamic or DynamicConfig(), **steps) if dynamic else None,

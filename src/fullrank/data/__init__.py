@@ -24,7 +24,7 @@ from fullrank.data.prepared import (
     unigram_nats,
     unigram_perplexity,
 )
-from fullrank.data.texts import prepare
+from fullrank.data.texts import encode_file, prepare
 from fullrank.data.tokenizers import (
     BpeTokenizer,
     ByteVocabulary,
@@ -47,11 +47,41 @@ _BATCHES = {
 }
 
 __all__ = [
-    "Batch", "Blocks", "BpeTokenizer", "ByteVocabulary", "CharacterVocabulary", "Corpus", "CorpusInfo", "Language",
-    "MaskedBatch", "MaskedBatches", "Masking", "PairBatch", "PairBatches", "PairCorpus", "PairSplit", "Pairs",
-    "Share", "Split", "Streams", "Tokenizer", "Windows", "WordVocabulary", "known_corpora", "load_corpus", "load_language",
-    "load_pairs", "load_tokenizer", "masked_blocks", "pair_batch", "prepare", "prepare_pairs", "train_bpe",
-    "unigram_nats", "unigram_perplexity",
+    "Batch",
+    "Blocks",
+    "BpeTokenizer",
+    "ByteVocabulary",
+    "CharacterVocabulary",
+    "Corpus",
+    "CorpusInfo",
+    "Language",
+    "MaskedBatch",
+    "MaskedBatches",
+    "Masking",
+    "PairBatch",
+    "PairBatches",
+    "PairCorpus",
+    "PairSplit",
+    "Pairs",
+    "Share",
+    "Split",
+    "Streams",
+    "Tokenizer",
+    "Windows",
+    "WordVocabulary",
+    "encode_file",
+    "known_corpora",
+    "load_corpus",
+    "load_language",
+    "load_pairs",
+    "load_tokenizer",
+    "masked_blocks",
+    "pair_batch",
+    "prepare",
+    "prepare_pairs",
+    "train_bpe",
+    "unigram_nats",
+    "unigram_perplexity",
 ]  # fmt: skip
 
 

@@ -90,6 +90,18 @@ def prepare(
     return prepared.open_or_build(folder, prepared.load_corpus, build, say, allow_slice=allow_slice)
 
 
+def encode_file(path: Path, tokenizer: Tokenizer, folder: Path, report: Report) -> Corpus:
+    """A file as the split `text` of a corpus, in the tokens of a trained model; its ids are written into `folder`.
+
+    Raises InputError for a file that cannot be read, that the tokenizer cannot encode, or that has no token.
+    """
+    line_end, line_start = (bool(getattr(tokenizer, name, False)) for name in ("line_end", "line_start"))
+    settings = Settings(tokenizer.kind, tokenizer.lowercase, line_end, "whitespace", 1, None, None, line_start)
+    read = list(parts(Section(path), exact=tokenizer.kind == "byte", key="--text"))
+    split = _encode(tokenizer, read, folder, settings, "text", report, key="--text")
+    return Corpus(folder, "text", path.name, False, {"text": split}, {}, tokenizer)
+
+
 def _settings(config: DataConfig, info: CorpusInfo) -> Settings:
     """Every `null` resolved; InputError for keys that the kind of tokens has no use for."""
     kind = config.tokens or info.tokens
@@ -267,20 +279,28 @@ def _sums(paths: Sequence[Path], folder: Path) -> _Rows:
 
 
 def _encode(
-    tokenizer: Tokenizer, parts: Sequence[Part], folder: Path, settings: Settings, split: str, report: Report
+    tokenizer: Tokenizer,
+    parts: Sequence[Part],
+    folder: Path,
+    settings: Settings,
+    split: str,
+    report: Report,
+    key: str | None = None,
 ) -> Split:
     """Write the ids of a split into `folder` and count it. `max_tokens` cuts the training split.
 
+    key: names the text in errors, `data.<split>` if not given.
+
     Raises InputError for text that cannot be encoded or has no token at all.
     """
-    dtype = prepared.id_type(len(tokenizer))
+    dtype, key = prepared.id_type(len(tokenizer)), key or f"data.{split}"
     exact = settings.kind == "byte"
 
     def encode(part: Part, target: Path, limit: int | None) -> Counts:
         total = words = characters = size = 0
         in_word = False  # the last piece ended inside a word
         with target.open("wb") as file:
-            for text, begins, open_end in part.texts(exact=exact, key=f"data.{split}"):
+            for text, begins, open_end in part.texts(exact=exact, key=key):
                 ids = tokenizer.encode_array(text + "\n" * (open_end and settings.line_end), dtype)
                 if settings.line_start and not begins:
                     ids = ids[1:]
@@ -305,7 +325,7 @@ def _encode(
         sum(counts[key] for _, counts in done) for key in ("tokens", "words", "characters", "bytes")
     )
     if tokens == 0:
-        raise InputError(f"data.{split}: {_names(parts)}: there is no token in this text")
+        raise InputError(f"{key}: {_names(parts)}: there is no token in this text")
     digest = hashlib.sha256()
     with (folder / f"{split}.bin").open("wb") as file:
         for path, _ in done:

@@ -10,6 +10,7 @@ import os
 import platform
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from fullrank.config.recipe import Resolved, chosen_rows, load, resolve_any, shi
 from fullrank.config.run import DynamicConfig, RunConfig
 from fullrank.config.training import read_budget
 from fullrank.core.errors import InputError
+from fullrank.data import encode_file, load_tokenizer
 from fullrank.data.prepared import Corpus, PairCorpus, check_sources
 from fullrank.evaluation.perplexity import EvaluationProtocol, Flags
 from fullrank.experiments.finetuning import GlueTuning
@@ -316,6 +318,7 @@ def evaluate(
     folder: Path,
     split: str,
     *,
+    text: Path | None = None,
     checkpoint: str = "best",
     flags: Flags | None = None,
     dynamic: DynamicConfig | None = None,
@@ -324,24 +327,32 @@ def evaluate(
     kernel_name: str = "auto",
     say: Say = print,
 ) -> dict[str, Any]:
-    """Figures of the run in `folder` on a split, by the protocol that it was measured by.
+    """Figures of the run in `folder` on a split, or on the file `text`, by the protocol that it was measured by.
 
     dynamic: figures of dynamic evaluation, too, under `final_dynamic`.
     flags: changes of the protocol of language models. search: changes of the search for translations (`translate.Search`).
     """
-    config, corpus = open_run(folder)[0], corpus_of(folder, split, say)
+    config = open_run(folder)[0]
     config = dataclasses.replace(config, eval=dataclasses.replace(config.eval, dynamic=dynamic))
     device, task = choose_device(device_name, "--device"), TEXT_TASKS[config.task]
     if flags is not None and flags.batch_size is not None:
         evaluation = dataclasses.replace(config.eval, batch_size=flags.batch_size)
         config = dataclasses.replace(config, eval=evaluation)
-    with kernel(kernel_name):
+    with kernel(kernel_name), ExitStack() as stack:
         protocol = task.protocol(config, search if config.translates else flags, split)
         chosen = isinstance(protocol, EvaluationProtocol) and protocol.temperature_chosen
-        for other in ("train", "valid") if dynamic else ("valid",) if chosen else ():
-            corpus_of(folder, other, say)  # what is read besides is what it was, too
-        model, data = task.model.load(folder, checkpoint).to(device), Prepared(config, corpus, corpus.label, {})
-        protocol = task.settled(data, model, protocol)
+        others = ("train", "valid") if dynamic else ("valid",) if chosen else ()
+        read_splits = (*others, split) if text is None else others  # each is what it was when the run began
+        corpora = [corpus_of(folder, name, say) for name in read_splits]
+        model = task.model.load(folder, checkpoint).to(device)
+        if chosen:
+            protocol = task.settled(Prepared(config, corpora[0], corpora[0].label, {}), model, protocol)
+        if text is None:
+            corpus = corpora[-1]
+        else:
+            ids_folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            corpus, split = encode_file(text, load_tokenizer(folder), ids_folder, say), "text"
+        data = Prepared(config, corpus, corpus.label, {})
         figures = task.figures(data, model, split, protocol) | task.apart(data, model, {split: protocol})
     settings = dataclasses.asdict(protocol)
     read, trained = settings.get("segment_length", 0), config.train.segment_length

@@ -182,7 +182,9 @@ def _record(path: Path) -> Record:
     record = read_record(path)
     for name in record.files:
         if not _FILES.fullmatch(name):
-            raise DamagedError(f"{PLAIN} names {name!r}: not a safetensors file of a checkpoint, and nothing else is read")
+            raise DamagedError(
+                f"{PLAIN} names {name!r}: not a safetensors file of a checkpoint, and nothing else is read"
+            )
     return record
 
 
