@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
-from cli_runs import SMALL, call, call_process, called, environment
+from cli_runs import SMALL, call, call_process, called, command, environment
 
 import fullrank as fr
 from fullrank.cli import main
@@ -95,6 +97,35 @@ def test_a_module_that_is_asked_for_is_found_there(shadows: Path, monkeypatch: p
     assert imported("xmlrpc:make", "")() == (1, 7)
     for name in ("xmlrpc", "beside"):
         monkeypatch.delitem(sys.modules, name)
+
+
+@pytest.mark.parametrize(
+    ("words", "streams", "status"),
+    [
+        ("config validate mixhead/table1-vanilla", "2>&-", 0),
+        ("config validate mixhead/table1-vanilla", ">&- 2>&- <&-", 0),
+        ("config validate nowhere.yaml", "2>&-", 2),
+        ("config validate nowhere.yaml", "2>/dev/full", 2),
+        ("recipes list --json", ">/dev/full", 1),
+        ("recipes list --json", "| true", 0),
+        ("--help", "| true", 0),
+        ("config validate nowhere.yaml", "2>&1 | true", 2),
+    ],
+)
+def test_streams_that_nobody_reads_change_no_exit_status(words: str, streams: str, status: int) -> None:
+    script = f"set -o pipefail; {shlex.join(command())} {words} {streams}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=environment())
+    assert done.returncode == status
+    assert done.stderr == ("fullrank: no space left on the disk\n" if status == 1 else "")
+
+
+def test_no_file_takes_the_place_of_a_closed_stream() -> None:
+    """A checkpoint that is opened as number 2 would hold what libraries print there."""
+    script = "from fullrank.cli import _open_streams as o; o(); print(open('/dev/null').fileno(), file=open('{}', 'w'))"
+    with tempfile.NamedTemporaryFile("r") as told:
+        code = shlex.quote(script.format(told.name))
+        subprocess.run(f"{sys.executable} -c {code} <&- >&- 2>&-", shell=True, check=True, env=environment())
+        assert int(told.read()) > 2
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -142,7 +142,7 @@ def test_an_interrupted_command_says_how_it_goes_on(monkeypatch: pytest.MonkeyPa
     words = ("reproduce", "mixhead/table1-vanilla", "--scale", "tiny", "train.steps=12", "--out", tmp_path / "a b")
     code, out, said = called(*words, "--quiet")
     again = f"fullrank reproduce mixhead/table1-vanilla --scale tiny train.steps=12 --out '{tmp_path}/a b' --quiet"
-    assert (code, out, said.splitlines()[-1]) == (1, "", f"fullrank: to go on: {again}")
+    assert (code, out, said.splitlines()[-1]) == (130, "", f"fullrank: to go on: {again}")
 
 
 def test_a_foreign_file_is_not_overwritten_by_a_report(run: Path, text: Path, tmp_path: Path) -> None:

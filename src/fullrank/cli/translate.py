@@ -134,6 +134,8 @@ def translate(
 @contextlib.contextmanager
 def _reading(path: Path | None) -> Iterator[tuple[FileIO, float | None]]:
     """The source of lines, unbuffered, and how long to wait for more of them: files never pause."""
+    if path is None and sys.stdin is None:
+        raise InputError("the standard input is closed; give the source lines there, or a file with --input")
     try:
         stream = FileIO(0, closefd=False) if path is None else FileIO(path)
     except OSError as error:

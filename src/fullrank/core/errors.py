@@ -2,6 +2,7 @@
 
 `InputError`: the user can (exit status 2); its text says what was given, what is allowed and which key to change.
 `RunError`: the machine or the run did (exit status 1): no space left, a diverged loss, a damaged checkpoint.
+`Interrupted`: somebody stopped it (exit status 130), and it goes on with the same command.
 """
 
 from __future__ import annotations
@@ -12,11 +13,15 @@ from collections.abc import Iterable
 
 
 class FullRankError(Exception):
-    """Base of the errors that `fullrank` raises on purpose."""
+    """Base of the errors that `fullrank` raises on purpose. status: that of the command which it ends."""
+
+    status = 1
 
 
 class InputError(FullRankError, ValueError):
     """Input that cannot be used as given."""
+
+    status = 2
 
 
 class RangeError(InputError, IndexError):
@@ -37,6 +42,8 @@ class RunError(FullRankError, RuntimeError):
 
 class Interrupted(RunError):
     """Training was asked to stop (SIGINT, SIGTERM) and has saved its state: the same command resumes it."""
+
+    status = 130
 
 
 # our keys and names, and the words by which nanoGPT, litgpt, fairseq, Hugging Face and the papers call them; a word that

@@ -125,10 +125,12 @@ def in_processes(
                 for future in waiting:
                     future.cancel()
     except BrokenProcessPool as error:
-        raise Interrupted(
+        stopped = Interrupted(
             "a process that was making token ids was killed (by the system, for want of memory?); the same command goes on "
             "with the parts that are left, on fewer cores (taskset) it needs less memory"
-        ) from error
+        )
+        stopped.status = 1  # nobody asked for it
+        raise stopped from error
 
 
 def _begin(work: Callable[[Any], Any], parent: int) -> None:
