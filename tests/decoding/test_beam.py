@@ -196,6 +196,7 @@ def test_dropout_is_off_while_searching_and_on_again_after() -> None:
         ({"n_best": 0}, "n_best: from 1"),
         ({"length_penalty": float("nan")}, "length_penalty: an exponent"),
         ({"max_new_tokens": 7}, "at most 8"),
+        ({"beams": 10**12}, "max_new_tokens: 1,000,000,000,000 texts"),
     ],
 )
 def test_values_out_of_range_are_refused(options: dict[str, object], message: str) -> None:

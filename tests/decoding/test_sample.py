@@ -315,6 +315,8 @@ def test_with_a_seed_for_each_row_a_sample_does_not_depend_on_its_neighbours() -
         assert together.ids[b, :length].tolist() == alone.ids[0].tolist()
     same = sample(model, torch.tensor([[1, 4], [1, 4]]), max_new_tokens=8, seed=[3, 3])
     assert same.ids[0].tolist() == same.ids[1].tolist()
+    with pytest.raises(InputError, match="max_new_tokens: 1,000,000,000 texts"):  # which take no memory yet
+        sample(model, torch.tensor([[1]]).expand(10**9, -1), max_new_tokens=2)
     with pytest.raises(InputError, match="one for each of 2 prompts, given 3"):
         sample(model, torch.tensor([[1], [2]]), max_new_tokens=2, seed=[1, 2, 3])
 
@@ -323,6 +325,9 @@ def test_with_a_seed_for_each_row_a_sample_does_not_depend_on_its_neighbours() -
     ("options", "message"),
     [
         ({"max_new_tokens": 0}, "max_new_tokens: one or more, given 0"),
+        ({"max_new_tokens": 10**12}, "max_new_tokens: .* of 1,000,000,000,000 new tokens"),
+        ({"max_new_tokens": 10**30}, "max_new_tokens: .* at most"),
+        ({"max_new_tokens": torch.tensor([3, 10**12])}, "max_new_tokens: .* at most"),
         ({"max_new_tokens": torch.tensor([3, 0])}, "max_new_tokens: one or more, given 0"),
         ({"max_new_tokens": torch.tensor([3, 3, 3])}, r"whole numbers of shape \(2,\).* of shape \(3,\)"),
         ({"max_new_tokens": torch.tensor([3.0, 3.0])}, "given torch.float32"),

@@ -307,6 +307,8 @@ def evaluating(model: Any) -> Iterator[None]:
 
 # -- constraints ------------------------------------------------------------------------------------------------------
 
+_MOST_TOKENS = 1 << 24  # of one call, in all of its texts
+
 
 @dataclass(frozen=True)
 class Constraints:
@@ -330,9 +332,18 @@ class Constraints:
         min_new_tokens: int,
         no_repeat_ngram_size: int | None,
         eos_id: int | None,
+        beams: int = 1,
     ) -> Constraints:
-        """Constraints for prompts (B, N). Raises InputError for values that no text can satisfy."""
+        """Constraints for prompts (B, N). Raises InputError for values that no text can satisfy, or no memory holds."""
         rows = prompt_ids.shape[:1]
+        longest = max_new_tokens
+        if isinstance(longest, Tensor):
+            longest = int(longest.max()) if longest.numel() else 1
+        if (texts := prompt_ids.shape[0] * beams) * longest > _MOST_TOKENS:
+            raise InputError(
+                f"max_new_tokens: {texts:,} texts of {longest:,} new tokens; one call writes at most {_MOST_TOKENS:,} tokens: "
+                "lower max_new_tokens, or the number of texts or beams"
+            )
         if isinstance(max_new_tokens, Tensor):
             if max_new_tokens.is_floating_point() or max_new_tokens.shape != rows:
                 raise InputError(
