@@ -4,21 +4,67 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import hashlib
 import json
 import math
 import os
 import re
+import shutil
 import stat
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fullrank.core.errors import RunError
+from fullrank.core.errors import InputError, RunError
 
 _LARGEST_JSON = 1 << 26
+_WRITTEN = re.compile(
+    r"\.(\d+)(\.\w{8})?$"
+)  # the end of the name of what is being written: the process, a draw of letters
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # all but tab and the ends of lines
+
+
+@contextlib.contextmanager
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """Inside the block no other process is in a block about `folder`; the lock ends with the process, however it ends."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some network file systems have no locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def remove_leftovers(folder: Path, name: str = "*") -> None:
+    """Remove `.NAME.PID` and `.NAME.PID.LETTERS` in `folder`: a process that was killed was writing them, not a live one."""
+    for path in folder.glob(f".{name}.*"):
+        written = _WRITTEN.search(path.name)
+        if written is not None and not _lives(int(written[1])):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def _lives(process: int) -> bool:
+    """True for the number of a process of this machine, and where that cannot be asked."""
+    if os.name == "nt":  # where the question would end it
+        return True
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # of another user
+        pass
+    return True
 
 
 def silent(text: str) -> None:
@@ -35,6 +81,7 @@ def write_bytes(path: Path, content: bytes) -> None:
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(path.parent, glob.escape(path.name))
         fresh.unlink(missing_ok=True)
         with fresh.open("xb") as file:  # never through a link
             file.write(content)
@@ -44,8 +91,37 @@ def write_bytes(path: Path, content: bytes) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             fresh.unlink()
-        reason = "no space left on the disk" if error.errno == errno.ENOSPC else error.strerror
+        reason = "no space left on the disk" if no_room(error) else error.strerror
         raise RunError(f"{path}: cannot be written ({reason}); what was there before is unchanged") from error
+
+
+def is_own(path: Path, mark: str) -> bool:
+    """True for a file that begins with `mark`, as those that we wrote before. RunError if it cannot be read."""
+    if not path.is_file():  # a device or a pipe is not opened
+        return False
+    try:
+        with path.open("rb") as file:
+            return file.read(len(mark.encode())) == mark.encode()
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read ({error.strerror}); choose another place with --out") from error
+
+
+def check_own(path: Path, mark: str, what: str) -> None:
+    """InputError if a file of that name is there which does not begin with `mark`, as all of ours do: it stays as it is.
+
+    what: stands in the error, `a report`.
+    """
+    empty = path.is_file() and path.stat().st_size == 0
+    if os.path.lexists(path) and not empty and not is_own(path, mark):
+        raise InputError(
+            f"{path}: exists and is not {what} of fullrank, so it is left alone; give another --out, or move it"
+        )
+
+
+def write_own(path: Path, text: str, mark: str, what: str) -> None:
+    """Write a file that begins with `mark`, as `write_text` does, if `check_own` allows it."""
+    check_own(path, mark, what)
+    write_text(path, text)
 
 
 def as_json(content: Any) -> str:
@@ -104,10 +180,15 @@ def usable_cores() -> list[int]:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """True for the errors by which Python, PyTorch on a CPU, and PyTorch on a GPU say so."""
-    return (
-        isinstance(error, MemoryError) or "can't allocate memory" in str(error) or "out of memory" in str(error).lower()
-    )
+    """True for the errors by which Python, the system, PyTorch on a CPU, PyTorch on a GPU and safetensors say so."""
+    words = ("can't allocate memory", "cannot allocate memory", "out of memory", "(os error 12)")
+    return isinstance(error, MemoryError) or any(word in str(error).lower() for word in words)
+
+
+def no_room(error: BaseException) -> bool:
+    """True for the errors by which the system, safetensors and tokenizers say that the disk, or one's share of it, is full."""
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return full or str(error).rstrip(")").endswith(("(os error 28", "(os error 122"))
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -21,6 +20,7 @@ from fullrank.config.load import read_yaml
 from fullrank.core.config import ModelConfig
 from fullrank.core.errors import InputError, RunError
 from fullrank.core.model import Model
+from fullrank.files import no_room, out_of_memory, remove_leftovers
 from fullrank.seal import PLAIN, DamagedError, check_run, read_record, seal_file
 
 WEIGHTS, CONFIG = "model.safetensors", "config.yaml"
@@ -49,7 +49,8 @@ def save(model: nn.Module, config: ModelConfig, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         text = yaml.safe_dump({"model": config.to_dict()}, sort_keys=False)
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".saving-") as temporary:
+        remove_leftovers(folder, "saving")
+        with tempfile.TemporaryDirectory(dir=folder, prefix=f".saving.{os.getpid()}.") as temporary:
             # bytes first in a folder of their own, then one rename each: a kill in between leaves the old files whole
             save_file(
                 {name: tensor.contiguous() for name, tensor in model.state_dict().items()}, Path(temporary) / WEIGHTS
@@ -64,7 +65,7 @@ def save(model: nn.Module, config: ModelConfig, folder: Path) -> None:
 
 
 def _reason(folder: Path, error: Exception) -> str:
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+    if no_room(error):
         return f"no space left on the disk, {shutil.disk_usage(folder).free >> 20} MiB free"
     return str(error)
 
@@ -146,6 +147,8 @@ def read(file: Path) -> dict[str, torch.Tensor]:
         # in a folder of Hugging Face names begin with `model.`, which none of ours does
         tensors = {name.removeprefix(PREFIX): tensor.clone() for name, tensor in load_file(file).items()}
     except (SafetensorError, OSError, ValueError) as error:
+        if out_of_memory(error):
+            raise
         raise InputError(
             f"{file}: damaged or not a safetensors file ({error}); take another checkpoint or train again"
         ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import functools
 import json
 import os
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 
 pytest.importorskip("transformers", reason="needs the extra `hf`")
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 import fullrank as fr
@@ -41,6 +43,7 @@ from fullrank.core.score import Score
 from fullrank.core.stage import HeadSize
 from fullrank.data import WordVocabulary
 from fullrank.experiments.translate import LineTranslator
+from fullrank.hf import export
 from fullrank.hf.code import code_files
 from fullrank.hf.export import export_run, import_folder
 from moving import moved
@@ -456,6 +459,19 @@ def test_the_card_has_the_figures_of_the_result_and_no_others(run: Path, tmp_pat
     assert "12.25" not in last
 
 
+def test_values_of_a_result_are_text_in_the_card(run: Path, tmp_path: Path) -> None:
+    evil, file = "<img src=x onerror=alert(1)> | [x](http://x)", run / "result.json"
+    result = json.loads(file.read_text())
+    result |= {"scale": f"`{evil}", "protocol": evil, "recipe": evil, "teacher": {"name": evil}}
+    result["corpus"] |= {"label": evil}
+    result["environment"] = {"commit": evil, "cpu": evil}
+    file.write_text(json.dumps(result))
+    card = (export_run(run, tmp_path / "out") / "README.md").read_text(encoding="utf-8").split("\n---\n", 1)[1]
+    assert "&lt;img" in card
+    assert "<img" not in re.sub(r"`[^`]*`", "", card)
+    assert "](http://x" not in re.sub(r"`[^`]*`", "", card)
+
+
 def test_the_card_says_why_there_are_no_figures(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run / "checkpoints" / "best", run / "checkpoints" / "average")
     average = (export_run(run, tmp_path / "average", "average") / "README.md").read_text()
@@ -503,6 +519,27 @@ def test_nothing_is_overwritten(run: Path, tmp_path: Path, capsys: pytest.Captur
     assert "a file of that name exists" in err
     (out / "mine.txt").unlink()
     assert call(capsys, "export", run, out)[0] == 0  # an empty folder is as good as none
+
+
+@pytest.mark.parametrize("place", ["save_file", "_write_tokenizers", "_write_configuration", "_card"])
+def test_a_full_disk_leaves_nothing_that_looks_whole(
+    place: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever says it: the system, safetensors or tokenizers."""
+    errors = {
+        "save_file": SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+        "_write_tokenizers": Exception("No space left on device (os error 28)"),
+    }
+
+    def full(*given: Any, **options: Any) -> None:
+        raise errors.get(place, OSError(errno.ENOSPC, "No space left on device"))
+
+    monkeypatch.setattr(export, place, full)
+    (tmp_path / f".out.{99**9}.half_way").mkdir()  # of an export that was killed
+    code, _, err = call(capsys, "export", run, tmp_path / "out")
+    assert (code, len(err.splitlines())) == (1, 1)
+    assert "no space left" in err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_cannot_be_exported_is_named(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

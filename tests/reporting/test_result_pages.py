@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
+from markdown_it import MarkdownIt
 
 from fullrank.config.claims import Claim, ClaimsFile
 from fullrank.config.load import read_yaml
@@ -186,16 +188,109 @@ def test_deleting_a_row_of_the_ledger_changes_the_pages(folder: Path) -> None:
     write_pages(folder, check=True)
 
 
-def test_a_page_that_was_edited_by_hand_or_added_is_found(folder: Path) -> None:
+def test_a_page_that_was_edited_by_hand_is_found(folder: Path) -> None:
     write_pages(folder, check=True)
-    page = folder / "mixhead.md"
+    page, gone = folder / "mixhead.md", folder / "old_paper.md"
+    gone.write_text(page.read_text())
     page.write_text(page.read_text().replace("−10.00", "−11.00"))
-    (folder / "own.md").write_text("a figure: 3\n")
-    with pytest.raises(InputError, match=r"mixhead.md, own.md: not what the ledger"):
+    with pytest.raises(InputError, match=r"mixhead.md, old_paper.md: not what the ledger"):
         write_pages(folder, check=True)
-    write_pages(folder)
-    assert not (folder / "own.md").exists()
+    assert write_pages(folder) == ["mixhead.md", "old_paper.md"]
+    assert not gone.exists()
     write_pages(folder, check=True)
+
+
+def test_files_of_others_are_neither_deleted_nor_replaced(folder: Path) -> None:
+    """Only what begins with our mark is a page of ours, in whatever encoding, kind or folder the others are."""
+    (folder / "curves").mkdir(exist_ok=True)
+    others = {
+        folder / "thesis.md": b"# My thesis\n",
+        folder / "latin1.md": b"caf\xe9\n",
+        folder / "quoting.md": b"It says <!-- Made by `fullrank ledger pages`; -->\n",
+        folder / "curves" / "own.svg": b'<svg xmlns="http://www.w3.org/2000/svg"/>\n',
+    }
+    for path, content in others.items():
+        path.write_bytes(content)
+    (folder / "folder.md").mkdir()
+    write_pages(folder, check=True)
+    assert write_pages(folder) == []
+    for name in ("README.md", "leaderboard.md"):
+        (folder / name).write_text("Mine.\n")
+        before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        for check in (True, False):
+            with pytest.raises(InputError, match=rf"{name}: exists and is not a page of fullrank, so it is left alone"):
+                write_pages(folder, check=check)
+        assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+        (folder / name).unlink()
+    write_pages(folder)
+    assert {path: path.read_bytes() for path in others} == others
+
+
+EVIL = "<img src=x onerror=alert(1)> [click](javascript:alert(1)) ` | ![i](http://x/i.png)\n# <script>x</script>"
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "row",
+        "recipe",
+        "scale",
+        "label",
+        "commit",
+        "words",
+        "key",
+        "value",
+        "split",
+        "teacher",
+        "claim",
+        "census",
+        "figure",
+    ],
+)
+def test_a_value_of_a_record_is_text_wherever_it_stands(folder: Path, place: str) -> None:
+    changes: dict[str, Any] = {
+        "recipe": {"recipe": f"mixhead/{EVIL}"},
+        "scale": {"scale": EVIL},
+        "label": {"corpus": {"label": EVIL, "fingerprint": "ff"}},
+        "commit": {"environment": {"commit": EVIL}},
+        "words": {"protocols": {"test": {"words": EVIL, "settings": None}}},
+        "key": {"set": {EVIL: 1}},
+        "value": {"set": {"train.steps": EVIL}},
+        "split": {"final": {EVIL: {"perplexity": 1.0}}, "protocols": {EVIL: {"words": "blocks"}}},
+        "teacher": {"teacher": {"name": EVIL}, "training": {"recipe": EVIL, "row": EVIL}},
+    }
+    name = EVIL if place == "row" else "b"
+    rows = [row(name, seed, 9.0, curve=[[1, 3.0], [2, 2.0]], **changes.get(place, {})) for seed in (1, 2, 3)]
+    write_ledger(folder, [*arms([100, 110, 120], [90, 99, 111]), *rows])
+    if place == "claim":
+        claim = {"table": EVIL, "claim": EVIL, "recipe": RECIPE, "better": {"row": "b"}, "remark": EVIL}
+        (folder / "claims" / "mixhead.yaml").write_text(json.dumps({"paper": EVIL, "claims": [claim]}))
+    if place == "census":
+        failure = {"check": EVIL, "layers": [EVIL], "path": EVIL, "reproduction": f"```\n{EVIL}"}
+        one = {"type": EVIL, "class": EVIL, "verdict": "leaks", "reason": EVIL, "parameters": 1, "seconds": 1.0,
+               "failures": [failure], "transformers": EVIL, "torch": "2"}  # fmt: skip
+        (folder / "census.json").write_text(json.dumps({"classes": [one]}))
+    if place == "figure":
+        (folder / "speed.json").write_text(json.dumps({"rows": [{"peer": EVIL}], "protocol": EVIL}))
+        (folder / "benchmarks.yaml").write_text("speed.json: {title: a, about: b, tables: {rows/*: [peer]}}")
+    for page in (content for file, content in make_pages(folder).items() if file.endswith(".md")):
+        for tag, attributes in tags(page):
+            assert tag != "script"
+            assert "onerror" not in attributes
+            assert attributes.get("src") != "http://x/i.png" or place == "claim"  # claims are an author's Markdown
+
+
+def tags(page: str) -> list[tuple[str, dict[str, str | None]]]:
+    """The tags of a page as a browser has it, with their attributes."""
+    html = MarkdownIt("commonmark", {"html": True}).enable("table").render(page)
+    found = list[tuple[str, dict[str, str | None]]]()
+
+    class Tags(HTMLParser):
+        def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+            found.append((tag, dict(attributes)))
+
+    Tags().feed(html)
+    return found
 
 
 def test_a_leaderboard_has_the_best_first_with_what_makes_it_again(folder: Path) -> None:

@@ -194,12 +194,15 @@ def diagnose(
     """
     from fullrank.experiments.analyze import Reading
     from fullrank.experiments.diagnose import diagnose as diagnose_model
-    from fullrank.files import write_text
+    from fullrank.files import check_own, write_own
+    from fullrank.reporting.page import BEGINNING
 
+    if out is not None:
+        check_own(out, BEGINNING, "a report")  # before the model is read
     found = diagnose_model(name, Reading(text, segment_length, checkpoint, device, say))
     folder = Path(name).expanduser() if found.source == "run" else Path()
     page = out or folder / "diagnosis.html"
-    write_text(page, found.page())
+    write_own(page, found.page(), BEGINNING, "a report")
     content = {**found.as_dict(), "page": str(page)}
     tell(content, [*_diagnosis_lines(found), page], json=json)
 

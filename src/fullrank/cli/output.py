@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fullrank.core.errors import FullRankError, InputError
-from fullrank.files import as_json, out_of_memory, visible
+from fullrank.files import as_json, no_room, out_of_memory, visible
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -39,7 +39,7 @@ def explain(error: Exception) -> str:
             "once (--context, eval.segment_length, train.segment_length), or the size of the model; "
             f"{' '.join(str(error).split())[:200]}"
         )
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+    if no_room(error):
         return "fullrank: no space left on the disk"
     words = " ".join(str(error).split())
     return f"fullrank: {type(error).__name__}: {visible(words[:300])} (--debug shows where)"

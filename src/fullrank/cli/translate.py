@@ -115,6 +115,8 @@ def translate(
         run, search, checkpoint=checkpoint, batch_size=batch_size, device_name=device, kernel_name=kernel, warn=say
     )
     formatted: Format = _json_lines if as_lines else _n_best if n_best > 1 else _texts
+    if source is not None and target is not None and target.exists() and target.samefile(source):
+        raise InputError(f"--output {target}: the file that is read; give another one")
     with _reading(source) as (stream, pause), _writing(target) as out:
         if attention is not None:
             _with_attention(translator, stream, out, formatted, attention, attention_layer)

@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from fullrank.core.errors import InputError, Interrupted, RunError
-from fullrank.files import silent
+from fullrank.files import no_room, silent
 
 Report = Callable[[str], None]  # hears of every step, a line at a time
 _PIECE = 1 << 20
@@ -251,7 +251,7 @@ def writing(root: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if no_room(error):
             raise RunError(
                 f"no space left on the disk of {root}; free some, or set data.cache (or FULLRANK_CACHE) "
                 "to a folder on another disk"

@@ -204,6 +204,10 @@ def prune_heads(found: ModelFigures[Heads], amount: float, folder: Path) -> dict
     amount: the number of heads, or below 1 their share. What is returned says which they were, what is left, and how long
     the model reads the text, in seconds (the best of three).
     """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(
+            f"--out: {folder} is there, and nothing in it is overwritten; give another folder or remove it"
+        )
     opened, given = found.read.opened, found.read.folder
     model = opened.model
     total = sum(len(layer.change) for layer in found.figures.layers)

@@ -21,11 +21,12 @@ from fullrank.core.errors import InputError, one_line, pip_install
 from fullrank.experiments.models import quiet
 from fullrank.experiments.task import Say
 from fullrank.experiments.tiny import classes, tiny
-from fullrank.files import write_text
+from fullrank.files import check_own, one_at_a_time, write_text
 from fullrank.reporting.census import why
 
 Row = dict[str, Any]
 LIMIT = 300.0  # seconds of a class
+_BEGINNING = '{"classes": ['
 _VERSIONS = ("transformers", "torch", "fullrank")
 # imported once, by the process that the others are forked from
 _PRELOADED = ["transformers.generation.utils", "transformers.modeling_layers", "transformers.masking_utils", __name__]
@@ -48,7 +49,9 @@ def census(
         raise InputError(
             f"--only: {', '.join(unknown)}: no model type that predicts next tokens; give such as llama,t5"
         )
-    file = folder / "census.jsonl"
+    file, whole = folder / "census.jsonl", folder / "census.json"
+    check_own(file, '{"type": ', "a census")
+    check_own(whole, _BEGINNING, "a census")
     folder.mkdir(parents=True, exist_ok=True)
     rows = {(row["type"], row["class"]): row for row in read_rows(file) if versions.items() <= row.items()}
     wanted = [pair for pair in pairs if pair[0] in only or not only]
@@ -61,9 +64,12 @@ def census(
             rows[row["type"], row["class"]] = row
             print(json.dumps(row), file=book, flush=True)
             say(f"{number}/{len(missing)} {row['class']}: {': '.join(filter(None, (row['verdict'], why(row))))}")
-    known = [rows[pair] for pair in pairs if pair in rows]
-    lines = ",\n".join(json.dumps(row) for row in known)
-    write_text(folder / "census.json", f'{{"classes": [\n{lines}\n]}}\n')
+    with one_at_a_time(folder):  # another census may have added to the file
+        others = {(row["type"], row["class"]): row for row in read_rows(file) if versions.items() <= row.items()}
+        rows = others | rows
+        known = [rows[pair] for pair in pairs if pair in rows]
+        lines = ",\n".join(json.dumps(row) for row in known)
+        write_text(whole, f"{_BEGINNING}\n{lines}\n]}}\n")
     return [row for row in known if (row["type"], row["class"]) in wanted]
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from fullrank.core.errors import InputError, pip_install
 from fullrank.data import Corpus
-from fullrank.files import write_text
+from fullrank.files import check_own, write_text
 
 MODEL = "fullrank"
 _SUBCOMMANDS = ("run", "ls", "validate")
@@ -56,6 +56,7 @@ def run(arguments: Sequence[str]) -> None:
 
 # -- a split as a task -----------------------------------------------------------------------------------------------
 
+_MARK = "# Written by `fullrank lm-eval-task`"
 _AGGREGATION = {
     "word_perplexity": "weighted_perplexity",
     "byte_perplexity": "weighted_perplexity",
@@ -103,12 +104,17 @@ def write_task(corpus: Corpus, split: str, folder: Path) -> Path:
         document = {"text": text, "words": counts.words, "bytes": counts.bytes}
         metrics = list(_AGGREGATION)
     task = f"fullrank_{re.sub('[^0-9a-z]+', '_', corpus.name.lower())}_{split}"
-    folder.mkdir(parents=True, exist_ok=True)
-    documents = (folder / f"{task}.jsonl").resolve()
+    documents, counts_file, file = (
+        folder.resolve() / f"{task}.jsonl",
+        folder / "fullrank_counts.py",
+        folder / f"{task}.yaml",
+    )
+    for path, beginning in ((documents, '{"text": '), (counts_file, _COUNTS[:40]), (file, _MARK)):
+        check_own(path, beginning, "a task")
     write_text(documents, json.dumps(document, ensure_ascii=False) + "\n")
-    write_text(folder / "fullrank_counts.py", _COUNTS)
+    write_text(counts_file, _COUNTS)
     lines = [
-        f"# {corpus.label}, {split}: {len(ids):,} {tokenizer.kind} tokens, written by `fullrank lm-eval-task`",
+        f"{_MARK}: {corpus.label}, {split}, {len(ids):,} {tokenizer.kind} tokens",
         f"task: {task}",
         "dataset_path: json",
         f"dataset_kwargs: {{data_files: {{test: {json.dumps(str(documents), ensure_ascii=False)}}}}}",
@@ -121,6 +127,5 @@ def write_task(corpus: Corpus, split: str, folder: Path) -> Path:
         *[f"  - {{metric: {name}, aggregation: {_AGGREGATION[name]}, higher_is_better: false}}" for name in metrics],
         "metadata: {version: 1.0}",
     ]
-    file = folder / f"{task}.yaml"
     write_text(file, "\n".join(lines) + "\n")
     return file

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from fullrank.config.finetune import FinetuneConfig
@@ -43,6 +43,8 @@ def pack(folders: Sequence[Path], out: Path) -> tuple[dict[str, Path], dict[str,
             except ValueError as error:
                 raise InputError(f"{path}: {error}; {_HOW}") from error
             files[name], contents[name] = folder, content
+    if out.exists() and not _is_archive(out, wanted):
+        raise InputError(f"{out}: exists and holds no such predictions, so it is left alone; give another --out")
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in sorted(files):
@@ -74,3 +76,12 @@ def _check(task: GlueTask, split: str, text: str) -> None:
         if index != str(number) or not (word in allowed if allowed else read_score(word) is not None):
             what = ", ".join(sorted(allowed)) or f"a number from {SCORES[0]:g} to {SCORES[1]:g}"
             raise ValueError(f"line {number + 2} is {row[:40]!r}, the server wants {number} and {what}")
+
+
+def _is_archive(path: Path, names: Collection[str]) -> bool:
+    """True for an archive that holds files of the server and no others."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return set(archive.namelist()) <= set(names)
+    except (OSError, zipfile.BadZipFile):
+        return False

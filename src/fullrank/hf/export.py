@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import shutil
 import tempfile
@@ -33,10 +34,11 @@ from fullrank.core.errors import InputError, RunError
 from fullrank.core.masked import MaskedLanguageModel
 from fullrank.core.translator import Translator
 from fullrank.data import load_tokenizer
-from fullrank.files import write_json
+from fullrank.files import no_room, remove_leftovers, write_json
 from fullrank.hf.code import code_files
 from fullrank.hf.configuration import FullRankConfig
 from fullrank.hf.tokenizer import tokenizer_of
+from fullrank.reporting.figures import code, literal
 from fullrank.reporting.runs import RunRecord, integer, is_run, mapping, number, read_run
 
 
@@ -132,7 +134,8 @@ def _new_folder(out: Path) -> Iterator[Path]:
     """A new folder that is renamed to `out` when it is complete, and removed if anything fails."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        new = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}-"))
+        remove_leftovers(out.parent, glob.escape(out.name))
+        new = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}.{os.getpid()}."))
     except OSError as error:
         raise RunError(f"{out}: cannot be written ({error.strerror})") from error
     try:
@@ -141,8 +144,12 @@ def _new_folder(out: Path) -> Iterator[Path]:
         if out.is_dir():
             out.rmdir()  # it was empty
         os.replace(new, out)
-    except OSError as error:
-        raise RunError(f"{out}: cannot be written ({error})") from error
+    except Exception as error:  # safetensors and tokenizers have errors of their own
+        if no_room(error):
+            raise RunError(f"{out}: cannot be written (no space left on the disk); nothing of it is there") from error
+        if isinstance(error, OSError):
+            raise RunError(f"{out}: cannot be written ({error})") from error
+        raise
     finally:
         shutil.rmtree(new, ignore_errors=True)
 
@@ -225,7 +232,7 @@ def _card(title: str, kind: _Kind, config: ModelConfig, record: RunRecord | None
     environment = Environment(
         loader=PackageLoader("fullrank.hf"), trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
-    environment.filters["shown"] = _shown
+    environment.filters |= {"shown": _shown, "literal": literal, "code": code}
     return environment.get_template("card.md").render(
         title=title, kind=kind, config=config, checkpoint=checkpoint, trained=record is not None, remark=remark,
         without_tokenizer=without_tokenizer, target=TARGET, result=result, corpus=mapping(result.get("corpus")),

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fullrank.core.errors import InputError, RunError
+from fullrank.core.errors import InputError
 from fullrank.evaluation.statistics import Interval
-from fullrank.files import write_text
+from fullrank.files import write_own
 from fullrank.reporting import compare, finetuning
 from fullrank.reporting.compare import Comparison
 from fullrank.reporting.finetuning import Tuning
@@ -56,21 +56,7 @@ class Report:
         from fullrank.reporting.page import BEGINNING
 
         out = Path(out) / "report.html" if Path(out).is_dir() else Path(out)
-        if out.exists():
-            beginning = None  # of a device or a pipe, which is not opened
-            try:
-                if out.is_file():
-                    with out.open("rb") as file:
-                        beginning = file.read(len(BEGINNING)).decode("utf-8", errors="replace")
-            except OSError as error:
-                raise RunError(
-                    f"{out}: cannot be read ({error.strerror}); choose another place for the report"
-                ) from error
-            if beginning not in ("", BEGINNING):
-                raise InputError(
-                    f"{out}: exists and is not a report of fullrank, so it is left alone; give another --out"
-                )
-        write_text(out, self.page(title))
+        write_own(out, self.page(title), BEGINNING, "a report")
         return out
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from fullrank.reporting.figures import code, literal, prose
+
 NONE: Mapping[str, str] = {}
 VERDICTS = ("passes", "leaks", "fails otherwise", "too slow", "crashed", "not applicable")
 
@@ -34,21 +36,23 @@ def page(rows: Sequence[Mapping[str, Any]], notes: Mapping[str, str] = NONE) -> 
     yield (
         "`fullrank check --census` builds a tiny random model of every model type of the installed transformers that predicts "
         "next tokens, causal or sequence to sequence, and checks it in a process of its own. "
-        f"Here: {', '.join(f'transformers {one}, torch {torch}' for one, torch in versions)}; {len(rows)} classes"
+        f"Here: {literal(', '.join(f'transformers {one}, torch {torch}' for one, torch in versions))}; {len(rows)} classes"
         + (f"; CPU time of a class {median(seconds):.1f} s (median), {max(seconds):.1f} s at most." if seconds else ".")
     )
     yield [{"verdict": verdict, "classes": str(count)} for verdict, count in counts(rows).items()]
     for verdict in VERDICTS[1:]:
         if chosen := [row for row in rows if row["verdict"] == verdict]:
             yield f"## {verdict[0].upper()}{verdict[1:]}"
-            yield [{"type": row["type"], "class": f"`{row['class']}`", "why": why(row)} for row in chosen]
+            yield [
+                {"type": literal(row["type"]), "class": code(row["class"]), "why": literal(why(row))} for row in chosen
+            ]
             yield "\n\n".join(_reproductions(chosen, notes))
     yield "## Every class"
     yield [
         {
-            "type": row["type"],
-            "class": f"`{row['class']}`",
-            "verdict": row["verdict"],
+            "type": literal(row["type"]),
+            "class": code(row["class"]),
+            "verdict": literal(row["verdict"]),
             "parameters": "" if row["parameters"] is None else f"{row['parameters']:,}",
             "CPU seconds": "" if row["seconds"] is None else f"{row['seconds']:.1f}",
         }
@@ -60,9 +64,10 @@ def _reproductions(rows: Sequence[Mapping[str, Any]], notes: Mapping[str, str]) 
     """Of each class what was found by hand, and its first failure in full, with the lines that show it."""
     for row in rows:
         if row["class"] in notes:
-            yield f"`{row['class']}`, by hand: {notes[row['class']]}"
+            yield f"{code(row['class'])}, by hand: {prose(notes[row['class']])}"
         for failure in row["failures"][:1]:
             told = dict.fromkeys(failure[key] for key in ("path", "leaks", "remark") if failure.get(key))
-            yield f"`{row['class']}`: {failure['check']}: {'; '.join(map(str, told))}"
+            yield f"{code(row['class'])}: {literal(failure['check'])}: {literal('; '.join(map(str, told)))}"
             if lines := failure.get("reproduction"):
-                yield f"```text\n{lines if isinstance(lines, str) else chr(10).join(lines)}\n```"
+                text = lines if isinstance(lines, str) else "\n".join(lines)
+                yield f"```text\n{text.replace('```', chr(39) * 3)}\n```"

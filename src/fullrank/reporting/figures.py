@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import math
+import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +34,28 @@ def over_runs(values: Iterable[float | None]) -> Stat | None:
     if not known:
         return None
     return Stat(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None, len(known))
+
+
+# -- Markdown, in which no value of a record is anything but text ---------------------------------------------------------
+
+
+def literal(value: Any) -> str:
+    """A value as text: no HTML, link, code or column of a table begins in it."""
+    escaped = html.escape(" ".join(str(value).split()), quote=False)
+    return re.sub(r"[\\`|]|\](?=[(\[:]|$)", lambda found: f"&#{ord(found[0])};", escaped)
+
+
+def code(value: Any) -> str:
+    """A value as code, in which nothing has a meaning; nothing for an empty one."""
+    text = " ".join(str(value).split()).replace("`", "'").replace("|", "/")
+    return f"`{text}`" if text else ""
+
+
+def prose(text: str) -> str:
+    """Markdown of an author, without HTML outside of code."""
+    pieces = re.split(r"((?<!\\)`[^`]*`)", text)
+    pieces[::2] = [piece.replace("<", "&lt;").replace("`", "&#96;") for piece in pieces[::2]]
+    return "".join(pieces)
 
 
 # -- numbers and lists as text ----------------------------------------------------------------------------------------

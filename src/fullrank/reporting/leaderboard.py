@@ -9,12 +9,14 @@ from collections.abc import Iterator, Sequence
 
 from fullrank.config.recipe import shipped
 from fullrank.reporting import figures
-from fullrank.reporting.figures import MISSING, ranges, spread
+from fullrank.reporting.figures import MISSING, code, literal, ranges, spread
 from fullrank.reporting.ledger import Row, protocol_of, settings, text_of
 from fullrank.reporting.runs import mapping, number
 
 _MEASURES = {"bleu": "BLEU", "perplexity": "perplexity"}  # of the test text
 _WIDTH, _HEIGHT = 120, 32  # of a curve
+_SIZE = f'viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}"'
+BEGINNING = f'<svg xmlns="http://www.w3.org/2000/svg" {_SIZE}>'  # of every drawing, by which ours are known
 
 
 def page(rows: Sequence[Row]) -> Iterator[str | list[dict[str, str]]]:
@@ -34,8 +36,8 @@ def page(rows: Sequence[Row]) -> Iterator[str | list[dict[str, str]]]:
             boards.setdefault((text_of(group[0]), measure, words), []).append((stat, group))
     for (text, measure, words), board in sorted(boards.items()):
         if len(board) > 1:
-            yield f"## {text}: {_MEASURES[measure]}"
-            yield f"{words[0].upper()}{words[1:]}."
+            yield f"## {literal(text)}: {_MEASURES[measure]}"
+            yield literal(f"{words[0].upper()}{words[1:]}.")
             board.sort(key=lambda one: one[0].mean, reverse=measure == "bleu")
             yield [_line(place, stat, group) for place, (stat, group) in enumerate(board, start=1)]
 
@@ -49,17 +51,18 @@ def _line(place: int, stat: figures.Stat, group: Sequence[Row]) -> dict[str, str
     teacher = mapping(first.get("teacher")).get("name")
     words += ["train.distill.run=TEACHER"] if teacher else []
     again = recipe in shipped() and first["row"] and first["scale"] and changed is not None
-    configuration = f"[{recipe}](../../src/fullrank/recipes/{recipe}.yaml)" if recipe in shipped() else f"`{recipe}`"
+    configuration = f"[{recipe}](../../src/fullrank/recipes/{recipe}.yaml)" if recipe in shipped() else code(recipe)
     return {
         "": str(place),
         "test": spread(stat, lambda figure: f"{figure:.1f}"),
-        "configuration": f"{configuration} {first['row'] or ''}" + (f", taught by {teacher}" if teacher else ""),
+        "configuration": f"{configuration} {literal(first['row'] or '')}"
+        + (f", taught by {literal(teacher)}" if teacher else ""),
         "seeds": ranges(row["seed"] for row in group),
         "parameters": figures.count(mapping(first["parameters"]).get("total")),
         "tokens": figures.count(tokens.mean if tokens else None),
-        "commit": ", ".join(sorted({(row["environment"].get("commit") or MISSING)[:7] for row in group})),
+        "commit": literal(", ".join(sorted({(row["environment"].get("commit") or MISSING)[:7] for row in group}))),
         "curve": f"![validation curves]({_name(group)})" if any(row.get("curve") for row in group) else MISSING,
-        "command": f"`{shlex.join(words)}`" if again else MISSING,
+        "command": code(shlex.join(words)) if again else MISSING,
     }
 
 
@@ -89,5 +92,4 @@ def _drawing(lines: Sequence[Sequence[tuple[float, float]]]) -> str:
         for line in lines
     )
     drawn = "".join(f'<polyline points="{path}" fill="none" stroke="#2563eb" stroke-width="1.5"/>' for path in paths)
-    size = f'viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{drawn}</svg>\n'
+    return f"{BEGINNING}{drawn}</svg>\n"

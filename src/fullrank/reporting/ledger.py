@@ -16,7 +16,7 @@ from fullrank.config.load import flatten
 from fullrank.config.recipe import resolve_any
 from fullrank.config.run import RunConfig
 from fullrank.core.errors import FullRankError, InputError
-from fullrank.files import digest, read_small, write_text
+from fullrank.files import digest, one_at_a_time, read_small, write_text
 from fullrank.reporting.runs import CIRCUMSTANCES, mapping, without_version
 
 _FILES = {
@@ -73,14 +73,18 @@ def read_ledger(path: Path) -> list[dict[str, Any]]:
 
 
 def add_rows(path: Path, rows: Iterable[Row]) -> int:
-    """Add the rows of runs; one that the ledger has is replaced where it changed (a run was analysed). Returns how many."""
-    book, changed = {row["result"] or row["id"]: row for row in read_ledger(path)}, 0  # old rows name no result
-    for row in map(sealed, rows):
-        changed += book.get(row["result"]) != row
-        book[row["result"]] = row
-    if changed:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in book.values()))
+    """Add the rows of runs; one that the ledger has is replaced where it changed (a run was analysed). Returns how many.
+
+    One process at a time adds to a ledger: none loses what another one has added.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with one_at_a_time(path.parent):
+        book, changed = {row["result"] or row["id"]: row for row in read_ledger(path)}, 0  # old rows name no result
+        for row in map(sealed, rows):
+            changed += book.get(row["result"]) != row
+            book[row["result"]] = row
+        if changed:
+            write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in book.values()))
     return changed
 
 

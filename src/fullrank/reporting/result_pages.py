@@ -15,14 +15,15 @@ from typing import Any
 from fullrank.config.claims import BenchmarkFile, ClaimsFile
 from fullrank.config.load import flatten, read_yaml
 from fullrank.core.errors import InputError
-from fullrank.files import read_json, write_text
+from fullrank.files import check_own, is_own, read_json, write_text
 from fullrank.reporting import census, figures, leaderboard
-from fullrank.reporting.figures import MISSING, ranges, readable, spread
+from fullrank.reporting.figures import MISSING, code, literal, prose, ranges, readable, spread
 from fullrank.reporting.ledger import Row, protocol_of, read_ledger, settings, text_of
 from fullrank.reporting.runs import mapping, number
 from fullrank.reporting.verdicts import VERDICTS, Verdict, judge
 
-_HEAD = "<!-- Made by `fullrank ledger pages`; change the ledger or the claims, not this page. -->"
+MARK = "<!-- Made by `fullrank ledger pages`"  # of every page; what does not begin so is not ours
+_HEAD = f"{MARK}; change the ledger or the claims, not this page. -->"
 _HOW = """The [ledger](ledger.jsonl) has a row for every finished run, written from its folder by `fullrank queue` or
 `fullrank ledger add`; `fullrank ledger pages` makes these pages from it. A verdict compares two rows seed by seed. With three
 seeds or more in common, a 95 % interval of the paired differences that lies wholly on the claimed side says *confirmed*,
@@ -40,9 +41,9 @@ def make_pages(folder: Path) -> dict[str, str]:
         own = [row for row in rows if row["recipe"].startswith(f"{stem}/")]
         judged = [judge(claim, rows) for claim in paper.claims]
         counts = Counter(verdict.word for verdict in judged)
-        bodies[f"{stem}.md"] = [f"# {paper.paper}", "## Claims", *_claims(judged), "## Runs", *_runs(own)]
+        bodies[f"{stem}.md"] = [f"# {prose(paper.paper)}", "## Claims", *_claims(judged), "## Runs", *_runs(own)]
         verdicts = {word: str(counts[word]) for word in VERDICTS}
-        index.append({"paper": f"[{paper.paper}]({stem}.md)", **verdicts, "runs": str(len(own))})
+        index.append({"paper": f"[{prose(paper.paper)}]({stem}.md)", **verdicts, "runs": str(len(own))})
     others = [row for row in rows if row["recipe"].partition("/")[0] not in papers]
     bodies["other_runs.md"] = ["# Other runs", "Runs of recipes that belong to no paper's claims.", *_runs(others)]
     board = [piece if isinstance(piece, str) else _table(piece) for piece in leaderboard.page(rows)]
@@ -60,17 +61,22 @@ def make_pages(folder: Path) -> dict[str, str]:
         links += f"\n- [Census](census.md): the check of {len(checked)} classes of transformers"
     bodies["README.md"] = ["# Results", _HOW, "## Claims", _table(index), "## Others", links]
     pages = {name: "\n\n".join(filter(None, [_HEAD, *body])) + "\n" for name, body in bodies.items()}
-    pages = {name: re.sub(r"(?<!`)<(eos|sos|unk)>", r"`<\1>`", page) for name, page in pages.items()}  # no HTML
+    pages = {name: re.sub("&lt;(eos|sos|unk)(&gt;|>)", r"`<\1>`", page) for name, page in pages.items()}
     return pages | leaderboard.curves(rows)
 
 
 def write_pages(folder: Path, *, check: bool = False) -> list[str]:
-    """Write pages that are not what the ledger says, and delete those that it does not make; returns their names.
+    """Write pages that are not what the ledger says, and delete those of ours that it no longer makes; returns their names.
 
-    check: InputError names them instead.
+    Files that do not begin with our mark stay. InputError, before anything is written, where one has the name of a page.
+    check: InputError names the pages that would be written or deleted instead.
     """
     made, files = make_pages(folder), [*folder.glob("*.md"), *folder.glob("curves/*.svg")]
-    there = {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8") for path in files}
+    marks = {".md": MARK, ".svg": leaderboard.BEGINNING}
+    for name in made:
+        check_own(folder / name, marks[Path(name).suffix], "a page")
+    ours = {path.relative_to(folder).as_posix(): path for path in files if is_own(path, marks[path.suffix])}
+    there = {name: path.read_text(encoding="utf-8", errors="replace") for name, path in ours.items()}
     changed = sorted(name for name in {**made, **there} if made.get(name) != there.get(name))
     if check and changed:
         raise InputError(
@@ -79,7 +85,6 @@ def write_pages(folder: Path, *, check: bool = False) -> list[str]:
         )
     for name in changed:
         if name in made:
-            (folder / name).parent.mkdir(exist_ok=True)
             write_text(folder / name, made[name])
         else:
             (folder / name).unlink()
@@ -91,14 +96,14 @@ def write_pages(folder: Path, *, check: bool = False) -> list[str]:
 
 def _claims(judged: Sequence[Verdict]) -> Iterator[str]:
     """A table of all verdicts, then what each rests on."""
-    names = [f"{place}. {verdict.claim.table}" for place, verdict in enumerate(judged, start=1)]
+    names = [f"{place}. {prose(verdict.claim.table)}" for place, verdict in enumerate(judged, start=1)]
     yield _table([
-        {"claim": name, "the paper says": one.claim.claim, "recipe": f"`{one.claim.recipe}`" * bool(one.sides),
+        {"claim": name, "the paper says": prose(one.claim.claim), "recipe": code(one.claim.recipe) if one.sides else "",
          "verdict": f"**{one.word}**", "difference [95 %]": _difference(one)}
         for name, one in zip(names, judged, strict=True)
     ])  # fmt: skip
     for name, verdict in zip(names, judged, strict=True):
-        yield f"### {name}: {verdict.claim.claim}"
+        yield f"### {name}: {prose(verdict.claim.claim)}"
         yield "\n".join(f"- {line}" for line in _details(verdict))
 
 
@@ -113,9 +118,9 @@ def _difference(verdict: Verdict) -> str:
 
 def _details(verdict: Verdict) -> Iterator[str]:
     claim, split = verdict.claim, verdict.claim.figure.split(".")[1]
-    yield f"**{verdict.word}**" + (f": {claim.why}" if claim.why else "")
+    yield f"**{verdict.word}**" + (f": {prose(claim.why)}" if claim.why else "")
     if claim.remark:
-        yield claim.remark
+        yield prose(claim.remark)
     if verdict.difference is not None:
         what = f"{readable(claim.figure.removeprefix('final.').replace('.', ' '))}, {claim.direction} is better"
         what = f"deviation over seeds of {what}, difference in %" if claim.statistic == "deviation" else what
@@ -125,12 +130,13 @@ def _details(verdict: Verdict) -> Iterator[str]:
         if side.runs:
             own, tokens = side.figures.values(), {row["tokens_seen"] or 0 for row in side.runs.values()}
             each = f"{spread(figures.over_runs(own), _figure)} ({', '.join(map(_figure, own))})"
-            yield f"`{side.row}`: {each}, {' or '.join(map(figures.count, sorted(tokens)))} tokens; seeds {ranges(side.runs)}"
+            counts = " or ".join(map(figures.count, sorted(tokens)))
+            yield f"{code(side.row)}: {each}, {counts} tokens; seeds {ranges(side.runs)}"
         else:
-            yield f"`{side.row}`: no run"
-        texts |= {f"{text_of(run)}; {protocol_of(run, split).get('words')}" for run in side.runs.values()}
+            yield f"{code(side.row)}: no run"
+        texts |= {literal(f"{text_of(run)}; {protocol_of(run, split).get('words')}") for run in side.runs.values()}
     yield from sorted(texts)
-    yield from (f"`{side.command}`" for side in verdict.sides)
+    yield from (code(side.command) for side in verdict.sides)
 
 
 # -- runs -------------------------------------------------------------------------------------------------------------
@@ -141,36 +147,39 @@ def _runs(rows: Sequence[Row]) -> Iterator[str]:
     words = [str(protocol_of(row, split).get("words")) for row in rows for split in row["final"]]
     protocols = list(dict.fromkeys(words))
     yield _table([_group(group, protocols) for group in settings(rows)])
-    yield "\n".join(f"{place}. {words}" for place, words in enumerate(protocols, start=1))
+    yield "\n".join(f"{place}. {literal(words)}" for place, words in enumerate(protocols, start=1))
 
 
 def _group(group: Sequence[Row], protocols: Sequence[str]) -> dict[str, str]:
     """Runs that differ only in their seed as a line of the table. A figure has the number of its protocol."""
     first, measured = group[0], list[str]()
-    changed = "not recorded" if first["set"] is None else ", ".join(f"{k}={v}" for k, v in first["set"].items())
+    changed = (
+        "not recorded" if first["set"] is None else literal(", ".join(f"{k}={v}" for k, v in first["set"].items()))
+    )
     if training := first["training"]:
-        changed += f" (trained as `{training['recipe']}` {training['row']})"
+        changed += f" (trained as {code(training['recipe'])} {literal(training['row'])})"
     for split, values in first["final"].items():
         protocol = protocol_of(first, split)
         name = next((name for name in ("bleu", "perplexity") if name in values), next(iter(values)))
         stat = figures.over_runs(number(row["final"][split].get(name)) for row in group)
         next_token = mapping(protocol.get("settings")).get("next_token", True)
+        place = protocols.index(str(protocol.get("words"))) + 1
         measured.append(
-            f"{split} {readable(name)} {spread(stat, _figure)} [{protocols.index(str(protocol.get('words'))) + 1}]"
+            f"{literal(split)} {literal(readable(name))} {spread(stat, _figure)} [{place}]"
             + ("" if next_token else ", not of next tokens")
         )
     seconds, tokens = (figures.over_runs(row[key] for row in group) for key in ("wall_seconds", "tokens_seen"))
     return {
-        "recipe": f"`{first['recipe']}` {first['scale'] or ''}",
-        "row": first["row"] or "",
+        "recipe": f"{code(first['recipe'])} {literal(first['scale'] or '')}",
+        "row": literal(first["row"] or ""),
         "settings": changed,
-        "text": text_of(first),
+        "text": literal(text_of(first)),
         "seeds": ranges(row["seed"] for row in group),
         "figures [protocol]": "; ".join(measured),
         "parameters": figures.count(mapping(first["parameters"]).get("total")),
         "tokens": figures.count(tokens.mean if tokens else None),
         "time": figures.duration(seconds.mean if seconds else None),
-        "commit": ", ".join(sorted({row["environment"].get("commit") or MISSING for row in group})),
+        "commit": literal(", ".join(sorted({row["environment"].get("commit") or MISSING for row in group}))),
     }
 
 
@@ -185,17 +194,16 @@ def _benchmarks(folder: Path) -> Iterator[str]:
             content = read_json(folder / str(name))
         except (OSError, ValueError) as error:
             raise InputError(f"{folder / str(name)}: cannot be read ({error})") from error
-        yield f"## {file.title}"
-        yield f"{file.about.strip()} [JSON]({name})"
+        yield f"## {prose(file.title)}"
+        yield f"{prose(file.about.strip())} [JSON]({name})"
         for path, columns in file.tables.items():
             rows = list(_rows_at(path.split("/"), content, {}))
             if not rows:
                 raise InputError(f"{folder / 'benchmarks.yaml'}: {name}: no row at {path}")
-            yield _table([{readable(column): _figure(row.get(column)) for column in columns} for row in rows])
+            yield _table([{readable(column): literal(_figure(row.get(column))) for column in columns} for row in rows])
         machine = {**mapping(content.get("environment")), "protocol": content.get("protocol")}
-        yield "; ".join(
-            f"{key} {machine[key]}" for key in ("cpu", "threads", "torch", "commit", "protocol") if machine.get(key)
-        )
+        known = [key for key in ("cpu", "threads", "torch", "commit", "protocol") if machine.get(key)]
+        yield literal("; ".join(f"{key} {machine[key]}" for key in known))
 
 
 def _rows_at(path: Sequence[str], value: Any, around: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

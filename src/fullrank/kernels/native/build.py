@@ -80,7 +80,7 @@ def _compiler() -> list[str]:
 
 def _folder() -> Path:
     if folder := os.environ.get("FULLRANK_CACHE"):
-        return Path(folder)
+        return Path(folder).expanduser().absolute()  # a library that is named without a folder is looked for elsewhere
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "fullrank"
 

@@ -1,0 +1,117 @@
+"""Files that appear whole, or not at all: whose they are, what killed processes left, and one process at a time."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors import SafetensorError
+
+from fullrank.core.errors import InputError
+from fullrank.files import check_own, no_room, out_of_memory, remove_leftovers, write_own, write_text
+from fullrank.reporting.ledger import read_ledger
+
+MARK = "<!-- ours"
+
+
+@pytest.fixture
+def dead() -> int:
+    """The number of a process that has ended."""
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+    return process.pid
+
+
+@pytest.mark.parametrize("content", [b"theirs", b" <!-- ours", b"<!-- our", b"\xff\xfe"])
+def test_a_file_without_the_mark_stays(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "page"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match="page: exists and is not a page of fullrank"):
+        write_own(path, f"{MARK} -->", MARK, "a page")
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "link"])
+def test_what_is_no_file_stays(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "page"
+    {"folder": path.mkdir, "pipe": lambda: os.mkfifo(path), "link": lambda: path.symlink_to("nowhere")}[kind]()
+    with pytest.raises(InputError, match="left alone"):
+        check_own(path, MARK, "a page")
+    assert os.path.lexists(path)
+
+
+def test_what_begins_with_the_mark_is_replaced_and_so_is_an_empty_file(tmp_path: Path) -> None:
+    path = tmp_path / "page"
+    for before in (None, b"", f"{MARK}: older".encode()):
+        if before is not None:
+            path.write_bytes(before)
+        write_own(path, f"{MARK}: newer", MARK, "a page")
+        assert path.read_text() == f"{MARK}: newer"
+
+
+def test_leftovers_of_killed_processes_go_and_no_others(dead: int, tmp_path: Path) -> None:
+    gone = [f".run.json.{dead}", f".config.yaml.{dead}", f".model.{dead}.abcd_123", f".out.{99**9}"]
+    stay = [f".run.json.{os.getpid()}", ".run.json.1", ".hidden", f"run.json.{dead}", f".run.json.{dead}.old"]
+    for name in (*gone, *stay):
+        (tmp_path / name).mkdir() if name == gone[2] else (tmp_path / name).write_text("half")
+    remove_leftovers(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == set(stay)
+
+
+def test_a_file_that_is_written_again_takes_its_own_leftovers_along(dead: int, tmp_path: Path) -> None:
+    for name in (f".a[b].json.{dead}", f".ab.json.{dead}"):
+        (tmp_path / name).write_text("half")
+    write_text(tmp_path / "a[b].json", "whole")
+    assert {path.name for path in tmp_path.iterdir()} == {"a[b].json", f".ab.json.{dead}"}
+
+
+ADDS = """
+import sys
+from pathlib import Path
+from fullrank.reporting.ledger import add_rows
+for number in range(20):
+    add_rows(Path(sys.argv[1]), [{"result": f"{sys.argv[2]} {number}"}])
+"""
+
+
+def test_processes_that_add_to_one_ledger_lose_no_row(tmp_path: Path) -> None:
+    ledger, path = tmp_path / "new" / "ledger.jsonl", os.pathsep.join(sys.path)
+    command = [sys.executable, "-c", ADDS, str(ledger)]
+    both = [subprocess.Popen([*command, name], env={**os.environ, "PYTHONPATH": path}) for name in ("a", "b")]
+    assert [process.wait() for process in both] == [0, 0]
+    assert {row["result"] for row in read_ledger(ledger)} == {
+        f"{name} {number}" for name in "ab" for number in range(20)
+    }
+
+
+@pytest.mark.parametrize(
+    ("error", "full"),
+    [
+        (OSError(errno.ENOSPC, "x"), True),
+        (OSError(errno.EDQUOT, "x"), True),
+        (SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"), True),
+        (Exception("Disk quota exceeded (os error 122)"), True),
+        (OSError(errno.EACCES, "x"), False),
+        (ValueError("28"), False),
+    ],
+)
+def test_a_full_disk_is_known_whoever_says_it(error: Exception, full: bool) -> None:
+    assert no_room(error) == full
+
+
+@pytest.mark.parametrize(
+    ("error", "none"),
+    [
+        (OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), True),
+        (SafetensorError("Error while opening: Cannot allocate memory (os error 12)"), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."), True),
+        (MemoryError(), True),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), False),
+    ],
+)
+def test_want_of_memory_is_known_whoever_says_it(error: Exception, none: bool) -> None:
+    assert out_of_memory(error) == none
