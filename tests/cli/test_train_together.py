@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import logging
+import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from fullrank.cli import main
+from fullrank.core.errors import InputError, Interrupted, RunError
 from fullrank.training import distributed
 
 TINY = "mixhead/table1-vanilla"
@@ -52,3 +58,87 @@ def test_torchrun_itself_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     finally:
         logging.disable(logging.NOTSET)
     assert heard == [False]
+
+
+@pytest.mark.parametrize(
+    ("codes", "error", "words"),
+    [
+        ({0: -15, 1: -9}, RunError, r"process [01] of 2 was ended by SIG(KILL|TERM)"),
+        ({1: -9}, RunError, "process 1 of 2 was ended by SIGKILL"),
+        ({0: 130, 1: 130}, Interrupted, "2 processes"),
+    ],
+)
+def test_processes_that_say_nothing_themselves_are_told_of(
+    codes: dict[int, int], error: type[RunError], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOGLEVEL", "CRITICAL")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr("torch.distributed.run.run", fail_with(codes))
+    with pytest.raises(error, match=words):
+        distributed.launch(2, ["train"])
+
+
+@pytest.mark.parametrize(("codes", "status"), [({0: 1, 1: -9}, 1), ({0: -15, 1: 2}, 2)])
+def test_a_process_that_has_said_why_gives_the_status(
+    codes: dict[int, int], status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOGLEVEL", "CRITICAL")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr("torch.distributed.run.run", fail_with(codes))
+    assert distributed.launch(2, ["train"]) == status
+
+
+def fail_with(codes: dict[int, int]) -> Callable[[object], None]:
+    """A torchrun whose processes end with these exit statuses; a negative one is that of a signal."""
+
+    def run(arguments: object) -> None:
+        raise ChildFailedError(
+            "fullrank", {number: ProcessFailure(number, 1, code, "none") for number, code in codes.items()}
+        )
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("variables", "error", "words"),
+    [
+        ({"WORLD_SIZE": "x"}, InputError, "WORLD_SIZE: .* given 'x'"),
+        ({"WORLD_SIZE": "0"}, InputError, "WORLD_SIZE: .* given '0'"),
+        ({"WORLD_SIZE": "-2"}, InputError, "WORLD_SIZE: .* given '-2'"),
+        ({"WORLD_SIZE": "2"}, InputError, "RANK, MASTER_ADDR, MASTER_PORT is not set"),
+        ({"WORLD_SIZE": "2", "RANK": "1.5"}, InputError, "RANK: .* given '1.5'"),
+        (
+            {"WORLD_SIZE": "2", "RANK": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"},
+            InputError,
+            "from 0 to .* 1",
+        ),
+        ({"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "no"}, InputError, "MASTER_PORT"),
+        ({"WORLD_SIZE": "2", "FULLRANK_TIMEOUT": "soon"}, InputError, "FULLRANK_TIMEOUT: .* given 'soon'"),
+        # a group in which the other one never comes
+        (
+            {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"},
+            RunError,
+            "process 0 of 2 could",
+        ),
+        (
+            {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "9"},
+            RunError,
+            "process 1 of 2 could",
+        ),
+    ],
+)
+def test_a_group_that_cannot_be_formed_is_one_message(
+    variables: dict[str, str], error: type[Exception], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"FULLRANK_TIMEOUT": "1", **variables}.items():
+        monkeypatch.setenv(name, value)
+    former = signal.getsignal(signal.SIGTERM)
+    begun = time.monotonic()
+    try:
+        with pytest.raises(error, match=words), distributed.together(torch.device("cpu")):
+            pass
+    finally:
+        signal.signal(signal.SIGTERM, former)
+    assert time.monotonic() - begun < 20

@@ -18,9 +18,11 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 import fullrank as fr
+from fullrank import kernels
 from fullrank.cli import main
 from fullrank.config.recipe import resolve_any
 from fullrank.core.errors import FullRankError, InputError
+from fullrank.experiments import run as run_module
 from fullrank.experiments.run import average, evaluate, resume, train
 from fullrank.reporting.runs import read_run
 from fullrank.seal import read_record, write_record
@@ -469,3 +471,25 @@ def test_some_changed_files_end_in_a_message_or_in_the_same_figure(pristine: Pat
 @pytest.mark.parametrize("seed", [2, 3])
 def test_changed_files_end_in_a_message_or_in_the_same_figure(pristine: Path, seed: int) -> None:
     check_campaign(campaign(pristine, 300, seed))
+
+
+def test_a_machine_without_the_kernel_of_a_run_says_so(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels that computed are in the checkpoint."""
+    state = read_record(run / "checkpoints" / "last").state
+    assert state["engines"]
+    assert set(state["engines"]) <= set(kernels.NAMES)
+    for lacks, told in ((state["engines"][0], 1), ("triton", 0)):
+        said = list[str]()
+        monkeypatch.setattr(run_module, "available", lambda name, lacks=lacks: name != lacks)
+        resume(unfinished(run), quiet=True, say=said.append)
+        assert sum("which this machine lacks" in line and lacks in line for line in said) == told
+
+
+def test_leftovers_of_a_killed_training_go_with_the_next_start(run: Path) -> None:
+    left = [run / f".result.json.{99**9}", run / "analysis" / f".heads.json.{99**9}"]
+    live = run / f".report.html.{os.getpid()}"
+    (run / "analysis").mkdir()
+    for path in (*left, live):
+        path.write_text("half")
+    resume(unfinished(run), quiet=True, say=silent)
+    assert [path.exists() for path in (*left, live)] == [False, False, True]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 import shutil
@@ -19,6 +20,7 @@ from safetensors.numpy import load_file
 from torch import Tensor, nn
 from training_toy import Death, Objective, Recorder, Toy, at_call, die, evaluate, outcome, train
 
+from fullrank import storage
 from fullrank.core.errors import InputError, RunError
 from fullrank.seal import DamagedError, write_record
 from fullrank.training import EvaluationResult, load_weights
@@ -244,6 +246,55 @@ def test_no_space_while_training_leaves_a_run_that_can_go_on(tmp_path: Path, mon
     assert result.resumed_from
     assert torch.equal(model.inner.weight, whole.inner.weight)
     assert (tmp_path / "full" / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
+
+
+def test_a_kill_at_any_moment_of_writing_leaves_no_other_links(tmp_path: Path) -> None:
+    options = {"steps": 6, "save_every_steps": 2, "eval_options": {"every_steps": 4}}
+    train(tmp_path / "whole", **options)
+    there = listed(tmp_path / "whole" / "checkpoints")
+    for number in itertools.count(1):
+        folder = tmp_path / str(number)
+        with pytest.MonkeyPatch.context() as patch:
+            breaking_at(patch, number, Death())
+            died = True
+            with contextlib.suppress(Death):
+                train(folder, **options)
+                died = False
+        train(folder, **options)
+        assert listed(folder / "checkpoints") == there, number
+        if not died:
+            break
+        shutil.rmtree(folder)
+    assert number > 30
+
+
+def test_a_file_for_which_there_is_no_memory_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_checkpoint(tmp_path, snapshot(1), step=1, best=True)
+    save_checkpoint(tmp_path, snapshot(2), step=2, best=True)
+    wanting = OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+    with monkeypatch.context() as patch:
+        breaking(patch, safetensors.torch, "load_file", wanting)
+        breaking(patch, storage, "load_file", wanting)
+        for read in (
+            lambda: load_checkpoint(tmp_path, refuse),
+            lambda: storage.read(tmp_path / "last" / "model.safetensors"),
+        ):
+            with pytest.raises(OSError, match="allocate memory"):
+                read()
+    check(load_checkpoint(tmp_path, refuse), 2)
+
+
+def breaking(patch: pytest.MonkeyPatch, module: Any, name: str, error: Exception) -> None:
+    def fail(*given: Any) -> None:
+        raise error
+
+    patch.setattr(module, name, fail)
+
+
+def listed(checkpoints: Path) -> dict[str, str | None]:
+    return {path.name: os.readlink(path) if path.is_symlink() else None for path in checkpoints.iterdir()}
 
 
 def flip(path: Path) -> None:

@@ -146,6 +146,43 @@ def test_a_signal_finishes_the_step_and_saves(number: signal.Signals, tmp_path: 
     assert outcome(tmp_path / "stopped") == outcome(tmp_path / "whole")
 
 
+def links(folder: Path) -> dict[str, str]:
+    """Names and targets of links of checkpoints, and what else is there."""
+    checkpoints = folder / "checkpoints"
+    return {path.name: os.readlink(path) if path.is_symlink() else "" for path in checkpoints.iterdir()}
+
+
+@pytest.mark.parametrize(
+    "stop", [{"at": 2}, {"at": 5}, {"at": 8}, {"at": 11}, {"until": 4}, {"until": 7}, {"until": 11}]
+)
+def test_the_links_of_a_stopped_run_are_those_of_one_that_was_not(stop: dict[str, int], tmp_path: Path) -> None:
+    options = {"steps": 12, "save_every_steps": 3, "eval_options": {"every_steps": 6}}
+    train(tmp_path / "whole", **options)
+    for number in (stop, {"until": stop.get("until", stop.get("at", 0)) + 1}):  # twice in a row
+        if "until" in number:
+            train(tmp_path / "stopped", **options, until=number["until"])
+        else:
+            send = at_call(number["at"], lambda: os.kill(os.getpid(), signal.SIGTERM))
+            with pytest.raises(Interrupted):
+                train(tmp_path / "stopped", **options, objective=send)
+    train(tmp_path / "stopped", **options)
+    assert links(tmp_path / "stopped") == links(tmp_path / "whole")
+    assert outcome(tmp_path / "stopped") == outcome(tmp_path / "whole")
+
+
+def test_a_kernel_that_did_not_compute_before_is_told(tmp_path: Path) -> None:
+    heard = Recorder()
+    train(tmp_path, steps=9, until=3, engines={"native", "sdpa"})
+    record = json.loads((tmp_path / "checkpoints" / "last" / "checkpoint.json").read_text())
+    assert record["content"]["state"]["engines"] == ["native", "sdpa"]
+    train(tmp_path, steps=9, until=6, engines={"sdpa"}, observers=[heard])
+    assert heard.notices == []
+    train(tmp_path, steps=9, engines={"blocks"}, observers=[heard])
+    assert len(heard.notices) == 1
+    assert "by native, sdpa before step 7" in heard.notices[0]
+    assert "by blocks" in heard.notices[0]
+
+
 def test_the_plateau_goes_on_where_it_was(tmp_path: Path) -> None:
     """The rate is halved by evaluations 3 and 5, the run dies before the fourth."""
     nll = {5: 3.0, 10: 2.0, 15: 2.5, 20: 1.9, 25: 1.9, 30: 1.0}

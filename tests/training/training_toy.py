@@ -126,7 +126,7 @@ def train(folder: Path, *, eval_options: dict[str, Any] | None = None, **options
     """Train a fresh toy in `folder`, or go on there; keywords are those of TrainConfig, or of `fit`."""
     arguments = {
         name: options.pop(name)
-        for name in ("objective", "evaluate", "observers", "batches", "until")
+        for name in ("objective", "evaluate", "observers", "batches", "until", "engines")
         if name in options
     }
     config = TrainConfig(

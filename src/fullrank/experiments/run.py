@@ -51,10 +51,10 @@ from fullrank.experiments.squad import SquadTuning
 from fullrank.experiments.task import Prepared, Say, Task, TextTask
 from fullrank.experiments.translation import TranslationTask
 from fullrank.files import sha256_of, visible, write_json
-from fullrank.kernels import kernel
+from fullrank.kernels import available, chosen, kernel
 from fullrank.reporting.figures import choose
 from fullrank.reporting.runs import find_runs, read_run
-from fullrank.seal import read_record, refuse_links, seal_run
+from fullrank.seal import DamagedError, read_record, refuse_links, seal_run
 from fullrank.storage import find
 from fullrank.training.checkpoint import kept_checkpoints, load_weights, mean_weights, write_mean
 from fullrank.training.device import choose_device, lock_folder, prepare_machine
@@ -185,6 +185,11 @@ def _begin(
         if finished is not None:
             say(f"{folder}: already finished")
             return finished
+        if lacking := [name for name in _engines_of(folder) if not available(name)]:
+            say(
+                f"{folder}: its attention was computed by the kernel {' and '.join(lacking)}, which this machine lacks (see "
+                "`--kernel`); another one goes on, and the last digits may differ"
+            )
     else:
         prepared.save(folder)
     if source is not None:
@@ -198,6 +203,14 @@ def _begin(
     if isinstance(config, RunConfig) and config.remark is not None:
         say(f"{folder}: its perplexity is {config.remark}")
     return _Begun(prepared, identity, task)
+
+
+def _engines_of(folder: Path) -> list[str]:
+    """The kernels that the last checkpoint names; an earlier version named none."""
+    try:
+        return list(read_record(folder / "checkpoints" / "last").state.get("engines", ()))
+    except DamagedError:
+        return []
 
 
 def _settled(
@@ -231,7 +244,7 @@ def _train(
 ) -> dict[str, Any]:
     """Train and measure a run that has begun; the first of several processes writes its result.json."""
     prepared, identity, first = begun.prepared, begun.identity, rank() == 0
-    with kernel(identity["kernel"]):  # the kernel of a run is chosen here and nowhere else
+    with kernel(identity["kernel"]), chosen() as engines:  # the kernel of a run is chosen here and nowhere else
         seed_everything(prepared.config.train.seed)
         parts = begun.task.parts(prepared, folder, device)
         options, settings = parts.options, prepared.config.to_dict()
@@ -262,6 +275,7 @@ def _train(
             observers=observers,
             locked=True,
             until=until,
+            engines=engines if identity["kernel"] == "auto" else {identity["kernel"]},
         )
         if until is not None:
             return {}

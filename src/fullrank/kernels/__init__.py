@@ -125,8 +125,7 @@ def attend(problem: Problem | str) -> Tensor | None:
     if _forced is not None:
         return _fixed(_forced, problem)
     name = "reference" if isinstance(problem, str) else _fastest(problem)
-    if _chosen is not None:
-        _chosen.add(name)
+    _note(name)
     return None if isinstance(problem, str) or name == "reference" else KERNELS[name].run(problem)
 
 
@@ -161,12 +160,24 @@ def _takes_multilinear(problem: Pairs | Tokens | str) -> bool:
         )
     if _forced is not None:
         return _forced == "multilinear"
-    return not isinstance(problem, str) and multilinear.declines(problem) is None
+    takes = not isinstance(problem, str) and multilinear.declines(problem) is None
+    _note("multilinear" if takes else "reference")
+    return takes
+
+
+def _note(name: str) -> None:
+    if _chosen is not None and not torch.compiler.is_compiling():
+        _chosen.add(name)
+
+
+def available(name: str) -> bool:
+    """False for a kernel that needs a compiler or a GPU which this machine does not have."""
+    return {"native": native_call.available, "triton": triton_call.available}.get(name, lambda: True)()
 
 
 @contextlib.contextmanager
 def chosen() -> Iterator[set[str]]:
-    """The names of the kernels that "auto" takes inside a `with` block, as they are taken."""
+    """The names of the kernels that "auto" takes inside a `with` block, as they are taken; compiled code tells none."""
     global _chosen
     before, names = _chosen, set[str]()
     _chosen = names

@@ -11,15 +11,15 @@
 
 A checkpoint is written to a temporary folder, forced to the disk, renamed, and only then do the links move (a link is
 replaced in one atomic step); folders without a link are removed last. `previous` is the `last` before this one: should
-`last` be damaged, training resumes from there. Kept weights are a hard link to the file of the checkpoint where the disk
-can do that. checkpoint.json seals the others and the run around them (`fullrank.seal`). Tensors are in safetensors files
-alone: a checkpoint that names any other file, as the pickles of earlier versions, is refused.
+`last` be damaged, training resumes from there. A checkpoint that is there only because the run was stopped never becomes
+`previous`, which is the same link in a run that goes through. Kept weights are a hard link to the file of the checkpoint
+where the disk can do that. checkpoint.json seals the others and the run around them (`fullrank.seal`). Tensors are in
+safetensors files alone: a checkpoint that names any other file, as the pickles of earlier versions, is refused.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
 import shutil
@@ -34,6 +34,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from fullrank.core.errors import InputError, RunError, one_line
+from fullrank.files import no_room, out_of_memory
 from fullrank.seal import LINKS, PLAIN, DamagedError, Record, read_record, seal_file, sync, write_record
 from fullrank.training.distributed import (
     Place,
@@ -50,6 +51,7 @@ from fullrank.training.distributed import (
 WEIGHTS, TRAINING = "model.safetensors", "training"
 _FILES = re.compile(r"model\.safetensors|training(-\d{5})?\.safetensors")
 KEPT = "kept"
+STOPPED = "stopped"  # in the state of a checkpoint that is there only because the run was stopped
 
 
 @dataclass(frozen=True)
@@ -92,11 +94,12 @@ def save_checkpoint(
         write_tensors(temporary / WEIGHTS, snapshot.weights)
         files = sorted(file.name for file in temporary.glob(f"{TRAINING}*"))
         write_record(temporary, (WEIGHTS, *files), snapshot.state, snapshot.run)
+        _remove_unlinked(folder)  # of a process that was killed before it could link this step
         target = _free_name(folder, step)
         os.replace(temporary, target)
         sync(folder)
         former = _linked(folder, "last")
-        if former is not None:
+        if former is not None and not _was_stopped(folder / former):
             _link(folder, "previous", former)
         # before `last`: a run resumed from the former `last` repeats this step, one resumed from the new one does not
         if keep_weights is not None:
@@ -108,12 +111,26 @@ def save_checkpoint(
         for leftover in folder.glob(".writing-*"):
             shutil.rmtree(leftover, ignore_errors=True)
         raise RunError(_why_not_saved(folder, snapshot, step, error)) from error
+    _remove_unlinked(folder)
+    barrier()
+    return target
+
+
+def _remove_unlinked(folder: Path) -> None:
+    """Remove checkpoints without a link, and what a process that was killed left half done."""
     linked = {_linked(folder, name) for name in LINKS}
     for path in folder.glob("step-*"):
         if path.name not in linked:
             shutil.rmtree(path, ignore_errors=True)  # if that fails, the next checkpoint tries again
-    barrier()
-    return target
+    for link in folder.glob(".link-*"):
+        link.unlink()
+
+
+def _was_stopped(path: Path) -> bool:
+    try:
+        return STOPPED in read_record(path).state
+    except DamagedError:
+        return False
 
 
 def _write_training(folder: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -148,10 +165,13 @@ def load_checkpoint(folder: Path, notice: Callable[[str], None], place: Place = 
 def _newest(folder: Path, notice: Callable[[str], None]) -> tuple[Snapshot | None, str | None]:
     """The newest good checkpoint and its name; for several processes, which read it together, without its tensors."""
     _restore_links(folder)
-    last = _linked(folder, "last")
+    last, best = _linked(folder, "last"), _linked(folder, "best")
     names = sorted((path.name for path in folder.glob("step-*")), reverse=True)
+    if last is not None:
+        # a later `best` is the checkpoint of a process that was killed before it could move its last link
+        names = [best, last, *names] if best is not None and best > last else [last, *names]
     reasons: list[str] = []
-    for name in dict.fromkeys([last, *names] if last else names):
+    for name in dict.fromkeys(names):
         try:
             snapshot = read_checkpoint(folder / name) if count() == 1 else _verified(folder / name)
         except DamagedError as damage:
@@ -163,6 +183,8 @@ def _newest(folder: Path, notice: Callable[[str], None]) -> tuple[Snapshot | Non
                 _link(folder, "best", name)
         if reasons:
             notice(f"{reasons[0]}; going on from the checkpoint before it, {folder / name}")
+        else:
+            _remove_unlinked(folder)
         return snapshot, name
     if reasons:
         raise InputError(f"{reasons[0]}; delete {folder} or start again with --out")
@@ -202,7 +224,7 @@ def read_checkpoint(path: Path, place: Place = undivided) -> Snapshot:
 
 
 def _read_training(files: Sequence[Path], place: Place) -> dict[str, Tensor]:
-    """The tensors of such files, one at a time: rows of several files are joined, and each process keeps those it is to hold."""
+    """The tensors of such files, one at a time; rows of several files are joined, and a process keeps those it holds."""
     with contextlib.ExitStack() as opened:
         parts = [opened.enter_context(safetensors.safe_open(file, "pt")) for file in files]
         holders: dict[str, list[Any]] = {}
@@ -246,9 +268,8 @@ def _read_weights(path: Path, advice: str) -> dict[str, Tensor]:
 
 
 def _why_not_saved(folder: Path, snapshot: Snapshot, step: int, error: Exception) -> str:
-    number = error.errno if isinstance(error, OSError) else None
     why, former = str(error), _linked(folder, "last")
-    if number in (errno.ENOSPC, errno.EDQUOT) or why.endswith(("(os error 28)", "(os error 122)")):
+    if no_room(error):
         size = sum(t.nbytes for tensors in (snapshot.weights, snapshot.training) for t in tensors.values()) / 2**20
         why = f"no space left on the disk (it takes about {max(size, 0.1):.1f} MiB)"
     kept = f"{folder / 'last'} ({former}) is intact" if former else "there is no earlier checkpoint"
@@ -451,6 +472,8 @@ def read_tensors(path: Path, seal: dict[str, Any]) -> dict[str, Tensor]:
     try:  # copies: the loaded tensors may be views of the file
         return {key: value.clone() for key, value in safetensors.torch.load_file(path).items()}
     except (OSError, SafetensorError) as error:
+        if out_of_memory(error):
+            raise
         raise DamagedError(f"{path.name} cannot be read ({error})") from error
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fullrank.config.training import TrainConfig, TrainingConfig
 from fullrank.core.errors import InputError, RunError
-from fullrank.files import out_of_memory
+from fullrank.files import out_of_memory, remove_leftovers
 from fullrank.seal import refuse_links
 from fullrank.training.distributed import HasBlocks, end_in_peace, local_device
 
@@ -243,4 +243,6 @@ def lock_folder(folder: Path) -> Iterator[None]:
             ) from None
         except OSError:
             pass  # a file system without locks
+        for place in (folder, *(path for path in folder.iterdir() if path.is_dir())):
+            remove_leftovers(place)
         yield

@@ -28,22 +28,34 @@ from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
 
 from fullrank.config.training import TrainingConfig
-from fullrank.core.errors import Interrupted, RunError
+from fullrank.core.errors import InputError, Interrupted, RunError, one_line
 from fullrank.files import python_command, usable_cores
 from fullrank.training.values import Batch, Carry, Loss, Objective, TrainingPosition
 
 Value = TypeVar("Value")
 TIMEOUT = 1800  # seconds that a process waits for the others; FULLRANK_TIMEOUT changes it
+_JOINING = 300  # seconds at most until all are there
 
 
 def started_with_others() -> bool:
     """True in one of several processes, as torchrun starts them."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+    return _variable("WORLD_SIZE", 1, least=1) > 1
 
 
 def is_first() -> bool:
     """True in the first of several processes, also before and after they form a group, and alone."""
-    return int(os.environ.get("RANK", "0")) == 0
+    return _variable("RANK", 0) == 0
+
+
+def _variable(name: str, default: int, least: int = 0) -> int:
+    """A number of the environment, as torchrun sets it. InputError for anything else."""
+    text = os.environ.get(name, str(default)).strip()
+    if not (text.isascii() and text.isdecimal() and int(text) >= least):
+        raise InputError(
+            f"{name}: a variable of the environment, which torchrun sets to a whole number from {least}; given '{text}'; "
+            f"start with torchrun or `fullrank train --procs N`, or unset it"
+        )
+    return int(text)
 
 
 def count() -> int:
@@ -58,7 +70,7 @@ def rank() -> int:
 
 def local_device(name: str) -> str:
     """The device of this process: with several GPUs the one of its number on this machine."""
-    return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if name == "cuda" and started_with_others() else name
+    return f"cuda:{_variable('LOCAL_RANK', 0)}" if name == "cuda" and started_with_others() else name
 
 
 @contextmanager
@@ -73,7 +85,7 @@ def together(device: torch.device) -> Iterator[None]:
         return
     if sys.platform == "linux":  # torchrun may be killed, too: then this process is asked to end
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-    seconds = float(os.environ.get("FULLRANK_TIMEOUT", TIMEOUT))
+    seconds = _variable("FULLRANK_TIMEOUT", TIMEOUT, least=1)
     if not dist.is_initialized():
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -87,7 +99,7 @@ def together(device: torch.device) -> Iterator[None]:
             raise SystemExit(1) from error
         if isinstance(error, RuntimeError) and _of_group(error):
             raise RunError(
-                f"process {rank()} of {count()} waited for another one, which is gone or did nothing for {seconds:g} seconds; "
+                f"process {rank()} of {count()} waited for another one, which is gone or did nothing for {seconds} seconds; "
                 "run the same command again to go on from the last checkpoint"
             ) from error
         raise
@@ -99,10 +111,30 @@ def _form_group(backend: str, timeout: timedelta) -> None:
     """`init_process_group` for processes that torchrun may have started again.
 
     Their store is that of the processes before them: under the same keys they would find addresses of the dead.
+    InputError if this process does not know where to meet the others, RunError if they do not come.
     """
-    store, number, size = next(rendezvous("env://", timeout=timeout))
-    store = dist.PrefixStore(f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)} of {size}", store)
-    dist.init_process_group(backend, store=store, rank=number, world_size=size, timeout=timeout)
+    number, size = _variable("RANK", 0), _variable("WORLD_SIZE", 1, least=1)
+    if missing := [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]:
+        raise InputError(
+            f"WORLD_SIZE is {size}, but {', '.join(missing)} is not set: start with torchrun or `fullrank train --procs N`, or "
+            "unset WORLD_SIZE"
+        )
+    if number >= size:
+        raise InputError(f"RANK: from 0 to WORLD_SIZE - 1 = {size - 1}, given {number}")
+    _variable("MASTER_PORT", 0)
+    joining = min(timeout, timedelta(seconds=_JOINING))
+    try:
+        store = next(rendezvous("env://", timeout=joining))[0]
+        store = dist.PrefixStore(f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)} of {size}", store)
+        store.set(f"process {number} is there", "")
+        store.wait([f"process {one} is there" for one in range(size)], joining)
+        dist.init_process_group(backend, store=store, rank=number, world_size=size, timeout=timeout)
+    except (RuntimeError, ValueError, OSError) as error:
+        end_in_peace()
+        raise RunError(
+            f"process {number} of {size} could not join the others in {joining.seconds} s: one of them is gone, or cannot "
+            f"reach {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}; {one_line(error)}"
+        ) from error
 
 
 def end_in_peace() -> None:
@@ -144,8 +176,16 @@ def launch(processes: int, words: Sequence[str]) -> int:
         options = ["--standalone", f"--nproc-per-node={processes}", "--no-python"]
         run(get_args_parser().parse_args([*options, *python_command(["-m", "fullrank", *words])]))
     except ChildFailedError as failed:
-        codes = [failure.exitcode for failure in failed.failures.values()]
-        return next((code for code in codes if code > 1), 1)
+        codes = {number: failure.exitcode for number, failure in failed.failures.items()}
+        if all(code < 0 for code in codes.values()):  # else one of them has said why
+            first = failed.get_first_failure()[0]
+            raise RunError(
+                f"process {first} of {processes} was ended by {signal.Signals(-codes[first]).name} before any could say why "
+                "(by the system, for want of memory?); run the same command again to go on from the last checkpoint"
+            ) from failed
+        if Interrupted.status in codes.values():
+            raise Interrupted(f"{processes} processes were interrupted") from failed
+        return max(*codes.values(), 1)
     except SignalException as caught:
         raise Interrupted(f"{processes} processes were ended by {signal.Signals(caught.sigval).name}") from caught
     return 0

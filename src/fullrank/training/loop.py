@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 from fullrank.config.training import TrainConfig
 from fullrank.core.errors import InputError, Interrupted, RunError
-from fullrank.training.checkpoint import load_checkpoint, save_checkpoint
+from fullrank.training.checkpoint import STOPPED, load_checkpoint, save_checkpoint
 from fullrank.training.device import (
     Signals,
     autocast,
@@ -71,6 +71,7 @@ def fit(
     observers: Sequence[Observer] = (),
     locked: bool = False,
     until: int | None = None,
+    engines: Set[str] = frozenset(),
 ) -> FitResult:
     """Train `model` in the run folder `folder`, from its last checkpoint if it has one; at the end the model holds
     the last weights (the averaged ones when averaging). `load_weights(model, folder / "checkpoints" / "best")` gives the best.
@@ -78,6 +79,7 @@ def fit(
 
     seal: what checkpoints state of the run (`seal.seal_run`). locked: the caller holds the lock of the folder.
     until: pause after this update; the schedules stay those of the whole training, and a later call goes on.
+    engines: the names of the kernels that compute, filled as they are used; checkpoints keep them.
     The objective is called with every batch, the carry of the batch before it ({} at the start of an epoch, not of a phase),
     and its position in training; before that all generators are seeded from seed, pass and process (`randomness.begin_draws`).
     Evaluation runs in evaluation mode, in the precision of training, without gradients; `eval.metric` says which is the best.
@@ -125,7 +127,19 @@ def fit(
             stack.enter_context(explain_failures(options))
             stack.callback(end_draws)
             loop = _Loop(
-                state, plan, engine, batches, evaluate, options, device, folder, seal or {}, metrics, timing, group
+                state,
+                plan,
+                engine,
+                batches,
+                evaluate,
+                options,
+                device,
+                folder,
+                seal or {},
+                metrics,
+                timing,
+                group,
+                engines,
             )
             loop.run(stack.enter_context(catch_signals()), until)
         state.average.copy_to_model()
@@ -197,6 +211,7 @@ class _Loop:
     metrics: JsonLines | None  # of the process that writes
     timing: JsonLines | None
     observers: ObserverGroup
+    engines: Set[str]
     parameters: list[nn.Parameter] = field(init=False)
     clock: Clock = field(init=False)
     saved: float = field(init=False)  # when
@@ -209,8 +224,15 @@ class _Loop:
         self.state.model.train()
         self.parameters = [p for group in self.state.optimizer.param_groups for p in group["params"]]
         self.clock, self.saved = Clock(self.device, counters, stop), time.monotonic()
+        begun, before = counters.step, set(counters.engines)
         while not counters.finished and counters.step < pause:
             self.update(stop)
+            if counters.step == begun + 1 and before and (new := sorted(self.engines - before)):
+                self.observers.notice(
+                    f"attention was computed by {', '.join(sorted(before))} before step {counters.step}, and now by "
+                    f"{', '.join(new)} too: the last digits may differ"
+                )
+            counters.engines = sorted({*counters.engines, *self.engines})
             self.observers.advance(counters.step, counters.tokens)
             counters.finished = plan.finished(counters)
             over = plan.phase_over(counters)
@@ -221,9 +243,9 @@ class _Loop:
             if over or flat:
                 self.next_phase()
             keep = self.options.keep_checkpoints if evaluating else None
-            ends = counters.finished or counters.step >= pause
-            if plan.save_due(counters.step) or self.late or best or keep or ends or self.ending:
-                self.save(best, keep)
+            due = plan.save_due(counters.step) or self.late or best or keep or counters.finished
+            if due or self.ending or counters.step >= pause:
+                self.save(best, keep, stopped=not due)
             if self.ending and not counters.finished:
                 raise Interrupted(
                     f"stopped by {stop.signal or 'a signal'} after step {counters.step} of {plan.total_steps}; everything "
@@ -349,8 +371,11 @@ class _Loop:
         elif not counters.finished:
             counters.stopped_early = counters.finished = True
 
-    def save(self, best: bool, keep: int | None) -> None:
-        """Save a checkpoint of this step, and keep its weights as one of `keep`; RunError if they are not finite."""
+    def save(self, best: bool, keep: int | None, stopped: bool) -> None:
+        """Save a checkpoint of this step, and keep its weights as one of `keep`; RunError if they are not finite.
+
+        stopped: it is there because training is to stop, and a run that is not stopped has none of this step.
+        """
         counters = self.state.counters
         self.check_loss()
         norms = torch._foreach_norm([local(p.detach()) for p in self.parameters])
@@ -360,6 +385,7 @@ class _Loop:
         if self.metrics is not None:
             counters.metrics_bytes, counters.metrics_sha256 = self.metrics.sync(), self.metrics.digest.hexdigest()
         folder, snapshot = self.folder / "checkpoints", dataclasses.replace(self.state.capture(), run=self.seal)
+        snapshot.state.update({STOPPED: True} if stopped else {})
         save_checkpoint(folder, snapshot, step=counters.step, best=best, keep_weights=keep)
         self.saved = time.monotonic()
         self.clock.resume()

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from fullrank.config.training import TrainConfig
 from fullrank.core.errors import InputError
 from fullrank.decoding.sample import evaluating
-from fullrank.training.checkpoint import Snapshot, put_weights
+from fullrank.training.checkpoint import STOPPED, Snapshot, put_weights
 from fullrank.training.device import (
     Signals,
     autocast,
@@ -68,6 +68,9 @@ class Counters:
     metrics_sha256: str = ""  # of these bytes; empty in a checkpoint of an earlier version
     batches_per_epoch: int = 0
     total_steps: int = 0  # planned; 0 in a checkpoint of an earlier version
+    engines: list[str] = field(
+        default_factory=list
+    )  # kernels that computed attention in updates; of an earlier version none
 
     def note_evaluation(self, nll: float, value: float) -> bool:
         """Record an evaluation after this step, `value` of `metric`; True if it is the best so far."""
@@ -341,7 +344,7 @@ class TrainingState:
     def restore(self, snapshot: Snapshot, path: Path) -> None:
         """Go back to `snapshot`; InputError, naming `path`, if it belongs to another model or configuration."""
         state = dict(snapshot.state)
-        for name in ("random", "processes"):  # of an earlier version; for people
+        for name in ("random", "processes", STOPPED):  # of an earlier version; for people; for the next checkpoint
             state.pop(name, None)
         others = ("window_tokens", "optimizer", "schedule", "average")
         window_tokens, optimizer, schedule, average = (state.pop(key) for key in others)

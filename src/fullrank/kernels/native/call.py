@@ -35,13 +35,14 @@ _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 def refuses(problem: Problem) -> str | None:
     """Asked after `declines`: the first time on a machine the library is compiled for the answer."""
-    if problem.values.device.type != "cpu" or not _available():
+    if problem.values.device.type != "cpu" or not available():
         return f"it needs a CPU, a C++ compiler, and FULLRANK_NATIVE that is not 0; given {problem.values.device}"
     return None
 
 
 @torch.compiler.assume_constant_result
-def _available() -> bool:
+def available() -> bool:
+    """True if the library is there, or can be compiled now."""
     return library() is not None
 
 

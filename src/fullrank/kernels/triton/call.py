@@ -92,6 +92,11 @@ def _runs_on(device: torch.device) -> bool:
     return _installed() and _INTERPRETED and device.type == "cpu"
 
 
+def available() -> bool:
+    """True on a machine with a GPU that is new enough."""
+    return _runs_on(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+
+
 def declines(problem: Problem) -> str | None:
     (batch, heads, queries, size), length = problem.query.shape, problem.keys.shape[2]
     if size > _MOST_SIZE or (problem.mixing is not None and heads > _MOST_HEADS):
