@@ -23,11 +23,6 @@ from fullrank import kernels  # noqa: E402
 
 # with a soft-cap, sinks, or a position bias: what our kernels do not compute
 OWN_RULES = {"gemma2", "gpt_oss", "granite_swa", "t5"}
-QUERIES = {
-    "bert": "projected", "roberta": "projected", "distilbert": "projected", "gpt2": "projected", "t5": "projected",
-    "bart": "projected", "vit": "projected", "llama": "rotated", "qwen3": "normalized and rotated", "modernbert": "rotated",
-    "gemma2": "rotated", "opt": "scaled", "whisper": "scaled",
-}  # fmt: skip
 
 
 # Mixhead A is a part of B: alone it is of the full tier
@@ -84,8 +79,7 @@ def test_output_is_the_models_own_at_the_start(family, mix):
     difference = (on_tokens(fast, inputs) - on_tokens(expected, inputs)).abs().max()
     assert difference <= 1e-6 * max(1, expected.abs().max())
     assert bool(names) == (family not in OWN_RULES)
-    if family in QUERIES:
-        assert injected.config.fullrank["query"] == QUERIES[family]
+    assert injected.config.fullrank["query"] == "projected"
 
 
 def test_dropout_is_the_models_own_at_the_start():
@@ -119,6 +113,23 @@ def slow_mixing(weights: Tensor, query: Tensor, value: Tensor, mixing: Tensor, f
     return out
 
 
+def projected_queries(model: Any) -> dict[Any, Tensor]:
+    """The output of each module's projection of queries, filled in a pass; of a fused projection the columns of queries."""
+    projected = {}
+    for module in model.modules():
+        if hasattr(module, "fullrank"):
+            names = ("q_proj", "query", "q_lin", "q", "query_key_value", "Wqkv", "c_attn")
+            name, layer = next((name, part) for name in names if (part := getattr(module, name, None)) is not None)
+
+            def keep(_: Any, __: Any, output: Tensor, module: Any = module, name: str = name) -> None:
+                if name == "query_key_value":  # q, k and v of each head
+                    output = output.unflatten(-1, (module.fullrank.size.num_heads, 3, -1))[..., 0, :]
+                projected[module] = output.chunk(3, -1)[0] if name in ("Wqkv", "c_attn") else output
+
+            layer.register_forward_hook(keep)
+    return projected
+
+
 @mixings
 @pytest.mark.parametrize("kernel", ["reference", "auto"])
 def test_mixing_is_that_of_the_equation(family, mix, kernel):
@@ -127,6 +138,7 @@ def test_mixing_is_that_of_the_equation(family, mix, kernel):
     model, inputs = FAMILIES[family]()
     injected, seen = trained(fr.inject(model, mix=mix)), []
     attend = interface.attend
+    projected = projected_queries(injected)
 
     def watched(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **given: Any) -> Any:
         actual = attend(module, query, key, value, mask, **given)
@@ -135,9 +147,9 @@ def test_mixing_is_that_of_the_equation(family, mix, kernel):
         if family == "granite_swa":  # what its sink takes from a query is taken from the weights that are mixed
             scores = given["scaling"] * query @ key.repeat_interleave(2, 1).transpose(2, 3) + mask
             weights = weights * (scores.logsumexp(-1) - module.sinks.view(1, -1, 1)).sigmoid()[..., None]
-        stages = module.fullrank.mix
+        stages, read = module.fullrank.mix, projected[module].view(query.transpose(1, 2).shape).transpose(1, 2)
         seen.append(
-            (actual[0], slow_mixing(weights, query, value, stages.mixing, getattr(stages, "from_query", None)), mask)
+            (actual[0], slow_mixing(weights, read, value, stages.mixing, getattr(stages, "from_query", None)), mask)
         )
         return actual
 

@@ -21,9 +21,21 @@ from fullrank.core.errors import InputError, suggest
 from fullrank.core.normalize import Softmax
 from fullrank.core.stage import HeadSize
 from fullrank.hf import output as vocabulary
-from fullrank.hf.interface import FORMER, Injected, dispatcher, eager_of, name_for, refuse_another
+from fullrank.hf.interface import (
+    FORMER,
+    Injected,
+    QueryProjection,
+    dispatcher,
+    drop_hooks,
+    eager_of,
+    hand_over,
+    let_go,
+    name_for,
+    prepare,
+)
 
 _FORMERS = "_fullrank_formers"
+_TAGS = ("fullrank", "fullrank-rotated-query")  # of the card of an injected model, and of its adapters
 # Saved as the attention implementation of an injected model. It is never registered, so that a plain `from_pretrained` stops
 # with an error that shows this name, where it would otherwise leave out the mixing parameters.
 LOADED_BY = "fullrank.load_injected"
@@ -31,7 +43,8 @@ LOADED_BY = "fullrank.load_injected"
 
 def inject(model: Any, *, mix: Stage = "none", normalize: Stage = "softmax", cross_head: float = 0.0,
            layers: Sequence[int | str] | None = None,
-           output: str | Mapping[str, Any] | OutputConfig | None = None) -> Any:  # fmt: skip
+           output: str | Mapping[str, Any] | OutputConfig | None = None,
+           query: str | Mapping[str, str] = "projected") -> Any:  # fmt: skip
     """Let the heads of a Hugging Face model exchange their attention weights, or make its vocabulary layer a mixture.
 
         P'_i = sum_j m_ji P_j                               of the weights P that the model itself computes
@@ -49,11 +62,14 @@ def inject(model: Any, *, mix: Stage = "none", normalize: Stage = "softmax", cro
     `model.config.chunked_loss = False` gives them.
     The mixture starts at W_k = b_k = 0, where every softmax is the old one, with a random P, so that components part at the
     first step. Differs from Transformer-MoS §3: h_k = tanh(W_k g + b_k) there, which could not start as g.
+    query: the query that position-wise mixing reads. "projected": with its bias, before norms, rotation and scale, wherever the
+    projection can be told; a warning names attention with a rotated query where it cannot. Other values are those of a saved
+    model's `config.fullrank["query"]`, as older versions wrote them: the query as the attention function gets it.
     Raises InputError for a model that cannot be injected into, or has been already, ConfigError for unknown words.
     """
     WeightedConfig(mix=mix, normalize=normalize, cross_head=cross_head)
     mixture = None if output is None else vocabulary.mixture_settings(output)
-    weights_change = (stage_name(mix), stage_name(normalize)) != ("none", "softmax")
+    weights_change = _changes_weights(mix, normalize)
     attends = weights_change or bool(cross_head)
     if not attends and mixture is None:
         raise InputError(
@@ -74,11 +90,15 @@ def inject(model: Any, *, mix: Stage = "none", normalize: Stage = "softmax", cro
             f"{type(model).__name__}: cross_head alone keeps the attention function of the model, which has to be 'sdpa' or "
             f"'eager'; given '{min(formers - {'eager', 'sdpa'}, key=str)}': call model.set_attn_implementation('sdpa') first"
         )
+    projections = {
+        name: query_projection(module) if _query_word(name, query) == "projected" else None
+        for name, module in chosen.items()
+    }
     made = {}
     with torch.random.fork_rng(devices=[]):
         for name, module in chosen.items():
             torch.rand((), device="cpu")  # a fixed random mixing is another one in every layer
-            made[name] = _stages(name, module, mix, normalize, cross_head)
+            made[name] = _stages(name, module, mix, normalize, cross_head, projections[name])
     if mixture is not None or any(list(stages.parameters()) for stages in made.values()):
         _refuse_peft(model)
         _exempt_from_trainer()
@@ -88,17 +108,20 @@ def inject(model: Any, *, mix: Stage = "none", normalize: Stage = "softmax", cro
         vocabulary.attach(model, head, mixture)
     for name, stages in made.items():
         chosen[name].fullrank = stages
-        chosen[name].register_forward_pre_hook(refuse_another)
+        chosen[name].register_forward_pre_hook(prepare)
+        if stages.projection is not None:
+            chosen[name].register_forward_hook(let_go)
     _copy_configs(model)
     for module in attention_modules(model).values() if attends else ():
         vars(module)[FORMER] = module.config._attn_implementation
-    queries = {name: query_of(module) for name, module in chosen.items()}
-    same_query = len(set(queries.values())) == 1
+    queries = {name: query_of(module) if projections[name] is None else "projected" for name, module in chosen.items()}
     settings = {
         "mix": mix, "normalize": normalize, "cross_head": cross_head, "layers": None if layers is None else list(layers),
-        "query": next(iter(queries.values())) if same_query else queries,
+        "query": next(iter(queries.values())) if len(set(queries.values())) == 1 else queries,
         "output": mixture,
     }  # fmt: skip
+    rotated = [name for name, word in queries.items() if "rotated" in word and "query" in made[name].mix.needs]
+    model.model_tags = [*(getattr(model, "model_tags", None) or ()), *_TAGS[: 2 if rotated else 1]]
     vars(model)[_FORMERS] = [(config, config._attn_implementation) for config in _configs(model)]
     for config, former in vars(model)[_FORMERS]:
         if former is not None and attends:
@@ -107,10 +130,31 @@ def inject(model: Any, *, mix: Stage = "none", normalize: Stage = "softmax", cro
     if attends and layers is None and (left := _off_the_interface(model)):
         warnings.warn(
             f"{type(model).__name__}: {len(left)} attention modules compute weights in code of their own and stay as they are: "
-            f"{', '.join(left[:3])}{' ...' if left[3:] else ''}; give the others as `layers` to inject without this warning",
+            f"{_first(left)}; give the others as `layers` to inject without this warning",
+            stacklevel=2,
+        )
+    if unknown := [name for name in rotated if _query_word(name, query) == "projected"]:
+        warnings.warn(
+            f"{type(model).__name__}: {len(unknown)} attention modules have a projection of queries that is not known, so that "
+            f"mixing reads the rotated query: the same text at other positions gives other outputs ({_first(unknown)}); "
+            "give position_ids with padding on the left, or choose others with `layers`",
             stacklevel=2,
         )
     return model
+
+
+def _changes_weights(mix: Stage, normalize: Stage) -> bool:
+    return (stage_name(mix), stage_name(normalize)) != ("none", "softmax")
+
+
+def _query_word(name: str, query: str | Mapping[str, str]) -> str:
+    """The word of `query` for a module: "projected", or what a saved model says that its attention function gets."""
+    if not isinstance(query, str):
+        same = (word for key, word in query.items() if f".{key}".endswith(f".{name}") or f".{name}".endswith(f".{key}"))
+        query = next(same, "projected")
+    if set(query.split(" and ")) - {"projected", "normalized", "rotated", "scaled"}:
+        raise InputError(f"query: 'projected', or `config.fullrank['query']` of a saved model, given {query!r}")
+    return query
 
 
 def _refuse_peft(model: nn.Module) -> None:
@@ -132,9 +176,10 @@ def _copy_configs(model: nn.Module) -> None:
                 vars(module)[name] = copies[id(value)]
 
 
-def _stages(name: str, module: Any, mix: Stage, normalize: Stage, cross_head: float) -> Injected:
+def _stages(name: str, module: Any, mix: Stage, normalize: Stage, cross_head: float,
+            projection: QueryProjection | None = None) -> Injected:  # fmt: skip
     """The stages for a module, on its device and in its dtype."""
-    stages = Injected(head_size(module), eager_of(module), mix, normalize, cross_head)
+    stages = Injected(head_size(module), eager_of(module), mix, normalize, cross_head, projection)
     # a quantized layer has others too; while a model is loaded, some parameters may have been made outside of the meta device
     like = min((p for p in module.parameters() if p.is_floating_point()), key=lambda p: not p.is_meta, default=None)
     if like is None or not like.is_meta:
@@ -181,7 +226,7 @@ def complete(model: Any) -> tuple[Any, set[int]]:
     had = {name for name, module in modules.items() if "fullrank" in module._modules}
     settings: dict[str, Any] = {"mix": "none", "normalize": "softmax", "output": None}
     settings = settings_of(model) if injected_parts(model) else settings
-    mixed = (stage_name(settings["mix"]), stage_name(settings["normalize"])) != ("none", "softmax")
+    mixed = _changes_weights(settings["mix"], settings["normalize"])
     if mixed and had == set(modules):
         return model, set()
     model = copy.deepcopy(model)
@@ -207,7 +252,7 @@ def settings_of(model: Any) -> dict[str, Any]:
 
 def arguments_of(settings: dict[str, Any]) -> dict[str, Any]:
     """The arguments of `inject` among the settings in a configuration."""
-    arguments = {key: settings[key] for key in ("mix", "normalize", "cross_head", "layers")}
+    arguments = {key: settings[key] for key in ("mix", "normalize", "cross_head", "layers", "query")}
     return {**arguments, "output": settings.get("output")}  # earlier versions wrote none
 
 
@@ -231,8 +276,9 @@ def remove(model: Any, *, merge: bool = False) -> Any:
     for module in modules.values():
         vars(module).pop(FORMER, None)
         module._modules.pop("fullrank", None)
-        for key in [key for key, hook in module._forward_pre_hooks.items() if hook is refuse_another]:
-            del module._forward_pre_hooks[key]
+        for part in module.modules():
+            drop_hooks(part, prepare, hand_over, let_go)
+    model.model_tags = [tag for tag in model.model_tags or () if tag not in _TAGS] or None
     for config, former in vars(model).pop(_FORMERS):
         config._attn_implementation_internal = former
         del config.fullrank, config.attn_implementation
@@ -341,8 +387,15 @@ def _number(owners: Sequence[Any], names: Sequence[str]) -> int | None:
     return None
 
 
-# -- the query that a module hands to its attention function: position-wise mixing reads it ------------------------------
+# -- the query that position-wise mixing reads: projected, or as a module hands it to its attention function --------------
 
+_PROJECTIONS = (
+    "q_b_proj",
+    *QUERIES,
+    "to_q",
+    "query_key_value",
+)  # each head's own, a gate, key and value behind its query
+_FUSED = ("qkv_proj", "qkv", "Wqkv")  # the queries of all heads, then all keys, then all values
 _SCALES = ("scaling", "scale", "scale_factor", "softmax_scale")
 _ROTATING = ("rotary", "rope")
 _NORMS = ("q_norm", "q_layernorm", "q_layer_norm", "query_layernorm", "qk_norm")  # of heads
@@ -364,6 +417,22 @@ def query_of(module: nn.Module) -> str:
         "scaled": _scales_query(method),
     }
     return " and ".join(change for change, done in changes.items() if done) or "projected"
+
+
+def query_projection(module: nn.Module) -> QueryProjection | None:
+    """The projection of queries, None where the attention function gets its output unchanged, or it is not known."""
+    method = dispatcher(type(module))
+    assert method is not None
+    if query_of(module) == "projected":
+        return None
+    size = head_size(module)
+    for name in (*_PROJECTIONS, *_FUSED):
+        layer = getattr(module, name, None)
+        if name in method.__code__.co_names and isinstance(layer, nn.Module):
+            blocks = size.num_heads if name in _PROJECTIONS else getattr(module, "mp_num", 1)  # CodeGen: 4 such blocks
+            fits = getattr(layer, "out_features", 0 if name in _FUSED else size.hidden_size) >= size.hidden_size
+            return QueryProjection(name, blocks) if fits else None
+    return None
 
 
 def _scales_query(method: types.FunctionType) -> bool:
@@ -434,6 +503,10 @@ def _value_projection(name: str, module: Any) -> nn.Linear:
 
 def _refusal(name: str, reason: str) -> InputError:
     return InputError(f"{name}: cannot be merged, {reason}; remove it without merge, or keep it")
+
+
+def _first(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (" ..." if names[3:] else "")
 
 
 # -- training ------------------------------------------------------------------------------------------------------------

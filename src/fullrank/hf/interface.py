@@ -9,6 +9,7 @@ from __future__ import annotations
 import dis
 import functools
 import inspect
+import threading
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -42,19 +43,38 @@ _PERMUTED = f"{MIXED}_"  # followed by the name of the model's own attention fun
 FORMER = "fullrank_former"  # on every attention module of an injected model, on unchanged ones too: its former function
 
 
+@dataclass(frozen=True)
+class QueryProjection:
+    """The submodule of an attention module whose output (..., W) holds its queries, with their bias and before all else.
+
+    blocks: the output is that many blocks of equal width, and each begins with the queries of H / blocks heads.
+    """
+
+    name: str
+    blocks: int
+
+    def queries(self, output: Tensor, size: HeadSize) -> Tensor:
+        """Output (..., W) of all positions of a pass -> queries (..., H, D)."""
+        blocks = output.unflatten(-1, (self.blocks, -1))[..., : size.num_heads * size.head_dim // self.blocks]
+        return blocks.flatten(-2).unflatten(-1, (size.num_heads, size.head_dim))
+
+
 class Injected(nn.Module):
     """The stages that an attention module has as its submodule `fullrank`.
 
     route permutes key and value heads, normalize and mix act on the weights: they are the stages of our own models, with their
     names and their start. eager is the model's own eager attention function. `attend` reads them; there is no forward pass.
+    projection: where the mixing finds its query; None: it reads the one that the attention function gets.
     """
 
-    def __init__(self, size: HeadSize, eager: Eager, mix: Stage, normalize: Stage, cross_head: float) -> None:
+    def __init__(self, size: HeadSize, eager: Eager, mix: Stage, normalize: Stage, cross_head: float,
+                 projection: QueryProjection | None = None) -> None:  # fmt: skip
         super().__init__()
         self.normalize: Normalizer = build_stage("normalize", normalize, size)
         self.mix: Mixing = build_stage("mix", mix, size)
         self.route = StochasticCrossHead(cross_head)
         self.size, self.eager = size, eager
+        self.projection = projection if "query" in self.mix.needs else None
         self._own: OwnAttention | None = None
 
     def own(self, module: nn.Module) -> OwnAttention:
@@ -113,29 +133,89 @@ def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attenti
     if injected is None:
         return _unmixed(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **arguments)
     key, value = injected.route(key, value)
+    mixing = injected.mix.matrix(_query_of_mixing(injected, module, query))
     own = injected.own(module)
     if scaling is not None and _is_plain(own, query, key, value, arguments):
         if query.shape[2] == 1 and not module.training and type(injected.normalize) is Softmax:
-            return _step(injected, query, key, value, attention_mask, scaling), None
+            return _step(mixing, query, key, value, attention_mask, scaling), None
         layout = layout_of(attention_mask, query, key) if query.shape[2] > 1 else None
         if layout is not None:
             groups, p = query.shape[1] // key.shape[1], dropout if module.training else 0.0
             problem: Problem | str = f"no engine knows the normaliser {type(injected.normalize).__name__}"
             if injected.normalize.engine is not None:
-                problem = Problem(query, _repeated(key, groups), _repeated(value, groups), injected.mix.matrix(query), None,
-                                  layout, scaling, injected.normalize.engine, p)  # fmt: skip
+                problem = Problem(query, _repeated(key, groups), _repeated(value, groups), mixing, None, layout, scaling,
+                                  injected.normalize.engine, p)  # fmt: skip
             if (out := engine.load().attend(problem)) is not None:
                 return out.transpose(1, 2).contiguous(), None
-    return _definition(injected, own, module, query, key, value, attention_mask, dropout, scaling=scaling, **arguments)
+    return _definition(
+        injected, mixing, own, module, query, key, value, attention_mask, dropout, scaling=scaling, **arguments
+    )
 
 
-def refuse_another(module: Any, _: object) -> None:
-    """InputError if the configuration of an injected module names an attention function that leaves its stages out."""
+# -- the query that position-wise mixing reads, on its way from the projection to the attention function ------------------
+
+
+class _Handed(threading.local):
+    """Output of the query projection of the attention module that this thread is in, and the position that is read next."""
+
+    output: Tensor | None = None
+    position = 0
+
+
+_handed = _Handed()
+
+
+def hand_over(projection: nn.Module, arguments: object, output: Tensor) -> None:
+    """Forward hook of a query projection."""
+    _handed.output, _handed.position = output, 0
+
+
+def let_go(module: nn.Module, arguments: object, output: object) -> None:
+    """Forward hook of an attention module: nothing is kept between its calls."""
+    _handed.output = None
+
+
+def _query_of_mixing(injected: Injected, module: nn.Module, query: Tensor) -> Tensor:
+    """The projected query (B, H, N, D), or the one that the attention function gets.
+
+    Vision models call the function for one image after the other, which are parts of one projection; DiffLlama calls it twice
+    for all positions.
+    """
+    if injected.projection is None:
+        return query
+    if _handed.output is None:
+        raise InputError(
+            f"{type(module).__name__}: its projection `{injected.projection.name}` was not called, whose output position-wise "
+            "mixing reads; inject with another mix"
+        )
+    output = _handed.output.reshape(query.shape[0], -1, _handed.output.shape[-1])
+    start = _handed.position % output.shape[1]
+    _handed.position = end = start + query.shape[2]
+    return injected.projection.queries(output[:, start:end], injected.size).transpose(1, 2).to(query.dtype)
+
+
+def prepare(module: Any, _: object) -> None:
+    """Forward pre-hook of an injected module: its query projection hands over, which PEFT and quantizers replace.
+
+    InputError if the configuration names an attention function that leaves the stages out.
+    """
     if not str(module.config._attn_implementation_internal).startswith(MIXED):  # not by its slow property
         raise InputError(
             f"{type(module).__name__}: its attention was set to '{module.config._attn_implementation}' after injection, which "
             "leaves out what was injected; call fullrank.remove(model), set_attn_implementation, then fullrank.inject again"
         )
+    if module.fullrank.projection is not None:
+        projection = getattr(module, module.fullrank.projection.name)
+        if hand_over not in projection._forward_hooks.values():
+            projection.register_forward_hook(hand_over)
+
+
+def drop_hooks(module: nn.Module, *functions: Any) -> None:
+    """Take hooks out of a module again."""
+    of_state = (module._state_dict_pre_hooks, module._load_state_dict_post_hooks)
+    for hooks in (module._forward_pre_hooks, module._forward_hooks, *of_state):
+        for key in [key for key, hook in hooks.items() if hook in functions]:
+            del hooks[key]
 
 
 def _injected(module: nn.Module) -> Injected | None:
@@ -150,9 +230,11 @@ def _injected(module: nn.Module) -> Injected | None:
     return injected
 
 
-def _step(injected: Injected, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
+def _step(
+    matrix: Tensor | None, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float
+) -> Tensor:
     """Plain attention of a single query, in few operations: in decoding each costs more than its numbers."""
-    groups, matrix = query.shape[1] // key.shape[1], injected.mix.matrix(query)
+    groups = query.shape[1] // key.shape[1]
     scores = query @ _repeated(key, groups).mT * scaling
     dtype = None if query.dtype == torch.float64 else torch.float32
     weights = torch.softmax(scores if mask is None else scores + mask, -1, dtype=dtype).to(query.dtype)
@@ -187,8 +269,8 @@ def _weights_wanted(arguments: dict[str, Any]) -> bool:
     return bool(collected) and any("attentions" in key for key in collected)
 
 
-def _definition(injected: Injected, own: OwnAttention, module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
-                mask: Tensor | None, dropout: float, **arguments: Any) -> tuple[Tensor, Tensor]:  # fmt: skip
+def _definition(injected: Injected, mixing: Tensor | None, own: OwnAttention, module: nn.Module, query: Tensor, key: Tensor,
+                value: Tensor, mask: Tensor | None, dropout: float, **arguments: Any) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Attention by the model's own weights, then our stages."""
     own_dropout = 0.0
     if type(injected.normalize) is Softmax:
@@ -200,7 +282,6 @@ def _definition(injected: Injected, own: OwnAttention, module: nn.Module, query:
                 "other normalisers than softmax would have to take apart; inject without normalize"
             )
         weights = injected.normalize(_scores(query, key, mask, arguments["scaling"])).to(query.dtype)
-    mixing = injected.mix.matrix(query)
     mixed = mix_heads(weights, mixing)
     values = _repeated(value, query.shape[1] // value.shape[1])
     if not torch.compiler.is_compiling() and (trace := _trace.get()) is not None:

@@ -22,6 +22,7 @@ from fullrank.core.config import MixtureConfig, OutputConfig
 from fullrank.core.engine import Cluster, Components
 from fullrank.core.errors import InputError
 from fullrank.core.output import IGNORED, Latents, Output
+from fullrank.hf.interface import drop_hooks
 
 KIND = "mixture_of_softmaxes"
 OWN_KEYS = (
@@ -152,9 +153,7 @@ def detach(model: Any) -> None:
         return
     del head.fullrank
     head.__class__ = nn.Linear  # type: ignore[assignment]
-    for hooks, hook in ((model._forward_pre_hooks, _take_labels), (model._forward_hooks, _put_loss)):
-        for key in [key for key, other in hooks.items() if other is hook]:
-            del hooks[key]
+    drop_hooks(model, _take_labels, _put_loss)
 
 
 # -- the loss of a whole model, formed in its vocabulary layer ------------------------------------------------------------
