@@ -195,6 +195,8 @@ def test_every_kind_of_hugging_face_model(
     for name in ("injected", "plain"):
         injected.name_or_path = str(tmp_path / name)
         peft.get_peft_model(copy.deepcopy(injected), lora).save_pretrained(tmp_path / f"peft-of-{name}")
+    unsaved = peft.LoraConfig(target_modules=["q_proj"], r=2)
+    peft.get_peft_model(copy.deepcopy(injected), unsaved).save_pretrained(tmp_path / "peft-without-mixing")
     cli_runs.called("export", run, tmp_path / "export")
     (tmp_path / "mine.py").write_text(
         "import torch, hugging_face_models as t\ndef make(): return t.gpt2()\ndef bad(): return 3\n"
@@ -228,6 +230,7 @@ def test_every_kind_of_hugging_face_model(
         (["hf:gpt2", "--text", "mine.py"], "a model type, untrained and without a tokenizer"),
         (["hf:vit"], "no class that predicts next tokens"),
         (["peft-of-plain"], "nothing is injected in"),
+        (["peft-without-mixing"], "nothing is injected in"),
     ):
         code, out, said = called(*words)
         assert (code, out, expected in said) == (2, "", True), said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import peft
 import pytest
@@ -102,6 +103,99 @@ def test_peft_keeps_mixing_beside_lora(tmp_path):
         torch.testing.assert_close(again(**inputs).logits, base(**inputs).logits)
     merged = again.merge_and_unload()
     torch.testing.assert_close(merged(**inputs).logits, expected, rtol=1e-4, atol=1e-5)
+
+
+def adapter_of(model, folder, **options):
+    """Train an adapter of PEFT on a model, save it, and return the adapted model with the warnings of saving."""
+    adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["query"], r=2, **options))
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora" in name:
+                parameter.normal_()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        adapted.eval().save_pretrained(folder)
+    return adapted, "".join(str(warning.message) for warning in said)
+
+
+LOADERS = {
+    "peft": lambda model, folder: peft.PeftModel.from_pretrained(model, folder),
+    "transformers": lambda model, folder: (model.load_adapter(folder), model)[1],
+}
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.parametrize("injected", [{"mix": "position_wise"}, {"mix": "average"}, {"output": "mixture_of_softmaxes"}])
+def test_an_adapter_names_injection_where_its_base_has_none(tmp_path, injected, loader):
+    """PEFT alone leaves out keys that a model does not have, without a word; its configuration now makes it warn."""
+    base, inputs = FAMILIES["bert"]()
+    model = stir(fr.inject(copy.deepcopy(base), **injected))
+    adapted, said = adapter_of(model, tmp_path, modules_to_save=["fullrank"])
+    assert "fullrank" not in said
+    assert "- fullrank\n" in (tmp_path / "README.md").read_text()
+    with pytest.warns(UserWarning, match="fullrank.inject on the base model"):
+        LOADERS[loader](copy.deepcopy(base), tmp_path)
+    again = LOADERS[loader](fr.inject(copy.deepcopy(base), **injected), tmp_path).eval()
+    assert torch.equal(again(**inputs).logits, adapted(**inputs).logits)
+    with pytest.raises(InputError, match=r"an adapter of PEFT; call fullrank\.inject"):
+        fr.load_injected(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("excluded", [["layer.1.attention.self.query"], r".*\.1\..*query"])
+def test_modules_that_an_adapter_excludes_stay_excluded(tmp_path, excluded):
+    base, inputs = FAMILIES["bert"]()
+    model = stir(fr.inject(copy.deepcopy(base), mix="position_wise"))
+    adapted, _ = adapter_of(model, tmp_path, modules_to_save=["fullrank"], exclude_modules=excluded)
+    again = LOADERS["peft"](fr.inject(copy.deepcopy(base), mix="position_wise"), tmp_path).eval()
+    wrapped = {key.partition(".lora_A")[0] for key in again.state_dict() if "lora_A" in key}
+    assert wrapped == {"base_model.model.bert.encoder.layer.0.attention.self.query"}
+    assert torch.equal(again(**inputs).logits, adapted(**inputs).logits)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("injected", [{"mix": "position_wise"}, {"mix": "random"}, {"output": "mixture_of_softmaxes"}])
+def test_an_adapter_without_mixing_is_named_in_saving_and_loading(tmp_path, injected):
+    base, inputs = FAMILIES["bert"]()
+    adapted, said = adapter_of(stir(fr.inject(copy.deepcopy(base), **injected)), tmp_path / "peft")
+    assert "without modules_to_save=['fullrank']" in said
+    fresh = fr.inject(copy.deepcopy(base), **injected)
+    with pytest.warns(UserWarning, match=r"modules_to_save=\['fullrank'\]"):
+        loaded = LOADERS["peft"](fresh, tmp_path / "peft")
+    assert not torch.allclose(loaded.eval()(**inputs).logits, adapted(**inputs).logits)
+    with pytest.warns(UserWarning, match="fullrank.inject on the base model"):
+        LOADERS["peft"](copy.deepcopy(base), tmp_path / "peft")
+    fr.save_adapter(adapted.get_base_model(), tmp_path / "ours")
+    fresh = fr.load_adapter(copy.deepcopy(base), tmp_path / "ours")
+    again = LOADERS["peft"](fresh, tmp_path / "peft").eval()  # a warning would be an error
+    assert torch.equal(again(**inputs).logits, adapted(**inputs).logits)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_an_adapter_of_a_saved_injected_model_needs_no_mixing_of_its_own(tmp_path):
+    base, inputs = FAMILIES["bert"]()
+    stir(fr.inject(base, mix="position_wise")).save_pretrained(tmp_path / "base")
+    adapted, said = adapter_of(fr.load_injected(tmp_path / "base"), tmp_path / "peft")
+    assert "fullrank" not in said
+    again = LOADERS["peft"](fr.load_injected(tmp_path / "base"), tmp_path / "peft").eval()
+    assert torch.equal(again(**inputs).logits, adapted(**inputs).logits)
+    trained = fr.load_injected(tmp_path / "base")
+    adapted = peft.get_peft_model(trained, peft.LoraConfig(target_modules=["query"]))
+    trained.bert.encoder.layer[0].attention.self.fullrank.requires_grad_(True)
+    with pytest.warns(UserWarning, match=r"holds nothing of .*layer\.0\.attention\.self\.fullrank"):
+        adapted.save_pretrained(tmp_path / "trained")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_prompts_of_peft_hold_no_mixing_either(tmp_path):
+    model = fr.inject(FAMILIES["llama"]()[0], mix="position_wise")
+    adapted = peft.get_peft_model(model, peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2))
+    with pytest.warns(UserWarning, match="holds nothing of"):
+        adapted.save_pretrained(tmp_path)
+    fresh = fr.inject(FAMILIES["llama"]()[0], mix="position_wise")
+    with pytest.warns(UserWarning, match="saved without modules_to_save"):
+        peft.PeftModel.from_pretrained(fresh, tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore")

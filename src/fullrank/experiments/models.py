@@ -217,7 +217,7 @@ def _with_adapter(folder: Path, file: str, dtype: torch.dtype, tokenizer: bool, 
             f"{folder / file}: {_ADAPTERS[file]} does not say which model the adapter was made of; name it there"
         )
     loaded = load_causal(base, dtype, tokenizer=tokenizer, as_saved=as_saved)
-    from fullrank.hf.inject import injected_modules
+    from fullrank.hf.inject import injected_parts
     from fullrank.hf.saving import load_adapter
 
     if file == "fullrank_config.json":
@@ -226,7 +226,8 @@ def _with_adapter(folder: Path, file: str, dtype: torch.dtype, tokenizer: bool, 
         raise InputError(f"{folder}: an adapter of PEFT, which is not installed: pip install peft")
     peft: Any = importlib.import_module("peft")
     config = peft.PeftConfig.from_pretrained(str(folder))
-    if "fullrank" in (config.modules_to_save or ()) and not injected_modules(loaded.model):
+    named = {key: getattr(config, key, None) or () for key in ("modules_to_save", "exclude_modules")}
+    if any("fullrank" in names for names in named.values()) and not injected_parts(loaded.model):
         raise InputError(
             f"{folder}: the adapter of an injected model, but nothing is injected in {base}; save the injected model "
             f"(model.save_pretrained) and name its folder in {file}, {_ADAPTERS[file]}"

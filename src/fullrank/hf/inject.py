@@ -7,6 +7,7 @@ import copy
 import functools
 import importlib.util
 import inspect
+import re
 import textwrap
 import types
 import warnings
@@ -36,6 +37,7 @@ from fullrank.hf.interface import (
 
 _FORMERS = "_fullrank_formers"
 _TAGS = ("fullrank", "fullrank-rotated-query")  # of the card of an injected model, and of its adapters
+STORED = "_fullrank_stored"  # on a model whose injected parameters were read from a folder
 # Saved as the attention implementation of an injected model. It is never registered, so that a plain `from_pretrained` stops
 # with an error that shows this name, where it would otherwise leave out the mixing parameters.
 LOADED_BY = "fullrank.load_injected"
@@ -122,6 +124,8 @@ def inject(model: Any, *, mix: Stage = "none", normalize: Stage = "softmax", cro
     }  # fmt: skip
     rotated = [name for name, word in queries.items() if "rotated" in word and "query" in made[name].mix.needs]
     model.model_tags = [*(getattr(model, "model_tags", None) or ()), *_TAGS[: 2 if rotated else 1]]
+    model.register_state_dict_pre_hook(_before_state_dict)
+    model.register_load_state_dict_post_hook(_after_load_state_dict)
     vars(model)[_FORMERS] = [(config, config._attn_implementation) for config in _configs(model)]
     for config, former in vars(model)[_FORMERS]:
         if former is not None and attends:
@@ -155,15 +159,6 @@ def _query_word(name: str, query: str | Mapping[str, str]) -> str:
     if set(query.split(" and ")) - {"projected", "normalized", "rotated", "scaled"}:
         raise InputError(f"query: 'projected', or `config.fullrank['query']` of a saved model, given {query!r}")
     return query
-
-
-def _refuse_peft(model: nn.Module) -> None:
-    """InputError for a model with adapters: PEFT saves the modules that it knew when it was applied, and no others."""
-    if any(type(module).__module__.startswith("peft.") for module in model.modules()):
-        raise InputError(
-            f"{type(model).__name__}: PEFT was applied already and would not save what is injected; call fullrank.inject on "
-            "the base model first, then get_peft_model with modules_to_save=['fullrank'] in its configuration"
-        )
 
 
 def _copy_configs(model: nn.Module) -> None:
@@ -278,6 +273,8 @@ def remove(model: Any, *, merge: bool = False) -> Any:
         module._modules.pop("fullrank", None)
         for part in module.modules():
             drop_hooks(part, prepare, hand_over, let_go)
+    drop_hooks(model, _before_state_dict, _after_load_state_dict)
+    vars(model).pop(STORED, None)
     model.model_tags = [tag for tag in model.model_tags or () if tag not in _TAGS] or None
     for config, former in vars(model).pop(_FORMERS):
         config._attn_implementation_internal = former
@@ -503,6 +500,66 @@ def _value_projection(name: str, module: Any) -> nn.Linear:
 
 def _refusal(name: str, reason: str) -> InputError:
     return InputError(f"{name}: cannot be merged, {reason}; remove it without merge, or keep it")
+
+
+# -- PEFT: it saves and loads the modules that its configuration names, and is silent about others --------------------------
+
+
+# a pattern whose remark stands in PEFT's warning and in the saved configuration
+_EXCLUDED = r"(.*\.)?fullrank(?#: call fullrank.inject on the base model as in training, then load this adapter)"
+
+
+def _has_adapters(model: nn.Module) -> bool:
+    return any(type(module).__module__.startswith("peft.") for module in model.modules())
+
+
+def _refuse_peft(model: nn.Module) -> None:
+    """InputError for a model with adapters: PEFT saves the modules that it knew when it was applied, and no others."""
+    if _has_adapters(model):
+        raise InputError(
+            f"{type(model).__name__}: PEFT was applied already and would not save what is injected; call fullrank.inject on "
+            "the base model first, then get_peft_model with modules_to_save=['fullrank'] in its configuration"
+        )
+
+
+def _before_state_dict(model: Any, prefix: str, keep_vars: bool) -> None:
+    """Hook of an injected model, which PEFT calls in saving an adapter: what the adapter lacks is said by name.
+
+    `fullrank` joins the modules that the adapter excludes: PEFT warns, without this package too, where none of them is found.
+    """
+    if not _has_adapters(model) and not prefix.endswith("base_model."):  # adapters of prompts leave the model as it is
+        return
+    settings = model.config.fullrank  # cross-head attention alone acts in training only
+    changes = settings["output"] is not None or _changes_weights(settings["mix"], settings["normalize"])
+    for config in getattr(model, "peft_config", {}).values() if changes else ():
+        if hasattr(config, "exclude_modules") and _EXCLUDED not in (others := config.exclude_modules or ()):
+            others = [others] if isinstance(others, str) else [rf"(.*\.)?{re.escape(name)}" for name in others]
+            config.exclude_modules = "|".join([*others, _EXCLUDED])
+    parts = {name: part for name, part in injected_parts(model).items() if part.state_dict()}
+    unsaved = [
+        name
+        for name, part in parts.items()
+        if name.endswith("fullrank") and (STORED not in vars(model) or any(p.requires_grad for p in part.parameters()))
+    ]
+    if unsaved:
+        warnings.warn(
+            f"{type(model).__name__}: an adapter of PEFT without modules_to_save=['fullrank'] holds nothing of "
+            f"{_first(unsaved)}, and answers otherwise when it is loaded; name that in its configuration, or save these too: "
+            "fullrank.save_adapter(model.get_base_model(), folder)",
+            stacklevel=2,
+        )
+
+
+def _after_load_state_dict(model: Any, keys: Any) -> None:
+    """Hook of an injected model, which PEFT calls in loading an adapter: an adapter without what is injected is named."""
+    inside = ("original_module", "modules_to_save")  # of PEFT's wrapper, which the adapter fills
+    lacks = [key for key in keys.missing_keys if ".fullrank." in key and not any(f".{part}." in key for part in inside)]
+    if lacks and STORED not in vars(model) and (_has_adapters(model) or lacks[0].startswith("base_model.")):
+        warnings.warn(
+            f"{type(model).__name__}: the adapter of PEFT was saved without modules_to_save=['fullrank'] and lacks "
+            f"{_first(lacks)}; the model keeps its own and may answer otherwise than the one that was trained",
+            stacklevel=2,
+        )
 
 
 def _first(names: Sequence[str]) -> str:

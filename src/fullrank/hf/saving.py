@@ -15,7 +15,16 @@ from torch import Tensor, nn
 from fullrank import __version__
 from fullrank.core.errors import InputError, one_line
 from fullrank.files import write_bytes, write_json
-from fullrank.hf.inject import LOADED_BY, arguments_of, inject, injected_modules, injected_parts, remove, settings_of
+from fullrank.hf.inject import (
+    LOADED_BY,
+    STORED,
+    arguments_of,
+    inject,
+    injected_modules,
+    injected_parts,
+    remove,
+    settings_of,
+)
 from fullrank.hf.prune import keep_heads
 
 # arguments of `from_pretrained` that say where a model lies
@@ -68,6 +77,7 @@ def load_adapter(model: Any, folder: str | Path) -> Any:
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(tensors[name])
+    vars(model)[STORED] = True
     return model
 
 
@@ -97,6 +107,11 @@ def load_injected(folder: str | Path, cls: Any = None, **from_pretrained_argumen
             )
         kind = getattr(transformers, written["architecture"]) if cls is None else cls
         return load_adapter(kind.from_pretrained(written["base_model"], **from_pretrained_arguments), folder)
+    if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
+        raise InputError(
+            f"{folder}: an adapter of PEFT; call fullrank.inject on its base model as in training, then "
+            "peft.PeftModel.from_pretrained(model, folder)"
+        )
     config = from_pretrained_arguments.pop("config", None)
     if config is None:
         where = {key: value for key, value in from_pretrained_arguments.items() if key in _WHERE}
@@ -136,6 +151,7 @@ def _loaded(kind: Any, settings: dict[str, Any] | None, name: str, config: Any, 
     returns_report = arguments.pop("output_loading_info", False)
     model, report = Injecting.from_pretrained(name, config=config, output_loading_info=True, **arguments)
     model.__class__ = kind
+    vars(model)[STORED] = True
     if lost := sorted(key for key in report["missing_keys"] if ".fullrank." in f".{key}"):
         raise InputError(f"{name}: its configuration says what was injected, but it lacks {', '.join(lost[:3])}")
     for key, stages in injected_modules(model).items():
