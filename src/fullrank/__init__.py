@@ -12,8 +12,10 @@ from __future__ import annotations
 import sys
 
 # `python -m fullrank` puts the working directory before the library: a `queue.py` of one's own would be imported there
-if sys.argv[:1] == ["-m"] and not sys.flags.safe_path and sys.orig_argv[-len(sys.argv)].endswith("fullrank"):
-    del sys.path[0]
+if getattr(sys, "argv", [])[:1] == ["-m"] and not sys.flags.safe_path:  # the module that Python is looking for
+    _module = sys.orig_argv[-len(sys.argv)]
+    if _module == "fullrank" or (_module.startswith("-") and _module.endswith("mfullrank")):
+        del sys.path[0]
 
 import importlib
 from typing import TYPE_CHECKING, Any

@@ -77,7 +77,7 @@ def shadows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("words", [["-m", "fullrank"], ["-u", "-mfullrank"], ["-P", "-m", "fullrank"]])
+@pytest.mark.parametrize("words", [["-m", "fullrank"], ["-umfullrank"], ["-P", "-m", "fullrank"]])
 def test_files_of_the_working_directory_are_no_modules(shadows: Path, words: list[str]) -> None:
     command = [sys.executable, *words, "config", "validate", "mixhead/table1-vanilla"]
     path = os.pathsep.join(str(Path(one).resolve()) for one in sys.path if one)

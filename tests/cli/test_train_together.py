@@ -142,3 +142,9 @@ def test_a_group_that_cannot_be_formed_is_one_message(
     finally:
         signal.signal(signal.SIGTERM, former)
     assert time.monotonic() - begun < 20
+
+
+def test_a_rank_without_a_world_is_no_other_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setenv("RANK", "3")
+    assert distributed.is_first()

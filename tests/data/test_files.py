@@ -1,6 +1,8 @@
 """Reading text in pieces, and cutting splits by lines."""
 
+import os
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 
 from fullrank.core.errors import InputError
 from fullrank.data import files as text
-from fullrank.data.files import Section, cut_by_lines, pieces
+from fullrank.data.files import Section, cut_by_lines, pieces, workspace
 
 contents = st.text(st.sampled_from("ab \né日\U0001f600"), min_size=1, max_size=80)
 
@@ -89,3 +91,14 @@ def test_cut_by_lines(tmp_path_factory, counts, ended, absent):
     ]
     assert [line for part in parts for line in part] == lines
     assert [len(part) for part in parts[1:]] == [max(1, len(lines) // 20)] * absent
+
+
+def test_old_folders_of_others_stay(tmp_path: Path) -> None:
+    """Only what a killed preparation of ours was making is taken away from a folder of the user."""
+    own, others = tmp_path / ".tmp-fullrank-abcdefgh", tmp_path / ".tmp-download"
+    for folder in (own, others):
+        folder.mkdir()
+        os.utime(folder, (0, 0))
+    with workspace(tmp_path):
+        assert not own.exists()
+    assert [path.name for path in tmp_path.iterdir()] == [others.name]

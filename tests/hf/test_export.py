@@ -535,11 +535,12 @@ def test_a_full_disk_leaves_nothing_that_looks_whole(
         raise errors.get(place, OSError(errno.ENOSPC, "No space left on device"))
 
     monkeypatch.setattr(export, place, full)
-    (tmp_path / f".out.{99**9}.half_way").mkdir()  # of an export that was killed
-    code, _, err = call(capsys, "export", run, tmp_path / "out")
+    folder = tmp_path / "exports"
+    (folder / f".out.{99**9}.half_way").mkdir(parents=True)  # of an export that was killed
+    code, _, err = call(capsys, "export", run, folder / "out")
     assert (code, len(err.splitlines())) == (1, 1)
     assert "no space left" in err
-    assert list(tmp_path.iterdir()) == []
+    assert list(folder.iterdir()) == []
 
 
 def test_what_cannot_be_exported_is_named(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -51,6 +51,9 @@ _LEGEND: dict[str, Any] = {
 }  # fmt: skip
 
 
+_MARK = b"fullrank"  # near the beginning of every figure, as the program that drew it
+
+
 def clean(text: str) -> str:
     """Text that an XML document can hold."""
     return re.sub(r"[\x00-\x1f\x7f\ud800-\udfff\ufffe\uffff]", "\N{REPLACEMENT CHARACTER}", text)
@@ -59,7 +62,8 @@ def clean(text: str) -> str:
 def write(draw: Callable[[], Figure], folder: Path, name: str) -> list[Path]:
     """`draw()` as NAME.png and NAME.svg in `folder`; equal figures give equal bytes.
 
-    Raises InputError if `folder` is a file, RunError if it cannot be written to.
+    Raises InputError if `folder` is a file or holds a file of that name which is no figure of ours, RunError if it cannot be
+    written to.
     """
     if folder.exists() and not folder.is_dir():
         raise InputError(f"--out {folder}: a file of that name exists; give a folder")
@@ -71,21 +75,33 @@ def write(draw: Callable[[], Figure], folder: Path, name: str) -> list[Path]:
     with matplotlib.style.context(_SETTINGS, after_reset=True):
         figure = draw()
         for kind, file in files.items():
-            write_bytes(file, _drawn(figure, kind))
+            _put(file, _drawn(figure, kind))
     return list(files.values())
 
 
 def write_png(draw: Callable[[], Figure], path: Path) -> None:
     """`draw()` as the PNG `path`; equal figures give equal bytes. Raises RunError if it cannot be written."""
     with matplotlib.style.context(_SETTINGS, after_reset=True):
-        write_bytes(path, _drawn(draw(), "png"))
+        _put(path, _drawn(draw(), "png"))
+
+
+def _put(file: Path, content: bytes) -> None:
+    """Write a figure. InputError where another file that is none of ours has its name, outside of a run folder."""
+    in_run = (file.parent.parent / "run.json").is_file()
+    if file.exists() and not in_run:
+        with file.open("rb") as older:
+            if _MARK not in older.read(4096):
+                raise InputError(
+                    f"{file}: exists and is not a figure of fullrank, so it is left alone; give another --out"
+                )
+    write_bytes(file, content)
 
 
 def _drawn(figure: Figure, kind: str) -> bytes:
     canvas = FigureCanvasAgg(figure) if kind == "png" else FigureCanvasSVG(figure)
     buffer = io.BytesIO()
-    nobody = {"Software": None} if kind == "png" else {"Date": None, "Creator": None}
-    canvas.print_figure(buffer, format=kind, dpi=150, facecolor="white", metadata=nobody)
+    ours = {"Software": "fullrank"} if kind == "png" else {"Date": None, "Creator": "fullrank"}
+    canvas.print_figure(buffer, format=kind, dpi=150, facecolor="white", metadata=ours)
     return buffer.getvalue()
 
 

@@ -32,6 +32,7 @@ _PIECE = 1 << 20
 _PART = 32 << 20
 _LONGEST = 16 << 20  # a longer line is cut, between characters, even where it has no space
 _STALE_SECONDS = 24 * 3600
+_TEMPORARY = ".tmp-fullrank-"  # of the names of folders that are being made: others are not ours
 
 
 def open_text(path: Path, key: str) -> BufferedReader:
@@ -273,8 +274,8 @@ def workspace(parent: Path, name: str | None = None, report: Report = silent) ->
     """
     with writing(parent):
         parent.mkdir(parents=True, exist_ok=True)
-        named = parent / f".tmp-{name}"
-        for old in parent.glob(".tmp-*"):  # of processes that were killed
+        named = parent / f"{_TEMPORARY}{name}"
+        for old in parent.glob(f"{_TEMPORARY}*"):  # of processes that were killed
             with contextlib.suppress(FileNotFoundError):  # another process took it away
                 if old != named and time.time() - old.stat().st_mtime > _STALE_SECONDS:
                     shutil.rmtree(old, ignore_errors=True)
@@ -293,7 +294,7 @@ def workspace(parent: Path, name: str | None = None, report: Report = silent) ->
 
 
 def _own(parent: Path) -> Path:
-    return Path(tempfile.mkdtemp(prefix=".tmp-", dir=parent))
+    return Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=parent))
 
 
 def _claimed(folder: Path, report: Report) -> tuple[Path, int | None]:
@@ -331,7 +332,7 @@ def publish(folder: Path, final: Path) -> None:
 
 def discard(folder: Path) -> None:
     """Take a damaged folder away, in one step."""
-    away = folder.parent / f".tmp-{folder.name}-{os.getpid()}"
+    away = folder.parent / f"{_TEMPORARY}{folder.name}-{os.getpid()}"
     with contextlib.suppress(FileNotFoundError):  # another process took it away
         folder.rename(away)
     shutil.rmtree(away, ignore_errors=True)

@@ -44,7 +44,7 @@ def started_with_others() -> bool:
 
 def is_first() -> bool:
     """True in the first of several processes, also before and after they form a group, and alone."""
-    return _variable("RANK", 0) == 0
+    return not started_with_others() or _variable("RANK", 0) == 0
 
 
 def _variable(name: str, default: int, least: int = 0) -> int:
