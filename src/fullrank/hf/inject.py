@@ -65,8 +65,8 @@ def inject(model: Any, *, mix: Stage = "none", normalize: Stage = "softmax", cro
     The mixture starts at W_k = b_k = 0, where every softmax is the old one, with a random P, so that components part at the
     first step. Differs from Transformer-MoS §3: h_k = tanh(W_k g + b_k) there, which could not start as g.
     query: the query that position-wise mixing reads. "projected": with its bias, before norms, rotation and scale, wherever the
-    projection can be told; a warning names attention with a rotated query where it cannot. Other values are those of a saved
-    model's `config.fullrank["query"]`, as older versions wrote them: the query as the attention function gets it.
+    projection can be told; a warning names attention with a rotated query where it cannot. "given": as the attention function
+    gets it; `model.config.fullrank["query"]` then has words for what that is, which are taken as well.
     Raises InputError for a model that cannot be injected into, or has been already, ConfigError for unknown words.
     """
     WeightedConfig(mix=mix, normalize=normalize, cross_head=cross_head)
@@ -152,12 +152,20 @@ def _changes_weights(mix: Stage, normalize: Stage) -> bool:
 
 
 def _query_word(name: str, query: str | Mapping[str, str]) -> str:
-    """The word of `query` for a module: "projected", or what a saved model says that its attention function gets."""
-    if not isinstance(query, str):
+    """The word of `query` for a module: "projected", "given", or what a saved model says that its attention function gets."""
+    if isinstance(query, Mapping):
         same = (word for key, word in query.items() if f".{key}".endswith(f".{name}") or f".{name}".endswith(f".{key}"))
         query = next(same, "projected")
-    if set(query.split(" and ")) - {"projected", "normalized", "rotated", "scaled"}:
-        raise InputError(f"query: 'projected', or `config.fullrank['query']` of a saved model, given {query!r}")
+    if not isinstance(query, str) or set(query.split(" and ")) - {
+        "projected",
+        "given",
+        "normalized",
+        "rotated",
+        "scaled",
+    }:
+        raise InputError(
+            f"query: 'projected', 'given', or `config.fullrank['query']` of a saved model, given {query!r}"
+        )
     return query
 
 
@@ -247,8 +255,9 @@ def settings_of(model: Any) -> dict[str, Any]:
 
 def arguments_of(settings: dict[str, Any]) -> dict[str, Any]:
     """The arguments of `inject` among the settings in a configuration."""
-    arguments = {key: settings[key] for key in ("mix", "normalize", "cross_head", "layers", "query")}
-    return {**arguments, "output": settings.get("output")}  # earlier versions wrote none
+    arguments = {key: settings[key] for key in ("mix", "normalize", "cross_head", "layers")}
+    earlier = {"output": None, "query": "given"}  # earlier versions did not write these everywhere
+    return {**arguments, **{key: settings.get(key, value) for key, value in earlier.items()}}
 
 
 def remove(model: Any, *, merge: bool = False) -> Any:

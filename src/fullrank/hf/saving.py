@@ -58,10 +58,13 @@ def load_adapter(model: Any, folder: str | Path) -> Any:
     folder = Path(folder)
     settings, tensors = arguments_of(_read_config(folder)), _read_tensors(folder)
     fresh = not injected_parts(model)
+    own_settings = settings if fresh else settings_of(model)
+    if settings["query"] == "given" and not any(part.projection for part in injected_modules(model).values()):
+        own_settings = {**own_settings, "query": "given"}  # in other words
     if fresh:
         inject(model, **settings)
-    elif settings_of(model) != settings:
-        raise InputError(f"{folder}: was saved with {settings}, but the model was injected with {settings_of(model)}")
+    elif own_settings != settings:
+        raise InputError(f"{folder}: was saved with {settings}, but the model was injected with {own_settings}")
     own = _tensors(model)
     other_shape = {name for name in own.keys() & tensors.keys() if own[name].shape != tensors[name].shape}
     for names, verb in (
