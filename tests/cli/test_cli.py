@@ -313,7 +313,7 @@ WRONG = {
     "no folder": (["generate", "{text}/nothing"], "no such folder"),
     "beam too small": (["generate", "{run}", "--beam", "1", "-n", "2"], "--beam"),
     "a run with further options": (["train", "{run}", "--row", "b"], "resumed as it was configured"),
-    "no more of a run": (["train", "{run}", "train.steps=5"], "train.steps: {run} has done 30 steps"),
+    "no more of a run": (["train", "{run}", "train.steps=5"], "has done 30 steps; give more, as in train.steps=60"),
     "not a number": (["demo", "--minutes", "-1"], "--minutes"),
     "vocabulary too small": (["train", "{config}", "model.vocab_size=3", "--out", "{text}/v"], "model.vocab_size"),
     "missing text": (["train", "{config}", "data.train={text}/none.txt", "--out", "{text}/v"], "none.txt"),
@@ -325,6 +325,19 @@ WRONG = {
     ),
     "a report of nothing": (["report", "{text}/hollow"], "not a run"),
 }
+
+
+@pytest.mark.parametrize(
+    ("settings", "unit"),
+    [({"kind": "bpe"}, " in subwords"), ({"kind": "character"}, " in characters"), ({"kind": "byte"}, " in bytes"),
+     ({"kind": "word"}, " in words"), ({"tokens": "unigram"}, " in subwords"), ({}, "")],
+)  # fmt: skip
+def test_a_summary_names_the_unit_of_the_tokens(settings: dict[str, str], unit: str, run: Path) -> None:
+    from fullrank.cli.train import _summary
+
+    result = json.loads((run / "result.json").read_text(encoding="utf-8"))
+    result["corpus"] = {"label": "text (novel.txt)", "details": {"unit": "words", "settings": settings}}
+    assert f"text (novel.txt){unit}, seed 1" in next(iter(_summary(result, run, run / "report.html")))
 
 
 @pytest.mark.parametrize("case", WRONG)

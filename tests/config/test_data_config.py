@@ -16,6 +16,35 @@ def test_which_corpora_are_of_sentence_pairs():
     assert not DataConfig().has_pairs
 
 
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ({}, "builtin"),
+        ({"tokens": "byte"}, "builtin"),
+        ({"train": "novel.txt"}, "text"),
+        ({"train": ["a.txt", "b.txt"], "valid": "c.txt"}, "text"),
+        ({"train": "corpus/train", "source": "de", "target": "en"}, "parallel"),
+        ({"name": "text", "train": "novel.txt"}, "text"),
+    ],
+)
+def test_a_text_that_is_given_is_the_text(given: dict[str, object], name: str) -> None:
+    assert DataConfig(**given).name == name
+    train = {"batch_tokens": 64} if name == "parallel" else {"steps": 3}
+    assert build({"data": given, "train": train}).data.name == name
+
+
+@pytest.mark.parametrize("split", ["train", "valid", "test"])
+@pytest.mark.parametrize("name", ["builtin", "ptb", "wikitext-2", "enwik8"])
+def test_files_that_would_not_be_read_are_refused(name: str, split: str) -> None:
+    with pytest.raises(ConfigError, match=rf"data\.{split}: .*{name}.*novel\.txt"):
+        DataConfig(**{"name": name, split: "novel.txt"})
+
+
+def test_a_validation_text_alone_asks_for_a_training_text() -> None:
+    with pytest.raises(ConfigError, match=r"data\.train"):
+        DataConfig(valid="novel.txt")
+
+
 GOOD = [
     {**PARALLEL, "tokens": "word", "min_count": 2, "max_vocabulary": 100},
     {**PARALLEL, "train": ["a", "b"], "max_length": 100, "max_ratio": 1.5, "moses": True, "lowercase": True},

@@ -194,6 +194,9 @@ def test_policies_of_a_running_text_elsewhere(settings: dict[str, Any], key: str
         ("1.5k token", Budget(1500)),
         (250_000, Budget(250_000)),
         ("2e6", Budget(2_000_000)),
+        ("500 steps", Budget(steps=500)),
+        ("1 update", Budget(steps=1)),
+        ("1.5 epochs", Budget(epochs=1.5)),
         ("10 minutes", Budget(seconds=600.0)),
         ("1 hour", Budget(seconds=3600.0)),
         ("0.5 cpu minutes", Budget(seconds=30.0, cpu=True)),
@@ -222,7 +225,9 @@ def test_what_is_no_budget(text: str) -> None:
 def test_a_budget_is_the_only_end() -> None:
     with pytest.raises(ConfigError, match="give exactly one of steps, epochs, tokens, budget; given steps, budget"):
         build({"train": {"budget": "3M tokens", "steps": 5}})
-    assert lay({"train": {"budget": "5 minutes"}}, {"train.steps": 5}) == {"train": {"steps": 5}}
+    assert lay({"train": {"budget": "5 minutes"}}, {"train.steps": 5}) == {"train": {"budget": "5 steps"}}
+    assert lay({"train": {"budget": "5 minutes"}}, {"train.budget": 5}) == {"train": {"budget": 5}}
+    assert lay({"train": {"epochs": 2}}, {"train.steps": 5}) == {"train": {"steps": 5}}
 
 
 def test_sizes_by_name() -> None:

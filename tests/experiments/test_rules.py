@@ -10,9 +10,9 @@ import pytest
 import torch
 import yaml
 
-from fullrank.config.load import read_yaml
+from fullrank.config.load import lay, read_yaml
 from fullrank.config.recipe import resolve
-from fullrank.config.training import SIZES, Budget
+from fullrank.config.training import SIZES, Budget, read_budget
 from fullrank.core.errors import InputError
 from fullrank.experiments import rules, run
 from fullrank.experiments.rules import Settled, data_rules, reach, settle, table
@@ -143,6 +143,31 @@ def test_units_and_vocabularies(tmp_path: Path) -> None:
     assert data_rules({"train": str(tmp_path / "t"), "tokens": "word"})["min_count"][0] == 2
     assert data_rules({"name": "ptb", "dir": "somewhere"}) == {}
     assert (reach("byte"), reach("word"), reach(None)) == (128, 64, 64)
+
+
+def test_a_pattern_has_the_size_of_all_its_files(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"chapter{number}.txt").write_text("a line\n" * 6_000, encoding="utf-8")  # 42 kB
+    keys = data_rules({"train": "chapter*.txt", "dir": str(tmp_path)})
+    assert (keys["name"][0], keys["tokens"][0]) == ("text", "bpe")
+    both = data_rules({"train": ["chapter[01].txt"], "dir": str(tmp_path)})
+    assert both["tokens"][0] == "character"
+
+
+@pytest.mark.parametrize(
+    ("end", "steps"), [({"steps": 7}, 7), ({"steps": 30}, 30), ({"epochs": 2}, None), ({"tokens": 20_480}, 40)]
+)
+def test_another_amount_leaves_the_other_rules(end: dict[str, int], steps: int | None, book: str) -> None:
+    """On a budget, steps, epochs or tokens say how much, and all else is by the rules as before."""
+    raw = lay({"data": {"train": book}, "model": SIZES["tiny"], "train": {"budget": "5 minutes"}}, {"train": end})
+    ((name, amount),) = end.items()
+    assert raw["train"] == {"budget": f"{amount} {name}"}
+    budget = read_budget(raw["train"]["budget"])
+    assert budget is not None
+    config = settle(raw, budget, TEXT_TASKS, silent).config
+    batches = math.ceil(math.ceil(36_900 / 128) / config.train.batch_size)
+    assert config.train.steps == pytest.approx(steps or 2 * batches, abs=0 if name != "tokens" else 1)
+    assert (config.data.name, config.model.hidden_act, config.train.schedule) == ("text", "swiglu", "cosine")
 
 
 def test_time_is_spent_on_preparation_too(book: str, monkeypatch: pytest.MonkeyPatch) -> None:

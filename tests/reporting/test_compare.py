@@ -141,7 +141,21 @@ def test_the_terminal_without_paper_has_no_paper_columns_and_takes_names_literal
     shown, notes = out.getvalue().split("Notes of mixhead/table1-vanilla: ")
     assert "[bold]odd[/]" in shown
     assert "paper" not in shown
-    assert " ".join(notes.split()) == load("mixhead/table1-vanilla").notes
+    assert load("mixhead/table1-vanilla").notes.startswith(" ".join(notes.splitlines()[:2]).removesuffix(" ..."))
+
+
+@pytest.mark.parametrize("width", [60, 80, 140])
+@pytest.mark.parametrize(
+    "recipes", [["mixhead/table1-vanilla"], ["mos/table2"], [f"mixhead/table1-{one}" for one in ("vanilla", "baevski")]]
+)
+def test_notes_end_a_table_in_three_lines_at_most(tmp_path: Path, recipes: list[str], width: int) -> None:
+    runs = [make_run(tmp_path / str(number), result={"recipe": recipe}) for number, recipe in enumerate(recipes)]
+    out = io.StringIO()
+    report(runs).print(Console(file=out, width=width))
+    figures, notes = out.getvalue().split("Notes of ")
+    assert "perplexity" in figures
+    assert len(notes.splitlines()) <= 3
+    assert "`fullrank recipes show" in notes
 
 
 def test_rows_of_other_protocols_are_marked_everywhere(tmp_path: Path) -> None:

@@ -351,12 +351,16 @@ def _is_whole_run(folder: Path, options: Sequence[object]) -> bool:
     return True
 
 
+_UNITS = {"word": "words", "byte": "bytes", "character": "characters", "bpe": "subwords", "unigram": "subwords"}
+
+
 def _summary(result: dict[str, Any], folder: Path, page: Path) -> Iterator[str]:
     from fullrank.reporting.runs import read_run, recipe_notes
 
     final, record = result["final"], read_run(folder)
     size = f"{result['parameters']['total']:,} parameters"
-    unit = result["corpus"].get("details", {}).get("unit")
+    settings = result["corpus"].get("details", {}).get("settings", {})  # of a text its `kind`, of pairs their `tokens`
+    unit = _UNITS.get(settings.get("kind", settings.get("tokens")))
     text = result["corpus"]["label"] + (f" in {unit}" if unit else "")
     yield f"{result['name']}: {size}, {text}, seed {result['seed']}"
     if (before := result.get("continues")) is not None:

@@ -28,7 +28,9 @@ class DataConfig(Section):
     """
 
     KEY = "data"
-    name: str = key("builtin", "a corpus by name, or `text` or `parallel` for files of one's own")
+    name: str = key(
+        "", "a corpus by name; left out: builtin, with files of one's own text, or parallel for two languages"
+    )
     train: str | list[str] | None = key(None, "files of the training split; parallel: a prefix of two files")
     valid: str | list[str] | None = key(None, "the same of the validation split")
     test: str | list[str] | None = key(None, "the same of the test split")
@@ -51,6 +53,11 @@ class DataConfig(Section):
     concatenate: Count | None = key(None, "join neighbouring sentences while neither side has more tokens than this")
     concatenate_splits: Literal["all", "train"] | None = key(None, "splits whose sentences are joined; null: all")
 
+    def _resolve(self) -> None:
+        if not self.name:
+            own, two = any((self.train, self.valid, self.test)), self.source is not None or self.target is not None
+            self._set("name", "parallel" if own and two else "text" if own else "builtin")
+
     @property
     def has_pairs(self) -> bool:
         """The corpus is one of sentence pairs."""
@@ -71,6 +78,12 @@ class DataConfig(Section):
                 yield f"data.{name}: {pairs}; leave it out with data.name: {self.name}, given {getattr(self, name)}"
         if self.tokens == "unigram":
             yield f"data.tokens: unigram is for sentence pairs; with data.name: {self.name} use word, byte, character or bpe"
+        for name in ("train", "valid", "test"):
+            if self.name != "text" and (given := getattr(self, name)) is not None:
+                yield (
+                    f"data.{name}: with data.name: {self.name} no file of one's own is read; leave data.name out (text), given "
+                    f"{given!r}"
+                )
         if self.name == "text" and self.train is None:
             yield "data.train: `data.name: text` needs at least one training file"
 

@@ -125,12 +125,20 @@ _ENDS = ("steps", "epochs", "tokens", "budget")  # of training: exactly one of t
 
 
 def lay(raw: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` (nested or dotted keys) laid on `raw`; a new end of training replaces the old one instead of adding to it."""
+    """`over` (nested or dotted keys) laid on `raw`; a new end of training replaces the old one instead of adding to it.
+
+    On a budget, an end is another amount of it: what the rules of a budget decide is left to them.
+    """
     merged = undotted(over, raw)
-    train = undotted(over).get("train")
+    train, before = undotted(over).get("train"), undotted(raw).get("train")
     given = [end for end in _ENDS if isinstance(train, Mapping) and end in train]
     if given and isinstance(merged.get("train"), dict):
-        merged["train"] = {k: v for k, v in merged["train"].items() if k not in _ENDS or k in given}
+        kept = {k: v for k, v in merged["train"].items() if k not in _ENDS}
+        ends = {end: merged["train"][end] for end in given}
+        amount = next(iter(ends.values()))
+        if isinstance(before, Mapping) and before.get("budget") and len(ends) == 1 and amount is not None:
+            ends = {"budget": amount if "budget" in ends else f"{amount} {given[0]}"}
+        merged["train"] = kept | ends
     return merged
 
 

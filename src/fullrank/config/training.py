@@ -33,23 +33,37 @@ Schedule = Annotated[
 
 
 class Budget(NamedTuple):
-    """Budget of a training: tokens, or seconds from start to figures. cpu: seconds of the processor, not on the wall."""
+    """Budget of a training: tokens, updates, epochs, or seconds from start to figures.
+
+    cpu: seconds of the processor, not on the wall.
+    """
 
     tokens: int = 0
     seconds: float | None = None
     cpu: bool = False
+    steps: int | None = None
+    epochs: float | None = None
 
 
 _BUDGET = re.compile(
-    r"(\d+(?:\.\d*)?(?:e\d+)?)(?:\s*(?P<many>[kmb]?)\s*tokens?|\s+(?P<cpu>cpu\s+)?(?P<unit>second|minute|hour)s?)?",
+    r"(\d+(?:\.\d*)?(?:e\d+)?)(?:\s*(?P<many>[kmb]?)\s*tokens?|\s+(?P<count>step|update|epoch)s?"
+    r"|\s+(?P<cpu>cpu\s+)?(?P<unit>second|minute|hour)s?)?",
     re.I,
 )
 _UNITS = {"second": 1, "minute": 60, "hour": 3600, "": 1, "k": 10**3, "m": 10**6, "b": 10**9}
 
 
 def read_budget(text: str) -> Budget | None:
-    """The budget that a text such as `10 minutes`, `5 CPU minutes`, `3M tokens` or `3000000` states; None if it is none."""
+    """The budget that a text such as `10 minutes`, `5 CPU minutes`, `3M tokens`, `500 steps`, `2 epochs` or `3000000` states.
+
+    None if it states none.
+    """
     found = _BUDGET.fullmatch(text.strip())
+    if found and found["count"]:
+        amount, epochs = float(found[1]), found["count"].lower() == "epoch"
+        if not 0 < amount < 2**63 or not (epochs or amount.is_integer()):
+            return None
+        return Budget(epochs=amount) if epochs else Budget(steps=int(amount))
     unit = ((found and (found["unit"] or found["many"])) or "").lower()
     amount = float(found[1]) * _UNITS[unit] if found else 0.0
     if not found or not 1 <= amount < 2**63:
@@ -66,7 +80,7 @@ SIZES = {  # model.size
         ("large", 512, 6, 8),
     )
 }
-BUDGETS = "a time as `10 minutes` or `5 CPU minutes`, or tokens as `3M tokens`"
+BUDGETS = "a time as `10 minutes` or `5 CPU minutes`, or tokens as `3M tokens`, `500 steps` or `2 epochs`"
 BudgetWords = Annotated[int | str, Allowed(BUDGETS, lambda words: read_budget(str(words)) is not None)]
 Threads = Annotated[int, Allowed("from 1 to 1024", lambda n: 1 <= n <= 1024)]
 AboveOne = Annotated[float, Allowed("a number above 1", lambda x: x > 1)]

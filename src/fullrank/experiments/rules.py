@@ -20,13 +20,14 @@ import torch
 import yaml
 
 from fullrank.analysis.size import parameters_by_part
-from fullrank.config.data import PAIR_CORPORA
+from fullrank.config.data import DataConfig
 from fullrank.config.load import merge
 from fullrank.config.run import RunConfig
 from fullrank.config.training import SIZES, STREAM_KEYS, Budget, TrainConfig
 from fullrank.core.errors import InputError
 from fullrank.core.translator import Translator
 from fullrank.data.prepared import Corpus
+from fullrank.data.sources import files_of
 from fullrank.experiments.speed import measure_speed
 from fullrank.experiments.task import Prepared, Say, TextTask
 from fullrank.experiments.translate import Search
@@ -72,12 +73,13 @@ class _Amounts:
 
 @dataclass(frozen=True)
 class _Trial:
-    """A model on this machine: parameters (in all, and outside of its vocabulary), tokens of an update; where they were
-    measured, seconds of an update, an evaluation and the final figures."""
+    """A model on this machine: parameters (in all, and outside of its vocabulary), tokens of an update, updates of an epoch;
+    where they were measured, seconds of an update, an evaluation and the final figures."""
 
     parameters: int
     body: int
     tokens: float
+    per_epoch: int = 1
     step: float = 0.0
     evaluation: float = 0.0
     final: float = 0.0
@@ -87,8 +89,14 @@ class _Trial:
         """Seconds of all evaluation."""
         return self.final + _EVALUATIONS * self.evaluation
 
+    def stated_steps(self, budget: Budget) -> int | None:
+        """The updates of a budget that counts them, or epochs."""
+        return budget.steps if budget.epochs is None else max(1, round(budget.epochs * self.per_epoch))
+
     def reads(self, budget: Budget, spent: float, have: int) -> int:
         """Tokens to train on: those of the budget, or what its time allows; evaluation takes at most half of that."""
+        if (steps := self.stated_steps(budget)) is not None:
+            return round(steps * self.tokens)
         if budget.seconds is None:
             return budget.tokens
         seconds = max(budget.seconds - spent - _STARTUP - self.judging, (budget.seconds - spent) / 2, 0)
@@ -119,7 +127,7 @@ def settle(
     clock: Callable[[], float] = time.process_time if budget.cpu else time.perf_counter
     start = 0.0 if budget.cpu else clock()
     data = data_rules(stated.get("data") or {})
-    pairs = _some(stated, "data", "name").get("name") in PAIR_CORPORA
+    pairs = DataConfig.from_dict(stated.get("data") or {}).has_pairs
     config = _config({"data": data, "train": {"batch_tokens": (1024, "")} if pairs else {}}, stated)
     task = tasks[config.task]
     prepared = task.prepare(config, {}, True, say)
@@ -152,7 +160,7 @@ def settle(
         evaluated=2048 * max(1, int(0.03 * read / 2048)),
     )
     trial, read = attempt(size, amounts)  # other batches have another speed
-    steps = max(20, round(read / trial.tokens))
+    steps = trial.stated_steps(budget) or max(20, round(read / trial.tokens))
     sections = _sections(stated, data, size, dataclasses.replace(amounts, steps=steps), prepared)
     settled = Settled(_config(sections, stated), _with_stated(sections, stated, reasons or {}), trial.parameters, have)
     if budget.seconds is None:
@@ -225,7 +233,8 @@ def _try(
     parts = task.parts(task.prepare(config, prepared.identity, True, lambda line: None), Path(), device)
     counts, plan = parameters_by_part(parts.model), make_plan(parts.options, parts.eval_options, parts.batches)
     tokens = parts.batches.tokens_per_epoch / plan.steps_per_epoch
-    trial = _Trial(counts["total"], counts["total"] - counts["embedding"] - counts["output"], tokens)
+    body = counts["total"] - counts["embedding"] - counts["output"]
+    trial = _Trial(counts["total"], body, tokens, plan.steps_per_epoch)
     if clock is None:
         return trial
     speed = measure_speed(parts, clock=clock)
@@ -248,7 +257,8 @@ def _try(
 
 def data_rules(stated: Settings) -> Keys:
     """Unit and vocabulary of one's own text or sentence pairs; a corpus with a name has its usual ones."""
-    name, train = stated.get("name", "text" if "train" in stated else "builtin"), stated.get("train") or []
+    config = DataConfig.from_dict(stated)
+    name, pairs = config.name, config.name == "parallel"
     about = {
         "text": ("one's own text", "bpe; character for texts below 100 kB; or word, byte"),
         "builtin": ("the documentation of this Python's standard library", "bpe; or character, word, byte"),
@@ -256,11 +266,8 @@ def data_rules(stated: Settings) -> Keys:
     }
     if name not in about:
         return {}
-    pairs, files = name == "parallel", [train] if isinstance(train, str) else train
-    if pairs:
-        files = [f"{file}.{stated.get(side)}" for file in files for side in ("source", "target")]
-    paths = [Path(stated.get("dir") or ".", file).expanduser() for file in files]
-    size = _BUILTIN_BYTES if name == "builtin" else sum(path.stat().st_size for path in paths if path.is_file())
+    paths = [] if name == "builtin" else files_of(config, "train")
+    size = sum(path.stat().st_size for path in paths if path.is_file()) if paths else _BUILTIN_BYTES
     tokens = stated.get("tokens") or ("bpe" if pairs or size >= _BPE_BYTES else "character")
     keys: Keys = {"name": (name, about[name][0]), "tokens": (tokens, about[name][1])}
     if tokens in ("bpe", "unigram") and "codes" not in stated:

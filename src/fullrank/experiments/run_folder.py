@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -168,7 +167,6 @@ _GOES_ON_WITH = {
         )
     ),
 }  # fmt: skip
-_MORE = re.compile(r"(\d+(?:\.\d+)?)\s*(step|update|epoch)s?", re.I)
 
 
 def continuation(folder: Path, overrides: Sequence[str], more: str | None) -> tuple[Resolved[RunConfig], Path]:
@@ -216,12 +214,13 @@ def continuation(folder: Path, overrides: Sequence[str], more: str | None) -> tu
 
 def _updates(more: str, done: Mapping[str, float], seconds: float) -> int:
     """The updates that `more` is, by the speed and the batches of what was done in `seconds`."""
-    steps, budget, counted = done["steps"], read_budget(more), _MORE.fullmatch(more.strip())
-    if counted is not None:
-        return math.ceil(float(counted[1]) * (steps / done["epochs"] if counted[2].lower() == "epoch" else 1))
+    budget = read_budget(more)
     if budget is None:
-        raise InputError(f"--more: {BUDGETS}, or `500 steps` or `2 epochs`, given {more!r}")
-    return math.ceil(steps * (budget.tokens / done["tokens"] if budget.seconds is None else budget.seconds / seconds))
+        raise InputError(f"--more: {BUDGETS}, given {more!r}")
+    if budget.steps is not None:
+        return budget.steps
+    times = budget.tokens / done["tokens"] if budget.epochs is None else budget.epochs / done["epochs"]
+    return math.ceil(done["steps"] * (times if budget.seconds is None else budget.seconds / seconds))
 
 
 # -- a training that begins with the weights of a run ------------------------------------------------------------------

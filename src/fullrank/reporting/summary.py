@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -442,7 +443,7 @@ def print_report(content: Comparison | Tuning, console: Console | None = None) -
     """Print the headline, then the tables, each with what has to be said about it."""
     console, summary, tuned = console or Console(), summarize(content), isinstance(content, Tuning)
     unfinished = [f"Not finished: {run.folder} ({'; '.join(run.problems)})" for run in content.unfinished]
-    notes = [f"Notes of {recipe}: {words}" for recipe, words in content.notes.items()]
+    notes = _notes_in_lines(content.notes, console.width)
     styled: list[tuple[str, Iterable[Table | str]]] = [
         ("bold", (summary.headline, *(summary.paragraphs if tuned else ()))),
         ("yellow", summary.warnings),
@@ -457,6 +458,23 @@ def print_report(content: Comparison | Tuning, console: Console | None = None) -
                 print_table(part, console)
             else:
                 console.print(Text(part, style))
+
+
+_NOTE_LINES = 3
+
+
+def _notes_in_lines(notes: Mapping[str, str], width: int) -> list[str]:
+    """The notes of recipes in at most three lines; of several recipes, their names."""
+    if not notes:
+        return []
+    several, names = len(notes) > 1, ", ".join(notes)
+    words = f"Notes of {names}: " + ("`fullrank recipes show NAME`" if several else notes[names])
+    lines = textwrap.wrap(words, width)
+    if len(lines) <= _NOTE_LINES:
+        return lines
+    rest = "NAME" if several else names
+    shortened = textwrap.wrap(words, width, max_lines=_NOTE_LINES - 1, placeholder=" ...")
+    return [*shortened, f"`fullrank recipes show {rest}` has the rest"]
 
 
 def _comparison_parts(compared: Comparison) -> Iterator[Table | str]:
