@@ -86,8 +86,27 @@ def test_the_live_line_stays_on_one_line_and_writes_to_stderr(
     train(tmp_path, steps=10, observers=[live])
     captured = capfd.readouterr()
     assert captured.out == ""
-    assert "step 10/10" in captured.err
+    assert live.words().startswith("step 10/10")
+    assert captured.err.startswith("\r")
     assert captured.err.count("\n") <= 2
+
+
+@pytest.mark.parametrize("width", [30, 60, 80, 200])
+@pytest.mark.parametrize("label", ["plain", "a-name-that-is-long-" * 6])
+def test_the_live_line_is_one_line_at_any_width(width: int, label: str) -> None:
+    live = LiveLine(label)
+    live.console.width = width
+    live.start(step=0, total_steps=2000)
+    live.record({"split": "train", "nll": 5.1, "phase": "first"})
+    live.record({"split": "valid", "nll": 5.2, "bleu": 21.3, "chrf": 40.1})
+    for step in range(3):
+        live.advance(step, 64 * step)
+    lines = live.console.render_lines(live.progress.get_renderable(), pad=False)
+    live.finish()
+    assert len(lines) == 1
+    text = "".join(segment.text for segment in lines[0]).rstrip()
+    assert len(text) <= width
+    assert width < 60 or ("step 2/2000" in text and "ETA" in text)
 
 
 def test_where_stderr_is_no_terminal_there_are_plain_lines() -> None:

@@ -42,11 +42,12 @@ def main(argv: list[str] | None = None) -> None:
             _interrupted()
         raise
     except Exception as error:
-        from fullrank.cli.output import UsageError, explain
+        from fullrank.cli.output import UsageError, clear_progress, explain
         from fullrank.core.errors import Interrupted
 
         if isinstance(error, BrokenPipeError):
             _nobody_reads()
+        clear_progress()
         if debug:
             raise
         print(explain(error), file=sys.stderr)

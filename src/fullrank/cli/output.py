@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -61,7 +62,28 @@ def _shortened(line: str) -> str:
 
 def say(text: str) -> None:
     """A remark for the person at the terminal."""
+    clear_progress()
     print(visible(text), file=sys.stderr, flush=True)
+
+
+_ERASE_LINE = "\r\x1b[2K"
+_open_lines: list[str] = []  # the line of progress that stands on the terminal, without its end
+
+
+def show_progress(text: str) -> None:
+    """A remark that takes the place of the one before it on a terminal; elsewhere it is a line like any other."""
+    if not sys.stderr.isatty():
+        say(text)
+        return
+    _open_lines[:] = [visible(" ".join(text.split()))[: shutil.get_terminal_size().columns - 1]]
+    print(f"{_ERASE_LINE}{_open_lines[0]}", end="", file=sys.stderr, flush=True)
+
+
+def clear_progress() -> None:
+    """Take the line of progress off the terminal."""
+    if _open_lines:
+        _open_lines.clear()
+        print(_ERASE_LINE, end="", file=sys.stderr, flush=True)
 
 
 def print_json(content: Any) -> None:
@@ -71,6 +93,7 @@ def print_json(content: Any) -> None:
 
 def tell(content: Any, lines: Iterable[str | Path | Table | Text], *, json: bool) -> None:
     """The result of a verb: as one JSON document, or as lines, tables and styled lines for people."""
+    clear_progress()
     if json:
         print_json(content)
         return
@@ -90,6 +113,7 @@ def show_report(
     """
     from fullrank.reporting import report
 
+    clear_progress()
     content = report(folders, table)
     page = content.write(page, title)
     if json:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 from fullrank.cli.app import app, verb
 from fullrank.cli.options import Config, Json, Number, Overrides, Quiet, Row, Scale, Source, read_seeds, with_source
-from fullrank.cli.output import exclude, say, table_of, tell
+from fullrank.cli.output import exclude, say, show_progress, table_of, tell
 from fullrank.core.errors import InputError
 from fullrank.files import silent
 
@@ -62,7 +62,8 @@ def queue(
 
     try:
         if not list_only:
-            asyncio.run(train_all(planned, own, record, say=silent if quiet else say))
+            loud = (silent, silent) if quiet else (say, show_progress)
+            asyncio.run(train_all(planned, own, record, say=loud[0], progress=loud[1]))
     finally:
         state = listing(planned, cores)
         tell(state, in_lines(state, cores), json=json)

@@ -26,7 +26,7 @@ from fullrank.cli.options import (
     read_seeds,
     with_source,
 )
-from fullrank.cli.output import say, show_report, tell
+from fullrank.cli.output import say, show_progress, show_report, tell
 from fullrank.core.errors import InputError
 from fullrank.files import silent
 
@@ -319,6 +319,7 @@ def reproduce(
         return
     train_table(
         table, planned, kernel_name=kernel, quiet=quiet or finetuning, say=silent if quiet else say,
+        progress=silent if quiet else show_progress,
         among=[Path("runs"), *([] if out is None else [out])],
     )  # fmt: skip
     folders, parent = [cell.folder for cell in planned], planned[0].folder.parent
@@ -461,7 +462,10 @@ def finetune(
     several, among = len(planned) > 1, [] if reuse is None else [reuse]
     if out is not None and not several:
         planned = [replace(planned[0], folder=out)]
-    reproduce(config, planned, kernel_name=kernel, quiet=quiet or several, say=progress, among=among)
+    reproduce(
+        config, planned, kernel_name=kernel, quiet=quiet or several, say=progress, among=among,
+        progress=silent if progress is silent else show_progress,
+    )  # fmt: skip
     folders = [cell.folder for cell in planned]
     if is_first():
         show_report(folders, (folders[0] if len(folders) == 1 else folders[0].parent) / "report.html", json=json)

@@ -207,13 +207,19 @@ async def _start(training: Training, core: int) -> Process:
 
 
 async def train_all(
-    planned: Sequence[Training], cores: Sequence[int], finished: Callable[[Path], None], say: Say = print
+    planned: Sequence[Training],
+    cores: Sequence[int],
+    finished: Callable[[Path], None],
+    say: Say = print,
+    progress: Say | None = None,
 ) -> None:
     """Train what is not finished, one training on each core at a time; `finished` is called with the folder of each run.
 
+    progress: hears which training begins and which is finished, in place of `say`.
     TrainingsFailed at the end if any did. Interrupted: SIGINT or SIGTERM; every training has saved its state. SIGTSTP
     (Ctrl-Z) pauses the queue with its trainings.
     """
+    progress = progress or say
     waiting, running = deque(enumerate(planned, start=1)), set[Process]()
     failed, stopped = list[tuple[Training, str]](), list[str]()
 
@@ -242,7 +248,7 @@ async def train_all(
                 running.add(process)
                 if stopped:
                     process.terminate()
-                say(f"{number} of {len(planned)}: {training}, {training.cell.folder}, process {process.pid}")
+                progress(f"{number} of {len(planned)}: {training}, {training.cell.folder}, process {process.pid}")
                 output, _ = await process.communicate()
                 running.remove(process)
                 if process.returncode != 0:
@@ -251,7 +257,7 @@ async def train_all(
                     for line in failed[-1][1].splitlines()[-_LAST_LINES:]:
                         say(f"  {line}")
                     continue
-                say(f"finished: {training}")
+                progress(f"finished: {training}")
             finished(training.cell.folder)
 
     loop = asyncio.get_running_loop()

@@ -495,16 +495,19 @@ def reproduce(
     quiet: bool = False,
     say: Say = print,
     among: Sequence[Path] = (),
+    progress: Say | None = None,
 ) -> None:
     """Train the runs that are not finished; one that was stopped is resumed.
 
+    progress: hears which run begins, in place of `say`.
     Rows that are one training are trained once, also where that was done by a run in one of the folders `among`.
     """
     folders = [*(run for root in among for run in find_runs(root)), *(cell.folder for cell in planned)]
     trained = finished_trainings(folders) if not all(cell.finished for cell in planned) else {}
     for number, cell in enumerate(planned, start=1):
         remark = (lambda _: None) if cell.finished else say
-        remark(f"{name}: row {cell.row}, seed {cell.seed} ({number} of {len(planned)}), {cell.folder}")
+        if not cell.finished:
+            (progress or say)(f"{name}: row {cell.row}, seed {cell.seed} ({number} of {len(planned)}), {cell.folder}")
         # of a finished run, looks whether it is this one
         train(cell.resolved, cell.folder, kernel_name=kernel_name, quiet=quiet, say=remark, trained=trained)
         trained = {**finished_trainings([cell.folder]), **trained}

@@ -257,8 +257,14 @@ class Status(Observer):
         return f"loss {nll:.3f}" if self.ppl == "loss" else f"{self.ppl} {perplexity(nll):.1f}"
 
 
+_BAR = 12  # characters
+
+
 class LiveLine(Status):
-    """A single line with a progress bar, for terminals."""
+    """A single line with a progress bar, for terminals; it is taken away in the end.
+
+    On a narrow terminal figures in its middle are left out: where training is and when it ends stay.
+    """
 
     def __init__(self, label: str, bits: str | None = None) -> None:
         from rich.console import Console
@@ -267,19 +273,33 @@ class LiveLine(Status):
 
         super().__init__(bits)
         self.label, self.console = label, Console(stderr=True)
-        whole, wrapped = Column(no_wrap=True, min_width=len(label)), Column(no_wrap=False)
-        bar, words = BarColumn(bar_width=12), TextColumn("{task.fields[words]}", table_column=wrapped)
-        description = TextColumn("{task.description}", markup=False, table_column=whole)
-        self.progress = Progress(description, bar, words, console=self.console, refresh_per_second=4)
+        bar = BarColumn(bar_width=_BAR)
+        name, words = (
+            TextColumn(text, markup=False, table_column=Column(no_wrap=True))
+            for text in ("{task.description}", "{task.fields[words]}")
+        )
+        self.progress = Progress(name, bar, words, console=self.console, refresh_per_second=4, transient=True)
 
     def start(self, *, step: int, total_steps: int) -> None:
         super().start(step=step, total_steps=total_steps)
-        self.task = self.progress.add_task(self.label, total=total_steps, completed=step, words=self.words())
+        most = self.console.width // 3
+        label = self.label if len(self.label) <= most else f"{self.label[: most - 3]}..."
+        self.room = self.console.width - len(label) - _BAR - 2
+        self.task = self.progress.add_task(label, total=total_steps, completed=step, words=self._fitting())
+        if self.console.is_terminal:
+            self.console.file.write("\r\x1b[2K")  # over what was said before in a line that changes
         self.progress.start()
 
     def advance(self, step: int, tokens: int) -> None:
         super().advance(step, tokens)
-        self.progress.update(self.task, completed=step, words=self.words())
+        self.progress.update(self.task, completed=step, words=self._fitting())
+
+    def _fitting(self) -> str:
+        """The words that fit beside label and bar."""
+        parts = self.words().split("  ")
+        while len(parts) > 1 and len("  ".join(parts)) > self.room:
+            del parts[1 if len(parts) > 2 else 0]
+        return "  ".join(parts)[: max(self.room, 0)]
 
     def notice(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False)
