@@ -20,10 +20,10 @@ from typing import Any
 from fullrank.core.errors import InputError, RunError
 
 _LARGEST_JSON = 1 << 26
-_WRITTEN = re.compile(
-    r"\.(\d+)(\.\w{8})?$"
-)  # the end of the name of what is being written: the process, a draw of letters
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # all but tab and the ends of lines
+# the end of the name of what is being written: the process, a draw of letters
+_WRITTEN = re.compile(r"\.(\d+)(\.\w{8})?$")
+_HALVES = re.compile("[\ud800-\udfff]")
+_CONTROL = re.compile(f"{_HALVES.pattern}|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # all but tab and the ends of lines
 
 
 @contextlib.contextmanager
@@ -125,8 +125,8 @@ def write_own(path: Path, text: str, mark: str, what: str) -> None:
 
 
 def as_json(content: Any) -> str:
-    """`content` as indented JSON that every reader takes: a number that is not finite becomes null."""
-    return json.dumps(_finite(content), indent=2, ensure_ascii=False, allow_nan=False)
+    """`content` as indented JSON that every reader takes: a number that is not finite becomes null, see also `mended`."""
+    return mended(json.dumps(_finite(content), indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def _finite(content: Any) -> Any:
@@ -149,6 +149,50 @@ def read_small(path: Path, largest: int = 1 << 20) -> bytes:
     return path.read_bytes()
 
 
+def read_text(path: Path, largest: int = 1 << 20) -> str:
+    """The text of a file that a user gives, see `text_of`; InputError if it cannot be read or is larger."""
+    try:
+        data = read_small(path, largest)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise InputError(f"{path}: cannot be read ({error})") from error
+    return text_of(data, str(path))
+
+
+def text_of(data: bytes, name: str, offset: int = 0, *, line: int = 0, hint: str = "") -> str:
+    """The text of UTF-8 bytes from `offset` of a file or stream, with its byte-order mark off and `with_newlines`.
+
+    Raises InputError with the first byte that is not UTF-8, and with the number of the `line` where it is known.
+    """
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        where = f"line {line:,} has the byte" if line else "byte"
+        raise InputError(
+            f"{name} is not UTF-8 text: {where} 0x{data[error.start]:02x} at offset {offset + error.start:,} (convert the "
+            f"file to UTF-8, for instance with `iconv -f latin1 -t utf-8`{hint})"
+        ) from None
+    return with_newlines(text if offset else text.removeprefix("\ufeff"))
+
+
+def with_newlines(text: str) -> str:
+    """`text` with a newline for each line end. A carriage return, alone or before a newline, is a line end; U+2028 is none.
+
+    Lines of a text are split at newlines, never by `splitlines`.
+    """
+    return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
+
+
+def mended(content: Any) -> Any:
+    """Text with U+FFFD for every half of a surrogate pair, which no file can hold; also within lists and mappings."""
+    if isinstance(content, str):
+        return _HALVES.sub("\N{REPLACEMENT CHARACTER}", content)
+    if isinstance(content, Mapping):
+        return {mended(key): mended(value) for key, value in content.items()}
+    return [mended(value) for value in content] if isinstance(content, list) else content
+
+
 def plain_size(path: Path) -> int:
     """Size of a file in bytes; ValueError if it is a device or a pipe, which need not end."""
     status = path.stat()
@@ -165,8 +209,8 @@ def sha256_of(path: Path) -> str:
 
 
 def visible(text: str) -> str:
-    """`text` with its control characters written out: a name must not send commands to the terminal."""
-    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    """`text` with control characters and half surrogates written out: a name must not send commands to the terminal."""
+    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def python_command(words: Iterable[str]) -> list[str]:

@@ -272,7 +272,7 @@ def test_files(tmp_path: Path) -> None:
     ):
         read_yaml(file)
     file.write_bytes(b"model: {}\n\xff\xfe")
-    with pytest.raises(InputError, match=r"not UTF-8 text .* at byte 10"):
+    with pytest.raises(InputError, match=r"not UTF-8 text.* at offset 10"):
         read_yaml(file)
     with pytest.raises(InputError, match=r"nowhere\.yaml: cannot be read \(No such file"):
         read_yaml(tmp_path / "nowhere.yaml")

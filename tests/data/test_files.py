@@ -1,5 +1,7 @@
 """Reading text in pieces, and cutting splits by lines."""
 
+import io
+import json
 import os
 from itertools import pairwise
 from pathlib import Path
@@ -8,9 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fullrank.cli.translate import buffers
+from fullrank.config.load import read_yaml
 from fullrank.core.errors import InputError
 from fullrank.data import files as text
-from fullrank.data.files import Section, cut_by_lines, pieces, workspace
+from fullrank.data.files import Section, cut_by_lines, parts, pieces, workspace
+from fullrank.data.language import load_codes
+from fullrank.data.squad import read_squad
+from fullrank.experiments.check import check_scoring_named
+from fullrank.files import as_json, mended, read_text, visible
+from fullrank.hf.transfo_xl_tokenizer import read_vocabulary
 
 contents = st.text(st.sampled_from("ab \né日\U0001f600"), min_size=1, max_size=80)
 
@@ -37,10 +46,76 @@ def test_sections_of_a_file_meet_between_characters(tmp_path_factory, content, d
     raw = content.encode()
     path.write_bytes(raw)
     cut = data.draw(st.integers(0, len(raw)))
-    parts = [Section(path, 0, cut), Section(path, cut, len(raw))]
-    assert "".join(piece for part in parts for piece in pieces(part, exact=False)) == content
-    exact = [b"".join(p.encode("utf-8", "surrogateescape") for p in pieces(part, exact=True)) for part in parts]
+    sections = [Section(path, 0, cut), Section(path, cut, len(raw))]
+    assert "".join(piece for part in sections for piece in pieces(part, exact=False)) == content
+    exact = [b"".join(p.encode("utf-8", "surrogateescape") for p in pieces(part, exact=True)) for part in sections]
     assert exact == [raw[:cut], raw[cut:]]
+
+
+@given(st.text(st.sampled_from("ab \n\r\u2028\x0b\x85\u00e9"), min_size=1, max_size=60), st.data())
+@settings(deadline=None)
+def test_carriage_returns_are_newlines_wherever_a_text_is_cut(tmp_path_factory, content, data):
+    path = tmp_path_factory.mktemp("text") / "a.txt"
+    raw = content.encode()
+    path.write_bytes(raw)
+    cut = data.draw(st.integers(0, len(raw)))
+    expected = content.replace("\r\n", "\n").replace("\r", "\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text, "_PIECE", 3)
+        patch.setattr(text, "_LONGEST", 6)
+        some = [Section(path, 0, cut), Section(path, cut, len(raw))]
+        assert "".join(piece for one in some for piece in pieces(one, exact=False)) == expected
+        begun = True
+        for part in parts(Section(path), exact=False):
+            for piece, begins, _ in part.texts(exact=False, key="x"):
+                assert begins == begun
+                begun = piece.endswith("\n")
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("a\nb\n", ["a", "b"]),
+        ("\ufeffa\r\nb", ["a", "b"]),
+        ("a\rb\r", ["a", "b"]),  # no newline at all: carriage returns end lines
+        ("a\rb\nc\n", ["a b", "c"]),  # line 2 stays line 2 of a translation
+        ("a\u2028b\x0bc\x0cd\x85e\x1cf\ng", ["a\u2028b\x0bc\x0cd\x85e\x1cf", "g"]),
+        ("\n\r\n", ["", ""]),
+        ("one", ["one"]),
+    ],
+)
+def test_lines_end_at_line_ends_only(tmp_path, content, expected):
+    path = tmp_path / "a.txt"
+    path.write_bytes(content.encode())
+    assert list(text.lines(path, "key")) == expected
+    assert text.number_of_lines(path, "key") == len(expected)
+    found = [line for part in buffers(io.BytesIO(content.encode()), 1, None) for line in part]
+    assert found == expected
+
+
+@pytest.mark.parametrize("before", ["", "word\r\n" * 3])
+def test_every_reader_names_the_file_and_the_byte(tmp_path, before):
+    path = tmp_path / "latin1.txt"
+    path.write_bytes(before.encode() + b"a caf\xe9\n")
+    readers = {
+        "lines": lambda: list(text.lines(path, "key")),
+        "pieces": lambda: list(pieces(Section(path), exact=False)),
+        "read_text": lambda: read_text(path),
+        "codes": lambda: load_codes(path),
+        "yaml": lambda: read_yaml(path),
+        "words of Transformer-XL": lambda: read_vocabulary(path),
+        "scoring": lambda: check_scoring_named("os:getcwd", text=path),
+        "squad": lambda: read_squad(path, "train", "1.1"),
+    }
+    for reader in readers.values():
+        with pytest.raises(InputError, match=rf"latin1.txt.*0xe9 at offset {len(before) + 5} "):
+            reader()
+
+
+def test_halves_of_pairs_are_mended():
+    assert mended({"\ud83d": ["a\udce9", 1, {"b": "\U0001f600"}]}) == {"\ufffd": ["a\ufffd", 1, {"b": "\U0001f600"}]}
+    assert json.loads(as_json({"prompt": "caf\udce9", "n": float("nan")})) == {"prompt": "caf\ufffd", "n": None}
+    assert visible("caf\udce9\x1b[0m\ttab") == "caf\\udce9\\x1b[0m\ttab"
 
 
 def test_a_byte_order_mark_is_no_text(tmp_path):

@@ -71,11 +71,40 @@ def test_the_line_without_an_end_is_a_line(files):
 def test_other_tokens_keep_the_text_exactly(files, tokens):
     (files / "test.txt").write_text("a\tdog  \u00e9t\u00e9 \r\n\n the dog\n", encoding="utf-8", newline="")
     corpus = prepare(config(files, tokens=tokens, train=["train.txt", "test.txt"]))
-    assert text_of(corpus, "train") == "\n".join(LINES) + "\n" + (files / "test.txt").read_bytes().decode()
+    ends = tokens == "byte"  # others read CRLF as a newline
+    text = (files / "test.txt").read_bytes().decode()
+    assert text_of(corpus, "train") == "\n".join(LINES) + "\n" + (text if ends else text.replace("\r", ""))
     test = corpus.splits["test"]
-    assert (test.words, test.characters, test.bytes) == (5 + 3, 23, 25)
+    assert (test.words, test.characters, test.bytes) == (5 + 3, 22 + ends, 24 + ends)
     if tokens != "bpe":
         assert test.tokens == {"byte": test.bytes, "character": test.characters}[tokens]
+
+
+@pytest.mark.parametrize("tokens", ["word", "character", "bpe"])
+@pytest.mark.parametrize("end", ["\r\n", "\r"])
+def test_line_ends_of_any_kind_give_the_same_ids(files, tokens, end):
+    """Also where splits are cut from a file by its lines; it is said once, and a file with newlines says nothing."""
+    text = "the cat saw\n\na dog\u2028there\x0b\x85\n" * 30
+    alone = {"valid": None, "test": None, "tokens": tokens}
+    made = []
+    for name, content in (("lf.txt", text), ("cr.txt", "\ufeff" + text.replace("\n", end))):
+        (files / name).write_text(content, encoding="utf-8", newline="")
+        said: list[str] = []
+        made.append(prepare(config(files, train=name, **alone), report=said.append))
+        about = [line for line in said if "carriage returns" in line]
+        assert len(about) == (name == "cr.txt")
+        assert [note for note in made[-1].details["notes"] if "carriage" in note] == about
+    for split in ("train", "valid", "test"):
+        assert made[0].ids(split).tolist() == made[1].ids(split).tolist()
+        assert made[0].splits[split] == made[1].splits[split]
+
+
+@pytest.mark.parametrize("tokens", ["word", "bpe"])
+def test_marks_in_a_text_are_text(files, tokens):
+    (files / "train.txt").write_text("the <eos> a<eos>b\n<pad> <s> @@\n" * 9, encoding="utf-8")
+    corpus = prepare(config(files, tokens=tokens))
+    assert text_of(corpus, "train") == (files / "train.txt").read_text(encoding="utf-8")
+    assert corpus.ids("train").tolist().count(corpus.tokenizer.eos_id) == 18
 
 
 def test_bytes_need_not_be_utf8(files):

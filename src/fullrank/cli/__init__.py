@@ -7,6 +7,7 @@ import io
 import os
 import shlex
 import sys
+from io import TextIOWrapper
 from typing import Any, NoReturn
 
 _INTERRUPTED = 130
@@ -19,14 +20,13 @@ def main(argv: list[str] | None = None) -> None:
     """
     words = sys.argv[1:] if argv is None else argv
     if argv is None:
-        os.environ["PYTHONSAFEPATH"] = (
-            "1"  # helpers that libraries start import nothing from the working directory either
-        )
+        # processes that libraries start import nothing from the working directory either
+        os.environ["PYTHONSAFEPATH"] = "1"
         _open_streams()
     debug = "--debug" in words
-    if sys.platform == "win32":  # a pipe there has an encoding without most of our characters
-        for stream in (sys.stdout, sys.stderr):
-            stream.reconfigure(encoding="utf-8")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a pipe of Windows has an encoding without most of our characters
+            stream.reconfigure(encoding="utf-8" if sys.platform == "win32" else None, errors="backslashreplace")
     try:
         from fullrank.cli.app import load
 

@@ -23,6 +23,7 @@ from fullrank.cli.app import verb
 from fullrank.cli.options import Checkpoint, Device, Kernel, Number, Quiet, Seed, Temperature, TopK, TopP
 from fullrank.cli.output import exclude, given, say
 from fullrank.core.errors import InputError, RunError
+from fullrank.files import text_of
 
 if TYPE_CHECKING:
     from fullrank.experiments.translate import LineTranslator, Translation
@@ -246,7 +247,6 @@ def _with_attention(
 
 PAUSE = 0.1  # seconds without input, after which lines at hand are not kept waiting
 _CHUNK = 1 << 16
-_MARK = b"\xef\xbb\xbf"  # of UTF-8, as some editors begin a file
 
 
 class Readable(Protocol):
@@ -259,20 +259,21 @@ def buffers(stream: Readable, size: int, pause: float | None) -> Iterator[list[s
     """The lines of a stream of UTF-8, without line ends, in lists of `size`: fewer at the end, and where input pauses.
 
     pause: seconds to wait for more; None: as long as it takes, so that only the end makes a shorter list.
-    Only a line feed (after a carriage return or not) ends a line. Raises InputError that names the first line that is not
-    UTF-8, after those before it.
+    Only a line feed (after a carriage return or not) ends a line, a carriage return only where there is no line feed. Raises
+    InputError that names the first line that is not UTF-8, after those before it.
     """
     lines: list[str] = []
-    number = 0
+    number = offset = 0
     for line in _split(stream) if pause is None else _in_background(stream, pause):
         if line is not None:
             number += 1
             try:
-                lines.append(_decode(line, number))
+                lines.append(text_of(line, "the input", offset, line=number).removesuffix("\n").replace("\n", " "))
             except InputError:
                 if lines:
                     yield lines
                 raise
+            offset += len(line)
         if lines and (line is None or len(lines) == size):
             yield lines
             lines = []
@@ -280,29 +281,18 @@ def buffers(stream: Readable, size: int, pause: float | None) -> Iterator[list[s
         yield lines
 
 
-def _decode(line: bytes, number: int) -> str:
-    if number == 1:
-        line = line.removeprefix(_MARK)
-    try:
-        return line.removesuffix(b"\r").decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"line {number}: not UTF-8 (byte 0x{line[error.start]:02x} at place {error.start + 1}); convert the text, for "
-            "instance with `iconv -f latin1 -t utf-8`"
-        ) from error
-
-
 def _split(stream: Readable) -> Iterator[bytes]:
-    """Lines without their line feeds."""
+    """Lines with their line feeds."""
     begun: list[bytes] = []  # of a line whose end has not come
+    ending = b"\r"  # of old Macintoshes, until a line feed has come
     while chunk := stream.read(_CHUNK):
         *whole, rest = chunk.split(b"\n")
         for part in whole:
-            yield b"".join([*begun, part])
-            begun = []
+            yield b"".join([*begun, part, b"\n"])
+            begun, ending = [], b"\n"
         begun.append(rest)
     if last := b"".join(begun):
-        yield last
+        yield from last.removesuffix(b"\r").split(b"\r") if ending == b"\r" else [last]
 
 
 def _in_background(stream: Readable, pause: float) -> Iterator[bytes | None]:

@@ -18,7 +18,7 @@ from fullrank.config.run import RunConfig
 from fullrank.config.training import SIZES
 from fullrank.core.errors import InputError
 from fullrank.core.section import Section, hints_of, settings_with
-from fullrank.files import read_small
+from fullrank.files import read_text
 
 
 class _UniqueKeys(yaml.SafeLoader):
@@ -80,15 +80,7 @@ def _size(node: yaml.Node, known: dict[int, int]) -> int:
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file; InputError for a file that holds nothing, or only comments."""
-    try:
-        text = read_small(path).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from error
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        raise InputError(f"{path}: cannot be read ({error})") from error
-    raw = parse_yaml(text, str(path))
+    raw = parse_yaml(read_text(path), str(path))
     if raw is None or raw == {}:
         raise InputError(f"{path} is empty: it states no key, such as data.train or train.steps")
     if not isinstance(raw, dict):

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import errno
 import hashlib
@@ -16,7 +15,7 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
@@ -25,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from fullrank.core.errors import InputError, Interrupted, RunError
-from fullrank.files import no_room, silent
+from fullrank.files import no_room, silent, text_of
 
 Report = Callable[[str], None]  # hears of every step, a line at a time
 _PIECE = 1 << 20
@@ -64,35 +63,56 @@ def file_digest(path: Path, key: str) -> str:
 
 
 def lines(path: Path, key: str) -> Iterator[str]:
-    """Lines of a text file, without their ends. Only a newline ends a line. InputError for text that is not UTF-8."""
+    """Lines of a text file, without their ends. InputError for text that is not UTF-8.
+
+    A newline ends a line, a carriage return only in a file without newlines: in others it is white space, so that line k of
+    one file stays the translation of line k of another.
+    """
+    ending, offset = _line_ending(path, key), 0
     with open_text(path, key) as file:
         for number, line in enumerate(file, start=1):
-            try:
-                text = line.decode("utf-8").removesuffix("\n")
-            except UnicodeDecodeError as error:
-                raise InputError(
-                    f"{key}: {path} is not UTF-8 text: line {number:,} has the byte 0x{line[error.start]:02x} (convert the "
-                    "file to UTF-8)"
-                ) from None
-            yield text.removeprefix("\ufeff") if number == 1 else text
+            text = text_of(line, f"{key}: {path}", offset, line=number).removesuffix("\n")
+            offset += len(line)
+            yield from text.split("\n") if ending == b"\r" else [text.replace("\n", " ")]
+
+
+def _line_ending(path: Path, key: str) -> bytes:
+    """The byte that ends the lines of a file: a carriage return where it holds no newline, as on the first Macintoshes."""
+    return b"\n" if holds(path, b"\n", key) else b"\r"
+
+
+def holds(path: Path, found: bytes, key: str) -> bool:
+    """True if a file has these bytes."""
+    with open_text(path, key) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return data.find(found) >= 0
+
+
+def report_returns(paths: Iterable[Path], key: str, report: Report) -> tuple[str, ...]:
+    """Say once which texts have carriage returns, if any; the note for the record of the corpus."""
+    names = [path.name for path in dict.fromkeys(paths) if holds(path, b"\r", key)]
+    if not names:
+        return ()
+    note = f"{', '.join(names[:3])}{' ...' * (len(names) > 3)}: carriage returns (CRLF, CR) are read as newlines"
+    report(note)
+    return (note,)
 
 
 def number_of_lines(path: Path, key: str) -> int:
-    """Lines of a file; one without a newline at its end counts."""
-    count, block = 0, b""
+    """Lines of a file; one without an end at the end of the file counts."""
+    count, block, ending = 0, b"", _line_ending(path, key)
     with open_text(path, key) as file:
         while more := file.read(_PIECE):
             block = more
-            count += block.count(b"\n")
-    return count + (not block.endswith(b"\n"))
+            count += block.count(ending)
+    return count + (not block.endswith(ending))
 
 
 def _end_of_line(path: Path, number: int, key: str) -> int:
     """The byte offset at which line `number` of a file ends, counted from 1; 0 for number 0."""
-    offset = 0
+    offset, ending = 0, _line_ending(path, key)
     with open_text(path, key) as file:
         while number > 0 and (block := file.read(_PIECE)):
-            ends = np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == ord("\n"))
+            ends = np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == ending[0])
             offset += int(ends[number - 1]) + 1 if len(ends) >= number else len(block)
             number -= len(ends)
     return offset
@@ -132,7 +152,10 @@ class Part:
                 block = file.read(end - start)
                 if len(block) < end - start:
                     raise InputError(f"{key}: {self.path} became shorter while it was read")
-                text = _decoded(block, exact, self.path, start, key)
+                if exact:
+                    text = block.decode("utf-8", "surrogateescape")
+                else:
+                    text = text_of(block, f"{key}: {self.path}", start, hint=", or use data.tokens=byte")
                 yield text, begins, self.ends and end == self.cuts[-1] and not text.endswith("\n")
                 begins = text.endswith("\n")
 
@@ -143,15 +166,13 @@ def parts(section: Section, *, exact: bool, key: str = "data.train") -> Iterator
         start, end = section.start, len(data) if section.end is None else min(section.end, len(data))
         if not exact:
             start, end = _next_character(data, start), _next_character(data, end)
-            if start == 0 and data[:3] == codecs.BOM_UTF8:
-                start = 3
         read, cuts, begins = start, [start], True
         while start < end:
             read = min(read + max(_PIECE, read - start), end)
             cut = read if read == end else _cut(data, start, read)
             if cut > start:
                 cuts.append(cut)
-                ended = data[cut - 1 : cut] == b"\n"
+                ended = data[cut - 1 : cut] in ((b"\n",) if exact else (b"\n", b"\r"))
                 if cut == end or (cut - cuts[0] >= _PART and (ended or data[cut : cut + 1] == b" ")):
                     yield Part(section.path, tuple(cuts), begins, cut == end)
                     cuts, begins = [cut], ended
@@ -162,8 +183,7 @@ def pieces(section: Section, *, exact: bool, key: str = "data.train") -> Iterato
     """The text of a section, in pieces that end after a newline (or, in very long lines, before a space).
 
     `exact`: any bytes are accepted, and those that are not UTF-8 become lone surrogates ("surrogateescape"); otherwise
-    they are an InputError with file and byte offset, a byte-order mark at the beginning is left out, and a section that
-    begins or ends inside a character is moved to the next one.
+    the text is as `text_of` gives it, and a section that begins or ends inside a character is moved to the next one.
     """
     for part in parts(section, exact=exact, key=key):
         for text, _, _ in part.texts(exact=exact, key=key):
@@ -171,11 +191,11 @@ def pieces(section: Section, *, exact: bool, key: str = "data.train") -> Iterato
 
 
 def _next_character(data: mmap.mmap, offset: int) -> int:
-    """The offset at which the next character begins: at most three bytes further on."""
+    """The offset at which the next character, or the next line end, begins: at most three bytes further on."""
     last = min(offset + 3, len(data))
     while 0 < offset < last and _continues(data[offset]):
         offset += 1
-    return offset
+    return offset + (offset > 0 and data[offset - 1 : offset + 1] == b"\r\n")
 
 
 def _continues(byte: int) -> bool:
@@ -193,16 +213,6 @@ def _cut(data: mmap.mmap, start: int, end: int) -> int:
     while cut > end - 5 and _continues(data[cut]):
         cut -= 1
     return cut
-
-
-def _decoded(block: bytes, exact: bool, path: Path, offset: int, key: str) -> str:
-    try:
-        return block.decode("utf-8", "surrogateescape" if exact else "strict")
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{key}: {path} is not UTF-8 text: byte 0x{block[error.start]:02x} at offset {offset + error.start:,} "
-            "(convert the file to UTF-8, or use data.tokens=byte)"
-        ) from None
 
 
 def cut_by_lines(paths: Sequence[Path], shares: Sequence[float], key: str) -> list[list[Section]]:

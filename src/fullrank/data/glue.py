@@ -19,7 +19,7 @@ from fullrank.config.glue import GLUE, HUB, HUB_REVISION, SCORES, GlueTask, glue
 from fullrank.core.errors import InputError, RunError
 from fullrank.data.corpora import hub_rows
 from fullrank.data.files import Report, existing_folder, file_digest, lines
-from fullrank.files import write_text
+from fullrank.files import mended, write_text
 
 _KEY = "data.dir"
 _SLICE = ".slice"
@@ -201,8 +201,7 @@ class _Row(NamedTuple):
 
 def _read_file(task: GlueTask, split: str, path: Path) -> tuple[list[_Row], int]:
     """The rows of a file, and the number of lines left out: only the older QQP holds lines that are no rows."""
-    numbered = ((number, line.removesuffix("\r")) for number, line in enumerate(lines(path, _KEY), start=1))
-    filled = ((number, line) for number, line in numbered if line)
+    filled = ((number, line) for number, line in enumerate(lines(path, _KEY), start=1) if line)
     rows: list[_Row] = []
     torn: list[str] = []
     for number, content in (_jsonl if path.suffix.casefold() == ".jsonl" else _tsv)(task, split, path, filled):
@@ -277,10 +276,11 @@ def _read_hub(task: GlueTask, split: str, cache: Path | None, report: Report) ->
     if not rows:
         raise RunError(f"GLUE {task.folder}: {HUB} holds no rows of the split {split}")
     text = "".join(json.dumps(row, ensure_ascii=False) for row in rows)
-    return rows, hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    return rows, hashlib.sha256(text.encode()).hexdigest()
 
 
 def _row(task: GlueTask, split: str, content: Mapping[str, Any], place: str, count: int, source: str) -> _Row:
+    content = mended(content)
     there = tuple(content)
     names = [name for name in _columns(task, split, there) if name is not None]
     if len(names) != len(_accepted(task, split)):

@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from fullrank.core.errors import InputError
 from fullrank.data.corpora import SQUAD, SQUAD_HUB, SQUAD_SIZES, hub_rows
 from fullrank.data.files import Report
+from fullrank.files import mended, text_of
 
 MAX_LENGTH, DOC_STRIDE, MAX_QUERY_LENGTH = 384, 128, 64
 _CHUNK = 1024  # texts that the tokenizer gets at once
@@ -170,15 +171,14 @@ def _from_file(path: Path, split: str, version: str) -> SquadSplit:
         raw = file.read_bytes()
     except OSError as error:
         raise InputError(f"{file}: cannot be read ({error.strerror}); {_wanted(split, version)}") from error
-    if not raw.strip():
+    text = text_of(raw, str(file))
+    if not text.strip():
         raise InputError(f'{file}: the file is empty; a SQuAD file is JSON that begins with {{"data": [...')
     try:
-        content = json.loads(raw.decode("utf-8"))
+        content = mended(json.loads(text))
         official = _Official.model_validate(content)
-    except UnicodeDecodeError as error:
-        raise InputError(f"{file}: not UTF-8 text at byte {error.start}; SQuAD files are JSON") from error
     except json.JSONDecodeError as error:
-        short = error.pos >= len(raw.decode("utf-8").rstrip()) - 1 or "Unterminated" in error.msg
+        short = error.pos >= len(text.rstrip()) - 1 or "Unterminated" in error.msg
         why = "it ends too early: copied or downloaded in part?" if short else "is it a SQuAD file?"
         raise InputError(f"{file}: no valid JSON at line {error.lineno}, column {error.colno}; {why}") from error
     except RecursionError as error:
@@ -269,7 +269,7 @@ def _from_hub(split: str, version: str, cache: Path | None, report: Report) -> S
         report=report,
     )
     questions, digest = [], hashlib.sha256()
-    for row in rows:
+    for row in map(mended, rows):
         texts = tuple(row["answers"]["text"])
         starts = tuple(int(start) for start in row["answers"]["answer_start"])
         impossible = version == "2.0" and not texts

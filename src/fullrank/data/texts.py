@@ -17,7 +17,7 @@ from fullrank.config.data import DataConfig
 from fullrank.core.errors import InputError, RunError
 from fullrank.data import builtin, prepared
 from fullrank.data.corpora import CorpusInfo, text_corpus
-from fullrank.data.files import Part, Report, Section, cache_root, parts
+from fullrank.data.files import Part, Report, Section, cache_root, holds, parts, report_returns
 from fullrank.data.parallel import PREFIX, Counts, finished, progress
 from fullrank.data.prepared import Corpus, Split
 from fullrank.data.sources import SPLITS, TextSources, find_text, report_unread_folder
@@ -73,10 +73,19 @@ def prepare(
     cache = cache_root(config.cache)
     found = None if info.name == "builtin" else find_text(config, info, cache, say)
     sources = [] if found is None else found.rows()
+    identity = {} if tokenizer is None else {"tokenizer": tokenizer.fingerprint}
+    if (
+        found is not None and settings.kind != "byte"
+    ):  # earlier versions kept carriage returns, and took <eos> for the mark
+        paths = {section.path for some in found.sections.values() for section in some}
+        if notes := report_returns(sorted(paths), "data.train", say):
+            found = dataclasses.replace(found, notes=(*found.notes, *notes))
+            identity["line_ends"] = "newline"
+        if settings.kind != "character" and any(holds(path, EOS.encode(), "data.train") for path in paths):
+            identity["marks"] = "text"
     choices = dataclasses.asdict(settings)
     if not settings.line_start:  # so that corpora prepared before there was a choice are found
         del choices["line_start"]
-    identity = {} if tokenizer is None else {"tokenizer": tokenizer.fingerprint}
     if info.name == "builtin":
         report_unread_folder(config, say)
         extraction = hashlib.sha256(Path(builtin.__file__).read_bytes()).hexdigest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from fullrank.core.decoder import LanguageModel
 from fullrank.core.encoder import Encoder
 from fullrank.core.errors import InputError, suggest
 from fullrank.data import load_tokenizer
-from fullrank.data.files import Section, pieces
+from fullrank.data.files import Section, lines, pieces
 from fullrank.evaluation.perplexity import final_protocol, masked_protocol
 from fullrank.experiments.models import Kind, load_causal, load_ours, location_of, model_kind
 from fullrank.experiments.objective import skip_schedule
@@ -179,8 +180,7 @@ def _source_side(folder: Path, text: Path | None, say: Say) -> tuple[str, Iterat
     """Sentences that the encoder of a translation run reads, each with its <eos>: of a file, else of the run's valid split."""
     if text is not None:
         language, _ = load_languages(folder)
-        lines = "".join(pieces(Section(text), exact=False, key="--text")).splitlines()
-        return str(text), ([*language.encode(line), language.eos_id] for line in lines)
+        return str(text), ([*language.encode(line), language.eos_id] for line in lines(text, "--text"))
     corpus = corpus_of(folder, SPLIT, say)
     pairs, label = corpus.pairs(SPLIT), f"{corpus.label}, {SPLIT}, source"
     return label, ([*pairs.source(i).tolist(), pairs.source_eos_id] for i in range(len(pairs)))
@@ -190,7 +190,7 @@ def _encoded_lines(tokenizer: Any, text: Path) -> Iterator[list[int]]:
     """Token ids of a text file by a tokenizer of Hugging Face, some lines at a time, without special tokens."""
     waiting = ""
     for piece in pieces(Section(text), exact=False, key="--text"):
-        for line in piece.splitlines(keepends=True):
+        for line in io.StringIO(piece, newline="\n"):
             waiting += line
             if len(waiting) >= _CHARACTERS:
                 yield tokenizer(waiting, add_special_tokens=False, verbose=False).input_ids

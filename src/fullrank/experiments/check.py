@@ -19,6 +19,7 @@ from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError
 from fullrank.core.section import Section
 from fullrank.core.translator import Translator
+from fullrank.data.files import lines
 from fullrank.experiments.analyze import open_with_text
 from fullrank.experiments.models import Kind, imported, model_kind
 from fullrank.experiments.run import with_vocabulary
@@ -83,10 +84,8 @@ def check_scoring_named(
         raise InputError(f"{', '.join(given)}: for random tokens; --text {text} gives strings; leave out one of them")
     texts = None
     if text is not None:
-        if not text.is_file():
-            raise InputError(f"--text {text}: no such file")
-        lines = text.read_text(encoding="utf-8").splitlines()
-        texts = [line for line in lines if line.strip()][:_LINES]
+        filled = (line for line in lines(text, "--text") if line.strip())
+        texts = list(itertools.islice(filled, _LINES))
         if not texts:
             raise InputError(f"--text {text}: no line with text in it")
     score = imported(function.removeprefix("python:"), "--scoring ")

@@ -16,6 +16,7 @@ from fullrank.data import Tokenizer, load_tokenizer
 from fullrank.decoding import MemoryReader, beam_search, reader_of, sample, window_of
 from fullrank.experiments.measure import batches_by_length
 from fullrank.experiments.run_folder import open_causal
+from fullrank.files import with_newlines
 from fullrank.kernels import kernel
 from fullrank.training.device import choose_device
 
@@ -96,9 +97,14 @@ def write(
     return {"run": run, "prompt": prompt, "texts": texts}
 
 
+def encode_given(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The ids of a text that comes from no file, with line ends as the text of a file has them."""
+    return tokenizer.encode(text if tokenizer.kind == "byte" else with_newlines(text))
+
+
 def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
     """A prompt as the model was trained to read it: after the start mark, and the mark of a line where one begins."""
-    ids = tokenizer.encode(prompt)
+    ids = encode_given(tokenizer, prompt)
     if tokenizer.sos_id is not None and (not ids or ids[-1] == tokenizer.eos_id):
         ids.append(tokenizer.sos_id)
     return [tokenizer.start_id, *ids]

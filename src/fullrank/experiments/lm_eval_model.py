@@ -23,7 +23,7 @@ from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError
 from fullrank.data import load_tokenizer
 from fullrank.evaluation.perplexity import Flags, final_protocol
-from fullrank.experiments.generation import Completion, complete
+from fullrank.experiments.generation import Completion, complete, encode_given
 from fullrank.experiments.measure import Passage, check_length, ending, passages, score, tempered
 from fullrank.experiments.run_folder import open_causal
 from fullrank.kernels import kernel
@@ -146,7 +146,7 @@ class FullRankLM(LM):
 
     def _joined(self, context: str, continuation: str) -> tuple[list[int], int]:
         """Start mark, context and continuation as tokens, and the first one of the continuation."""
-        whole, before = self.words.encode(context + continuation), self.words.encode(context)
+        whole, before = (encode_given(self.words, text) for text in (context + continuation, context))
         same = next((i for i, (a, b) in enumerate(zip(whole, before, strict=False)) if a != b), None)
         return [self.words.start_id, *whole], 1 + (min(len(before), len(whole)) if same is None else same)
 
@@ -154,7 +154,7 @@ class FullRankLM(LM):
         """log p(document) in nats, of each (document,): all of its tokens, read as the protocol says."""
         texts = []
         for request in requests:
-            ids = self.words.encode(request.args[0])
+            ids = encode_given(self.words, request.args[0])
             check_length(self.model, self.protocol, len(ids))
             texts.append(passages(ids, self.protocol, self.words.start_id))
         return [nats for nats, _ in self._scored(texts, "loglikelihood_rolling", disable_tqdm, greedy=False)]

@@ -12,7 +12,7 @@ from fullrank.config.glue import GLUE, SCORES, GlueTask
 from fullrank.core.errors import InputError
 from fullrank.data.glue import read_score
 from fullrank.experiments.run_folder import open_any
-from fullrank.files import read_small, write_bytes
+from fullrank.files import read_small, text_of, write_bytes
 
 _SAVED = (1980, 1, 1, 0, 0, 0)  # the oldest date of a zip archive: the same predictions make the same bytes
 _LARGEST = 1 << 25
@@ -39,7 +39,7 @@ def pack(folders: Sequence[Path], out: Path) -> tuple[dict[str, Path], dict[str,
                 raise InputError(f"{name}: predicted by both {files[name]} and {folder}; give one run of each task")
             try:
                 content = read_small(path, _LARGEST)
-                _check(task, split, content.decode("utf-8"))
+                _check(task, split, text_of(content, str(path)))
             except ValueError as error:
                 raise InputError(f"{path}: {error}; {_HOW}") from error
             files[name], contents[name] = folder, content

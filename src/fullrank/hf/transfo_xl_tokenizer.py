@@ -9,6 +9,7 @@ from typing import Any
 from transformers import PreTrainedTokenizer
 
 from fullrank.core.errors import InputError, pip_install
+from fullrank.files import text_of
 
 
 def read_vocabulary(path: str | Path) -> list[str]:
@@ -19,7 +20,7 @@ def read_vocabulary(path: str | Path) -> list[str]:
             f"{path} is a pickle, which may run any code when it is read; convert it to text, one word a line: two lines "
             "that run no code are in docs/transformer_xl.md"
         )
-    lines = data.decode("utf-8").strip("\n").split("\n")
+    lines = text_of(data, str(path)).strip("\n").split("\n")
     if empty := [i + 1 for i, line in enumerate(lines) if not line.strip()]:
         raise InputError(f"{path}: line {empty[0]} holds no word; a vocabulary has one word on each line")
     return list(dict.fromkeys(line.split()[0] for line in lines))

@@ -12,6 +12,7 @@ import numpy as np
 from fullrank.core.errors import InputError
 from fullrank.evaluation.statistics import SEED, against_first, bootstrap_interval
 from fullrank.evaluation.tasks import Metric, check_pairs, metric_named, settings_of
+from fullrank.files import text_of
 from fullrank.reporting import runs
 from fullrank.reporting.figures import BLEU
 from fullrank.reporting.rows import Row
@@ -150,10 +151,7 @@ def translations(folder: Path, split: str) -> tuple[list[str], list[str]]:
 
 def _lines(path: Path) -> list[str]:
     """Only \\n ends a line: a translation may hold other characters that Python counts as ends."""
-    try:
-        text = path.read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8 text") from error
+    text = text_of(path.read_bytes(), str(path))
     return text.removesuffix("\n").split("\n") if text else []
 
 
