@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 import sys
 from collections import Counter
@@ -22,6 +23,7 @@ from fullrank.data.language import (
     learn_unigram,
     load_codes,
     load_language,
+    load_segmenter,
     plain,
     read_codes,
 )
@@ -101,6 +103,47 @@ def test_text_of_known_characters_comes_back(language):
         assert language.unk_id not in ids
         assert language.decode(ids) == language.tokens(ids) == line
         assert language.decode([*ids, language.eos_id]) == line
+
+
+SIGNS = ["<unk>", "<eos>", "<pad>", "<s>", "</s>", "@@", "@@@", "</w>", "\u2581", "\u0120"]
+SIGNED = [line.format(m=m) for m in SIGNS for line in ("{m}", "a {m} b", "cat{m}", "{m}dog x", "he{m}re {m}{m}")]
+SIGNED_SEGMENTERS = {
+    "word": Words,
+    "byte_bpe": lambda: learn_byte_bpe(SIGNED * 3, 330),
+    "unigram": lambda: learn_unigram(SIGNED * 3, 90),
+    "codes": lambda: learn_codes(lambda: SIGNED * 3, 60),
+    "old codes": lambda: Codes([("@", "@"), ("@@", "</w>"), ("t", "@@</w>"), ("<", "/"), ("</", "w")], old=True),
+    "codes of whole marks": lambda: Codes([("@", "@</w>"), ("t", "@@</w>"), ("a", "t@@</w>"), ("w", "></w>")]),
+}
+
+
+@pytest.mark.parametrize("kind", SIGNED_SEGMENTERS)
+def test_marks_in_a_text_come_back(kind, tmp_path):
+    segmenter = SIGNED_SEGMENTERS[kind]()
+    seen = Counter(piece for pieces in segmenter.segment(SIGNED) for piece in pieces)
+    if kind == "word":
+        del seen["<unk>"]
+    Language("en", segmenter, [*MARKS, *seen]).save(tmp_path)
+    language = load_language(tmp_path)
+    for line in SIGNED:
+        ids = language.encode(line)
+        assert language.decode(ids) == line
+        assert language.eos_id not in ids
+        assert (language.unk_id in ids) == (kind == "word" and "<unk>" in line.split())
+
+
+def test_a_model_with_a_piece_twice_is_refused():
+    """As earlier versions learned it from texts with <unk> inside words; its ids were shifted."""
+    state = json.loads(learn_unigram(SIGNED * 3, 90).state())
+    state["model"]["vocab"].append(["<unk>", -9.0])
+    with pytest.raises(ValueError, match="twice"):
+        load_segmenter("unigram", json.dumps(state))
+
+
+def test_codes_with_a_byte_order_mark_or_carriage_returns_are_the_same(tmp_path):
+    for data in (HAND, "\ufeff" + HAND, HAND.replace("\n", "\r\n"), HAND.replace("\n", "\r")):
+        (tmp_path / "codes").write_bytes(data.encode())
+        assert load_codes(tmp_path / "codes").state() == read_codes(HAND, "").state()
 
 
 def test_ids_that_a_model_may_put_together(language):

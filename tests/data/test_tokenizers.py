@@ -114,7 +114,7 @@ def test_wrong_vocabularies_are_refused():
 
 BPE = {end: train_bpe([TEXT * 3], size=300, line_end=end) for end in (True, False)}
 CHARACTERS = CharacterVocabulary.from_counts(Counter(map(chr, range(0x250))), unk=False)
-ANY_TEXT = st.text(st.characters(codec="utf-8"), max_size=60).filter(lambda text: "<eos>" not in text)
+ANY_TEXT = st.text(st.characters(codec="utf-8"), max_size=60)
 
 
 @given(ANY_TEXT)
@@ -140,6 +140,40 @@ def test_words_lose_only_white_space(lines):
     for split in ("whitespace", "punctuation"):
         vocabulary = WordVocabulary.from_counts(words("alpha beta <unk> don't ( , été\n"), split=split)
         assert vocabulary.decode(vocabulary.encode(text)) == text
+
+
+MARKS = ["<unk>", "<eos>", "<pad>", "<s>", "</s>", "<sos>", "<mask>", "@@", "</w>", "\u2581", "\u0120", "\u010a"]
+MARKED = [
+    line.format(m=m) for m in MARKS for line in ("{m}", "a {m} b", "cat{m}", "{m}dog", "he{m}re {m}{m}", "{m} {m}")
+]
+READ = "\n".join(MARKED) + "\n"
+KINDS = {
+    "word": lambda: WordVocabulary.from_counts(Counter(WordVocabulary(["<eos>"]).words(READ))),
+    "word without line ends": lambda: WordVocabulary.from_counts(
+        Counter(WordVocabulary(["<eos>"], line_end=False).words(READ)), line_end=False
+    ),
+    "character": lambda: CharacterVocabulary.from_counts(Counter(READ)),
+    "byte": ByteVocabulary,
+    "bpe": lambda: train_bpe([READ * 3], size=330),
+    "bpe without line ends": lambda: train_bpe([READ * 3], size=330, line_end=False),
+    "bpe of lines that begin": lambda: train_bpe([READ * 3], size=330, line_start=True),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_marks_of_a_text_come_back(kind, tmp_path):
+    KINDS[kind]().save(tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    for text in (*MARKED, *(READ,) * ("without" not in kind or kind[0] == "b")):
+        ids = tokenizer.encode(text)
+        assert tokenizer.decode(ids) == text
+        ends = text.count("\n") * (tokenizer.eos_id is not None and "without" not in kind)
+        assert ids.count(tokenizer.eos_id) == ends, "a mark of a text ends a line"
+
+
+def test_halves_of_pairs_are_read_by_every_tokenizer():
+    for make in KINDS.values():
+        assert "a" in make().decode(make().encode("a \ud83d \udce9 b"))
 
 
 def test_bpe_ends_lines_with_eos():

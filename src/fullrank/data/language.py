@@ -31,11 +31,10 @@ from fullrank.data.tokenizers import (
     read_entries,
     save_entries,
 )  # fmt: skip
-from fullrank.files import write_checked
+from fullrank.files import mended, text_of, write_checked
 
 MARKS = (EOS, UNK)  # the first two entries of a language, known by their position: a text may hold the same words
 _META, _STATE = "language.json", "segments.txt"
-_SURROGATES = re.compile("[\ud800-\udfff]")
 # of scripts that put no spaces between words: Thai, Lao, Tibetan, Burmese, Khmer, Kana, Han
 _UNSPACED = re.compile(
     "[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U0003134f]"
@@ -44,8 +43,13 @@ _UNSPACED = re.compile(
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _BYTES = 256
 _CACHED_WORDS = 1 << 20
+NEVER = -1e9  # log probability of a piece that no text has
 _UNIGRAM_STEP = 1e-4  # of log probabilities, between the characters that UnigramTrainer adds
 _WORD_END, _CONTINUED = "</w>", "@@"
+BLOCK, BLOCK_OF_TEXT = (
+    "\u2581",
+    "\x1f",
+)  # what begins a word of a unigram model; white space stands for it inside a word
 _CODES_VERSION = "#version: 0.2"
 
 
@@ -100,17 +104,26 @@ class Subwords(Segmenter):
     def __init__(self, kind: Literal["byte_bpe", "unigram"], backend: Any) -> None:
         super().__init__()
         self.kind, self._backend = kind, backend
-        table: dict[str, int] = backend.get_vocab(with_added_tokens=False)
-        self._names = sorted(table, key=table.__getitem__)
-        self.pieces = self._names[1:] if kind == "unigram" else self._names  # a unigram model begins with <unk>
+        if kind == "unigram":  # its first piece stands for unknown characters
+            self._names = [UNK, *(piece for piece, _ in json.loads(self.state())["model"]["vocab"][1:])]
+            self.pieces = self._names[1:]
+            if len(set(self._names)) != len(self._names):
+                raise ValueError("a piece stands twice in the unigram model; prepare the corpus anew and train on it")
+        else:
+            table: dict[str, int] = backend.get_vocab(with_added_tokens=False)
+            self.pieces = self._names = sorted(table, key=table.__getitem__)
 
     def _split(self, words: list[str]) -> list[list[str]]:
+        if self.kind == "unigram":
+            words = [word.replace(BLOCK, BLOCK_OF_TEXT) for word in words]
         encodings = self._backend.encode_batch_fast(words, add_special_tokens=False)
         return [[self._names[i] for i in encoding.ids] for encoding in encodings]
 
     def join(self, pieces: Sequence[str]) -> str:
-        # bytes that a model put together need be no text, and may hold line breaks
-        return " ".join(str(self._backend.decoder.decode(list(pieces))).split())
+        text = str(self._backend.decoder.decode(list(pieces)))
+        if self.kind == "unigram":
+            text = text.replace(BLOCK_OF_TEXT, BLOCK)
+        return " ".join(text.split())  # bytes that a model put together need be no text, and may hold line breaks
 
     def state(self) -> str:
         return str(self._backend.to_str())
@@ -135,7 +148,7 @@ def learn_unigram(lines: Iterable[str], size: int) -> Subwords:
     backend.decoder = decoders.Metaspace(prepend_scheme="always")
     trainer = trainers.UnigramTrainer(vocab_size=size + 1, special_tokens=[UNK], unk_token=UNK, show_progress=False)
     try:
-        backend.train_from_iterator(lines, trainer)
+        backend.train_from_iterator((line.replace(BLOCK, BLOCK_OF_TEXT) for line in lines), trainer)
     except Exception as error:  # the library raises bare Exception
         raise InputError(
             f"data.max_vocabulary: no unigram model of {size + 2:,} entries can be made of this text ({error}); give another "
@@ -148,9 +161,10 @@ def _reproducible(content: dict[str, Any]) -> dict[str, Any]:
     """A reproducible form of a trained unigram model: one text, one model.
 
     Sums of threads differ in their last digits, so log probabilities are rounded and sorted. Characters that stay only to be
-    known have the lowest value plus some small steps, in any order: the steps are taken away.
+    known have the lowest value plus some small steps, in any order: the steps are taken away. A mark in a text is text: none
+    is a piece, and that of unknown characters is the least likely.
     """
-    unk, *rest = content["model"]["vocab"]
+    rest = [[piece, score] for piece, score in content["model"]["vocab"][1:] if piece not in MARKS]
     lowest = min(score for _, score in rest)
 
     def settled(piece: str, score: float) -> float:
@@ -159,16 +173,16 @@ def _reproducible(content: dict[str, Any]) -> dict[str, Any]:
         return round(lowest if added else score, 3)
 
     rounded = sorted(([piece, settled(piece, score)] for piece, score in rest), key=lambda item: (-item[1], item[0]))
-    # `added_tokens` would make <unk> of a text the mark
-    return content | {"added_tokens": [], "model": content["model"] | {"unk_id": 0, "vocab": [unk, *rounded]}}
+    return content | {"added_tokens": [], "model": content["model"] | {"unk_id": 0, "vocab": [[UNK, NEVER], *rounded]}}
 
 
 class Codes(Segmenter):
-    """BPE over characters by a list of merges, exactly as subword-nmt applies its codes files (Sennrich et al. 2016).
+    """BPE over characters by a list of merges, as subword-nmt applies its codes files (Sennrich et al. 2016).
 
     `merges`: pairs of symbols, best first; of a pair that stands twice the first counts. The last symbol of a word carries
     `</w>`; every piece but the last of a word carries `@@`: "lo@@ wer". `old`: codes of version 0.1, where `</w>` is a symbol
-    of its own. A character that is in no merge is a piece by itself.
+    of its own. A character that is in no merge is a piece by itself. Differs from subword-nmt only for words that end in
+    `@@`, which it cannot join again: the last character of the word is a piece by itself.
     """
 
     kind = "codes"
@@ -182,7 +196,8 @@ class Codes(Segmenter):
         return [self._pieces(word) for word in words]
 
     def join(self, pieces: Sequence[str]) -> str:
-        return super().join(pieces).replace(f"{_CONTINUED} ", "").removesuffix(_CONTINUED)
+        words = (p.removesuffix(_CONTINUED) if p.endswith(_CONTINUED) else f"{p} " for p in pieces)
+        return "".join(words).strip()
 
     def state(self) -> str:
         """The text of a codes file."""
@@ -209,6 +224,8 @@ class Codes(Segmenter):
             symbols.pop()
         else:
             symbols[-1] = symbols[-1].removesuffix(_WORD_END)
+        if symbols[-1].endswith(_CONTINUED):
+            symbols[-1:] = [symbols[-1][:-1], symbols[-1][-1]]
         return [*(symbol + _CONTINUED for symbol in symbols[:-1]), symbols[-1]]
 
 
@@ -223,7 +240,7 @@ def read_codes(text: str, name: str) -> Codes:
         old, first = version == "0.1", 2
     merges = []
     for number, row in enumerate(rows, start=first):
-        pair = row.strip("\r ").split(" ")
+        pair = row.strip(" ").split(" ")
         if len(pair) != 2:
             raise InputError(
                 f"data.codes: {name}: line {number} is {row!r}; a merge is two symbols with a space between, as "
@@ -236,11 +253,7 @@ def read_codes(text: str, name: str) -> Codes:
 def load_codes(path: Path) -> Codes:
     """The codes file of `data.codes`; InputError if it is missing, not text or no codes file."""
     with open_text(path, "data.codes") as file:
-        data = file.read()
-    try:
-        return read_codes(data.decode("utf-8"), str(path))
-    except UnicodeDecodeError as error:
-        raise InputError(f"data.codes: {path} is not UTF-8 text ({error.reason} at byte {error.start:,})") from None
+        return read_codes(text_of(file.read(), f"data.codes: {path}"), str(path))
 
 
 def learn_codes(lines: Callable[[], Iterable[str]], merges: int) -> Codes:
@@ -291,7 +304,7 @@ def _moses(language: str) -> tuple[Any, Any]:
 
 def plain(line: str) -> str:
     """A line as it is kept: single spaces, none at the ends, no line breaks, no halves of characters."""
-    return " ".join(_SURROGATES.sub("\N{REPLACEMENT CHARACTER}", line).split())
+    return " ".join(mended(line).split())
 
 
 def is_unspaced(lines: Iterable[str]) -> bool:

@@ -21,8 +21,9 @@ from fullrank.config.data import DataConfig
 from fullrank.core.errors import InputError
 from fullrank.data import builtin, prepared
 from fullrank.data.corpora import USUAL_SETTINGS, CorpusInfo, pair_corpus
-from fullrank.data.files import Report, cache_root, file_digest, lines, number_of_lines
+from fullrank.data.files import Report, cache_root, file_digest, holds, lines, number_of_lines, report_returns
 from fullrank.data.language import (
+    BLOCK,
     MARKS,
     Language,
     Segmenter,
@@ -37,11 +38,14 @@ from fullrank.data.language import (
 from fullrank.data.parallel import in_processes
 from fullrank.data.prepared import SIDES, PairCorpus, PairSplit
 from fullrank.data.sources import PairFiles, find_pairs
-from fullrank.data.tokenizers import DEFAULT_BPE_SIZE, EOS, UNK, ranked
+from fullrank.data.tokenizers import DEFAULT_BPE_SIZE, UNK, ranked
 from fullrank.files import sha256_of
 
 _CHUNK = 4096  # lines that are encoded together
 _UNIGRAM_LINES = 1_000_000  # at most so many lines, evenly spread, teach a unigram model: it is slow to learn
+_MARKS_OF_TEXT = {
+    "word": (b"<eos>",), "byte_bpe": (), "codes": (b"@@",), "unigram": (b"<eos>", b"<unk>", BLOCK.encode())
+}  # fmt: skip
 _REPORT_EVERY = 500_000  # pairs between two progress messages
 
 # a pair of lines: both sides as they are encoded; where Moses changes them, both sides before that as well
@@ -99,6 +103,10 @@ def prepare_pairs(config: DataConfig, *, report: Report | None = None, allow_sli
             libraries["sacremoses"] = version("sacremoses")
         except PackageNotFoundError:  # the error comes where it is needed
             libraries["sacremoses"] = None
+    paths = sorted({path for content in files.splits.values() for side in content.sides for path in side})
+    files = dataclasses.replace(files, notes=(*files.notes, *report_returns(paths, "data.train", say)))
+    if any(holds(path, mark, "data.train") for path in paths for mark in _MARKS_OF_TEXT[settings.segmenter]):
+        libraries["marks"] = "text"  # which earlier versions took for our own
     learned = settings.segmenter != "word" and settings.codes is None
     key = prepared.key_of(info, dataclasses.asdict(settings), sources, learned=learned, **libraries)
     folder = cache / "pairs" / f"{info.name}-{'-'.join(files.languages)}-{settings.tokens}-{key}"
@@ -336,8 +344,7 @@ def _entries(segmenter: Segmenter, counts: Counter[str], settings: PairSettings)
     if segmenter.pieces is not None and settings.vocabulary == "joint":
         table = dict.fromkeys(segmenter.pieces, 0) | table
     words = settings.segmenter == "word"
-    # words of a text that look like the marks: <unk> is the mark, as in published corpora, <eos> never ends a sentence
-    unknown = table.pop(UNK, 0) + table.pop(EOS, 0) if words else 0
+    unknown = table.pop(UNK, 0) if words else 0  # a word of published corpora; any other mark in a text is a word
     kept, totals = ranked(table, keep=(), unk=False, min_count=0, max_vocabulary=None)
     size = len(kept)
     if words:

@@ -1,8 +1,9 @@
 """Tokenizers of running text: words, characters, bytes and byte-level BPE, each from text to ids and back.
 
 Word and character vocabularies are sorted by frequency, then alphabetically: the same text always gives the same ids, and
-frequent words come first, as adaptive output layers want. `<eos>` ends a line and, on request, `<sos>` begins it. `<unk>`
-stands for rare and unseen entries; published corpora hold `<unk>` as a word, and it is the same entry.
+frequent words come first, as adaptive output layers want. `<eos>` ends a line and, on request, `<sos>` begins it; where a text
+holds the word `<eos>`, it is a word like any other. `<unk>` stands for rare and unseen entries; published corpora hold `<unk>`
+as a word, and it is the same entry.
 
 A saved tokenizer is `vocabulary.json` (kind and options) with `vocabulary.txt` (entries and counts; words and characters) or
 `tokenizer.json` (BPE, in the format of Hugging Face `tokenizers`).
@@ -21,14 +22,16 @@ from typing import Any, Literal, Protocol, Self, TypeVar
 import numpy as np
 
 from fullrank.core.errors import InputError, RunError
-from fullrank.files import read_checked, write_checked
+from fullrank.files import mended, read_checked, write_checked
 
 UNK, EOS, SOS = "<unk>", "<eos>", "<sos>"
 MASK = "<mask>"  # no entry of the text: a masked language model has one entry more than its vocabulary, the last
 DEFAULT_BPE_SIZE = 10_000
 META_FILE, ENTRIES_FILE, BPE_FILE = "vocabulary.json", "vocabulary.txt", "tokenizer.json"
+EOS_OF_TEXT = f"{EOS}\ufdd0"  # the entry of a word <eos> in a text: Unicode keeps U+FDD0 for such uses, no text has it
 _UNKNOWN_CHARACTER = "\N{REPLACEMENT CHARACTER}"
-_PUNCTUATION = re.compile(r"<unk>|<eos>|\w+(?:['’]\w+)*|[^\w\s]")
+_WORD_EOS = re.compile(rf"(?<!\S){EOS}(?!\S)")
+_PUNCTUATION = re.compile(rf"<unk>|<eos>\ufdd0?|\w+(?:['’]\w+)*|[^\w\s]")
 _PUNCTUATION_WITH_SOS = re.compile(f"{SOS}|{_PUNCTUATION.pattern}")
 _BYTES = 256
 _ROOM_TO_SPARE = 1 << 16  # entries
@@ -162,6 +165,9 @@ class WordVocabulary(_Vocabulary):
         """Words of the text, with `<eos>` at the end of a line and, with `line_start`, `<sos>` at its beginning."""
         if self.lowercase:
             text = text.lower()
+        if EOS in text:
+            whole = self.split == "punctuation"
+            text = text.replace(EOS, EOS_OF_TEXT) if whole else _WORD_EOS.sub(EOS_OF_TEXT, text)
         if self.line_start and text:
             inner, last = (text[:-1], f" {EOS}") if text.endswith("\n") else (text, "")
             text = f"{SOS} " + inner.replace("\n", f" {EOS} {SOS} ") + last
@@ -174,7 +180,7 @@ class WordVocabulary(_Vocabulary):
 
     def decode(self, ids: Sequence[int]) -> str:
         lines = _lines_of(ids, len(self), self.start_id, self.sos_id)
-        return "\n".join(" ".join(self.entries[i] for i in line) for line in lines)
+        return "\n".join(" ".join(self.entries[i] for i in line) for line in lines).replace(EOS_OF_TEXT, EOS)
 
 
 class CharacterVocabulary(_Vocabulary):
@@ -217,7 +223,11 @@ class ByteVocabulary(Tokenizer):
         return np.frombuffer(self._bytes(text), np.uint8).astype(dtype)
 
     def _bytes(self, text: str) -> bytes:
-        return (text.lower() if self.lowercase else text).encode("utf-8", "surrogateescape")
+        text = text.lower() if self.lowercase else text
+        try:
+            return text.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:  # halves that stand for no byte
+            return mended(text).encode()
 
     def decode(self, ids: Sequence[int]) -> str:
         check_ids(ids, _BYTES)
@@ -228,7 +238,7 @@ class BpeTokenizer(Tokenizer):
     """A trained byte-level BPE of Hugging Face `tokenizers`; nothing is unknown to it.
 
     `line_end`: a newline is `<eos>`; otherwise it is encoded as text. `line_start`: `<sos>` stands before every line.
-    Text that is not lower-cased comes back exactly as it went in (a literal `<eos>` comes back as a newline).
+    A mark in a text is text: what is not lower-cased comes back exactly as it went in, but for half surrogates (U+FFFD).
     """
 
     kind = "bpe"
@@ -238,6 +248,7 @@ class BpeTokenizer(Tokenizer):
         self, backend: Any, *, lowercase: bool = False, line_end: bool = True, line_start: bool = False
     ) -> None:
         self._backend = backend
+        backend.encode_special_tokens = True
         self.lowercase, self.line_end, self.line_start = lowercase, line_end, line_start
         eos = backend.token_to_id(EOS)
         if eos is None:
@@ -256,9 +267,7 @@ class BpeTokenizer(Tokenizer):
         return int(self._backend.get_vocab_size())
 
     def encode(self, text: str) -> list[int]:
-        if self.lowercase:
-            text = text.lower()
-        lines = text.split("\n")
+        lines = mended(text.lower() if self.lowercase else text).split("\n")
         if not self.line_end:  # a newline stays with the line that it ends
             lines = [line + "\n" for line in lines[:-1]] + lines[-1:]
         last = len(lines) - 1
@@ -295,7 +304,7 @@ def train_bpe(
             f"data.max_vocabulary: at least {_BYTES + len(marks)} for data.tokens=bpe (256 bytes and {' and '.join(marks)}), "
             f"given {size}"
         )
-    lines = (line for text in texts for line in (text.lower() if lowercase else text).split("\n") if line)
+    lines = (line for text in texts for line in mended(text.lower() if lowercase else text).split("\n") if line)
     backend = byte_level_bpe(lines, size, marks=marks, prefix_space=False)
     return BpeTokenizer(backend, lowercase=lowercase, line_end=line_end, line_start=line_start)
 
