@@ -17,7 +17,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fullrank.core.errors import InputError, RunError
+from fullrank.core.errors import InputError, RunError, one_line
+from fullrank.core.section import read_value
 
 _LARGEST_JSON = 1 << 26
 # the end of the name of what is being written: the process, a draw of letters
@@ -235,15 +236,39 @@ def no_room(error: BaseException) -> bool:
     return full or str(error).rstrip(")").endswith(("(os error 28", "(os error 122"))
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; ValueError if it holds anything else."""
+def parse_json(text: str | bytes) -> Any:
+    """A JSON value; NaN and infinite numbers, which JSON does not have, are null. ValueError if damaged or endlessly nested."""
     try:
-        content = json.loads(read_small(path, _LARGEST_JSON))
+        return json.loads(text, parse_constant=lambda constant: None, parse_float=_finite_float)
     except RecursionError:
         raise ValueError("brackets inside brackets without end") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"a JSON object is wanted, not {type(content).__name__}")
-    return content
+
+
+def _finite_float(digits: str) -> float | None:
+    value = float(digits)
+    return value if math.isfinite(value) else None
+
+
+def as_record(kind: Any, text: str | bytes, where: object) -> Any:
+    """JSON as the type `kind` has it, a TypedDict or `dict[str, Any]` (see `core.section`).
+
+    Keys that a TypedDict does not have stay. InputError names `where`, the key, what is allowed there and what was given.
+    """
+    try:
+        content = parse_json(text)
+        json.dumps(content, ensure_ascii=False).encode("utf-8")  # half a surrogate pair could not be written again
+        return read_value(kind, content, "")
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where}: damaged ({one_line(error).removeprefix(': ')})") from None
+
+
+def read_json(path: Path, kind: Any = dict[str, Any]) -> Any:
+    """The content of a JSON file as the type `kind` has it; InputError names file and key (`as_record`)."""
+    try:
+        text = read_small(path, _LARGEST_JSON)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+    return as_record(kind, text, path)
 
 
 def digest(content: Any) -> str:
@@ -259,7 +284,7 @@ def write_checked(path: Path, content: Mapping[str, Any]) -> None:
 
 def read_checked(path: Path) -> dict[str, Any]:
     """The content that `write_checked` wrote; ValueError if it was changed since. Earlier versions wrote no checksum."""
-    content = read_json(path)
+    content: dict[str, Any] = read_json(path)
     values = {key: value for key, value in content.items() if key != "sha256"}
     if content.get("sha256", digest(values)) != digest(values):
         raise ValueError("it does not match its checksum")

@@ -14,11 +14,12 @@ import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from fullrank.config.load import build_any, flatten, read_yaml
 from fullrank.core.errors import ConfigError, InputError
-from fullrank.files import digest, plain_size, read_json, sha256_of
+from fullrank.core.section import CountOrZero, read_value
+from fullrank.files import digest, parse_json, plain_size, read_json, sha256_of
 
 FORMAT = 1
 PLAIN = "checkpoint.json"
@@ -27,17 +28,65 @@ MOVABLE = {
     *(f"data.{key}" for key in ("dir", "cache", "train", "valid", "test", "codes")),
     "train.device", "train.threads", "train.track", "train.sharding", "train.activation_checkpointing",
 }  # fmt: skip
-# types of values in a run record
-_IDENTITY = {
-    **dict.fromkeys(("name", "recipe", "row", "scale", "kernel", "prepared"), str),
-    **dict.fromkeys(("paper", "text"), dict),
-}
 _VOCABULARY = ("vocabulary.json", "vocabulary.txt", "tokenizer.json", "tokenizer/*/*")
 LINKS = ("last", "best", "previous")  # in the folder `checkpoints`
 
 
 class DamagedError(Exception):
     """A checkpoint that cannot be trusted; the text says why."""
+
+
+class Seal(TypedDict):
+    """Size and checksum of a file."""
+
+    bytes: int
+    sha256: str
+
+
+class RunSeal(TypedDict):
+    """The run around a checkpoint: its configuration, the part of run.json about data, and its vocabulary files."""
+
+    config: dict[str, Any]
+    identity: dict[str, Any]
+    files: dict[str, Seal]
+
+
+class _State(TypedDict):
+    """The plain values of a training that every reader uses; `training.state` reads the others."""
+
+    step: CountOrZero
+    best_step: NotRequired[CountOrZero | None]
+    metrics_bytes: NotRequired[CountOrZero]
+    metrics_sha256: NotRequired[str]
+
+
+class _Content(TypedDict):
+    format: int
+    files: dict[str, Seal]
+    run: NotRequired[dict[str, Any]]  # RunSeal; empty in a checkpoint of an earlier version
+    state: _State
+
+
+class _Document(TypedDict):
+    sha256: str
+    content: dict[str, Any]
+
+
+class Identity(TypedDict):
+    """A run record, run.json."""
+
+    name: NotRequired[str | None]
+    recipe: NotRequired[str | None]
+    row: NotRequired[str | None]
+    scale: NotRequired[str | None]
+    kernel: NotRequired[str | None]
+    prepared: NotRequired[str | None]
+    task: NotRequired[str | None]
+    paper: NotRequired[dict[str, Any] | None]
+    text: NotRequired[dict[str, Any] | None]
+    training: NotRequired[dict[str, Any] | None]
+    vocabulary: NotRequired[Any]
+    teacher: NotRequired[dict[str, Any] | None]
 
 
 class Record(NamedTuple):
@@ -81,17 +130,18 @@ def write_record(
 def read_record(folder: Path) -> Record:
     """The record of the checkpoint in `folder`. DamagedError if it is not whole."""
     try:
-        document = read_json(folder / PLAIN)
+        document = read_json(folder / PLAIN, _Document)
         content = document["content"]
         if document["sha256"] != digest(content):
             raise DamagedError(f"{PLAIN} does not match its checksum")
-        if content["format"] != FORMAT:
-            raise DamagedError(f"{PLAIN} is of format {content['format']}, this version reads {FORMAT}")
-        return Record(content["files"], content.get("run", {}), content["state"])
-    except OSError as error:
-        raise DamagedError(f"{PLAIN} cannot be read ({error.strerror})") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DamagedError(f"{PLAIN} is not whole") from error
+        if content.get("format") != FORMAT:
+            raise DamagedError(f"{PLAIN} is of format {content.get('format')}, this version reads {FORMAT}")
+        content = read_value(_Content, content, "content")
+        if content.get("run"):
+            content["run"] = read_value(RunSeal, content["run"], "content.run")
+    except InputError as error:
+        raise DamagedError(str(error).replace(str(folder / PLAIN), PLAIN)) from error
+    return Record(content["files"], content.get("run", {}), content["state"])
 
 
 def refuse_links(folder: Path) -> None:
@@ -133,14 +183,9 @@ def _data(identity: Mapping[str, Any]) -> dict[str, Any]:
 def read_identity(folder: Path) -> dict[str, Any]:
     """The run record (run.json) in `folder`; InputError if it is damaged."""
     try:
-        identity = read_json(folder / "run.json")
-        for key, kind in _IDENTITY.items():
-            if not isinstance(identity.get(key), kind | None):
-                raise ValueError(f"{key} is {identity[key]!r}")
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"{folder / 'run.json'}: damaged ({error}); it is written once, when a training begins"
-        ) from error
+        identity: dict[str, Any] = read_json(folder / "run.json", Identity)
+    except InputError as error:
+        raise InputError(f"{error}; it is written once, when a training begins") from error
     return identity
 
 
@@ -173,7 +218,7 @@ def check_run(folder: Path, checkpoint: str | None = None) -> None:
         ("config.yaml", build_any(read_yaml(folder / "config.yaml")).to_dict(), trained),
         ("run.json", _data(read_identity(folder)), record.run["identity"]),
     ):
-        new, old = (json.loads(json.dumps(flatten(values))) for values in (now, then))
+        new, old = (parse_json(json.dumps(flatten(values))) for values in (now, then))
         if changed := [k for k in {**old, **new} if k not in MOVABLE and (k not in old or old[k] != new.get(k))]:
             shown = ", ".join(f"{key} is {new.get(key)!r}, trained with {old.get(key)!r}" for key in changed[:4])
             raise InputError(f"{folder / file} was changed after the training began: {shown}, {where}")

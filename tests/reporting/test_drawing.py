@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -105,14 +104,11 @@ def test_a_second_half_that_is_everything_is_not_drawn_again() -> None:
 
 
 def test_a_spectrum_is_read_as_it_was_measured(tmp_path: Path) -> None:
-    folder = tmp_path / "analysis"
-    folder.mkdir()
     layers = [{"after": {"curves": [[0.5, 1.0], [0.7, 1.0]]}}, {"after": {"curves": [[0.8, 1.0], [1.0, 1.0]]}}]
-    (folder / "spectrum.json").write_text(json.dumps({"layers": layers}), encoding="utf-8")
-    found = spectrum(RunRecord(tmp_path, "x"))
+    found = spectrum(RunRecord(tmp_path, "x", spectrum={"layers": layers}))
     assert found is not None
     assert (found.x.tolist(), found.y.tolist()) == ([0.5, 1], [0.75, 1])
-    (folder / "spectrum.json").write_text('{"layers": [{"after": 3}]}', encoding="utf-8")
+    assert spectrum(RunRecord(tmp_path, "x", spectrum={"layers": [{"after": {}}]})) is None
     assert spectrum(RunRecord(tmp_path, "x")) is None
 
 

@@ -120,12 +120,12 @@ def test_scores_of_squad(tmp_path: Path) -> None:
     assert "server" not in text
 
 
-@pytest.mark.parametrize("damage", [["f1"], {"f1": 1}, None])
+@pytest.mark.parametrize("damage", [["f1"], {"f1": 1}, None, True])
 def test_damaged_names_of_metrics(tmp_path: Path, damage: object) -> None:
     folder = make_run(tmp_path / "a", 0.5)
     result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     (folder / "result.json").write_text(json.dumps(result | {"metrics": [damage]}), encoding="utf-8")
-    assert any("no finite score" in problem for problem in read_run(folder).problems)
+    assert any("result.json: damaged (metrics: " in problem for problem in read_run(folder).problems)
 
 
 def test_the_baseline_is_the_plain_arm_most_like_it(tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ def test_unfinished_and_empty_results_are_listed(tmp_path: Path) -> None:
     text = flat(printed(found, 100))
     assert "no result.json" in text
     assert "holds no finite score" in text
-    assert "not valid JSON" in text
+    assert "result.json: damaged" in text
 
 
 def test_a_score_of_zero_or_below_counts(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from finetuned_runs import make_run
 from fullrank.config.recipe import resolve_any
 from fullrank.core.errors import InputError
 from fullrank.experiments.ledger import row_of
-from fullrank.reporting.ledger import differences
+from fullrank.reporting.ledger import add_rows, differences, read_ledger, sealed
+from fullrank.reporting.result_pages import make_pages
 
 ROW = ("mixhead/table1-vanilla", "b", "small")
 
@@ -43,12 +44,77 @@ def test_a_training_that_was_taken_over_is_named_with_its_machine(tmp_path: Path
     assert row["environment"] == {"cpu": "fast", "commit": "c"}
 
 
-@pytest.mark.parametrize("damage", [{"training": {"kind": "x"}}, {"recipe": None}, {"row": ["b"]}, {"final": 3}])
-def test_a_damaged_result_is_named(tmp_path: Path, damage: dict[str, object]) -> None:
+DAMAGE: list[tuple[dict[str, object], str]] = [
+    ({"training": {"kind": "x"}}, r"training\.recipe: missing"),
+    ({"recipe": None}, "recipe: a text, given None"),
+    ({"row": ["b"]}, r"row: a text, given \['b'\]"),
+    ({"final": 3}, "final: a mapping, given 3"),
+    ({"final": {"dev": {"f1": []}}}, r"final\.dev\.f1: a number"),
+    ({"seed": "one"}, "seed: 0 or a positive whole number"),
+    ({"protocols": {"dev": "words"}}, r"protocols\.dev: a section of keys, given 'words'"),
+]
+
+
+@pytest.mark.parametrize(("damage", "fault"), DAMAGE)
+def test_a_damaged_result_is_named(tmp_path: Path, damage: dict[str, object], fault: str) -> None:
     file = make_run(tmp_path / "run", 0.5) / "result.json"
     file.write_text(json.dumps(json.loads(file.read_text(encoding="utf-8")) | damage), encoding="utf-8")
-    with pytest.raises(InputError, match=r"result\.json: damaged: it lacks .* writes it again"):
+    with pytest.raises(InputError, match=rf"result\.json: damaged \({fault}.*writes it again"):
         row_of(file.parent)
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", '{"layers": 3}', '{"layers": [{"before": 1}]}', "[" * 100_000])
+def test_a_damaged_spectrum_is_named(tmp_path: Path, content: str) -> None:
+    folder = make_run(tmp_path / "run", 0.5)
+    (folder / "analysis").mkdir()
+    (folder / "analysis" / "spectrum.json").write_text(content, encoding="utf-8")
+    with pytest.raises(InputError, match=r"spectrum\.json: damaged"):
+        row_of(folder)
+
+
+ODD: dict[str, list[object]] = {
+    "recipe": [None, ["x"], {}],
+    "row": [["b"], {}],
+    "scale": [["small"]],
+    "seed": [None, -1, "one", 10**30],
+    "set": ["x", [1]],
+    "corpus": [None, "ptb", []],
+    "sha256": ["aa", {"test": []}],
+    "protocols": [None, [], {"dev": 3}, {"dev": {"words": []}}, {"dev": {"settings": "x"}}],
+    "final": [None, [], {"dev": 0.5}, {"dev": {"f1": "x"}}, {"dev": {"perplexity": {}}}],
+    "parameters": ["many"],
+    "tokens_seen": ["x", -1, 10**400],
+    "wall_seconds": ["x", -1.0, {}],
+    "environment": [None, "x", {"commit": []}],
+    "training": ["x", {"row": "b"}],
+    "curve": [[[1]], [[0, 5.0]], [[1, -5.0]], [["a", 2]], "x"],
+    "teacher": ["x", {"name": {}}],
+}
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in ODD.items() for value in values])
+def test_an_odd_row_is_refused_by_file_line_and_key(tmp_path: Path, key: str, value: object) -> None:
+    """A row whose own checksum is right, as an editor that seals it again would leave it."""
+    row = row_of(make_run(tmp_path / "run", 0.5))
+    (tmp_path / "ledger.jsonl").write_text(json.dumps(sealed(row)) + "\n", encoding="utf-8")
+    assert "other_runs.md): 1" in make_pages(tmp_path)["README.md"]
+    (tmp_path / "ledger.jsonl").write_text("\n" + json.dumps(sealed(row | {key: value})) + "\n", encoding="utf-8")
+    with pytest.raises(InputError, match=rf"ledger\.jsonl: line 2: damaged \({key}[.:]"):
+        make_pages(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["recipe", "seed", "final", "protocols", "environment", "corpus"])
+def test_a_row_without_a_key_is_refused(tmp_path: Path, key: str) -> None:
+    row = {name: value for name, value in row_of(make_run(tmp_path / "run", 0.5)).items() if name != key}
+    (tmp_path / "ledger.jsonl").write_text(json.dumps(sealed(row)) + "\n", encoding="utf-8")
+    with pytest.raises(InputError, match=rf"line 1: damaged \({key}: missing\)"):
+        read_ledger(tmp_path / "ledger.jsonl")
+
+
+def test_a_row_may_hold_a_line_separator(tmp_path: Path) -> None:
+    row = row_of(make_run(tmp_path / "run", 0.5)) | {"recipe": "a\u2028b"}
+    assert add_rows(tmp_path / "ledger.jsonl", [row]) == 1
+    assert read_ledger(tmp_path / "ledger.jsonl")[0]["recipe"] == "a\u2028b"
 
 
 def test_a_run_of_fine_tuning_is_a_row_too(tmp_path: Path) -> None:

@@ -341,9 +341,10 @@ def test_tables_of_benchmarks_follow_their_paths(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("ledger.jsonl", b"\xff\n", "ledger.jsonl: cannot be read"),
-        ("ledger.jsonl", b"[" * 100_000, "ledger.jsonl: line 1 does not match its checksum"),
-        ("speed.json", b"7", "speed.json: cannot be read .*object is wanted"),
+        ("ledger.jsonl", b"\xff\n", "ledger.jsonl: line 1: damaged .*utf-8"),
+        ("ledger.jsonl", b"[" * 100_000, "ledger.jsonl: line 1: damaged .brackets"),
+        ("ledger.jsonl", b'{"id": "0"}\n', "ledger.jsonl: line 1 does not match its checksum"),
+        ("speed.json", b"7", r"speed.json: damaged \(a mapping, given 7\)"),
         ("speed.json", b'{"rows": 7}', r"no row at rows/\*/peer"),
         ("speed.json", None, "speed.json: cannot be read .*No such file"),
     ],

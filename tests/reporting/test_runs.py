@@ -47,10 +47,28 @@ def test_a_folder_of_runs_says_which_and_finds_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("result.json", b'{"name": "x", "final"', "result.json is damaged: not valid JSON"),
-        ("result.json", b"[1]", "not a JSON object"),
+        ("result.json", b'{"name": "x", "final"', "result.json: damaged (Expecting"),
+        ("result.json", b"[1]", "result.json: damaged (a section of keys, given [1])"),
         ("result.json", b'{"final": {"test": {"perplexity": NaN}}}', "no finite perplexity"),
+        ("result.json", b"[" * 100_000, "result.json: damaged (brackets inside brackets"),
+        (
+            "result.json",
+            b'{"final": {"test": {"perplexity": "low"}}}',
+            "(final.test.perplexity: a number, given 'low')",
+        ),
+        ("result.json", b'{"final": {"test": {"perplexity": true}}}', "(final.test.perplexity: a number, given True)"),
+        ("result.json", b'{"final": [1]}', "(final: a mapping, given [1])"),
+        ("result.json", b'{"final": {}, "name": "\\ud800"}', "surrogates"),
+        (
+            "result.json",
+            b'{"final": {}, "tokens_seen": 1' + b"0" * 400 + b"}",
+            "(tokens_seen: 0 or a positive whole number",
+        ),
+        ("analysis/spectrum.json", b'{"layers": 3}', "spectrum.json: damaged (layers: a list"),
+        ("analysis/spectrum.json", b'{"layers": [{"after": 3}]}', "(layers.after: a section of keys, given 3)"),
         ("metrics.jsonl", b'{"step": 1}\n{"st', "line 2 cannot be read"),
+        ("metrics.jsonl", b'{"step": 1}\n{"step": [2]}', "line 2 cannot be read and was left out: damaged (step: "),
+        ("timing.jsonl", b'{"step": 1, "tokens_per_second": "fast"}', "timing.jsonl: line 1 cannot be read"),
         ("metrics.jsonl", b'\xff\xfe\n{"step": 1}\nnull\n', "2 lines, the first is line 1,"),
         ("config.yaml", b"model: [", "config.yaml: not valid YAML"),
         ("config.yaml", b"\xff", "not UTF-8"),
@@ -58,6 +76,7 @@ def test_a_folder_of_runs_says_which_and_finds_them(tmp_path: Path) -> None:
 )
 def test_damage_becomes_a_sentence(tmp_path: Path, name: str, content: bytes, said: str) -> None:
     run = make_run(tmp_path / "x")
+    (run / name).parent.mkdir(exist_ok=True)
     (run / name).write_bytes(content)
     record = read_run(run)
     assert any(said in problem for problem in record.problems), record.problems

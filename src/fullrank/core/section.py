@@ -205,15 +205,19 @@ def _converted(hint: Any, value: Any, key: str) -> Any:
             return value
     elif origin in (list, tuple):
         if isinstance(value, list | tuple) and (origin is list or len(value) == len(args)):
-            return origin(_converted(args[0], item, key) for item in value)
+            each = args if origin is tuple else args * len(value)
+            return origin(_converted(inner, item, key) for inner, item in zip(each, value, strict=True))
     elif origin is dict:
         if isinstance(value, Mapping):
             return {
-                _converted(args[0], name, key): _converted(args[1], item, _join(key, str(name)))
+                _converted(args[0], name, key): read_value(args[1], item, _join(key, str(name)))
                 for name, item in value.items()
             }
     elif hint is Any:
         return value
+    elif typing.is_typeddict(hint) or (dataclasses.is_dataclass(hint) and not section_in(hint)):
+        if isinstance(value, Mapping):
+            return _record(hint, value, key)
     elif not issubclass(hint, Section):
         return _scalar(hint, value)
     elif isinstance(value, hint):
@@ -221,6 +225,24 @@ def _converted(hint: Any, value: Any, key: str) -> Any:
     else:
         return hint.from_dict(value, key)
     raise _Unfit
+
+
+_hints = functools.cache(functools.partial(get_type_hints, include_extras=True))
+
+
+def _record(hint: Any, value: Mapping[str, Any], key: str) -> Any:
+    """`value` as a TypedDict, where other keys stay, or as a plain dataclass, whose other keys are left out.
+
+    Raises ConfigError for the first fault.
+    """
+    known: dict[str, Any] = {}
+    for name, inner in _hints(hint).items():
+        optional = get_origin(inner) is typing.NotRequired
+        if name in value:
+            known[name] = read_value(get_args(inner)[0] if optional else inner, value[name], _join(key, name))
+        elif not optional and typing.is_typeddict(hint):
+            raise ConfigError(f"{_join(key, name)}: missing")
+    return {**value, **known} if typing.is_typeddict(hint) else hint(**known)
 
 
 def read_value(hint: Any, value: Any, key: str) -> Any:
@@ -231,7 +253,9 @@ def read_value(hint: Any, value: Any, key: str) -> Any:
         section, _, name = key.rpartition(".")
         number = get_origin(hint) is list and isinstance(value, int)  # where a number would have another key
         near = [_join(section, meant) for meant in meant_by(name)] if number else _choices_meant(hint, value)
-        raise ConfigError(f"{key}: {words(hint)}, given {value!r}{_or_rather(near[:1])}") from None
+        given = repr(value)
+        given = given if len(given) < 500 else f"{given[:500]} ..."
+        raise ConfigError(f"{key}: {words(hint)}, given {given}{_or_rather(near[:1])}") from None
 
 
 def _choices(hint: Any) -> list[str]:

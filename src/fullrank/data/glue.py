@@ -19,7 +19,7 @@ from fullrank.config.glue import GLUE, HUB, HUB_REVISION, SCORES, GlueTask, glue
 from fullrank.core.errors import InputError, RunError
 from fullrank.data.corpora import hub_rows
 from fullrank.data.files import Report, existing_folder, file_digest, lines
-from fullrank.files import mended, write_text
+from fullrank.files import mended, parse_json, write_text
 
 _KEY = "data.dir"
 _SLICE = ".slice"
@@ -248,8 +248,8 @@ def _jsonl(task: GlueTask, split: str, path: Path, numbered: _Lines) -> _Content
     """Rows of JSON objects, one a line, with the hub's or the official names of columns."""
     for number, line in numbered:
         try:
-            content = json.loads(line)
-        except (ValueError, RecursionError):
+            content = parse_json(line)
+        except ValueError:
             content = None
             fault = "not a JSON object; the file is cut short or damaged"
         else:

@@ -31,7 +31,7 @@ from fullrank.data.tokenizers import (
     read_entries,
     save_entries,
 )  # fmt: skip
-from fullrank.files import mended, text_of, write_checked
+from fullrank.files import mended, parse_json, text_of, write_checked
 
 MARKS = (EOS, UNK)  # the first two entries of a language, known by their position: a text may hold the same words
 _META, _STATE = "language.json", "segments.txt"
@@ -154,7 +154,7 @@ def learn_unigram(lines: Iterable[str], size: int) -> Subwords:
             f"data.max_vocabulary: no unigram model of {size + 2:,} entries can be made of this text ({error}); give another "
             "number, or use data.tokens=bpe"
         ) from error
-    return Subwords("unigram", Tokenizer.from_str(json.dumps(_reproducible(json.loads(backend.to_str())))))
+    return Subwords("unigram", Tokenizer.from_str(json.dumps(_reproducible(parse_json(backend.to_str())))))
 
 
 def _reproducible(content: dict[str, Any]) -> dict[str, Any]:
@@ -272,7 +272,7 @@ def learn_codes(lines: Callable[[], Iterable[str]], merges: int) -> Codes:
         show_progress=False,
     )
     backend.train_from_iterator(lines(), trainer)
-    learned = json.loads(backend.to_str())["model"]["merges"]
+    learned = parse_json(backend.to_str())["model"]["merges"]
     pairs = [tuple(pair.split(" ")) if isinstance(pair, str) else tuple(pair) for pair in learned[:merges]]
     return Codes([(left, right) for left, right in pairs])
 

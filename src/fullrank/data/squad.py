@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from fullrank.core.errors import InputError
 from fullrank.data.corpora import SQUAD, SQUAD_HUB, SQUAD_SIZES, hub_rows
 from fullrank.data.files import Report
-from fullrank.files import mended, text_of
+from fullrank.files import mended, parse_json, text_of
 
 MAX_LENGTH, DOC_STRIDE, MAX_QUERY_LENGTH = 384, 128, 64
 _CHUNK = 1024  # texts that the tokenizer gets at once
@@ -175,16 +175,16 @@ def _from_file(path: Path, split: str, version: str) -> SquadSplit:
     if not text.strip():
         raise InputError(f'{file}: the file is empty; a SQuAD file is JSON that begins with {{"data": [...')
     try:
-        content = mended(json.loads(text))
+        content = mended(parse_json(text))
         official = _Official.model_validate(content)
     except json.JSONDecodeError as error:
         short = error.pos >= len(text.rstrip()) - 1 or "Unterminated" in error.msg
         why = "it ends too early: copied or downloaded in part?" if short else "is it a SQuAD file?"
         raise InputError(f"{file}: no valid JSON at line {error.lineno}, column {error.colno}; {why}") from error
-    except RecursionError as error:
-        raise InputError(f"{file}: JSON nested too deeply for a SQuAD file") from error
     except ValidationError as error:
         raise _unlike_official(str(file), error) from error
+    except ValueError as error:
+        raise InputError(f"{file}: no valid JSON: {error}") from error
     if version == "1.1" and str(content.get("version")).removeprefix("v").startswith("2"):
         raise _other_version(str(file), version, "2.0")
     entries = [

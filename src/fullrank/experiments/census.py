@@ -21,7 +21,7 @@ from fullrank.core.errors import InputError, one_line, pip_install
 from fullrank.experiments.models import quiet
 from fullrank.experiments.task import Say
 from fullrank.experiments.tiny import classes, tiny
-from fullrank.files import check_own, one_at_a_time, write_text
+from fullrank.files import check_own, one_at_a_time, parse_json, write_text
 from fullrank.reporting.census import why
 
 Row = dict[str, Any]
@@ -78,7 +78,7 @@ def read_rows(file: Path) -> list[Row]:
     rows = []
     for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
         with contextlib.suppress(ValueError):
-            rows.append(json.loads(line))
+            rows.append(parse_json(line))
     return rows
 
 

@@ -6,7 +6,6 @@ Models train two at a time with one thread each, which on a small or busy machin
 from __future__ import annotations
 
 import bisect
-import json
 import math
 import os
 import signal
@@ -17,13 +16,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 
 from fullrank.config.recipe import Resolved, load, resolve
 from fullrank.config.run import RunConfig
 from fullrank.core.errors import InputError, RunError
+from fullrank.core.section import Count
 from fullrank.data import Corpus, prepare
 from fullrank.experiments.analyze import Reading
 from fullrank.experiments.analyze_attention import measure_spectra
@@ -31,7 +31,7 @@ from fullrank.experiments.generation import generate
 from fullrank.experiments.language_model import LanguageModelTask, with_vocabulary
 from fullrank.experiments.speed import measure_speed
 from fullrank.experiments.task import Prepared
-from fullrank.files import python_command, silent, usable_cores, write_json
+from fullrank.files import parse_json, python_command, read_json, silent, usable_cores, write_json
 from fullrank.training.device import is_locked
 
 RECIPE = "demo/builtin"
@@ -40,6 +40,13 @@ _ALONE = 0.85  # speed of a model with another one beside it, against alone
 _LEAST_STEPS, _MOST_STEPS, _EVALUATIONS = 20, 1_000_000, 5
 _PROMPT, _SAMPLED = "This function", 60  # of the text that the best model writes
 _PATIENCE = 2  # a machine that has become busy stops the demo after so many times its minutes
+
+
+class _Plan(TypedDict):
+    """The content of demo.json; minutes, seed and rows are those of the command."""
+
+    steps: Count
+    seconds: dict[str, float]
 
 
 @dataclass
@@ -93,7 +100,7 @@ class _Training:
         records = []
         for line in lines[-80:]:
             with suppress(ValueError):  # half a line: being written
-                records.append(json.loads(line))
+                records.append(parse_json(line))
         newest = {record["split"]: record for record in records}
         words = "  ".join(f"{split} {newest[split]['ppl']:.0f}" for split in ("train", "valid") if split in newest)
         return max((record["step"] for record in records), default=0), f"perplexity: {words}" if words else ""
@@ -132,7 +139,7 @@ def run_demo(
         )
     if not folders:
         raise RunError(f"no model of the demo was finished in {_PATIENCE * minutes:g} minutes; give more --minutes")
-    results = [json.loads((folder / "result.json").read_text(encoding="utf-8")) for folder in folders]
+    results = [read_json(folder / "result.json") for folder in folders]
     best = min(range(len(folders)), key=lambda i: results[i]["final"]["test"]["nll"])
     words = generate(folders[best], _PROMPT, max_new_tokens=_SAMPLED, temperature=0.8, top_p=0.9, seed=seed)
     console.print(f"{folders[best].name} writes, after “{_PROMPT}”:\n", highlight=False)
@@ -160,7 +167,7 @@ def _plan(minutes: float, out: Path, seed: int, rows: Sequence[str], remarks: An
     wanted = {"minutes": minutes, "seed": seed, "rows": list(rows)}
     file = out / "demo.json"
     if file.is_file():
-        plan: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        plan: dict[str, Any] = read_json(file, _Plan)
         if {key: plan.get(key) for key in wanted} == wanted and "steps" in plan:
             return plan
         raise InputError(

@@ -4,20 +4,34 @@ from __future__ import annotations
 
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from fullrank.analysis.size import size_of_run
 from fullrank.config.run import RunConfig
 from fullrank.core.errors import InputError
-from fullrank.experiments.run_folder import finished_result, open_any
+from fullrank.core.section import CountOrZero
+from fullrank.experiments.run_folder import open_any
 from fullrank.experiments.task import LOG_PROBABILITIES
 from fullrank.files import read_json, sha256_of
 from fullrank.reporting.ledger import differences
-from fullrank.reporting.runs import mapping, number, read_run
+from fullrank.reporting.runs import Figures, Origin, Protocol, Spectrum, mapping, number, read_run
 
 # of result.json: what stands in the recipe or elsewhere in the row, a text, and paths
 _LEFT_OUT = {"name", "paper", "mixing_parameters", "protocol", "protocol_settings", "sample"}
 _PATHS = {"details", "platform"}
+
+
+class FinishedResult(TypedDict):
+    """The keys of result.json that a row of the ledger needs, beside those of `Result`."""
+
+    recipe: str
+    row: NotRequired[str | None]
+    scale: NotRequired[str | None]
+    seed: CountOrZero
+    final: dict[str, Figures]
+    training: NotRequired[Origin | None]
+    protocols: NotRequired[dict[str, Protocol] | None]
+    environment: NotRequired[dict[str, Any] | None]
 
 
 def row_of(folder: Path) -> dict[str, Any]:
@@ -26,19 +40,13 @@ def row_of(folder: Path) -> dict[str, Any]:
     Without paths. InputError if the run has not finished, or was changed since.
     """
     config, identity = open_any(folder)
-    result = finished_result(folder)
-    if result is None:
+    if not (folder / "result.json").is_file():
         raise InputError(f"{folder}: not finished (no result.json); finish it with `fullrank train {folder}`")
-    training = mapping(result.get("training"))  # of another run, which this one measures again
-    named = all(
-        isinstance(section.get("recipe"), str) and isinstance(section.get("row"), str | None)
-        for section in filter(None, (result, training))
-    )
-    if not (named and isinstance(result.get("scale"), str | None) and isinstance(result.get("final"), dict)):
-        raise InputError(
-            f"{folder / 'result.json'}: damaged: it lacks a recipe, its row and scale, or final figures; delete it, and "
-            f"`fullrank train {folder}` writes it again"
-        )
+    try:
+        result = read_json(folder / "result.json", FinishedResult)
+    except InputError as error:
+        raise InputError(f"{error}; delete it, and `fullrank train {folder}` writes it again") from error
+    training = result.get("training") or {}  # of another run, which this one measures again
     figures, protocol = _spectrum(folder)
     same = {"words": result.get("protocol"), "settings": result.get("protocol_settings")}  # of every split
     row = {key: value for key, value in result.items() if key not in _LEFT_OUT}
@@ -52,7 +60,7 @@ def row_of(folder: Path) -> dict[str, Any]:
         "protocols": {**(mapping(result.get("protocols")) or dict.fromkeys(result["final"], same)), **protocol},
         "final": result["final"] | figures,
         "curve": [
-            [line["step"], float(f"{perplexity:.5g}")]
+            [line.get("step"), float(f"{perplexity:.5g}")]
             for line in read_run(folder).metrics
             if line.get("split") == "valid" and (perplexity := number(line.get("ppl")))
         ],
@@ -70,13 +78,16 @@ def _spectrum(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Figures and protocol of `fullrank analyze spectrum` on the run, under `attention`; empty where it was not analysed."""
     if not (file := folder / "analysis" / "spectrum.json").is_file():
         return {}, {}
-    read = read_json(file)
+    read = read_json(file, Spectrum)
 
     def mean(when: str) -> float:
         return fmean(rank for layer in read["layers"] for rank in layer[when]["effective_rank"])
 
-    words = f"attention weights over {read['texts']} segments of {read['segment_length']} tokens of {read['text']}"
-    figures = {"effective_rank": mean("after"), "effective_rank_before_mixing": mean("before")}
+    try:
+        words = f"attention weights over {read['texts']} segments of {read['segment_length']} tokens of {read['text']}"
+        figures = {"effective_rank": mean("after"), "effective_rank_before_mixing": mean("before")}
+    except (KeyError, ValueError) as error:
+        raise InputError(f"{file}: damaged (lacks {error}); run `fullrank analyze spectrum {folder}` again") from error
     return {"attention": figures}, {"attention": {"words": words, "settings": None}}
 
 

@@ -30,6 +30,7 @@ from fullrank.core.translator import Translator
 from fullrank.data.invented import WORDS
 from fullrank.experiments.run_folder import MINILM, RANDOM, is_run
 from fullrank.experiments.tiny import tiny
+from fullrank.files import read_json
 
 # files of which a saved tokenizer has at least one
 _TOKENIZER_FILES = (
@@ -112,9 +113,32 @@ def load_causal(name: str, dtype: torch.dtype, *, tokenizer: bool = True, as_sav
     if name.startswith("python:"):
         return _from_python(name)
     is_type, name = name.startswith("hf:"), name.removeprefix("hf:")
-    folder = Path(name).expanduser()
+    if is_type and not Path(name).expanduser().is_dir() and name in _transformers(f"hf:{name}").CONFIG_MAPPING:
+        return _of_type(name, dtype, tokenizer)
+    return _load(storage.Source(location_of(name)), dtype, tokenizer, as_saved)
+
+
+def _of_type(name: str, dtype: torch.dtype, tokenizer: bool) -> HuggingFaceModel:
+    """A small untrained model of a model type of transformers."""
+    transformers = _transformers(f"hf:{name}")
+    if tokenizer:
+        raise InputError(f"hf:{name}: a model type, untrained and without a tokenizer; give a folder or a hub name")
+    with quiet(transformers), _explained(f"hf:{name}: no small causal model", "; build one: python:MODULE:FUNCTION"):
+        small = tiny(name)
+    return HuggingFaceModel(small.model.to(dtype), inputs=small.inputs)
+
+
+def _load(
+    source: storage.Source, dtype: torch.dtype, tokenizer: bool, as_saved: bool, above: tuple[Path, ...] = ()
+) -> HuggingFaceModel:
+    """`load_causal` of a folder or a model of the hub. above: the folders of adapters that were made of it."""
+    name, folder = source.location, Path(source.location)
     if adapter := next((file for file in _ADAPTERS if (folder / file).is_file()), None):
-        return _with_adapter(folder, adapter, dtype, tokenizer, as_saved)
+        if (folder := folder.resolve()) in above:
+            raise InputError(
+                f"{folder / adapter}: {_ADAPTERS[adapter]} leads back to this folder; name the model itself"
+            )
+        return _with_adapter(folder, adapter, dtype, tokenizer, as_saved, (*above, folder))
     what = "a Hugging Face model" if folder.is_dir() else "no such folder, and a model of the Hugging Face hub"
     transformers = _transformers(f"{name}: {what}")
     if tokenizer and folder.is_dir() and not any((folder / file).is_file() for file in _TOKENIZER_FILES):
@@ -122,27 +146,19 @@ def load_causal(name: str, dtype: torch.dtype, *, tokenizer: bool = True, as_sav
             f"{name}: holds no tokenizer (tokenizer.json or the like); save the model's tokenizer there, "
             "tokenizer.save_pretrained(folder)"
         )
-    where = location_of(name)
-    if is_type and not folder.is_dir() and name in transformers.CONFIG_MAPPING:
-        if tokenizer:
-            raise InputError(f"hf:{name}: a model type, untrained and without a tokenizer; give a folder or a hub name")
-        with (
-            quiet(transformers),
-            _explained(f"hf:{name}: no small causal model", "; build one: python:MODULE:FUNCTION"),
-        ):
-            small = tiny(name)
-        return HuggingFaceModel(small.model.to(dtype), inputs=small.inputs)
     with quiet(transformers), _explained(f"{name}: no {'' if as_saved else 'causal '}model"):
-        config = transformers.AutoConfig.from_pretrained(where, trust_remote_code=False)
-        words = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=False) if tokenizer else None
+        config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
+        words = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False) if tokenizer else None
         auto = transformers.AutoModelForCausalLM
         if as_saved:
             from fullrank.hf import classes
 
             known = (getattr(home, one, None) for one in config.architectures or () for home in (transformers, classes))
-            auto = next((one for one in known if one is not None), auto)
+            auto = next(
+                (one for one in known if isinstance(one, type) and issubclass(one, transformers.PreTrainedModel)), auto
+            )
         # the other implementations of experts lack double precision
-        model, loading = _loaded(auto, where, config, dtype, experts_implementation="eager")
+        model, loading = _loaded(auto, name, config, dtype, experts_implementation="eager")
     if missing := sorted(loading["missing_keys"]):
         raise InputError(f"{name}: lacks weights of {type(model).__name__}: {', '.join(missing[:3])}")
     if as_saved and config.is_encoder_decoder:
@@ -154,6 +170,10 @@ def _loaded(auto: Any, where: Any, config: Any, dtype: torch.dtype, **options: A
     """A model, also an injected or a pruned one, and what transformers says of its weights."""
     from fullrank.hf.saving import load_injected
 
+    if "/" in str(config._attn_implementation):  # code of the hub, which `trust_remote_code` does not stop
+        raise InputError(
+            f"{where}: config.json: attn_implementation names code, {config._attn_implementation!r}; take it out"
+        )
     ours = _injected_settings(config) is not None or _is_pruned(config)
     load = functools.partial(load_injected, cls=auto) if ours else auto.from_pretrained
     model, loading = load(
@@ -210,29 +230,31 @@ def _from_python(name: str) -> HuggingFaceModel:
     return HuggingFaceModel(model.eval(), inputs=inputs)
 
 
-def _with_adapter(folder: Path, file: str, dtype: torch.dtype, tokenizer: bool, as_saved: bool) -> HuggingFaceModel:
-    base = json.loads((folder / file).read_text(encoding="utf-8")).get(_ADAPTERS[file])
-    if not base:
-        raise InputError(
-            f"{folder / file}: {_ADAPTERS[file]} does not say which model the adapter was made of; name it there"
-        )
-    loaded = load_causal(base, dtype, tokenizer=tokenizer, as_saved=as_saved)
+def _with_adapter(
+    folder: Path, file: str, dtype: torch.dtype, tokenizer: bool, as_saved: bool, above: tuple[Path, ...]
+) -> HuggingFaceModel:
+    about: dict[str, Any] = read_json(folder / file)
+    base = storage.Source.stated(about.get(_ADAPTERS[file]), folder / file, _ADAPTERS[file])
+    loaded = _load(base, dtype, tokenizer, as_saved, above)
     from fullrank.hf.inject import injected_parts
     from fullrank.hf.saving import load_adapter
 
     if file == "fullrank_config.json":
-        return loaded._replace(model=load_adapter(loaded.model, folder).eval())
+        with _explained(f"{folder}: no adapter"):
+            return loaded._replace(model=load_adapter(loaded.model, folder).eval())
     if importlib.util.find_spec("peft") is None:
         raise InputError(f"{folder}: an adapter of PEFT, which is not installed: pip install peft")
     peft: Any = importlib.import_module("peft")
-    config = peft.PeftConfig.from_pretrained(str(folder))
-    named = {key: getattr(config, key, None) or () for key in ("modules_to_save", "exclude_modules")}
-    if any("fullrank" in names for names in named.values()) and not injected_parts(loaded.model):
-        raise InputError(
-            f"{folder}: the adapter of an injected model, but nothing is injected in {base}; save the injected model "
-            f"(model.save_pretrained) and name its folder in {file}, {_ADAPTERS[file]}"
-        )
-    model = peft.PeftModel.from_pretrained(loaded.model, str(folder)).merge_and_unload()
+    storage.check_adapter(folder)
+    with _explained(f"{folder}: no adapter"):
+        config = peft.PeftConfig.from_pretrained(str(folder))
+        named = {key: getattr(config, key, None) or () for key in ("modules_to_save", "exclude_modules")}
+        if any("fullrank" in names for names in named.values()) and not injected_parts(loaded.model):
+            raise InputError(
+                f"{folder}: the adapter of an injected model, but nothing is injected in {base.location}; save the injected "
+                f"model (model.save_pretrained) and name its folder in {file}, {_ADAPTERS[file]}"
+            )
+        model = peft.PeftModel.from_pretrained(loaded.model, str(folder)).merge_and_unload()
     return loaded._replace(model=model.eval())
 
 
@@ -486,6 +508,7 @@ def location_of(name: str) -> str:
     folder = Path(name).expanduser()
     if not folder.is_dir() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise InputError(f"model.pretrained: {name}: no such folder")
+    storage.check_adapter(folder)  # transformers loads it, too
     return str(folder) if folder.is_dir() else name
 
 

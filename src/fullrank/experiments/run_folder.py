@@ -19,6 +19,7 @@ from fullrank.config.run import PROTOCOL_KEYS, RunConfig
 from fullrank.config.training import BUDGETS, STREAM_KEYS, read_budget
 from fullrank.core.errors import FullRankError, InputError
 from fullrank.files import digest, read_json, sha256_of, write_bytes, write_json, write_text
+from fullrank.reporting.runs import Result
 from fullrank.seal import MOVABLE, check_run, read_identity, seal_run
 
 # encoders that need no hub: all-MiniLM-L6-v2 inside a Python package; random weights
@@ -128,9 +129,10 @@ def open_causal(folder: Path) -> RunConfig:
 def finished_result(folder: Path) -> dict[str, Any] | None:
     """The result.json of a finished run; None if the run is not finished, or the file is damaged."""
     try:
-        return read_json(folder / "result.json")
-    except (OSError, ValueError):
+        result: dict[str, Any] = read_json(folder / "result.json", Result)
+    except InputError:
         return None
+    return result
 
 
 def teacher_of(run: str, identity: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,19 +24,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, TypedDict
 
 from fullrank.config.load import parse_yaml, to_yaml
 from fullrank.config.recipe import Resolved, resolve
 from fullrank.config.run import RunConfig
 from fullrank.config.training import read_budget
 from fullrank.core.errors import InputError, RunError
+from fullrank.core.section import Count
 from fullrank.experiments.queue import Training, TrainingsFailed, train_all
 from fullrank.experiments.run import TEXT_TASKS, Cell
 from fullrank.experiments.run_folder import absolute, finished_result
 from fullrank.experiments.speed import Speed, measure_speed
 from fullrank.experiments.task import Parts, Say
-from fullrank.files import read_json, write_json, write_text
+from fullrank.files import parse_json, read_json, write_json, write_text
 from fullrank.reporting.runs import read_run
 from fullrank.training.device import is_locked, prepare_machine
 from fullrank.training.loop import NOT_FINITE
@@ -47,6 +48,26 @@ _STARTUP = 7.0  # seconds of a process until it trains
 _EQUAL = ("data.", "eval.", *(f"train.{key}." for key in ("steps", "epochs", "tokens", "seed", "threads")))
 _OWN = ("train.seed", "eval.every_steps", "eval.every_epochs")
 Arm = dict[str, Any]  # a combination: name, settings; rungs, nll: by rung; dropped: the rung that it left after
+
+
+class _Arm(TypedDict):
+    name: str
+    settings: dict[str, Any]
+    rungs: list[Count]
+    nll: list[float | None]
+    dropped: int | None
+
+
+class _Search(TypedDict):
+    """The content of search.json."""
+
+    request: dict[str, Any]
+    left: list[Count]
+    shares: list[float]
+    arms: list[_Arm]
+    winner: dict[str, Any] | None
+    epochs: float
+    full_trainings: float
 
 
 @dataclass(frozen=True)
@@ -149,11 +170,11 @@ def _begun(request: Request, out: Path) -> dict[str, Any] | None:
             raise InputError(f"{out} is not empty and holds no search; give another --out")
         return None
     try:
-        content = read_json(out / FILE)
-        there = dict(content["request"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{out / FILE}: damaged ({error}); give another --out") from error
-    here = json.loads(json.dumps(dataclasses.asdict(request)))
+        content: dict[str, Any] = read_json(out / FILE, _Search)
+    except InputError as error:
+        raise InputError(f"{error}; give another --out") from error
+    there = content["request"]
+    here = parse_json(json.dumps(dataclasses.asdict(request)))
     for key, value in here.items():
         if there.get(key) != value:
             raise InputError(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import torch
 import transformers
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from fullrank import __version__
 from fullrank.core.errors import InputError, one_line
-from fullrank.files import write_bytes, write_json
+from fullrank.files import read_json, write_bytes, write_json
 from fullrank.hf.inject import (
     LOADED_BY,
     STORED,
@@ -26,10 +25,23 @@ from fullrank.hf.inject import (
     settings_of,
 )
 from fullrank.hf.prune import keep_heads
+from fullrank.storage import Source, check_adapter
 
 # arguments of `from_pretrained` that say where a model lies
 _WHERE = ("cache_dir", "revision", "token", "subfolder", "local_files_only", "trust_remote_code")
 CONFIG, TENSORS = "fullrank_config.json", "fullrank.safetensors"
+
+
+class _Adapter(TypedDict):
+    """The content of fullrank_config.json."""
+
+    architecture: str
+    base_model: str | None
+    mix: str | dict[str, Any]
+    normalize: str | dict[str, Any]
+    cross_head: float
+    layers: list[Any] | None
+    output: NotRequired[str | dict[str, Any] | None]
 
 
 def save_adapter(model: Any, folder: str | Path) -> None:
@@ -44,8 +56,10 @@ def save_adapter(model: Any, folder: str | Path) -> None:
         )
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in _tensors(model).items()}
     write_bytes(folder / TENSORS, save(tensors, metadata={"format": "pt"}))
-    about = {"fullrank": __version__, "architecture": type(model).__name__,
-             "base_model": getattr(model, "name_or_path", "") or None}  # fmt: skip
+    base = getattr(model, "name_or_path", "") or None
+    if base is not None and Path(base).is_dir():
+        base = str(Path(base).resolve())
+    about = {"fullrank": __version__, "architecture": type(model).__name__, "base_model": base}
     write_json(folder / CONFIG, {**about, **settings})
 
 
@@ -108,8 +122,10 @@ def load_injected(folder: str | Path, cls: Any = None, **from_pretrained_argumen
             raise InputError(
                 f"{folder}: does not say which model it was made of; load that one, then fullrank.load_adapter(model, folder)"
             )
-        kind = getattr(transformers, written["architecture"]) if cls is None else cls
-        return load_adapter(kind.from_pretrained(written["base_model"], **from_pretrained_arguments), folder)
+        base = Source.stated(written["base_model"], path / CONFIG, "base_model").location
+        check_adapter(Path(base))
+        kind = _saved_class(written["architecture"]) if cls is None else cls
+        return load_adapter(kind.from_pretrained(base, **from_pretrained_arguments), folder)
     if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
         raise InputError(
             f"{folder}: an adapter of PEFT; call fullrank.inject on its base model as in training, then "
@@ -164,6 +180,14 @@ def _loaded(kind: Any, settings: dict[str, Any] | None, name: str, config: Any, 
     return (model, report) if returns_report else model
 
 
+def _saved_class(name: str) -> Any:
+    """The model class of transformers called `name`; InputError if there is none."""
+    known = getattr(transformers, name, None)
+    if not (isinstance(known, type) and issubclass(known, transformers.PreTrainedModel)):
+        raise InputError(f"transformers has no class '{name}'; give the class to load, load_injected(folder, cls)")
+    return known
+
+
 def _class_of(cls: Any, config: Any) -> Any:
     """The class to load: `cls`, or of an Auto class the one for this configuration; None: the class that was saved."""
     if cls is not None and not hasattr(cls, "_model_mapping"):
@@ -171,25 +195,16 @@ def _class_of(cls: Any, config: Any) -> Any:
     saved = (config.architectures or [None])[0]
     known = None if cls is None else cls._model_mapping[type(config)]
     if known is None:
-        known = getattr(transformers, saved or "", None)
-        if known is None:
-            raise InputError(f"transformers has no class '{saved}'; give the class to load, load_injected(folder, cls)")
+        known = _saved_class(saved or "")
     several = known if isinstance(known, tuple | list) else (known,)
     return next((kind for kind in several if kind.__name__ == saved), several[0])
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    path = folder / CONFIG
-    try:
-        written: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        arguments_of(written)  # KeyError if one is missing
-        return written
-    except FileNotFoundError:
-        raise InputError(
-            f"{folder}: holds no adapter ({CONFIG}); fullrank.save_adapter(model, folder) writes one"
-        ) from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path}: damaged ({error})") from None
+    if not (folder / CONFIG).is_file():
+        raise InputError(f"{folder}: holds no adapter ({CONFIG}); fullrank.save_adapter(model, folder) writes one")
+    written: dict[str, Any] = read_json(folder / CONFIG, _Adapter)
+    return written
 
 
 def _read_tensors(folder: Path) -> dict[str, Tensor]:

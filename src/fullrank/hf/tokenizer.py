@@ -22,6 +22,7 @@ from fullrank.data import (
     load_tokenizer,
 )
 from fullrank.data.tokenizers import EOS, MASK, SOS, UNK
+from fullrank.files import parse_json
 
 # white space of Python that is none in Rust
 _SEPARATORS = normalizers.Replace(Regex("[\x1c-\x1f]"), " ")
@@ -122,7 +123,7 @@ def _of_pieces(own: Language) -> Tokenizer:
         words = Tokenizer(models.WordLevel(ids, unk_token=UNK))
         words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         return words
-    state = json.loads(own.segmenter.state())
+    state = parse_json(own.segmenter.state())
     if left := [piece for piece in own.segmenter.pieces or () if piece not in ids]:
         raise InputError(
             f"{own.name}: its vocabulary leaves out pieces, {left[0]!r} for one, which no tokenizer of Hugging Face does; use "
@@ -183,7 +184,7 @@ def _lines(own: WordVocabulary | BpeTokenizer, space: str) -> list[Any]:
 
 
 def _of_bpe(own: BpeTokenizer) -> Tokenizer:
-    state = json.loads(own.backend_state())
+    state = parse_json(own.backend_state())
     vocabulary = state["model"]["vocab"]
     if own.line_end:
         vocabulary[_line_end(own)] = vocabulary.pop(EOS)

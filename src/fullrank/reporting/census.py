@@ -5,9 +5,35 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
+from fullrank.core.section import CountOrZero
 from fullrank.reporting.figures import code, literal, prose
+
+
+class _Failure(TypedDict):
+    check: str
+    layers: NotRequired[list[str]]
+
+
+class CensusRow(TypedDict):
+    """A class of transformers that was checked."""
+
+    type: str
+    verdict: str
+    reason: str
+    parameters: CountOrZero | None
+    seconds: float | None
+    failures: list[_Failure]
+    transformers: str
+    torch: str
+
+
+class Census(TypedDict):
+    """The content of census.json."""
+
+    classes: list[CensusRow]
+
 
 NONE: Mapping[str, str] = {}
 VERDICTS = ("passes", "leaks", "fails otherwise", "too slow", "crashed", "not applicable")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -114,11 +113,13 @@ def spectrum(record: RunRecord) -> Curve | None:
 
     As `fullrank analyze spectrum` has left it in the run's folder; None if it has not.
     """
+    if record.spectrum is None:
+        return None
     try:
-        layers = json.loads((record.folder / "analysis" / "spectrum.json").read_text(encoding="utf-8"))["layers"]
+        layers = record.spectrum["layers"]
         shares = np.mean([np.mean(layer["after"]["curves"], axis=0) for layer in layers], axis=0)
         return Curve(np.arange(1, len(shares) + 1) / len(shares), shares)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError):  # layers of other sizes, or without curves
         return None
 
 

@@ -37,14 +37,14 @@ def page(rows: Sequence[Row]) -> Iterator[str | list[dict[str, str]]]:
     for (text, measure, words), board in sorted(boards.items()):
         if len(board) > 1:
             yield f"## {literal(text)}: {_MEASURES[measure]}"
-            yield literal(f"{words[0].upper()}{words[1:]}.")
+            yield literal(f"{words[:1].upper()}{words[1:]}.")
             board.sort(key=lambda one: one[0].mean, reverse=measure == "bleu")
             yield [_line(place, stat, group) for place, (stat, group) in enumerate(board, start=1)]
 
 
 def _line(place: int, stat: figures.Stat, group: Sequence[Row]) -> dict[str, str]:
     first, changed = group[0], group[0]["set"]
-    recipe, tokens = first["recipe"], figures.over_runs(number(row["tokens_seen"]) for row in group)
+    recipe, tokens = first["recipe"], figures.over_runs(number(row.get("tokens_seen")) for row in group)
     words = ["fullrank", "reproduce", recipe, "--rows", first["row"] or "", "--scale", first["scale"] or ""]
     words += ["--seeds", ",".join(str(row["seed"]) for row in group)]
     words += [f"{key}={json.dumps(value)}" for key, value in (changed or {}).items()]
@@ -58,7 +58,7 @@ def _line(place: int, stat: figures.Stat, group: Sequence[Row]) -> dict[str, str
         "configuration": f"{configuration} {literal(first['row'] or '')}"
         + (f", taught by {literal(teacher)}" if teacher else ""),
         "seeds": ranges(row["seed"] for row in group),
-        "parameters": figures.count(mapping(first["parameters"]).get("total")),
+        "parameters": figures.count(mapping(first.get("parameters")).get("total")),
         "tokens": figures.count(tokens.mean if tokens else None),
         "commit": literal(", ".join(sorted({(row["environment"].get("commit") or MISSING)[:7] for row in group}))),
         "curve": f"![validation curves]({_name(group)})" if any(row.get("curve") for row in group) else MISSING,

@@ -1,7 +1,8 @@
 """The ledger: a file with one JSON object per line for each finished run, in the order in which they were added.
 
-A line holds the run's result.json without paths. It states its own checksum (`id`) and that of result.json (`result`): no
-figure in it can be changed by hand, and a run has one line.
+A line holds the run's result.json without paths. It states its own checksum (`id`) and that of result.json (`result`): a line
+that was damaged, or edited and not sealed again, is refused, and a run has one line. Who seals an edited line anew, or edits
+result.json before it is added, is not found out here: `fullrank ledger pages --verify` evaluates checkpoints that still exist.
 """
 
 from __future__ import annotations
@@ -9,15 +10,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from fullrank.config.finetune import FinetuneConfig
 from fullrank.config.load import flatten
 from fullrank.config.recipe import resolve_any
 from fullrank.config.run import RunConfig
 from fullrank.core.errors import FullRankError, InputError
-from fullrank.files import digest, one_at_a_time, read_small, write_text
-from fullrank.reporting.runs import CIRCUMSTANCES, mapping, without_version
+from fullrank.core.section import Count, CountOrZero, Positive, PositiveOrZero
+from fullrank.files import as_record, digest, one_at_a_time, read_small, write_text
+from fullrank.reporting.runs import CIRCUMSTANCES, Figures, Origin, Protocol, mapping, without_version
 
 _FILES = {
     *(f"data.{key}" for key in ("train", "valid", "test", "codes")),
@@ -26,6 +28,42 @@ _FILES = {
 _LARGEST = 1 << 26  # bytes
 _OF_TEXT = ("vocab_size", "max_position_embeddings")
 Row = Mapping[str, Any]
+
+
+class _Environment(TypedDict):
+    commit: NotRequired[str | None]
+
+
+class _Parameters(TypedDict):
+    total: NotRequired[CountOrZero | None]
+
+
+class _Name(TypedDict):
+    name: NotRequired[str | None]
+
+
+class LedgerRow(TypedDict):
+    """The keys of a line that are read; older lines have fewer."""
+
+    id: str
+    result: NotRequired[str | None]
+    task: NotRequired[str | None]
+    recipe: str
+    row: str | None
+    scale: str | None
+    seed: CountOrZero
+    set: dict[str, Any] | None
+    corpus: dict[str, Any]
+    sha256: NotRequired[dict[str, str | None] | None]
+    protocols: dict[str, Protocol | None]
+    final: dict[str, Figures]
+    parameters: NotRequired[_Parameters | None]
+    tokens_seen: NotRequired[CountOrZero | None]
+    wall_seconds: NotRequired[PositiveOrZero | None]
+    environment: _Environment
+    training: NotRequired[Origin | None]
+    curve: NotRequired[list[tuple[Count, Positive]] | None]
+    teacher: NotRequired[_Name | None]
 
 
 def differences(
@@ -58,16 +96,17 @@ def read_ledger(path: Path) -> list[dict[str, Any]]:
     """The rows of a ledger, none if it does not exist; InputError for a line that was changed by hand."""
     rows = []
     try:
-        text = read_small(path, _LARGEST).decode("utf-8") if path.exists() else ""
+        text = read_small(path, _LARGEST) if path.exists() else b""
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read ({error})") from error
-    for number, line in enumerate(text.splitlines(), start=1):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
-        if not isinstance(row, dict) or sealed(row) != row:
-            raise InputError(f"{path}: line {number} does not match its checksum; restore it, or delete the line")
+    for number, line in enumerate(text.split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        where = f"{path}: line {number}"
+        row: dict[str, Any] = as_record(dict[str, Any], line, where)
+        if sealed(row) != row:
+            raise InputError(f"{where} does not match its checksum; restore it, or delete the line")
+        as_record(LedgerRow, line, where)
         rows.append(row)
     return rows
 
@@ -90,7 +129,7 @@ def add_rows(path: Path, rows: Iterable[Row]) -> int:
 
 def text_of(row: Row) -> str:
     """The text of a row: the label of its corpus, or its task."""
-    return str(row["corpus"].get("label") or row["task"])
+    return str(row["corpus"].get("label") or row.get("task"))
 
 
 def protocol_of(row: Row, split: str) -> dict[str, Any]:

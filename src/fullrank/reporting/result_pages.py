@@ -54,7 +54,7 @@ def make_pages(folder: Path) -> dict[str, str]:
         bodies["benchmarks.md"] = ["# Benchmarks", *_benchmarks(folder)]
         links += "\n- [Benchmarks](benchmarks.md): speed and memory against peers"
     if (folder / "census.json").exists():
-        checked = read_json(folder / "census.json")["classes"]
+        checked = read_json(folder / "census.json", census.Census)["classes"]
         notes = read_yaml(folder / "census_notes.yaml") if (folder / "census_notes.yaml").exists() else {}
         pieces = [piece if isinstance(piece, str) else _table(piece) for piece in census.page(checked, notes)]
         bodies["census.md"] = ["# Census of transformers", *pieces]
@@ -128,7 +128,7 @@ def _details(verdict: Verdict) -> Iterator[str]:
     texts = set[str]()
     for side in verdict.sides:
         if side.runs:
-            own, tokens = side.figures.values(), {row["tokens_seen"] or 0 for row in side.runs.values()}
+            own, tokens = side.figures.values(), {row.get("tokens_seen") or 0 for row in side.runs.values()}
             each = f"{spread(figures.over_runs(own), _figure)} ({', '.join(map(_figure, own))})"
             counts = " or ".join(map(figures.count, sorted(tokens)))
             yield f"{code(side.row)}: {each}, {counts} tokens; seeds {ranges(side.runs)}"
@@ -156,11 +156,11 @@ def _group(group: Sequence[Row], protocols: Sequence[str]) -> dict[str, str]:
     changed = (
         "not recorded" if first["set"] is None else literal(", ".join(f"{k}={v}" for k, v in first["set"].items()))
     )
-    if training := first["training"]:
+    if training := first.get("training"):
         changed += f" (trained as {code(training['recipe'])} {literal(training['row'])})"
     for split, values in first["final"].items():
         protocol = protocol_of(first, split)
-        name = next((name for name in ("bleu", "perplexity") if name in values), next(iter(values)))
+        name = next((name for name in ("bleu", "perplexity") if name in values), next(iter(values), ""))
         stat = figures.over_runs(number(row["final"][split].get(name)) for row in group)
         next_token = mapping(protocol.get("settings")).get("next_token", True)
         place = protocols.index(str(protocol.get("words"))) + 1
@@ -168,7 +168,7 @@ def _group(group: Sequence[Row], protocols: Sequence[str]) -> dict[str, str]:
             f"{literal(split)} {literal(readable(name))} {spread(stat, _figure)} [{place}]"
             + ("" if next_token else ", not of next tokens")
         )
-    seconds, tokens = (figures.over_runs(row[key] for row in group) for key in ("wall_seconds", "tokens_seen"))
+    seconds, tokens = (figures.over_runs(row.get(key) for row in group) for key in ("wall_seconds", "tokens_seen"))
     return {
         "recipe": f"{code(first['recipe'])} {literal(first['scale'] or '')}",
         "row": literal(first["row"] or ""),
@@ -176,7 +176,7 @@ def _group(group: Sequence[Row], protocols: Sequence[str]) -> dict[str, str]:
         "text": literal(text_of(first)),
         "seeds": ranges(row["seed"] for row in group),
         "figures [protocol]": "; ".join(measured),
-        "parameters": figures.count(mapping(first["parameters"]).get("total")),
+        "parameters": figures.count(mapping(first.get("parameters")).get("total")),
         "tokens": figures.count(tokens.mean if tokens else None),
         "time": figures.duration(seconds.mean if seconds else None),
         "commit": literal(", ".join(sorted({row["environment"].get("commit") or MISSING for row in group}))),
@@ -190,10 +190,7 @@ def _benchmarks(folder: Path) -> Iterator[str]:
     """Tables from JSON files, as benchmarks.yaml says (`config.claims.BenchmarkFile`)."""
     for name, raw in read_yaml(folder / "benchmarks.yaml").items():
         file = BenchmarkFile.of_file(raw, name)
-        try:
-            content = read_json(folder / str(name))
-        except (OSError, ValueError) as error:
-            raise InputError(f"{folder / str(name)}: cannot be read ({error})") from error
+        content = read_json(folder / str(name))
         yield f"## {prose(file.title)}"
         yield f"{prose(file.about.strip())} [JSON]({name})"
         for path, columns in file.tables.items():

@@ -10,16 +10,17 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from fullrank.config.data import PAIR_CORPORA
 from fullrank.config.finetune import finetunes
 from fullrank.config.load import flatten, read_yaml
 from fullrank.config.recipe import load
 from fullrank.core.errors import InputError
-from fullrank.files import plain_size, sha256_of, visible
+from fullrank.core.section import CountOrZero
+from fullrank.files import as_record, plain_size, read_json, sha256_of, visible
 from fullrank.seal import DamagedError, check_run, read_record
 
 SPLITS = ("valid", "test")
@@ -42,6 +43,109 @@ _MEASURED_ON = {  # what decides if two figures compare, in words
     "valid source": "validation text", "test source": "test text",
 }  # fmt: skip
 _SEED_SUFFIX = re.compile(r"[-_./ ]+(seed|s)[-_ ]?\d+$", re.IGNORECASE)
+
+
+class Figures(TypedDict):
+    """Final figures of a split; other keys are words and details."""
+
+    nll: NotRequired[float | None]
+    perplexity: NotRequired[float | None]
+    perplexity_per_word: NotRequired[float | None]
+    tokens: NotRequired[CountOrZero | None]
+    bleu: NotRequired[float | None]
+    chrf: NotRequired[float | None]
+    accuracy: NotRequired[float | None]
+    f1: NotRequired[float | None]
+    exact_match: NotRequired[float | None]
+    matthews_correlation: NotRequired[float | None]
+    pearson: NotRequired[float | None]
+    spearman: NotRequired[float | None]
+
+
+class Protocol(TypedDict):
+    """How a split was measured."""
+
+    words: NotRequired[str | None]
+    settings: NotRequired[dict[str, Any] | None]
+
+
+class Origin(TypedDict):
+    """The run whose training another run measures again."""
+
+    recipe: str
+    row: NotRequired[str | None]
+    environment: NotRequired[dict[str, Any] | None]
+
+
+class Result(TypedDict):
+    """The content of result.json, as far as it is read. Earlier versions wrote fewer keys."""
+
+    name: NotRequired[str | None]
+    kind: NotRequired[str | None]
+    task: NotRequired[str | None]
+    title: NotRequired[str | None]
+    recipe: NotRequired[str | None]
+    row: NotRequired[str | None]
+    scale: NotRequired[str | None]
+    kernel: NotRequired[str | None]
+    seed: NotRequired[int | None]
+    paper: NotRequired[dict[str, Any] | None]
+    training: NotRequired[Origin | None]
+    corpus: NotRequired[dict[str, Any] | None]
+    parameters: NotRequired[dict[str, Any] | None]
+    protocol: NotRequired[str | None]
+    protocol_settings: NotRequired[dict[str, Any] | None]
+    protocols: NotRequired[dict[str, Protocol] | None]
+    final: NotRequired[dict[str, Figures]]
+    last: NotRequired[dict[str, Figures] | None]
+    best: NotRequired[dict[str, Any] | None]
+    metrics: NotRequired[list[str] | None]
+    sha256: NotRequired[dict[str, str | None] | None]
+    environment: NotRequired[dict[str, Any] | None]
+    ms_per_step: NotRequired[dict[str, float | None] | float | None]
+    steps: NotRequired[CountOrZero | None]
+    epochs: NotRequired[float | None]
+    tokens_seen: NotRequired[CountOrZero | None]
+    tokens_per_second: NotRequired[float | None]
+    wall_seconds: NotRequired[float | None]
+    peak_memory_mib: NotRequired[float | None]
+
+
+class Line(TypedDict):
+    """A line of metrics.jsonl or timing.jsonl."""
+
+    step: NotRequired[CountOrZero]
+    split: NotRequired[str]
+    nll: NotRequired[float | None]
+    ppl: NotRequired[float | None]
+    lr: NotRequired[float | None]
+    tokens: NotRequired[CountOrZero | None]
+    seconds: NotRequired[float | None]
+    tokens_per_second: NotRequired[float | None]
+    peak_memory_mib: NotRequired[float | None]
+
+
+class SpectrumOfLayer(TypedDict):
+    """Figures of the heads of a layer, before or after mixing."""
+
+    effective_rank: NotRequired[list[float]]
+    curves: NotRequired[list[list[float]]]
+
+
+class Layer(TypedDict):
+    """Figures of a layer."""
+
+    before: NotRequired[SpectrumOfLayer]
+    after: SpectrumOfLayer
+
+
+class Spectrum(TypedDict):
+    """analysis/spectrum.json in a run folder, as far as it is read."""
+
+    text: NotRequired[str]
+    texts: NotRequired[int]
+    segment_length: NotRequired[int]
+    layers: list[Layer]
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
@@ -69,7 +173,8 @@ def integer(value: Any) -> int | None:
 class RunRecord:
     """One run folder. `result` is None until the run has finished; `problems` says what is missing or damaged.
 
-    `identity` is run.json, written when a run begins (name, recipe, row, scale, paper); `vocabulary` is vocabulary.json.
+    `identity` is run.json, written when a run begins (name, recipe, row, scale, paper); `vocabulary` is vocabulary.json,
+    `spectrum` analysis/spectrum.json.
     `metrics` and `timing` hold the readable lines of the two files, in file order.
     """
 
@@ -82,6 +187,7 @@ class RunRecord:
     problems: tuple[str, ...] = ()
     identity: Mapping[str, Any] = field(default_factory=dict)
     vocabulary: Mapping[str, Any] = field(default_factory=dict)
+    spectrum: Mapping[str, Any] | None = None
 
     def get(self, *keys: str) -> Any:
         """A value of the result, by its nested keys; None if any of them is missing."""
@@ -234,12 +340,18 @@ def read_run(folder: Path) -> RunRecord:
     problems: list[str] = []
     config = _read(folder / "config.yaml", read_yaml, problems) or {}
     metrics, timing = (_read_lines(folder / name, problems) for name in ("metrics.jsonl", "timing.jsonl"))
-    result = _read(folder / "result.json", _object, problems, "no result.json: the run has not finished")
+    result = _read(
+        folder / "result.json", partial(read_json, kind=Result), problems, "no result.json: the run has not finished"
+    )
     # written when a run began: whatever is wrong with them, the rest of the folder says more
-    identity, vocabulary = (_read(folder / name, _object, []) or {} for name in ("run.json", "vocabulary.json"))
+    identity, vocabulary = (_read(folder / name, read_json, []) or {} for name in ("run.json", "vocabulary.json"))
+    analysed = folder / "analysis" / "spectrum.json"
+    spectrum = _read(analysed, partial(read_json, kind=Spectrum), problems) if analysed.exists() else None
     problems += _broken_seals(folder)
     name = str(mapping(result).get("name") or identity.get("name") or folder.name or folder.resolve().name)
-    record = RunRecord(folder, visible(name), config, metrics, timing, result, tuple(problems), identity, vocabulary)
+    record = RunRecord(
+        folder, visible(name), config, metrics, timing, result, tuple(problems), identity, vocabulary, spectrum
+    )
     return record if result is None else _without_unusable_result(record)
 
 
@@ -287,31 +399,19 @@ def scores_of(record: RunRecord) -> dict[tuple[str, str], float]:
 def _read_lines(path: Path, problems: list[str]) -> list[Mapping[str, Any]]:
     """The JSON objects of a file with one per line; unreadable lines are counted, not fatal."""
     lines: list[Mapping[str, Any]] = []
-    damaged = []
-    text = (_read(path, Path.read_bytes, problems) or b"").decode("utf-8", errors="replace")
-    for index, line in enumerate(text.splitlines(), start=1):
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
-            value = None
-        if isinstance(value, dict):
-            lines.append(value)
-        elif line.strip():
-            damaged.append(index)
+    damaged: dict[int, str] = {}
+    text = _read(path, Path.read_bytes, problems) or b""
+    for index, line in enumerate(text.split(b"\n"), start=1):
+        if line.strip():
+            try:
+                lines.append(as_record(Line, line, path.name))
+            except InputError as error:
+                damaged[index] = str(error).removeprefix(f"{path.name}: ")
     if damaged:
-        where = f"line {damaged[0]}" if len(damaged) == 1 else f"{len(damaged)} lines, the first is line {damaged[0]},"
-        problems.append(f"{path.name}: {where} cannot be read and was left out")
+        first, fault = next(iter(damaged.items()))
+        where = f"line {first}" if len(damaged) == 1 else f"{len(damaged)} lines, the first is line {first},"
+        problems.append(f"{path.name}: {where} cannot be read and was left out: {fault}")
     return lines
-
-
-def _object(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_bytes())
-    except (ValueError, RecursionError):
-        raise InputError(f"{path.name} is damaged: not valid JSON") from None
-    if not isinstance(value, dict):
-        raise InputError(f"{path.name} is damaged: not a JSON object")
-    return value
 
 
 def _read(path: Path, parse: Callable[[Path], Any], problems: list[str], missing: str = "") -> Any:

@@ -87,5 +87,5 @@ def _side(claim: Claim, arm: Arm, rows: Sequence[Row]) -> Side:
 def _measured_on(row: Row, claim: Claim) -> tuple[Any, ...]:
     """Text of the split, vocabulary, protocol and signature: figures compare where these are equal."""
     split = claim.figure.split(".")[1]
-    text, protocol = mapping(row["sha256"]).get(split), protocol_of(row, split)
+    text, protocol = mapping(row.get("sha256")).get(split), protocol_of(row, split)
     return text, row["corpus"].get("fingerprint"), protocol.get("words"), protocol.get("signature")

@@ -37,6 +37,7 @@ from fullrank.config import register
 from fullrank.config.training import TrainConfig
 from fullrank.core.errors import ConfigError
 from fullrank.core.registry import lookup
+from fullrank.core.section import CountOrZero, read_value
 from fullrank.training.distributed import Gatherable, blocks_of
 
 Groups = list[dict[str, Any]]
@@ -341,4 +342,7 @@ class Plateau(Schedule):
         return {"best": self.best, "waited": self.waited, "divisions": self.divisions}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.best, self.waited, self.divisions = state["best"], state["waited"], state["divisions"]
+        self.best = read_value(float | None, state["best"], "schedule.best")
+        self.waited, self.divisions = (
+            read_value(CountOrZero, state[key], f"schedule.{key}") for key in ("waited", "divisions")
+        )

@@ -12,16 +12,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fullrank.config.training import TrainConfig
-from fullrank.core.errors import InputError
+from fullrank.core.errors import ConfigError, InputError, one_line
+from fullrank.core.section import CountOrZero, read_value
 from fullrank.decoding.sample import evaluating
-from fullrank.training.checkpoint import STOPPED, Snapshot, put_weights
+from fullrank.training.checkpoint import Snapshot, put_weights
 from fullrank.training.device import (
     Signals,
     autocast,
@@ -81,15 +82,23 @@ class Counters:
         self.since_best += 1
         return False
 
-    @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Counters:
-        """Counters from the plain values of a checkpoint; one of an earlier version has fewer."""
-        counters = cls(**state)
-        if counters.metric == "loss":  # the only one that earlier versions had
-            counters.best_metric = counters.best_nll
-        counters.phase_bests = [(step, ppl) for step, ppl in counters.phase_bests]
-        counters.timed_by_phase = {name: TimedSteps(**timed) for name, timed in state.get("timed_by_phase", {}).items()}
-        return counters
+
+class SavedAverage(TypedDict):
+    """The state of a `WeightAverage`."""
+
+    kind: str
+    count: CountOrZero
+
+
+class SavedState(TypedDict):
+    """The plain values of a checkpoint beside its counters."""
+
+    batches_per_epoch: int
+    window_tokens: CountOrZero
+    optimizer: str
+    schedule: dict[str, Any]
+    average: SavedAverage
+    processes: NotRequired[int]
 
 
 def cost(metric: str, value: float) -> float:
@@ -156,12 +165,12 @@ class WeightAverage:
         for name, average in self.averages.items():
             self.parameters[name].copy_(average)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> SavedAverage:
         """Plain values of a checkpoint, beside both sets of weights."""
         return {"kind": self.kind, "count": self.count}
 
     @torch.no_grad()
-    def restore(self, state: dict[str, Any], own: dict[str, Tensor]) -> None:
+    def restore(self, state: SavedAverage, own: dict[str, Tensor]) -> None:
         """Restore a saved state: the model holds the saved averages, `own` its parameters at that step, by name."""
         if state["kind"] != self.kind:
             raise ValueError(f"train.averaging is '{self.kind}', the checkpoint was made with '{state['kind']}'")
@@ -343,20 +352,20 @@ class TrainingState:
 
     def restore(self, snapshot: Snapshot, path: Path) -> None:
         """Go back to `snapshot`; InputError, naming `path`, if it belongs to another model or configuration."""
-        state = dict(snapshot.state)
-        for name in ("random", "processes", STOPPED):  # of an earlier version; for people; for the next checkpoint
-            state.pop(name, None)
-        others = ("window_tokens", "optimizer", "schedule", "average")
-        window_tokens, optimizer, schedule, average = (state.pop(key) for key in others)
-        metric = state.get("metric", "loss")
-        if metric != self.counters.metric:
+        try:
+            counters, state = (read_value(kind, snapshot.state, "state") for kind in (Counters, SavedState))
+        except ConfigError as error:
+            raise InputError(f"{path}: damaged ({one_line(error)}); start again with --out") from error
+        if counters.metric == "loss":  # the only one that earlier versions had
+            counters.best_metric = counters.best_nll
+        if counters.metric != self.counters.metric:
             raise InputError(
-                f"{path} was made with eval.metric: {metric}, now it is {self.counters.metric}; set it back or start again "
-                "with --out"
+                f"{path} was made with eval.metric: {counters.metric}, now it is {self.counters.metric}; set it back or start "
+                "again with --out"
             )
-        if state["batches_per_epoch"] != self.counters.batches_per_epoch:
+        if counters.batches_per_epoch != self.counters.batches_per_epoch:
             raise InputError(
-                f"{path} was made with {state['batches_per_epoch']} batches an epoch, the data now gives "
+                f"{path} was made with {counters.batches_per_epoch} batches an epoch, the data now gives "
                 f"{self.counters.batches_per_epoch}: the text, train.batch_size, train.segment_length or "
                 "train.batch_tokens changed; set them back or start again with --out"
             )
@@ -365,21 +374,21 @@ class TrainingState:
         for name, tensor in snapshot.training.items():
             prefix, _, rest = name.partition(".")
             parts.setdefault(prefix, {})[rest] = tensor
-        try:
-            if optimizer != type(self.optimizer).__name__:
-                raise ValueError(f"it was trained with {optimizer}, not {type(self.optimizer).__name__}")
-            self.average.restore(average, parts.get("own", {}))
-            _restore_optimizer(self.model, self.optimizer, parts.get("optimizer", {}))
-            self.schedule.restore(schedule)
-        except (KeyError, ValueError, RuntimeError) as error:
-            raise InputError(
-                f"{path} does not fit the train section of config.yaml: {error}; set it back or start again with --out"
-            ) from error
         device = self.running.device
-        self.carry = {name: local(tensor).to(device) for name, tensor in parts.get("carry", {}).items()}
-        self.running.nll = parts["window"]["nll"].to(device)
-        self.running.tokens = window_tokens
-        self.counters = Counters.from_state(state)
+        try:
+            if state["optimizer"] != type(self.optimizer).__name__:
+                raise ValueError(f"it was trained with {state['optimizer']}, not {type(self.optimizer).__name__}")
+            self.average.restore(state["average"], parts.get("own", {}))
+            _restore_optimizer(self.model, self.optimizer, parts.get("optimizer", {}))
+            self.schedule.restore(state["schedule"])
+            self.carry = {name: local(tensor).to(device) for name, tensor in parts.get("carry", {}).items()}
+            self.running.nll = parts["window"]["nll"].to(device).reshape(())
+        except (KeyError, ValueError, TypeError, RuntimeError) as error:
+            raise InputError(
+                f"{path} does not fit the train section of config.yaml: {one_line(error)}; set it back or start again "
+                "with --out"
+            ) from error
+        self.running.tokens, self.counters = state["window_tokens"], counters
 
 
 def _names_in_order(model: nn.Module, optimizer: Optimizer) -> list[str]:
