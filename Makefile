@@ -31,8 +31,8 @@ test-all: ## run those, the full products of all stages, the examples and the lo
 	@$(VENV) dev
 	@$(PYTEST) -m "" $(ARGS)
 
-test-versions: ## run the tests of Hugging Face models with the lowest and the newest torch and transformers
-	@PYTHON="$(PYTHON)" sh scripts/versions.sh
+test-versions: ## run the tests of Hugging Face models with the lowest and the newest torch and transformers, or with VERSIONS
+	@PYTHON="$(PYTHON)" sh scripts/versions.sh $(if $(VERSIONS),"$(VERSIONS)")
 
 book: ## build the book into build/book; a warning or a dead link inside it is a fault
 	@$(VENV) dev

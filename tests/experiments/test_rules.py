@@ -145,6 +145,13 @@ def test_units_and_vocabularies(tmp_path: Path) -> None:
     assert (reach("byte"), reach("word"), reach(None)) == (128, 64, 64)
 
 
+def test_a_batch_is_no_larger_than_the_text(tmp_path: Path) -> None:
+    """2,460 tokens to train on: the 8,192 tokens of a large budget would be more than the text."""
+    short = write_text(tmp_path / "short.txt", 66)
+    train = settled(10**7, data={"train": short}, model=SIZES["tiny"]).config.train
+    assert train.batch_size * train.segment_length == 2048
+
+
 def test_a_pattern_has_the_size_of_all_its_files(tmp_path: Path) -> None:
     for number in range(3):
         (tmp_path / f"chapter{number}.txt").write_text("a line\n" * 6_000, encoding="utf-8")  # 42 kB

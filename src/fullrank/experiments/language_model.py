@@ -122,6 +122,11 @@ def training_batches(config: RunConfig, corpus: Corpus, share: Share = ALL_ROWS)
             f"{share.count}, or another number of processes"
         )
     if options.order == "shuffled":
+        if size > 1 and size * length > len(ids):  # streams are refused by the plan
+            raise InputError(
+                f"the training text of {len(ids):,} tokens is shorter than one batch: train.batch_size {size} blocks of "
+                f"train.segment_length {length} tokens; make one of them smaller or give more text"
+            )
         return Blocks(
             ids, batch_size=size, segment_length=length, start_id=start, shuffle=True, seed=options.seed, share=share
         )

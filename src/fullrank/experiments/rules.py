@@ -155,7 +155,7 @@ def settle(
         size, trial, read = candidate, other, reads
     least = 9 + bool(config.model.memory_length)
     amounts = _Amounts(
-        per_step=2 ** min(max(int(math.log2(max(read, 1) / _STEPS)), least), 13),
+        per_step=2 ** min(max(int(math.log2(max(read, 1) / _STEPS)), least), 13, int(math.log2(have))),
         dropout=next(rate for most, rate in _DROPOUT if read <= most * have),
         evaluated=2048 * max(1, int(0.03 * read / 2048)),
     )
