@@ -11,6 +11,10 @@ from fullrank.core.section import Allowed, Count, Section, key
 # corpora of sentence pairs, for translation; all others are text for language models
 PAIR_CORPORA = ("parallel", "multi30k-de-en", "iwslt14-de-en", "wmt16-en-de", "synthetic-translation")
 Ratio = Annotated[float, Allowed("longer side over shorter side, so 1 or more", lambda x: x >= 1)]
+# tokens of text where `data.tokens` is null; a corpus of one's own says its own
+USUAL_TOKENS = dict.fromkeys(("builtin", "text", "ptb", "wikitext-2", "wikitext-103", "lm1b"), "word") | {
+    "enwik8": "byte"
+}
 _LONGEST_NAME = 255  # bytes in the name of a file
 _PAIRS_ONLY = (
     "source", "target", "vocabulary", "codes", "moses", "max_length", "max_ratio", "concatenate", "concatenate_splits",
@@ -86,6 +90,35 @@ class DataConfig(Section):
                 )
         if self.name == "text" and self.train is None:
             yield "data.train: `data.name: text` needs at least one training file"
+        yield from self.problems_of_tokens(self.tokens or USUAL_TOKENS.get(self.name, ""))
+
+    def problems_of_tokens(self, kind: str) -> Iterator[str]:
+        """Lines about keys that a kind of tokens of text has no use for."""
+        if self.eos and kind in ("byte", "character"):
+            yield f"data.eos: {kind} tokens keep the newline itself; set data.eos: false, or data.tokens: word"
+        if self.sos and kind in ("byte", "character"):
+            yield f"data.sos: <sos> begins lines that end in <eos>, which {kind} tokens have not; set data.tokens: word"
+        elif self.sos and self.eos is False:
+            yield f"data.sos: <sos> begins lines that end in <eos>, which {kind} tokens have with data.eos=true; given False"
+        if (self.min_count or 1) > 1 and kind in ("byte", "bpe"):
+            yield f"data.min_count: nothing is rare or unknown with data.tokens: {kind}; set it to null, given {self.min_count}"
+        if self.max_vocabulary is None:
+            return
+        if kind == "byte":
+            yield f"data.max_vocabulary: byte tokens have 256 entries; set it to null, given {self.max_vocabulary}"
+        marks = [
+            *(["<unk>"] if kind != "bpe" else []),
+            "\n" if kind == "character" else "<eos>",
+            *(["<sos>"] if self.sos else []),
+        ]
+        if kind == "bpe" and self.max_vocabulary < 256 + len(marks):
+            yield (
+                f"data.max_vocabulary: at least {256 + len(marks)} for data.tokens=bpe (256 bytes and {' and '.join(marks)}), "
+                f"given {self.max_vocabulary}"
+            )
+        if kind in ("word", "character") and self.max_vocabulary <= len(marks):
+            listed = ", ".join(map(repr, marks))
+            yield f"data.max_vocabulary: more than {len(marks)} ({listed}), given {self.max_vocabulary}"
 
     def _faults_of_pairs(self) -> Iterator[str]:
         for name in ("train", "valid", "test"):
@@ -110,6 +143,16 @@ class DataConfig(Section):
             yield f"data.codes: merges of BPE; set data.tokens: bpe, given {self.tokens}"
         if self.codes is not None and self.max_vocabulary is not None:
             yield "data.max_vocabulary: the codes file says how many merges there are; leave it or data.codes out"
+        if self.codes is None and self.max_vocabulary is not None and self.tokens != "unigram":
+            usual = "word" if self.name == "synthetic-translation" else "bpe"
+            separate = self.vocabulary == "separate" or (self.vocabulary is None and self.name == "iwslt14-de-en")
+            if (self.tokens or usual) == "word" and self.max_vocabulary <= 2:
+                yield f"data.max_vocabulary: more than 2 (<eos> and <unk>), given {self.max_vocabulary}"
+            elif (self.tokens or usual) == "bpe" and not separate and self.max_vocabulary < 258:
+                yield (
+                    "data.max_vocabulary: at least 258 for data.tokens=bpe with one vocabulary (256 bytes, <eos> and <unk>), "
+                    f"given {self.max_vocabulary}"
+                )
         if self.concatenate_splits is not None and self.concatenate is None:
             yield "data.concatenate_splits: goes with data.concatenate: N tokens"
         if self.eos is not None:

@@ -135,7 +135,7 @@ class FinetuneTrainConfig(TrainingConfig):
     batch_size: Size = key(32, "examples of a batch (SQuAD: windows)")
     learning_rate: Positive = key(2e-5, "learning rate after the warm-up")
     mixing_learning_rate: Positive | None = key(None, "learning rate of mixing parameters; null: learning_rate")
-    betas: tuple[float, float] = key((0.9, 0.999), "decay of the means of adam and adamw")
+    betas: tuple[Share, Share] = key((0.9, 0.999), "decay of the means of adam and adamw")
     weight_decay: PositiveOrZero = key(0.01, "weight decay")
     schedule: Schedule = key("linear", "schedule of the learning rate")
     warmup_ratio: Share = key(0.1, "share of all steps over which the learning rate rises")
@@ -150,6 +150,8 @@ class FinetuneTrainConfig(TrainingConfig):
     def _faults(self) -> Iterator[str]:
         if self.epochs is not None and self.steps is not None:
             yield "train: give one of steps and epochs, not both"
+        if self.optimizer == "nag":
+            yield "train.optimizer: nag needs a momentum, which fine-tuning has not; use sgd, adam, adamw or muon, given nag"
         if self.sharding == "fsdp":
             yield "train.sharding: a pretrained encoder is held whole by each process; given 'fsdp', allowed is 'ddp'"
 
@@ -204,6 +206,8 @@ class FinetuneConfig(Section):
         attention = self.model.attention
         if self.data.invented and self.eval.test:
             yield "eval.test: the test server knows no invented sentences; leave it out, or set data.invented: false"
+        if self.data.answers and self.eval.test:
+            yield "eval.test: the test set of SQuAD is not public; leave it out (predictions.json is of the development split)"
         for penalty in ("orthogonality", "overlap"):
             if (given := getattr(self.train, penalty)) and (attention.mix, attention.normalize) == ("none", "softmax"):
                 yield (

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any, Literal
 
-from fullrank.config.data import PAIR_CORPORA, DataConfig
+from fullrank.config.data import PAIR_CORPORA, USUAL_TOKENS, DataConfig
 from fullrank.config.training import (
     RUNNING_TEXT_KEYS,
     TrainConfig,
 )
-from fullrank.core.config import NOT_NEXT_TOKEN, ModelConfig, MultiLinearConfig, with_memory
-from fullrank.core.errors import ConfigError
+from fullrank.core import registry
+from fullrank.core.config import NOT_NEXT_TOKEN, ModelConfig, MultiLinearConfig, problems_of, with_memory
 from fullrank.core.section import (
     Allowed,
     Count,
@@ -177,6 +178,14 @@ class RunConfig(Section):
                 f"true and model.output.kind: softmax or mixture_of_softmaxes (without adaptive components), given tied: "
                 f"{str(output.tied).lower()}, kind: {output.kind}; or leave it out"
             )
+        yield from self._faults_of_bytes()
+        for phase in self.train.phases:
+            try:
+                probability, layers = registry.lookup("skip", phase.skip)(phase.p), self.model.num_hidden_layers
+                for layer in range(layers):
+                    probability(layer, layers)
+            except ValueError as error:
+                yield f"train.phases.{phase.name}.p: {error}"
         lines = list(self._faults_of_masked()) if self.masks else []
         lines = lines or list(self._faults_of_translation() if self.translates else self._faults_of_text())
         yield from lines or self._faults_of_protocol()
@@ -187,6 +196,17 @@ class RunConfig(Section):
                         f"train.{penalty}: a penalty on attention weights, and multi-linear attention has none; given "
                         f"{coefficient} with model.attention.kind: multilinear, set it to 0 or use kind: weighted"
                     )
+
+    def _faults_of_bytes(self) -> Iterator[str]:
+        """Lines about a vocabulary of bytes, the one whose size is known without its text."""
+        if self.translates or (self.data.tokens or USUAL_TOKENS.get(self.data.name)) != "byte":
+            return
+        least, given = 256 + self.masks, self.model.vocab_size
+        if given is None:
+            yield from problems_of(partial(replace, self.model, vocab_size=least))
+        elif given < least:
+            entries = f"256 entries{' beside <mask>' if self.masks else ''}"
+            yield f"model.vocab_size: {given}, but text of bytes has {entries}; set it to null or at least {least}"
 
     def _faults_of_value_residual(self) -> Iterator[str]:
         for phase in self.train.phases:
@@ -249,6 +269,13 @@ class RunConfig(Section):
                 f"train.context: for models without memory, given model.memory_length {self.model.memory_length}; "
                 "leave one of the two out"
             )
+        most, longest = self.model.most_tokens, self.train.segment_length + self.train.context
+        if most is not None and longest + 6 * self.train.segment_deviation > most:  # no longer one is drawn
+            more = ", ".join(f"train.{one}" for one in ("context", "segment_deviation") if getattr(self.train, one))
+            yield (
+                f"train.segment_length: {self.train.segment_length:,} tokens are more than the {most:,} positions of this "
+                f"model{f', with {more}' if more else ''}; lower it, or raise model.max_position_embeddings"
+            )
         for split in self._splits():
             yield from self._faults_of_reading(split)
 
@@ -274,6 +301,20 @@ class RunConfig(Section):
                     f"{name[part]}: at most {most}, for a window has {name['segment_length']} (else train.segment_length) "
                     f"tokens, here {segment}; given {value[part]}; lower it, or give {name[other]} too"
                 )
+        temperature, normalize = value["temperature"], self.model.output.normalize
+        if temperature not in (None, 1) and normalize == "sigsoftmax":
+            yield (
+                f"{name['temperature']}: divides the logits of softmaxes, given model.output.normalize: {normalize}; leave it "
+                "out"
+            )
+        window, most = (value["context"] or 0) + (value["stride"] or 0), self.model.most_tokens
+        longest = window if None not in (value["context"], value["stride"]) else segment
+        if most is not None and not remembers and longest > most and longest != self.train.segment_length:
+            what = "block" if longest == segment else "window"
+            yield (
+                f"{name['segment_length']}: a {what} of {longest:,} tokens is longer than the {most:,} positions of this model "
+                "(model.max_position_embeddings); shorten it"
+            )
         if value["same_length"] and not remembers:
             yield f"{name['same_length']}: goes with a memory; set {name['memory_length']}"
         if value["clamp_length"] is not None and self.model.position != "relative":
@@ -282,7 +323,13 @@ class RunConfig(Section):
     def _faults_of_translation(self) -> Iterator[str]:
         name = f"data.name: {self.data.name} is sentence pairs"
         yield from self._faults_of_running_text(name)
-        yield from self.model.problems_of_translation()
+        problems = self.model.problems_of_translation()
+        yield from problems
+        if not problems and self.model.of_decoder().sees_future:
+            yield (
+                "model.decoder.attention.causal: a translation is written token by token, and with as_published earlier tokens "
+                "see later ones; use masked"
+            )
         if self.train.batch_tokens is None and self.train.budget is None:
             yield (
                 f"train.batch_tokens: {name}, which are read in batches of so many tokens; set it (4096 is usual). "
@@ -309,8 +356,5 @@ class RunConfig(Section):
             for part in ("memory_length", "same_length", "clamp_length"):
                 asked[part], name = self.eval.protocol_setting(part, split)
                 keys += [f"{name}: {asked[part]}"] if asked[part] is not None else []
-            try:
-                with_memory(self.model, **asked)
-            except ConfigError as error:
-                for problem in error.problems:
-                    yield f"{', '.join(keys)} does not fit the model: {problem}"
+            for problem in problems_of(partial(with_memory, self.model, **asked)):
+                yield f"{', '.join(keys)} does not fit the model: {problem}"

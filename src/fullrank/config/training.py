@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Literal, NamedTuple
 
 from fullrank.core import registry
@@ -83,6 +84,9 @@ SIZES = {  # model.size
 BUDGETS = "a time as `10 minutes` or `5 CPU minutes`, or tokens as `3M tokens`, `500 steps` or `2 epochs`"
 BudgetWords = Annotated[int | str, Allowed(BUDGETS, lambda words: read_budget(str(words)) is not None)]
 Threads = Annotated[int, Allowed("from 1 to 1024", lambda n: 1 <= n <= 1024)]
+Device = Annotated[
+    str, Allowed("auto, cpu, cuda or cuda:0", lambda name: bool(re.fullmatch("auto|cpu|cuda(:[0-9]{1,3})?", name)))
+]
 AboveOne = Annotated[float, Allowed("a number above 1", lambda x: x > 1)]
 
 
@@ -165,7 +169,7 @@ class TrainingConfig(Section):
     orthogonality: PositiveOrZero = key(0.0, "coefficient of the orthogonality penalty (Mixhead Eq. 16)")
     overlap: PositiveOrZero = key(0.0, "coefficient of the overlap penalty (Mixhead Eq. 20)")
     precision: Literal["fp32", "bf16"] = key("fp32", "precision of the forward pass")
-    device: str = key("auto", "device of torch; auto: a GPU when there is one")
+    device: Device = key("auto", "device of torch; auto: a GPU when there is one")
     threads: Threads | None = key(None, "threads of torch")
     sharding: Literal["ddp", "fsdp"] = key("ddp", "several processes: each holds all parameters, or a part of each")
     activation_checkpointing: bool = key(False, "compute blocks again in the backward pass, to save memory")
@@ -271,6 +275,7 @@ class TrainConfig(TrainingConfig):
         for phase in self.phases[:-1]:
             if not phase.ends:
                 yield f"train.phases.{phase.name}: give its end (steps, epochs or plateau); only the last phase may do without"
+        yield from self._faults_of_bounds()
         names = [phase.name for phase in self.phases]
         for name in sorted({name for name in names if names.count(name) > 1}):
             yield f"train.phases: two phases are named '{name}'"
@@ -300,6 +305,8 @@ class TrainConfig(TrainingConfig):
             yield f"train.swa_learning_rate: goes with train.averaging: swa, given averaging: {self.averaging}"
         if self.schedule == "cosine_wave" and self.period is not None and self.warmup_steps > self.period:
             yield f"train.warmup_steps: at most train.period {self.period} with cosine_wave, given {self.warmup_steps}"
+        if self.optimizer == "nag" and not self.momentum:
+            yield f"train.momentum: nag needs a momentum above 0 (0.99 is usual), given {self.momentum:g}"
         if self.cuda_graphs and not self.compile:
             yield "train.cuda_graphs: blocks are recorded as they are compiled; set train.compile: true"
         if self.cuda_graphs and self.gradient_accumulation_steps > 1:
@@ -311,6 +318,29 @@ class TrainConfig(TrainingConfig):
             if phase.skip != "none" and self.objective == "masked":
                 memory = "for models with memory, and with train.objective: masked there is none"
                 yield f"train.phases.{phase.name}.skip: {memory}; given '{phase.skip}', allowed is 'none'"
+
+    def _faults_of_bounds(self) -> Iterator[str]:
+        """Lines about phases that never begin, as far as that is a matter of steps, or of epochs, alone."""
+        steps, taken = 0, list[str]()
+        for earlier, phase in pairwise([] if self._bounded() else self.phases):
+            plateau = None if earlier.plateau is None else earlier.plateau.steps + 1
+            least = min((one for one in (earlier.steps, plateau) if one is not None), default=0)
+            steps += least
+            taken.append(
+                f"train.phases.{earlier.name}."
+                + (f"plateau.steps {least - 1}" if earlier.steps is None or least < earlier.steps else f"steps {least}")
+            )
+            before = f"train.phases.{phase.name} would never begin: the phases before it take"
+            if self.steps is not None and steps >= self.steps:
+                yield (
+                    f"{before} at least {steps} steps ({', '.join(taken)}), the whole training has {self.steps} (train.steps "
+                    f"{self.steps}); shorten them or raise train.steps"
+                )
+                return
+            if self.epochs is not None and plateau is None and (earlier.epochs or 0) >= self.epochs:
+                given = f"{earlier.epochs:g} epochs or more, given train.epochs {self.epochs:g}"
+                yield f"{before} {given}; shorten them or raise train.epochs"
+                return
 
 
 STREAM_KEYS = ("segment_deviation", "half_segments", "context", "partial_shuffle")

@@ -198,11 +198,13 @@ class ModelConfig(Section):
             yield from self._faults_of_multilinear(self.attention)
         if isinstance(self.input, TensorTrainConfig):
             yield from self.input.misfits(self.vocab_size, self.hidden_size)
-            if self.output.tied and not isinstance(self.output, ClusteredConfig):
-                yield (
-                    "model.output.tied: the vocabulary layer shares the table of model.input.kind: token, and tensor_train has "
-                    "none; set model.output.tied: false, or change model.input.kind"
-                )
+        clustered = isinstance(self.output, ClusteredConfig)
+        if self.output.tied and not clustered and isinstance(self.input, TensorTrainConfig | AdaptiveInputConfig):
+            other = ", model.output.kind: adaptive" if isinstance(self.input, AdaptiveInputConfig) else ""
+            yield (
+                f"model.output.tied: the vocabulary layer shares the table of `model.input.kind: token`, and {self.input.kind} "
+                f"has none; set model.output.tied: false{other}, or change model.input.kind"
+            )
         yield from self._faults_of_clusters()
 
     def _faults_of_entries(self) -> Iterator[str]:
@@ -270,6 +272,13 @@ class ModelConfig(Section):
     def attentions(self) -> list[AttentionConfig]:
         """Self-attention of each layer, the first layer first."""
         return [own or self.attention for own in self.own_attentions]
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The most tokens that a sequence may have, where something has a row for each of them; None without such a limit."""
+        rows = ("dense_synthesizer", "random_synthesizer")
+        limited = any(part.tied_to_length or stage_name(part.score) in rows for part in self.attentions)
+        return self.max_position_embeddings if limited or self.position == "learned" else None
 
     def of_layer(self, layer: int) -> ModelConfig:
         """Configuration of one layer, with its own attention and number of heads; multi-linear attention drops no weights."""
@@ -467,17 +476,22 @@ class ModelConfig(Section):
         return any(attention.sees_future for attention in part.attentions)
 
 
+def problems_of(make: Callable[[], ModelConfig]) -> tuple[str, ...]:
+    """Lines about why a configuration cannot be made; empty if it can."""
+    try:
+        make()
+    except ConfigError as error:
+        return error.problems
+    return ()
+
+
 def _renamed(part: Callable[[], ModelConfig], key: str, own_vocabulary: bool = False) -> list[str]:
     """Lines about a part of a translation model that cannot be, with the keys of that part."""
-    try:
-        part()
-    except ConfigError as error:
-        lines = [line.replace("model.attention", key) for line in error.problems]
-        if own_vocabulary:
-            lines = [line.replace("model.vocab_size", "model.encoder.vocab_size") for line in lines]
-        section = key.rpartition(".")[0]
-        return [line if section in line else f"{line} ({key})" for line in lines]
-    return []
+    lines = [line.replace("model.attention", key) for line in problems_of(part)]
+    if own_vocabulary:
+        lines = [line.replace("model.vocab_size", "model.encoder.vocab_size") for line in lines]
+    section = key.rpartition(".")[0]
+    return [line if section in line else f"{line} ({key})" for line in lines]
 
 
 def with_memory(

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from fullrank.config.data import PAIR_CORPORA
+from fullrank.config.data import PAIR_CORPORA, USUAL_TOKENS
 from fullrank.config.glue import GLUE, HUB, GlueTask
 from fullrank.core.errors import InputError, RunError, pip_install, suggest
 from fullrank.data import builtin
@@ -140,7 +140,7 @@ def _wikitext(size: str, train: int, valid_sha256: str, test_sha256: str) -> Cor
     mirrors = "https://wikitext.smerity.com", "https://s3.amazonaws.com/research.metamind.io/wikitext"
     return CorpusInfo(
         name=f"wikitext-{size}",
-        tokens="word",
+        tokens=USUAL_TOKENS[f"wikitext-{size}"],
         licence="CC BY-SA 3.0",
         source="Wikipedia articles, word level: wiki.train.tokens, wiki.valid.tokens, wiki.test.tokens",
         published={"train": train, "valid": 217_646, "test": 245_569},
@@ -175,19 +175,19 @@ _WMT_NAMES = {
 _ALL = (
     CorpusInfo(
         name="builtin",
-        tokens="word",
+        tokens=USUAL_TOKENS["builtin"],
         licence="PSF-2.0 (the documentation of the running Python)",
         source="the running Python: help topics, docstrings and comments of the standard library; nothing is downloaded",
     ),
     CorpusInfo(
         name="text",
-        tokens="word",
+        tokens=USUAL_TOKENS["text"],
         licence="yours",
         source="your files: data.train, data.valid, data.test",
     ),
     CorpusInfo(
         name="ptb",
-        tokens="word",
+        tokens=USUAL_TOKENS["ptb"],
         licence="LDC99T42 (Linguistic Data Consortium; a licence is needed)",
         source="Penn Treebank, Mikolov's preprocessing: ptb.train.txt, ptb.valid.txt, ptb.test.txt",
         published={"train": 929_589, "valid": 73_760, "test": 82_430},
@@ -213,7 +213,7 @@ _ALL = (
     ),
     CorpusInfo(
         name="enwik8",
-        tokens="byte",
+        tokens=USUAL_TOKENS["enwik8"],
         licence="GFDL / CC BY-SA (Wikipedia of March 2006)",
         source="the first 100,000,000 bytes of an English Wikipedia dump, one file enwik8: 90, 5 and 5 million bytes",
         unit="bytes",
@@ -225,7 +225,7 @@ _ALL = (
     ),
     CorpusInfo(
         name="lm1b",
-        tokens="word",
+        tokens=USUAL_TOKENS["lm1b"],
         licence="WMT 2011 News Crawl, for research; tools Apache-2.0",
         source="One Billion Word benchmark, shuffled sentences: news.en-*-of-00100, "
         "and held-out shards 00001 (valid) and 00000 (test)",

@@ -148,8 +148,6 @@ def _settings(config: DataConfig, info: CorpusInfo, files: PairFiles) -> PairSet
         segmenter = "unigram" if tokens == "unigram" else "word"
     if segmenter != "word":
         size = None if codes is not None else size or usual.get("size", DEFAULT_BPE_SIZE)
-    elif size is not None and size <= len(MARKS):
-        raise InputError(f"data.max_vocabulary: more than 2 (<eos> and <unk>), given {size}")
     moses = usual.get("moses", False) if config.moses is None else config.moses
     return PairSettings(
         languages=files.languages,

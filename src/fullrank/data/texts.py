@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fullrank.config.data import DataConfig
-from fullrank.core.errors import InputError, RunError
+from fullrank.core.errors import ConfigError, InputError, RunError
 from fullrank.data import builtin, prepared
 from fullrank.data.corpora import CorpusInfo, text_corpus
 from fullrank.data.files import Part, Report, Section, cache_root, holds, parts, report_returns
@@ -114,22 +114,9 @@ def encode_file(path: Path, tokenizer: Tokenizer, folder: Path, report: Report) 
 def _settings(config: DataConfig, info: CorpusInfo) -> Settings:
     """Every `null` resolved; InputError for keys that the kind of tokens has no use for."""
     kind = config.tokens or info.tokens
-    if config.eos and kind in ("byte", "character"):
-        raise InputError(f"data.eos: {kind} tokens keep the newline itself; set data.eos=false or data.tokens=word")
-    if (config.min_count or 1) > 1 and kind in ("byte", "bpe"):
-        raise InputError(
-            f"data.min_count: nothing is rare or unknown with data.tokens={kind}; set it to null, given {config.min_count}"
-        )
-    if config.max_vocabulary is not None and kind == "byte":
-        raise InputError(
-            f"data.max_vocabulary: byte tokens have 256 entries; set it to null, given {config.max_vocabulary}"
-        )
+    if problems := [*config.problems_of_tokens(kind)]:  # of a corpus of one's own, whose tokens are known here only
+        raise ConfigError(*problems)
     line_end = kind in ("word", "bpe") if config.eos is None else config.eos
-    if config.sos and not line_end:
-        raise InputError(
-            f"data.sos: {SOS} begins lines that end in {EOS}, which {kind} tokens have "
-            + (f"with data.eos=true; given {config.eos}" if kind in ("word", "bpe") else "not; set data.tokens=word")
-        )
     prose = info.name == "builtin" and kind == "word"
     return Settings(
         kind=kind,

@@ -48,13 +48,6 @@ class WindowedSplit:
 class SquadTuning(Task[FinetuneConfig, dict[str, SquadSplit]]):
     """Fine-tuning on SQuAD. Its data are the two public splits."""
 
-    def check(self, config: FinetuneConfig) -> None:
-        if config.eval.test:
-            raise InputError(
-                "eval.test: the test set of SQuAD is not public; leave it out (predictions.json of the development split is "
-                "written in any case)"
-            )
-
     def prepare(
         self, config: FinetuneConfig, identity: Mapping[str, Any], allow_slice: bool, say: Say
     ) -> Prepared[FinetuneConfig, dict[str, SquadSplit]]:

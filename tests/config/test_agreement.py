@@ -1,0 +1,184 @@
+"""What `config validate` accepts, training accepts: each configuration is checked without data, then built and run a step."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fullrank.config.load import build_any
+from fullrank.core.errors import FullRankError, InputError
+from fullrank.experiments.objective import skip_schedule
+from fullrank.experiments.run import TEXT_TASKS, task_of
+from fullrank.experiments.run_folder import absolute
+from fullrank.experiments.task import Prepared
+from fullrank.training.optimizer import make_optimizer, make_schedule
+from fullrank.training.phases import make_plan
+from fullrank.training.values import TrainingPosition
+
+# values by key, of which a configuration has some; most pairs are allowed, and each value is somewhere
+VALUES: dict[str, list[Any]] = {
+    "model.position": ["sinusoidal", "learned", "relative", "rotary", "none"],
+    "model.max_position_embeddings": [4, 8, 64],
+    "model.memory_length": [0, 4],
+    "model.attention": [
+        {"score": "relative"}, {"score": "random_synthesizer"}, {"score": "dense_synthesizer"}, {"mix": "position_wise"},
+        {"pattern": "strided", "stride": 2}, {"value_residual": True}, {"kind": "multilinear", "rank": 4},
+        {"kind": "multilinear", "rank": 4, "output_map": "decayed"},
+        {"kind": "multilinear", "rank": 4, "causal": "as_published", "not_next_token_perplexity": True},
+    ],
+    "model.input": [
+        {"kind": "adaptive", "cutoffs": [4, 9]}, {"kind": "adaptive", "cutoffs": [4, 300], "div_val": 2},
+        {"kind": "tensor_train", "rank": 2}, {"kind": "tensor_train", "shape": [[4, 4], [4, 4]]},
+    ],
+    "model.output": [
+        {"tied": True}, {"kind": "adaptive", "cutoffs": [4, 9]}, {"kind": "adaptive", "tied": True, "cutoffs": [4, 9]},
+        {"kind": "mixture_of_softmaxes", "mixtures": 2, "tied": True}, {"normalize": "sigsoftmax"},
+        {"kind": "mixture_of_softmaxes", "mixtures": 2, "normalize": "sigsoftmax"},
+    ],
+    "model.heads_by_layer": [[4, 2], [4]],
+    "model.vocab_size": [20, 300],
+    "train.optimizer": ["sgd", "nag", "adam", "adamw", "muon"],
+    "train.momentum": [0.0, 0.9],
+    "train.schedule": ["constant", "cosine", "cosine_restarts", "cosine_wave", "linear", "inverse_sqrt", "plateau"],
+    "train.segment_length": [4, 8, 12],
+    "train.context": [0, 4],
+    "train.device": ["cpu", "auto", "train.txt", "cuda::1"],
+    "train.phases": [
+        [{"name": "a", "skip": "linear"}], [{"name": "a", "skip": "listed", "p": [0.1]}],
+        [{"name": "a", "skip": "listed", "p": [0.1, 0.2]}], [{"name": "a", "steps": 3}, {"name": "b"}],
+        [{"name": "a", "steps": 1}, {"name": "b"}],
+    ],
+    "eval.segment_length": [4, 12],
+    "eval.context": [2, 6],
+    "eval.stride": [2, 6],
+    "eval.memory_length": [0, 4],
+    "eval.temperature": [0.5, "valid"],
+    "eval.test": [{"temperature": 2.0}, {"segment_length": 6}],
+    "eval.valid": [{"stride": 3}, {"context": 1}],
+    "data.tokens": ["byte", "word", "character", "bpe"],
+    "data.eos": [True, False],
+    "data.sos": [True],
+    "data.min_count": [1, 2],
+    "data.max_vocabulary": [1, 3, 260],
+}  # fmt: skip
+BY_DATA = ("streams", "entries; set it to null", "model.vocab_size", "a stream of", "no token of the", "whole stream")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("agreement")
+    for split, count in (("train", 60), ("valid", 12), ("test", 12)):
+        (folder / f"{split}.txt").write_text("the cat sat on the mat and ran .\n" * count)
+        (folder / f"{split}.de").write_text("ein hund rennt\n" * count)
+        (folder / f"{split}.en").write_text("a dog runs\n" * count)
+    return folder
+
+
+def drawn(draw: random.Random, place: Path) -> dict[str, Any]:
+    """A configuration of one of three tasks with a few keys of `VALUES`."""
+    task = draw.choice(["plain", "plain", "masked", "translation"])
+    data: dict[str, Any] = {
+        "name": "text",
+        "tokens": "byte",
+        "train": "train.txt",
+        "valid": "valid.txt",
+        "test": "test.txt",
+    }
+    train: dict[str, Any] = {"steps": 3, "batch_size": 4, "segment_length": 8}
+    if task == "masked":
+        train |= {"objective": "masked", "mlm_probability": 0.5}
+    if task == "translation":
+        data = {"name": "parallel", "train": "train", "valid": "valid", "test": "test", "source": "de", "target": "en",
+                "tokens": "word"}  # fmt: skip
+        train = {"steps": 3, "batch_tokens": 64}
+    model = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 16}
+    settings: dict[str, Any] = {"model": model, "train": train, "eval": {}}
+    settings["data"] = {**data, "dir": str(place), "cache": str(place / "cache")}
+    for key in draw.sample(sorted(VALUES), draw.choice([1, 2, 3, 4, 6])):
+        section, _, name = key.partition(".")
+        settings[section][name] = draw.choice(VALUES[key])
+    return settings
+
+
+def attempt(settings: dict[str, Any], place: Path) -> None:
+    """All that `train` does before and in its first step."""
+    config = absolute(build_any(settings))
+    task = task_of(config)
+    task.check(config)
+    data: Prepared[Any, Any] = TEXT_TASKS[config.task].prepare(config, {}, True, lambda _: None)
+    torch.manual_seed(0)
+    parts = task.parts(data, place, torch.device("cpu"))
+    options = parts.options
+    make_optimizer(options.optimizer, parts.groups(), options)
+    plan = make_plan(options, parts.eval_options, parts.batches)
+    make_schedule(options, plan.total_steps).scaled_rate(1)
+    for phase in options.phases:
+        skip_schedule(phase, data.config.model.num_hidden_layers)
+    parts.objective(parts.batches.batch(0, 0), {}, TrainingPosition(step=1)).value.backward()
+
+
+def accepted(place: Path, seed: int, count: int) -> Iterator[dict[str, Any]]:
+    draw = random.Random(seed)
+    for _ in range(count):
+        settings = drawn(draw, place)
+        try:
+            build_any(settings)
+        except InputError:
+            continue
+        yield settings
+
+
+def test_what_is_accepted_can_be_trained(place: Path) -> None:
+    """Only what the text decides may be refused later: its length, and the size of its vocabulary."""
+    refused, tried = [], 0
+    for settings in accepted(place, 35, 300):
+        tried += 1
+        try:
+            attempt(settings, place)
+        except FullRankError as error:
+            if not any(words in str(error) for words in BY_DATA):
+                refused.append((str(error), settings))
+    assert tried > 60
+    assert refused == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"model": {"input": {"kind": "adaptive", "cutoffs": [9]}, "output": {"tied": True}}}, "model.output.tied"),
+        ({"model": {"position": "learned", "max_position_embeddings": 16}}, "train.segment_length"),
+        ({"model": {"attention": {"score": "random_synthesizer"}, "max_position_embeddings": 16}}, "train.segment_length"),
+        ({"model": {"position": "learned", "max_position_embeddings": 70}, "eval": {"context": 40, "stride": 40}},
+         "eval.segment_length"),
+        ({"model": {"position": "learned", "max_position_embeddings": 70}, "train": {"context": 8}}, "with train.context"),
+        ({"model": {"output": {"normalize": "sigsoftmax"}}, "eval": {"test": {"temperature": 2.0}}},
+         "eval.test.temperature"),
+        ({"train": {"optimizer": "nag"}}, "train.momentum"),
+        ({"train": {"device": "gpu"}}, "train.device"),
+        ({"train": {"phases": [{"name": "a", "skip": "listed", "p": [0.5]}]}}, "train.phases.a.p"),
+        ({"train": {"steps": 3, "phases": [{"name": "a", "steps": 3}, {"name": "b"}]}}, "train.phases.b"),
+        ({"train": {"epochs": 3, "phases": [{"name": "a", "epochs": 4}, {"name": "b"}]}}, "train.phases.b"),
+        ({"data": {"tokens": "byte"}, "model": {"vocab_size": 255}}, "model.vocab_size"),
+        ({"data": {"name": "enwik8"}, "model": {"vocab_size": 256}, "train": {"objective": "masked"}}, "model.vocab_size"),
+        ({"data": {"name": "enwik8"}, "model": {"input": {"kind": "adaptive", "cutoffs": [300]}}}, "model.input.cutoffs"),
+        ({"data": {"tokens": "byte", "eos": True}}, "data.eos"),
+        ({"data": {"name": "enwik8", "sos": True}}, "data.sos"),
+        ({"data": {"tokens": "bpe", "max_vocabulary": 256}}, "data.max_vocabulary"),
+        ({"data": {"tokens": "character", "max_vocabulary": 2}}, "data.max_vocabulary"),
+        ({"data": {"name": "glue/cola"}, "train": {"optimizer": "nag"}}, "train.optimizer"),
+        ({"data": {"name": "glue/cola"}, "train": {"betas": [0.9, 1.0]}}, "train.betas"),
+        ({"data": {"name": "squad"}, "eval": {"test": True}}, "eval.test"),
+        ({"data": {"name": "synthetic-translation"}, "train": {"batch_tokens": 64}, "model": {"decoder": {"attention": {
+            "kind": "multilinear", "causal": "as_published", "not_next_token_perplexity": True}}}}, "model.decoder.attention"),
+    ],
+)  # fmt: skip
+def test_rules_that_need_no_text_are_in_the_configuration(changes: dict[str, Any], key: str) -> None:
+    with pytest.raises(InputError) as caught:
+        build_any({"model": {"hidden_size": 64, "num_attention_heads": 4}} | changes if "glue" not in str(changes)
+                  and "squad" not in str(changes) else changes)  # fmt: skip
+    assert key in str(caught.value)
