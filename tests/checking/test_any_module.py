@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import threading
 from typing import Any
 
 import leaky_models as leaky
@@ -204,3 +206,151 @@ def test_inputs_that_allow_no_other_length() -> None:
     report = fr.check(Aligned(), inputs, quick=True)
     assert report.passes, report
     assert "no text of another length" in report.of("padding changes nothing").reason
+
+
+# -- functions, modes, masks ------------------------------------------------------------------------------------------
+
+IN_TRAINING = leaky.Model({1: leaky.TrainingOnly()})
+
+
+def call_global(ids: Tensor) -> Any:
+    return IN_TRAINING(ids)
+
+
+def ways_to_hand_a_model_on() -> dict[str, Any]:
+    model = leaky.Model({1: leaky.TrainingOnly()})
+
+    class Trainer:
+        """Holds a model, and a lock, which Python cannot copy."""
+
+        def __init__(self) -> None:
+            self.model, self.lock = model, threading.Lock()
+
+        def run(self, ids: Tensor) -> Any:
+            return self.model(ids)
+
+        __call__ = run
+
+    @torch.no_grad()
+    def without_gradient(ids: Tensor) -> Any:
+        return model(ids)
+
+    trainer, several = Trainer(), [model]
+    return {
+        "a closure": lambda ids: model(ids),
+        "a closure of closures": lambda ids: without_gradient(ids),
+        "a default": lambda ids, model=model: model(ids),
+        "a list": lambda ids: several[0](ids),
+        "a global": lambda ids: call_global(ids),
+        "a partial": functools.partial(lambda model, ids: model(ids), model),
+        "a method": model.forward,
+        "a method of another object": trainer.run,
+        "an object": trainer,
+        "an object in a closure": lambda ids: trainer.model(ids),
+        "a decorated function": without_gradient,
+    }
+
+
+@pytest.mark.parametrize("way", ways_to_hand_a_model_on())
+def test_the_model_inside_a_function_is_found(way: str) -> None:
+    """Its leak in training is found, its layer named, and it is left as it was."""
+    function = ways_to_hand_a_model_on()[way]
+    before = [p.clone() for p in IN_TRAINING.parameters()]
+    report = fr.check(function, quick=True, only=("future, by perturbation",))
+    assert {finding.check.rpartition(", ")[2] for finding in report.failures} == {"training"}
+    assert report.layers[0].endswith("blocks.1.attention")
+    assert report.description["parameters"] == sum(p.numel() for p in IN_TRAINING.parameters())
+    assert all(map(torch.equal, before, IN_TRAINING.parameters()))
+
+
+def test_a_function_without_a_module_has_no_modes() -> None:
+    table = torch.randn(11, 11)
+    report = fr.check(lambda ids: table[ids], vocab_size=11, quick=True)
+    assert report.passes
+    assert "modes were not tried" in report.headline
+    trained = [finding for finding in report.findings if finding.check.endswith("training")]
+    assert trained
+    assert all("has no modes" in finding.reason for finding in trained)
+
+
+@pytest.mark.parametrize("only", ["futur, by gradient", ("rows of a batch", "paddding"), ["saved and loaded"]])
+def test_an_unknown_name_in_only_is_an_error(only: Any) -> None:
+    with pytest.raises(InputError, match=r"only: .* begins with .*rows of a batch are independent"):
+        fr.check(leaky.Model(), quick=True, only=only)
+
+
+def test_what_could_not_be_checked_does_not_pass() -> None:
+    class Constant(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(7, 4)
+
+        def forward(self, input_ids: Tensor) -> Tensor:
+            return torch.zeros(*input_ids.shape, 7)
+
+    for report in (fr.check(Constant(), quick=True), fr.check(leaky.Model(), quick=True, only=("padding",))):
+        assert (report.passes, report.verdict, report.failures) == (False, "not checked", ())
+        assert (report.as_dict()["passes"], report.as_dict()["verdict"]) == (False, "not checked")
+        assert report.headline.startswith("It could not be checked: ")
+        assert "pass" not in report.headline.partition(";")[0]
+
+
+def test_a_square_mask_is_none_of_padding() -> None:
+    class Square(leaky.Model):
+        """Takes a mask (N, N) of what sees what."""
+
+        def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Any:
+            for block in self.blocks:
+                seen = leaky.causal(input_ids.shape[1])
+                block.attention.sees = lambda n, seen=seen: seen if attention_mask is None else attention_mask & seen
+            return super().forward(input_ids)
+
+    report = fr.check(Square(), quick=True)
+    assert report.passes, report
+    assert "which argument is the mask?" in report.of("padding changes nothing").reason
+    ids = torch.randint(1, leaky.VOCABULARY, (3, 23))
+    report = fr.check(Square(), {"input_ids": ids, "attention_mask": leaky.causal(23)}, quick=True)
+    assert report.passes, report
+
+
+def test_zeros_and_infinities_as_a_mask_of_padding() -> None:
+    class Added(leaky.Attention):
+        mask: Tensor | None = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            query, key, value = self.project(x).chunk(3, dim=-1)
+            scores = (query @ key.mT).masked_fill(~self.sees(x.shape[1]), float("-inf"))
+            scores = scores if self.mask is None else scores + self.mask[:, None]
+            return scores.softmax(-1).nan_to_num(0.0) @ value
+
+    class Masked(leaky.Model):
+        def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Any:
+            for block in self.blocks:
+                block.attention.mask = attention_mask
+            return super().forward(input_ids)
+
+    report = fr.check(Masked({i: Added(leaky.causal) for i in range(leaky.LAYERS)}), quick=True)
+    assert report.passes, report
+    assert report.of("padding changes nothing").verdict == "passes"
+
+
+def test_time_first_beside_example_inputs_is_asked_about() -> None:
+    class TimeFirst(leaky.Model):
+        def forward(self, input_ids: Tensor) -> Any:
+            return super().forward(input_ids.mT).transpose(0, 1)
+
+    with pytest.raises(InputError, match="time seems to come first"):
+        fr.check(TimeFirst(), torch.randint(leaky.VOCABULARY, (23, 4)), quick=True)
+
+
+def test_a_part_of_a_model_that_mixes_positions_is_blamed_and_not_the_layer_that_hands_it_on() -> None:
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = nn.Linear(leaky.WIDTH, leaky.WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(x.mean(1, keepdim=True).expand_as(x))
+
+    report = fr.check(leaky.Model({1: Mean()}), quick=True)
+    assert report.layers == ("blocks.1.attention",)

@@ -218,7 +218,7 @@ def test_progress_where_stderr_is_a_terminal(
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     fr.check(leaky.Model())
     written = capsys.readouterr().err
-    assert f"1/17 {FUTURE[0]}" in written
+    assert f"1/20 {FUTURE[0]}" in written
     assert written.endswith("\r\x1b[K")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullrank.checking.agreement import decoding, determinism, packing, padding, saving
+from fullrank.checking.agreement import decoding, determinism, packing, padding, prefixes, saving
 from fullrank.checking.causality import by_gradient, by_perturbation, independent_rows
 from fullrank.checking.definition import kernels, memory, plain_start, probabilities, whole_source
 from fullrank.checking.learnt import last_position, on_random_tokens
 from fullrank.checking.opening import fixed_sources, subject_of
-from fullrank.checking.paths import code_paths
+from fullrank.checking.paths import CannotRun, code_paths
 from fullrank.checking.report import Finding, Report, inapplicable
 from fullrank.checking.scoring import check_scoring
-from fullrank.checking.subject import Subject
+from fullrank.checking.subject import ROWS, Subject
 from fullrank.core.errors import InputError, one_line
 from fullrank.core.translator import Translator
 
@@ -41,6 +41,7 @@ def checks_of(subject: Subject, segments: Tensor | None = None, *, quick: bool =
     found: dict[str, Check] = {}
     for path in code_paths(subject, quick=quick):
         found[f"future, by perturbation, {path.name}"] = partial(by_perturbation, path=path)
+    found["future, prefix = whole"] = prefixes
     for when, training in (("evaluation", False), ("training", True)):
         found[f"future, by gradient, {when}"] = partial(by_gradient, training=training)
     for when, training in (("", False), (", training", True)):
@@ -84,7 +85,7 @@ def check(
     step: Callable[..., tuple[Tensor, Any]] | None = None,
     text: Tensor | None = None,
     quick: bool = False,
-    only: tuple[str, ...] = (),
+    only: Sequence[str] = (),
     description: Mapping[str, Any] | None = None,
     shrunk: tuple[str, ...] = (),
     say: Callable[[str], None] | None = None,
@@ -116,6 +117,11 @@ def check(
     subject = subject_of(model, vocab_size, length, inputs, sequence, step)
     segments = None if text is None else _segments(text, subject.length, subject.vocab_size)
     checks = checks_of(subject, segments, quick=quick)
+    only = (only,) if isinstance(only, str) else tuple(only)
+    for name in only:
+        if not any(title.startswith(name) for title in checks):
+            names = "; ".join(checks)
+            raise InputError(f"only: no check's name begins with {name!r}{' (quick=True)' * quick}; there are: {names}")
     if only:
         checks = {title: run for title, run in checks.items() if title.startswith(only)}
     findings, live = [], say is None and sys.stderr.isatty()
@@ -140,6 +146,9 @@ def check(
         "precision": str(subject.dtype).removeprefix("torch."),
         "parameters": subject.parameters,
     }
+    lengths = dict.fromkeys((subject.length, subject.even))
+    about["texts"] = f"texts of {' and '.join(map(str, lengths))} tokens, {ROWS} rows and one"
+    about["modes"] = subject.has_modes
     if subject.sees_future:
         about["sees_future"] = subject.sees_future
     return Report(tuple(findings), {**about, **(description or {})}, shrunk)
@@ -149,6 +158,8 @@ def _guarded(run: Check, subject: Subject) -> Finding:
     """A model that cannot be run as the check runs it fails the check; the others go on."""
     try:
         return run(subject)
+    except CannotRun as reason:
+        return inapplicable(str(reason))
     except Exception as error:
         words = f"{type(error).__name__}: {one_line(error, 240)}"
         if subject.given is not None and getattr(run, "__name__", "") in _OF_OTHER_LENGTHS:
@@ -156,7 +167,7 @@ def _guarded(run: Check, subject: Subject) -> Finding:
         return Finding("fails", reason="the model has to run", remark=words)
 
 
-_OF_OTHER_LENGTHS = (padding.__name__, decoding.__name__, on_random_tokens.__name__)
+_OF_OTHER_LENGTHS = (padding.__name__, decoding.__name__, on_random_tokens.__name__, prefixes.__name__)
 
 
 def _segments(text: Tensor, length: int, vocab_size: int) -> Tensor:

@@ -16,8 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullrank.checking.layers import first_of_length
 from fullrank.checking.paths import IMPLEMENTATIONS, CannotRun, CodePath, cached, running
-from fullrank.checking.report import Finding, bounded, inapplicable, largest, rounding, same, tolerance
+from fullrank.checking.report import Finding, bounded, inapplicable, largest, rounding, same, sized, tolerance
+from fullrank.checking.shown import prefix_shown
 from fullrank.checking.subject import ROWS, Subject, accepted, mode
 
 Pair = tuple[str, Tensor, Tensor]  # a description, what was computed, what is expected
@@ -30,7 +32,8 @@ def close(subject: Subject, looked_at: str, pairs: list[Pair], remark: str = "")
         if values.shape != expected.shape:
             shapes = f"{tuple(values.shape)} instead of {tuple(expected.shape)}"
             return bounded(looked_at, float("nan"), 0.0, "", remark=f"{described}: {shapes}")
-        share = largest(values, expected) / max(1.0, float(expected.abs().nan_to_num(0, 0, 0).max()))
+        size = sized(expected)
+        share = largest(size(values), size(expected))
         if not share <= worst:
             worst, name = share, described
         if worst != worst:
@@ -75,7 +78,7 @@ def in_single(check: Callable[[Subject], Finding]) -> Callable[[Subject], Findin
 def padding(subject: Subject) -> Finding:
     """A text in a padded batch has the logits that it has alone, whatever stands in the padding."""
     if not subject.takes_mask or subject.ids.is_floating_point():
-        return inapplicable(f"forward takes no {subject.mask_name}")
+        return inapplicable(subject.without_mask)
     model, ids, masks, pairs = subject.model, subject.ids, subject.masks(), list[Pair]()
     part = " of the target" if subject.translates else ""
     with torch.no_grad(), mode(model, training=False):
@@ -108,6 +111,49 @@ def padding(subject: Subject) -> Finding:
     return close(subject, looked_at, pairs, remark)
 
 
+def prefixes(subject: Subject) -> Finding:
+    """Logits of the first tokens of a text, read alone, are those in the whole text: of powers of two, and other lengths."""
+    found = _prefixes(subject)
+    if found.verdict == "fails" and subject.single:
+        other = _prefixes(subject.single)
+        return replace(other, remark=DOUBLE_ONLY) if other.verdict == "passes" and found.difference else found
+    return found
+
+
+def _prefixes(subject: Subject) -> Finding:
+    model, ids, longer = subject.model, subject.ids, None
+    with torch.no_grad(), mode(model, training=False):
+        if not (subject.fixed or ids.is_cuda or ids.is_floating_point()):
+            longer = torch.cat((ids, subject.tokens(ROWS, 2 * subject.even + 3 - subject.length, 21)), 1)
+        try:
+            whole = subject.logits(ids if longer is None else longer)
+            ids = ids if longer is None else longer
+        except Exception:  # longer than it can read
+            whole = subject.logits(ids)
+        if bool((whole == whole[:1]).all()):
+            return inapplicable("no token changes any logits at all, so there is nothing that could leak")
+        size = ids.shape[1]
+        powers = {1 << i for i in range(1, size.bit_length())}
+        lengths = sorted({*powers, 1, 3, subject.length // 2, subject.length, size} - {size} | {size - 1})
+        pairs, failed = list[Pair](), dict[int, Finding]()
+        for rows, end in itertools.chain(itertools.product((ROWS, 1), lengths), ((1, size),)):
+            given = ids[:rows, :end].contiguous()
+            of = "1 row" if rows == 1 else f"{rows} rows"
+            pairs.append((f"{of} of {end} tokens", subject.logits(given), whole[:rows, :end]))
+            if (finding := close(subject, "", pairs[-1:])).verdict == "fails":
+                failed.setdefault(end, finding)
+    looked_at = f"logits of the first {', '.join(map(str, lengths))} tokens, beside those of the whole text of {size}"
+    found = close(subject, looked_at, pairs)
+    if found.verdict == "passes":
+        return found
+    leaks = f"{found.remark.removeprefix('worst: ')} have other logits where {size} tokens are read"
+    shown, layers = prefix_shown(subject, size, end := min(failed)), tuple[str, ...]()
+    with contextlib.suppress(Exception), mode(model, training=False):
+        layers = (first_of_length(model, subject.logits, ids, end),)
+    return replace(found, path="texts of other lengths", leaks=leaks, reproduction=shown, layers=layers)
+
+
+DOUBLE_ONLY = "in float64 alone some kernel errs, as attention of torch does with a mask in float32"
 _DOCUMENTS = ("document_ids", "doc_ids", "segment_ids", "sequence_ids", "seq_idx")  # arguments that separate documents
 
 
@@ -137,7 +183,8 @@ def packing(subject: Subject) -> Finding:
             continue
         if bool(before.isnan().any()):
             continue
-        moved[path.words(subject)] = largest(after[:, half:], before[:, half:]) / max(1.0, float(before.abs().max()))
+        size = sized(before)
+        moved[path.words(subject)] = largest(size(after)[:, half:], size(before)[:, half:])
     limit = tolerance(subject.dtype)
     apart = [path for path, off in moved.items() if off <= limit]
     if not name and not apart:
@@ -147,7 +194,8 @@ def packing(subject: Subject) -> Finding:
         with contextlib.suppress(Exception), running(subject, CodePath("")) as run:
             options[subject.mask_name] = torch.ones_like(places)
             before, after = run(base, **options), run(other, **options)
-            if largest(after[:, half:], before[:, half:]) > limit * max(1.0, float(before.abs().max())):
+            size = sized(before)
+            if largest(size(after)[:, half:], size(before)[:, half:]) > limit:
                 masked = f"not kept apart where {subject.mask_name} is given, too, even one of ones: give none"
     worst = max(moved, key=lambda path: (moved[path] != moved[path], moved[path]))
     remark = f"{worst}: the second document sees the first" if not moved[worst] <= limit else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -14,9 +14,10 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from fullrank.checking.layers import OWN_FORWARD, first_by_gradient, leaking_layers, observe
-from fullrank.checking.paths import CannotRun, CodePath, Run, running
-from fullrank.checking.report import Finding, bounded, inapplicable, largest, rounding, same, tolerance
+from fullrank.checking.agreement import DOUBLE_ONLY
+from fullrank.checking.layers import OWN_FORWARD, Given, first_by_gradient, leaking_layers, observe
+from fullrank.checking.paths import NO_MODES, CannotRun, CodePath, Run, running
+from fullrank.checking.report import Finding, bounded, inapplicable, largest, rounding, same, sized, tolerance
 from fullrank.checking.shown import gradient_shown, reproduction
 from fullrank.checking.subject import ROWS, Subject, mode
 from fullrank.core.errors import one_line
@@ -24,7 +25,6 @@ from fullrank.core.errors import one_line
 _AT_ONCE = 20_000_000  # logits of a batch
 _WORK = 3_000_000_000  # parameters times tokens of the texts that are read along a path
 _SHOWS = 1e-4  # a leak in fp64 that is larger has to show in fp32, too
-_DOUBLE_ONLY = "in float64 alone some kernel errs, as attention of torch does with a mask in float32"
 
 
 def spread(length: int, most: int) -> list[int]:
@@ -49,6 +49,8 @@ def by_perturbation(subject: Subject, path: CodePath) -> Finding:
     failure: Exception | None = None
     if path.how == "after a cache":
         subject = subject.stepping
+    if path.how.startswith("one row"):
+        subject = replace(subject, ids=subject.ids[:, : subject.even].contiguous())
     if path.how == "parameters scaled" and perturbed(subject, CodePath("")).verdict == "fails":
         return inapplicable("later tokens are seen with the parameters as they are")
     if path.how == "compiled":  # loops over positions take long to compile
@@ -69,7 +71,7 @@ def by_perturbation(subject: Subject, path: CodePath) -> Finding:
             except Exception:
                 return finding
             if other.verdict == "passes":
-                return replace(other, remark=_DOUBLE_ONLY)
+                return replace(other, remark=DOUBLE_ONLY)
         if finding.difference is None or math.isfinite(finding.difference):
             return finding
     if failure is None:
@@ -79,9 +81,20 @@ def by_perturbation(subject: Subject, path: CodePath) -> Finding:
     raise failure
 
 
+def _divided(run: Run, size: Callable[[Tensor], Tensor]) -> Any:
+    """`run` with logits divided by their size."""
+
+    def divided(ids: Tensor, **options: Any) -> Tensor:
+        return size(run(ids, **options))
+
+    divided.model, divided.size = run.model, size  # type: ignore[attr-defined]
+    return divided
+
+
 def perturbed(subject: Subject, path: CodePath) -> Finding:
     size, dtype = subject.length, torch.bfloat16 if path.how == "in bfloat16" else subject.dtype
     most = max(8, min(size - 1, _WORK // max(1, subject.parameters * size)))
+    most = min(most, 16) if path.how.startswith("one row") else most  # read one by one
     cuts = spread(size, most)
     where = f"each of {size} positions" if len(cuts) == size - 1 else f"{len(cuts)} positions of {size}"
     when = f"{path.words(subject)}, dropout seeded" if path.training else path.words(subject)
@@ -89,22 +102,22 @@ def perturbed(subject: Subject, path: CodePath) -> Finding:
     limit, reason = tolerance(dtype), rounding(dtype)
     if path.how == "parameters scaled":
         limit, reason = 10 * limit, f"ten times {reason}: it grows with the parameters"
-    with running(subject, path) as run:
+    with running(subject, path) as read:
         base = subject.ids[torch.arange(len(cuts)) % ROWS]
-        before = run(subject.ids)
+        before = read(subject.ids)
         if bool(before.isnan().any()):
             raise FloatingPointError("logits are NaN")
-        scale = max(1.0, float(before.abs().max()))
-        if (again := largest(run(subject.ids), before)) > limit * scale:
+        run = _divided(read, sized(before))
+        if (again := largest(run(subject.ids), run.size(before))) > limit:
             remark = "two passes over the same tokens differ, although random numbers begin at the same seed"
-            return Finding("fails", looked_at, again, limit * scale, reason, remark, path=path.words(subject))
+            return Finding("fails", looked_at, again, limit, reason, remark, path=path.words(subject))
         rows = max(ROWS, min(len(cuts), _AT_ONCE // before[0].numel()) // ROWS * ROWS)
         if path.how == "compiled":
             rows = ROWS  # one size, compiled once
             cuts, base = cuts[: len(cuts) // ROWS * ROWS], base[: len(cuts) // ROWS * ROWS]
         noise = 0.0 if path.training or path.padding else _noise(run, base[:rows])
-        if noise > limit * scale:
-            limit, reason = min(10 * noise / scale, 1000 * limit), f"ten times the model's own rounding, {noise:.1e}"
+        if noise > limit:
+            limit, reason = min(10 * noise, 1000 * limit), f"ten times the model's own rounding, {noise:.1e}"
         shares, moves = [0.0] * len(cuts), 0.0
         for start in range(0, len(cuts), rows):
             part = slice(start, start + rows)
@@ -112,7 +125,7 @@ def perturbed(subject: Subject, path: CodePath) -> Finding:
             for variant in _variants(subject, base[part], cuts[part]):
                 after = run(variant)
                 for row, cut in enumerate(cuts[part]):
-                    share = largest(after[row, :cut], known[row, :cut]) / scale
+                    share = largest(after[row, :cut], known[row, :cut])
                     moves = max(moves, largest(after[row, cut:], known[row, cut:]))
                     if share > shares[start + row] or share != share:
                         shares[start + row] = share
@@ -127,14 +140,14 @@ def perturbed(subject: Subject, path: CodePath) -> Finding:
         if found.verdict == "passes":
             return found
         try:
-            return _explained(subject, path, run, found, cuts[worst], limit * scale)
+            return _explained(subject, path, run, found, cuts[worst], limit)
         except Exception as error:  # a leak is a leak, even one that nobody can explain
             return replace(
                 found, leaks=f"positions before {cuts[worst]}", remark=f"no layer: {type(error).__name__}: {error}"
             )
 
 
-def _explained(subject: Subject, path: CodePath, run: Run, found: Finding, cut: int, least: float) -> Finding:
+def _explained(subject: Subject, path: CodePath, run: Any, found: Finding, cut: int, least: float) -> Finding:
     """A finding of a leak, with the positions, the layer, and what shows it; passes where only rows see each other."""
     size, base = subject.length, subject.ids
     if (
@@ -171,10 +184,10 @@ def _explained(subject: Subject, path: CodePath, run: Run, found: Finding, cut: 
         if path.how == "compiled":  # nobody looks into compiled code: the same code is told that it is compiled
             stack.enter_context(mock.patch("torch.compiler.is_compiling", return_value=True))
             stack.enter_context(mock.patch("torch._dynamo.is_compiling", return_value=True))
-            window = stack.enter_context(running(subject, CodePath("")))
+            window = _divided(stack.enter_context(running(subject, CodePath(""))), run.size)
         clean, other = base[:, start:stop], changed[:, start:stop]
         layers = leaking_layers(run.model, window, clean, other, cut - start, least, start)
-        found = replace(found, layers=() if path.how == "compiled" and layers == (OWN_FORWARD,) else layers)
+        found = replace(found, layers=() if path.how == "compiled" and layers[0].startswith(OWN_FORWARD) else layers)
     return replace(
         found, remark=leaks + _on_purpose(subject), leaks=leaks, reproduction=reproduction(subject, path, cut)
     )
@@ -247,11 +260,11 @@ def independent_rows(subject: Subject, *, training: bool) -> Finding:
     limit = tolerance(subject.dtype)
     with running(subject, path) as run, mock.patch("torch.nn.functional.dropout", _dropout):
         ids = torch.cat((subject.ids, subject.ids.roll(1, 1)))
-        before = run(ids)
-        scale, off, row = max(1.0, float(before.abs().max())), 0.0, 0
+        run = _divided(run, sized(run(ids)))
+        before, off, row = run(ids), 0.0, 0
         for changed in (0, len(ids) - 1):
             where = (torch.arange(len(ids), device=ids.device) == changed)[:, None].expand(ids.shape[:2])
-            moved = (run(_another(subject, ids, where)) - before).abs().flatten(1).amax(1) / scale
+            moved = (run(_another(subject, ids, where)) - before).abs().flatten(1).amax(1)
             moved[changed] = 0.0
             if not float(moved.max()) <= off:
                 off, row = float(moved.max()), changed
@@ -288,7 +301,7 @@ def by_gradient(subject: Subject, *, training: bool) -> Finding:
     finding = _by_gradient(subject, training)
     if finding.verdict == "fails" and not (finding.difference or 0) <= _SHOWS and subject.single:
         other = _by_gradient(subject.single, training)
-        return replace(other, remark=_DOUBLE_ONLY) if other.verdict == "passes" else finding
+        return replace(other, remark=DOUBLE_ONLY) if other.verdict == "passes" else finding
     return finding
 
 
@@ -297,14 +310,21 @@ def _by_gradient(subject: Subject, training: bool) -> Finding:
 
     def cut_off(name: str, module: nn.Module, args: tuple[Any, ...], out: Any) -> Tensor | None:
         """Make the output of a module that reads the ids a leaf. Parameters are frozen: what depends on a leaf is none."""
-        reads_ids = bool(args) and isinstance(args[0], Tensor) and same(args[0], ids)
-        vectors = isinstance(out, Tensor) and out.is_floating_point() and out.shape[:-1] == ids.shape
-        if not reads_ids or not vectors or out.requires_grad:
+        read, vectors = (
+            (args[0] if args else None),
+            isinstance(out, Tensor) and out.is_floating_point() and out.dim() == 3,
+        )
+        if not isinstance(read, Tensor) or read.dim() != 2 or not vectors or out.requires_grad:
             return None
-        leaves.append(out.detach().requires_grad_())
+        first = 0 if same(read, ids) else 1  # of (N, B) where time comes first
+        if not same(read.transpose(first, 0), ids) or out.shape[:2] != read.shape:
+            return None
+        leaves.append(out.transpose(first, 0).detach().requires_grad_())
         names.append(name)
-        return leaves[-1].clone()  # some models add to it in place
+        return leaves[-1].transpose(first, 0).clone()  # some models add to it in place
 
+    if training and not subject.has_modes:
+        return inapplicable(NO_MODES)
     path = CodePath("training" if training else "evaluation", training=training)
     ids, shape = subject.ids, (*subject.ids.shape[:2], 0)
     if ids.is_floating_point():
@@ -320,7 +340,8 @@ def _by_gradient(subject: Subject, training: bool) -> Finding:
         for name, module in subject.model.named_modules():
             if name and not leaves:
                 stack.callback(module.register_forward_hook(partial(cut_off, name)).remove)
-        outputs, logits = observe(subject.model, lambda: subject.logits(ids), ids)
+        given = Given()
+        outputs, logits = observe(subject.model, lambda: subject.logits(ids), ids, inputs=given)
         if not leaves:
             return inapplicable("no module was found that turns input_ids into vectors")
         if not logits.requires_grad:
@@ -343,7 +364,7 @@ def _by_gradient(subject: Subject, training: bool) -> Finding:
         limit, remark, layers = tolerance(subject.dtype), "", tuple[str, ...]()
         if not later / own <= limit:
             at_worst = (logits[:, :worst] * cotangent[:, :worst]).sum()
-            layers = (first_by_gradient(outputs, leaves, at_worst, shape, worst, own * limit),)
+            layers = (first_by_gradient(outputs, given, leaves, at_worst, shape, worst, own * limit),)
             remark = f"logits before token {worst} (from 0) depend on embeddings from there on{_on_purpose(subject)}"
     looked_at = f"gradient of the logits before {len(chosen)} cuts with respect to embeddings after them; {path.name}"
     reason = f"{rounding(subject.dtype)}: the largest gradient"

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from fullrank.checking.causality import perturbed
 from fullrank.checking.paths import TRAINED, CodePath
 from fullrank.checking.report import Finding, bounded, inapplicable
-from fullrank.checking.subject import SHORT, Subject, duplicate, mode
+from fullrank.checking.subject import SHORT, Subject, duplicate, mode, random_ids
 
 # Only the last prediction of a segment has nothing after it that could be seen. A model that looks ahead finds its targets
 # in its own input, at every position but the last: its perplexity there is far above its ordinary one. On random tokens no
 # honest perplexity is below the size of the vocabulary.
 
+_NEVER = 700.0  # nats below the likeliest token: the probability is zero, as of words that are masked
 _STEPS, _FEWER, _ROWS, _SEGMENTS = 200, 20, 16, 512
 _SECONDS = 2.5  # of CPU time; a model that is slower takes fewer steps, at least `_FEWER`
 _MOST_PARAMETERS = 1_000_000  # of a model that is trained for the check
@@ -44,12 +45,18 @@ def on_random_tokens(subject: Subject) -> Finding:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trained:
         return inapplicable("no parameter of the model can be trained, and no text was given")
+    with torch.no_grad(), mode(model, training=False):
+        scores = subject.logits(subject.ids, model=model).float().flatten(0, 1)
+        words = (scores > scores.amax(1, keepdim=True) - _NEVER).any(0).nonzero()[:, 0]
+        words = words[subject.readable(words) == words]
+    if len(words) < 2:
+        return inapplicable("all but one of the tokens have a logit that excludes them")
     length, limit, step = min(subject.length - 1, SHORT), _STEPS, 0
     optimizer = torch.optim.Adam(trained, lr=3e-3)
     with mode(model, training=True, seed=2), torch.enable_grad():
         while step < limit:
             begun = time.process_time()
-            tokens = subject.tokens(_ROWS, length + 1, seed=1000 + step)
+            tokens = words[random_ids(_ROWS, length + 1, len(words), 1000 + step).to(words.device)]
             ids, targets = tokens[:, :-1], tokens[:, 1:]
             if subject.kind == "fullrank":
                 loss = model.loss(ids, targets)
@@ -65,7 +72,7 @@ def on_random_tokens(subject: Subject) -> Finding:
             step += 1
             if step == 3:
                 limit = min(limit, max(_FEWER, int(_SECONDS / max(1e-9, time.process_time() - begun))))
-        segments = subject.tokens(_SEGMENTS, length + 1, seed=7)
+        segments = words[random_ids(_SEGMENTS, length + 1, len(words), 7).to(words.device)]
     learnt = replace(subject, model=model.eval(), dtype=torch.float32)
     found = perturbed(learnt, CodePath("trained", how=TRAINED))
     if found.verdict == "fails":
@@ -73,11 +80,11 @@ def on_random_tokens(subject: Subject) -> Finding:
     per_token = _nll(subject, model, segments)
     looked_at = (
         f"{step} steps on fresh random tokens, then {_SEGMENTS} other segments of {length}: no honest perplexity is "
-        f"below {subject.vocab_size}; and a perturbation after them"
+        f"below {len(words)}; and a perturbation after them"
     )
     finding = _compared(per_token, looked_at)
     # a leak shows here before it is learnt well enough for a gap
-    gain = math.log(subject.vocab_size) - float(per_token.mean())
+    gain = math.log(len(words)) - float(per_token.mean())
     most = max(_GAIN, 5 * float(per_token.mean(dim=1).std()) / len(per_token) ** 0.5)
     if finding.verdict == "passes" and not gain <= most:
         reason = "nats below log V, which is the least of an honest model; 5 standard errors"

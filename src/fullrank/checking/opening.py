@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import inspect
 import itertools
-from collections.abc import Callable, Mapping
+import types
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal, cast
 
@@ -29,16 +32,84 @@ from fullrank.core.translator import Translator
 
 
 class AsModule(nn.Module):
-    """A function from token ids to logits; a method keeps the module that it belongs to."""
+    """A function from token ids to logits, with the modules that it calls: its copy calls copies of them."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
         self.function = function
-        if isinstance(owner := getattr(function, "__self__", None), nn.Module):
-            self.owner = owner
+        for name, held in _held(function):
+            if all(held is not known for known in self.modules()):
+                while hasattr(self, name):
+                    name += "_"
+                self.add_module(name, held)
 
     def forward(self, *args: Any, **options: Any) -> Any:
         return self.function(*args, **options)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> AsModule:
+        return AsModule(_copied(self.function, memo))
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """What a function reaches: its closure, its defaults, the globals that it names, the parts of an object, by name."""
+    if isinstance(value, types.FunctionType):
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # an empty cell
+                yield name, cell.cell_contents
+        codes = [value.__code__, *(one for one in value.__code__.co_consts if isinstance(one, types.CodeType))]
+        for name in dict.fromkeys(name for code in codes for name in code.co_names if name in value.__globals__):
+            yield name, value.__globals__[name]
+        yield from (("given", one) for one in (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()))
+    elif isinstance(value, functools.partial):
+        yield from (("given", one) for one in (value.func, *value.args, *value.keywords.values()))
+    elif isinstance(value, types.MethodType):
+        yield from (("owner", value.__self__), ("function", value.__func__))
+    elif isinstance(value, list | tuple | dict):
+        yield from (("given", one) for one in (value.values() if isinstance(value, dict) else value))
+    elif hasattr(value, "__dict__") and not isinstance(value, type | types.ModuleType | nn.Module | Tensor):
+        yield from list(vars(value).items())
+
+
+def _held(value: Any, depth: int = 4) -> Iterator[tuple[str, nn.Module]]:
+    """Modules inside `value`, by name."""
+    for name, part in _parts(value) if depth else ():
+        if isinstance(part, nn.Module):
+            yield name.replace(".", "_"), part
+        else:
+            yield from _held(part, depth - 1)
+
+
+def _copied(value: Any, memo: dict[int, Any]) -> Any:
+    """`value` with copies of its modules, and of all that holds them: Python copies no function, and not every object."""
+    if id(value) in memo or isinstance(value, nn.Module):
+        return memo[id(value)] if id(value) in memo else copy.deepcopy(value, memo)
+    if not any(_held(value)):
+        return value
+    if isinstance(value, types.FunctionType):
+        scope, cells = dict(value.__globals__), tuple(types.CellType() for _ in value.__closure__ or ())
+        made = memo[id(value)] = types.FunctionType(value.__code__, scope, value.__name__, None, cells)
+        made.__defaults__, made.__kwdefaults__ = (
+            _copied(one, memo) for one in (value.__defaults__, value.__kwdefaults__)
+        )
+        made.__dict__.update(value.__dict__)
+        for name, part in _parts(value):
+            if name in value.__code__.co_freevars:
+                cells[value.__code__.co_freevars.index(name)].cell_contents = _copied(part, memo)
+            elif scope.get(name) is part:
+                scope[name] = _copied(part, memo)
+        return made
+    if isinstance(value, functools.partial):
+        given = {name: _copied(part, memo) for name, part in value.keywords.items()}
+        return functools.partial(_copied(value.func, memo), *(_copied(part, memo) for part in value.args), **given)
+    if isinstance(value, types.MethodType):
+        return types.MethodType(value.__func__, _copied(value.__self__, memo))
+    if isinstance(value, dict):
+        return {name: _copied(part, memo) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_copied(part, memo) for part in value)
+    made = memo[id(value)] = copy.copy(value)
+    made.__dict__.update({name: _copied(part, memo) for name, part in vars(value).items()})
+    return made
 
 
 def subject_of(
@@ -105,7 +176,15 @@ def subject_of(
             made, ids=made.readable(ids), fixed={name: made.readable(value) for name, value in fixed.items()}
         )
     try:
-        return _moved(made)
+        moved = _moved(made)
+        if kind != "module" or not _time_first(moved):
+            return moved
+        if example is None and step is None:
+            return replace(moved, time_first=True)
+        raise InputError(
+            f"{sequence or 'the model'}: rows see each other, positions of a row do not: time seems to come first; check a "
+            "function that reads (B, N), such as lambda ids: model(ids.mT).transpose(0, 1)"
+        )
     except InputError as error:  # perhaps it has a longest text, of which it says nothing
         for size in (31, 17, 7):
             if size >= ids.shape[1] or length is not None or example is not None:
@@ -115,6 +194,25 @@ def subject_of(
             with contextlib.suppress(InputError):
                 return _moved(replace(made, ids=short, fixed=sources))
         raise error
+
+
+def _time_first(subject: Subject) -> bool:
+    """Rows of ids depend on each other, and positions of a row do not."""
+    ids, size = subject.ids, subject.length
+    other = -ids if ids.is_floating_point() else (ids + 1) % subject.vocab_size
+
+    def reach(*at: Any) -> Tensor:
+        """(3, N): where the logits are others than those of `ids` when ids[at] is changed."""
+        changed = ids.clone()
+        changed[at] = other[at]
+        return ~torch.isclose(subject.logits(changed), before, 1e-4, 1e-7, equal_nan=True).all(2)
+
+    with torch.no_grad(), mode(subject.model, training=False), contextlib.suppress(Exception):
+        before = subject.logits(ids)
+        if any(bool(reach(slice(None), at).index_fill(1, torch.tensor(at), False).any()) for at in (0, size // 2)):
+            return False
+        return any(bool(reach(row).index_fill(0, torch.tensor(row), False).any()) for row in range(ROWS))
+    return False
 
 
 def _vocab_size(model: nn.Module, config: Any) -> int:

@@ -18,6 +18,8 @@ from fullrank.core.errors import one_line
 
 CACHES = ("past_key_values", "cache", "cache_params", "state")  # arguments by which a cache is handed on
 TRAINED = "after training on random tokens"
+NO_MODES = "a function in which no module was found has no modes: training was not tried; give the module"
+ONE_ROW = "one row of {} tokens"
 RARE = ("static cache", "compiled", "in bfloat16")  # which a quick check leaves out
 IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention")
 GAIN = 1000.0  # of each scaled matrix: scores of attention are then a million, more than a mask of -1e4
@@ -73,6 +75,8 @@ def code_paths(subject: Subject, *, quick: bool) -> list[CodePath]:
         if _has(subject.model, name):
             found.append(CodePath(f"{name}, training", attention=name, training=True))
             found += [CodePath(f"{name}, {_padded(side)}", attention=name, padding=side) for side in sides]
+    one_row = ONE_ROW.format(subject.even)
+    found += [CodePath(f"{one_row}{', training' * training}", training, how=one_row) for training in (False, True)]
     special = [
         "parameters scaled",
         "after a cache",
@@ -130,8 +134,10 @@ def running(subject: Subject, path: CodePath) -> Iterator[Run]:
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
+        if path.training and not subject.has_modes:
+            raise CannotRun(NO_MODES)
         if path.padding and not subject.takes_mask:
-            raise CannotRun(f"forward takes no {subject.mask_name}")
+            raise CannotRun(subject.without_mask)
         if path.attention:
             stack.enter_context(attention(model, path.attention))
             if path.attention == "flex_attention":  # the same masks, without a compiler
@@ -165,18 +171,19 @@ def running(subject: Subject, path: CodePath) -> Iterator[Run]:
 
 def _reader(subject: Subject, model: Any, how: str) -> Callable[..., Tensor]:
     """Logits of ids along what is special about a path."""
-    if how == "packed documents":
-        if not subject.takes_positions:
-            raise CannotRun("forward takes no position_ids that could begin again at a document")
-        starts = torch.arange(subject.length, device=subject.ids.device)
-        positions = torch.where(starts < subject.length // 2, starts, starts - subject.length // 2)[None]
-        positions = positions + (subject.first_position or 0)
+    if how == "packed documents" or how.startswith("one row"):
+        options = {}
+        if how == "packed documents":
+            if not subject.takes_positions:
+                raise CannotRun("forward takes no position_ids that could begin again at a document")
+            starts = torch.arange(subject.length, device=subject.ids.device)
+            positions = torch.where(starts < subject.length // 2, starts, starts - subject.length // 2)[None]
+            options = {"position_ids": positions + (subject.first_position or 0)}
 
-        def packed(ids: Tensor, mask: Tensor | None) -> Tensor:  # by itself: a row is what documents are packed into
-            rows = [subject.logits(row[None], model=model, position_ids=positions) for row in ids]
-            return torch.cat(rows)
+        def alone(ids: Tensor, mask: Tensor | None) -> Tensor:  # by itself: a row is what documents are packed into
+            return torch.cat([subject.logits(row[None], model=model, **options) for row in ids])
 
-        return packed
+        return alone
     if how in ("after a cache", "static cache"):
         half = subject.length // 2
         read = cached(subject, model, static=how == "static cache")
@@ -251,7 +258,7 @@ def cached(subject: Subject, model: Any, *, static: bool = False, pieces: bool =
             places = torch.arange(seen, seen + ids.shape[1], device=ids.device) + subject.first_position
             options["position_ids"] = places.expand(len(ids), -1)
         out = subject.call(ids, model=model, use_cache=True, **options)
-        return logits_in(out), (getattr(out, name), seen + ids.shape[1])
+        return subject.turned(logits_in(out)), (getattr(out, name), seen + ids.shape[1])
 
     return step
 

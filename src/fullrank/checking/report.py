@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -47,12 +47,14 @@ class Finding:
 class Report:
     """All findings of one model; `print(report)` is a table with a line for each.
 
-    description: what the model is; shrunk: what was made smaller for the check.
+    description: what the model is; shrunk: what was made smaller for the check. needed: the names of findings begin so
+    without which nothing was checked.
     """
 
     findings: tuple[Finding, ...]
     description: Mapping[str, Any]
     shrunk: tuple[str, ...] = ()
+    needed: str = "future"
 
     def __repr__(self) -> str:
         return f"<Report of {self.description.get('model', 'a model')}: {self.counts}>"
@@ -76,9 +78,20 @@ class Report:
         return f"{passed} checks pass, {others} are not applicable{failed}"
 
     @property
+    def verdict(self) -> Literal["passes", "fails", "not checked"]:
+        """It passes where no check fails, and one that is needed, or of others alone one of these, passes."""
+        if self.failures:
+            return "fails"
+        return "passes" if any(finding.verdict == "passes" for finding in self._needed) else "not checked"
+
+    @property
+    def _needed(self) -> tuple[Finding, ...]:
+        return tuple(one for one in self.findings if one.check.startswith(self.needed)) or self.findings
+
+    @property
     def passes(self) -> bool:
-        """No check fails."""
-        return not self.failures
+        """No check fails, and something was checked."""
+        return self.verdict == "passes"
 
     @property
     def failures(self) -> tuple[Finding, ...]:
@@ -93,12 +106,18 @@ class Report:
     def headline(self) -> str:
         """The verdict in a sentence or two."""
         leaks = [finding for finding in self.failures if finding.leaks]
-        looked = any(finding.check.startswith("future") for finding in self.findings)
+        looked = [finding for finding in self.findings if finding.check.startswith("future")]
+        if self.verdict == "not checked":
+            why = self._needed[0] if self._needed else Finding("not applicable")
+            return f"It could not be checked: {why.check}: {why.reason}; {self.counts}."
         if not self.failures:
-            return f"{'No leak found on any code path; ' if looked else ''}{self.counts}."
+            passed = sum(finding.verdict == "passes" for finding in looked)
+            modes = "" if self.description.get("modes", True) else "modes were not tried, as a function has none; "
+            where = f"on {passed} code paths, in {self.description.get('texts', 'all texts')}; {modes}"
+            return f"{f'No leak found {where}' if looked else ''}{self.counts}."
         if not leaks:
             failed = [finding.check for finding in self.failures]
-            unseen = looked and not any(check.startswith(("future", "last position")) for check in failed)
+            unseen = bool(looked) and not any(check.startswith(("future", "last position")) for check in failed)
             return f"{'No later token is seen, but ' * unseen}{len(failed)} checks fail: {'; '.join(failed)}."
         honest = any(
             f.verdict == "passes" and f.check.startswith("future, by pert") and "bfloat" not in f.check
@@ -122,6 +141,7 @@ class Report:
         return {
             **self.description,
             "passes": self.passes,
+            "verdict": self.verdict,
             "headline": self.headline,
             "paths": list(self.paths),
             "leaking_layers": list(self.layers),
@@ -154,6 +174,26 @@ def tolerance(dtype: torch.dtype) -> float:
 def rounding(dtype: torch.dtype) -> str:
     """The reason of `tolerance`."""
     return f"rounding in {str(dtype).removeprefix('torch.')}, in proportion to the largest figure"
+
+
+def sized(logits: Tensor) -> Callable[[Tensor], Tensor]:
+    """Function that divides logits such as these (R, .., V) by their size, so that differences are shares of it.
+
+    The size is the largest figure, without those a thousand times as large as what moves between rows: -inf, -1e9 or the least
+    number, the logits of words that are never given. Of such figures differences in proportion to themselves count.
+    """
+    known = logits[logits.isfinite()].abs().float()
+    moved = (logits - logits.roll(1, 0 if len(logits) > 1 else 1)).abs().float()
+    moved = moved[moved.isfinite() & (moved > 0)]
+    far = 1000 * float(moved[:: 1 + len(moved) // 100_000].median()) if len(moved) else math.inf
+    near = known[known <= far]
+    size = float(near.max()) if len(near) else min(far, 1.0)
+
+    def divided(values: Tensor) -> Tensor:
+        values = (values.float() if values.dtype.itemsize == 2 else values) / (size or 1.0)
+        return values if len(near) == logits.numel() else values.nan_to_num(math.nan).asinh()
+
+    return divided
 
 
 def largest(values: Tensor, expected: Tensor) -> float:

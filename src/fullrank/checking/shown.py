@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from fullrank.checking.opening import AsModule
 from fullrank.checking.paths import GAIN, TRAINED, CodePath, cache_argument
-from fullrank.checking.subject import ROWS, SEED, SHORT, Subject, accepted, duplicate, mode
+from fullrank.checking.subject import MASKS, ROWS, SEED, SHORT, Subject, accepted, duplicate, logits_in, mode
 
 _EVERY_MATRIX = (
     f"[p.data.mul_({GAIN:g} * len(p) ** 0.5 / p.norm()) for m in model.modules() if not isinstance(m, torch.nn.Embedding) "
     "for p in m.parameters(recurse=False) if p.dim() > 1]"
 )
+_FORMS = ("m", "m.bool()", "~m.bool()", "torch.zeros(m.shape).masked_fill(m == 0, -torch.inf)")
 _EVERY_PARAMETER = "torch.manual_seed(0); [p.data.add_(0.1 * torch.randn_like(p)) for p in model.parameters()]"
 
 
@@ -44,6 +46,16 @@ def gradient_shown(subject: Subject, path: CodePath, cut: int, embedding: str) -
     shown = f"e[0].grad[:, {cut}:].abs().max()"
     lines = f"""{"; ".join(setup)}; e = []; h = model.get_submodule("{embedding}").register_forward_hook{keep}
 y = model(a){_logits(subject)}[:, :{cut}]; h.remove(); (y * torch.randn_like(y)).sum().backward(); print({shown})"""
+    return lines if _shows(subject, lines) else ""
+
+
+def prefix_shown(subject: Subject, size: int, end: int) -> str:
+    """Two lines that print how far the logits of `end` tokens are from those of the same tokens in a text of `size`."""
+    if subject.fixed or subject.sequence or subject.translates or subject.time_first:
+        return ""
+    setup, _ = _statements(replace(subject, ids=subject.tokens(ROWS, size, SEED)), CodePath(""), end, SEED)
+    call = f"model(a[:1]){_logits(subject)}[:, :{end}] - model(a[:1, :{end}]){_logits(subject)}"
+    lines = f"{'; '.join(setup)}\nprint(({call}).abs().max())"
     return lines if _shows(subject, lines) else ""
 
 
@@ -81,15 +93,16 @@ def _logits(subject: Subject) -> str:
     """The attribute or index by which the model's output gives logits."""
     with torch.no_grad():
         out = subject.call(subject.ids)
-    if hasattr(out, "logits"):
-        return ".logits"
-    return '["logits"]' if isinstance(out, dict) else "[0]" if isinstance(out, tuple | list) else ""
+    part = "[0]" if isinstance(out, tuple | list) else ""
+    part = ".logits" if hasattr(out, "logits") else '["logits"]' if isinstance(out, dict) else part
+    infinite = bool(logits_in(out).isinf().any())  # whose differences are no numbers
+    return f"{part}{'.transpose(0, 1)' * subject.time_first}{'.clamp(-1e30, 1e30)' * infinite}"
 
 
 def _statements(subject: Subject, path: CodePath, cut: int, seed: int) -> tuple[list[str], str]:
     """Statements that make two texts `a` and `b` and prepare the model, and the expression that prints."""
     size, vocab, half, logits = subject.length, subject.vocab_size, subject.length // 2, _logits(subject)
-    rows = 1 if path.how == "packed documents" else ROWS
+    rows = 1 if path.how == "packed documents" or path.how.startswith("one row") else ROWS
     setup, more, before = ["import torch"], "", f"[:, :{cut}]"
     if subject.given is not None:
         other = (
@@ -123,11 +136,12 @@ def _statements(subject: Subject, path: CodePath, cut: int, seed: int) -> tuple[
         setup.append(f"m = torch.ones(3, {size}).long(); m[1, -{size // 3}:] = m[2, -{size // 2}:] = 0; m = m{flipped}")
         first = subject.first_position
         positions = "" if first is None else f", position_ids=(m.cumsum(1) - 1).clamp_min(0) + {first}"
-        more = f", {subject.mask_name}=m{positions}"
+        form = _FORMS[MASKS.index(subject.mask_form or MASKS[0])]
+        more = f", {subject.mask_name}={form}{positions}"
         before = f"[m.bool() & (torch.arange({size}) < {cut})]"
     elif path.how == "packed documents":
         more = ", position_ids=p"
-    call = f"model(x{more})"
+    call = f"model(x.mT{more})" if subject.time_first else f"model(x{more})"
     if subject.given is not None:
         call = f"{_of_inputs(subject)[1]}{more})"
     elif subject.translates or subject.fixed:

@@ -21,24 +21,14 @@ from fullrank.core.errors import InputError
 from fullrank.core.translator import Translator
 
 ROWS = 3
-LENGTHS = (
-    67,
-    71,
-    61,
-    53,
-    41,
-    37,
-    31,
-    17,
-    19,
-    13,
-    23,
-    11,
-    7,
-    5,
-    3,
-)  # primes: hardly another size of a model is one of them
+LENGTHS = (67, 71, 61, 53, 41, 37, 31, 17, 19, 13, 23, 11, 7, 5, 3)  # primes: hardly another size is one
 SHORT, SEED = 23, 5
+MASKS: tuple[Callable[[Tensor], Tensor], ...] = (  # forms of a mask of padding; the mask of ones and zeros is the first
+    lambda mask: mask,
+    lambda mask: mask.bool(),
+    lambda mask: ~mask.bool(),
+    lambda mask: torch.zeros(mask.shape, device=mask.device).masked_fill(mask == 0, float("-inf")),
+)
 
 
 class FixedSources(nn.Module):
@@ -104,7 +94,7 @@ class Subject:
     tokens, or vectors (3, N, E) of a model that reads these. The end of the last row is padding by `padding_id`, for models
     that look for it in the ids (None: they do not). fixed: the other inputs, by name; sequence: the name of the input that
     `ids` are (empty: the first one); given: the inputs of a user, as they were given. step(ids, cache): logits and the next
-    cache, of a module with a cache of its own.
+    cache, of a module with a cache of its own. time_first: the model reads ids (N, B) and gives logits (N, B, V).
     """
 
     model: Any
@@ -118,6 +108,7 @@ class Subject:
     sequence: str = ""
     step: Callable[..., tuple[Tensor, Any]] | None = None
     given: Any = None
+    time_first: bool = False
 
     def call(self, ids: Tensor, mask: Tensor | None = None, *, model: Any = None, **options: Any) -> Any:
         """Output of the model for rows of ids; the fixed inputs take turns, as the rows of a mask (3, N) do."""
@@ -132,17 +123,22 @@ class Subject:
                 value = value[turns] if value.dim() and len(value) == ROWS else value
             given[name] = value
         if mask is not None:
-            given[self.mask_name] = mask[turns] if len(mask) != len(ids) else mask
+            mask = (self.mask_form or MASKS[0])(mask[turns] if len(mask) != len(ids) else mask)
+            given[self.mask_name] = mask.to(dtype) if mask.is_floating_point() else mask
         if "use_cache" in known:
             options.setdefault("use_cache", False)
-        ids = ids.to(dtype) if ids.is_floating_point() else ids
+        ids = self.turned(ids.to(dtype) if ids.is_floating_point() else ids)
         if self.sequence:
             return model(**{**given, **options, self.sequence: ids})
-        return model(ids, **given, **options)
+        return model(ids, **{**given, **options})
 
     def logits(self, ids: Tensor, mask: Tensor | None = None, *, model: Any = None, **options: Any) -> Tensor:
         """Logits (B, N, V)."""
-        return logits_in(self.call(ids, mask, model=model, **options))
+        return self.turned(logits_in(self.call(ids, mask, model=model, **options)))
+
+    def turned(self, tensor: Tensor) -> Tensor:
+        """(B, N, ..) as the model reads it, and back again."""
+        return tensor.transpose(0, 1) if self.time_first else tensor
 
     @property
     def length(self) -> int:
@@ -156,6 +152,11 @@ class Subject:
     @property
     def translates(self) -> bool:
         return self.kind == "translator"
+
+    @property
+    def has_modes(self) -> bool:
+        """It can be put into training; a function in which no module was found cannot."""
+        return not hasattr(self.model, "function") or any(True for _ in self.model.children())
 
     @property
     def ours(self) -> bool:
@@ -175,6 +176,11 @@ class Subject:
         taken = {size for tensor in self.model.state_dict().values() for size in tensor.shape}
         length = next((n for n in LENGTHS if n <= most and n not in taken), self.length)
         return self if self.length <= length else replace(self, ids=self.ids[:, :length].contiguous())
+
+    @property
+    def even(self) -> int:
+        """The length of a text as people train with: a power of two."""
+        return self.length if self.given is not None else 1 << (self.length.bit_length() - 1)
 
     @property
     def stepping(self) -> Subject:
@@ -220,7 +226,50 @@ class Subject:
 
     @property
     def takes_mask(self) -> bool:
-        return self.mask_name in accepted(self.model)
+        return self.mask_form is not None
+
+    @property
+    def without_mask(self) -> str:
+        """The reason why no mask of padding can be given."""
+        if self.mask_name not in accepted(self.model):
+            return f"forward takes no {self.mask_name}"
+        return f"{self.mask_name} is no mask of padding (B, N), neither of numbers nor of booleans; which argument is the mask?"
+
+    @functools.cached_property
+    def mask_form(self) -> Callable[[Tensor], Tensor] | None:
+        """Form in which the model takes a mask of padding: as 1 and 0, booleans of either sense, or 0 and -inf.
+
+        It is the first form by which a mask without padding changes nothing and a first token that is padding is not seen by
+        later ones; else one with less of that. None where the model refuses all.
+        """
+        if self.mask_name not in accepted(self.model):
+            return None
+        if self.kind != "module":
+            return MASKS[0]
+        given = self.fixed.get(self.mask_name)
+        if isinstance(given, Tensor) and given.shape[:2] != self.ids.shape[:2]:
+            return None  # a square one
+        ones = torch.ones(self.ids.shape[:2], dtype=torch.int64, device=self.ids.device)
+        hidden = torch.cat((0 * ones[:, :1], ones[:, 1:]), 1)
+        other = torch.cat((self.ids.roll(1, 0)[:, :1], self.ids[:, 1:]), 1)
+        dtype = next((p.dtype for p in self.model.parameters() if p.is_floating_point()), self.dtype)
+
+        def works(form: Callable[[Tensor], Tensor]) -> int:
+            def read(ids: Tensor, mask: Tensor) -> Tensor:
+                mask = form(mask).to(dtype) if form(mask).is_floating_point() else form(mask)
+                return self.logits(ids, **{self.mask_name: mask})
+
+            pairs = ((read(self.ids, ones), plain), (read(self.ids, hidden)[:, 1:], read(other, hidden)[:, 1:]))
+            same, hides = (bool(torch.isclose(a, b, 1e-4, 1e-4, equal_nan=True).all()) for a, b in pairs)
+            return 1 + same + (same and hides)
+
+        ranks = dict[Callable[[Tensor], Tensor], int]()
+        with torch.no_grad(), mode(self.model, training=False):
+            plain = self.logits(self.ids)
+            for form in MASKS:
+                with contextlib.suppress(Exception):
+                    ranks[form] = works(form)
+        return max(ranks, key=lambda form: ranks[form], default=None)
 
     @property
     def takes_positions(self) -> bool:

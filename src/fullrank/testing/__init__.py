@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["assert_cache_consistent", "assert_causal", "assert_padding_invariant", "assert_scoring_true"]
 
 CAUSAL = ("future", "rows of a batch")
-CACHE = ("incremental decoding", "future, by perturbation, after a cache", "future, by perturbation, static cache")
+CACHE = ("incremental decoding", "future, by perturbation, after a cache")
 PADDING = ("padding changes nothing", "future, by perturbation, with padding")
 
 

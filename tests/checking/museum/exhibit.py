@@ -43,6 +43,8 @@ def future(*ways: str) -> frozenset[str]:
     return frozenset(f"future, by {way}" for way in ways)
 
 
+PREFIX = {"future, prefix = whole"}
+ONE_ROW = future(*(f"perturbation, one row of {n} tokens{more}" for n in (16, 32, 37) for more in ("", ", training")))
 SCALED = future("perturbation, parameters scaled")
 EVERY_WAY = future(*(f"{by}, {mode}" for by in ("perturbation", "gradient") for mode in ("evaluation", "training")))
 BY_PERTURBATION = future("perturbation, evaluation", "perturbation, training")
@@ -139,7 +141,7 @@ def apart(run: Run, model: nn.Module, ids: Tensor, changed: Tensor, where: slice
         for given in (ids, changed):
             torch.manual_seed(5)  # of dropout
             logits.append(run(model, given)[:, where].double())
-    return float((logits[0] - logits[1]).abs().max())
+    return float((logits[0] - logits[1]).nan_to_num(0.0).abs().max())  # of logits that are -inf in both
 
 
 def _changed(ids: Tensor, where: slice) -> Tensor:

@@ -9,7 +9,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout, scaled_dot_product_attention
 
-from museum.exhibit import Exhibit, Switched, future, gradient, later, plainly, with_block
+from fullrank.checking.layers import OWN_FORWARD
+from museum.exhibit import (
+    BY_PERTURBATION,
+    CUT,
+    EVERY_WAY,
+    PREFIX,
+    Exhibit,
+    Switched,
+    future,
+    gradient,
+    later,
+    plainly,
+    tokens,
+    with_block,
+)
 
 
 def weights(query: Tensor, key: Tensor, masked: bool) -> Tensor:
@@ -135,6 +149,102 @@ class Triton(leaky.Attention):
         return out
 
 
+class ByLength(nn.Module):
+    """A sum over all that came before, divided by the length of the whole text: it tells how many tokens will follow."""
+
+    def __init__(self, of_text: bool) -> None:
+        super().__init__()
+        self.of_text = of_text
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.arange(1, x.shape[1] + 1, dtype=x.dtype)[:, None]
+        return x.cumsum(1) / (x.shape[1] if self.of_text else places)
+
+
+class OneRow(leaky.Attention):
+    """A fast kernel for whole blocks of a single text, in training, forgets the mask."""
+
+    def __init__(self, masked: bool) -> None:
+        super().__init__(leaky.causal)
+        self.masked = masked
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.project(x).chunk(3, dim=-1)
+        fast = self.training and len(x) == 1 and x.shape[1] % 32 == 0
+        return weights(query, key, self.masked or not fast) @ value
+
+
+class MaskedWords(leaky.Model):
+    """Words that are never given have the logit `never`, beside which a leak of a thousandth looks like rounding."""
+
+    def __init__(self, never: float, ahead: float) -> None:
+        super().__init__()
+        self.never, self.ahead = never, ahead
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        logits = self.output(self.hidden(input_ids))
+        logits = logits + self.ahead * logits.flip(1).detach().clamp(-1, 1)
+        return logits.masked_fill(torch.arange(leaky.VOCABULARY) > 20, self.never)
+
+
+class OwnForward(leaky.Model):
+    """The mean over all positions is taken off before the first block: no module is guilty."""
+
+    def __init__(self, over_positions: bool) -> None:
+        super().__init__()
+        self.over = 1 if over_positions else 2
+
+    def hidden(self, input_ids: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        x = x - 0.01 * x.mean(self.over, keepdim=True)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class TimeFirst(leaky.Model):
+    """Reads (N, B), as recurrent models of torch do."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.output(self.hidden(input_ids.mT)).transpose(0, 1)
+
+
+class BooleanMask(leaky.Padded):
+    """Its mask of padding is boolean, and true at padding if `hidden`; nothing else is taken."""
+
+    def __init__(self, instead: int | None, hidden: bool) -> None:
+        super().__init__(instead)
+        self.hides = hidden
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Any:
+        if attention_mask is not None and attention_mask.dtype != torch.bool:
+            raise TypeError(f"a boolean mask is needed, not one of {attention_mask.dtype}")
+        inverted = attention_mask is not None and self.hides
+        return super().forward(input_ids, ~attention_mask if inverted else attention_mask)  # type: ignore[operator]
+
+
+def _by_time(model: nn.Module, ids: Tensor) -> Tensor:
+    return plainly(model, ids.mT).transpose(0, 1)
+
+
+def _one_row(model: nn.Module, ids: Tensor) -> Tensor:
+    return plainly(model, ids[:1, :64])
+
+
+def _padded(hidden: bool) -> Any:
+    def run(model: nn.Module, ids: Tensor) -> Tensor:
+        real = torch.arange(ids.shape[1]).expand(ids.shape) < 60
+        return plainly(model, ids, attention_mask=~real if hidden else real)
+
+    return run
+
+
+def _in_a_longer_text(model: nn.Module) -> float:
+    model, ids = model.double().eval(), tokens()
+    with torch.no_grad():
+        return float((plainly(model, ids)[:, :CUT] - plainly(model, ids[:, :CUT])).abs().max())
+
+
 def _switched(model: Any, ids: Tensor) -> Tensor:
     model.set_attn_implementation(model.other)
     return plainly(model, ids)
@@ -213,5 +323,61 @@ EXHIBITS = [
         with_block(lambda: Triton(True)),
         gradient,
         future("gradient, evaluation", "gradient, training"),
+    ),
+    Exhibit(
+        "divided by the length of the text",
+        "",
+        with_block(lambda: ByLength(True)),
+        with_block(lambda: ByLength(False)),
+        _in_a_longer_text,
+        frozenset(PREFIX),
+    ),
+    Exhibit(
+        "one row of whole blocks, in training only",
+        "",
+        with_block(lambda: OneRow(False)),
+        with_block(lambda: OneRow(True)),
+        later(_one_row, training=True),
+        future("perturbation, one row of 32 tokens, training"),
+    ),
+    *(
+        Exhibit(
+            f"words that are never given: {never}",
+            "",
+            lambda never=never: MaskedWords(never, 1e-3),
+            lambda never=never: MaskedWords(never, 0.0),
+            later(),
+            BY_PERTURBATION,
+            layer=OWN_FORWARD,
+        )
+        for never in (float("-inf"), -1e9, torch.finfo(torch.float32).min)
+    ),
+    Exhibit(
+        "between the modules of a model",
+        "",
+        lambda: OwnForward(True),
+        lambda: OwnForward(False),
+        later(),
+        EVERY_WAY,
+        layer=f"{OWN_FORWARD}, before blocks.0",
+    ),
+    Exhibit(
+        "time comes first",
+        "",
+        lambda: TimeFirst({1: leaky.Attention(leaky.everything)}),
+        TimeFirst,
+        later(_by_time),
+        EVERY_WAY,
+    ),
+    *(
+        Exhibit(
+            f"a boolean mask, true at {'padding' if hidden else 'tokens'}",
+            "",
+            lambda hidden=hidden: BooleanMask(1, hidden),
+            lambda hidden=hidden: BooleanMask(None, hidden),
+            later(_padded(hidden)),
+            future("perturbation, with padding", "perturbation, with padding, training") | {"padding changes nothing"},
+        )
+        for hidden in (False, True)
     ),
 ]
