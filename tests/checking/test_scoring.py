@@ -420,7 +420,8 @@ def test_first_token_counted_though_it_is_not_scored() -> None:
 
 def test_strings_of_unknown_tokens() -> None:
     report = fr.check_scoring(of_string, [" the über. a\n a", " a. the"])
-    assert report.passes
+    assert (report.passes, report.verdict, report.as_dict()["passes"]) == (False, "not checked", False)
+    assert report.headline.startswith("It could not be checked: probabilities sum to one: ")
     assert report.of(COUNTS).verdict == report.of(SAME).verdict == "passes"
     assert report.of(SUM).verdict == "not applicable"
     assert "vocabulary=" in report.of(SUM).reason
@@ -445,6 +446,92 @@ def test_what_is_not_tested_is_said() -> None:
     assert "raise calls" in none.of(SUM).reason
     assert none.of(SUM).verdict == "not applicable"
     assert failed(dropped, calls=V - 1) == failed(dropped_tokens, calls=V - 1) == {ONCE}  # found with a few tokens
+
+
+# -- numbers alone, precision, large vocabularies ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("meant", "says"),
+    [
+        (lambda ids: math.exp(float(nll(ids).mean())), 'a perplexity: return {"perplexity": x, "tokens": n}'),
+        (lambda ids: nll(ids).mean().exp(), 'a perplexity: return {"perplexity": x, "tokens": n}'),
+        (lambda ids: math.exp(float(nll(ids)[1:].sum()) / max(1, len(ids) - 1)), "a perplexity"),
+        (lambda ids: math.exp(float(nll(ids).mean()) + 0.2), "a perplexity"),  # a wrong one
+        (lambda ids: float(nll(ids).mean()), 'a mean for each token: return {"loss": x, "tokens": n}'),
+        (lambda ids: float(nll(ids).sum()) / math.log(2), "a total in bits"),
+        (lambda ids: float(nll(ids).mean()) / math.log(2), "a mean in bits"),
+    ],
+)
+def test_a_bare_number_that_is_no_total_is_recognised(meant: Callable[[Tensor], Any], says: str) -> None:
+    with pytest.raises(InputError, match="a bare number is read as a total in nats; this looks like ") as error:
+        fr.check_scoring(lambda ids: meant(ids) if len(ids) else 1.0, vocab_size=V)
+    assert says in str(error.value)
+
+
+def test_a_perplexity_over_many_words_is_recognised() -> None:
+    words = (2 * torch.randn(20_000, generator=torch.Generator().manual_seed(1))).log_softmax(0)
+    with pytest.raises(InputError, match="this looks like a perplexity"):
+        fr.check_scoring(lambda ids: math.exp(-float(words[ids].mean())) if len(ids) else 1.0, vocab_size=20_000)
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("returned", ["a tensor", "a float", "a mean", "a perplexity"])
+def test_sums_in_half_precision_fail(kind: torch.dtype, returned: str) -> None:
+    def score(ids: Tensor) -> Any:
+        scores = nll(ids).to(kind)
+        mean = float(scores.mean()) if len(ids) else 0.0
+        if returned in ("a mean", "a perplexity"):
+            key = "loss" if returned == "a mean" else "perplexity"
+            return {key: mean if key == "loss" else math.exp(mean), "tokens": len(ids)}
+        return scores.sum() if returned == "a tensor" else float(scores.sum())
+
+    report = fr.check_scoring(score, vocab_size=V)
+    assert [finding.check for finding in report.failures] == [SUM]
+    assert str(kind).removeprefix("torch.") in report.of(SUM).remark
+
+
+@pytest.mark.parametrize(
+    ("calls", "temperature", "whole"),  # calls: every word at a few positions, or some of them
+    [(None, 1.3, True), (5000, 1.0, False), (5000, 1.3, False), (5000, 1.0, True), (5000, 1.3, True)],
+)
+def test_a_temperature_over_a_large_vocabulary(calls: int | None, temperature: float, whole: bool) -> None:
+    words = torch.randn(10_001, generator=torch.Generator().manual_seed(1)).double().log_softmax(0) / temperature
+
+    def score(ids: Tensor) -> Any:
+        return -float(words[ids].sum()) if whole else -words[ids]
+
+    report = fr.check_scoring(score, vocab_size=10_001, calls=calls)
+    assert report.verdict == ("passes" if temperature == 1.0 else "fails")
+    assert {finding.check for finding in report.failures} <= {SUM}
+
+
+def test_likely_words_that_were_not_drawn_are_no_fault() -> None:
+    """Nine tenths of the probability lie on one word: few draws find it, and nothing is said."""
+    words = torch.full((30_000,), 0.1 / 29_999, dtype=torch.float64)
+    words[17] = 0.9
+    report = fr.check_scoring(lambda ids: -words.log()[ids], vocab_size=30_000, calls=2000)
+    assert report.verdict == "not checked"
+    assert "raise calls" in report.of(SUM).reason
+
+
+def test_texts_that_are_cut_by_their_length_add_up() -> None:
+    """Two halves, each read by itself: scores depend on the number of later tokens, and every length adds up to one."""
+    report = fr.check_scoring(lambda ids: sum(float(nll(part).sum()) for part in ids.chunk(2)), vocab_size=V)
+    assert report.passes, report
+
+
+def test_a_memory_that_is_kept_between_calls_is_named() -> None:
+    kept = [V]
+
+    def score(ids: Tensor) -> Tensor:
+        scores = nll(ids, kept[0])
+        kept[0] = int(ids[-1]) if len(ids) else kept[0]
+        return scores
+
+    report = report_of(score)
+    assert {finding.check for finding in report.failures} == {SAME}
+    assert "begin each text without it" in report.of(SAME).remark
 
 
 # -- what goes in and comes out ---------------------------------------------------------------------------------------

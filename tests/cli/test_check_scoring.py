@@ -52,7 +52,8 @@ def test_a_wrong_one_fails() -> None:
 
 
 def test_lines_of_a_file_as_strings() -> None:
-    assert cli_runs.called("check", "--scoring", "my_scores:words", "--text", "text.txt")[0] == 0
+    code, out, _ = cli_runs.called("check", "--scoring", "my_scores:words", "--text", "text.txt")
+    assert (code, "It could not be checked: probabilities sum to one" in " ".join(out.split())) == (1, True)
     code, out, _ = cli_runs.called("check", "--scoring", "my_scores:characters", "--text", "text.txt")
     assert code == 1
     assert '"words" is 13, and text.split() has 3' in out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from fullrank.core.errors import InputError
 
 SAME, ADD, RANKS = "the same text gets the same score", "texts in one call add up", "ranks add up"
 COUNTS = "counts and means are what they say"
+_SECONDS = 20.0  # of calls of a score with a large vocabulary
+_PRECISION = 1e-4  # nats for each token that the rounding of a total may cost
 _TRUE = {"tokens": "{:g} are scored", "words": "text.split() has {:g}", "bytes": "the text has {:g} in UTF-8"}
 Text = list[int] | str
 
@@ -23,7 +26,7 @@ Text = list[int] | str
 def check_scoring(
     score: Callable[..., Any], texts: Sequence[Any] | None = None, *, vocab_size: int | None = None,
     vocabulary: Sequence[str] | None = None, length: int = 67, window: int | Sequence[int] = (), many: bool = False,
-    end_mark: bool = False, calls: int = 10_000, description: Mapping[str, Any] | None = None,
+    end_mark: bool = False, calls: int | None = None, description: Mapping[str, Any] | None = None,
 ) -> Report:  # fmt: skip
     """Check that `score`, a function from a text to its nll in nats, counts every token once and nothing else.
 
@@ -36,7 +39,7 @@ def check_scoring(
     texts: random tokens if not given. vocabulary: pieces of text, one token each, that are joined to texts, for functions of
     a str. window: tokens that the scorer reads at a time, one number or several; texts are made long enough to pass it
     twice. end_mark: the scorer appends an end mark to each text and scores it. calls: most calls of `score` for sums over the
-    vocabulary; what they do not reach is said.
+    vocabulary, by default 10,000, or as many as three sums take where that is less than 20 s; what they do not reach is said.
     Raises InputError where score fails or returns something else, and where texts or vocab_size are missing.
     """
     texts, windows = list(texts or ()), [window] if isinstance(window, int) else list(window)
@@ -72,12 +75,16 @@ def check_scoring(
         mend = inapplicable("not tested: the score of a text changes from call to call; mend that first")
         found |= dict.fromkeys((SUM, ONCE, LATER, ADD, RANKS, COUNTS), mend)
     else:
-        found |= over_vocabulary(scorer, base, size, windows, end_mark, calls)
+        _understood(scorer, sorted(chosen, key=len), size)
+        if calls is None:
+            calls = max(10_000, min(3 * (size or 0), int(_SECONDS * scorer.calls / max(scorer.seconds, 1e-9))))
+        found |= _rounded(scorer, base, size) or over_vocabulary(scorer, base, size, windows, end_mark, calls)
         found |= {ADD: _added(scorer, chosen), RANKS: _ranks(scorer, chosen), COUNTS: _counts(scorer, chosen, end_mark)}
     about = {"model": getattr(score, "__name__", type(score).__name__), "source": "a scoring function"}
     about |= {"vocab_size": size, "length": len(base), "calls": scorer.calls, "first_token_scored": scorer.skipped == 0}
     order = (SUM, ONCE, LATER, SAME, ADD, RANKS, COUNTS)
-    return Report(tuple(replace(found[name], check=name) for name in order), {**about, **(description or {})})
+    findings = tuple(replace(found[name], check=name) for name in order)
+    return Report(findings, {**about, **(description or {})}, needed=SUM)
 
 
 def _repeated(scorer: Scorer, texts: Sequence[Text]) -> Finding:
@@ -90,8 +97,76 @@ def _repeated(scorer: Scorer, texts: Sequence[Text]) -> Finding:
     learns = bool((second <= first + allowed).all())
     why = "a text costs less the second time: something is kept between calls, such as a cache that has seen it"
     remark = why if learns else "random numbers (windows drawn at random, dropout), or a state kept between calls"
+    if not difference <= allowed and not learns:
+        after = [[scorer.total(text), scorer.total(ordered[0])][1] for text in (ordered[-1], ordered[-1], ordered[0])]
+        if abs(after[0] - after[1]) <= allowed < abs(after[0] - after[2]):
+            remark = "a memory of the text before is kept between calls: begin each text without it"
     looked_at = f"{len(texts)} texts, each scored again after the others, in nats"
     return bounded(looked_at, difference, allowed, ROUNDING, remark=remark if difference > allowed else "")
+
+
+_READINGS: dict[
+    str, tuple[str, Callable[[float, int], float]]
+] = {  # what a bare number may be, and the total that it means
+    "a perplexity": ('return {"perplexity": x, "tokens": n}', lambda value, tokens: tokens * math.log(value)),
+    "a mean for each token": ('return {"loss": x, "tokens": n}', lambda value, tokens: tokens * value),
+    "a mean in bits": ('return {"loss": x * log(2), "tokens": n}', lambda value, tokens: tokens * value * math.log(2)),
+    "a total in bits": ("return x * log(2)", lambda value, tokens: value * math.log(2)),
+}
+
+
+def _understood(scorer: Scorer, texts: Sequence[Text], size: int | None) -> None:
+    """Raise InputError for a bare number that is no total in nats: one that adds up as another figure, or does not grow."""
+    base = texts[-1]
+    if size is not None and scorer.bare:
+        texts = [base[:n] for n in range(4, min(len(base), 40) + 1)]
+    values = [scorer.total(text) for text in texts if scorer.bare]
+    if not values or min(values) <= 0:
+        return
+
+    def adds_up(meant: Callable[[float, int], float]) -> bool:
+        """Sums over the vocabulary are one after two and after three tokens, if the first token is scored, or if not."""
+        for skipped in (0, 1):
+            sums = [
+                torch.logsumexp(
+                    meant(before, n - skipped) - torch.tensor([meant(v, n + 1 - skipped) for v in after]), 0
+                )
+                for n, before, after in cut
+            ]
+            if all(abs(float(one)) <= 1e-3 for one in sums):
+                return True
+        return False
+
+    looks = ""
+    if size is not None and size <= 2000 and len(base) > 3:
+        cut = [(n, scorer.total(base[:n]), [scorer.total([*base[:n], v]) for v in range(size)]) for n in (2, 3)]
+        if any(value <= 0 for _, before, after in cut for value in (before, *after)) or adds_up(lambda x, n: x):
+            return
+        looks = next((name for name, (_, meant) in _READINGS.items() if adds_up(meant)), "")
+    falls = sum(later < earlier for earlier, later in pairwise(values)) / len(values)
+    flat = len(base) >= 5 * len(texts[0]) and max(values) < 2 * min(values)
+    if not looks and (flat or (len(values) >= 16 and size and falls > 0.3)):  # a total grows, token by token
+        looks = "a perplexity" if values[-1] > 2 * math.log(size or 2) else "a mean for each token"
+    if looks:
+        raise InputError(
+            f"score: a bare number is read as a total in nats; this looks like {looks}: {_READINGS[looks][0]}"
+        )
+
+
+def _rounded(scorer: Scorer, base: Text, size: int | None) -> dict[str, Finding]:
+    """The findings of totals in half precision; none where they are not."""
+    for n in range(2, 1 + min(len(base), 12)) if size is not None else ():
+        scorer.read(base[:n])
+    whole = scorer.read(base)
+    if scorer.half is None:
+        return {}
+    kind, error = str(scorer.half).removeprefix("torch."), torch.finfo(scorer.half).eps / 2
+    error *= max(1.0, abs(whole.total)) / len(base)
+    looked_at = f"the rounding of a total of {whole.total:.6g} nats, for each of {len(base)} tokens"
+    remark = f"totals are sums or means in {kind}, a precision of {error * len(base):.2g} nats: add in float32"
+    coarse = inapplicable(f"not tested: scores are rounded to {kind}; return them in float32")
+    reason = "a perplexity is right to one in ten thousand"
+    return {SUM: bounded(looked_at, error, _PRECISION, reason, remark=remark), ONCE: coarse, LATER: coarse}
 
 
 def _added(scorer: Scorer, texts: Sequence[Text]) -> Finding:

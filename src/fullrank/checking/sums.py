@@ -11,6 +11,7 @@ directly: sum over v of exp(-nll_k(x with x_k = v)) = 1.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -38,7 +39,7 @@ def over_vocabulary(
     exact = size <= calls
     near = [m * w + i for w in windows for m in (1, 2) for i in (-1, 0, 1)]
     powers = [2**i + j for i in range(2, 20) for j in (0, -1)]
-    wanted = dict.fromkeys([0, 1, 2, *near, len(base) - 1, 3, *powers, *range(len(base))])
+    wanted = dict.fromkeys([1, len(base) - 1, 0, 2, *near, 3, *powers, *range(len(base))])
     most = calls // size if exact else max(calls // 4, 16)
     positions = sorted([n for n in wanted if 0 <= n < len(base)][: max(most, 1)])
     shown = (
@@ -60,9 +61,33 @@ def over_vocabulary(
     else:
         found = _by_total(scorer, base, positions, values, shown, size, calls)
     if not exact:
-        many = f"not tested: a sum takes {size:,} calls of score, and calls={calls:,} are allowed; raise calls"
-        found[SUM] = inapplicable(many)
+        found[SUM] = _estimated(scorer, base, positions[1:] or positions, size, calls)
     return found
+
+
+def _estimated(scorer: Scorer, base: Any, positions: list[int], size: int, calls: int) -> Finding:
+    """Sums over the vocabulary from tokens drawn at random: well below one says nothing, as the likeliest may be missing."""
+    many = f"not tested: a sum takes {size:,} calls of score, and calls={calls:,} are allowed; raise calls"
+    places = positions[:: max(1, len(positions) // 4)][:4]
+    drawn = calls // len(places)
+    if drawn < 2 * _SAMPLES:
+        return inapplicable(many)
+    generator, off, errors = torch.Generator().manual_seed(4), [], []
+    for n in places:
+        before, values = scorer.total(base[:n]), torch.randint(size, (drawn,), generator=generator).tolist()
+        shares = (before - totals(scorer, [[*base[:n], v] for v in values])).exp() * size
+        off.append(float(shares.mean()) - 1)
+        errors.append(float(shares.std()) / math.sqrt(drawn))
+    sure = max(5 * max(errors), scorer.allowed(torch.zeros(1)))
+    worst, looked_at = (
+        max(off),
+        f"sum over v of exp(T(x) - T(x v)) at {len(places)} positions, {drawn} of {size:,} tokens drawn",
+    )
+    reason = "five standard errors of the estimate"
+    if worst > sure or max(map(abs, off)) <= sure <= _COARSE:
+        remark = _sum_remark(places[off.index(worst)], math.log1p(worst)) if worst > sure else ""
+        return bounded(looked_at, max(worst, *map(abs, off)), sure, reason, remark=remark)
+    return inapplicable(f"{many}; {drawn} tokens drawn at random do not tell")
 
 
 def _where(positions: Sequence[int]) -> str:
@@ -162,6 +187,12 @@ def _by_total(
 ) -> dict[str, Finding]:
     faults, silent, sums, twice, exact = [], [], {}, [], len(values) == size
     allowed = scorer.allowed(totals(scorer, [base]))
+
+    def halved(text: Any) -> bool:
+        """The square roots of the probabilities of the token after `text` add up to one."""
+        after = totals(scorer, [[*text, v] for v in values])
+        return abs(float(torch.logsumexp((scorer.total(text) - after) / 2, 0))) <= allowed
+
     for n in positions:
         before, after = scorer.total(base[:n]), totals(scorer, [[*base[:n], v] for v in values])
         if _unscored(after - before, size, allowed):
@@ -171,8 +202,8 @@ def _by_total(
                 silent.append(n)
             continue
         sums[n] = float(torch.logsumexp(before - after, 0))
-        if abs(sums[n]) > allowed and exact and abs(float(torch.logsumexp((before - after) / 2, 0))) <= allowed:
-            twice.append(n)
+        if abs(sums[n]) > allowed and exact and halved(base[:n]) and halved(base[n - 1 :: -1] if n else base[:n]):
+            twice.append(n)  # of two texts: of one it may be chance
     scorer.skipped = scorer.skipped or 0
     off = {n: one for n, one in sums.items() if abs(one) > allowed} if exact else {}
     if silent:
@@ -186,8 +217,8 @@ def _by_total(
         faults.append(f"{_where(twice)}: scored twice (the square roots of their probabilities add up to one)")
     elif off and not silent:
         first = next(n for n in off if n)
-        early = first > 2 or abs(off[first]) < 0.1  # no window ends as early, and rounding is smaller
-        mean, error, drawn = _sampled(scorer, size, first, len(base), calls if early else 0)
+        early = first > 2 or abs(off[first]) < 0.1  # rounding is smaller
+        mean, error, drawn = _sampled(scorer, size, first, len(base), calls)
         sure, clear = error <= _SURE, max(map(abs, off.values())) >= math.log(size) / 2 or not early
         agrees = bool(((mean - 1).abs() <= 4 * error + allowed)[sure].all())
         if agrees and bool(sure.any()):
@@ -199,7 +230,8 @@ def _by_total(
         elif min((n for n in sums if n), default=0) < first:
             over = "again (windows that overlap count twice)" if off[first] < 0 else "with less weight, or dropped"
             faults.append(
-                f"where a text ends with token {first}, tokens before it are scored {over}, or a mean is taken of means"
+                f"where a text ends with token {first}, tokens before it are scored {over}, or a mean is taken of "
+                "means; if the text is cut at places that depend on its length, return nll per token"
             )
         else:
             blamed, remark = off, _sum_remark(first, off[first]) + ", or earlier scores change with later tokens"
@@ -219,6 +251,12 @@ def _sampled(scorer: Scorer, size: int, first: int, longest: int, calls: int) ->
     Texts of `first` + 1 to + 3 tokens are drawn token by token from the scores. A text weighs the product of its sums over
     the vocabulary, and the mean weight is the sum over all texts.
     """
+    if size**first <= calls:  # few enough to read them all
+        texts = [[0, *rest] for rest in itertools.product(range(size), repeat=first)]
+        whole = torch.logsumexp(scorer.total([0]) - totals(scorer, texts), 0).exp()
+        return whole[None], torch.zeros(1, dtype=torch.float64), len(texts)
+    if first <= 2:  # no window ends as early
+        return torch.tensor([]), torch.tensor([]), 0
     length = min(longest, first + 3)
     drawn = min(calls // (size * (length - 1)), 8 * _SAMPLES)
     if drawn < _SAMPLES:
