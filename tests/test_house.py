@@ -187,6 +187,29 @@ def test_pinned_torch_is_the_one_that_runs() -> None:
     assert torch.__version__.partition("+")[0] == pinned["torch"]
 
 
+# Functions that turn bytes into text, or a text into lines, and how often each file beside the two readers may call them: for
+# what we wrote ourselves, messages of other programs, and code
+READS_TEXT = re.compile(r"\.splitlines\(|\.read_text\(|\.decode\((\"utf-8\"|\))|\bsys\.stdin\b|open\([^)]*encoding=")
+NO_TEXT_OF_USERS = {
+    "cli": {"check": 1, "inspect": 2, "output": 1, "train": 1}, "config": {"recipe": 1}, "core": {"section": 1},
+    "data": {"builtin": 1, "language": 1, "pairs": 1, "prepared": 1, "tokenizers": 4, "files": 1},
+    "experiments": {"census": 3, "demo": 8, "models": 1, "queue": 2, "run": 2}, "hf": {"code": 3, "saving": 1},
+    "native": {"build": 5}, "training": {"device": 2, "observers": 1}, "fullrank": {"files": 1, "seal": 1, "storage": 1},
+    "reporting": {"__init__": 1, "drawing": 1, "ledger": 2, "page": 1, "result_pages": 1, "runs": 2},
+}  # fmt: skip
+
+
+def test_text_of_users_has_one_reader() -> None:
+    calls = {path: len(READS_TEXT.findall(path.read_text(encoding="utf-8"))) for path in (ROOT / "src").rglob("*.py")}
+    assert sum(calls.values()) > 20, "the search finds nothing"
+    more = [
+        str(path)
+        for path, count in calls.items()
+        if count > NO_TEXT_OF_USERS.get(path.parent.name, {}).get(path.stem, 0)
+    ]
+    assert not more, "read it by `fullrank.files.read_text` or `fullrank.data.files.lines`"
+
+
 # An import that the layers forbid, from the first to the second; one for every rule
 FORBIDDEN = [
     ("core", "config"), ("config", "data"), ("config", "torch"), ("data", "evaluation"),

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cli_runs import SMALL, called, command, environment, write_text
+from cli_runs import SMALL, call, call_process, called, command, environment, write_text
 
 from fullrank.cli.output import print_json
 from fullrank.core.errors import Interrupted
@@ -176,6 +176,20 @@ def test_json_is_valid_whatever_the_figures(tmp_path: Path, capsys: pytest.Captu
     write_json(tmp_path / "file.json", content)
     for written in (capsys.readouterr().out, (tmp_path / "file.json").read_text(encoding="utf-8")):
         assert json.loads(written, parse_constant=refuse) == expected
+
+
+@pytest.mark.parametrize("tokens", ["bpe", "byte"])
+def test_a_prompt_that_is_not_utf8(config: Path, tmp_path: Path, tokens: str) -> None:
+    """The shell hands over bytes; what stands for one that is no text is U+FFFD, also on the terminal and in JSON."""
+    tiny = ["data.max_vocabulary=262"] if tokens == "bpe" else []
+    done = call("train", config, *SMALL, f"data.tokens={tokens}", *tiny, "train.steps=1", "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    words = ["generate", tmp_path / "run", "--prompt", "caf\udce9\r\nau", "--max-new-tokens", 2, "--greedy"]
+    made = call_process(*words, "--json")
+    assert made.returncode == 0, made.stderr
+    content = json.loads(made.stdout)
+    assert content["prompt"] == "caf\ufffd\r\nau"
+    assert content["texts"][0]["text"].startswith("caf\ufffd\r\nau" if tokens == "byte" else "caf\ufffd\nau")
 
 
 def test_ctrl_c_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

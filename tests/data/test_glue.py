@@ -163,6 +163,11 @@ def test_official_forms(tmp_path, case, end, mark):
     assert len(load_glue(task, split, tmp_path)) == len(first)
 
 
+def test_halves_of_pairs_in_json_are_mended(tmp_path):
+    (tmp_path / "dev.jsonl").write_text('{"sentence": "so \\ud83d good \\ud83d\\ude00", "label": 1, "idx": 0}\n')
+    assert load_glue("sst2", "dev", tmp_path).first == ["so \ufffd good \U0001f600"]
+
+
 def test_every_split_of_every_task_has_its_official_form_above():
     here = {(task, split) for task, split, *_ in OFFICIAL.values()}
     assert {task for task, _ in here} == set(GLUE)

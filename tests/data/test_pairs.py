@@ -283,6 +283,30 @@ def test_a_line_ends_at_a_newline_only(folder):
     assert corpus.pairs("valid").references() == ["a dog", "cat"]
 
 
+@pytest.mark.parametrize("end", ["\r\n", "\r"])
+def test_line_ends_of_either_side_may_be_carriage_returns(folder, end):
+    expected = prepare_pairs(config(folder))
+    (folder / "train.de").write_bytes(("\ufeff" + end.join([*GERMAN * 3, ""])).encode())
+    said: list[str] = []
+    corpus = prepare_pairs(config(folder), report=said.append)
+    assert sum("carriage returns" in line for line in said) == 1
+    assert corpus.source.fingerprint == expected.source.fingerprint
+    for side in ("source", "target"):
+        assert sentences(corpus.pairs("train"), side) == sentences(expected.pairs("train"), side)
+
+
+@pytest.mark.parametrize(
+    "keys", [{"tokens": "unigram", "max_vocabulary": 60}, {"tokens": "word"}, {"max_vocabulary": 300}]
+)
+def test_marks_in_sentences_come_back(folder, keys):
+    marked = ["Was<unk>", "<eos> x", "a@@ b", "\u2581c \u0120d", "e</w> <pad> <s>", "x<unk>y <unk>"]
+    write(folder, "train", GERMAN * 3 + marked, ENGLISH * 3 + marked)
+    corpus = prepare_pairs(config(folder, **keys))
+    pairs = corpus.pairs("train")
+    assert [corpus.source.decode(pairs.source(i)) for i in range(len(pairs))] == GERMAN * 3 + marked
+    assert [corpus.target.decode(pairs.target(i)) for i in range(len(pairs))] == ENGLISH * 3 + marked
+
+
 def test_several_prefixes_follow_each_other(folder):
     corpus = prepare_pairs(config(folder, train=["train", "valid"]))
     assert corpus.pairs("train").sources() == GERMAN * 3 + GERMAN[:2]

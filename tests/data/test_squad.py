@@ -204,6 +204,13 @@ def test_faults_of_version_2(tmp_path):
     fails(with_("no", *FIRST, "is_impossible", base=V2), "is_impossible: Input should be a valid boolean, given 'no'")
 
 
+def test_a_byte_order_mark_and_halves_of_pairs_are_read(tmp_path):
+    content = json.dumps(with_("What \ud83d?", *FIRST, "question"))
+    (tmp_path / "train.json").write_bytes(b"\xef\xbb\xbf" + content.encode())
+    found = read_squad(tmp_path / "train.json", "train", "1.1").questions[0]
+    assert found.question == "What \ufffd?"
+
+
 def test_faults_of_what_is_asked_for(tmp_path):
     with pytest.raises(InputError, match="splits train and dev, not 'test'"):
         read_squad(tmp_path, "test")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from paired_models import CAUSAL, EOS, VOCABULARY, XL, masked_of, pair, small, tokens
-from transformers import Trainer, TrainingArguments, pipeline
+from transformers import DataCollatorForLanguageModeling, Trainer, TrainingArguments, pipeline
 
 import fullrank as fr
-from fullrank.data import WordVocabulary
+import translator_models
+from fullrank.data import ByteVocabulary, CharacterVocabulary, WordVocabulary, train_bpe
 from fullrank.hf.tokenizer import of_vocabulary
 
 WORDS = ["<unk>", "w1", "<eos>", *(f"w{i}" for i in range(3, VOCABULARY))]
@@ -68,6 +70,86 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(tmp_path: Path, chun
         states.append(model.state_dict())
     for name, tensor in states[0].items():
         torch.testing.assert_close(states[1][name], tensor, rtol=1e-4, atol=1e-5)
+
+
+def padding_runs() -> dict[str, Any]:
+    text = "a b <unk> zz\nc \u00e9 \x00 a\n" * 5
+    words = WordVocabulary(["<eos>"])
+    return {
+        "word": WordVocabulary.from_counts(Counter(words.words(text)), min_count=6),
+        "word without line ends": WordVocabulary.from_counts(Counter(text.split()), line_end=False),
+        "character": CharacterVocabulary.from_counts(Counter(text), min_count=6),
+        "byte": ByteVocabulary(),
+        "bpe": train_bpe([text], size=270),
+        "bpe of lines that begin": train_bpe([text], size=270, line_start=True),
+    }
+
+
+@pytest.mark.parametrize("chunked_loss", [False, True])
+@pytest.mark.parametrize("kind", padding_runs())
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_every_token_of_a_padded_batch_is_a_target(kind: str, side: str, chunked_loss: bool) -> None:
+    """Unknown words, line ends and the byte 0 as well; the mean loss is that of the texts one by one."""
+    own = padding_runs()[kind]
+    tokenizer = of_vocabulary(own)
+    assert tokenizer.padding_side == "right"
+    tokenizer.padding_side = side
+    texts = ["a b unseen\nc a b \x00\n", "zz", "\u00e9 a\n"]
+    config = small(vocab_size=len(own), output={"tied": False})
+    torch.manual_seed(3)
+    model = fr.FullRankForCausalLM(fr.FullRankConfig.of(config, pad_token_id=tokenizer.pad_token_id)).train()
+    model.config.chunked_loss = chunked_loss
+    batch = DataCollatorForLanguageModeling(tokenizer, mlm=False)([tokenizer(text) for text in texts])
+    ids = [own.encode(text) for text in texts]
+    assert all(tokenizer.pad_token_id not in row for row in ids)
+    targets = sum(map(len, ids))
+    counts = (batch["labels"] != -100).sum() - len(texts)  # the first token of a text is read only
+    assert counts == targets
+    alone = sum(
+        model.model.nll(torch.tensor([[own.start_id, *row[:-1]]]), torch.tensor([row])).per_token.sum() for row in ids
+    )
+    torch.testing.assert_close(model(**batch).loss, alone / targets)
+    torch.testing.assert_close(model(**batch, num_items_in_batch=targets).loss, alone / targets)
+
+
+@pytest.mark.parametrize("num_items", [None, 0, 5])
+def test_a_batch_without_labels_has_one_loss(num_items: int | None) -> None:
+    """Zero by both ways to a loss, with gradients of zero, in language models, masked ones and translators."""
+    ids = tokens(2, 5)
+    labels = torch.full_like(ids, -100)
+    translator = fr.FullRankForSeq2SeqLM(fr.FullRankConfig.of(translator_models.config(), eos_token_id=0))
+    ids = ids % translator_models.TARGET
+    models = [(begun(small()), {}), (masked_of(small())[0], {}), (translator, {"decoder_input_ids": ids})]
+    for model, more in models:
+        for chunked_loss in (False, True):
+            model.train().config.chunked_loss = chunked_loss
+            loss = model(input_ids=ids, labels=labels, num_items_in_batch=num_items, **more).loss
+            loss.backward()
+            assert loss.item() == 0
+            assert all(p.grad is None or not p.grad.any() for p in model.parameters())
+
+
+def test_prompts_of_a_batch_are_padded_beyond_the_vocabulary() -> None:
+    """Penalties look scores of the prompt up; a text that has ended is padded."""
+    own = padding_runs()["word"]
+    tokenizer = of_vocabulary(own)
+    config = fr.FullRankConfig.of(small(vocab_size=len(own)), pad_token_id=tokenizer.pad_token_id)
+    model = fr.FullRankForCausalLM(config).double().eval()
+    how: dict[str, Any] = {
+        "max_new_tokens": 6,
+        "do_sample": False,
+        "repetition_penalty": 1.3,
+        "eos_token_id": own.start_id,
+    }
+    texts = ["a", "a b c a"]
+    batch = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left")
+    assert (batch["input_ids"] >= len(own)).any()
+    together = model.generate(**batch, **how)[:, batch["input_ids"].shape[1] :].tolist()
+    for text, new in zip(texts, together, strict=True):
+        one = tokenizer(text, return_tensors="pt")
+        alone = model.generate(**one, **how)[0, one["input_ids"].shape[1] :].tolist()
+        assert new == alone + [tokenizer.pad_token_id] * (len(new) - len(alone))
+    assert model.resize_token_embeddings(len(tokenizer)) is model.get_input_embeddings()
 
 
 def test_evaluating_and_generating_after_training(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import GenerationMixin, LogitsProcessorList, PreTrainedModel
 from transformers import initialization as init
 from transformers.modeling_outputs import (
     BaseModelOutput,
@@ -115,7 +115,8 @@ class FullRankPreTrainedModel(PreTrainedModel):
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Module:
         """The input layer unchanged; InputError for another number of tokens."""
-        if new_num_tokens not in (None, self.config.vocab_size) or pad_to_multiple_of is not None:
+        size = self.config.vocab_size or 0
+        if new_num_tokens not in (None, size, size + 1) or pad_to_multiple_of is not None:  # with padding or without it
             raise InputError(
                 f"a fullrank model keeps the vocabulary that it was trained with, {self.config.vocab_size} entries, given "
                 f"{new_num_tokens}; use its own tokenizer, or train a model with another vocabulary"
@@ -142,6 +143,12 @@ class FullRankPreTrainedModel(PreTrainedModel):
         states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         return Trace(weights=bool(weights), states=[] if states else None) if weights or states else None
 
+    def _without_padding(self, ids: Tensor, replacement: int = 0) -> Tensor:
+        """Ids of the vocabulary. The first id beyond it is padding where every entry may stand in a text: it is read as some
+        entry, as its outputs mean nothing.
+        """
+        return ids.masked_fill(ids == self.config.vocab_size, replacement)
+
     @property
     def _without_logits(self) -> bool:
         """True if a loss is formed chunk by chunk."""
@@ -151,21 +158,23 @@ class FullRankPreTrainedModel(PreTrainedModel):
                  logits_to_keep: int | Tensor = 0) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
         """Logits (B, N, V) of hidden (B, N, E), and the loss of labels (B, N) in nats; None for what is not asked for.
 
-        The loss is the mean over labels other than -100, or their sum over num_items.
+        The loss is the mean over labels other than -100, or their sum over num_items; 0 where there is no such label.
         """
+        if labels is not None:
+            labels = self._without_padding(labels, IGNORED)
+        items = None if num_items is None else torch.as_tensor(num_items).clamp_min(1)
         if labels is not None and self._without_logits:
             counts = labels != IGNORED
             loss: Tensor = output.loss(hidden, labels.masked_fill(~counts, 0), counts)[0]
-            return None, loss if num_items is None else loss * counts.sum() / num_items
+            return None, loss if items is None else loss * counts.sum() / items
         kept = slice(-logits_to_keep or None, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits: Tensor = output(hidden[:, kept])
         if labels is None:
             return logits, None
         precise = logits if logits.dtype == torch.float64 else logits.float()
-        reduction = "mean" if num_items is None else "sum"
-        flat = precise.flatten(0, -2), labels[:, kept].flatten()
-        loss = F.cross_entropy(*flat, ignore_index=IGNORED, reduction=reduction)
-        return logits, loss if num_items is None else loss / num_items
+        labels = labels[:, kept]
+        loss = F.cross_entropy(precise.flatten(0, -2), labels.flatten(), ignore_index=IGNORED, reduction="sum")
+        return logits, loss / ((labels != IGNORED).sum().clamp_min(1) if items is None else items)
 
 
 def _checkpointed(func: Callable[..., Any], block: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -206,6 +215,19 @@ class _Writing(FullRankPreTrainedModel, GenerationMixin):
             generation_config.use_cache = True  # a copy of this call; without memory it is another model
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
 
+    def _get_logits_processor(self, *args: Any, **kwargs: Any) -> LogitsProcessorList:
+        processors = super()._get_logits_processor(*args, **kwargs)
+        return _WithPadding(processors) if self.config.pad_token_id == self.config.vocab_size else processors
+
+
+class _WithPadding(LogitsProcessorList):
+    """Processors that may look up the score of padding, which has an id beyond the vocabulary."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
+        return (
+            super().__call__(input_ids, F.pad(scores, (0, 1), value=-torch.inf), **kwargs)[:, :-1] if self else scores
+        )
+
 
 class FullRankForCausalLM(_Writing):
     """p(x_{n+1} | x_1 .. x_n): a `LanguageModel` under `model`.
@@ -236,8 +258,11 @@ class FullRankForCausalLM(_Writing):
         past = cache if past_key_values is None else past_key_values
         if past is None and self._begins_cache(use_cache, labels is not None):
             past = FullRankCache()
-        hidden = self._read(input_ids, attention_mask, layer_of(past), trace)
-        if labels is not None:  # each token predicts the next one
+        hidden = self._read(self._without_padding(input_ids), attention_mask, layer_of(past), trace)
+        if labels is not None:  # each token predicts the next one, and padding predicts nothing
+            if attention_mask is not None:
+                seen = attention_mask[:, -labels.shape[1] :].bool()
+                labels = labels.masked_fill(~torch.cat((seen[:, :1], seen[:, :-1]), dim=1), IGNORED)
             labels = torch.cat((labels[:, 1:], labels.new_full((len(labels), 1), IGNORED)), dim=1)
         logits, loss = self._predict(self.model.output, hidden, labels, num_items_in_batch, logits_to_keep)
         return CausalLMOutputWithPast(loss, logits, past, **_traced(trace, hidden))
@@ -298,7 +323,7 @@ class FullRankForMaskedLM(FullRankPreTrainedModel):
         with `config.chunked_loss` the output layer then computes these alone.
         """
         trace = self._trace(output_attentions, output_hidden_states)
-        states = self.model.encoder.encode(input_ids, attention_mask, trace=trace).hidden
+        states = self.model.encoder.encode(self._without_padding(input_ids), attention_mask, trace=trace).hidden
         hidden = self.model.output_dropout(states)
         if labels is not None and self._without_logits:
             masked = labels != IGNORED
@@ -337,7 +362,7 @@ class FullRankForSequenceClassification(FullRankPreTrainedModel):
         numbers of classes, or values where `num_labels` is 1; (B, num_labels) where a text has several.
         """
         trace = self._trace(output_attentions, output_hidden_states)
-        model = self.model
+        model, input_ids = self.model, self._without_padding(input_ids)
         counts = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         if isinstance(model, LanguageModel):
             hidden_behind = not model.config.sees_future
@@ -398,6 +423,7 @@ class FullRankForSeq2SeqLM(_Writing):
             past = FullRankCache()
         trace = self._trace(output_attentions, output_hidden_states)
         source = Source.of(encoder_outputs[0], attention_mask)
+        decoder_input_ids = self._without_padding(decoder_input_ids)
         hidden = self._read(decoder_input_ids, decoder_attention_mask, source, layer_of(past), trace)
         logits, loss = self._predict(self.model.decoder.output, hidden, labels, num_items_in_batch, logits_to_keep)
         traced = _traced(trace, hidden)
@@ -474,7 +500,9 @@ class SourceEncoder:
                 output_hidden_states: bool | None = None) -> Any:  # fmt: skip
         """input_ids (B, M) -> `BaseModelOutput` with last_hidden_state (B, M, E)."""
         trace = self._whole._trace(output_attentions, output_hidden_states)
-        hidden = self._whole.model.encoder.encode(input_ids, attention_mask, trace=trace).hidden
+        encoder = self._whole.model.encoder
+        known = input_ids.masked_fill(input_ids == encoder.config.vocab_size, 0)  # as `_without_padding`, of the source
+        hidden = encoder.encode(known, attention_mask, trace=trace).hidden
         return BaseModelOutput(last_hidden_state=hidden, **_traced(trace, hidden))
 
     __call__ = forward

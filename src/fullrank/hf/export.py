@@ -169,7 +169,7 @@ def _write_tokenizers(new: Path, folder: Path, kind: _Kind) -> tuple[dict[str, A
             written, own = tokenizer_of(folder), load_tokenizer(folder)
             written.save_pretrained(new)
             if own.eos_id is not None:  # which has no name in a tokenizer where it is the end of a line
-                ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), own.eos_id)
+                ids = dict.fromkeys(("bos_token_id", "eos_token_id"), own.eos_id)
     except InputError as error:
         return {}, str(error)
     ids = {f"{name}_token_id": getattr(written, f"{name}_token_id") for name in ("bos", "eos", "pad", "mask")} | ids
