@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from fault_runs import KINDS, Kind
+from fullrank.files import digest
 from fuzz import ROOT, Case, said, start
 from fuzz_configs import BOMBS, HOSTILE
 
@@ -200,6 +201,25 @@ def structured(draw: random.Random, path: Path) -> bool:
     return True
 
 
+def sealed_again(draw: random.Random, path: Path) -> bool:
+    """Change the content of a record that has a checksum and compute that anew, as a stranger would; False if it has none."""
+    text = path.read_text(encoding="utf-8")
+    lines = text.splitlines() if path.suffix == ".jsonl" else [text]
+    place = draw.randrange(len(lines)) if lines else 0
+    record = json.loads(lines[place]) if lines else None
+    if not isinstance(record, dict) or not record.keys() & {"sha256", "id"}:
+        return False
+    if "content" in record:  # checkpoint.json
+        content = hostile_leaf(draw, record["content"])
+        lines[place] = json.dumps({"sha256": digest(content), "content": content})
+    else:  # a line of a ledger; a vocabulary or a prepared text
+        content = hostile_leaf(draw, {key: value for key, value in record.items() if key not in ("sha256", "id")})
+        seal = {"id": digest(content)[:16]} if "id" in record else {"sha256": digest(content)}
+        lines[place] = json.dumps({**seal, **content} if isinstance(content, dict) else content)
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return True
+
+
 def bytes_of(draw: random.Random, content: bytes, other: bytes) -> tuple[str, bytes]:
     """Bytes changed in one of many ways, and which."""
     a, b = sorted(draw.randrange(len(content) + 1) for _ in range(2))
@@ -241,6 +261,8 @@ def mutate(draw: random.Random, path: Path, others: list[Path], *, pipe: bool) -
             targets = {"dangling link": "nowhere", "link to itself": path.name, "endless": "/dev/zero"}
             path.symlink_to(targets.get(way) or draw.choice(others).resolve())
         return way
+    if path.suffix in (".json", ".jsonl") and draw.random() < 0.3 and sealed_again(draw, path):
+        return "sealed again"
     if path.suffix in (".json", ".jsonl", ".yaml") and draw.random() < 0.7 and structured(draw, path):
         return "value"
     way, changed = bytes_of(draw, content, draw.choice(others).read_bytes())

@@ -334,3 +334,19 @@ def test_citation_is_of_this_package_and_its_papers() -> None:
         assert f"[{paper['title']}]({paper.get('url') or 'https://doi.org/' + paper['doi']})" in readme
         assert all({"given-names", "family-names"} == set(author) for author in paper["authors"])
     assert len(citation["references"]) == 4
+
+
+def test_files_has_the_only_reader_of_json() -> None:
+    """`files.parse_json` bounds nesting and knows no NaN, and nothing in the source unpickles."""
+    words = (
+        r"json\.loads?\(",
+        r"JSONDecoder\b",
+        r"import (pickle|marshal)",
+        r"torch\.load\(",
+        "allow_pickle",
+        r"distributed\.checkpoint",
+    )
+    readers = re.compile("|".join(words))
+    lines = ((path, line) for path in (ROOT / "src").rglob("*.py") for line in path.read_text("utf-8").splitlines())
+    found = [(path.name, line.strip()) for path, line in lines if readers.search(line)]
+    assert [(name, line.partition("(")[0]) for name, line in found] == [("files.py", "return json.loads")]

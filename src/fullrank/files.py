@@ -237,7 +237,7 @@ def no_room(error: BaseException) -> bool:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """A JSON value; NaN and infinite numbers, which JSON does not have, are null. ValueError if damaged or endlessly nested."""
+    """A JSON value; a number that is not finite, which JSON does not have, is null. ValueError if it is damaged or too deep."""
     try:
         return json.loads(text, parse_constant=lambda constant: None, parse_float=_finite_float)
     except RecursionError:

@@ -140,7 +140,7 @@ def read_record(folder: Path) -> Record:
         if content.get("run"):
             content["run"] = read_value(RunSeal, content["run"], "content.run")
     except InputError as error:
-        raise DamagedError(str(error).replace(str(folder / PLAIN), PLAIN)) from error
+        raise DamagedError(f"{PLAIN}: {str(error).removeprefix(f'{folder / PLAIN}: ')}") from error
     return Record(content["files"], content.get("run", {}), content["state"])
 
 

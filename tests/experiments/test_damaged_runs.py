@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -23,7 +24,9 @@ from fullrank.cli import main
 from fullrank.config.recipe import resolve_any
 from fullrank.core.errors import FullRankError, InputError
 from fullrank.experiments import run as run_module
+from fullrank.experiments.ledger import row_of
 from fullrank.experiments.run import average, evaluate, resume, train
+from fullrank.reporting.ledger import add_rows, sealed
 from fullrank.reporting.runs import read_run
 from fullrank.seal import read_record, write_record
 
@@ -286,6 +289,42 @@ def test_evaluation_writes_nothing_into_a_run(run: Path) -> None:
     assert content() == before
     for path in (run, *run.rglob("*")):
         path.chmod(0o755)
+
+
+@pytest.mark.parametrize("cached", ["stranger", "here/cache/stranger"])
+def test_a_reader_writes_nothing_into_the_cache_that_a_run_names(
+    run: Path, cached: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The text is prepared again in the cache of the user: a run of a stranger does not choose where that is."""
+    before, theirs, own = nll(run), run.parent.parent / cached, run.parent / "own"
+    shutil.rmtree(run.parent / "cache")
+    edit(run / "config.yaml", lambda config: config["data"].update(cache=str(theirs)))
+    monkeypatch.setenv("FULLRANK_CACHE", str(own))
+    assert nll(run) == before
+    for words in (["eval", str(run), "--split", "test"], ["analyze", "rank", str(run)], ["report", str(run)]):
+        with contextlib.suppress(SystemExit):
+            main(words)
+    assert (own / "corpora").is_dir()
+    assert not theirs.exists()
+
+
+def test_a_figure_of_the_ledger_is_verified_where_its_run_exists(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A row that was edited and sealed again is found by its checkpoint alone."""
+    book, words = (
+        run.parent / "ledger.jsonl",
+        ["ledger", "pages", str(run.parent), "--verify", "--runs", str(run.parent)],
+    )
+    row = row_of(run)
+    add_rows(book, [row])
+    with pytest.raises(SystemExit):
+        main(words)
+    assert "1 of 1 rows" in capsys.readouterr().err
+    final = row["final"] | {"test": row["final"]["test"] | {"perplexity": 1.5}}
+    book.write_text(json.dumps(sealed(row | {"final": final})) + "\n", encoding="utf-8")
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert "final.test.perplexity is 1.5 in the ledger" in capsys.readouterr().err
 
 
 def test_a_pipe_in_a_run_is_not_waited_for(run: Path) -> None:

@@ -7,6 +7,8 @@ import errno
 import itertools
 import json
 import os
+import pickle
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,12 +19,14 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from training_toy import Death, Objective, Recorder, Toy, at_call, die, evaluate, outcome, train
 
 from fullrank import storage
 from fullrank.core.errors import InputError, RunError
-from fullrank.seal import DamagedError, write_record
+from fullrank.files import digest
+from fullrank.seal import DamagedError, read_record, write_record
 from fullrank.training import EvaluationResult, load_weights
 from fullrank.training.checkpoint import (
     Snapshot,
@@ -32,6 +36,7 @@ from fullrank.training.checkpoint import (
     read_checkpoint,
     save_checkpoint,
     separate,
+    take_over_checkpoints,
     write_mean,
     write_tensors,
 )
@@ -533,3 +538,110 @@ def test_a_mean_takes_no_name_of_something_else(name: str, tmp_path: Path) -> No
     (tmp_path / "mine").mkdir()
     with pytest.raises(InputError, match="mine is there and is not an average; give another name"):
         write_mean(tmp_path, "mine", {"w": torch.zeros(2)}, [1])
+
+
+# -- written by a stranger ---------------------------------------------------------------------------------------------
+
+
+class _Runs:
+    """An object whose pickle makes a folder where it is read."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.folder),)
+
+
+@pytest.mark.parametrize(
+    "name", ["training/.metadata", "training/__0_0.distcp", "training.pt", "training-1.safetensors", "../outside"]
+)
+def test_no_other_file_than_safetensors_is_read(name: str, tmp_path: Path) -> None:
+    """A folder of torch.distributed.checkpoint, whose pickle runs code, with checksums that are right."""
+    checkpoints = tmp_path / "checkpoints"
+    save_checkpoint(checkpoints, snapshot(1), step=1, best=True)
+    last = checkpoints / "last"
+    (last / "training").mkdir()
+    (last / name).write_bytes(pickle.dumps(_Runs(tmp_path / "ran")))
+    record = read_record(last)
+    write_record(last, ("model.safetensors", name), record.state, record.run)
+    for read in (read_checkpoint, lambda path: load_checkpoint(path.parent, refuse)):
+        with pytest.raises((DamagedError, InputError), match=re.escape(f"checkpoint.json names '{name}'")):
+            read(last)
+    with pytest.raises(InputError, match="nothing else is read"):
+        take_over_checkpoints(checkpoints, tmp_path / "copy", {})
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"\x80\x04", pickle.dumps(_Runs(Path("ran")))])
+def test_a_pickle_under_the_name_of_tensors_is_refused(content: bytes, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, snapshot(1), step=1, best=True)
+    (tmp_path / "last" / "training.safetensors").write_bytes(content)
+    record = read_record(tmp_path / "last")
+    write_record(tmp_path / "last", tuple(record.files), record.state, record.run)
+    with pytest.raises(DamagedError, match=r"training\.safetensors cannot be read"):
+        read_checkpoint(tmp_path / "last")
+
+
+def test_rows_of_several_files_are_one_tensor(tmp_path: Path) -> None:
+    whole = snapshot(1)
+    save_checkpoint(tmp_path, whole, step=1, best=True)
+    last = tmp_path / "last"
+    (last / "training.safetensors").unlink()
+    divided = {name: tensor for name, tensor in whole.training.items() if tensor.ndim}
+    save_file(
+        {name: tensor[:1].clone() for name, tensor in divided.items()}
+        | {name: tensor for name, tensor in whole.training.items() if not tensor.ndim},
+        last / "training-00000.safetensors",
+    )
+    save_file({name: tensor[1:].clone() for name, tensor in divided.items()}, last / "training-00001.safetensors")
+    names = ("model.safetensors", "training-00000.safetensors", "training-00001.safetensors")
+    write_record(last, names, whole.state, {})
+    found = read_checkpoint(last).training
+    assert found.keys() == whole.training.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in whole.training.items())
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("step", "one"),
+        ("step", -1),
+        ("step", 10**30),
+        ("best_step", []),
+        ("best_nll", "low"),
+        ("metric", 3.5),
+        ("phase_bests", [3]),
+        ("phase_bests", [[1, 2, 3]]),
+        ("timed_by_phase", {"a": 3}),
+        ("timed_by_phase", {"a": {"seconds": "x"}}),
+        ("seconds", {}),
+        ("optimizer", None),
+        ("schedule", []),
+        ("average", {"kind": "ema"}),
+        ("average", {"kind": "ema", "count": -1}),
+        ("average", 3),
+        ("window_tokens", "many"),
+        ("batches_per_epoch", {}),
+        ("metrics_bytes", -3),
+    ],
+)
+def test_an_odd_value_that_is_sealed_again_is_named(key: str, value: object, tmp_path: Path) -> None:
+    train(tmp_path, steps=5, averaging="ema")
+    last = tmp_path / "checkpoints" / "last"
+    record = read_record(last)
+    write_record(last, tuple(record.files), record.state | {key: value}, record.run)
+    for other in (tmp_path / "checkpoints").glob("step-*"):
+        if other.name != last.readlink().name:
+            shutil.rmtree(other)
+    with pytest.raises(InputError, match=rf"last.*{key}|with eval.metric: 3.5"):
+        train(tmp_path, steps=7, averaging="ema")
+
+
+@pytest.mark.parametrize("content", [[], 3, {"format": 1}, {"format": 1, "files": [], "state": {"step": 1}},
+                                     {"format": 1, "files": {"model.safetensors": {"bytes": "x"}}, "state": {"step": 1}},
+                                     {"format": 1, "files": {}, "state": {"step": 1}, "run": {"config": 3}}])  # fmt: skip
+def test_an_odd_record_that_is_sealed_again_is_damaged(content: object, tmp_path: Path) -> None:
+    (tmp_path / "checkpoint.json").write_text(json.dumps({"sha256": digest(content), "content": content}))
+    with pytest.raises(DamagedError, match=r"checkpoint\.json"):
+        read_record(tmp_path)

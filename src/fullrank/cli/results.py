@@ -121,7 +121,7 @@ def search(
     keys, winner = list(content["winner"]["settings"]), content["winner"]
     shares = [f"nll at {share * content['epochs']:.3g} epochs" for share in content["shares"]]
     rows: list[list[str | Text]] = []
-    for arm in sorted(content["arms"], key=lambda arm: (-len(arm["nll"]), arm["nll"][-1] or float("inf"))):
+    for arm in sorted(content["arms"], key=lambda arm: (-len(arm["nll"]), (arm["nll"] or [None])[-1] or float("inf"))):
         nll = ["-" if value is None else f"{value:.4f}" for value in arm["nll"]]
         rows.append(
             [*(str(arm["settings"][key]) for key in keys), outcome_of(arm), *nll, *[""] * (len(shares) - len(nll))]
@@ -159,13 +159,31 @@ def pages(
         Path, typer.Argument(metavar="DIR", help="The folder of ledger.jsonl, claims/ and the pages.")
     ] = LEDGER.parent,
     check: Annotated[bool, typer.Option("--check", help="Write nothing; fail if a page was edited by hand.")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Evaluate again the checkpoints of rows whose runs lie in --runs.")
+    ] = False,
+    runs: Annotated[Path, typer.Option("--runs", metavar="DIR", help="With --verify: where run folders lie.")] = Path(
+        "runs"
+    ),
     json: Json = False,
 ) -> None:
-    """Make the result pages from the ledger: for each paper a verdict on every claim, and all runs."""
+    """Make the result pages from the ledger: for each paper a verdict on every claim, and all runs.
+
+    A checksum finds damage, and no forger. --verify fails where a checkpoint gives other figures than its row.
+    """
+    from fullrank.reporting.ledger import read_ledger
     from fullrank.reporting.result_pages import write_pages
 
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder; give the one that holds ledger.jsonl")
+    if verify:
+        from fullrank.experiments.ledger import verify as verify_rows
+
+        rows = read_ledger(folder / "ledger.jsonl")
+        verified, different = verify_rows(rows, runs, silent)
+        if different:
+            raise InputError("\n".join(different))
+        say(f"{verified} of {len(rows)} rows have a run in {runs}, whose checkpoint gives their figures again")
     changed = write_pages(folder, check=check)
     words = [f"written: {', '.join(changed)}"] if changed else [f"{folder}: every page is what the ledger says"]
     tell({"folder": str(folder), "written": changed}, words, json=json)

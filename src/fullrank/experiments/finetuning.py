@@ -21,7 +21,7 @@ from fullrank.data.invented import invented_examples
 from fullrank.decoding.sample import evaluating
 from fullrank.evaluation.tasks import glue_scores
 from fullrank.experiments.models import HuggingFaceModel, check_length, load_pretrained, padding_of
-from fullrank.experiments.run_folder import open_any
+from fullrank.experiments.run_folder import open_any, with_own_cache
 from fullrank.experiments.task import Parts, Prepared, Say, Task, own_rows, penalized, place_draws, shared, trace_for
 from fullrank.training.checkpoint import load_weights
 from fullrank.training.device import device_of
@@ -339,6 +339,6 @@ def reopen(folder: Path, say: Say) -> Reopened:
         raise InputError(f"{folder}: holds no model/; fine-tune it with train.keep_model: true")
     task, options = GLUE[config.data.task], replace(config.model, pretrained=str(folder / "model"), revision=None)
     pretrained = load_pretrained(options, "classification", num_labels=task.outputs, labels=task.labels)
-    dev = GlueTuning().prepare(config, identity, True, say).corpus["dev"]
+    dev = GlueTuning().prepare(with_own_cache(config), identity, True, say).corpus["dev"]
     encoded = encode(pretrained, dev, config.data.max_length)
     return Reopened(pretrained.model, task, dev, encoded, config.eval.batch_size)

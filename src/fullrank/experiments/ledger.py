@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NotRequired, TypedDict
@@ -10,15 +12,18 @@ from fullrank.analysis.size import size_of_run
 from fullrank.config.run import RunConfig
 from fullrank.core.errors import InputError
 from fullrank.core.section import CountOrZero
+from fullrank.experiments.run import evaluate
 from fullrank.experiments.run_folder import open_any
-from fullrank.experiments.task import LOG_PROBABILITIES
+from fullrank.experiments.task import LOG_PROBABILITIES, Say
 from fullrank.files import read_json, sha256_of
 from fullrank.reporting.ledger import differences
-from fullrank.reporting.runs import Figures, Origin, Protocol, Spectrum, mapping, number, read_run
+from fullrank.reporting.runs import Figures, Origin, Protocol, Spectrum, find_runs, mapping, number, read_run
+from fullrank.seal import read_identity
 
 # of result.json: what stands in the recipe or elsewhere in the row, a text, and paths
 _LEFT_OUT = {"name", "paper", "mixing_parameters", "protocol", "protocol_settings", "sample"}
 _PATHS = {"details", "platform"}
+_CLOSE = 1e-4  # of figures: another machine, kernel or number of threads adds up in another order
 
 
 class FinishedResult(TypedDict):
@@ -72,6 +77,30 @@ def row_of(folder: Path) -> dict[str, Any]:
             if (kept := folder / LOG_PROBABILITIES.format(split)).is_file()
         },
     }
+
+
+def verify(rows: Iterable[Mapping[str, Any]], runs: Path, say: Say) -> tuple[int, list[str]]:
+    """Evaluate again the best checkpoint of each row whose run lies in `runs`: how many there are, and figures that differ.
+
+    A run is known by the checksum of its result.json. Runs of fine-tuning are left out.
+    """
+    there = {sha256_of(run / "result.json"): run for run in find_runs(runs) if (run / "result.json").is_file()}
+    verified, different = 0, list[str]()
+    for row in rows:
+        folder = there.get(str(row.get("result")))
+        if folder is None or not isinstance(open_any(folder)[0], RunConfig):
+            continue
+        verified += 1
+        for split in read_identity(folder).get("text") or {}:
+            stated = row["final"].get(split, {})
+            figures = evaluate(folder, split, say=say) if stated else {}
+            for key in ("nll", "perplexity", "bleu"):
+                before, now = number(stated.get(key)), number(figures.get(key))
+                if before is not None and (now is None or not math.isclose(before, now, rel_tol=_CLOSE)):
+                    different.append(
+                        f"{folder}: final.{split}.{key} is {before:.6g} in the ledger, and {now:.6g} evaluated"
+                    )
+    return verified, different
 
 
 def _spectrum(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:

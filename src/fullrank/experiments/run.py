@@ -46,6 +46,7 @@ from fullrank.experiments.run_folder import (
     teacher_of,
     training_of,
     whose_training,
+    with_own_cache,
 )
 from fullrank.experiments.squad import SquadTuning
 from fullrank.experiments.task import Prepared, Say, Task, TextTask
@@ -315,7 +316,7 @@ def corpus_of(folder: Path, split: str, say: Say = print) -> Any:
     Raises InputError if they have no such split, or if a vocabulary or that split is not what it was.
     """
     config, identity = open_run(folder)
-    prepared = TEXT_TASKS[config.task].prepare(config, identity, True, say)
+    prepared = TEXT_TASKS[config.task].prepare(with_own_cache(config), identity, True, say)
     splits: dict[str, str] = dict(prepared.identity["text"])
     if split not in splits:
         raise InputError(f"--split: '{split}' is not a split; {prepared.label} has {', '.join(splits)}")

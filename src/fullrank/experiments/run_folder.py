@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fullrank.config.finetune import FinetuneConfig
 from fullrank.config.load import apply_overrides, build, build_any, flatten, merge, read_yaml, to_yaml
@@ -22,6 +22,7 @@ from fullrank.files import digest, read_json, sha256_of, write_bytes, write_json
 from fullrank.reporting.runs import Result
 from fullrank.seal import MOVABLE, check_run, read_identity, seal_run
 
+AnyConfig = TypeVar("AnyConfig", RunConfig, FinetuneConfig)
 # encoders that need no hub: all-MiniLM-L6-v2 inside a Python package; random weights
 MINILM, RANDOM = "minilm", "random"
 
@@ -103,6 +104,14 @@ def open_run(folder: Path) -> tuple[RunConfig, dict[str, Any]]:
             f"`fullrank finetune {folder}` goes on with it"
         )
     return config, identity
+
+
+def with_own_cache(config: AnyConfig) -> AnyConfig:
+    """The configuration of a run for a command that reads it: what it prepares is kept in the cache of the user.
+
+    The run may be a stranger's, who would choose with `data.cache` where this process writes.
+    """
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, cache=None))
 
 
 def open_causal(folder: Path) -> RunConfig:

@@ -58,6 +58,12 @@ class _Arm(TypedDict):
     dropped: int | None
 
 
+class _Winner(TypedDict):
+    settings: dict[str, Any]
+    folders: list[str]
+    nll: dict[str, float]
+
+
 class _Search(TypedDict):
     """The content of search.json."""
 
@@ -65,7 +71,7 @@ class _Search(TypedDict):
     left: list[Count]
     shares: list[float]
     arms: list[_Arm]
-    winner: dict[str, Any] | None
+    winner: _Winner | None
     epochs: float
     full_trainings: float
 
@@ -103,6 +109,8 @@ def search(request: Request, out: Path, cores: Sequence[int], say: Say = print) 
         going = [arm for arm in content["arms"] if arm["dropped"] is None and len(arm["nll"]) == rung]
         if going:
             _train_rung(request, out, content, going, cores, say)
+    if content["winner"] is None:
+        raise InputError(f"{out / FILE}: damaged (every combination is done, and winner is null); give another --out")
     return content
 
 
