@@ -151,7 +151,7 @@ def test_earlier_lines_of_metrics_are_sealed(run: Path) -> None:
 def test_weights_without_their_record_are_refused(run: Path) -> None:
     model = fr.LanguageModel.load(run)
     (run / "checkpoints" / "best" / "checkpoint.json").unlink()
-    with pytest.raises(InputError, match=r"best is damaged: checkpoint\.json cannot be read"):
+    with pytest.raises(InputError, match=r"best is damaged: checkpoint\.json: cannot be read"):
         nll(run)
     model.save(run.parent / "saved")
     shutil.copy(run.parent / "saved" / "model.safetensors", run / "model.safetensors")
