@@ -11,10 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
-from cli_runs import SMALL, call, call_process, called, command, environment, write_text
+from cli_runs import SMALL, call, call_process, called, command, environment, write_config, write_text
 
 from fullrank.cli.output import print_json
 from fullrank.core.errors import Interrupted
+from fullrank.experiments.init import Request
 from fullrank.files import write_json
 
 
@@ -228,3 +229,30 @@ def test_exit_statuses_of_the_parser(words: list[str], code: int) -> None:
     assert found == code
     assert bool(out) == (code == 0)
     assert bool(said) == (code == 2)
+
+
+def test_a_text_is_trained_by_one_command_with_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_text(tmp_path, sentences=200)
+    asked = []
+
+    def write_small(request: Request, out: Path, **options: object) -> None:
+        asked.append((request.texts, out))
+        write_config(out, tmp_path, tmp_path / "cache", steps=110)
+        with out.open("a") as file:
+            file.write("eval: {every_steps: 110, sample: true}\n")
+
+    monkeypatch.setattr("fullrank.experiments.init.write_configuration", write_small)
+    code, out, err = called("train", "train.txt", *SMALL)
+    assert code == 0, err
+    assert asked == [(["train.txt"], Path("train.yaml"))]
+    assert "next: fullrank generate" in out
+    assert " [...] " in err  # a continuation, at the only evaluation
+    code, _, again = called("train", "train.txt", *SMALL)
+    assert (code, "train.yaml is there already" in again) == (0, True), again
+
+    code, _, err = called("train", "train.yaml", *SMALL, "eval.sample=false", "--out", "silent")
+    assert (code, " [...] " in err) == (0, False), err
+    assert (tmp_path / "silent/metrics.jsonl").read_bytes() == (
+        tmp_path / "runs/train-seed1/metrics.jsonl"
+    ).read_bytes()

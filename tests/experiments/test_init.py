@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import math
 import re
 from pathlib import Path
@@ -12,6 +14,7 @@ import torch
 from fullrank.config.recipe import resolve
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError
+from fullrank.data.sources import files_of
 from fullrank.experiments import rules
 from fullrank.experiments.init import Request, write_configuration
 from fullrank.experiments.run import train
@@ -180,7 +183,7 @@ def test_pairs_without_validation_files_are_cut_from_training(tmp_path: Path, sl
         ({"minutes": float("nan")}, "--minutes: a positive number"),
         ({"task": "translation", "memory": True}, "no --memory"),
         ({"task": "translation"}, "not one for each of two languages"),
-        ({"texts": ["BOOK", "BOOK"]}, "TEXT: one file"),
+        ({"texts": ["BOOK", "BOOK", "BOOK"], "task": "translation"}, "of translations a prefix or two files, given 3"),
     ],
 )
 def test_what_is_refused(wish, message: str, book: str, tmp_path: Path) -> None:
@@ -229,3 +232,45 @@ def test_the_examples_are_configurations() -> None:
         tasks.add((config.task, config.data.tokens, bool(config.model.memory_length)))
     assert {("language_model", kind, False) for kind in ("character", "word", "bpe")} < tasks
     assert {("translation", "bpe", False), ("language_model", "character", True)} < tasks
+
+
+TABLE = [{"id": 1, "text": "the first review, with a comma"}, {"id": 2, "text": 'the second "review"'}]
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl"])
+def test_the_text_of_a_table_is_a_column(kind: str, tmp_path: Path, slow: list[int]) -> None:
+    path, rows = tmp_path / f"reviews.{kind}", [row for row in TABLE for _ in range(400)]
+    with path.open("w", encoding="utf-8", newline="") as file:
+        if kind == "jsonl":
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+        else:
+            writer = csv.DictWriter(file, ["id", "text"], delimiter="," if kind == "csv" else "\t")
+            writer.writeheader()
+            writer.writerows(rows)
+    with pytest.raises(InputError, match="--column names its text, one of id, text"):
+        write_configuration(Request([str(path)]), tmp_path / "my.yaml", say=silent)
+    with pytest.raises(InputError, match="no column 'texts'"):
+        write_configuration(Request([str(path)], column="texts"), tmp_path / "my.yaml", say=silent)
+    config = write_configuration(Request([str(path)], minutes=1, column="text"), tmp_path / "my.yaml", say=silent)
+    assert isinstance(config.data.train, str)
+    assert Path(config.data.train).read_text(encoding="utf-8").splitlines() == [row["text"] for row in rows]
+    assert config.eval.sample
+
+
+def test_folders_patterns_and_several_files_are_one_text(tmp_path: Path, slow: list[int]) -> None:
+    chapters = tmp_path / "book"
+    (chapters / "two").mkdir(parents=True)
+    for name in ("one.txt", "two/three.txt", "notes.md"):
+        write_lines(chapters / name, 600, 3)
+    for texts, count in (
+        ([chapters], 2),
+        ([chapters / "*.txt"], 1),
+        ([chapters / "one.txt", chapters / "notes.md"], 2),
+    ):
+        config = write_configuration(
+            Request([str(text) for text in texts], minutes=1), tmp_path / "my.yaml", force=True, say=silent
+        )
+        assert len(files_of(config.data, "train")) == count
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"holds no .txt file"):
+        write_configuration(Request([str(tmp_path / "empty")]), tmp_path / "other.yaml", say=silent)

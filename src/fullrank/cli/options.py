@@ -83,6 +83,9 @@ Checkpoint = Annotated[
 Source = Annotated[
     str | None, typer.Option("--from", metavar="DIR", help="A local folder that holds the corpus (data.dir).")
 ]
+Column = Annotated[
+    str | None, typer.Option("--column", metavar="NAME", help="Of a table (csv, tsv, jsonl): the column of the text.")
+]
 Reuse = Annotated[
     Path | None,
     typer.Option(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import glob
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +13,7 @@ import typer
 
 from fullrank.cli.app import verb
 from fullrank.cli.options import (
+    Column,
     Config,
     Json,
     Kernel,
@@ -58,12 +61,16 @@ def demo(
 @verb(
     "fullrank init book.txt",
     "fullrank init book.txt --tokens word --minutes 30 --out words.yaml",
+    "fullrank init reviews.csv --column text",
     "fullrank init corpus/train --task translation --source de --target en",
 )
 def init(
     texts: Annotated[
         list[str],
-        typer.Argument(metavar="TEXT", help="A text file; for translation a prefix of two files, or both files."),
+        typer.Argument(
+            metavar="TEXT",
+            help="Text files, folders, patterns, or a table with --column; for translation a prefix of two files, or both.",
+        ),
     ],
     out: Annotated[Path, typer.Option("--out", help="The file to write.")] = Path("my.yaml"),
     task: Annotated[str, typer.Option("--task", help="lm or translation.")] = "lm",
@@ -80,6 +87,7 @@ def init(
     memory: Annotated[bool, typer.Option("--memory", help="A model that remembers the segment before.")] = False,
     source: Annotated[str | None, typer.Option("--source", help="Translation: suffix of the source files.")] = None,
     target: Annotated[str | None, typer.Option("--target", help="Translation: suffix of the target files.")] = None,
+    column: Column = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
 ) -> None:
     """Write a configuration with comments for your own text: size, rate, batch, dropout and steps by rules.
@@ -91,11 +99,14 @@ def init(
     from fullrank.experiments.init import Request, write_configuration
 
     languages = None if source is None or target is None else (source, target)
-    write_configuration(Request(texts, task, tokens, size, minutes, memory, languages), out, force=force, say=say)
+    write_configuration(
+        Request(texts, task, tokens, size, minutes, memory, languages, column), out, force=force, say=say
+    )
     print(out.read_text(encoding="utf-8"), end="")
 
 
 @verb(
+    "fullrank train book.txt  # five minutes by the rules of init",
     "fullrank train mixhead/table1-vanilla --row b --scale tiny",
     "fullrank train my.yaml train.steps=500 --out runs/mine",
     "fullrank train runs/mine  # resumes",
@@ -120,6 +131,7 @@ def train(
             "--from-run", metavar="DIR", help="Begin with weights and vocabulary of a finished run (train.start)."
         ),
     ] = None,
+    column: Column = None,
     source: Source = None,
     reuse: Reuse = None,
     kernel: Kernel = "auto",
@@ -135,6 +147,9 @@ def train(
 ) -> None:
     """Train a recipe or a YAML file. Given a run folder, resume it exactly where it stopped.
 
+    Given a text (a file, a folder, a pattern, a table with --column), write the configuration that `fullrank init` would, in
+    five minutes' size, and train it.
+
     A finished run goes on, into a new folder, with a later end (train.steps, train.epochs, train.tokens) or --more: weights,
     optimizer, place in the data and vocabulary are carried over. --from-run begins a training of its own from weights.
 
@@ -148,6 +163,10 @@ def train(
     from fullrank.experiments.run_folder import continuation, default_folder, finished_trainings, open_any, started
 
     # what can be refused is refused before torch is imported, and once for all processes
+    if _is_text(config):
+        config = _configuration_of(config, column)
+    elif column is not None:
+        raise InputError(f"--column: of a table (csv, tsv, jsonl) to train on, given {config}")
     after = Path(config) if Path(config).is_dir() and (overrides or more or out) else None
     whole = _is_whole_run(Path(config), [row, scale, from_run, source, reuse, kernel != "auto"])
     folder = Path(config)
@@ -208,6 +227,27 @@ def train(
             raise InputError(
                 f"{folder / 'result.json'}: damaged ({error!r}); delete it, and `fullrank train {folder}` writes it again"
             ) from error
+
+
+def _is_text(name: str) -> bool:
+    """The name of a text or of texts, and no configuration, run folder or recipe."""
+    path = Path(name)
+    if path.is_dir():
+        return not any((path / file).exists() for file in ("config.yaml", "run.json")) and any(path.rglob("*.txt"))
+    return path.suffix in (".txt", ".csv", ".tsv", ".jsonl") or (glob.has_magic(name) and bool(glob.glob(name)))
+
+
+def _configuration_of(text: str, column: str | None) -> str:
+    """The configuration that `init` writes for a text, into the working directory; one that is there is kept."""
+    stem = re.sub(r"[^\w.-]+", "-", Path(text).stem or Path(text).resolve().name).strip("-") or "my"
+    out = Path(f"{stem}.yaml")
+    if out.exists():
+        say(f"{out} is there already, and is trained as it is; delete it to have it written anew")
+    else:
+        from fullrank.experiments.init import Request, write_configuration
+
+        write_configuration(Request([text], column=column), out, say=say)
+    return str(out)
 
 
 def _checked(
@@ -356,7 +396,7 @@ _UNITS = {"word": "words", "byte": "bytes", "character": "characters", "bpe": "s
 
 
 def _summary(result: dict[str, Any], folder: Path, page: Path) -> Iterator[str]:
-    from fullrank.reporting.runs import read_run, recipe_notes
+    from fullrank.reporting.runs import LANGUAGE_MODELING, read_run, recipe_notes
 
     final, record = result["final"], read_run(folder)
     size = f"{result['parameters']['total']:,} parameters"
@@ -383,6 +423,8 @@ def _summary(result: dict[str, Any], folder: Path, page: Path) -> Iterator[str]:
     if (processes := result["environment"]["processes"]) > 1:
         speed += f" by {processes} processes"
     yield f"  {speed}   {folder}   {page}"
+    if record.task == LANGUAGE_MODELING:
+        yield f"  next: fullrank generate {folder} --prompt ...   fullrank train {folder} --more '5 minutes'"
 
 
 def _figures(record: RunRecord, checkpoint: str) -> Iterator[str]:

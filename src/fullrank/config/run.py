@@ -98,6 +98,7 @@ class EvalConfig(ProtocolConfig):
     )
     max_sentences: SizeOrZero | None = key(None, "translation: sentences translated while training; null: all")
     metric: Literal["loss", "bleu"] = key("loss", "what patience, plateau and the best checkpoint follow")
+    sample: bool = key(False, "language models: show a continuation of validation text at every evaluation")
     keep_log_probabilities: bool = key(False, "language models: keep those of every token of the final evaluation")
     dynamic: DynamicConfig | None = key(None, "figures of dynamic evaluation beside the final ones; null: none")
     valid: ProtocolConfig | None = key(None, "the protocol of validation text, where it differs; while training, too")
@@ -160,7 +161,7 @@ class RunConfig(Section):
             )
         if self.train.start is not None and self.translates:
             yield "train.start: for models of one language (--from-run); leave it out with sentence pairs"
-        for name in ("keep_log_probabilities", "dynamic"):
+        for name in ("sample", "keep_log_probabilities", "dynamic"):
             if getattr(self.eval, name) and self.task != "language_model":
                 yield f"eval.{name}: for models that predict the next token of a text; leave it out"
         if self.eval.dynamic and self.model.sees_future:

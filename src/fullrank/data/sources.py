@@ -238,7 +238,11 @@ def _given_files(config: DataConfig, report: Report) -> TextSources:
 
 
 def _matching(path: Path, key: str) -> list[Path]:
-    """The file `path`, or with `*`, `?` or `[` in it all files that match, in alphabetical order."""
+    """The file `path`; of a folder all .txt files in it, with `*`, `?` or `[` all files that match, in alphabetical order."""
+    if path.is_dir():
+        if not (texts := sorted(file for file in path.rglob("*.txt") if file.is_file())):
+            raise InputError(f"{key}: the folder {path} holds no .txt file")
+        return texts
     if path.exists() or not glob.has_magic(str(path)):
         return [path]
     matches = sorted(Path(name) for name in glob.glob(str(path), recursive=True) if Path(name).is_file())

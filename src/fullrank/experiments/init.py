@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+import csv
 import glob
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fullrank.config.data import DataConfig
 from fullrank.config.run import RunConfig
 from fullrank.config.training import SIZES, Budget
 from fullrank.core.errors import InputError
-from fullrank.data.files import open_text
-from fullrank.files import write_text
+from fullrank.data.files import lines, open_text
+from fullrank.data.sources import files_of
+from fullrank.files import as_record, write_text
 
 if TYPE_CHECKING:
     from fullrank.experiments.task import Say
 
 TOKENS = ("character", "word", "bpe", "byte")
+TABLES = (".csv", ".tsv", ".jsonl")
 
 
 @dataclass(frozen=True)
 class Request:
-    """Options of `fullrank init`. `texts`: a text; for translation the common prefix of two files, or both of them."""
+    """Options of `fullrank init`.
+
+    texts: files, folders and patterns of a text; for translation the common prefix of two files, or both of them.
+    column: of a table (csv, tsv, jsonl), the column that holds the text.
+    """
 
     texts: Sequence[str]
     task: str = "lm"
@@ -32,6 +41,7 @@ class Request:
     minutes: float = 5.0
     memory: bool = False
     languages: tuple[str, str] | None = None  # suffixes of source and target
+    column: str | None = None
 
 
 def write_configuration(request: Request, out: Path, *, force: bool = False, say: Say = print) -> RunConfig:
@@ -47,12 +57,12 @@ def write_configuration(request: Request, out: Path, *, force: bool = False, say
         raise InputError(f"--minutes: a positive number, given {request.minutes:g}")
     if request.task == "translation" and (request.memory or request.tokens in ("character", "byte")):
         raise InputError("--task translation: sentence pairs take --tokens word or bpe, and no --memory")
-    if len(request.texts) > (2 if request.task == "translation" else 1):
-        raise InputError(f"TEXT: one file (of translations, a prefix or two files), given {len(request.texts)}")
+    if request.task == "translation" and len(request.texts) > 2:
+        raise InputError(f"TEXT: of translations a prefix or two files, given {len(request.texts)}")
     if out.exists() and not force:
         raise InputError(f"{out} exists already: give --out another file, or --force to replace it")
     reasons: dict[str, str] = {}
-    data = _pairs(request, reasons) if request.task == "translation" else _text(request, reasons)
+    data = _pairs(request, reasons) if request.task == "translation" else _text(request, out, reasons, say)
 
     # after all that can be refused at once
     import torch
@@ -85,6 +95,9 @@ def _stated(request: Request, data: dict[str, Any], reasons: dict[str, str]) -> 
     from fullrank.experiments.rules import data_rules, reach
 
     stated: dict[str, dict[str, Any]] = {"data": data, "model": dict(SIZES[request.size]) if request.size else {}}
+    if request.task == "lm":
+        stated["eval"] = {"sample": True}
+        reasons["eval.sample"] = "a continuation of validation text at every evaluation"
     reasons |= dict.fromkeys((f"model.{key}" for key in stated["model"]), f"size {request.size} of {', '.join(SIZES)}")
     if request.memory:
         stated["model"]["memory_length"] = 3 * reach(data_rules(data)["tokens"][0]) // 4
@@ -92,17 +105,54 @@ def _stated(request: Request, data: dict[str, Any], reasons: dict[str, str]) -> 
     return stated
 
 
-def _text(request: Request, reasons: dict[str, str]) -> dict[str, Any]:
-    path = Path(request.texts[0]).expanduser()
+def _text(request: Request, out: Path, reasons: dict[str, str], say: Say) -> dict[str, Any]:
     given = {} if request.tokens is None else {"tokens": request.tokens}
     reasons["data.tokens"] = "bpe; character for texts below 100 kB; or word, byte"
-    if str(path) == "builtin" and not path.exists():
+    if [*request.texts] == ["builtin"] and not Path("builtin").exists():
         reasons["data.name"] = "the documentation of this Python's standard library"
         return {"name": "builtin", **given}
-    open_text(path, "TEXT").close()
+    paths = [_without_table(Path(text).expanduser(), request.column, out, say) for text in request.texts]
+    for path in files_of(DataConfig(name="text", train=[str(path) for path in paths]), "train"):
+        open_text(path, "TEXT").close()
+        if path.suffix in TABLES:
+            raise InputError(f"TEXT: {path} is a table; give it by its name, with --column")
+    names = [str(path.absolute()) for path in paths]
     reasons["data.name"] = "valid and test: the last lines of the text, 5 % each; or give files of them as valid, test"
     reasons["data.train"] = "the text"
-    return {"name": "text", "train": str(path.resolve()), **given}
+    return {"name": "text", "train": names[0] if len(names) == 1 else names, **given}
+
+
+def _without_table(path: Path, column: str | None, out: Path, say: Say) -> Path:
+    """The path itself, or a text file beside `out` with the texts of a column, if it is a table."""
+    if path.suffix not in TABLES:
+        if column is not None:
+            raise InputError(f"--column: of a table ({', '.join(TABLES)}), given {path}")
+        return path
+    rows = _rows(path)
+    first = next(rows, {})
+    if column is None or column not in first:
+        wanted = "" if column is None else f", which has no column {column!r}"
+        raise InputError(
+            f"TEXT: {path} is a table{wanted}; --column names its text, one of {', '.join(map(str, first))}"
+        )
+    target = out.parent / f"{path.stem}.{column}.txt"
+    write_text(target, "".join(f"{row.get(column) or ''}\n" for row in itertools.chain([first], rows)))
+    say(f"{target}: the column {column} of {path}, a line each")
+    return target
+
+
+def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
+    """The rows of a table; InputError for a line that is none."""
+    if path.suffix == ".jsonl":
+        for number, line in enumerate(lines(path, "TEXT"), start=1):
+            if line.strip():
+                yield as_record(dict[str, Any], line, f"{path}, line {number}")
+        return
+    ended = (f"{line}\n" for line in lines(path, "TEXT"))
+    try:
+        yield from csv.DictReader(ended, delimiter="\t" if path.suffix == ".tsv" else ",")
+    except csv.Error as error:
+        raise InputError(f"TEXT: {path} is no table of this kind ({error})") from error
 
 
 def _pairs(request: Request, reasons: dict[str, str]) -> dict[str, Any]:

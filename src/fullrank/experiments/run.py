@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 import fullrank
 from fullrank.config.finetune import FinetuneConfig
@@ -49,7 +50,7 @@ from fullrank.experiments.run_folder import (
     with_own_cache,
 )
 from fullrank.experiments.squad import SquadTuning
-from fullrank.experiments.task import Prepared, Say, Task, TextTask
+from fullrank.experiments.task import WRITES_FROM, Prepared, Say, Task, TextTask
 from fullrank.experiments.translation import TranslationTask
 from fullrank.files import sha256_of, visible, write_json
 from fullrank.kernels import available, chosen, kernel
@@ -65,6 +66,7 @@ from fullrank.training.observers import make_observers
 from fullrank.training.optimizer import make_optimizer, make_schedule
 from fullrank.training.phases import make_plan
 from fullrank.training.randomness import seed_everything
+from fullrank.training.values import Observer
 
 TEXT_TASKS: dict[str, TextTask[Any, Any, Any]] = {
     "language_model": LanguageModelTask(),
@@ -240,6 +242,20 @@ def _settled(
     return config
 
 
+class _Samples(Observer):
+    """Show a continuation of validation text after every evaluation, through the observer that shows the progress."""
+
+    def __init__(self, task: Any, model: nn.Module, corpus: Any, shown_by: Observer) -> None:
+        self.task, self.model, self.corpus, self.shown_by = task, model, corpus, shown_by
+
+    def record(self, line: Mapping[str, Any]) -> None:
+        if line.get("split") != "valid" or line["step"] < WRITES_FROM:
+            return
+        written = self.task.sample(self.model, self.corpus)
+        if written is not None:
+            self.shown_by.notice(f"{written['prompt']} [...] {visible(written['text'].strip())}")
+
+
 def _train(
     begun: _Begun, folder: Path, device: torch.device, *, quiet: bool, until: int | None, say: Say
 ) -> dict[str, Any]:
@@ -262,6 +278,8 @@ def _train(
             observers = make_observers(
                 folder, track=options.track, config=settings, label=label, bits=bits, quiet=quiet
             )
+            if getattr(parts.eval_options, "sample", False) and not quiet and count() == 1:
+                observers.append(_Samples(begun.task, parts.model, prepared.corpus, observers[0]))
         done = fit(
             parts.model,
             objective=parts.objective,

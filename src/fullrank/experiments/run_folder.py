@@ -283,7 +283,7 @@ def training_of(config: RunConfig | FinetuneConfig, identity: Mapping[str, Any] 
 
     settings = {key: value for key, value in flatten(config.to_dict()).items() if key not in MOVABLE}
     if isinstance(config, RunConfig) and config.task == "language_model":
-        apart = ("valid", "test", "dynamic", "keep_log_probabilities")
+        apart = ("valid", "test", "dynamic", "sample", "keep_log_probabilities")
         final = tuple(f"eval.{key}" for key in (*apart, *PROTOCOL_KEYS))
         settings = {key: value for key, value in settings.items() if not key.startswith(final)}
         settings["validation"] = dataclasses.asdict(validation_protocol(config))

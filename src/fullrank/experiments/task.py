@@ -151,7 +151,7 @@ def prepared_again(
 
 
 LOG_PROBABILITIES = "log_probabilities-{}.npy"  # in a run folder, by split
-_WRITES_FROM = 100  # steps; a model that was trained for fewer writes noise
+WRITES_FROM = 100  # steps; a model that was trained for fewer writes noise
 
 
 def training_parts(
@@ -190,7 +190,7 @@ def training_parts(
         protocols = settled(best)
         final = measured(best, protocols, folder)
         apart = task.apart(data, best, protocols, folder)
-        text = task.sample(best, data.corpus) if done.steps >= _WRITES_FROM else None
+        text = task.sample(best, data.corpus) if done.steps >= WRITES_FROM else None
         if done.best_step == done.steps:
             last = final
         else:

@@ -31,7 +31,7 @@ TRANSLATION, LANGUAGE_MODELING, MASKED_MODELING = "translation", "language_model
 # two runs that differ only in where they ran and how they were watched are seeds of one row
 CIRCUMSTANCES = {
     "train.seed", "train.device", "train.threads", "train.track", "train.log_every_steps", "train.save_every_steps",
-    "train.keep_checkpoints", "train.keep_model", "eval.test", "eval.keep_log_probabilities",
+    "train.keep_checkpoints", "train.keep_model", "eval.test", "eval.sample", "eval.keep_log_probabilities",
     "eval.dynamic", "eval.dynamic.rate", "eval.dynamic.decay",
     "data.cache", "data.dir",
 }  # fmt: skip
