@@ -151,7 +151,7 @@ def test_what_is_not_utf8_is_named_after_the_lines_before_it(run: Path, translat
     found = translate(run, "--quiet", given=b"rot\nein hund\nsch\xe4ft\nrot\n")
     assert found.returncode == 2
     assert len(found.stdout.splitlines()) == 2
-    assert b"the input is not UTF-8 text: line 3 has the byte 0xe4 at offset 15 " in found.stderr
+    assert b"the input is not UTF-8 text: line 3 has the byte 0xe4 at offset 16 " in found.stderr
 
 
 def test_mistakes_are_named_in_a_line(run: Path, translate: Translate, tmp_path: Path) -> None:

@@ -87,14 +87,12 @@ def holds(path: Path, found: bytes, key: str) -> bool:
         return data.find(found) >= 0
 
 
-def report_returns(paths: Iterable[Path], key: str, report: Report) -> tuple[str, ...]:
-    """Say once which texts have carriage returns, if any; the note for the record of the corpus."""
+def note_returns(paths: Iterable[Path], key: str) -> tuple[str, ...]:
+    """A note that names the texts with carriage returns, if any has one."""
     names = [path.name for path in dict.fromkeys(paths) if holds(path, b"\r", key)]
     if not names:
         return ()
-    note = f"{', '.join(names[:3])}{' ...' * (len(names) > 3)}: carriage returns (CRLF, CR) are read as newlines"
-    report(note)
-    return (note,)
+    return (f"{', '.join(names[:3])}{' ...' * (len(names) > 3)}: carriage returns (CRLF, CR) are read as newlines",)
 
 
 def number_of_lines(path: Path, key: str) -> int:

@@ -21,7 +21,7 @@ from fullrank.config.data import DataConfig
 from fullrank.core.errors import InputError
 from fullrank.data import builtin, prepared
 from fullrank.data.corpora import USUAL_SETTINGS, CorpusInfo, pair_corpus
-from fullrank.data.files import Report, cache_root, file_digest, holds, lines, number_of_lines, report_returns
+from fullrank.data.files import Report, cache_root, file_digest, holds, lines, note_returns, number_of_lines
 from fullrank.data.language import (
     BLOCK,
     MARKS,
@@ -104,7 +104,8 @@ def prepare_pairs(config: DataConfig, *, report: Report | None = None, allow_sli
         except PackageNotFoundError:  # the error comes where it is needed
             libraries["sacremoses"] = None
     paths = sorted({path for content in files.splits.values() for side in content.sides for path in side})
-    files = dataclasses.replace(files, notes=(*files.notes, *report_returns(paths, "data.train", say)))
+    returns = note_returns(paths, "data.train")
+    files = dataclasses.replace(files, notes=(*files.notes, *returns))
     if any(holds(path, mark, "data.train") for path in paths for mark in _MARKS_OF_TEXT[settings.segmenter]):
         libraries["marks"] = "text"  # which earlier versions took for our own
     learned = settings.segmenter != "word" and settings.codes is None
@@ -112,6 +113,8 @@ def prepare_pairs(config: DataConfig, *, report: Report | None = None, allow_sli
     folder = cache / "pairs" / f"{info.name}-{'-'.join(files.languages)}-{settings.tokens}-{key}"
 
     def build(target: Path) -> None:
+        for note in returns:
+            say(note)
         _build(target, info, settings, files, sources, lambda line: say(f"{info.name}: {line}"))
 
     return prepared.open_or_build(folder, prepared.load_pairs, build, say, allow_slice=allow_slice)

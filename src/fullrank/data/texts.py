@@ -17,7 +17,7 @@ from fullrank.config.data import DataConfig
 from fullrank.core.errors import ConfigError, InputError, RunError
 from fullrank.data import builtin, prepared
 from fullrank.data.corpora import CorpusInfo, text_corpus
-from fullrank.data.files import Part, Report, Section, cache_root, holds, parts, report_returns
+from fullrank.data.files import Part, Report, Section, cache_root, holds, note_returns, parts
 from fullrank.data.parallel import PREFIX, Counts, finished, progress
 from fullrank.data.prepared import Corpus, Split
 from fullrank.data.sources import SPLITS, TextSources, find_text, report_unread_folder
@@ -74,12 +74,12 @@ def prepare(
     found = None if info.name == "builtin" else find_text(config, info, cache, say)
     sources = [] if found is None else found.rows()
     identity = {} if tokenizer is None else {"tokenizer": tokenizer.fingerprint}
-    if (
-        found is not None and settings.kind != "byte"
-    ):  # earlier versions kept carriage returns, and took <eos> for the mark
+    returns: tuple[str, ...] = ()
+    if found is not None and settings.kind != "byte":
+        # earlier versions kept carriage returns, and took <eos> for the mark
         paths = {section.path for some in found.sections.values() for section in some}
-        if notes := report_returns(sorted(paths), "data.train", say):
-            found = dataclasses.replace(found, notes=(*found.notes, *notes))
+        if returns := note_returns(sorted(paths), "data.train"):
+            found = dataclasses.replace(found, notes=(*found.notes, *returns))
             identity["line_ends"] = "newline"
         if settings.kind != "character" and any(holds(path, EOS.encode(), "data.train") for path in paths):
             identity["marks"] = "text"
@@ -94,6 +94,8 @@ def prepare(
     folder = cache / "corpora" / f"{info.name}-{settings.kind}-{key}"
 
     def build(target: Path) -> None:
+        for note in returns:
+            say(note)
         _build(target, info, settings, found, sources, say, tokenizer)
 
     return prepared.open_or_build(folder, prepared.load_corpus, build, say, allow_slice=allow_slice)
