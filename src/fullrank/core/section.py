@@ -239,7 +239,10 @@ def _record(hint: Any, value: Mapping[str, Any], key: str) -> Any:
     for name, inner in _hints(hint).items():
         optional = get_origin(inner) is typing.NotRequired
         if name in value:
-            known[name] = read_value(get_args(inner)[0] if optional else inner, value[name], _join(key, name))
+            allowed, where = get_args(inner)[0] if optional else inner, _join(key, name)
+            known[name] = read_value(allowed, value[name], where)
+            if isinstance(known[name], str) != isinstance(value[name], str):  # a record has no numbers written as text
+                raise ConfigError(f"{where}: {words(allowed)}, given {value[name]!r}")
         elif not optional and typing.is_typeddict(hint):
             raise ConfigError(f"{_join(key, name)}: missing")
     return {**value, **known} if typing.is_typeddict(hint) else hint(**known)

@@ -19,7 +19,6 @@ from fullrank.config.run import PROTOCOL_KEYS, RunConfig
 from fullrank.config.training import BUDGETS, STREAM_KEYS, read_budget
 from fullrank.core.errors import FullRankError, InputError
 from fullrank.files import digest, read_json, sha256_of, write_bytes, write_json, write_text
-from fullrank.reporting.runs import Result
 from fullrank.seal import MOVABLE, check_run, read_identity, seal_run
 
 AnyConfig = TypeVar("AnyConfig", RunConfig, FinetuneConfig)
@@ -138,7 +137,7 @@ def open_causal(folder: Path) -> RunConfig:
 def finished_result(folder: Path) -> dict[str, Any] | None:
     """The result.json of a finished run; None if the run is not finished, or the file is damaged."""
     try:
-        result: dict[str, Any] = read_json(folder / "result.json", Result)
+        result: dict[str, Any] = read_json(folder / "result.json")
     except InputError:
         return None
     return result
