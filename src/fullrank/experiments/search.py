@@ -177,17 +177,16 @@ def _begun(request: Request, out: Path) -> dict[str, Any] | None:
         if out.exists() and (not out.is_dir() or any(not path.name.startswith(".") for path in out.iterdir())):
             raise InputError(f"{out} is not empty and holds no search; give another --out")
         return None
-    try:
-        content: dict[str, Any] = read_json(out / FILE, _Search)
-    except InputError as error:
-        raise InputError(f"{error}; give another --out") from error
-    there = content["request"]
+    there = read_json(out / FILE).get("request")
+    if not isinstance(there, dict):
+        raise InputError(f"{out / FILE}: damaged (request: a mapping, given {there!r}); give another --out")
     here = parse_json(json.dumps(dataclasses.asdict(request)))
     for key, value in here.items():
         if there.get(key) != value:
             raise InputError(
                 f"{out} holds another search: {key} is {there.get(key)} there, {value} here; give another --out"
             )
+    content: dict[str, Any] = read_json(out / FILE, _Search)
     return content
 
 
