@@ -143,19 +143,21 @@ def _begin(
     task, first = task_of(config), rank() == 0
     say = say if first else lambda _: None
     check_usable(folder)
-    known = open_any(folder)[1] if is_run(folder) else {}
-    stated, continues = known.get("stated"), known.get("continues")
+    before, known = open_any(folder) if is_run(folder) else (config, {})
+    begun = (folder / "metrics.jsonl").exists() or (folder / "checkpoints").exists()
+    same_text = begun or before.data == config.data  # else a start that failed, on another text
+    stated, continues = known.get("stated"), known.get("continues") if begun or before == config else None
     earlier: Mapping[str, Any] = {}
-    if after is not None and not known:
+    if after is not None and continues is None and not begun:
         earlier = open_any(after)[1]
         continues = {"folder": str(after.resolve()), "steps": (finished_result(after) or {}).get("steps")}
     if isinstance(config, RunConfig) and config.train.budget is not None:
         stated = resolved.stated
         config = _settled(config.train.budget, stated, folder, known, kernel_name, say)
-    prepared = task.prepare(config, known or earlier, resolved.scale != "paper", say)
+    prepared = task.prepare(config, earlier or (known if same_text else {}), resolved.scale != "paper", say)
     if any(earlier.get(key) != prepared.identity[key] for key in ("text", "vocabulary") if earlier):
         raise InputError(f"{after} was trained on another text or vocabulary than is there now; restore the text")
-    if known and isinstance(prepared.corpus, Corpus | PairCorpus):
+    if known and same_text and isinstance(prepared.corpus, Corpus | PairCorpus):
         check_sources(prepared.corpus, folder)
     identity = {
         "name": resolved.row or folder.name,
