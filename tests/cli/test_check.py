@@ -252,6 +252,7 @@ def test_bad_input(called: Called, run: Path, tmp_path: Path) -> None:
         (["mixhead/table1-vanilla", "--text", tmp_path / "short.txt"], "--text: for a model that was trained"),
         ([tmp_path / "nowhere.yaml"], "no such file"),
         ([tmp_path / "nowhere"], "no such folder, file or recipe"),
+        (["my_model.py"], "python:my_model:make"),
         ([tmp_path / "empty"], "no model there"),
         ([run, "--row", "b"], "--row: for a recipe or a configuration"),
         ([run, "--full"], "--full: for a recipe or a configuration"),

@@ -68,6 +68,8 @@ def model_kind(name: str) -> Kind:
             f"{name}: no model there; give a recipe, a YAML file, a run folder, a folder written by model.save or "
             "save_pretrained, or a model's name on the Hugging Face hub"
         )
+    if folder.suffix == ".py":
+        raise InputError(f"{name}: Python code; name the function that makes the model, as python:{folder.stem}:make")
     papers = {recipe.partition("/")[0] for recipe in shipped()}
     parts = Path(name).parts
     if folder.suffix in (".yaml", ".yml") or folder.is_file() or (parts and parts[0] in papers):
