@@ -67,7 +67,7 @@ def test_lines_of_a_file_as_strings() -> None:
         (["--scoring", "my_scores:left", "--vocab-size", 5], "no such function (AttributeError"),
         (["--scoring", "no_such_module:left", "--vocab-size", 5], "no such function (ModuleNotFoundError"),
         (["--scoring", "my_scores:number", "--vocab-size", 5], "a function is needed, given int"),
-        (["--scoring", "my_scores:words", "--text", "none.txt"], "--text none.txt: no such file"),
+        (["--scoring", "my_scores:words", "--text", "none.txt"], "--text: no such file: none.txt"),
         (["--scoring", "my_scores:words", "--text", "text.txt", "--length", 9], "--length: for random tokens"),
         (["gpt2", "--scoring", "my_scores:words", "--vocab-size", 5], "check them one at a time"),
         ([], "MODEL: give what to check"),

@@ -109,7 +109,8 @@ def test_the_spectrum_of_an_analysed_run_is_in_its_row(run: Path, tmp_path: Path
     """The row is replaced; other rows stay, also old ones that name no result."""
     analysed, ledger = shutil.copytree(run, tmp_path / "run"), tmp_path / "ledger.jsonl"
     called("ledger", "add", analysed, "--ledger", ledger)
-    old = [sealed({"result": None, "row": row}) for row in ("a", "b")]
+    row = json.loads(ledger.read_text())
+    old = [sealed({**row, "result": None, "row": name}) for name in ("a", "b")]
     ledger.write_text("".join(json.dumps(row) + "\n" for row in old) + ledger.read_text())
     status, _, error = called("analyze", "spectrum", analysed, "--texts", "3", "--segment-length", "6")
     assert (status, error) == (0, "")

@@ -84,6 +84,7 @@ def raw_configs(draw: Any) -> dict[str, Any]:
                   "max_grad_norm": st.none() | positive,
                   "precision": st.sampled_from(["fp32", "bf16"]), "track": st.lists(st.sampled_from(["tensorboard", "wandb"]))},
     )  # fmt: skip
+    train = train.map(lambda keys: keys | {"momentum": 0.9} if keys.get("optimizer") == "nag" else keys)
     raw = draw(st.fixed_dictionaries({}, optional={"model": model, "data": data, "train": train}))
     if "model" in raw and draw(st.booleans()):  # these two go together only
         raw["model"] |= {"position": "relative"}

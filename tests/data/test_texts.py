@@ -299,9 +299,12 @@ def test_the_slower_of_two_processes_keeps_the_first_result(files, monkeypatch):
 
 
 ERRORS = {
-    "unknown corpus": ({"name": "wikitext2"}, r"data.name: unknown corpus 'wikitext2'; did you mean 'wikitext-2'\?"),
+    "unknown corpus": (
+        {"name": "wikitext2", "train": None, "valid": None, "test": None},
+        r"data.name: unknown corpus 'wikitext2'; did you mean 'wikitext-2'\?",
+    ),
     "missing file": ({"train": "no.txt"}, r"data.train: no such file: .*no.txt"),
-    "folder": ({"valid": "."}, r"data.valid: .* is a folder; a text file is wanted"),
+    "folder": ({"valid": "nothing"}, r"data.valid: the folder .*nothing holds no .txt file"),
     "empty": ({"test": "empty.txt"}, r"data.test: .*empty.txt is empty"),
     "no words": ({"train": "blank.txt"}, r"data.train: .*blank.txt: there are no words"),
     "no files": ({"train": []}, "data.train: an empty list of files"),
@@ -321,6 +324,7 @@ ERRORS = {
 def test_errors_name_the_key(files, case):
     more, message = ERRORS[case]
     (files / "empty.txt").touch()
+    (files / "nothing").mkdir()
     (files / "blank.txt").write_text(" \n\t\n")
     name = more.get("name", "text")
     given = {"train": "train.txt", "valid": "valid.txt", "test": "test.txt"} | {

@@ -133,7 +133,7 @@ def test_a_busy_machine_ends_the_demo_and_nothing_is_said_twice(monkeypatch: pyt
 
 def test_other_settings_need_another_place(tmp_path: Path) -> None:
     (tmp_path / "demo.json").write_text(
-        json.dumps({"minutes": 8.0, "seed": 1, "rows": ["plain"], "tokens": 5}), encoding="utf-8"
+        json.dumps({"minutes": 8.0, "seed": 1, "rows": ["plain"], "steps": 5, "seconds": {}}), encoding="utf-8"
     )
     with pytest.raises(InputError, match="--out"):
         demo.run_demo(2.0, tmp_path, 1)

@@ -31,6 +31,7 @@ from fullrank.cli import main
 from fullrank.config.data import DataConfig
 from fullrank.config.load import to_yaml
 from fullrank.config.run import EvalConfig, RunConfig
+from fullrank.config.training import TrainConfig
 from fullrank.core import registry
 from fullrank.core.engine import Components
 from fullrank.core.errors import InputError
@@ -123,7 +124,8 @@ def write_language_run(
     made.save(folder / "checkpoints" / "last")
     moved(made, 0.4).save(folder / "checkpoints" / "best")
     data = DataConfig(name="text", train="train.txt", valid="valid.txt", test="test.txt")
-    settings = RunConfig(model=config, data=data, eval=EvalConfig.from_dict(evaluation or {}))
+    options = TrainConfig(segment_length=config.max_position_embeddings)
+    settings = RunConfig(model=config, data=data, train=options, eval=EvalConfig.from_dict(evaluation or {}))
     (folder / "config.yaml").write_text(to_yaml(settings), encoding="utf-8")
     (folder / "run.json").write_text(json.dumps({"recipe": "run.yaml", "row": None}), encoding="utf-8")
     if result is not None:

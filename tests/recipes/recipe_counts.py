@@ -28,8 +28,13 @@ def total(name: str, row: str, scale: str = "paper", overrides: tuple[str, ...] 
     """Parameters; where the data decide on the vocabulary, it has 20,000 words."""
     given = [] if scale == "paper" else ["model.vocab_size=20000"]
     config = config_of(name, row, scale, (*given, *overrides))
-    _configs[repr(config.model)] = config.model
-    return _count(repr(config.model), config.translates)
+    return count_of(config.model, config.translates)
+
+
+def count_of(model: ModelConfig, translates: bool = False) -> int:
+    """Parameters of a model of this configuration."""
+    _configs[repr(model)] = model
+    return _count(repr(model), translates)
 
 
 @functools.cache

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
-from recipe_counts import config_of, total
+from recipe_counts import config_of, count_of, total
 
 from fullrank.config.recipe import load
 from fullrank.core.config import stage_options
@@ -86,7 +87,7 @@ def test_enwik8_totals() -> None:
     for row, tied, published in (("transformer-xl", True, 41_055_436), ("context1600", False, 41_159_884)):
         for vocabulary in (204, 256):
             expected = blocks(12, 512, 512, 2048) + plain(vocabulary, 512, tied=tied)
-            assert total(name, row, "paper", (f"model.vocab_size={vocabulary}",)) == expected
+            assert count_of(replace(config_of(name, row, "paper").model, vocab_size=vocabulary)) == expected
         assert blocks(12, 512, 512, 2048) + plain(204, 512, tied=tied) == published
         assert f"{published:,}" in load(name).notes
         assert config_of(name, row, "paper").model.vocab_size == 256

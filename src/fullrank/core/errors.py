@@ -102,7 +102,7 @@ _ELSEWHERE = {
     "data.tokens": "tokenizer tokenization level",
     "position_wise": "b mixhead_b mix_b positionwise",
     "position_independent": "a mixhead_a mix_a",
-    "mixture_of_softmaxes": "mos mixture mixture_of_softmax",
+    "mixture_of_softmaxes": "mos mixture_of_softmax",
     "multilinear": "multi_linear tensorized block_term",
     "sinusoidal": "sine sin absolute",
     "rotary": "rope",

@@ -256,9 +256,7 @@ def read_value(hint: Any, value: Any, key: str) -> Any:
         section, _, name = key.rpartition(".")
         number = get_origin(hint) is list and isinstance(value, int)  # where a number would have another key
         near = [_join(section, meant) for meant in meant_by(name)] if number else _choices_meant(hint, value)
-        given = repr(value)
-        given = given if len(given) < 500 else f"{given[:500]} ..."
-        raise ConfigError(f"{key}: {words(hint)}, given {given}{_or_rather(near[:1])}") from None
+        raise ConfigError(f"{key}: {words(hint)}, given {value!r}{_or_rather(near[:1])}") from None
 
 
 def _choices(hint: Any) -> list[str]:

@@ -105,7 +105,7 @@ class Subwords(Segmenter):
         super().__init__()
         self.kind, self._backend = kind, backend
         if kind == "unigram":  # its first piece stands for unknown characters
-            self._names = [UNK, *(piece for piece, _ in json.loads(self.state())["model"]["vocab"][1:])]
+            self._names = [UNK, *(piece for piece, _ in parse_json(self.state())["model"]["vocab"][1:])]
             self.pieces = self._names[1:]
             if len(set(self._names)) != len(self._names):
                 raise ValueError("a piece stands twice in the unigram model; prepare the corpus anew and train on it")

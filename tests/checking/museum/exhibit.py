@@ -44,7 +44,9 @@ def future(*ways: str) -> frozenset[str]:
 
 
 PREFIX = {"future, prefix = whole"}
-ONE_ROW = future(*(f"perturbation, one row of {n} tokens{more}" for n in (16, 32, 37) for more in ("", ", training")))
+ONE_ROW = future(
+    *(f"perturbation, one row of {n} tokens{more}" for n in (16, 32, 37, 64) for more in ("", ", training"))
+)
 SCALED = future("perturbation, parameters scaled")
 EVERY_WAY = future(*(f"{by}, {mode}" for by in ("perturbation", "gradient") for mode in ("evaluation", "training")))
 BY_PERTURBATION = future("perturbation, evaluation", "perturbation, training")

@@ -73,8 +73,9 @@ ADDS = """
 import sys
 from pathlib import Path
 from fullrank.reporting.ledger import add_rows
+row = {"recipe": "x", "row": "a", "scale": None, "seed": 1, "set": {}, "corpus": {}, "protocols": {}, "final": {}, "environment": {}}
 for number in range(20):
-    add_rows(Path(sys.argv[1]), [{"result": f"{sys.argv[2]} {number}"}])
+    add_rows(Path(sys.argv[1]), [{**row, "result": f"{sys.argv[2]} {number}"}])
 """
 
 
