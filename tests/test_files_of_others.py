@@ -73,7 +73,8 @@ ADDS = """
 import sys
 from pathlib import Path
 from fullrank.reporting.ledger import add_rows
-row = {"recipe": "x", "row": "a", "scale": None, "seed": 1, "set": {}, "corpus": {}, "protocols": {}, "final": {}, "environment": {}}
+row = {"recipe": "x", "row": "a", "scale": None, "seed": 1}
+row |= {key: {} for key in ("set", "corpus", "protocols", "final", "environment")}
 for number in range(20):
     add_rows(Path(sys.argv[1]), [{**row, "result": f"{sys.argv[2]} {number}"}])
 """
