@@ -210,7 +210,7 @@ def kernels(subject: Subject, precision: str) -> Finding:
         remark += "; worst: " + ", ".join(f"{kind} of {worst[kind][1]}" for kind in bad)
     else:
         used |= {"multilinear"} & {part.kind for part in subject.attention.values()} if subject.ours else set()
-        remark += f"; attention by {', '.join(sorted(used - {'reference'})) or 'reference'}"
+        remark += f"; attention by {', '.join(sorted(used)) or 'reference'}"
         if used == {"reference"}:
             remark += " (no fast kernel computes these stages), the vocabulary layer by its fast one"
     # one figure: how far the worst is, in the tolerance of outputs
