@@ -231,8 +231,8 @@ def _output(subject: _Subject) -> Finding:
     advice = []
     if verdict == "perhaps":
         words.append(
-            "Try it with its control: none of our trainings gained by the published mixture (docs/mechanisms/"
-            "mixture_of_softmaxes.md); with mixtures=1 the line below adds its layer without a mixture."
+            "Measured by us (docs/mechanisms/mixture_of_softmaxes.md): on a small tuned model four softmaxes that start as one "
+            "gain at equal tokens, in about 2.4 of the time; the published mixture lost. mixtures=1 is the control."
         )
         mixture = {"kind": "mixture_of_softmaxes", "mixtures": 4, "latent": "residual"}
         advice = subject.trained_with(*(f"model.output.{key}={value}" for key, value in mixture.items()))
