@@ -41,7 +41,7 @@ class Source:
     location: str
 
     @classmethod
-    def stated(cls, name: Any, file: Path, key: str) -> Source:
+    def from_file(cls, name: Any, file: Path, key: str) -> Source:
         """The source that `file` names under `key`; InputError unless it is a folder or a hub name.
 
         A folder is an absolute path, or begins with `./` and lies below that of the file.

@@ -1,4 +1,4 @@
-"""What `config validate` accepts, training accepts: each configuration is checked without data, then built and run a step."""
+"""Training accepts all that `config validate` accepts: each is checked without data, then built and run a step."""
 
 from __future__ import annotations
 

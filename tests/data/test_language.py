@@ -133,7 +133,7 @@ def test_marks_in_a_text_come_back(kind, tmp_path):
 
 
 def test_a_model_with_a_piece_twice_is_refused():
-    """As earlier versions learned it from texts with <unk> inside words; its ids were shifted."""
+    """A model that earlier versions learned from texts with <unk> inside words; its ids were shifted."""
     state = json.loads(learn_unigram(SIGNED * 3, 90).state())
     state["model"]["vocab"].append(["<unk>", -9.0])
     with pytest.raises(ValueError, match="twice"):

@@ -95,7 +95,7 @@ def state_of(folder: Path) -> str:
 def test_n_updates_and_n_more_are_2n_bit_for_bit(
     home: Path, tmp_path: Path, kind: dict[str, Any], end: dict[str, int], later: str
 ) -> None:
-    """Where the learning rate of an update does not depend on the length of training."""
+    """Schedules whose learning rate of an update does not depend on the length of training."""
     first = trained(tmp_path / "first", settings(home, **kind, **end))
     before = state_of(first)
     result = go_on(first, tmp_path / "more", later)

@@ -255,7 +255,7 @@ def test_a_pipeline_names_the_labels_of_the_saved_model(name: str, tmp_path: Pat
 
 
 def test_a_checkpoint_with_its_labels_in_another_order_scores_what_it_scored(tmp_path: Path) -> None:
-    """What a model calls entailment stays entailment: in the figures of the run, its predictions and the saved model."""
+    """The name entailment keeps its meaning: in the figures of the run, its predictions and the saved model."""
     names = ["CONTRADICTION", "ENTAILMENT", "NEUTRAL"]
     torch.manual_seed(3)
     given = load_pretrained(PretrainedConfig(pretrained="random"), "classification", num_labels=3)

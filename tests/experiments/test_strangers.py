@@ -185,7 +185,7 @@ def test_a_folder_and_a_hub_name_are_sources(place: Path) -> None:
         (str(place / "base"), str(place / "base")),
         ("./inner", str(place / "adapter" / "inner")),
     ):
-        assert Source.stated(name, file, "base_model_name_or_path").location == location
+        assert Source.from_file(name, file, "base_model_name_or_path").location == location
 
 
 def test_an_adapter_that_was_saved_from_a_relative_folder_is_loaded_from_anywhere(

@@ -527,7 +527,7 @@ def test_nothing_is_overwritten(run: Path, tmp_path: Path, capsys: pytest.Captur
 def test_a_full_disk_leaves_nothing_that_looks_whole(
     place: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whoever says it: the system, safetensors or tokenizers."""
+    """Said by the system, by safetensors or by tokenizers."""
     errors = {
         "save_file": SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
         "_write_tokenizers": Exception("No space left on device (os error 28)"),

@@ -145,7 +145,7 @@ def test_a_sentence_of_a_translation_ends_in_eos(kind: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("kind", ["word", "unigram", "bpe"])
 @pytest.mark.parametrize("known", [True, False])
 def test_marks_in_sentences_have_our_ids(kind: str, known: bool, tmp_path: Path) -> None:
-    """Whether the training text had them or lacks even their characters; padding is none of them, and hides no end."""
+    """Their ids are ours, whether the training text had them or lacks even their characters; padding is none of them."""
     marked = [line for line in ODD if any(mark in line for mark in MARKS)]
     lines = [line for text in (marked if known else ["abc abd dab"]) for line in text.split("\n") if line.strip()] * 3
     segmenter: Any = {"word": lambda lines, _: Words(), "unigram": learn_unigram, "bpe": learn_byte_bpe}[kind](

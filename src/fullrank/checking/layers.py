@@ -46,7 +46,7 @@ def leaking_layers(
         off = (logits - expected)[:, :position].abs()
         return outputs, given, float(off.sum()) if float(off.max()) > least else 0.0
 
-    def of_inputs(given: Given, one: Call) -> bool:
+    def inputs_differ(given: Given, one: Call) -> bool:
         pairs = zip(given[one][1], inputs[one][1] if one in inputs else (), strict=False)
         return any(_differs(*pair, shape, position, True) for pair in pairs)
 
@@ -60,7 +60,7 @@ def leaking_layers(
                 continue
             if abs(leak({**put_back, called: known[called]})[2] - size) > 1e-6 * size:
                 put_back[called] = known[called]
-                names.append(guilty(called, given, partial(of_inputs, given)))
+                names.append(guilty(called, given, partial(inputs_differ, given)))
                 break
         else:
             break
@@ -87,10 +87,10 @@ def first_of_length(model: nn.Module, run: Callable[[Tensor], Tensor], ids: Tens
     if first is None:
         return OWN_FORWARD
 
-    def of_inputs(called: Call) -> bool:
+    def inputs_differ(called: Call) -> bool:
         return called in inputs and any(map(differs, given[called][1], inputs[called][1]))
 
-    return guilty(first, given, of_inputs)
+    return guilty(first, given, inputs_differ)
 
 
 def guilty(called: Call, given: Given, differs: Callable[[Call], bool]) -> str:

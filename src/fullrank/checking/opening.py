@@ -37,7 +37,7 @@ class AsModule(nn.Module):
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
         self.function = function
-        for name, held in _held(function):
+        for name, held in _find_modules(function):
             if all(held is not known for known in self.modules()):
                 while hasattr(self, name):
                     name += "_"
@@ -51,7 +51,7 @@ class AsModule(nn.Module):
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """What a function reaches: its closure, its defaults, the globals that it names, the parts of an object, by name."""
+    """All that a function reaches, by name: its closure, its defaults, the globals that it names, parts of an object."""
     if isinstance(value, types.FunctionType):
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
             with contextlib.suppress(ValueError):  # an empty cell
@@ -70,20 +70,20 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from list(vars(value).items())
 
 
-def _held(value: Any, depth: int = 4) -> Iterator[tuple[str, nn.Module]]:
+def _find_modules(value: Any, depth: int = 4) -> Iterator[tuple[str, nn.Module]]:
     """Modules inside `value`, by name."""
     for name, part in _parts(value) if depth else ():
         if isinstance(part, nn.Module):
             yield name.replace(".", "_"), part
         else:
-            yield from _held(part, depth - 1)
+            yield from _find_modules(part, depth - 1)
 
 
 def _copied(value: Any, memo: dict[int, Any]) -> Any:
     """`value` with copies of its modules, and of all that holds them: Python copies no function, and not every object."""
     if id(value) in memo or isinstance(value, nn.Module):
         return memo[id(value)] if id(value) in memo else copy.deepcopy(value, memo)
-    if not any(_held(value)):
+    if not any(_find_modules(value)):
         return value
     if isinstance(value, types.FunctionType):
         scope, cells = dict(value.__globals__), tuple(types.CellType() for _ in value.__closure__ or ())

@@ -116,11 +116,11 @@ def load_causal(name: str, dtype: torch.dtype, *, tokenizer: bool = True, as_sav
         return _from_python(name)
     is_type, name = name.startswith("hf:"), name.removeprefix("hf:")
     if is_type and not Path(name).expanduser().is_dir() and name in _transformers(f"hf:{name}").CONFIG_MAPPING:
-        return _of_type(name, dtype, tokenizer)
+        return _load_type(name, dtype, tokenizer)
     return _load(storage.Source(location_of(name)), dtype, tokenizer, as_saved)
 
 
-def _of_type(name: str, dtype: torch.dtype, tokenizer: bool) -> HuggingFaceModel:
+def _load_type(name: str, dtype: torch.dtype, tokenizer: bool) -> HuggingFaceModel:
     """A small untrained model of a model type of transformers."""
     transformers = _transformers(f"hf:{name}")
     if tokenizer:
@@ -236,7 +236,7 @@ def _with_adapter(
     folder: Path, file: str, dtype: torch.dtype, tokenizer: bool, as_saved: bool, above: tuple[Path, ...]
 ) -> HuggingFaceModel:
     about: dict[str, Any] = read_json(folder / file)
-    base = storage.Source.stated(about.get(_ADAPTERS[file]), folder / file, _ADAPTERS[file])
+    base = storage.Source.from_file(about.get(_ADAPTERS[file]), folder / file, _ADAPTERS[file])
     loaded = _load(base, dtype, tokenizer, as_saved, above)
     from fullrank.hf.inject import injected_parts
     from fullrank.hf.saving import load_adapter

@@ -89,13 +89,13 @@ class _Trial:
         """Seconds of all evaluation."""
         return self.final + _EVALUATIONS * self.evaluation
 
-    def stated_steps(self, budget: Budget) -> int | None:
+    def steps_of_budget(self, budget: Budget) -> int | None:
         """The updates of a budget that counts them, or epochs."""
         return budget.steps if budget.epochs is None else max(1, round(budget.epochs * self.per_epoch))
 
     def reads(self, budget: Budget, spent: float, have: int) -> int:
         """Tokens to train on: those of the budget, or what its time allows; evaluation takes at most half of that."""
-        if (steps := self.stated_steps(budget)) is not None:
+        if (steps := self.steps_of_budget(budget)) is not None:
             return round(steps * self.tokens)
         if budget.seconds is None:
             return budget.tokens
@@ -160,7 +160,7 @@ def settle(
         evaluated=2048 * max(1, int(0.03 * read / 2048)),
     )
     trial, read = attempt(size, amounts)  # other batches have another speed
-    steps = trial.stated_steps(budget) or max(20, round(read / trial.tokens))
+    steps = trial.steps_of_budget(budget) or max(20, round(read / trial.tokens))
     sections = _sections(stated, data, size, dataclasses.replace(amounts, steps=steps), prepared)
     settled = Settled(_config(sections, stated), _with_stated(sections, stated, reasons or {}), trial.parameters, have)
     if budget.seconds is None:

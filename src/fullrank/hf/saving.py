@@ -122,7 +122,7 @@ def load_injected(folder: str | Path, cls: Any = None, **from_pretrained_argumen
             raise InputError(
                 f"{folder}: does not say which model it was made of; load that one, then fullrank.load_adapter(model, folder)"
             )
-        base = Source.stated(written["base_model"], path / CONFIG, "base_model").location
+        base = Source.from_file(written["base_model"], path / CONFIG, "base_model").location
         check_adapter(Path(base))
         kind = _saved_class(written["architecture"]) if cls is None else cls
         return load_adapter(kind.from_pretrained(base, **from_pretrained_arguments), folder)
