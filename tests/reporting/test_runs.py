@@ -10,6 +10,7 @@ from reporting_runs import CORPUS, comparison, make_run
 from fullrank.core.errors import InputError
 from fullrank.reporting import find_runs
 from fullrank.reporting.runs import RunRecord, mechanism_words, read_run, read_runs
+from fullrank.reporting.tables import comparison_table
 
 
 def test_a_folder_given_twice_counts_once(tmp_path: Path) -> None:
@@ -138,6 +139,7 @@ def test_one_text_in_different_tokens_is_compared_in_bits_per_character(tmp_path
         ]
         details = {"settings": {"kind": kind}, "sources": sources}
         corpus = CORPUS | {"label": f"novel ({kind})", "fingerprint": kind, "vocabulary": len(kind), "details": details}
+        corpus |= {"unigram_perplexity": {"valid": 90.0 * len(kind), "test": 100.0 * len(kind)}}
         final = {
             split: {
                 "nll": bits,
@@ -154,4 +156,6 @@ def test_one_text_in_different_tokens_is_compared_in_bits_per_character(tmp_path
     assert compared.comparable
     assert compared.measure.key == "bits_per_character"
     assert compared.rows[1].difference["test"] == pytest.approx(3.262 / 2.487 - 1)
+    foot = comparison_table(compared).foot
+    assert len(foot) == 2  # each vocabulary has a unigram model of its own
     assert not comparison([tmp_path / "pieces", run("other", "character", 3.2, "b" * 64)]).comparable

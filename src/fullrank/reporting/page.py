@@ -144,8 +144,9 @@ def _tiles(compared: Comparison) -> Iterator[tuple[str, str, str]]:
         yield f"Against {first.name}", measure.show_difference(shown.difference[split]), sure
     if several and shown is not first and shown.extra_parameters is not None:
         yield "Parameters added", figures.extra(shown.extra_parameters), f"to {count(first.parameters)}"
-    if split in first.unigram:
-        yield f"Unigram {measure.words}", measure.show(first.unigram[split]), "same vocabulary"
+    unigrams = {measure.show(row.unigram[split]) for row in compared.rows if split in row.unigram}
+    if len(unigrams) == 1:
+        yield f"Unigram {measure.words}", unigrams.pop(), "same vocabulary"
     seen = [tokens for run in compared.runs if (tokens := integer(run.get("tokens_seen"))) is not None]
     if seen:
         ends = dict.fromkeys(figures.short_count(value) for value in (min(seen), max(seen)))

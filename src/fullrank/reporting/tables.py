@@ -124,11 +124,12 @@ def comparison_table(compared: Comparison) -> Table:
         yield Column("ms/step", "speed", page_only=True), _milliseconds(steps)
         yield Column("wall time", "speed", page_only=True), figures.duration(mean(row, "wall_seconds"))
 
-    by_text = {row.text: row for row in reversed(rows) if row.unigram}
+    unigrams = {(row.text, *map(measure.show, row.unigram.values())): row for row in reversed(rows) if row.unigram}
+    one = comparable and len(unigrams) == 1
     foot = [
-        {Column("model"): Cell("unigram", ("same vocabulary" if comparable else row.label,), quiet=True)}
+        {Column("model"): Cell("unigram", ("same vocabulary" if one else row.label,), quiet=True)}
         | {_ours(compared, split): Cell(measure.show(row.unigram.get(split)), quiet=True) for split in SPLITS}
-        for _, row in sorted(by_text.items())
+        for _, row in sorted(unigrams.items())
     ]
     return table("Rows compared", map(cells, rows), foot, lines_below=True)
 
