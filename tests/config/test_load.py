@@ -78,7 +78,7 @@ def test_unknown_keys(text: str, message: str) -> None:
     ],
 )  # fmt: skip
 def test_names_of_other_libraries_and_of_the_papers(setting: str, ours: str) -> None:
-    """As `key=value` and in YAML, the line names our key, or the setting that is meant, and lists no others."""
+    """The line names our key, or the setting that is meant, as `key=value` and in YAML; it lists no others."""
     for raw in (apply_overrides({}, [setting]), parse_yaml(": ".join(setting.split("=")), "here")):
         with pytest.raises(ConfigError) as caught:
             build(undotted(raw))

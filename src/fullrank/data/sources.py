@@ -237,9 +237,16 @@ def _given_files(config: DataConfig, report: Report) -> TextSources:
     return TextSources(sections, tuple(notes))
 
 
+_MODEL_FILES = ("config.yaml", "run.json", "config.json", "adapter_config.json")
+
+
 def _matching(path: Path, key: str) -> list[Path]:
     """The file `path`; of a folder all .txt files in it, with `*`, `?` or `[` all files that match, in alphabetical order."""
     if path.is_dir():
+        if models := [file for name in _MODEL_FILES for file in path.rglob(name)]:
+            raise InputError(
+                f"{key}: the folder {path} holds models or runs ({models[0]}), whose .txt files are no texts"
+            )
         if not (texts := sorted(file for file in path.rglob("*.txt") if file.is_file())):
             raise InputError(f"{key}: the folder {path} holds no .txt file")
         return texts

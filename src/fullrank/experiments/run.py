@@ -375,12 +375,12 @@ def evaluate(
         config = dataclasses.replace(config, eval=evaluation)
     with kernel(kernel_name), ExitStack() as stack:
         protocol = task.protocol(config, search if config.translates else flags, split)
-        chosen = isinstance(protocol, EvaluationProtocol) and protocol.temperature_chosen
-        others = ("train", "valid") if dynamic else ("valid",) if chosen else ()
+        searches = isinstance(protocol, EvaluationProtocol) and protocol.temperature_chosen
+        others = ("train", "valid") if dynamic else ("valid",) if searches else ()
         read_splits = (*others, split) if text is None else others  # each is what it was when the run began
         corpora = [corpus_of(folder, name, say) for name in read_splits]
         model = task.model.load(folder, checkpoint).to(device)
-        if chosen:
+        if searches:
             protocol = task.settled(Prepared(config, corpora[0], corpora[0].label, {}), model, protocol)
         if text is None:
             corpus = corpora[-1]
