@@ -197,6 +197,7 @@ NO_TEXT_OF_USERS = {
     "experiments": {"census": 3, "demo": 8, "models": 1, "queue": 2, "run": 2}, "hf": {"code": 3, "saving": 1},
     "native": {"build": 5}, "training": {"device": 2, "observers": 1}, "fullrank": {"files": 1, "seal": 1, "storage": 1},
     "reporting": {"__init__": 1, "drawing": 1, "ledger": 2, "page": 1, "result_pages": 1, "runs": 2},
+    "render": {"figures": 1},
 }  # fmt: skip
 
 

@@ -53,6 +53,14 @@ _HOMES = {
     "SkipRetain": "fullrank.core.skip_retain",
     "orthogonality": "fullrank.core.penalty",
     "overlap": "fullrank.core.penalty",
+    "Record": "fullrank.records",
+    "Table": "fullrank.records",
+    "Column": "fullrank.records",
+    "Lines": "fullrank.records",
+    "HeatMap": "fullrank.records",
+    "Bars": "fullrank.records",
+    "Dots": "fullrank.records",
+    "measurement": "fullrank.records",
     "check": "fullrank.checking",
     "check_scoring": "fullrank.checking",
     "generate": "fullrank.experiments.generation",
@@ -121,6 +129,14 @@ if TYPE_CHECKING:
     from fullrank.hf.saving import load_injected as load_injected
     from fullrank.hf.saving import save_adapter as save_adapter
     from fullrank.kernels import kernel as kernel
+    from fullrank.records import Bars as Bars
+    from fullrank.records import Column as Column
+    from fullrank.records import Dots as Dots
+    from fullrank.records import HeatMap as HeatMap
+    from fullrank.records import Lines as Lines
+    from fullrank.records import Record as Record
+    from fullrank.records import Table as Table
+    from fullrank.records import measurement as measurement
 
 
 def _engines() -> _engine.Engines:

@@ -1,0 +1,284 @@
+"""Measurements: functions that give records, with the table and the plots that show them declared beside each.
+
+    @measurement("confidence", needs={"logits"}, table=Table(rows="position"), plot=Lines(x="position"))
+    def measure_confidence(model, text):
+        yield Record({"position": 0}, "confidence", 0.7, "probability")
+
+A measurement is known by its name as soon as its module is imported: `fullrank analyze` runs it, prints its table, keeps its
+records in the run folder, and `fullrank report` shows them. This module imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from fullrank.core.errors import InputError, suggest
+
+Label = str | int | float | bool | None
+Interval = tuple[float, float]
+Function = TypeVar("Function", bound=Callable[..., Iterable["Record"]])
+
+
+@dataclass(frozen=True)
+class Record:
+    """One measured number.
+
+    labels: what it is a number of (row, seed, split, layer, head, position). measure: its name. unit: nats, tokens, ...
+    interval: the ends of its 95 % interval. protocol: how it was measured. note: a sentence for the reader.
+    """
+
+    labels: Mapping[str, Label]
+    measure: str
+    value: float | None
+    unit: str | None = None
+    interval: Interval | None = None
+    protocol: str = ""
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        """Numbers of numpy and torch become plain ones."""
+        if self.value is not None:
+            object.__setattr__(self, "value", _to_number(self.value))
+        object.__setattr__(self, "labels", {key: _to_label(value) for key, value in self.labels.items()})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {**vars(self), "labels": dict(self.labels), "interval": self.interval and list(self.interval)}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Record:
+        """Read what `to_dict` has written."""
+        interval = content.get("interval")
+        return cls(**{**content, "interval": interval and tuple(interval)})
+
+    def with_labels(self, **labels: Label) -> Record:
+        """The record with further labels in front of its own."""
+        return dataclasses.replace(self, labels={**labels, **self.labels})
+
+    def has(self, labels: Mapping[str, Label]) -> bool:
+        """True if all of `labels` are labels of this record."""
+        return all(key in self.labels and self.labels[key] == value for key, value in labels.items())
+
+
+def _to_number(value: Any) -> Any:
+    value = value.item() if hasattr(value, "item") else value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InputError(f"Record: value is a number or None, given {type(value).__name__} {value!r}")
+    return value
+
+
+def _to_label(value: Any) -> Label:
+    value = value.item() if hasattr(value, "item") else value
+    return value if value is None or isinstance(value, str | int | float | bool) else str(value)
+
+
+# -- declarations ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table: records of one measure, and of the labels in `where`.
+
+    heading: its measure where empty. format: of its values (`.2f`, `,d`, `+.3f`). deviation: the measure that stands behind
+    `±`. best: the lowest or highest value is emphasised. interval: whether the interval of a value stands below it.
+    """
+
+    measure: str
+    heading: str = ""
+    where: Mapping[str, Label] = field(default_factory=dict)
+    format: str = ""
+    deviation: str = ""
+    best: Literal["", "lowest", "highest"] = ""
+    interval: bool = True
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of records: a line for each value of the labels `rows`, a column for each measure.
+
+    columns: a label, each value of which becomes a column; or the columns themselves; None: one for each measure.
+    format: of all values, where a column says nothing. measure: with a label as columns, the measure shown in them.
+    """
+
+    rows: str | tuple[str, ...]
+    columns: str | tuple[Column, ...] | None = None
+    title: str = ""
+    format: str = ""
+    measure: str = ""
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Lines of y over the label x, one for each value of `series` (labels; None: all labels but x and band).
+
+    y: `value`, or a measure. band: a label over which lines are averaged, in a band of ± one deviation.
+    lines: marks from edge to edge: (`x` or `y`, place, name).
+    """
+
+    x: str
+    y: str = "value"
+    series: tuple[str, ...] | None = None
+    band: str = ""
+    title: str = ""
+    subtitle: str = ""
+    x_title: str = ""
+    y_title: str = ""
+    x_scale: Literal["linear", "log"] = "linear"
+    y_scale: Literal["linear", "log"] = "linear"
+    from_zero: bool = False
+    marks: tuple[tuple[Literal["x", "y"], float, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """A cell for each pair of the labels x and y, one panel for each value of `panels`; y: a measure shown."""
+
+    x: str
+    y: str
+    measure: str
+    panels: tuple[str, ...] | None = None
+    title: str = ""
+    subtitle: str = ""
+
+
+@dataclass(frozen=True)
+class Bars:
+    """A bar for each value of the label `rows`, in parts by the label `parts`."""
+
+    rows: str
+    parts: str
+    measure: str
+    title: str = ""
+    subtitle: str = ""
+
+
+@dataclass(frozen=True)
+class Dots:
+    """A line of dots for each value of the label `rows`: a dot a record, a mark at their mean."""
+
+    rows: str
+    measure: str
+    where: Mapping[str, Label] = field(default_factory=dict)
+    title: str = ""
+    subtitle: str = ""
+
+
+Plot = Lines | HeatMap | Bars | Dots
+_DECLARATIONS = {kind.__name__: kind for kind in (Table, Lines, HeatMap, Bars, Dots)}
+
+
+def declaration_to_dict(declared: Table | Plot) -> dict[str, Any]:
+    """Plain values for JSON, from which `declaration_from_dict` makes the table or plot again."""
+    return {"kind": type(declared).__name__, **dataclasses.asdict(declared)}
+
+
+def declaration_from_dict(content: Mapping[str, Any]) -> Any:
+    """The table or plot that `declaration_to_dict` has written."""
+    values = {key: _to_tuples(value) for key, value in content.items() if key != "kind"}
+    if isinstance(values.get("columns"), tuple):
+        values["columns"] = tuple(Column(**column) for column in values["columns"])
+    return _DECLARATIONS[content["kind"]](**values)
+
+
+def _to_tuples(value: Any) -> Any:
+    return tuple(map(_to_tuples, value)) if isinstance(value, list) else value
+
+
+# -- measurements ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A function (LoadedModel, Text, **options) -> records, with all that is declared beside it."""
+
+    name: str
+    function: Callable[..., Iterable[Record]]
+    needs: frozenset[str]
+    tables: tuple[Table, ...]
+    plots: tuple[Plot, ...]
+    texts: int | None
+
+    @property
+    def help(self) -> str:
+        """The docstring of the function."""
+        return inspect.getdoc(self.function) or ""
+
+    @property
+    def options(self) -> dict[str, inspect.Parameter]:
+        """Keyword-only parameters of the function: they become options of the command line."""
+        parameters = inspect.signature(self.function, eval_str=True).parameters
+        return {name: p for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
+
+
+CAPABILITIES = ("logits", "hidden", "attention", "step", "output_matrix", "tokenizer")
+_BUILTIN = {name: f"fullrank.analysis.{name}" for name in ("spectrum", "heads", "mixing", "rank")}
+_known: dict[str, Measurement] = {}
+
+
+def measurement(
+    name: str,
+    *,
+    needs: Iterable[str] = (),
+    table: Table | Sequence[Table] = (),
+    plot: Plot | Sequence[Plot] = (),
+    texts: int | None = None,
+) -> Callable[[Function], Function]:
+    """Make a function a measurement, which `fullrank analyze NAME` runs.
+
+    needs: methods of `LoadedModel` that it calls; a model that lacks one is refused before anything is read.
+    texts: how many segments of a text it reads where `--texts` says nothing; None: all of them.
+    Raises InputError for a name that is taken and for a need that no model has.
+    """
+    needs = frozenset(needs)
+    if unknown := sorted(needs - set(CAPABILITIES)):
+        raise InputError(f"measurement {name}: needs {', '.join(unknown)}; a model can have {', '.join(CAPABILITIES)}")
+
+    def register(function: Function) -> Function:
+        known = _known.get(name)
+        if known is not None and known.function.__qualname__ != function.__qualname__:
+            raise InputError(f"measurement {name}: the name is taken by {known.function.__module__}; choose another")
+        tables = (table,) if isinstance(table, Table) else tuple(table)
+        plots = (plot,) if isinstance(plot, Plot) else tuple(plot)
+        _known[name] = Measurement(name, function, needs, tables, plots, texts)
+        return function
+
+    return register
+
+
+def measurement_names() -> list[str]:
+    """Names of the built-in measurements and of those that imported modules have registered."""
+    return sorted({*_BUILTIN, *_known})
+
+
+def find_measurement(name: str) -> Measurement:
+    """The measurement of this name; a built-in one is imported. InputError for an unknown name."""
+    if name not in _known and name in _BUILTIN:
+        importlib.import_module(_BUILTIN[name])
+    if name not in _known:
+        raise InputError(
+            f"analyze {name}: no such measurement; {suggest(name, measurement_names())}, or name the module that has it "
+            "with --import MODULE"
+        )
+    return _known[name]
+
+
+def check_records(name: str, records: Iterable[Record]) -> list[Record]:
+    """The records of a measurement as a list; InputError where something else was given, or no record at all."""
+    checked = list(records)
+    for record in checked:
+        if not isinstance(record, Record):
+            raise InputError(f"measurement {name}: gave {type(record).__name__}; it has to yield fullrank.Record")
+    if not checked:
+        raise InputError(f"measurement {name}: gave no record; is the text long enough for it?")
+    return checked
+
+
+def is_finite(value: float | None) -> bool:
+    """True for a number that can be drawn."""
+    return value is not None and math.isfinite(value)

@@ -1,0 +1,77 @@
+"""A page as one self-contained HTML file: style, figures and tables are inside, nothing is loaded."""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from fullrank.files import write_own
+from fullrank.records import Measurement, Plot, Record, Table
+from fullrank.render.blocks import Block, Figure, Page, Section
+from fullrank.render.figures import Slots, draw_svg
+from fullrank.render.tables import build_grid
+
+BEGINNING = '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'  # of every page; a page is known by it
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
+
+
+def render_page(page: Page) -> str:
+    """The HTML of a page. Equal pages give equal bytes."""
+    return _environment().get_template("page.html").render(page=page)
+
+
+def write_page(page: Page, path: Path) -> Path:
+    """Write a page to `path`, or to `report.html` in the folder `path`; return where it is.
+
+    An older page is replaced; another file of that name is an InputError. RunError where it cannot be written.
+    """
+    path = path / "report.html" if path.is_dir() else path
+    write_own(path, render_page(page), BEGINNING, "a report")
+    return path
+
+
+@functools.cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("fullrank.render"), autoescape=True, trim_blocks=True, lstrip_blocks=True,
+        undefined=StrictUndefined, finalize=_clean,
+    )  # fmt: skip
+    environment.filters["kind"] = lambda block: type(block).__name__
+    environment.filters["tidy"] = _bind_units
+    environment.globals["address"] = section_address
+    return environment
+
+
+def _clean(value: object) -> object:
+    """Text that a document can hold: control characters are replaced."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", value) if type(value) is str else value
+
+
+def _bind_units(text: str) -> str:
+    """No line break between a number and its unit."""
+    return text.replace(" %", "\N{NO-BREAK SPACE}%").replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
+
+
+def section_address(section: Section) -> str:
+    """The address of a section inside its page."""
+    return section.name or re.sub(r"[^a-z0-9]+", "-", section.title.lower()).strip("-")
+
+
+def build_figure(plot: Plot, records: list[Record], slots: Slots | None = None, *, wide: bool = False) -> Figure:
+    """A plot as a block of a page."""
+    return Figure(draw_svg(plot, records, slots), plot.title, plot.subtitle, wide)
+
+
+def build_blocks(tables: tuple[Table, ...], plots: tuple[Plot, ...], records: list[Record]) -> list[Block]:
+    """Tables and figures of a measurement's records."""
+    grids = [build_grid(table, records) for table in tables]
+    figures = [build_figure(plot, records, wide=True) for plot in plots]
+    return [*(grid for grid in grids if grid.rows), *figures]
+
+
+def measurement_blocks(measurement: Measurement, records: list[Record]) -> list[Block]:
+    """All that a measurement declares, of its records."""
+    return build_blocks(measurement.tables, measurement.plots, records)

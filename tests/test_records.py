@@ -1,0 +1,68 @@
+"""Records and the declarations of measurements."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fullrank import records
+from fullrank.core.errors import InputError
+from fullrank.records import Bars, Column, Dots, HeatMap, Lines, Record, Table, measurement
+
+
+@pytest.fixture(autouse=True)
+def _registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "_known", {})
+
+
+def test_records_hold_plain_numbers_and_come_back_from_json():
+    record = Record({"layer": np.int64(1)}, "loss", torch.tensor(2.0), interval=(1.0, 3.0), note="n")
+    content = record.to_dict()
+    assert content["value"] == 2.0
+    assert type(content["labels"]["layer"]) is int
+    assert content["interval"] == [1.0, 3.0]
+    assert Record.from_dict(content) == record
+    with pytest.raises(InputError, match="value is a number"):
+        Record({}, "loss", "2.0")
+
+
+@pytest.mark.parametrize("declared", [
+    Table(("row", "layer"), (Column("a", where={"split": "test"}),), title="t"),
+    Lines(x="step", series=("row",), marks=(("x", 1.0, "d"),)),
+    HeatMap("head", "layer", "change"), Bars("row", "part", "size"), Dots("row", "loss", {"split": "test"}),
+])  # fmt: skip
+def test_declarations_come_back_from_json(declared):
+    import json
+
+    content = json.loads(json.dumps(records.declaration_to_dict(declared)))
+    assert records.declaration_from_dict(content) == declared
+
+
+def test_a_measurement_is_found_by_name_and_its_options_are_keyword_only_parameters():
+    @measurement("mine", needs={"logits"}, table=Table("position"), plot=Lines("position"), texts=3)
+    def measure_mine(model, text, *, share: float = 0.5):
+        """Help."""
+        yield Record({"position": 0}, "mine", share)
+
+    known = records.find_measurement("mine")
+    assert known.function is measure_mine
+    assert known.texts == 3
+    assert known.help == "Help."
+    assert list(known.options) == ["share"]
+    assert known.options["share"].annotation is float
+    assert len(records.check_records("mine", known.function(None, None))) == 1
+
+
+def test_wrong_measurements_are_refused():
+    with pytest.raises(InputError, match="needs log; a model can have logits"):
+        measurement("mine", needs={"log"})
+    with pytest.raises(InputError, match="no such measurement"):
+        records.find_measurement("mine")
+    with pytest.raises(InputError, match="gave float"):
+        records.check_records("mine", [1.0])
+    with pytest.raises(InputError, match="gave no record"):
+        records.check_records("mine", [])
+    measurement("mine")(lambda model, text: [])
+    with pytest.raises(InputError, match="name is taken"):
+        measurement("mine")(test_wrong_measurements_are_refused)
