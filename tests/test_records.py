@@ -29,7 +29,7 @@ def test_records_hold_plain_numbers_and_come_back_from_json():
 
 @pytest.mark.parametrize("declared", [
     Table(("row", "layer"), (Column("a", where={"split": "test"}),), title="t"),
-    Lines(x="step", series=("row",), marks=(("x", 1.0, "d"),)),
+    Lines(x="step", series=("row",), marks=(("x", "d"),)),
     HeatMap("head", "layer", "change"), Bars("row", "part", "size"), Dots("row", "loss", {"split": "test"}),
 ])  # fmt: skip
 def test_declarations_come_back_from_json(declared):

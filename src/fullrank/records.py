@@ -104,6 +104,7 @@ class Table:
 
     columns: a label, each value of which becomes a column; or the columns themselves; None: one for each measure.
     format: of all values, where a column says nothing. measure: with a label as columns, the measure shown in them.
+    A record stands in declared columns if every label of it is a row or chosen by the column; else further labels become rows.
     """
 
     rows: str | tuple[str, ...]
@@ -117,12 +118,13 @@ class Table:
 class Lines:
     """Lines of y over the label x, one for each value of `series` (labels; None: all labels but x and band).
 
-    y: `value`, or a measure. band: a label over which lines are averaged, in a band of ± one deviation.
-    lines: marks from edge to edge: (`x` or `y`, place, name).
+    y: `value`, or a measure. where: labels that a record must have. band: a label over which lines are averaged, in a band of
+    ± one deviation. marks: (`x` or `y`, measure): its values are dashed lines from edge to edge.
     """
 
     x: str
     y: str = "value"
+    where: Mapping[str, Label] = field(default_factory=dict)
     series: tuple[str, ...] | None = None
     band: str = ""
     title: str = ""
@@ -132,17 +134,18 @@ class Lines:
     x_scale: Literal["linear", "log"] = "linear"
     y_scale: Literal["linear", "log"] = "linear"
     from_zero: bool = False
-    marks: tuple[tuple[Literal["x", "y"], float, str], ...] = ()
+    marks: tuple[tuple[Literal["x", "y"], str], ...] = ()
 
 
 @dataclass(frozen=True)
 class HeatMap:
-    """A cell for each pair of the labels x and y, one panel for each value of `panels`; y: a measure shown."""
+    """A cell for each pair of the labels x and y, one panel for each value of `panels` (labels; None: all that differ)."""
 
     x: str
     y: str
     measure: str
     panels: tuple[str, ...] | None = None
+    where: Mapping[str, Label] = field(default_factory=dict)
     title: str = ""
     subtitle: str = ""
 
@@ -203,6 +206,7 @@ class Measurement:
     tables: tuple[Table, ...]
     plots: tuple[Plot, ...]
     texts: int | None
+    compare: Callable[[list[Record], list[Record]], Iterable[Record]] | None
 
     @property
     def help(self) -> str:
@@ -217,7 +221,12 @@ class Measurement:
 
 
 CAPABILITIES = ("logits", "hidden", "attention", "step", "output_matrix", "tokenizer")
-_BUILTIN = {name: f"fullrank.analysis.{name}" for name in ("spectrum", "heads", "mixing", "rank")}
+_BUILTIN = {
+    "spectrum": "singular values of attention weights, before and after the mixing of heads",
+    "heads": "each head ablated in turn: what a model loses without it",
+    "mixing": "how far mixing matrices are from plain attention",
+    "rank": "the rank of log-probabilities, and its bound",
+}
 _known: dict[str, Measurement] = {}
 
 
@@ -228,11 +237,13 @@ def measurement(
     table: Table | Sequence[Table] = (),
     plot: Plot | Sequence[Plot] = (),
     texts: int | None = None,
+    compare: Callable[[list[Record], list[Record]], Iterable[Record]] | None = None,
 ) -> Callable[[Function], Function]:
     """Make a function a measurement, which `fullrank analyze NAME` runs.
 
     needs: methods of `LoadedModel` that it calls; a model that lacks one is refused before anything is read.
     texts: how many segments of a text it reads where `--texts` says nothing; None: all of them.
+    compare: of several models, further records of each beside the first: called with the records of both.
     Raises InputError for a name that is taken and for a need that no model has.
     """
     needs = frozenset(needs)
@@ -245,24 +256,24 @@ def measurement(
             raise InputError(f"measurement {name}: the name is taken by {known.function.__module__}; choose another")
         tables = (table,) if isinstance(table, Table) else tuple(table)
         plots = (plot,) if isinstance(plot, Plot) else tuple(plot)
-        _known[name] = Measurement(name, function, needs, tables, plots, texts)
+        _known[name] = Measurement(name, function, needs, tables, plots, texts, compare)
         return function
 
     return register
 
 
-def measurement_names() -> list[str]:
-    """Names of the built-in measurements and of those that imported modules have registered."""
-    return sorted({*_BUILTIN, *_known})
+def describe_measurements() -> dict[str, str]:
+    """A line about each built-in measurement, and about each that imported modules have registered, by name."""
+    return _BUILTIN | {name: known.help.partition("\n")[0] for name, known in _known.items() if name not in _BUILTIN}
 
 
 def find_measurement(name: str) -> Measurement:
     """The measurement of this name; a built-in one is imported. InputError for an unknown name."""
     if name not in _known and name in _BUILTIN:
-        importlib.import_module(_BUILTIN[name])
+        importlib.import_module(f"fullrank.analysis.{name}")
     if name not in _known:
         raise InputError(
-            f"analyze {name}: no such measurement; {suggest(name, measurement_names())}, or name the module that has it "
+            f"analyze {name}: no such measurement; {suggest(name, describe_measurements())}, or name the module that has it "
             "with --import MODULE"
         )
     return _known[name]

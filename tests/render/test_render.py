@@ -87,7 +87,7 @@ def test_heat_map_cells_stand_at_their_labels():
 
 
 PLOTS: list[Plot] = [
-    Lines(x="tokens", series=("row",), band="seed", title="Curves", marks=(("y", 15, "bound"),)),
+    Lines(x="tokens", series=("row",), band="seed", title="Curves", marks=(("y", "bound"),)),
     Dots("row", "perplexity", {"tokens": 20}, title="Seeds"),
     HeatMap("seed", "tokens", "perplexity", ("row",), title="Map"),
     Bars("row", "seed", "perplexity", title="Parts"),

@@ -154,7 +154,9 @@ def _color_of(name: str, slots: Slots, taken: dict[str, int]) -> str:
 
 
 def _draw_lines(plot: Lines, records: Sequence[Record], slots: Slots) -> tuple[Figure, list[str]]:
-    points = [r for r in records if plot.x in r.labels and is_finite(r.value) and plot.y in ("value", r.measure)]
+    marked = {measure for _, measure in plot.marks}
+    chosen = [r for r in records if plot.x in r.labels and is_finite(r.value) and r.has(plot.where)]
+    points = [r for r in chosen if r.measure == plot.y or (plot.y == "value" and r.measure not in marked)]
     names = plot.series if plot.series is not None else _telling_labels(points, {plot.x, plot.band})
     figure, axes = _new_axes()
     titles: list[str] = []
@@ -171,9 +173,11 @@ def _draw_lines(plot: Lines, records: Sequence[Record], slots: Slots) -> tuple[F
                 gid = f"title-{len(titles)}"
                 axes.plot([at], [value], "o", color=color, markersize=4, markeredgecolor=SURFACE, gid=gid)
                 titles.append(f"{name} {format_value(float(at))}: {format_value(float(value))}".strip())
-    for axis, place, name in plot.marks:
+    for axis, measure in plot.marks:
         draw = axes.axvline if axis == "x" else axes.axhline
-        draw(place, color=MUTED, linewidth=1, linestyle=(0, (4, 3)), label=clean_text(name))
+        for place in sorted({r.value for r in records if r.measure == measure and r.value is not None}):
+            label = f"{measure} {format_value(place)}"
+            draw(place, color=MUTED, linewidth=1, linestyle=(0, (4, 3)), label=clean_text(label))
     axes.grid(True, axis="y", color=LINE, linewidth=0.8)
     axes.set_xscale(plot.x_scale)
     axes.set_yscale(plot.y_scale)
@@ -214,7 +218,8 @@ def _average(records: Sequence[Record], x: str, band: str) -> tuple[np.ndarray, 
 
 
 def _draw_heat_map(plot: HeatMap, records: Sequence[Record], slots: Slots) -> tuple[Figure, list[str]]:
-    cells = [r for r in records if r.measure == plot.measure and {plot.x, plot.y} <= r.labels.keys()]
+    shown = [record for record in records if record.measure == plot.measure and record.has(plot.where)]
+    cells = [record for record in shown if {plot.x, plot.y} <= record.labels.keys()]
     names = plot.panels if plot.panels is not None else _telling_labels(cells, {plot.x, plot.y})
     panels = group_records(cells, names)
     columns = list(dict.fromkeys(record.labels[plot.x] for record in cells))

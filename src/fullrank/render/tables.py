@@ -13,18 +13,14 @@ MINUS = "\N{MINUS SIGN}"
 def build_grid(table: Table, records: Sequence[Record], title: str = "") -> Grid:
     """The grid of `table` over `records`; records that fit none of its columns are left out.
 
-    A label `model` or `step` that tells records apart stands in front of the declared rows.
+    A label by which records of a line differ (the model, the step) becomes a row label in front of the declared ones.
     """
     records = [record for record in records if _stands_in(table, record)]
     row_labels = _row_labels(table, records)
     columns = _columns(table, records)
-    lines: dict[tuple[Label, ...], list[Record]] = {}
-    for record in records:
-        key = tuple(record.labels.get(label) for label in row_labels)
-        lines.setdefault(key, []).append(record)
     best = [_best_value(column, records) for column in columns]
     rows = []
-    for key, of_line in lines.items():
+    for key, of_line in group_records(records, row_labels).items():
         names = [Cell(format_label(value)) for value in key]
         cells = [_cell(column, of_line, value) for column, value in zip(columns, best, strict=True)]
         rows.append([*names, *cells])
@@ -34,26 +30,36 @@ def build_grid(table: Table, records: Sequence[Record], title: str = "") -> Grid
     return Grid(headings, rows, title or table.title, list(notes))
 
 
+_ALWAYS_ROWS = ("model", "step", "checkpoint")  # labels that no table has to declare
+
+
+def _declared_rows(table: Table) -> tuple[str, ...]:
+    return (table.rows,) if isinstance(table.rows, str) else table.rows
+
+
 def _stands_in(table: Table, record: Record) -> bool:
-    rows = (table.rows,) if isinstance(table.rows, str) else table.rows
-    if not all(label in record.labels for label in rows):
+    rows = _declared_rows(table)
+    if not record.labels.keys() >= set(rows):
         return False
     if isinstance(table.columns, tuple):
-        measures = {name for column in table.columns for name in (column.measure, column.deviation)}
-        return record.measure in measures
+        return any(_fits(column, record, (*rows, *_ALWAYS_ROWS)) for column in table.columns)
     if isinstance(table.columns, str):
         return table.columns in record.labels and record.measure == (table.measure or record.measure)
     return True
 
 
 def _row_labels(table: Table, records: Sequence[Record]) -> list[str]:
-    declared = [table.rows] if isinstance(table.rows, str) else list(table.rows)
-    added = []
-    for label in ("model", "step"):
-        values = {record.labels[label] for record in records if label in record.labels}
-        if len(values) > 1 and label not in declared:
-            added.append(label)
-    return added + declared
+    """The declared labels, and in front of them those by which records of one line and column differ."""
+    declared = _declared_rows(table)
+    in_columns = {table.columns} if isinstance(table.columns, str) else set()
+    if isinstance(table.columns, tuple):
+        in_columns = {label for column in table.columns for label in column.where}
+    added: dict[str, None] = {}
+    for label in dict.fromkeys(label for record in records for label in record.labels):
+        values = {record.labels.get(label) for record in records}
+        if label not in declared and label not in in_columns and len(values) > 1:
+            added[label] = None
+    return [*added, *declared]
 
 
 def _columns(table: Table, records: Sequence[Record]) -> list[Column]:
@@ -71,12 +77,16 @@ def _columns(table: Table, records: Sequence[Record]) -> list[Column]:
     return [Column(measure, format=table.format) for measure in dict.fromkeys(record.measure for record in records)]
 
 
-def _fits(column: Column, record: Record) -> bool:
-    return record.measure == column.measure and record.has(column.where)
+def _fits(column: Column, record: Record, rows: Sequence[str] | None = None) -> bool:
+    """True for a record of the column. rows: labels that it may have beside those of the column; None: any."""
+    if record.measure not in (column.measure, column.deviation) or not record.has(column.where):
+        return False
+    return rows is None or record.labels.keys() <= {*rows, *column.where}
 
 
 def _best_value(column: Column, records: Sequence[Record]) -> float | None:
-    values = [record.value for record in records if _fits(column, record) and record.value is not None]
+    shown = [record for record in records if record.measure == column.measure and record.has(column.where)]
+    values = [record.value for record in shown if record.value is not None]
     if not column.best or len(values) < 2:
         return None
     return min(values) if column.best == "lowest" else max(values)
@@ -90,13 +100,14 @@ def _heading(column: Column, records: Sequence[Record]) -> Heading:
 
 
 def _cell(column: Column, records: Sequence[Record], best: float | None) -> Cell:
-    """The value of the line's record in this column; several are averaged over."""
-    record = next((record for record in records if _fits(column, record)), None)
+    """The value of the line's record in this column, its interval below it."""
+    of_column = {record.measure: record for record in reversed(records) if record.has(column.where)}
+    record = of_column.get(column.measure)
     if record is None:
         return Cell("")
     text = format_value(record.value, column.format)
-    deviation = next((r.value for r in records if r.measure == column.deviation and r.has(column.where)), None)
-    if column.deviation and deviation is not None:
+    deviation = of_column[column.deviation].value if column.deviation in of_column else None
+    if deviation is not None:
         text = f"{text} ± {format_value(deviation, column.format.replace('+', ''))}"
     lines = [format_interval(record.interval, column.format)] if record.interval and column.interval else []
     return Cell(text, tuple(lines), strong=best is not None and record.value == best)
