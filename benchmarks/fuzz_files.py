@@ -59,7 +59,6 @@ TRANSLATED = r"""
 """
 TUNED = r"""
 2  glue/.*              data prepare glue/cola --from glue
-1  run/.*               submit run --out glue.zip
 """
 PAPERS = r"""
 6  results/.*           ledger pages results

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -136,10 +137,19 @@ def test_a_penalty_without_injected_attention_is_refused(place: Path) -> None:
 
 
 def test_figures_are_those_of_the_predictions(place: Path, tmp_path: Path) -> None:
-    result = run(settings(place), tmp_path / "run")
-    rows = [line.split("\t") for line in (tmp_path / "run" / "predictions-dev.tsv").read_text().splitlines()[1:]]
-    right, guessed = (np.array([float(row[i]) for row in rows]) for i in (1, 2))
-    assert len(rows) == result["final"]["dev"]["examples"] == 24
+    shutil.copytree(place / "glue", tmp_path / "glue")
+    (tmp_path / "glue" / "CoLA" / "test.tsv").write_text("index\tsentence\n0\tthe cat sleeps\n1\tthe dogs bark\n")
+    raw = settings(place)
+    result = run(
+        {**raw, "data": {**raw["data"], "dir": str(tmp_path / "glue")}, "eval": {"test": True}}, tmp_path / "run"
+    )
+    dev, test = (np.loadtxt(tmp_path / "run" / f"predictions-{split}.tsv", skiprows=1) for split in ("dev", "test"))
+    right, guessed = dev[:, 1], dev[:, 2]
+    assert len(dev) == result["final"]["dev"]["examples"] == 24
+    assert np.isnan(test[:, 1]).all()
+    assert set(test[:, 2]) <= {0, 1}
+    assert len(test) == 2
+    assert set(result["final"]) == {"dev"}
     correlation = 0.0 if guessed.std() == 0 else float(np.corrcoef(right, guessed)[0, 1])
     assert result["final"]["dev"]["matthews_correlation"] == pytest.approx(correlation, abs=1e-12)
     assert result["metrics"] == ["matthews_correlation"]

@@ -1,4 +1,4 @@
-"""Verbs that connect with other software and servers: export, submit, bench, lm-eval, lm-eval-task."""
+"""Verbs that connect with other software and servers: export, bench, lm-eval, lm-eval-task."""
 
 from __future__ import annotations
 
@@ -50,33 +50,6 @@ def export(
         content["checkpoint"] = checkpoint
         lines.append("  Check README.md, the model card, and state a licence there before you publish it.")
     tell(content, lines, json=json)
-
-
-@verb(
-    "fullrank submit runs/mixhead-table5/*-b --out glue.zip",
-    "fullrank submit runs/cola runs/mnli --out glue.zip --json",
-)
-def submit(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="DIR", help="Run folders, one for each task of GLUE, with eval.test=true.")
-    ],
-    out: Annotated[Path, typer.Option("--out", metavar="FILE.zip", help="The archive to write.")] = Path("glue.zip"),
-    json: Json = False,
-) -> None:
-    """Pack the predictions of fine-tuned runs into the one zip archive that GLUE's test server takes.
-
-    The server wants eleven files; those that no run has are named. The diagnostic set AX is predicted by the run on MNLI.
-    """
-    from fullrank.experiments.submission import pack
-
-    files, missing = pack(runs, out)
-    lines = [f"{out}: {len(files)} of {len(files) + len(missing)} files"]
-    lines += [f"  {name:<11} {folder}" for name, folder in files.items()]
-    if missing:
-        names = ", ".join(f"{name} ({task})" for name, task in missing.items())
-        lines.append(f"  missing: {names}; the server scores only an archive with all eleven")
-    folders = {name: str(folder) for name, folder in files.items()}
-    tell({"archive": str(out), "files": folders, "missing": missing}, lines, json=json)
 
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"  # beside src/; not part of an installed package

@@ -183,7 +183,7 @@ class FinetuneEvalConfig(Section):
     every_epochs: Positive | None = key(None, "epochs between evaluations; without every_steps too: once, at the end")
     every_steps: Count | None = key(None, "updates between evaluations")
     checkpoint: Literal["last", "best"] = key("last", "weights that the figures are of")
-    test: bool = key(False, "write the predictions for the test server, too")
+    test: bool = key(False, "write the predictions of the unlabelled test splits, too")
     n_best: Size = key(20, "SQuAD: candidates of each end of an answer")
     max_answer_length: Size = key(30, "SQuAD: tokens of the longest answer")
     null_score_diff_threshold: float = key(0.0, "SQuAD 2: no answer where its score is better by more than this")
@@ -205,7 +205,7 @@ class FinetuneConfig(Section):
     def _faults(self) -> Iterator[str]:
         attention = self.model.attention
         if self.data.invented and self.eval.test:
-            yield "eval.test: the test server knows no invented sentences; leave it out, or set data.invented: false"
+            yield "eval.test: invented sentences have no test split; leave it out, or set data.invented: false"
         if self.data.answers and self.eval.test:
             yield "eval.test: the test set of SQuAD is not public; leave it out (predictions.json is of the development split)"
         for penalty in ("orthogonality", "overlap"):

@@ -19,9 +19,8 @@ class GlueTask:
     `folder`: its usual name, that of its folder. `sentences`: the columns of its one or two sentences, `hub_sentences` those
     on the hub where they differ. `labels`: names of the classes, in the order of their ids, which is the hub's; None where a
     score is predicted. `metrics`: the first is the one that runs are compared by. `sizes`: published number of rows of each
-    split, and `older_sizes` that of an earlier release. `submission`: file of each test split, as the test server names it.
-    `label_names`: files and server hold the names of the classes, not their ids. The split `ax` of mnli is GLUE's diagnostic
-    set.
+    split, and `older_sizes` that of an earlier release.
+    `label_names`: files hold the names of the classes, not their ids. The split `ax` of mnli is GLUE's diagnostic set.
     """
 
     name: str
@@ -30,7 +29,6 @@ class GlueTask:
     sentences: tuple[str, ...]
     labels: tuple[str, ...] | None
     sizes: Mapping[str, int]
-    submission: Mapping[str, str]
     licence: str
     hub_sentences: tuple[str, ...] | None = None
     label_column: str = "label"
@@ -80,34 +78,34 @@ _ALL = (
     GlueTask(
         name="cola", title="Corpus of Linguistic Acceptability", folder="CoLA",
         sentences=("sentence",), labels=("unacceptable", "acceptable"), metrics=("matthews_correlation",),
-        sizes={"train": 8_551, "dev": 1_043, "test": 1_063}, submission={"test": "CoLA.tsv"},
+        sizes={"train": 8_551, "dev": 1_043, "test": 1_063},
         licence="sentences from published linguistics, for research",
     ),
     GlueTask(
         name="sst2", title="Stanford Sentiment Treebank", folder="SST-2",
         sentences=("sentence",), labels=("negative", "positive"),
-        sizes={"train": 67_349, "dev": 872, "test": 1_821}, submission={"test": "SST-2.tsv"},
+        sizes={"train": 67_349, "dev": 872, "test": 1_821},
         licence="film reviews, no stated licence",
     ),
     GlueTask(
         name="mrpc", title="Microsoft Research Paraphrase Corpus", folder="MRPC",
         sentences=("#1 String", "#2 String"), hub_sentences=_PAIR, label_column="Quality",
         labels=("not_equivalent", "equivalent"), metrics=("accuracy", "f1"),
-        sizes={"train": 3_668, "dev": 408, "test": 1_725}, submission={"test": "MRPC.tsv"},
+        sizes={"train": 3_668, "dev": 408, "test": 1_725},
         licence="Microsoft Research, non-commercial",
     ),
     GlueTask(
         name="qqp", title="Quora Question Pairs", folder="QQP",
         sentences=("question1", "question2"), label_column="is_duplicate",
         labels=("not_duplicate", "duplicate"), metrics=("accuracy", "f1"),
-        sizes={"train": 363_846, "dev": 40_430, "test": 390_965}, submission={"test": "QQP.tsv"},
+        sizes={"train": 363_846, "dev": 40_430, "test": 390_965},
         older_sizes={"train": 363_849},
         licence="Quora, non-commercial",
     ),
     GlueTask(
         name="stsb", title="Semantic Textual Similarity Benchmark", folder="STS-B",
         sentences=_PAIR, label_column="score", labels=None, metrics=("pearson", "spearman"),
-        sizes={"train": 5_749, "dev": 1_500, "test": 1_379}, submission={"test": "STS-B.tsv"},
+        sizes={"train": 5_749, "dev": 1_500, "test": 1_379},
         licence="scores CC BY-SA 4.0, texts under their own terms",
     ),
     GlueTask(
@@ -117,26 +115,25 @@ _ALL = (
         sizes={
             "train": 392_702, "dev": 9_815, "dev_mismatched": 9_832, "test": 9_796, "test_mismatched": 9_847, "ax": 1_104,
         },
-        submission={"test": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv", "ax": "AX.tsv"},
         licence="OANC, CC BY and others", label_names=True,
         dev_splits=("dev", "dev_mismatched"), test_splits=("test", "test_mismatched", "ax"),
     ),
     GlueTask(
         name="qnli", title="Question-answering Natural Language Inference", folder="QNLI",
         sentences=("question", "sentence"), labels=_ENTAILMENT, label_names=True,
-        sizes={"train": 104_743, "dev": 5_463, "test": 5_463}, submission={"test": "QNLI.tsv"},
+        sizes={"train": 104_743, "dev": 5_463, "test": 5_463},
         licence="CC BY-SA 4.0",
     ),
     GlueTask(
         name="rte", title="Recognizing Textual Entailment", folder="RTE",
         sentences=_PAIR, labels=_ENTAILMENT, label_names=True,
-        sizes={"train": 2_490, "dev": 277, "test": 3_000}, submission={"test": "RTE.tsv"},
+        sizes={"train": 2_490, "dev": 277, "test": 3_000},
         licence="for research",
     ),
     GlueTask(
         name="wnli", title="Winograd Natural Language Inference", folder="WNLI",
         sentences=_PAIR, labels=("not_entailment", "entailment"),
-        sizes={"train": 635, "dev": 71, "test": 146}, submission={"test": "WNLI.tsv"},
+        sizes={"train": 635, "dev": 71, "test": 146},
         licence="CC BY 4.0",
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The nine tasks of GLUE: examples from local files or the Hugging Face hub, and files for the test server."""
+"""The nine tasks of GLUE: examples from local files or the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from fullrank.config.glue import GLUE, HUB, HUB_REVISION, SCORES, GlueTask, glue_task, plain
 from fullrank.core.errors import InputError, RunError
 from fullrank.data.corpora import hub_rows
 from fullrank.data.files import Report, existing_folder, file_digest, lines
-from fullrank.files import mended, parse_json, write_text
+from fullrank.files import mended, parse_json
 
 _KEY = "data.dir"
 _SLICE = ".slice"
@@ -67,7 +66,7 @@ class Examples:
         if self.labels is None:
             raise InputError(
                 f"GLUE {self.task.folder}: the split {self.split} has no labels (the test server keeps them); measure on "
-                f"{' or '.join(self.task.dev_splits)}, or write a submission"
+                f"{' or '.join(self.task.dev_splits)}"
             )
         return self.labels
 
@@ -429,73 +428,3 @@ def overview_lines(overview: Mapping[str, Any]) -> list[str]:
         ),
         *([f"  not there: {', '.join(overview['missing'])}"] if overview["missing"] else []),
     ]
-
-
-# files for the test server
-
-
-def write_submission(
-    task: str | GlueTask, split: str, predictions: ArrayLike, folder: str | Path, examples: Examples | None = None
-) -> Path:
-    """Write the predictions of a test split as the test server wants them, under the server's name; the path of the file.
-
-    predictions (n,): class ids, or scores of STS-B, which are clipped to 0 .. 5 and written with three decimals; in the order
-    of the test file, or in that of `examples`, whose ids are then written.
-    Raises InputError unless there is one valid prediction for every row of the published test split.
-    """
-    task = glue_task(task)
-    task.check_split(split)
-    if split not in task.test_splits:
-        raise InputError(
-            f"GLUE {task.folder}: a submission is of a test split ({', '.join(task.test_splits)}), not {split}"
-        )
-    words = _prediction_words(task, np.asarray(predictions))
-    published = task.sizes[split]
-    if len(words) != published:
-        raise InputError(
-            f"GLUE {task.folder}: {len(words):,} predictions for the split {split}; the test server wants one for each of its "
-            f"{published:,} rows"
-        )
-    rows = range(published) if examples is None else submission_rows(task, split, examples)
-    path = Path(folder).expanduser() / task.submission[split]
-    table = (f"{number}\t{word}\n" for number, word in sorted(zip(rows, words, strict=True)))
-    write_text(path, "index\tprediction\n" + "".join(table))
-    return path
-
-
-def _prediction_words(task: GlueTask, predictions: np.ndarray) -> list[str]:
-    """The column `prediction`: names of classes where the server wants them, else ids, or scores."""
-    if predictions.ndim != 1:
-        raise InputError(f"predictions of shape {predictions.shape}: one for each row is wanted, as logits.argmax(-1)")
-    if task.labels is None:
-        if predictions.dtype.kind not in "iuf" or not np.isfinite(predictions).all():
-            raise InputError(f"GLUE {task.folder}: predictions are finite numbers")
-        return [f"{score:.3f}" for score in np.clip(predictions.astype(np.float64), *SCORES).tolist()]
-    if predictions.dtype.kind not in "iub":
-        raise InputError(f"GLUE {task.folder}: predictions are class ids, integers; given is {predictions.dtype}")
-    ids = predictions.astype(np.int64)
-    outside = np.flatnonzero((ids < 0) | (ids >= len(task.labels)))
-    if len(outside):
-        raise InputError(
-            f"GLUE {task.folder}: prediction {outside[0]} is {ids[outside[0]]}; allowed: 0 to {len(task.labels) - 1} "
-            f"({', '.join(task.labels)})"
-        )
-    return [task.labels[i] if task.label_names else str(i) for i in ids.tolist()]
-
-
-def submission_rows(task: GlueTask, split: str, examples: Examples) -> list[int]:
-    """The ids of the examples as the server's row numbers.
-
-    Raises InputError unless each of them is there once: worth asking before a model is trained.
-    """
-    if (examples.task.name, examples.split) != (task.name, split):
-        raise InputError(
-            f"predictions of GLUE {task.folder} {split} with examples of {examples.task.folder} {examples.split}"
-        )
-    published = task.sizes[split]
-    if len(examples) != published or set(examples.ids) != {str(i) for i in range(published)}:
-        raise InputError(
-            f"GLUE {task.folder}: the {len(examples):,} ids of {examples.path or 'the hub'} are not 0 to {published - 1:,}, "
-            "each once; the test server wants its whole test file"
-        )
-    return [int(number) for number in examples.ids]

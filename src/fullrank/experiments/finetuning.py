@@ -16,7 +16,7 @@ from fullrank.config.finetune import FinetuneConfig, FinetuneTrainConfig
 from fullrank.config.glue import GLUE, GlueTask
 from fullrank.core.errors import InputError
 from fullrank.data.examples import Encoded, ExampleBatch, ExampleBatches, by_length, subset
-from fullrank.data.glue import Examples, load_glue, locate, submission_rows, write_submission
+from fullrank.data.glue import Examples, load_glue, locate
 from fullrank.data.invented import invented_examples
 from fullrank.decoding.sample import evaluating
 from fullrank.evaluation.tasks import glue_scores
@@ -198,7 +198,6 @@ class GlueTuning(Task[FinetuneConfig, dict[str, Examples]]):
         # read before training, so that a file that is missing or not whole is not found after it
         for split in task.test_splits if config.eval.test else ():
             splits[split] = load(split, None)
-            submission_rows(task, split, splits[split])
         return Prepared(config, splits, data.label, identity)
 
     def parts(self, data: Prepared[FinetuneConfig, dict[str, Examples]], folder: Path, device: torch.device) -> Parts:
@@ -218,14 +217,11 @@ class GlueTuning(Task[FinetuneConfig, dict[str, Examples]]):
                 if name == "train":
                     continue
                 logits = logits_of(model, encoded[name], size)
-                if name in task.test_splits:
-                    if rank() == 0:
-                        write_submission(task, name, predicted(logits), folder / "submission", examples)
-                    continue
-                result = score(task, logits, examples)
-                figures[name] = {**result.scores, "loss": result.nll / result.tokens, "examples": result.tokens}
                 if rank() == 0:
                     _write_predictions(folder / f"predictions-{name}.tsv", predicted(logits), examples)
+                if name in labelled:
+                    result = score(task, logits, examples)
+                    figures[name] = {**result.scores, "loss": result.nll / result.tokens, "examples": result.tokens}
             return figures
 
         return tuning_parts(
@@ -306,8 +302,9 @@ def _targets(examples: Examples, regression: bool) -> Tensor:
 
 
 def _write_predictions(path: Path, predictions: np.ndarray, examples: Examples) -> None:
-    """Write a line of index, label and prediction for every example, for later tests of differences."""
-    rows = zip(examples.ids, examples.known_labels(), predictions, strict=True)
+    """Write a line of index, label and prediction for every example; the label of a test split is `nan`."""
+    labels = np.full(len(examples), np.nan) if examples.labels is None else examples.labels
+    rows = zip(examples.ids, labels, predictions, strict=True)
     lines = [f"{name}\t{label:g}\t{prediction:.6g}\n" for name, label, prediction in rows]
     path.write_text("".join(["index\tlabel\tprediction\n", *lines]), encoding="utf-8")
 
