@@ -140,7 +140,7 @@ def test_wrong_words_on_the_command_line_end_in_one_line() -> None:
     for words, message in {
         ("train", "--nonsense"): "fullrank train: No such option: --nonsense (fullrank train --help)",
         ("eval",): "fullrank eval: Missing argument 'DIR'. (fullrank eval --help)",
-        ("evall", "x"): "fullrank: No such command 'evall'. Did you mean 'eval', 'lm-eval'? (fullrank --help)",
+        ("evall", "x"): "fullrank: No such command 'evall'. Did you mean 'eval'? (fullrank --help)",
     }.items():
         assert fails(*words) == (2, message + "\n")
 

@@ -23,11 +23,11 @@ REPORTING = [
     "config show CONFIG", "config validate CONFIG", "info CONFIG", "train RUN", "eval RUN", "generate RUN --max-new-tokens 3",
     "report RUN --out NEW/page.html", "analyze context skip-cross-head/table1", "analyze rank RUN --contexts 20",
     "analyze spectrum RUN --texts 1", "analyze heads RUN --texts 1", "analyze mixing RUN --texts 1", "diagnose RUN",
-    "lm-eval-task RUN --out NEW", "reproduce mos/table2 --scale tiny --list",
+    "reproduce mos/table2 --scale tiny --list",
     "queue NEW/plan.yaml --list", "ledger add RUN --ledger NEW/ledger.jsonl", "train CONFIG --out NEW/run --until 1",
 ]  # fmt: skip
-# Verbs without it: a file or a schema is their output, or another program's arguments are theirs
-WITHOUT = {"init", "lm-eval", "config schema"}
+# Verbs without it: a file or a schema is their output
+WITHOUT = {"init", "config schema"}
 
 
 def _verbs(group: Any, path: str = "") -> Iterator[tuple[str, Any]]:

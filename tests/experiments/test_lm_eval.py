@@ -1,7 +1,8 @@
-"""Runs as models of lm-eval: its requests against code written here, its word perplexity against `fullrank eval`'s."""
+"""Runs as models of lm-eval: its requests against code written here, its figures against those of `fullrank eval`."""
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 import tomllib
@@ -18,15 +19,14 @@ from fullrank.cli import main
 from fullrank.core.errors import InputError
 from fullrank.data import load_tokenizer
 from fullrank.evaluation.perplexity import Flags
-from fullrank.experiments import lm_eval
-from fullrank.experiments.lm_eval import write_task
-from fullrank.experiments.run import corpus_of, evaluate
+from fullrank.experiments.run import evaluate
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "cli"))
 from cli_runs import SMALL, write_config, write_text  # noqa: E402
 
 pytest.importorskip("lm_eval", reason="lm-eval is not installed (extra `eval`)")
+from fullrank.experiments import lm_eval_model  # noqa: E402
 from fullrank.experiments.lm_eval_model import FullRankLM  # noqa: E402
 
 XL = ["model.position=relative", "model.attention.score=relative", "model.memory_length=6"]
@@ -158,35 +158,33 @@ def test_a_document_is_read_as_fullrank_eval_reads_the_split(
     assert lm.get_model_info()["protocol"] == expected["protocol"]
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_a_task_gives_the_figures_of_fullrank_eval(
-    runs: dict[str, Path], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Through lm-eval itself: its tasks, its counts, its aggregation."""
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets")
-    from lm_eval import simple_evaluate
-    from lm_eval.tasks import TaskManager
+TASK = """
+task: whole_split
+dataset_path: json
+dataset_kwargs: {data_files: {test: FILE}}
+test_split: test
+output_type: loglikelihood_rolling
+doc_to_text: ""
+doc_to_target: text
+metric_list: [{metric: bits_per_byte}]
+"""
 
-    lm_eval.register()
-    task = write_task(corpus_of(runs[name], "test", print), "test", tmp_path / "tasks").stem
-    results = simple_evaluate(
-        "fullrank",
-        model_args={"path": str(runs[name]), "batch_size": 7},
-        tasks=[task],
-        task_manager=TaskManager(include_path=str(tmp_path / "tasks"), include_defaults=False),
-        batch_size=1,
-        device="cpu",
-        bootstrap_iters=0,
-    )
-    assert results is not None
-    found, expected = results["results"][task], as_eval(runs[name], {})
-    assert found["word_perplexity,none"] == pytest.approx(expected["perplexity_per_word"], rel=1e-6)
-    if name == "word":
-        assert expected["perplexity_without_sos"] == expected["perplexity_per_word"]
-        assert "bits_per_byte,none" not in found
-    else:
-        assert found["bits_per_byte,none"] == pytest.approx(expected["bits_per_byte"], rel=1e-6)
-        assert found["byte_perplexity,none"] == pytest.approx(2 ** expected["bits_per_byte"], rel=1e-6)
+
+def test_lm_eval_says_what_fullrank_eval_says(
+    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through the command of lm-eval: its task, its counts, its aggregation."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets")
+    text = (runs["byte"].parent / "test.txt").read_text()
+    (tmp_path / "text.jsonl").write_text(json.dumps({"text": text}))
+    (tmp_path / "task.yaml").write_text(TASK.replace("FILE", str(tmp_path / "text.jsonl")))
+    words = ["run", "--model", "fullrank", "--model_args", f"path={runs['byte']}", "--device", "cpu",
+             "--tasks", str(tmp_path / "task.yaml"), "--output_path", str(tmp_path / "out")]  # fmt: skip
+    monkeypatch.setattr(sys, "argv", ["lm_eval", *words])
+    lm_eval_model.main()
+    (written,) = (tmp_path / "out").rglob("results*.json")
+    figures = json.loads(written.read_text())["results"]["whole_split"]
+    assert figures["bits_per_byte,none"] == pytest.approx(as_eval(runs["byte"], {})["bits_per_byte"], rel=1e-6)
 
 
 def test_words_as_lm_eval_counts_them(runs: dict[str, Path]) -> None:
@@ -210,21 +208,6 @@ def test_documents_do_not_see_each_other(runs: dict[str, Path]) -> None:
     alone = [model_of(runs["byte"]).loglikelihood_rolling(asked(text), disable_tqdm=True)[0] for text in texts]
     assert together == pytest.approx(alone, rel=1e-6)
     assert model_of(runs["byte"]).loglikelihood_rolling(asked(("",)), disable_tqdm=True) == [0.0]
-
-
-def test_a_task_is_refused_where_tokens_do_not_come_back(runs: dict[str, Path], tmp_path: Path) -> None:
-    corpus = corpus_of(runs["byte"], "test", print)
-
-    class Half:
-        """A corpus whose text begins inside a character."""
-
-        splits, tokenizer, label, name = corpus.splits, corpus.tokenizer, "half", "half"
-
-        def ids(self, split: str) -> Any:
-            return corpus.ids(split)[:1] * 0 + 0xA4
-
-    with pytest.raises(InputError, match="do not come back from their text"):
-        write_task(Half(), "test", tmp_path)  # type: ignore[arg-type]
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------
@@ -364,43 +347,3 @@ def test_the_entry_point_is_the_model() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     (point,) = [EntryPoint(*item, "lm_eval.models") for item in project["entry-points"]["lm_eval.models"].items()]
     assert (point.name, point.load()) == ("fullrank", FullRankLM)
-
-
-def test_registering_twice_is_registering_once() -> None:
-    from lm_eval.api.registry import get_model
-
-    lm_eval.register()
-    lm_eval.register()
-    assert get_model("fullrank") is FullRankLM
-    assert get_model("hf").__name__ == "HFLM"  # lm-eval's own are still there
-
-
-@pytest.mark.parametrize(
-    ("given", "handed_on"),
-    [
-        (["--model_args", "path=x", "--tasks", "y"], ["--model_args", "path=x", "--tasks", "y", "--model", "fullrank"]),
-        (["run", "--tasks", "y"], ["run", "--tasks", "y", "--model", "fullrank"]),
-        (["--model", "hf", "--tasks", "y"], ["--model", "hf", "--tasks", "y"]),
-        (["--model=hf"], ["--model=hf"]),
-        (["ls", "tasks"], ["ls", "tasks"]),
-        (["--help"], ["--help"]),
-        ([], []),
-    ],
-)
-def test_the_command_hands_its_arguments_on(
-    given: list[str], handed_on: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said: list[list[str]] = []
-    monkeypatch.setattr("lm_eval.__main__.cli_evaluate", lambda: said.append(sys.argv))
-    before = sys.argv
-    with pytest.raises(SystemExit) as stopped:
-        main(["lm-eval", *given])
-    assert stopped.value.code in (0, None)
-    assert said == [["lm_eval", *handed_on]]
-    assert sys.argv is before
-
-
-def test_without_lm_eval_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"pip install 'fullrank\[eval\]'"):
-        lm_eval.register()

@@ -92,8 +92,9 @@ def test_a_file_names_no_code(place: Path, file: str, base: Any) -> None:
     assert not (place / "ran").exists()
 
 
-@pytest.mark.parametrize("words", [["check"], ["analyze", "rank"], ["diagnose"], ["analyze", "heads"], ["eval"], ["export"],
-                                   ["lm-eval"]])  # fmt: skip
+@pytest.mark.parametrize(
+    "words", [["check"], ["analyze", "rank"], ["diagnose"], ["analyze", "heads"], ["eval"], ["export"]]
+)
 @pytest.mark.parametrize("file", KEYS)
 def test_no_command_runs_code_that_a_file_names(
     place: Path, file: str, words: list[str], capsys: pytest.CaptureFixture[str]

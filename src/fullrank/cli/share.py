@@ -1,9 +1,8 @@
-"""Verbs that connect with other software and servers: export, bench, lm-eval, lm-eval-task."""
+"""Verbs that connect with other software: export and bench."""
 
 from __future__ import annotations
 
 import importlib
-import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -11,8 +10,8 @@ from typing import Annotated
 import typer
 
 from fullrank.cli.app import verb
-from fullrank.cli.options import Checkpoint, Json, Run, Split
-from fullrank.cli.output import say, tell
+from fullrank.cli.options import Checkpoint, Json
+from fullrank.cli.output import tell
 from fullrank.core.errors import InputError
 
 _FORMATS = ("hf", "fullrank")
@@ -102,38 +101,3 @@ def bench(
         name, listing=listing, lengths=lengths, rounds=rounds, heads=heads, head_dim=head_dim, batch=batch, dtype=dtype,
         device=device, threads=threads, compiled=compiled, plot=plot, json=json,
     )  # fmt: skip
-
-
-@verb(
-    "fullrank lm-eval --model_args path=runs/demo/b --tasks lambada_openai --batch_size 8",
-    name="lm-eval",
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
-)
-def lm_eval(context: typer.Context) -> None:
-    """The command lm_eval, with `--model fullrank` known to it: a run on tasks of lm-eval. Its arguments, and its --help.
-
-    --model_args takes path=DIR and, with commas between them, checkpoint, memory_length, segment_length, streams, context,
-    stride, same_length, clamp_length, kernel, device, batch_size and max_gen_toks.
-    """
-    from fullrank.experiments.lm_eval import run
-
-    run(context.args)
-
-
-@verb("fullrank lm-eval-task runs/demo/b --split test --out tasks", name="lm-eval-task")
-def lm_eval_task(
-    run: Run,
-    split: Split = "test",
-    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where the task is written.")] = Path("tasks"),
-    json: Json = False,
-) -> None:
-    """Write the text a run was measured on as a task of lm-eval, whose word perplexity is that of `fullrank eval`."""
-    from fullrank.experiments.lm_eval import write_task
-    from fullrank.experiments.run import corpus_of
-    from fullrank.experiments.run_folder import open_causal
-
-    open_causal(run)
-    file = write_task(corpus_of(run, split, say), split, out)
-    command = ["fullrank", "lm-eval", "--model_args", f"path={run}", "--include_path", str(out), "--tasks", file.stem]
-    content = {"task": file.stem, "file": str(file), "command": command}
-    tell(content, [str(file), f"  {shlex.join(command)}"], json=json)

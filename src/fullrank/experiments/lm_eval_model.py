@@ -1,6 +1,6 @@
 """A trained run as a model of lm-eval (EleutherAI's evaluation harness): `lm_eval --model fullrank --model_args path=DIR`.
 
-Importing this module needs lm-eval; `fullrank.experiments.lm_eval` says how to install it.
+This module needs lm-eval: pip install 'fullrank[eval]'.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from lm_eval.api.model import LM
+from lm_eval.api.registry import register_model
 from tqdm import tqdm
 
 from fullrank.core.decoder import LanguageModel
@@ -243,3 +244,19 @@ def _positive(key: str, given: object) -> int:
     if value < 1:
         raise InputError(f"{key}: a positive number, given {given}")
     return value
+
+
+def main() -> None:
+    """Run the command `lm_eval` with `--model fullrank` known to it.
+
+    lm-eval after 0.4.13 finds the model by the entry point of this package, versions before do not.
+    """
+    import lm_eval.models  # noqa: F401 - registers its own models, which it does only while none is registered
+    from lm_eval.__main__ import cli_evaluate
+
+    register_model("fullrank")(FullRankLM)
+    cli_evaluate()
+
+
+if __name__ == "__main__":
+    main()
