@@ -16,7 +16,7 @@ from cli_runs import SMALL, call
 
 from fullrank.cli.app import load
 
-# CONFIG: of a small run, RUN: the finished run, NEW: a fresh folder, TEXT: a text. Long verbs (check, demo, bench, search) and
+# CONFIG: of a small run, RUN: the finished run, NEW: a fresh folder, TEXT: a text. Long verbs (check, demo, bench) and
 # those for other runs (finetune, translate, average, export) are called with --json in tests of their own.
 REPORTING = [
     "recipes list", "recipes show mos/table2", "data list", "data prepare text data.train=TEXT data.valid=TEXT --to NEW",

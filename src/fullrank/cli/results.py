@@ -1,18 +1,15 @@
-"""Verbs of a campaign: queue, search, and the ledger of what it found."""
+"""Verbs of a campaign: queue, and the ledger of what it found."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from rich.text import Text
-
 from fullrank.cli.app import app, verb
-from fullrank.cli.options import Config, Json, Number, Overrides, Quiet, Row, Scale, Source, read_seeds, with_source
-from fullrank.cli.output import exclude, say, show_progress, table_of, tell
+from fullrank.cli.options import Json, Number, Quiet
+from fullrank.cli.output import say, show_progress, tell
 from fullrank.core.errors import InputError
 from fullrank.files import silent
 
@@ -67,69 +64,6 @@ def queue(
     finally:
         state = listing(planned, cores)
         tell(state, in_lines(state, cores), json=json)
-
-
-@verb(
-    "fullrank search my.yaml --set train.learning_rate=1e-4,3e-4,6e-4 --set model.dropout.residual=0.1,0.3 "
-    '--budget "120 minutes" --out runs/rates',
-    "fullrank search mixhead/table1-vanilla --row b --set train.learning_rate=1e-4..3e-3 --random 8 --epochs 4 "
-    "--out runs/drawn",
-)
-def search(
-    config: Config,
-    values: Annotated[
-        list[str],
-        typer.Option("--set", metavar="KEY=A,B,C", help="A key and its values; LOW..HIGH is a range, with --random."),
-    ],
-    out: Annotated[Path, typer.Option("--out", help="Folder of the search and its runs.")],
-    overrides: Overrides = None,
-    row: Row = None,
-    scale: Scale = None,
-    budget: Annotated[
-        str | None,
-        typer.Option("--budget", metavar="TIME", help="Time of the whole search, as '90 minutes' or '2 hours'."),
-    ] = None,
-    epochs: Annotated[
-        float | None, typer.Option("--epochs", help="Length of a full training; the configuration's if not given.")
-    ] = None,
-    eta: Annotated[int, Number("--eta", min=2, help="One of so many combinations goes on after a rung.")] = 2,
-    seeds: Annotated[
-        str, typer.Option("--seeds", metavar="N", help="Seeds 1 to N of each combination, or a list (1,5 or 26,).")
-    ] = "1",
-    draws: Annotated[int | None, Number("--random", min=2, help="N random combinations in place of all.")] = None,
-    cores: Annotated[int, Number("--cores", help="Trainings at a time, each on a core of its own.")] = 1,
-    source: Source = None,
-    quiet: Quiet = False,
-    json: Json = False,
-) -> None:
-    """Search for the best values of a few keys: all combinations train a little, and the better ones go on.
-
-    The best one trains to the end and is measured on test text, no other one is. A stopped search goes on when it is started
-    again; nothing is trained twice. The winner's configuration is OUT/winner.yaml.
-    """
-    from fullrank.experiments.queue import cores_for
-    from fullrank.experiments.search import Request, budget_in_words, minutes_of, outcome_of
-    from fullrank.experiments.search import search as search_in
-
-    if budget is not None:
-        exclude("--budget", "decides the length of a full training", {"--epochs": epochs})
-    request = Request(
-        config, values, with_source(overrides, source), row, scale, read_seeds(seeds) or [1], eta, epochs,
-        None if budget is None else minutes_of(budget), draws,
-    )  # fmt: skip
-    content = search_in(request, out, cores_for(cores), say=silent if quiet else say)
-    keys, winner = list(content["winner"]["settings"]), content["winner"]
-    shares = [f"nll at {share * content['epochs']:.3g} epochs" for share in content["shares"]]
-    rows: list[list[str | Text]] = []
-    for arm in sorted(content["arms"], key=lambda arm: (-len(arm["nll"]), (arm["nll"] or [None])[-1] or float("inf"))):
-        nll = ["-" if value is None else f"{value:.4f}" for value in arm["nll"]]
-        rows.append(
-            [*(str(arm["settings"][key]) for key in keys), outcome_of(arm), *nll, *[""] * (len(shares) - len(nll))]
-        )
-    table = table_of([*keys, "outcome", *shares], rows, left=len(keys) + 1)
-    final = "  ".join(f"{split} {nll:.4f}" for split, nll in winner["nll"].items())
-    words = f"winner, nats per token: {final}   {', '.join(winner['folders'])}   {out / 'winner.yaml'}"
-    tell(content, [table, budget_in_words(content), words], json=json)
 
 
 @verb("fullrank ledger add runs/mixhead-table1-vanilla/*", group=ledger_app)

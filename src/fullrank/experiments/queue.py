@@ -184,7 +184,7 @@ def cores_for(number: int) -> list[int]:
     """`number` of the cores that this process may use; InputError if it has fewer."""
     if os.name != "posix":
         raise InputError(
-            "queue, search: their trainings are stopped by signals that Windows does not have; work in WSL, or call "
+            "queue: its trainings are stopped by signals that Windows does not have; work in WSL, or call "
             "`fullrank train` for each"
         )
     own = usable_cores()

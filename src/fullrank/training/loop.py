@@ -193,7 +193,6 @@ def _result(counters: Counters, plan: Plan, resumed_from: int | None) -> FitResu
     )
 
 
-NOT_FINITE = "is not a finite number"  # in the error of a training that diverged
 SAVE_SECONDS = 300.0  # most time between two checkpoints, where `train.save_every_steps` says nothing
 
 
@@ -410,7 +409,7 @@ class _Loop:
         bf16 = " or set train.precision=fp32" if options.precision == "bf16" else ""
         kept = f"the last good checkpoint is {last.resolve()}" if last.exists() else "there is no checkpoint yet"
         return RunError(
-            f"{what} at step {step} {NOT_FINITE}: lower train.learning_rate (now {options.learning_rate:g}), raise "
+            f"{what} at step {step} is not a finite number: lower train.learning_rate (now {options.learning_rate:g}), raise "
             f"train.warmup_steps (now {options.warmup_steps}), lower train.max_grad_norm (now {clip}){bf16}; {kept}"
         )
 
