@@ -1,4 +1,4 @@
-"""docs/scale.md: its table is what `fullrank info --gpus` says."""
+"""docs/scale.md: its table is what research/scale.py says, and that follows the equations."""
 
 from __future__ import annotations
 
@@ -6,56 +6,45 @@ from pathlib import Path
 
 import pytest
 
-from fullrank.analysis.scale import assumptions, scale_of_run
-from fullrank.config.recipe import resolve_any
+from fullrank.analysis.size import size_of_run
+from fullrank.config.run import RunConfig
+from research.scale import RESERVED, estimate, table_lines
 
 PAGE = Path(__file__).parents[1] / "docs" / "scale.md"
-LARGE = [
-    "model.hidden_size=4096", "model.num_hidden_layers=32", "model.num_attention_heads=32", "model.intermediate_size=16384",
-    "model.vocab_size=32000", "train.segment_length=2048", "train.sharding=fsdp", "train.activation_checkpointing=true",
-]  # fmt: skip
-MODELS = {
-    "Mixhead B, 6 layers": ("mixhead/table1-vanilla", []),
-    "Mixhead B, Transformer-XL, 16 layers": ("mixhead/table1-transformer-xl", []),
-    "Mixhead B, 6.6 billion parameters": ("mixhead/table1-vanilla", LARGE),
-}
-BOUNDS = {"computing": "computing", "launching": "launches", "sending": "links", "latency": "latency", "rows": "rows"}
+VOCABULARY, WIDTH, LAYERS, LENGTH = 1000, 32, 3, 16
 
 
-def line(model: str, gpus: int, batch: int, accumulation: int) -> str:
-    """A row of the table."""
-    recipe, changes = MODELS[model]
-    words = [*changes, f"train.batch_size={batch}", f"train.gradient_accumulation_steps={accumulation}"]
-    found = scale_of_run(resolve_any(recipe, "b", None, words).config, gpus, assumptions("h100", {}))
-    seconds = found["seconds"]
-    cells = [
-        model,
-        f"{gpus:,}",
-        f"{batch:,} x {accumulation}",
-        f"{found['memory']['total'] / 2**30:.1f}",
-        f"{1e3 * max(seconds['computing'], seconds['launching']):,.1f} + {1e3 * seconds['exposed']:,.1f}",
-        f"{found['bytes_sent'] / 1e6:,.0f}",
-        f"{found['tokens_per_second']:,.0f}",
-        f"{100 * found['efficiency']:.0f} %",
-        BOUNDS[found["bound"]],
-    ]
-    return f"| {' | '.join(cells)} |"
+def run_of(**train: object) -> RunConfig:
+    model = {
+        "vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": 2,
+        "intermediate_size": 64, "output": {"tied": True},
+    }  # fmt: skip
+    settings = {"steps": 1, "segment_length": LENGTH, "batch_size": 8, "order": "shuffled", **train}
+    return RunConfig.from_dict({"model": model, "train": settings})
 
 
-def table() -> list[str]:
-    """The rows of the page."""
+def test_the_table_is_what_the_script_says() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    return text.partition("<!-- info --gpus -->")[2].partition("<!-- end -->")[0].strip().splitlines()[2:]
+    assert text.partition("<!-- table -->\n")[2].partition("<!-- end -->")[0].splitlines() == table_lines()
 
 
-def test_every_model_is_shown() -> None:
-    shown = [row.strip("| ").split(" | ")[:2] for row in table()]
-    assert shown == [[model, gpus] for model in MODELS for gpus in ("1", "8", "64", "1,024")]
+def test_bytes_that_are_held_and_sent() -> None:
+    """Ring all-reduce 2 (N - 1) / N, all-gather and reduce-scatter (N - 1) / N of the bytes."""
+    size = size_of_run(run_of())
+    total, activations = size["parameters"]["total"], size["memory"]["activations"]
+    one, four = estimate(run_of(), 1), estimate(run_of(), 4)
+    assert one.sent == one.exposed == 0
+    assert one.memory == 16 * total + activations + RESERVED
+    assert four.memory == 16 * total + activations / 4 + RESERVED
+    assert four.sent == pytest.approx(2 * 3 / 4 * 4 * total)
+    outside = size["parameters"]["embedding"] + size["parameters"]["output"]
+    sharded = estimate(run_of(sharding="fsdp", precision="bf16", gradient_accumulation_steps=3), 4)
+    assert sharded.sent == pytest.approx(3 / 4 * (3 * 2 * (2 * (total - outside) + outside) + 4 * total))
 
 
-@pytest.mark.parametrize("index", [1, *(pytest.param(i, marks=pytest.mark.full) for i in range(12) if i != 1)])
-def test_the_table_is_what_the_command_says(index: int) -> None:
-    row = table()[index]
-    model, gpus, rows = row.strip("| ").split(" | ")[:3]
-    batch, accumulation = (int(number.replace(",", "")) for number in rows.split(" x "))
-    assert row == line(model, int(gpus.replace(",", "")), batch, accumulation)
+def test_seconds_of_an_update() -> None:
+    """Two rows of 16 tokens on each of 4 GPUs, at 40 % of 67 TFLOP/s."""
+    per_token = size_of_run(run_of())["flops_per_token"]["training"]
+    assert estimate(run_of(), 4).computing == pytest.approx(2 * LENGTH * per_token / (0.4 * 67e12))
+    assert estimate(run_of(), 4).tokens == 8 * LENGTH
+    assert estimate(run_of(), 4).bound == "launches"

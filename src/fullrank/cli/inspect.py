@@ -11,7 +11,6 @@ from fullrank.cli.data import data
 from fullrank.cli.options import Config, Json, Number, Overrides, Row, Scale, Source, complete_recipe, with_source
 from fullrank.cli.output import print_json, say, tell
 from fullrank.core.config import ModelConfig
-from fullrank.core.errors import InputError
 
 recipes = typer.Typer(
     no_args_is_help=True,
@@ -40,19 +39,6 @@ def info(
     length: Annotated[
         int | None, Number("--length", help="Sequence length; the training segment's, of translations 25.")
     ] = None,
-    gpus: Annotated[
-        int | None,
-        typer.Option(
-            "--gpus", min=1, max=2**20, help="Also memory of each of N GPUs, time and communication, estimated."
-        ),
-    ] = None,
-    gpu: Annotated[str, typer.Option("--gpu", help="With --gpus: a100, h100 or h200, by their data sheets.")] = "h100",
-    assume: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--assume", metavar="NAME=VALUE", help="With --gpus: another value, as in utilization=0.3. Repeatable."
-        ),
-    ] = None,
     json: Json = False,
 ) -> None:
     """Parameters by part (total exact), memory and FLOPs per token. Allocates nothing.
@@ -60,7 +46,6 @@ def info(
     For translation models: encoder, decoder and cross-attention apart; FLOPs for a source and a target of --length tokens each.
     Multi-linear attention is shown beside multi-head attention of the same width, its output map included.
     For fine-tuning: the pretrained encoder, and the mixing parameters that are injected.
-    --gpus N estimates a run on N GPUs from stated assumptions, which --assume changes (docs/scale.md).
     """
     from fullrank.config.finetune import FinetuneConfig
     from fullrank.config.recipe import resolve_any
@@ -71,14 +56,10 @@ def info(
 
         check_data(resolved.config.data)
 
-    from fullrank.analysis.scale import assumptions, scale_of_run
     from fullrank.analysis.size import size_of_run
 
     run, size = resolved.config, {key: getattr(resolved, key) for key in ("recipe", "row", "scale")}
-    assumed = assumptions(gpu, _numbers(assume or []))
     if isinstance(run, FinetuneConfig):
-        if gpus is not None:
-            raise InputError("--gpus: for models that are trained from scratch, and this is fine-tuning; leave it out")
         from fullrank.experiments.models import pretrained_size
 
         size |= {**pretrained_size(run), "paper": resolved.paper}
@@ -90,21 +71,7 @@ def info(
         run = with_vocabulary(run, say)
     remark = None if run.remark is None else f"its perplexity is {run.remark}"
     size |= {**size_of_run(run, length), "paper": resolved.paper, "next_token": remark is None, "remark": remark}
-    lines = lines_of(size, run.model)
-    if gpus is not None:
-        size["gpus"] = scale_of_run(run, gpus, assumed, length)
-        lines += gpu_lines(size["gpus"])
-    tell(size, lines, json=json)
-
-
-def _numbers(words: list[str]) -> dict[str, float]:
-    """NAME=VALUE as numbers."""
-    try:
-        return {name: float(value) for name, value in (word.split("=") for word in words)}
-    except ValueError as error:
-        raise InputError(
-            f"--assume: NAME=VALUE with a number, as in utilization=0.3; given {' '.join(words)}"
-        ) from error
+    tell(size, lines_of(size, run.model), json=json)
 
 
 @verb("fullrank recipes list --json", name="list", group=recipes)
@@ -224,68 +191,21 @@ def lines_of(size: dict[str, Any], model: ModelConfig) -> list[str]:
         for side in ("source", "target")
         if side in flops
     ]
-    line = (
-        f"memory: weights {sizes['weights_fp32'] / 2**20:,.1f} MiB in fp32, with gradients and Adam "
-        f"{sizes['training_adam_fp32'] / 2**20:,.1f} MiB"
+    memory = {name: f"{count / 2**20:,.1f}" for name, count in size["memory"].items()}
+    lines.append(
+        f"memory of training: parameters {memory['parameters']}, gradients {memory['gradients']}, optimizer "
+        f"{memory['optimizer']}, activations {memory['activations']} MiB; in all {memory['total']} MiB"
     )
     if "cache_per_token_fp32" in sizes:
-        line += f", cache {sizes['cache_per_token_fp32'] / 2**10:,.1f} KiB per token"
-    if "cache_per_source_token_fp32" in sizes:
-        line += f" and {sizes['cache_per_source_token_fp32'] / 2**10:,.1f} KiB per token of the source"
-    if sizes.get("state_per_text_fp32"):
-        line += f" and {sizes['state_per_text_fp32'] / 2**10:,.1f} KiB per text"
-    if model.memory_length:
-        line += f", {sizes['memory_per_text_fp32'] / 2**20:,.1f} MiB of memory per text"
-    lines.append(line)
+        line = f"memory of decoding: cache {sizes['cache_per_token_fp32'] / 2**10:,.1f} KiB per token"
+        if "cache_per_source_token_fp32" in sizes:
+            line += f" and {sizes['cache_per_source_token_fp32'] / 2**10:,.1f} KiB per token of the source"
+        if sizes["state_per_text_fp32"]:
+            line += f" and {sizes['state_per_text_fp32'] / 2**10:,.1f} KiB per text"
+        if model.memory_length:
+            line += f", {sizes['memory_per_text_fp32'] / 2**20:,.1f} MiB of memory per text"
+        lines.append(line)
     return lines if size["remark"] is None else [*lines, size["remark"]]
-
-
-_MEMORY = {
-    "weights": "weights",
-    "gradients": "gradients",
-    "optimizer": "optimizer states",
-    "averages": "averaged weights",
-    "gathered": "gathered blocks",
-    "activations": "activations",
-    "logits": "chunk of logits",
-    "segments": "memory of segments",
-    "reserved": "reserved",
-}
-_BOUNDS = {
-    "rows": "the rows of the batch: {without} GPUs have none; raise train.batch_size (train.batch_tokens)",
-    "computing": "computing",
-    "launching": "launching kernels, which are too small for this GPU",
-    "sending": "the links",
-    "latency": "the latency of collectives",
-}
-
-
-def gpu_lines(scale: dict[str, Any]) -> list[str]:
-    """The lines about N GPUs, from `scale_of_run`."""
-    memory, seconds, rows, assumed = scale["memory"], scale["seconds"], scale["rows"], scale["assumptions"]
-    number, sharding = scale["number"], f", {scale['sharding']}" if scale["sharding"] else ""
-    lines = [
-        f"on {number:,} GPU{'s' * (number > 1)} (estimated{sharding}, {scale['precision']}): {rows['per_gpu']:,} of "
-        f"{rows['batch']:,} rows on each"
-    ]
-    lines += [f"  {name:<20} {memory[part] / 2**30:>9.2f} GiB" for part, name in _MEMORY.items() if memory[part]]
-    fits = "fits" if memory["fits"] else "DOES NOT FIT"
-    bound = _BOUNDS[scale["bound"]].format(without=f"{rows['gpus_without']:,}")
-    lines += [
-        f"  {'total':<20} {memory['total'] / 2**30:>9.2f} GiB: {fits} into {assumed['memory_gib']:g} GiB",
-        f"an update takes {1e3 * seconds['update']:,.1f} ms: computing {1e3 * seconds['computing']:,.1f} (launching kernels "
-        f"{1e3 * seconds['launching']:,.1f}), exposed communication {1e3 * seconds['exposed']:,.1f}",
-    ]
-    if number > 1:
-        lines.append(
-            f"each GPU sends {scale['bytes_sent'] / 1e6:,.1f} MB in {1e3 * seconds['sending']:,.1f} ms, and waits "
-            f"{1e3 * seconds['latency']:,.1f} ms for hops; {100 * scale['efficiency']:.0f} % of {number:,} times one GPU"
-        )
-    return [
-        *lines,
-        f"{scale['tokens_per_second']:,.0f} tokens/s, bound by {bound}",
-        "assumed: " + ", ".join(f"{name} {value:g}" for name, value in assumed.items()),
-    ]
 
 
 def encoder_lines(size: dict[str, Any]) -> list[str]:
