@@ -10,7 +10,6 @@ from fullrank.cli.app import app, examples, verb
 from fullrank.cli.data import data
 from fullrank.cli.options import Config, Json, Number, Overrides, Row, Scale, Source, complete_recipe, with_source
 from fullrank.cli.output import print_json, say, tell
-from fullrank.core.config import ModelConfig
 
 recipes = typer.Typer(
     no_args_is_help=True,
@@ -71,7 +70,7 @@ def info(
         run = with_vocabulary(run, say)
     remark = None if run.remark is None else f"its perplexity is {run.remark}"
     size |= {**size_of_run(run, length), "paper": resolved.paper, "next_token": remark is None, "remark": remark}
-    tell(size, lines_of(size, run.model), json=json)
+    tell(size, lines_of(size), json=json)
 
 
 @verb("fullrank recipes list --json", name="list", group=recipes)
@@ -169,60 +168,51 @@ def validate_config(
 _PLACES = {"encoder": "encoder", "decoder": "decoder", "cross": "cross-attention"}
 
 
-def lines_of(size: dict[str, Any], model: ModelConfig) -> list[str]:
+def lines_of(size: dict[str, Any]) -> list[str]:
     """The lines about a model, from `size_of_run` and its recipe."""
-    lines = _parameters(size)
-    blocks = size["attention_block"] or {}
-    if "by_place" not in size:
-        blocks = {"": blocks} if blocks else {}
-    layers = {"": model.num_hidden_layers}
-    if "by_place" in size:
-        own, other = model.of_encoder().num_hidden_layers, model.of_decoder().num_hidden_layers
-        layers |= {"encoder": own, "decoder": other, "cross": other}
-    for place, block in blocks.items():
-        lines += [f"{_PLACES[place]}:"] if place else []
-        lines.append(_block(block, layers[place]))
-    flops, sizes = size["flops_per_token"], size["bytes"]
-    lines.append(
-        f"FLOPs per token at length {flops['length']}: forward {flops['forward']:,}, training {flops['training']:,}"
-    )
-    lines += [
-        f"  of a token of the {side}: forward {flops[side]['forward']:,}, training {flops[side]['training']:,}"
-        for side in ("source", "target")
-        if side in flops
+    lines = _parameter_lines(size)
+    if (block := size["attention_block"]) is not None:
+        for place, one in block.items() if "by_place" in size else [("", block)]:
+            lines += [_PLACES[place]] if place else []
+            lines += _block_lines(one)
+    flops = size["flops_per_token"]
+    lines.append(f"FLOPs per token at length {flops['length']}")
+    for name, work in (("", flops), (" source", flops.get("source")), (" target", flops.get("target"))):
+        if work is not None:
+            lines.append(f"  forward{name} {work['forward']:,}, training{name} {work['training']:,}")
+    memory = ", ".join(f"{name} {count / 2**20:,.1f}" for name, count in size["memory"].items())
+    lines.append(f"memory of training in MiB: {memory}")
+    decoding = [
+        f"{words} {size['bytes'][key] / 2**10:,.1f}" for key, words in _DECODING.items() if size["bytes"].get(key)
     ]
-    memory = {name: f"{count / 2**20:,.1f}" for name, count in size["memory"].items()}
-    lines.append(
-        f"memory of training: parameters {memory['parameters']}, gradients {memory['gradients']}, optimizer "
-        f"{memory['optimizer']}, activations {memory['activations']} MiB; in all {memory['total']} MiB"
-    )
-    if "cache_per_token_fp32" in sizes:
-        line = f"memory of decoding: cache {sizes['cache_per_token_fp32'] / 2**10:,.1f} KiB per token"
-        if "cache_per_source_token_fp32" in sizes:
-            line += f" and {sizes['cache_per_source_token_fp32'] / 2**10:,.1f} KiB per token of the source"
-        if sizes["state_per_text_fp32"]:
-            line += f" and {sizes['state_per_text_fp32'] / 2**10:,.1f} KiB per text"
-        if model.memory_length:
-            line += f", {sizes['memory_per_text_fp32'] / 2**20:,.1f} MiB of memory per text"
-        lines.append(line)
+    if decoding:
+        lines.append(f"memory of decoding in KiB: {', '.join(decoding)}")
     return lines if size["remark"] is None else [*lines, size["remark"]]
 
 
+_DECODING = {
+    "cache_per_token_fp32": "cache per token",
+    "cache_per_source_token_fp32": "cache per token of the source",
+    "state_per_text_fp32": "state per text",
+    "memory_per_text_fp32": "segment memory per text",
+}
+
+
 def encoder_lines(size: dict[str, Any]) -> list[str]:
-    """`size` as `pretrained_size` and the recipe gave it."""
+    """The lines about a pretrained encoder, from `pretrained_size` and its recipe."""
     shape = size["attention"]
     mixed = f", mixing in {shape['layers']} layers of {shape['heads']} heads" if size["parameters"]["mixing"] else ""
-    return _parameters(
-        size, f"  {size['task']}: the pretrained encoder {size['encoder']} ({size['model']}), fine-tuned{mixed}"
-    )
+    about = f"  {size['task']}: the pretrained encoder {size['encoder']} ({size['model']}), fine-tuned{mixed}"
+    return _parameter_lines(size, about)
 
 
-def _parameters(size: dict[str, Any], *about: str) -> list[str]:
+def _parameter_lines(size: dict[str, Any], *about: str) -> list[str]:
     """The recipe, parts as lines (of a translation model, with a column for each place), and the paper's sizes."""
-    parts, places = size["parameters"], size.get("by_place") or {}
+    places = size.get("by_place") or {}
     lines = [f"{size['recipe']}" + (f", row {size['row']}, scale {size['scale']}" if size["row"] else ""), *about]
-    lines += [f"  {'':<14} {'':>14}" + "".join(f" {_PLACES[place]:>15}" for place in places)] if places else []
-    for part, count in parts.items():
+    if places:
+        lines.append(f"  {'':<14} {'':>14}" + "".join(f" {_PLACES[place]:>15}" for place in places))
+    for part, count in size["parameters"].items():
         if count or part == "total":
             columns = "".join(f" {place.get(part, 0):>15,}" for place in places.values())
             lines.append(f"  {part:<14} {count:>14,}{columns}")
@@ -231,48 +221,21 @@ def _parameters(size: dict[str, Any], *about: str) -> list[str]:
     return lines
 
 
-_PIECES = {
-    "projections": "projections Q K V",
-    "output_map": "output map W_O",
-    "cores": "cores",
-    "position_term": "position term",
-    "bias": "biases",
-    "total": "all",
-}
-
-
-def _block(block: dict[str, Any], layers: int) -> str:
-    """A multi-linear attention block beside multi-head attention, in lines."""
-    own, plain, paper = block["parameters"], block["multi_head"], block["paper_formula"]
-    lines = [f"{'one attention block':<22} {'multi-linear':>14} {'multi-head':>14}"]
-    for piece, name in _PIECES.items():
-        if own[piece] or plain.get(piece):
-            lines.append(f"  {name:<20} {own[piece]:>14,} {plain.get(piece, 0):>14,}")
-    lines.append(
-        f"  {_compared(block['ratio'], 'the block')} (of {plain['heads']} heads; their number changes nothing)"
-    )
-    if own["position_term"]:
-        lines.append(f"  with relative positions as in Transformer-XL, multi-head has {plain['output_map']:,} more")
-    places = block["positions"]
+def _block_lines(block: dict[str, Any]) -> list[str]:
+    """A multi-linear attention block beside multi-head attention."""
+    multi_head, paper = block["multi_head"], block["paper_formula"]
+    lines = [f"  {'an attention block':<20} {'multi-linear':>14} {'multi-head':>14}"]
+    for piece, count in block["parameters"].items():
+        if count or multi_head.get(piece):
+            lines.append(f"  {piece:<20} {count:>14,} {multi_head.get(piece, 0):>14,}")
     pairs = (
-        f"has a row for each of {places:,} x {places:,} pairs of positions" if places else "does not grow with length"
+        f"{block['positions']:,} x {block['positions']:,} pairs of positions" if block["positions"] else "any length"
     )
-    lines.append(f"  the output map {pairs}")
-    for key, name in (("all_layers", f"attention of {layers} layers"), ("whole_model", "the whole model")):
-        one = block[key]
-        lines.append(
-            f"  {_compared(one['ratio'], name)}: {one['multilinear']:,}, with multi-head {one['multi_head']:,}"
-        )
-    lines.append(
-        f"  the paper's formula (3 h d) / (3 d + h) is {paper['ratio']:.2f} at h = {paper['heads']} heads and factors of width "
-        f"d = {paper['factor_width']}:\n  it counts projections and cores only and leaves W_O out"
-    )
-    return "\n".join(lines)
-
-
-def _compared(ratio: float, name: str) -> str:
-    """In words: multi-head over multi-linear parameters."""
-    if ratio == 1:
-        return f"{name} is as large as with multi-head attention"
-    times, word = (ratio, "smaller") if ratio > 1 else (1 / ratio, "LARGER")
-    return f"{name} is {times:.{1 if times >= 1.95 else 3}f} times {word} than with multi-head attention"
+    return [
+        *lines,
+        f"  the output map is for {pairs}",
+        f"  multi-head / multi-linear: the block {block['ratio']:.3f}, attention of all layers "
+        f"{block['all_layers']['ratio']:.3f}, the whole model {block['whole_model']['ratio']:.3f}",
+        f"  the paper's formula (3 h d) / (3 d + h) = {paper['ratio']:.2f} at h = {paper['heads']} and "
+        f"d = {paper['factor_width']} leaves the output map out",
+    ]
