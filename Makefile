@@ -6,7 +6,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-all test-versions book book-links faults fuzz lint format clean
+.PHONY: help demo test test-all test-versions book book-links faults fuzz lint format size clean
 
 PYTHON ?=
 ARGS ?=
@@ -64,6 +64,10 @@ format: ## format the code and mend what can be mended
 	@$(VENV) dev
 	@$(BIN)/ruff check --fix-only --quiet .
 	@$(BIN)/ruff format .
+
+size: ## print lines, tokens and density of the code, and how many functions begin with neither a verb nor a noun (ARGS=--names)
+	@$(VENV) run
+	@$(BIN)/python scripts/size.py $(ARGS)
 
 clean: ## remove .venv, caches and build products (runs/ stays)
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,0 +1,45 @@
+"""The figures of `make size`: what counts as a token, and which names begin with neither a verb nor a noun."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+SIZE = runpy.run_path(str(Path(__file__).resolve().parents[1] / "scripts" / "size.py"))
+
+SOURCE = '''"""Docstring."""
+
+import os
+from math import (
+    pi,
+)
+
+
+def area(radius):  # comment
+    """Docstring of two
+    lines."""
+    return f"{pi * radius}"
+'''
+
+
+def test_docstrings_comments_and_imports_are_no_tokens() -> None:
+    size = SIZE["measure_source"](SOURCE)
+    assert (size.lines, size.code_lines) == (12, 2)
+    assert size.tokens == len(["def", "area", "(", "radius", ")", ":"]) + len(["return", 'f"..."'])
+
+
+@pytest.mark.parametrize("name", ["begun", "of_config", "_first_before_others", "settled", "told"])
+def test_odd_names_are_seen(name: str) -> None:
+    assert SIZE["begins_oddly"](name)
+
+
+@pytest.mark.parametrize("name", ["open_run", "is_open", "from_file", "__init__", "seed", "embed_tokens", "perplexity"])
+def test_verbs_and_nouns_are_not(name: str) -> None:
+    assert not SIZE["begins_oddly"](name)
+
+
+def test_properties_are_no_functions() -> None:
+    source = "class Run:\n    @property\n    def finished(self): ...\n    def opened(self): ...\n"
+    assert SIZE["find_function_names"](source) == [("opened", 4)]
