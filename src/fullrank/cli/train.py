@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -114,6 +114,7 @@ def init(
     "fullrank train other.yaml --from-run runs/mine",
 )
 def train(
+    context: typer.Context,
     config: Config,
     overrides: Overrides = None,
     row: Row = None,
@@ -183,16 +184,8 @@ def train(
         resolved = started(_checked(config, row, scale, settings, out))
         folder = out or default_folder(resolved)
     if procs > 1:
-        options = {
-            "row": row,
-            "scale": scale,
-            "out": out,
-            "more": more,
-            "from-run": from_run,
-            "from": source,
-            "reuse": reuse,
-        }
-        _train_together(procs, [config, *(overrides or [])], {**options, "until": until}, kernel, quiet, json)
+        context.params |= {"config": config, "column": None}
+        _train_together(context)
     if isinstance(resolved.config, FinetuneConfig):
         if until is not None:
             raise InputError(f"--until: fine-tuning is not paused; leave out --until {until}")
@@ -266,16 +259,20 @@ def _checked(
     return resolved
 
 
-def _train_together(
-    procs: int, arguments: Sequence[str], options: Mapping[str, object], kernel: str, quiet: bool, json: bool
-) -> NoReturn:
-    """Train in several processes, and end with their exit status."""
+def _train_together(context: typer.Context) -> NoReturn:
+    """Train in several processes, each with the options of this command, and end with their exit status."""
     from fullrank.training.distributed import launch
 
-    words = [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
-    words += [] if kernel == "auto" else ["--kernel", kernel]
-    words += [*["--quiet"] * quiet, *["--json"] * json]
-    raise typer.Exit(launch(procs, ["train", *arguments, *words]))
+    options = {**context.params}
+    procs = options.pop("procs")
+    words = ["train", options.pop("config"), *(options.pop("overrides") or [])]
+    for parameter in context.command.params:
+        value = options.get(parameter.name or "")
+        if value is True:
+            words.append(parameter.opts[0])
+        elif value is not None and value is not False:
+            words += [parameter.opts[0], str(value)]
+    raise typer.Exit(launch(procs, words))
 
 
 @verb(

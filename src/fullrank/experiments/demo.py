@@ -46,7 +46,6 @@ class _Plan(TypedDict):
     """The content of demo.json; minutes, seed and rows are those of the command."""
 
     steps: Count
-    seconds: dict[str, float]
 
 
 @dataclass
@@ -68,10 +67,10 @@ class _Training:
     def start(self, settings: Sequence[str]) -> None:
         """Start it, or resume it: the command is the same."""
         self.folder.parent.mkdir(parents=True, exist_ok=True)
-        command = python_command(["-m", "fullrank", "train", RECIPE, *settings])
+        words = ["-m", "fullrank", "train", RECIPE, *settings, "--row", self.row, "--out", str(self.folder)]
         with self.log.open("a", encoding="utf-8") as log:
             self.process = subprocess.Popen(
-                [*command, "--row", self.row, "--out", str(self.folder)],
+                python_command(words),
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
@@ -86,9 +85,8 @@ class _Training:
             return False
         if status != 0 or not self.finished:
             tail = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:]
-            raise RunError(
-                "\n".join([f"the training of '{self.row}' failed (exit status {status}; {self.log}):", *tail])
-            )
+            failure = f"the training of '{self.row}' failed (exit status {status}; {self.log}):"
+            raise RunError("\n".join([failure, *tail]))
         return True
 
     def progress(self) -> tuple[int, str]:
@@ -129,7 +127,7 @@ def run_demo(
     settings.append(f"eval.every_steps={-(-plan['steps'] // _EVALUATIONS)}")
     waiting = [training for training in trainings if not training.finished]
     if waiting:
-        _train_all(waiting, settings, plan, remarks, until=started + _PATIENCE * minutes * 60)
+        _train_all(waiting, settings, plan["steps"], remarks, until=started + _PATIENCE * minutes * 60)
     folders = [training.folder for training in trainings if training.finished]
     if len(folders) < len(trainings):
         open_rows = ", ".join(training.row for training in trainings if not training.finished)
@@ -189,7 +187,7 @@ def _plan(minutes: float, out: Path, seed: int, rows: Sequence[str], remarks: An
         return _makespan([*seconds], _workers())
 
     steps = max(bisect.bisect_right(range(_MOST_STEPS), left, key=duration) - 1, _LEAST_STEPS)
-    plan = {**wanted, "steps": steps, "seconds": {row: token for row, (token, _) in zip(rows, speeds, strict=True)}}
+    plan = {**wanted, "steps": steps}
     write_json(file, plan)
     remarks.print(
         f"Each of the {len(rows)} models will read {steps * per_step:,} tokens, {_workers()} at a time: about "
@@ -226,54 +224,28 @@ def _speed(resolved: Resolved[RunConfig], corpus: Corpus) -> tuple[float, float]
     return speed.step / speed.tokens, speed.evaluation * (_EVALUATIONS + final)
 
 
-def _train_all(
-    trainings: Sequence[_Training], settings: Sequence[str], plan: dict[str, Any], remarks: Any, until: float
-) -> None:
+def _train_all(trainings: Sequence[_Training], settings: Sequence[str], steps: int, remarks: Any, until: float) -> None:
     """Run every training in a process of its own, `_workers()` at a time, and show how far they are; stop at `until`."""
-    from rich.progress import BarColumn, Progress, ProgressColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress, TextColumn
 
-    columns: list[str | ProgressColumn] = ["[bold]{task.description}", BarColumn(), TaskProgressColumn()]
-    columns += [TimeRemainingColumn(), TextColumn("{task.fields[words]}")]
     waiting, running = list(trainings), list[_Training]()
-    began = told = time.monotonic()
-    steps, lines = plan["steps"], dict[str, str]()
-    costs: dict[str, float] = plan["seconds"]
-    total = steps * sum(costs[one.row] for one in trainings)
-    made = {one.row: min(one.progress()[0], steps) for one in trainings}  # steps; some in an earlier call
-    before = sum(costs[row] * count for row, count in made.items())
+    columns = [*Progress.get_default_columns(), TextColumn("{task.fields[words]}")]
     with _terminable(), Progress(*columns, console=remarks, disable=not remarks.is_terminal) as progress:
-        whole = progress.add_task("all", total=total, words="")
-        bars = {one.row: progress.add_task(one.row, total=steps, words="", start=False) for one in trainings}
+        bars = {training.row: progress.add_task(training.row, total=steps, words="") for training in trainings}
         try:
             while (waiting or running) and time.monotonic() < until:
                 # a process of an earlier demo, which was killed, may still train there
                 while waiting and len(running) < _workers() and not is_locked(waiting[0].folder):
                     running.append(waiting.pop(0))
                     running[-1].start(settings)
-                    progress.start_task(bars[running[-1].row])
                 time.sleep(0.5)
-                tell = not remarks.is_terminal and time.monotonic() - told > 30
-                told = time.monotonic() if tell else told
                 for training in list(running):
-                    done, words = training.progress()
-                    made[training.row] = min(done, steps)
-                    progress.update(bars[training.row], completed=made[training.row], words=words)
+                    step, words = training.progress()
+                    progress.update(bars[training.row], completed=step, words=words)
                     if training.ended():
                         running.remove(training)
-                        made[training.row] = steps
-                        progress.update(bars[training.row], completed=steps)
-                    elif tell:
-                        line = (
-                            f"{training.row}: {'last evaluation' if done >= steps else f'step {done}/{steps}'}  {words}"
-                        )
-                        if lines.get(training.row) != line:  # nothing is said twice
-                            remarks.print(line)
-                        lines[training.row] = line
-                now = sum(costs[row] * count for row, count in made.items())
-                progress.update(whole, completed=now)
-                if tell and before < now < total:
-                    left = (time.monotonic() - began) * (total - now) / (now - before)
-                    remarks.print(f"all: {now / total:.0%}, about {left / 60:.1f} minutes left")
+                        if not remarks.is_terminal:
+                            remarks.print(f"{training.row}: trained  {words}")
         finally:
             processes = [training.process for training in running if training.process is not None]
             for process in processes:  # SIGTERM: they save and leave, so that the demo can go on later
