@@ -71,4 +71,4 @@ size: ## print lines, tokens and density of the code, and how many functions beg
 
 clean: ## remove .venv, caches and build products (runs/ stays)
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
-	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	find src tests benchmarks research -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -1,6 +1,6 @@
 """Corpora larger than memory: memory and time of preparing one and of training on it, beside a small one.
 
-    python benchmarks/large_corpus.py --folder /tmp/large --json docs/results/large_corpus.json
+    python benchmarks/large_corpus.py --folder /tmp/large --json research/measured/large_corpus.json
 
 Makes two texts of Zipf-distributed words (seeded), 2 GB and 200 MB, with a million types; prepares each in a process of its own
 with as many processes as there are cores, and the small one with a single core, too; then trains the same small model on both,

@@ -1,7 +1,7 @@
 """Gain of a memory on text: finished runs under several protocols of evaluation, mean and spread over seeds.
 
     fullrank reproduce benchmarks/recipes/memory-ptb.yaml --seeds 3 --from DATA --out runs/memory
-    python benchmarks/memory_on_text.py runs/memory/* --json docs/results/memory_ptb.json
+    python benchmarks/memory_on_text.py runs/memory/* --json research/measured/memory_ptb.json
 
 Every run is evaluated by every protocol, also by those it was not trained for.
 """

@@ -1,6 +1,6 @@
 """Two processes on two cores against one process on one core: tokens per second of the same training, in turn.
 
-    python benchmarks/processes.py --rounds 3 --json docs/results/processes.json
+    python benchmarks/processes.py --rounds 3 --json research/measured/processes.json
 
 A model of width 512 is trained on the built-in text by `fullrank train`, plain and with Mixhead B: by one process on one
 core, then by two on two, each with half of every batch. Two trainings that know nothing of each other, side by side, say how

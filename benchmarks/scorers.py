@@ -1,6 +1,6 @@
 """Table of what public scoring loops count, by `check_scoring`: lm-eval, fairseq, transformers, nanoGPT and ours.
 
-    python benchmarks/scorers.py --json docs/results/scorers.json --page docs/scoring.md
+    python benchmarks/scorers.py --json research/measured/scorers.json --page docs/scoring.md
 
 lm-eval is the installed one; the others are our code after their documentation, on small random models.
 """

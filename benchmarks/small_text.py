@@ -1,6 +1,6 @@
 """A default training of a small text against a loop in the style of nanoGPT, at the same size and CPU time.
 
-    taskset -c 1 python benchmarks/small_text.py TEXT --units byte word bpe --minutes 5 --json docs/results/small_text.json
+    taskset -c 1 python benchmarks/small_text.py TEXT --units byte word bpe --minutes 5 --json research/measured/small_text.json
 
 Ours is a YAML with the text, its unit, `model.size: small`, `train.budget: N CPU minutes`, and nothing else. All of its CPU
 time counts: start, speed measurement, training, evaluation. The loop runs beside it, on the same core, so that both meet the

@@ -14,14 +14,14 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 for version in "$@"; do
     "$python" -m pip install -qq --target "$folder/$version" "transformers==$version"
-    PYTHONPATH="$folder/$version:src" OMP_NUM_THREADS=1 "$python" - >"$folder/$version.jsonl" <<'EOF'
+    PYTHONPATH="$folder/$version:src:." OMP_NUM_THREADS=1 "$python" - >"$folder/$version.jsonl" <<'EOF'
 import json, time
 
 import transformers
 
 from fullrank.checking import check
-from fullrank.experiments.census import row_of
 from fullrank.experiments.tiny import classes, tiny
+from research.census import row_of
 
 transformers.logging.set_verbosity_error()
 for kind in ("big_bird", "megatron-bert", "rembert", "roformer"):
@@ -41,7 +41,7 @@ rows = [
         "transformers": row["transformers"], "class": row["class"], "verdict": row["verdict"],
         "failing": [one["check"] for one in row["failures"]],
         "layers": sorted({layer for one in row["failures"] for layer in one.get("layers") or ()}),
-        "first": {key: one.get(key) for one in row["failures"][:1] for key in ("difference", "tolerance", "leaks", "reproduction")},
+        "first": row["failures"][0] if row["failures"] else {},
     }
     for row in rows
 ]

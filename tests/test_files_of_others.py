@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from safetensors import SafetensorError
 
 from fullrank.core.errors import InputError
 from fullrank.files import check_own, no_room, out_of_memory, remove_leftovers, write_own, write_text
-from fullrank.reporting.ledger import read_ledger
 
 MARK = "<!-- ours"
 
@@ -67,27 +65,6 @@ def test_a_file_that_is_written_again_takes_its_own_leftovers_along(dead: int, t
         (tmp_path / name).write_text("half")
     write_text(tmp_path / "a[b].json", "whole")
     assert {path.name for path in tmp_path.iterdir()} == {"a[b].json", f".ab.json.{dead}"}
-
-
-ADDS = """
-import sys
-from pathlib import Path
-from fullrank.reporting.ledger import add_rows
-row = {"recipe": "x", "row": "a", "scale": None, "seed": 1}
-row |= {key: {} for key in ("set", "corpus", "protocols", "final", "environment")}
-for number in range(20):
-    add_rows(Path(sys.argv[1]), [{**row, "result": f"{sys.argv[2]} {number}"}])
-"""
-
-
-def test_processes_that_add_to_one_ledger_lose_no_row(tmp_path: Path) -> None:
-    ledger, path = tmp_path / "new" / "ledger.jsonl", os.pathsep.join(sys.path)
-    command = [sys.executable, "-c", ADDS, str(ledger)]
-    both = [subprocess.Popen([*command, name], env={**os.environ, "PYTHONPATH": path}) for name in ("a", "b")]
-    assert [process.wait() for process in both] == [0, 0]
-    assert {row["result"] for row in read_ledger(ledger)} == {
-        f"{name} {number}" for name in "ab" for number in range(20)
-    }
 
 
 @pytest.mark.parametrize(

@@ -194,9 +194,9 @@ NO_TEXT_OF_USERS = {
     "cli": {"__init__": 1, "check": 1, "inspect": 2, "output": 1, "train": 1, "translate": 1},
     "config": {"recipe": 1}, "core": {"section": 1},
     "data": {"builtin": 1, "language": 1, "pairs": 1, "prepared": 1, "tokenizers": 4, "files": 1},
-    "experiments": {"census": 3, "demo": 8, "models": 1, "queue": 2, "run": 2}, "hf": {"code": 3, "saving": 1},
+    "experiments": {"demo": 8, "models": 1, "run": 2}, "hf": {"code": 3, "saving": 1},
     "native": {"build": 5}, "training": {"device": 2, "observers": 1}, "fullrank": {"files": 1, "seal": 1, "storage": 1},
-    "reporting": {"__init__": 1, "drawing": 1, "ledger": 2, "page": 1, "result_pages": 1, "runs": 2},
+    "reporting": {"__init__": 1, "drawing": 1, "page": 1, "runs": 2},
     "render": {"figures": 1},
 }  # fmt: skip
 
@@ -297,11 +297,10 @@ def test_one_function_says_how_a_python_process_is_started() -> None:
         "files.py": ["sys.executable"],
         "data/builtin.py": ["sys.executable"],  # named in a message
         "experiments/demo.py": ["subprocess.Popen"],
-        "experiments/queue.py": ["create_subprocess"],
         "experiments/run.py": ["subprocess.run"],  # git
         "kernels/native/build.py": ["subprocess.run"],  # a compiler
     }
-    for name in ("experiments/demo.py", "experiments/queue.py", "training/distributed.py"):
+    for name in ("experiments/demo.py", "training/distributed.py"):
         assert "python_command(" in (ROOT / "src" / "fullrank" / name).read_text(encoding="utf-8")
 
 
@@ -320,8 +319,15 @@ def test_nothing_heavy_is_committed() -> None:
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     files = [ROOT / name for name in listed.split("\0") if name and (ROOT / name).is_file()]
     assert len(files) > 20
-    most = {"ledger.jsonl": 4 << 20}  # grows by 2 KB with every finished run
+    most = {"ledger.csv": 2 << 20}  # grows by half a KB with every finished run
     assert [file.name for file in files if file.stat().st_size > most.get(file.name, 500 << 10)] == []
+
+
+def test_research_is_no_part_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == ["src/fullrank"]
+    importers = re.compile(r"^\s*(import|from) research\b", re.MULTILINE)
+    assert [path.name for path in (ROOT / "src").rglob("*.py") if importers.search(path.read_text("utf-8"))] == []
 
 
 def test_citation_is_of_this_package_and_its_papers() -> None:

@@ -1,4 +1,4 @@
-"""docs/scoring.md: its table is made of docs/results/scorers.json, and the score function on it runs."""
+"""docs/scoring.md: its table is made of research/measured/scorers.json, and the score function on it runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import scorers  # noqa: E402
 
 
 def test_the_table_is_that_of_the_results() -> None:
-    found = json.loads((ROOT / "docs" / "results" / "scorers.json").read_text(encoding="utf-8"))
+    found = json.loads((ROOT / "research" / "measured" / "scorers.json").read_text(encoding="utf-8"))
     assert [row["scorer"] for row in found] == [name for name, *_ in scorers.SCORERS]
     shown = PAGE.partition(scorers.MARKS[0])[2].partition(scorers.MARKS[1])[0]
     assert shown == scorers.page_table(found)

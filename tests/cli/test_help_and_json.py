@@ -24,7 +24,7 @@ REPORTING = [
     "report RUN --out NEW/page.html", "analyze context skip-cross-head/table1", "analyze rank RUN --contexts 20",
     "analyze spectrum RUN --texts 1", "analyze heads RUN --texts 1", "analyze mixing RUN --texts 1", "diagnose RUN",
     "reproduce mos/table2 --scale tiny --list",
-    "queue NEW/plan.yaml --list", "ledger add RUN --ledger NEW/ledger.jsonl", "train CONFIG --out NEW/run --until 1",
+    "train CONFIG --out NEW/run --until 1",
 ]  # fmt: skip
 # Verbs without it: a file or a schema is their output
 WITHOUT = {"init", "config schema"}
@@ -53,7 +53,6 @@ def analysed(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("line", REPORTING)
 def test_json_is_all_that_stdout_gets(line: str, analysed: Path, config: Path, text: Path, tmp_path: Path) -> None:
-    (tmp_path / "plan.yaml").write_text("trainings: [{table: mos/table2, rows: [k2], scale: tiny}]\n", "utf-8")
     for name, value in {"RUN": analysed, "CONFIG": config, "NEW": tmp_path, "TEXT": text / "valid.txt"}.items():
         line = line.replace(name, str(value))
     done = call(*line.split(), *(SMALL if str(config) in line and "validate" not in line else []), "--json")

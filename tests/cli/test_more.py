@@ -256,3 +256,15 @@ def test_a_text_is_trained_by_one_command_with_samples(tmp_path: Path, monkeypat
     assert (tmp_path / "silent/metrics.jsonl").read_bytes() == (
         tmp_path / "runs/train-seed1/metrics.jsonl"
     ).read_bytes()
+
+
+def test_a_run_pauses_and_is_measured_when_it_goes_on(run: Path, config: Path, tmp_path: Path) -> None:
+    paused = tmp_path / "paused"
+    for words in (["train", config, *SMALL, "--out", paused, "--until", 7], ["train", paused, "--until", 12]):
+        status, said, error = called(*words)
+        assert (status, said) == (0, "")
+        assert "paused: paused, and not measured; without --until it goes on" in error
+        assert not (paused / "result.json").exists()
+    assert called("train", paused)[0] == 0
+    assert (paused / "metrics.jsonl").read_bytes() == (run / "metrics.jsonl").read_bytes()
+    assert (paused / "result.json").exists()

@@ -24,11 +24,10 @@ from fullrank.cli import main
 from fullrank.config.recipe import resolve_any
 from fullrank.core.errors import FullRankError, InputError
 from fullrank.experiments import run as run_module
-from fullrank.experiments.ledger import row_of
 from fullrank.experiments.run import average, evaluate, resume, train
-from fullrank.reporting.ledger import add_rows, sealed
 from fullrank.reporting.runs import read_run
 from fullrank.seal import read_record, write_record
+from research.ledger import row_of, verify
 
 
 def silent(text: str) -> None:
@@ -308,23 +307,13 @@ def test_a_reader_writes_nothing_into_the_cache_that_a_run_names(
     assert not theirs.exists()
 
 
-def test_a_figure_of_the_ledger_is_verified_where_its_run_exists(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A row that was edited and sealed again is found by its checkpoint alone."""
-    book, words = (
-        run.parent / "ledger.jsonl",
-        ["ledger", "pages", str(run.parent), "--verify", "--runs", str(run.parent)],
-    )
+def test_a_figure_of_the_ledger_is_verified_where_its_run_exists(run: Path) -> None:
+    """A row that was edited is found by its checkpoint."""
     row = row_of(run)
-    add_rows(book, [row])
-    with pytest.raises(SystemExit):
-        main(words)
-    assert "1 of 1 rows" in capsys.readouterr().err
-    final = row["final"] | {"test": row["final"]["test"] | {"perplexity": 1.5}}
-    book.write_text(json.dumps(sealed(row | {"final": final})) + "\n", encoding="utf-8")
-    with pytest.raises(SystemExit) as ended:
-        main(words)
-    assert ended.value.code == 2
-    assert "final.test.perplexity is 1.5 in the ledger" in capsys.readouterr().err
+    assert verify([row], run.parent) == (1, [])
+    verified, different = verify([row | {"final.test.perplexity": "1.5"}], run.parent)
+    assert verified == 1
+    assert [words.split(":")[1].strip() for words in different] == ["final.test.perplexity"]
 
 
 def test_a_pipe_in_a_run_is_not_waited_for(run: Path) -> None:

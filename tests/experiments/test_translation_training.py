@@ -22,12 +22,12 @@ from fullrank.core.translator import Translator
 from fullrank.data import PairBatches
 from fullrank.evaluation.perplexity import Evaluation
 from fullrank.experiments import translation
-from fullrank.experiments.ledger import row_of
 from fullrank.experiments.run import average, corpus_of, evaluate, train
 from fullrank.experiments.run_folder import open_run
 from fullrank.experiments.translate import Search
 from fullrank.experiments.translation import TranslationTask, bleu_tokens
 from fullrank.training import make_plan
+from research.ledger import row_of
 
 WORDS = {"ein": "a", "der": "the", "hund": "dog", "mann": "man", "vogel": "bird", "sieht": "sees", "ruft": "calls"}
 
@@ -134,13 +134,11 @@ def test_the_best_checkpoint_is_the_one_of_the_highest_bleu(whole: Path) -> None
     assert len({line["bleu"] for line in judged}) > 1
 
 
-def test_its_row_of_the_ledger_has_every_figure(whole: Path) -> None:
+def test_its_row_of_the_ledger_has_its_figures(whole: Path) -> None:
     result, row = json.loads((whole / "result.json").read_text(encoding="utf-8")), row_of(whole)
-    assert row["task"] == "translation"
-    assert row["final"] == result["final"]
-    assert row["final"]["test"]["bleu_signature"].startswith("nrefs:1")
-    assert row["sha256"] == result["corpus"]["sha256"]
-    assert row["flops_per_token"]["training"] > 0
+    assert float(row["final.test.bleu"]) == pytest.approx(result["final"]["test"]["bleu"])
+    assert row["signature"].startswith("nrefs:1")
+    assert row["text.test"] == result["corpus"]["sha256"]["test"][:16]
 
 
 def test_a_budget_of_tokens_makes_the_steps_that_were_planned(whole: Path) -> None:

@@ -59,6 +59,6 @@ def _options(
 
 def load() -> typer.Typer:
     """The application with all verbs, in the order of the help."""
-    for verbs in ("train", "results", "use", "translate", "analyze", "check", "share", "inspect"):
+    for verbs in ("train", "use", "translate", "analyze", "check", "share", "inspect"):
         importlib.import_module(f"fullrank.cli.{verbs}")
     return app

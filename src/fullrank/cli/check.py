@@ -69,18 +69,6 @@ def check(
             "It gets token ids (--vocab-size), or the lines of --text as strings.",
         ),
     ] = None,
-    census: Annotated[
-        bool,
-        typer.Option(
-            "--census", help="Check every model type of the installed transformers; goes on where it stopped."
-        ),
-    ] = False,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Of a census: its folder; runs/census if not given.")
-    ] = None,
-    only: Annotated[str | None, typer.Option("--only", metavar="TYPE,TYPE", help="Of a census: these types.")] = None,
-    jobs: Annotated[int | None, Number("--jobs", help="Of a census: processes at a time; 1.")] = None,
-    limit: Annotated[float | None, Number("--limit", help="Of a census: seconds a class may take; 300.")] = None,
     json: Json = False,
 ) -> None:
     """Check that no token depends on later ones, and that all ways to compute a model agree.
@@ -88,15 +76,6 @@ def check(
     The code path, the positions and the layer that leak are named, with two lines of Python that show it. --json states
     what each check looked at, and why its tolerance. Exit status 1 if one fails.
     """
-    asked = {"--out": out, "--only": only, "--jobs": jobs, "--limit": limit}
-    if census:
-        others = {"MODEL": name, "KEY=VALUE": overrides, "--row": row, "--scale": scale, "--full": full, "--text": text}
-        if wrong := [option for option, value in others.items() if value]:
-            raise InputError(f"{', '.join(wrong)}: not with --census, which checks every model type")
-        _census(out or Path("runs/census"), only, jobs or 1, limit, json)
-        return
-    if wrong := [option for option, value in asked.items() if value is not None]:
-        raise InputError(f"{', '.join(wrong)}: only with --census")
     from fullrank.experiments.check import check_named, check_scoring_named
 
     if scoring is not None:
@@ -104,7 +83,7 @@ def check(
     elif name is None:
         raise InputError(
             "MODEL: give what to check, such as a recipe, a run folder, gpt2, hf:llama or python:MODULE:FUNCTION; or "
-            "--scoring, or --census"
+            "--scoring"
         )
     else:
         report = check_named(
@@ -113,22 +92,6 @@ def check(
         )  # fmt: skip
     tell(report.as_dict(), _report_lines(report), json=json)
     if not report.passes:
-        raise typer.Exit(1)
-
-
-def _census(folder: Path, only: str | None, jobs: int, limit: float | None, json: bool) -> None:
-    """Check model types, and print a table of the verdicts. Exit status 1 where one leaks, fails or crashes."""
-    from fullrank.experiments import census as runner
-    from fullrank.reporting.census import counts, why
-
-    types = [word.strip() for word in (only or "").split(",") if word.strip()]
-    rows = runner.census(folder, only=types, jobs=jobs, limit=limit or runner.LIMIT, say=say)
-    cells = [[row["type"], row["class"], row["verdict"], str(row["seconds"] or ""), why(row)] for row in rows]
-    table = table_of(("type", "class", "verdict", "CPU seconds", "why"), cells, left=5)
-    counted = counts(rows)
-    words = ", ".join(f"{count} {verdict}" for verdict, count in counted.items())
-    tell({"folder": str(folder), "counts": counted, "rows": rows}, [table, f"{len(rows)} classes: {words}"], json=json)
-    if any(row["verdict"] not in ("passes", "not applicable") for row in rows):
         raise typer.Exit(1)
 
 

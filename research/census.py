@@ -1,0 +1,228 @@
+"""The check of every model type of the installed transformers that predicts next tokens, each in a process of its own.
+
+    python -m research.census                            goes on where it stopped
+    python -m research.census --only llama,t5 --jobs 2
+
+research/census.jsonl has a line for each class; docs/results/census.md is made from it by `python -m research.pages`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from fullrank.checking import Report, check
+from fullrank.core.errors import InputError, one_line
+from fullrank.experiments.tiny import classes, tiny
+from fullrank.files import write_text
+from research import RESEARCH, read_json_lines
+from research.markdown import code, make_table, prose
+
+Row = dict[str, Any]
+Class = tuple[str, str]  # model type and name
+VERDICTS = ("passes", "leaks", "fails otherwise", "too slow", "crashed", "not applicable")
+LEAKS = ("future", "rows of a batch", "last position")  # names of checks begin so
+FIRST_FAILURE = ("path", "leaks", "difference", "tolerance", "remark", "reproduction")
+VERSIONS = ("transformers", "torch", "fullrank")
+# imported once, by the process that the others are forked from
+PRELOADED = ["transformers.generation.utils", "transformers.modeling_layers", "transformers.masking_utils", __name__]
+
+
+def take_census(file: Path, only: Sequence[str], jobs: int, limit: float) -> list[Row]:
+    """Check the classes that the file does not have for the installed versions. Returns the rows of all that were asked for.
+
+    only: model types, none for all. limit: seconds after which a class is given up.
+    """
+    pairs = classes()
+    if unknown := set(only) - {kind for kind, _ in pairs}:
+        raise InputError(
+            f"--only: {', '.join(sorted(unknown))}: no model type that predicts next tokens; as in llama,t5"
+        )
+    versions = {name: version(name) for name in VERSIONS}
+    rows = {(row["type"], row["class"]): row for row in read_json_lines(file)}
+    wanted = [pair for pair in pairs if not only or pair[0] in only]
+    missing = [pair for pair in wanted if not versions.items() <= rows.get(pair, {}).items()]
+    print(f"{len(wanted) - len(missing)} of {len(wanted)} classes are in {file}")
+    with file.open("a", encoding="utf-8") as book, ThreadPoolExecutor(jobs) as pool:
+        for number, row in enumerate(pool.map(lambda pair: check_apart(pair, limit), missing), start=1):
+            rows[row["type"], row["class"]] = row = {**row, **versions}
+            print(json.dumps(row), file=book, flush=True)
+            print(f"{number}/{len(missing)} {row['class']}: {row['verdict']} {explain(row)}", flush=True)
+    lines = [json.dumps(rows[pair]) for pair in pairs if pair in rows]
+    write_text(file, "".join(f"{line}\n" for line in lines))
+    return [rows[pair] for pair in wanted]
+
+
+# -- a class ----------------------------------------------------------------------------------------------------------
+
+
+def check_apart(pair: Class, limit: float) -> Row:
+    """Check a class in a process of its own, which may crash, or go on after so many seconds."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=send_row, args=(pair, sender), daemon=True)
+    process.start()
+    sender.close()
+    try:
+        if not receiver.poll(limit):
+            return make_row(pair, "too slow", f"not done after {limit:g} seconds")
+        row: Row = receiver.recv()
+        return row
+    except (EOFError, OSError):
+        process.join()
+        status = process.exitcode or 0
+        words = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        return make_row(pair, "crashed", f"its process {words}")
+    finally:
+        process.kill()
+        process.join()
+
+
+def send_row(pair: Class, sender: Connection) -> None:
+    """Check a class in silence, and send its row."""
+    import torch
+    import transformers
+
+    silence = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silence, 1)
+    os.dup2(silence, 2)
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    try:
+        row = check_class(pair)
+    except Exception as error:
+        row = make_row(pair, "crashed", describe_error(error))
+    sender.send(row)
+
+
+def check_class(pair: Class) -> Row:
+    """Build a tiny random model of a class, and check it."""
+    start = time.process_time()
+    try:
+        model, inputs = tiny(*pair)
+    except Exception as error:
+        return make_row(pair, "not applicable", describe_error(error))
+    try:
+        report = check(model, inputs, say=lambda _: None)
+    except InputError as error:
+        return make_row(pair, "not applicable", str(error), parameters=model.num_parameters())
+    return row_of(pair, report, time.process_time() - start)
+
+
+def row_of(pair: Class, report: Report, seconds: float) -> Row:
+    """The row of a class that was checked: the failing checks with their layers, and the figures of the first."""
+    failures = [{"check": failure.check, "layers": list(failure.layers)} for failure in report.failures]
+    for finding in report.failures[:1]:
+        values = {name: getattr(finding, name, None) for name in FIRST_FAILURE}
+        failures[0] |= {name: value for name, value in values.items() if value not in (None, "", ())}
+    measured = [failure.check for failure in report.failures if failure.difference is not None]
+    leaks = report.layers or any(name.startswith(LEAKS) for name in measured)
+    verdict = "leaks" if leaks else "fails otherwise" if failures else "passes"
+    parameters = report.description["parameters"]
+    return make_row(pair, verdict, parameters=parameters, seconds=round(seconds, 1), failures=failures)
+
+
+def make_row(
+    pair: Class, verdict: str, reason: str = "", *, parameters: int | None = None, seconds: float | None = None,
+    failures: Sequence[Mapping[str, Any]] = (),
+) -> Row:  # fmt: skip
+    return {
+        "type": pair[0], "class": pair[1], "verdict": verdict, "reason": reason, "parameters": parameters,
+        "seconds": seconds, "failures": failures,
+    }  # fmt: skip
+
+
+def describe_error(error: Exception) -> str:
+    return str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {one_line(error, 240)}"
+
+
+def explain(row: Mapping[str, Any]) -> str:
+    """What a verdict rests on: the reason, or the first checks that fail with the layer where it enters."""
+    names = []
+    for failure in row["failures"][:3]:
+        layers = failure.get("layers")
+        names.append(f"{failure['check']} ({layers[0]})" if layers else failure["check"])
+    more = len(row["failures"]) - len(names)
+    return row["reason"] or "; ".join([*names, f"and {more} more"] if more else names)
+
+
+# -- the page ---------------------------------------------------------------------------------------------------------
+
+
+def make_page(rows: Sequence[Row], notes: Mapping[str, str]) -> Iterator[str]:
+    """The pieces of the page. notes: what was found by hand, by class."""
+    versions = sorted({f"transformers {row['transformers']}, torch {row['torch']}" for row in rows})
+    seconds = [row["seconds"] for row in rows if row["seconds"] is not None]
+    counts = Counter(row["verdict"] for row in rows)
+    yield "# Census of transformers"
+    yield (
+        "`python -m research.census` builds a tiny random model of every model type of the installed transformers that "
+        "predicts next tokens, causal or sequence to sequence, and checks it in a process of its own. "
+        f"Here: {', '.join(versions)}; {len(rows)} classes; CPU time of a class {median(seconds):.1f} s (median), "
+        f"{max(seconds):.1f} s at most."
+    )
+    yield make_table([{"verdict": name, "classes": str(counts[name])} for name in VERDICTS if counts[name]])
+    for verdict in VERDICTS[1:]:
+        chosen = [row for row in rows if row["verdict"] == verdict]
+        if chosen:
+            yield f"## {verdict.capitalize()}"
+            yield make_table(
+                [{"type": row["type"], "class": code(row["class"]), "why": prose(explain(row))} for row in chosen]
+            )
+            for row in chosen:
+                yield from describe_failure(row, notes)
+    yield "## Every class"
+    lines = []
+    for row in rows:
+        parameters = "" if row["parameters"] is None else f"{row['parameters']:,}"
+        cpu_seconds = "" if row["seconds"] is None else f"{row['seconds']:.1f}"
+        names = {"type": row["type"], "class": code(row["class"]), "verdict": row["verdict"]}
+        lines.append({**names, "parameters": parameters, "CPU seconds": cpu_seconds})
+    yield make_table(lines)
+
+
+def describe_failure(row: Row, notes: Mapping[str, str]) -> Iterator[str]:
+    """What was found by hand, and the first failure in full, with the lines that show it."""
+    if row["class"] in notes:
+        yield f"{code(row['class'])}, by hand: {prose(notes[row['class']])}"
+    for failure in row["failures"][:1]:
+        words = dict.fromkeys(str(failure[key]) for key in ("path", "leaks", "remark") if failure.get(key))
+        yield f"{code(row['class'])}: {prose(failure['check'])}: {prose('; '.join(words))}"
+        if lines := failure.get("reproduction"):
+            text = lines if isinstance(lines, str) else "\n".join(lines)
+            yield f"```text\n{text}\n```"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", metavar="TYPE,TYPE", help="these model types")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds that a class may take")
+    parser.add_argument("--file", type=Path, default=RESEARCH / "census.jsonl")
+    options = parser.parse_args()
+    only = [word.strip() for word in options.only.split(",") if word.strip()]
+    try:
+        rows = take_census(options.file, only, options.jobs, options.limit)
+    except InputError as error:
+        sys.exit(f"research.census: {error}")
+    counts = Counter(row["verdict"] for row in rows)
+    print(f"{len(rows)} classes: " + ", ".join(f"{counts[name]} {name}" for name in VERDICTS if counts[name]))
+    sys.exit(bool(counts["leaks"] or counts["fails otherwise"] or counts["crashed"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Leaderboard: rows of the ledger measured on one text by one protocol, the best first, with their curves and commands."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+
+from fullrank.config.recipe import shipped
+from research import markdown as md
+from research.ledger import Row, curve_of, figures_of, group_by_setting, number_of, settings_of
+
+MEASURES = {"bleu": "BLEU", "perplexity": "perplexity"}  # of the test text
+WIDTH, HEIGHT, MARGIN = 120, 32, 3  # of a curve
+INTRODUCTION = (
+    "Test figures of the ledger, means over seeds, the best first; a table is one text read by one protocol. Figures of few "
+    "seeds or of unequal numbers of tokens are shown and not judged: [the verdicts](README.md) are. A curve is the "
+    "validation perplexity of each seed while training; runs that were added before the ledger kept it have none."
+)
+Board = list[list[Row]]
+
+
+def find_boards(rows: Sequence[Row]) -> dict[tuple[str, str, str], Board]:
+    """Groups of seeds by text, measure and protocol, the best first. Texts with one group have no board."""
+    boards: dict[tuple[str, str, str], Board] = {}
+    for group in group_by_setting(rows):
+        measure = next((name for name in MEASURES if name in figures_of(group[0], "test")), "")
+        if measure and group[0]["next_token"] != "no":
+            words = "; signature ".join(filter(None, (group[0]["protocol.test"], group[0]["signature"])))
+            boards.setdefault((group[0]["corpus"], measure, words), []).append(group)
+    for (_, measure, _), board in boards.items():
+        board.sort(key=lambda group: fmean(test_figures(group)), reverse=measure == "bleu")
+    return {key: boards[key] for key in sorted(boards) if len(boards[key]) > 1}
+
+
+def test_figures(group: Sequence[Row]) -> list[float]:
+    """The test figure of each seed: BLEU where it was measured, else perplexity."""
+    return [next(iter(figures_of(row, "test").values())) for row in group]
+
+
+def make_page(rows: Sequence[Row]) -> Iterator[str]:
+    """The pieces of the page."""
+    yield "# Leaderboard"
+    yield INTRODUCTION
+    for (text, measure, words), board in find_boards(rows).items():
+        yield f"## {md.prose(text)}: {MEASURES[measure]}"
+        yield md.prose(f"{words[:1].upper()}{words[1:]}.")
+        yield md.make_table([make_line(place, group) for place, group in enumerate(board, start=1)])
+
+
+def make_line(place: int, group: Sequence[Row]) -> dict[str, str]:
+    """A line of a board: the rows of one setting."""
+    first, is_shipped = group[0], group[0]["recipe"] in shipped()
+    recipe, teacher = first["recipe"], first["teacher"]
+    name = f"[{recipe}](../../src/fullrank/recipes/{recipe}.yaml)" if is_shipped else md.code(recipe)
+    commits = {row["commit"][:7] or md.MISSING for row in group}
+    return {
+        "": str(place),
+        "test": md.show_spread(test_figures(group), lambda figure: f"{figure:.1f}"),
+        "configuration": f"{name} {first['row']}" + (f", taught by {teacher}" if teacher else ""),
+        "seeds": md.show_seeds(int(row["seed"]) for row in group),
+        "parameters": md.show_count([number_of(first, "parameters")]),
+        "tokens": md.show_count(number_of(row, "tokens_seen") for row in group),
+        "commit": ", ".join(sorted(commits)),
+        "curve": f"![validation curves]({curve_name(group)})" if any(row["curve"] for row in group) else md.MISSING,
+        "command": md.code(make_command(group)) if is_shipped else md.MISSING,
+    }
+
+
+def make_command(group: Sequence[Row]) -> str:
+    """The command that trains these rows again; empty where their settings were not recorded."""
+    first, settings = group[0], settings_of(group[0])
+    if settings is None or not first["row"] or not first["scale"]:
+        return md.MISSING
+    words = ["fullrank", "reproduce", first["recipe"], "--rows", first["row"], "--scale", first["scale"]]
+    words += ["--seeds", ",".join(row["seed"] for row in group)]
+    words += [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+    return shlex.join([*words, "train.distill.run=TEACHER"] if first["teacher"] else words)
+
+
+def curve_name(group: Sequence[Row]) -> str:
+    return f"curves/{group[0]['run']}.svg"
+
+
+def draw_curves(rows: Sequence[Row]) -> dict[str, str]:
+    """Drawings of the validation curves that the page shows, by the name of the file."""
+    drawings = {}
+    for board in find_boards(rows).values():
+        for group in board:
+            if curves := [curve_of(row) for row in group if row["curve"]]:
+                drawings[curve_name(group)] = draw(curves)
+    return drawings
+
+
+def draw(curves: Sequence[Sequence[tuple[int, float]]]) -> str:
+    """An SVG with steps to the right and the logarithm of perplexity upwards."""
+    logs = [math.log(perplexity) for curve in curves for _, perplexity in curve]
+    last_step = max(step for curve in curves for step, _ in curve)
+    low, span = min(logs), max(logs) - min(logs) or 1.0
+    lines = []
+    for curve in curves:
+        points = []
+        for step, perplexity in curve:
+            x = MARGIN + (WIDTH - 2 * MARGIN) * step / last_step
+            y = HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) * (math.log(perplexity) - low) / span
+            points.append(f"{x:.1f},{y:.1f}")
+        lines.append(f'<polyline points="{" ".join(points)}" fill="none" stroke="#2563eb" stroke-width="1.5"/>')
+    size = f'viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{"".join(lines)}</svg>\n'

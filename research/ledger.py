@@ -1,0 +1,294 @@
+"""The ledger: docs/results/ledger.csv has one row for each finished run, made from its folder.
+
+`run` is the beginning of the checksum of result.json. `settings` are the settings that differ from the row of the recipe.
+`final.test.perplexity` is a figure of the best checkpoint, `last.test.perplexity` one of the last checkpoint.
+`protocol.test` says how the split was read, `text.test` is the beginning of the checksum of its text.
+`curve` holds the validation perplexity by step.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from fullrank.config.finetune import FinetuneConfig
+from fullrank.config.load import build_any, flatten, read_yaml
+from fullrank.config.recipe import resolve_any
+from fullrank.config.run import RunConfig
+from fullrank.core.errors import FullRankError, InputError
+from fullrank.files import one_at_a_time, sha256_of, write_text
+from research import read_json, read_json_lines
+
+Row = Mapping[str, str]
+
+MACHINE = ("precision", "device", "cpu", "threads", "commit", "fullrank", "torch", "transformers")
+COLUMNS = (
+    *("run", "recipe", "row", "scale", "seed", "settings", "trained_as", "teacher", "corpus", "vocabulary"),
+    *("tokens_seen", "steps", "parameters", "ms_per_step", "wall_seconds", *MACHINE, "date"),
+    *("unigram.test", "signature", "next_token"),
+)
+SPLITS = ("valid", "test", "test2017", "dev", "attention")
+MEASURES = (  # a page shows the first that a split has
+    *("bleu", "perplexity", "accuracy", "f1", "matthews_correlation", "pearson", "effective_rank"),
+    *("effective_rank_before_mixing", "exact_match", "spearman", "chrf", "bits_per_byte", "bits_per_character"),
+    *("perplexity_without_sos", "last_position.perplexity"),
+)
+NUMBERS = ("final.", "last.", "seed", "tokens_seen", "parameters", "wall_seconds")  # columns begin so
+
+# settings that say where a run lay and how it was watched
+CIRCUMSTANCES = {
+    *("train.seed", "train.device", "train.threads", "train.track", "train.log_every_steps", "train.save_every_steps"),
+    *("train.keep_checkpoints", "train.keep_model", "train.distill.run"),
+    *("eval.test", "eval.sample", "eval.keep_log_probabilities"),
+    *("eval.dynamic", "eval.dynamic.rate", "eval.dynamic.decay"),
+    *("data.cache", "data.dir", "data.train", "data.valid", "data.test", "data.codes"),
+}
+SIZES_OF_THE_TEXT = ("vocab_size", "max_position_embeddings")
+
+
+# -- reading and writing ----------------------------------------------------------------------------------------------
+
+
+def read_ledger(path: Path) -> list[Row]:
+    """Read the rows. A ledger that does not exist has none. Raises InputError with the line of a damaged row."""
+    if not path.exists():
+        return []
+    rows: list[Row] = []
+    with path.open(encoding="utf-8", newline="") as file:
+        reader = csv.reader(file)
+        header = next(reader, [])
+        for values in reader:
+            try:
+                row = dict(zip(header, values, strict=True))
+                check_row(row)
+            except ValueError as error:
+                raise InputError(f"{path}: line {reader.line_num}: damaged ({error}); restore the line") from error
+            rows.append(row)
+    return rows
+
+
+def check_row(row: Row) -> None:
+    """Raise ValueError if a number, the settings or the curve cannot be read."""
+    for column in row:
+        if column.startswith(NUMBERS):
+            number_of(row, column)
+    settings_of(row)
+    curve_of(row)
+
+
+def write_ledger(path: Path, rows: Iterable[Row]) -> None:
+    """Write all rows. The header names the usual columns, then those of protocols, texts and figures."""
+    rows = list(rows)
+    others = {column for row in rows for column in row} - {*COLUMNS, "curve"}
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [*COLUMNS, *sorted(others), "curve"], restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(path, text.getvalue())
+
+
+def add_runs(path: Path, folders: Iterable[Path]) -> int:
+    """Add the rows of finished runs. Returns how many rows are new or changed.
+
+    A row takes the place of the row of the same run, and of one that was trained alike from an uncommitted tree.
+    """
+    added = {row["run"]: row for row in map(row_of, folders)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with one_at_a_time(path.parent):
+        rows = {row["run"]: {column: value for column, value in row.items() if value} for row in read_ledger(path)}
+        changed = [row for run, row in added.items() if rows.get(run) != row]
+        replaced = {identity_of(row) for row in changed if is_committed(row)}
+        stay = {run: row for run, row in rows.items() if is_committed(row) or identity_of(row) not in replaced}
+        if changed:
+            write_ledger(path, {**stay, **added}.values())
+    return len(changed)
+
+
+# -- values of a row --------------------------------------------------------------------------------------------------
+
+
+def number_of(row: Row, column: str) -> float | None:
+    """The number in a column, None where it is empty."""
+    value = row.get(column)
+    return float(value) if value else None
+
+
+def settings_of(row: Row) -> dict[str, Any] | None:
+    """Settings that differ from the recipe. None: the recipe is unknown, so they were not recorded."""
+    return json.loads(row["settings"]) if row.get("settings") else None
+
+
+def curve_of(row: Row) -> list[tuple[int, float]]:
+    """Steps and validation perplexities."""
+    points = [point.split(":") for point in row.get("curve", "").split()]
+    return [(int(step), float(perplexity)) for step, perplexity in points]
+
+
+def figures_of(row: Row, split: str) -> dict[str, float]:
+    """Figures of the best checkpoint on a split, by measure; the one that pages show stands first."""
+    figures = {measure: number_of(row, f"final.{split}.{measure}") for measure in MEASURES}
+    return {measure: figure for measure, figure in figures.items() if figure is not None}
+
+
+def is_committed(row: Row) -> bool:
+    """Whether the tree that trained the row was committed."""
+    return not row["commit"].endswith("+changes")
+
+
+def identity_of(row: Row) -> tuple[str | None, ...]:
+    """What was trained: the row of a recipe at a scale, with its settings and seed."""
+    return tuple(row.get(column) for column in ("recipe", "row", "scale", "settings", "seed"))
+
+
+def group_by_setting(rows: Iterable[Row]) -> list[list[Row]]:
+    """Group rows that differ in nothing but their seed."""
+    columns = ("recipe", "row", "scale", "corpus", "signature", *(f"protocol.{split}" for split in SPLITS))
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        settings = json.dumps(settings_of(row), sort_keys=True)
+        groups.setdefault((settings, *(row.get(column, "") for column in columns)), []).append(row)
+    return list(groups.values())
+
+
+# -- from a run folder ------------------------------------------------------------------------------------------------
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """The folder itself if it is a run, else the finished runs in it, two levels down."""
+    results = [*folder.glob("*/result.json"), *folder.glob("*/*/result.json")]
+    return [folder] if (folder / "config.yaml").is_file() else sorted(result.parent for result in results)
+
+
+def row_of(folder: Path) -> dict[str, str]:
+    """Make the row of a finished run. Raises InputError if it has not finished, or if a file of it is damaged."""
+    file = folder / "result.json"
+    if not file.is_file():
+        raise InputError(f"{folder}: not finished (no result.json); finish it with `fullrank train {folder}`")
+    result = read_json(file)
+    lines = read_json_lines(folder / "metrics.jsonl")
+    points = [f"{line['step']}:{line['ppl']:.5g}" for line in lines if line.get("split") == "valid" and line.get("ppl")]
+    config = build_any(read_yaml(folder / "config.yaml"))
+    try:
+        row: dict[str, Any] = {
+            "run": sha256_of(file)[:16],
+            "settings": differences(config, result["recipe"], result.get("row"), result.get("scale")),
+            "date": datetime.fromtimestamp(file.stat().st_mtime, UTC).date().isoformat(),
+            "curve": " ".join(points),
+            **columns_of_result(result, read_json(folder / "run.json").get("text") or {}),
+            **columns_of_spectrum(folder / "analysis" / "spectrum.json"),
+        }
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"{folder}: result.json or analysis/spectrum.json is damaged ({error!r})") from error
+    return as_text(row)
+
+
+def columns_of_result(result: Mapping[str, Any], texts: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns that result.json states. texts: checksums of the run's texts, by split."""
+    corpus, origin = result.get("corpus") or {}, result.get("training") or {}  # origin: of a row that shares a training
+    machine = origin.get("environment") or result["environment"]
+    checksums = result.get("sha256") or corpus.get("sha256") or texts
+    speed = result.get("ms_per_step") or {}
+    columns: dict[str, Any] = {
+        **{column: result.get(column) for column in ("row", "scale", "seed", "tokens_seen", "steps", "wall_seconds")},
+        **{column: machine.get(column) for column in MACHINE},
+        "recipe": short_name(result["recipe"]),
+        "trained_as": f"{short_name(origin['recipe'])} {origin.get('row')}" if origin else None,
+        "teacher": (result.get("teacher") or {}).get("name"),
+        "corpus": corpus.get("label") or result.get("task"),
+        "vocabulary": (corpus.get("fingerprint") or "")[:16],
+        "parameters": (result.get("parameters") or {}).get("total"),
+        "ms_per_step": " ".join(f"{phase}:{milliseconds:.4g}" for phase, milliseconds in speed.items()),
+        "unigram.test": (corpus.get("unigram_perplexity") or {}).get("test"),
+    }
+    for split, figures in result["final"].items():
+        protocol = (result.get("protocols") or {}).get(split) or {"words": result.get("protocol")}
+        settings = protocol.get("settings") or result.get("protocol_settings") or {}
+        columns[f"protocol.{split}"] = protocol["words"]
+        columns[f"text.{split}"] = (checksums.get(split) or "")[:16]
+        if not settings.get("next_token", True):
+            columns["next_token"] = "no"
+        if "bleu_signature" in figures:
+            columns["signature"] = re.sub(r"\|version:[^|]*", "", figures["bleu_signature"])
+    for checkpoint in ("final", "last"):
+        figures = flatten(result.get(checkpoint) or {})
+        columns |= {
+            f"{checkpoint}.{name}": figure for name, figure in figures.items() if name.partition(".")[2] in MEASURES
+        }
+    return columns
+
+
+def columns_of_spectrum(file: Path) -> dict[str, Any]:
+    """Effective rank of attention weights, mean over layers and heads, if `fullrank analyze spectrum` measured it."""
+    if not file.is_file():
+        return {}
+    spectrum = read_json(file)
+    segments, length, text = spectrum["texts"], spectrum["segment_length"], spectrum["text"]
+    columns: dict[str, Any] = {
+        "protocol.attention": f"attention weights over {segments} segments of {length} tokens of {text}"
+    }
+    for measure, when in (("effective_rank", "after"), ("effective_rank_before_mixing", "before")):
+        ranks = [rank for layer in spectrum["layers"] for rank in layer[when]["effective_rank"]]
+        columns[f"final.attention.{measure}"] = fmean(ranks)
+    return columns
+
+
+def differences(
+    config: RunConfig | FinetuneConfig, recipe: str, row: str | None, scale: str | None
+) -> dict[str, Any] | None:
+    """Settings in which a configuration differs from a recipe's row at a scale. None: there is no such recipe."""
+    try:
+        stated = flatten(resolve_any(recipe, row, scale).config.to_dict())
+    except FullRankError:
+        return None
+    settings, changed = flatten(config.to_dict()), {}
+    for name in {**settings, **stated}:
+        value, usual = settings.get(name), stated.get(name)
+        is_of_text = name.endswith(SIZES_OF_THE_TEXT) and usual is None
+        if value != usual and name not in CIRCUMSTANCES and not is_of_text:
+            changed[name] = Path(str(value)).name if name == "model.pretrained" else value
+    return changed
+
+
+def as_text(row: Mapping[str, Any]) -> dict[str, str]:
+    """A row as text: floats with 12 digits, mappings as JSON. Columns without a value are left out."""
+    texts = {}
+    for column, value in row.items():
+        if isinstance(value, float):
+            texts[column] = f"{value:.12g}" if math.isfinite(value) else ""
+        elif value is not None:
+            texts[column] = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return {column: text for column, text in texts.items() if text}
+
+
+def short_name(recipe: str) -> str:
+    """The name of a recipe, of a file without its folder."""
+    return Path(recipe).name if recipe.endswith((".yaml", ".yml")) else recipe
+
+
+def verify(rows: Sequence[Row], runs: Path) -> tuple[int, list[str]]:
+    """Evaluate the best checkpoint of each run in `runs` again. Returns how many rows have one, and what differs."""
+    from fullrank.experiments.run import evaluate
+
+    folders = {sha256_of(run / "result.json")[:16]: run for run in find_runs(runs)}
+    verified, different = 0, []
+    for row in rows:
+        folder = folders.get(row["run"])
+        if folder is None or not isinstance(build_any(read_yaml(folder / "config.yaml")), RunConfig):
+            continue
+        verified += 1
+        for split in ("valid", "test"):
+            stated = figures_of(row, split)
+            figures = evaluate(folder, split, say=lambda _: None) if stated else {}
+            for measure in stated.keys() & {"perplexity", "bleu"}:
+                if not math.isclose(stated[measure], figures.get(measure, 0), rel_tol=1e-4):
+                    words = f"{stated[measure]} in the ledger, {figures.get(measure)} evaluated"
+                    different.append(f"{folder}: final.{split}.{measure}: {words}")
+    return verified, different

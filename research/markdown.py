@@ -1,0 +1,98 @@
+"""Small pieces of Markdown: tables, code, and numbers as people read them."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+MISSING = "–"
+
+
+def make_table(rows: Sequence[Mapping[str, str]]) -> str:
+    """A table whose headings are the keys of the first row."""
+    if not rows:
+        return "None yet."
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
+    return "\n".join("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |" for cells in lines)
+
+
+def code(text: str) -> str:
+    """Text as code; nothing for an empty text."""
+    return f"`{text}`" if text else ""
+
+
+def prose(text: Any) -> str:
+    """Text on one line, whose `<` outside of code begins no HTML. Tokens such as <eos> become code."""
+    pieces = re.split(r"(`[^`]*`)", " ".join(str(text).split()))
+    for place in range(0, len(pieces), 2):
+        marked = re.sub(r"<(eos|sos|unk)>", r"`<\1>`", pieces[place])
+        pieces[place] = re.sub(r"<(?!(eos|sos|unk)>`)", "&lt;", marked)
+    return "".join(pieces)
+
+
+def readable(key: str) -> str:
+    """A key as words."""
+    return key.replace("_", " ")
+
+
+def show(value: Any) -> str:
+    """A number with four significant digits, any other value as it is, None as an empty text."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def show_count(values: Iterable[float | None]) -> str:
+    """The mean of counts, as a whole number."""
+    known = [value for value in values if value is not None]
+    return f"{statistics.fmean(known):,.0f}" if known else MISSING
+
+
+def show_spread(values: Sequence[float], show: Callable[[float], str] = show) -> str:
+    """Mean ± standard deviation over seeds; the mean alone for one seed."""
+    if not values:
+        return MISSING
+    mean = show(statistics.fmean(values))
+    return f"{mean} ± {show(statistics.stdev(values))}" if len(values) > 1 else mean
+
+
+def show_seeds(seeds: Iterable[int]) -> str:
+    """'1–5, 7': three and more neighbouring seeds as a range."""
+    neighbours = groupby(enumerate(sorted(set(seeds))), key=lambda place: place[1] - place[0])
+    parts = [[seed for _, seed in part] for _, part in neighbours]
+    return ", ".join(f"{part[0]}–{part[-1]}" if len(part) > 2 else ", ".join(map(str, part)) for part in parts)
+
+
+def show_duration(seconds: float | None) -> str:
+    """'48 s', '12 min 03 s' or '2 h 05 min'."""
+    if seconds is None:
+        return MISSING
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    whole, minutes = round(seconds), round(seconds / 60)
+    return f"{whole // 60} min {whole % 60:02d} s" if whole < 3600 else f"{minutes // 60:,} h {minutes % 60:02d} min"
+
+
+def show_difference(difference: float, interval: tuple[float, float] | None, unit: str = "") -> str:
+    """'−10.00 [−12.48 to −7.52]', with as many decimals as show on which side of zero the interval lies."""
+    low, high = interval or (difference, difference)
+    is_decided = interval is None or low > 0 or high < 0
+    sizes = [abs(value) for value in (difference, *(interval or ())) if value]
+    smallest = (min if is_decided else max)(sizes, default=1.0)
+    decimals = min(6, max(2, math.ceil(-math.log10(smallest))))
+    ends = f"{show_signed(low, decimals)} to {show_signed(high, decimals)}" if interval else MISSING
+    return f"{show_signed(difference, decimals)}{unit} [{ends}]"
+
+
+def show_signed(value: float, decimals: int) -> str:
+    """A number with its sign, and without one where it rounds to zero."""
+    size = f"{abs(value):.{decimals}f}"
+    return size if float(size) == 0 else f"{'−' if value < 0 else '+'}{size}"

@@ -1,0 +1,258 @@
+"""Make the pages of docs/results from the ledger, the claims, the benchmarks and the census. No figure is typed by hand.
+
+python -m research.pages --add RUNS        add finished runs to the ledger, then make the pages
+python -m research.pages                   make the pages
+python -m research.pages --check           write nothing; fail if a page is not what its sources say
+python -m research.pages --verify RUNS     evaluate the checkpoints of rows whose runs lie there once more
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fullrank.config.load import flatten, read_yaml
+from fullrank.core.errors import FullRankError, InputError
+from fullrank.files import write_text
+from research import LEDGER, RESEARCH, RESULTS, census, leaderboard, read_json, read_json_lines
+from research import ledger as book
+from research import markdown as md
+from research.claims import VERDICTS, Verdict, judge, read_claims
+from research.ledger import SPLITS, Row, figures_of, number_of, settings_of
+
+HEAD = "<!-- Made by `python -m research.pages`; change the ledger or the claims, not this page. -->"
+INTRODUCTION = """The [ledger](ledger.csv) has a row for every finished run, written from its folder by
+`python -m research.train` or `python -m research.pages --add`; `python -m research.pages` makes these pages from it. A verdict
+compares two rows seed by seed. With three seeds or more in common, a 95 % interval of the paired differences that lies wholly
+on the claimed side says *confirmed*, wholly on the other side *not confirmed*, else *not decided*. Each interval stands for
+itself: of twenty verdicts one may be chance. Figures compare in size with a paper's at scale `paper` only."""
+
+
+def make_pages(ledger: Path = LEDGER, research: Path = RESEARCH) -> dict[str, str]:
+    """Make every page and every curve, by the name of its file."""
+    rows = book.read_ledger(ledger)
+    pages: dict[str, Iterator[str] | list[str]] = {}
+    index, papers = [], []
+    for path in sorted((research / "claims").glob("*.yaml")):
+        title, claims = read_claims(path)
+        verdicts = [judge(claim, rows) for claim in claims]
+        own_rows = [row for row in rows if row["recipe"].startswith(f"{path.stem}/")]
+        papers.append(path.stem)
+        pages[f"{path.stem}.md"] = [
+            f"# {md.prose(title)}",
+            *describe_claims(verdicts),
+            "## Runs",
+            *describe_runs(own_rows),
+        ]
+        counts = Counter(verdict.word for verdict in verdicts)
+        counted = {word: str(counts[word]) for word in VERDICTS}
+        index.append({"paper": f"[{md.prose(title)}]({path.stem}.md)", **counted, "runs": str(len(own_rows))})
+    others = [row for row in rows if row["recipe"].partition("/")[0] not in papers]
+    text = "Runs of recipes that belong to no paper's claims."
+    pages["other_runs.md"] = ["# Other runs", text, *describe_runs(others)]
+    pages["leaderboard.md"] = leaderboard.make_page(rows)
+    links = [
+        "- [Leaderboard](leaderboard.md): the best rows on each text, with their curves and commands",
+        f"- [Other runs](other_runs.md): {len(others)}",
+    ]
+    if (research / "benchmarks.yaml").exists():
+        pages["benchmarks.md"] = describe_benchmarks(research)
+        links.append("- [Benchmarks](benchmarks.md): speed and memory against peers")
+    if (research / "census.jsonl").exists():
+        checked = read_json_lines(research / "census.jsonl")
+        pages["census.md"] = census.make_page(checked, read_yaml(research / "census_notes.yaml"))
+        links.append(f"- [Census](census.md): the check of {len(checked)} classes of transformers")
+    pages["README.md"] = ["# Results", INTRODUCTION, "## Claims", md.make_table(index), "## Others", "\n".join(links)]
+    texts = {name: "\n\n".join(filter(None, [HEAD, *pieces])) + "\n" for name, pieces in pages.items()}
+    return texts | leaderboard.draw_curves(rows)
+
+
+def write_pages(results: Path = RESULTS, research: Path = RESEARCH, *, check: bool = False) -> list[str]:
+    """Write pages that changed, and delete curves that no page shows. Returns their names.
+
+    check: write nothing, and raise InputError if a page would change.
+    """
+    pages = make_pages(results / "ledger.csv", research)
+    files = [*results.glob("*.md"), *results.glob("curves/*.svg")]
+    existing = {path.relative_to(results).as_posix(): path.read_text(encoding="utf-8") for path in files}
+    changed = [name for name, page in pages.items() if existing.get(name) != page]
+    unused = [name for name in existing if name.endswith(".svg") and name not in pages]
+    if check and (changed or unused):
+        names = ", ".join([*changed, *unused])
+        raise InputError(f"{names}: not what the ledger and the claims say; run `python -m research.pages`")
+    (results / "curves").mkdir(exist_ok=True)
+    for name in changed:
+        write_text(results / name, pages[name])
+    for name in unused:
+        (results / name).unlink()
+    return changed + unused
+
+
+# -- claims -----------------------------------------------------------------------------------------------------------
+
+
+def describe_claims(verdicts: Sequence[Verdict]) -> Iterator[str]:
+    """A table of all verdicts, then what each rests on."""
+    yield "## Claims"
+    names = [f"{place}. {md.prose(verdict.claim.table)}" for place, verdict in enumerate(verdicts, start=1)]
+    lines = []
+    for name, verdict in zip(names, verdicts, strict=True):
+        recipe = md.code(verdict.claim.recipe) if verdict.sides else ""
+        lines.append({
+            "claim": name, "the paper says": md.prose(verdict.claim.claim), "recipe": recipe,
+            "verdict": f"**{verdict.word}**", "difference [95 %]": describe_difference(verdict),
+        })  # fmt: skip
+    yield md.make_table(lines)
+    for name, verdict in zip(names, verdicts, strict=True):
+        yield f"### {name}: {md.prose(verdict.claim.claim)}"
+        yield "\n".join(f"- {line}" for line in describe_verdict(verdict))
+
+
+def describe_difference(verdict: Verdict) -> str:
+    if verdict.difference is None:
+        return md.MISSING
+    return md.show_difference(
+        verdict.difference, verdict.interval, " %" if verdict.claim.statistic == "deviation" else ""
+    )
+
+
+def describe_verdict(verdict: Verdict) -> Iterator[str]:
+    """What a verdict rests on: the difference, both sides, texts and protocols, commands."""
+    claim = verdict.claim
+    yield f"**{verdict.word}**" + (f": {md.prose(claim.why)}" if claim.why else "")
+    if claim.remark:
+        yield md.prose(claim.remark)
+    if verdict.difference is not None:
+        words = f"{md.readable(claim.figure.removeprefix('final.').replace('.', ' '))}, {claim.direction} is better"
+        words = f"deviation over seeds of {words}, difference in %" if claim.statistic == "deviation" else words
+        yield f"{words}: {describe_difference(verdict)}; seeds {md.show_seeds(verdict.seeds)}"
+    texts = set()
+    for side in verdict.sides:
+        if not side.runs:
+            yield f"{md.code(side.row)}: no run"
+            continue
+        figures = list(side.figures.values())
+        tokens = {int(row["tokens_seen"] or 0) for row in side.runs.values()}
+        each = f"{md.show_spread(figures)} ({', '.join(map(md.show, figures))})"
+        counts = " or ".join(f"{count:,}" for count in sorted(tokens))
+        yield f"{md.code(side.row)}: {each}, {counts} tokens; seeds {md.show_seeds(side.runs)}"
+        texts |= {md.prose(f"{row['corpus']}; {row[f'protocol.{claim.split}']}") for row in side.runs.values()}
+    yield from sorted(texts)
+    for side in verdict.sides:
+        yield md.code(side.command)
+
+
+# -- runs -------------------------------------------------------------------------------------------------------------
+
+
+def describe_runs(rows: Sequence[Row]) -> Iterator[str]:
+    """A table of runs that differ only in their seed, then the protocols of their figures."""
+    words = [row[f"protocol.{split}"] for row in rows for split in SPLITS if figures_of(row, split)]
+    protocols = list(dict.fromkeys(words))
+    yield md.make_table([describe_group(group, protocols) for group in book.group_by_setting(rows)])
+    yield "\n".join(f"{place}. {md.prose(words)}" for place, words in enumerate(protocols, start=1))
+
+
+def describe_group(group: Sequence[Row], protocols: Sequence[str]) -> dict[str, str]:
+    """Runs that differ only in their seed as a line of the table. A figure has the number of its protocol."""
+    first, settings = group[0], settings_of(group[0])
+    changed = ", ".join(f"{key}={value}" for key, value in (settings or {}).items())
+    changed = "not recorded" if settings is None else md.prose(changed)
+    if first["trained_as"]:
+        changed += f" (trained as {first['trained_as']})"
+    measured = []
+    for split in SPLITS:
+        for measure in list(figures_of(first, split))[:1]:
+            figures = [figures_of(row, split)[measure] for row in group]
+            place = protocols.index(first[f"protocol.{split}"]) + 1
+            note = ", not of next tokens" if first["next_token"] == "no" else ""
+            measured.append(f"{split} {md.readable(measure)} {md.show_spread(figures)} [{place}]{note}")
+    seconds = [second for row in group if (second := number_of(row, "wall_seconds")) is not None]
+    return {
+        "recipe": f"{md.code(first['recipe'])} {first['scale']}",
+        "row": first["row"],
+        "settings": changed,
+        "text": md.prose(first["corpus"]),
+        "seeds": md.show_seeds(int(row["seed"]) for row in group),
+        "figures [protocol]": "; ".join(measured),
+        "parameters": md.show_count([number_of(first, "parameters")]),
+        "tokens": md.show_count(number_of(row, "tokens_seen") for row in group),
+        "time": md.show_duration(sum(seconds) / len(seconds) if seconds else None),
+        "commit": ", ".join(sorted({row["commit"] or md.MISSING for row in group})),
+    }
+
+
+# -- benchmarks -------------------------------------------------------------------------------------------------------
+
+
+def describe_benchmarks(research: Path) -> Iterator[str]:
+    """Tables of the JSON files in measured/, as benchmarks.yaml says."""
+    yield "# Benchmarks"
+    for name, entry in read_yaml(research / "benchmarks.yaml").items():
+        content = read_json(research / "measured" / name)
+        yield f"## {md.prose(entry['title'])}"
+        yield f"{md.prose(entry['about'])} [JSON](../../research/measured/{name})"
+        for path, columns in entry["tables"].items():
+            rows = list(rows_at(path.split("/"), content, {}))
+            if not rows:
+                raise InputError(f"benchmarks.yaml: {name}: no row at {path}")
+            yield md.make_table(
+                [{md.readable(column): md.prose(md.show(row.get(column))) for column in columns} for row in rows]
+            )
+        machine = {**(content.get("environment") or {}), "protocol": content.get("protocol")}
+        known = [key for key in ("cpu", "threads", "torch", "commit", "protocol") if machine.get(key)]
+        yield md.prose("; ".join(f"{key} {machine[key]}" for key in known))
+
+
+def rows_at(path: Sequence[str], value: Any, around: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The rows at a path such as results/<setting>/candidates/*, each with its own keys and those around it.
+
+    A star is every item of a list, <setting> every key, which the rows then have as `setting`.
+    """
+    around = {**around, **(flatten(value) if isinstance(value, Mapping) else {"value": value})}
+    if not path:
+        yield around
+        return
+    step, rest = path[0], path[1:]
+    if step == "*" and isinstance(value, list):
+        for item in value:
+            yield from rows_at(rest, item, around)
+    elif step.startswith("<") and isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from rows_at(rest, item, {**around, step.strip("<>"): name})
+    elif isinstance(value, Mapping) and step in value:
+        yield from rows_at(rest, value[step], around)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--add", nargs="+", type=Path, default=[], metavar="RUNS", help="run folders, or folders of them"
+    )
+    parser.add_argument("--verify", type=Path, metavar="RUNS", help="evaluate the checkpoints of the runs there again")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a page would change")
+    options = parser.parse_args()
+    try:
+        if options.add:
+            runs = [run for folder in options.add for run in book.find_runs(folder)]
+            print(f"{book.add_runs(LEDGER, runs)} of {len(runs)} runs are new or changed in {LEDGER}")
+        if options.verify:
+            rows = book.read_ledger(LEDGER)
+            verified, different = book.verify(rows, options.verify)
+            if different:
+                raise InputError("\n".join(different))
+            print(
+                f"{verified} of {len(rows)} rows have a run in {options.verify}, whose checkpoint gives their figures"
+            )
+        changed = write_pages(check=options.check)
+    except FullRankError as error:
+        sys.exit(f"research.pages: {error}")
+    print(f"written: {', '.join(changed)}" if changed else "every page is what the ledger says")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""Train the rows of a plan, most wanted first, and add each finished run to the ledger.
+
+    python -m research.train research/plan.yaml --from CORPORA --out RUNS
+    python -m research.train research/plan.yaml --list
+
+Each training is `fullrank train` in a process of its own, with one thread and low priority. Ctrl-C and SIGTERM stop them
+with everything saved; SIGTSTP pauses them until SIGCONT. Started again, it goes on: a row that the ledger has from a
+committed tree is not trained again, and a run that was stopped is resumed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fullrank.config.finetune import FinetuneConfig
+from fullrank.config.load import flatten, lay, read_yaml, undotted
+from fullrank.config.recipe import chosen_rows, resolve_any, tables
+from fullrank.core.errors import FullRankError, InputError
+from fullrank.experiments.run_folder import default_folder
+from research import LEDGER, build
+from research.ledger import Row, add_runs, differences, is_committed, read_ledger, settings_of
+
+NICENESS = 10
+LAST_LINES = 6  # that are shown of a training that failed
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """An entry of a plan: rows of a table (None: all), each trained with every seed and these settings."""
+
+    table: str
+    rows: list[str] | None = None
+    seeds: list[int] = field(default_factory=lambda: [1])
+    scale: str | None = None
+    set: dict[str, Any] = field(default_factory=dict)
+    decides: str = ""
+
+
+@dataclass(frozen=True)
+class Training:
+    """One training: its folder, and the command that trains it, or goes on with it."""
+
+    name: str
+    folder: Path
+    command: list[str]
+    is_recorded: bool
+
+    @property
+    def state(self) -> str:
+        is_finished, is_begun = (self.folder / "result.json").exists(), (self.folder / "checkpoints").exists()
+        return "recorded" if self.is_recorded else "finished" if is_finished else "begun" if is_begun else "open"
+
+
+def read_plan(path: Path) -> list[Entry]:
+    """Read the entries. The settings of the whole plan lie below those of each."""
+    content = read_yaml(path)
+    if set(content) - {"set", "trainings"} or not content.get("trainings"):
+        raise InputError(f"{path}: keys are set and trainings, and at least one training; given {', '.join(content)}")
+    below = undotted(content.get("set") or {})
+    entries = [build(Entry, entry, str(path)) for entry in content["trainings"]]
+    return [Entry(**{**vars(entry), "set": flatten(lay(below, entry.set))}) for entry in entries]
+
+
+def plan_trainings(entries: Sequence[Entry], corpora: Path | None, out: Path, ledger: Sequence[Row]) -> list[Training]:
+    """List the trainings in the order of the plan: of a recipe all rows of a seed, then the next seed.
+
+    corpora: a folder with a subfolder for each corpus. out: the folder of the run folders.
+    Raises InputError for whatever cannot be trained, before anything is.
+    """
+    rows = [row for row in ledger if is_committed(row)]
+    recorded = [(row["recipe"], row["row"], row["scale"], int(row["seed"]), settings_of(row)) for row in rows]
+    trainings: dict[Path, Training] = {}
+    for entry in entries:
+        settings = [f"{name}={json.dumps(value)}" for name, value in entry.set.items()]
+        for recipe, names in chosen_rows(tables(entry.table), entry.rows).items():
+            for seed, row in itertools.product(entry.seeds, names or [None]):  # type: ignore[list-item]
+                words = [*settings, f"train.seed={seed}", "train.threads=1"]
+                resolved = resolve_any(recipe, row, entry.scale, words)
+                folder = out / name_folder(default_folder(resolved).relative_to("runs"), entry.set, seed)
+                if corpora and reads_corpus(resolved.config):
+                    words.append(f"data.dir={json.dumps(str(corpora.resolve()))}")
+                command = [sys.executable, "-m", "fullrank", "train", recipe, *words, "--out", str(folder)]
+                if row is not None:
+                    command += ["--row", row, "--scale", str(resolved.scale), "--reuse", str(out)]
+                changed = differences(resolved.config, recipe, row, resolved.scale)
+                is_recorded = (recipe, row, resolved.scale, seed, changed) in recorded
+                trainings.setdefault(folder, Training(f"{recipe} {row} seed {seed}", folder, command, is_recorded))
+    return list(trainings.values())
+
+
+def name_folder(usual: Path, settings: dict[str, Any], seed: int) -> Path:
+    """The usual folder with settings in its name: `b-small-learning_rate=0.002-seed1`."""
+    words = "".join(f"{name.rpartition('.')[2]}={value}-" for name, value in settings.items())
+    return usual.with_name(usual.name.removesuffix(f"seed{seed}") + re.sub(r"[^\w.+=-]+", "_", words) + f"seed{seed}")
+
+
+def reads_corpus(config: Any) -> bool:
+    """Whether a run reads a corpus of a folder, and neither an invented text nor files that its configuration names."""
+    if isinstance(config, FinetuneConfig):
+        return not config.data.invented
+    return config.data.name not in ("text", "parallel")
+
+
+class Trainer:
+    """Trains several trainings at a time, each in a process of its own, until a signal stops it."""
+
+    def __init__(self, jobs: int, ledger: Path) -> None:
+        self.jobs, self.ledger = jobs, ledger
+        self.running: set[subprocess.Popen[bytes]] = set()
+        self.stopped = threading.Event()
+        self.failed: list[str] = []
+
+    def train_all(self, trainings: Sequence[Training]) -> None:
+        os.nice(NICENESS)
+        signal.signal(signal.SIGINT, self.stop)
+        signal.signal(signal.SIGTERM, self.stop)
+        signal.signal(signal.SIGTSTP, self.pause)
+        with ThreadPoolExecutor(self.jobs) as pool:
+            for result in [pool.submit(self.train, training) for training in trainings if not training.is_recorded]:
+                result.result()
+
+    def train(self, training: Training) -> None:
+        """Train in a session of its own, which Ctrl-C does not reach, and add the run to the ledger."""
+        if self.stopped.is_set():
+            return
+        process = subprocess.Popen(
+            training.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            start_new_session=True, env={**os.environ, **ONE_THREAD},
+        )  # fmt: skip
+        self.running.add(process)
+        print(f"{time.strftime('%H:%M')} {training.name}: {training.folder}, process {process.pid}", flush=True)
+        output, _ = process.communicate()
+        self.running.remove(process)
+        if process.returncode == 0:
+            add_runs(self.ledger, [training.folder])
+            print(f"{time.strftime('%H:%M')} finished: {training.name}", flush=True)
+        elif not self.stopped.is_set():
+            self.failed.append(training.name)
+            lines = output.decode("utf-8", errors="replace").splitlines()[-LAST_LINES:]
+            print(f"failed: {training.name}, exit status {process.returncode}", *lines, sep="\n  ", flush=True)
+
+    def send(self, number: int) -> None:
+        for process in list(self.running):
+            process.send_signal(number)
+
+    def stop(self, number: int, frame: object) -> None:
+        self.stopped.set()
+        self.send(signal.SIGTERM)
+
+    def pause(self, number: int, frame: object) -> None:
+        self.send(signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self.send(signal.SIGCONT)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("plan", type=Path, help="tables, rows, seeds and settings to be trained")
+    parser.add_argument("--from", dest="corpora", type=Path, help="a folder that holds corpora in subfolders")
+    parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of the run folders")
+    parser.add_argument("--jobs", type=int, default=1, help="trainings at a time")
+    parser.add_argument("--ledger", type=Path, default=LEDGER)
+    parser.add_argument("--list", action="store_true", help="only list what is finished and what is not")
+    options = parser.parse_args()
+    trainer = Trainer(options.jobs, options.ledger)
+    try:
+        trainings = plan_trainings(read_plan(options.plan), options.corpora, options.out, read_ledger(options.ledger))
+        if not options.list:
+            trainer.train_all(trainings)
+    except FullRankError as error:
+        sys.exit(f"research.train: {error}")
+    for training in trainings:
+        print(f"{training.state:<9} {training.name}  {training.folder}")
+    if trainer.stopped.is_set():
+        sys.exit("research.train: stopped; what was running has saved its state")
+    if trainer.failed:
+        sys.exit(f"research.train: {len(trainer.failed)} trainings failed: {', '.join(trainer.failed)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""Rows of a ledger and run folders that nobody trained."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fullrank.config.load import to_yaml
+from fullrank.config.recipe import resolve_any
+
+RECIPE = "mixhead/table1-vanilla"
+
+
+def make_row(name: str, seed: int, figure: float, **columns: str) -> dict[str, str]:
+    row = {
+        "run": f"{name}{seed}{figure}", "recipe": RECIPE, "row": name, "scale": "small", "seed": str(seed), "settings": "{}",
+        "corpus": "a corpus (slice)", "vocabulary": "ff", "text.test": "aa", "protocol.test": "blocks of 7",
+        "final.test.perplexity": str(figure), "parameters": "1000", "tokens_seen": "600000", "wall_seconds": "60",
+        "commit": "abc",
+    }  # fmt: skip
+    empty = dict.fromkeys(("trained_as", "teacher", "signature", "next_token", "curve"), "")
+    return {**empty, **row, "run": f"{name}{seed}{figure}{''.join(columns.values())}", **columns}
+
+
+def make_rows(plain: Sequence[float], b: Sequence[float], **columns: str) -> list[dict[str, str]]:
+    """Rows `plain` and `b` with a figure for each seed. The columns are those of `b`."""
+    rows = [make_row("plain", seed, figure) for seed, figure in enumerate(plain, 1)]
+    return rows + [make_row("b", seed, figure, **columns) for seed, figure in enumerate(b, 1)]
+
+
+def make_run(folder: Path, *overrides: str, perplexity: float = 90.5, commit: str = "abc", **result: Any) -> Path:
+    """A finished run of Mixhead B, of which nothing but the records is there."""
+    folder.mkdir(parents=True)
+    config = resolve_any(RECIPE, "b", "small", ["train.seed=3", *overrides]).config
+    (folder / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
+    (folder / "run.json").write_text('{"text": {}}', encoding="utf-8")
+    lines = [{"split": "train", "step": 5, "loss": 6.0}, {"split": "valid", "step": 10, "ppl": 412.3456}]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    content = {
+        "recipe": RECIPE, "row": "b", "scale": "small", "seed": 3, "steps": 20, "tokens_seen": 5120, "wall_seconds": 2.5,
+        "corpus": {"label": "a corpus", "fingerprint": "f" * 64, "sha256": {"test": "a" * 64},
+                   "unigram_perplexity": {"test": 680.25}},
+        "parameters": {"total": 1000}, "ms_per_step": {"train": 12.5},
+        "environment": {"commit": commit, "cpu": "fast", "precision": "bf16", "threads": 1},
+        "protocols": {"test": {"words": "windows, of 7", "settings": {"next_token": True}}},
+        "final": {"test": {"perplexity": perplexity, "nll": 4.5, "tokens": 7}},
+        "last": {"test": {"perplexity": perplexity + 1}},
+    }  # fmt: skip
+    (folder / "result.json").write_text(json.dumps(content | result), encoding="utf-8")
+    return folder

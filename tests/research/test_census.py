@@ -1,0 +1,94 @@
+"""The census: verdicts of rows, a process that ends badly, and going on where it stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fullrank.checking import Finding, Report
+from fullrank.core.errors import InputError
+from research import census
+
+pytest.importorskip("transformers")
+PAIR = ("gpt2", "GPT2LMHeadModel")
+
+
+def make_report(*failing: str, layers: tuple[str, ...] = (), difference: float | None = 1.0) -> Report:
+    findings = [Finding("passes", "logits", 0.0, 1e-10, check="saved and loaded: same numbers")]
+    findings += [Finding("fails", "logits", difference, 1e-10, check=check, layers=layers) for check in failing]
+    return Report(tuple(findings), {"parameters": 7})
+
+
+@pytest.mark.parametrize(
+    ("failing", "verdict"),
+    [
+        ((), "passes"),
+        (("future, by perturbation, sdpa",), "leaks"),
+        (("cache = one pass", "rows of a batch are independent, training"), "leaks"),
+        (("cache = one pass",), "fails otherwise"),
+    ],
+)
+def test_verdicts(failing: tuple[str, ...], verdict: str) -> None:
+    row = census.row_of(PAIR, make_report(*failing), 1.26)
+    assert (row["type"], row["class"], row["verdict"], row["parameters"], row["seconds"]) == (*PAIR, verdict, 7, 1.3)
+    assert [failure["check"] for failure in row["failures"]] == list(failing)
+
+
+def test_a_path_that_does_not_run_is_no_leak() -> None:
+    report = make_report("future, by perturbation, sdpa", difference=None)
+    assert census.row_of(PAIR, report, 1.0)["verdict"] == "fails otherwise"
+
+
+def test_the_first_failure_has_its_figures_and_all_have_their_layers() -> None:
+    report = make_report("future, by gradient", "last position", layers=("h.0.attn",))
+    first, second = census.row_of(PAIR, report, 1.0)["failures"]
+    assert (first["layers"], first["difference"], first["tolerance"]) == (["h.0.attn"], 1.0, 1e-10)
+    assert second == {"check": "last position", "layers": ["h.0.attn"]}
+
+
+def leave(pair: tuple[str, str], sender: Connection) -> None:
+    os._exit(3)
+
+
+def test_a_process_that_ends_badly_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(census, "send_row", leave)
+    monkeypatch.setattr(census, "PRELOADED", [])
+    row = census.check_apart(PAIR, limit=60)
+    assert (row["verdict"], row["reason"]) == ("crashed", "its process ended with status 3")
+
+
+def test_it_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[str] = []
+
+    def check(pair: tuple[str, str], limit: float) -> dict[str, Any]:
+        checked.append(pair[1])
+        return census.row_of(pair, make_report(), 1.0)
+
+    monkeypatch.setattr(census, "check_apart", check)
+    file = tmp_path / "census.jsonl"
+    rows = census.take_census(file, ["gpt2", "bart"], jobs=1, limit=1)
+    assert [row["class"] for row in rows] == ["BartForCausalLM", "BartForConditionalGeneration", PAIR[1]] == checked
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join([lines[0], lines[1], json.dumps({**rows[2], "transformers": "5.0.0"})]) + "\n")
+    assert census.take_census(file, ["gpt2", "bart"], jobs=1, limit=1) == rows
+    assert checked[3:] == [PAIR[1]]
+    file.write_text("{\n" + lines[0] + "\n")
+    with pytest.raises(InputError, match="line 1: no JSON"):
+        census.take_census(file, [], jobs=1, limit=1)
+
+
+def test_an_unknown_type_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--only: lama: no model type that predicts next tokens"):
+        census.take_census(tmp_path / "census.jsonl", ["lama", "gpt2"], jobs=1, limit=1)
+
+
+@pytest.mark.full
+def test_a_model_type() -> None:
+    row = census.check_class(PAIR)
+    assert row["verdict"] == "passes"
+    assert 0 < row["parameters"] < 500_000

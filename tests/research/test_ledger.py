@@ -1,0 +1,121 @@
+"""The ledger: rows from run folders, and the CSV that holds them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from made_runs import RECIPE, make_run
+
+from fullrank.config.recipe import resolve_any
+from fullrank.core.errors import InputError
+from research.ledger import add_runs, curve_of, differences, find_runs, read_ledger, row_of, settings_of
+
+ROW = (RECIPE, "b", "small")
+
+
+def test_a_row_has_the_figures_of_its_run(tmp_path: Path) -> None:
+    row = row_of(make_run(tmp_path / "run", "train.epochs=2", "data.dir=/texts"))
+    assert (row["recipe"], row["row"], row["scale"], row["seed"], row["tokens_seen"]) == (*ROW, "3", "5120")
+    assert (row["final.test.perplexity"], row["last.test.perplexity"], row["unigram.test"]) == (
+        "90.5",
+        "91.5",
+        "680.25",
+    )
+    assert (row["corpus"], row["vocabulary"], row["text.test"]) == ("a corpus", "f" * 16, "a" * 16)
+    assert (row["protocol.test"], row["commit"], row["precision"]) == ("windows, of 7", "abc", "bf16")
+    assert settings_of(row) == {"train.epochs": 2.0, "train.tokens": None}
+    assert curve_of(row) == [(10, 412.35)]
+    assert not {"final.test.nll", "next_token", "signature"} & row.keys()
+
+
+def test_figures_of_a_translation_and_of_a_model_that_sees_later_tokens(tmp_path: Path) -> None:
+    figures = {"bleu": 34.5, "bleu_signature": "nrefs:1|tok:13a|version:2.6.0"}
+    protocol = {"words": "beam 5", "settings": {"next_token": False}}
+    row = row_of(make_run(tmp_path / "run", final={"test": figures}, protocols={"test": protocol}))
+    assert (row["final.test.bleu"], row["signature"], row["next_token"]) == ("34.5", "nrefs:1|tok:13a", "no")
+
+
+def test_a_run_that_shares_a_training_has_the_machine_of_that_one(tmp_path: Path) -> None:
+    origin = {"recipe": "/home/my.yaml", "row": "plain", "environment": {"cpu": "slow", "commit": "c"}}
+    row = row_of(make_run(tmp_path / "run", training=origin))
+    assert (row["trained_as"], row["cpu"], row["commit"]) == ("my.yaml plain", "slow", "c")
+
+
+def test_the_spectrum_of_an_analysed_run_is_in_its_row(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    (folder / "analysis").mkdir()
+    layers = [{"before": {"effective_rank": [1.0, 2.0]}, "after": {"effective_rank": [4.0, 5.0]}}]
+    content = {"texts": 3, "segment_length": 6, "text": "a corpus, valid", "layers": layers}
+    (folder / "analysis" / "spectrum.json").write_text(json.dumps(content), encoding="utf-8")
+    row = row_of(folder)
+    assert (row["final.attention.effective_rank"], row["final.attention.effective_rank_before_mixing"]) == (
+        "4.5",
+        "1.5",
+    )
+
+
+def test_rows_survive_the_file(tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger.csv"
+    runs = [
+        make_run(tmp_path / "runs" / name, perplexity=figure) for name, figure in (("one", 90.123456789), ("two", 91.0))
+    ]
+    assert find_runs(tmp_path / "runs") == runs
+    assert [add_runs(ledger, runs), add_runs(ledger, runs)] == [2, 0]
+    rows = read_ledger(ledger)
+    assert [float(row["final.test.perplexity"]) for row in rows] == [90.123456789, 91.0]
+    for row, run in zip(rows, runs, strict=True):
+        assert {column: value for column, value in row.items() if value} == row_of(run)
+        assert (
+            float(row["final.test.perplexity"])
+            == json.loads((run / "result.json").read_text())["final"]["test"]["perplexity"]
+        )
+
+
+def test_a_row_from_a_committed_tree_replaces_one_that_is_not(tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger.csv"
+    changed = make_run(tmp_path / "changed", commit="abc+changes")
+    other = make_run(tmp_path / "other", "train.epochs=2", commit="abc+changes")
+    add_runs(ledger, [changed, other])
+    add_runs(ledger, [make_run(tmp_path / "anew", perplexity=88.0)])
+    assert [row["commit"] for row in read_ledger(ledger)] == ["abc+changes", "abc"]
+    assert [row["final.test.perplexity"] for row in read_ledger(ledger)] == ["90.5", "88"]
+
+
+@pytest.mark.parametrize(("text", "damaged"), [("5120", "many"), ("5120,", ""), ("10:412.35", "10"), ('"{}"', "{")])
+def test_a_damaged_line_is_named(tmp_path: Path, text: str, damaged: str) -> None:
+    ledger = tmp_path / "ledger.csv"
+    add_runs(ledger, [make_run(tmp_path / "run")])
+    content = ledger.read_text().replace("{}", '"{}"')
+    assert text in content
+    ledger.write_text(content.replace(text, damaged))
+    with pytest.raises(InputError, match=r"ledger\.csv: line 2: damaged"):
+        read_ledger(ledger)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("result.json", "{", r"result\.json: cannot be read"),
+        ("result.json", "{}", r"result\.json .* is damaged \(KeyError"),
+        ("metrics.jsonl", '{"step": 1}\n{"st', r"metrics\.jsonl: line 2: no JSON"),
+    ],
+)
+def test_a_damaged_run_is_named(tmp_path: Path, name: str, content: str, message: str) -> None:
+    folder = make_run(tmp_path / "run")
+    (folder / name).write_text(content)
+    with pytest.raises(InputError, match=message):
+        row_of(folder)
+
+
+def test_a_run_that_has_not_finished_is_refused(tmp_path: Path) -> None:
+    (make_run(tmp_path / "run") / "result.json").unlink()
+    with pytest.raises(InputError, match="not finished"):
+        row_of(tmp_path / "run")
+
+
+def test_only_settings_that_differ_from_the_recipe_are_named() -> None:
+    taught = resolve_any(*ROW, ["train.distill.run=/runs/teacher", "train.distill.weight=0.4", "train.seed=4"]).config
+    assert differences(taught, *ROW) == {"train.distill.weight": 0.4, "train.distill.temperature": 1.0}
+    assert differences(resolve_any(*ROW).config, "gone.yaml", None, None) is None

@@ -1,0 +1,120 @@
+"""The trainings of a plan: their order, folders and commands, what is skipped, and processes that fail or are stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from made_runs import make_row
+
+from fullrank.core.errors import InputError
+from research import LEDGER, RESEARCH, train
+from research.ledger import read_ledger
+from research.train import Entry, Trainer, Training, plan_trainings, read_plan
+
+TABLE = "mixhead/table6"
+RATE = {"train.learning_rate": 2e-3}
+
+
+def test_all_rows_of_a_seed_come_before_the_next_seed_and_settings_are_in_the_folders_name(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(json.dumps({"set": {"train": {"batch_size": 8}}, "trainings": [
+        {"table": TABLE, "rows": ["plain", "b"], "seeds": [3, 1], "scale": "small"},
+        {"table": TABLE, "rows": ["b"], "scale": "small", "set": RATE},
+    ]}))  # fmt: skip
+    trainings = plan_trainings(read_plan(plan), None, Path("here"), [])
+    assert [str(training.folder) for training in trainings] == [
+        f"here/mixhead-table6/{name}"
+        for name in (
+            "plain-small-batch_size=8-seed3", "b-small-batch_size=8-seed3", "plain-small-batch_size=8-seed1",
+            "b-small-batch_size=8-seed1", "b-small-batch_size=8-learning_rate=0.002-seed1",
+        )
+    ]  # fmt: skip
+    words = trainings[-1].command[3:]
+    assert words[:6] == [
+        "train",
+        TABLE,
+        "train.batch_size=8",
+        "train.learning_rate=0.002",
+        "train.seed=1",
+        "train.threads=1",
+    ]
+
+
+def test_what_the_ledger_has_from_a_committed_tree_is_not_trained_again(tmp_path: Path) -> None:
+    entry = Entry(table=TABLE, rows=["plain", "b"], seeds=[1, 2], scale="small", set=RATE)
+    columns = {"recipe": TABLE, "settings": json.dumps(RATE)}
+    ledger = [make_row("b", 2, 1.0, **columns), make_row("b", 1, 1.0, recipe=TABLE)]
+    ledger.append(make_row("plain", 2, 1.0, **columns, commit="abc+changes"))
+    states = [training.state for training in plan_trainings([entry], None, tmp_path, ledger)]
+    assert states == ["open", "open", "open", "recorded"]
+
+
+def test_the_folder_of_corpora_is_given_to_those_that_read_one(tmp_path: Path) -> None:
+    def reads(table: str, scale: str, **settings: object) -> bool:
+        (training, *_) = plan_trainings([Entry(table=table, scale=scale, set=settings)], tmp_path, tmp_path, [])
+        return f'data.dir="{tmp_path}"' in training.command
+
+    assert reads("mixhead/table1-vanilla", "small")
+    assert reads("mixhead/table5", "small")
+    assert not reads("mixhead/table5", "tiny")  # invented sentences
+    assert not reads("mixhead/table1-vanilla", "small", **{"data.name": "text", "data.train": "my.txt"})
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "{table: mixhead/table66}",
+        "{table: mixhead/table6, rows: [c]}",
+        "{table: mixhead/table6, sedes: [1]}",
+        "{rows: [b]}",
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_anything_is(tmp_path: Path, entry: str) -> None:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(f"trainings: [{{table: {TABLE}}}, {entry}]")
+    with pytest.raises(InputError):
+        plan_trainings(read_plan(plan), None, tmp_path, [])
+
+
+@pytest.mark.parametrize("name", ["plan.yaml", "plan_gpu.yaml"])
+def test_the_plans_of_this_repository_can_be_trained(name: str, tmp_path: Path) -> None:
+    trainings = plan_trainings(read_plan(RESEARCH / name), None, tmp_path, read_ledger(LEDGER))
+    assert trainings
+    assert all(training.state in ("open", "recorded") for training in trainings)
+
+
+def make_training(folder: Path, program: str) -> Training:
+    return Training(folder.name, folder, [sys.executable, "-c", program, str(folder)], is_recorded=False)
+
+
+def test_a_training_that_fails_is_reported_and_the_next_one_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    added: list[str] = []
+    monkeypatch.setattr(train, "add_runs", lambda ledger, folders: added.extend(folder.name for folder in folders))
+    trainer = Trainer(1, tmp_path / "ledger.csv")
+    trainer.train(make_training(tmp_path / "a", "import sys; print('a word'); sys.exit(3)"))
+    trainer.train(make_training(tmp_path / "b", ""))
+    assert (trainer.failed, added) == (["a"], ["b"])
+    assert "failed: a, exit status 3\n  a word\n" in capsys.readouterr().out
+
+
+def test_a_signal_stops_what_is_running_and_nothing_else_begins(tmp_path: Path) -> None:
+    program = "import sys, time; from pathlib import Path; Path(sys.argv[1]).mkdir(); time.sleep(60)"
+    trainer = Trainer(1, tmp_path / "ledger.csv")
+    running = threading.Thread(target=trainer.train, args=[make_training(tmp_path / "a", program)])
+    running.start()
+    while not (tmp_path / "a").exists():
+        os.sched_yield()
+    trainer.stop(signal.SIGTERM, None)
+    running.join(30)
+    trainer.train(make_training(tmp_path / "b", program))
+    assert not running.is_alive()
+    assert trainer.failed == []
+    assert not (tmp_path / "b").exists()
