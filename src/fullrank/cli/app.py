@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import re
@@ -9,6 +10,10 @@ from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
 import typer
+from typer.models import ArgumentInfo
+
+from fullrank.core.errors import FullRankError, InputError, one_line
+from fullrank.plugins import import_module
 
 Verb = TypeVar("Verb", bound=Callable[..., None])
 
@@ -30,13 +35,76 @@ def examples(*commands: str) -> str:
 
 
 def verb(*commands: str, name: str | None = None, group: typer.Typer = app, **options: Any) -> Callable[[Verb], Verb]:
-    """Make a function a verb of the command line, with commands as examples for its help page."""
+    """Make a function a verb of the command line, with commands as examples for its help page.
+
+    A verb that takes a configuration, a model or a run also takes `--import MODULE`.
+    """
 
     def register(function: Verb) -> Verb:
         words = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.getdoc(function) or "")  # the terminal wraps its paragraphs
-        return group.command(name, help=words, epilog=examples(*commands), **options)(function)
+        command = _with_imports(function) if _takes_model(function) else function
+        group.command(name, help=words, epilog=examples(*commands), **options)(command)
+        return function
 
     return register
+
+
+_MODELS = {"CONFIG", "MODEL", "DIR", "TABLE"}  # names of arguments that may need a plug-in
+
+
+def _takes_model(function: Callable[..., None]) -> bool:
+    parameters = inspect.signature(function, eval_str=True).parameters.values()
+    notes = [note for parameter in parameters for note in getattr(parameter.annotation, "__metadata__", ())]
+    return any(isinstance(note, ArgumentInfo) and note.metavar in _MODELS for note in notes)
+
+
+def _with_imports(function: Callable[..., None]) -> Callable[..., None]:
+    """The verb with the option `--import`, whose modules are imported before anything else is read."""
+
+    @functools.wraps(function)
+    def command(*arguments: Any, imports: Any = None, **given: Any) -> None:
+        function(*arguments, **given)
+
+    signature = inspect.signature(function, eval_str=True)
+    imports = inspect.Parameter("imports", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Imports)
+    parameters = [*signature.parameters.values(), imports]
+    command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    del command.__wrapped__
+    return command
+
+
+loaded_modules: list[str] = []  # of this command line, in their order
+
+
+def load_modules(names: list[str] | None) -> list[str] | None:
+    """Import modules, from the working directory first: their stages, measurements and corpora are known then."""
+    for name in names or []:
+        try:
+            import_module(name)
+        except FullRankError:
+            raise
+        except Exception as error:
+            raise InputError(
+                f"--import {name}: cannot be imported ({type(error).__name__}: {one_line(error)}); name a module that is "
+                "installed or in the working directory, as my_module for my_module.py"
+            ) from error
+        loaded_modules[:] = [*dict.fromkeys((*loaded_modules, name))]
+    return names
+
+
+def import_options() -> list[str]:
+    """The words `--import MODULE` of this command line, for commands that go on from it."""
+    return [word for name in loaded_modules for word in ("--import", name)]
+
+
+Imports = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--import", metavar="MODULE", callback=load_modules, is_eager=True,
+        help="Import a module of yours first, with its stages, measurements or corpora. Repeatable.",
+    ),
+]  # fmt: skip
 
 
 def _version(value: bool) -> None:

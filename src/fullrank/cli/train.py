@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from fullrank.cli.app import verb
+from fullrank.cli.app import import_options, verb
 from fullrank.cli.options import (
     Column,
     Config,
@@ -263,7 +263,7 @@ def _train_together(context: typer.Context) -> NoReturn:
     """Train in several processes, each with the options of this command, and end with their exit status."""
     from fullrank.training.distributed import launch
 
-    options = {**context.params}
+    options = {name: value for name, value in context.params.items() if name != "imports"}
     procs = options.pop("procs")
     words = ["train", options.pop("config"), *(options.pop("overrides") or [])]
     for parameter in context.command.params:
@@ -272,7 +272,7 @@ def _train_together(context: typer.Context) -> NoReturn:
             words.append(parameter.opts[0])
         elif value is not None and value is not False:
             words += [parameter.opts[0], str(value)]
-    raise typer.Exit(launch(procs, words))
+    raise typer.Exit(launch(procs, words + import_options()))
 
 
 @verb(
@@ -421,7 +421,8 @@ def _summary(result: dict[str, Any], folder: Path, page: Path) -> Iterator[str]:
         speed += f" by {processes} processes"
     yield f"  {speed}   {folder}   {page}"
     if record.task == LANGUAGE_MODELING:
-        yield f"  next: fullrank generate {folder} --prompt ...   fullrank train {folder} --more '5 minutes'"
+        plugins = "".join(f" {word}" for word in import_options())
+        yield f"  next: fullrank generate {folder}{plugins} --prompt ...   fullrank train {folder}{plugins} --more '5 minutes'"
 
 
 def _figures(record: RunRecord, checkpoint: str) -> Iterator[str]:

@@ -1,0 +1,46 @@
+"""Functions of a user's own modules, by name: `MODULE:FUNCTION`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from fullrank.core.errors import InputError, one_line
+
+
+def import_function(name: str, prefix: str = "") -> Any:
+    """Import the attribute that `MODULE:NAME` names; modules are found in the working directory, too.
+
+    prefix: stands before the name in errors. Raises InputError where there is no such module or attribute.
+    """
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise InputError(f"{prefix}{name}: MODULE:FUNCTION is needed, as in my_model:make for make in my_model.py")
+    try:
+        return getattr(import_module(module), attribute)
+    except Exception as error:
+        raise InputError(f"{prefix}{name}: no such function ({type(error).__name__}: {one_line(error)})") from error
+
+
+def import_module(name: str) -> ModuleType:
+    """Import a module, from the working directory first.
+
+    Its own imports search the working directory last: a `queue.py` there does not replace that of the library.
+    """
+    here, top = str(Path.cwd()), name.partition(".")[0]
+    if here not in sys.path:
+        sys.path.append(here)
+    spec = PathFinder.find_spec(top, [here])
+    if top not in sys.modules and spec is not None and spec.loader is not None and spec.has_location:
+        sys.modules[top] = module = module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[top]
+            raise
+    return importlib.import_module(name)

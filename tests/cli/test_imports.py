@@ -1,0 +1,48 @@
+"""`--import MODULE`: stages of one's own on the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cli_runs import SMALL, call
+
+STAGE = """
+import torch
+import fullrank as fr
+
+@fr.register("mix", "halfway_{number}")
+class Halfway(torch.nn.Module):
+    needs = ()
+    starts_plain = False
+
+    def __init__(self, config, size):
+        super().__init__()
+        self.heads = size.num_heads
+
+    def matrix(self, query):
+        return (torch.eye(self.heads) + 1 / self.heads) / 2
+"""
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a module in the working directory, which registers a mixing."""
+    (tmp_path / "halfway_module.py").write_text(STAGE.format(number=1), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return "halfway_module"
+
+
+def test_a_stage_of_ones_own_trains_generates_and_is_checked(stage: str, config: Path, tmp_path: Path):
+    settings = ["--import", stage, *SMALL, "model.attention.mix=halfway_1", "train.steps=2", "--out", "run"]
+    trained = call("train", config, *settings)
+    assert trained.returncode == 0, trained.stderr
+    assert f"fullrank generate run --import {stage}" in trained.stdout
+    assert call("generate", "run", "--import", stage, "--prompt", "the", "--max-new-tokens", 2).returncode == 0
+    assert call("info", "run", "--import", stage, "--json").returncode == 0
+
+
+def test_a_module_that_cannot_be_imported_is_one_line():
+    failed = call("info", "mos/table1-ptb", "--import", "no_such_module")
+    assert failed.returncode == 2
+    assert "--import no_such_module: cannot be imported" in failed.stderr
