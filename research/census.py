@@ -26,8 +26,8 @@ from typing import Any
 
 from fullrank.checking import Report, check
 from fullrank.core.errors import InputError, one_line
-from fullrank.experiments.tiny import classes, tiny
 from fullrank.files import write_text
+from fullrank.hf.tiny import classes, tiny
 from research import RESEARCH, read_json_lines
 from research.markdown import code, make_table, prose
 

@@ -63,6 +63,9 @@ _HOMES = {
     "measurement": "fullrank.records",
     "check": "fullrank.checking",
     "check_scoring": "fullrank.checking",
+    "LoadedModel": "fullrank.models",
+    "open_model": "fullrank.models",
+    "Text": "fullrank.text",
     "generate": "fullrank.experiments.generation",
     "FullRankConfig": "fullrank.hf",
     "FullRankCache": "fullrank.hf",
@@ -129,6 +132,8 @@ if TYPE_CHECKING:
     from fullrank.hf.saving import load_injected as load_injected
     from fullrank.hf.saving import save_adapter as save_adapter
     from fullrank.kernels import kernel as kernel
+    from fullrank.models import LoadedModel as LoadedModel
+    from fullrank.models import open_model as open_model
     from fullrank.records import Bars as Bars
     from fullrank.records import Column as Column
     from fullrank.records import Dots as Dots
@@ -137,6 +142,7 @@ if TYPE_CHECKING:
     from fullrank.records import Record as Record
     from fullrank.records import Table as Table
     from fullrank.records import measurement as measurement
+    from fullrank.text import Text as Text
 
 
 def _engines() -> _engine.Engines:

@@ -180,6 +180,11 @@ def _data(identity: Mapping[str, Any]) -> dict[str, Any]:
     return {key: identity[key] for key in ("text", "vocabulary", "kernel", "teacher") if key in identity}
 
 
+def is_run(folder: Path) -> bool:
+    """True if `folder` holds a run, finished or not."""
+    return (folder / "config.yaml").is_file() and (folder / "run.json").is_file()
+
+
 def read_identity(folder: Path) -> dict[str, Any]:
     """The run record (run.json) in `folder`; InputError if it is damaged."""
     try:

@@ -253,7 +253,7 @@ def test_hugging_face_folders_that_cannot_be_used(called: Called, tmp_path: Path
     other = tiny.save(tiny.llama(), tmp_path / "other")
     (other / "config.json").write_text('{"model_type": "t5"}')
     for folder, part in (
-        (bare, "holds no tokenizer (tokenizer.json or the like)"),
+        (bare, "bare has no tokenizer"),
         (cut, "lacks weights of LlamaForCausalLM: lm_head.weight"),
         (other, "no causal model that transformers can load"),
     ):

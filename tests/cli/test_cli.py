@@ -20,7 +20,7 @@ import fullrank as fr
 from fullrank.cli import main
 from fullrank.core.errors import InputError
 from fullrank.data import load_tokenizer
-from fullrank.experiments.models import imported
+from fullrank.plugins import import_function
 
 VERBS = ["demo", "train", "reproduce", "eval", "generate", "info", "report", "recipes", "data", "config"]
 
@@ -94,7 +94,7 @@ def test_a_module_that_is_asked_for_is_found_there(shadows: Path, monkeypatch: p
     monkeypatch.setattr(sys, "path", [one for one in sys.path if one])
     for name in ("xmlrpc", "bisect", "beside"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    assert imported("xmlrpc:make", "")() == (1, 7)
+    assert import_function("xmlrpc:make", "")() == (1, 7)
     for name in ("xmlrpc", "beside"):
         monkeypatch.delitem(sys.modules, name)
 

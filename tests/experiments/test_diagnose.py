@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fullrank.experiments.analyze import OpenedModel
 from fullrank.experiments.diagnose import _memory, _Subject, unigram_perplexity
+from fullrank.models import open_model
+from fullrank.text import Text
 
 PERIOD, VOCABULARY = 16, 20
 
@@ -34,8 +35,7 @@ class LooksBack(nn.Module):
 
 def diagnosed(distance: int, length: int) -> tuple[str, dict[str, float], int]:
     text = torch.randperm(VOCABULARY, generator=torch.Generator().manual_seed(0))[:PERIOD].repeat(length * 5).tolist()
-    opened = OpenedModel(LooksBack(distance), None, VOCABULARY, "text", [text])
-    found = _memory(_Subject("m", "m", "Hugging Face model", opened, length))
+    found = _memory(_Subject(open_model(LooksBack(distance)), Text.from_ids(text, length)))
     return found.verdict, dict(found.figures["perplexity"]), found.figures["reach"]
 
 

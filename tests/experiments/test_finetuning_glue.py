@@ -22,7 +22,7 @@ from fullrank.config.recipe import Resolved
 from fullrank.core.errors import InputError
 from fullrank.data.examples import ExampleBatch, ExampleBatches
 from fullrank.experiments.finetuning import ExampleObjective, GlueTuning, encode, groups_of, logits_of, mixing_names
-from fullrank.experiments.models import load_pretrained
+from fullrank.experiments.pretrained import load_pretrained
 from fullrank.experiments.run import resume, train
 from fullrank.experiments.run_folder import open_run
 from fullrank.training import TrainingPosition

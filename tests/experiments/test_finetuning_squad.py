@@ -17,7 +17,7 @@ from fullrank.config.recipe import Resolved, resolve_any
 from fullrank.core.errors import InputError
 from fullrank.data.squad import read_squad
 from fullrank.experiments.finetuning import ExampleObjective
-from fullrank.experiments.models import load_pretrained
+from fullrank.experiments.pretrained import load_pretrained
 from fullrank.experiments.run import train
 from fullrank.experiments.squad import SquadTuning, logits_of, windowed
 from fullrank.training.values import TrainingPosition

@@ -17,7 +17,7 @@ from fullrank.config.glue import GLUE, GlueTask
 from fullrank.core.errors import InputError
 from fullrank.data.glue import Examples
 from fullrank.experiments.finetuning import encode, logits_of
-from fullrank.experiments.models import load_pretrained
+from fullrank.experiments.pretrained import load_pretrained
 from fullrank.experiments.run_folder import absolute
 
 transformers = pytest.importorskip("transformers")

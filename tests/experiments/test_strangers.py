@@ -14,7 +14,7 @@ transformers = pytest.importorskip("transformers")
 import fullrank as fr  # noqa: E402
 from fullrank.cli import main  # noqa: E402
 from fullrank.core.errors import InputError  # noqa: E402
-from fullrank.experiments.models import load_causal, location_of  # noqa: E402
+from fullrank.hf.load import load_named, location_of  # noqa: E402
 from fullrank.storage import Source  # noqa: E402
 
 KEYS = {"fullrank_config.json": "base_model", "adapter_config.json": "base_model_name_or_path"}
@@ -88,7 +88,7 @@ ODD_ADAPTERS: list[dict[str, Any]] = [
 def test_a_file_names_no_code(place: Path, file: str, base: Any) -> None:
     folder = adapter(place / "adapter", file, base)
     with pytest.raises(InputError, match=rf"{file}: {KEYS[file]}"):
-        load_causal(str(folder), torch.float32, tokenizer=False)
+        load_named(str(folder), torch.float32, causal=True, tokenizer=False)
     assert not (place / "ran").exists()
 
 
@@ -114,7 +114,7 @@ def test_damaged_descriptions_are_named(place: Path, file: str, content: str) ->
     folder.mkdir()
     (folder / file).write_bytes(content.encode("latin-1"))
     with pytest.raises(InputError, match=file):
-        load_causal(str(folder), torch.float32, tokenizer=False)
+        load_named(str(folder), torch.float32, causal=True, tokenizer=False)
 
 
 @pytest.mark.parametrize("content", [*DAMAGED[:6], *ODD_CONFIGURATIONS], ids=lambda content: content[:30])
@@ -135,12 +135,12 @@ def test_damaged_configurations_are_one_message(
 def test_a_cycle_of_bases_is_refused(place: Path, file: str) -> None:
     own = adapter(place / "own", file, str(place / "own"))
     with pytest.raises(InputError, match="leads back to this folder"):
-        load_causal(str(own), torch.float32, tokenizer=False)
+        load_named(str(own), torch.float32, causal=True, tokenizer=False)
     adapter(place / "a", file, str(place / "b"))
     adapter(place / "b", file, str(place / "link"))
     (place / "link").symlink_to(place / "a")
     with pytest.raises(InputError, match="leads back to this folder"):
-        load_causal(str(place / "a"), torch.float32, tokenizer=False)
+        load_named(str(place / "a"), torch.float32, causal=True, tokenizer=False)
 
 
 def test_peft_imports_no_module_that_a_file_names(place: Path) -> None:
@@ -153,7 +153,7 @@ def test_peft_imports_no_module_that_a_file_names(place: Path) -> None:
     other = adapter(place / "other", "adapter_config.json", "base", megatron_config={"a": 1}, megatron_core="evil")
     (place / "base" / "adapter_config.json").unlink()
     with pytest.raises(InputError, match=r"adapter_config\.json: megatron_config"):
-        load_causal(str(other), torch.float32, tokenizer=False)
+        load_named(str(other), torch.float32, causal=True, tokenizer=False)
     assert not (place / "ran").exists()
 
 
@@ -163,7 +163,7 @@ def test_a_configuration_names_no_kernel_of_the_hub(place: Path) -> None:
     for key in ("attn_implementation", "_attn_implementation"):
         file.write_text(json.dumps(about | {key: "someone/kernel"}), encoding="utf-8")
         with pytest.raises(InputError, match=r"attn_implementation names code, 'someone/kernel'"):
-            load_causal(str(place / "base"), torch.float32, tokenizer=False)
+            load_named(str(place / "base"), torch.float32, causal=True, tokenizer=False)
 
 
 def test_remote_code_is_not_run(place: Path) -> None:
@@ -173,7 +173,7 @@ def test_remote_code_is_not_run(place: Path) -> None:
     file.write_text(json.dumps(about | code), encoding="utf-8")
     (place / "base" / "evil.py").write_text(EVIL, encoding="utf-8")
     with pytest.raises(InputError, match="base"):
-        load_causal(str(place / "base"), torch.float32, tokenizer=False)
+        load_named(str(place / "base"), torch.float32, causal=True, tokenizer=False)
     assert not [*place.rglob("ran")]
 
 
@@ -198,7 +198,7 @@ def test_an_adapter_that_was_saved_from_a_relative_folder_is_loaded_from_anywher
     fr.save_adapter(model, place / "adapter")
     monkeypatch.chdir(place.parent)
     ids = torch.tensor([[1, 2, 3]])
-    loaded = load_causal(str(place / "adapter"), torch.float32, tokenizer=False).model
+    loaded = load_named(str(place / "adapter"), torch.float32, causal=True, tokenizer=False).module
     torch.testing.assert_close(loaded(ids).logits, model.eval()(ids).logits)
 
 

@@ -18,7 +18,6 @@ import combinations
 import fullrank as fr
 from combinations import Combination
 from fullrank.core.errors import ConfigError, InputError
-from fullrank.experiments.models import load_causal
 
 every = pytest.mark.parametrize("combination", combinations.pairwise(), ids=str)
 kinds = pytest.mark.parametrize("config", CAUSAL.values(), ids=CAUSAL)
@@ -270,10 +269,10 @@ def test_the_vocabulary_stays_as_it_was_trained() -> None:
 def test_our_own_tools_read_a_saved_one(tmp_path: Path) -> None:
     hf_model, own = pair(small())
     hf_model.save_pretrained(tmp_path)
-    loaded = load_causal(str(tmp_path), torch.float64, tokenizer=False)
-    assert (type(loaded.model), loaded.max_length) == (fr.FullRankForCausalLM, 32)
+    loaded = fr.open_model(tmp_path, dtype=torch.float64)
+    assert (type(loaded.module), loaded.max_length) == (fr.FullRankForCausalLM, own.max_length)
     with torch.no_grad():
-        torch.testing.assert_close(loaded.model(tokens()).logits, own.double()(tokens()).logits)
+        torch.testing.assert_close(loaded.logits(tokens()), own.double()(tokens()).logits)
 
 
 def test_importing_fullrank_imports_no_transformers() -> None:

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from fullrank.checking.agreement import close, segments
 from fullrank.checking.report import Finding, bounded, inapplicable, largest, rounding, tolerance
-from fullrank.checking.subject import ROWS, Subject, accepted, duplicate, everywhere, log_prob, logits_in, mode
+from fullrank.checking.subject import ROWS, Subject, accepted, duplicate, everywhere, log_prob, mode
 from fullrank.core.config import DropoutConfig, ModelConfig, WeightedConfig, stage_name, with_memory
 from fullrank.core.errors import InputError
 from fullrank.core.mix import starts_plain
 from fullrank.kernels import NAMES, chosen, kernel
+from fullrank.models import logits_in
 
 
 def whole_source(subject: Subject) -> Finding:

@@ -13,10 +13,10 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from fullrank.checking.subject import ROWS, Subject, accepted, duplicate, logits_in, mode, move
+from fullrank.checking.subject import ROWS, Subject, accepted, duplicate, mode, move
 from fullrank.core.errors import one_line
+from fullrank.models import cache_argument, logits_in
 
-CACHES = ("past_key_values", "cache", "cache_params", "state")  # arguments by which a cache is handed on
 TRAINED = "after training on random tokens"
 NO_MODES = "a function in which no module was found has no modes: training was not tried; give the module"
 ONE_ROW = "one row of {} tokens"
@@ -200,11 +200,6 @@ def _reader(subject: Subject, model: Any, how: str) -> Callable[..., Tensor]:
 Step = Callable[[Tensor, Any], tuple[Tensor, Any]]
 
 
-def cache_argument(model: nn.Module) -> str:
-    """Name of the argument by which the model's forward takes a cache; empty where it takes none."""
-    return next((one for one in CACHES if {one, "use_cache"} <= accepted(model).keys()), "")
-
-
 def cached(subject: Subject, model: Any, *, static: bool = False, pieces: bool = True) -> Step:
     """Reads tokens after a cache: read(ids, cache or None) gives logits and the next cache.
 
@@ -236,7 +231,7 @@ def cached(subject: Subject, model: Any, *, static: bool = False, pieces: bool =
             return out.logits, out.cache
 
         return ours
-    name = cache_argument(model)
+    name = cache_argument(accepted(model))
     if not name:
         raise CannotRun("forward takes no past_key_values with use_cache, and no step=... was given")
     if getattr(subject.call(subject.ids[:, :1], model=model, use_cache=True), name, None) is None:

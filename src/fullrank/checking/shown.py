@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from fullrank.checking.opening import AsModule
-from fullrank.checking.paths import GAIN, TRAINED, CodePath, cache_argument
-from fullrank.checking.subject import MASKS, ROWS, SEED, SHORT, Subject, accepted, duplicate, logits_in, mode
+from fullrank.checking.paths import GAIN, TRAINED, CodePath
+from fullrank.checking.subject import MASKS, ROWS, SEED, SHORT, Subject, accepted, duplicate, mode
+from fullrank.models import cache_argument, logits_in
 
 _EVERY_MATRIX = (
     f"[p.data.mul_({GAIN:g} * len(p) ** 0.5 / p.norm()) for m in model.modules() if not isinstance(m, torch.nn.Embedding) "
@@ -149,7 +150,7 @@ def _statements(subject: Subject, path: CodePath, cut: int, seed: int) -> tuple[
         setup.append(f"source = torch.randint({vocab}, (3, {longest}))")
         call = f"model(source, {'decoder_input_ids=' if subject.sequence else ''}x{more})"
     elif path.how == "after a cache":
-        cache = cache_argument(subject.model)
+        cache = cache_argument(accepted(subject.model))
         call = f"model(x[:, {half}:], {cache}=model(x[:, :{half}], use_cache=True).{cache})"
         before = f"[:, :{cut - half}]"
     expression = (

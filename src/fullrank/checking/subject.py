@@ -19,6 +19,7 @@ from fullrank.core.config import AttentionConfig, ModelConfig
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError
 from fullrank.core.translator import Translator
+from fullrank.models import logits_in
 
 ROWS = 3
 LENGTHS = (67, 71, 61, 53, 41, 37, 31, 17, 19, 13, 23, 11, 7, 5, 3)  # primes: hardly another size is one
@@ -395,18 +396,6 @@ def move(model: nn.Module, seed: int = 17) -> None:
 def accepted(model: nn.Module) -> dict[str, None]:
     """Names of the arguments of the model's forward."""
     return dict.fromkeys(inspect.signature(getattr(model, "function", model.forward)).parameters)
-
-
-def logits_in(out: Any) -> Tensor:
-    """Logits in the output of a model: a tensor, an object with `.logits`, a dict, or the first of several."""
-    if isinstance(out, Mapping) and "logits" in out:
-        out = out["logits"]
-    out = getattr(out, "logits", out)
-    if isinstance(out, tuple | list) and out:
-        out = out[0]
-    if not isinstance(out, Tensor):
-        raise InputError(f"the model returned {type(out).__name__}; a check needs logits, or an object with .logits")
-    return out
 
 
 def log_prob(model: Any, ids: Tensor) -> Tensor:

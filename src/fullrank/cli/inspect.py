@@ -59,7 +59,7 @@ def info(
 
     run, size = resolved.config, {key: getattr(resolved, key) for key in ("recipe", "row", "scale")}
     if isinstance(run, FinetuneConfig):
-        from fullrank.experiments.models import pretrained_size
+        from fullrank.experiments.pretrained import pretrained_size
 
         size |= {**pretrained_size(run), "paper": resolved.paper}
         tell(size, encoder_lines(size), json=json)

@@ -252,7 +252,8 @@ def _checked(
     resolved = resolve_any(config, row, scale, overrides)
 
     from fullrank.data.sources import check_data
-    from fullrank.experiments.run_folder import default_folder, is_run
+    from fullrank.experiments.run_folder import default_folder
+    from fullrank.seal import is_run
 
     if not is_run(out or default_folder(resolved)):  # the text of a run that has begun is kept
         check_data(resolved.config.data)

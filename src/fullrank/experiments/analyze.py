@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import io
-import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,24 +17,18 @@ from fullrank.analysis import LayerReach, LogProbRank, Reach, context, rank
 from fullrank.config.recipe import Resolved
 from fullrank.config.run import RunConfig
 from fullrank.config.training import PhaseConfig
-from fullrank.core.decoder import LanguageModel
 from fullrank.core.encoder import Encoder
 from fullrank.core.errors import InputError, suggest
-from fullrank.data import load_tokenizer
-from fullrank.data.files import Section, lines, pieces
 from fullrank.evaluation.perplexity import final_protocol, masked_protocol
-from fullrank.experiments.models import Kind, load_causal, load_ours, location_of, model_kind
 from fullrank.experiments.objective import skip_schedule
 from fullrank.experiments.run import corpus_of
 from fullrank.experiments.run_folder import open_run
 from fullrank.experiments.task import Say
-from fullrank.experiments.translate import load_languages
-from fullrank.training.device import choose_device
+from fullrank.models import Kind, LoadedModel, model_kind, open_model
+from fullrank.text import SEGMENT_LENGTH, Text, batch_tokens, fitting_length, read_file
 
-SPLIT, LENGTH = "valid", 128  # the text of a run; tokens of a segment where nothing else says
+SPLIT = "valid"  # the text of a run
 QUANTILES = (0.5, 0.9, 0.99)
-_AT_ONCE, _LOGITS = 1024, 1 << 25  # tokens that a model reads in one pass, and the most logits that it makes of them
-_CHARACTERS = 1 << 14  # that a Hugging Face tokenizer is given at a time
 _TOKENS = 1 << 16  # of a prepared corpus at a time
 
 # -- a trained model and a text ----------------------------------------------------------------------------------------
@@ -55,148 +49,134 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class OpenedModel:
-    """A model with weights, and a text for it.
-
-    max_length: the most tokens it reads, None: any number. text: the name of the text, None: there is none. ids: its token
-    ids, some at a time. start_id: stands before the first one. bos_id opens, eos_id closes every segment of a model of Hugging
-    Face; mask_id and marks: its <mask>, and the ids that are no words.
-    """
-
-    model: Any
-    max_length: int | None
-    vocab_size: int
-    text: str | None
-    ids: Iterable[list[int]]
-    start_id: int | None = None
-    bos_id: int | None = None
-    eos_id: int | None = None
-    mask_id: int | None = None
-    marks: tuple[int, ...] = ()
-    inputs: Any = None  # of a model type: what it is called with, where token ids do not do
-
-
-@dataclass(frozen=True)
 class ModelText:
-    """A trained model that reads its text in segments of `length` tokens; name: as given, or its last part."""
+    """A trained model and its text."""
 
-    name: str
-    given: str
-    kind: Kind
-    opened: OpenedModel
-    length: int
+    model: LoadedModel
+    text: Text
+
+    @property
+    def opened(self) -> Any:
+        about = {"mask_id": self.model.mask_id, "marks": self.model.marks}
+        return SimpleNamespace(model=self.model.module, text=self.text.name, **about)
+
+    @property
+    def name(self) -> str:
+        return self.model.name
+
+    @property
+    def given(self) -> str:
+        return str(self.model.folder or self.model.name)
+
+    @property
+    def kind(self) -> str:
+        return self.model.source
 
     @property
     def source(self) -> str:
-        """run, saved model or Hugging Face."""
-        return self.kind.replace("Face model", "Face")
+        return self.model.source
 
     @property
     def folder(self) -> Path:
-        return Path(self.given).expanduser()
+        return self.model.folder or Path(self.model.name)
+
+    @property
+    def length(self) -> int:
+        return self.text.segment_length
+
+    def rows(self, most: int | None) -> list[Tensor]:
+        return self.text.rows(most)
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON that says where the figures of a model come from."""
-        about = {"model": self.name, "source": self.source, "text": self.opened.text}
-        return {**about, "segment_length": self.length}
-
-    def segments(self, length: int | None = None) -> Iterator[Tensor]:
-        """Token ids in segments of `length`, several in a batch, the rest of the text last."""
-        opened, length = self.opened, length or self.length
-        opening, closing = ([] if mark is None else [mark] for mark in (opened.bos_id, opened.eos_id))
-        own = max(1, length - len(opening) - len(closing))
-        rows = max(1, min(_AT_ONCE, _LOGITS // opened.vocab_size) // length)
-        left = [] if opened.start_id is None else [opened.start_id]
-        for ids in opened.ids:
-            left += ids
-            while len(left) >= own * rows:
-                yield torch.tensor([opening + left[i * own : (i + 1) * own] + closing for i in range(rows)])
-                left = left[own * rows :]
-        while left:
-            yield torch.tensor([opening + left[:own] + closing])
-            left = left[own:]
-
-    def rows(self, most: int | None, length: int | None = None) -> list[Tensor]:
-        """The first `most` whole segments (1, N); None: all of them."""
-        rows = (row for batch in self.segments(length) for row in batch.split(1))
-        return list(itertools.islice((row for row in rows if row.shape[1] == (length or self.length)), most))
+        return describe(self.model, self.text)
 
 
-def open_with_text(
-    name: str, kind: Kind, *, text: Path | None, checkpoint: str, dtype: torch.dtype, say: Say, causal: bool = True
-) -> OpenedModel:
-    """Any trained model `name`, with the file `text`; else a run's valid split.
+def describe(model: LoadedModel, text: Text) -> dict[str, Any]:
+    """The JSON that says where the figures of a model come from."""
+    return {"model": model.name, "source": model.source, "text": text.name, "segment_length": text.segment_length}
 
-    dtype: of a Hugging Face model; one of ours stays as it is saved. causal: a language model; else also an encoder with or
-    without a vocabulary layer, and of a model that reads two sequences its encoder.
+
+def read_text(model: LoadedModel, reading: Reading) -> Text:
+    """The text of a model: the file of `--text`, else the valid split of its run.
+
+    Segments are as long as the run is evaluated with. Raises InputError where there is no text.
     """
-    if kind == "Python function" and text is not None:
+    usual = SEGMENT_LENGTH
+    if model.source == "run":
+        assert model.folder is not None
+        run, _ = open_run(model.folder)
+        if not run.translates:
+            usual = (masked_protocol(run) if run.masks else final_protocol(run)).segment_length
+    length = fitting_length(model, reading.segment_length, usual)
+    if reading.text is not None:
+        return read_file(model, reading.text, length)
+    if model.source != "run":
+        raise InputError(f"{model.name}: not a run of fullrank, so no text of its own; give one with --text FILE")
+    return read_split(model, length, reading.say)
+
+
+def read_split(model: LoadedModel, segment_length: int, say: Say = print) -> Text:
+    """The valid split of a run; of a translation run its source sentences, each with <eos>."""
+    assert model.folder is not None
+    corpus = corpus_of(model.folder, SPLIT, say)
+    name, start = f"{corpus.label}, {SPLIT}", None
+    if isinstance(model.own, Encoder):
+        name, read = f"{name}, source", partial(_read_sentences, corpus.pairs(SPLIT))
+    else:
+        start, read = corpus.tokenizer.start_id, partial(_read_tokens, corpus.ids(SPLIT))
+    return Text(name, read, segment_length, start_id=start, batch_tokens=batch_tokens(model))
+
+
+def _read_tokens(tokens: Any) -> Iterator[Sequence[int]]:
+    for start in range(0, len(tokens), _TOKENS):
+        yield tokens[start : start + _TOKENS].tolist()
+
+
+def _read_sentences(pairs: Any) -> Iterator[Sequence[int]]:
+    for number in range(len(pairs)):
+        yield [*pairs.source(number).tolist(), pairs.source_eos_id]
+
+
+def open_all(
+    names: Sequence[str], reading: Reading, *, dtype: torch.dtype | None = None, causal: bool = False
+) -> Iterator[tuple[LoadedModel, Text]]:
+    """Each model once, on its device, with its text; dtype and causal as for `open_model`.
+
+    Folders are called by their last parts, where these tell the models apart.
+    Raises InputError for a name without a model, and for a text that is missing.
+    """
+    names = list(dict.fromkeys(names))
+    for name in names:  # all of them, before any is read
+        check_named(name, reading)
+    last = [Path(name).name if Path(name).is_dir() else name for name in names]
+    for name, label in zip(names, last if len(set(last)) == len(last) else names, strict=True):
+        model = open_model(name, checkpoint=reading.checkpoint, dtype=dtype, device=reading.device, causal=causal)
+        model.name = label
+        yield model, read_text(model, reading)
+
+
+def open_models(names: Sequence[str], reading: Reading) -> Iterator[ModelText]:
+    """`open_all`, each model and its text as one value."""
+    for model, text in open_all(names, reading):
+        yield ModelText(model, text)
+
+
+def check_named(name: str, reading: Reading) -> None:
+    """InputError for a configuration, and where a text has to be named; a note where the hub is asked."""
+    kind = model_kind(name)
+    if kind == "configuration":
         raise InputError(
-            f"--text: {name} gives a model without a tokenizer; in Python give token ids (fullrank.check, text=)"
+            f"{name}: a configuration, which has no weights; give a run folder, a saved model or a Hugging Face model"
         )
-    folder = Path(name).expanduser()
-    label, ids, start = None if text is None else str(text), iter(list[list[int]]()), None
-    if kind in ("Hugging Face model", "Python function"):
-        if kind == "Hugging Face model" and not Path(location_of(name)).is_dir() and not name.startswith("hf:"):
-            say(f"{name}: no such folder, file or recipe; looking for it on the Hugging Face hub")
-        loaded = load_causal(name, dtype, tokenizer=text is not None, as_saved=not causal)
-        if text is None:
-            return OpenedModel(loaded.model, loaded.max_length, 0, None, ids, inputs=loaded.inputs)
-        vocab_size, words = loaded.model.config.get_text_config().vocab_size, loaded.tokenizer
-        ids = _encoded_lines(words, text)
-        opened = OpenedModel(loaded.model, loaded.max_length, vocab_size, label, ids, bos_id=words.bos_token_id)
-        if causal or words.cls_token_id is None or _predicts_next(loaded.model):
-            return opened
-        return dataclasses.replace(
-            opened,
-            bos_id=words.cls_token_id,
-            eos_id=words.sep_token_id,
-            mask_id=words.mask_token_id,
-            marks=tuple(words.all_special_ids),
-        )
-    model: Any = LanguageModel.load(folder, checkpoint) if causal else load_ours(folder, checkpoint)
-    if isinstance(model, Encoder):
-        label, ids = _source_side(folder, text, say)
-    elif text is not None:
-        tokenizer = load_tokenizer(folder)
-        start = tokenizer.start_id
-        ids = map(tokenizer.encode, pieces(Section(text), exact=tokenizer.kind == "byte", key="--text"))
-    elif kind == "run":
-        corpus = corpus_of(folder, SPLIT, say)
-        label, start, tokens = f"{corpus.label}, {SPLIT}", corpus.tokenizer.start_id, corpus.ids(SPLIT)
-        ids = (tokens[i : i + _TOKENS].tolist() for i in range(0, len(tokens), _TOKENS))
-    assert model.config.vocab_size is not None
-    return OpenedModel(model, model.max_length, model.config.vocab_size, label, ids, start_id=start)
+    if kind != "run" and reading.text is None:
+        raise InputError(f"{name}: not a run of fullrank, so no text of its own; give one with --text FILE")
+    note_hub(name, kind, reading.say)
 
 
-def _predicts_next(model: Any) -> bool:
-    """The model is of a causal class of transformers; its tokenizer may have been made for another."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    return type(model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
-
-
-def _source_side(folder: Path, text: Path | None, say: Say) -> tuple[str, Iterator[list[int]]]:
-    """Sentences that the encoder of a translation run reads, each with its <eos>: of a file, else of the run's valid split."""
-    if text is not None:
-        language, _ = load_languages(folder)
-        return str(text), ([*language.encode(line), language.eos_id] for line in lines(text, "--text"))
-    corpus = corpus_of(folder, SPLIT, say)
-    pairs, label = corpus.pairs(SPLIT), f"{corpus.label}, {SPLIT}, source"
-    return label, ([*pairs.source(i).tolist(), pairs.source_eos_id] for i in range(len(pairs)))
-
-
-def _encoded_lines(tokenizer: Any, text: Path) -> Iterator[list[int]]:
-    """Token ids of a text file by a tokenizer of Hugging Face, some lines at a time, without special tokens."""
-    waiting = ""
-    for piece in pieces(Section(text), exact=False, key="--text"):
-        for line in io.StringIO(piece, newline="\n"):
-            waiting += line
-            if len(waiting) >= _CHARACTERS:
-                yield tokenizer(waiting, add_special_tokens=False, verbose=False).input_ids
-                waiting = ""
-    if waiting:
-        yield tokenizer(waiting, add_special_tokens=False, verbose=False).input_ids
+def note_hub(name: str, kind: Kind, say: Say) -> None:
+    """Say that a model is looked for on the hub."""
+    if kind == "Hugging Face model" and not name.startswith("hf:") and not Path(name).expanduser().is_dir():
+        say(f"{name}: no such folder, file or recipe; looking for it on the Hugging Face hub")
 
 
 # -- rank --------------------------------------------------------------------------------------------------------------
@@ -275,49 +255,12 @@ class ModelRank:
 
 
 def measure_ranks(names: list[str], reading: Reading, *, contexts: int | None = None) -> list[ModelRank]:
-    """The rank of each model after `contexts` contexts of its text; the errors of `open_models`."""
-    return [
-        ModelRank(read, rank(read.opened.model.double(), read.segments(), contexts=contexts))
-        for read in open_models(names, reading, dtype=torch.float64, causal=True)
-    ]
-
-
-def open_models(
-    names: list[str], reading: Reading, *, dtype: torch.dtype = torch.float32, causal: bool = False
-) -> Iterator[ModelText]:
-    """Each model once, on its device, with its text; dtype and causal as for `open_with_text`.
-
-    Raises InputError for a name without a model, for a text that is missing, and where transformers is.
-    """
-    names = list(dict.fromkeys(names))
-    kinds = [_kind_with_weights(name, reading.text) for name in names]  # all of them, before any is read
-    last = [Path(name).name if Path(name).is_dir() else name for name in names]
-    labels = last if len(set(last)) == len(last) else names  # last parts of folders, where they tell the models apart
-    for name, kind, label in zip(names, kinds, labels, strict=True):
-        opened = open_with_text(
-            name, kind, text=reading.text, checkpoint=reading.checkpoint, dtype=dtype, say=reading.say, causal=causal
-        )
-        usual, longest, length = LENGTH, opened.max_length, reading.segment_length
-        if kind == "run":
-            run, _ = open_run(Path(name).expanduser())
-            if not run.translates:
-                usual = (masked_protocol(run) if run.masks else final_protocol(run)).segment_length
-        if longest is not None and length is not None and length > longest:
-            raise InputError(f"--segment-length: {length}, but {name} reads at most {longest} tokens; shorten it")
-        opened.model.to(choose_device(reading.device, "--device"))
-        yield ModelText(label, name, kind, opened, length or min(usual, longest or usual))
-
-
-def _kind_with_weights(name: str, text: Path | None) -> Kind:
-    """InputError for a configuration, and where a text has to be named."""
-    kind = model_kind(name)
-    if kind == "configuration":
-        raise InputError(
-            f"{name}: a configuration, which has no weights; give a run folder, a saved model or a Hugging Face model"
-        )
-    if kind != "run" and text is None:
-        raise InputError(f"{name}: not a run of fullrank, so no text of its own; give one with --text FILE")
-    return kind
+    """The rank of each model after `contexts` contexts of its text; the errors of `open_all`."""
+    ranks = []
+    for model, text in open_all(names, reading, dtype=torch.float64, causal=True):
+        model.require({"logits"}, "rank")
+        ranks.append(ModelRank(ModelText(model, text), rank(model.module, text.segments(), contexts=contexts)))
+    return ranks
 
 
 # -- context -----------------------------------------------------------------------------------------------------------

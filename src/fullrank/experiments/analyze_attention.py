@@ -31,11 +31,11 @@ from fullrank.evaluation.statistics import Interval
 from fullrank.evaluation.tasks import glue_scores
 from fullrank.experiments.analyze import ModelText, Reading, open_models
 from fullrank.experiments.finetuning import reopen
-from fullrank.experiments.models import load_ours
-from fullrank.experiments.run_folder import is_run, open_any
+from fullrank.experiments.run_folder import open_any
 from fullrank.experiments.task import Say
 from fullrank.files import write_json
-from fullrank.seal import read_record
+from fullrank.models import load_own
+from fullrank.seal import is_run, read_record
 from fullrank.training.checkpoint import kept_checkpoints
 from fullrank.training.device import choose_device, device_of
 
@@ -253,7 +253,7 @@ def measure_mixing(names: list[str], reading: Reading, texts: int) -> list[Model
         model, figures = read.opened.model, list[tuple[str, int | None, Sequence[LayerMixing]]]()
         steps = _checkpoints(read.folder / "checkpoints") if read.kind == "run" else {"model": None}
         for name, step in steps.items():
-            saved = load_ours(read.folder, name).to(device_of(model)) if read.kind == "run" else model
+            saved = load_own(read.folder, name).to(device_of(model)) if read.kind == "run" else model
             figures.append((name, step, mixing(saved, rows)))
         checkpoints = [
             {

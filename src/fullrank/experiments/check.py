@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,14 @@ from fullrank.core.errors import InputError
 from fullrank.core.section import Section
 from fullrank.core.translator import Translator
 from fullrank.data.files import lines
-from fullrank.experiments.analyze import open_with_text
-from fullrank.experiments.models import Kind, imported, model_kind
+from fullrank.experiments.analyze import note_hub, read_split
 from fullrank.experiments.run import with_vocabulary
 from fullrank.experiments.run_folder import open_run
 from fullrank.experiments.task import Say
+from fullrank.models import Kind, model_kind, open_model
+from fullrank.plugins import import_function
 from fullrank.storage import holds_translator, is_export
+from fullrank.text import Text, read_file
 
 _SEGMENTS, _LENGTH, _SEED = 256, 64, 1  # of a text, and of a fresh model
 _LINES = 50  # of a text for a scoring function
@@ -88,7 +90,7 @@ def check_scoring_named(
         texts = list(itertools.islice(filled, _LINES))
         if not texts:
             raise InputError(f"--text {text}: no line with text in it")
-    score = imported(function.removeprefix("python:"), "--scoring ")
+    score = import_function(function.removeprefix("python:"), "--scoring ")
     if not callable(score):
         raise InputError(f"--scoring {function}: a function is needed, given {type(score).__name__}")
     return check_scoring(score, texts, vocab_size=vocab_size, length=length or 67, description={"name": function})
@@ -133,20 +135,22 @@ def _check_trained(
                 f"--text: for models of running text; {folder} is a translation model, which random sentences test"
             )
         return check(Translator.load(folder, checkpoint), description=about, **options)
-    opened = open_with_text(name, kind, text=text, checkpoint=checkpoint, dtype=torch.float32, say=say)
+    note_hub(name, kind, say)
+    model = open_model(name, checkpoint=checkpoint, device="cpu", causal=True, tokenizer=text is not None)
     if kind == "run":
         length = open_run(folder)[0].train.segment_length
-    length = min(length, opened.max_length or length)
+    length = min(length, model.max_length or length)
     segments = None
-    if opened.text is not None:
-        segments = _segments(itertools.chain.from_iterable(opened.ids), length)
-        about["text"] = opened.text
-    return check(opened.model, opened.inputs, text=segments, description=about, **options)
+    if text is not None or kind == "run":
+        source = read_split(model, length, say) if text is None else read_file(model, text, length)
+        segments = _segments(source, length)
+        about["text"] = source.name
+    return check(model.module, model.inputs, text=segments, description=about, **options)
 
 
-def _segments(read: Iterable[int], length: int) -> Tensor:
+def _segments(text: Text, length: int) -> Tensor:
     """(S, N + 1): the text from its start, at most 256 segments."""
-    ids = list(itertools.islice(read, _SEGMENTS * (length + 1)))
+    ids = list(itertools.islice(text.ids(), _SEGMENTS * (length + 1)))
     count = len(ids) // (length + 1)
     if count < 2:
         raise InputError(f"the text has {len(ids)} tokens; the last-position test needs two segments of {length + 1}")

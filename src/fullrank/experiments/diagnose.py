@@ -6,7 +6,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,15 +18,15 @@ from fullrank.analysis.rank import effective_rank, unwrapped
 from fullrank.analysis.size import parameters_by_part
 from fullrank.config.recipe import resolve
 from fullrank.core.config import WeightedConfig, stage_name
-from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import ConfigError, InputError
-from fullrank.core.masked import MaskedLanguageModel
 from fullrank.core.model import Model
 from fullrank.core.output import IGNORED
-from fullrank.experiments.analyze import ModelRank, ModelText, OpenedModel, Reading, open_models
+from fullrank.experiments.analyze import ModelRank, ModelText, Reading, open_all
+from fullrank.models import LoadedModel
 from fullrank.reporting.diagnosis import Diagnosis, Finding, Verdict
 from fullrank.reporting.drawing import Curve, Series, draw_curves
 from fullrank.reporting.tables import table
+from fullrank.text import Text
 
 TEXTS = 16  # segments whose attention weights are read
 _GRADIENTS, _CONTEXTS = 4096, 64  # tokens whose gradient is read; segments over which the use of context is measured
@@ -35,29 +35,43 @@ _IDLE = 0.001  # of the perplexity
 _ATTENTION, _VOCABULARY = 1 / 3, 1 / 2  # shares of all parameters
 
 
-class _Subject(ModelText):
-    """A model with its text, which is read as often as needed."""
+@dataclass(frozen=True)
+class _Subject:
+    """A model with its text."""
+
+    loaded: LoadedModel
+    text: Text
 
     @property
     def model(self) -> Any:
-        return self.opened.model
+        return self.loaded.module
 
     @property
     def own(self) -> Model | None:
         """The model of ours, also inside an exported one; None for any other."""
-        inner = unwrapped(self.model)
-        return inner if isinstance(inner, Model) else None
+        own: Model | None = self.loaded.own
+        return own
+
+    @property
+    def given(self) -> str:
+        """The folder or the name of the model, as commands take it."""
+        return str(self.loaded.folder or self.loaded.name)
+
+    @property
+    def length(self) -> int:
+        return self.text.segment_length
 
     @property
     def masked(self) -> bool:
         """Tokens are predicted from both sides."""
-        return self.opened.mask_id is not None or isinstance(unwrapped(self.model), MaskedLanguageModel)
+        return self.loaded.mask_id is not None or self.loaded.predicts == "masked tokens"
 
     def trained_with(self, *overrides: str) -> list[str]:
         """The command that trains this run with some settings changed; none where they do not fit it, or are its own."""
-        if self.kind != "run":
+        folder = self.loaded.folder
+        if self.loaded.source != "run" or folder is None:
             return []
-        path = self.folder / "config.yaml"
+        path = folder / "config.yaml"
         try:
             changed = resolve(str(path), overrides=overrides).config
         except ConfigError:
@@ -65,7 +79,7 @@ class _Subject(ModelText):
         if changed == resolve(str(path)).config:
             return []
         change = overrides[0].rpartition(".")[2].replace("=", "-")
-        return [f"fullrank train {path} {' '.join(overrides)} --out {self.folder}-{change}"]
+        return [f"fullrank train {path} {' '.join(overrides)} --out {folder}-{change}"]
 
     def injected(self, **options: object) -> list[str]:
         """The line that injects stages into a model of Hugging Face."""
@@ -78,15 +92,13 @@ class _Subject(ModelText):
 
 def diagnose(name: str, reading: Reading) -> Diagnosis:
     """The diagnosis of a trained model; the errors of `open_models`, and InputError for a text shorter than a segment."""
-    (read,) = open_models([name], reading)
-    opened, length = read.opened, read.length
-    opened.model.eval()
+    ((model, text),) = open_all([name], reading)
     # enough for the contexts of the rank, which has to be above its bound
-    wanted = max(_CONTEXTS * _longest(opened, length), _GRADIENTS, 6 * (_width(opened.model) + 32))
-    tokens = list(itertools.islice(itertools.chain.from_iterable(opened.ids), wanted))
-    subject = _Subject(read.name, read.given, read.kind, replace(opened, ids=[tokens]), length)
-    if not subject.rows(1):
-        raise InputError(f"--text: {opened.text} has {len(tokens):,} tokens, less than a segment of {length:,}")
+    wanted = max(_CONTEXTS * _longest(model, text), _GRADIENTS, 6 * (_width(model.module) + 32))
+    tokens = list(itertools.islice(text.ids(), wanted))
+    text = replace(text, read=lambda: iter([tokens]))
+    subject, length = _Subject(model, text), text.segment_length
+    text.rows(1)
     perplexity, unigram = _perplexity(subject), unigram_perplexity(tokens)
     undertrained = perplexity is not None and perplexity > unigram
     findings = []
@@ -96,17 +108,17 @@ def diagnose(name: str, reading: Reading) -> Diagnosis:
             finding = replace(finding, verdict="not measured", advice=[])
         reading.say(f"{finding.title}: {finding.verdict}")
         findings.append(finding)
-    parameters = sum(parameter.numel() for parameter in opened.model.parameters())
+    parameters = sum(parameter.numel() for parameter in model.module.parameters())
     return Diagnosis(
-        subject.name, subject.source, str(opened.text), parameters, length, findings, perplexity, unigram, undertrained
+        model.name, model.source, text.name, parameters, length, findings, perplexity, unigram, undertrained
     )
 
 
 def _perplexity(subject: _Subject) -> float | None:
     """Perplexity on the first texts; None for a model that gives no probabilities of tokens."""
-    opened, rows = subject.opened, subject.rows(TEXTS)
+    loaded, rows = subject.loaded, subject.text.rows(TEXTS)
     try:
-        return math.exp(nats_per_token(subject.model, rows, mask_id=opened.mask_id, marks=opened.marks).mean())
+        return math.exp(nats_per_token(subject.model, rows, mask_id=loaded.mask_id, marks=loaded.marks).mean())
     except InputError:
         return None
 
@@ -133,7 +145,7 @@ def _width(model: Any) -> int:
 def _attention(subject: _Subject) -> Finding:
     title, short = "Small heads", "heads that are small for the length"
     try:
-        read = spectrum(subject.model, subject.rows(TEXTS))
+        read = spectrum(subject.model, subject.text.rows(TEXTS))
     except InputError as error:
         return Finding("attention", title, short, "not measured", [f"{error}."])
     before, after = (
@@ -245,12 +257,12 @@ def _output(subject: _Subject) -> Finding:
 
 def _gradient(subject: _Subject) -> GradientShare:
     """The share of the gradient of the nll of the predicted tokens that the output layer lets through."""
-    rows = subject.rows(max(1, _GRADIENTS // subject.length))
-    opened = subject.opened
+    rows = subject.text.rows(max(1, _GRADIENTS // subject.length))
+    loaded = subject.loaded
     if not subject.masked:
         return gradient_share(subject.model, [(row[:, :-1], row[:, 1:]) for row in rows])
     batches = []
-    for part in predictions(unwrapped(subject.model), rows, opened.mask_id, opened.marks)[1]:
+    for part in predictions(unwrapped(subject.model), rows, loaded.mask_id, loaded.marks)[1]:
         assert part.at is not None
         targets = torch.full_like(part.targets, IGNORED).flatten()
         targets[part.at] = part.targets.flatten()[part.at]
@@ -262,7 +274,7 @@ def _rank(subject: _Subject) -> ModelRank:
     """The figures of `fullrank analyze rank`."""
     was = next(subject.model.parameters()).dtype
     try:
-        return ModelRank(subject, rank(subject.model.double(), subject.rows(None)))
+        return ModelRank(ModelText(subject.loaded, subject.text), rank(subject.model.double(), subject.text.rows()))
     finally:
         subject.model.to(was)
 
@@ -270,24 +282,24 @@ def _rank(subject: _Subject) -> ModelRank:
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
-def _longest(opened: OpenedModel, length: int) -> int:
+def _longest(model: LoadedModel, text: Text) -> int:
     """Tokens of the longest text that the use of context is measured on: a segment and its memory."""
-    own = unwrapped(opened.model)
-    memory = own.memory_length if isinstance(own, LanguageModel) else 0
-    return min(length + memory, opened.max_length or length + memory)
+    length = text.segment_length + getattr(model.own, "memory_length", 0)
+    return min(length, model.max_length or length)
 
 
 def _memory(subject: _Subject) -> Finding:
     title, short = "Context", "the length of its context"
     if subject.masked:
         return Finding("context", title, short, "not measured", ["The model reads a text from both sides."])
-    longest = _longest(subject.opened, subject.length)
+    longest = _longest(subject.loaded, subject.text)
     scored = max(longest // 8, 1)
-    rows = subject.rows(_CONTEXTS, longest)
+    rows = list(itertools.chain.from_iterable(batch.split(1) for batch in subject.text.with_length(longest).segments()))
+    rows = [row for row in rows if row.shape[1] == longest][:_CONTEXTS]
     if len(rows) < 2:
         lacks = f"The text has fewer than two segments of {longest:,} tokens."
         return Finding("context", title, short, "not measured", [lacks])
-    use = context_use(subject.model, rows, scored=scored, opening=subject.opened.bos_id is not None)
+    use = context_use(subject.model, rows, scored=scored, opening=subject.text.bos_id is not None)
     lengths, gain, interval, reach = [*use.nll], use.last_gain, use.interval, use.reach(_USEFUL)
     verdict: Verdict = "no bottleneck"
     if gain > _USEFUL:
@@ -323,7 +335,7 @@ def _memory(subject: _Subject) -> Finding:
 def _longer(subject: _Subject, longest: int) -> list[str]:
     own = subject.own
     if own is None:
-        positions = subject.opened.max_length
+        positions = subject.loaded.max_length
         return (
             [f"read longer segments: --segment-length {2 * longest}"] if positions and positions >= 2 * longest else []
         )
@@ -336,10 +348,10 @@ def _longer(subject: _Subject, longest: int) -> list[str]:
 
 def _heads(subject: _Subject) -> Finding:
     title, short = "Redundant heads", "heads that it does not need"
-    opened = subject.opened
+    loaded = subject.loaded
     try:
-        rows = torch.cat(subject.rows(TEXTS))
-        read = heads(subject.model, rows, mask_id=opened.mask_id, marks=opened.marks)
+        rows = torch.cat(subject.text.rows(TEXTS))
+        read = heads(subject.model, rows, mask_id=loaded.mask_id, marks=loaded.marks)
     except InputError as error:
         return Finding("heads", title, short, "not measured", [f"{error}."])
     changes = np.concatenate([layer.change for layer in read.layers]) / read.perplexity
@@ -363,7 +375,7 @@ def _heads(subject: _Subject) -> Finding:
         group = read.layers[0].group
         most = min(idle, sum(len(layer.change) - layer.group for layer in read.layers)) // group * group
         if most and _can_be_pruned(subject):
-            text = "" if subject.kind == "run" else f" --text {opened.text}"
+            text = "" if loaded.source == "run" else f" --text {subject.text.name}"
             advice.append(f"fullrank analyze heads {subject.given}{text} --prune {most} --out pruned")
     slots = [Series(f"layer {i}", i, (_sorted(layer.change / read.perplexity),)) for i, layer in enumerate(read.layers)]
     note = "Each layer's heads, ordered by what the model loses without them."

@@ -20,7 +20,7 @@ from fullrank.data.glue import Examples, load_glue, locate
 from fullrank.data.invented import invented_examples
 from fullrank.decoding.sample import evaluating
 from fullrank.evaluation.tasks import glue_scores
-from fullrank.experiments.models import HuggingFaceModel, check_length, load_pretrained, padding_of
+from fullrank.experiments.pretrained import PretrainedEncoder, check_length, load_pretrained, padding_of
 from fullrank.experiments.run_folder import open_any, with_own_cache
 from fullrank.experiments.task import Parts, Prepared, Say, Task, own_rows, penalized, place_draws, shared, trace_for
 from fullrank.training.checkpoint import load_weights
@@ -40,7 +40,7 @@ class _EvaluationOptions(NamedTuple):
 
 def tuning_parts(
     data: Prepared[FinetuneConfig, Any],
-    pretrained: HuggingFaceModel,
+    pretrained: PretrainedEncoder,
     folder: Path,
     *,
     train: Encoded,
@@ -244,7 +244,7 @@ class GlueTuning(Task[FinetuneConfig, dict[str, Examples]]):
         )
 
 
-def encode(pretrained: HuggingFaceModel, examples: Examples, max_length: int | None) -> Encoded:
+def encode(pretrained: PretrainedEncoder, examples: Examples, max_length: int | None) -> Encoded:
     """Token ids with the special tokens of the encoder; of a pair that is too long, the longer side loses tokens first.
 
     InputError where the encoder reads fewer tokens than `data.max_length` says, and where that leaves no room for a text.

@@ -39,7 +39,6 @@ from fullrank.experiments.run_folder import (
     default_folder,
     finished_result,
     finished_trainings,
-    is_run,
     open_any,
     open_run,
     started,
@@ -56,7 +55,7 @@ from fullrank.files import sha256_of, visible, write_json
 from fullrank.kernels import available, chosen, kernel
 from fullrank.reporting.figures import choose
 from fullrank.reporting.runs import find_runs, read_run
-from fullrank.seal import DamagedError, read_record, refuse_links, seal_run
+from fullrank.seal import DamagedError, is_run, read_record, refuse_links, seal_run
 from fullrank.storage import find
 from fullrank.training.checkpoint import kept_checkpoints, load_weights, mean_weights, write_mean
 from fullrank.training.device import choose_device, lock_folder, prepare_machine

@@ -19,11 +19,9 @@ from fullrank.config.run import PROTOCOL_KEYS, RunConfig
 from fullrank.config.training import BUDGETS, STREAM_KEYS, read_budget
 from fullrank.core.errors import FullRankError, InputError
 from fullrank.files import digest, read_json, sha256_of, write_bytes, write_json, write_text
-from fullrank.seal import MOVABLE, check_run, read_identity, seal_run
+from fullrank.seal import MOVABLE, check_run, is_run, read_identity, seal_run
 
 AnyConfig = TypeVar("AnyConfig", RunConfig, FinetuneConfig)
-# encoders that need no hub: all-MiniLM-L6-v2 inside a Python package; random weights
-MINILM, RANDOM = "minilm", "random"
 
 
 def default_folder(resolved: Resolved[RunConfig | FinetuneConfig]) -> Path:
@@ -46,7 +44,9 @@ def absolute(config: RunConfig | FinetuneConfig) -> RunConfig | FinetuneConfig:
     folders: dict[str, Any] = {"dir": _resolved(data.dir), "cache": _resolved(data.cache)}
     if isinstance(config, FinetuneConfig):
         model, folder = config.model, Path(config.model.pretrained).expanduser()
-        if model.pretrained not in (MINILM, RANDOM) and folder.is_dir():  # any other name is that of a model on the hub
+        if (
+            model.pretrained not in ("minilm", "random") and folder.is_dir()
+        ):  # any other name is that of a model on the hub
             model = dataclasses.replace(model, pretrained=str(folder.resolve()))
         return dataclasses.replace(config, model=model, data=dataclasses.replace(config.data, **folders))
     base = Path(data.dir or ".").expanduser().resolve()
@@ -71,11 +71,6 @@ def _resolved(path: str | None) -> str | None:
 
 
 # -- opening ---------------------------------------------------------------------------------------------------------
-
-
-def is_run(folder: Path) -> bool:
-    """True if `folder` holds a run, finished or not."""
-    return (folder / "config.yaml").is_file() and (folder / "run.json").is_file()
 
 
 def open_any(folder: Path) -> tuple[RunConfig | FinetuneConfig, dict[str, Any]]:

@@ -22,7 +22,7 @@ from fullrank.data.invented import invented_questions
 from fullrank.data.squad import NO_ANSWER, Question, SquadSplit, Window, read_squad, squad_windows
 from fullrank.evaluation.tasks import squad_scores, squad_v2_scores
 from fullrank.experiments.finetuning import ExampleObjective, inputs_of, logits_by_example, tuning_parts
-from fullrank.experiments.models import HuggingFaceModel, check_length, load_pretrained, padding_of
+from fullrank.experiments.pretrained import PretrainedEncoder, check_length, load_pretrained, padding_of
 from fullrank.experiments.task import Parts, Prepared, Say, Task
 from fullrank.files import write_json
 from fullrank.training.values import EvaluationResult
@@ -116,7 +116,7 @@ class SquadTuning(Task[FinetuneConfig, dict[str, SquadSplit]]):
         )
 
 
-def windowed(questions: Sequence[Question], data: TaskDataConfig, pretrained: HuggingFaceModel) -> WindowedSplit:
+def windowed(questions: Sequence[Question], data: TaskDataConfig, pretrained: PretrainedEncoder) -> WindowedSplit:
     """The windows of questions; InputError where the encoder reads fewer tokens than `data.max_length` says."""
     assert data.max_length is not None  # the configuration fills them in for SQuAD
     assert data.doc_stride is not None

@@ -223,9 +223,7 @@ def complete(model: Any) -> tuple[Any, set[int]]:
     Layers without one get an identity on a copy of the model, so that its outputs stay. Cross-head attention alone counts as
     none: it acts in training only. Raises InputError where some attention is not on the attention interface.
     """
-    modules = chosen_modules(model, None)
-    if off := _off_the_interface(model):
-        raise InputError(f"{type(model).__name__}: {off[0]} computes its weights in code of its own, which shows none")
+    modules = weighted_modules(model)
     had = {name for name, module in modules.items() if "fullrank" in module._modules}
     settings: dict[str, Any] = {"mix": "none", "normalize": "softmax", "output": None}
     settings = settings_of(model) if injected_parts(model) else settings
@@ -244,6 +242,14 @@ def complete(model: Any) -> tuple[Any, set[int]]:
         if head is not None and latents is not None:
             head.fullrank = latents
     return model, {number for number, name in enumerate(modules) if not mixed or name not in had}
+
+
+def weighted_modules(model: Any) -> dict[str, Any]:
+    """All layers of attention, whose weights can be read; InputError where some attention is not on the interface."""
+    modules = chosen_modules(model, None)
+    if off := _off_the_interface(model):
+        raise InputError(f"{type(model).__name__}: {off[0]} computes its weights in code of its own, which shows none")
+    return modules
 
 
 def settings_of(model: Any) -> dict[str, Any]:

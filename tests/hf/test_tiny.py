@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fullrank.core.errors import InputError
-from fullrank.experiments.tiny import classes, tiny
+from fullrank.hf.tiny import classes, tiny
 
 pytest.importorskip("transformers")
 LENGTH = 67

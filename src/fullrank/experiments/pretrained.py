@@ -1,0 +1,284 @@
+"""Pretrained encoders for fine-tuning: an output layer for the task, and our attention injected."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence, Set
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from fullrank.config.finetune import FinetuneConfig, PretrainedConfig
+from fullrank.config.glue import GLUE
+from fullrank.core.errors import InputError
+from fullrank.data.invented import WORDS
+
+_ENCODERS = "; give a folder with config.json, weights and tokenizer, a name on the hub, minilm, or random"
+_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")  # of the random encoder
+_CLASSES = {
+    "classification": "AutoModelForSequenceClassification",
+    "answers": "AutoModelForQuestionAnswering",
+}
+
+
+class PretrainedEncoder(NamedTuple):
+    """An encoder with an output layer for a task, its tokenizer, and the most tokens it reads (None: any number).
+
+    fresh: names of parameters that were not pretrained. remark: what was done about labels of another task.
+    """
+
+    model: Any
+    tokenizer: Any = None
+    max_length: int | None = None
+    fresh: tuple[str, ...] = ()
+    remark: str = ""
+
+
+def load_pretrained(
+    config: PretrainedConfig,
+    kind: Literal["classification", "answers"],
+    *,
+    num_labels: int = 2,
+    labels: Sequence[str] | None = None,
+) -> PretrainedEncoder:
+    """The encoder of `config` with an output layer for a kind of task, fp32, in evaluation mode; its code is never run.
+
+    labels: names of the outputs, in their order; None: numbers, or ends of answers, which have no names. The fresh parameters
+    are drawn from torch's random numbers: seed them first. An output layer that is there already is kept where it has the
+    right shape and the same names, whose order may differ (`_name_labels`). Our attention is injected where it is asked for;
+    a checkpoint that holds it already keeps it, and has to be asked for it.
+    Raises InputError where transformers is missing, where there is no such encoder or tokenizer, and where the checkpoint
+    holds another attention of ours than `config` says.
+    """
+    import transformers
+
+    from fullrank.hf import load
+
+    outputs = _outputs(kind, num_labels)
+    with load.quiet(), load.explained(f"model.pretrained: {config.pretrained}: no encoder", _ENCODERS):
+        if config.pretrained == "random":
+            auto, where, options = _CLASSES[kind].replace("AutoModel", "Bert"), None, _random_weights(transformers)
+            known, tokenizer = _random_configuration(transformers, outputs), _random_tokenizer(transformers)
+        else:
+            auto, where = _CLASSES[kind], load.location_of(config.pretrained)
+            options = {"revision": config.revision} if config.revision else {}
+            known = transformers.AutoConfig.from_pretrained(where, trust_remote_code=False, **outputs, **options)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=False, **options)
+        injected = _holds_injected(config, known)
+        model, loading = load.load_weights(
+            getattr(transformers, auto), where, known, torch.float32, ignore_mismatched_sizes=True, **options
+        )
+    mismatched = [str(key) for key, *_ in loading["mismatched_keys"]]
+    if inside := [key for key in mismatched if key.startswith(f"{model.base_model_prefix}.")]:  # not of an output layer
+        raise InputError(
+            f"model.pretrained: {config.pretrained}: its config.json does not fit its weights ({', '.join(inside[:3])})"
+        )
+    fresh = {*loading["missing_keys"], *mismatched}
+    if not dict(model.named_parameters()).keys() - fresh:
+        raise InputError(f"model.pretrained: {config.pretrained} holds no weight of {type(model).__name__}")
+    if not getattr(tokenizer, "is_fast", False):
+        raise InputError(
+            f"model.pretrained: {config.pretrained} has a tokenizer without a fast version; fine-tuning needs tokenizer.json"
+        )
+    _set_padding(config.pretrained, model, tokenizer)
+    redrawn, remark = _name_labels(model, labels, fresh)
+    if not injected:
+        _inject(model, config)
+    if mismatched and kind == "classification":
+        remark = "its output layer is for another number of labels, and is drawn anew"
+    remark = remark and f"{config.pretrained}: {remark}"
+    return PretrainedEncoder(
+        model.eval(), tokenizer, load.longest_text(model), tuple(sorted({*fresh, *redrawn})), remark
+    )
+
+
+def _outputs(kind: str, num_labels: int) -> dict[str, Any]:
+    """Entries of a configuration of transformers about its output layer, whatever task it was saved for."""
+    if kind == "answers":
+        return {"num_labels": 2, "problem_type": None}
+    return {
+        "num_labels": num_labels,
+        "problem_type": "regression" if num_labels == 1 else "single_label_classification",
+    }
+
+
+def _name_labels(model: Any, labels: Sequence[str] | None, fresh: Set[str]) -> tuple[list[str], str]:
+    """Write the names of labels into the configuration of `model`, with its output layer in their order.
+
+    Rows of a pretrained output layer are permuted where the same names stand in another order, letter case and marks aside.
+    Where they are other names the layer is drawn anew; where it has none (`LABEL_0`), it is taken to be in this order.
+    Returns the names of parameters that were drawn, and a remark for people.
+    """
+    config = model.config
+    given = [str(config.id2label[i]) for i in sorted(config.id2label)]
+    unnamed = [f"LABEL_{i}" for i in range(len(given))]
+    wanted = unnamed if labels is None else list(labels)
+    config.id2label, config.label2id = dict(enumerate(wanted)), {name: i for i, name in enumerate(wanted)}
+    there, here = ([re.sub(r"[\W_]", "", one.casefold()) for one in names] for names in (given, wanted))
+    if labels is None or there == here:
+        return [], ""
+    inside = f"{model.base_model_prefix}."
+    name, layer = next(  # behind the encoder, the last layer
+        (name, part)
+        for name, part in reversed([*model.named_modules()])
+        if isinstance(part, torch.nn.Linear) and part.out_features == len(wanted) and not name.startswith(inside)
+    )
+    if f"{name}.weight" in fresh:
+        return [], ""
+    if given == unnamed:
+        return [], f"its output layer names no labels; they are taken to be {', '.join(wanted)}, in this order"
+    parameters = dict(layer.named_parameters())
+    with torch.no_grad():
+        if sorted(there) == sorted(here):
+            for parameter in parameters.values():
+                parameter.copy_(parameter[[there.index(one) for one in here]])
+            return [], f"the labels of its output layer ({', '.join(given)}) are put in the order {', '.join(wanted)}"
+        layer.weight.normal_(std=getattr(config, "initializer_range", 0.02))
+        if layer.bias is not None:
+            layer.bias.zero_()
+    drawn = [f"{name}.{parameter}" for parameter in parameters]
+    return (
+        drawn,
+        f"its output layer is for other labels ({', '.join(given)}) than {', '.join(wanted)}, and is drawn anew",
+    )
+
+
+def _inject(model: Any, config: PretrainedConfig) -> None:
+    from fullrank.hf.inject import inject
+
+    graft = config.attention
+    if not graft.at_rest:
+        inject(model, mix=graft.mix, normalize=graft.normalize, cross_head=graft.cross_head, layers=config.layers)
+
+
+def _holds_injected(config: PretrainedConfig, known: Any) -> bool:
+    """True for a checkpoint with attention of ours, which has to be what is asked for (InputError), or without some heads."""
+    from fullrank.hf.load import injected_settings, is_pruned
+
+    settings = injected_settings(known)
+    if settings is None:
+        return is_pruned(known)
+    keys = ("mix", "normalize", "cross_head", "layers")
+    there = {key: settings.get(key) for key in keys}
+    if there != config.attention.to_dict() | {"layers": config.layers}:
+        words = " ".join(
+            f"model.{'' if key == 'layers' else 'attention.'}{key}={json.dumps(there[key])}" for key in keys
+        )
+        raise InputError(
+            f"model.pretrained: {config.pretrained} holds attention of ours already; to go on with it, set {words}"
+        )
+    return True
+
+
+def _set_padding(name: str, model: Any, tokenizer: Any) -> None:
+    """One padding token for both: a decoder is read at its last token that is none, so that it has to know it.
+
+    A tokenizer without one gets the mark that ends a text, which is masked there.
+    """
+    if tokenizer.pad_token_id is None:
+        end = tokenizer.eos_token or tokenizer.sep_token
+        if end is None:
+            raise InputError(
+                f"model.pretrained: {name}: its tokenizer has no padding token and no token that ends a text; set "
+                "tokenizer.pad_token and save the tokenizer there"
+            )
+        tokenizer.pad_token = end
+    model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+
+
+def check_length(pretrained: PretrainedEncoder, max_length: int | None) -> None:
+    """InputError where the encoder reads fewer tokens than `data.max_length` says."""
+    limit = pretrained.max_length
+    if limit is not None and max_length is not None and max_length > limit:
+        raise InputError(f"data.max_length: this encoder reads at most {limit} tokens, given {max_length}")
+
+
+def padding_of(tokenizer: Any) -> dict[str, int]:
+    """The value that fills the end of a shorter row, by input of the model."""
+    return {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id, "attention_mask": 0}
+
+
+def _random_configuration(transformers: Any, outputs: Mapping[str, Any]) -> Any:
+    """The configuration of `model.pretrained: random`: a BERT of 2 layers that knows the words of invented sentences."""
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256}
+    return transformers.BertConfig(vocab_size=len(_SPECIAL + WORDS), **sizes, **outputs)
+
+
+def _random_weights(transformers: Any) -> dict[str, Any]:
+    """Its weights without any output layer, the same ones every time, as `from_pretrained` takes them in place of a folder."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return {"state_dict": transformers.BertModel(_random_configuration(transformers, {})).state_dict()}
+
+
+def _random_tokenizer(transformers: Any) -> Any:
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    vocabulary = {word: number for number, word in enumerate(_SPECIAL + WORDS)}
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[(mark, vocabulary[mark]) for mark in ("[CLS]", "[SEP]")],
+    )
+    marks = {f"{mark.strip('[]').lower()}_token": mark for mark in _SPECIAL}
+    inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=words, model_input_names=inputs, **marks)
+
+
+def pretrained_size(config: FinetuneConfig) -> dict[str, Any]:
+    """Size of a pretrained encoder with our attention injected, on the meta device: nothing is downloaded.
+
+    Parameters of the encoder, of the task's output layers, and of mixing.
+
+    Raises InputError where transformers is missing, and where the configuration of the encoder is not on this machine.
+    """
+    import transformers
+
+    from fullrank.hf.load import quiet
+
+    kind = "answers" if config.data.answers else "classification"
+    outputs = _outputs(kind, 2 if config.data.answers else GLUE[config.data.task].outputs)
+    with quiet():
+        known = _local_configuration(transformers, config.model, outputs)
+        with torch.device("meta"):
+            model = getattr(transformers, _CLASSES[kind]).from_config(known)
+    base = getattr(model, model.base_model_prefix, model)
+    encoder, total = (sum(p.numel() for p in part.parameters()) for part in (base, model))
+    before = {name for name, _ in model.named_parameters()}
+    with torch.device("meta"):
+        _inject(model, config.model)
+    mixing = sum(parameter.numel() for name, parameter in model.named_parameters() if name not in before)
+    text = known.get_text_config()
+    return {
+        "encoder": config.model.pretrained,
+        "model": type(base).__name__,
+        "task": config.data.label,
+        "parameters": {"encoder": encoder, "mixing": mixing, "output": total - encoder, "total": total + mixing},
+        "attention": {
+            "layers": len(config.model.layers or range(text.num_hidden_layers)),
+            "heads": text.num_attention_heads,
+        },
+    }
+
+
+def _local_configuration(transformers: Any, config: PretrainedConfig, outputs: dict[str, Any]) -> Any:
+    """The encoder's configuration, from a folder, the cache of the hub, or transformers' own defaults."""
+    if config.pretrained == "random":
+        return _random_configuration(transformers, outputs)
+    from fullrank.hf.load import location_of
+
+    where, options = location_of(config.pretrained), {"revision": config.revision} if config.revision else {}
+    try:
+        return transformers.AutoConfig.from_pretrained(
+            where, local_files_only=True, trust_remote_code=False, **outputs, **options
+        )
+    except Exception as error:
+        if where == "bert-base-uncased" and not options:
+            return transformers.BertConfig(**outputs)  # whose defaults are that model's
+        raise InputError(
+            f"model.pretrained: {where} is not on this machine, and `fullrank info` downloads nothing; give a folder with its "
+            "config.json: model.pretrained=FOLDER"
+        ) from error

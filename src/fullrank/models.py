@@ -1,0 +1,598 @@
+"""One handle to a model: a run or a model of ours, a model of transformers, or any function of token ids."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fullrank import storage
+from fullrank.config.recipe import shipped
+from fullrank.core.attention import LayerTrace, Trace, WeightedValues
+from fullrank.core.decoder import LanguageModel
+from fullrank.core.encoder import Encoder
+from fullrank.core.errors import InputError, one_line, pip_install
+from fullrank.core.masked import MaskedLanguageModel
+from fullrank.core.model import Layers, Model
+from fullrank.core.output import IGNORED
+from fullrank.core.translator import Translator
+from fullrank.data.language import load_language
+from fullrank.data.tokenizers import load_tokenizer
+from fullrank.decoding import reader_of
+from fullrank.decoding.sample import evaluating
+from fullrank.plugins import import_function
+from fullrank.seal import is_run
+from fullrank.training.device import choose_device
+
+Kind = Literal["configuration", "run", "saved model", "Hugging Face model", "Python function"]
+SOURCE_LANGUAGE = "tokenizer/source"  # of a translation run, in its folder
+
+# what a model may have, in words, and which kinds of models have it
+HAVING = {
+    "logits": ("logits", "a language model, causal or masked, has them"),
+    "hidden": ("hidden states", "a model of fullrank or of transformers has them"),
+    "attention": ("attention weights", "a model of fullrank with weighted attention, or of transformers, has them"),
+    "step": ("step with a cache", "a causal language model, or a function with a method `step`, has one"),
+    "output_matrix": (
+        "single output matrix",
+        "a language model of fullrank with a softmax, or of transformers, has one",
+    ),
+    "tokenizer": ("tokenizer", "a run has one, and a folder of transformers with tokenizer.json"),
+}
+TWO_SEQUENCES = "it reads two sequences; give its encoder, or a model of one sequence"
+
+
+class LoadedModel:
+    """A model with all that is needed to read text with it.
+
+    name: as it was given; of a module its class. source: "run", "saved model", "Hugging Face", "module" or "function".
+    folder: of a run or a saved model. tokenizer: of fullrank or of transformers. inputs: what the model is called with where
+    token ids do not do. own: the model of ours that reads, also inside an exported one; None for any other model.
+    Methods read in evaluation mode without gradients, on the device of the model. One that the model lacks raises InputError.
+    """
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        name: str,
+        source: str,
+        *,
+        folder: Path | None = None,
+        tokenizer: Any = None,
+        inputs: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        self.adapter, self.name, self.source, self.folder = adapter, name, source, folder
+        self.tokenizer, self.inputs = tokenizer, inputs
+        if tokenizer is None:
+            adapter.lacks.setdefault("tokenizer", "it was opened without one")
+        self.mask_id, self.marks = adapter.mask_id, tuple[int, ...]()
+        if self.closes_segments:
+            self.mask_id, self.marks = tokenizer.mask_token_id, tuple(tokenizer.all_special_ids)
+
+    @property
+    def module(self) -> Any:
+        """The module, as it was given; None for a function."""
+        return self.adapter.module
+
+    @property
+    def own(self) -> Any:
+        return self.adapter.reads if isinstance(self.adapter, OwnModel) else None
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the parameters; the CPU without any."""
+        parameters = iter(()) if self.module is None else self.module.parameters()
+        return next((parameter.device for parameter in parameters), torch.device("cpu"))
+
+    @property
+    def max_length(self) -> int | None:
+        """The most tokens that it reads; None: any number."""
+        return self.adapter.max_length
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Number of token ids that it knows; None where it does not say."""
+        return self.adapter.vocab_size
+
+    @property
+    def predicts(self) -> str | None:
+        """ "next tokens", "masked tokens", or None for a model without a vocabulary layer."""
+        return self.adapter.predicts
+
+    @property
+    def closes_segments(self) -> bool:
+        """Its segments stand between two marks, as those of BERT between [CLS] and [SEP]."""
+        return self.predicts != "next tokens" and getattr(self.tokenizer, "cls_token_id", None) is not None
+
+    @property
+    def has(self) -> frozenset[str]:
+        """The names in `HAVING` that this model has."""
+        return frozenset(HAVING) - self.adapter.lacks.keys()
+
+    def require(self, needs: Set[str], purpose: str = "") -> None:
+        """Raise InputError unless the model has all of `needs`; purpose: what needs them."""
+        for need in sorted(needs - self.has):
+            reason = self.adapter.lacks.get(need, f"known are {', '.join(HAVING)}")
+            thing, kinds = HAVING.get(need, (need, "no model has it"))
+            raise InputError(f"{purpose and f'{purpose}: '}{self.name} has no {thing}: {reason}; {kinds}")
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def logits(self, ids: Tensor) -> Tensor:
+        """Logits or log-probabilities (B, N, V) of ids (B, N) int64."""
+        self.require({"logits"})
+        with evaluating(self.module):
+            return self.adapter.logits(ids.to(self.device))
+
+    def hidden(self, ids: Tensor) -> Tensor:
+        """The input of the output layer (B, N, E)."""
+        self.require({"hidden"})
+        with evaluating(self.module):
+            return self.adapter.hidden(ids.to(self.device))
+
+    def step(self, ids: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
+        """Logits (B, N, V) of new tokens (B, N) after those of the cache (None: the first ones), and the cache after them."""
+        self.require({"step"})
+        with evaluating(self.module):
+            return self.adapter.step(ids.to(self.device), cache)
+
+    def nll(self, ids: Tensor, targets: Tensor) -> Tensor:
+        """-log p(target) (B, N) in nats, in fp32 at least; 0 at targets -100."""
+        return next(self.nlls([(ids, targets)]))
+
+    def nlls(self, batches: Iterable[tuple[Tensor, Tensor]]) -> Iterator[Tensor]:
+        """`nll` of several batches; a model with memory carries it from one to the next."""
+        self.require({"logits"})
+        memory = None
+        for ids, targets in batches:
+            with evaluating(self.module):
+                nll, memory = self.adapter.nll(ids.to(self.device), targets.to(self.device), memory)
+            yield nll
+
+    def attention(self, ids: Tensor) -> Iterator[LayerTrace]:
+        """The attention of each layer over ids (B, N): `.weights` before and `.mixed` after mixing, (B, H, N, M)."""
+        yield from next(self.attentions([ids]))
+
+    def attentions(self, texts: Iterable[Tensor]) -> Iterator[list[LayerTrace]]:
+        """`attention` of several texts (B, N); a model with memory carries it from one to the next."""
+        module = self.attention_layers.module
+        memory = None
+        for ids in texts:
+            with evaluating(module):
+                layers, memory = self.adapter.trace(ids.to(self.device), memory)
+            yield layers
+
+    @property
+    def attention_layers(self) -> AttentionLayers:
+        """The stages of its attention; of a model of transformers on a copy, which is made once."""
+        self.require({"attention"})
+        return self.adapter.attention_layers
+
+    def output_matrix(self) -> Tensor:
+        """The matrix of the output layer (V, E)."""
+        self.require({"output_matrix"})
+        return self.adapter.output_matrix().detach()
+
+
+@dataclass(frozen=True)
+class AttentionLayers:
+    """The attention layers of a model, in the order in which they run.
+
+    module: computes the stages. stages: what holds the `mix` of each layer, and names: where it stands. groups: heads of a
+    layer that share keys and values. plain: numbers of layers of transformers into which nothing was injected. weights: how
+    they are computed, in words.
+    """
+
+    module: Any
+    names: tuple[str, ...]
+    stages: tuple[Any, ...]
+    groups: tuple[int, ...]
+    plain: frozenset[int]
+    weights: str
+
+    @classmethod
+    def build(cls, module: Any, stages: Mapping[str, Any], plain: Set[int], weights: str) -> AttentionLayers:
+        owners = [module.get_submodule(name.rpartition(".")[0]) for name in stages]
+        groups = tuple(int(getattr(owner, "num_key_value_groups", 1)) for owner in owners)
+        return cls(module, tuple(stages), tuple(stages.values()), groups, frozenset(plain), weights)
+
+
+# -- adapters ----------------------------------------------------------------------------------------------------------
+
+
+class Adapter:
+    """How one kind of model is read. lacks: the names in `HAVING` that it has not, each with the reason."""
+
+    predicts: str | None = "next tokens"
+    max_length: int | None = None
+    vocab_size: int | None = None
+    mask_id: int | None = None
+
+    def __init__(self, module: Any, lacks: Mapping[str, str]) -> None:
+        self.module, self.lacks = module, dict(lacks)
+
+    def logits(self, ids: Tensor) -> Tensor:
+        self.refuse()
+
+    def hidden(self, ids: Tensor) -> Tensor:
+        self.refuse()
+
+    def step(self, ids: Tensor, cache: Any) -> tuple[Tensor, Any]:
+        self.refuse()
+
+    def nll(self, ids: Tensor, targets: Tensor, memory: Any) -> tuple[Tensor, Any]:
+        """The nll (B, N) from logits."""
+        logits, counts = self.logits(ids), targets != IGNORED
+        wide = logits[counts].to(torch.promote_types(logits.dtype, torch.float32))
+        return _spread(F.cross_entropy(wide, targets[counts], reduction="none"), counts), None
+
+    def trace(self, ids: Tensor, memory: Any) -> tuple[list[LayerTrace], Any]:
+        self.refuse()
+
+    @functools.cached_property
+    def attention_layers(self) -> AttentionLayers:
+        self.refuse()
+
+    def output_matrix(self) -> Tensor:
+        self.refuse()
+
+    def refuse(self) -> NoReturn:
+        """For what `lacks` names, which `LoadedModel` refuses before."""
+        raise NotImplementedError(type(self).__name__)
+
+
+def _spread(values: Tensor, counts: Tensor) -> Tensor:
+    """Values (T,) at the places (B, N) that count, and 0 elsewhere."""
+    spread = values.new_zeros(counts.shape)
+    spread[counts] = values
+    return spread
+
+
+class OwnModel(Adapter):
+    """A LanguageModel, a MaskedLanguageModel or an Encoder, also inside a model of transformers."""
+
+    def __init__(self, module: nn.Module, reads: LanguageModel | MaskedLanguageModel | Encoder) -> None:
+        super().__init__(module, {})
+        self.reads: Any = reads
+        self.max_length, self.vocab_size = reads.max_length, reads.config.vocab_size
+        if isinstance(reads, Encoder):
+            self.predicts = None
+            self.lacks |= dict.fromkeys(
+                ("logits", "output_matrix", "step"), "it is an encoder without a vocabulary layer"
+            )
+        elif not hasattr(reads.output, "matrix"):
+            self.lacks["output_matrix"] = f"its output layer is of the kind {reads.config.output.kind}"
+        if isinstance(reads, MaskedLanguageModel):
+            self.predicts, self.mask_id = "masked tokens", reads.mask_id
+            self.lacks["step"] = "it predicts masked tokens, all at once"
+        if not any(isinstance(part, WeightedValues) for part in reads.modules()):
+            self.lacks["attention"] = "its attention is multi-linear, without weights and heads"
+
+    def read(self, ids: Tensor, memory: Any = None, trace: Trace | None = None) -> tuple[Tensor, Any]:
+        """The input of the output layer, and the memory of the next call."""
+        match self.reads:
+            case LanguageModel():
+                hidden, memory, _ = self.reads.hidden(ids, memory, trace=trace)
+                return hidden, memory
+            case MaskedLanguageModel():
+                return self.reads.hidden(ids, trace=trace), None
+        return self.reads(ids, trace=trace), None
+
+    def hidden(self, ids: Tensor) -> Tensor:
+        return self.read(ids)[0]
+
+    def logits(self, ids: Tensor) -> Tensor:
+        logits: Tensor = self.reads.output(self.hidden(ids))
+        return logits
+
+    def nll(self, ids: Tensor, targets: Tensor, memory: Any) -> tuple[Tensor, Any]:
+        hidden, memory = self.read(ids, memory)
+        counts = targets != IGNORED
+        nll = self.reads.output.nll(hidden[counts][None], targets[counts][None])
+        return _spread(nll[0], counts), memory
+
+    def step(self, ids: Tensor, cache: Any) -> tuple[Tensor, Any]:
+        reader: Any = reader_of(self.reads)
+        out = reader(ids, cache=reader.new_cache() if cache is None else cache, attention_mask=None)
+        return out.logits, out.cache
+
+    def trace(self, ids: Tensor, memory: Any) -> tuple[list[LayerTrace], Any]:
+        trace = Trace()
+        _, memory = self.read(ids, memory, trace)
+        return trace.layers, memory
+
+    @functools.cached_property
+    def attention_layers(self) -> AttentionLayers:
+        stages = {name: part for name, part in self.reads.named_modules() if isinstance(part, WeightedValues)}
+        return AttentionLayers.build(self.reads, stages, frozenset(), "by the definition")
+
+    def output_matrix(self) -> Tensor:
+        matrix: Tensor = self.reads.output.matrix
+        return matrix
+
+
+class TransformersModel(Adapter):
+    """A model of transformers that reads one sequence. head: its output embedding, None without one."""
+
+    def __init__(self, module: Any) -> None:
+        from transformers.models.auto import modeling_auto
+
+        from fullrank.hf.inject import weighted_modules
+        from fullrank.hf.load import longest_text
+
+        super().__init__(module, {})
+        name, arguments = type(module).__name__, inspect.signature(module.forward).parameters
+        read_head = getattr(module, "get_output_embeddings", None)
+        self.head: Any = read_head() if callable(read_head) else None
+        self.takes_mask, self.cache_argument = "attention_mask" in arguments, cache_argument(arguments)
+        self.max_length = longest_text(module)
+        self.vocab_size = getattr(module.config.get_text_config(), "vocab_size", None)
+        masked = modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES.values()
+        if name not in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() and name in masked:
+            self.predicts = "masked tokens"
+            self.lacks["step"] = "it predicts masked tokens, all at once"
+        elif not self.cache_argument:
+            self.lacks["step"] = "its forward takes no cache"
+        if getattr(self.head, "weight", None) is None:
+            self.predicts = None
+            missing = f"{name} has no output embedding (load it with AutoModelForCausalLM or AutoModelForMaskedLM)"
+            self.lacks |= dict.fromkeys(("logits", "output_matrix", "step"), missing)
+        try:
+            weighted_modules(module)
+        except InputError as error:
+            self.lacks["attention"] = str(error)
+
+    def call(self, ids: Tensor, **options: Any) -> Any:
+        """The output for ids (B, N), of which none is padding, even where one has the id of padding."""
+        if self.takes_mask:
+            options["attention_mask"] = torch.ones_like(ids)
+        return self.module(ids, **options)
+
+    def read(self, ids: Tensor) -> tuple[Any, Tensor | None, Tensor | None]:
+        """The output, and input and output of the output embedding; None where it is not called."""
+        calls: list[tuple[Tensor, Tensor]] = []
+        if self.head is None:
+            return self.call(ids), None, None
+        handle = self.head.register_forward_hook(lambda _module, inputs, out: calls.append((inputs[0], out)))
+        try:
+            out = self.call(ids)
+        finally:
+            handle.remove()
+        return out, *(calls[-1] if calls else (None, None))
+
+    def logits(self, ids: Tensor) -> Tensor:
+        return self.logits_of(self.call(ids), ids)
+
+    def logits_of(self, out: Any, ids: Tensor) -> Tensor:
+        """Logits (B, N, V) of an output; InputError where it has none."""
+        logits = getattr(out, "logits", None)
+        if not isinstance(logits, Tensor) or logits.shape[:2] != ids.shape or logits.shape[2] <= int(ids.max()):
+            raise InputError(
+                f"{type(self.module).__name__} gives no logits of a vocabulary; load it with AutoModelForCausalLM or "
+                "AutoModelForMaskedLM"
+            )
+        return logits
+
+    def hidden(self, ids: Tensor) -> Tensor:
+        out, hidden, _ = self.read(ids)
+        hidden = getattr(out, "last_hidden_state", None) if self.head is None else hidden
+        if hidden is None or hidden.shape[:2] != ids.shape:
+            raise InputError(f"{type(self.module).__name__}: its hidden states cannot be seen; give its base model")
+        return hidden
+
+    def step(self, ids: Tensor, cache: Any) -> tuple[Tensor, Any]:
+        out = self.module(ids, use_cache=True, **{self.cache_argument: cache})
+        return out.logits, getattr(out, self.cache_argument)
+
+    def trace(self, ids: Tensor, memory: Any) -> tuple[list[LayerTrace], Any]:
+        from fullrank.hf.interface import traced
+
+        trace = Trace()
+        with traced(trace):
+            self.attention_layers.module(input_ids=ids)
+        return trace.layers, None
+
+    @functools.cached_property
+    def attention_layers(self) -> AttentionLayers:
+        from fullrank.hf.inject import complete, injected_modules
+
+        weights = "explicitly, by the model's own attention"
+        if injected_modules(self.module):
+            weights += ", with what was injected"
+        module, plain = complete(self.module)
+        return AttentionLayers.build(module, injected_modules(module), plain, weights)
+
+    def output_matrix(self) -> Tensor:
+        matrix: Tensor = self.head.weight
+        return matrix
+
+
+class FunctionOfIds(Adapter):
+    """Any function of token ids, or any other module: its logits, and its steps where it has a method `step`."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        reason = "it is known as a function of token ids only"
+        super().__init__(
+            function if isinstance(function, nn.Module) else None,
+            dict.fromkeys(("hidden", "attention", "output_matrix"), reason),
+        )
+        self.function = function
+        vocab_size = getattr(getattr(function, "config", None), "vocab_size", None)
+        self.vocab_size = vocab_size if isinstance(vocab_size, int) else None
+        if not callable(getattr(function, "step", None)):
+            self.lacks["step"] = "it has no method `step`"
+
+    def logits(self, ids: Tensor) -> Tensor:
+        return logits_in(self.function(ids))
+
+    def step(self, ids: Tensor, cache: Any) -> tuple[Tensor, Any]:
+        logits, cache = self.function.step(ids, cache)  # type: ignore[attr-defined]
+        return logits, cache
+
+
+def cache_argument(arguments: Iterable[str]) -> str:
+    """The argument by which a forward takes a cache, among its arguments; empty where it takes none."""
+    caches = ("past_key_values", "cache", "cache_params", "state")
+    return next((name for name in caches if {name, "use_cache"} <= set(arguments)), "")
+
+
+def logits_in(out: Any) -> Tensor:
+    """Logits in the output of a model: a tensor, an object with `.logits`, a dict, or the first of several."""
+    if isinstance(out, Mapping) and "logits" in out:
+        out = out["logits"]
+    out = getattr(out, "logits", out)
+    if isinstance(out, tuple | list) and out:
+        out = out[0]
+    if not isinstance(out, Tensor):
+        raise InputError(f"the model returned {type(out).__name__}; logits are needed, or an object with .logits")
+    return out
+
+
+def adapt(module: nn.Module) -> Adapter:
+    """Choose the adapter of a module."""
+    inner = module._modules.get("model")
+    reads = inner if isinstance(inner, Model) else module
+    if isinstance(reads, LanguageModel | MaskedLanguageModel | Encoder):
+        return OwnModel(module, reads)
+    if isinstance(reads, Translator) or "decoder_input_ids" in inspect.signature(module.forward).parameters:
+        return Adapter(module, dict.fromkeys(HAVING, TWO_SEQUENCES))
+    if hasattr(getattr(module, "config", None), "is_encoder_decoder"):
+        return TransformersModel(module)
+    return FunctionOfIds(module)
+
+
+# -- opening -----------------------------------------------------------------------------------------------------------
+
+
+def open_model(
+    x: Any,
+    *,
+    checkpoint: str = "best",
+    dtype: torch.dtype | None = None,
+    device: str = "auto",
+    causal: bool = False,
+    tokenizer: bool = True,
+) -> LoadedModel:
+    """Open a model: a module, a function of token ids, or a name; a LoadedModel is returned as it is.
+
+    Names are a run folder, a folder written by `save` or `save_pretrained`, an adapter, a name on the Hugging Face hub,
+    `hf:TYPE` (small and untrained) and `python:MODULE:FUNCTION` (what the function returns). Of a translation run the encoder
+    is opened.
+    checkpoint: of a run. dtype and device: of a named model; None is fp32 for one of transformers, and as saved for ours.
+    causal: a language model is needed. tokenizer: False leaves it out.
+    Raises InputError for a name without a model, and for other values.
+    """
+    x = getattr(x, "_orig_mod", x)  # inside a compiled module
+    if isinstance(x, LoadedModel):
+        return x
+    if isinstance(x, nn.Module):
+        return LoadedModel(adapt(x), type(x).__name__, "module")
+    if isinstance(x, str | Path):
+        model = _open_named(str(x), checkpoint, dtype, causal, tokenizer)
+        model.module.to(choose_device(device, "--device"))
+        return model
+    if callable(x):
+        return LoadedModel(FunctionOfIds(x), getattr(x, "__name__", type(x).__name__), "function")
+    raise InputError(f"model: a name, a module or a function of token ids, given {type(x).__name__}")
+
+
+def _open_named(name: str, checkpoint: str, dtype: torch.dtype | None, causal: bool, tokenizer: bool) -> LoadedModel:
+    kind, folder = model_kind(name), Path(name).expanduser()
+    match kind:
+        case "configuration":
+            raise InputError(
+                f"{name}: a configuration, which has no weights; give a run folder, a saved model or a Hugging Face model"
+            )
+        case "Python function":
+            module, inputs = _call_maker(name)
+            return LoadedModel(adapt(module), name, "module", inputs=inputs)
+        case "Hugging Face model":
+            if importlib.util.find_spec("transformers") is None:
+                what = (
+                    "a Hugging Face model" if folder.is_dir() else "no such folder, and a model of the Hugging Face hub"
+                )
+                raise InputError(f"{name}: {what} needs transformers; install it: {pip_install('hf')}")
+            from fullrank.hf.load import load_named
+
+            loaded = load_named(name, dtype or torch.float32, causal=causal, tokenizer=tokenizer)
+            adapter = adapt(loaded.module)
+            if tokenizer and loaded.tokenizer is None:
+                adapter.lacks["tokenizer"] = "its files have none; save it there, tokenizer.save_pretrained(folder)"
+            about = {"tokenizer": loaded.tokenizer, "inputs": loaded.inputs}
+            return LoadedModel(adapter, name, "Hugging Face", folder=folder if folder.is_dir() else None, **about)
+    module = LanguageModel.load(folder, checkpoint) if causal else load_own(folder, checkpoint)
+    adapter, words = adapt(module if dtype is None else module.to(dtype)), None
+    if tokenizer:
+        try:
+            translates = isinstance(module, Encoder)
+            words = load_language(folder / SOURCE_LANGUAGE) if translates else load_tokenizer(folder)
+        except InputError as error:
+            adapter.lacks["tokenizer"] = str(error)
+    return LoadedModel(adapter, name, kind, folder=folder, tokenizer=words)
+
+
+def load_own(folder: Path, checkpoint: str = "best") -> Layers | MaskedLanguageModel:
+    """Load a model of ours from a run or a folder written by `save`; of a translation model its encoder."""
+    kind = storage.kind_of(storage.read(storage.find(folder, checkpoint)[0]))
+    if kind == "Translator":
+        return Translator.load(folder, checkpoint).encoder
+    return (LanguageModel if kind == "LanguageModel" else MaskedLanguageModel).load(folder, checkpoint)
+
+
+def _call_maker(name: str) -> tuple[nn.Module, Mapping[str, Tensor] | None]:
+    """Call the function of `python:MODULE:FUNCTION`: it returns a module, or a module and example inputs."""
+    make = import_function(name.removeprefix("python:"), "python:")
+    try:
+        made = make()
+    except Exception as error:
+        raise InputError(f"{name}: the function failed ({type(error).__name__}: {one_line(error)})") from error
+    module, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if not isinstance(module, nn.Module):
+        raise InputError(
+            f"{name}: the function must return a torch module, or (module, example inputs), given {type(module).__name__}"
+        )
+    return module.eval(), inputs
+
+
+def model_kind(name: str) -> Kind:
+    """The kind of model that a name stands for; see `open_model`. A recipe or a YAML file is a configuration.
+
+    Raises InputError for a folder without a model, and for a path that does not exist.
+    """
+    if name.startswith("python:"):
+        return "Python function"
+    if name.startswith("hf:"):
+        return "Hugging Face model"
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return _folder_kind(folder)
+    if folder.suffix == ".py":
+        raise InputError(f"{name}: Python code; name the function that makes the model, as python:{folder.stem}:make")
+    papers = {recipe.partition("/")[0] for recipe in shipped()}
+    parts = Path(name).parts
+    if folder.suffix in (".yaml", ".yml") or folder.is_file() or (parts and parts[0] in papers):
+        return "configuration"
+    if name.startswith((".", "/", "~")) or not 1 <= len(parts) <= 2 or Path(parts[0]).is_dir():
+        raise InputError(f"{name}: no such folder, file or recipe")  # nor could it be a name on the hub
+    return "Hugging Face model"
+
+
+def _folder_kind(folder: Path) -> Kind:
+    if is_run(folder):
+        return "run"
+    if (folder / "config.yaml").is_file():
+        return "saved model" if (folder / "model.safetensors").is_file() else "configuration"
+    if any((folder / file).is_file() for file in ("config.json", "fullrank_config.json", "adapter_config.json")):
+        return "Hugging Face model"
+    raise InputError(
+        f"{folder}: no model there; give a recipe, a YAML file, a run folder, a folder written by model.save or "
+        "save_pretrained, or a model's name on the Hugging Face hub"
+    )

@@ -1,0 +1,168 @@
+"""Texts as models read them: token ids in segments of one length."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fullrank.core.errors import InputError
+from fullrank.data.files import Section, lines, pieces
+from fullrank.data.language import Language
+from fullrank.data.tokenizers import Tokenizer
+
+if TYPE_CHECKING:
+    from fullrank.models import LoadedModel
+
+SEGMENT_LENGTH = 128  # where nothing else says
+_BATCH_TOKENS, _BATCH_LOGITS = 1024, 1 << 25  # that a model reads and makes in one pass
+_CHARACTERS = 1 << 14  # that a tokenizer of transformers is given at a time
+
+
+@dataclass(frozen=True)
+class Text:
+    """Token ids in segments. Iterating yields whole segments (B, N) int64, several at a time; the incomplete rest is left out.
+
+    name: in words. read: begins to read the text, some ids at a time. segment_length: N. count: most segments, None: all.
+    start_id: stands before the first token of the text. bos_id, eos_id: open and close every segment.
+    batch_tokens: most tokens of a batch.
+    Iterating raises InputError for a text shorter than a segment.
+    """
+
+    name: str
+    read: Callable[[], Iterator[Sequence[int]]]
+    segment_length: int
+    count: int | None = None
+    start_id: int | None = None
+    bos_id: int | None = None
+    eos_id: int | None = None
+    batch_tokens: int = _BATCH_TOKENS
+
+    @classmethod
+    def from_ids(
+        cls, ids: Tensor | Sequence[int], segment_length: int | None = None, *, name: str = "token ids"
+    ) -> Text:
+        """A text of given ids: (T,), or (B, N) with a segment in each row. segment_length: T or N if not given."""
+        tensor = torch.as_tensor(ids)
+        if tensor.is_floating_point() or not 1 <= tensor.dim() <= 2 or not tensor.numel():
+            raise InputError(f"ids: whole numbers (T,) or (B, N), given {tuple(tensor.shape)} {tensor.dtype}")
+        numbers = tensor.flatten().tolist()
+        return cls(name, lambda: iter([numbers]), segment_length or tensor.shape[-1])
+
+    def with_length(self, segment_length: int) -> Text:
+        """The same text in segments of another length."""
+        return replace(self, segment_length=segment_length)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        left, empty = self.count, True
+        for batch in self.segments():
+            if batch.shape[1] != self.segment_length or left == 0:
+                break
+            batch = batch[:left]
+            left, empty = None if left is None else left - len(batch), False
+            yield batch
+        if empty and self.count != 0:
+            raise InputError(
+                f"{self.name}: no text to read, as it has fewer than {self.segment_length} tokens; give a longer --text"
+            )
+
+    def segments(self) -> Iterator[Tensor]:
+        """All segments (B, N), several at a time, and the incomplete rest of the text as the last one."""
+        opening, closing = ([] if mark is None else [mark] for mark in (self.bos_id, self.eos_id))
+        own = max(1, self.segment_length - len(opening) - len(closing))
+        rows = max(1, self.batch_tokens // self.segment_length)
+        left = [] if self.start_id is None else [self.start_id]
+        for ids in self.read():
+            left += ids
+            while len(left) >= own * rows:
+                yield torch.tensor([opening + left[i * own : (i + 1) * own] + closing for i in range(rows)])
+                left = left[own * rows :]
+        while left:
+            yield torch.tensor([opening + left[:own] + closing])
+            left = left[own:]
+
+    def rows(self, most: int | None = None) -> list[Tensor]:
+        """The first `most` whole segments, each (1, N); None: `count` of them."""
+        text = self if most is None else replace(self, count=most)
+        return [row for batch in text for row in batch.split(1)]
+
+    def ids(self) -> Iterator[int]:
+        """The ids one by one, without marks."""
+        for ids in self.read():
+            yield from ids
+
+
+def read_file(
+    model: LoadedModel, path: Path, segment_length: int | None = None, *, count: int | None = None, key: str = "--text"
+) -> Text:
+    """The text of a file, by the tokenizer of a model.
+
+    segment_length: 128 if not given, or what the model reads at most. key: of the file, in errors.
+    Raises InputError for a model without a tokenizer, and for a longer segment than it reads.
+    """
+    model.require({"tokenizer"}, f"{key} {path}")
+    marks: dict[str, int | None] = {}
+    match model.tokenizer:
+        case Language() as language:
+            read = partial(_encode_sentences, language, path, key)
+        case Tokenizer() as tokenizer:
+            marks["start_id"] = tokenizer.start_id
+            read = partial(_encode_pieces, tokenizer, path, key)
+        case foreign:
+            closes = model.closes_segments
+            marks["bos_id"] = foreign.cls_token_id if closes else foreign.bos_token_id
+            marks["eos_id"] = foreign.sep_token_id if closes else None
+            read = partial(_encode_lines, foreign, path, key)
+    length = fitting_length(model, segment_length)
+    return Text(str(path), read, length, count, batch_tokens=batch_tokens(model), **marks)
+
+
+def fitting_length(model: LoadedModel, segment_length: int | None, usual: int = SEGMENT_LENGTH) -> int:
+    """Tokens of a segment; `usual` if none are given. InputError for more than the model reads."""
+    longest = model.max_length
+    if segment_length is None:
+        return min(usual, longest or usual)
+    if longest is not None and segment_length > longest:
+        raise InputError(
+            f"--segment-length: {segment_length}, but {model.name} reads at most {longest} tokens; shorten it"
+        )
+    return segment_length
+
+
+def batch_tokens(model: LoadedModel) -> int:
+    """The most tokens that a model reads in one pass, so that its logits fit into memory."""
+    return min(_BATCH_TOKENS, _BATCH_LOGITS // (model.vocab_size or 1))
+
+
+def _encode_pieces(tokenizer: Tokenizer, path: Path, key: str) -> Iterator[Sequence[int]]:
+    for piece in pieces(Section(path), exact=tokenizer.kind == "byte", key=key):
+        yield tokenizer.encode(piece)
+
+
+def _encode_sentences(language: Language, path: Path, key: str) -> Iterator[Sequence[int]]:
+    """The lines of a file, each with <eos>."""
+    for line in lines(path, key):
+        yield [*language.encode(line), language.eos_id]
+
+
+def _encode_lines(tokenizer: Any, path: Path, key: str) -> Iterator[Sequence[int]]:
+    """Ids by a tokenizer of transformers, some lines at a time, without special tokens."""
+    waiting = ""
+    for line in _split_lines(pieces(Section(path), exact=False, key=key)):
+        waiting += line
+        if len(waiting) >= _CHARACTERS:
+            yield tokenizer(waiting, add_special_tokens=False, verbose=False).input_ids
+            waiting = ""
+    if waiting:
+        yield tokenizer(waiting, add_special_tokens=False, verbose=False).input_ids
+
+
+def _split_lines(texts: Iterable[str]) -> Iterator[str]:
+    for text in texts:
+        yield from io.StringIO(text, newline="\n")

@@ -1,0 +1,256 @@
+"""One handle to every kind of model: its numbers are those of the model, and what it lacks is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import fullrank as fr
+import hugging_face_models as tiny
+from fullrank.core.errors import InputError
+from fullrank.data.tokenizers import WordVocabulary
+from fullrank.text import read_file
+
+IDS = torch.randint(tiny.VOCABULARY, (3, 12), generator=torch.Generator().manual_seed(3))
+INPUTS, TARGETS = IDS[:, :-1], IDS[:, 1:]
+ALL = {"logits", "hidden", "attention", "step", "output_matrix", "tokenizer"}
+
+
+def own(kind: Callable[..., Any] = fr.LanguageModel, **options: Any) -> Any:
+    sizes = {"vocab_size": 47, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 4}
+    model = kind(fr.ModelConfig(**{**sizes, "dropout": {"output": 0.5}, **options}))
+    tiny.moved(model, 0.1)
+    return model.double()
+
+
+def bert(masked: bool = True) -> Any:
+    config = transformers.BertConfig(
+        vocab_size=47, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        max_position_embeddings=32,
+    )  # fmt: skip
+    return (transformers.BertForMaskedLM if masked else transformers.BertModel)(config)
+
+
+CAUSAL: dict[str, Callable[[], Any]] = {
+    "plain": own,
+    "position-wise": lambda: own(attention={"mix": "position_wise"}),
+    "mixture": lambda: own(output={"kind": "mixture_of_softmaxes", "mixtures": 3}),
+    "exported": lambda: fr.FullRankForCausalLM(fr.FullRankConfig.of(own().config)).double(),
+    "gpt2": lambda: tiny.gpt2().double(),
+    "llama": lambda: tiny.llama().double(),
+    "injected": lambda: fr.inject(tiny.llama().double(), mix="position_wise"),
+}
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_a_causal_model(name: str) -> None:
+    module = CAUSAL[name]().train()
+    model = fr.open_model(module)
+    assert fr.open_model(model) is model
+    assert (model.module, model.source, model.predicts) == (module, "module", "next tokens")
+    assert model.has == ALL - {"tokenizer"}
+    module.eval()
+    with torch.no_grad():
+        expected = module(INPUTS).logits
+    module.train()
+    torch.testing.assert_close(model.logits(INPUTS), expected)
+    assert module.training
+    nll = F.cross_entropy(expected.mT, TARGETS, reduction="none")
+    torch.testing.assert_close(model.nll(INPUTS, TARGETS), nll)
+    some = TARGETS.masked_fill(TARGETS < 20, -100)
+    torch.testing.assert_close(model.nll(INPUTS, some), nll.masked_fill(TARGETS < 20, 0))
+    if name != "mixture":
+        bias = expected - model.hidden(INPUTS) @ model.output_matrix().T
+        torch.testing.assert_close(bias, bias[:1, :1].expand_as(bias))
+    first, cache = model.step(INPUTS[:, :5])
+    second, cache = model.step(INPUTS[:, 5:6], cache)
+    third, _ = model.step(INPUTS[:, 6:], cache)
+    torch.testing.assert_close(torch.cat((first, second, third), 1), expected)
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_attention(name: str) -> None:
+    model = fr.open_model(CAUSAL[name]())
+    layers = list(model.attention(INPUTS))
+    assert len(layers) == len(model.attention_layers.names)
+    for layer, stage in zip(layers, model.attention_layers.stages, strict=True):
+        assert layer.weights.shape == (3, 2, 11, 11)
+        torch.testing.assert_close(layer.weights.sum(-1), torch.ones_like(layer.weights[..., 0]))
+        mixing = stage.mix.matrix(None) if layer.mixing is None else layer.mixing
+        if mixing is None:
+            torch.testing.assert_close(layer.mixed, layer.weights)
+        elif mixing.dim() == 2:
+            torch.testing.assert_close(layer.mixed, torch.einsum("ji,bjnm->binm", mixing, layer.weights))
+        else:
+            torch.testing.assert_close(layer.mixed, torch.einsum("bnji,bjnm->binm", mixing, layer.weights))
+    assert all(torch.equal(a.mixed, b.mixed) for a, b in zip(layers, next(model.attentions([INPUTS])), strict=True))
+
+
+def test_memory_goes_from_one_text_to_the_next() -> None:
+    module = own(memory_length=6, position="relative", attention={"score": "relative"}).eval()
+    model = fr.open_model(module)
+    parts = list(IDS[:1].split(4, 1))
+    assert [layers[0].weights.shape[-1] for layers in model.attentions(parts)] == [4, 8, 10]
+    targets = list(IDS.roll(-1, 1)[:1].split(4, 1))
+    memory, expected = None, []
+    with torch.no_grad():
+        for ids, wanted in zip(parts, targets, strict=True):
+            read = module.nll(ids, wanted, memory)
+            memory, expected = read.memory, [*expected, read.per_token]
+    torch.testing.assert_close(list(model.nlls(zip(parts, targets, strict=True))), expected)
+    _, cache = model.step(parts[0])
+    torch.testing.assert_close(model.step(parts[1], cache)[0], module(parts[1], module(parts[0]).memory).logits)
+
+
+def test_a_masked_model() -> None:
+    module = own(fr.MaskedLanguageModel)
+    model = fr.open_model(module)
+    assert (model.predicts, model.mask_id, model.has) == ("masked tokens", 46, ALL - {"tokenizer", "step"})
+    expected = F.cross_entropy(model.logits(IDS).mT, IDS, reduction="none")
+    torch.testing.assert_close(model.nll(IDS, IDS), expected)
+    foreign = fr.open_model(bert())
+    assert (foreign.predicts, foreign.has, foreign.max_length) == ("masked tokens", ALL - {"tokenizer", "step"}, 32)
+
+
+def test_an_encoder_has_no_vocabulary_layer() -> None:
+    encoder = own(fr.Encoder, dropout={})
+    for model in (fr.open_model(encoder), fr.open_model(bert(masked=False))):
+        assert (model.predicts, model.has) == (None, {"hidden", "attention"})
+        assert model.hidden(IDS).shape == (3, 12, 8)
+        with pytest.raises(InputError, match="has no logits"):
+            model.nll(IDS, IDS)
+    torch.testing.assert_close(fr.open_model(encoder).hidden(IDS), encoder(IDS))
+
+
+def test_a_function_of_ids() -> None:
+    table = torch.randn(47, 47)
+
+    def guess(ids: Tensor) -> Tensor:
+        return table[ids]
+
+    model = fr.open_model(guess)
+    assert (model.name, model.source, model.module, model.has) == ("guess", "function", None, {"logits"})
+    torch.testing.assert_close(model.logits(IDS), table[IDS])
+    torch.testing.assert_close(model.nll(INPUTS, TARGETS), F.cross_entropy(table[INPUTS].mT, TARGETS, reduction="none"))
+
+    class Stepping(nn.Module):
+        def forward(self, ids: Tensor) -> dict[str, Tensor]:
+            return {"logits": table[ids]}
+
+        def step(self, ids: Tensor, cache: int | None) -> tuple[Tensor, int]:
+            return table[ids], (cache or 0) + ids.shape[1]
+
+    stepping = fr.open_model(Stepping())
+    assert (stepping.name, stepping.source, stepping.has) == ("Stepping", "module", {"logits", "step"})
+    assert stepping.step(IDS, stepping.step(IDS)[1])[1] == 24
+
+
+@pytest.mark.parametrize(
+    ("make", "need", "reason"),
+    [
+        (lambda: own(attention={"kind": "multilinear", "cores": 2, "rank": 3}), "attention", "multi-linear"),
+        (lambda: own(output={"kind": "adaptive", "cutoffs": [20]}), "output_matrix", "adaptive"),
+        (lambda: lambda ids: ids, "hidden", "function"),
+        (lambda: own(fr.MaskedLanguageModel), "step", "masked tokens"),
+        (lambda: own(fr.Translator), "logits", "two sequences"),
+    ],
+)
+def test_what_a_model_lacks_is_refused_by_name(make: Callable[[], Any], need: str, reason: str) -> None:
+    model = fr.open_model(make())
+    assert need not in model.has
+    with pytest.raises(InputError, match=f"^my measurement: .*{model.name}.*{reason}"):
+        model.require({need}, "my measurement")
+    with pytest.raises(InputError, match=reason):
+        list(getattr(model, need)(*([] if need == "output_matrix" else [IDS])) or ())
+
+
+def test_what_is_no_model() -> None:
+    for wrong in (3, None):
+        with pytest.raises(InputError, match="a name, a module or a function"):
+            fr.open_model(wrong)
+
+
+# -- names -------------------------------------------------------------------------------------------------------------
+
+
+def test_saved_models(tmp_path: Path) -> None:
+    module = own().eval()
+    module.save(tmp_path / "ours")
+    WordVocabulary(["<eos>", "<unk>", *(f"w{i}" for i in range(45))]).save(tmp_path / "ours")
+    tiny.save(tiny.gpt2(), tmp_path / "gpt2")
+    ours, gpt2 = fr.open_model(tmp_path / "ours"), fr.open_model(str(tmp_path / "gpt2"), dtype=torch.float64)
+    assert (ours.source, ours.folder, ours.has) == ("saved model", tmp_path / "ours", ALL)
+    assert (gpt2.source, gpt2.folder, gpt2.has) == ("Hugging Face", tmp_path / "gpt2", ALL)
+    assert (gpt2.max_length, gpt2.vocab_size) == (32, 47)
+    assert gpt2.logits(IDS).dtype == torch.float64
+    torch.testing.assert_close(ours.logits(IDS), module(IDS).logits)
+    without = fr.open_model(tmp_path / "gpt2", tokenizer=False)
+    with pytest.raises(InputError, match="has no tokenizer"):
+        without.require({"tokenizer"})
+
+
+def test_masked_models_of_transformers_have_marks(tmp_path: Path) -> None:
+    tiny.save(bert(), tmp_path)
+    words = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    words.add_special_tokens({"cls_token": "w1", "sep_token": "w2", "mask_token": "w3"})
+    words.save_pretrained(tmp_path)
+    model = fr.open_model(tmp_path)
+    assert (model.predicts, model.mask_id, set(model.marks) >= {3, 4, 5}) == ("masked tokens", 5, True)
+    (tmp_path / "text.txt").write_text("w5 w6\nw7 w8 w9\n")
+    text = read_file(model, tmp_path / "text.txt", 5)
+    assert [ids.tolist() for ids in text] == [[[3, 7, 8, 9, 4]]]
+    assert [ids.tolist() for ids in text.segments()] == [[[3, 7, 8, 9, 4]], [[3, 10, 11, 4]]]
+
+
+# -- texts -------------------------------------------------------------------------------------------------------------
+
+
+def test_text_of_ids() -> None:
+    text = fr.Text.from_ids(range(10), 3)
+    assert torch.cat(list(text)).tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    assert torch.cat(list(text)).tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]  # as often as wanted
+    assert [row.tolist() for row in text.rows(2)] == [[[0, 1, 2]], [[3, 4, 5]]]
+    assert [ids.shape[1] for ids in text.segments()][-1] == 1
+    assert torch.cat(list(text.with_length(4))).shape == (2, 4)
+    assert torch.equal(torch.cat(list(fr.Text.from_ids(IDS))), IDS)
+    with pytest.raises(InputError, match="fewer than 11 tokens"):
+        list(text.with_length(11))
+    with pytest.raises(InputError, match="whole numbers"):
+        fr.Text.from_ids(torch.ones(3))
+
+
+def test_text_in_batches() -> None:
+    text = fr.Text("t", lambda: iter([[1, 2], list(range(3, 50))]), 5, start_id=0, batch_tokens=16)
+    assert [tuple(ids.shape) for ids in text][:3] == [(3, 5), (3, 5), (3, 5)]
+    assert torch.cat(list(text)).flatten().tolist() == list(range(50))
+    few = fr.Text("t", text.read, 5, count=4, batch_tokens=16)
+    assert [tuple(ids.shape) for ids in few] == [(3, 5), (1, 5)]
+    marked = fr.Text("t", text.read, 5, bos_id=90, eos_id=91)
+    assert torch.cat(list(marked))[:2].tolist() == [[90, 1, 2, 3, 91], [90, 4, 5, 6, 91]]
+
+
+def test_text_of_a_file(tmp_path: Path) -> None:
+    own().save(tmp_path / "ours")
+    vocabulary = WordVocabulary(["<eos>", "<unk>", *(f"w{i}" for i in range(45))])
+    vocabulary.save(tmp_path / "ours")
+    tiny.save(tiny.gpt2(), tmp_path / "gpt2")
+    (tmp_path / "text.txt").write_text(" ".join(f"w{i}" for i in range(40)))
+    path = tmp_path / "text.txt"
+    ours = read_file(fr.open_model(tmp_path / "ours"), path)
+    assert ours.segment_length == 128
+    assert list(ours.ids()) == vocabulary.encode(path.read_text())
+    assert next(iter(ours.with_length(4)))[0, 0] == vocabulary.start_id
+    gpt2 = read_file(fr.open_model(tmp_path / "gpt2"), path)
+    assert gpt2.segment_length == 32
+    assert next(iter(gpt2))[0, :3].tolist() == [1, 2, 3]
+    with pytest.raises(InputError, match="at most 32 tokens"):
+        read_file(fr.open_model(tmp_path / "gpt2"), path, 33)
+    with pytest.raises(InputError, match="has no tokenizer"):
+        read_file(fr.open_model(own()), path)
