@@ -73,7 +73,7 @@ def estimate(run: RunConfig, gpus: int) -> Estimate:
     sharded = train.sharding == "fsdp" and gpus > 1
 
     memory = training_memory(run, total, tokens)
-    held = memory["parameters"] + memory["gradients"] + memory["optimizer"]
+    held: float = memory["parameters"] + memory["gradients"] + memory["optimizer"]
     if sharded:
         held /= gpus
         held += width * (outside + 2 * blocks / layers) + (width + 4) * max(outside, blocks / layers)
