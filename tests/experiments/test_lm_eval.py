@@ -173,17 +173,24 @@ metric_list: [{metric: bits_per_byte}]
 def test_lm_eval_says_what_fullrank_eval_says(
     runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Through the command of lm-eval: its task, its counts, its aggregation."""
+    """Through lm-eval itself, which `main` has told of the model: its task, its counts, its aggregation."""
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets")
     text = (runs["byte"].parent / "test.txt").read_text()
     (tmp_path / "text.jsonl").write_text(json.dumps({"text": text}))
     (tmp_path / "task.yaml").write_text(TASK.replace("FILE", str(tmp_path / "text.jsonl")))
-    words = ["run", "--model", "fullrank", "--model_args", f"path={runs['byte']}", "--device", "cpu",
-             "--tasks", str(tmp_path / "task.yaml"), "--output_path", str(tmp_path / "out")]  # fmt: skip
-    monkeypatch.setattr(sys, "argv", ["lm_eval", *words])
+    manager = TaskManager(include_path=str(tmp_path), include_defaults=False)
+    options: dict[str, Any] = {"model_args": {"path": str(runs["byte"])}, "tasks": ["whole_split"], "device": "cpu"}
+    results: list[Any] = []
+
+    def evaluate_task() -> None:
+        results.append(simple_evaluate("fullrank", **options, task_manager=manager, bootstrap_iters=0))
+
+    monkeypatch.setattr("lm_eval.__main__.cli_evaluate", evaluate_task)
     lm_eval_model.main()
-    (written,) = (tmp_path / "out").rglob("results*.json")
-    figures = json.loads(written.read_text())["results"]["whole_split"]
+    figures = results[0]["results"]["whole_split"]
     assert figures["bits_per_byte,none"] == pytest.approx(as_eval(runs["byte"], {})["bits_per_byte"], rel=1e-6)
 
 
