@@ -140,51 +140,50 @@ def evaluate(
         say=say,
     )
     first = choose([read_run(run)]).key
-    static = _translation_lines(figures) if config.translates else _text_lines(figures, first, masked=config.masks)
-    lines = [*static, f"  {figures['protocol']}"]
+    lines = [*_lines(figures, first, masked=config.masks)]
     if dynamic:
         apart = figures["final_dynamic"][split]
         lines += ["dynamic evaluation, no static figures:", *_figure_lines(apart, first), f"  {apart['protocol']}"]
     tell(figures, lines, json=json)
 
 
-def _text_lines(figures: Mapping[str, Any], first: str, *, masked: bool) -> Iterator[str]:
+_FIGURES = {
+    "bleu": "BLEU",
+    "chrf": "chrF",
+    "tokenised_bleu": "tokenised BLEU",
+    "length_ratio": "length ratio",
+    "perplexity": "perplexity per token",
+    "accuracy_percent": "accuracy in %",
+    "perplexity_without_sos": "... without <sos>",
+    "perplexity_per_word": "perplexity per word",
+    "bits_per_character": "bits per character",
+    "bits_per_byte": "bits per byte",
+    "nll": "nats per token",
+}
+_MASKED_FIGURES = {"perplexity": "masked-token perplexity", "nll": "nats per masked token"}
+
+
+def _lines(figures: Mapping[str, Any], first: str, *, masked: bool) -> Iterator[str]:
     """The lines of `eval`; the figure `first` is that of the task."""
-    kind = "masked token" if masked else "token"
-    yield f"{figures['run']}: {figures['corpus']}, {figures['split']}, {figures['tokens']:,} {kind}s"
+    count = f"{figures['tokens']:,} {'masked tokens' if masked else 'tokens'}"
+    if "sentences" in figures:
+        count = f"{figures['sentences']:,} sentences, {count}"
+    yield f"{figures['run']}: {figures['corpus']}, {figures['split']}, {count}"
     yield from _figure_lines(figures, first, masked=masked)
     if "perplexity" in (last := figures.get("last_position", {})):
         yield (
             f"  {'at last positions':<20} {last['perplexity']:.4f} (perplexity of the {last['tokens']:,} tokens that their "
             "segment does not hold)"
         )
+    yield f"  {figures['protocol']}"
 
 
 def _figure_lines(figures: Mapping[str, Any], first: str, *, masked: bool = False) -> Iterator[str]:
-    kind = "masked token" if masked else "token"
-    lines = (
-        ("perplexity", "masked-token perplexity" if masked else "perplexity per token"),
-        ("accuracy_percent", "accuracy in %"),
-        ("perplexity_without_sos", "... without <sos>"),
-        ("perplexity_per_word", "perplexity per word"),
-        ("bits_per_character", "bits per character"),
-        ("bits_per_byte", "bits per byte"),
-        ("nll", f"nats per {kind}"),
-    )
-    for key, words in sorted(lines, key=lambda line: line[0] != first):
+    names = _FIGURES | _MASKED_FIGURES if masked else _FIGURES
+    for key, words in sorted(names.items(), key=lambda item: item[0] != first):
         if figures.get(key) is not None:
-            yield f"  {words:<20} {figures[key]:.4f}"
-
-
-def _translation_lines(figures: Mapping[str, Any]) -> Iterator[str]:
-    sizes = f"{figures['sentences']:,} sentences, {figures['tokens']:,} target tokens"
-    yield f"{figures['run']}: {figures['corpus']}, {figures['split']}, {sizes}"
-    yield f"  BLEU                 {figures['bleu']:.2f}   {figures['bleu_signature']}"
-    yield f"  chrF                 {figures['chrf']:.2f}   {figures['chrf_signature']}"
-    if "tokenised_bleu" in figures:
-        yield f"  tokenised BLEU       {figures['tokenised_bleu']:.2f}   {figures['tokenised_bleu_label']}"
-    yield f"  length ratio         {figures['length_ratio']:.3f}"
-    yield f"  perplexity per token {figures['perplexity']:.4f}"
+            signature = figures.get(f"{key}_signature") or figures.get(f"{key}_label", "")
+            yield f"  {words:<20} {figures[key]:.4f}   {signature}".rstrip()
 
 
 def _compare(run: Path, other: Path, split: str, *, json: bool) -> None:
