@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from fullrank.analysis.plots import COLOURS, INK, MUTED, furnish, write_png
+from fullrank.render.figures import INK, LINE, MUTED, SERIES, style_axes, write_png
 from measure import Line, Outcome
 
 _WIDTH, _PANEL, _TITLE, _BELOW = 11.6, 2.6, 0.75, 0.62  # inches
@@ -69,7 +69,7 @@ def _by_pass(outcome: Outcome) -> dict[str, list[Curve]]:
     curves: dict[str, list[Curve]] = {}
     for line in lines:
         number = names.index(line.name)
-        curves.setdefault(line.what, []).append(Curve(line, COLOURS[number % len(COLOURS)], number))
+        curves.setdefault(line.what, []).append(Curve(line, SERIES[(number + 1) % len(SERIES)], number))
     return curves
 
 
@@ -100,7 +100,10 @@ def _handle(curve: Curve) -> Line2D:
 
 
 def _draw(axes: Axes, curves: list[Curve], columns: Sequence[Sequence[float | None]], unit: str) -> None:
-    furnish(axes, "y", "length (tokens)", unit)
+    style_axes(axes)
+    axes.grid(True, axis="y", color=LINE, linewidth=0.8)
+    axes.set_xlabel("length (tokens)", color=MUTED)
+    axes.set_ylabel(unit, color=MUTED)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     drawn = []

@@ -12,7 +12,7 @@ import torch
 from scipy import stats
 
 import fullrank as fr
-from fullrank.analysis.heads import Heads, LayerHeads, deviation_changes, heads
+from fullrank.analysis.heads import Heads, LayerHeads, compare_deviations, heads
 from fullrank.core.errors import InputError
 
 IDS = torch.randint(3, 49, (4, 9), generator=torch.Generator().manual_seed(0))
@@ -207,8 +207,9 @@ def test_deviations_of_the_papers_table() -> None:
         a, b = table3(first), table3(second)
         assert a.layers[0].deviation == pytest.approx(deviations[0], abs=0.006)
         assert b.layers[0].deviation == pytest.approx(deviations[1], abs=0.006)
-        (found,) = deviation_changes(a, b)
-        assert found == pytest.approx(change, abs=3)
+        records = [[fr.Record({"layer": 0}, "deviation", one.layers[0].deviation)] for one in (a, b)]
+        (compared,) = compare_deviations(*records)
+        assert compared.value == pytest.approx(change, abs=3)
 
 
 def test_the_least_important_heads_leave_one_in_each_layer() -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import html
 import json
 import random
-import re
 import shutil
 import statistics
 import sys
@@ -68,151 +66,140 @@ def called(place: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tup
 Called = Callable[..., tuple[object, str, str]]
 
 
-def found(called: Called, *words: object) -> dict[str, Any]:
+def measured(called: Called, *words: object) -> dict[str, Any]:
     code, out, said = called(*words, "--json")
     assert (code, said) == (0, "")
     content: dict[str, Any] = json.loads(out)
     return content
 
 
+def values(content: dict[str, Any], measure: str, **labels: object) -> list[float]:
+    """Values of the records of a measure that have these labels."""
+    return [
+        record["value"]
+        for record in content["records"]
+        if record["measure"] == measure and record["labels"].items() >= labels.items()
+    ]
+
+
+def value(content: dict[str, Any], measure: str, **labels: object) -> float:
+    (only,) = values(content, measure, **labels)
+    return only
+
+
+def notes(content: dict[str, Any]) -> str:
+    return " ".join(record["note"] for record in content["records"])
+
+
 def test_a_run_and_a_mixture(called: Called, place: Path) -> None:
     """The mixture's rank is that of its contexts, or of its vocabulary of 60 words, <eos> and <unk>."""
-    content = found(called, "@plain", "@mixture")
-    plain, mixture = content["models"]
-    assert [plain["model"], mixture["model"]] == ["plain", "mixture"]
-    assert (plain["rank"], plain["bound"], plain["bound_in_words"]) == (WIDTH + 2, WIDTH + 2, "d + 2")
-    assert (plain["bound_applies"], plain["exempt"]) == (True, None)
-    assert (plain["source"], plain["output"], plain["d"], plain["bias"]) == ("run", "softmax", WIDTH, True)
-    assert plain["contexts"] == mixture["contexts"] == 2 * (WIDTH + 2) + 32
-    assert plain["columns"] == plain["vocab_size"] == 62
-    assert plain["segment_length"] == 8  # as it was evaluated
-    assert plain["text"].endswith(", valid")
-    assert (mixture["rank"], mixture["full"], mixture["bound_applies"]) == (52, True, False)
-    assert mixture["output"] == "mixture of 3 softmaxes"
-    assert (plain["precision"], plain["rounding"]) == ("float64", 2.0**-52)
-    assert len(plain["singular_values"]) == 52
-    assert sum(value > plain["tolerance"] for value in plain["singular_values"]) == plain["rank"]
-    assert content["remarks"] == content["files"] == []
+    content = measured(called, "@plain", "@mixture")
+    assert [about["model"] for about in content["models"]] == ["plain", "mixture"]
+    assert {about["segment_length"] for about in content["models"]} == {8}  # as it was evaluated
+    assert all(about["source"] == "run" and about["text"].endswith(", valid") for about in content["models"])
+    plain, mixture = {"model": "plain"}, {"model": "mixture"}
+    assert value(content, "rank", **plain) == value(content, "bound", **plain) == WIDTH + 2
+    assert value(content, "hidden size", **plain) == WIDTH
+    assert value(content, "contexts", **plain) == value(content, "contexts", **mixture) == 2 * (WIDTH + 2) + 32
+    assert value(content, "words", **plain) == value(content, "vocabulary size", **plain) == 62
+    assert value(content, "rank", output="mixture of 3 softmaxes") == 52
+    assert values(content, "bound", **mixture) == []
+    assert value(content, "rounding", **plain) == 2.0**-52
+    singular = values(content, "singular value", **plain)
+    assert len(singular) == 52
+    assert sum(one > value(content, "tolerance", **plain) for one in singular) == WIDTH + 2
     model = fr.LanguageModel.load(place / "plain")
-    assert plain["rank"] == fr.analysis.rank(model, torch.randint(62, (9, 8))).rank
+    assert value(content, "rank", **plain) == fr.analysis.rank(model, torch.randint(62, (9, 8))).rank
 
 
 def test_the_text_is_the_runs_own(called: Called, place: Path) -> None:
     """The valid split after its start mark, segment after segment; a file of the same text gives the same matrix."""
-    by_file = found(called, "@plain", "--text", "@valid.txt")["models"][0]
-    own = found(called, "@plain")["models"][0]
-    assert own["singular_values"] == by_file["singular_values"]
-    assert by_file["text"].endswith("valid.txt")
-    other = found(called, "@plain", "--text", "@test.txt", "--segment-length", "5")["models"][0]
-    assert other["singular_values"] != own["singular_values"]
-    assert other["segment_length"] == 5
+    by_file = measured(called, "@plain", "--text", "@valid.txt")
+    own = measured(called, "@plain")
+    assert values(own, "singular value") == values(by_file, "singular value")
+    other = measured(called, "@plain", "--text", "@test.txt", "--segment-length", "5")
+    assert other["models"][0]["segment_length"] == 5
     entries = [line.split("\t")[0] for line in (place / "plain" / "vocabulary.txt").read_text().splitlines()]
     text = (place / "valid.txt").read_text().replace("\n", " <eos> ").split()
     stream = torch.tensor([entries.index(word) for word in ["<eos>", *text]])
-    assert len(stream) == 1301  # more than is read at once
     model = fr.LanguageModel.load(place / "plain")
-    whole = found(called, "@plain", "--contexts", "2000")["models"][0]
+    read = measured(called, "@plain", "--contexts", "2000")
     expected = fr.analysis.rank(model, [stream[:1296].view(-1, 8), stream[None, 1296:]], contexts=2000)
-    assert whole["contexts"] == expected.contexts > 1000
-    assert whole["singular_values"] == pytest.approx(expected.singular_values.tolist(), abs=1e-9)
-    first = fr.analysis.rank(model, stream[:80].view(-1, 8))
-    assert own["singular_values"] == pytest.approx(first.singular_values.tolist(), abs=1e-9)
+    assert value(read, "contexts") == expected.contexts > 1000
+    assert values(read, "singular value") == pytest.approx(expected.singular_values.tolist(), abs=1e-9)
 
 
 def test_hugging_face_models(called: Called, place: Path) -> None:
-    content = found(called, "@gpt2", "@gemma2", "--text", "@words.txt", "--segment-length", "12")
-    gpt2, gemma2 = content["models"]
-    assert (gpt2["rank"], gpt2["bound"], gpt2["bound_applies"]) == (9, 9, True)
-    assert (gemma2["rank"], gemma2["bound"], gemma2["bound_applies"]) == (47, 9, False)
-    assert gemma2["output"] == "softmax, soft-cap 30"
-    assert "soft-cap" in gemma2["exempt"]
-    assert {gpt2["source"], gemma2["source"]} == {"Hugging Face"}
-    assert (gpt2["contexts"], gpt2["repeated_contexts"]) == (52, 4)  # <bos> begins every segment
+    content = measured(called, "@gpt2", "@gemma2", "--text", "@words.txt", "--segment-length", "12")
+    assert value(content, "rank", model="gpt2") == value(content, "bound", model="gpt2") == 9
+    assert value(content, "rank", output="softmax, soft-cap 30") == 47
+    assert values(content, "bound", model="gemma2") == []
+    assert "soft-cap" in notes(content)
+    assert value(content, "contexts", model="gpt2") == 52
+    assert value(content, "repeated contexts", model="gpt2") == 4  # <bos> begins every segment
     words = (place / "words.txt").read_text().split()
     ids = torch.tensor([tiny.WORDS.index(word) for word in words])
-    assert len(ids) == 1350
     rows = torch.cat([torch.ones(122, 1, dtype=torch.long), ids[:1342].view(-1, 11)], dim=1)
     model = transformers.AutoModelForCausalLM.from_pretrained(place / "gpt2")
     rest = torch.tensor([[1, *ids[1342:].tolist()]])
     expected = fr.analysis.rank(model, [rows, rest], contexts=2000)
-    whole = found(called, "@gpt2", "--text", "@words.txt", "--segment-length", "12", "--contexts", "2000")["models"][0]
-    assert whole["contexts"] == expected.contexts > 1000
-    assert whole["singular_values"] == pytest.approx(expected.singular_values.tolist(), abs=1e-9)
-    longest = found(called, "@gpt2", "--text", "@words.txt")["models"][0]
-    assert longest["segment_length"] == 32  # its positions
+    read = measured(called, "@gpt2", "--text", "@words.txt", "--segment-length", "12", "--contexts", "2000")
+    assert value(read, "contexts") == expected.contexts > 1000
+    assert values(read, "singular value") == pytest.approx(expected.singular_values.tolist(), abs=1e-9)
+    assert measured(called, "@gpt2", "--text", "@words.txt")["models"][0]["segment_length"] == 32  # its positions
 
 
-def test_an_injected_model_and_an_export(
-    called: Callable[..., tuple[object, str, str]], place: Path, tmp_path: Path
-) -> None:
+def test_an_injected_model_and_an_export(called: Called, place: Path, tmp_path: Path) -> None:
     """The export has the bound of its own output layer, which is that of the run."""
     tiny.save(fr.inject(tiny.gpt2(), mix="position_wise"), tmp_path / "injected")
     with pytest.raises(SystemExit):
         main(["export", str(place / "mixture"), str(tmp_path / "export")])
     text = tiny.write_text(tmp_path / "words.txt")
-    code, out, said = called(tmp_path / "injected", tmp_path / "export", "--text", text, "--contexts", 40, "--json")
-    assert (code, said) == (0, "")
-    injected, export = json.loads(out)["models"]
-    assert (injected["d"], injected["exempt"]) == (WIDTH, None)
-    assert export["exempt"].startswith("the logarithm of a sum")
+    content = measured(called, tmp_path / "injected", tmp_path / "export", "--text", text, "--contexts", 40)
+    assert value(content, "bound", model="injected") == WIDTH + 1
+    assert values(content, "bound", model="export") == []
 
 
 def test_a_saved_model_with_a_vocabulary(called: Called, place: Path, tmp_path: Path) -> None:
     fr.LanguageModel.load(place / "plain").save(tmp_path / "saved")
     code, out, said = called(tmp_path / "saved", "--text", "@valid.txt")
     assert (code, out) == (2, "")
-    assert "no vocabulary.json there" in said
+    assert "vocabulary.json" in said
     for name in ("vocabulary.json", "vocabulary.txt"):
         shutil.copy(place / "plain" / name, tmp_path / "saved")
-    content = found(called, tmp_path / "saved", "--text", "@valid.txt")["models"][0]
-    assert (content["source"], content["rank"], content["segment_length"]) == ("saved model", WIDTH + 2, 128)
-    last = found(called, "@plain", "--checkpoint", "last", "--text", "@valid.txt", "--segment-length", "128")
-    assert last["models"][0]["rank"] == content["rank"]
+    content = measured(called, tmp_path / "saved", "--text", "@valid.txt")
+    about = content["models"][0]
+    assert (about["source"], about["segment_length"]) == ("saved model", 128)
+    last = measured(called, "@plain", "--checkpoint", "last", "--text", "@valid.txt", "--segment-length", "128")
+    assert value(last, "rank") == value(content, "rank") == WIDTH + 2
 
 
-def test_the_table_and_what_it_means(called: Called) -> None:
+def test_the_table_has_a_line_for_each_model(called: Called) -> None:
     code, out, said = called("@plain", "@mixture")
     assert (code, said) == (0, "")
     rows = [line.split() for line in out.splitlines()]
     plain = next(row for row in rows if row[:1] == ["plain"])
     assert plain[:5] == ["plain", "softmax", str(WIDTH), str(WIDTH + 2), str(WIDTH + 2)]
     assert plain[6:] == ["52", "62"]
-    mixture = next(row for row in rows if row[:1] == ["mixture"])
-    assert mixture[1:8] == ["mixture", "of", "3", "softmaxes", str(WIDTH), "exempt", f"({WIDTH + 2})"]
-    assert "the rank stays at or below d + 2 = 10, as log p is linear in the 8 hidden dimensions" in out
-    assert "The bound of a single softmax, d + 2 = 10, does not hold here: the logarithm of a sum of softmaxes" in out
-    assert "The rank is the highest that 52 contexts and 62 words can show." in out
 
 
-def test_what_is_too_little_is_said(called: Called) -> None:
-    few = found(called, "@plain", "@mixture", "--contexts", "9")["models"]
-    assert [one["conclusive"] for one in few] == [False, False]
-    for one in few:
-        assert "9 contexts and 62 words are too few to show a rank above d + 2 = 10" in " ".join(one["remarks"])
-    short = found(called, "@plain", "--text", "@test.txt", "--contexts", "500")["models"][0]
-    assert any("different contexts of the 500 that were asked for" in remark for remark in short["remarks"])
-    together = found(called, "@plain", "@gpt2", "--text", "@words.txt", "--segment-length", "12", "--contexts", "50")
-    assert together["remarks"] == []
+def test_too_few_contexts_are_noted(called: Called) -> None:
+    few = measured(called, "@plain", "@mixture", "--contexts", "9")
+    assert [record["note"].count("Too few contexts") for record in few["records"] if record["measure"] == "rank"] == [
+        1,
+        1,
+    ]
+    short = measured(called, "@plain", "--text", "@test.txt", "--contexts", "500")
+    assert "than the 500 that were asked for" in notes(short)
 
 
-def test_the_figure(called: Called, tmp_path: Path) -> None:
-    """Two readable files; the drawing names models, ranks and bounds, and is the same to the byte the next time."""
+def test_figures_are_written(called: Called, tmp_path: Path) -> None:
     out = tmp_path / "new" / "figures"
-    content = found(called, "@plain", "@mixture", "--out", out)
+    content = measured(called, "@plain", "@mixture", "--out", out)
     assert content["files"] == [str(out / "rank.png"), str(out / "rank.svg")]
-    assert (out / "rank.png").read_bytes().startswith(b"\x89PNG\r\n")
     root = ET.fromstring((out / "rank.svg").read_text(encoding="utf-8"))
-    words = [text.strip() for text in root.itertext() if text.strip()]
-    assert "plain: softmax, d = 8, rank 10" in words
-    assert "mixture: mixture of 3 softmaxes, d = 8, rank 52" in words
-    assert words.count("d + 2 = 10: a softmax ends here") == 1
-    assert {"singular value", "number of the singular value", "1"} <= set(words)
-    assert any("52 contexts by 62 words" in text for text in words)
-    before = [(out / f"rank.{kind}").read_bytes() for kind in ("png", "svg")]
-    code, shown, _ = called("@plain", "@mixture", "--out", out)
-    assert code == 0
-    assert str(out / "rank.svg") in shown.splitlines()
-    assert [(out / f"rank.{kind}").read_bytes() for kind in ("png", "svg")] == before
+    words = {text.strip() for text in root.itertext() if text.strip()}
+    assert {"plain", "mixture", "bound 10", "number of the singular value"} <= words
 
 
 WRONG: dict[str, tuple[list[str], str]] = {
@@ -223,7 +210,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "no text": (["@gpt2"], "not a run of fullrank, so no text of its own; give one with --text FILE"),
     "no such text": (["@gpt2", "--text", "@none.txt"], "--text: no such file"),
     "too long": (["@gpt2", "--text", "@words.txt", "--segment-length", "33"], "--segment-length: 33, but"),
-    "one context": (["@plain", "--contexts", "1"], "--contexts"),
+    "one context": (["@plain", "--contexts", "1"], "contexts: two or more, given 1"),
     "no checkpoint": (["@plain", "--checkpoint", "first"], "checkpoints/first"),
     "a device": (["@plain", "--device", "abacus"], "--device: 'abacus' is not a device"),
     "a file for a folder": (["@plain", "--out", "@c.yaml"], "a file of that name exists"),
@@ -255,7 +242,7 @@ def test_hugging_face_folders_that_cannot_be_used(called: Called, tmp_path: Path
     for folder, part in (
         (bare, "bare has no tokenizer"),
         (cut, "lacks weights of LlamaForCausalLM: lm_head.weight"),
-        (other, "no causal model that transformers can load"),
+        (other, "model that transformers can load"),
     ):
         code, out, said = called(folder, "--text", "@words.txt")
         assert (code, out) == (2, "")
@@ -273,42 +260,38 @@ def test_without_transformers(called: Called, monkeypatch: pytest.MonkeyPatch) -
     code, _, said = called("no-such-run", "--text", "@words.txt")
     assert code == 2
     assert "no such folder, and a model of the Hugging Face hub needs transformers" in said.splitlines()[-1]
-    assert found(called, "@plain")["models"][0]["rank"] == WIDTH + 2
+    assert value(measured(called, "@plain"), "rank") == WIDTH + 2
 
 
 def test_help_shows_examples(called: Called) -> None:
     code, out, _ = called("--help")
     assert code == 0
     assert "Examples" in out
-    assert "softmax bottleneck" in out
+    assert "--contexts" in out
 
 
 def test_spectra_of_a_run_and_of_a_hugging_face_model(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [place / "plain", place / "gpt2", "--text", place / "words.txt", "--texts", 3, "--segment-length", 8]
-    for more in (["--json", "--out", place / "spectra"], []):
-        with pytest.raises(SystemExit) as stopped:
-            main(["analyze", "spectrum", *map(str, [*words, *more])])
-        assert not stopped.value.code
-        if more:
-            content = json.loads(capsys.readouterr().out)
-    run, foreign = content["models"]
-    assert (run["model"], run["weights"]) == ("plain", "by the definition")
-    assert (foreign["model"], foreign["weights"]) == ("gpt2", "explicitly, by the model's own attention")
-    assert [(one["texts"], one["segment_length"]) for one in (run, foreign)] == [(3, 8)] * 2
-    for layer in (*run["layers"], *foreign["layers"]):
-        assert layer["mixed"] == (layer in run["layers"])
-        assert (layer["before"] == layer["after"]) == (layer in foreign["layers"])
-        assert all(len(curve) == 8 and abs(curve[-1] - 1) < 1e-9 for curve in layer["after"]["curves"])
-        assert all(1 <= rank <= 8 for rank in layer["after"]["effective_rank"])
-    png, svg, *kept = (Path(file) for file in content["files"])
-    assert kept == [place / "plain" / "analysis" / f"spectrum.{kind}" for kind in ("png", "svg")]
-    assert json.loads((place / "plain" / "analysis" / "spectrum.json").read_text()) == run
-    assert png.read_bytes()[:4] == b"\x89PNG"
-    assert "plain: effective rank" in "".join(ET.parse(svg).getroot().itertext())
-    shown = " ".join(capsys.readouterr().out.split())
-    means = [statistics.fmean(run["layers"][0][when]["effective_rank"]) for when in ("before", "after")]
-    assert f"plain 0 {means[0]:.1f} {means[1]:.1f}" in shown
-    assert f"plain ({place / 'words.txt'}): 3 segments of 8 tokens, weights by the definition" in shown
+    code, out, _ = analyzed(capsys, "spectrum", *words, "--json", "--out", place / "spectra")
+    assert code == 0
+    content = json.loads(out)
+    assert [(about["texts"], about["segment_length"]) for about in content["models"]] == [(3, 8)] * 2
+    for model in ("plain", "gpt2"):
+        before, after = (
+            [
+                value(content, "cumulative share", model=model, layer=0, weights=weights, share=k / 8)
+                for k in range(1, 9)
+            ]
+            for weights in ("before", "after")
+        )
+        assert after[-1] == pytest.approx(1)
+        assert (before == after) == (model == "gpt2")  # nothing mixes its heads
+        ranks = values(content, "effective rank", model=model, layer=0, weights="after")
+        assert ranks[0] == pytest.approx(statistics.fmean(ranks[1:]))  # the mean, then each head
+        assert all(1 <= rank <= 8 for rank in ranks)
+    kept = json.loads((place / "plain" / "analysis" / "spectrum.json").read_text())
+    assert kept["records"][0]["labels"] == {"layer": 0, "weights": "before"}
+    assert kept["plots"][0]["kind"] == "Lines"
 
 
 def test_spectra_need_a_whole_segment(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -328,36 +311,29 @@ def analyzed(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[object
     return stopped.value.code or 0, said.out, said.err
 
 
-def test_heads_of_a_run_against_another(place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    words = ["heads", place / "plain", "--text", place / "words.txt", "--against", place / "mixture", "--texts", 4]
+def test_heads_of_two_runs(place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["heads", place / "plain", place / "mixture", "--text", place / "words.txt", "--texts", 4]
     code, out, said = analyzed(capsys, *words, "--out", tmp_path, "--json")
     assert (code, said) == (0, "")
     content = json.loads(out)
-    run, other = content["models"]
-    assert (run["model"], run["texts"], run["objective"]) == ("plain", 4, "next tokens")
-    for a, b in zip(run["layers"], other["layers"], strict=True):
-        deviations = [statistics.stdev(layer["change"]) for layer in (a, b)]
-        assert a["deviation"] == pytest.approx(deviations[0])
-        assert a["deviation_change_percent"] is None
-        assert b["deviation_change_percent"] == pytest.approx(100 * (deviations[1] / deviations[0] - 1))
-        assert all(
-            ends["low"] <= change <= ends["high"] for ends, change in zip(b["intervals"], b["change"], strict=True)
-        )
-    assert [Path(file).name for file in content["files"][:4]] == [
-        "heads.png",
-        "heads.svg",
-        "similarity.png",
-        "similarity.svg",
-    ]
-    names = "".join(ET.parse(tmp_path / "heads.svg").getroot().itertext())
-    assert "plain" in names
-    assert "mixture" in names
+    for layer in (0, 1):
+        deviations = []
+        for model in ("plain", "mixture"):
+            labels = {"model": model, "layer": layer}
+            deviations.append(statistics.stdev(values(content, "change", **labels)))
+            assert value(content, "deviation", **labels) == pytest.approx(deviations[-1])
+        change = value(content, "deviation change", model="mixture", layer=layer)
+        assert change == pytest.approx(100 * (deviations[1] / deviations[0] - 1))
+    for record in content["records"]:
+        if record["measure"] == "change":
+            low, high = record["interval"]
+            assert low <= record["value"] <= high
+    assert [Path(file).name for file in content["files"]][::2] == ["heads.png", "heads_2.png"]
     _, shown, _ = analyzed(capsys, *words)
     row = next(line.split() for line in shown.splitlines() if line.split()[:2] == ["mixture", "0"])
-    assert row[2:-3] == [f"{change:+.3f}" for change in other["layers"][0]["change"]]
-    assert f"plain ({place / 'words.txt'}): 4 segments of 8 tokens, weights by the definition; perplexity" in shown
-    code, _, said = analyzed(capsys, *words[:4], "--against", place / "gpt2")
-    assert (code, "--against: has 1 layers of attention" in said) == (2, True)
+    assert row[2:] == [
+        f"{one:+.3f}".replace("-", "\N{MINUS SIGN}") for one in values(content, "change", model="mixture", layer=0)
+    ]
 
 
 def test_an_encoder_predicts_masked_tokens(place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -370,22 +346,23 @@ def test_an_encoder_predicts_masked_tokens(place: Path, capsys: pytest.CaptureFi
     words = [tmp_path / "bert", "--text", place / "words.txt", "--texts", 3, "--segment-length", 12, "--json"]
     code, out, said = analyzed(capsys, "heads", *words)
     assert (code, said) == (0, "")
-    (one,) = json.loads(out)["models"]
-    assert one["objective"] == "2 masked tokens a text"
+    assert json.loads(out)["records"][0]["protocol"].startswith("2 masked tokens a text")
     tiny.save(tiny.gpt2(), tmp_path / "bert", tokenizer=False)  # a causal model with that tokenizer
     code, out, said = analyzed(capsys, "heads", *words)
-    assert (code, said, json.loads(out)["models"][0]["objective"]) == (0, "", "next tokens")
+    assert (code, said) == (0, "")
+    assert json.loads(out)["records"][0]["protocol"].startswith("next tokens")
     tiny.save(transformers.BertModel(bert.config), tmp_path / "bert", tokenizer=False)
     code, _, said = analyzed(capsys, "heads", *words)
-    assert (code, "BertModel: has no vocabulary layer" in said) == (2, True)
+    assert code == 2
+    assert "bert has no logits" in said
     code, out, _ = analyzed(capsys, "spectrum", *words)
-    assert (code, len(json.loads(out)["models"][0]["layers"])) == (0, 1)
+    assert (code, {record["labels"]["layer"] for record in json.loads(out)["records"]}) == (0, {0})
 
 
 def test_pruned_heads_are_saved(place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     words = ["heads", place / "mixture", "--texts", 3]
     code, _, said = analyzed(capsys, *words, "--prune", 2)
-    assert (code, "--prune: give --out DIR" in said) == (2, True)
+    assert (code, "--out DIR" in said) == (2, True)
     code, _, said = analyzed(capsys, *words, "--prune", 1.5, "--out", tmp_path)
     assert (code, "a whole number of heads, or a share of the 8 that there are; given 1.5" in said) == (2, True)
     code, _, said = analyzed(capsys, *words, "--prune", 2, "--out", tmp_path)
@@ -399,21 +376,22 @@ def test_pruned_heads_are_saved(place: Path, capsys: pytest.CaptureFixture[str],
     code, out, said = analyzed(capsys, *words)
     assert (code, said) == (0, "")
     content = json.loads(out)
-    ((layer, (head,)),) = content["pruned"]["heads"].items()
-    changes = [layer["change"] for layer in content["models"][0]["layers"]]
-    assert changes[int(layer)][head] == min(map(min, changes))
-    figures = content["pruned"]["perplexity"]
-    assert figures["after"] - figures["before"] == pytest.approx(min(map(min, changes)), abs=1e-4)
-    smaller = fr.LanguageModel.load(content["pruned"]["folder"])
-    assert content["pruned"]["parameters"]["after"] == smaller.num_parameters()
+    pruned = {"records": content["pruned"]}
+    (gone,) = [record["labels"] for record in content["pruned"] if record["measure"] == "pruned"]
+    least = min(values(content, "change"))
+    assert value(content, "change", **gone) == least
+    before, after = (value(pruned, "perplexity", model=when) for when in ("before", "after"))
+    assert after - before == pytest.approx(least, abs=1e-4)
+    smaller = fr.LanguageModel.load(content["folder"])
+    assert value(pruned, "parameters", model="after") == smaller.num_parameters()
     code, out, _ = analyzed(capsys, "spectrum", tmp_path / "pruned", "--text", place / "words.txt", "--json")
-    heads = [len(layer["after"]["effective_rank"]) for layer in json.loads(out)["models"][0]["layers"]]
+    heads = [len(values(json.loads(out), "stable rank", layer=layer, weights="after")) - 1 for layer in (0, 1)]
     assert (code, heads) == (0, smaller.config.heads_by_layer)
     words = ["--text", place / "words.txt", "--texts", 3, "--out", tmp_path / "hf", "--json"]
     _, out, _ = analyzed(capsys, "heads", place / "gpt2", "--prune", 1, *words)
-    expected = json.loads(out)["pruned"]["perplexity"]["after"]
+    expected = value({"records": json.loads(out)["pruned"]}, "perplexity", model="after")
     _, out, _ = analyzed(capsys, "heads", tmp_path / "hf" / "pruned", *words)
-    assert json.loads(out)["models"][0]["perplexity"] == pytest.approx(expected)
+    assert value(json.loads(out), "perplexity") == pytest.approx(expected)
 
 
 def test_mixing_over_training(place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -423,24 +401,17 @@ def test_mixing_over_training(place: Path, capsys: pytest.CaptureFixture[str], t
     entries = [line.split("\t")[0] for line in (place / "plain" / "vocabulary.txt").read_text().splitlines()]
     text = ["<eos>", *(place / "valid.txt").read_text().replace("\n", " <eos> ").split()]
     rows = torch.tensor([entries.index(word) for word in text[:24]]).view(3, 8)
-    for one in json.loads(out)["models"]:
-        steps = [checkpoint["step"] for checkpoint in one["checkpoints"]]
-        assert steps == sorted(set(steps))
-        last = one["checkpoints"][-1]
-        assert (last["checkpoint"], last["step"]) == ("last", 3)
-        expected = fr.analysis.mixing(fr.LanguageModel.load(place / one["model"], "last"), rows)
-        for layer, own in zip(last["layers"], expected, strict=True):
-            assert (layer["distance"], layer["orthogonality"]) == pytest.approx(
-                (own.distance, own.orthogonality), abs=1e-6
-            )
-            assert layer["variation"] == pytest.approx(own.variation, abs=1e-6)
-            assert own.variation is not None
-            assert own.variation > 0
-    code, shown, _ = analyzed(capsys, "mixing", place / "plain", "--texts", 3, "--out", tmp_path)
-    assert code == 0
-    assert str(tmp_path / "mixing.svg") in shown.splitlines()
-    assert any(line.split()[:4] == ["plain", "last", "3", "0"] for line in shown.splitlines())
-    assert "plain, layer 1" in "".join(ET.parse(tmp_path / "mixing.svg").getroot().itertext())
+    content = json.loads(out)
+    for model in ("plain", "mixture"):
+        steps = [record["labels"]["step"] for record in content["records"] if record["labels"]["model"] == model]
+        assert steps == sorted(steps)
+        assert steps[-1] == 3
+        expected = fr.analysis.mixing(fr.LanguageModel.load(place / model, "last"), rows)
+        for layer in expected:
+            labels = {"model": model, "step": 3, "layer": layer.layer}
+            for measure in ("distance", "orthogonality", "variation"):
+                assert value(content, measure, **labels) == pytest.approx(getattr(layer, measure), abs=1e-6)
+            assert values(content, "mixing", **labels) == pytest.approx(layer.matrix.flatten().tolist(), abs=1e-6)
     code, _, said = analyzed(capsys, "mixing", place / "gpt2", "--text", place / "words.txt")
     assert (code, "no layer of it mixes heads" in said) == (2, True)
 
@@ -479,11 +450,12 @@ def test_diagnose(called: Called, place: Path, capsys: pytest.CaptureFixture[str
     """The rank is that of `analyze rank`, the commands it advises fit the run, and the page says what the JSON says."""
     plain, page = diagnosed(place, capsys, "@plain")
     findings = plain["findings"]
-    (ranked,) = found(called, "@plain")["models"]
+    ranked = measured(called, "@plain")
     figures = findings["output"]["figures"]
-    assert (figures["rank"], figures["bound"], figures["contexts"]) == (WIDTH + 2, WIDTH + 2, ranked["contexts"])
-    assert figures["effective_rank"] == pytest.approx(ranked["effective_rank"], abs=1e-9)
-    shares = torch.tensor(ranked["singular_values"][1:], dtype=torch.float64)
+    assert (figures["rank"], figures["bound"]) == (WIDTH + 2, WIDTH + 2)
+    assert figures["contexts"] == value(ranked, "contexts")
+    assert figures["effective_rank"] == pytest.approx(value(ranked, "effective rank"), abs=1e-9)
+    shares = torch.tensor(values(ranked, "singular value")[1:], dtype=torch.float64)
     used = float(torch.distributions.Categorical(probs=shares / shares.sum()).entropy().exp())
     assert figures["effective_rank_beside_mean"] == pytest.approx(used, abs=1e-9)
     assert findings["output"]["verdict"] == "perhaps"
@@ -530,22 +502,6 @@ def test_diagnose_a_masked_run(place: Path, capsys: pytest.CaptureFixture[str], 
     assert not any("fr.inject" in line for finding in findings.values() for line in finding["advice"])
 
 
-def test_the_report_of_a_run_shows_its_analyses(
-    place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    for analysis in ("spectrum", "mixing"):
-        code, shown, _ = analyzed(capsys, analysis, place / "mixture", "--texts", 2)
-        assert code == 0
-        assert str(place / "mixture" / "analysis" / f"{analysis}.svg") in shown.splitlines()
-    with pytest.raises(SystemExit):
-        main(["report", str(place / "mixture"), "--out", str(tmp_path / "report.html")])
-    page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert '<section id="analyses"' in page
-    for analysis in ("spectrum", "mixing"):
-        (data,) = re.findall(rf'src="data:image/svg\+xml;base64,([^"]+)" alt="{analysis}"', page)
-        assert base64.b64decode(data) == (place / "mixture" / "analysis" / f"{analysis}.svg").read_bytes()
-
-
 def test_encoders_of_models_that_read_two_sequences(
     place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -559,10 +515,11 @@ def test_encoders_of_models_that_read_two_sequences(
     source, _ = languages()
     ids = [token for line in text.read_text().splitlines() for token in (*source.encode(line), source.eos_id)]
     expected = fr.analysis.spectrum(made.encoder, torch.tensor(ids[:10]).view(2, 5))
-    for layer, own in zip(json.loads(out)["models"][0]["layers"], expected.layers, strict=True):
-        assert layer["after"]["effective_rank"] == pytest.approx(own.after.effective_rank.tolist(), abs=1e-6)
+    for number, own in enumerate(expected.layers):
+        ranks = values(json.loads(out), "effective rank", layer=number, weights="after")[1:]
+        assert ranks == pytest.approx(own.after.effective_rank.tolist(), abs=1e-6)
     code, _, said = analyzed(capsys, "heads", *words)
-    assert (code, "Encoder: has no vocabulary layer" in said) == (2, True)
+    assert (code, "vocabulary layer" in said) == (2, True)
     sizes = {"d_model": 8, "encoder_layers": 2, "decoder_layers": 1, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8}
     sizes |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_position_embeddings": 32}
     config = transformers.BartConfig(vocab_size=len(tiny.WORDS), **sizes)
@@ -570,4 +527,4 @@ def test_encoders_of_models_that_read_two_sequences(
     words = [tmp_path / "bart", "--text", place / "words.txt", "--texts", 2, "--segment-length", 5, "--json"]
     code, out, said = analyzed(capsys, "spectrum", *words)
     assert (code, said) == (0, "")
-    assert len(json.loads(out)["models"][0]["layers"]) == 2
+    assert {record["labels"]["layer"] for record in json.loads(out)["records"]} == {0, 1}

@@ -34,7 +34,7 @@ def test_grid_has_a_line_for_each_row_and_a_column_for_each_measure():
     records = [Record({"position": i}, measure, value) for i in (0, 1) for measure, value in (("a", 1.5), ("b", i))]
     grid = build_grid(Table(rows="position"), records)
     assert [heading.text for heading in grid.headings] == ["position", "a", "b"]
-    assert texts_of(grid) == [["0", "1.5", "0"], ["1", "1.5", "1"]]
+    assert texts_of(grid) == [["0", "1.500", "0"], ["1", "1.500", "1"]]
 
 
 def test_grid_with_a_label_as_columns():

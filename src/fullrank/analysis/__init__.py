@@ -2,7 +2,7 @@
 
 from fullrank.analysis.context import Distribution, Drift, LayerReach, Reach, context
 from fullrank.analysis.gradient import GradientShare, gradient_share
-from fullrank.analysis.heads import Heads, LayerHeads, ablate, deviation_changes, heads, nats_per_token, prune
+from fullrank.analysis.heads import Heads, LayerHeads, ablate, heads, nats_per_token, prune
 from fullrank.analysis.mixing import LayerMixing, mixing
 from fullrank.analysis.rank import LogProbRank, OutputLayer, rank
 from fullrank.analysis.spectrum import AttentionSpectrum, LayerSpectrum, Spectrum, spectrum
@@ -26,7 +26,6 @@ __all__ = [
     "ablate",
     "context",
     "context_use",
-    "deviation_changes",
     "gradient_share",
     "heads",
     "mixing",

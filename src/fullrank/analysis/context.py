@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from fullrank.core.errors import InputError
+from fullrank.records import Column, Lines, Record, Table
 
 TAIL = 1e-9  # what a distribution leaves out has less than this probability
 LARGEST = 2**20  # values of a distribution
@@ -177,3 +178,58 @@ def skips_before(runs: int, p: float) -> np.ndarray:
         )
     probabilities: np.ndarray = law.pmf(np.arange(size))
     return probabilities
+
+
+# -- records -----------------------------------------------------------------------------------------------------------
+
+QUANTILES = (0.5, 0.9, 0.99)
+REACH_TABLE = Table(
+    rows="layer",
+    columns=(
+        Column("skipped", "skipped, % of steps", format=".1f"),
+        Column("mean reach", format=",.1f"),
+        Column("deviation", format=",.1f"),
+        *(Column(f"reach, {share:.0%} quantile", format=",d") for share in QUANTILES),
+        Column("mean nearest", "nearest token, mean", format=",.1f"),
+        Column("drifting label", format=",.0f"),
+    ),
+)
+REACH_PLOT = Lines(
+    x="tokens",
+    y="reaches at least",
+    series=("layer",),
+    title="How far back the memory of each layer reaches",
+    subtitle="Share of the steps at which the oldest token that a layer remembers is at least so far away",
+    x_title="tokens before the first query of the segment",
+    from_zero=True,
+    marks=(("x", "memory length"), ("x", "Eq. 6")),
+)
+
+
+def reach_records(reach: Reach, drifting: int | None = None) -> Iterator[Record]:
+    """The reach of every layer; drifting: also the labels of the released code after so many steps.
+
+    The distribution is given up to its 99.9 % quantile.
+    """
+    yield Record({}, "memory length", reach.memory_length, "tokens")
+    yield Record({}, "segment length", reach.segment_length, "tokens")
+    yield Record({}, "skipped layers", reach.resting, note="Mean number of layers that are skipped at a step.")
+    if reach.resting:
+        yield Record(
+            {}, "Eq. 6", reach.published, "tokens", note="Eq. 6 is a sum over layers, and the context of none."
+        )
+    for layer in reach.layers:
+        labels = {"layer": layer.layer}
+        yield Record(labels, "skipped", 100 * layer.probability, "%")
+        yield Record(labels, "mean reach", layer.mean, "tokens")
+        yield Record(labels, "deviation", layer.deviation, "tokens")
+        for share in QUANTILES:
+            yield Record(labels, f"reach, {share:.0%} quantile", layer.reach.quantile(share), "tokens")
+        yield Record(labels, "mean nearest", layer.nearest_mean, "tokens")
+        if drifting is not None:
+            yield Record(labels, "drifting label", layer.drifting(drifting).tokens, "tokens")
+        farthest, reached = layer.reach.quantile(0.999), 1.0
+        for tokens, probability in zip(layer.reach.tokens, layer.reach.probabilities, strict=True):
+            if tokens <= farthest:
+                yield Record({**labels, "tokens": tokens}, "reaches at least", reached)
+            reached -= probability

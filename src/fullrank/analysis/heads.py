@@ -24,7 +24,10 @@ from fullrank.core.errors import InputError
 from fullrank.core.masked import MaskedLanguageModel
 from fullrank.core.mix import Mixing
 from fullrank.decoding.sample import evaluating
-from fullrank.evaluation.statistics import Interval, deviation_change, paired_interval
+from fullrank.evaluation.statistics import Interval, paired_interval
+from fullrank.models import LoadedModel
+from fullrank.records import Column, HeatMap, Record, Table, measurement
+from fullrank.text import Text
 from fullrank.training.device import device_of
 
 MASKED_SHARE = 0.15  # of the tokens of a text, where masked ones are predicted
@@ -81,33 +84,8 @@ class Heads:
         return math.exp(self.nll.mean())
 
     def least(self, count: int) -> dict[int, list[int]]:
-        """The `count` heads without which perplexity changes least (or falls most), by layer; every layer keeps one head.
-
-        Heads that share keys and values go together, by the sum of their changes. Raises InputError if there are not so many.
-        """
-        units = [(i, layer.group, layer.change.reshape(-1, layer.group).sum(1)) for i, layer in enumerate(self.layers)]
-        order = sorted((change, i, j, group) for i, group, changes in units for j, change in enumerate(changes))
-        chosen, left = dict[int, list[int]](), count
-        for _, i, j, group in order:
-            if group <= left and len(chosen.get(i, [])) + group < len(self.layers[i].change):
-                chosen.setdefault(i, []).extend(range(j * group, (j + 1) * group))
-                left -= group
-        if left:
-            most = sum(len(layer.change) - layer.group for layer in self.layers)
-            together = (
-                "" if (group := self.layers[0].group) == 1 else f", {group} at a time, which share keys and values"
-            )
-            raise InputError(
-                f"heads to prune: at most {most}{together}, as each of {len(self.layers)} layers keeps one; given {count}"
-            )
-        return {i: sorted(heads) for i, heads in sorted(chosen.items())}
-
-
-def deviation_changes(first: Heads, second: Heads) -> list[float | None]:
-    """Change of the deviation over heads from the first model to the second, in percent, by layer (Table 3)."""
-    return [
-        deviation_change(a.change.tolist(), b.change.tolist()) for a, b in zip(first.layers, second.layers, strict=True)
-    ]
+        """`least_important` heads of these layers."""
+        return least_important([layer.change for layer in self.layers], [layer.group for layer in self.layers], count)
 
 
 # -- ablation ------------------------------------------------------------------------------------------------------------
@@ -393,3 +371,85 @@ def _pruned_foreign(
             f"{name}: without these heads its outputs are not those of the ablated model, by {difference:.1e}"
         )
     return smaller
+
+
+# -- the measurement ---------------------------------------------------------------------------------------------------
+
+
+def compare_deviations(first: list[Record], other: list[Record]) -> Iterator[Record]:
+    """Change of the deviation over heads from the first model to another, in percent, by layer (Table 3)."""
+    before = {record.labels["layer"]: record.value for record in first if record.measure == "deviation"}
+    for record in other:
+        former = before.get(record.labels["layer"]) if record.measure == "deviation" else None
+        if former and record.value is not None:
+            yield Record(record.labels, "deviation change", 100 * (record.value / former - 1), "%")
+
+
+HEADS_TABLES = (
+    Table(rows="layer", columns="head", measure="change", format="+.3f", title="Change without a head"),
+    Table(
+        rows="layer",
+        columns=(
+            Column("deviation", "deviation over heads", format=".3f"),
+            Column("deviation change", format="+.1f"),
+            Column("similarity", "mean similarity", format=".2f"),
+        ),
+    ),
+)
+
+
+@measurement(
+    "heads",
+    needs={"attention", "logits"},
+    texts=16,
+    compare=compare_deviations,
+    table=HEADS_TABLES,
+    plot=(
+        HeatMap("head", "layer", "change", ("model",), title="What a model loses without each head"),
+        HeatMap("other head", "head", "similarity", title="How alike the outputs of two heads are (linear CKA)"),
+    ),
+)
+def measure_heads(model: LoadedModel, text: Text) -> Iterator[Record]:
+    """Each head ablated in turn: the change of perplexity by layer and head (Skip Cross-head Table 3).
+
+    A head is ablated where heads are merged: its output is zero; other heads go on reading its weights where they are mixed.
+    Deviation: over the heads of a layer. Similarity: linear CKA of the outputs of two heads. Intervals: 95 %, over segments.
+    An encoder predicts masked tokens, 15 % of each segment. Of a fine-tuned run it is the change of the task's metric.
+    """
+    read = heads(model.module, text, mask_id=model.mask_id, marks=model.marks)
+    protocol = f"{read.objective}, weights {read.weights}"
+    yield Record({}, "perplexity", read.perplexity, "perplexity", protocol=protocol)
+    for number, layer in enumerate(read.layers):
+        labels = {"layer": number}
+        for head, (change, interval) in enumerate(zip(layer.change, layer.intervals, strict=True)):
+            yield Record({**labels, "head": head}, "change", change, "perplexity", interval, protocol)
+        if layer.deviation is not None:
+            yield Record(labels, "deviation", layer.deviation, "perplexity", protocol=protocol)
+            yield Record(labels, "similarity", layer.redundancy)
+        for (head, other), value in np.ndenumerate(layer.similarity):
+            yield Record({**labels, "head": head, "other head": other}, "similarity", value)
+
+
+def least_important(changes: Sequence[np.ndarray], groups: Sequence[int], count: int) -> dict[int, list[int]]:
+    """The `count` heads without which perplexity changes least (or falls most), by layer; every layer keeps one head.
+
+    changes (H,) and groups, heads that share keys and values, of each layer; such heads go together, by the sum of changes.
+    Raises InputError if there are not so many.
+    """
+    units = []
+    for layer, (change, group) in enumerate(zip(changes, groups, strict=True)):
+        units += [(total, layer, unit) for unit, total in enumerate(change.reshape(-1, group).sum(1))]
+    chosen: dict[int, list[int]] = {}
+    left = count
+    for _, layer, unit in sorted(units):
+        group = groups[layer]
+        if group <= left and len(chosen.get(layer, [])) + group < len(changes[layer]):
+            chosen.setdefault(layer, []).extend(range(unit * group, (unit + 1) * group))
+            left -= group
+    if left:
+        most = sum(len(change) - group for change, group in zip(changes, groups, strict=True))
+        together = f", {groups[0]} at a time, which share keys and values" if groups[0] > 1 else ""
+        raise InputError(
+            f"heads to prune: at most {most}{together}, as each of {len(changes)} layers keeps one; given {count}"
+        )
+    return {layer: sorted(heads) for layer, heads in sorted(chosen.items())}

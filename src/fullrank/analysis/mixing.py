@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -11,6 +12,11 @@ from torch import Tensor, nn
 
 from fullrank.analysis.attention import AttentionReader, texts_of
 from fullrank.core.errors import InputError
+from fullrank.models import LoadedModel, open_model
+from fullrank.records import Column, HeatMap, Lines, Record, Table, measurement
+from fullrank.seal import read_record
+from fullrank.text import Text
+from fullrank.training.checkpoint import kept_checkpoints
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,3 +79,60 @@ def _of_layer(number: int, name: str, matrices: list[Tensor]) -> LayerMixing:
         float((m.mT @ m - identity).square().sum((1, 2)).mean()),
         m.std(0, correction=0).numpy() if over_positions else None,
     )
+
+
+# -- the measurement ---------------------------------------------------------------------------------------------------
+
+
+@measurement(
+    "mixing",
+    needs={"attention"},
+    texts=16,
+    table=Table(
+        rows="layer",
+        columns=(
+            Column("distance", format=".3f"),
+            Column("orthogonality", format=".3f"),
+            Column("variation", format=".3f"),
+        ),
+    ),
+    plot=(
+        HeatMap("to head", "from head", "mixing", ("model", "layer"), {"last": True}, title="Mixing matrices"),
+        Lines("step", "distance", series=("model",), band="layer", title="Distance from plain attention over training"),
+    ),
+)
+def measure_mixing(model: LoadedModel, text: Text) -> Iterator[Record]:
+    """Mixing matrices M: how far they are from plain attention, by layer and over training (Mixhead §3).
+
+    Distance: ||M - I||. Orthogonality: ||M'M - I||^2 (Eq. 16). Variation: standard deviation over positions of the text, of a
+    mixing that depends on the query; distance and orthogonality are then means over positions.
+    A run is read at every checkpoint that it has kept (train.keep_checkpoints), the best and the last one.
+    """
+    rows = text.rows()
+    steps = checkpoint_steps(model.folder) if model.source == "run" and model.folder is not None else {}
+    if not steps:
+        yield from _layer_records(mixing(model.module, rows), {}, last=True)
+    for step, checkpoint in steps.items():
+        saved = open_model(str(model.folder), checkpoint=checkpoint, device=str(model.device))
+        yield from _layer_records(mixing(saved.module, rows), {"step": step}, last=step == max(steps))
+
+
+def _layer_records(layers: Iterable[LayerMixing], labels: dict[str, int], last: bool) -> Iterator[Record]:
+    for layer in layers:
+        of_layer = {**labels, "layer": layer.layer}
+        yield Record(of_layer, "distance", layer.distance)
+        yield Record(of_layer, "orthogonality", layer.orthogonality)
+        if layer.variation is not None:
+            yield Record(of_layer, "variation", layer.variation)
+        for (source, target), value in np.ndenumerate(layer.matrix):
+            yield Record({**of_layer, "from head": source, "to head": target, "last": last}, "mixing", value)
+
+
+def checkpoint_steps(folder: Path) -> dict[int, str]:
+    """Checkpoints of a run by their steps, the earliest first, under the names that `open_model` takes."""
+    checkpoints = folder / "checkpoints"
+    names = {step: f"kept/{path.name}" for step, path in kept_checkpoints(checkpoints).items()}
+    for name in ("best", "last"):
+        if (checkpoints / name).is_dir():
+            names[read_record(checkpoints / name).state["step"]] = name
+    return dict(sorted(names.items()))

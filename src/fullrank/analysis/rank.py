@@ -22,6 +22,9 @@ from fullrank.core.config import ClusteredConfig, MixtureConfig, ModelConfig, Ou
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError, RunError
 from fullrank.core.model import Model
+from fullrank.models import LoadedModel
+from fullrank.records import Column, Lines, Record, Table, measurement
+from fullrank.text import Text
 
 MOST_BYTES = 1 << 30  # of the matrix, beyond which a part of the vocabulary is looked at ...
 LARGEST_SQUARE = 1 << 32  # ... but never fewer words than contexts, up to this
@@ -444,3 +447,94 @@ def singular_values(matrix: Tensor) -> np.ndarray:
     if tall.shape[0] > tall.shape[1]:
         tall = torch.linalg.qr(tall, mode="r").R
     return torch.linalg.svdvals(tall).cpu().numpy()
+
+
+# -- the measurement ---------------------------------------------------------------------------------------------------
+
+
+@measurement(
+    "rank",
+    needs={"logits", "hidden"},
+    table=Table(
+        rows="output",
+        columns=(
+            Column("hidden size", "d"),
+            Column("bound"),
+            Column("rank"),
+            Column("effective rank", format=".2f"),
+            Column("contexts"),
+            Column("words"),
+        ),
+    ),
+    plot=Lines(
+        x="number",
+        y="singular value",
+        series=("model",),
+        marks=(("x", "bound"), ("y", "tolerance")),
+        y_scale="log",
+        title="How many dimensions the log-probabilities have",
+        subtitle="Singular values of the matrix of log p(word | context); below the tolerance they are rounding",
+        x_title="number of the singular value",
+    ),
+)
+def measure_rank(model: LoadedModel, text: Text, *, contexts: int | None = None) -> Iterator[Record]:
+    """The softmax bottleneck: the rank of log p(word | context) over many contexts, and its bound.
+
+    A softmax over d hidden dimensions has rank d + 1 at most, d + 2 with an output bias; a mixture of softmaxes, sigsoftmax and
+    a soft-cap on the logits are exempt. In double precision; a singular value counts above s_max max(shape) eps.
+    Effective rank: exp(entropy) of the singular values as shares of their sum. Contexts: 2 (d + 2) + 32 if not given.
+    """
+    measured = rank(model.module, text.segments(), contexts=contexts)
+    layer = measured.layer
+    labels = {"output": layer.kind}
+    protocol = (
+        f"{measured.contexts:,} contexts, {measured.columns:,} of {measured.vocab_size:,} words, double precision"
+    )
+    remarks = explain_rank(measured)
+    if layer.exempt is None:
+        yield Record(labels, "bound", layer.bound, note=f"Bound: {layer.in_words}.")
+    values = {
+        "hidden size": layer.hidden_size, "rank": measured.rank, "effective rank": measured.effective_rank,
+        "contexts": measured.contexts, "words": measured.columns, "vocabulary size": measured.vocab_size,
+        "repeated contexts": measured.repeats, "tolerance": measured.tolerance, "rounding": measured.eps,
+    }  # fmt: skip
+    for measure, value in values.items():
+        note = " ".join(remarks) if measure == "rank" else ""
+        yield Record(labels, measure, value, protocol=protocol, note=note)
+    for number, value in enumerate(measured.singular_values, start=1):
+        yield Record({**labels, "number": number}, "singular value", value)
+
+
+def explain_rank(measured: LogProbRank) -> list[str]:
+    """What the numbers mean, in sentences."""
+    layer = measured.layer
+    bound = f"{layer.in_words} = {layer.bound:,}"
+    remarks = []
+    if layer.exempt is not None:
+        remarks.append(f"The bound of a single softmax, {bound}, does not hold here: {layer.exempt}.")
+    elif measured.rank <= layer.bound:
+        remarks.append(
+            f"The softmax bottleneck: the rank stays at or below {bound} however many contexts are read: log p is linear "
+            f"in the {layer.hidden_size:,} hidden dimensions except for its normaliser."
+        )
+    else:
+        remarks.append(f"The rank is above {bound}, which such an output layer exceeds by rounding only.")
+    if layer.exempt is None and layer.normed and layer.bias and measured.rank == layer.bound - 1:
+        remarks.append("It is one less: the LayerNorm before the output layer leaves hidden states d - 1 dimensions.")
+    if measured.vocab_size <= layer.bound:
+        remarks.append(f"A vocabulary of {measured.vocab_size:,} words cannot have a higher rank.")
+    elif not measured.conclusive:
+        remarks.append(
+            f"Too few contexts or words to show a rank above {bound}: read more (--contexts, a longer --text)."
+        )
+    elif measured.full:
+        remarks.append("The rank is the highest that so many contexts and words can show.")
+    if measured.contexts < measured.wanted:
+        remarks.append(f"The text has fewer different contexts than the {measured.wanted:,} that were asked for.")
+    if measured.columns < measured.vocab_size:
+        remarks.append("The words were drawn from the vocabulary, over all of which probabilities are normalised.")
+    if measured.eps > 1e-15:
+        remarks.append(
+            f"The model gives logits in a lower precision (rounding {measured.eps:.1e}); so is the tolerance."
+        )
+    return remarks

@@ -6,7 +6,7 @@ Where few singular values hold nearly all, a head attends in few ways only: the 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,9 @@ from torch import Tensor, nn
 from fullrank.analysis.attention import AttentionReader, texts_of
 from fullrank.analysis.rank import effective_rank
 from fullrank.core.attention import LayerTrace
+from fullrank.models import LoadedModel
+from fullrank.records import Column, Lines, Record, Table, measurement
+from fullrank.text import Text
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,3 +95,55 @@ def _mean(layers: Sequence[LayerSpectrum]) -> LayerSpectrum:
     before = mean([layer.before for layer in layers])
     mixes = layers[0].after is not layers[0].before
     return LayerSpectrum(before, mean([layer.after for layer in layers]) if mixes else before)
+
+
+# -- the measurement ---------------------------------------------------------------------------------------------------
+
+_RANKS = ("effective rank", "stable rank")
+
+
+@measurement(
+    "spectrum",
+    needs={"attention"},
+    texts=16,
+    table=Table(
+        rows="layer",
+        columns=tuple(
+            Column(measure, f"{measure}, {weights} mixing", {"weights": weights}, format)
+            for measure, format in zip(_RANKS, (".1f", ".2f"), strict=True)
+            for weights in ("before", "after")
+        ),
+    ),
+    plot=Lines(
+        x="share",
+        y="cumulative share",
+        where={"weights": "after"},
+        series=("model",),
+        band="layer",
+        title="Sum of the largest singular values of attention weights",
+        subtitle="Mean over layers, in a band of one deviation; weights that attend in all ways evenly are the diagonal",
+        x_title="share of the singular values, largest first",
+        y_title="share of their sum",
+        from_zero=True,
+    ),
+)
+def measure_spectrum(model: LoadedModel, text: Text) -> Iterator[Record]:
+    """The low-rank bottleneck: singular values of the attention weights, before and after mixing (Mixhead Fig. 1, 3).
+
+    Effective rank: exp(entropy) of the singular values as shares of their sum. Stable rank: sum of their squares over the
+    largest square. Means over texts, and in the table over heads; --json has each head, too.
+    """
+    read = spectrum(model.module, text)
+    for number, layer in enumerate(read.layers):
+        for weights, values in (("before", layer.before), ("after", layer.after)):
+            yield from _spectrum_records({"layer": number, "weights": weights}, values, read.weights)
+
+
+def _spectrum_records(labels: dict[str, int | str], values: Spectrum, protocol: str) -> Iterator[Record]:
+    for measure, ranks in zip(_RANKS, (values.effective_rank, values.stable_rank), strict=True):
+        yield Record(labels, measure, ranks.mean(), protocol=protocol)
+        for head, rank in enumerate(ranks):
+            yield Record({**labels, "head": head}, measure, rank, protocol=protocol)
+    curve = values.curves.mean(0)
+    for number, share in enumerate(curve, start=1):
+        yield Record({**labels, "share": number / len(curve)}, "cumulative share", share, protocol=protocol)

@@ -8,9 +8,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fullrank.cli.analyze import Model, ModelText, SegmentLength
 from fullrank.cli.app import verb
-from fullrank.cli.options import Checkpoint, Device, Json, Number, Overrides, Row, Scale, complete_recipe
+from fullrank.cli.options import (
+    Checkpoint,
+    Device,
+    Json,
+    Model,
+    Number,
+    Overrides,
+    Row,
+    Scale,
+    SegmentLength,
+    TextFile,
+    complete_recipe,
+)
 from fullrank.cli.output import say, table_of, tell
 from fullrank.core.errors import InputError
 
@@ -142,7 +153,7 @@ def _figure(value: float | None) -> str:
 @verb("fullrank diagnose runs/mine", "fullrank diagnose gpt2 --text book.txt --out gpt2.html")
 def diagnose(
     name: Model,
-    text: ModelText = None,
+    text: TextFile = None,
     segment_length: SegmentLength = None,
     checkpoint: Checkpoint = "best",
     out: Annotated[

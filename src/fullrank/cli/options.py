@@ -94,6 +94,25 @@ Reuse = Annotated[
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
 Run = Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")]
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help="A run folder, a folder of a saved model, or a Hugging Face model (folder or hub name)."
+    ),
+]
+Models = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="MODEL", help="Run folders, folders of saved models, or Hugging Face models (folder or hub name)."
+    ),
+]
+TextFile = Annotated[
+    Path | None, typer.Option("--text", metavar="FILE", help="Text to read; a run's own valid split if not given.")
+]
+Texts = Annotated[int | None, Number("--texts", help="Segments of the text that are read.")]
+SegmentLength = Annotated[
+    int | None, Number("--segment-length", min=2, help="Tokens read at a time; as evaluated, or 128.")
+]
 Split = Annotated[str, typer.Option("--split", help="train, valid, test or another one of the corpus.")]
 Temperature = Annotated[
     float | None,

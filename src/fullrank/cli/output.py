@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+    from fullrank.render.blocks import Grid
+
 _LONGEST = 2000  # characters of a line
 UsageError: Any = typer.BadParameter.__bases__[0]  # a wrong word on the command line: Typer gives its class no name
 
@@ -91,8 +93,11 @@ def print_json(content: Any) -> None:
     print(as_json(content))
 
 
-def tell(content: Any, lines: Iterable[str | Path | Table | Text], *, json: bool) -> None:
+def tell(content: Any, lines: Iterable[str | Path | Grid | Table | Text], *, json: bool) -> None:
     """The result of a verb: as one JSON document, or as lines, tables and styled lines for people."""
+    from fullrank.render.blocks import Grid
+    from fullrank.render.terminal import print_grid
+
     clear_progress()
     if json:
         print_json(content)
@@ -100,6 +105,8 @@ def tell(content: Any, lines: Iterable[str | Path | Table | Text], *, json: bool
     for line in lines:
         if isinstance(line, str | Path):
             print(visible(str(line)))
+        elif isinstance(line, Grid):
+            print_grid(line)
         else:
             show(line)
 

@@ -230,16 +230,17 @@ def _with_attention(
     translator: LineTranslator, stream: FileIO, out: BinaryIO, formatted: Format, file: Path, layer: int | None
 ) -> None:
     """The only line's translation, and a drawing of what it attends to."""
-    from fullrank.analysis.plots import write_attention
-    from fullrank.experiments.translate import cross_attention
+    from fullrank.experiments.translate import CROSS_ATTENTION, cross_attention
+    from fullrank.files import write_bytes
+    from fullrank.render.figures import draw_bytes
 
     lines = [line for part in buffers(stream, 2, None) for line in part]
     if len(lines) != 1 or not lines[0].strip():
         raise InputError(f"--attention draws one sentence: give one line that is not empty, given {len(lines)} lines")
     translations = translator.translate(lines)
-    drawing = cross_attention(translator, lines[0], translations[0][0], layer)
+    records = cross_attention(translator, lines[0], translations[0][0], layer)
     _send(out, formatted(1, lines, translations))
-    write_attention(drawing, file)
+    write_bytes(file, draw_bytes(CROSS_ATTENTION, records, "png"))
     say(str(file))
 
 

@@ -26,12 +26,13 @@ from fullrank.core.errors import InputError, RunError
 from fullrank.core.section import Count
 from fullrank.data import Corpus, prepare
 from fullrank.experiments.analyze import Reading
-from fullrank.experiments.analyze_attention import measure_spectra
 from fullrank.experiments.generation import generate
 from fullrank.experiments.language_model import LanguageModelTask, with_vocabulary
+from fullrank.experiments.measurements import measure_models
 from fullrank.experiments.speed import measure_speed
 from fullrank.experiments.task import Prepared
 from fullrank.files import parse_json, python_command, read_json, silent, usable_cores, write_json
+from fullrank.records import find_measurement
 from fullrank.training.device import is_locked
 
 RECIPE = "demo/builtin"
@@ -143,8 +144,7 @@ def run_demo(
     console.print(f"{folders[best].name} writes, after “{_PROMPT}”:\n", highlight=False)
     lines = "\n".join(f"    {line}" for line in words.splitlines() if line.strip())  # a line of the text ends at <eos>
     console.print(f"{lines}\n", highlight=False, markup=False)
-    for one in measure_spectra([str(folder) for folder in folders], Reading(device="cpu", say=silent), texts=8):
-        one.keep("spectrum")
+    measure_models(find_measurement("spectrum"), list(map(str, folders)), Reading(device="cpu", say=silent, texts=8))
     table = report(folders)
     page = table.write(out / "report.html", "A Transformer without its bottlenecks")
     table.print(console)

@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from fullrank.analysis import GradientShare, context_use, gradient_share, heads, rank, spectrum
+from fullrank.analysis import GradientShare, LogProbRank, context_use, gradient_share, heads, rank, spectrum
 from fullrank.analysis.heads import nats_per_token, predictions
-from fullrank.analysis.rank import effective_rank, unwrapped
+from fullrank.analysis.rank import effective_rank, explain_rank, unwrapped
 from fullrank.analysis.size import parameters_by_part
 from fullrank.config.recipe import resolve
 from fullrank.core.config import WeightedConfig, stage_name
 from fullrank.core.errors import ConfigError, InputError
 from fullrank.core.model import Model
 from fullrank.core.output import IGNORED
-from fullrank.experiments.analyze import ModelRank, ModelText, Reading, open_all
+from fullrank.experiments.analyze import Reading, open_all
 from fullrank.models import LoadedModel
 from fullrank.reporting.diagnosis import Diagnosis, Finding, Verdict
 from fullrank.reporting.drawing import Curve, Series, draw_curves
@@ -222,10 +222,10 @@ def _output(subject: _Subject) -> Finding:
             f"random direction {100 * min(share.width / share.vocab_size, 1) ** 0.5:.1f} % would pass, the root of d / V."
         )
         content |= {"gradient_suppressed": share.suppressed, "gradient_let_through": share.let_through}
-        found = _rank(subject)
+        figures = _rank(subject)
     except InputError as error:
         return Finding("output", title, short, "not measured", [*words, f"{error}."], content)
-    figures, layer = found.figures, found.figures.layer
+    layer = figures.layer
     used = float(effective_rank(figures.singular_values[1:]))  # the first is their mean
     verdict: Verdict = "no bottleneck"
     if layer.exempt is None and figures.vocab_size > layer.bound:
@@ -250,9 +250,15 @@ def _output(subject: _Subject) -> Finding:
         advice = subject.trained_with(*(f"model.output.{key}={value}" for key, value in mixture.items()))
         advice += subject.trained_with("model.output.normalize=sigsoftmax")
         advice += subject.injected(output={"kind": "mixture_of_softmaxes", "mixtures": 4})
-    content |= {key: value for key, value in found.as_dict().items() if key not in ("model", "source", "text")}
+    content |= {
+        "segment_length": subject.length, "output": layer.kind, "d": layer.hidden_size, "bias": layer.bias,
+        "bound": layer.bound, "bound_applies": layer.exempt is None, "rank": figures.rank,
+        "effective_rank": figures.effective_rank, "full": figures.full, "conclusive": figures.conclusive,
+        "contexts": figures.contexts, "columns": figures.columns, "vocab_size": figures.vocab_size,
+        "singular_values": figures.singular_values.tolist(),
+    }  # fmt: skip
     content["effective_rank_beside_mean"] = used
-    return Finding("output", title, short, verdict, [ranks, *found.remarks(), *words], content, rule, advice)
+    return Finding("output", title, short, verdict, [ranks, *explain_rank(figures), *words], content, rule, advice)
 
 
 def _gradient(subject: _Subject) -> GradientShare:
@@ -270,11 +276,11 @@ def _gradient(subject: _Subject) -> GradientShare:
     return gradient_share(subject.model, batches)
 
 
-def _rank(subject: _Subject) -> ModelRank:
+def _rank(subject: _Subject) -> LogProbRank:
     """The figures of `fullrank analyze rank`."""
     was = next(subject.model.parameters()).dtype
     try:
-        return ModelRank(ModelText(subject.loaded, subject.text), rank(subject.model.double(), subject.text.rows()))
+        return rank(subject.model.double(), subject.text.rows())
     finally:
         subject.model.to(was)
 

@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import torch
 
 from fullrank.config.run import EvalConfig, RunConfig
@@ -24,10 +25,8 @@ from fullrank.decoding.sample import evaluating
 from fullrank.experiments.measure import batches_by_length
 from fullrank.experiments.run_folder import open_run
 from fullrank.kernels import kernel
+from fullrank.records import HeatMap, Record
 from fullrank.training.device import choose_device, device_of
-
-if TYPE_CHECKING:
-    from fullrank.analysis.plots import HeatMaps
 
 SOURCE, TARGET = "tokenizer/source", "tokenizer/target"  # the languages in a run folder
 _LONG = 128  # tokens; where sentences are longer, a batch holds fewer of them
@@ -294,17 +293,21 @@ _SPACE = "\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}"  # how byte-level BPE begin
 _WORD = "\N{LOWER ONE EIGHTH BLOCK}"  # and how that is shown
 
 
+CROSS_ATTENTION = HeatMap(
+    "source", "written", "weight", ("part",), title="Cross-attention",
+    subtitle="rows: tokens written, columns: tokens of the source; weights after mixing",
+)  # fmt: skip
+
+
 def cross_attention(
     translator: LineTranslator, line: str, translation: Translation, layer: int | None = None
-) -> HeatMaps:
+) -> list[Record]:
     """The cross-attention of a translation of `line`: of each layer the mean over its heads, or all heads of `layer`.
 
     The weights are those that multiply the values, after mixing, in one pass over the whole translation. A row belongs to the
     token that the model wrote there, <eos> last; its query is made of the tokens before it.
     Raises InputError for a layer that the model does not have, an empty line, and multi-linear cross-attention.
     """
-    from fullrank.analysis.plots import HeatMaps
-
     model = translator.model
     attends = [block.cross_attention.attend for block in model.decoder.blocks]
     if not all(hasattr(attend, "mix") for attend in attends):
@@ -322,21 +325,17 @@ def cross_attention(
     source, target = [*ids, translator.source.eos_id], [*translation.ids, translator.target.eos_id]
     traces = cross_weights(model, source, [translator.target.eos_id, *translation.ids][: model.max_length])
     if layer is None:
-        title = "Cross-attention, mean over the heads of each layer"
-        panels = {f"layer {i}": one.mixed[0].mean(0).cpu().numpy() for i, one in enumerate(traces)}
+        parts = {f"layer {number}": trace.mixed[0].mean(0) for number, trace in enumerate(traces)}
     else:
-        title, heads = f"Cross-attention of layer {layer}", traces[layer].mixed[0]
-        panels = {"mean": heads.mean(0).cpu().numpy()}
-        panels |= {f"head {i}": head.cpu().numpy() for i, head in enumerate(heads)}
-    mixed = any(one.mixing is not None for one in traces)
-    words = "weights after mixing" if mixed else "weights (heads are not mixed)"
-    return HeatMaps(
-        columns=tuple(shown(translator.source, i) for i in source),
-        rows=tuple(shown(translator.target, i) for i in target[: traces[0].mixed.shape[2]]),
-        panels=panels,
-        title=title,
-        subtitle=f"rows: tokens written, columns: tokens of the source; {words}",
-    )
+        heads = traces[layer].mixed[0]
+        parts = {"mean": heads.mean(0)} | {f"head {number}": head for number, head in enumerate(heads)}
+    columns = [f"{number} {shown(translator.source, token)}" for number, token in enumerate(source)]
+    rows = [f"{number} {shown(translator.target, token)}" for number, token in enumerate(target)]
+    return [
+        Record({"part": part, "written": rows[row], "source": columns[column]}, "weight", weight)
+        for part, weights in parts.items()
+        for (row, column), weight in np.ndenumerate(weights.cpu().numpy())
+    ]
 
 
 def cross_weights(model: Translator, source: list[int], target: list[int]) -> list[LayerTrace]:

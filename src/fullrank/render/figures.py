@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,27 @@ def save_plot(plot: Plot, records: Sequence[Record], folder: Path, name: str) ->
     return paths
 
 
+def save_plots(plots: Sequence[Plot], records: Sequence[Record], folder: Path, name: str) -> list[Path]:
+    """Draw several plots: NAME, NAME_2, ...; those without records are left out."""
+    paths = []
+    for number, plot in enumerate(plots, start=1):
+        if has_points(plot, records):
+            paths += save_plot(plot, records, folder, name if number == 1 else f"{name}_{number}")
+    return paths
+
+
+def has_points(plot: Plot, records: Sequence[Record]) -> bool:
+    """True if some record stands in the plot."""
+    labels = {name for name in ("x", "rows", "parts") if hasattr(plot, name)}
+    needed = {getattr(plot, name) for name in labels}
+    where = getattr(plot, "where", {})
+    measure = getattr(plot, "measure", None) or getattr(plot, "y", "value")
+    return any(
+        needed <= record.labels.keys() and record.has(where) and measure in ("value", record.measure)
+        for record in records
+    )
+
+
 def _check_replaceable(path: Path) -> None:
     in_run = (path.parent.parent / "run.json").is_file()
     if path.exists() and not in_run and _MADE_BY not in path.read_bytes()[:4096]:
@@ -77,6 +99,12 @@ def draw_bytes(plot: Plot, records: Sequence[Record], kind: str = "svg", slots: 
     with matplotlib.style.context({**_SETTINGS, "svg.hashsalt": "fullrank"}, after_reset=True):
         figure, titles = draw_figure(plot, records, slots or {}, heading=True)
         return _to_bytes(figure, kind, titles)
+
+
+def write_png(draw: Callable[[], Figure], path: Path) -> None:
+    """Write a figure of one's own drawing, in the style of all others."""
+    with matplotlib.style.context({**_SETTINGS, "svg.hashsalt": "fullrank"}, after_reset=True):
+        write_bytes(path, _to_bytes(draw(), "png", ()))
 
 
 def draw_svg(plot: Plot, records: Sequence[Record], slots: Slots | None = None) -> str:
@@ -99,7 +127,9 @@ def _to_bytes(figure: Figure, kind: str, titles: Sequence[str]) -> bytes:
     buffer = io.BytesIO()
     metadata = {"Software": "fullrank"} if kind == "png" else {"Date": None, "Creator": "fullrank"}
     background = "white" if kind == "png" else "none"
-    canvas.print_figure(buffer, format=kind, dpi=150, facecolor=background, metadata=metadata)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)  # a box stands for it
+        canvas.print_figure(buffer, format=kind, dpi=150, facecolor=background, metadata=metadata)
     content = buffer.getvalue()
     if kind == "svg":
         for number, title in enumerate(titles):
@@ -133,10 +163,11 @@ def draw_figure(plot: Plot, records: Sequence[Record], slots: Slots, heading: bo
 
 def _new_axes(width: float = _WIDTH, height: float = _HEIGHT) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, _style_axes(figure.add_subplot())
+    return figure, style_axes(figure.add_subplot())
 
 
-def _style_axes(axes: Axes) -> Axes:
+def style_axes(axes: Axes) -> Axes:
+    """Only the lower edge of the frame, and quiet labels."""
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(LINE)

@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from fullrank.files import write_own
 from fullrank.records import Measurement, Plot, Record, Table
 from fullrank.render.blocks import Block, Figure, Page, Section
-from fullrank.render.figures import Slots, draw_svg
+from fullrank.render.figures import Slots, draw_svg, has_points
 from fullrank.render.tables import build_grid
 
 BEGINNING = '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'  # of every page; a page is known by it
@@ -68,7 +68,7 @@ def build_figure(plot: Plot, records: list[Record], slots: Slots | None = None, 
 def build_blocks(tables: tuple[Table, ...], plots: tuple[Plot, ...], records: list[Record]) -> list[Block]:
     """Tables and figures of a measurement's records."""
     grids = [build_grid(table, records) for table in tables]
-    figures = [build_figure(plot, records, wide=True) for plot in plots]
+    figures = [build_figure(plot, records, wide=True) for plot in plots if has_points(plot, records)]
     return [*(grid for grid in grids if grid.rows), *figures]
 
 

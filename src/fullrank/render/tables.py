@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from fullrank.records import Column, Interval, Label, Record, Table
+from fullrank.records import Column, Interval, Label, Record, Table, is_finite
 from fullrank.render.blocks import Cell, Grid, Heading
 
 MINUS = "\N{MINUS SIGN}"
@@ -17,7 +19,7 @@ def build_grid(table: Table, records: Sequence[Record], title: str = "") -> Grid
     """
     records = [record for record in records if _stands_in(table, record)]
     row_labels = _row_labels(table, records)
-    columns = _columns(table, records)
+    columns = [_with_format(column, records) for column in _columns(table, records)]
     best = [_best_value(column, records) for column in columns]
     rows = []
     for key, of_line in group_records(records, row_labels).items():
@@ -25,7 +27,7 @@ def build_grid(table: Table, records: Sequence[Record], title: str = "") -> Grid
         cells = [_cell(column, of_line, value) for column, value in zip(columns, best, strict=True)]
         rows.append([*names, *cells])
     headings = [Heading(label.replace("_", " "), left=True) for label in row_labels]
-    headings += [_heading(column, records) for column in columns]
+    headings += [_heading(column, records, with_unit=not isinstance(table.columns, str)) for column in columns]
     notes = dict.fromkeys(record.note for record in records if record.note)
     return Grid(headings, rows, title or table.title, list(notes))
 
@@ -77,6 +79,18 @@ def _columns(table: Table, records: Sequence[Record]) -> list[Column]:
     return [Column(measure, format=table.format) for measure in dict.fromkeys(record.measure for record in records)]
 
 
+def _with_format(column: Column, records: Sequence[Record]) -> Column:
+    """The column with a format for all of its values: whole numbers, or four digits of the largest."""
+    values = [record.value for record in records if _fits(column, record) and is_finite(record.value)]
+    if column.format or not values:
+        return column
+    if all(float(value or 0).is_integer() for value in values):
+        return dataclasses.replace(column, format=",.0f")
+    largest = max(abs(value or 0) for value in values)
+    decimals = min(6, max(0, 3 - math.floor(math.log10(largest))))
+    return dataclasses.replace(column, format=f",.{decimals}f" if largest >= 1e-3 else ".3e")
+
+
 def _fits(column: Column, record: Record, rows: Sequence[str] | None = None) -> bool:
     """True for a record of the column. rows: labels that it may have beside those of the column; None: any."""
     if record.measure not in (column.measure, column.deviation) or not record.has(column.where):
@@ -92,8 +106,8 @@ def _best_value(column: Column, records: Sequence[Record]) -> float | None:
     return min(values) if column.best == "lowest" else max(values)
 
 
-def _heading(column: Column, records: Sequence[Record]) -> Heading:
-    units = {record.unit for record in records if _fits(column, record) and record.unit}
+def _heading(column: Column, records: Sequence[Record], with_unit: bool) -> Heading:
+    units = {record.unit for record in records if _fits(column, record) and record.unit and with_unit}
     text = column.heading or column.measure.replace("_", " ")
     unit = units.pop() if len(units) == 1 else ""
     return Heading(text, "" if unit in ("", "1") or unit in text else unit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Sequence
 
 from rich import box
@@ -12,6 +13,7 @@ from rich.text import Text
 from fullrank.files import visible
 from fullrank.render.blocks import Block, Cell, Code, Facts, Grid, Group, Heading, Page, Paragraph
 
+_HEADING_WIDTH = 15  # columns of a heading, which then goes on in the next line
 _WIDEST = 1000  # columns of a table that is printed at its own width
 
 
@@ -80,7 +82,7 @@ def _build_table(grid: Grid, columns: Sequence[int]) -> Table:
 
 
 def _heading_text(heading: Heading) -> Text:
-    text = f"{heading.group} {heading.text}".strip()
+    text = textwrap.fill(f"{heading.group} {heading.text}".strip(), _HEADING_WIDTH, break_long_words=False)
     return Text("\n".join(filter(None, (text, heading.line))))
 
 

@@ -1,0 +1,197 @@
+"""Measurements run on models and their texts: what `fullrank analyze` does, before anything is printed."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fullrank.analysis import ablate, prune
+from fullrank.analysis.heads import HEADS_TABLES, least_important, nats_per_token
+from fullrank.config.finetune import FinetuneConfig
+from fullrank.core.errors import InputError
+from fullrank.evaluation.tasks import glue_scores
+from fullrank.experiments.analyze import Reading, check_named, open_all
+from fullrank.experiments.finetuning import reopen
+from fullrank.experiments.run_folder import open_any
+from fullrank.experiments.task import Say
+from fullrank.files import write_json
+from fullrank.models import LoadedModel
+from fullrank.records import Measurement, Plot, Record, Table, check_records, declaration_to_dict
+from fullrank.seal import is_run
+from fullrank.text import Text
+from fullrank.training.device import choose_device
+
+_RESAMPLINGS = 400  # test sets that are drawn for an interval
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Records of one measurement over models, with the tables and plots that show them. models: where they come from."""
+
+    name: str
+    records: list[Record]
+    tables: tuple[Table, ...] = ()
+    plots: tuple[Plot, ...] = ()
+    models: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON document of the verb."""
+        records = [record.to_dict() for record in self.records]
+        return {"measurement": self.name, "models": list(self.models), "records": records}
+
+    @property
+    def sources(self) -> list[str]:
+        """A line for each model: its text and the segments that were read."""
+        return [
+            f"{about['model']} ({about['text']}): segments of {about['segment_length']:,} tokens"
+            for about in self.models
+            if "text" in about
+        ]
+
+
+def measure_models(measurement: Measurement, names: Sequence[str], reading: Reading, **options: Any) -> Measured:
+    """Run a measurement on each model; with several models, each record has the label `model`.
+
+    Records of a run are kept in its folder, RUN/analysis/NAME.json, for its report.
+    Raises InputError for a name without a model, a model that lacks what is needed, and a text that is missing or too short.
+    """
+    for name in names:
+        check_named(name, reading)
+    by_model: dict[str, list[Record]] = {}
+    models = []
+    for model, text in open_all(names, reading):
+        model.require(measurement.needs, f"analyze {measurement.name}")
+        text = text if reading.texts is None else replace(text, count=reading.texts)
+        records = check_records(measurement.name, measurement.function(model, text, **options))
+        first = next(iter(by_model.values()), None)
+        if first is not None and measurement.compare is not None:
+            records += measurement.compare(first, records)
+        by_model[model.name] = records
+        models.append(describe_reading(model, text))
+        if model.source == "run":
+            keep_records(measurement, models[-1], records, model.folder)
+    several = len(by_model) > 1
+    labelled = [
+        record.with_labels(model=name) if several else record
+        for name, records in by_model.items()
+        for record in records
+    ]
+    return Measured(measurement.name, labelled, measurement.tables, measurement.plots, models)
+
+
+def describe_reading(model: LoadedModel, text: Text) -> dict[str, Any]:
+    """What was read: the model, its text and the segments."""
+    about = {"model": model.name, "source": model.source, "text": text.name}
+    return {**about, "segment_length": text.segment_length, "texts": text.count}
+
+
+def keep_records(
+    measurement: Measurement, about: Mapping[str, Any], records: Sequence[Record], folder: Path | None
+) -> None:
+    """Write RUN/analysis/NAME.json, which the report of the run reads."""
+    assert folder is not None
+    content = {
+        "measurement": measurement.name,
+        **about,
+        "tables": [declaration_to_dict(table) for table in measurement.tables],
+        "plots": [declaration_to_dict(plot) for plot in measurement.plots],
+        "records": [record.to_dict() for record in records],
+    }
+    write_json(folder / "analysis" / f"{measurement.name}.json", content)
+
+
+# -- heads of fine-tuned runs, and pruning -----------------------------------------------------------------------------
+
+
+def is_finetuned(name: str) -> bool:
+    """True for the folder of a run of fine-tuning."""
+    folder = Path(name).expanduser()
+    return is_run(folder) and isinstance(open_any(folder)[0], FinetuneConfig)
+
+
+def measure_task_heads(name: str, *, device: str = "auto", say: Say = print) -> Measured:
+    """The heads of a run of GLUE: the change of its task's metric on the development split without each head.
+
+    Intervals: 95 %, of test sets drawn from the examples (paired bootstrap). Raises the errors of `reopen`.
+    """
+    run = reopen(Path(name).expanduser(), say)
+    run.model.to(choose_device(device, "--device"))
+    labels, metric = run.examples.known_labels(), run.task.metrics[0]
+    with_all, without = ablate(run.model, run.predictions)
+    draws = np.random.default_rng(0).integers(len(labels), size=(_RESAMPLINGS, len(labels)))
+
+    def score(predictions: np.ndarray, chosen: np.ndarray | slice = slice(None)) -> float:
+        return glue_scores(run.task, predictions[chosen], labels[chosen])[metric]
+
+    base = score(with_all)
+    resampled = np.array([score(with_all, draw) for draw in draws])
+    protocol = f"{len(labels):,} examples of the development split"
+    records = [Record({}, metric, base, protocol=protocol)]
+    for number, layer in enumerate(without):
+        changes = [score(predictions) - base for predictions in layer]
+        for head, (predictions, change) in enumerate(zip(layer, changes, strict=True)):
+            differences = np.array([score(predictions, draw) for draw in draws]) - resampled
+            low, high = np.percentile(differences, [2.5, 97.5]).tolist()
+            records.append(Record({"layer": number, "head": head}, "change", change, metric, (low, high), protocol))
+        if len(changes) > 1:
+            records.append(
+                Record({"layer": number}, "deviation", float(np.std(changes, ddof=1)), metric, protocol=protocol)
+            )
+    return Measured("heads", records, HEADS_TABLES, (), [{"model": Path(name).name, "source": "run"}])
+
+
+def prune_heads(name: str, reading: Reading, records: Sequence[Record], amount: float, folder: Path) -> list[Record]:
+    """Take the least important heads of a model out, and save it with its tokenizer in `folder`.
+
+    records: of the measurement `heads` of this model. amount: the number of heads, or below 1 their share. Returns what is
+    left: parameters, perplexity, and seconds of reading the text (the best of three), before and after.
+    Raises InputError for a folder that is not empty, and for a number of heads that cannot go.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(
+            f"--out: {folder} is there, and nothing in it is overwritten; give another folder or remove it"
+        )
+    ((model, text),) = open_all([name], reading)
+    changes: dict[Any, list[float]] = {}
+    for record in records:
+        if record.measure == "change":
+            changes.setdefault(record.labels["layer"], []).append(record.value or 0.0)
+    total = sum(map(len, changes.values()))
+    count = round(amount * total) if amount < 1 else round(amount)
+    if count < 1 or (amount > 1 and count != amount):
+        raise InputError(
+            f"--prune: a whole number of heads, or a share of the {total} that there are; given {amount:g}"
+        )
+    chosen = least_important(list(map(np.array, changes.values())), model.attention_layers.groups, count)
+    smaller = prune(model.module, chosen)
+    smaller.save_pretrained(folder) if model.source == "Hugging Face" else smaller.save(folder)
+    _save_tokenizer(model, folder)
+    rows = text.rows(reading.texts)
+    labels = [{"layer": layer, "head": head} for layer, heads in chosen.items() for head in heads]
+    pruned = [Record(one, "pruned", 1) for one in labels]
+    return pruned + list(_compare_sizes(model, {"before": model.module, "after": smaller}, rows))
+
+
+def _compare_sizes(model: LoadedModel, modules: Mapping[str, Any], rows: Sequence[Any]) -> Iterator[Record]:
+    for when, module in modules.items():
+        seconds = math.inf
+        for _ in range(3):
+            start = time.perf_counter()
+            nats = nats_per_token(module, rows, mask_id=model.mask_id, marks=model.marks)
+            seconds = min(seconds, time.perf_counter() - start)
+        values = {"parameters": module.num_parameters(), "perplexity": math.exp(nats.mean()), "seconds": seconds}
+        for measure, value in values.items():
+            yield Record({"model": when}, measure, value)
+
+
+def _save_tokenizer(model: LoadedModel, folder: Path) -> None:
+    if model.source == "Hugging Face":
+        model.tokenizer.save_pretrained(folder)
+    else:
+        model.tokenizer.save(folder)

@@ -1,0 +1,84 @@
+"""The reach of memory under the Skip-Retain phase of a configuration: what `fullrank analyze context` measures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fullrank.analysis.context import REACH_PLOT, REACH_TABLE, Reach, context, reach_records
+from fullrank.config.recipe import Resolved
+from fullrank.config.run import RunConfig
+from fullrank.config.training import PhaseConfig
+from fullrank.core.errors import InputError, suggest
+from fullrank.experiments.measurements import Measured
+from fullrank.experiments.objective import skip_schedule
+
+
+def measure_reach(
+    resolved: Resolved[RunConfig], name: str | None = None, drifting: int | None = None
+) -> tuple[Measured, list[str]]:
+    """The reach of each layer's memory in the phase `name`, and what the numbers do not say themselves.
+
+    name: None is the first phase that skips layers. drifting: also the labels of the released code after so many steps.
+    Raises InputError for a model without memory, an unknown phase, and probabilities that give no reach.
+    """
+    run = resolved.config
+    if run.model.sees_future:
+        raise InputError(
+            "model.attention.causal: as_published sees every token of its segment and can have no memory, so no layer "
+            "reaches beyond it; analyse a 'masked' model with model.memory_length"
+        )
+    if not run.model.memory_length:
+        raise InputError(
+            "model.memory_length: 0, so no layer has a memory that could reach anywhere; set it to some tokens "
+            "(model.memory_length=512)"
+        )
+    layers = run.model.num_hidden_layers
+    phase = find_phase(run, name)
+    probabilities = skip_schedule(phase, layers).probabilities if phase else (0.0,) * layers
+    try:
+        reach = context(probabilities, memory_length=run.model.memory_length, segment_length=run.train.segment_length)
+        records = list(reach_records(reach, drifting))
+    except InputError as error:
+        raise InputError(f"train.phases.{phase.name}.p: {error}" if phase else str(error)) from error
+    recipe = Path(resolved.recipe).name if Path(resolved.recipe).exists() else resolved.recipe
+    about = {
+        "model": recipe, "source": "configuration", "row": resolved.row, "scale": resolved.scale,
+        "phase": phase.name if phase else None, "skip": phase.skip if phase else "none",
+    }  # fmt: skip
+    measured = Measured("context", records, (REACH_TABLE,), (REACH_PLOT,), [about])
+    return measured, explain_reach(run, phase, reach)
+
+
+def find_phase(run: RunConfig, name: str | None) -> PhaseConfig | None:
+    """The phase `name`; without a name, the first one that skips layers, or None. InputError for an unknown name."""
+    phases = {phase.name: phase for phase in run.train.phases}
+    if name is None:
+        layers = run.model.num_hidden_layers
+        return next((phase for phase in phases.values() if any(skip_schedule(phase, layers).probabilities)), None)
+    if not phases:
+        raise InputError(f"--phase {name}: the configuration has no phases (train.phases)")
+    if name not in phases:
+        raise InputError(f"--phase {name}: the configuration has no such phase; {suggest(name, phases)}")
+    return phases[name]
+
+
+def explain_reach(run: RunConfig, phase: PhaseConfig | None, reach: Reach) -> list[str]:
+    """Sentences about what the numbers do not say themselves."""
+    memory = reach.memory_length
+    remarks = []
+    if phase is None or not reach.resting:
+        remarks.append(f"No layer is skipped: every layer remembers the {memory:,} tokens before the segment.")
+    else:
+        far = reach.farthest[0]
+        short = f" (short form: {reach.published_short:,.0f})" if phase.skip == "linear" else ""
+        remarks.append(
+            f"The paper's Eq. 6 gives {reach.published:,.0f} tokens{short}. It adds p 2M over the layers, which is the context "
+            f"of no layer, and takes memory and segment as equal. The farthest layer reaches {far.mean:,.0f} tokens on average."
+        )
+    if run.model.same_length:
+        remarks.append(f"model.same_length hides what is {memory:,} or more tokens before a query.")
+    if phase is not None and phase.gaps == "drifting":
+        remarks.append(
+            "gaps: drifting tells the model that these tokens are farther away with every step (--drifting STEPS)."
+        )
+    return remarks
