@@ -28,8 +28,6 @@ from fullrank.data.builtin import synthetic_pairs
 
 GOLDENS = Path(__file__).resolve().parent / "goldens"
 RELATIVE, ABSOLUTE = 1e-4, 1e-6
-ABSOLUTE_OF_DIFFERENCES = 5e-4  # of two perplexities of about 100, which keep their own tolerance
-DIFFERENCES = re.compile(r"change|low$|high$|deviation")
 LONGEST = 12  # entries of a list that is kept whole
 
 # -- runs: the invented sentences are the same text in every Python -----------------------------------------------------
@@ -37,11 +35,13 @@ LONGEST = 12  # entries of a list that is kept whole
 LANGUAGES = ("svo", "sov")
 LINES = {"train": 400, "valid": 40, "test": 40}
 
+# An activation without a kink, and so large an eps that a gradient of rounding alone (of biases of keys) moves nothing: else
+# two machines train two models.
 MODEL = (
-    "hidden_size: 16, num_hidden_layers: 2, num_attention_heads: 4, intermediate_size: 32, max_position_embeddings: 64"
+    "hidden_size: 16, num_hidden_layers: 2, num_attention_heads: 4, intermediate_size: 32, hidden_act: gelu, "
+    "max_position_embeddings: 64"
 )
-# with so large an eps a gradient that is rounding alone (of biases of keys) moves nothing, on no machine
-TRAIN = "steps: 20, learning_rate: 0.02, eps: 1.0e-4, log_every_steps: 5, device: cpu, threads: 1"
+TRAIN = "steps: 40, learning_rate: 0.01, eps: 1.0e-4, log_every_steps: 10, device: cpu, threads: 1"
 TEXT = "{name: text, train: text/train.svo, valid: text/valid.svo, test: text/test.svo, cache: cache, tokens: word}"
 PAIRS = (
     "{name: parallel, train: text/train, valid: text/valid, test: text/test, source: svo, target: sov, "
@@ -54,8 +54,8 @@ table: A table of two rows
 base:
   model: {{{MODEL}}}
   data: {TEXT}
-  train: {{{TRAIN}, batch_size: 4, segment_length: 16, keep_checkpoints: 2}}
-  eval: {{every_steps: 10}}
+  train: {{{TRAIN}, batch_size: 16, segment_length: 16, keep_checkpoints: 2}}
+  eval: {{every_steps: 20}}
 scales: {{tiny: {{}}}}
 rows:
   plain: {{paper: {{test: 29.78, parameters: 156M}}}}
@@ -65,32 +65,32 @@ rows:
 model: {{{MODEL}, memory_length: 24, position: relative, attention: {{score: relative}}}}
 data: {TEXT}
 train:
-  {{{TRAIN}, batch_size: 4, segment_length: 16, order: contiguous,
-   phases: [{{name: skip_retain, skip: linear, steps: 12}}, {{name: vanilla}}]}}
-eval: {{every_steps: 10}}
+  {{{TRAIN}, batch_size: 16, segment_length: 16, order: contiguous,
+   phases: [{{name: skip_retain, skip: linear, steps: 24}}, {{name: vanilla}}]}}
+eval: {{every_steps: 20}}
 """,
     "mixture": f"""
 model: {{{MODEL}, output: {{kind: mixture_of_softmaxes, mixtures: 3}}}}
 data: {TEXT}
-train: {{{TRAIN}, batch_size: 4, segment_length: 16}}
-eval: {{every_steps: 10}}
+train: {{{TRAIN}, batch_size: 16, segment_length: 16}}
+eval: {{every_steps: 20}}
 """,
     "masked": f"""
 model: {{{MODEL}}}
 data: {TEXT}
-train: {{{TRAIN}, batch_size: 4, segment_length: 16, objective: masked}}
-eval: {{every_steps: 10}}
+train: {{{TRAIN}, batch_size: 16, segment_length: 16, objective: masked}}
+eval: {{every_steps: 20}}
 """,
     "translation": f"""
 model: {{{MODEL}}}
 data: {PAIRS}
-train: {{{TRAIN}, batch_tokens: 300}}
-eval: {{every_steps: 10, beams: 2}}
+train: {{{TRAIN}, batch_tokens: 1200}}
+eval: {{every_steps: 20, beams: 2}}
 """,
     "finetuned": f"""
 model: {{pretrained: random, attention: {{mix: position_wise}}}}
 data: {{name: glue/cola, invented: true, max_length: 16, max_train: 160, max_eval: 60, cache: cache}}
-train: {{{TRAIN.replace("0.02", "0.001")}, batch_size: 8}}
+train: {{{TRAIN.replace("0.01", "0.001")}, batch_size: 8}}
 """,
 }
 PLAIN, MIXED, OTHER_SEED = (f"runs/table/{name}" for name in ("plain-tiny-seed1", "b-tiny-seed1", "b-tiny-seed2"))
@@ -283,14 +283,14 @@ def compare(golden: Any, now: Any, path: str, scale: float | None = None) -> Ite
     elif isinstance(golden, list) and isinstance(now, list) and len(golden) == len(now):
         for index, (before, after) in enumerate(zip(golden, now, strict=True)):
             yield from compare(before, after, f"{path}[{index}]")
-    elif not is_equal(golden, now, ABSOLUTE_OF_DIFFERENCES if DIFFERENCES.search(path) else ABSOLUTE, scale):
+    elif not is_equal(golden, now, scale):
         yield f"{path}: {show_value(golden)} -> {show_value(now)}"
 
 
-def is_equal(golden: Any, now: Any, absolute: float, scale: float | None = None) -> bool:
+def is_equal(golden: Any, now: Any, scale: float | None = None) -> bool:
     """True for equal whole numbers and labels, and for other numbers within the tolerance."""
     if float in (type(golden), type(now)) and {type(golden), type(now)} <= {int, float}:
-        return abs(golden - now) <= absolute + RELATIVE * (abs(golden) if scale is None else scale)
+        return abs(golden - now) <= ABSOLUTE + RELATIVE * (abs(golden) if scale is None else scale)
     return type(golden) is type(now) and golden == now
 
 
