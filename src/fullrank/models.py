@@ -343,7 +343,7 @@ class TransformersModel(Adapter):
             self.lacks["step"] = "its forward takes no cache"
         if getattr(self.head, "weight", None) is None:
             self.predicts = None
-            missing = f"{name} has no output embedding (load it with AutoModelForCausalLM or AutoModelForMaskedLM)"
+            missing = "it has no output embedding (load it with AutoModelForCausalLM or AutoModelForMaskedLM)"
             self.lacks |= dict.fromkeys(("logits", "output_matrix", "step"), missing)
         try:
             weighted_modules(module)
@@ -374,7 +374,7 @@ class TransformersModel(Adapter):
     def logits_of(self, out: Any, ids: Tensor) -> Tensor:
         """Logits (B, N, V) of an output; InputError where it has none."""
         logits = getattr(out, "logits", None)
-        if not isinstance(logits, Tensor) or logits.shape[:2] != ids.shape or logits.shape[2] <= int(ids.max()):
+        if not isinstance(logits, Tensor) or logits.shape[:2] != ids.shape:
             raise InputError(
                 f"{type(self.module).__name__} gives no logits of a vocabulary; load it with AutoModelForCausalLM or "
                 "AutoModelForMaskedLM"

@@ -135,6 +135,22 @@ def fitting_length(model: LoadedModel, segment_length: int | None, usual: int = 
     return segment_length
 
 
+def rows_of(input_ids: Tensor | Iterable[Tensor]) -> list[Tensor]:
+    """All rows of token ids, each (1, N), of one length N. InputError for other shapes, for several lengths, and for no row."""
+    texts: list[Tensor] = []
+    for ids in [input_ids] if isinstance(input_ids, Tensor) else input_ids:
+        if not isinstance(ids, Tensor):
+            raise InputError(f"input_ids: tensors of token ids (B, N), given {type(ids).__name__}; encode texts first")
+        if ids.ndim != 2 or ids.is_floating_point() or not ids.shape[1]:
+            raise InputError(f"input_ids: (B, N) of whole numbers, given {tuple(ids.shape)} {ids.dtype}")
+        texts += ids.split(1)
+    if not texts:
+        raise InputError("input_ids: no text to read")
+    if len(lengths := {ids.shape[1] for ids in texts}) > 1:
+        raise InputError(f"input_ids: texts of one length, given {' and '.join(map(str, sorted(lengths)))} tokens")
+    return texts
+
+
 def batch_tokens(model: LoadedModel) -> int:
     """The most tokens that a model reads in one pass, so that its logits fit into memory."""
     return min(_BATCH_TOKENS, _BATCH_LOGITS // (model.vocab_size or 1))

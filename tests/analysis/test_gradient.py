@@ -124,5 +124,5 @@ def test_what_cannot_be_read_is_said() -> None:
     made = model(fr.OutputConfig(kind="softmax"))
     with pytest.raises(InputError, match="none of them counts"):
         gradient_share(made, [(IDS, torch.full_like(IDS, -100))])
-    with pytest.raises(InputError, match="Linear has no output embedding"):
+    with pytest.raises(InputError, match="Linear has no hidden states"):
         gradient_share(torch.nn.Linear(2, 2), [(IDS, TARGETS)])

@@ -246,7 +246,7 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         fr.analysis.rank(model, torch.arange(48)[None])
     with pytest.raises(InputError, match=r"integers \(B, N\), given torch.int64 \(5,\)"):
         fr.analysis.rank(model, torch.arange(5))
-    with pytest.raises(InputError, match="given Linear"):
+    with pytest.raises(InputError, match="Linear has no hidden states"):
         fr.analysis.rank(nn.Linear(2, 2), ids())
     with torch.no_grad():
         model.output.bias[0] = float("nan")

@@ -166,10 +166,10 @@ def test_the_model_is_left_as_it_was() -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(InputError, match="Behind has no output embedding"):
+    with pytest.raises(InputError, match=r"Behind .* has no output embedding"):
         fr.analysis.rank(Behind("none"), IDS)
     headless = tiny.llama().model
-    with pytest.raises(InputError, match="LlamaModel has no output embedding"):
+    with pytest.raises(InputError, match=r"LlamaModel .* has no output embedding"):
         fr.analysis.rank(headless, IDS)
     small = tiny.llama()
     small.resize_token_embeddings(40)

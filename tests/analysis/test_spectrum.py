@@ -120,7 +120,7 @@ def test_wrong_input_is_named() -> None:
     ):
         with pytest.raises(InputError, match=message):
             spectrum(made, given)
-    with pytest.raises(InputError, match="a model of fullrank or of Hugging Face, given Linear"):
+    with pytest.raises(InputError, match="Linear has no attention weights"):
         spectrum(torch.nn.Linear(2, 2), IDS)
     with pytest.raises(InputError, match="no attention weights"):
         spectrum(model(attention=fr.AttentionConfig(kind="multilinear", cores=1, rank=4)), IDS)
@@ -150,7 +150,7 @@ def test_the_encoder_of_a_model_that_reads_two_sequences() -> None:
         "encoder_ffn_dim": 16,
     }
     bart = transformers.BartModel(transformers.BartConfig(vocab_size=50, decoder_attention_heads=3, **sizes)).eval()
-    with pytest.raises(InputError, match="BartModel: reads two sequences; give its encoder"):
+    with pytest.raises(InputError, match=r"BartModel .* reads two sequences; give its encoder"):
         spectrum(bart, IDS)
     assert len(spectrum(bart.get_encoder(), IDS).layers) == 2
     config = fr.ModelConfig(vocab_size=50, hidden_size=24, num_hidden_layers=2, num_attention_heads=3)

@@ -8,7 +8,6 @@ Training moves the logits s by moving h, and so along columns of W only: what of
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,13 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fullrank.analysis.rank import unwrapped
-from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError
-from fullrank.core.masked import MaskedLanguageModel
 from fullrank.core.output import IGNORED, combined, projected
 from fullrank.decoding.sample import evaluating
-from fullrank.training.device import device_of
+from fullrank.models import LoadedModel, OwnModel, open_model
 
 _CHUNK = 1 << 23  # numbers of G that are held at a time
 
@@ -57,7 +53,7 @@ class GradientShare:
 Gradients = Iterator[tuple[int, Tensor]]
 
 
-def gradient_share(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> GradientShare:
+def gradient_share(model: nn.Module | LoadedModel, batches: Iterable[tuple[Tensor, Tensor]]) -> GradientShare:
     """The share of the gradient of the nll that the output layer of `model` lets through, by its norm.
 
     A mixture has a G for each softmax, an adaptive softmax one for the head and for each tail; norms are over all of them.
@@ -65,13 +61,15 @@ def gradient_share(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -
     batches: input_ids and targets (B, N) int64; targets -100 do not count. Every row is read on its own, without memory.
     Raises InputError for another kind of model, and where no target counts.
     """
-    weights, read = _reader(model)
+    loaded = open_model(model)
+    loaded.require({"logits", "hidden"}, "share of the gradient")
+    weights, read = _of_own(loaded.adapter) if isinstance(loaded.adapter, OwnModel) else _of_foreign(loaded.adapter)
     bases = [_basis(weight) for weight in weights]
     squares, let_through, tokens = 0.0, 0.0, 0
     for ids, targets in batches:
         tokens += int((targets != IGNORED).sum())
-        with evaluating(model), _frozen(model), torch.enable_grad():
-            for number, gradient in read(ids.to(device_of(model)), targets.to(device_of(model))):
+        with evaluating(loaded.module), _frozen(loaded.module), torch.enable_grad():
+            for number, gradient in read(ids.to(loaded.device), targets.to(loaded.device)):
                 wide = gradient.double()
                 squares += float(wide.square().sum())
                 let_through += float((wide @ bases[number]).square().sum())
@@ -102,16 +100,11 @@ def _frozen(model: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-def _reader(model: Any) -> tuple[list[Tensor], Callable[[Tensor, Tensor], Gradients]]:
-    """The matrices of the output layer, and the gradients that reach each of them from a batch."""
-    own = unwrapped(model)
-    if isinstance(own, LanguageModel | MaskedLanguageModel):
-        return _of_ours(own)
-    head = model.get_output_embeddings() if callable(getattr(model, "get_output_embeddings", None)) else None
-    if head is None or getattr(head, "weight", None) is None:
-        raise InputError(f"{type(model).__name__} has no output embedding; give a language model, causal or masked")
-    takes_mask = "attention_mask" in inspect.signature(model.forward).parameters
+# the matrices of an output layer, and the gradients that reach each of them from a batch of ids and targets
+Layer = tuple[list[Tensor], Callable[[Tensor, Tensor], Gradients]]
 
+
+def _of_foreign(adapter: Any) -> Layer:
     def gradients(ids: Tensor, targets: Tensor) -> Gradients:
         scores: list[Tensor] = []
 
@@ -119,32 +112,31 @@ def _reader(model: Any) -> tuple[list[Tensor], Callable[[Tensor, Tensor], Gradie
             scores.append(out.detach().requires_grad_())
             return scores[-1]
 
-        handle = head.register_forward_hook(leaf)
+        handle = adapter.head.register_forward_hook(leaf)
         try:
-            logits = model(ids, **({"attention_mask": torch.ones_like(ids)} if takes_mask else {})).logits
+            logits = adapter.logits(ids)
         finally:
             handle.remove()
         if not scores or not logits.requires_grad:
-            raise InputError(f"{type(model).__name__} makes its logits without its output embedding")
+            raise InputError(f"{type(adapter.module).__name__} makes its logits without its output embedding")
         nll = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
         (gradient,) = torch.autograd.grad(nll, scores[-1])
         yield 0, gradient.flatten(0, 1)
 
-    return [head.weight], gradients
+    return [adapter.head.weight], gradients
 
 
-def _of_ours(model: LanguageModel | MaskedLanguageModel) -> tuple[list[Tensor], Callable[[Tensor, Tensor], Gradients]]:
-    layer = model.output
+def _of_own(adapter: OwnModel) -> Layer:
+    layer = adapter.reads.output
     with torch.no_grad():
-        width = model.config.hidden_size
-        probe = layer.components(next(model.parameters()).new_zeros(1, 1, width))
+        width = adapter.reads.config.hidden_size
+        probe = layer.components(next(adapter.reads.parameters()).new_zeros(1, 1, width))
     weights = [cluster.weight for cluster in probe.clusters]
     rows = max(1, _CHUNK // (sum(len(weight) for weight in weights) * probe.states.shape[1]))
 
     def gradients(ids: Tensor, targets: Tensor) -> Gradients:
         with torch.no_grad():
-            read = model.hidden(ids)
-            hidden = read if isinstance(read, Tensor) else read.hidden
+            hidden = adapter.hidden(ids)
         counts = targets != IGNORED
         for states, wanted in zip(hidden[counts].split(rows), targets[counts].split(rows), strict=True):
             with torch.no_grad():

@@ -13,22 +13,17 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from fullrank.analysis.attention import AttentionReader, texts_of
-from fullrank.analysis.rank import unwrapped
 from fullrank.core.attention import LayerTrace
 from fullrank.core.config import AttentionConfig, WeightedConfig, stage_name, stage_options
-from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError
-from fullrank.core.masked import MaskedLanguageModel
 from fullrank.core.mix import Mixing
+from fullrank.core.output import IGNORED
 from fullrank.decoding.sample import evaluating
 from fullrank.evaluation.statistics import Interval, paired_interval
-from fullrank.models import LoadedModel
+from fullrank.models import AttentionLayers, LoadedModel, open_model
 from fullrank.records import Column, HeatMap, Record, Table, measurement
-from fullrank.text import Text
-from fullrank.training.device import device_of
+from fullrank.text import Text, rows_of
 
 MASKED_SHARE = 0.15  # of the tokens of a text, where masked ones are predicted
 _AT_ONCE = 1024  # tokens that a model reads in one pass
@@ -110,21 +105,25 @@ class KeptHeads(Mixing):
 
 
 @contextlib.contextmanager
-def ablatable(reader: AttentionReader) -> Iterator[list[Tensor]]:
+def ablatable(layers: AttentionLayers) -> Iterator[list[Tensor]]:
     """Inside the block, a head does not count whose entry is set to 0; one tensor (H,) of ones for each layer."""
-    former = [stage.mix for stage in reader.stages]
-    kept = [KeptHeads(stage.mix, stage.size.num_heads) for stage in reader.stages]
+    former = [stage.mix for stage in layers.stages]
+    kept = [KeptHeads(stage.mix, stage.size.num_heads) for stage in layers.stages]
     try:
-        for stage, keeping in zip(reader.stages, kept, strict=True):
+        for stage, keeping in zip(layers.stages, kept, strict=True):
             stage.mix = keeping
         yield [keeping.keep for keeping in kept]
     finally:
-        for stage, mix in zip(reader.stages, former, strict=True):
+        for stage, mix in zip(layers.stages, former, strict=True):
             stage.mix = mix
 
 
 def heads(
-    model: nn.Module, input_ids: Tensor | Iterable[Tensor], *, mask_id: int | None = None, marks: Sequence[int] = ()
+    model: nn.Module | LoadedModel,
+    input_ids: Tensor | Iterable[Tensor],
+    *,
+    mask_id: int | None = None,
+    marks: Sequence[int] = (),
 ) -> Heads:
     """Ablate each head of `model` in turn; change of perplexity over texts, and similarity of heads.
 
@@ -139,43 +138,49 @@ def heads(
     O_j over all tokens. Raises InputError for models without attention weights or vocabulary layer, and for the texts that
     `spectrum` refuses.
     """
-    reader, texts = AttentionReader(model), texts_of(input_ids)
-    objective, pieces = predictions(reader.model, texts, mask_id, marks)
-    similarities = _similarities(reader.traces(texts))
-    nll, without = _ablated(reader, lambda reading: _nll(reading, pieces))
-    parts = zip(without, similarities, reader.groups, strict=True)
+    loaded, texts = open_model(model), rows_of(input_ids)
+    loaded.require({"attention", "logits"}, "heads")
+    objective, batches = predictions(loaded, texts, mask_id, marks)
+    similarities = _similarities(loaded.attentions(texts))
+    attention = loaded.attention_layers
+    ablated = open_model(attention.module)
+    nll, without = _ablated(attention, lambda _: _nll(ablated, batches))
+    parts = zip(without, similarities, attention.groups, strict=True)
     layers = [_layer(nll, np.stack(some), alike, group) for some, alike, group in parts]
-    return Heads(tuple(layers), reader.names, nll, objective, texts[0].shape[1], reader.source)
+    return Heads(tuple(layers), attention.names, nll, objective, texts[0].shape[1], attention.weights)
 
 
-def ablate(model: nn.Module, measure: Callable[[Any], Result]) -> tuple[Result, list[list[Result]]]:
+def ablate(model: nn.Module | LoadedModel, measure: Callable[[Any], Result]) -> tuple[Result, list[list[Result]]]:
     """Any figure of a model, such as a task's metric: with all heads, and without each head, by layer.
 
     measure: called with the model, or with a copy of it that can be ablated; in evaluation mode, without gradients.
     """
-    return _ablated(AttentionReader(model), measure)
+    return _ablated(open_model(model).attention_layers, measure)
 
 
-def _ablated(reader: AttentionReader, measure: Callable[[Any], Result]) -> tuple[Result, list[list[Result]]]:
+def _ablated(layers: AttentionLayers, measure: Callable[[Any], Result]) -> tuple[Result, list[list[Result]]]:
     without = []
-    with ablatable(reader) as keeps, evaluating(reader.model):
-        whole = measure(reader.model)
+    with ablatable(layers) as keeps, evaluating(layers.module):
+        whole = measure(layers.module)
         for keep in keeps:
             without.append(list[Result]())
             for head in range(len(keep)):
                 keep[head] = 0
-                without[-1].append(measure(reader.model))
+                without[-1].append(measure(layers.module))
                 keep[head] = 1
     return whole, without
 
 
 def nats_per_token(
-    model: nn.Module, input_ids: Tensor | Iterable[Tensor], *, mask_id: int | None = None, marks: Sequence[int] = ()
+    model: nn.Module | LoadedModel,
+    input_ids: Tensor | Iterable[Tensor],
+    *,
+    mask_id: int | None = None,
+    marks: Sequence[int] = (),
 ) -> np.ndarray:
     """Nats per token of each text (S,), of the tokens that `heads` looks at."""
-    own = unwrapped(model)
-    with evaluating(own):
-        return _nll(own, predictions(own, texts_of(input_ids), mask_id, marks)[1])
+    loaded = open_model(model)
+    return _nll(loaded, predictions(loaded, rows_of(input_ids), mask_id, marks)[1])
 
 
 def _layer(nll: np.ndarray, without: np.ndarray, similarity: np.ndarray, group: int) -> LayerHeads:
@@ -189,73 +194,39 @@ def _layer(nll: np.ndarray, without: np.ndarray, similarity: np.ndarray, group: 
 # -- nats per token ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """Inputs and targets (B, N) of one pass; at (B K,): the tokens that count, in the flattened inputs, None: all."""
-
-    inputs: Tensor
-    targets: Tensor
-    at: Tensor | None = None
+Batch = tuple[Tensor, Tensor]  # inputs and targets (B, N); -100 at targets that do not count
 
 
 def predictions(
-    model: Any, texts: list[Tensor], mask_id: int | None, marks: Sequence[int]
-) -> tuple[str, list[Prediction]]:
-    """The tokens of texts (1, N) that are predicted, in words, and the passes in which they are (see `heads`)."""
-    device, rows = device_of(model), max(1, _AT_ONCE // texts[0].shape[1])
-    together = torch.cat(texts).to(device)
-    if isinstance(model, LanguageModel) and model.memory_length:
-        stream, length = together.flatten()[None], texts[0].shape[1]
+    model: LoadedModel, texts: list[Tensor], mask_id: int | None = None, marks: Sequence[int] = ()
+) -> tuple[str, list[Batch]]:
+    """The tokens of texts (1, N) that are predicted, in words, and the batches in which they are (see `heads`)."""
+    together, length = torch.cat(texts).cpu(), texts[0].shape[1]
+    rows = max(1, _AT_ONCE // length)
+    if getattr(model.own, "memory_length", 0):
+        stream = together.flatten()[None]
         pairs = zip(stream[:, :-1].split(length, 1), stream[:, 1:].split(length, 1), strict=True)
-        return "next tokens, with memory", [Prediction(inputs, targets) for inputs, targets in pairs]
-    if isinstance(model, MaskedLanguageModel):
-        mask_id = model.mask_id
-    elif mask_id is None and type(model).__name__.endswith("ForMaskedLM"):
-        raise InputError(f"{type(model).__name__}: predicts masked tokens; give mask_id=tokenizer.mask_token_id")
+        return "next tokens, with memory", list(pairs)
+    mask_id, marks = model.mask_id if mask_id is None else mask_id, marks or model.marks
+    if mask_id is None and model.predicts == "masked tokens":
+        raise InputError(f"{model.name}: predicts masked tokens; give mask_id=tokenizer.mask_token_id")
     if mask_id is None:
-        return "next tokens", [Prediction(batch[:, :-1], batch[:, 1:]) for batch in together.split(rows)]
-    draws = torch.rand(together.shape, generator=torch.Generator().manual_seed(0)).to(device)
-    draws[torch.isin(together, torch.tensor([*marks], device=device))] = 2.0  # after all others
-    count = max(1, round(MASKED_SHARE * together.shape[1]))
-    pieces = []
-    for batch, numbers in zip(together.split(rows), draws.split(rows), strict=True):
-        chosen = numbers.argsort(1)[:, :count].sort(1).values
-        first = torch.arange(len(batch), device=device)[:, None] * batch.shape[1]
-        pieces.append(Prediction(batch.scatter(1, chosen, mask_id), batch, (first + chosen).flatten()))
-    return f"{count} masked tokens a text", pieces
+        return "next tokens", [(batch[:, :-1], batch[:, 1:]) for batch in together.split(rows)]
+    draws = torch.rand(together.shape, generator=torch.Generator().manual_seed(0))
+    draws[torch.isin(together, torch.tensor([*marks]))] = 2.0  # after all others
+    count = max(1, round(MASKED_SHARE * length))
+    masked = torch.zeros_like(together, dtype=torch.bool).scatter(1, draws.argsort(1)[:, :count], True)
+    inputs, targets = together.masked_fill(masked, mask_id), together.masked_fill(~masked, IGNORED)
+    return f"{count} masked tokens a text", list(zip(inputs.split(rows), targets.split(rows), strict=True))
 
 
-def _nll(model: Any, pieces: list[Prediction]) -> np.ndarray:
+def _nll(model: LoadedModel, batches: list[Batch]) -> np.ndarray:
     """Nats per token of each text (S,), in the precision of the model, means in double precision."""
-    memory, found = None, []
-    for piece in pieces:
-        targets = piece.targets if piece.at is None else piece.targets.flatten()[piece.at]
-        match model:
-            case LanguageModel():
-                nll = model.nll(piece.inputs, targets, memory)
-                memory, per_token = nll.memory, nll.per_token
-            case MaskedLanguageModel():
-                per_token = model.nll(piece.inputs, targets, at=piece.at).per_token
-            case _:
-                logits = _logits(model, piece.inputs)
-                per_token = F.cross_entropy(
-                    logits.flatten(0, 1) if piece.at is None else logits.flatten(0, 1)[piece.at],
-                    targets.flatten(),
-                    reduction="none",
-                )
-        found.append(per_token.double().reshape(len(piece.inputs), -1).mean(1).cpu())
-    return torch.cat(found).numpy()
-
-
-def _logits(model: Any, inputs: Tensor) -> Tensor:
-    """Logits (B, N, V) in fp32 at least; InputError for a model that gives none."""
-    logits = getattr(model(input_ids=inputs), "logits", None)
-    if logits is None or logits.shape[:2] != inputs.shape or logits.shape[2] < 1 + int(inputs.max()):
-        raise InputError(
-            f"{type(model).__name__}: has no vocabulary layer, so no perplexity that a head could change; give the model with "
-            "its layer (...ForCausalLM, ...ForMaskedLM)"
-        )
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+    means = []
+    for nll, (_, targets) in zip(model.nlls(batches), batches, strict=True):
+        counted = nll.cpu()[targets != IGNORED].double()
+        means.append(counted.view(len(targets), -1).mean(1))
+    return torch.cat(means).numpy()
 
 
 # -- similarity ----------------------------------------------------------------------------------------------------------
@@ -300,9 +271,9 @@ def prune(model: Prunable, heads: Mapping[int, Sequence[int]]) -> Prunable:
     heads that stay reads the weights P_j of all, so that of an ablated head only the values could go. Of Hugging Face also for
     a part of the heads that share keys and values, and for attention whose projections are not known.
     """
-    own: Any = unwrapped(model)
-    reader = AttentionReader(model)
-    counts, kept = [stage.size.num_heads for stage in reader.stages], list[list[int]]()
+    loaded = open_model(model)
+    layers, own = loaded.attention_layers, loaded.own
+    counts, kept = [stage.size.num_heads for stage in layers.stages], list[list[int]]()
     for layer, count in enumerate(counts):
         gone = set(heads.get(layer, ()))
         kept.append([head for head in range(count) if head not in gone])
@@ -310,8 +281,8 @@ def prune(model: Prunable, heads: Mapping[int, Sequence[int]]) -> Prunable:
             raise InputError(f"heads: layer {layer} has 0 to {count - 1} and keeps one of them, given {heads[layer]}")
     if unknown := set(heads) - set(range(len(counts))):
         raise InputError(f"heads: layers 0 to {len(counts) - 1}, given {min(unknown)}")
-    if not isinstance(own, LanguageModel | MaskedLanguageModel):
-        return cast(Prunable, _pruned_foreign(model, reader, heads, kept))
+    if own is None or loaded.predicts is None:
+        return cast(Prunable, _pruned_foreign(model, layers, heads, kept))
     for attention in own.config.attentions:
         if isinstance(attention, WeightedConfig) and stage_name(attention.mix) != "none":
             raise InputError(
@@ -345,7 +316,7 @@ def _with_own_biases(attention: AttentionConfig) -> AttentionConfig:
 
 
 def _pruned_foreign(
-    model: Any, reader: AttentionReader, heads: Mapping[int, Sequence[int]], kept: list[list[int]]
+    model: Any, layers: AttentionLayers, heads: Mapping[int, Sequence[int]], kept: list[list[int]]
 ) -> nn.Module:
     from fullrank.hf.inject import injected_modules
     from fullrank.hf.prune import keep_heads
@@ -357,11 +328,11 @@ def _pruned_foreign(
         raise InputError(f"{name}: attention of ours is inside; take it out (fullrank.remove), prune, and inject again")
     smaller: nn.Module = keep_heads(copy.deepcopy(model), kept)
     vocabulary, draws = model.get_input_embeddings().num_embeddings, torch.Generator().manual_seed(0)
-    ids = torch.randint(vocabulary, (2, 16), generator=draws).to(device_of(model))
-    with ablatable(reader) as keeps, evaluating(reader.model), evaluating(smaller):
+    ids = torch.randint(vocabulary, (2, 16), generator=draws).to(model.device)
+    with ablatable(layers) as keeps, evaluating(layers.module), evaluating(smaller):
         for layer, gone in heads.items():
             keeps[layer][[*gone]] = 0
-        expected = reader.model(input_ids=ids)[0]
+        expected = layers.module(input_ids=ids)[0]
         try:
             difference = (smaller(input_ids=ids)[0] - expected).norm() / expected.norm()
         except RuntimeError as error:
@@ -416,7 +387,7 @@ def measure_heads(model: LoadedModel, text: Text) -> Iterator[Record]:
     Deviation: over the heads of a layer. Similarity: linear CKA of the outputs of two heads. Intervals: 95 %, over segments.
     An encoder predicts masked tokens, 15 % of each segment. Of a fine-tuned run it is the change of the task's metric.
     """
-    read = heads(model.module, text, mask_id=model.mask_id, marks=model.marks)
+    read = heads(model, text)
     protocol = f"{read.objective}, weights {read.weights}"
     yield Record({}, "perplexity", read.perplexity, "perplexity", protocol=protocol)
     for number, layer in enumerate(read.layers):

@@ -10,12 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fullrank.analysis.attention import AttentionReader, texts_of
 from fullrank.core.errors import InputError
 from fullrank.models import LoadedModel, open_model
 from fullrank.records import Column, HeatMap, Lines, Record, Table, measurement
 from fullrank.seal import read_record
-from fullrank.text import Text
+from fullrank.text import Text, rows_of
 from fullrank.training.checkpoint import kept_checkpoints
 
 
@@ -41,30 +40,33 @@ class LayerMixing:
         return None if self.deviation is None else float(np.sqrt(np.square(self.deviation).mean()))
 
 
-def mixing(model: nn.Module, input_ids: Tensor | Iterable[Tensor] | None = None) -> tuple[LayerMixing, ...]:
+def mixing(
+    model: nn.Module | LoadedModel, input_ids: Tensor | Iterable[Tensor] | None = None
+) -> tuple[LayerMixing, ...]:
     """The mixing of every layer that mixes heads, of our models and of injected ones; input_ids as for `spectrum`.
 
     Raises InputError for a model in which no layer does.
     """
-    reader = AttentionReader(model)
+    loaded = open_model(model)
+    attention = loaded.attention_layers
     found = dict[int, list[Tensor]]()
-    for number, stage in enumerate(reader.stages):
+    for number, stage in enumerate(attention.stages):
         with torch.no_grad():
-            shared = None if number in reader.plain else stage.mix.matrix(None)
+            shared = None if number in attention.plain else stage.mix.matrix(None)
         if shared is not None:
             found[number] = [] if input_ids is not None and "query" in stage.mix.needs else [shared]
     if not found:
         raise InputError(
-            f"{type(model).__name__}: no layer of it mixes heads; set model.attention.mix, or call fullrank.inject(model, "
+            f"{loaded.name}: no layer of it mixes heads; set model.attention.mix, or call fullrank.inject(model, "
             "mix=...) on a Hugging Face model"
         )
     if input_ids is not None and not all(found.values()):
-        for layers in reader.traces(texts_of(input_ids)):
+        for layers in loaded.attentions(rows_of(input_ids)):
             for number, matrices in found.items():
                 traced = layers[number].mixing
                 if traced is not None and traced.dim() == 4:
                     matrices.append(traced.flatten(0, 1))
-    return tuple(_of_layer(number, reader.names[number], matrices) for number, matrices in found.items())
+    return tuple(_of_layer(number, attention.names[number], matrices) for number, matrices in found.items())
 
 
 def _of_layer(number: int, name: str, matrices: list[Tensor]) -> LayerMixing:
@@ -111,10 +113,10 @@ def measure_mixing(model: LoadedModel, text: Text) -> Iterator[Record]:
     rows = text.rows()
     steps = checkpoint_steps(model.folder) if model.source == "run" and model.folder is not None else {}
     if not steps:
-        yield from _layer_records(mixing(model.module, rows), {}, last=True)
+        yield from _layer_records(mixing(model, rows), {}, last=True)
     for step, checkpoint in steps.items():
         saved = open_model(str(model.folder), checkpoint=checkpoint, device=str(model.device))
-        yield from _layer_records(mixing(saved.module, rows), {"step": step}, last=step == max(steps))
+        yield from _layer_records(mixing(saved, rows), {"step": step}, last=step == max(steps))
 
 
 def _layer_records(layers: Iterable[LayerMixing], labels: dict[str, int], last: bool) -> Iterator[Record]:

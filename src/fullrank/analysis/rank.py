@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import inspect
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -19,10 +18,9 @@ from scipy.special import xlogy
 from torch import Tensor, nn
 
 from fullrank.core.config import ClusteredConfig, MixtureConfig, ModelConfig, OutputConfig
-from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError, RunError
-from fullrank.core.model import Model
-from fullrank.models import LoadedModel
+from fullrank.core.masked import MaskedLanguageModel
+from fullrank.models import LoadedModel, TransformersModel, open_model
 from fullrank.records import Column, Lines, Record, Table, measurement
 from fullrank.text import Text
 
@@ -119,7 +117,7 @@ class LogProbRank:
 
 
 def rank(
-    model: nn.Module,
+    model: nn.Module | LoadedModel,
     input_ids: Tensor | Iterable[Tensor],
     *,
     contexts: int | None = None,
@@ -141,11 +139,15 @@ def rank(
     """
     if contexts is not None and contexts < 2:
         raise InputError(f"contexts: two or more, given {contexts}")
-    with torch.no_grad():
-        reader = reader_of(model)
-    wanted = contexts or 2 * (reader.layer.hidden_size + 2) + 32
+    source = open_model(model)
+    source.require({"logits", "hidden"}, "rank")
+    if isinstance(source.own, MaskedLanguageModel):
+        raise InputError("rank: give a causal model, of fullrank or of transformers; given a MaskedLanguageModel")
+    double = open_model(doubled(source.module))
+    layer, vocab_size, known_ids = _output_layer(double)
+    wanted = contexts or 2 * (layer.hidden_size + 2) + 32
     batches = [input_ids] if isinstance(input_ids, torch.Tensor) else input_ids
-    chosen = choose_contexts(batches, wanted, reader.known_ids)
+    chosen = choose_contexts(batches, wanted, known_ids)
     if chosen.count < 2:
         raise InputError(f"the text has {chosen.count} different contexts; a rank needs two or more")
     if 8 * chosen.count**2 > (allowed := max(most_bytes, LARGEST_SQUARE)):
@@ -154,19 +156,19 @@ def rank(
             f"fewer, at most {math.isqrt(allowed // 8):,}, or allow more (most_bytes)"
         )
     columns, most = None, max(most_bytes // (8 * chosen.count), chosen.count)
-    if most < reader.vocab_size:
-        drawn = torch.randperm(reader.vocab_size, generator=torch.Generator().manual_seed(seed))
+    if most < vocab_size:
+        drawn = torch.randperm(vocab_size, generator=torch.Generator().manual_seed(seed))
         columns = drawn[:most].sort().values
-    matrix = collect(reader, chosen, columns)
+    matrix, eps, exempt = collect(double, chosen, columns)
     if not bool(matrix.any()):
         raise InputError("every log-probability is zero: the vocabulary has one word only")
     return LogProbRank(
-        layer=reader.layer,
-        singular_values=singular_values(matrix.to(reader.device)),
+        layer=layer if layer.exempt else replace(layer, exempt=exempt),
+        singular_values=singular_values(matrix.to(double.device)),
         contexts=chosen.count,
         columns=matrix.shape[1],
-        vocab_size=reader.vocab_size,
-        eps=reader.eps,
+        vocab_size=vocab_size,
+        eps=eps,
         wanted=wanted,
         repeats=chosen.repeats,
     )
@@ -211,19 +213,13 @@ def _exempt(out: OutputConfig) -> str | None:
     return None
 
 
-def of_hugging_face(model: Any) -> OutputLayer:
-    """The output layer of a causal model of Hugging Face: its output embedding, and a soft-cap that its configuration names.
+def of_head(head: Any, config: Any) -> OutputLayer:
+    """The output layer of a model of transformers: its output embedding, and a soft-cap that its configuration names.
 
     What else stands between the output embedding and the logits shows only when the model is run.
-    Raises InputError for a model without output embedding.
     """
-    head = model.get_output_embeddings()
-    if head is None or getattr(head, "weight", None) is None:
-        raise InputError(
-            f"{type(model).__name__} has no output embedding; give a causal language model (AutoModelForCausalLM)"
-        )
     width = getattr(head, "in_features", None) or head.weight.shape[-1]
-    cap = soft_cap(model.config)
+    cap = soft_cap(config)
     return OutputLayer(
         kind="softmax" if cap is None else f"softmax, soft-cap {cap:g}",
         hidden_size=int(width),
@@ -245,42 +241,14 @@ def soft_cap(config: Any) -> float | None:
 # -- reading a model in double precision -------------------------------------------------------------------------------
 
 
-class Reader:
-    """A model as the analysis reads it. `layer` and `eps` may change while it reads: some things only show then.
-
-    eps: the rounding of the log-probabilities, relative to them. vocab_size: V of the log-probabilities;
-    known_ids: ids below it can be read.
-    """
-
-    vocab_size: int
-    known_ids: int
-
-    def __init__(self, model: Any, layer: OutputLayer) -> None:
-        self.model, self.layer = model, layer
-        self.eps = torch.finfo(torch.float64).eps
-        self.device = next(model.parameters()).device
-
-    def log_probs(self, ids: Tensor, positions: Tensor) -> Iterator[Tensor]:
-        """Log-probabilities (rows, V) after the tokens at `positions` of ids (B, N) laid end to end, a few rows at a time."""
-        raise NotImplementedError(f"{type(self).__name__} must define log_probs(ids, positions)")
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The model of ours inside an exported one (`FullRankForCausalLM`); any other model itself."""
-    inner = model._modules.get("model")
-    return inner if isinstance(inner, Model) else model
-
-
-def reader_of(model: nn.Module) -> Reader:
-    """`model` read in double precision and evaluation mode, on a copy unless it is so already.
-
-    Raises InputError for what is neither a `LanguageModel` nor a causal model of Hugging Face.
-    """
-    if isinstance(own := unwrapped(model), LanguageModel):
-        return _Ours(doubled(own))
-    if callable(getattr(model, "get_output_embeddings", None)):
-        return _HuggingFace(doubled(model))
-    raise InputError(f"rank: give a LanguageModel or a causal model of Hugging Face, given {type(model).__name__}")
+def _output_layer(model: LoadedModel) -> tuple[OutputLayer, int, int]:
+    """The output layer, the V of the log-probabilities, and the number of ids that the model reads."""
+    if model.own is not None:
+        return of_config(model.own.config), model.own.config.vocab_size, model.own.config.vocab_size
+    vocab_size = model.logits(torch.zeros(1, 1, dtype=torch.long)).shape[-1]
+    known_ids = len(model.module.get_input_embeddings().weight)
+    adapter: Any = model.adapter
+    return of_head(adapter.head, model.module.config), vocab_size, known_ids
 
 
 def doubled(model: Any) -> Any:
@@ -297,73 +265,44 @@ def doubled(model: Any) -> Any:
     return model
 
 
-class _Ours(Reader):
-    """A `LanguageModel`: its output layer is asked for the log-probabilities of chosen hidden states."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__(model, of_config(model.config))
-        self.vocab_size = self.known_ids = model.config.vocab_size
-
-    def log_probs(self, ids: Tensor, positions: Tensor) -> Iterator[Tensor]:
-        hidden = self.model.hidden(ids).hidden.flatten(0, 1)[positions]
-        at_a_time = max(1, _CHUNK // (self.vocab_size * (self.model.config.output.mixtures or 1)))
-        for rows in hidden.split(at_a_time):
-            yield self.model.output.log_prob(rows[None])[0]
+# log-probabilities of a few rows (rows, V), their relative rounding, and why the bound does not hold for them
+Rows = Iterator[tuple[Tensor, float, str | None]]
 
 
-class _HuggingFace(Reader):
-    """A causal model of Hugging Face: its logits, beside what its output embedding gave.
+def _read_own(model: Any, ids: Tensor, positions: Tensor) -> Rows:
+    """Rows of a `LanguageModel`: its output layer is asked for the log-probabilities of the chosen hidden states."""
+    hidden = model.hidden(ids).hidden.flatten(0, 1)[positions]
+    numbers = model.config.vocab_size * (model.config.output.mixtures or 1)
+    for rows in hidden.split(max(1, _CHUNK // numbers)):
+        yield model.output.log_prob(rows[None])[0], torch.finfo(torch.float64).eps, None
+
+
+def _read_foreign(adapter: TransformersModel, ids: Tensor, positions: Tensor) -> Rows:
+    """Rows of a model of transformers: its logits, compared with what its output embedding gave.
 
     Where both agree up to a factor and a shift of each row, the bound holds: A = diag(c) (H W' + 1 b') - log Z 1'.
     A model that hands its logits over in a lower precision is then read at its output embedding.
     """
-
-    def __init__(self, model: Any) -> None:
-        super().__init__(model, of_hugging_face(model))
-        self.known_ids = int(model.get_input_embeddings().weight.shape[0])
-        self.vocab_size = self._read(torch.zeros(1, 1, dtype=torch.long, device=self.device))[0].shape[-1]
-
-    def log_probs(self, ids: Tensor, positions: Tensor) -> Iterator[Tensor]:
-        logits, head = self._read(ids)
-        for chosen in positions.split(max(1, _CHUNK // self.vocab_size)):
-            rows = logits.flatten(0, 1)[chosen]
-            eps = torch.finfo(rows.dtype).eps
-            if head is None:
-                self._exempt("its output embedding is not called, so that what makes the logits cannot be seen")
-            else:
-                scaled, error = _scaled(head.flatten(0, 1)[chosen], rows)
-                of_head = torch.finfo(head.dtype).eps
-                if error > 32 * max(eps, of_head):
-                    self._exempt(
-                        "its logits are not those of the output embedding up to a factor: more follows after it"
-                    )
-                elif of_head < eps:
-                    rows, eps = scaled, of_head
-                eps = max(eps, of_head)
-            self.eps = max(self.eps, eps)
-            yield torch.log_softmax(rows.double(), dim=-1)
-
-    def _exempt(self, why: str) -> None:
-        if self.layer.exempt is None:
-            self.layer = replace(self.layer, exempt=why)
-
-    def _read(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Logits (B, N, V), and the output embedding's, None where they have not that shape."""
-        # nothing is padding, also where a token has the id of padding
-        takes_mask = "attention_mask" in inspect.signature(self.model.forward).parameters
-        masks = {"attention_mask": torch.ones_like(ids)} if takes_mask else {}
-        seen: list[Any] = []
-        handle = self.model.get_output_embeddings().register_forward_hook(lambda _module, _args, out: seen.append(out))
-        try:
-            logits = getattr(self.model(ids, **masks), "logits", None)
-        finally:
-            handle.remove()
-        if not isinstance(logits, Tensor) or logits.shape[:2] != ids.shape:
-            raise InputError(f"{type(self.model).__name__} gives no logits; load it with AutoModelForCausalLM")
-        head = seen[-1] if seen and isinstance(seen[-1], Tensor) else None
-        if head is None or head.shape[:2] != ids.shape or head.shape[2] < logits.shape[2]:
-            return logits, None
-        return logits, head[..., : logits.shape[2]]  # some models cut padding off their vocabulary
+    out, _, head = adapter.read(ids)
+    logits = adapter.logits_of(out, ids)
+    vocab_size = logits.shape[2]
+    if head is not None and (head.shape[:2] != ids.shape or head.shape[2] < vocab_size):
+        head = None
+    for chosen in positions.split(max(1, _CHUNK // vocab_size)):
+        rows, exempt = logits.flatten(0, 1)[chosen], None
+        eps = torch.finfo(rows.dtype).eps
+        if head is None:
+            exempt = "its output embedding is not called, so that what makes the logits cannot be seen"
+        else:
+            scores = head[..., :vocab_size].flatten(0, 1)[chosen]  # some models cut padding off their vocabulary
+            scaled, error = _scaled(scores, rows)
+            eps_of_head = torch.finfo(head.dtype).eps
+            if error > 32 * max(eps, eps_of_head):
+                exempt = "its logits are not those of the output embedding up to a factor: more follows after it"
+            elif eps_of_head < eps:
+                rows, eps = scaled, eps_of_head
+            eps = max(eps, eps_of_head)
+        yield torch.log_softmax(rows.double(), dim=-1), max(eps, torch.finfo(torch.float64).eps), exempt
 
 
 def _scaled(head: Tensor, logits: Tensor) -> tuple[Tensor, float]:
@@ -423,22 +362,28 @@ def choose_contexts(batches: Iterable[Tensor], wanted: int, known_ids: int) -> C
 
 
 @torch.no_grad()
-def collect(reader: Reader, contexts: Contexts, columns: Tensor | None) -> Tensor:
-    """Log-probabilities (contexts, columns) on the CPU, normalised over the whole vocabulary; None: of every word.
+def collect(model: LoadedModel, contexts: Contexts, columns: Tensor | None) -> tuple[Tensor, float, str | None]:
+    """Log-probabilities (contexts, columns) on the CPU, normalised over the whole vocabulary; columns None: of every word.
 
-    Raises RunError where one is not finite.
+    With their rounding, and the first reason why the bound does not hold. Raises RunError where one is not finite.
     """
-    width = reader.vocab_size if columns is None else len(columns)
-    matrix = torch.empty(contexts.count, width, dtype=torch.float64)
-    done = 0
+    parts, roundings, reasons = list[Tensor](), list[float](), list[str]()
     for ids, positions in contexts.batches:
-        for rows in reader.log_probs(ids.to(reader.device), positions.to(reader.device)):
-            kept = rows if columns is None else rows[:, columns.to(rows.device)]
-            if not bool(torch.isfinite(kept).all()):
+        ids, positions = ids.to(model.device), positions.to(model.device)
+        rows = (
+            _read_foreign(model.adapter, ids, positions)
+            if isinstance(model.adapter, TransformersModel)
+            else _read_own(model.own, ids, positions)
+        )
+        for log_probs, eps, exempt in rows:
+            part = log_probs if columns is None else log_probs[:, columns.to(model.device)]
+            if not bool(torch.isfinite(part).all()):
                 raise RunError("a log-probability is NaN or infinite: such a matrix has no singular values")
-            matrix[done : done + len(kept)] = kept
-            done += len(kept)
-    return matrix
+            parts.append(part.cpu())
+            roundings.append(eps)
+            if exempt is not None:
+                reasons.append(exempt)
+    return torch.cat(parts), max(roundings), next(iter(reasons), None)
 
 
 def singular_values(matrix: Tensor) -> np.ndarray:
@@ -484,7 +429,7 @@ def measure_rank(model: LoadedModel, text: Text, *, contexts: int | None = None)
     a soft-cap on the logits are exempt. In double precision; a singular value counts above s_max max(shape) eps.
     Effective rank: exp(entropy) of the singular values as shares of their sum. Contexts: 2 (d + 2) + 32 if not given.
     """
-    measured = rank(model.module, text.segments(), contexts=contexts)
+    measured = rank(model, text, contexts=contexts)
     layer = measured.layer
     labels = {"output": layer.kind}
     protocol = (

@@ -13,12 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fullrank.analysis.attention import AttentionReader, texts_of
 from fullrank.analysis.rank import effective_rank
 from fullrank.core.attention import LayerTrace
-from fullrank.models import LoadedModel
+from fullrank.models import LoadedModel, open_model
 from fullrank.records import Column, Lines, Record, Table, measurement
-from fullrank.text import Text
+from fullrank.text import Text, rows_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +62,7 @@ def spectrum_of(weights: Tensor) -> Spectrum:
     return Spectrum(*(figure.mean(0) for figure in figures))
 
 
-def spectrum(model: nn.Module, input_ids: Tensor | Iterable[Tensor]) -> AttentionSpectrum:
+def spectrum(model: nn.Module | LoadedModel, input_ids: Tensor | Iterable[Tensor]) -> AttentionSpectrum:
     """The singular values of the attention weights of `model` over texts, before and after the mixing of heads.
 
     model: a `LanguageModel`, a `MaskedLanguageModel`, an `Encoder`, or a model of Hugging Face with one sequence. A model of
@@ -72,13 +71,13 @@ def spectrum(model: nn.Module, input_ids: Tensor | Iterable[Tensor]) -> Attentio
     memory reads them one after the other, and its weights are over memory and text.
     Raises InputError for texts of unequal lengths, for no text, for encoder-decoders, and for attention without weights.
     """
-    reader, rows = AttentionReader(model), texts_of(input_ids)
-    texts = [
-        [_of_layer(layer, number in reader.plain) for number, layer in enumerate(layers)]
-        for layers in reader.traces(rows)
-    ]
+    loaded, rows = open_model(model), rows_of(input_ids)
+    attention = loaded.attention_layers
+    texts = []
+    for traces in loaded.attentions(rows):
+        texts.append([_of_layer(layer, number in attention.plain) for number, layer in enumerate(traces)])
     layers = tuple(map(_mean, zip(*texts, strict=True)))
-    return AttentionSpectrum(layers, len(rows), rows[0].shape[1], reader.source)
+    return AttentionSpectrum(layers, len(rows), rows[0].shape[1], attention.weights)
 
 
 def _of_layer(layer: LayerTrace, plain: bool) -> LayerSpectrum:
@@ -133,7 +132,7 @@ def measure_spectrum(model: LoadedModel, text: Text) -> Iterator[Record]:
     Effective rank: exp(entropy) of the singular values as shares of their sum. Stable rank: sum of their squares over the
     largest square. Means over texts, and in the table over heads; --json has each head, too.
     """
-    read = spectrum(model.module, text)
+    read = spectrum(model, text)
     for number, layer in enumerate(read.layers):
         for weights, values in (("before", layer.before), ("after", layer.after)):
             yield from _spectrum_records({"layer": number, "weights": weights}, values, read.weights)

@@ -9,13 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from fullrank.analysis.rank import unwrapped
-from fullrank.core.decoder import LanguageModel
-from fullrank.decoding.sample import evaluating
 from fullrank.evaluation.statistics import Interval, paired_interval
-from fullrank.training.device import device_of
+from fullrank.models import LoadedModel, open_model
 
 _SHORTEST, _LOGITS = 8, 1 << 24  # tokens of context; numbers in a block of logits
 _LARGE = 1 << 16  # a vocabulary, where its size is not known
@@ -52,16 +48,21 @@ class ContextUse:
         return paired_interval(after.tolist(), before.tolist())
 
 
-def context_use(model: nn.Module, texts: Sequence[Tensor], *, scored: int, opening: bool = False) -> ContextUse:
+def context_use(
+    model: nn.Module | LoadedModel, texts: Sequence[Tensor], *, scored: int, opening: bool = False
+) -> ContextUse:
     """The nll of the last `scored` tokens of each text after 8, 16, 32 ... tokens of context, and after all there are.
 
-    model: a `LanguageModel` or a causal model of Hugging Face, in evaluation mode; a model with memory reads each text at once.
+    model: any model that predicts next tokens; a model with memory reads each text at once.
     texts: token ids (1, N), of one length. opening: their first token opens every text, and is kept in place of another one.
     """
-    rows = torch.cat(list(texts))
+    loaded, rows = open_model(model), torch.cat(list(texts))
+    loaded.require({"logits"}, "use of context")
     most = rows.shape[1] - scored
     powers = [length for i in range(30) if (length := _SHORTEST << i) <= most / 1.5]
-    return ContextUse({length: _nll(model, _cut(rows, length + scored, opening), scored) for length in (*powers, most)})
+    return ContextUse(
+        {length: _nll(loaded, _cut(rows, length + scored, opening), scored) for length in (*powers, most)}
+    )
 
 
 def _cut(rows: Tensor, length: int, opening: bool) -> Tensor:
@@ -70,18 +71,10 @@ def _cut(rows: Tensor, length: int, opening: bool) -> Tensor:
     return torch.cat((rows[:, :1], kept[:, 1:]), dim=1) if opening else kept
 
 
-def _nll(model: nn.Module, rows: Tensor, scored: int) -> np.ndarray:
-    own = unwrapped(model)
-    vocab_size = (own.config.vocab_size if isinstance(own, LanguageModel) else None) or _LARGE
+def _nll(model: LoadedModel, rows: Tensor, scored: int) -> np.ndarray:
+    """Nats per token of the last `scored` tokens of each row (S,)."""
     means = []
-    with evaluating(model):
-        for part in rows.split(max(1, _LOGITS // (rows.shape[1] * vocab_size))):
-            ids = part.to(device_of(model))
-            inputs, targets = ids[:, :-1], ids[:, 1:]
-            if isinstance(own, LanguageModel):
-                nll = own.nll(inputs, targets).per_token
-            else:
-                logits = model(inputs).logits.float()
-                nll = F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
-            means.append(nll[:, -scored:].double().mean(1).cpu())
+    for ids in rows.split(max(1, _LOGITS // (rows.shape[1] * (model.vocab_size or _LARGE)))):
+        nll = model.nll(ids[:, :-1], ids[:, 1:])
+        means.append(nll[:, -scored:].double().mean(1).cpu())
     return torch.cat(means).numpy()

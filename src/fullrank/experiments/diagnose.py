@@ -14,13 +14,12 @@ import torch
 
 from fullrank.analysis import GradientShare, LogProbRank, context_use, gradient_share, heads, rank, spectrum
 from fullrank.analysis.heads import nats_per_token, predictions
-from fullrank.analysis.rank import effective_rank, explain_rank, unwrapped
+from fullrank.analysis.rank import effective_rank, explain_rank
 from fullrank.analysis.size import parameters_by_part
 from fullrank.config.recipe import resolve
 from fullrank.core.config import WeightedConfig, stage_name
 from fullrank.core.errors import ConfigError, InputError
 from fullrank.core.model import Model
-from fullrank.core.output import IGNORED
 from fullrank.experiments.analyze import Reading, open_all
 from fullrank.models import LoadedModel
 from fullrank.reporting.diagnosis import Diagnosis, Finding, Verdict
@@ -118,7 +117,7 @@ def _perplexity(subject: _Subject) -> float | None:
     """Perplexity on the first texts; None for a model that gives no probabilities of tokens."""
     loaded, rows = subject.loaded, subject.text.rows(TEXTS)
     try:
-        return math.exp(nats_per_token(subject.model, rows, mask_id=loaded.mask_id, marks=loaded.marks).mean())
+        return math.exp(nats_per_token(loaded, rows).mean())
     except InputError:
         return None
 
@@ -145,7 +144,7 @@ def _width(model: Any) -> int:
 def _attention(subject: _Subject) -> Finding:
     title, short = "Small heads", "heads that are small for the length"
     try:
-        read = spectrum(subject.model, subject.text.rows(TEXTS))
+        read = spectrum(subject.loaded, subject.text.rows(TEXTS))
     except InputError as error:
         return Finding("attention", title, short, "not measured", [f"{error}."])
     before, after = (
@@ -266,23 +265,13 @@ def _gradient(subject: _Subject) -> GradientShare:
     rows = subject.text.rows(max(1, _GRADIENTS // subject.length))
     loaded = subject.loaded
     if not subject.masked:
-        return gradient_share(subject.model, [(row[:, :-1], row[:, 1:]) for row in rows])
-    batches = []
-    for part in predictions(unwrapped(subject.model), rows, loaded.mask_id, loaded.marks)[1]:
-        assert part.at is not None
-        targets = torch.full_like(part.targets, IGNORED).flatten()
-        targets[part.at] = part.targets.flatten()[part.at]
-        batches.append((part.inputs, targets.view_as(part.targets)))
-    return gradient_share(subject.model, batches)
+        return gradient_share(loaded, [(row[:, :-1], row[:, 1:]) for row in rows])
+    return gradient_share(loaded, predictions(loaded, rows)[1])
 
 
 def _rank(subject: _Subject) -> LogProbRank:
     """The figures of `fullrank analyze rank`."""
-    was = next(subject.model.parameters()).dtype
-    try:
-        return rank(subject.model.double(), subject.text.rows())
-    finally:
-        subject.model.to(was)
+    return rank(subject.loaded, subject.text)
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------
@@ -305,7 +294,7 @@ def _memory(subject: _Subject) -> Finding:
     if len(rows) < 2:
         lacks = f"The text has fewer than two segments of {longest:,} tokens."
         return Finding("context", title, short, "not measured", [lacks])
-    use = context_use(subject.model, rows, scored=scored, opening=subject.text.bos_id is not None)
+    use = context_use(subject.loaded, rows, scored=scored, opening=subject.text.bos_id is not None)
     lengths, gain, interval, reach = [*use.nll], use.last_gain, use.interval, use.reach(_USEFUL)
     verdict: Verdict = "no bottleneck"
     if gain > _USEFUL:
@@ -357,7 +346,7 @@ def _heads(subject: _Subject) -> Finding:
     loaded = subject.loaded
     try:
         rows = torch.cat(subject.text.rows(TEXTS))
-        read = heads(subject.model, rows, mask_id=loaded.mask_id, marks=loaded.marks)
+        read = heads(loaded, rows)
     except InputError as error:
         return Finding("heads", title, short, "not measured", [f"{error}."])
     changes = np.concatenate([layer.change for layer in read.layers]) / read.perplexity
