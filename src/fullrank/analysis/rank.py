@@ -429,7 +429,7 @@ def measure_rank(model: LoadedModel, text: Text, *, contexts: int | None = None)
     a soft-cap on the logits are exempt. In double precision; a singular value counts above s_max max(shape) eps.
     Effective rank: exp(entropy) of the singular values as shares of their sum. Contexts: 2 (d + 2) + 32 if not given.
     """
-    measured = rank(model, text, contexts=contexts)
+    measured = rank(model, text.segments(), contexts=contexts)
     layer = measured.layer
     labels = {"output": layer.kind}
     protocol = (
