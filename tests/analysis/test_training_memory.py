@@ -39,8 +39,8 @@ def test_activations_are_within_a_tenth_of_what_autograd_saves() -> None:
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         model.loss_parts(ids, ids, None, None)
-    kept = sum(size for pointer, size in saved.items() if pointer not in parameters)
-    assert size_of_run(run)["memory"]["activations"] == pytest.approx(kept, rel=0.1)
+    saved_bytes = sum(size for pointer, size in saved.items() if pointer not in parameters)
+    assert size_of_run(run)["memory"]["activations"] == pytest.approx(saved_bytes, rel=0.1)
 
 
 def test_the_formula() -> None:

@@ -47,7 +47,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A machine that takes 10 µs and 1 ps a parameter for a token of training, and 2 s for an evaluation."""
     sizes: list[int] = []
 
-    def measure(parts, spend=1.0, *, clock=None):
+    def measure(parts, clock, spend=1.0):
         options = parts.options
         tokens = options.batch_tokens or options.batch_size * options.segment_length
         sizes.append(sum(p.numel() for p in parts.model.parameters()))

@@ -123,10 +123,10 @@ def size(config: ModelConfig, length: int, batch: int = 1) -> dict[str, Any]:
     linear = 2 * _matrices(model) + model.embedding.flops_per_token() + model.output.flops_per_token()
     flops = _flops([stack], length, batch, linear, _memory_flops(model, length))
     document = _document(model, stack, length, flops)
-    of_token, of_text = _cached(stack.layers)
+    token_bytes, text_bytes = _cached(stack.layers)
     document["bytes"] |= {
-        "cache_per_token_fp32": of_token,
-        "state_per_text_fp32": of_text,
+        "cache_per_token_fp32": token_bytes,
+        "state_per_text_fp32": text_bytes,
         "memory_per_text_fp32": 4 * config.num_hidden_layers * config.memory_length * config.hidden_size,
     }
     return document
@@ -165,11 +165,11 @@ def translation_size(config: ModelConfig, length: int, batch: int = 1) -> dict[s
     }
     keys_and_values = sum(_keys_and_values(layer.project) for layer in stacks["cross"].layers)  # of source tokens
     embedding = decoder.embedding if encoder.embedding is None else encoder.embedding
-    of_source = 2 * (_matrices(encoder) + keys_and_values) + embedding.flops_per_token()
-    of_target = 2 * (_matrices(decoder) - keys_and_values)
-    of_target += decoder.embedding.flops_per_token() + decoder.output.flops_per_token()
-    source = _flops([stacks["encoder"]], length, batch, of_source)
-    target = _flops([stacks["decoder"], stacks["cross"]], length, batch, of_target)
+    source_linear = 2 * (_matrices(encoder) + keys_and_values) + embedding.flops_per_token()
+    target_linear = 2 * (_matrices(decoder) - keys_and_values)
+    target_linear += decoder.embedding.flops_per_token() + decoder.output.flops_per_token()
+    source = _flops([stacks["encoder"]], length, batch, source_linear)
+    target = _flops([stacks["decoder"], stacks["cross"]], length, batch, target_linear)
     flops = {name: source[name] + target[name] for name in source}
     document = _document(model, stacks["decoder"], length, {**flops, "source": source, "target": target})
     # every parameter has one place: a table that both languages share is the decoder's
@@ -179,11 +179,11 @@ def translation_size(config: ModelConfig, length: int, batch: int = 1) -> dict[s
         block = attention_block(stack, places[place]["attention"], document["parameters"]["total"])
         if block is not None:
             blocks[place] = block
-    of_token, of_text = _cached(stacks["decoder"].layers)
+    token_bytes, text_bytes = _cached(stacks["decoder"].layers)
     document["bytes"] |= {
-        "cache_per_token_fp32": of_token,
+        "cache_per_token_fp32": token_bytes,
         "cache_per_source_token_fp32": _cached(stacks["cross"].layers)[0],
-        "state_per_text_fp32": of_text,
+        "state_per_text_fp32": text_bytes,
         "memory_per_text_fp32": 0,
     }
     return {**document, "by_place": places, "attention_block": blocks or None}
@@ -227,15 +227,15 @@ def parameters_by_part(model: nn.Module, place: str | None = None) -> dict[str, 
 
 def _cached(layers: Iterable[Attention]) -> tuple[int, int]:
     """Bytes that decoding keeps in fp32: of each token, and of a text whatever its length."""
-    of_token = of_text = 0
+    token_numbers = text_numbers = 0
     for layer in layers:
         numbers = layer.project.num_heads * layer.project.head_dim
         attend = layer.attend
         if isinstance(attend, MultiLinear) and attend.decayed is not None:
-            of_text += 2 * attend.decayed.weight.shape[0] * numbers
+            text_numbers += 2 * attend.decayed.weight.shape[0] * numbers
         elif not attend.sees_future:
-            of_token += (1 + layer.project.reads_keys) * numbers
-    return 4 * of_token, 4 * of_text
+            token_numbers += (1 + layer.project.reads_keys) * numbers
+    return 4 * token_numbers, 4 * text_numbers
 
 
 # -- FLOPs -----------------------------------------------------------------------------------------------------------
@@ -265,14 +265,14 @@ def _flops(
     for stack in stacks:
         for layer, attention in zip(stack.layers, stack.config.attentions, strict=True):
             if isinstance(attention, MultiLinearConfig):
-                once, trained = _multilinear_flops(stack, attention, length, batch)
+                forward_work, training_work = _multilinear_flops(stack, attention, length, batch)
             else:
                 products = 1 + _KEY_PRODUCTS.get(stage_name(attention.score), 1)
                 width = layer.project.num_heads * cast(int, stack.config.head_dim)
-                once = 2 * products * width * stack.keys + _mixing_flops(layer, stack.keys)
-                trained = 3 * once
-            forward += once
-            training += trained
+                forward_work = 2 * products * width * stack.keys + _mixing_flops(layer, stack.keys)
+                training_work = 3 * forward_work
+            forward += forward_work
+            training += training_work
     return {"forward": round(forward), "training": round(training)}
 
 

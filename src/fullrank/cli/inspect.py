@@ -171,10 +171,10 @@ _PLACES = {"encoder": "encoder", "decoder": "decoder", "cross": "cross-attention
 def lines_of(size: dict[str, Any]) -> list[str]:
     """The lines about a model, from `size_of_run` and its recipe."""
     lines = _parameter_lines(size)
-    if (block := size["attention_block"]) is not None:
-        for place, one in block.items() if "by_place" in size else [("", block)]:
-            lines += [_PLACES[place]] if place else []
-            lines += _block_lines(one)
+    blocks = size["attention_block"] or {}
+    for place, block in blocks.items() if "by_place" in size else [("", blocks)] * bool(blocks):
+        lines += [_PLACES[place]] if place else []
+        lines += _block_lines(block)
     flops = size["flops_per_token"]
     lines.append(f"FLOPs per token at length {flops['length']}")
     for name, work in (("", flops), (" source", flops.get("source")), (" target", flops.get("target"))):

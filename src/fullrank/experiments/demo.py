@@ -216,7 +216,7 @@ def _speed(resolved: Resolved[RunConfig], corpus: Corpus) -> tuple[float, float]
     torch.set_num_threads(1)
     try:
         parts = LanguageModelTask().parts(Prepared(config, corpus, corpus.label, {}), Path(), torch.device("cpu"))
-        speed = measure_speed(parts, clock=time.perf_counter)
+        speed = measure_speed(parts, time.perf_counter)
     finally:
         torch.set_num_threads(threads)
     valid, test = (corpus.splits[split].tokens for split in ("valid", "test"))

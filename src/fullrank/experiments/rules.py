@@ -23,7 +23,7 @@ from fullrank.analysis.size import parameters_by_part
 from fullrank.config.data import DataConfig
 from fullrank.config.load import merge
 from fullrank.config.run import RunConfig
-from fullrank.config.training import SIZES, STREAM_KEYS, Budget, TrainConfig
+from fullrank.config.training import SIZES, STREAM_KEYS, Budget
 from fullrank.core.errors import InputError
 from fullrank.core.translator import Translator
 from fullrank.data.prepared import Corpus
@@ -118,17 +118,16 @@ def settle(
     for the data and for speed measurements, belongs to the budget.
     Raises InputError for texts that are too short, and ConfigError for values that do not go together.
     """
-    device = choose_device(TrainConfig(**_some(stated, "train", "device")).device)
-    if budget.cpu and device.type != "cpu":
-        raise InputError("train.budget: CPU minutes are for training on a CPU; give minutes, or train.device: cpu")
-    optimizer = _some(stated, "train", "optimizer", "learning_rate")
-    if optimizer.get("optimizer", "adamw") != "adamw" and "learning_rate" not in optimizer:
-        raise InputError(f"train.learning_rate: the rules are for adamw; give one for {optimizer['optimizer']}")
-    clock: Callable[[], float] = time.process_time if budget.cpu else time.perf_counter
-    start = 0.0 if budget.cpu else clock()
     data = data_rules(stated.get("data") or {})
     pairs = DataConfig.from_dict(stated.get("data") or {}).has_pairs
     config = _config({"data": data, "train": {"batch_tokens": (1024, "")} if pairs else {}}, stated)
+    device, optimizer = choose_device(config.train.device), config.train.optimizer
+    if budget.cpu and device.type != "cpu":
+        raise InputError("train.budget: CPU minutes are for training on a CPU; give minutes, or train.device: cpu")
+    if optimizer != "adamw" and "learning_rate" not in (stated.get("train") or {}):
+        raise InputError(f"train.learning_rate: the rules are for adamw; give one for {optimizer}")
+    clock: Callable[[], float] = time.process_time if budget.cpu else time.perf_counter
+    start = 0.0 if budget.cpu else clock()
     task = tasks[config.task]
     prepared = task.prepare(config, {}, True, say)
     text = prepared.corpus.splits["train"]
@@ -148,7 +147,8 @@ def settle(
     if budget.seconds is not None:
         say("Measuring the speed of this machine ...")
     size, (trial, read) = None, (None, 0)
-    for candidate in [None] if _some(stated, "model", "hidden_size", "num_hidden_layers") else SIZES:
+    has_size = bool({"hidden_size", "num_hidden_layers"} & (stated.get("model") or {}).keys())
+    for candidate in [None] if has_size else SIZES:
         other, reads = attempt(candidate, _Amounts())
         if trial is not None and not (_PER_PARAMETER * other.body <= reads and other.body <= 4 * have):
             break
@@ -187,11 +187,6 @@ def _on_one_line(value: Any) -> str:
 
 
 # -- what is stated ----------------------------------------------------------------------------------------------------
-
-
-def _some(stated: Settings, section: str, *keys: str) -> dict[str, Any]:
-    """Stated values of `keys` in a section."""
-    return {key: value for key, value in (stated.get(section) or {}).items() if key in keys}
 
 
 def _merged(sections: Sections, stated: Settings) -> dict[str, dict[str, Any]]:
@@ -237,7 +232,7 @@ def _try(
     trial = _Trial(counts["total"], body, tokens, plan.steps_per_epoch)
     if clock is None:
         return trial
-    speed = measure_speed(parts, clock=clock)
+    speed = measure_speed(parts, clock)
     if isinstance(corpus, Corpus):
         judged, some = sum(corpus.splits[split].tokens for split in ("valid", "test")), corpus.splits["valid"].tokens
         final = speed.evaluation * judged / min(config.eval.max_tokens or some, some)

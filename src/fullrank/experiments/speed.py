@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fullrank.experiments.task import Parts
-from fullrank.training.device import detach_carry, device_of
+from fullrank.training.device import detach_carry
 from fullrank.training.optimizer import make_optimizer
 from fullrank.training.values import TrainingPosition
 
@@ -25,18 +25,8 @@ class Speed:
     evaluation: float
 
 
-def clock_for(model: nn.Module) -> Callable[[], float]:
-    """CPU time for one thread on a CPU, which other programs on the machine do not change, else time on the wall."""
-    alone = device_of(model).type == "cpu" and torch.get_num_threads() == 1
-    return time.process_time if alone else time.perf_counter
-
-
-def measure_speed(parts: Parts, spend: float = 1.0, *, clock: Callable[[], float] | None = None) -> Speed:
-    """Train for about `spend` seconds, then evaluate once. Afterwards the weights are worth nothing.
-
-    clock: None is that of `clock_for`.
-    """
-    clock = clock or clock_for(parts.model)
+def measure_speed(parts: Parts, clock: Callable[[], float], spend: float = 1.0) -> Speed:
+    """Train for about `spend` seconds, then evaluate once, timed by `clock`. Afterwards the weights are worth nothing."""
     groups = parts.groups()
     optimizer = make_optimizer(parts.options.optimizer, groups, parts.options)
     parameters = [p for group in groups for p in group["params"]]
