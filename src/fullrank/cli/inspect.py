@@ -172,7 +172,9 @@ def lines_of(size: dict[str, Any]) -> list[str]:
     """The lines about a model, from `size_of_run` and its recipe."""
     lines = _parameter_lines(size)
     blocks = size["attention_block"] or {}
-    for place, block in blocks.items() if "by_place" in size else [("", blocks)] * bool(blocks):
+    if blocks and "by_place" not in size:
+        blocks = {"": blocks}
+    for place, block in blocks.items():
         lines += [_PLACES[place]] if place else []
         lines += _block_lines(block)
     flops = size["flops_per_token"]
