@@ -53,19 +53,15 @@ _PARTS = (  # first match wins
 def size_of_run(run: RunConfig, length: int | None = None) -> dict[str, Any]:
     """Parameters, bytes, FLOPs and memory of the model of a run; `length`: the training segment's, of translations 25."""
     length = length or (SENTENCE if run.translates else run.train.segment_length)
-    rows = batch_rows(run)
+    rows = run.train.batch_size
     if run.translates:
+        rows = max(1, (run.train.batch_tokens or 1) // SENTENCE)
         document = translation_size(run.model, length, rows)
     elif run.masks:
         document = masked_size(run.model, length, rows, run.train.mlm_probability)
     else:
         document = size(run.model, length, rows)
     return {**document, "memory": training_memory(run, document["parameters"]["total"], rows * length)}
-
-
-def batch_rows(run: RunConfig) -> int:
-    """Sequences in a batch; of translations, sentences of 25 tokens."""
-    return max(1, (run.train.batch_tokens or 1) // SENTENCE) if run.translates else run.train.batch_size
 
 
 def training_memory(run: RunConfig, parameters: int, tokens: int) -> dict[str, int]:
