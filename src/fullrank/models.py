@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -54,14 +54,17 @@ class LoadedModel:
     """A model with all that is needed to read text with it.
 
     name: as it was given; of a module its class. source: "run", "saved model", "Hugging Face", "module" or "function".
-    folder: of a run or a saved model. tokenizer: of fullrank or of transformers. inputs: what the model is called with where
-    token ids do not do. own: the model of ours that reads, also inside an exported one; None for any other model.
+    folder: of a run or a saved model. module: as it was given; None for a function. own: the model of ours that reads, also
+    inside an exported one; None for any other model. tokenizer: of fullrank or of transformers.
+    max_length: the most tokens that it reads; None: any number. vocab_size: None where it does not say it.
+    predicts: "next tokens", "masked tokens", or None without a vocabulary layer. mask_id: the id of <mask>. marks: ids that
+    are no words. inputs: what the model is called with where token ids do not do. has: the names in `HAVING` that it has.
     Methods read in evaluation mode without gradients, on the device of the model. One that the model lacks raises InputError.
     """
 
     def __init__(
         self,
-        adapter: Adapter,
+        adapter: Any,
         name: str,
         source: str,
         *,
@@ -70,21 +73,19 @@ class LoadedModel:
         inputs: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.adapter, self.name, self.source, self.folder = adapter, name, source, folder
+        self.module = adapter.module
+        self.own: Any = getattr(adapter, "own", None)
+        self.max_length: int | None = adapter.max_length
+        self.vocab_size: int | None = adapter.vocab_size
+        self.predicts: str | None = adapter.predicts
+        self.mask_id: int | None = adapter.mask_id
+        self.marks: tuple[int, ...] = ()
         self.tokenizer, self.inputs = tokenizer, inputs
-        if tokenizer is None:
-            adapter.lacks.setdefault("tokenizer", "it was opened without one")
-        self.mask_id, self.marks = adapter.mask_id, tuple[int, ...]()
         if self.closes_segments:
             self.mask_id, self.marks = tokenizer.mask_token_id, tuple(tokenizer.all_special_ids)
-
-    @property
-    def module(self) -> Any:
-        """The module, as it was given; None for a function."""
-        return self.adapter.module
-
-    @property
-    def own(self) -> Any:
-        return self.adapter.reads if isinstance(self.adapter, OwnModel) else None
+        if tokenizer is None:
+            adapter.lacks.setdefault("tokenizer", "it was opened without one")
+        self.has = frozenset(HAVING) - adapter.lacks.keys()
 
     @property
     def device(self) -> torch.device:
@@ -93,29 +94,9 @@ class LoadedModel:
         return next((parameter.device for parameter in parameters), torch.device("cpu"))
 
     @property
-    def max_length(self) -> int | None:
-        """The most tokens that it reads; None: any number."""
-        return self.adapter.max_length
-
-    @property
-    def vocab_size(self) -> int | None:
-        """Number of token ids that it knows; None where it does not say."""
-        return self.adapter.vocab_size
-
-    @property
-    def predicts(self) -> str | None:
-        """ "next tokens", "masked tokens", or None for a model without a vocabulary layer."""
-        return self.adapter.predicts
-
-    @property
     def closes_segments(self) -> bool:
         """Its segments stand between two marks, as those of BERT between [CLS] and [SEP]."""
         return self.predicts != "next tokens" and getattr(self.tokenizer, "cls_token_id", None) is not None
-
-    @property
-    def has(self) -> frozenset[str]:
-        """The names in `HAVING` that this model has."""
-        return frozenset(HAVING) - self.adapter.lacks.keys()
 
     def require(self, needs: Set[str], purpose: str = "") -> None:
         """Raise InputError unless the model has all of `needs`; purpose: what needs them."""
@@ -128,21 +109,24 @@ class LoadedModel:
 
     def logits(self, ids: Tensor) -> Tensor:
         """Logits or log-probabilities (B, N, V) of ids (B, N) int64."""
-        self.require({"logits"})
-        with evaluating(self.module):
-            return self.adapter.logits(ids.to(self.device))
+        logits: Tensor = self._read("logits", ids)
+        return logits
 
     def hidden(self, ids: Tensor) -> Tensor:
         """The input of the output layer (B, N, E)."""
-        self.require({"hidden"})
-        with evaluating(self.module):
-            return self.adapter.hidden(ids.to(self.device))
+        hidden: Tensor = self._read("hidden", ids)
+        return hidden
 
     def step(self, ids: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
         """Logits (B, N, V) of new tokens (B, N) after those of the cache (None: the first ones), and the cache after them."""
-        self.require({"step"})
-        with evaluating(self.module):
-            return self.adapter.step(ids.to(self.device), cache)
+        logits, cache = self._read("step", ids, cache)
+        return logits, cache
+
+    def output_matrix(self) -> Tensor:
+        """The matrix of the output layer (V, E)."""
+        self.require({"output_matrix"})
+        matrix: Tensor = self.adapter.output_matrix()
+        return matrix.detach()
 
     def nll(self, ids: Tensor, targets: Tensor) -> Tensor:
         """-log p(target) (B, N) in nats, in fp32 at least; 0 at targets -100."""
@@ -154,12 +138,12 @@ class LoadedModel:
         memory = None
         for ids, targets in batches:
             with evaluating(self.module):
-                nll, memory = self.adapter.nll(ids.to(self.device), targets.to(self.device), memory)
+                nll, memory = self.adapter.nll(self._place(ids), self._place(targets), memory)
             yield nll
 
     def attention(self, ids: Tensor) -> Iterator[LayerTrace]:
         """The attention of each layer over ids (B, N): `.weights` before and `.mixed` after mixing, (B, H, N, M)."""
-        yield from next(self.attentions([ids]))
+        return iter(next(self.attentions([ids])))
 
     def attentions(self, texts: Iterable[Tensor]) -> Iterator[list[LayerTrace]]:
         """`attention` of several texts (B, N); a model with memory carries it from one to the next."""
@@ -167,19 +151,26 @@ class LoadedModel:
         memory = None
         for ids in texts:
             with evaluating(module):
-                layers, memory = self.adapter.trace(ids.to(self.device), memory)
+                layers, memory = self.adapter.trace(self._place(ids), memory)
             yield layers
 
     @property
     def attention_layers(self) -> AttentionLayers:
         """The stages of its attention; of a model of transformers on a copy, which is made once."""
         self.require({"attention"})
-        return self.adapter.attention_layers
+        layers: AttentionLayers = self.adapter.attention_layers
+        return layers
 
-    def output_matrix(self) -> Tensor:
-        """The matrix of the output layer (V, E)."""
-        self.require({"output_matrix"})
-        return self.adapter.output_matrix().detach()
+    def _read(self, need: str, ids: Tensor, *arguments: Any) -> Any:
+        self.require({need})
+        with evaluating(self.module):
+            return getattr(self.adapter, need)(self._place(ids), *arguments)
+
+    def _place(self, ids: Tensor) -> Tensor:
+        if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.is_floating_point():
+            given = f"{tuple(ids.shape)} {ids.dtype}" if isinstance(ids, Tensor) else type(ids).__name__
+            raise InputError(f"token ids: whole numbers (B, N), given {given}")
+        return ids.to(self.device)
 
 
 @dataclass(frozen=True)
@@ -216,37 +207,17 @@ class Adapter:
     vocab_size: int | None = None
     mask_id: int | None = None
 
-    def __init__(self, module: Any, lacks: Mapping[str, str]) -> None:
-        self.module, self.lacks = module, dict(lacks)
+    def __init__(self, module: Any, lacks: Mapping[str, str] | None = None) -> None:
+        self.module, self.lacks = module, dict(lacks or {})
 
     def logits(self, ids: Tensor) -> Tensor:
-        self.refuse()
-
-    def hidden(self, ids: Tensor) -> Tensor:
-        self.refuse()
-
-    def step(self, ids: Tensor, cache: Any) -> tuple[Tensor, Any]:
-        self.refuse()
+        raise NotImplementedError(f"{type(self).__name__} lacks logits, which `LoadedModel.require` refuses before")
 
     def nll(self, ids: Tensor, targets: Tensor, memory: Any) -> tuple[Tensor, Any]:
-        """The nll (B, N) from logits."""
+        """The nll (B, N) from logits, and the memory of the next call."""
         logits, counts = self.logits(ids), targets != IGNORED
         wide = logits[counts].to(torch.promote_types(logits.dtype, torch.float32))
         return _spread(F.cross_entropy(wide, targets[counts], reduction="none"), counts), None
-
-    def trace(self, ids: Tensor, memory: Any) -> tuple[list[LayerTrace], Any]:
-        self.refuse()
-
-    @functools.cached_property
-    def attention_layers(self) -> AttentionLayers:
-        self.refuse()
-
-    def output_matrix(self) -> Tensor:
-        self.refuse()
-
-    def refuse(self) -> NoReturn:
-        """For what `lacks` names, which `LoadedModel` refuses before."""
-        raise NotImplementedError(type(self).__name__)
 
 
 def _spread(values: Tensor, counts: Tensor) -> Tensor:
@@ -259,48 +230,48 @@ def _spread(values: Tensor, counts: Tensor) -> Tensor:
 class OwnModel(Adapter):
     """A LanguageModel, a MaskedLanguageModel or an Encoder, also inside a model of transformers."""
 
-    def __init__(self, module: nn.Module, reads: LanguageModel | MaskedLanguageModel | Encoder) -> None:
-        super().__init__(module, {})
-        self.reads: Any = reads
-        self.max_length, self.vocab_size = reads.max_length, reads.config.vocab_size
-        if isinstance(reads, Encoder):
+    def __init__(self, module: nn.Module, own: Any) -> None:
+        super().__init__(module)
+        self.own = own
+        self.max_length, self.vocab_size = own.max_length, own.config.vocab_size
+        if isinstance(own, Encoder):
             self.predicts = None
             self.lacks |= dict.fromkeys(
                 ("logits", "output_matrix", "step"), "it is an encoder without a vocabulary layer"
             )
-        elif not hasattr(reads.output, "matrix"):
-            self.lacks["output_matrix"] = f"its output layer is of the kind {reads.config.output.kind}"
-        if isinstance(reads, MaskedLanguageModel):
-            self.predicts, self.mask_id = "masked tokens", reads.mask_id
+        elif not hasattr(own.output, "matrix"):
+            self.lacks["output_matrix"] = f"its output layer is of the kind {own.config.output.kind}"
+        if isinstance(own, MaskedLanguageModel):
+            self.predicts, self.mask_id = "masked tokens", own.mask_id
             self.lacks["step"] = "it predicts masked tokens, all at once"
-        if not any(isinstance(part, WeightedValues) for part in reads.modules()):
+        if not any(isinstance(part, WeightedValues) for part in own.modules()):
             self.lacks["attention"] = "its attention is multi-linear, without weights and heads"
 
     def read(self, ids: Tensor, memory: Any = None, trace: Trace | None = None) -> tuple[Tensor, Any]:
         """The input of the output layer, and the memory of the next call."""
-        match self.reads:
+        match self.own:
             case LanguageModel():
-                hidden, memory, _ = self.reads.hidden(ids, memory, trace=trace)
+                hidden, memory, _ = self.own.hidden(ids, memory, trace=trace)
                 return hidden, memory
             case MaskedLanguageModel():
-                return self.reads.hidden(ids, trace=trace), None
-        return self.reads(ids, trace=trace), None
+                return self.own.hidden(ids, trace=trace), None
+        return self.own(ids, trace=trace), None
 
     def hidden(self, ids: Tensor) -> Tensor:
         return self.read(ids)[0]
 
     def logits(self, ids: Tensor) -> Tensor:
-        logits: Tensor = self.reads.output(self.hidden(ids))
+        logits: Tensor = self.own.output(self.hidden(ids))
         return logits
 
     def nll(self, ids: Tensor, targets: Tensor, memory: Any) -> tuple[Tensor, Any]:
         hidden, memory = self.read(ids, memory)
         counts = targets != IGNORED
-        nll = self.reads.output.nll(hidden[counts][None], targets[counts][None])
+        nll = self.own.output.nll(hidden[counts][None], targets[counts][None])
         return _spread(nll[0], counts), memory
 
     def step(self, ids: Tensor, cache: Any) -> tuple[Tensor, Any]:
-        reader: Any = reader_of(self.reads)
+        reader: Any = reader_of(self.own)
         out = reader(ids, cache=reader.new_cache() if cache is None else cache, attention_mask=None)
         return out.logits, out.cache
 
@@ -311,12 +282,11 @@ class OwnModel(Adapter):
 
     @functools.cached_property
     def attention_layers(self) -> AttentionLayers:
-        stages = {name: part for name, part in self.reads.named_modules() if isinstance(part, WeightedValues)}
-        return AttentionLayers.build(self.reads, stages, frozenset(), "by the definition")
+        stages = {name: part for name, part in self.own.named_modules() if isinstance(part, WeightedValues)}
+        return AttentionLayers.build(self.own, stages, frozenset(), "by the definition")
 
     def output_matrix(self) -> Tensor:
-        matrix: Tensor = self.reads.output.matrix
-        return matrix
+        return self.own.output.matrix
 
 
 class TransformersModel(Adapter):
@@ -328,7 +298,7 @@ class TransformersModel(Adapter):
         from fullrank.hf.inject import weighted_modules
         from fullrank.hf.load import longest_text
 
-        super().__init__(module, {})
+        super().__init__(module)
         name, arguments = type(module).__name__, inspect.signature(module.forward).parameters
         read_head = getattr(module, "get_output_embeddings", None)
         self.head: Any = read_head() if callable(read_head) else None
@@ -411,8 +381,7 @@ class TransformersModel(Adapter):
         return AttentionLayers.build(module, injected_modules(module), plain, weights)
 
     def output_matrix(self) -> Tensor:
-        matrix: Tensor = self.head.weight
-        return matrix
+        return self.head.weight
 
 
 class FunctionOfIds(Adapter):
@@ -541,7 +510,7 @@ def _open_named(name: str, checkpoint: str, dtype: torch.dtype | None, causal: b
 
 def load_own(folder: Path, checkpoint: str = "best") -> Layers | MaskedLanguageModel:
     """Load a model of ours from a run or a folder written by `save`; of a translation model its encoder."""
-    kind = storage.kind_of(storage.read(storage.find(folder, checkpoint)[0]))
+    kind = storage.saved_kind(folder, checkpoint)
     if kind == "Translator":
         return Translator.load(folder, checkpoint).encoder
     return (LanguageModel if kind == "LanguageModel" else MaskedLanguageModel).load(folder, checkpoint)

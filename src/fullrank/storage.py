@@ -172,14 +172,15 @@ def is_export(path: Path) -> bool:
         return False
 
 
-def holds_translator(path: Path, checkpoint: str = "best") -> bool:
-    """True for the folder of a translation model; False for a damaged file, about which loading says more."""
+def saved_kind(path: Path, checkpoint: str = "best") -> str:
+    """The class of the model in a folder, by the names of its tensors; "LanguageModel" for a damaged file, about which loading
+    says more."""
     file, _ = find(path, checkpoint)
     try:
         with safe_open(file, framework="pt") as tensors:
-            return kind_of(tensors.keys()) == "Translator"
+            return kind_of(tensors.keys())
     except (SafetensorError, OSError):
-        return False
+        return "LanguageModel"
 
 
 def read(file: Path) -> dict[str, torch.Tensor]:

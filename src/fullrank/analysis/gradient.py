@@ -127,10 +127,10 @@ def _of_foreign(adapter: Any) -> Layer:
 
 
 def _of_own(adapter: OwnModel) -> Layer:
-    layer = adapter.reads.output
+    layer = adapter.own.output
     with torch.no_grad():
-        width = adapter.reads.config.hidden_size
-        probe = layer.components(next(adapter.reads.parameters()).new_zeros(1, 1, width))
+        width = adapter.own.config.hidden_size
+        probe = layer.components(next(adapter.own.parameters()).new_zeros(1, 1, width))
     weights = [cluster.weight for cluster in probe.clusters]
     rows = max(1, _CHUNK // (sum(len(weight) for weight in weights) * probe.states.shape[1]))
 

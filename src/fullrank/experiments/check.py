@@ -26,7 +26,7 @@ from fullrank.experiments.run_folder import open_run
 from fullrank.experiments.task import Say
 from fullrank.models import Kind, model_kind, open_model
 from fullrank.plugins import import_function
-from fullrank.storage import holds_translator, is_export
+from fullrank.storage import is_export, saved_kind
 from fullrank.text import Text, read_file
 
 _SEGMENTS, _LENGTH, _SEED = 256, 64, 1  # of a text, and of a fresh model
@@ -129,7 +129,7 @@ def _check_trained(
     folder, length = Path(name).expanduser(), _LENGTH
     ours = kind in ("run", "saved model")
     about: dict[str, Any] = {"name": str(folder) if ours else name, "kind": kind}
-    if (ours or is_export(folder)) and holds_translator(folder, checkpoint):
+    if (ours or is_export(folder)) and saved_kind(folder, checkpoint) == "Translator":
         if text is not None:
             raise InputError(
                 f"--text: for models of running text; {folder} is a translation model, which random sentences test"
