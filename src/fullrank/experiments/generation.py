@@ -12,17 +12,17 @@ from torch import Tensor
 
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError
-from fullrank.data import Tokenizer, load_tokenizer
+from fullrank.data import Tokenizer
 from fullrank.decoding import MemoryReader, beam_search, reader_of, sample, window_of
 from fullrank.experiments.measure import batches_by_length
 from fullrank.experiments.run_folder import open_causal
 from fullrank.files import with_newlines
 from fullrank.kernels import kernel
-from fullrank.training.device import choose_device
+from fullrank.models import LoadedModel, open_model
 
 
 def generate(
-    model: LanguageModel | str | Path, prompt: str = "", *, tokenizer: Tokenizer | None = None, **how: Any
+    model: LoadedModel | LanguageModel | str | Path, prompt: str = "", *, tokenizer: Tokenizer | None = None, **how: Any
 ) -> str:
     """`prompt` and its continuation by a model, or by the run in a folder with the run's tokenizer.
 
@@ -35,7 +35,7 @@ def generate(
 
 
 def write(
-    model: LanguageModel | str | Path,
+    model: LoadedModel | LanguageModel | str | Path,
     prompt: str,
     *,
     tokenizer: Tokenizer | None = None,
@@ -65,17 +65,16 @@ def write(
         raise InputError(f"beams: a search draws nothing; leave out {', '.join(drawing)}, or beams")
     run = str(model) if isinstance(model, str | Path) else None
     if isinstance(model, str | Path):
-        open_causal(folder := Path(model))
-        tokenizer = load_tokenizer(folder) if tokenizer is None else tokenizer
-        model = LanguageModel.load(folder, checkpoint, memory_length=memory_length)
-        model = model.to(choose_device(device_name, "--device"))
-    elif memory_length is not None:
-        model = model.with_memory(memory_length)
-    if tokenizer is None:
-        raise InputError("tokenizer: give one beside a model, or a run folder, which has its own")
+        open_causal(Path(model))
+    loaded = open_model(model, checkpoint=checkpoint, device=device_name, causal=True)
+    reads, tokenizer = loaded.own, tokenizer or loaded.tokenizer
+    if not isinstance(reads, LanguageModel) or tokenizer is None:
+        raise InputError("generate: give a LanguageModel and its tokenizer, or a run folder, which has both")
+    if memory_length is not None:
+        reads = reads.with_memory(memory_length)
     start, *prompt_ids = encode_prompt(tokenizer, prompt)
-    ids = torch.tensor([[start, *prompt_ids]], device=next(model.parameters()).device)
-    reader, window = reader_of(model), window_of(model, window)
+    ids = torch.tensor([[start, *prompt_ids]], device=loaded.device)
+    reader, window = reader_of(reads), window_of(reads, window)
     if say is not None and window is not None and ids.shape[1] + max_new_tokens > window:
         say(
             f"the model reads {window} tokens at once; where the text is longer, its last {-(-window // 2)} are read anew"

@@ -20,14 +20,13 @@ from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 from tqdm import tqdm
 
-from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError
-from fullrank.data import load_tokenizer
 from fullrank.evaluation.perplexity import Flags, final_protocol
 from fullrank.experiments.generation import Completion, complete, encode_given
 from fullrank.experiments.measure import Passage, check_length, ending, passages, score, tempered
 from fullrank.experiments.run_folder import open_causal
 from fullrank.kernels import kernel
+from fullrank.models import open_model
 from fullrank.training.device import choose_device
 
 _LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
@@ -63,15 +62,15 @@ class FullRankLM(LM):
             raise InputError(
                 "temperature: lm-eval has no validation text to choose it on; give a number, as temperature=1"
             )
-        self.words = load_tokenizer(folder)
-        loaded = LanguageModel.load(
-            folder,
-            checkpoint,
+        loaded = open_model(folder, checkpoint=checkpoint, device="cpu", causal=True)
+        loaded.require({"tokenizer"}, "lm-eval")
+        self.words = loaded.tokenizer
+        model = loaded.own.with_memory(
             memory_length=self.protocol.memory_length,
             same_length=self.protocol.same_length,
             clamp_length=self.protocol.clamp_length,
         )
-        self.model = tempered(loaded, self.protocol.temperature)
+        self.model = tempered(model, self.protocol.temperature)
         self._device = choose_device(str(device), "device")
         self.model.to(self._device)
         usual = batch_size is None or str(batch_size).startswith("auto")
