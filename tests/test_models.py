@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fullrank as fr
+import fullrank.hf
 import hugging_face_models as tiny
 from fullrank.core.errors import InputError
 from fullrank.data.tokenizers import WordVocabulary
@@ -169,6 +170,40 @@ def test_what_a_model_lacks_is_refused_by_name(make: Callable[[], Any], need: st
         model.require({need}, "my measurement")
     with pytest.raises(InputError, match=reason):
         list(getattr(model, need)(*([] if need == "output_matrix" else [IDS])) or ())
+
+
+def test_a_causal_model_without_an_output_embedding() -> None:
+    """Transformer-XL has an adaptive softmax."""
+    sizes = {"d_model": 8, "d_embed": 8, "n_head": 2, "d_head": 4, "d_inner": 16, "n_layer": 1}
+    config = fr.hf.TransfoXLConfig(vocab_size=47, cutoffs=[20], div_val=1, mem_len=4, same_length=False, **sizes)
+    module = fr.hf.TransfoXLLMHeadModel(config).eval()
+    model = fr.open_model(module)
+    assert (model.predicts, model.has) == ("next tokens", {"logits"})
+    torch.testing.assert_close(model.logits(IDS), module(IDS).logits)
+
+
+def test_a_module_around_a_model_is_read_as_it_is() -> None:
+    """What it does to logits counts, though a model of ours is inside."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = own().eval()
+
+        def forward(self, ids: Tensor) -> Tensor:
+            logits: Tensor = 2 * self.model(ids).logits
+            return logits
+
+    scaled = Scaled()
+    model = fr.open_model(scaled)
+    assert (model.own, model.has) == (None, {"logits"})
+    torch.testing.assert_close(model.logits(IDS), scaled(IDS))
+
+
+def test_ids_are_checked() -> None:
+    for wrong in (IDS[0], IDS.float(), IDS.tolist()):
+        with pytest.raises(InputError, match="token ids: whole numbers"):
+            fr.open_model(own()).logits(wrong)  # type: ignore[arg-type]
 
 
 def test_what_is_no_model() -> None:

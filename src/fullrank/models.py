@@ -21,7 +21,7 @@ from fullrank.core.decoder import LanguageModel
 from fullrank.core.encoder import Encoder
 from fullrank.core.errors import InputError, one_line, pip_install
 from fullrank.core.masked import MaskedLanguageModel
-from fullrank.core.model import Layers, Model
+from fullrank.core.model import Layers
 from fullrank.core.output import IGNORED
 from fullrank.core.translator import Translator
 from fullrank.data.language import load_language
@@ -299,7 +299,7 @@ class TransformersModel(Adapter):
         from fullrank.hf.load import longest_text
 
         super().__init__(module)
-        name, arguments = type(module).__name__, inspect.signature(module.forward).parameters
+        name, arguments = type(module).__name__, read_arguments(module)
         read_head = getattr(module, "get_output_embeddings", None)
         self.head: Any = read_head() if callable(read_head) else None
         self.takes_mask, self.cache_argument = "attention_mask" in arguments, cache_argument(arguments)
@@ -312,9 +312,11 @@ class TransformersModel(Adapter):
         elif not self.cache_argument:
             self.lacks["step"] = "its forward takes no cache"
         if getattr(self.head, "weight", None) is None:
-            self.predicts = None
             missing = "it has no output embedding (load it with AutoModelForCausalLM or AutoModelForMaskedLM)"
-            self.lacks |= dict.fromkeys(("logits", "output_matrix", "step"), missing)
+            self.head, self.lacks["output_matrix"] = None, missing
+            writes = callable(getattr(module, "can_generate", None)) and module.can_generate()
+            self.predicts = self.predicts if writes else None
+            self.lacks |= dict.fromkeys(("hidden",) if writes else ("logits", "step"), missing)
         try:
             weighted_modules(module)
         except InputError as error:
@@ -407,6 +409,14 @@ class FunctionOfIds(Adapter):
         return logits, cache
 
 
+def read_arguments(module: nn.Module) -> Set[str]:
+    """Names of the arguments of a forward; none where Python cannot tell them."""
+    try:
+        return inspect.signature(module.forward).parameters.keys()
+    except (TypeError, ValueError):
+        return frozenset()
+
+
 def cache_argument(arguments: Iterable[str]) -> str:
     """The argument by which a forward takes a cache, among its arguments; empty where it takes none."""
     caches = ("past_key_values", "cache", "cache_params", "state")
@@ -427,13 +437,15 @@ def logits_in(out: Any) -> Tensor:
 
 def adapt(module: nn.Module) -> Adapter:
     """Choose the adapter of a module."""
-    inner = module._modules.get("model")
-    reads = inner if isinstance(inner, Model) else module
-    if isinstance(reads, LanguageModel | MaskedLanguageModel | Encoder):
-        return OwnModel(module, reads)
-    if isinstance(reads, Translator) or "decoder_input_ids" in inspect.signature(module.forward).parameters:
+    config = getattr(module, "config", None)
+    own = (
+        module._modules.get("model") if getattr(config, "model_type", None) == "fullrank" else module
+    )  # exported or not
+    if isinstance(own, LanguageModel | MaskedLanguageModel | Encoder):
+        return OwnModel(module, own)
+    if isinstance(own, Translator) or "decoder_input_ids" in read_arguments(module):
         return Adapter(module, dict.fromkeys(HAVING, TWO_SEQUENCES))
-    if hasattr(getattr(module, "config", None), "is_encoder_decoder"):
+    if hasattr(config, "is_encoder_decoder"):
         return TransformersModel(module)
     return FunctionOfIds(module)
 

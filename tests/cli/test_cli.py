@@ -249,7 +249,7 @@ def test_generate_in_python_writes_what_the_command_writes(run: Path) -> None:
     model = fr.LanguageModel.load(run)
     assert model.trained_length == 8
     assert fr.generate(model, "the cats", tokenizer=load_tokenizer(run), **options) + "\n" == done.stdout
-    with pytest.raises(InputError, match="tokenizer: give one beside a model, or a run folder"):
+    with pytest.raises(InputError, match="give a LanguageModel and its tokenizer"):
         fr.generate(model, "the cats")
 
 
