@@ -45,11 +45,11 @@ book-links: ## look up the links of the book to other sites
 
 faults: ## kill trainings of every kind, and let disks, files, clocks and processes fail; about half an hour
 	@$(VENV) dev
-	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python benchmarks/faults.py $(ARGS)
+	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m research.faults $(ARGS)
 
 fuzz: ## give the commands random configurations and mutated files; hours on two cores (ARGS="--configs 200 --files 500": minutes)
 	@$(VENV) dev
-	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python benchmarks/fuzz.py $(ARGS)
+	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m research.fuzz $(ARGS)
 
 lint: ## check style, formatting, types and who imports whom
 	@$(VENV) dev

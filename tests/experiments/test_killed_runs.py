@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import random
-import sys
 import time
 from pathlib import Path
 
@@ -15,10 +13,7 @@ import pytest
 import forked
 from fullrank.config.recipe import resolve_any
 from fullrank.experiments.run import resume, train
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-import faults
-from fault_runs import KINDS, Training, last_step, outcome
+from research.small_runs import KINDS, outcome
 
 MEMORY = "memory, Skip-Retain, cross-head"
 
@@ -62,17 +57,3 @@ def test_a_killed_distillation_ends_as_one_never_killed(tmp_path: Path) -> None:
     kill_when(killed, 5, file, taught, "--out", killed)
     resume(killed, quiet=True, say=lambda _: None)
     assert outcome(killed) == outcome(tmp_path / "whole") != outcome(teacher)
-
-
-def test_campaign_counts_what_is_different_and_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(faults, "outcome", lambda folder: outcome(folder) | {"final": folder.name})
-    tally = faults.campaign("plain", KINDS["plain"], 2, random.Random(0), tmp_path, [])
-    assert tally.kills == 2
-    assert tally.different == tally.runs > 0 == tally.lost
-    refused = Training(KINDS["plain"], [tmp_path / "nowhere"], tmp_path / "log")
-    assert refused.wait() == 2
-    assert not faults.judge(refused, tmp_path, sent=0, before=0, tally=tally)
-    assert faults.judge(refused, tmp_path, sent=9, before=0, tally=tally)
-    (tmp_path / "whole" / "result.json").unlink()  # of a finished run checkpoints may be gone
-    assert not faults.judge(refused, tmp_path / "whole", sent=9, before=last_step(tmp_path / "whole") + 1, tally=tally)
-    assert tally.lost == 2

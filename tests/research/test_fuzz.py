@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fuzz import Case, verdict
+from research.fuzz import Case, judge
 
 REFUSED = "fullrank: model.hidden_size: a positive whole number below 2,147,483,648, given -1\n"
 FIGURE = '{"split": "test", "nll": %s}\n'
@@ -29,7 +29,6 @@ FIGURE = '{"split": "test", "nll": %s}\n'
         (0, "", "UserWarning: again\n" * 9, "", "flood"),
         (2, "", REFUSED * 500, "", "flood"),
         (0, "nll 1", "", "", "without a word"),
-        (0, "", "", "", "other weights"),
         (0, "nll 1", "fullrank: checkpoint damaged; the one of step 4 is used\n", "", "well"),
     ],
 )
@@ -39,10 +38,6 @@ def test_verdicts(tmp_path: Path, code: int, out: str, err: str, metrics: str, e
     (folder / "metrics.jsonl").write_text(metrics)
     for stream, text in (("out", out), ("err", err)):
         (tmp_path / f"1.{stream}").write_text(text)
-    (folder / "model").write_bytes(b"trained")
-    weights = {"model": b"other" if ending == "other weights" else b"trained"}
-    case = Case(
-        "file:1", folder, ["eval", "run"], expected=("nll 2", "") if out.startswith("nll") else None, weights=weights
-    )
-    found, why = verdict(case, code, asked=False, trains=True)
+    case = Case("file:1", folder, ["eval", "run"], expected=("nll 2", "") if out.startswith("nll") else None)
+    found, why = judge(case, code, was_stopped=False, trains=True)
     assert ending in (why if found == "bug" else found)
