@@ -87,6 +87,7 @@ class Column:
 
     heading: its measure where empty. format: of its values (`.2f`, `,d`, `+.3f`). deviation: the measure that stands behind
     `±`. best: the lowest or highest value is emphasised. interval: whether the interval of a value stands below it.
+    group: stands above neighbouring columns that share it. page_only: the terminal leaves it out.
     """
 
     measure: str
@@ -96,6 +97,8 @@ class Column:
     deviation: str = ""
     best: Literal["", "lowest", "highest"] = ""
     interval: bool = True
+    group: str = ""
+    page_only: bool = False
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 
 @dataclass(frozen=True)
@@ -38,13 +39,20 @@ class Grid:
     title: str = ""
     notes: Sequence[str] = ()
 
+    @property
+    def groups(self) -> list[tuple[str, int]]:
+        """Headings above columns, with the number of neighbouring columns that share each; empty if there are none."""
+        spans = [(name, len(list(shared))) for name, shared in groupby(self.headings, key=lambda one: one.group)]
+        return spans if any(name for name, _ in spans) else []
+
 
 @dataclass(frozen=True)
 class Paragraph:
-    """A paragraph of text. kind: `lead` (large), `note` (small), `warning`."""
+    """A paragraph of text. kind: `lead` (large), `note` (small), `warning`. short: what the terminal prints in its place."""
 
     text: str
     kind: str = "lead"
+    short: str = ""
 
 
 @dataclass(frozen=True)

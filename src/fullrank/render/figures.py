@@ -18,12 +18,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from fullrank.core.errors import InputError, RunError
 from fullrank.files import write_bytes
 from fullrank.records import Bars, Dots, HeatMap, Label, Lines, Plot, Record, is_finite
-from fullrank.render.tables import format_label, format_value, group_records
+from fullrank.render.tables import format_label, format_short, format_value, group_records
 
 INK, MUTED, LINE, SURFACE = "#1b1d22", "#5c616b", "#dfe0e3", "#fefefe"
 SERIES = ("#3f444d", "#0072b2", "#c04f00", "#00825f", "#b0508b", "#3320e0", "#5c2c00", "#140a4a")
@@ -112,6 +112,9 @@ def draw_svg(plot: Plot, records: Sequence[Record], slots: Slots | None = None) 
     salt = f"{plot}{len(records)}"
     with matplotlib.style.context({**_SETTINGS, "svg.hashsalt": salt}, after_reset=True):
         figure, titles = draw_figure(plot, records, slots or {}, heading=False)
+        if isinstance(plot, Lines):  # a layout that is not computed halves the time
+            figure.set_layout_engine(None)
+            figure.subplots_adjust(left=0.12, bottom=0.14, right=0.98, top=0.97)
         svg = _to_bytes(figure, "svg", titles).decode()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
@@ -189,6 +192,7 @@ def _draw_lines(plot: Lines, records: Sequence[Record], slots: Slots) -> tuple[F
     chosen = [r for r in records if plot.x in r.labels and is_finite(r.value) and r.has(plot.where)]
     points = [r for r in chosen if r.measure == plot.y or (plot.y == "value" and r.measure not in marked)]
     names = plot.series if plot.series is not None else _telling_labels(points, {plot.x, plot.band})
+    names = _separate(plot, points, tuple(names))
     figure, axes = _new_axes()
     titles: list[str] = []
     taken: dict[str, int] = {}
@@ -212,14 +216,17 @@ def _draw_lines(plot: Lines, records: Sequence[Record], slots: Slots) -> tuple[F
     axes.grid(True, axis="y", color=LINE, linewidth=0.8)
     axes.set_xscale(plot.x_scale)
     axes.set_yscale(plot.y_scale)
-    if plot.x_scale == "linear":
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+    for ticks, scale in ((axes.xaxis, plot.x_scale), (axes.yaxis, plot.y_scale)):
+        if scale == "log":
+            ticks.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            ticks.set_minor_formatter(NullFormatter())
+        ticks.set_major_formatter(FuncFormatter(lambda value, _: format_short(value)))
     if plot.from_zero:
         axes.set_ylim(bottom=0)
     axes.set_xlabel(clean_text(plot.x_title or plot.x.replace("_", " ")), color=MUTED)
     axes.set_ylabel(clean_text(plot.y_title or _measure_title(points)), color=MUTED)
     labelled = axes.get_legend_handles_labels()[1]
-    if labelled and (len(labelled) > 1 or plot.marks):
+    if labelled and (len(labelled) > 1 or plot.marks) and not slots:  # with slots the page has a legend
         axes.legend(frameon=False, labelcolor=MUTED, fontsize=8.5)
     return figure, titles
 
@@ -228,6 +235,16 @@ def _telling_labels(records: Sequence[Record], without: set[str]) -> tuple[str, 
     """Labels by which records differ, the measure's name aside."""
     names = dict.fromkeys(name for record in records for name in record.labels if name not in without)
     return tuple(name for name in names if len({record.labels.get(name) for record in records}) > 1)
+
+
+def _separate(plot: Lines, records: Sequence[Record], names: tuple[str, ...]) -> tuple[str, ...]:
+    """The labels of lines; also the band where its curves share fewer than two points, which leave nothing to average."""
+    for of_series in group_records(records, names).values():
+        curves = group_records(of_series, (plot.band,)).values()
+        shared = set.intersection(*({record.labels[plot.x] for record in curve} for curve in curves))
+        if len(shared) < 2 <= max(map(len, curves)):
+            return (*names, plot.band)
+    return names
 
 
 def _measure_title(records: Sequence[Record]) -> str:
@@ -316,7 +333,7 @@ def _draw_bars(plot: Bars, records: Sequence[Record], slots: Slots) -> tuple[Fig
             titles.append(f"{row}, {name}: {format_value(record.value)}")
     axes.invert_yaxis()
     axes.xaxis.set_major_locator(MaxNLocator(5))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_short(value)))
     figure.legend(loc="outside lower left", ncols=4, frameon=False, labelcolor=MUTED, fontsize=8.5)
     return figure, titles
 

@@ -110,7 +110,8 @@ def _heading(column: Column, records: Sequence[Record], with_unit: bool) -> Head
     units = {record.unit for record in records if _fits(column, record) and record.unit and with_unit}
     text = column.heading or column.measure.replace("_", " ")
     unit = units.pop() if len(units) == 1 else ""
-    return Heading(text, "" if unit in ("", "1") or unit in text else unit)
+    line = "" if unit in ("", "1") or unit in text or column.format.endswith("%") else unit
+    return Heading(text, line, group=column.group, page_only=column.page_only)
 
 
 def _cell(column: Column, records: Sequence[Record], best: float | None) -> Cell:
@@ -124,7 +125,8 @@ def _cell(column: Column, records: Sequence[Record], best: float | None) -> Cell
     if deviation is not None:
         text = f"{text} ± {format_value(deviation, column.format.replace('+', ''))}"
     lines = [format_interval(record.interval, column.format)] if record.interval and column.interval else []
-    return Cell(text, tuple(lines), strong=best is not None and record.value == best)
+    is_best = best is not None and format_value(record.value, column.format) == format_value(best, column.format)
+    return Cell(text, tuple(lines), strong=is_best)
 
 
 # -- values as text ----------------------------------------------------------------------------------------------------
@@ -140,6 +142,14 @@ def format_value(value: float | None, spec: str = "") -> str:
         whole = isinstance(value, int) or (value.is_integer() and abs(value) < 1e15)
         spec = ",.0f" if whole or abs(value) >= 1e4 else ".4g"
     return f"{value:{spec}}".replace("-", MINUS) if spec[-1] not in "eg" else f"{value:{spec}}"
+
+
+def format_short(value: float) -> str:
+    """A tick of an axis: 1,500 as `1.5k`, 2,000,000 as `2M`."""
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:,.4g}{unit}"
+    return f"{value:.6g}"
 
 
 def format_interval(interval: Interval, spec: str = "") -> str:

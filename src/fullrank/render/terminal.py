@@ -37,10 +37,10 @@ def print_blocks(blocks: Iterable[Block], console: Console | None = None) -> Non
             print_grid(block, console)
         elif isinstance(block, Paragraph):
             style = {"note": "dim", "warning": "yellow"}.get(block.kind, "")
-            console.print(Text(visible(block.text), style), soft_wrap=not console.is_terminal)
+            console.print(Text(visible(block.short or block.text), style), soft_wrap=not console.is_terminal)
         elif isinstance(block, Code):
             console.print(Text(f"  {visible(block.text)}"), soft_wrap=True)
-        elif isinstance(block, Facts) and block.kind != "samples":
+        elif isinstance(block, Facts) and block.kind not in ("samples", "tiles"):
             for term, text in block.items:
                 console.print(Text(visible(f"{term}: {text}" if term else text)), soft_wrap=not console.is_terminal)
         elif isinstance(block, Group):
@@ -71,19 +71,22 @@ def _measure_width(table: Table, console: Console) -> int:
 
 def _build_table(grid: Grid, columns: Sequence[int]) -> Table:
     title = Text(visible(grid.title)) if grid.title else None
-    table = Table(title=title, title_justify="left", title_style="", box=box.SIMPLE_HEAD, pad_edge=False)
-    for index in columns:
-        heading = grid.headings[index]
-        justify = "left" if heading.left else "right"
-        table.add_column(_heading_text(heading), justify=justify, no_wrap=True, vertical="bottom")  # type: ignore[arg-type]
+    table = Table(
+        title=title, title_justify="left", title_style="", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+    )
+    headings = [_heading_lines(grid.headings[index]) for index in columns]
+    most = max(map(len, headings), default=0)
+    for index, lines in zip(columns, headings, strict=True):
+        text = Text("\n".join([""] * (most - len(lines)) + lines))  # at the bottom, and cells at the top
+        table.add_column(text, justify="left" if grid.headings[index].left else "right", no_wrap=True)
     for row in grid.rows:
         table.add_row(*(_cell_text(row[index]) for index in columns))
     return table
 
 
-def _heading_text(heading: Heading) -> Text:
-    text = textwrap.fill(f"{heading.group} {heading.text}".strip(), _HEADING_WIDTH, break_long_words=False)
-    return Text("\n".join(filter(None, (text, heading.line))))
+def _heading_lines(heading: Heading) -> list[str]:
+    words = textwrap.wrap(heading.text, _HEADING_WIDTH, break_long_words=False)
+    return [line for line in (heading.group, *words, heading.line) if line]
 
 
 def _cell_text(cell: Cell) -> Text:

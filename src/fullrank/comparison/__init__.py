@@ -1,0 +1,1 @@
+"""Finished runs compared: run folders become records, records a page. `fullrank.comparison.page` has the way in."""

@@ -1,0 +1,317 @@
+"""Rows of a comparison: runs that differ only in their seed, what a row is called, and which rows read the same text."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fullrank.comparison.measures import Measure, find_sources
+from fullrank.comparison.runs import MASKED_MODELING, SPLITS, TRANSLATION, Run, mapping
+from fullrank.config.load import flatten
+from fullrank.evaluation.statistics import Interval, paired_interval, welch_interval
+
+# two runs that differ only in where they ran and how they were watched are seeds of one row
+CIRCUMSTANCES = {
+    "train.seed", "train.device", "train.threads", "train.track", "train.log_every_steps", "train.save_every_steps",
+    "train.keep_checkpoints", "train.keep_model", "eval.test", "eval.sample", "eval.keep_log_probabilities",
+    "eval.dynamic", "eval.dynamic.rate", "eval.dynamic.decay",
+    "data.cache", "data.dir",
+}  # fmt: skip
+_MEASURED_ON = {  # what decides if two figures compare, in words
+    "name": "corpus", "label": "label", "vocabulary": "vocabulary", "valid": "validation tokens", "test": "test tokens",
+    "fingerprint": "vocabulary fingerprint", "valid sha256": "validation text", "test sha256": "test text",
+    "valid pairs": "validation pairs", "test pairs": "test pairs", "valid references": "validation references",
+    "test references": "test references", "signature": "BLEU signature",
+    "valid source": "validation text", "test source": "test text", "dev sha256": "development examples",
+}  # fmt: skip
+_SEED_SUFFIX = re.compile(r"[-_./ ]+(seed|s)[-_ ]?\d+$", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Row:
+    """Runs that differ only in their seed. slot: its colour. text: number of the text that it was measured on.
+
+    part: the part of a table in which rows are compared: a backbone, a task of fine-tuning; empty where there is one.
+    """
+
+    name: str
+    slot: int
+    runs: tuple[Run, ...]
+    text: int = 0
+    part: str = ""
+
+    @property
+    def first(self) -> Run:
+        return self.runs[0]
+
+    @property
+    def finished(self) -> bool:
+        return self.first.result is not None
+
+    @property
+    def curve_name(self) -> str:
+        """Name at curves: a dagger where validation figures while training are no next-token perplexities."""
+        mark = " †" if any(run.sees_future for run in self.runs) else ""
+        return self.name + mark + ("" if self.finished else " (unfinished)")
+
+    def is_marked(self, measure: Measure) -> bool:
+        """True if figures look like next-token perplexities and are none: they compare with no other row."""
+        if measure.higher or self.first.task == MASKED_MODELING:
+            return False
+        return not all(run.next_token for run in self.runs)
+
+    def values(self, measure: Measure, split: str, checkpoint: str = "final") -> dict[int | str, float]:
+        """Figures by seed; by folder where a run has recorded none."""
+        values = {}
+        for run in self.runs:
+            value = measure.value(run, split, checkpoint)
+            if value is not None:
+                values[str(run.folder) if run.seed is None else run.seed] = value
+        return values
+
+    def mean(self, measure: Measure, split: str) -> float | None:
+        """Mean of the runs' figures: of perplexities, never the exponential of a mean loss."""
+        values = self.values(measure, split)
+        return statistics.fmean(values.values()) if values else None
+
+    def is_undertrained(self, measure: Measure) -> bool:
+        """True if some figure is above that of word frequencies alone."""
+        for split in SPLITS:
+            mean, unigram = self.mean(measure, split), measure.unigram(self.first, split)
+            if mean is not None and unigram is not None and mean > unigram:
+                return True
+        return False
+
+    def extra_parameters(self, base: Row) -> int | None:
+        """Parameters more than those of another row."""
+        totals = [row.first.get("parameters", "total") for row in (self, base)]
+        return totals[0] - totals[1] if all(isinstance(total, int) for total in totals) else None
+
+
+def measure_interval(
+    after: Mapping[int | str, float], before: Mapping[int | str, float]
+) -> tuple[Interval | None, str]:
+    """95 % interval over seeds of a difference of means, and its kind: paired (Student) for the same seeds, else Welch's.
+
+    None where either side has one seed, and where nothing scatters.
+    """
+    a = list(before.values())
+    if before.keys() == after.keys():
+        ends = paired_interval(a, [after[seed] for seed in before])
+        if ends is not None:
+            return ends, "paired over seeds"
+    ends = welch_interval(a, list(after.values()))
+    return (None, "") if ends is None or ends.low == ends.high else (ends, "Welch, over seeds")
+
+
+# -- the same text -----------------------------------------------------------------------------------------------------
+
+
+def measured_on(run: Run, in_bits: bool = False) -> dict[str, Any]:
+    """Identity of the text behind a figure: corpus, splits and vocabulary, as far as recorded.
+
+    BLEU is of text, however a vocabulary cuts it: there pairs, reference translations and signature decide. So are figures
+    in bits: there the texts themselves decide where they are recorded. Another training text makes another model, not
+    another measurement.
+    """
+    texts = find_sources(run) if in_bits else {}
+    if texts:
+        return texts
+    if run.finetunes:
+        return {f"{split} sha256": digest for split, digest in mapping(run.get("sha256")).items() if split != "train"}
+    corpus = run.corpus
+    values = {key: corpus.get(key) for key in ("name", "label")}
+    if run.task == TRANSLATION:
+        signatures = [run.get("final", split, "bleu_signature") for split in SPLITS]
+        values["signature"] = next((remove_version(str(one)) for one in signatures if one), None)
+        by_split = {" pairs": corpus.get("pairs"), " references": run.references}
+    else:
+        values |= {key: corpus.get(key) for key in ("vocabulary", "fingerprint")}
+        by_split = {"": corpus.get("tokens"), " sha256": corpus.get("sha256")}
+    for ending, counts in by_split.items():
+        for split in SPLITS:
+            values[split + ending] = mapping(counts).get(split)
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def remove_version(signature: str) -> str:
+    """A signature of sacreBLEU without its version, which alone makes no other measurement."""
+    return re.sub(r"\|version:[^|]*", "", signature)
+
+
+def differences_of_text(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+    """Names of the fields in which two texts differ; a field that only one of them records decides nothing."""
+    if bool(first) != bool(second):
+        return ["corpus (not recorded in every run)"]
+    shared = [key for key in first if key in second and first[key] != second[key]]
+    return [_MEASURED_ON.get(key, key) for key in shared]
+
+
+def number_texts(rows: Sequence[Sequence[Run]], in_bits: bool) -> list[int]:
+    """For each row the number of the text it was measured on; figures compare where the numbers are equal."""
+    distinct: list[dict[str, Any]] = []
+    numbers = []
+    for row in rows:
+        text = measured_on(row[0], in_bits)
+        equal = [index for index, other in enumerate(distinct) if not differences_of_text(other, text)]
+        if not equal:
+            equal = [len(distinct)]
+            distinct.append(text)
+        numbers.append(equal[0])
+    return numbers
+
+
+# -- seeds of one row --------------------------------------------------------------------------------------------------
+
+
+def group_by_seed(runs: Sequence[Run]) -> list[tuple[Run, ...]]:
+    """Runs gathered into rows, in order of first appearance.
+
+    A second run with the same seed (or none recorded) is no independent sample and opens a row of its own, so that a
+    spread is always over different seeds. So does a run with other reference translations.
+    """
+    rows: list[tuple[str, list[Run]]] = []
+    for run in runs:
+        key = _row_key(run)
+        row = next((row for other, row in rows if other == key and _is_another_seed(run, row)), None)
+        if row is None:
+            rows.append((key, [run]))
+        else:
+            row.append(run)
+    return [tuple(row) for _, row in rows]
+
+
+def _is_another_seed(run: Run, row: Sequence[Run]) -> bool:
+    if run.seed is None or any(other.seed == run.seed for other in row):
+        return False
+    return not any(differences_of_text(measured_on(other), measured_on(run)) for other in row)
+
+
+def settings_of(run: Run) -> dict[str, Any]:
+    """The settings that make a row, as dotted keys."""
+    settings = {key: value for key, value in flatten(run.config).items() if key not in CIRCUMSTANCES}
+    if run.finetunes:
+        settings["model.pretrained"] = encoder_of(run)
+    return settings
+
+
+def _row_key(run: Run) -> str:
+    """Equal for runs that differ only in their seed."""
+    settings = settings_of(run)
+    origin = [run.origin(key) for key in ("recipe", "row", "scale")]
+    name = "" if settings else _remove_seed(run.name)
+    # a run that has not kept its references is a seed of the row all the same
+    text = {key: value for key, value in measured_on(run).items() if not key.endswith(" references")}
+    return json.dumps([origin, name, settings, text], sort_keys=True, default=str)
+
+
+def _remove_seed(name: str) -> str:
+    return _SEED_SUFFIX.sub("", name) or name
+
+
+# -- names -------------------------------------------------------------------------------------------------------------
+
+
+def name_rows(rows: Sequence[Sequence[Run]]) -> list[str]:
+    """A distinct name for each row: that in the recipe, else its own, then the scale and settings that tell it apart."""
+    names = [_name_row(row) for row in rows]
+    for describe in (_describe_scale, _describe_settings, _describe_recipe, _describe_folder):
+        longer = []
+        for name, row in zip(names, rows, strict=True):
+            others = [other[0] for other, same in zip(rows, names, strict=True) if same == name]
+            words = describe(row[0], others) if len(others) > 1 else ""
+            longer.append(f"{name} · {words}" if words and words not in name else name)
+        names = longer
+    return number_names(names)
+
+
+def _name_row(row: Sequence[Run]) -> str:
+    run = row[0]
+    if run.origin("row"):
+        return run.origin("row")
+    if run.finetunes:
+        return describe_attention(run) or "plain"
+    return _remove_seed(run.name) if len(row) > 1 else run.name
+
+
+def _describe_scale(run: Run, others: Sequence[Run]) -> str:
+    scales = {other.origin("scale") for other in others}
+    return run.origin("scale") if len(scales) > 1 else ""
+
+
+def _describe_settings(run: Run, others: Sequence[Run]) -> str:
+    settings = [settings_of(other) for other in others]
+    words = []
+    for key, value in settings_of(run).items():
+        if any(other.get(key) != value for other in settings):
+            name = key.removesuffix(".name").rpartition(".")[2]
+            words.append(f"{name} {value}")
+    return ", ".join(words) if len(words) <= 3 else ""
+
+
+def _describe_recipe(run: Run, others: Sequence[Run]) -> str:
+    return run.origin("recipe")
+
+
+def _describe_folder(run: Run, others: Sequence[Run]) -> str:
+    return "/".join(run.folder.parts[-2:])
+
+
+def number_names(names: Sequence[str]) -> list[str]:
+    """Equal names made distinct by `(2)`, `(3)` ..."""
+    used: list[str] = []
+    for name in names:
+        distinct, copy = name, 2
+        while distinct in used:
+            distinct, copy = f"{name} ({copy})", copy + 1
+        used.append(distinct)
+    return used
+
+
+# -- fine-tuning -------------------------------------------------------------------------------------------------------
+
+
+def attention_of(run: Run) -> dict[str, Any]:
+    """The injected attention without options that have no effect; empty for the encoder as it was."""
+    model = mapping(run.config.get("model"))
+    attention = mapping(model.get("attention"))
+    injected = {}
+    for key, plain in {"mix": "none", "normalize": "softmax", "cross_head": 0}.items():
+        value = attention.get(key, plain)
+        if value not in (plain, {"name": plain}):
+            injected[key] = value
+    if injected and model.get("layers") is not None:
+        injected["layers"] = model["layers"]
+    return injected
+
+
+def describe_attention(run: Run) -> str:
+    """Injected attention in words: `position_wise, cross_head 0.1`; empty for the encoder as it was."""
+    words = []
+    for key, value in attention_of(run).items():
+        text = value.get("name") if isinstance(value, Mapping) else value
+        words.append(str(text) if key in ("mix", "normalize") else f"{key} {text}")
+    return ", ".join(words)
+
+
+def encoder_of(run: Run) -> str:
+    """The pretrained encoder; the last name of a folder."""
+    name = str(mapping(run.config.get("model")).get("pretrained") or "unknown encoder")
+    return Path(name).name or name if name.startswith(("/", ".", "~")) else name
+
+
+def unequal_terms(row: Row, base: Row) -> dict[str, tuple[Any, Any]]:
+    """Settings besides the mechanism in which two rows of fine-tuning differ: of each key both values."""
+    own, other = settings_of(row.first), settings_of(base.first)
+    terms = {}
+    for key in dict.fromkeys((*own, *other)):
+        # a mixing parameter's learning rate belongs to the mechanism, whose paper says that it is larger
+        mechanism = key.startswith(("model.attention.", "model.layers", "train.mixing_learning_rate"))
+        if not mechanism and own.get(key) != other.get(key):
+            terms[key] = (own.get(key), other.get(key))
+    return terms

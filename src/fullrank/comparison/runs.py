@@ -1,0 +1,316 @@
+"""Run folders. A fault of a file becomes a sentence in `problems`, and no value is trusted to have its type."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fullrank.config.data import PAIR_CORPORA
+from fullrank.config.finetune import finetunes
+from fullrank.config.load import read_yaml
+from fullrank.config.recipe import load
+from fullrank.core.errors import InputError
+from fullrank.files import as_record, plain_size, read_json, sha256_of, visible
+from fullrank.seal import DamagedError, check_run, read_record
+
+SPLITS = ("valid", "test")
+RUN_FILES = ("config.yaml", "metrics.jsonl", "result.json")
+TRANSLATIONS = "translations"  # the folder with <split>.txt and <split>.reference.txt
+TRANSLATION, LANGUAGE_MODELING, MASKED_MODELING = "translation", "language_modeling", "masked_modeling"
+_TYPES = {  # keys of result.json whose type is checked; all other values are read through `number` and `mapping`
+    "final": dict, "last": dict, "corpus": dict, "parameters": dict, "protocols": dict, "environment": dict,
+    "paper": dict, "training": dict, "metrics": list, "seed": int,
+}  # fmt: skip
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    """`value` if it is a mapping, else an empty one."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def number(value: Any) -> float | None:
+    """`value` as a finite float, else None."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None
+
+
+def integer(value: Any) -> int | None:
+    """`value` as an int if it is a whole number, else None."""
+    finite = number(value)
+    return int(value) if finite is not None and finite.is_integer() else None
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder. `result` is None until the run has finished; `problems` says what is missing or damaged.
+
+    identity: run.json, which is written when a run begins. metrics, timing: the readable lines of the two files.
+    """
+
+    folder: Path
+    name: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Sequence[Mapping[str, Any]] = ()
+    timing: Sequence[Mapping[str, Any]] = ()
+    result: Mapping[str, Any] | None = None
+    problems: tuple[str, ...] = ()
+    identity: Mapping[str, Any] = field(default_factory=dict)
+    vocabulary: Mapping[str, Any] = field(default_factory=dict)
+
+    def get(self, *keys: str) -> Any:
+        """A value of the result, by its nested keys; None if any of them is missing."""
+        value: Any = self.result
+        for key in keys:
+            value = mapping(value).get(key)
+        return value
+
+    def final(self, split: str, key: str, checkpoint: str = "final") -> float | None:
+        """A final figure; dots in `key` lead to nested ones."""
+        return number(self.get(checkpoint, split, *key.split(".")))
+
+    def origin(self, key: str) -> str:
+        """`recipe`, `row` or `scale` of the run; empty if there is none."""
+        return str(self.get(key) or self.identity.get(key) or "")
+
+    @property
+    def corpus(self) -> Mapping[str, Any]:
+        return mapping(self.get("corpus"))
+
+    @property
+    def label(self) -> str:
+        """Label of the text, which says so if it is a slice; empty if not recorded."""
+        return str(self.corpus.get("label") or self.corpus.get("name") or "")
+
+    @property
+    def is_slice(self) -> bool:
+        """Its text, or its examples of a split, are a part of the published ones."""
+        return bool(self.corpus.get("is_slice")) or any(mapping(self.get("slice")).values())
+
+    @property
+    def paper(self) -> Mapping[str, Any]:
+        """The recipe's statement of the paper's figures of this row."""
+        return mapping(self.get("paper") or self.identity.get("paper"))
+
+    @property
+    def finetunes(self) -> bool:
+        """Fine-tuning of a pretrained encoder: its figures are scores of a task, not of a text."""
+        return self.get("kind") == "finetuning" or finetunes(self.config)
+
+    @property
+    def task(self) -> str:
+        """`translation`, `masked_modeling` or `language_modeling`; of fine-tuning `glue/cola`, `squad` and so on."""
+        data = str(mapping(self.config.get("data")).get("name"))
+        recorded = self.get("task") or self.identity.get("task")
+        if recorded or self.finetunes:
+            return str(recorded or data)
+        if data in PAIR_CORPORA:
+            return TRANSLATION
+        masked = mapping(self.config.get("train")).get("objective") == "masked"
+        return MASKED_MODELING if masked else LANGUAGE_MODELING
+
+    @property
+    def seed(self) -> int | None:
+        seed = self.get("seed")
+        return integer(mapping(self.config.get("train")).get("seed") if seed is None else seed)
+
+    @property
+    def tokens(self) -> str:
+        """`word`, `byte`, `character` or `bpe`; empty if not recorded."""
+        kind = self.get("corpus", "details", "settings", "kind") or self.vocabulary.get("kind")
+        return str(kind or mapping(self.config.get("data")).get("tokens") or "")
+
+    @property
+    def sees_future(self) -> bool:
+        """Tokens of the model attend to later ones, so its validation figures while training are no perplexities."""
+        model = mapping(self.config.get("model"))
+        attention = mapping(model.get("attention"))
+        if self.task == TRANSLATION:
+            attention = mapping(mapping(model.get("decoder")).get("attention")) or attention
+        return attention.get("causal") == "as_published"
+
+    @property
+    def next_token(self) -> bool:
+        """Final figures are of next tokens; where that is not recorded, the configuration decides."""
+        settings = [mapping(protocol).get("settings") for protocol in mapping(self.get("protocols")).values()]
+        recorded = [mapping(one).get("next_token") for one in settings or [self.get("protocol_settings")]]
+        if all(isinstance(value, bool) for value in recorded):
+            return all(recorded)
+        return not self.sees_future and self.task != MASKED_MODELING
+
+    @property
+    def ms_per_step(self) -> dict[str, float]:
+        """Milliseconds per training step, by phase."""
+        recorded = self.get("ms_per_step")
+        phases = recorded if isinstance(recorded, Mapping) else {"train": recorded}
+        numbers = {str(phase): number(value) for phase, value in phases.items()}
+        return {phase: value for phase, value in numbers.items() if value is not None}
+
+    @cached_property
+    def references(self) -> Mapping[str, str]:
+        """sha256 of the reference translations that the run has kept, by split."""
+        digests = {}
+        for path in sorted((self.folder / TRANSLATIONS).glob("*.reference.txt")):
+            with contextlib.suppress(OSError, ValueError):
+                digests[path.name.removesuffix(".reference.txt")] = sha256_of(path)
+        return digests
+
+    @cached_property
+    def analyses(self) -> Sequence[Mapping[str, Any]]:
+        """What `fullrank analyze` has left in the folder; files of another shape are left out."""
+        contents = []
+        for path in sorted((self.folder / "analysis").glob("*.json")):
+            with contextlib.suppress(InputError):
+                content = read_json(path)
+                if all(isinstance(content.get(key), list) for key in ("tables", "plots", "records")):
+                    contents.append(content)
+        return contents
+
+
+def is_run(folder: Path) -> bool:
+    """True for a folder with at least one of the files by which a run is known."""
+    return folder.is_dir() and any((folder / name).is_file() for name in RUN_FILES)
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """The folder itself if it is a run, else the runs in its sub-folders (two levels down), sorted by path."""
+    if is_run(folder):
+        return [folder]
+    below = [*folder.glob("*/"), *folder.glob("*/*/")] if folder.is_dir() else []
+    return sorted({path for path in below if is_run(path)})
+
+
+def read_runs(folders: Sequence[Path]) -> list[Run]:
+    """Runs of several folders in the order given; a folder given twice counts once."""
+    unique = {Path(folder).resolve(): Path(folder) for folder in folders}
+    return [read_run(folder) for folder in unique.values()]
+
+
+def read_run(folder: Path) -> Run:
+    """Read a run folder; InputError if the folder is not a run at all."""
+    if not folder.is_dir():
+        raise InputError(f"{folder}: no such folder; give run folders (each holds {', '.join(RUN_FILES)})")
+    if not is_run(folder):
+        inside = find_runs(folder)
+        hint = f"; it holds runs: {', '.join(str(path) for path in inside[:4])}" if inside else ""
+        raise InputError(f"{folder}: not a run folder, it has none of {', '.join(RUN_FILES)}{hint}")
+    problems: list[str] = []
+    config = _read(folder / "config.yaml", read_yaml, problems) or {}
+    metrics = _read_lines(folder / "metrics.jsonl", problems)
+    timing = _read_lines(folder / "timing.jsonl", problems)
+    missing = "no result.json: the run has not finished"
+    result = _read(folder / "result.json", _read_result, problems, missing)
+    # written when a run began: whatever is wrong with them, the rest of the folder says more
+    identity = _read(folder / "run.json", read_json, []) or {}
+    vocabulary = _read(folder / "vocabulary.json", read_json, []) or {}
+    problems += _find_broken_seals(folder)
+    name = mapping(result).get("name") or identity.get("name") or folder.resolve().name
+    run = Run(
+        folder, visible(str(name)), config, metrics, timing, result, tuple(problems), identity, vocabulary
+    )  # fmt: skip
+    return run if result is None or _has_figures(run) else _without_result(run)
+
+
+def _read_result(path: Path) -> Mapping[str, Any]:
+    content: Mapping[str, Any] = read_json(path)
+    for key, kind in _TYPES.items():
+        value = content.get(key)
+        if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+            raise InputError(f"{path}: damaged ({key}: a {kind.__name__} is expected, given {value!r:.80})")
+    return content
+
+
+def _find_broken_seals(folder: Path) -> list[str]:
+    """Changes in a run folder after its training began."""
+    try:
+        state = read_record(folder / "checkpoints" / "last").state
+        check_run(folder)
+        plain_size(folder / "metrics.jsonl")
+        written = (folder / "metrics.jsonl").read_bytes()[: state.get("metrics_bytes", 0)]
+    except InputError as error:
+        return [str(error)]
+    except (DamagedError, OSError, ValueError):  # without checkpoints nothing is sealed
+        return []
+    sealed = state.get("metrics_sha256") or None
+    changed = sealed is not None and hashlib.sha256(written).hexdigest() != sealed
+    return ["metrics.jsonl: its lines are not those that the training wrote"] if changed else []
+
+
+def _has_figures(run: Run) -> bool:
+    if run.finetunes:
+        return bool(scores_of(run))
+    values = [run.final(split, key) for split in SPLITS for key in ("perplexity", "bleu")]
+    return any(value is not None and value > 0 for value in values)
+
+
+def _without_result(run: Run) -> Run:
+    """A result without any final figure is no result: the run diverged or the file is not ours."""
+    figure = "score" if run.finetunes else "perplexity or BLEU" if run.task == TRANSLATION else "perplexity"
+    problem = f"result.json holds no finite {figure} under `final`: the run diverged or the file is damaged"
+    return dataclasses.replace(run, result=None, problems=(*run.problems, problem))
+
+
+def metrics_of(run: Run) -> list[str]:
+    """Names of the scores of a run of fine-tuning, the headline first."""
+    return [metric for metric in run.get("metrics") or () if isinstance(metric, str)]
+
+
+def scores_of(run: Run) -> dict[tuple[str, str], float]:
+    """Scores of fine-tuning in points (x 100), by split and metric."""
+    scores = {}
+    for split in mapping(run.get("final")):
+        for metric in metrics_of(run):
+            value = run.final(split, metric)
+            if value is not None:
+                scores[split, metric] = 100 * value
+    return scores
+
+
+def _read_lines(path: Path, problems: list[str]) -> list[Mapping[str, Any]]:
+    """The JSON objects of a file with one per line; unreadable lines are counted, not fatal."""
+    lines: list[Mapping[str, Any]] = []
+    damaged: list[str] = []
+    content = _read(path, Path.read_bytes, problems) or b""
+    for index, line in enumerate(content.split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            lines.append(as_record(dict[str, Any], line, f"line {index}"))
+        except InputError as error:
+            damaged.append(str(error))
+    if damaged:
+        problems.append(f"{path.name}: {len(damaged)} unreadable lines were left out, the first: {damaged[0]}")
+    return lines
+
+
+def _read(path: Path, parse: Callable[[Path], Any], problems: list[str], missing: str = "") -> Any:
+    """Content of a file; None, with a sentence in `problems`, if it is missing or damaged."""
+    if not path.is_file():
+        problems.append(missing or f"{path.name} is missing")
+        return None
+    try:
+        return parse(path)
+    except OSError as error:
+        problems.append(f"{path.name} cannot be read ({error.strerror})")
+    except InputError as error:
+        problems.append(str(error).replace(str(path), path.name))
+    return None
+
+
+def recipe_notes(runs: Sequence[Run]) -> dict[str, str]:
+    """Notes of the recipes of runs, by recipe; none of a recipe that is no longer there."""
+    notes = {}
+    for name in dict.fromkeys(run.origin("recipe") for run in runs):
+        with contextlib.suppress(InputError):
+            notes[name] = load(name).notes
+    return {name: text for name, text in notes.items() if text}
