@@ -16,6 +16,7 @@ from cli_runs import SMALL, called, write_config
 
 import fullrank as fr
 from fullrank.cli import main
+from fullrank.comparison.page import report
 from fullrank.config.run import DynamicConfig
 from fullrank.core.decoder import LanguageModel
 from fullrank.experiments import dynamic, language_model
@@ -23,7 +24,6 @@ from fullrank.experiments.generation import write
 from fullrank.experiments.language_model import LanguageModelTask
 from fullrank.experiments.run import corpus_of
 from fullrank.files import silent
-from fullrank.reporting import report
 from fullrank.seal import write_record
 
 XL = ["model.position=relative", "model.attention.score=relative", "model.memory_length=8"]

@@ -13,6 +13,7 @@ from torch import Tensor
 import fullrank as fr
 from fullrank.analysis import mixing, spectrum
 from fullrank.analysis.size import masked_size, size, translation_size
+from fullrank.comparison.mechanisms import mechanism_words
 from fullrank.config.load import build, parse_yaml, to_yaml
 from fullrank.config.schema import json_schema
 from fullrank.core.attention import Trace, WeightedValues
@@ -20,7 +21,6 @@ from fullrank.core.config import with_memory
 from fullrank.core.dropout import Dropout
 from fullrank.core.errors import ConfigError
 from fullrank.core.layout import Layout
-from fullrank.reporting.runs import mechanism_words
 from moving import moved
 from schema_accepts import accepts
 

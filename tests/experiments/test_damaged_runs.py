@@ -21,11 +21,11 @@ from safetensors.torch import load_file, save_file
 import fullrank as fr
 from fullrank import kernels
 from fullrank.cli import main
+from fullrank.comparison.runs import read_run
 from fullrank.config.recipe import resolve_any
 from fullrank.core.errors import FullRankError, InputError
 from fullrank.experiments import run as run_module
 from fullrank.experiments.run import average, evaluate, resume, train
-from fullrank.reporting.runs import read_run
 from fullrank.seal import read_record, write_record
 from research.ledger import row_of, verify
 

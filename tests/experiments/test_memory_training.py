@@ -13,6 +13,7 @@ import torch
 from torch.nn import functional as F
 
 import fullrank as fr
+from fullrank.comparison.mechanisms import mechanism_words
 from fullrank.config.load import build
 from fullrank.config.recipe import Resolved
 from fullrank.config.training import PhaseConfig, TrainConfig
@@ -23,7 +24,6 @@ from fullrank.experiments.objective import CausalObjective, Distillation
 from fullrank.experiments.run import resume, train
 from fullrank.experiments.run_folder import teacher_of
 from fullrank.files import sha256_of
-from fullrank.reporting.runs import mechanism_words
 from fullrank.seal import read_identity
 from fullrank.training import TrainingPosition
 

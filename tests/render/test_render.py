@@ -108,7 +108,7 @@ def test_figures_are_equal_bytes_follow_the_theme_and_replace_only_ours(plot: Pl
 def make_page() -> Page:
     grid = build_grid(Table("layer", columns="head"), CHANGES)
     blocks = [
-        Paragraph("lead <b>"), Facts([("term", "text")], "tiles"), grid, Legend([(0, "plain")]),
+        Paragraph("lead <b>"), Facts([("term", "text")]), grid, Legend([(0, "plain")]),
         Group([build_figure(PLOTS[0], CURVES)]), Code("fullrank train x", "b", 1), Details("more", [Paragraph("inside")]),
     ]  # fmt: skip
     return Page("title", "sub", "b is best", [Paragraph("words")], [Section("First part", blocks, badge="perhaps")])

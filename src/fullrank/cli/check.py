@@ -22,7 +22,7 @@ from fullrank.cli.options import (
     TextFile,
     complete_recipe,
 )
-from fullrank.cli.output import say, table_of, tell
+from fullrank.cli.output import clear_progress, print_json, say, table_of, tell
 from fullrank.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from fullrank.checking import Report
-    from fullrank.reporting.diagnosis import Diagnosis
 
 
 @verb(
@@ -168,29 +167,20 @@ def diagnose(
     """
     from fullrank.experiments.analyze import Reading
     from fullrank.experiments.diagnose import diagnose as diagnose_model
-    from fullrank.files import check_own, write_own
-    from fullrank.reporting.page import BEGINNING
+    from fullrank.files import check_own
+    from fullrank.render.page import BEGINNING, write_page
+    from fullrank.render.terminal import print_page
 
     if out is not None:
         check_own(out, BEGINNING, "a report")  # before the model is read
     found = diagnose_model(name, Reading(text, segment_length, checkpoint, device, say))
     folder = Path(name).expanduser() if found.source == "run" else Path()
     page = out or folder / "diagnosis.html"
-    write_own(page, found.page(), BEGINNING, "a report")
-    content = {**found.as_dict(), "page": str(page)}
-    tell(content, [*_diagnosis_lines(found), page], json=json)
-
-
-def _diagnosis_lines(found: Diagnosis) -> Iterator[str | Text]:
-    from rich.text import Text
-
-    styles = {"bottleneck": "bold red", "perhaps": "yellow", "no bottleneck": "green", "not measured": "dim"}
-    yield found.headline
-    for finding in found.findings:
-        yield ""
-        yield Text(f"{finding.title}: ").append(finding.verdict, style=styles[finding.verdict])
-        yield from (f"  {sentence}" for sentence in finding.words)
-        if finding.rule:
-            yield Text(f"  {finding.rule}", style="dim")
-        yield from (f"  try: {line}" for line in finding.advice)
-    yield ""
+    built = found.build_page()
+    path = write_page(built, page)
+    clear_progress()
+    if json:
+        print_json({**found.to_dict(), "page": str(path)})
+        return
+    print_page(built)
+    print(path)

@@ -118,16 +118,19 @@ def show_report(
 
     table: the table of several recipes that the runs belong to.
     """
-    from fullrank.reporting import report
+    from fullrank.comparison.page import report
+    from fullrank.render.page import write_page
+    from fullrank.render.terminal import print_page
 
     clear_progress()
     content = report(folders, table)
-    page = content.write(page, title)
+    built = content.build_page(title)
+    path = write_page(built, page)
     if json:
-        print_json({"report": str(page), **content.as_json()})
+        print_json({"report": str(path), **content.to_dict()})
         return
-    content.print()
-    print(page)
+    print_page(built)
+    print(path)
 
 
 def exclude(option: str, does: str, others: Mapping[str, object]) -> None:

@@ -34,10 +34,10 @@ from fullrank.core.errors import InputError
 from fullrank.files import silent
 
 if TYPE_CHECKING:
+    from fullrank.comparison.runs import Run
     from fullrank.config.finetune import FinetuneConfig
     from fullrank.config.recipe import Resolved
     from fullrank.config.run import RunConfig
-    from fullrank.reporting.runs import RunRecord
 
 
 @verb("fullrank demo", "fullrank demo --minutes 2 --out runs/quick")
@@ -194,9 +194,10 @@ def train(
             json=json,
         )  # fmt: skip
         return
+    from fullrank.comparison.page import report
+    from fullrank.comparison.runs import find_runs
     from fullrank.experiments.run import resume
     from fullrank.experiments.run import train as train_model
-    from fullrank.reporting import find_runs, report
     from fullrank.training.distributed import is_first
 
     progress = silent if quiet else say
@@ -394,7 +395,7 @@ _UNITS = {"word": "words", "byte": "bytes", "character": "characters", "bpe": "s
 
 
 def _summary(result: dict[str, Any], folder: Path, page: Path) -> Iterator[str]:
-    from fullrank.reporting.runs import LANGUAGE_MODELING, read_run, recipe_notes
+    from fullrank.comparison.runs import LANGUAGE_MODELING, read_run, recipe_notes
 
     final, record = result["final"], read_run(folder)
     size = f"{result['parameters']['total']:,} parameters"
@@ -426,14 +427,14 @@ def _summary(result: dict[str, Any], folder: Path, page: Path) -> Iterator[str]:
         yield f"  next: fullrank generate {folder}{plugins} --prompt ...   fullrank train {folder}{plugins} --more '5 minutes'"
 
 
-def _figures(record: RunRecord, checkpoint: str) -> Iterator[str]:
+def _figures(record: Run, checkpoint: str) -> Iterator[str]:
     """A line for each figure that was measured, that of the task first."""
-    from fullrank.reporting.figures import LAST_POSITION, MEASURES, WITHOUT_SOS, choose
+    from fullrank.comparison.measures import LAST_POSITION, MEASURES, WITHOUT_SOS, choose
 
     first = choose([record])
     others = [one for one in (*MEASURES, WITHOUT_SOS, LAST_POSITION) if one.key != first.key]
     for measure in (first, *others):
-        values = {split: measure.final(record, split, checkpoint) for split in ("valid", "test")}
+        values = {split: measure.value(record, split, checkpoint) for split in ("valid", "test")}
         if any(value is not None for value in values.values()):
             yield f"  {measure.words}  {'   '.join(f'{split} {measure.show(v)}' for split, v in values.items())}"
 

@@ -89,10 +89,10 @@ def evaluate(
 
     config = open_run(run)[0]
 
+    from fullrank.comparison.measures import choose
+    from fullrank.comparison.runs import read_run
     from fullrank.evaluation.perplexity import Flags
     from fullrank.experiments.run import evaluate as measure
-    from fullrank.reporting.figures import choose
-    from fullrank.reporting.runs import read_run
 
     flags = Flags(
         segment_length=segment_length,
@@ -188,8 +188,8 @@ def _figure_lines(figures: Mapping[str, Any], first: str, *, masked: bool = Fals
 
 def _compare(run: Path, other: Path, split: str, *, json: bool) -> None:
     """Paired bootstrap of two runs' kept translations."""
-    from fullrank.reporting import compare_runs
-    from fullrank.reporting.figures import decimals_of
+    from fullrank.comparison.measures import decimals_of
+    from fullrank.comparison.resampled import compare_runs
 
     comparison = compare_runs([other, run], split)
     bleu = comparison["against_first"][0]
@@ -279,8 +279,8 @@ def report(
 
     For fine-tuning: mean and deviation over seeds, differences and their intervals.
     """
+    from fullrank.comparison.runs import find_runs
     from fullrank.experiments.run_folder import in_table_order
-    from fullrank.reporting import find_runs
 
     # `runs/demo/*` also names files beside the runs, and a folder of runs stands for the runs in it
     folders = [path for path in runs if path.is_dir()] or runs

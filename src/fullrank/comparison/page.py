@@ -6,7 +6,7 @@ import dataclasses
 import json
 import shlex
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -187,7 +187,7 @@ def _build_comparison(content: Report) -> Iterator[Block]:
     protocols = name_protocols(compared.rows)
     for group in compared.groups:
         yield _build_group_grid(group, len(compared.groups) > 1, protocols)
-        deviations = build_grid(_declare_deviations(group), list(describe_group(group)))
+        deviations = build_grid(_declare_deviations(group), _drop_labels(describe_group(group), "part", "baseline"))
         if len(deviations.headings) > 2:
             yield deviations
     yield from (Paragraph(f"BLEU: sacreBLEU, {signature}.", "note") for signature in find_signatures(compared.runs))
@@ -208,7 +208,7 @@ def _build_comparison(content: Report) -> Iterator[Block]:
 
 def _build_group_grid(group: Group, several: bool, protocols: Mapping[str, str]) -> Grid:
     """Rows with figures (the paper's beside ours), differences, parameters and speed; beneath them word frequencies."""
-    records = [*describe_group(group), *_find_unigrams(group)]
+    records = [*_drop_labels(describe_group(group), "part", "baseline"), *_find_unigrams(group)]
     first = group.rows[0].first
     title = _describe_examples(first) if first.finetunes else group.part or first.label
     if group.is_marked:
@@ -225,6 +225,14 @@ def _describe_examples(run: Run) -> str:
     for split, count in mapping(run.get("examples")).items():
         counts.append(f"{split} {count:,} examples{' (slice)' if run.get('slice', split) else ''}")
     return f"{run.task}: {', '.join(counts)}"
+
+
+def _drop_labels(records: Iterable[Record], *names: str) -> list[Record]:
+    """The records without labels that a table does not show."""
+    return [
+        dataclasses.replace(record, labels={name: label for name, label in record.labels.items() if name not in names})
+        for record in records
+    ]
 
 
 def _find_unigrams(group: Group) -> Iterator[Record]:
@@ -336,7 +344,7 @@ def _build_resampled(content: Report) -> Iterator[Block]:
     )
     for (split,), of_split in group_records(records, ("split",)).items():
         table = Table(("row", "baseline"), columns, f"BLEU on resampled sentences, {split_words(format_label(split))}")
-        yield build_grid(table, of_split)
+        yield build_grid(table, _drop_labels(of_split, "split"))
     if records:
         protocol = next(record.protocol for record in records if record.protocol)
         yield Paragraph(
@@ -348,7 +356,7 @@ def _build_resampled(content: Report) -> Iterator[Block]:
 
 def _build_figures_grid(group: Group) -> Grid:
     measures = measures_of(group.rows[0].first)
-    records = list(describe_group(group))
+    records = _drop_labels(describe_group(group), "part")
     columns = tuple(
         Column(f"{measure.key}_mean", measure.words, {}, _find_format(measure, records), f"{measure.key}_deviation")
         for measure in measures
@@ -368,7 +376,8 @@ def _build_runs_grid(compared: Comparison, records: Sequence[Record]) -> Grid:
         Column("tokens_per_second", "tokens/s", format=",d"), Column("wall_seconds", "seconds", format=",d"),
         Column("peak_memory_mib", "peak memory, MiB", format=",d"),
     ]  # fmt: skip
-    return build_grid(Table(("row", "seed", "run"), (*columns.values(), *costs)), records)
+    table = Table(("row", "seed", "run"), (*columns.values(), *costs))
+    return build_grid(table, _drop_labels(records, "part"))
 
 
 def _build_rows(content: Report) -> Iterator[Block]:
@@ -558,7 +567,7 @@ def _build_parameters(content: Report) -> Iterator[Block]:
         yield build_figure(Bars("row", "component", "parameters", "Parameters"), parts, wide=True)
     names = dict.fromkeys(format_label(record.labels["component"]) for record in (*parts, *records))
     columns = [Column("parameters", name.replace("_", " "), {"component": name}, ",d") for name in names]
-    yield build_grid(Table("row", tuple(columns)), records)
+    yield build_grid(Table("row", tuple(columns)), _drop_labels(records, "part"))
 
 
 def _to_text(value: object) -> str:

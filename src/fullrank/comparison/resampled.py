@@ -49,7 +49,8 @@ def _resample_group(group: Group, split: str, left_out: list[str]) -> list[Recor
     for row in group.rows:
         for run in row.runs:
             try:
-                counts.setdefault(row.name, []).append(_count(run, first, split, metric))
+                own_counts = _count(run, first, split, metric)
+                counts.setdefault(row.name, []).append(own_counts)
             except InputError as error:
                 left_out.append(f"{row.name}, {run.folder if run.seed is None else f'seed {run.seed}'}: {error}")
     rows = {row.name: row for row in group.rows if row.name in counts}

@@ -115,7 +115,9 @@ def run_demo(
     """
     from rich.console import Console
 
-    from fullrank.reporting import report
+    from fullrank.comparison.page import report
+    from fullrank.render.page import write_page
+    from fullrank.render.terminal import print_page
 
     if not minutes > 0:  # NaN passes a comparison that is written the other way
         raise InputError(f"--minutes: a positive number up to 10000, given {minutes}")
@@ -146,8 +148,9 @@ def run_demo(
     console.print(f"{lines}\n", highlight=False, markup=False)
     measure_models(find_measurement("spectrum"), list(map(str, folders)), Reading(device="cpu", say=silent, texts=8))
     table = report(folders)
-    page = table.write(out / "report.html", "A Transformer without its bottlenecks")
-    table.print(console)
+    built = table.build_page("A Transformer without its bottlenecks")
+    page = write_page(built, out / "report.html")
+    print_page(built, console)
     corpus, lowest = results[0]["corpus"], math.exp(results[best]["final"]["test"]["nll"])
     console.print(
         f"Perplexity is the number of words among which the model hesitates at each place: {lowest:.0f} for the best of these, "
@@ -157,7 +160,7 @@ def run_demo(
     )
     spent = f"{(time.monotonic() - started) / 60:.1f} minutes" if waiting else "already trained"
     console.print(f"Report: {page} ({spent})", highlight=False)
-    return {"report": str(page), **table.as_json()}
+    return {"report": str(page), **table.to_dict()}
 
 
 def _plan(minutes: float, out: Path, seed: int, rows: Sequence[str], remarks: Any, started: float) -> dict[str, Any]:

@@ -21,10 +21,9 @@ from fullrank.core.config import WeightedConfig, stage_name
 from fullrank.core.errors import ConfigError, InputError
 from fullrank.core.model import Model
 from fullrank.experiments.analyze import Reading, open_all
+from fullrank.experiments.diagnosis import Diagnosis, Finding, Verdict, record_curve
 from fullrank.models import LoadedModel
-from fullrank.reporting.diagnosis import Diagnosis, Finding, Verdict
-from fullrank.reporting.drawing import Curve, Series, draw_curves
-from fullrank.reporting.tables import table
+from fullrank.records import Column, Lines, Record, Table
 from fullrank.text import Text
 
 TEXTS = 16  # segments whose attention weights are read
@@ -174,21 +173,21 @@ def _attention(subject: _Subject) -> Finding:
         "perhaps where it reaches half of them."
     )
     shares = np.arange(1, read.layers[0].after.curves.shape[1] + 1) / read.length
-    curves = tuple(Curve(shares, layer.after.curves.mean(0)) for layer in read.layers)
-    note = (
-        "Mean over the layers, in a band of ± their standard deviation. Attention that spreads over all singular values "
-        "evenly would be the diagonal."
-    )
-    drawings = draw_curves(
-        "Sum of the largest singular values", note, [Series("weights", 1, curves)], "share of their sum",
-        "share of the singular values", from_zero=True,
+    records = list[Record]()
+    for index, layer in enumerate(read.layers):
+        points = zip(shares, layer.after.curves.mean(0), strict=True)
+        records += record_curve("share of their sum", "share of the singular values", points, layer=index)
+    plot = Lines(
+        "share of the singular values", series=(), band="layer", from_zero=True, title="Sum of the largest singular values",
+        subtitle="Mean over the layers, in a band of ± their standard deviation. Attention that spreads over all singular "
+        "values evenly would be the diagonal.",
     )  # fmt: skip
     advice = [] if verdict == "no bottleneck" else _mixing(subject)
     figures = {
         "head_dim": dim, "length": read.length, "texts": read.texts, "effective_rank": mean, "weights": read.weights,
         "effective_rank_by_layer": after, "effective_rank_before_mixing_by_layer": before,
     }  # fmt: skip
-    return Finding("attention", title, short, verdict, words, figures, rule, advice, drawings=drawings)
+    return Finding("attention", title, short, verdict, words, figures, rule, advice, records, plots=(plot,))
 
 
 def _head_dim(subject: _Subject) -> int:
@@ -312,11 +311,10 @@ def _memory(subject: _Subject) -> Finding:
         f"A bottleneck where the last step lowers the nll by more than {_USEFUL:g} nats per token, with its whole 95 % "
         "interval over texts; perhaps where the interval includes less."
     )
-    curve = Curve(np.array(lengths, dtype=float), np.array([*use.perplexity.values()]))
+    records = record_curve("perplexity", "tokens of context", use.perplexity.items())
     note = f"The last {scored:,} tokens of {len(rows)} texts, read with so many tokens before them."
-    drawings = [] if len(lengths) < 2 else draw_curves(
-        "Perplexity by context", note, [Series("perplexity", 2, (curve,))], "perplexity", "tokens of context"
-    )  # fmt: skip
+    plot = Lines("tokens of context", series=(), title="Perplexity by context", subtitle=note)
+    plots = (plot,) if len(lengths) > 1 else ()
     advice = [] if verdict == "no bottleneck" else _longer(subject, longest)
     figures = {
         "perplexity": {str(n): perplexity for n, perplexity in use.perplexity.items()},
@@ -324,7 +322,7 @@ def _memory(subject: _Subject) -> Finding:
         "scored": scored,
         "texts": len(rows),
     }
-    return Finding("context", title, short, verdict, words, figures, rule, advice, drawings=drawings)
+    return Finding("context", title, short, verdict, words, figures, rule, advice, records, plots=plots)
 
 
 def _longer(subject: _Subject, longest: int) -> list[str]:
@@ -372,14 +370,17 @@ def _heads(subject: _Subject) -> Finding:
         if most and _can_be_pruned(subject):
             text = "" if loaded.source == "run" else f" --text {subject.text.name}"
             advice.append(f"fullrank analyze heads {subject.given}{text} --prune {most} --out pruned")
-    slots = [Series(f"layer {i}", i, (_sorted(layer.change / read.perplexity),)) for i, layer in enumerate(read.layers)]
+    records = list[Record]()
+    for index, layer in enumerate(read.layers):
+        points = enumerate(100 * np.sort(layer.change / read.perplexity), start=1)
+        records += record_curve("percent", "heads", points, layer=index)
     note = "Each layer's heads, ordered by what the model loses without them."
-    drawings = draw_curves("Rise of perplexity without a head", note, slots, "percent", "heads")
+    plot = Lines("heads", title="Rise of perplexity without a head", subtitle=note)
     figures = {
         "change": [layer.change.tolist() for layer in read.layers], "perplexity": read.perplexity, "idle": idle,
         "similarity": [layer.redundancy for layer in read.layers],
     }  # fmt: skip
-    return Finding("heads", title, short, verdict, words, figures, rule, advice, drawings=drawings)
+    return Finding("heads", title, short, verdict, words, figures, rule, advice, records, plots=(plot,))
 
 
 def _can_be_pruned(subject: _Subject) -> bool:
@@ -390,10 +391,6 @@ def _can_be_pruned(subject: _Subject) -> bool:
         return not injected_modules(subject.model)
     attentions = subject.own.config.attentions
     return all(isinstance(one, WeightedConfig) and stage_name(one.mix) == "none" for one in attentions)
-
-
-def _sorted(shares: np.ndarray) -> Curve:
-    return Curve(np.arange(1.0, len(shares) + 1), 100 * np.sort(shares))
 
 
 # -- parameters --------------------------------------------------------------------------------------------------------
@@ -423,11 +420,15 @@ def _parameters(subject: _Subject) -> Finding:
         f"A bottleneck where the vocabulary takes more than {100 * _VOCABULARY:.0f} % of all parameters; perhaps where "
         f"attention takes more than {100 * _ATTENTION:.0f} %."
     )
-    rows = ([("part", part.replace("_", " ")), ("parameters", f"{size:,}"), ("share", f"{100 * shares[part]:.1f} %")]
-            for part, size in parts.items() if size)  # fmt: skip
+    records = list[Record]()
+    for part, size in parts.items():
+        if size:
+            labels = {"part": part.replace("_", " ")}
+            records += [Record(labels, "parameters", size), Record(labels, "share", shares[part])]
+    columns = (Column("parameters", format=",d"), Column("share", format=".1%"))
     return Finding(
-        "parameters", title, short, verdict, words, {"parts": parts, "total": total}, rule, advice,
-        tables=[table("Parameters by part", rows)],
+        "parameters", title, short, verdict, words, {"parts": parts, "total": total}, rule, advice, records,
+        tables=(Table("part", columns, "Parameters by part"),),
     )  # fmt: skip
 
 

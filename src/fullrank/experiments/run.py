@@ -21,6 +21,8 @@ import torch
 from torch import nn
 
 import fullrank
+from fullrank.comparison.measures import choose
+from fullrank.comparison.runs import find_runs, read_run
 from fullrank.config.finetune import FinetuneConfig
 from fullrank.config.recipe import Resolved, chosen_rows, load, resolve_any, shipped
 from fullrank.config.run import DynamicConfig, RunConfig
@@ -53,8 +55,6 @@ from fullrank.experiments.task import WRITES_FROM, Prepared, Say, Task, TextTask
 from fullrank.experiments.translation import TranslationTask
 from fullrank.files import sha256_of, visible, write_json
 from fullrank.kernels import available, chosen, kernel
-from fullrank.reporting.figures import choose
-from fullrank.reporting.runs import find_runs, read_run
 from fullrank.seal import DamagedError, is_run, read_record, refuse_links, seal_run
 from fullrank.storage import find
 from fullrank.training.checkpoint import kept_checkpoints, load_weights, mean_weights, write_mean

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fullrank.comparison.runs import TRANSLATIONS
 from fullrank.config.run import RunConfig
 from fullrank.config.training import TrainConfig
 from fullrank.core.config import EncoderConfig
@@ -36,7 +37,6 @@ from fullrank.experiments.task import (
 )
 from fullrank.experiments.translate import SOURCE, TARGET, Search, named, translate_ids
 from fullrank.files import silent, write_text
-from fullrank.reporting.runs import TRANSLATIONS
 from fullrank.training.device import device_of
 from fullrank.training.distributed import in_order, own_share, rank, summed
 from fullrank.training.values import Carry, EvaluationResult, Loss, TrainingPosition

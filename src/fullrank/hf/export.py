@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import glob
+import html
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -18,6 +20,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from fullrank import __version__, storage
+from fullrank.comparison.runs import Run, integer, is_run, mapping, number, read_run
 from fullrank.config.load import build, read_yaml
 from fullrank.config.run import MASKED_TOKEN, RunConfig
 from fullrank.core.config import (
@@ -38,8 +41,6 @@ from fullrank.files import no_room, remove_leftovers, write_json
 from fullrank.hf.code import code_files
 from fullrank.hf.configuration import FullRankConfig
 from fullrank.hf.tokenizer import tokenizer_of
-from fullrank.reporting.figures import code, literal
-from fullrank.reporting.runs import RunRecord, integer, is_run, mapping, number, read_run
 
 
 class _Kind(NamedTuple):
@@ -217,7 +218,7 @@ _HEADER = {"perplexity": "Perplexity", "bits_per_character": "Bits per character
            "bleu": "BLEU"}  # fmt: skip
 
 
-def _card(title: str, kind: _Kind, config: ModelConfig, record: RunRecord | None, checkpoint: str, elements: int,
+def _card(title: str, kind: _Kind, config: ModelConfig, record: Run | None, checkpoint: str, elements: int,
           without_tokenizer: str) -> str:  # fmt: skip
     """`README.md`: a YAML header for the hub, then facts and figures. The licence is left to the publisher.
 
@@ -232,7 +233,7 @@ def _card(title: str, kind: _Kind, config: ModelConfig, record: RunRecord | None
     environment = Environment(
         loader=PackageLoader("fullrank.hf"), trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
-    environment.filters |= {"shown": _shown, "literal": literal, "code": code}
+    environment.filters |= {"shown": _shown, "literal": _escape, "code": _code}
     return environment.get_template("card.md").render(
         title=title, kind=kind, config=config, checkpoint=checkpoint, trained=record is not None, remark=remark,
         without_tokenizer=without_tokenizer, target=TARGET, result=result, corpus=mapping(result.get("corpus")),
@@ -263,6 +264,18 @@ def _header(title: str, kind: _Kind, result: Mapping[str, Any], figures: Mapping
         eval_results=results or None,
     )  # fmt: skip
     return str(data.to_yaml())
+
+
+def _escape(value: Any) -> str:
+    """A value as Markdown text: no HTML, link, code or column of a table begins in it."""
+    escaped = html.escape(" ".join(str(value).split()), quote=False)
+    return re.sub(r"[\\`|]|\](?=[(\[:]|$)", lambda found: f"&#{ord(found[0])};", escaped)
+
+
+def _code(value: Any) -> str:
+    """A value as Markdown code, in which nothing has a meaning; nothing for an empty one."""
+    text = " ".join(str(value).split()).replace("`", "'").replace("|", "/")
+    return f"`{text}`" if text else ""
 
 
 def _shown(value: Any) -> str:
@@ -324,7 +337,7 @@ def _mechanism(attention: AttentionConfig, config: ModelConfig) -> str:
     return ", ".join(words).replace("_", " ")
 
 
-def _training_facts(record: RunRecord, result: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+def _training_facts(record: Run, result: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
     environment, corpus = mapping(result.get("environment")), mapping(result.get("corpus"))
     recipe = record.origin("recipe")
     if recipe.endswith((".yaml", ".yml")):

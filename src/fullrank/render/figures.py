@@ -315,7 +315,7 @@ def _panel_title(names: Sequence[str], key: Sequence[Label]) -> str:
 
 def _draw_bars(plot: Bars, records: Sequence[Record], slots: Slots) -> tuple[Figure, list[str]]:
     parts = [r for r in records if r.measure == plot.measure and {plot.rows, plot.parts} <= r.labels.keys()]
-    rows = list(dict.fromkeys(format_label(record.labels[plot.rows]) for record in parts))
+    rows = list(dict.fromkeys(clean_text(format_label(record.labels[plot.rows])) for record in parts))
     figure, axes = _new_axes(height=0.9 + 0.32 * len(rows))
     left = dict.fromkeys(rows, 0.0)
     titles: list[str] = []
@@ -324,7 +324,7 @@ def _draw_bars(plot: Bars, records: Sequence[Record], slots: Slots) -> tuple[Fig
         name = clean_text(format_label(part)).replace("_", " ")
         color = _color_of(name, {}, taken)
         for number, record in enumerate(of_part):
-            row = format_label(record.labels[plot.rows])
+            row = clean_text(format_label(record.labels[plot.rows]))
             gid = f"title-{len(titles)}"
             label = name if number == 0 else None
             bar = axes.barh(row, record.value or 0.0, left=left[row], height=0.7, color=color, label=label)

@@ -6,17 +6,17 @@ import io
 import json
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 from rich.console import Console
 
+from fullrank.comparison.page import report
 from fullrank.config import run
-from fullrank.reporting import Report, report
-from fullrank.reporting.compare import Comparison
-from fullrank.reporting.finetuning import Tuning
+from fullrank.records import Record
+from fullrank.render.terminal import print_page
 
 CORPUS = {
     "name": "builtin",
@@ -159,16 +159,15 @@ def spelling_run(
     )  # fmt: skip
 
 
-def comparison(runs: Sequence[Path]) -> Comparison:
-    content = report(runs).content
-    assert isinstance(content, Comparison)
-    return content
+def find(records: Iterable[Record], measure: str, **labels: object) -> Record:
+    """The one record of a measure with these labels."""
+    found = [record for record in records if record.measure == measure and record.has(labels)]  # type: ignore[arg-type]
+    assert len(found) == 1, (measure, labels, [dict(record.labels) for record in found])
+    return found[0]
 
 
-def printed(runs: Sequence[Path] | Tuning, width: int = 200) -> str:
+def printed(runs: Sequence[Path], width: int = 200) -> str:
     """The report of `runs` as a terminal of that width shows it."""
-    out = io.StringIO()
-    (Report(runs) if isinstance(runs, Tuning) else report(runs)).print(
-        Console(file=out, width=width, force_terminal=False)
-    )
-    return out.getvalue()
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    print_page(report(runs).build_page(), console)
+    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]

@@ -1,0 +1,105 @@
+"""The page of a report: every figure and section stands in it, it loads nothing, and the terminal shows the same."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from reported_translations import table4
+from reporting_runs import make_run, printed, two_kinds
+
+from fullrank.comparison.page import report
+from fullrank.core.errors import InputError
+from fullrank.records import Lines, Record, Table, declaration_to_dict
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    runs = two_kinds(tmp_path_factory.mktemp("runs"))
+    sample = {"prompt": "if", "text": "if <the> end", "tokens": 3, "temperature": 0.8, "seed": 1}
+    for run, rank in zip(runs[:4], (2.5, 2.75, 3.5, 3.75), strict=True):
+        result = json.loads((run / "result.json").read_text())
+        (run / "result.json").write_text(json.dumps(result | {"sample": sample}))
+        records = [Record({"layer": layer}, "effective rank", rank + layer).to_dict() for layer in (0, 1)]
+        analysis = {
+            "measurement": "spectrum", "text": "test text", "segment_length": 64, "records": records,
+            "tables": [declaration_to_dict(Table("layer", format=".2f"))],
+            "plots": [declaration_to_dict(Lines("layer", title="Effective rank of layers"))],
+        }  # fmt: skip
+        (run / "analysis").mkdir()
+        (run / "analysis" / "spectrum.json").write_text(json.dumps(analysis))
+        (run / "analysis" / "old.json").write_text('{"layers": []}')
+    return runs
+
+
+@pytest.fixture(scope="module")
+def page(runs: list[Path], tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = report(runs).write(tmp_path_factory.mktemp("page"), "A title of <mine>")
+    assert path.name == "report.html"
+    return path.read_text(encoding="utf-8")
+
+
+def test_every_section_and_figure_is_there(page: str) -> None:
+    sections = re.findall(r'<section id="([^"]+)"', page)
+    assert sections == [
+        "summary", "comparison", "rows", "curves", "analyses", "samples", "parameters", "configuration", "environment",
+        "reproduce", "unfinished",
+    ]  # fmt: skip
+    for figure in (
+        "111.50 ± 2.12", "−7.9%", "[−13.1%, −2.6%]", "28.67", "3,359,888", "+3,456", "655.25", "A title of &lt;mine&gt;",
+        "Mixhead B: each query", "if &lt;the&gt; end", "mix: position_wise", "Some CPU", "fullrank train", "plain, seed 2",
+        "4.75", "Effective rank of layers", "reached step 400", "700,000 / 40,000 / 41,000",
+    ):  # fmt: skip
+        assert figure in page.replace("\N{NO-BREAK SPACE}", " "), figure
+    titles = re.findall(r"<figcaption><b>([^<]+)</b>", page)
+    assert titles[1:6] == [
+        "Validation perplexity", "Validation perplexity, second half", "Training loss", "Learning rate", "Speed",
+    ]  # fmt: skip
+    assert not re.search(r'(?:src|href)="(?!#)', page)
+    assert "<script" not in page
+
+
+def test_equal_runs_give_equal_bytes_and_another_file_stays(runs: list[Path], page: str, tmp_path: Path) -> None:
+    assert report(runs).write(tmp_path / "x.html", "A title of <mine>").read_text(encoding="utf-8") == page
+    (tmp_path / "letter.html").write_text("dear")
+    with pytest.raises(InputError):
+        report(runs[:1]).write(tmp_path / "letter.html")
+
+
+def test_json_has_every_number_once_and_is_plain(runs: list[Path]) -> None:
+    document = json.loads(json.dumps(report(runs).to_dict(), allow_nan=False))
+    assert list(document) == ["headline", "records", "runs", "unfinished", "warnings", "notes"]
+    keys = [(record["measure"], *sorted(map(str, record["labels"].items()))) for record in document["records"]]
+    assert len(keys) == len(set(keys))
+    assert [(run["row"], run["seed"]) for run in document["runs"]] == [("plain", 1), ("plain", 2), ("b", 1), ("b", 2)]
+    assert document["runs"][2]["paper"] == {"extra_parameters": 3456, "valid": 29.65, "test": 28.67}
+    assert document["unfinished"][0]["folder"].endswith("a-1")
+    assert list(document["notes"]) == ["mixhead/table1-vanilla"]
+
+
+@pytest.mark.parametrize("width", [60, 100, 200])
+def test_no_width_cuts_a_name_or_a_figure(runs: list[Path], width: int) -> None:
+    words = printed(runs, width).split()
+    for word in ("plain", "b", "3,359,888", "+3,456", "29.65", "115.50", "28.67", "111.50", "2.12", "8,654", "655.25"):
+        assert word in words
+    assert "Notes" in words
+
+
+def test_control_characters_of_a_name_reach_no_terminal(tmp_path: Path) -> None:
+    text = printed([make_run(tmp_path / "x", row="[bold]odd[/]\x1b[31m")])
+    assert "[bold]odd[/]" in text
+    assert "\x1b" not in text
+
+
+def test_translations_have_curves_by_epoch_and_sentences(tmp_path: Path) -> None:
+    runs = table4(tmp_path)
+    page = report(runs).write(tmp_path / "page.html").read_text(encoding="utf-8")
+    titles = re.findall(r"<figcaption><b>([^<]+)</b>", page)
+    assert {"Validation BLEU", "Validation loss", "Validation loss, second half"} <= set(titles)
+    assert ">epochs<" in page
+    for file in ("test.reference.txt", "test.txt"):
+        lines = (runs[0] / "translations" / file).read_text(encoding="utf-8").splitlines()
+        assert lines[0] in page
+        assert lines[5] not in page
