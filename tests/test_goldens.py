@@ -138,7 +138,7 @@ VERBS = {
     "analyze-rank": f"analyze rank {PLAIN} runs/mixture --contexts 60",
     "analyze-spectrum": f"analyze spectrum {PLAIN} {MIXED} runs/memory --texts 4",
     "analyze-spectrum-exported": "analyze spectrum exported --text text/valid.svo --texts 4 --segment-length 16",
-    "analyze-heads": f"analyze heads {PLAIN} --against {MIXED} --texts 4",
+    "analyze-heads": f"analyze heads {PLAIN} {MIXED} --texts 4",
     "analyze-heads-masked": "analyze heads runs/masked --texts 4 --prune 0.25 --out smaller",
     "analyze-heads-finetuned": "analyze heads runs/finetuned",
     "analyze-mixing": f"analyze mixing {MIXED} --texts 4",

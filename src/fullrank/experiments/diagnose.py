@@ -252,7 +252,8 @@ def _output(subject: _Subject) -> Finding:
         "segment_length": subject.length, "output": layer.kind, "d": layer.hidden_size, "bias": layer.bias,
         "bound": layer.bound, "bound_applies": layer.exempt is None, "rank": figures.rank,
         "effective_rank": figures.effective_rank, "full": figures.full, "conclusive": figures.conclusive,
-        "contexts": figures.contexts, "columns": figures.columns, "vocab_size": figures.vocab_size,
+        "contexts": figures.contexts, "repeated_contexts": figures.repeats, "columns": figures.columns,
+        "vocab_size": figures.vocab_size, "exempt": layer.exempt, "rounding": figures.eps, "tolerance": figures.tolerance,
         "singular_values": figures.singular_values.tolist(),
     }  # fmt: skip
     content["effective_rank_beside_mean"] = used
