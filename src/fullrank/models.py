@@ -293,7 +293,7 @@ class TransformersModel(Adapter):
     """A model of transformers that reads one sequence. head: its output embedding, None without one."""
 
     def __init__(self, module: Any) -> None:
-        from transformers.models.auto import modeling_auto
+        from transformers.models.auto import modeling_auto as auto
 
         from fullrank.hf.inject import weighted_modules
         from fullrank.hf.load import longest_text
@@ -305,8 +305,11 @@ class TransformersModel(Adapter):
         self.takes_mask, self.cache_argument = "attention_mask" in arguments, cache_argument(arguments)
         self.max_length = longest_text(module)
         self.vocab_size = getattr(module.config.get_text_config(), "vocab_size", None)
-        masked = modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES.values()
-        if name not in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() and name in masked:
+        writes = callable(getattr(module, "can_generate", None)) and module.can_generate()
+        masked = name in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES.values() or (
+            name in auto.MODEL_FOR_PRETRAINING_MAPPING_NAMES.values() and not writes
+        )
+        if masked and name not in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
             self.predicts = "masked tokens"
             self.lacks["step"] = "it predicts masked tokens, all at once"
         elif not self.cache_argument:
@@ -314,7 +317,6 @@ class TransformersModel(Adapter):
         if getattr(self.head, "weight", None) is None:
             missing = "it has no output embedding (load it with AutoModelForCausalLM or AutoModelForMaskedLM)"
             self.head, self.lacks["output_matrix"] = None, missing
-            writes = callable(getattr(module, "can_generate", None)) and module.can_generate()
             self.predicts = self.predicts if writes else None
             self.lacks |= dict.fromkeys(("hidden",) if writes else ("logits", "step"), missing)
         try:
