@@ -1,16 +1,12 @@
-"""Models and configurations made ready for `fullrank analyze`: their text, the rank of their log-probabilities, their reach."""
+"""Trained models by name, each with the text that it reads."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from fullrank.core.encoder import Encoder
 from fullrank.core.errors import InputError
@@ -22,10 +18,7 @@ from fullrank.models import Kind, LoadedModel, model_kind, open_model
 from fullrank.text import SEGMENT_LENGTH, Text, batch_tokens, fitting_length, read_file
 
 SPLIT = "valid"  # the text of a run
-QUANTILES = (0.5, 0.9, 0.99)
 _TOKENS = 1 << 16  # of a prepared corpus at a time
-
-# -- a trained model and a text ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -43,54 +36,6 @@ class Reading:
     texts: int | None = None
 
 
-@dataclass(frozen=True)
-class ModelText:
-    """A trained model and its text."""
-
-    model: LoadedModel
-    text: Text
-
-    @property
-    def opened(self) -> Any:
-        about = {"mask_id": self.model.mask_id, "marks": self.model.marks}
-        return SimpleNamespace(model=self.model.module, text=self.text.name, **about)
-
-    @property
-    def name(self) -> str:
-        return self.model.name
-
-    @property
-    def given(self) -> str:
-        return str(self.model.folder or self.model.name)
-
-    @property
-    def kind(self) -> str:
-        return self.model.source
-
-    @property
-    def source(self) -> str:
-        return self.model.source
-
-    @property
-    def folder(self) -> Path:
-        return self.model.folder or Path(self.model.name)
-
-    @property
-    def length(self) -> int:
-        return self.text.segment_length
-
-    def rows(self, most: int | None) -> list[Tensor]:
-        return self.text.rows(most)
-
-    def as_dict(self) -> dict[str, Any]:
-        return describe(self.model, self.text)
-
-
-def describe(model: LoadedModel, text: Text) -> dict[str, Any]:
-    """The JSON that says where the figures of a model come from."""
-    return {"model": model.name, "source": model.source, "text": text.name, "segment_length": text.segment_length}
-
-
 def read_text(model: LoadedModel, reading: Reading) -> Text:
     """The text of a model: the file of `--text`, else the valid split of its run.
 
@@ -104,10 +49,10 @@ def read_text(model: LoadedModel, reading: Reading) -> Text:
             usual = (masked_protocol(run) if run.masks else final_protocol(run)).segment_length
     length = fitting_length(model, reading.segment_length, usual)
     if reading.text is not None:
-        return read_file(model, reading.text, length)
+        return read_file(model, reading.text, length, count=reading.texts)
     if model.source != "run":
         raise InputError(f"{model.name}: not a run of fullrank, so no text of its own; give one with --text FILE")
-    return read_split(model, length, reading.say)
+    return replace(read_split(model, length, reading.say), count=reading.texts)
 
 
 def read_split(model: LoadedModel, segment_length: int, say: Say = print) -> Text:
@@ -132,10 +77,8 @@ def _read_sentences(pairs: Any) -> Iterator[Sequence[int]]:
         yield [*pairs.source(number).tolist(), pairs.source_eos_id]
 
 
-def open_all(
-    names: Sequence[str], reading: Reading, *, dtype: torch.dtype | None = None, causal: bool = False
-) -> Iterator[tuple[LoadedModel, Text]]:
-    """Each model once, on its device, with its text; dtype and causal as for `open_model`.
+def open_all(names: Sequence[str], reading: Reading) -> Iterator[tuple[LoadedModel, Text]]:
+    """Each model once, on its device, with its text.
 
     Folders are called by their last parts, where these tell the models apart.
     Raises InputError for a name without a model, and for a text that is missing.
@@ -145,15 +88,9 @@ def open_all(
         check_named(name, reading)
     last = [Path(name).name if Path(name).is_dir() else name for name in names]
     for name, label in zip(names, last if len(set(last)) == len(last) else names, strict=True):
-        model = open_model(name, checkpoint=reading.checkpoint, dtype=dtype, device=reading.device, causal=causal)
+        model = open_model(name, checkpoint=reading.checkpoint, device=reading.device)
         model.name = label
         yield model, read_text(model, reading)
-
-
-def open_models(names: Sequence[str], reading: Reading) -> Iterator[ModelText]:
-    """`open_all`, each model and its text as one value."""
-    for model, text in open_all(names, reading):
-        yield ModelText(model, text)
 
 
 def check_named(name: str, reading: Reading) -> None:

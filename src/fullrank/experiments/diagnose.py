@@ -89,7 +89,7 @@ class _Subject:
 
 
 def diagnose(name: str, reading: Reading) -> Diagnosis:
-    """The diagnosis of a trained model; the errors of `open_models`, and InputError for a text shorter than a segment."""
+    """The diagnosis of a trained model; the errors of `open_all`, and InputError for a text shorter than a segment."""
     ((model, text),) = open_all([name], reading)
     # enough for the contexts of the rank, which has to be above its bound
     wanted = max(_CONTEXTS * _longest(model, text), _GRADIENTS, 6 * (_width(model.module) + 32))

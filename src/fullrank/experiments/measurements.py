@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from fullrank.analysis.heads import HEADS_TABLES, least_important, nats_per_toke
 from fullrank.config.finetune import FinetuneConfig
 from fullrank.core.errors import InputError
 from fullrank.evaluation.tasks import glue_scores
-from fullrank.experiments.analyze import Reading, check_named, open_all
+from fullrank.experiments.analyze import Reading, open_all
 from fullrank.experiments.finetuning import reopen
 from fullrank.experiments.run_folder import open_any
 from fullrank.experiments.task import Say
@@ -61,13 +61,10 @@ def measure_models(measurement: Measurement, names: Sequence[str], reading: Read
     Records of a run are kept in its folder, RUN/analysis/NAME.json, for its report.
     Raises InputError for a name without a model, a model that lacks what is needed, and a text that is missing or too short.
     """
-    for name in names:
-        check_named(name, reading)
     by_model: dict[str, list[Record]] = {}
     models = []
     for model, text in open_all(names, reading):
         model.require(measurement.needs, f"analyze {measurement.name}")
-        text = text if reading.texts is None else replace(text, count=reading.texts)
         records = check_records(measurement.name, measurement.function(model, text, **options))
         first = next(iter(by_model.values()), None)
         if first is not None and measurement.compare is not None:
