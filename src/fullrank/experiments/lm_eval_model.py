@@ -23,7 +23,7 @@ from tqdm import tqdm
 from fullrank.core.errors import InputError
 from fullrank.evaluation.perplexity import Flags, final_protocol
 from fullrank.experiments.generation import Completion, complete, encode_given
-from fullrank.experiments.measure import Passage, check_length, ending, passages, score, tempered
+from fullrank.experiments.measure import Passage, as_read, check_length, ending, passages, score
 from fullrank.experiments.run_folder import open_causal
 from fullrank.kernels import kernel
 from fullrank.models import open_model
@@ -65,12 +65,7 @@ class FullRankLM(LM):
         loaded = open_model(folder, checkpoint=checkpoint, device="cpu", causal=True)
         loaded.require({"tokenizer"}, "lm-eval")
         self.words = loaded.tokenizer
-        model = loaded.own.with_memory(
-            memory_length=self.protocol.memory_length,
-            same_length=self.protocol.same_length,
-            clamp_length=self.protocol.clamp_length,
-        )
-        self.model = tempered(model, self.protocol.temperature)
+        self.model = as_read(loaded.own, self.protocol)
         self._device = choose_device(str(device), "device")
         self.model.to(self._device)
         usual = batch_size is None or str(batch_size).startswith("auto")
