@@ -29,7 +29,7 @@ from fullrank.core.errors import InputError, one_line
 from fullrank.files import write_text
 from fullrank.hf.tiny import classes, tiny
 from research import RESEARCH, read_json_lines
-from research.markdown import code, make_table, prose
+from research.markdown import code, make_table, prose, show
 
 Row = dict[str, Any]
 Class = tuple[str, str]  # model type and name
@@ -136,14 +136,9 @@ def row_of(pair: Class, report: Report, seconds: float) -> Row:
     return make_row(pair, verdict, parameters=parameters, seconds=round(seconds, 1), failures=failures)
 
 
-def make_row(
-    pair: Class, verdict: str, reason: str = "", *, parameters: int | None = None, seconds: float | None = None,
-    failures: Sequence[Mapping[str, Any]] = (),
-) -> Row:  # fmt: skip
-    return {
-        "type": pair[0], "class": pair[1], "verdict": verdict, "reason": reason, "parameters": parameters,
-        "seconds": seconds, "failures": failures,
-    }  # fmt: skip
+def make_row(pair: Class, verdict: str, reason: str = "", **measured: Any) -> Row:
+    empty: Row = {"parameters": None, "seconds": None, "failures": []}
+    return {"type": pair[0], "class": pair[1], "verdict": verdict, "reason": reason, **empty, **measured}
 
 
 def describe_error(error: Exception) -> str:
@@ -152,12 +147,10 @@ def describe_error(error: Exception) -> str:
 
 def explain(row: Mapping[str, Any]) -> str:
     """What a verdict rests on: the reason, or the first checks that fail with the layer where it enters."""
-    names = []
-    for failure in row["failures"][:3]:
-        layers = failure.get("layers")
-        names.append(f"{failure['check']} ({layers[0]})" if layers else failure["check"])
-    more = len(row["failures"]) - len(names)
-    return row["reason"] or "; ".join([*names, f"and {more} more"] if more else names)
+    failures = [(failure["check"], failure["layers"][:1]) for failure in row["failures"]]
+    names = [f"{check} ({layer[0]})" if layer else check for check, layer in failures]
+    more = [f"and {len(names) - 3} more"] if len(names) > 3 else []
+    return row["reason"] or "; ".join(names[:3] + more)
 
 
 # -- the page ---------------------------------------------------------------------------------------------------------
@@ -186,13 +179,13 @@ def make_page(rows: Sequence[Row], notes: Mapping[str, str]) -> Iterator[str]:
             for row in chosen:
                 yield from describe_failure(row, notes)
     yield "## Every class"
-    lines = []
-    for row in rows:
-        parameters = "" if row["parameters"] is None else f"{row['parameters']:,}"
-        cpu_seconds = "" if row["seconds"] is None else f"{row['seconds']:.1f}"
-        names = {"type": row["type"], "class": code(row["class"]), "verdict": row["verdict"]}
-        lines.append({**names, "parameters": parameters, "CPU seconds": cpu_seconds})
-    yield make_table(lines)
+    yield make_table([
+        {
+            "type": row["type"], "class": code(row["class"]), "verdict": row["verdict"],
+            "parameters": show(row["parameters"]), "CPU seconds": "" if row["seconds"] is None else f"{row['seconds']:.1f}",
+        }
+        for row in rows
+    ])  # fmt: skip
 
 
 def describe_failure(row: Row, notes: Mapping[str, str]) -> Iterator[str]:

@@ -14,7 +14,7 @@ from fullrank.config.load import flatten, lay, read_yaml, undotted
 from fullrank.config.recipe import resolve_any
 from fullrank.evaluation.statistics import Interval, deviation_change, deviation_interval, paired_interval
 from research import build
-from research.ledger import Row, differences, settings_of
+from research.ledger import Row, differences
 
 VERDICTS = ("confirmed", "not confirmed", "not decided", "not measured", "not testable here")
 FEWEST_SEEDS = 3
@@ -110,13 +110,12 @@ def find_side(claim: Claim, arm: Mapping[str, Any], rows: Sequence[Row]) -> Side
     settings = flatten(lay(undotted(claim.set), arm.get("set") or {}))
     overrides = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
     config = resolve_any(recipe, name, claim.scale, overrides).config
-    wanted = differences(config, recipe, name, claim.scale)
-    runs = {}
-    for row in sorted(rows, key=lambda row: int(row["seed"])):
-        is_row = (row["recipe"], row["row"], row["scale"]) == (recipe, name, claim.scale)
-        if is_row and row.get(claim.figure) and settings_of(row) == wanted:
-            runs[int(row["seed"])] = row
-    figures = {seed: float(row[claim.figure]) for seed, row in runs.items()}
+    key = [recipe, name, claim.scale, differences(config, recipe, name, claim.scale)]
+    chosen = [row for row in rows if [row["recipe"], row["row"], row["scale"], row["settings"]] == key]
+    runs = {
+        row["seed"]: row for row in sorted(chosen, key=lambda row: row["seed"]) if row.get(claim.figure) is not None
+    }
+    figures = {seed: row[claim.figure] for seed, row in runs.items()}
     seeds = ",".join(map(str, runs)) or "3"
     words = ["fullrank", "reproduce", recipe, "--rows", name, "--scale", claim.scale, "--seeds", seeds, *overrides]
     return Side(name, runs, figures, shlex.join(words))

@@ -10,7 +10,7 @@ from statistics import fmean
 
 from fullrank.config.recipe import shipped
 from research import markdown as md
-from research.ledger import Row, curve_of, figures_of, group_by_setting, number_of, settings_of
+from research.ledger import Row, figures_of, group_by_setting
 
 MEASURES = {"bleu": "BLEU", "perplexity": "perplexity"}  # of the test text
 WIDTH, HEIGHT, MARGIN = 120, 32, 3  # of a curve
@@ -60,9 +60,9 @@ def make_line(place: int, group: Sequence[Row]) -> dict[str, str]:
         "": str(place),
         "test": md.show_spread(test_figures(group), lambda figure: f"{figure:.1f}"),
         "configuration": f"{name} {first['row']}" + (f", taught by {teacher}" if teacher else ""),
-        "seeds": md.show_seeds(int(row["seed"]) for row in group),
-        "parameters": md.show_count([number_of(first, "parameters")]),
-        "tokens": md.show_count(number_of(row, "tokens_seen") for row in group),
+        "seeds": md.show_seeds(row["seed"] for row in group),
+        "parameters": md.show_count([first["parameters"]]),
+        "tokens": md.show_count(row["tokens_seen"] for row in group),
         "commit": ", ".join(sorted(commits)),
         "curve": f"![validation curves]({curve_name(group)})" if any(row["curve"] for row in group) else md.MISSING,
         "command": md.code(make_command(group)) if is_shipped else md.MISSING,
@@ -71,11 +71,11 @@ def make_line(place: int, group: Sequence[Row]) -> dict[str, str]:
 
 def make_command(group: Sequence[Row]) -> str:
     """The command that trains these rows again; empty where their settings were not recorded."""
-    first, settings = group[0], settings_of(group[0])
+    first, settings = group[0], group[0]["settings"]
     if settings is None or not first["row"] or not first["scale"]:
         return md.MISSING
     words = ["fullrank", "reproduce", first["recipe"], "--rows", first["row"], "--scale", first["scale"]]
-    words += ["--seeds", ",".join(row["seed"] for row in group)]
+    words += ["--seeds", ",".join(str(row["seed"]) for row in group)]
     words += [f"{key}={json.dumps(value)}" for key, value in settings.items()]
     return shlex.join([*words, "train.distill.run=TEACHER"] if first["teacher"] else words)
 
@@ -89,7 +89,7 @@ def draw_curves(rows: Sequence[Row]) -> dict[str, str]:
     drawings = {}
     for board in find_boards(rows).values():
         for group in board:
-            if curves := [curve_of(row) for row in group if row["curve"]]:
+            if curves := [row["curve"] for row in group if row["curve"]]:
                 drawings[curve_name(group)] = draw(curves)
     return drawings
 

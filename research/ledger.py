@@ -3,7 +3,7 @@
 `run` is the beginning of the checksum of result.json. `settings` are the settings that differ from the row of the recipe.
 `final.test.perplexity` is a figure of the best checkpoint, `last.test.perplexity` one of the last checkpoint.
 `protocol.test` says how the split was read, `text.test` is the beginning of the checksum of its text.
-`curve` holds the validation perplexity by step.
+`curve` holds steps and validation perplexities. Numbers, settings and curves are read as JSON; an empty one is None.
 """
 
 from __future__ import annotations
@@ -27,8 +27,17 @@ from fullrank.core.errors import FullRankError, InputError
 from fullrank.files import one_at_a_time, sha256_of, write_text
 from research import read_json, read_json_lines
 
-Row = Mapping[str, str]
+Row = Mapping[str, Any]
 
+CONTENTS = (
+    "row",
+    "scale",
+    "seed",
+    "tokens_seen",
+    "steps",
+    "wall_seconds",
+    "ms_per_step",
+)  # of result.json, as they are
 MACHINE = ("precision", "device", "cpu", "threads", "commit", "fullrank", "torch", "transformers")
 COLUMNS = (
     *("run", "recipe", "row", "scale", "seed", "settings", "trained_as", "teacher", "corpus", "vocabulary"),
@@ -41,7 +50,10 @@ MEASURES = (  # a page shows the first that a split has
     *("effective_rank_before_mixing", "exact_match", "spearman", "chrf", "bits_per_byte", "bits_per_character"),
     *("perplexity_without_sos", "last_position.perplexity"),
 )
-NUMBERS = ("final.", "last.", "seed", "tokens_seen", "parameters", "wall_seconds")  # columns begin so
+JSON = (  # columns begin so
+    *("final.", "last.", "unigram", "settings", "curve", "seed", "tokens_seen", "steps", "parameters", "ms_per_step"),
+    *("wall_seconds", "threads"),
+)
 
 # settings that say where a run lay and how it was watched
 CIRCUMSTANCES = {
@@ -67,21 +79,12 @@ def read_ledger(path: Path) -> list[Row]:
         header = next(reader, [])
         for values in reader:
             try:
-                row = dict(zip(header, values, strict=True))
-                check_row(row)
+                row: dict[str, Any] = dict(zip(header, values, strict=True))
+                row |= {column: json.loads(row[column] or "null") for column in header if column.startswith(JSON)}
             except ValueError as error:
                 raise InputError(f"{path}: line {reader.line_num}: damaged ({error}); restore the line") from error
             rows.append(row)
     return rows
-
-
-def check_row(row: Row) -> None:
-    """Raise ValueError if a number, the settings or the curve cannot be read."""
-    for column in row:
-        if column.startswith(NUMBERS):
-            number_of(row, column)
-    settings_of(row)
-    curve_of(row)
 
 
 def write_ledger(path: Path, rows: Iterable[Row]) -> None:
@@ -89,9 +92,12 @@ def write_ledger(path: Path, rows: Iterable[Row]) -> None:
     rows = list(rows)
     others = {column for row in rows for column in row} - {*COLUMNS, "curve"}
     text = io.StringIO()
-    writer = csv.DictWriter(text, [*COLUMNS, *sorted(others), "curve"], restval="", lineterminator="\n")
+    writer = csv.DictWriter(text, [*COLUMNS, *sorted(others), "curve"], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    for row in rows:
+        filled = {column: value for column, value in row.items() if value is not None}
+        texts = {column: value if isinstance(value, str) else json.dumps(value) for column, value in filled.items()}
+        writer.writerow(texts)
     write_text(path, text.getvalue())
 
 
@@ -103,7 +109,7 @@ def add_runs(path: Path, folders: Iterable[Path]) -> int:
     added = {row["run"]: row for row in map(row_of, folders)}
     path.parent.mkdir(parents=True, exist_ok=True)
     with one_at_a_time(path.parent):
-        rows = {row["run"]: {column: value for column, value in row.items() if value} for row in read_ledger(path)}
+        rows = {row["run"]: without_empty(row) for row in read_ledger(path)}
         changed = [row for run, row in added.items() if rows.get(run) != row]
         replaced = {identity_of(row) for row in changed if is_committed(row)}
         stay = {run: row for run, row in rows.items() if is_committed(row) or identity_of(row) not in replaced}
@@ -115,26 +121,13 @@ def add_runs(path: Path, folders: Iterable[Path]) -> int:
 # -- values of a row --------------------------------------------------------------------------------------------------
 
 
-def number_of(row: Row, column: str) -> float | None:
-    """The number in a column, None where it is empty."""
-    value = row.get(column)
-    return float(value) if value else None
-
-
-def settings_of(row: Row) -> dict[str, Any] | None:
-    """Settings that differ from the recipe. None: the recipe is unknown, so they were not recorded."""
-    return json.loads(row["settings"]) if row.get("settings") else None
-
-
-def curve_of(row: Row) -> list[tuple[int, float]]:
-    """Steps and validation perplexities."""
-    points = [point.split(":") for point in row.get("curve", "").split()]
-    return [(int(step), float(perplexity)) for step, perplexity in points]
+def without_empty(row: Row) -> dict[str, Any]:
+    return {column: value for column, value in row.items() if value not in (None, "")}
 
 
 def figures_of(row: Row, split: str) -> dict[str, float]:
     """Figures of the best checkpoint on a split, by measure; the one that pages show stands first."""
-    figures = {measure: number_of(row, f"final.{split}.{measure}") for measure in MEASURES}
+    figures = {measure: row.get(f"final.{split}.{measure}") for measure in MEASURES}
     return {measure: figure for measure, figure in figures.items() if figure is not None}
 
 
@@ -143,18 +136,18 @@ def is_committed(row: Row) -> bool:
     return not row["commit"].endswith("+changes")
 
 
-def identity_of(row: Row) -> tuple[str | None, ...]:
-    """What was trained: the row of a recipe at a scale, with its settings and seed."""
-    return tuple(row.get(column) for column in ("recipe", "row", "scale", "settings", "seed"))
+def identity_of(row: Row) -> str:
+    """What was trained, as text: the row of a recipe at a scale, with its settings and seed."""
+    return json.dumps([row.get(column) for column in ("recipe", "row", "scale", "settings", "seed")], sort_keys=True)
 
 
 def group_by_setting(rows: Iterable[Row]) -> list[list[Row]]:
     """Group rows that differ in nothing but their seed."""
-    columns = ("recipe", "row", "scale", "corpus", "signature", *(f"protocol.{split}" for split in SPLITS))
-    groups: dict[tuple[str, ...], list[Row]] = {}
+    columns = ("recipe", "row", "scale", "settings", "corpus", "signature", *(f"protocol.{split}" for split in SPLITS))
+    groups: dict[str, list[Row]] = {}
     for row in rows:
-        settings = json.dumps(settings_of(row), sort_keys=True)
-        groups.setdefault((settings, *(row.get(column, "") for column in columns)), []).append(row)
+        setting = json.dumps([row.get(column) for column in columns], sort_keys=True)
+        groups.setdefault(setting, []).append(row)
     return list(groups.values())
 
 
@@ -167,27 +160,25 @@ def find_runs(folder: Path) -> list[Path]:
     return [folder] if (folder / "config.yaml").is_file() else sorted(result.parent for result in results)
 
 
-def row_of(folder: Path) -> dict[str, str]:
+def row_of(folder: Path) -> dict[str, Any]:
     """Make the row of a finished run. Raises InputError if it has not finished, or if a file of it is damaged."""
     file = folder / "result.json"
     if not file.is_file():
         raise InputError(f"{folder}: not finished (no result.json); finish it with `fullrank train {folder}`")
     result = read_json(file)
-    lines = read_json_lines(folder / "metrics.jsonl")
-    points = [f"{line['step']}:{line['ppl']:.5g}" for line in lines if line.get("split") == "valid" and line.get("ppl")]
+    lines = [line for line in read_json_lines(folder / "metrics.jsonl") if line.get("split") == "valid"]
     config = build_any(read_yaml(folder / "config.yaml"))
     try:
-        row: dict[str, Any] = {
+        return without_empty({
             "run": sha256_of(file)[:16],
             "settings": differences(config, result["recipe"], result.get("row"), result.get("scale")),
             "date": datetime.fromtimestamp(file.stat().st_mtime, UTC).date().isoformat(),
-            "curve": " ".join(points),
+            "curve": [[line["step"], float(f"{line['ppl']:.5g}")] for line in lines if line.get("ppl")] or None,
             **columns_of_result(result, read_json(folder / "run.json").get("text") or {}),
             **columns_of_spectrum(folder / "analysis" / "spectrum.json"),
-        }
+        })  # fmt: skip
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{folder}: result.json or analysis/spectrum.json is damaged ({error!r})") from error
-    return as_text(row)
 
 
 def columns_of_result(result: Mapping[str, Any], texts: Mapping[str, Any]) -> dict[str, Any]:
@@ -195,9 +186,8 @@ def columns_of_result(result: Mapping[str, Any], texts: Mapping[str, Any]) -> di
     corpus, origin = result.get("corpus") or {}, result.get("training") or {}  # origin: of a row that shares a training
     machine = origin.get("environment") or result["environment"]
     checksums = result.get("sha256") or corpus.get("sha256") or texts
-    speed = result.get("ms_per_step") or {}
     columns: dict[str, Any] = {
-        **{column: result.get(column) for column in ("row", "scale", "seed", "tokens_seen", "steps", "wall_seconds")},
+        **{column: result.get(column) for column in CONTENTS},
         **{column: machine.get(column) for column in MACHINE},
         "recipe": short_name(result["recipe"]),
         "trained_as": f"{short_name(origin['recipe'])} {origin.get('row')}" if origin else None,
@@ -205,7 +195,6 @@ def columns_of_result(result: Mapping[str, Any], texts: Mapping[str, Any]) -> di
         "corpus": corpus.get("label") or result.get("task"),
         "vocabulary": (corpus.get("fingerprint") or "")[:16],
         "parameters": (result.get("parameters") or {}).get("total"),
-        "ms_per_step": " ".join(f"{phase}:{milliseconds:.4g}" for phase, milliseconds in speed.items()),
         "unigram.test": (corpus.get("unigram_perplexity") or {}).get("test"),
     }
     for split, figures in result["final"].items():
@@ -255,17 +244,6 @@ def differences(
         if value != usual and name not in CIRCUMSTANCES and not is_of_text:
             changed[name] = Path(str(value)).name if name == "model.pretrained" else value
     return changed
-
-
-def as_text(row: Mapping[str, Any]) -> dict[str, str]:
-    """A row as text: floats with 12 digits, mappings as JSON. Columns without a value are left out."""
-    texts = {}
-    for column, value in row.items():
-        if isinstance(value, float):
-            texts[column] = f"{value:.12g}" if math.isfinite(value) else ""
-        elif value is not None:
-            texts[column] = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return {column: text for column, text in texts.items() if text}
 
 
 def short_name(recipe: str) -> str:

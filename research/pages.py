@@ -22,7 +22,7 @@ from research import LEDGER, RESEARCH, RESULTS, census, leaderboard, read_json, 
 from research import ledger as book
 from research import markdown as md
 from research.claims import VERDICTS, Verdict, judge, read_claims
-from research.ledger import SPLITS, Row, figures_of, number_of, settings_of
+from research.ledger import SPLITS, Row, figures_of
 
 HEAD = "<!-- Made by `python -m research.pages`; change the ledger or the claims, not this page. -->"
 INTRODUCTION = """The [ledger](ledger.csv) has a row for every finished run, written from its folder by
@@ -136,7 +136,7 @@ def describe_verdict(verdict: Verdict) -> Iterator[str]:
             yield f"{md.code(side.row)}: no run"
             continue
         figures = list(side.figures.values())
-        tokens = {int(row["tokens_seen"] or 0) for row in side.runs.values()}
+        tokens = {row["tokens_seen"] or 0 for row in side.runs.values()}
         each = f"{md.show_spread(figures)} ({', '.join(map(md.show, figures))})"
         counts = " or ".join(f"{count:,}" for count in sorted(tokens))
         yield f"{md.code(side.row)}: {each}, {counts} tokens; seeds {md.show_seeds(side.runs)}"
@@ -159,7 +159,7 @@ def describe_runs(rows: Sequence[Row]) -> Iterator[str]:
 
 def describe_group(group: Sequence[Row], protocols: Sequence[str]) -> dict[str, str]:
     """Runs that differ only in their seed as a line of the table. A figure has the number of its protocol."""
-    first, settings = group[0], settings_of(group[0])
+    first, settings = group[0], group[0]["settings"]
     changed = ", ".join(f"{key}={value}" for key, value in (settings or {}).items())
     changed = "not recorded" if settings is None else md.prose(changed)
     if first["trained_as"]:
@@ -171,16 +171,16 @@ def describe_group(group: Sequence[Row], protocols: Sequence[str]) -> dict[str, 
             place = protocols.index(first[f"protocol.{split}"]) + 1
             note = ", not of next tokens" if first["next_token"] == "no" else ""
             measured.append(f"{split} {md.readable(measure)} {md.show_spread(figures)} [{place}]{note}")
-    seconds = [second for row in group if (second := number_of(row, "wall_seconds")) is not None]
+    seconds = [row["wall_seconds"] for row in group if row["wall_seconds"] is not None]
     return {
         "recipe": f"{md.code(first['recipe'])} {first['scale']}",
         "row": first["row"],
         "settings": changed,
         "text": md.prose(first["corpus"]),
-        "seeds": md.show_seeds(int(row["seed"]) for row in group),
+        "seeds": md.show_seeds(row["seed"] for row in group),
         "figures [protocol]": "; ".join(measured),
-        "parameters": md.show_count([number_of(first, "parameters")]),
-        "tokens": md.show_count(number_of(row, "tokens_seen") for row in group),
+        "parameters": md.show_count([first["parameters"]]),
+        "tokens": md.show_count(row["tokens_seen"] for row in group),
         "time": md.show_duration(sum(seconds) / len(seconds) if seconds else None),
         "commit": ", ".join(sorted({row["commit"] or md.MISSING for row in group})),
     }

@@ -3,9 +3,9 @@
     python -m research.train research/plan.yaml --from CORPORA --out RUNS
     python -m research.train research/plan.yaml --list
 
-Each training is `fullrank train` in a process of its own, with one thread and low priority. Ctrl-C and SIGTERM stop them
-with everything saved; SIGTSTP pauses them until SIGCONT. Started again, it goes on: a row that the ledger has from a
-committed tree is not trained again, and a run that was stopped is resumed.
+Each training is `fullrank train` in a process of its own, with one thread and low priority. Ctrl-C and SIGTERM stop it
+with everything saved; SIGTSTP pauses it until SIGCONT. Started again, it goes on: a row that the ledger has from a
+committed tree is not trained again, and a run that was stopped is resumed. To use several cores, start it several times.
 """
 
 from __future__ import annotations
@@ -18,10 +18,8 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,8 +29,9 @@ from fullrank.config.load import flatten, lay, read_yaml, undotted
 from fullrank.config.recipe import chosen_rows, resolve_any, tables
 from fullrank.core.errors import FullRankError, InputError
 from fullrank.experiments.run_folder import default_folder
+from fullrank.training.device import is_locked
 from research import LEDGER, build
-from research.ledger import Row, add_runs, differences, is_committed, read_ledger, settings_of
+from research.ledger import Row, add_runs, differences, is_committed, read_ledger
 
 NICENESS = 10
 LAST_LINES = 6  # that are shown of a training that failed
@@ -83,7 +82,7 @@ def plan_trainings(entries: Sequence[Entry], corpora: Path | None, out: Path, le
     Raises InputError for whatever cannot be trained, before anything is.
     """
     rows = [row for row in ledger if is_committed(row)]
-    recorded = [(row["recipe"], row["row"], row["scale"], int(row["seed"]), settings_of(row)) for row in rows]
+    recorded = [(row["recipe"], row["row"], row["scale"], row["seed"], row["settings"]) for row in rows]
     trainings: dict[Path, Training] = {}
     for entry in entries:
         settings = [f"{name}={json.dumps(value)}" for name, value in entry.set.items()]
@@ -116,56 +115,33 @@ def reads_corpus(config: Any) -> bool:
     return config.data.name not in ("text", "parallel")
 
 
-class Trainer:
-    """Trains several trainings at a time, each in a process of its own, until a signal stops it."""
+def train(training: Training, ledger: Path) -> str:
+    """Train in a process of its own, and add the run to the ledger. Returns `finished`, `failed` or `stopped`."""
+    process = subprocess.Popen(
+        training.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        start_new_session=True, env={**os.environ, **ONE_THREAD},
+    )  # fmt: skip
+    stops: list[int] = []
 
-    def __init__(self, jobs: int, ledger: Path) -> None:
-        self.jobs, self.ledger = jobs, ledger
-        self.running: set[subprocess.Popen[bytes]] = set()
-        self.stopped = threading.Event()
-        self.failed: list[str] = []
+    def stop(number: int, frame: object) -> None:
+        stops.append(number)
+        process.terminate()
 
-    def train_all(self, trainings: Sequence[Training]) -> None:
-        os.nice(NICENESS)
-        signal.signal(signal.SIGINT, self.stop)
-        signal.signal(signal.SIGTERM, self.stop)
-        signal.signal(signal.SIGTSTP, self.pause)
-        with ThreadPoolExecutor(self.jobs) as pool:
-            for result in [pool.submit(self.train, training) for training in trainings if not training.is_recorded]:
-                result.result()
-
-    def train(self, training: Training) -> None:
-        """Train in a session of its own, which Ctrl-C does not reach, and add the run to the ledger."""
-        if self.stopped.is_set():
-            return
-        process = subprocess.Popen(
-            training.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            start_new_session=True, env={**os.environ, **ONE_THREAD},
-        )  # fmt: skip
-        self.running.add(process)
-        print(f"{time.strftime('%H:%M')} {training.name}: {training.folder}, process {process.pid}", flush=True)
-        output, _ = process.communicate()
-        self.running.remove(process)
-        if process.returncode == 0:
-            add_runs(self.ledger, [training.folder])
-            print(f"{time.strftime('%H:%M')} finished: {training.name}", flush=True)
-        elif not self.stopped.is_set():
-            self.failed.append(training.name)
-            lines = output.decode("utf-8", errors="replace").splitlines()[-LAST_LINES:]
-            print(f"failed: {training.name}, exit status {process.returncode}", *lines, sep="\n  ", flush=True)
-
-    def send(self, number: int) -> None:
-        for process in list(self.running):
-            process.send_signal(number)
-
-    def stop(self, number: int, frame: object) -> None:
-        self.stopped.set()
-        self.send(signal.SIGTERM)
-
-    def pause(self, number: int, frame: object) -> None:
-        self.send(signal.SIGSTOP)
+    def pause(number: int, frame: object) -> None:
+        process.send_signal(signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGSTOP)
-        self.send(signal.SIGCONT)
+        process.send_signal(signal.SIGCONT)
+
+    for number, handler in ((signal.SIGINT, stop), (signal.SIGTERM, stop), (signal.SIGTSTP, pause)):
+        signal.signal(number, handler)
+    print(f"{time.strftime('%H:%M')} {training.name}: {training.folder}, process {process.pid}", flush=True)
+    output, _ = process.communicate()
+    if process.returncode == 0:
+        add_runs(ledger, [training.folder])
+    elif not stops:
+        lines = output.decode("utf-8", errors="replace").splitlines()[-LAST_LINES:]
+        print(f"failed: {training.name}, exit status {process.returncode}", *lines, sep="\n  ", flush=True)
+    return "stopped" if stops else "failed" if process.returncode else "finished"
 
 
 def main() -> None:
@@ -173,23 +149,23 @@ def main() -> None:
     parser.add_argument("plan", type=Path, help="tables, rows, seeds and settings to be trained")
     parser.add_argument("--from", dest="corpora", type=Path, help="a folder that holds corpora in subfolders")
     parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of the run folders")
-    parser.add_argument("--jobs", type=int, default=1, help="trainings at a time")
     parser.add_argument("--ledger", type=Path, default=LEDGER)
     parser.add_argument("--list", action="store_true", help="only list what is finished and what is not")
     options = parser.parse_args()
-    trainer = Trainer(options.jobs, options.ledger)
+    os.nice(NICENESS)
+    outcomes = []
     try:
         trainings = plan_trainings(read_plan(options.plan), options.corpora, options.out, read_ledger(options.ledger))
-        if not options.list:
-            trainer.train_all(trainings)
+        for training in trainings:
+            if options.list:
+                print(f"{training.state:<9} {training.name}  {training.folder}")
+            elif training.state != "recorded" and not is_locked(training.folder):
+                outcomes.append(train(training, options.ledger))
+                if outcomes[-1] == "stopped":
+                    break
     except FullRankError as error:
         sys.exit(f"research.train: {error}")
-    for training in trainings:
-        print(f"{training.state:<9} {training.name}  {training.folder}")
-    if trainer.stopped.is_set():
-        sys.exit("research.train: stopped; what was running has saved its state")
-    if trainer.failed:
-        sys.exit(f"research.train: {len(trainer.failed)} trainings failed: {', '.join(trainer.failed)}")
+    sys.exit(int(outcomes != ["finished"] * len(outcomes)))
 
 
 if __name__ == "__main__":

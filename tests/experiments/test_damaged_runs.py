@@ -311,7 +311,7 @@ def test_a_figure_of_the_ledger_is_verified_where_its_run_exists(run: Path) -> N
     """A row that was edited is found by its checkpoint."""
     row = row_of(run)
     assert verify([row], run.parent) == (1, [])
-    verified, different = verify([row | {"final.test.perplexity": "1.5"}], run.parent)
+    verified, different = verify([row | {"final.test.perplexity": 1.5}], run.parent)
     assert verified == 1
     assert [words.split(":")[1].strip() for words in different] == ["final.test.perplexity"]
 

@@ -13,18 +13,17 @@ from fullrank.config.recipe import resolve_any
 RECIPE = "mixhead/table1-vanilla"
 
 
-def make_row(name: str, seed: int, figure: float, **columns: str) -> dict[str, str]:
+def make_row(name: str, seed: int, figure: float, **columns: Any) -> dict[str, Any]:
     row = {
-        "run": f"{name}{seed}{figure}", "recipe": RECIPE, "row": name, "scale": "small", "seed": str(seed), "settings": "{}",
-        "corpus": "a corpus (slice)", "vocabulary": "ff", "text.test": "aa", "protocol.test": "blocks of 7",
-        "final.test.perplexity": str(figure), "parameters": "1000", "tokens_seen": "600000", "wall_seconds": "60",
-        "commit": "abc",
+        "recipe": RECIPE, "row": name, "scale": "small", "seed": seed, "settings": {}, "corpus": "a corpus (slice)",
+        "vocabulary": "ff", "text.test": "aa", "protocol.test": "blocks of 7", "final.test.perplexity": figure,
+        "parameters": 1000, "tokens_seen": 600_000, "wall_seconds": 60.0, "commit": "abc", "curve": None,
     }  # fmt: skip
-    empty = dict.fromkeys(("trained_as", "teacher", "signature", "next_token", "curve"), "")
-    return {**empty, **row, "run": f"{name}{seed}{figure}{''.join(columns.values())}", **columns}
+    empty = dict.fromkeys(("trained_as", "teacher", "signature", "next_token"), "")
+    return {**empty, **row, "run": f"{name}{seed}{figure}{columns}", **columns}
 
 
-def make_rows(plain: Sequence[float], b: Sequence[float], **columns: str) -> list[dict[str, str]]:
+def make_rows(plain: Sequence[float], b: Sequence[float], **columns: Any) -> list[dict[str, Any]]:
     """Rows `plain` and `b` with a figure for each seed. The columns are those of `b`."""
     rows = [make_row("plain", seed, figure) for seed, figure in enumerate(plain, 1)]
     return rows + [make_row("b", seed, figure, **columns) for seed, figure in enumerate(b, 1)]

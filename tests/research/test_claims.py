@@ -17,7 +17,7 @@ T_2 = 4.302652729911275  # the 97.5 % point of Student's t with two degrees of f
 PLAIN, BETTER = [100, 110, 120], [90, 99, 111]
 
 
-def judge_rows(rows: Sequence[dict[str, str]], **claim: Any) -> Verdict:
+def judge_rows(rows: Sequence[dict[str, Any]], **claim: Any) -> Verdict:
     stated = {"table": "Table 1", "claim": "b is better", "recipe": RECIPE, "better": {"row": "b"}, **claim}
     return judge(Claim(**stated), rows)
 
@@ -55,7 +55,7 @@ def test_figures_of_another_text_vocabulary_or_protocol_are_not_compared(column:
 
 
 def test_settings_of_one_side_choose_its_runs() -> None:
-    rate = {"settings": '{"train.learning_rate": 0.5}'}
+    rate = {"settings": {"train.learning_rate": 0.5}}
     rows = [*make_rows(PLAIN, [300, 300, 300]), *make_rows([], BETTER, **rate)]
     assert judge_rows(rows).word == "not confirmed"
     verdict = judge_rows(rows, better={"row": "b", "set": {"train.learning_rate": 0.5}})
@@ -65,9 +65,9 @@ def test_settings_of_one_side_choose_its_runs() -> None:
 
 def test_figures_of_the_last_checkpoint_are_compared_where_a_claim_says_so() -> None:
     plain = [
-        make_row("plain", seed, figure, **{"last.test.perplexity": str(figure)}) for seed, figure in enumerate(PLAIN, 1)
+        make_row("plain", seed, figure, **{"last.test.perplexity": figure}) for seed, figure in enumerate(PLAIN, 1)
     ]
-    rows = plain + make_rows([], BETTER, **{"last.test.perplexity": "300"})
+    rows = plain + make_rows([], BETTER, **{"last.test.perplexity": 300})
     assert judge_rows(rows).word == "confirmed"
     assert judge_rows(rows, figure="last.test.perplexity").word == "not confirmed"
 

@@ -13,7 +13,7 @@ from research.ledger import write_ledger
 from research.markdown import prose, show_difference, show_duration, show_seeds
 from research.pages import make_pages, rows_at, write_pages
 
-CURVE = {"curve": "10:400 20:100", "settings": '{"train.learning_rate": 0.5}'}
+CURVE = {"curve": [[10, 400.0], [20, 100.0]], "settings": {"train.learning_rate": 0.5}}
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_a_changed_ledger_changes_the_pages(folder: Path) -> None:
 
 def test_a_leaderboard_has_the_best_first_with_curve_and_command(folder: Path) -> None:
     rows = make_rows([100, 110, 120], [90, 99, 111], **CURVE)
-    taught = make_row("plain", 1, 200.0, teacher="b", settings='{"train.distill.weight": 0.5}')
+    taught = make_row("plain", 1, 200.0, teacher="b", settings={"train.distill.weight": 0.5})
     hidden, alone = make_row("leaks", 1, 2.0, next_token="no"), make_row("alone", 1, 3.0, corpus="another")
     write_ledger(folder / "ledger.csv", [*rows, taught, hidden, alone])
     pages = make_pages(folder / "ledger.csv", folder)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
 import threading
@@ -15,7 +14,7 @@ from made_runs import make_row
 from fullrank.core.errors import InputError
 from research import LEDGER, RESEARCH, train
 from research.ledger import read_ledger
-from research.train import Entry, Trainer, Training, plan_trainings, read_plan
+from research.train import Entry, Training, plan_trainings, read_plan
 
 TABLE = "mixhead/table6"
 RATE = {"train.learning_rate": 2e-3}
@@ -48,7 +47,7 @@ def test_all_rows_of_a_seed_come_before_the_next_seed_and_settings_are_in_the_fo
 
 def test_what_the_ledger_has_from_a_committed_tree_is_not_trained_again(tmp_path: Path) -> None:
     entry = Entry(table=TABLE, rows=["plain", "b"], seeds=[1, 2], scale="small", set=RATE)
-    columns = {"recipe": TABLE, "settings": json.dumps(RATE)}
+    columns = {"recipe": TABLE, "settings": RATE}
     ledger = [make_row("b", 2, 1.0, **columns), make_row("b", 1, 1.0, recipe=TABLE)]
     ledger.append(make_row("plain", 2, 1.0, **columns, commit="abc+changes"))
     states = [training.state for training in plan_trainings([entry], None, tmp_path, ledger)]
@@ -93,28 +92,23 @@ def make_training(folder: Path, program: str) -> Training:
     return Training(folder.name, folder, [sys.executable, "-c", program, str(folder)], is_recorded=False)
 
 
-def test_a_training_that_fails_is_reported_and_the_next_one_begins(
+def test_a_training_that_fails_is_reported_and_one_that_ends_is_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    added: list[str] = []
-    monkeypatch.setattr(train, "add_runs", lambda ledger, folders: added.extend(folder.name for folder in folders))
-    trainer = Trainer(1, tmp_path / "ledger.csv")
-    trainer.train(make_training(tmp_path / "a", "import sys; print('a word'); sys.exit(3)"))
-    trainer.train(make_training(tmp_path / "b", ""))
-    assert (trainer.failed, added) == (["a"], ["b"])
+    added: list[Path] = []
+    monkeypatch.setattr(train, "add_runs", lambda ledger, folders: added.extend(folders))
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+    failing = make_training(tmp_path / "a", "import sys; print('a word'); sys.exit(3)")
+    assert train.train(failing, tmp_path / "ledger.csv") == "failed"
     assert "failed: a, exit status 3\n  a word\n" in capsys.readouterr().out
+    assert train.train(make_training(tmp_path / "b", ""), tmp_path / "ledger.csv") == "finished"
+    assert added == [tmp_path / "b"]
 
 
-def test_a_signal_stops_what_is_running_and_nothing_else_begins(tmp_path: Path) -> None:
-    program = "import sys, time; from pathlib import Path; Path(sys.argv[1]).mkdir(); time.sleep(60)"
-    trainer = Trainer(1, tmp_path / "ledger.csv")
-    running = threading.Thread(target=trainer.train, args=[make_training(tmp_path / "a", program)])
-    running.start()
-    while not (tmp_path / "a").exists():
-        os.sched_yield()
-    trainer.stop(signal.SIGTERM, None)
-    running.join(30)
-    trainer.train(make_training(tmp_path / "b", program))
-    assert not running.is_alive()
-    assert trainer.failed == []
-    assert not (tmp_path / "b").exists()
+def test_a_signal_stops_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    handlers = {}
+    monkeypatch.setattr(signal, "signal", handlers.__setitem__)
+    threading.Timer(0.3, lambda: handlers[signal.SIGTERM](signal.SIGTERM, None)).start()
+    assert (
+        train.train(make_training(tmp_path / "a", "import time; time.sleep(60)"), tmp_path / "ledger.csv") == "stopped"
+    )
