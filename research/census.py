@@ -22,14 +22,16 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fullrank.checking import Report, check
 from fullrank.core.errors import InputError, one_line
 from fullrank.files import write_text
 from fullrank.hf.tiny import classes, tiny
 from research import RESEARCH, read_json_lines
 from research.markdown import code, make_table, prose, show
+
+if TYPE_CHECKING:
+    from fullrank.checking import Report
 
 Row = dict[str, Any]
 Class = tuple[str, str]  # model type and name
@@ -38,7 +40,12 @@ LEAKS = ("future", "rows of a batch", "last position")  # names of checks begin 
 FIRST_FAILURE = ("path", "leaks", "difference", "tolerance", "remark", "reproduction")
 VERSIONS = ("transformers", "torch", "fullrank")
 # imported once, by the process that the others are forked from
-PRELOADED = ["transformers.generation.utils", "transformers.modeling_layers", "transformers.masking_utils", __name__]
+PRELOADED = [
+    "transformers.generation.utils",
+    "transformers.modeling_layers",
+    "fullrank.checking",
+    "fullrank.experiments.tiny",
+]
 
 
 def take_census(file: Path, only: Sequence[str], jobs: int, limit: float) -> list[Row]:
@@ -46,6 +53,8 @@ def take_census(file: Path, only: Sequence[str], jobs: int, limit: float) -> lis
 
     only: model types, none for all. limit: seconds after which a class is given up.
     """
+    from fullrank.experiments.tiny import classes
+
     pairs = classes()
     if unknown := set(only) - {kind for kind, _ in pairs}:
         raise InputError(
@@ -111,6 +120,9 @@ def send_row(pair: Class, sender: Connection) -> None:
 
 def check_class(pair: Class) -> Row:
     """Build a tiny random model of a class, and check it."""
+    from fullrank.checking import check
+    from fullrank.experiments.tiny import tiny
+
     start = time.process_time()
     try:
         model, inputs = tiny(*pair)
