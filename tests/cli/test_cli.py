@@ -431,7 +431,7 @@ def test_reproduce_trains_what_is_missing_and_sets_the_paper_beside_it(text: Pat
     table.write_text(RECIPE.format(text=text), encoding="utf-8")
     words = ["reproduce", table, "--out", tmp_path / "out", "--seeds", "2"]
     first = json.loads(succeeds(*words, "--rows", "plain", "--quiet", "--json"))
-    assert [row["name"] for row in first["rows"]] == ["plain"]
+    assert {run["row"] for run in first["runs"]} == {"plain"}
     left = json.loads(succeeds(*words, "--list", "--json"))
     assert [(cell["row"], cell["seed"], cell["finished"]) for cell in left] == [
         ("plain", 1, True),
@@ -462,7 +462,7 @@ def test_rows_that_are_one_training_are_trained_once(text: Path, tmp_path: Path)
     table.write_text(RECIPE.replace("  b: ", rows).format(text=text), encoding="utf-8")
     words = ["reproduce", table, "--out", out, "--rows", "plain,window", "--quiet"]
     shown = json.loads(succeeds(*words, "--json"))
-    assert [row["paper"] for row in shown["rows"]] == [{"valid": 3.0, "test": 3.0}, {"test": 2.0}]
+    assert [run["paper"] for run in shown["runs"]] == [{"valid": 3.0, "test": 3.0}, {"test": 2.0}]
     plain, window = out / "plain-seed1", out / "window-seed1"
     results = [json.loads((folder / "result.json").read_text(encoding="utf-8")) for folder in (plain, window)]
     assert results[0]["training"] is None

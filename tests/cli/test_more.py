@@ -99,7 +99,7 @@ def test_report_and_reproduce_give_json_of_one_shape(
     code, out, _ = called("reproduce", table, "--out", tmp_path / "out", "--quiet", "--json")
     assert code == 0
     assert set(json.loads(out)) == set(reported) == {
-        "report", "comparable", "rows", "unfinished", "left_out", "significance", "notes",
+        "report", "headline", "records", "runs", "unfinished", "warnings", "notes",
     }  # fmt: skip
     # a table of several backbones is one report, in which each has a first row of its own
     monkeypatch.setattr(recipe, "tables", lambda name: [f"{tmp_path}/{one}.yaml" for one in ("table", "table-b")])
@@ -109,11 +109,13 @@ def test_report_and_reproduce_give_json_of_one_shape(
     assert code == 0, said
     both = json.loads(out)
     assert Path(both["report"]) == tmp_path / "both" / "report.html"
-    assert [row["name"] for row in both["rows"]] == ["table plain", "table-b b", "table-b plain"]
-    assert [sorted(row["difference"]) for row in both["rows"]] == [[], [], ["test", "valid"]]
+    assert [run["row"] for run in both["runs"]] == ["table plain", "table-b b", "table-b plain"]
+    changes = [record["labels"] for record in both["records"] if record["measure"] == "perplexity_difference"]
+    compared = {(labels["row"], labels["baseline"], labels["split"]) for labels in changes}
+    assert compared == {("table-b plain", "table-b b", split) for split in ("test", "valid")}
     assert both["notes"] == {f"{tmp_path}/table-b.yaml": "about b"}
     # one of the three is a training of another one
-    assert [bool(row["training"]) for row in both["rows"]] == [False, False, True]
+    assert [bool(run["training"]) for run in both["runs"]] == [False, False, True]
     code, out, _ = called("reproduce", "table", "--out", tmp_path / "both", "--quiet")
     assert code == 0
     for shown in (out, (tmp_path / "both" / "report.html").read_text(encoding="utf-8")):

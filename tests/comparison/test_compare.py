@@ -129,7 +129,7 @@ def test_rows_of_several_recipes_are_compared_within_each(tmp_path: Path) -> Non
             [101.0, 101.4],
             "plain, the first row, stays lowest: test perplexity 100.10 ± 0.14; next is b",
         ),
-        ([100.0], [100.001], "plain, the first row, stays lowest"),
+        ([100.0], [100.001], "plain and b are equal to the digits shown: test perplexity 100.00"),
         ([700.0], [90.0], "plain: undertrained, perplexity above that of a unigram model"),
         ([100.0], [], "plain: test perplexity 100.00"),
     ],

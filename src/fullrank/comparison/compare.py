@@ -34,7 +34,7 @@ from fullrank.comparison.rows import (
     number_texts,
     unequal_terms,
 )
-from fullrank.comparison.runs import SPLITS, Run, integer, mapping, metrics_of, number
+from fullrank.comparison.runs import SPLITS, Run, integer, mapping, number, scores_of
 from fullrank.config.load import flatten
 from fullrank.config.run import MASKED_TOKEN
 from fullrank.core.config import NOT_NEXT_TOKEN
@@ -235,18 +235,19 @@ def _name_parts(parts: Sequence[str], rows: Sequence[Sequence[Run]]) -> list[str
 
 def _build_group(rows: Sequence[Row], measure: Measure) -> Group:
     runs = [run for row in rows for run in row.runs]
-    splits = find_splits(runs)
     if runs[0].finetunes:
-        measures = tuple(find_metric(name) for name in metrics_of(runs[0]))
-        paper = next((m for m in measures for split in splits if _states(runs, m, split)), None)
+        scores = [key for run in runs for key in scores_of(run)]
+        splits = tuple(dict.fromkeys(split for split, _ in scores))
+        measures = tuple(find_metric(name) for name in dict.fromkeys(metric for _, metric in scores))
+        paper = next((one for one in measures for split in splits if _states(runs, one, split)), None)
         return Group(tuple(rows), measures, (), splits, paper)
     kinds = (BLEU, TOKENISED_BLEU) if measure is BLEU else (measure,)
     paper = next((kind for kind in kinds if any(_states(runs, kind, split) for split in SPLITS)), None)
     others = {BLEU: (CHRF, PERPLEXITY), MASKED_PERPLEXITY: (ACCURACY,)}.get(measure, (WITHOUT_SOS, LAST_POSITION))
     if paper is TOKENISED_BLEU:
         others = (TOKENISED_BLEU, *others)
-    measured = [split for split in splits if any(measure.value(run, split) is not None for run in runs)]
-    return Group(tuple(rows), (measure,), others, tuple(split for split in measured if split in SPLITS), paper)
+    measured = [split for split in ("test", "valid") if any(measure.value(run, split) is not None for run in runs)]
+    return Group(tuple(rows), (measure,), others, tuple(measured or SPLITS), paper)
 
 
 def _states(runs: Sequence[Run], measure: Measure, split: str) -> bool:
@@ -345,7 +346,12 @@ def _describe_paper(row: Row, measure: Measure, split: str) -> Iterator[Record]:
     stated = measure.paper_figure(row.first, split)
     if stated is not None:
         labels = {**_labels(row), "split": split}
-        yield Record(labels, f"{measure.key}_paper", stated.mean, protocol=stated.source)
+        note = (
+            f"The paper's {measure.words} is of the {stated.source}: of other examples than ours."
+            if stated.source
+            else ""
+        )
+        yield Record(labels, f"{measure.key}_paper", stated.mean, protocol=stated.source, note=note)
         if stated.deviation is not None:
             yield Record(labels, f"{measure.key}_paper_deviation", stated.deviation)
 

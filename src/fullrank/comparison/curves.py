@@ -105,15 +105,3 @@ def select_second_half(records: Sequence[Record]) -> list[Record]:
     start = 0.5 * max((record.labels["x"] for record in records), default=0.0)  # type: ignore[type-var, operator]
     later = [record for record in records if record.labels["x"] >= start]  # type: ignore[operator]
     return later if len(later) < len(records) else []
-
-
-def merge_equal(records: Sequence[Record]) -> list[Record]:
-    """One curve for all where every curve is the same, as learning rates often are."""
-    curves: dict[tuple[object, object], list[tuple[object, object]]] = {}
-    for record in records:
-        key = (record.labels["row"], record.labels["seed"])
-        curves.setdefault(key, []).append((record.labels["x"], record.value))
-    first = next(iter(curves.values()), [])
-    if len(curves) < 2 or any(curve != first for curve in curves.values()):
-        return list(records)
-    return [Record({"row": "all rows", "seed": 0, "x": x}, "lr", y) for x, y in first]  # type: ignore[dict-item, arg-type]

@@ -145,6 +145,12 @@ class Measure:
             return f"{size:.2f} points"
         return f"{100 * size:.{2 if size < 0.01 else 1}f} %"
 
+    def show_difference(self, difference: float | None) -> str:
+        """A difference with its sign; `-` for None."""
+        if difference is None:
+            return "-"
+        return f"{'−' if difference < 0 else '+'}{self.show_size(difference)}"
+
     def show_interval(self, low: float, high: float) -> str:
         """Ends of an interval of differences: `−0.31 to +1.20`, `−4.1 to +2.2 %`."""
         scale, unit, decimals = (1, "", 2) if self.higher else (100, " %", 1 if max(-low, high) >= 0.01 else 2)

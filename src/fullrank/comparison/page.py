@@ -17,23 +17,22 @@ import yaml
 from fullrank.comparison.compare import Comparison, Group, compare, describe_group
 from fullrank.comparison.curves import (
     count_steps_per_epoch,
-    merge_equal,
     read_training,
     read_validation,
     select_second_half,
 )
-from fullrank.comparison.measures import BLEU, PERPLEXITY, WITHOUT_SOS, Measure, decimals_of, measures_of
+from fullrank.comparison.measures import BLEU, PERPLEXITY, WITHOUT_SOS, Measure, decimals_of
 from fullrank.comparison.mechanisms import mechanism_words
 from fullrank.comparison.resampled import DIFFERENCE, read_translations, resample_comparison
 from fullrank.comparison.rows import Row, describe_attention, encoder_of
 from fullrank.comparison.runs import (
     MASKED_MODELING,
-    SPLITS,
     TRANSLATION,
     Run,
     integer,
     mapping,
     metrics_of,
+    number,
     read_runs,
     recipe_notes,
 )
@@ -56,6 +55,12 @@ from fullrank.render.tables import build_grid, format_label, format_value, group
 
 _SENTENCES = 3  # shown with their translations
 _NOTE_WIDTH = 240  # characters of a recipe's notes on the terminal
+_FACTS = {
+    "Text": [
+        "corpus.name", "corpus.label", "corpus.is_slice", "corpus.tokens", "corpus.pairs", "corpus.vocabulary", "examples",
+    ],
+    "Training and protocol": ["seed", "protocol", "checkpoint", "recipe", "scale", "kernel", "steps", "tokens_seen"],
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -127,17 +132,21 @@ def _build_page(content: Report, title: str | None) -> Page:
     counts = [f"{len(compared.rows)} rows", f"{len(finished)} finished", f"{len(unfinished)} not finished"]
     first = [Paragraph(warning, "warning") for warning in summary.warnings]
     first += [Paragraph(paragraph) for paragraph in summary.paragraphs]
+    builders: dict[str, Callable[[Report], Iterable[Block]]] = {
+        "Comparison": _build_comparison,
+        "Rows": _build_rows,
+        "Curves": _build_curves,
+        "Analyses": _build_analyses,
+        "Samples": _build_samples,
+        "Parameters": _build_parameters,
+        "Configuration": _build_configurations,
+        "Environment": _build_environment,
+        "Reproduce": _build_commands,
+        "Unfinished": _build_troubles,
+    }
+    on_terminal = ("Comparison", "Unfinished")
     sections = [
-        Section("Comparison", list(_build_comparison(content)), "comparison"),
-        Section("Rows", list(_build_rows(content)), "rows", page_only=True),
-        Section("Curves", list(_build_curves(compared)), "curves", page_only=True),
-        Section("Analyses", list(_build_analyses(compared)), "analyses", page_only=True),
-        Section("Samples", list(_build_samples(compared)), "samples", page_only=True),
-        Section("Parameters by part", list(_build_parameters(content)), "parameters", page_only=True),
-        Section("Configuration", list(_build_configurations(compared)), "configuration", page_only=True),
-        Section("Environment", list(_build_environment(compared.rows)), "environment", page_only=True),
-        Section("How to reproduce", list(_build_commands(compared)), "reproduce", page_only=True),
-        Section("Unfinished and damaged runs", list(_build_troubles(compared)), "unfinished"),
+        Section(name, list(build(content)), page_only=name not in on_terminal) for name, build in builders.items()
     ]
     return Page(
         title or f"{len(finished) + len(unfinished)} runs{on}",
@@ -158,32 +167,27 @@ def _slots(rows: Sequence[Row]) -> dict[str, int]:
 
 def _build_tiles(compared: Comparison) -> Iterator[Block]:
     """Key figures of a comparison of one group."""
-    if len(compared.groups) != 1:
+    group = compared.groups[0] if len(compared.groups) == 1 else None
+    if group is None or not group.measured:
         return
-    (group,) = compared.groups
     measure, split = group.measure, group.split
     best = group.find_best(group.rows)
     row = best or group.measured[0]
     extreme = measure.extreme.capitalize() if best and len(group.measured) > 1 else "Final"
     tiles = [(f"{extreme} {split_words(split)} {measure.words}: {row.name}", measure.show(row.mean(measure, split)))]
     base = group.baseline_of(row)
-    difference = base and group.difference(row, base, measure, split)
-    if base and difference and difference.value is not None:
-        sign = "−" if difference.value < 0 else "+"
-        tiles.append((f"Against {base.name}", sign + measure.show_size(difference.value)))
+    difference = group.difference(row, base, measure, split) if base else None
+    if base and difference:
+        tiles.append((f"Against {base.name}", measure.show_difference(difference.value)))
         tiles.append(("Parameters added", format_value(row.extra_parameters(base), "+,d")))
-    unigram = measure.unigram(row.first, split)
-    if unigram is not None:
-        tiles.append((f"Unigram {measure.words}", measure.show(unigram)))
-    tokens = integer(row.first.get("tokens_seen"))
-    if tokens is not None:
-        tiles.append(("Training tokens per run", f"{tokens:,}"))
-    yield Facts(tiles, "tiles")
+    tiles.append((f"Unigram {measure.words}", measure.show(measure.unigram(row.first, split))))
+    tiles.append(("Training tokens per run", format_value(number(row.first.get("tokens_seen")), ",d")))
+    yield Facts([tile for tile in tiles if tile[1] != "-"], "tiles")
 
 
 def _build_comparison(content: Report) -> Iterator[Block]:
     """The tables of all groups, resampled test sets, and what weakens the comparison."""
-    compared, records = content.compared, content.records
+    compared = content.compared
     protocols = name_protocols(compared.rows)
     for group in compared.groups:
         yield _build_group_grid(group, len(compared.groups) > 1, protocols)
@@ -200,10 +204,8 @@ def _build_comparison(content: Report) -> Iterator[Block]:
             "note",
             textwrap.shorten(f"Notes of {recipe}: {text}", _NOTE_WIDTH, placeholder=rest),
         )
-    for group in compared.groups:
-        yield Details(f"Every figure{f': {group.part}' if group.part else ''}", [_build_figures_grid(group)])
     if compared.rows:
-        yield Details(f"Single runs ({len(compared.runs)})", [_build_runs_grid(compared, records)])
+        yield from _build_details(compared, content.records)
 
 
 def _build_group_grid(group: Group, several: bool, protocols: Mapping[str, str]) -> Grid:
@@ -220,11 +222,13 @@ def _build_group_grid(group: Group, several: bool, protocols: Mapping[str, str])
 
 
 def _describe_examples(run: Run) -> str:
-    """`glue/cola: train 2,000 examples (slice), dev 1,043 examples`."""
+    """`glue/cola, Corpus of Linguistic Acceptability: train 2,000 examples (slice), dev 1,043 examples`."""
     counts = []
     for split, count in mapping(run.get("examples")).items():
-        counts.append(f"{split} {count:,} examples{' (slice)' if run.get('slice', split) else ''}")
-    return f"{run.task}: {', '.join(counts)}"
+        part = " (slice)" if run.get("slice", split) else ""
+        counts.append(f"{split} {format_value(number(count), ',d')} examples{part}")
+    names = dict.fromkeys([run.task, str(run.get("title") or run.task)])
+    return f"{', '.join(names)}: {', '.join(counts)}"
 
 
 def _drop_labels(records: Iterable[Record], *names: str) -> list[Record]:
@@ -354,30 +358,21 @@ def _build_resampled(content: Report) -> Iterator[Block]:
     yield from (Paragraph(f"Left out: {sentence}.", "note") for sentence in left_out)
 
 
-def _build_figures_grid(group: Group) -> Grid:
-    measures = measures_of(group.rows[0].first)
-    records = _drop_labels(describe_group(group), "part")
-    columns = tuple(
-        Column(f"{measure.key}_mean", measure.words, {}, _find_format(measure, records), f"{measure.key}_deviation")
-        for measure in measures
-    )
-    return build_grid(Table(("row", "split", "checkpoint"), columns), records)
-
-
-def _build_runs_grid(compared: Comparison, records: Sequence[Record]) -> Grid:
-    columns = {}
-    for group in compared.groups:
-        for measure in group.measures:
-            for split in group.splits:
-                name, where = f"{split} {measure.short}", {"split": split, "checkpoint": "final"}
-                columns[name] = Column(measure.key, name, where, _find_format(measure, records))
-    costs = [
-        Column("steps", format=",d"), Column("tokens_seen", "tokens seen", format=",d"),
-        Column("tokens_per_second", "tokens/s", format=",d"), Column("wall_seconds", "seconds", format=",d"),
-        Column("peak_memory_mib", "peak memory, MiB", format=",d"),
-    ]  # fmt: skip
-    table = Table(("row", "seed", "run"), (*columns.values(), *costs))
-    return build_grid(table, _drop_labels(records, "part"))
+def _build_details(compared: Comparison, records: Sequence[Record]) -> Iterator[Block]:
+    """Every figure of rows and of runs, and what the runs cost."""
+    parts = {group.part: [*describe_group(group)] for group in compared.groups}
+    for part, of_part in parts.items():
+        means = [record for record in of_part if record.measure.endswith("_mean") and "split" in record.labels]
+        title = f"Means of every figure{f': {part}' if part else ''}"
+        yield Details(title, [build_grid(Table(("row", "split", "checkpoint")), _drop_labels(means, "part"))])
+    of_runs = _drop_labels([record for record in records if "run" in record.labels], "part")
+    figures = [record for record in of_runs if "split" in record.labels]
+    costs = [record for record in of_runs if "split" not in record.labels]
+    grids = [
+        build_grid(Table(("row", "seed", "run")), costs),
+        build_grid(Table(("row", "seed", "run", "split")), figures),
+    ]
+    yield Details(f"Single runs ({len(compared.runs)})", grids)
 
 
 def _build_rows(content: Report) -> Iterator[Block]:
@@ -403,36 +398,33 @@ def _build_rows(content: Report) -> Iterator[Block]:
                         "A dot is one run, the bar their mean. The axis does not start at zero.",
                     )
                     figures.append(build_figure(plot, records, _slots(rows)))
-    mechanisms = [(row.name, _describe_row(row)) for row in rows]
+    mechanisms = [(row.name, "; ".join(_describe_row(row))) for row in rows]
     yield Blocks([*figures, Facts(mechanisms)])
-    stated = [(row.name, _describe_paper(row)) for row in rows]
-    if any(words for _, words in stated):
-        yield Facts([pair for pair in stated if pair[1]], title="What else the paper states")
 
 
-def _describe_row(row: Row) -> str:
-    if row.first.finetunes:
-        train = mapping(row.first.config.get("train"))
-        rates = [
-            f"{key.replace('_', ' ')} {train[key]}"
-            for key in ("learning_rate", "mixing_learning_rate")
-            if train.get(key)
-        ]
-        attention = describe_attention(row.first) or "its own attention"
-        return f"{encoder_of(row.first)}, {attention}, {', '.join(rates)}, {row.first.get('epochs')} epochs"
-    return mechanism_words(row.first.config)
-
-
-def _describe_paper(row: Row) -> str:
-    shown = ("valid", "test", "dev", "metric", *metrics_of(row.first))
-    others = {key: value for key, value in row.first.paper.items() if not key.startswith(shown)}
-    return ", ".join(f"{key.replace('_', ' ')} {_to_text(value)}" for key, value in others.items())
+def _describe_row(row: Row) -> Iterator[str]:
+    """Mechanisms or encoder of a row, and what else the paper states of it."""
+    run = row.first
+    if run.finetunes:
+        train = mapping(run.config.get("train"))
+        yield f"{encoder_of(run)}, {describe_attention(run) or 'its own attention'}"
+        for key in ("learning_rate", "mixing_learning_rate"):
+            if train.get(key):
+                yield f"{key.replace('_', ' ')} {train[key]}"
+        yield f"{run.get('epochs')} epochs"
+    else:
+        yield mechanism_words(run.config)
+    shown = ("valid", "test", "dev", "metric", *metrics_of(run))
+    others = {key.replace("_", " "): value for key, value in run.paper.items() if not key.startswith(shown)}
+    if others:
+        yield f"the paper states: {_describe_value(others)}"
 
 
 # -- curves, analyses, samples -----------------------------------------------------------------------------------------
 
 
-def _build_curves(compared: Comparison) -> Iterator[Block]:
+def _build_curves(content: Report) -> Iterator[Block]:
+    compared = content.compared
     rows = [*compared.rows, *compared.unfinished]
     slots = _slots(rows)
     figures = [build_figure(plot, records, slots) for plot, records in _find_validation_curves(compared, rows)]
@@ -489,7 +481,7 @@ def _find_training_curves(compared: Comparison, rows: Sequence[Row]) -> Drawn:
     lightly = "Smoothed lightly where there are many lines."
     curves = [
         ("Training loss", unit, lightly, False, read_training(rows, "nll", smooth=True)),
-        ("Learning rate", "learning rate", "", True, merge_equal(read_training(rows, "lr", smooth=False))),
+        ("Learning rate", "learning rate", "", True, read_training(rows, "lr", smooth=False)),
         ("Speed", "tokens per second", lightly, True, read_training(rows, "tokens_per_second", smooth=True)),
     ]
     for title, y_title, note, from_zero, records in curves:
@@ -497,8 +489,9 @@ def _find_training_curves(compared: Comparison, rows: Sequence[Row]) -> Drawn:
             yield dataclasses.replace(plot, title=title, subtitle=note, y_title=y_title, from_zero=from_zero), records
 
 
-def _build_analyses(compared: Comparison) -> Iterator[Block]:
+def _build_analyses(content: Report) -> Iterator[Block]:
     """Tables and plots that `fullrank analyze` has left in run folders, all runs of one measurement together."""
+    compared = content.compared
     contents: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
     for row in (*compared.rows, *compared.unfinished):
         for run in row.runs:
@@ -525,8 +518,9 @@ def _build_analysis(analyses: Sequence[tuple[str, Mapping[str, Any]]]) -> list[B
     return build_blocks(tables, plots, records)
 
 
-def _build_samples(compared: Comparison) -> Iterator[Block]:
+def _build_samples(content: Report) -> Iterator[Block]:
     """A text that each row has written, or the first sentences with the translation of every row."""
+    compared = content.compared
     texts = []
     for row in compared.rows:
         sample = mapping(row.first.get("sample"))
@@ -574,8 +568,9 @@ def _to_text(value: object) -> str:
     return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _build_configurations(compared: Comparison) -> Iterator[Block]:
+def _build_configurations(content: Report) -> Iterator[Block]:
     """The keys in which rows differ, then every resolved configuration."""
+    compared = content.compared
     rows = [row for row in (*compared.rows, *compared.unfinished) if row.first.config]
     if len(rows) > 1:
         lines = list(_compare_configurations(rows))
@@ -600,43 +595,14 @@ def _compare_configurations(rows: Sequence[Row]) -> Iterator[list[Cell]]:
             yield [Cell(key), *(Cell(value, strong=value != values[0]) for value in values)]
 
 
-def _build_environment(rows: Sequence[Row]) -> Iterator[Block]:
+def _build_environment(content: Report) -> Iterator[Block]:
     """Text, protocol and machine: one value where all runs agree, else one for each group of rows."""
-
-    def count(key: str, *side: str) -> Callable[[Run], object]:
-        def read(run: Run) -> str:
-            sizes = [mapping(run.corpus.get(key)).get(split) for split in ("train", *SPLITS)]
-            numbers = [integer(mapping(size).get(side[0]) if side else size) for size in sizes]
-            return " / ".join("-" if size is None else f"{size:,}" for size in numbers) if any(numbers) else ""
-
-        return read
-
-    def read_at(*keys: str) -> Callable[[Run], object]:
-        return lambda run: run.get(*keys)
-
-    text = {
-        "corpus": read_at("corpus", "name"),
-        "label": read_at("corpus", "label"),
-        "slice": lambda run: "yes" if run.corpus.get("is_slice") else "no",
-        "tokens (train / valid / test)": count("tokens"),
-        "sentence pairs (train / valid / test)": count("pairs"),
-        "target tokens (train / valid / test)": count("tokens", "target"),
-        "vocabulary": read_at("corpus", "vocabulary"),
-        "examples": lambda run: _describe_examples(run) if run.finetunes else "",
-    }
-    training = {
-        key: read_at(key) for key in ("protocol", "checkpoint", "recipe", "scale", "kernel", "steps", "tokens_seen")
-    }
+    rows = content.compared.rows
     keys = dict.fromkeys(key for row in rows for run in row.runs for key in mapping(run.get("environment")))
-    machine = {key: read_at("environment", key) for key in keys}
-    cards = {
-        "Text": text,
-        "Training and protocol": {"seeds": lambda run: run.seed, **training},
-        "Machine and versions": machine,
-    }
+    cards = {**_FACTS, "Machine and versions": [f"environment.{key}" for key in keys]}
     blocks = []
-    for title, facts in cards.items():
-        items = [(label.replace("_", " "), _share(rows, read)) for label, read in facts.items()]
+    for title, names in cards.items():
+        items = [(name.rpartition(".")[2].replace("_", " "), _share(rows, name)) for name in names]
         items = [(label, value) for label, value in items if value]
         if items:
             blocks.append(Facts(items, "card", title))
@@ -644,19 +610,29 @@ def _build_environment(rows: Sequence[Row]) -> Iterator[Block]:
         yield Blocks(blocks, small=True)
 
 
-def _share(rows: Sequence[Row], read: Callable[[Run], object]) -> str:
+def _share(rows: Sequence[Row], name: str) -> str:
     """The value in which all rows agree, or every value with the names of the rows that have it."""
     by_value: dict[str, list[str]] = {}
     for row in rows:
-        values = dict.fromkeys(_to_text(value) for value in map(read, row.runs) if value not in (None, ""))
-        by_value.setdefault(", ".join(values), []).append(row.name)
+        values = dict.fromkeys(_describe_value(run.get(*name.split("."))) for run in row.runs)
+        by_value.setdefault(", ".join(filter(None, values)), []).append(row.name)
     if len(by_value) == 1:
         return next(iter(by_value))
     return "; ".join(f"{value or '-'} ({', '.join(names)})" for value, names in by_value.items())
 
 
-def _build_commands(compared: Comparison) -> Iterator[Block]:
+def _describe_value(value: object) -> str:
+    """`train 700,000, valid 40,000` of a mapping; nothing for None."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_describe_value(inner)}" for key, inner in value.items())
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else str(value or "")
+
+
+def _build_commands(content: Report) -> Iterator[Block]:
     """Commands that train runs again from the configurations saved with them."""
+    compared = content.compared
     for row in compared.rows:
         run = row.first
         origin = [f"{word} {run.origin(word)}" for word in ("recipe", "row", "scale") if run.origin(word)]
@@ -681,8 +657,9 @@ def _verb_of(run: Run) -> str:
     return "finetune" if run.finetunes else "train"
 
 
-def _build_troubles(compared: Comparison) -> Iterator[Block]:
+def _build_troubles(content: Report) -> Iterator[Block]:
     """Runs that are not finished, how far they are and how they go on; finished runs with damaged files."""
+    compared = content.compared
     for run in compared.unfinished_runs:
         reasons = "; ".join([_describe_progress(compared, run), *run.problems])
         yield Paragraph(f"Not finished: {run.folder} ({reasons}). It goes on with", "note")

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from fullrank.comparison.compare import Comparison, Group
-from fullrank.comparison.measures import BLEU, MEASURES, SERVER, TOKENISED_BLEU, WITHOUT_SOS, Measure
+from fullrank.comparison.measures import BLEU, MEASURES, TOKENISED_BLEU, WITHOUT_SOS, Measure
 from fullrank.comparison.resampled import DIFFERENCE
-from fullrank.comparison.rows import Row, differences_of_text, measured_on, remove_version, unequal_terms
+from fullrank.comparison.rows import Row, differences_of_text, measured_on, unequal_terms
 from fullrank.comparison.runs import MASKED_MODELING, SPLITS, TRANSLATION, Run, integer, mapping
 from fullrank.config.run import MASKED_TOKEN
 from fullrank.core.config import NOT_NEXT_TOKEN
@@ -93,7 +93,8 @@ def _claim(group: Group, resampled: Sequence[Record]) -> tuple[str, str]:
     if group.is_marked:
         return f"{names}: {measure.words} is {NOT_NEXT_TOKEN}", ""
     best = group.find_best(rows)
-    assert best is not None
+    if best is None:
+        return f"{names}: no {measure.words} to compare", ""
     figure = f"{split_words(split)} {measure.words} {show_spread(best, measure, split)}"
     if len(group.measured) == 1:
         lone = "One seed says nothing about the spread." if len(best.runs) == 1 else ""
@@ -105,7 +106,6 @@ def _claim(group: Group, resampled: Sequence[Record]) -> tuple[str, str]:
         _describe_deviation(group, best, base),
         _describe_pair(pair),
         _find_near_rows(group, best),
-        _compare_other_split(group, best),
         _describe_seeds(rows),
     ]
     return headline, " ".join(filter(None, sentences))
@@ -118,11 +118,11 @@ def _claim_first(group: Group, best: Row, figure: str) -> str:
     difference = group.difference(other, best, group.measure, group.split) if other else None
     if other is None or difference is None:
         return headline
+    if _are_equal(group, best, other):
+        return f"{best.name} and {other.name} are equal to the digits shown: {figure}"
     ends = difference.interval
     sure = f" (95 % interval {group.measure.show_interval(*ends)})" if ends else ""
-    value = difference.value or 0.0
-    sign = "−" if value < 0 else "+"
-    return f"{headline}; next is {other.name} at {sign}{group.measure.show_size(value)}{sure}"
+    return f"{headline}; next is {other.name} at {group.measure.show_difference(difference.value)}{sure}"
 
 
 def _claim_best(group: Group, best: Row, base: Row, figure: str, pair: Record | None) -> str:
@@ -132,7 +132,7 @@ def _claim_best(group: Group, best: Row, base: Row, figure: str, pair: Record | 
     lead = f"{best.name} is {measure.extreme}"
     if difference is None or difference.value is None:
         return f"{lead}: {figure}"
-    if show_spread(best, measure, group.split).split()[0] == show_spread(base, measure, group.split).split()[0]:
+    if _are_equal(group, best, base):
         return f"{best.name} and {base.name} are equal to the digits shown: {figure}"
     beyond = "above" if measure.higher else "below"
     value = f"{figure}, {measure.show_size(difference.value)} {beyond} {base.name}"
@@ -146,6 +146,11 @@ def _claim_best(group: Group, best: Row, base: Row, figure: str, pair: Record | 
     if pair is not None and not is_decided(pair.interval):
         return f"{lead}, but other sentences might turn it round: {value}"
     return f"{best.name} is best: {value}"
+
+
+def _are_equal(group: Group, one: Row, other: Row) -> bool:
+    shown = [group.measure.show(row.mean(group.measure, group.split)) for row in (one, other)]
+    return shown[0] == shown[1]
 
 
 def _is_pair(record: Record, best: Row, base: Row | None, split: str) -> bool:
@@ -190,16 +195,6 @@ def _find_near_rows(group: Group, best: Row) -> str:
             if difference is not None and difference.interval and not is_decided(difference.interval):
                 near.append(row.name)
     return f"These seeds do not tell {best.name} from {join_words(near)}." if near else ""
-
-
-def _compare_other_split(group: Group, best: Row) -> str:
-    if group.split != "test":
-        return "" if best.first.finetunes else f"No row has a test {group.measure.words}."
-    lead = group.find_best(group.rows, "valid")
-    if lead is None or lead is best:
-        return ""
-    value = show_spread(lead, group.measure, "valid")
-    return f"On the validation split another row is {group.measure.extreme}: {lead.name} with {value}."
 
 
 def _describe_seeds(rows: Sequence[Row]) -> str:
@@ -281,25 +276,14 @@ def _find_cautions(compared: Comparison) -> Iterator[str]:
     stated = [one for one in MEASURES if any(one.paper_figure(run, split) for run in runs for split in SPLITS)]
     if stated and compared.groups[0].paper is None and not finetunes:
         yield f"The paper's figures are {stated[-1].words}, and these runs are compared by {measure.words}: they are left out."
-    signatures = find_signatures(runs)
-    if len(signatures) > len({remove_version(signature) for signature in signatures}):
-        yield "BLEU was computed by different versions of sacreBLEU, which may move it a little."
     if compared.groups[0].paper is TOKENISED_BLEU:
         yield "The paper's BLEU is tokenised and lower-cased (fairseq-generate): sacreBLEU's does not compare with it."
     if compared.task == TRANSLATION and len({str(row.first.corpus.get("vocabulary")) for row in rows}) > 1:
         yield "The rows have different vocabularies: their perplexities, which are per token, do not compare; BLEU does."
     if any(run.get("checkpoint") == "best" for run in runs if finetunes):
         yield "Figures are of the best evaluation, which was chosen on the very split that they are of: it flatters them."
-    if any(_states_server_scores(group) for group in compared.groups):
-        yield "The paper's scores of the GLUE test server are of other examples than ours, not to be set beside them."
     for row in rows:
         yield from describe_reuse(row)
-
-
-def _states_server_scores(group: Group) -> bool:
-    places = [(row, measure, split) for row in group.rows for measure in group.measures for split in group.splits]
-    figures = [measure.paper_figure(row.first, split) for row, measure, split in places]
-    return any(figure is not None and figure.source == SERVER for figure in figures)
 
 
 def name_protocols(rows: Sequence[Row]) -> dict[str, str]:
