@@ -9,8 +9,8 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from fullrank.files import write_own
-from fullrank.records import Measurement, Plot, Record, Table
-from fullrank.render.blocks import Block, Figure, Page, Section
+from fullrank.records import Plot, Record, Table
+from fullrank.render.blocks import Block, Details, Figure, Page, Section
 from fullrank.render.figures import Slots, draw_svg, has_points
 from fullrank.render.tables import build_grid
 
@@ -65,13 +65,16 @@ def build_figure(plot: Plot, records: list[Record], slots: Slots | None = None, 
     return Figure(draw_svg(plot, records, slots), plot.title, plot.subtitle, wide)
 
 
+_MOST_LINES = 20  # of a table of a measurement that stands open on the page
+
+
 def build_blocks(tables: tuple[Table, ...], plots: tuple[Plot, ...], records: list[Record]) -> list[Block]:
-    """Tables and figures of a measurement's records."""
-    grids = [build_grid(table, records) for table in tables]
-    figures = [build_figure(plot, records, wide=True) for plot in plots if has_points(plot, records)]
-    return [*(grid for grid in grids if grid.rows), *figures]
-
-
-def measurement_blocks(measurement: Measurement, records: list[Record]) -> list[Block]:
-    """All that a measurement declares, of its records."""
-    return build_blocks(measurement.tables, measurement.plots, records)
+    """Figures and tables of a measurement's records; a long table is folded."""
+    figures: list[Block] = [build_figure(plot, records, wide=True) for plot in plots if has_points(plot, records)]
+    for table in tables:
+        grid = build_grid(table, records)
+        if len(grid.rows) > _MOST_LINES:
+            figures.append(Details(grid.title or f"Table of {len(grid.rows)} lines", [grid]))
+        elif grid.rows:
+            figures.append(grid)
+    return figures
