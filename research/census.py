@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any
 
 from fullrank.core.errors import InputError, one_line
 from fullrank.files import write_text
-from fullrank.hf.tiny import classes, tiny
 from research import RESEARCH, read_json_lines
 from research.markdown import code, make_table, prose, show
 
@@ -53,7 +52,7 @@ def take_census(file: Path, only: Sequence[str], jobs: int, limit: float) -> lis
 
     only: model types, none for all. limit: seconds after which a class is given up.
     """
-    from fullrank.experiments.tiny import classes
+    from fullrank.hf.tiny import classes
 
     pairs = classes()
     if unknown := set(only) - {kind for kind, _ in pairs}:
@@ -121,7 +120,7 @@ def send_row(pair: Class, sender: Connection) -> None:
 def check_class(pair: Class) -> Row:
     """Build a tiny random model of a class, and check it."""
     from fullrank.checking import check
-    from fullrank.experiments.tiny import tiny
+    from fullrank.hf.tiny import tiny
 
     start = time.process_time()
     try:
