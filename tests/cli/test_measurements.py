@@ -1,0 +1,107 @@
+"""A measurement of a stranger: one function and one decorator give a verb, a document, a figure and a part of the report."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from cli_runs import called
+
+import fullrank as fr
+from fullrank import records
+from fullrank.errors import InputError
+from fullrank.text import read_file
+
+MODULE = '''
+import torch
+import fullrank as fr
+
+@fr.measurement("confidence", needs={"logits"}, table=fr.Table(rows="position"), plot=fr.Lines(x="position", y="value"))
+def measure_confidence(model: fr.LoadedModel, text: fr.Text, *, scale: float = 1.0):
+    """Mean probability of the likeliest token at each position."""
+    top = [model.logits(ids).softmax(-1).amax(-1) for ids in text]
+    for position, value in enumerate(torch.cat(top).mean(0).tolist()):
+        yield fr.Record({"position": position}, measure="confidence", value=scale * value, unit="probability")
+
+@fr.measurement("inside", needs={"attention"})
+def measure_inside(model, text):
+    yield fr.Record({}, "layers", len(list(model.attention(next(iter(text))))))
+'''
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "my_measurement.py").write_text(MODULE, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(records, "_known", dict(records._known))
+    monkeypatch.delitem(sys.modules, "my_measurement", raising=False)
+    yield
+
+
+def measure(*words: object) -> dict:
+    code, out, said = called("analyze", *words, "--import", "my_measurement", "--json")
+    assert (code, said) == (0, "")
+    return json.loads(out)
+
+
+def test_document_has_the_records_of_the_function(run: Path, text: Path):
+    content = measure("confidence", run, "--text", text / "valid.txt", "--segment-length", 6)
+    model = fr.LanguageModel.load(run).eval()
+    read = fr.open_model(str(run))
+    ids = torch.cat(list(read_file(read, text / "valid.txt", 6)))
+    with torch.no_grad():
+        expected = model(ids).logits.softmax(-1).amax(-1).mean(0)
+    assert [record["labels"] for record in content["records"]] == [{"position": i} for i in range(6)]
+    assert [record["value"] for record in content["records"]] == pytest.approx(expected.tolist(), rel=1e-5)
+    assert content["records"][0].keys() == {"labels", "measure", "value", "unit", "interval", "protocol", "note"}
+    assert content["records"][0]["unit"] == "probability"
+
+
+def test_terminal_figure_and_options(run: Path, tmp_path: Path):
+    words = ["analyze", "confidence", run, "--import=my_measurement", "--segment-length", 4, "--texts", 3]
+    code, out, _ = called(*words, "--scale", 0, "--out", tmp_path / "figures")
+    assert code == 0
+    rows = [line.split() for line in out.splitlines()]
+    assert ["position", "probability"] in rows
+    assert ["3", "0"] in rows
+    assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == ["confidence.png", "confidence.svg"]
+
+
+def test_report_shows_table_and_plot_without_the_module(run: Path, tmp_path: Path):
+    content = measure("confidence", run, "--segment-length", 4)
+    kept = json.loads((run / "analysis" / "confidence.json").read_text())
+    assert kept["records"] == content["records"]
+    records._known.clear()
+    code, _, said = called("report", run, "--out", tmp_path / "report.html")
+    assert (code, said) == (0, "")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    analyses = page[page.index('id="analyses"') :]
+    assert "confidence" in analyses
+    assert analyses.count("<title>") >= 4  # of the points of the plot
+    (run / "analysis" / "confidence.json").unlink()
+
+
+def test_several_models_are_told_apart(run: Path):
+    content = measure("confidence", run, run.parent / "run" / ".." / "run", "--segment-length", 4)
+    assert len(content["models"]) == len({record["labels"]["model"] for record in content["records"]}) == 2
+
+
+def test_what_a_model_lacks_is_refused_by_name():
+    model = fr.open_model(lambda ids: torch.zeros(*ids.shape, 7))
+    assert model.has == {"logits"}
+    assert model.logits(torch.zeros(1, 2, dtype=torch.long)).shape == (1, 2, 7)
+    with pytest.raises(InputError, match="has no attention weights"):
+        model.require({"attention"}, "analyze inside")
+
+
+def test_an_unknown_measurement_names_the_known_ones(run: Path):
+    code, out, said = called("analyze", "confidenec", run, "--import", "my_measurement")
+    assert (code, out) == (2, "")
+    assert "did you mean 'confidence'" in said
+    code, shown, _ = called("analyze", "--help")
+    assert code == 0
+    assert "spectrum" in shown
