@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,12 +34,11 @@ def measure_inside(model, text):
 
 
 @pytest.fixture(autouse=True)
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_measurement.py").write_text(MODULE, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(records, "_known", dict(records._known))
     monkeypatch.delitem(sys.modules, "my_measurement", raising=False)
-    yield
 
 
 def measure(*words: object) -> dict:
@@ -105,3 +104,13 @@ def test_an_unknown_measurement_names_the_known_ones(run: Path):
     code, shown, _ = called("analyze", "--help")
     assert code == 0
     assert "spectrum" in shown
+
+
+def test_the_worked_example_of_the_book():
+    page = (Path(__file__).parents[2] / "docs" / "add_a_measurement.md").read_text(encoding="utf-8")
+    names: dict = {"__name__": "add_a_measurement"}
+    exec(compile(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0], "add_a_measurement.md", "exec"), names)
+    model = fr.open_model(lambda ids: torch.zeros(*ids.shape, 4))
+    text = fr.Text.from_ids(torch.arange(12) % 4, 3)
+    measured = records.check_records("confidence", names["measure_confidence"](model, text))
+    assert [record.value for record in measured] == pytest.approx([0.25] * 3)
