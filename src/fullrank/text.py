@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 SEGMENT_LENGTH = 128  # where nothing else says
 _BATCH_TOKENS, _BATCH_LOGITS = 1024, 1 << 25  # that a model reads and makes in one pass
+_PIECE = 1 << 16  # token ids
 _CHARACTERS = 1 << 14  # that a tokenizer of transformers is given at a time
 
 
@@ -52,8 +53,8 @@ class Text:
         tensor = torch.as_tensor(ids)
         if tensor.is_floating_point() or not 1 <= tensor.dim() <= 2 or not tensor.numel():
             raise InputError(f"ids: whole numbers (T,) or (B, N), given {tuple(tensor.shape)} {tensor.dtype}")
-        numbers = tensor.flatten().tolist()
-        return cls(name, lambda: iter([numbers]), segment_length or tensor.shape[-1])
+        parts = tensor.flatten().split(_PIECE)
+        return cls(name, lambda: (piece.tolist() for piece in parts), segment_length or tensor.shape[-1])
 
     def with_length(self, segment_length: int) -> Text:
         """The same text in segments of another length."""
@@ -170,15 +171,11 @@ def _encode_sentences(language: Language, path: Path, key: str) -> Iterator[Sequ
 def _encode_lines(tokenizer: Any, path: Path, key: str) -> Iterator[Sequence[int]]:
     """Ids by a tokenizer of transformers, some lines at a time, without special tokens."""
     waiting = ""
-    for line in _split_lines(pieces(Section(path), exact=False, key=key)):
-        waiting += line
-        if len(waiting) >= _CHARACTERS:
-            yield tokenizer(waiting, add_special_tokens=False, verbose=False).input_ids
-            waiting = ""
+    for text in pieces(Section(path), exact=False, key=key):
+        for line in io.StringIO(text, newline="\n"):
+            waiting += line
+            if len(waiting) >= _CHARACTERS:
+                yield tokenizer(waiting, add_special_tokens=False, verbose=False).input_ids
+                waiting = ""
     if waiting:
         yield tokenizer(waiting, add_special_tokens=False, verbose=False).input_ids
-
-
-def _split_lines(texts: Iterable[str]) -> Iterator[str]:
-    for text in texts:
-        yield from io.StringIO(text, newline="\n")
