@@ -120,11 +120,11 @@ def read_file(
             marks["bos_id"] = foreign.cls_token_id if closes else foreign.bos_token_id
             marks["eos_id"] = foreign.sep_token_id if closes else None
             read = partial(_encode_lines, foreign, path, key)
-    length = fitting_length(model, segment_length)
+    length = choose_length(model, segment_length)
     return Text(str(path), read, length, count, batch_tokens=batch_tokens(model), **marks)
 
 
-def fitting_length(model: LoadedModel, segment_length: int | None, usual: int = SEGMENT_LENGTH) -> int:
+def choose_length(model: LoadedModel, segment_length: int | None, usual: int = SEGMENT_LENGTH) -> int:
     """Tokens of a segment; `usual` if none are given. InputError for more than the model reads."""
     longest = model.max_length
     if segment_length is None:

@@ -15,7 +15,7 @@ from fullrank.experiments.run import corpus_of
 from fullrank.experiments.run_folder import open_run
 from fullrank.experiments.task import Say
 from fullrank.models import Kind, LoadedModel, model_kind, open_model
-from fullrank.text import SEGMENT_LENGTH, Text, batch_tokens, fitting_length, read_file
+from fullrank.text import SEGMENT_LENGTH, Text, batch_tokens, choose_length, read_file
 
 SPLIT = "valid"  # the text of a run
 _TOKENS = 1 << 16  # of a prepared corpus at a time
@@ -47,7 +47,7 @@ def read_text(model: LoadedModel, reading: Reading) -> Text:
         run, _ = open_run(model.folder)
         if not run.translates:
             usual = (masked_protocol(run) if run.masks else final_protocol(run)).segment_length
-    length = fitting_length(model, reading.segment_length, usual)
+    length = choose_length(model, reading.segment_length, usual)
     if reading.text is not None:
         return read_file(model, reading.text, length, count=reading.texts)
     if model.source != "run":

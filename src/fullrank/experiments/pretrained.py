@@ -56,7 +56,7 @@ def load_pretrained(
     from fullrank.hf import load
 
     outputs = _outputs(kind, num_labels)
-    with load.quiet(), load.explained(f"model.pretrained: {config.pretrained}: no encoder", _ENCODERS):
+    with load.quiet(), load.explain_errors(f"model.pretrained: {config.pretrained}: no encoder", _ENCODERS):
         if config.pretrained == "random":
             auto, where, options = _CLASSES[kind].replace("AutoModel", "Bert"), None, _random_weights(transformers)
             known, tokenizer = _random_configuration(transformers, outputs), _random_tokenizer(transformers)
@@ -154,9 +154,9 @@ def _inject(model: Any, config: PretrainedConfig) -> None:
 
 def _holds_injected(config: PretrainedConfig, known: Any) -> bool:
     """True for a checkpoint with attention of ours, which has to be what is asked for (InputError), or without some heads."""
-    from fullrank.hf.load import injected_settings, is_pruned
+    from fullrank.hf.load import is_pruned, read_injected_settings
 
-    settings = injected_settings(known)
+    settings = read_injected_settings(known)
     if settings is None:
         return is_pruned(known)
     keys = ("mix", "normalize", "cross_head", "layers")

@@ -50,7 +50,7 @@ def load_named(name: str, dtype: torch.dtype, *, causal: bool, tokenizer: bool) 
     """
     model_type = name.removeprefix("hf:")
     if model_type != name and not Path(model_type).expanduser().is_dir() and model_type in transformers.CONFIG_MAPPING:
-        with quiet(), explained(f"{name}: no small causal model", "; build one: python:MODULE:FUNCTION"):
+        with quiet(), explain_errors(f"{name}: no small causal model", "; build one: python:MODULE:FUNCTION"):
             small = tiny(model_type)
         return Loaded(small.model.to(dtype), inputs=small.inputs)
     return _load(location_of(model_type), dtype, causal, tokenizer)
@@ -64,7 +64,7 @@ def _load(source: str, dtype: torch.dtype, causal: bool, tokenizer: bool, above:
             return _load_with_adapter(folder.resolve(), file, dtype, causal, tokenizer, above)
     has_tokenizer = not folder.is_dir() or any((folder / file).is_file() for file in TOKENIZER_FILES)
     words = None
-    with quiet(), explained(f"{source}: no {'causal ' if causal else ''}model"):
+    with quiet(), explain_errors(f"{source}: no {'causal ' if causal else ''}model"):
         config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
         if tokenizer and has_tokenizer:
             words = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
@@ -94,7 +94,7 @@ def load_weights(auto: Any, source: Any, config: Any, dtype: torch.dtype, **opti
         raise InputError(
             f"{source}: config.json: attn_implementation names code, {config._attn_implementation!r}; take it out"
         )
-    ours = injected_settings(config) is not None or is_pruned(config)
+    ours = read_injected_settings(config) is not None or is_pruned(config)
     load = functools.partial(load_injected, cls=auto) if ours else auto.from_pretrained
     model, loading = load(
         source, config=config, dtype=dtype, trust_remote_code=False, output_loading_info=True, **options
@@ -112,7 +112,7 @@ def _load_with_adapter(
     base = storage.Source.from_file(about.get(key), folder / file, key).location
     loaded = _load(base, dtype, causal, tokenizer, (*above, folder))
     if file == "fullrank_config.json":
-        with explained(f"{folder}: no adapter"):
+        with explain_errors(f"{folder}: no adapter"):
             return loaded._replace(module=load_adapter(loaded.module, folder).eval())
     return loaded._replace(module=_merge_peft(loaded.module, folder, base).eval())
 
@@ -123,7 +123,7 @@ def _merge_peft(model: Any, folder: Path, base: str) -> Any:
         raise InputError(f"{folder}: an adapter of PEFT, which is not installed: pip install peft")
     peft: Any = importlib.import_module("peft")
     storage.check_adapter(folder)
-    with explained(f"{folder}: no adapter"):
+    with explain_errors(f"{folder}: no adapter"):
         config = peft.PeftConfig.from_pretrained(str(folder))
         saved, excluded = (getattr(config, key, None) or () for key in ("modules_to_save", "exclude_modules"))
         if ("fullrank" in saved or "fullrank" in excluded) and not injected_parts(model):
@@ -151,7 +151,7 @@ def location_of(name: str) -> str:
     return str(folder) if folder.is_dir() else name
 
 
-def injected_settings(config: Any) -> Mapping[str, Any] | None:
+def read_injected_settings(config: Any) -> Mapping[str, Any] | None:
     """Settings of the injected attention in a configuration of transformers; None if nothing was injected."""
     settings = None if config.model_type == "fullrank" else getattr(config, "fullrank", None)
     return settings if isinstance(settings, Mapping) else None
@@ -193,7 +193,7 @@ def quiet() -> Iterator[None]:
 
 
 @contextmanager
-def explained(what: str, advice: str = "") -> Iterator[None]:
+def explain_errors(what: str, advice: str = "") -> Iterator[None]:
     """Turn errors of transformers into an InputError that begins with `what`."""
     try:
         yield
