@@ -240,18 +240,6 @@ def full_disk(scene: Scene) -> str:
     return line
 
 
-def read_only_folder(scene: Scene) -> str:
-    folder = scene.copy("locked")
-    within = mount(f"--bind {folder} {folder} && mount -o remount,bind,ro {folder}", folder)
-    line = scene.train(folder, code=1, words="cannot be written", within=within)
-    scene.finish(folder)
-    return line
-
-
-def cut(path: Path) -> None:
-    os.truncate(path, path.stat().st_size // 2)
-
-
 def flip(path: Path) -> None:
     """Turn one bit over, at a place that depends on the name of the file."""
     content, draw = bytearray(path.read_bytes()), random.Random(path.name)
@@ -259,12 +247,12 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-def damaged_checkpoint(damage: Callable[[Path], None], scene: Scene) -> str:
+def damaged_checkpoint(scene: Scene) -> str:
     """Each file of the last checkpoint in turn."""
     line, last = "", scene.place / "half" / "checkpoints" / "last"
     for path in sorted(path for path in last.rglob("*") if path.is_file()):
         folder = scene.copy("damaged")
-        damage(folder / "checkpoints" / "last" / path.relative_to(last))
+        flip(folder / "checkpoints" / "last" / path.relative_to(last))
         line = scene.finish(folder, r"last is damaged: .* going on from the checkpoint before it")
     return line
 
@@ -348,15 +336,13 @@ def jumping_clocks(scene: Scene) -> str:
 ALONE, TOGETHER = "memory, Skip-Retain, cross-head", "two processes, DDP"
 FAULTS: dict[str, tuple[Callable[[Scene], str], str]] = {
     "full disk": (full_disk, ALONE),
-    "read-only folder": (read_only_folder, ALONE),
-    "truncated checkpoint": (partial(damaged_checkpoint, cut), ALONE),
-    "bit-flipped checkpoint": (partial(damaged_checkpoint, flip), ALONE),
+    "bit-flipped checkpoint": (damaged_checkpoint, ALONE),
     "out of memory": (out_of_memory, ALONE),
     "clock jumps": (jumping_clocks, ALONE),
     "hanging process": (partial(failing_process, signal.SIGSTOP), TOGETHER),
     "dying process": (partial(failing_process, signal.SIGKILL), TOGETHER),
     "full disk, two processes": (full_disk, TOGETHER),
-    "bit-flipped checkpoint, two processes": (partial(damaged_checkpoint, flip), TOGETHER),
+    "bit-flipped checkpoint, two processes": (damaged_checkpoint, TOGETHER),
 }
 
 

@@ -20,7 +20,7 @@ import json, time
 import transformers
 
 from fullrank.checking import check
-from fullrank.experiments.tiny import classes, tiny
+from fullrank.hf.tiny import classes, tiny
 from research.census import row_of
 
 transformers.logging.set_verbosity_error()
