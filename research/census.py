@@ -43,7 +43,7 @@ PRELOADED = [
     "transformers.generation.utils",
     "transformers.modeling_layers",
     "fullrank.checking",
-    "fullrank.experiments.tiny",
+    "fullrank.hf.tiny",
 ]
 
 
