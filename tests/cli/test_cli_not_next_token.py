@@ -184,7 +184,9 @@ def test_analyze(runs: dict[str, Path], table: Path, capsys: pytest.CaptureFixtu
     folders = [runs["masked"], runs["published"]]
     assert called("analyze", "rank", *folders, "--device", "cpu", "--json") == 0
     found = json.loads(capsys.readouterr().out)
-    assert all(0 < model["rank"] <= model["bound"] for model in found["models"])
+    values = {(record["labels"]["model"], record["measure"]): record["value"] for record in found["records"]}
+    for about in found["models"]:
+        assert 0 < values[about["model"], "rank"] <= values[about["model"], "bound"]
     words = ("analyze", "context", table / "table.yaml", "--scale", "paper")
     assert called(*words, "--row", "published") == 2
     assert "as_published" in capsys.readouterr().err

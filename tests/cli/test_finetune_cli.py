@@ -312,15 +312,17 @@ def test_heads_of_a_run_by_the_metric_of_its_task(place: Place, tmp_path: Path) 
     found = place.say("analyze", "heads", tmp_path / "run", "--json").json
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     metric = result["metrics"][0]
-    assert (found["metric"], found["examples"]) == (metric, 24)
-    assert found["value"] == pytest.approx(result["final"]["dev"][metric])
+    (whole,) = [record for record in found["records"] if record["measure"] == metric]
+    assert whole["protocol"].startswith("24 examples")
+    assert whole["value"] == pytest.approx(result["final"]["dev"][metric])
     model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "run" / "model").eval()
     torch.manual_seed(0)
     with torch.no_grad():  # heads matter to it, and it says both labels
         for parameter in model.parameters():
             parameter.add_(0.5 * torch.randn_like(parameter))
     model.save_pretrained(tmp_path / "run" / "model")
-    found = place.say("analyze", "heads", tmp_path / "run", "--json").json
+    found = place.say("analyze", "heads", tmp_path / "run", "--json").json["records"]
+    changes = {(one["labels"]["layer"], one["labels"]["head"]): one for one in found if one["measure"] == "change"}
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "run" / "model")
     lines = [line.split("\t") for line in (place.glue / "CoLA" / "dev.tsv").read_text().splitlines()]
     weight = model.bert.encoder.layer[1].attention.output.dense.weight
@@ -331,12 +333,10 @@ def test_heads_of_a_run_by_the_metric_of_its_task(place: Place, tmp_path: Path) 
             logits = torch.cat([model(**tokenizer(line[3], return_tensors="pt")).logits for line in lines])
             weight.copy_(kept)
         value = matthews_correlation(logits.argmax(-1).numpy(), np.array([int(line[1]) for line in lines]))
-        layer = found["layers"][1]
-        assert layer["change"][head] == pytest.approx(value - found["value"], abs=1e-9)
-        assert layer["intervals"][head]["low"] <= layer["intervals"][head]["high"]
-    shown = place.say("analyze", "heads", tmp_path / "run").out
-    assert f"{found['layers'][0]['change'][0]:+.3f}" in shown
-    assert any(change for layer in found["layers"] for change in layer["change"])
+        assert changes[1, head]["value"] == pytest.approx(value - found[0]["value"], abs=1e-9)
+        low, high = changes[1, head]["interval"]
+        assert low <= high
+    assert any(record["value"] for record in changes.values())
     refused = place.say("analyze", "heads", tmp_path / "run", "--prune", 2)
     assert (refused.code, "leave out --prune" in refused.err) == (2, True)
 
