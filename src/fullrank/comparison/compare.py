@@ -40,9 +40,12 @@ from fullrank.config.run import MASKED_TOKEN
 from fullrank.core.config import NOT_NEXT_TOKEN
 from fullrank.core.errors import InputError
 from fullrank.evaluation import statistics as over_seeds
-from fullrank.records import Record
+from fullrank.records import Interval, Record
+from fullrank.render.tables import group_records
 
 Values = Mapping[int | str, float]  # by seed
+_OF_RUNS = ("run", "seed")  # labels by which runs of a row differ
+_COSTS = ("tokens_per_second", "wall_seconds", "peak_memory_mib", "steps", "tokens_seen")
 _RUN_KEYS = (
     "recipe", "scale", "protocol", "protocols", "training", "checkpoint", "examples", "slice", "sha256", "steps",
     "epochs", "environment", "paper",
@@ -163,7 +166,8 @@ class Comparison:
     def collect_records(self) -> list[Record]:
         """All numbers: of every run, then of every row."""
         records = [record for row in self.rows for run in row.runs for record in _describe_run(row, run)]
-        return records + [record for group in self.groups for record in describe_group(group)]
+        records += _summarize_runs(records)
+        return records + [record for group in self.groups for row in group.rows for record in _describe_row(group, row)]
 
     def describe_runs(self) -> list[dict[str, Any]]:
         """What is known of every finished run besides its numbers, for JSON."""
@@ -273,7 +277,7 @@ def _protocol(run: Run, split: str) -> str:
 
 
 def _describe_run(row: Row, run: Run) -> Iterator[Record]:
-    """The figures of a run; its parameters by part."""
+    """The figures of a run, its time and memory."""
     labels = {**_labels(row), "run": run.folder.name, "seed": run.seed}
     for checkpoint in ("final", "last"):
         for split in find_splits([run]):
@@ -282,119 +286,96 @@ def _describe_run(row: Row, run: Run) -> Iterator[Record]:
                 value = measure.value(run, split, checkpoint)
                 if value is not None:
                     yield Record(place, measure.key, value, measure.record_unit, protocol=_protocol(run, split))
-    for key in ("tokens_per_second", "wall_seconds", "peak_memory_mib", "steps", "tokens_seen"):
+    for key in _COSTS:
         value = number(run.get(key))
         if value is not None:
             yield Record(labels, key, value)
+    for phase, value in run.ms_per_step.items():
+        yield Record({**labels, "phase": phase}, "ms_per_step", value)
 
 
-def describe_group(group: Group) -> Iterator[Record]:
-    """The figures of rows: means over seeds and what follows from them."""
-    for row in group.rows:
-        yield from _describe_means(row)
-        yield from _describe_costs(row, group.rows[0])
-        for split in group.splits:
-            for measure in group.measures:
-                yield from _compare_row(group, row, measure, split)
-            if group.paper is not None and group.paper not in group.measures:
-                yield from _describe_paper(row, group.paper, split)
+def _summarize_runs(records: Sequence[Record]) -> Iterator[Record]:
+    """Means over the runs of each row, with sample deviations (n - 1) and numbers of seeds."""
+    names = [
+        name for name in dict.fromkeys(name for record in records for name in record.labels) if name not in _OF_RUNS
+    ]
+    for measure in dict.fromkeys(record.measure for record in records):
+        of_measure = [record for record in records if record.measure == measure]
+        for key, of_row in group_records(of_measure, names).items():
+            values = [record.value for record in of_row if record.value is not None]
+            labels = {name: label for name, label in zip(names, key, strict=True) if label is not None}
+            first = of_row[0]
+            yield Record(labels, f"{measure}_mean", statistics.fmean(values), first.unit, protocol=first.protocol)
+            yield Record(labels, f"{measure}_seeds", len(values))
+            if len(values) > 1:
+                yield Record(labels, f"{measure}_deviation", statistics.stdev(values))
 
 
-def _describe_means(row: Row) -> Iterator[Record]:
-    """Mean, sample deviation and number of seeds, and the figure of word frequencies alone."""
-    for checkpoint in ("final", "last"):
-        for split in find_splits(row.runs):
-            labels = {**_labels(row), "split": split, "checkpoint": checkpoint}
-            for measure in measures_of(row.first):
-                values = list(row.values(measure, split, checkpoint).values())
-                if not values:
-                    continue
-                mean = statistics.fmean(values)
-                yield Record(
-                    labels, f"{measure.key}_mean", mean, measure.record_unit, protocol=_protocol(row.first, split)
-                )
-                yield Record(labels, f"{measure.key}_seeds", len(values))
-                if len(values) > 1:
-                    yield Record(labels, f"{measure.key}_deviation", statistics.stdev(values))
-                unigram = measure.unigram(row.first, split) if measure in UNIGRAMS else None
-                if unigram is not None and checkpoint == "final":
-                    yield Record(labels, f"{measure.key}_unigram", unigram)
-
-
-def _describe_costs(row: Row, first: Row) -> Iterator[Record]:
-    """Parameters, time and memory; means over the runs."""
+def _describe_row(group: Group, row: Row) -> Iterator[Record]:
+    """Parameters of a row, word frequencies, the paper's figures beside ours, and its differences from the baseline."""
     labels = _labels(row)
     yield Record(labels, "seeds", len(row.runs))
     for part, size in flatten(mapping(row.first.get("parameters"))).items():
         count = integer(size)
         if count is not None:
             yield Record({**labels, "component": part}, "parameters", count)
-    extra = row.extra_parameters(first)
+    extra = row.extra_parameters(group.rows[0])
     if extra is not None:
         yield Record(labels, "parameters_added", extra)
-    for key in ("tokens_per_second", "wall_seconds", "peak_memory_mib"):
-        values = [value for value in (number(run.get(key)) for run in row.runs) if value is not None]
-        if values:
-            yield Record(labels, f"{key}_mean", statistics.fmean(values))
-    for phase in row.first.ms_per_step:
-        values = [run.ms_per_step[phase] for run in row.runs if phase in run.ms_per_step]
-        yield Record({**labels, "phase": phase}, "ms_per_step_mean", statistics.fmean(values))
-
-
-def _describe_paper(row: Row, measure: Measure, split: str) -> Iterator[Record]:
-    """The paper's figure beside ours."""
-    stated = measure.paper_figure(row.first, split)
-    if stated is not None:
-        labels = {**_labels(row), "split": split}
-        note = (
-            f"The paper's {measure.words} is of the {stated.source}: of other examples than ours."
-            if stated.source
-            else ""
-        )
-        yield Record(labels, f"{measure.key}_paper", stated.mean, protocol=stated.source, note=note)
-        if stated.deviation is not None:
-            yield Record(labels, f"{measure.key}_paper_deviation", stated.deviation)
+    for split in group.splits:
+        place = {**labels, "split": split}
+        for measure in UNIGRAMS:
+            unigram = measure.unigram(row.first, split)
+            if unigram is not None:
+                yield Record({**place, "checkpoint": "final"}, f"{measure.key}_unigram", unigram)
+        for measure in dict.fromkeys((*group.measures, group.paper or group.measure)):
+            stated = measure.paper_figure(row.first, split)
+            if stated is not None:
+                yield Record(place, f"{measure.key}_paper", stated.mean, protocol=stated.source, note=stated.note)
+            if stated is not None and stated.deviation is not None:
+                yield Record(place, f"{measure.key}_paper_deviation", stated.deviation)
+        for measure in group.measures:
+            yield from _compare_row(group, row, measure, split)
 
 
 def _compare_row(group: Group, row: Row, measure: Measure, split: str) -> Iterator[Record]:
-    """The paper's figure, the difference from the baseline, and in fine-tuning the change of the deviation."""
-    yield from _describe_paper(row, measure, split)
+    """The difference from the baseline, and in fine-tuning the change of the deviation."""
     base = group.baseline_of(row)
-    if base is None:
-        return
-    difference = group.difference(row, base, measure, split)
-    if difference is None:
+    difference = group.difference(row, base, measure, split) if base else None
+    if base is None or difference is None:
         return
     yield difference
     if row.first.finetunes:
-        yield from _compare_deviations(row, base, measure, split)
+        labels = {**_labels(row), "split": split, "baseline": base.name}
+        for name, (value, ends, protocol) in _compare_deviations(row, base, measure, split).items():
+            if value is not None:
+                yield Record(labels, f"{measure.key}_{name}", value, None, ends, protocol)
 
 
-def _compare_deviations(row: Row, base: Row, measure: Measure, split: str) -> Iterator[Record]:
-    """Change of the deviation over seeds from the baseline's, in percent (Skip Cross-head, Table 4)."""
-    key, labels = measure.key, {**_labels(row), "split": split, "baseline": base.name}
+def _compare_deviations(
+    row: Row, base: Row, measure: Measure, split: str
+) -> dict[str, tuple[float | None, Interval | None, str]]:
+    """Change of the deviation over seeds from the baseline's, in percent (Skip Cross-head, Table 4), with its tests.
+
+    Value, 95 % interval and method by name; a value is None where so few seeds cannot tell it.
+    """
     before, after = base.values(measure, split), row.values(measure, split)
     pairs = before.keys() == after.keys()
     a = list(before.values())
     b = [after[seed] for seed in before] if pairs else list(after.values())
-    change = over_seeds.deviation_change(a, b)
-    if change is not None:
-        ends = over_seeds.deviation_interval(a, b)
-        yield Record(labels, f"{key}_deviation_change", change, "percent", ends, "F distribution")
-        ends = over_seeds.deviation_bootstrap(a, b, paired=pairs)
-        protocol = f"bootstrap of {over_seeds.SAMPLES:,} samples, seed {over_seeds.SEED}"
-        yield Record(labels, f"{key}_deviation_change_bootstrap", change, "percent", ends, protocol)
-    p_value = over_seeds.brown_forsythe(a, b)
-    if p_value is not None:
-        yield Record(labels, f"{key}_deviation_p", p_value, protocol="Brown-Forsythe")
-    welch = over_seeds.welch_interval(a, b)
-    if welch is not None and welch.low < welch.high:
-        difference = statistics.fmean(b) - statistics.fmean(a)
-        yield Record(labels, f"{key}_difference_welch", difference, "points", welch, "Welch, over seeds")
+    change, welch = over_seeds.deviation_change(a, b), over_seeds.welch_interval(a, b)
+    bootstrap = f"bootstrap of {over_seeds.SAMPLES:,} samples, seed {over_seeds.SEED}"
     own, other = (measure.paper_figure(one.first, split) for one in (row, base))
+    stated = None
     if own and other and own.deviation is not None and other.deviation:
         stated = 100 * (own.deviation / other.deviation - 1)
-        yield Record(labels, f"{key}_deviation_change_paper", stated, "percent")
+    return {
+        "deviation_change": (change, over_seeds.deviation_interval(a, b), "F distribution"),
+        "deviation_change_bootstrap": (change, over_seeds.deviation_bootstrap(a, b, paired=pairs), bootstrap),
+        "deviation_change_paper": (stated, None, ""),
+        "deviation_p": (over_seeds.brown_forsythe(a, b), None, "Brown-Forsythe"),
+        "difference_welch": (welch and statistics.fmean(b) - statistics.fmean(a), welch, "Welch, over seeds"),
+    }
 
 
 def _run_facts(row: Row, run: Run, baseline: Row | None) -> dict[str, Any]:

@@ -27,6 +27,10 @@ class PaperFigure:
     deviation: float | None = None
     source: str = ""
 
+    @property
+    def note(self) -> str:
+        return f"The paper's figure is of the {self.source}: of other examples than ours." if self.source else ""
+
 
 @dataclass(frozen=True)
 class Measure:

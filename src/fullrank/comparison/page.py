@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import yaml
 
-from fullrank.comparison.compare import Comparison, Group, compare, describe_group
+from fullrank.comparison.compare import Comparison, Group, compare
 from fullrank.comparison.curves import (
     count_steps_per_epoch,
     read_training,
@@ -190,8 +190,9 @@ def _build_comparison(content: Report) -> Iterator[Block]:
     compared = content.compared
     protocols = name_protocols(compared.rows)
     for group in compared.groups:
-        yield _build_group_grid(group, len(compared.groups) > 1, protocols)
-        deviations = build_grid(_declare_deviations(group), _drop_labels(describe_group(group), "part", "baseline"))
+        records = _select_records(content, group)
+        yield _build_group_grid(group, records, len(compared.groups) > 1, protocols)
+        deviations = build_grid(_declare_deviations(group), records)
         if len(deviations.headings) > 2:
             yield deviations
     yield from (Paragraph(f"BLEU: sacreBLEU, {signature}.", "note") for signature in find_signatures(compared.runs))
@@ -205,12 +206,19 @@ def _build_comparison(content: Report) -> Iterator[Block]:
             textwrap.shorten(f"Notes of {recipe}: {text}", _NOTE_WIDTH, placeholder=rest),
         )
     if compared.rows:
-        yield from _build_details(compared, content.records)
+        yield from _build_details(content)
 
 
-def _build_group_grid(group: Group, several: bool, protocols: Mapping[str, str]) -> Grid:
+def _select_records(content: Report, group: Group) -> list[Record]:
+    """The records of a group's rows, without the labels that are the same for all or stand in the heading."""
+    names = {row.name for row in group.rows}
+    records = [record for record in content.records if record.labels["row"] in names and "run" not in record.labels]
+    return _drop_labels(records, "part", "baseline")
+
+
+def _build_group_grid(group: Group, records: list[Record], several: bool, protocols: Mapping[str, str]) -> Grid:
     """Rows with figures (the paper's beside ours), differences, parameters and speed; beneath them word frequencies."""
-    records = [*_drop_labels(describe_group(group), "part", "baseline"), *_find_unigrams(group)]
+    records = [*records, *_find_unigrams(group)]
     first = group.rows[0].first
     title = _describe_examples(first) if first.finetunes else group.part or first.label
     if group.is_marked:
@@ -332,7 +340,7 @@ def _declare_deviations(group: Group) -> Table:
                 Column(f"{key}_deviation_change_paper", "paper", where, "+.1f", group=name),
                 Column(f"{key}_deviation_p", "p of equal deviations", where, ".3f", group=name),
             ]
-    title = "Change of the deviation over seeds: 95 % intervals by the F distribution and by bootstrap"
+    title = "Change of the deviation over seeds in percent: 95 % intervals by the F distribution and by bootstrap"
     return Table("row", tuple(columns), title)
 
 
@@ -358,21 +366,17 @@ def _build_resampled(content: Report) -> Iterator[Block]:
     yield from (Paragraph(f"Left out: {sentence}.", "note") for sentence in left_out)
 
 
-def _build_details(compared: Comparison, records: Sequence[Record]) -> Iterator[Block]:
+def _build_details(content: Report) -> Iterator[Block]:
     """Every figure of rows and of runs, and what the runs cost."""
-    parts = {group.part: [*describe_group(group)] for group in compared.groups}
-    for part, of_part in parts.items():
-        means = [record for record in of_part if record.measure.endswith("_mean") and "split" in record.labels]
-        title = f"Means of every figure{f': {part}' if part else ''}"
-        yield Details(title, [build_grid(Table(("row", "split", "checkpoint")), _drop_labels(means, "part"))])
-    of_runs = _drop_labels([record for record in records if "run" in record.labels], "part")
-    figures = [record for record in of_runs if "split" in record.labels]
-    costs = [record for record in of_runs if "split" not in record.labels]
-    grids = [
-        build_grid(Table(("row", "seed", "run")), costs),
-        build_grid(Table(("row", "seed", "run", "split")), figures),
-    ]
-    yield Details(f"Single runs ({len(compared.runs)})", grids)
+    records = _drop_labels(content.records, "part")
+    figures = [record for record in records if "checkpoint" in record.labels and "baseline" not in record.labels]
+    means = [record for record in figures if record.measure.endswith("_mean")]
+    of_runs = [record for record in figures if "run" in record.labels]
+    costs = [record for record in records if "run" in record.labels and "split" not in record.labels]
+    yield Details("Means of every figure", [build_grid(Table(("row", "split", "checkpoint")), means)])
+    tables = Table(("row", "seed", "run")), Table(("row", "seed", "run", "split"))
+    grids = [build_grid(table, shown) for table, shown in zip(tables, (costs, of_runs), strict=True)]
+    yield Details(f"Single runs ({len(content.compared.runs)})", grids)
 
 
 def _build_rows(content: Report) -> Iterator[Block]:
