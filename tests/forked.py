@@ -29,8 +29,13 @@ def _run(words: list[str], log: Path, before: Callable[[], object] | None) -> No
     main(words)
 
 
-def start(*words: object, log: Path = Path(os.devnull), before: Callable[[], object] | None = None) -> BaseProcess:
-    """`fullrank WORDS`, whose output goes to `log`; `before` is called first, in that process."""
-    process = _CONTEXT.Process(target=_run, args=([str(word) for word in words], log, before), daemon=True)
+def call(function: Callable[..., object], *arguments: object) -> BaseProcess:
+    """`function(*arguments)` in a process of its own."""
+    process = _CONTEXT.Process(target=function, args=arguments, daemon=True)
     process.start()
     return process
+
+
+def start(*words: object, log: Path = Path(os.devnull), before: Callable[[], object] | None = None) -> BaseProcess:
+    """`fullrank WORDS`, whose output goes to `log`; `before` is called first, in that process."""
+    return call(_run, [str(word) for word in words], log, before)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,27 @@ import together
 import torch
 from safetensors.torch import load_file
 
+import forked
+
 HERE = Path(__file__).parent
+EVERYDAY = {
+    "ddp": ["plain", "everything", "mixture", "masked", "translation"],
+    "fsdp": ["everything", "little", "bf16"],
+}
+forked.preload("torch.distributed.fsdp", "torch.distributed.tensor", "fullrank.data.tokenizers")
+
+
+def run_together(processes: int, folder: Path, sharding: str, names: list[str]) -> None:
+    """Train the cases by processes that meet at a free port of this machine."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    started = [
+        forked.call(together.train_as, rank, processes, port, folder, sharding, names) for rank in range(processes)
+    ]
+    for rank, process in enumerate(started):
+        process.join(300)
+        assert process.exitcode == 0, (folder / f"process-{rank}.log").read_text()[-3000:]
 
 
 def torchrun(processes: int, *words: object, restarts: int = 0, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -34,16 +55,25 @@ def torchrun(processes: int, *words: object, restarts: int = 0, **variables: str
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with texts, and each case trained by this process alone."""
+    """A folder with texts, and what `train_alone` made there."""
     folder = tmp_path_factory.mktemp("together")
     together.write_texts(folder)
+    return folder
+
+
+def train_alone(folder: Path, name: str) -> Path:
+    """The run of a case by this process alone, trained once."""
+    if not (folder / name).is_dir():
+        run_in_fp64(folder, name, folder / name)
+    return folder / name
+
+
+def run_in_fp64(folder: Path, name: str, out: Path, **options: object) -> None:
     torch.set_default_dtype(torch.float64)
     try:
-        for name in together.CASES | together.NARROW | together.TUNED:
-            together.run(folder, name, folder / name)
+        together.run(folder, name, out, **options)
     finally:
         torch.set_default_dtype(torch.float32)
-    return folder
 
 
 def weights(run: Path) -> Path:
@@ -69,18 +99,20 @@ def test_several_processes_train_what_one_trains(alone: Path, processes: int, sh
 
     An encoder of transformers, too, whose dropout is torch's: within 1e-5 in fp32.
     """
-    done = torchrun(processes, HERE / "together.py", alone, sharding)
-    assert done.returncode == 0, done.stderr[-3000:]
     cases = dict.fromkeys(together.CASES, (1e-10, 1e-8))
     if sharding == "ddp":
         cases |= dict.fromkeys(together.TUNED, (1e-5, 1e-5))  # a pretrained encoder is loaded in fp32
     else:
         cases |= dict.fromkeys(together.NARROW, (2e-3, 0.02))  # of parameters that move by 0.06
-    for name, (close, near) in cases.items():
+    names = EVERYDAY[sharding] if processes == 2 else list(cases)
+    run_together(processes, alone, sharding, names)
+    for name in names:
+        close, near = cases[name]
         run = alone / f"{name}-{sharding}"
-        one, several = (load_file(weights(folder)) for folder in (alone / name, run))
+        single = train_alone(alone, name)
+        one, several = (load_file(weights(folder)) for folder in (single, run))
         assert max(float((one[key] - several[key]).abs().max()) for key in one) < close, name
-        assert figures(run) == pytest.approx(figures(alone / name), abs=near), name
+        assert figures(run) == pytest.approx(figures(single), abs=near), name
 
 
 def rewound(run: Path, copy: Path) -> Path:
@@ -99,34 +131,25 @@ def last_weights(run: Path) -> bytes:
 
 def test_resumed_by_as_many_processes_and_by_one(alone: Path, caplog: pytest.LogCaptureFixture) -> None:
     """As many: byte for byte. Another number: the same batches and draws, and it says so."""
-    done = torchrun(2, HERE / "together.py", alone, "fsdp", "everything")
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_together(2, alone, "fsdp", ["everything"])
     run = alone / "everything-fsdp"
     whole, parts = alone / "everything-whole", rewound(run, alone / "everything-parts")
     run.rename(whole)
     parts.rename(run)
     one = rewound(whole, alone / "everything-one")
-    done = torchrun(2, HERE / "together.py", alone, "fsdp", "everything")
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_together(2, alone, "fsdp", ["everything"])
     assert last_weights(run) == last_weights(whole)
     assert (run / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
-    torch.set_default_dtype(torch.float64)
-    try:
-        together.run(alone, "everything", one, sharding="fsdp")
-    finally:
-        torch.set_default_dtype(torch.float32)
+    run_in_fp64(alone, "everything", one, sharding="fsdp")
     assert "was made with --procs 2, this is --procs 1" in caplog.text
     found, expected = (load_file(folder / "checkpoints" / "last" / "model.safetensors") for folder in (one, whole))
     assert max(float((found[key] - expected[key]).abs().max()) for key in found) < 1e-10
     assert (one / "checkpoints" / "last" / "training.safetensors").is_file()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
-    ("kind", "said"),
-    [
-        ("refuses", "fullrank: the second process refuses"),
-        pytest.param("hangs", "did nothing for 5 seconds", marks=pytest.mark.full),
-    ],
+    ("kind", "said"), [("refuses", "the second process refuses"), ("hangs", "did nothing for 5 seconds")]
 )
 def test_a_process_that_fails_ends_the_others_with_its_message(alone: Path, kind: str, said: str) -> None:
     patience = "5" if kind == "hangs" else "60"
@@ -146,17 +169,12 @@ def test_torchrun_starts_killed_processes_again(alone: Path) -> None:
     messages = [line for line in done.stderr.splitlines() if line.startswith("fullrank: ")]
     assert len(messages) == 1
     assert "fullrank: process 0 of 2 waited for another one, which is gone" in messages[0]
-    assert figures(run) == pytest.approx(figures(alone / "plain"), abs=1e-8)
-    one, several = (
-        load_file(folder / "checkpoints" / "last" / "model.safetensors") for folder in (alone / "plain", run)
-    )
+    single = train_alone(alone, "plain")
+    assert figures(run) == pytest.approx(figures(single), abs=1e-8)
+    one, several = (load_file(weights(folder)) for folder in (single, run))
     assert max(float((one[key] - several[key]).abs().max()) for key in one) < 1e-10
 
 
 def test_blocks_computed_again_change_nothing(alone: Path, tmp_path: Path) -> None:
-    torch.set_default_dtype(torch.float64)
-    try:
-        together.run(alone, "everything", tmp_path / "again", activation_checkpointing=True)
-    finally:
-        torch.set_default_dtype(torch.float32)
-    assert last_weights(tmp_path / "again") == last_weights(alone / "everything")
+    run_in_fp64(alone, "everything", tmp_path / "again", activation_checkpointing=True)
+    assert last_weights(tmp_path / "again") == last_weights(train_alone(alone, "everything"))

@@ -1,4 +1,4 @@
-"""Runs in fp64 that are trained alone or by several processes: `python together.py FOLDER SHARDING` under torchrun."""
+"""Runs in fp64, trained alone or by several processes: by `train_as`, or `python together.py FOLDER SHARDING` under torchrun."""
 
 from __future__ import annotations
 
@@ -152,14 +152,27 @@ def fail(kind: str) -> None:
     loop.begin_draws, loop.end_draws = begin_or_fail, end_and_be_ended
 
 
-if __name__ == "__main__":
+def train_as(rank: int, processes: int, port: int, folder: Path, sharding: str, names: list[str]) -> None:
+    """Train the cases as one of several processes that meet at `port`; what they say goes to a file of each."""
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in place.items()})
+    log = os.open(folder / f"process-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(log, 2)
+    torch.set_num_threads(1)
+    train_cases(folder, sharding, names)
+
+
+def train_cases(folder: Path, sharding: str, names: list[str], failure: str | None = None) -> None:
     torch.set_default_dtype(torch.float64)
-    folder, sharding, *names = sys.argv[1:]
-    kind = os.environ.get("FAILURE")
-    if kind:
-        fail(kind)
     try:
         for case in names or CASES | (NARROW if sharding == "fsdp" else TUNED):
-            run(Path(folder), case, Path(folder) / f"{case}-{kind or sharding}", sharding=sharding)
+            run(folder, case, folder / f"{case}-{failure or sharding}", sharding=sharding)
     except FullRankError as error:
         sys.exit(f"fullrank: {error}")
+
+
+if __name__ == "__main__":
+    failure = os.environ.get("FAILURE")
+    if failure:
+        fail(failure)
+    train_cases(Path(sys.argv[1]), sys.argv[2], sys.argv[3:], failure)
