@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -72,6 +73,15 @@ MECHANISMS: dict[str, dict[str, Any]] = {
     },
     "other depths": {"encoder_keys": {"num_hidden_layers": 3}, "decoder_keys": {"num_hidden_layers": 1}},
 }  # fmt: skip
+# those that differ in one place, a table or a size, which models of one text have not; tests/properties has all stages
+FEW = [
+    "plain", "A in the encoder, B in the decoder", "B in cross only", "cross-head", "relative positions with B, own biases",
+    "random synthesizer with B", "multi-linear encoder, decayed", "multi-linear decoder", "multi-linear cross",
+    "one adaptive table", "other depths",
+]  # fmt: skip
+every_mechanism = pytest.mark.parametrize(
+    "mechanism", [pytest.param(name, marks=() if name in FEW else pytest.mark.full) for name in MECHANISMS]
+)
 WEIGHTED = {
     name: keys for name, keys in MECHANISMS.items() if "multi-linear" not in name and "position term" not in name
 }

@@ -155,6 +155,7 @@ def test_what_is_recomputed_sees_the_context_variables_of_its_first_pass() -> No
     assert variable.get() == 1
 
 
+@pytest.mark.full
 def test_what_is_recomputed_is_compiled_whole() -> None:
     """`train.compile` with `train.activation_checkpointing`: no context of ours, which the compiler cannot trace."""
     x, results = torch.randn(3, dtype=torch.float64, requires_grad=True), []

@@ -1,16 +1,12 @@
-"""Models that end in every kind of output layer: losses, decoding, files, lower precision, two processes, compiled."""
+"""Models that end in every kind of output layer: losses, decoding, files, lower precision, compiled."""
 
 from __future__ import annotations
 
-import itertools
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import output_equations as equations
-import output_worker
 import pytest
 import torch
 from output_equations import DOUBLE, Case
@@ -144,6 +140,7 @@ def test_in_lower_precision(kind: str) -> None:
     assert all(p.grad.dtype == torch.bfloat16 and p.grad.isfinite().all() for p in narrow.parameters())
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 def test_beside_compiled_parts() -> None:
     """The adaptive input compiles without a break; compiled blocks, and a compiled whole, leave logits and losses alone."""
@@ -159,35 +156,6 @@ def test_beside_compiled_parts() -> None:
     everything = torch.compile(eager.eval(), backend="eager")
     with torch.no_grad():
         assert torch.allclose(everything(read).logits, compiled.eval()(read).logits, atol=1e-12)
-
-
-def test_two_processes_have_the_gradients_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """DistributedDataParallel over gloo, half a batch each: the mean of both is the gradient of the whole, ties included.
-
-    The second process is this one.
-    """
-    read, targets = batch()
-    torch.save((read, targets), tmp_path / "batch.pt")
-    together = ("tied mixture", "mixture of adaptive")
-    for kind in together:
-        model(kind).save(tmp_path / kind)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    other = subprocess.Popen(
-        [sys.executable, output_worker.__file__, "0", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True,
-    )  # fmt: skip
-    try:
-        output_worker.main(1, tmp_path)
-        said = other.communicate(timeout=120)[0]
-    finally:
-        other.kill()
-    assert other.returncode == 0, said
-    for kind, smoothing in itertools.product(together, (0.0, 0.1)):
-        made = model(kind)
-        expected = gradients(made, made.loss(read, targets, label_smoothing=smoothing))
-        for rank in range(2):
-            same(torch.load(tmp_path / f"{kind}-{rank}.pt")[smoothing], expected)
 
 
 @pytest.mark.parametrize(("tokens", "smoothing"), [("some", 0.0), ("padded", 0.1)])

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fullrank as fr
@@ -179,6 +179,7 @@ def test_adaptive_flops_by_zipfs_law() -> None:
 sizes = st.integers(1, 12)
 
 
+@settings(max_examples=8)
 @given(
     layers=st.integers(1, 4), heads=sizes, head_dim=sizes, width=sizes, inner=sizes, vocabulary=st.integers(2, 40),
     tied=st.booleans(), attention_bias=st.booleans(), mlp_bias=st.booleans(), gated=st.booleans(), pre=st.booleans(),

@@ -14,7 +14,6 @@ import fullrank as fr
 from fullrank.core.errors import ConfigError, InputError
 from pairs import covering, product
 from translator_models import (
-    MECHANISMS,
     PAIRS,
     SIZES,
     SOURCE,
@@ -25,6 +24,7 @@ from translator_models import (
     built,
     close,
     config,
+    every_mechanism,
     padding,
     sentences,
     shared,
@@ -33,7 +33,6 @@ from translator_models import (
 )  # fmt: skip
 
 LENGTHS = [7, 3, 5]
-every_mechanism = pytest.mark.parametrize("mechanism", MECHANISMS)
 
 
 def taken(module: nn.Module, kept: list[Tensor]) -> None:
@@ -102,17 +101,6 @@ def test_padding_of_the_source_changes_nothing(mechanism: str) -> None:
                 close(found[0][row], model(own, target[row : row + 1]).logits[0], f"{side}, row {row}")
         whole = torch.ones(3, 7)
         assert torch.equal(model(source, target, whole).logits, model(source, target).logits)
-
-
-@every_mechanism
-def test_padding_of_the_target_on_the_right_changes_nothing(mechanism: str) -> None:
-    model = shared(mechanism)
-    source, target = sentences(model)
-    with torch.no_grad():
-        batch = model(source, target).logits
-        for row, length in enumerate([5, 1, 3]):
-            alone = model(source[row : row + 1], target[row : row + 1, :length]).logits[0]
-            close(batch[row, :length], alone, f"row {row}")
 
 
 @every_mechanism
@@ -301,17 +289,7 @@ def test_one_table_stays_one_when_copied_moved_or_trained() -> None:
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
-# every day those with parameters, tables or sizes of their own in one place; tests/properties saves every stage
-OWN_FILES = {
-    "plain", "A in the encoder, B in the decoder", "random mixing", "relative positions with B, own biases",
-    "multi-linear encoder, decayed", "multi-linear cross", "mixture of adaptive", "tied mixture", "one table",
-    "one adaptive table", "other depths",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "mechanism", [pytest.param(name, marks=() if name in OWN_FILES else pytest.mark.full) for name in MECHANISMS]
-)
+@every_mechanism
 def test_saved_and_loaded(mechanism: str, tmp_path: Path) -> None:
     model = translator(mechanism)
     model.save(tmp_path)

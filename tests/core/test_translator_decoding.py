@@ -20,6 +20,7 @@ from translator_models import (
     WIDE,
     B,
     close,
+    every_mechanism,
     padding,
     sentences,
     shared,
@@ -28,7 +29,6 @@ from translator_models import (
 )  # fmt: skip
 
 LENGTHS = [7, 3, 5]
-every_mechanism = pytest.mark.parametrize("mechanism", MECHANISMS)
 
 
 def whole(model: fr.Translator, source: Tensor, mask: Tensor | None, texts: list[list[int]], of: list[int]) -> Tensor:
@@ -135,7 +135,7 @@ def test_beams_equal_reading_each_text_again(mechanism: str, selection: str, sid
             assert cache.length == len(texts[0]) - 1
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
+@every_mechanism
 def test_beams_of_every_mechanism(mechanism: str) -> None:
     """Two beams a sentence, two tokens at a time, then unequal ones."""
     model = shared(mechanism)

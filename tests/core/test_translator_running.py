@@ -15,6 +15,7 @@ from translator_models import (
     TARGET,
     B,
     close,
+    every_mechanism,
     padding,
     sentences,
     tokens,
@@ -48,7 +49,7 @@ def computed(model: fr.Translator, side: str, source: int = 7, target: int = 5) 
 SIDES = ("right", "left", "")  # in turn
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
+@every_mechanism
 def test_kernels_agree(mechanism: str) -> None:
     """Every kernel: self-attention without a causal mask, and cross-attention, with padding and without."""
     side = SIDES[list(MECHANISMS).index(mechanism) % 3]
@@ -99,7 +100,7 @@ def test_kernels_agree_on_longer_sentences(mechanism: str, side: str) -> None:
                 assert off <= tolerance * scale, f"{name} is off by {off / scale:.1e}"
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
+@every_mechanism
 def test_single_precision_and_autocast(mechanism: str) -> None:
     model = translator(mechanism)
     source, target = sentences(model)
@@ -130,8 +131,9 @@ def test_single_precision_and_autocast(mechanism: str) -> None:
 # -- compiled ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # Dynamo asks every tensor for its gradient
-@pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.full)])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled_blocks_equal_eager(backend: str) -> None:
     """Each block by itself, as `train.compile` does: the same numbers, no graph break, and sentences of other lengths, in
     both languages, make no new graphs once some were read."""

@@ -22,9 +22,7 @@ LINES = [f"{'the' * (i % 3 + 1)} cat {i % 37} saw Ärger  {'x' * (i % 11)}" for 
 SETTINGS = {
     "words": {},
     "few words": {"max_vocabulary": 20, "lowercase": True, "sos": True},
-    "the beginning": {"max_tokens": 1234},
     "no line ends": {"eos": False, "min_count": 3},
-    "bytes": {"tokens": "byte"},
     "characters": {"tokens": "character", "max_tokens": 7001},
     "bpe": {"tokens": "bpe", "max_vocabulary": 300, "max_tokens": 3001},
 }

@@ -320,6 +320,7 @@ def test_decayed_sums_of_a_long_text_in_fp32() -> None:
     assert torch.autograd.gradgradcheck(lambda *x: engine.decayed_sums(Tokens(*x, nothing)), few)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("output_map", ["pairs", "decayed"])
 def test_compiled_without_a_graph_break(output_map: str) -> None:
     """Two lengths at which the engine computes: the same numbers and gradients as without compiling.

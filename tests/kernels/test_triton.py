@@ -64,7 +64,11 @@ CASES = {  # layout, mixing, normaliser, other choices
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+# with these every mixing, normaliser and kind of layout was there; the others are of the full tier
+FEW = {"nothing mixed, padding", "past", "gaps and window", "cross"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in FEW else pytest.mark.full) for name in CASES])
 def test_equals_the_equation(name: str) -> None:
     layout, mixing, normalize, choices = CASES[name]
     problem = fp32(layout, mixing, normalize=normalize, **choices)
@@ -84,7 +88,7 @@ def test_products_of_sixteen_bits(dtype: torch.dtype, tolerance: float) -> None:
 
 def test_large_scores_do_not_overflow() -> None:
     for normalize in ("softmax", "sigsoftmax"):
-        problem = fp32(of(9), normalize=normalize)
+        problem = fp32(of(5), normalize=normalize)
         problem = replace(problem, query=problem.query.detach().mul(60).requires_grad_())
         check(problem, attend(problem), 1e-4 if DEVICE == "cpu" else 2e-3)
 
@@ -100,7 +104,7 @@ def test_intervals_wherever_tensors_are_made_by_default() -> None:
 
 def test_strides_and_gradients_that_nobody_wants() -> None:
     """Heads as views of a projection (B, N, H, D), and only some gradients asked for."""
-    problem = fp32(of(9), batch=2)
+    problem = fp32(of(5), batch=2)
     expected = attend(problem)
     assert not problem.query.is_contiguous()
     for name in ("query", "keys", "values"):
@@ -114,13 +118,13 @@ def test_strides_and_gradients_that_nobody_wants() -> None:
 
 
 def test_no_look_ahead() -> None:
-    problem = fp32(of(20), "B")
+    problem = fp32(of(18), "B")
     with torch.no_grad():
         before = attend(problem)
-        problem.keys[:, :, 17:] = problem.values[:, :, 17:] = 100.0
+        problem.keys[:, :, 15:] = problem.values[:, :, 15:] = 100.0
         after = attend(problem)
-    assert torch.equal(before[:, :, :17], after[:, :, :17])
-    assert not torch.equal(before[:, :, 17:], after[:, :, 17:])
+    assert torch.equal(before[:, :, :15], after[:, :, :15])
+    assert not torch.equal(before[:, :, 15:], after[:, :, 15:])
 
 
 def with_gradients(problem: Problem, seed: int = 5) -> list[Tensor]:
@@ -130,7 +134,7 @@ def with_gradients(problem: Problem, seed: int = 5) -> list[Tensor]:
 
 
 def test_the_same_call_gives_the_same_bits() -> None:
-    problem = fp32(of(20), p=0.3, heads=3)
+    problem = fp32(of(7), p=0.3, heads=3)
     assert all(map(torch.equal, with_gradients(problem), with_gradients(problem)))
 
 
@@ -180,6 +184,7 @@ def shown_mask(problem: Problem) -> Tensor:
     return torch.where(seen, ratio, torch.ones_like(ratio))
 
 
+@pytest.mark.full
 @pytest.mark.skipif(DEVICE == "cuda", reason="a GPU chooses its groups itself")
 def test_groups_of_heads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups of four, for which dropout draws once, and groups with a rest."""
@@ -192,7 +197,7 @@ def test_groups_of_heads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None
         assert (own - right).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("mixing", ["none", "B"])
+@pytest.mark.parametrize("mixing", [pytest.param("none", marks=pytest.mark.full), "B"])
 def test_backward_drops_what_forward_dropped(mixing: str) -> None:
     """Five heads: two draws of four, and several groups of heads."""
     problem = fp32(of(9, 17), mixing, heads=5, size=20, p=0.4)
@@ -204,6 +209,7 @@ def test_backward_drops_what_forward_dropped(mixing: str) -> None:
     check(problem, attend(problem), EXACT, (kept > 0).double())
 
 
+@pytest.mark.full
 def test_dropout_has_its_distribution() -> None:
     """Share of dropped weights, and no connection between heads, sequences, queries or keys."""
     p = 0.3
@@ -223,6 +229,7 @@ def test_dropout_has_its_distribution() -> None:
 
 
 # Dynamo asks every tensor for its gradient and hides the warnings of those that have none, but not from a filter that raises.
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 @pytest.mark.parametrize("mixing", ["A", "B"])
 def test_one_graph_when_compiled(mixing: str) -> None:

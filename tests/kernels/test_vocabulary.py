@@ -115,7 +115,7 @@ def test_chunks_of_any_size(index: int) -> None:
         compare(found, logs, leaves, torch.randn(logs.shape, dtype=DOUBLE).to(dtype), tolerance)
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(
     tokens=st.integers(1, 40), width=st.integers(1, 9), vocabulary=st.integers(2, 300),
     mixtures=st.sampled_from([None, 1, 5]), bias=st.booleans(), smoothing=st.sampled_from([0.0, 0.25]),
