@@ -80,6 +80,7 @@ def test_two_words_and_half_precision() -> None:
     assert leaking(fr.check(model, quick=True))
 
 
+@pytest.mark.full
 def test_a_compiled_module_is_looked_into() -> None:
     model = torch.compile(leaky.Model({1: leaky.Attention(leaky.everything)}), backend="eager")
     assert fr.check(model, quick=True).layers == ("blocks.1.attention",)

@@ -121,13 +121,6 @@ def test_a_head_of_n_minus_1_dimensions_reaches_every_matrix() -> None:
     torch.testing.assert_close(weights_of(layer, x)[0][0], weights, atol=1e-12, rtol=0)
 
 
-def test_weights_of_one_dimension_may_have_full_rank() -> None:
-    """The bottleneck is of log P, not of P."""
-    numbers = torch.linspace(-2, 2, 5, dtype=torch.float64)
-    layer, x = layer_of([numbers[:, None] * numbers], 1)
-    assert int(torch.linalg.matrix_rank(weights_of(layer, x)[0][0])) == 5
-
-
 @pytest.mark.parametrize("tokens", [6, 7])
 def test_with_the_causal_mask_half_the_length_is_enough(tokens: int) -> None:
     """What is hidden is free, so that ceil(n / 2) dimensions reach a masked P and fewer than floor(n / 2) do not."""
@@ -163,18 +156,6 @@ def test_mixed_heads_reach_what_none_of_them_can(tokens: int, head_dim: int, cau
     heads, mixed = weights_of(layer, x, causal)
     torch.testing.assert_close(mixed[0], weights, atol=1e-10, rtol=0)
     assert all(float((head - weights).abs().max()) > 0.01 for head in heads)
-
-
-def test_the_sizes_of_the_paper() -> None:
-    """n = 512, h = 8, d = 128 (§2.2): one head is at a certain distance, five of the eight are enough."""
-    weights = some_weights(512)
-    bound = distance_to_heads(weights, 128)
-    assert float(weights.min()) * bound / (512 + bound) > 1e-7
-    logits, mixing = shares(weights, 128)
-    assert len(logits) == 5
-    assert all(int((scores.abs().sum(-1) > 0).sum()) <= 128 for scores in logits)  # rank 128 at most
-    reached = torch.einsum("jnm,j->nm", torch.softmax(torch.stack(logits), -1), mixing[:, 0])
-    torch.testing.assert_close(reached, weights, atol=1e-14, rtol=0)
 
 
 # -- Theorem 2 -----------------------------------------------------------------------------------------------------------
@@ -216,19 +197,3 @@ def test_what_equation_19_says_of_attention_weights() -> None:
     assert meeting(*stochastic) == (1, 0)
     assert bool((a @ b.T > 0).all())
     assert bool((a.T @ b > 0).all())
-
-
-def test_spaces_that_meet_in_nothing_need_not_be_orthogonal() -> None:
-    """`P_1 P_2^T = 0 <=> d = 0` holds in one direction only."""
-    a, b = torch.tensor([[1.0, 0.0], [0, 0]]).double(), torch.tensor([[0.0, 0.0], [1, 1]]).double()
-    assert meeting(a, b) == (0, 0)
-    assert float((a @ b.T).abs().max()) == 1
-
-
-def test_almost_every_sum_has_the_greater_rank_without_a_condition() -> None:
-    left, right = some_weights(5, 1)[:, :3], some_weights(5, 2)[:3]
-    a, b = left[:, :2] @ right[:2], left @ some_weights(3, 4) @ right  # both spaces of b hold those of a
-    assert (rank(a), rank(b)) == (2, 3)
-    assert meeting(a, b) == (2, 2)  # the paper's condition, min rank >= c + d, fails
-    assert all(rank(a + m * b) >= 3 for m in (-2.0, -0.3, 0.7, 1.0, 5.0))
-    assert rank(a - a) == 0  # and one that is left out

@@ -32,18 +32,6 @@ def test_segments_equal_one_long_pass(position: str, memory_length: int) -> None
             assert [layer.tokens for layer in memory.layers] == [min(memory_length, sum(sizes))] * LAYERS
 
 
-@pytest.mark.parametrize("normalize", ["softmax", "sigsoftmax"])
-@pytest.mark.parametrize("mix", ["position_independent", "position_wise", "random", "average"])
-@pytest.mark.parametrize("position", ["relative", "rotary"])
-def test_every_mixing_and_normaliser(position: str, mix: str, normalize: str) -> None:
-    made, ids = model(position, mix=mix, normalize=normalize, norm="post", memory_length=4), text()
-    for sizes in ([4, 4, 4], [5, 2, 6]):
-        expected = one_pass(made, ids[:, : sum(sizes)], sizes, 4)
-        assert (in_segments(made, ids, sizes)[0] - expected).abs().max() < 1e-10
-        with torch.no_grad():
-            assert (in_segments(made, ids, sizes)[0] - expected).abs().max() < 1e-10
-
-
 @pytest.mark.parametrize("score", ["dense_synthesizer", "random_synthesizer"])
 def test_synthesizers_remember_up_to_their_longest_text(score: str) -> None:
     made, ids = model("none", score=score, memory_length=5), text()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 import fullrank as fr
 from fullrank.core.dropout import Dropout
 from fullrank.core.errors import ConfigError, InputError
-from fullrank.training.optimizer import parameter_groups
 from moving import moved
 
 R, P, WIDE = 5, 16, torch.float64
@@ -154,45 +152,6 @@ NAMES = {
         "attend.decayed.value_decay",
     },
 }  # fmt: skip
-PROJECTIONS = {f"project.{name}.{part}" for name in ("query", "key", "value") for part in ("weight", "bias")}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_names_files_and_weight_decay(kind: str, tmp_path: Path) -> None:
-    found = model(kind)
-    names = {name.removeprefix("blocks.0.attention.") for name in found.state_dict() if "blocks.0.attention." in name}
-    assert names == NAMES[kind] | PROJECTIONS
-    found.save(tmp_path)
-    loaded = fr.LanguageModel.load(tmp_path)
-    assert loaded.config == found.config
-    with torch.no_grad():
-        torch.testing.assert_close(loaded(ids(2, 9)).logits, found(ids(2, 9)).logits, rtol=0, atol=0)
-    groups = parameter_groups(found, 0.1)
-    decaying = {id(p) for group in groups if group["weight_decay"] for p in group["params"]}
-    kept = {name for name, p in found.named_parameters() if "blocks.0.attention." in name and id(p) not in decaying}
-    assert {name.removeprefix("blocks.0.attention.") for name in kept} == {
-        name for name in names if name.endswith(("bias", "cores.weight", "_decay"))
-    }
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_meta_device_and_half_precision(kind: str) -> None:
-    with torch.device("meta"):
-        imagined = fr.LanguageModel(config(kind))
-        out = imagined(torch.zeros(2, 9, dtype=torch.long)).logits
-    assert out.is_meta
-    assert out.shape == (2, 9, 13)
-    found, read = model(kind).float().train(), ids(2, 9)
-    exact = found.loss(read, ids(2, 9, seed=4))
-    with torch.autocast("cpu", torch.bfloat16):
-        rough = found.loss(read, ids(2, 9, seed=4))
-    rough.backward()
-    assert abs(float(rough.detach() - exact.detach())) < 0.05 * float(exact.detach())
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in found.parameters())
-    with torch.no_grad():
-        half = found.bfloat16()(read).logits
-    assert half.dtype == torch.bfloat16
-    assert half.isfinite().all()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -268,16 +268,6 @@ def test_an_improbable_word_keeps_its_gradient(dtype: torch.dtype) -> None:
         assert abs(float(torch.autograd.grad(value, hidden)[0] / right) - 1) < 1e-4
 
 
-def test_the_sum_of_probabilities_would_lose_that_gradient_in_fp32() -> None:
-    """The released codes' log(p) has no value there, and log(p + 1e-8) no gradient; `epsilon` computes the same."""
-    layer, hidden, case = improbable(torch.float32)
-    assert float(case.log_prob(case.tensors(layer), hidden)[0, 0, 1].detach()) == -math.inf
-    layer, hidden, _ = improbable(torch.float32, 1e-8)
-    for value in (layer.nll(hidden, torch.tensor([[1]])).sum(), layer.loss(hidden, torch.tensor([[1]]))[0]):
-        assert abs(float(value.detach()) - 8 * math.log(10)) < 1e-4
-        assert float(torch.autograd.grad(value, hidden)[0]) == 0
-
-
 @pytest.mark.parametrize(("target", "rare"), [(2, "weights.1"), (1, "class_weight")])
 def test_an_improbable_word_in_a_tail_and_an_improbable_tail(target: int, rare: str) -> None:
     case = Case(2, (1,), 1, bias=False, vocabulary=3, width=2, tokens=(1, 1))

@@ -135,25 +135,6 @@ def test_beams_equal_reading_each_text_again(mechanism: str, selection: str, sid
             assert cache.length == len(texts[0]) - 1
 
 
-@every_mechanism
-def test_beams_of_every_mechanism(mechanism: str) -> None:
-    """Two beams a sentence, two tokens at a time, then unequal ones."""
-    model = shared(mechanism)
-    source, _ = sentences(model, 3, 7)
-    mask = padding(LENGTHS, 7, "right")
-    start = tokens(TARGET, 3, 2)
-    with torch.no_grad():
-        writer = model.of_source(model.encode(source, mask))
-        texts, of = start.tolist(), [0, 1, 2]
-        out = writer(start, cache=writer.new_cache())
-        for index in ([0, 0, 1, 1, 2, 2], [1, 0, 3, 3, 5, 4], [0, 2, 2, 4]):
-            assert out.cache is not None
-            new = tokens(TARGET, len(index), 2, seed=len(index))
-            texts, of = [[*texts[i], *row] for i, row in zip(index, new.tolist(), strict=True)], [of[i] for i in index]
-            out = writer(new, cache=out.cache.reorder(torch.tensor(index)))
-            close(out.logits[:, -1], whole(model, source, mask, texts, of), str(index))
-
-
 def test_beams_of_one_sentence_read_one_row() -> None:
     """A row of keys and values for each sentence while beams stand in equal groups; one a text where they do not."""
     model = translator("B")
@@ -178,17 +159,6 @@ def test_beams_of_one_sentence_read_one_row() -> None:
     assert rows(beams.reorder(torch.tensor([0, 4, 1]))) == 3
     none = beams.reorder(torch.tensor([], dtype=torch.long))
     assert (rows(none), none.rows.tolist()) == (0, [])
-
-
-def test_all_sentences_are_done() -> None:
-    """A cache of no texts is what is left then."""
-    model = translator()
-    source, _ = sentences(model)
-    with torch.no_grad():
-        writer = model.of_source(model.encode(source))
-        out = writer(torch.tensor([[1], [2], [3]]), cache=writer.new_cache())
-        assert out.cache is not None
-        assert out.cache.reorder(torch.tensor([], dtype=torch.long)).length == 1
 
 
 def test_texts_that_are_not_those_of_the_cache() -> None:

@@ -21,15 +21,10 @@ QQP = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n"
 FILES = {
     "empty": ("rte", "dev.tsv", "", r"dev\.tsv is empty"),
     "header only": ("rte", "dev.tsv", RTE, r"dev\.tsv holds no rows"),
-    "blank": ("cola", "dev.tsv", "\n\n", r"dev\.tsv holds no rows"),
     "no label column": (
         "rte", "dev.tsv", "index\tsentence1\tsentence2\n0\ta\tb\n",
         r"no column 'label'; expected are sentence1, sentence2, label, found are index, sentence1, sentence2",
     ),
-    "other columns": (
-        "mrpc", "dev.tsv", "a\tb\n1\t2\n", r"no column '#1 String', '#2 String', 'Quality'; .*found are a, b",
-    ),
-    "no header": ("sst2", "dev.tsv", "good\t1\nbad\t0\n", r"no column 'sentence', 'label'; .*found are good, 1"),
     "commas": ("stsb", "dev.tsv", "sentence1,sentence2,score\na,b,5\n", r"no column 'sentence1', .*sentence1,sentence2,score"),
     "cut in a line": (
         "rte", "dev.tsv", RTE + "0\ta\tb\tentailment\n1\ta\tb",
@@ -39,36 +34,23 @@ FILES = {
         "rte", "dev.tsv", RTE + "0\ta\tb\tentailment\n1\ta\tb\tentail",
         r"line 3: the label is 'entail'; allowed: entailment, not_entailment",
     ),
-    "one field": ("cola", "dev.tsv", "gj04\t1\t\tFine.\nFine\n", r"line 2: 1 field, expected are 4 \(source, label, mark,"),
-    "a tab too many": ("cola", "dev.tsv", "gj04\t1\t\tFine\tor not.\n", r"line 1: 5 fields, expected are 4"),
     "a test file as dev": ("cola", "dev.tsv", "index\tsentence\n0\tSo.\n", r"line 1: 2 fields, expected are 4 .*; or a header"),
-    "nothing but tabs": ("sst2", "dev.tsv", "sentence\tlabel\n\t\n", r"line 2: the label is ''; allowed: 0, 1"),
     "label out of range": ("cola", "dev.tsv", "gj04\t2\t\tFine.\n", r"line 1: the label is '2'; allowed: 0, 1 \(unacceptable"),
-    "label far out of range": ("wnli", "dev.tsv", RTE + "0\ta\tb\t99999999\n", r"the label is '99999999'; allowed: 0, 1"),
     "label of no number": ("sst2", "dev.tsv", "sentence\tlabel\ngood\tyes\n", r"line 2: the label is 'yes'; allowed: 0, 1"),
-    "label without content": ("sst2", "dev.tsv", "sentence\tlabel\ngood\t\n", r"line 2: the label is ''"),
     "an id where names stand": (
         "mnli", "train.tsv", MNLI + "0\ta\tb\t0\n", r"line 2: the label is '0'; allowed: entailment, neutral, contradiction",
     ),
-    "MNLI without agreement": ("mnli", "train.tsv", MNLI + "0\ta\tb\t-\n", r"line 2: the label is '-'"),
     "unlabelled": ("qqp", "dev.tsv", QQP + "0\t1\t2\ta\tb\t-1\n", r"label is '-1' \(as in an unlabelled split\)"),
     "score too great": ("stsb", "dev.tsv", STSB + "0\ta\tb\t5.001\n", r"label is '5\.001'; allowed: a number from 0 to 5"),
-    "score below": ("stsb", "dev.tsv", STSB + "0\ta\tb\t-0.1\n", r"label is '-0\.1'"),
     "score nan": ("stsb", "dev.tsv", STSB + "0\ta\tb\tnan\n", r"label is 'nan'"),
-    "score in words": ("stsb", "dev.tsv", STSB + "0\ta\tb\thigh\n", r"label is 'high'"),
     "JSON cut": (
         "rte", "dev.jsonl", '{"sentence1": "a", "sentence2": "b", "label": 1}\n{"sentence1"', r"line 2: not a JSON object",
     ),
-    "JSON too deep": ("rte", "dev.jsonl", "[" * 100_000, r"line 1: not a JSON object"),
-    "JSON list": ("rte", "dev.jsonl", '["a", "b", 1]\n', r"line 1: not a JSON object but"),
     "JSON key": (
         "qnli", "dev.jsonl", '{"sentence": "a", "label": 1}\n',
         r"dev\.jsonl, line 1: no column 'question'; expected are question, sentence, label, found are sentence, label",
     ),
     "JSON type": ("cola", "dev.jsonl", '{"sentence": 5, "label": 1}\n', r"line 1: sentence is 5, a text is wanted"),
-    "JSON truth": ("cola", "dev.jsonl", '{"sentence": "a", "label": true}\n', r"line 1: the label is True"),
-    "JSON unlabelled": ("cola", "dev.jsonl", '{"sentence": "a", "label": -1}\n', r"label is -1 \(as in an unlabelled"),
-    "JSON score": ("stsb", "dev.jsonl", '{"sentence1": "a", "sentence2": "b", "label": null}\n', r"the label is None"),
 }  # fmt: skip
 
 

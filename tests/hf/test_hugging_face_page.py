@@ -17,8 +17,13 @@ from tiny_encoder import tiny_encoder
 PAGE = (Path(__file__).parents[2] / "docs" / "hugging_face.md").read_text(encoding="utf-8")
 TINY = (
     "train mixhead/table1-vanilla --row b --scale tiny --out runs/demo/b --quiet train.steps=2 eval.every_steps=2 "
-    "eval.max_tokens=600 data.max_tokens=20000 data.max_vocabulary=400"
+    "data.name=text data.train=train.txt data.valid=valid.txt data.test=valid.txt data.cache=cache"
 )
+
+
+def write_words(file: Path, number: int) -> None:
+    words = [f"w{int(n)}" for n in torch.randint(400, (number,))]
+    file.write_text("\n".join(" ".join(words[i : i + 10]) for i in range(0, number, 10)) + "\n", encoding="utf-8")
 
 
 def run(line: str) -> None:
@@ -31,6 +36,8 @@ def test_the_blocks_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     tiny_encoder(tmp_path / "bert-base-uncased")
+    write_words(Path("train.txt"), 3000)
+    write_words(Path("valid.txt"), 300)
     run(TINY)
     found = re.findall(r"```(python|sh)\n(.+?)```", PAGE, flags=re.DOTALL)
     assert [kind for kind, _ in found] == ["python"] * 4 + ["sh", "python"]

@@ -46,7 +46,7 @@ def bert():
 
 def test_a_fresh_process_computes_the_same_and_a_plain_load_fails(tmp_path):
     """A plain `from_pretrained` fails with a word about `load_injected`, before and after our package is imported."""
-    for name in ("bert", "llama", "t5", "gpt_oss", "vit"):
+    for name in ("bert", "llama"):
         model, inputs = FAMILIES[name]()
         layers = [1] if name == "llama" else None
         train(fr.inject(model, mix="position_wise", cross_head=0.1, layers=layers), inputs)
@@ -65,7 +65,7 @@ for kind in (transformers.BertForMaskedLM, transformers.AutoModel, transformers.
         raise SystemExit(f"{kind} loaded it")
 assert "fullrank" not in sys.modules
 import fullrank as fr
-for name in ("bert", "llama", "t5", "gpt_oss", "vit"):
+for name in ("bert", "llama"):
     inputs, expected = torch.load(f"{sys.argv[1]}/{name}.pt")
     model = fr.load_injected(f"{sys.argv[1]}/{name}").eval()
     with torch.no_grad():

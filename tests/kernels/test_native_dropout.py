@@ -100,14 +100,3 @@ def test_nothing_repeats() -> None:
     }
     for name, (one, other) in pairs.items():
         assert abs(_correlation(one, other)) < 5 / one.numel() ** 0.5, name
-
-
-def test_counts_are_binomial() -> None:
-    """Numbers of weights dropped along each axis: the sum of squared deviations is a chi-square."""
-    for seed in (1, 2, 3):
-        dropped = (masks(0.25, seed, batch=3, heads=5, queries=40, keys=96) == 0).double()
-        for axes in [(3,), (2,), (1,), (0,), (2, 3), (0, 1), (1, 2)]:
-            counts = dropped.sum(axes)
-            trials, cells = dropped.numel() / counts.numel(), counts.numel()
-            statistic = float(((counts - 0.25 * trials) ** 2 / (trials * 0.25 * 0.75)).sum())
-            assert abs(statistic - cells) < 5 * (2 * cells) ** 0.5, f"axes {axes}: {statistic:.0f} of {cells}"

@@ -27,13 +27,6 @@ from fullrank.training.observers import (
 )
 
 
-def test_the_status_of_a_classifier_says_its_loss_and_scores() -> None:
-    status = Status()
-    status.record({"split": "train", "nll": 0.51, "ppl": 1.7, "objective": "labels"})
-    status.record({"split": "valid", "nll": 0.62, "ppl": 1.9, "accuracy": 0.8437, "f1": 0.5, "objective": "labels"})
-    assert status.words() == "step 0/0  loss 0.510  valid loss 0.620  accuracy 0.844  f1 0.500"
-
-
 def test_status_says_loss_perplexity_speed_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
@@ -46,14 +39,6 @@ def test_status_says_loss_perplexity_speed_and_time_left(monkeypatch: pytest.Mon
     status.record({"split": "valid", "nll": 5.2, "ppl": 181.3})
     status.record({"seconds": 1.0})
     assert status.words() == "step 121/2000  loss 5.100  ppl 164.0  valid ppl 181.3  20 tok/s  ETA 15:40"
-
-
-def test_status_of_characters_says_bits() -> None:
-    status = Status("bits/char")
-    status.start(step=0, total_steps=2)
-    status.record({"split": "train", "nll": 1.5, "ppl": 4.48})
-    status.record({"split": "valid", "nll": 2.0, "ppl": 7.39})
-    assert status.words() == "step 0/2  loss 1.500  bits/char 2.164  valid bits/char 2.885"  # nats / ln 2
 
 
 def test_status_says_scores_and_no_more_steps_than_planned() -> None:

@@ -1,4 +1,4 @@
-"""Runs in fp64, trained alone or by several processes: by `train_as`, or `python together.py FOLDER SHARDING` under torchrun."""
+"""Runs in fp64, trained alone or by several processes: `train_as`, or `python together.py FOLDER SHARDING` under torchrun."""
 
 from __future__ import annotations
 
