@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from fullrank.render.figures import INK, LINE, MUTED, SERIES, style_axes, write_png
+from fullrank.render.figures import write_png
+from fullrank.render.plots import INK, LINE, MUTED, SERIES
 from measure import Line, Outcome
 
 _WIDTH, _PANEL, _TITLE, _BELOW = 11.6, 2.6, 0.75, 0.62  # inches
@@ -100,7 +101,6 @@ def _handle(curve: Curve) -> Line2D:
 
 
 def _draw(axes: Axes, curves: list[Curve], columns: Sequence[Sequence[float | None]], unit: str) -> None:
-    style_axes(axes)
     axes.grid(True, axis="y", color=LINE, linewidth=0.8)
     axes.set_xlabel("length (tokens)", color=MUTED)
     axes.set_ylabel(unit, color=MUTED)

@@ -12,8 +12,9 @@ from rich.console import Console
 from fullrank.core.errors import InputError
 from fullrank.records import Bars, Column, Dots, HeatMap, Lines, Plot, Record, Table
 from fullrank.render.blocks import Code, Details, Facts, Group, Legend, Page, Paragraph, Section
-from fullrank.render.figures import draw_figure, draw_svg, save_plot
+from fullrank.render.figures import draw_svg, save_plot
 from fullrank.render.page import build_figure, render_page, write_page
+from fullrank.render.plots import draw_plot
 from fullrank.render.tables import build_grid, format_value
 from fullrank.render.terminal import print_grid, print_page
 
@@ -74,15 +75,15 @@ def test_values_as_text(value, spec, text):
 
 def test_lines_are_means_over_the_band_and_points_show_their_values():
     plot = Lines(x="tokens", series=("row",), band="seed")
-    figure, titles = draw_figure(plot, CURVES, {}, heading=False)
-    line = figure.axes[0].lines[0]
+    drawing = draw_plot(plot, CURVES)
+    line = drawing.figure.axes[0].lines[0]
     assert line.get_ydata().tolist() == [12.0, 22.0]
-    assert titles == ["plain 10: 12", "plain 20: 22", "b 10: 12", "b 20: 22"]
+    assert drawing.titles == ["plain 10: 12", "plain 20: 22", "b 10: 12", "b 20: 22"]
     assert draw_svg(plot, CURVES).count("<title>") == 4
 
 
 def test_heat_map_cells_stand_at_their_labels():
-    figure, _ = draw_figure(HeatMap("head", "layer", "change"), CHANGES, {}, heading=False)
+    figure = draw_plot(HeatMap("head", "layer", "change"), CHANGES).figure
     assert figure.axes[0].images[0].get_array().tolist() == [[0, -1], [1, 0], [2, 1]]
 
 

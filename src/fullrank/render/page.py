@@ -11,11 +11,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from fullrank.files import write_own
 from fullrank.records import Plot, Record, Table
 from fullrank.render.blocks import Block, Details, Figure, Page, Section
-from fullrank.render.figures import Slots, draw_svg, has_points
+from fullrank.render.figures import draw_svg
+from fullrank.render.plots import Slots, clean_text, find_points
 from fullrank.render.tables import build_grid
 
 BEGINNING = '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'  # of every page; a page is known by it
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
 
 
 def render_page(page: Page) -> str:
@@ -36,33 +36,47 @@ def write_page(page: Page, path: Path) -> Path:
 @functools.cache
 def _environment() -> Environment:
     environment = Environment(
-        loader=PackageLoader("fullrank.render"), autoescape=True, trim_blocks=True, lstrip_blocks=True,
-        undefined=StrictUndefined, finalize=_clean,
-    )  # fmt: skip
-    environment.filters["kind"] = lambda block: type(block).__name__
+        loader=PackageLoader("fullrank.render"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+        finalize=_clean,
+    )
+    environment.filters["kind"] = _kind_of
     environment.filters["tidy"] = _bind_units
     environment.globals["address"] = section_address
     return environment
 
 
+def _kind_of(block: Block) -> str:
+    return type(block).__name__
+
+
 def _clean(value: object) -> object:
-    """Text that a document can hold: control characters are replaced."""
-    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", value) if type(value) is str else value
+    """Text that a document can hold; markup stays as it is."""
+    return clean_text(value) if type(value) is str else value
 
 
 def _bind_units(text: str) -> str:
     """No line break between a number and its unit."""
-    return text.replace(" %", "\N{NO-BREAK SPACE}%").replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
+    space = "\N{NO-BREAK SPACE}"
+    text = text.replace(" %", f"{space}%")
+    return text.replace(" ± ", f"{space}±{space}")
 
 
 def section_address(section: Section) -> str:
     """The address of a section inside its page."""
-    return section.name or re.sub(r"[^a-z0-9]+", "-", section.title.lower()).strip("-")
+    if section.name:
+        return section.name
+    words = re.sub(r"[^a-z0-9]+", "-", section.title.lower())
+    return words.strip("-")
 
 
 def build_figure(plot: Plot, records: list[Record], slots: Slots | None = None, *, wide: bool = False) -> Figure:
     """A plot as a block of a page."""
-    return Figure(draw_svg(plot, records, slots), plot.title, plot.subtitle, wide)
+    svg = draw_svg(plot, records, slots)
+    return Figure(svg, plot.title, plot.subtitle, wide)
 
 
 _MOST_LINES = 20  # of a table of a measurement that stands open on the page
@@ -70,11 +84,16 @@ _MOST_LINES = 20  # of a table of a measurement that stands open on the page
 
 def build_blocks(tables: tuple[Table, ...], plots: tuple[Plot, ...], records: list[Record]) -> list[Block]:
     """Figures and tables of a measurement's records; a long table is folded."""
-    figures: list[Block] = [build_figure(plot, records, wide=True) for plot in plots if has_points(plot, records)]
+    blocks: list[Block] = []
+    for plot in plots:
+        if find_points(plot, records):
+            blocks.append(build_figure(plot, records, wide=True))
     for table in tables:
         grid = build_grid(table, records)
-        if len(grid.rows) > _MOST_LINES:
-            figures.append(Details(grid.title or f"Table of {len(grid.rows)} lines", [grid]))
-        elif grid.rows:
-            figures.append(grid)
-    return figures
+        lines = len(grid.rows)
+        if lines > _MOST_LINES:
+            title = grid.title or f"Table of {lines} lines"
+            blocks.append(Details(title, [grid]))
+        elif lines:
+            blocks.append(grid)
+    return blocks
