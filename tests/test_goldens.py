@@ -239,6 +239,8 @@ def is_kept(key: str, value: Any) -> bool:
     """False for sentences, for absolute paths and for what depends on the machine."""
     if isinstance(value, str) and ((" " in value and key not in LABELS) or str(Path.cwd()) in value):
         return False
+    if isinstance(value, dict) and MACHINE.search(str(value.get("measure", ""))):  # a record
+        return False
     return not MACHINE.search(key)
 
 

@@ -59,16 +59,13 @@ def _read_points(
 
 
 def _count_tokens(run: Run) -> tuple[list[float], list[float]]:
-    """Steps and training tokens at them, as training lines say; else as the result says."""
+    """Steps and training tokens at them, as training lines say; without any, steps."""
     counted = {}
     for line in run.metrics:
         step, tokens = number(line.get("step")), number(line.get("tokens"))
         if line.get("split") == "train" and step and tokens is not None:
             counted[step] = tokens
-    pairs = sorted(counted.items())
-    if not pairs or min(np.diff([tokens for _, tokens in pairs]), default=1) <= 0:
-        steps, seen = number(run.get("steps")), number(run.get("tokens_seen"))
-        pairs = [(steps, seen)] if steps and seen else [(1.0, 1.0)]
+    pairs = sorted(counted.items()) or [(1.0, 1.0)]
     return [0.0, *(step for step, _ in pairs)], [0.0, *(tokens for _, tokens in pairs)]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fullrank.comparison.runs import MASKED_MODELING, SPLITS, TRANSLATION, Run, mapping, metrics_of, number
+from fullrank.comparison.runs import MASKED_MODELING, SPLITS, TRANSLATION, Run, mapping, metrics_of, number, sequence
 from fullrank.render.tables import format_value
 
 SERVER = "test server"
@@ -245,7 +245,7 @@ def find_sources(run: Run) -> dict[str, Any]:
     details = mapping(run.corpus.get("details"))
     lowercase = mapping(details.get("settings")).get("lowercase")
     texts: dict[str, Any] = {}
-    for source in map(mapping, details.get("sources") or ()):
+    for source in map(mapping, sequence(details.get("sources"))):
         if source.get("split") in SPLITS and source.get("sha256"):
             part = (source["sha256"], source.get("start"), source.get("end"), lowercase)
             texts.setdefault(f"{source['split']} source", []).append(part)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fullrank.comparison.runs import mapping
+from fullrank.comparison.runs import mapping, number, sequence
 from fullrank.config.load import flatten
 
 # settings that make a row, in words; those of a plain Transformer need none, others are stages of one's own
@@ -57,7 +57,7 @@ def _describe_model(model: Mapping[str, Any]) -> Iterator[str]:
             sentence = words.get(value, own_stage)
             if sentence:
                 yield sentence.format(mixtures=settings.get(key.replace("kind", "mixtures")))
-    beta = max((float(value or 0) for key, value in settings.items() if key.endswith("cross_head")), default=0.0)
+    beta = max((number(value) or 0.0 for key, value in settings.items() if key.endswith("cross_head")), default=0.0)
     if beta:
         yield f"keys and values of heads change places in training with probability {beta:g}"
     if any(value is True for key, value in settings.items() if key.endswith("attention.value_residual")):
@@ -69,6 +69,6 @@ def _describe_training(config: Mapping[str, Any]) -> Iterator[str]:
     teacher = mapping(train.get("distill"))
     if teacher:
         yield f"distilled from {Path(str(teacher.get('run'))).name} with weight {teacher.get('weight')}"
-    skips = [mapping(phase).get("skip") for phase in train.get("phases") or ()]
+    skips = [mapping(phase).get("skip") for phase in sequence(train.get("phases"))]
     if any(mapping(skip).get("name", skip) not in (None, "none") for skip in skips):
         yield "layers are skipped at random in a phase of training (Skip-Retain)"

@@ -220,7 +220,7 @@ def _remove_seed(name: str) -> str:
 def name_rows(rows: Sequence[Sequence[Run]]) -> list[str]:
     """A distinct name for each row: that in the recipe, else its own, then the scale and settings that tell it apart."""
     names = [_name_row(row) for row in rows]
-    for describe in (_describe_scale, _describe_settings, _describe_recipe, _describe_folder):
+    for describe in (_describe_origin, _describe_settings, _describe_folder):
         longer = []
         for name, row in zip(names, rows, strict=True):
             others = [other[0] for other, same in zip(rows, names, strict=True) if same == name]
@@ -239,9 +239,9 @@ def _name_row(row: Sequence[Run]) -> str:
     return _remove_seed(run.name) if len(row) > 1 else run.name
 
 
-def _describe_scale(run: Run, others: Sequence[Run]) -> str:
-    scales = {other.origin("scale") for other in others}
-    return run.origin("scale") if len(scales) > 1 else ""
+def _describe_origin(run: Run, others: Sequence[Run]) -> str:
+    keys = [key for key in ("scale", "recipe") if len({other.origin(key) for other in others}) > 1]
+    return " ".join(run.origin(key) for key in keys)
 
 
 def _describe_settings(run: Run, others: Sequence[Run]) -> str:
@@ -252,10 +252,6 @@ def _describe_settings(run: Run, others: Sequence[Run]) -> str:
             name = key.removesuffix(".name").rpartition(".")[2]
             words.append(f"{name} {value}")
     return ", ".join(words) if len(words) <= 3 else ""
-
-
-def _describe_recipe(run: Run, others: Sequence[Run]) -> str:
-    return run.origin("recipe")
 
 
 def _describe_folder(run: Run, others: Sequence[Run]) -> str:

@@ -35,6 +35,11 @@ def mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
+def sequence(value: Any) -> Sequence[Any]:
+    """`value` if it is a list, else an empty one."""
+    return value if isinstance(value, list) else []
+
+
 def number(value: Any) -> float | None:
     """`value` as a finite float, else None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -262,7 +267,7 @@ def _without_result(run: Run) -> Run:
 
 def metrics_of(run: Run) -> list[str]:
     """Names of the scores of a run of fine-tuning, the headline first."""
-    return [metric for metric in run.get("metrics") or () if isinstance(metric, str)]
+    return [metric for metric in sequence(run.get("metrics")) if isinstance(metric, str)]
 
 
 def scores_of(run: Run) -> dict[tuple[str, str], float]:

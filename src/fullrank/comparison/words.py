@@ -13,7 +13,6 @@ from fullrank.comparison.rows import Row, differences_of_text, measured_on, uneq
 from fullrank.comparison.runs import MASKED_MODELING, SPLITS, TRANSLATION, Run, integer, mapping
 from fullrank.config.run import MASKED_TOKEN
 from fullrank.core.config import NOT_NEXT_TOKEN
-from fullrank.evaluation.statistics import deviation_change, deviation_interval
 from fullrank.records import Interval, Record
 from fullrank.render.tables import format_value, join_words
 
@@ -103,7 +102,6 @@ def _claim(group: Group, resampled: Sequence[Record]) -> tuple[str, str]:
     pair = next((record for record in resampled if _is_pair(record, best, base, split)), None)
     headline = _claim_first(group, best, figure) if base is None else _claim_best(group, best, base, figure, pair)
     sentences = [
-        _describe_deviation(group, best, base),
         _describe_pair(pair),
         _find_near_rows(group, best),
         _describe_seeds(rows),
@@ -168,22 +166,6 @@ def _describe_pair(pair: Record | None) -> str:
         f"Paired bootstrap over sentences, {pair.labels['row']} − {pair.labels['baseline']}: {change} ({ends}); "
         f"the 95 % interval {verdict}."
     )
-
-
-def _describe_deviation(group: Group, best: Row, base: Row | None) -> str:
-    """How the deviation over seeds changed from the baseline's, in fine-tuning."""
-    row = best if base is not None else next((row for row in group.rows if row is not best), None)
-    base = row and group.baseline_of(row)
-    if row is None or base is None or not row.first.finetunes:
-        return ""
-    before, after = (list(one.values(group.measure, group.split).values()) for one in (base, row))
-    change, ends = deviation_change(before, after), deviation_interval(before, after)
-    if change is None or ends is None:
-        return ""
-    verdict = "" if is_decided(ends) else ": not decided by these seeds"
-    low, high = (format_value(end, "+,.1f") for end in ends)
-    shown = format_value(change, "+,.1f")
-    return f"The deviation over seeds of {row.name} changed by {shown} % (95 % {low} to {high} %){verdict}."
 
 
 def _find_near_rows(group: Group, best: Row) -> str:
