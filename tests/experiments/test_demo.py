@@ -67,7 +67,7 @@ def test_demo_trains_rows_on_equal_terms(
     printed = capsys.readouterr().out
     for word in ("plain", "b", "writes, after", "Perplexity is", "report.html"):
         assert word in printed
-    assert (out / "plain" / "analysis" / "spectrum.json").is_file()
+    assert '<section id="analyses"' in (out / "report.html").read_text(encoding="utf-8")
 
     before = (out / "plain" / "metrics.jsonl").read_bytes()
     (out / "b" / "result.json").unlink()  # as if it had been stopped before its last evaluation
