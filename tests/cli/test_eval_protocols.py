@@ -16,7 +16,7 @@ from cli_runs import SMALL, called, write_config
 
 import fullrank as fr
 from fullrank.cli import main
-from fullrank.comparison.page import report
+from fullrank.comparison.page import build_report
 from fullrank.config.run import DynamicConfig
 from fullrank.core.decoder import LanguageModel
 from fullrank.experiments import dynamic, language_model
@@ -344,11 +344,11 @@ def test_reports_keep_dynamic_figures_apart(tuned: Path, tmp_path: Path) -> None
     """A page is the same with them and without them."""
     other = tmp_path / "tuned"
     shutil.copytree(tuned, other, symlinks=True)
-    page = report([other]).page("title")
+    page = build_report([other]).page("title")
     content = result(tuned)
     content.pop("final_dynamic")
     (other / "result.json").write_text(json.dumps(content), encoding="utf-8")
-    assert report([other]).page("title") == page
+    assert build_report([other]).page("title") == page
 
 
 @pytest.mark.parametrize(

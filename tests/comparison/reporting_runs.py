@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-from fullrank.comparison.page import report
+from fullrank.comparison.page import build_report
 from fullrank.config import run
 from fullrank.records import Record
 from fullrank.render.terminal import print_page
@@ -169,5 +169,5 @@ def find(records: Iterable[Record], measure: str, **labels: object) -> Record:
 def printed(runs: Sequence[Path], width: int = 200) -> str:
     """The report of `runs` as a terminal of that width shows it."""
     console = Console(file=io.StringIO(), width=width, force_terminal=False)
-    print_page(report(runs).build_page(), console)
+    print_page(build_report(runs).build_page(), console)
     return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]

@@ -17,9 +17,9 @@ from fullrank.comparison.measures import (
     MASKED_PERPLEXITY,
     PERPLEXITY,
     choose,
-    decimals_of,
+    choose_decimals,
 )
-from fullrank.comparison.page import report
+from fullrank.comparison.page import build_report
 from fullrank.comparison.runs import Run, read_run
 from fullrank.config.run import MASKED_TOKEN
 from fullrank.core.config import NOT_NEXT_TOKEN
@@ -27,7 +27,7 @@ from fullrank.core.errors import InputError
 
 
 def test_seeds_are_gathered_into_mean_deviation_and_paired_difference(tmp_path: Path) -> None:
-    content = report(two_kinds(tmp_path))
+    content = build_report(two_kinds(tmp_path))
     records = content.records
     assert [row.name for row in content.compared.rows] == ["plain", "b"]
     place = {"split": "test", "checkpoint": "final"}
@@ -52,7 +52,7 @@ def test_seeds_are_gathered_into_mean_deviation_and_paired_difference(tmp_path: 
 
 def test_runs_of_one_row_with_the_same_seed_are_no_spread(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / name, seed=1, test=test) for name, test in (("x", 100.0), ("y", 101.0))]
-    rows = report(runs).compared.rows
+    rows = build_report(runs).compared.rows
     assert [len(row.runs) for row in rows] == [1, 1]
     assert len({row.name for row in rows}) == 2
 
@@ -71,7 +71,7 @@ def test_circumstances_make_no_other_row_but_settings_do(tmp_path: Path) -> None
     first, second, third = (make_run(tmp_path / f"s{seed}", seed=seed) for seed in (1, 2, 3))
     edit_config(second, "train", "threads", value=7)
     edit_config(third, "model", "hidden_size", value=256)
-    assert [len(row.runs) for row in report([first, second, third]).compared.rows] == [2, 1]
+    assert [len(row.runs) for row in build_report([first, second, third]).compared.rows] == [2, 1]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_circumstances_make_no_other_row_but_settings_do(tmp_path: Path) -> None
 )
 def test_other_texts_are_not_compared(tmp_path: Path, other: dict[str, object] | None, fields: str) -> None:
     first = make_run(tmp_path / "x", corpus=CORPUS | {"sha256": {"train": "1", "test": "3"}})
-    content = report([first, make_run(tmp_path / "y", row="b", test=90.0, corpus=other)])
+    content = build_report([first, make_run(tmp_path / "y", row="b", test=90.0, corpus=other)])
     assert len(content.compared.groups) == 2
     assert not any("difference" in record.measure for record in content.records)
     assert f"differ in {fields}." in content.summary.warnings[0]
@@ -97,7 +97,7 @@ def test_another_training_text_alone_leaves_the_measurement_the_same(tmp_path: P
     tokens = {**CORPUS["tokens"], "train": 5}  # type: ignore[dict-item]
     other = CORPUS | {"tokens": tokens, "sha256": {"train": "9"}}
     first = make_run(tmp_path / "x", corpus=CORPUS | {"sha256": {"train": "1"}})
-    assert len(report([first, make_run(tmp_path / "y", row="b", corpus=other)]).compared.groups) == 1
+    assert len(build_report([first, make_run(tmp_path / "y", row="b", corpus=other)]).compared.groups) == 1
 
 
 def test_rows_of_several_recipes_are_compared_within_each(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_rows_of_several_recipes_are_compared_within_each(tmp_path: Path) -> Non
             ("xl", "b", 45.0),
         )
     ]
-    content = report(runs, "mixhead/table1")
+    content = build_report(runs, "mixhead/table1")
     assert [row.name for row in content.compared.rows] == ["vanilla plain", "vanilla b", "xl plain", "xl b"]
     changes = [record for record in content.records if record.measure == "perplexity_difference"]
     tested = [(change.labels["baseline"], change.value) for change in changes if change.labels["split"] == "test"]
@@ -139,7 +139,7 @@ def test_a_headline_is_as_strong_as_its_interval(
 ) -> None:
     runs = [make_run(tmp_path / f"p{i}", seed=i, test=test) for i, test in enumerate(plain)]
     runs += [make_run(tmp_path / f"b{i}", row="b", seed=i, test=test, mix="average") for i, test in enumerate(b)]
-    assert report(runs).summary.headline.startswith(beginning)
+    assert build_report(runs).summary.headline.startswith(beginning)
 
 
 @pytest.mark.parametrize(
@@ -154,8 +154,8 @@ def test_a_headline_is_as_strong_as_its_interval(
 )
 def test_what_weakens_a_comparison_is_said(tmp_path: Path, changed: dict[str, object], words: str) -> None:
     plain = make_run(tmp_path / "x")
-    assert report([plain, make_run(tmp_path / "y", row="b")]).summary.cautions == ()
-    (caution,) = report([plain, make_run(tmp_path / "z", row="b", result=changed)]).summary.cautions
+    assert build_report([plain, make_run(tmp_path / "y", row="b")]).summary.cautions == ()
+    (caution,) = build_report([plain, make_run(tmp_path / "z", row="b", result=changed)]).summary.cautions
     assert words in caution
 
 
@@ -197,7 +197,7 @@ def test_bits_are_compared_in_bits_and_unigrams_take_the_tokens_of_the_run(tmp_p
         spelling_run(tmp_path / f"{row}{seed}", row=row, seed=seed, test=test, paper=BITS)
         for row, seed, test in (("xl", 1, 1.1), ("xl", 2, 1.2), ("skip", 1, 1.0), ("skip", 2, 1.04))
     ]
-    records = report(runs).records
+    records = build_report(runs).records
     difference = find(records, "bits_per_byte_difference", row="skip", split="test")
     assert difference.value == pytest.approx(1.02 / 1.15 - 1)
     assert find(records, "bits_per_byte_unigram", row="xl", split="test").value == pytest.approx(4.75)
@@ -205,7 +205,7 @@ def test_bits_are_compared_in_bits_and_unigrams_take_the_tokens_of_the_run(tmp_p
     assert find(
         records, "bits_per_character_mean", row="skip", split="test", checkpoint="final"
     ).value == pytest.approx(2.04)
-    pairs = report([spelling_run(tmp_path / "p", kind="bpe", bytes_per_token=4.0, paper=BITS)]).records
+    pairs = build_report([spelling_run(tmp_path / "p", kind="bpe", bytes_per_token=4.0, paper=BITS)]).records
     assert find(pairs, "bits_per_byte_unigram", split="test").value == pytest.approx(4.75 / 4)
 
 
@@ -218,10 +218,10 @@ def test_texts_that_were_cut_into_other_tokens_are_compared_per_character(tmp_pa
         return make_run(tmp_path / name, row=name, corpus=corpus, result={"final": {"valid": figures, "test": figures}})
 
     runs = [run("pieces", "bpe", 2.487), run("letters", "character", 3.262)]
-    content = report(runs)
+    content = build_report(runs)
     difference = find(content.records, "bits_per_character_difference", row="letters", split="test")
     assert difference.value == pytest.approx(3.262 / 2.487 - 1)
-    assert len(report([runs[0], run("other", "character", 3.2, "b" * 64)]).compared.groups) == 2
+    assert len(build_report([runs[0], run("other", "character", 3.2, "b" * 64)]).compared.groups) == 2
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_texts_that_were_cut_into_other_tokens_are_compared_per_character(tmp_pa
     ],
 )
 def test_no_end_of_a_decided_interval_looks_like_zero(numbers: tuple[float, float, float], decimals: int) -> None:
-    assert decimals_of(*numbers) == decimals
+    assert choose_decimals(*numbers) == decimals
 
 
 def test_last_checkpoint_and_figures_without_sos(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_last_checkpoint_and_figures_without_sos(tmp_path: Path) -> None:
 
     result = {"final": figures(0), "last": figures(5)}
     run = make_run(tmp_path / "x", paper={"test": 92.95, "checkpoint": "last"}, result=result)
-    records = report([run]).records
+    records = build_report([run]).records
     assert find(records, "perplexity_mean", split="test", checkpoint="last").value == 105
     assert find(records, "perplexity_without_sos_mean", split="valid", checkpoint="last").value == 125
     assert all(words in printed([run]) for words in ("ours, best", "ours, last", "105.00", "92.95"))
@@ -269,7 +269,7 @@ def test_rows_that_see_the_future_compare_with_nothing(tmp_path: Path, recorded:
     settings = {"protocol_settings": {"next_token": True}}
     plain = make_run(tmp_path / "plain", test=100.0, result=settings)
     ours = make_run(tmp_path / "ours", row="ours", test=90.0, mix="average", result=settings)
-    content = report([published(tmp_path / "core", 12.0, recorded=recorded), plain, ours])
+    content = build_report([published(tmp_path / "core", 12.0, recorded=recorded), plain, ours])
     changes = {record.labels["row"] for record in content.records if "difference" in record.measure}
     assert changes == {"ours"}
     assert [group.is_marked for group in content.compared.groups] == [False, True]
@@ -285,7 +285,7 @@ def test_rows_that_see_the_future_compare_with_nothing(tmp_path: Path, recorded:
 
 def test_windows_of_stride_1_are_ordinary_figures_after_marked_curves(tmp_path: Path) -> None:
     plain = make_run(tmp_path / "plain", test=100.0)
-    content = report([plain, published(tmp_path / "slid", 95.0, honest=True)])
+    content = build_report([plain, published(tmp_path / "slid", 95.0, honest=True)])
     assert find(content.records, "perplexity_difference", row="slid", split="test").value == pytest.approx(-0.05)
     assert content.compared.rows[1].curve_name == "slid †"
 
@@ -299,13 +299,13 @@ def masked_run(folder: Path, row: str, test: float, accuracy: float) -> Path:
 
 def test_masked_models_compare_with_each_other_alone(tmp_path: Path) -> None:
     runs = [masked_run(tmp_path / "plain", "plain", 20.0, 41.25), masked_run(tmp_path / "b", "b", 12.0, 50.0)]
-    content = report(runs)
+    content = build_report(runs)
     assert content.compared.groups[0].measure is MASKED_PERPLEXITY
     assert find(content.records, "perplexity_difference", row="b", split="test").value == pytest.approx(-0.4)
     assert find(content.records, "accuracy_percent_mean", row="b", split="test", checkpoint="final").value == 50
     assert [run["remark"] for run in content.to_dict()["runs"]] == [MASKED_TOKEN] * 2
     assert any(MASKED_TOKEN in caution for caution in content.summary.cautions)
-    other = report([make_run(tmp_path / "causal", row="causal"), *runs])
+    other = build_report([make_run(tmp_path / "causal", row="causal"), *runs])
     assert [row.name for row in other.compared.rows] == ["causal"]
     assert "left out: plain" in other.summary.warnings[0]
 
@@ -321,7 +321,7 @@ def test_damaged_and_unfinished_runs_are_listed(tmp_path: Path) -> None:
     (runs["diverged"] / "result.json").write_text(json.dumps({"final": {"test": {"perplexity": None}}}))
     (runs["wrong-type"] / "result.json").write_text(json.dumps({"final": 5, "seed": "x"}))
     (runs["lines"] / "metrics.jsonl").write_bytes(b'{"step": 1, "split": "train", "nll": 9}\n{"step"\n\xff\n')
-    content = report(list(runs.values()))
+    content = build_report(list(runs.values()))
     assert [row.name for row in content.compared.rows] == ["lines"]
     problems = {run.name: " ".join(run.problems) for run in content.compared.unfinished_runs}
     for name, words in {
@@ -331,7 +331,7 @@ def test_damaged_and_unfinished_runs_are_listed(tmp_path: Path) -> None:
         assert words in problems[name]
     assert "2 unreadable lines were left out, the first: line 2: damaged" in content.compared.runs[0].problems[0]
     assert len(content.compared.runs[0].metrics) == 1
-    assert report([runs["half"]]).summary.headline == "No run has finished yet"
+    assert build_report([runs["half"]]).summary.headline == "No run has finished yet"
 
 
 def test_what_is_no_run_is_an_error(tmp_path: Path) -> None:
@@ -340,5 +340,5 @@ def test_what_is_no_run_is_an_error(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=words):
             read_run(folder)
     with pytest.raises(InputError, match="no run folders given"):
-        report([])
-    assert len(report([tmp_path / "runs" / "x"] * 2).compared.runs) == 1
+        build_report([])
+    assert len(build_report([tmp_path / "runs" / "x"] * 2).compared.runs) == 1

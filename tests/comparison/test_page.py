@@ -10,7 +10,7 @@ import pytest
 from reported_translations import table4
 from reporting_runs import make_run, printed, two_kinds
 
-from fullrank.comparison.page import report
+from fullrank.comparison.page import build_report
 from fullrank.core.errors import InputError
 from fullrank.records import Lines, Record, Table, declaration_to_dict
 
@@ -36,7 +36,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def page(runs: list[Path], tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = report(runs).write(tmp_path_factory.mktemp("page"), "A title of <mine>")
+    path = build_report(runs).write(tmp_path_factory.mktemp("page"), "A title of <mine>")
     assert path.name == "report.html"
     return path.read_text(encoding="utf-8")
 
@@ -62,14 +62,14 @@ def test_every_section_and_figure_is_there(page: str) -> None:
 
 
 def test_equal_runs_give_equal_bytes_and_another_file_stays(runs: list[Path], page: str, tmp_path: Path) -> None:
-    assert report(runs).write(tmp_path / "x.html", "A title of <mine>").read_text(encoding="utf-8") == page
+    assert build_report(runs).write(tmp_path / "x.html", "A title of <mine>").read_text(encoding="utf-8") == page
     (tmp_path / "letter.html").write_text("dear")
     with pytest.raises(InputError):
-        report(runs[:1]).write(tmp_path / "letter.html")
+        build_report(runs[:1]).write(tmp_path / "letter.html")
 
 
 def test_json_has_every_number_once_and_is_plain(runs: list[Path]) -> None:
-    document = json.loads(json.dumps(report(runs).to_dict(), allow_nan=False))
+    document = json.loads(json.dumps(build_report(runs).to_dict(), allow_nan=False))
     assert list(document) == ["headline", "records", "runs", "unfinished", "warnings", "notes"]
     keys = [(record["measure"], *sorted(map(str, record["labels"].items()))) for record in document["records"]]
     assert len(keys) == len(set(keys))
@@ -95,7 +95,7 @@ def test_control_characters_of_a_name_reach_no_terminal(tmp_path: Path) -> None:
 
 def test_translations_have_curves_by_epoch_and_sentences(tmp_path: Path) -> None:
     runs = table4(tmp_path)
-    page = report(runs).write(tmp_path / "page.html").read_text(encoding="utf-8")
+    page = build_report(runs).write(tmp_path / "page.html").read_text(encoding="utf-8")
     titles = re.findall(r"<figcaption><b>([^<]+)</b>", page)
     assert {"Validation BLEU", "Validation loss", "Validation loss, second half"} <= set(titles)
     assert ">epochs<" in page

@@ -12,7 +12,7 @@ from reported_translations import CORPUS, hypotheses, make_translation_run, refe
 from reporting_runs import find, make_run
 
 from fullrank.comparison.measures import BLEU, PERPLEXITY
-from fullrank.comparison.page import Report, report
+from fullrank.comparison.page import Report, build_report
 from fullrank.comparison.resampled import compare_runs, find_baseline, read_translations
 from fullrank.core.errors import InputError
 from fullrank.evaluation.statistics import against_first, bootstrap_interval
@@ -26,7 +26,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def content(runs: list[Path]) -> Report:
-    return report(runs)
+    return build_report(runs)
 
 
 def bleu(wrong: float, seed: int) -> float:
@@ -75,7 +75,7 @@ def test_runs_that_cannot_be_resampled_are_left_out(tmp_path: Path) -> None:
     plain, a = make_translation_run(tmp_path / "plain"), make_translation_run(tmp_path / "a", row="a", mix="random")
     lost = make_translation_run(tmp_path / "lost", row="lost", mix="average", keep=("valid",))
     (a / "translations" / "test.txt").write_text("".join("other words\n" for _ in range(120)))
-    records, left_out = report([plain, a, lost]).resampled
+    records, left_out = build_report([plain, a, lost]).resampled
     assert {record.labels["split"] for record in records} <= {"valid"}
     assert any("its result says" in words for words in left_out)
     assert any("kept no translations of the test split" in words for words in left_out)
@@ -92,7 +92,7 @@ def test_runs_that_cannot_be_resampled_are_left_out(tmp_path: Path) -> None:
 def test_other_references_or_signatures_do_not_compare(tmp_path: Path, options: dict[str, Any], fields: str) -> None:
     plain = make_translation_run(tmp_path / "plain")
     other = make_translation_run(tmp_path / "other", row="other", mix="random", **options)
-    content = report([plain, other])
+    content = build_report([plain, other])
     assert f"the runs differ in {fields}." in content.summary.warnings[0]
     assert not any("difference" in record.measure for record in content.records)
 
@@ -103,7 +103,7 @@ def test_bleu_is_of_text_and_a_version_is_a_caution(tmp_path: Path) -> None:
     bpe = make_translation_run(tmp_path / "bpe", row="bpe", mix="random", corpus=corpus)
     text = (bpe / "result.json").read_text().replace(f"version:{sacrebleu.__version__}", "version:2.0.0")
     (bpe / "result.json").write_text(text)
-    content = report([plain, bpe])
+    content = build_report([plain, bpe])
     assert len(content.compared.groups) == 1
     cautions = " ".join(content.summary.cautions)
     assert "per token, do not compare" in cautions
@@ -112,19 +112,19 @@ def test_bleu_is_of_text_and_a_version_is_a_caution(tmp_path: Path) -> None:
 def test_seeds_with_other_references_are_another_row(tmp_path: Path) -> None:
     runs = [make_translation_run(tmp_path / str(seed), seed=seed) for seed in (1, 2)]
     runs.append(make_translation_run(tmp_path / "3", seed=3, lines={"test": references("test", 5)}))
-    assert [len(row.runs) for row in report(runs).compared.rows] == [2, 1]
+    assert [len(row.runs) for row in build_report(runs).compared.rows] == [2, 1]
 
 
 def test_without_bleu_perplexity_and_a_bleu_of_nothing_is_a_figure(tmp_path: Path) -> None:
     plain = make_translation_run(tmp_path / "plain")
     final = {split: {"perplexity": 4.48} for split in ("valid", "test")}
     without = make_translation_run(tmp_path / "a", row="a", mix="random", result={"final": final})
-    assert report([plain, without]).compared.groups[0].measure is PERPLEXITY
+    assert build_report([plain, without]).compared.groups[0].measure is PERPLEXITY
     result = json.loads((plain / "result.json").read_text())
     for split in result["final"].values():
         split["bleu"] = 0.0
     (plain / "result.json").write_text(json.dumps(result))
-    content = report([plain, make_translation_run(tmp_path / "b", row="b", mix="random")])
+    content = build_report([plain, make_translation_run(tmp_path / "b", row="b", mix="random")])
     assert content.compared.groups[0].measure is BLEU
     difference = find(content.records, "bleu_difference", row="b", split="test")
     assert difference.value == find(content.records, "bleu_mean", row="b", split="test", checkpoint="final").value
@@ -133,7 +133,7 @@ def test_without_bleu_perplexity_and_a_bleu_of_nothing_is_a_figure(tmp_path: Pat
 def test_translations_and_language_models_are_never_mixed(tmp_path: Path) -> None:
     runs = [make_translation_run(tmp_path / "mt", row="mt"), make_run(tmp_path / "lm", row="lm")]
     for order, kept, left in ((runs, "mt", "lm"), (runs[::-1], "lm", "mt")):
-        content = report(order)
+        content = build_report(order)
         assert [row.name for row in content.compared.rows] == [kept]
         assert f"left out: {left} ({tmp_path / left})" in content.summary.warnings[0]
 

@@ -118,12 +118,12 @@ def show_report(
 
     table: the table of several recipes that the runs belong to.
     """
-    from fullrank.comparison.page import report
+    from fullrank.comparison.page import build_report
     from fullrank.render.page import write_page
     from fullrank.render.terminal import print_page
 
     clear_progress()
-    content = report(folders, table)
+    content = build_report(folders, table)
     built = content.build_page(title)
     path = write_page(built, page)
     if json:

@@ -194,7 +194,7 @@ def train(
             json=json,
         )  # fmt: skip
         return
-    from fullrank.comparison.page import report
+    from fullrank.comparison.page import build_report
     from fullrank.comparison.runs import find_runs
     from fullrank.experiments.run import resume
     from fullrank.experiments.run import train as train_model
@@ -214,7 +214,7 @@ def train(
         progress(f"{folder}: paused, and not measured; without --until it goes on")
         tell({"folder": str(folder), "paused": until}, (), json=json)
     else:
-        page = report([folder]).write(folder / "report.html")
+        page = build_report([folder]).write(folder / "report.html")
         try:
             tell({"folder": str(folder), **result}, _summary(result, folder, page), json=json)
         except (LookupError, TypeError, ValueError, AttributeError) as error:  # the run was finished before
@@ -395,7 +395,7 @@ _UNITS = {"word": "words", "byte": "bytes", "character": "characters", "bpe": "s
 
 
 def _summary(result: dict[str, Any], folder: Path, page: Path) -> Iterator[str]:
-    from fullrank.comparison.runs import LANGUAGE_MODELING, read_run, recipe_notes
+    from fullrank.comparison.runs import LANGUAGE_MODELING, collect_notes, read_run
 
     final, record = result["final"], read_run(folder)
     size = f"{result['parameters']['total']:,} parameters"
@@ -414,7 +414,7 @@ def _summary(result: dict[str, Any], folder: Path, page: Path) -> Iterator[str]:
     if "bleu_signature" in final["test"]:
         yield f"  BLEU is sacreBLEU's: {final['test']['bleu_signature']}"
     yield f"  {result['protocol']}"
-    if recipe_notes([record]):
+    if collect_notes([record]):
         yield f"  what its recipe says of these figures: fullrank recipes show {result['recipe']}"
     if len(result["ms_per_step"]) > 1:
         yield "  ms per step: " + ", ".join(f"{phase} {ms:.1f}" for phase, ms in result["ms_per_step"].items())

@@ -188,12 +188,12 @@ def _figure_lines(figures: Mapping[str, Any], first: str, *, masked: bool = Fals
 
 def _compare(run: Path, other: Path, split: str, *, json: bool) -> None:
     """Paired bootstrap of two runs' kept translations."""
-    from fullrank.comparison.measures import decimals_of
+    from fullrank.comparison.measures import choose_decimals
     from fullrank.comparison.resampled import compare_runs
 
     comparison = compare_runs([other, run], split)
     bleu = comparison["against_first"][0]
-    decimals = decimals_of(bleu["difference"], bleu["low"], bleu["high"])
+    decimals = choose_decimals(bleu["difference"], bleu["low"], bleu["high"])
     lines = [
         f"{split}: BLEU {bleu['b']:.{decimals}f} of {run}, {bleu['a']:.{decimals}f} of {other}",
         f"  difference {bleu['difference']:+.{decimals}f}, 95 % interval {bleu['low']:+.{decimals}f} to "

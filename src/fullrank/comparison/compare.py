@@ -21,20 +21,20 @@ from fullrank.comparison.measures import (
     Measure,
     choose,
     find_metric,
-    measures_of,
+    list_measures,
 )
 from fullrank.comparison.rows import (
     Row,
-    attention_of,
-    encoder_of,
+    find_attention,
+    find_unequal_terms,
     group_by_seed,
     measure_interval,
+    name_encoder,
     name_rows,
     number_names,
     number_texts,
-    unequal_terms,
 )
-from fullrank.comparison.runs import SPLITS, Run, integer, mapping, number, scores_of
+from fullrank.comparison.runs import SPLITS, Run, find_scores, integer, mapping, number
 from fullrank.config.load import flatten
 from fullrank.config.run import MASKED_TOKEN
 from fullrank.core.config import NOT_NEXT_TOKEN
@@ -107,9 +107,9 @@ class Group:
         """
         if self.is_marked:
             return None
-        plain = [other for other in self.rows if other.first.finetunes and not attention_of(other.first)]
+        plain = [other for other in self.rows if other.first.finetunes and not find_attention(other.first)]
         if plain and row not in plain:
-            return min(plain, key=lambda other: len(unequal_terms(row, other)))
+            return min(plain, key=lambda other: len(find_unequal_terms(row, other)))
         base = plain[0] if plain else self.rows[0]
         return None if row is base else base
 
@@ -127,7 +127,7 @@ class Group:
         if ends is not None:
             low, high = (measure.difference(mean + end, mean) or 0.0 for end in ends)
             interval = (low, high)
-        labels = {**_labels(row), "split": split, "checkpoint": "final", "baseline": base.name}
+        labels = {**_make_labels(row), "split": split, "checkpoint": "final", "baseline": base.name}
         unit = "points" if measure.higher else "share"
         return Record(labels, f"{measure.key}_difference", change, unit, interval, kind)
 
@@ -172,7 +172,7 @@ class Comparison:
     def describe_runs(self) -> list[dict[str, Any]]:
         """What is known of every finished run besides its numbers, for JSON."""
         return [
-            _run_facts(row, run, group.baseline_of(row))
+            _collect_facts(row, run, group.baseline_of(row))
             for group in self.groups for row in group.rows for run in row.runs
         ]  # fmt: skip
 
@@ -197,7 +197,7 @@ def compare(runs: Sequence[Run], table: str | None = None) -> Comparison:
     finished = [run for run in same_task if run.result is not None]
     seeds = group_by_seed(finished)
     if tuned:  # plain encoders first
-        seeds.sort(key=lambda row: bool(attention_of(row[0])))
+        seeds.sort(key=lambda row: bool(find_attention(row[0])))
     parts = [_name_part(row[0], table) for row in seeds]
     names = name_rows(seeds) if table is None else _name_parts(parts, seeds)
     measure = choose(finished or same_task)
@@ -240,13 +240,13 @@ def _name_parts(parts: Sequence[str], rows: Sequence[Sequence[Run]]) -> list[str
 def _build_group(rows: Sequence[Row], measure: Measure) -> Group:
     runs = [run for row in rows for run in row.runs]
     if runs[0].finetunes:
-        scores = [key for run in runs for key in scores_of(run)]
+        scores = [key for run in runs for key in find_scores(run)]
         splits = tuple(dict.fromkeys(split for split, _ in scores))
         measures = tuple(find_metric(name) for name in dict.fromkeys(metric for _, metric in scores))
-        paper = next((one for one in measures for split in splits if _states(runs, one, split)), None)
+        paper = next((one for one in measures for split in splits if _has_paper_figure(runs, one, split)), None)
         return Group(tuple(rows), measures, (), splits, paper)
     kinds = (BLEU, TOKENISED_BLEU) if measure is BLEU else (measure,)
-    paper = next((kind for kind in kinds if any(_states(runs, kind, split) for split in SPLITS)), None)
+    paper = next((kind for kind in kinds if any(_has_paper_figure(runs, kind, split) for split in SPLITS)), None)
     others = {BLEU: (CHRF, PERPLEXITY), MASKED_PERPLEXITY: (ACCURACY,)}.get(measure, (WITHOUT_SOS, LAST_POSITION))
     if paper is TOKENISED_BLEU:
         others = (TOKENISED_BLEU, *others)
@@ -254,7 +254,7 @@ def _build_group(rows: Sequence[Row], measure: Measure) -> Group:
     return Group(tuple(rows), (measure,), others, tuple(measured or SPLITS), paper)
 
 
-def _states(runs: Sequence[Run], measure: Measure, split: str) -> bool:
+def _has_paper_figure(runs: Sequence[Run], measure: Measure, split: str) -> bool:
     return any(measure.paper_figure(run, split) is not None for run in runs)
 
 
@@ -268,24 +268,24 @@ def find_splits(runs: Sequence[Run]) -> tuple[str, ...]:
 # -- records -----------------------------------------------------------------------------------------------------------
 
 
-def _labels(row: Row) -> dict[str, str | int]:
+def _make_labels(row: Row) -> dict[str, str | int]:
     return {"row": row.name, **({"part": row.part} if row.part else {})}
 
 
-def _protocol(run: Run, split: str) -> str:
+def _find_protocol(run: Run, split: str) -> str:
     return str(mapping(mapping(run.get("protocols")).get(split)).get("words") or run.get("protocol") or "")
 
 
 def _describe_run(row: Row, run: Run) -> Iterator[Record]:
     """The figures of a run, its time and memory."""
-    labels = {**_labels(row), "run": run.folder.name, "seed": run.seed}
+    labels = {**_make_labels(row), "run": run.folder.name, "seed": run.seed}
     for checkpoint in ("final", "last"):
         for split in find_splits([run]):
             place = {**labels, "split": split, "checkpoint": checkpoint}
-            for measure in measures_of(run):
+            for measure in list_measures(run):
                 value = measure.value(run, split, checkpoint)
                 if value is not None:
-                    yield Record(place, measure.key, value, measure.record_unit, protocol=_protocol(run, split))
+                    yield Record(place, measure.key, value, measure.record_unit, protocol=_find_protocol(run, split))
     for key in _COSTS:
         value = number(run.get(key))
         if value is not None:
@@ -313,7 +313,7 @@ def _summarize_runs(records: Sequence[Record]) -> Iterator[Record]:
 
 def _describe_row(group: Group, row: Row) -> Iterator[Record]:
     """Parameters of a row, word frequencies, the paper's figures beside ours, and its differences from the baseline."""
-    labels = _labels(row)
+    labels = _make_labels(row)
     yield Record(labels, "seeds", len(row.runs))
     for part, size in flatten(mapping(row.first.get("parameters"))).items():
         count = integer(size)
@@ -346,7 +346,7 @@ def _compare_row(group: Group, row: Row, measure: Measure, split: str) -> Iterat
         return
     yield difference
     if row.first.finetunes:
-        labels = {**_labels(row), "split": split, "baseline": base.name}
+        labels = {**_make_labels(row), "split": split, "baseline": base.name}
         for name, (value, ends, protocol) in _compare_deviations(row, base, measure, split).items():
             if value is not None:
                 yield Record(labels, f"{measure.key}_{name}", value, None, ends, protocol)
@@ -378,7 +378,7 @@ def _compare_deviations(
     }
 
 
-def _run_facts(row: Row, run: Run, baseline: Row | None) -> dict[str, Any]:
+def _collect_facts(row: Row, run: Run, baseline: Row | None) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "folder": str(run.folder), "name": run.name, "row": row.name, "part": row.part or None, "seed": run.seed,
         "task": run.task, "corpus": run.label, "is_slice": run.is_slice, "text": row.text,
@@ -388,7 +388,7 @@ def _run_facts(row: Row, run: Run, baseline: Row | None) -> dict[str, Any]:
     if not run.finetunes and not run.next_token:
         facts["remark"] = NOT_NEXT_TOKEN if row.is_marked(PERPLEXITY) else MASKED_TOKEN
     if run.finetunes:
-        facts |= {"encoder": encoder_of(run), "attention": attention_of(run)}
+        facts |= {"encoder": name_encoder(run), "attention": find_attention(run)}
         facts |= {"next_token": None, "title": run.get("title")}
     signatures = [run.get("final", split, f"{BLEU.key}_signature") for split in SPLITS]
     facts["bleu_signature"] = next(filter(None, signatures), None)

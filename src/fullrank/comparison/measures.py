@@ -7,7 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fullrank.comparison.runs import MASKED_MODELING, SPLITS, TRANSLATION, Run, mapping, metrics_of, number, sequence
+from fullrank.comparison.runs import (
+    MASKED_MODELING,
+    SPLITS,
+    TRANSLATION,
+    Run,
+    find_metric_names,
+    mapping,
+    number,
+    sequence,
+)
 from fullrank.render.tables import format_value
 
 SERVER = "test server"
@@ -191,11 +200,11 @@ UNIGRAMS = (PERPLEXITY, BITS_PER_BYTE, BITS_PER_CHARACTER)  # a model of word fr
 MEASURES = (PERPLEXITY, BITS_PER_BYTE, BITS_PER_CHARACTER, *SCORES, ACCURACY)
 
 
-def measures_of(run: Run) -> list[Measure]:
+def list_measures(run: Run) -> list[Measure]:
     """Every measure that a run may have figures of; of fine-tuning its metrics, in points."""
     if not run.finetunes:
         return [*MEASURES, WITHOUT_SOS, LAST_POSITION, LENGTH_RATIO]
-    return [*map(find_metric, metrics_of(run)), LOSS]
+    return [*map(find_metric, find_metric_names(run)), LOSS]
 
 
 def find_metric(name: str) -> Measure:
@@ -215,7 +224,7 @@ def choose(runs: Sequence[Run]) -> Measure:
     """
     tasks = {run.task for run in runs}
     if runs and runs[0].finetunes:
-        return find_metric(next(iter(metrics_of(runs[0])), "accuracy"))
+        return find_metric(next(iter(find_metric_names(runs[0])), "accuracy"))
     if tasks == {MASKED_MODELING}:
         return MASKED_PERPLEXITY
     if tasks == {TRANSLATION}:
@@ -252,7 +261,7 @@ def find_sources(run: Run) -> dict[str, Any]:
     return texts
 
 
-def decimals_of(difference: float, low: float | None, high: float | None, least: int = 2) -> int:
+def choose_decimals(difference: float, low: float | None, high: float | None, least: int = 2) -> int:
     """The decimals, at most six, for a difference and its interval.
 
     Where the interval leaves out 0 none of the three is shown as zero; otherwise the largest is not.

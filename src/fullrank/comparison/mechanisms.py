@@ -38,7 +38,7 @@ _WORDS = {
 }
 
 
-def mechanism_words(config: Mapping[str, Any]) -> str:
+def describe_mechanisms(config: Mapping[str, Any]) -> str:
     """The mechanisms of a configuration: `Mixhead B: each query decides ..; sigsoftmax in place of softmax`."""
     words = dict.fromkeys([*_describe_model(mapping(config.get("model"))), *_describe_training(config)])
     return "; ".join(words) or "plain multi-head attention and one softmax over the vocabulary"

@@ -21,27 +21,27 @@ from fullrank.comparison.curves import (
     read_validation,
     select_second_half,
 )
-from fullrank.comparison.measures import BLEU, PERPLEXITY, WITHOUT_SOS, Measure, decimals_of
-from fullrank.comparison.mechanisms import mechanism_words
+from fullrank.comparison.measures import BLEU, PERPLEXITY, WITHOUT_SOS, Measure, choose_decimals
+from fullrank.comparison.mechanisms import describe_mechanisms
 from fullrank.comparison.resampled import DIFFERENCE, read_translations, resample_comparison
-from fullrank.comparison.rows import Row, describe_attention, encoder_of
+from fullrank.comparison.rows import Row, describe_attention, name_encoder
 from fullrank.comparison.runs import (
     MASKED_MODELING,
     TRANSLATION,
     Run,
+    collect_notes,
+    find_metric_names,
     integer,
     mapping,
-    metrics_of,
     number,
     read_runs,
-    recipe_notes,
 )
 from fullrank.comparison.words import (
     Summary,
+    describe_protocol,
     find_signatures,
     name_protocols,
-    protocol_of,
-    split_words,
+    name_split,
     summarize,
 )
 from fullrank.config.load import flatten
@@ -86,7 +86,7 @@ class Report:
     @property
     def notes(self) -> dict[str, str]:
         """Notes of the recipes on their figures, by recipe."""
-        return recipe_notes([*self.compared.runs, *self.compared.unfinished_runs])
+        return collect_notes([*self.compared.runs, *self.compared.unfinished_runs])
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, numbers in full precision."""
@@ -112,7 +112,7 @@ class Report:
         return write_page(self.build_page(title), Path(path))
 
 
-def report(folders: Sequence[Path], table: str | None = None) -> Report:
+def build_report(folders: Sequence[Path], table: str | None = None) -> Report:
     """The report of run folders; the first one's row is the one that others are compared with.
 
     table: a table of several recipes, in each of which the first row is the one that its others are compared with.
@@ -157,7 +157,7 @@ def _build_page(content: Report, title: str | None) -> Page:
     )
 
 
-def _slots(rows: Sequence[Row]) -> dict[str, int]:
+def _assign_slots(rows: Sequence[Row]) -> dict[str, int]:
     """Colours of rows, by their names in tables and at curves."""
     return {name: row.slot for row in rows for name in (row.name, row.curve_name)}
 
@@ -174,7 +174,7 @@ def _build_tiles(compared: Comparison) -> Iterator[Block]:
     best = group.find_best(group.rows)
     row = best or group.measured[0]
     extreme = measure.extreme.capitalize() if best and len(group.measured) > 1 else "Final"
-    tiles = [(f"{extreme} {split_words(split)} {measure.words}: {row.name}", measure.show(row.mean(measure, split)))]
+    tiles = [(f"{extreme} {name_split(split)} {measure.words}: {row.name}", measure.show(row.mean(measure, split)))]
     base = group.baseline_of(row)
     difference = group.difference(row, base, measure, split) if base else None
     if base and difference:
@@ -312,7 +312,7 @@ def _find_difference_format(measure: Measure, records: Sequence[Record]) -> str:
         if record.measure == f"{measure.key}_difference" and record.value is not None:
             scale = 1 if measure.higher else 100
             low, high = (scale * end for end in record.interval) if record.interval else (None, None)
-            decimals = max(decimals, decimals_of(scale * record.value, low, high, decimals))
+            decimals = max(decimals, choose_decimals(scale * record.value, low, high, decimals))
     return f"+.{decimals}{'f' if measure.higher else '%'}"
 
 
@@ -322,7 +322,7 @@ def _mark_row(cells: Sequence[Cell], group: Group, protocols: Mapping[str, str])
     if row is None:
         return [dataclasses.replace(cell, quiet=True) for cell in cells]
     badges = ["slice"] if row.first.is_slice else []
-    badges += [f"protocol {protocols[protocol_of(row)]}"] if len(protocols) > 1 else []
+    badges += [f"protocol {protocols[describe_protocol(row)]}"] if len(protocols) > 1 else []
     badges += ["undertrained"] if row in group.undertrained else []
     name = f"{row.name} †" if group.is_marked else row.name
     return [dataclasses.replace(cells[0], text=name, slot=row.slot, badge=", ".join(badges)), *cells[1:]]
@@ -355,7 +355,7 @@ def _build_resampled(content: Report) -> Iterator[Block]:
         Column("bleu_seeds_difference", "difference over seeds", format="+.2f"),
     )
     for (split,), of_split in group_records(records, ("split",)).items():
-        table = Table(("row", "baseline"), columns, f"BLEU on resampled sentences, {split_words(format_label(split))}")
+        table = Table(("row", "baseline"), columns, f"BLEU on resampled sentences, {name_split(format_label(split))}")
         yield build_grid(table, _drop_labels(of_split, "split"))
     if records:
         protocol = next(record.protocol for record in records if record.protocol)
@@ -390,7 +390,7 @@ def _build_rows(content: Report) -> Iterator[Block]:
             ]
             for split in group.splits if rows[0].first.finetunes else group.splits[:1]:
                 for measure in group.measures:
-                    title = f"{group.part} {split_words(split)} {measure.words}".strip()
+                    title = f"{group.part} {name_split(split)} {measure.words}".strip()
                     where = {"split": split, "checkpoint": "final"}
                     if not any(record.measure == measure.key and record.has(where) for record in records):
                         continue
@@ -401,7 +401,7 @@ def _build_rows(content: Report) -> Iterator[Block]:
                         title,
                         "A dot is one run, the bar their mean. The axis does not start at zero.",
                     )
-                    figures.append(build_figure(plot, records, _slots(rows)))
+                    figures.append(build_figure(plot, records, _assign_slots(rows)))
     mechanisms = [(row.name, "; ".join(_describe_row(row))) for row in rows]
     yield Blocks([*figures, Facts(mechanisms)])
 
@@ -411,14 +411,14 @@ def _describe_row(row: Row) -> Iterator[str]:
     run = row.first
     if run.finetunes:
         train = mapping(run.config.get("train"))
-        yield f"{encoder_of(run)}, {describe_attention(run) or 'its own attention'}"
+        yield f"{name_encoder(run)}, {describe_attention(run) or 'its own attention'}"
         for key in ("learning_rate", "mixing_learning_rate"):
             if train.get(key):
                 yield f"{key.replace('_', ' ')} {train[key]}"
         yield f"{run.get('epochs')} epochs"
     else:
-        yield mechanism_words(run.config)
-    shown = ("valid", "test", "dev", "metric", *metrics_of(run))
+        yield describe_mechanisms(run.config)
+    shown = ("valid", "test", "dev", "metric", *find_metric_names(run))
     others = {key.replace("_", " "): value for key, value in run.paper.items() if not key.startswith(shown)}
     if others:
         yield f"the paper states: {_describe_value(others)}"
@@ -430,7 +430,7 @@ def _describe_row(row: Row) -> Iterator[str]:
 def _build_curves(content: Report) -> Iterator[Block]:
     compared = content.compared
     rows = [*compared.rows, *compared.unfinished]
-    slots = _slots(rows)
+    slots = _assign_slots(rows)
     figures = [build_figure(plot, records, slots) for plot, records in _find_validation_curves(compared, rows)]
     small = [build_figure(plot, records, slots) for plot, records in _find_training_curves(compared, rows)]
     if not figures and not small:
@@ -654,10 +654,10 @@ def _build_commands(content: Report) -> Iterator[Block]:
 def _repeat_command(run: Run) -> str:
     folder = run.folder
     again = folder.with_name(f"{folder.name}-again") if folder.name not in ("", "..") else folder / "again"
-    return shlex.join(["fullrank", _verb_of(run), str(folder / "config.yaml"), "--out", str(again)])
+    return shlex.join(["fullrank", _choose_verb(run), str(folder / "config.yaml"), "--out", str(again)])
 
 
-def _verb_of(run: Run) -> str:
+def _choose_verb(run: Run) -> str:
     return "finetune" if run.finetunes else "train"
 
 
@@ -667,7 +667,7 @@ def _build_troubles(content: Report) -> Iterator[Block]:
     for run in compared.unfinished_runs:
         reasons = "; ".join([_describe_progress(compared, run), *run.problems])
         yield Paragraph(f"Not finished: {run.folder} ({reasons}). It goes on with", "note")
-        yield Code(shlex.join(["fullrank", _verb_of(run), str(run.folder)]))
+        yield Code(shlex.join(["fullrank", _choose_verb(run), str(run.folder)]))
     for run in compared.runs:
         if run.problems:
             yield Paragraph(f"Finished, damaged in part: {run.folder} ({'; '.join(run.problems)})", "note")

@@ -44,7 +44,7 @@ def _resample_group(group: Group, split: str, left_out: list[str]) -> list[Recor
     first = next((run for row in group.rows for run in row.runs if split in run.references), None)
     if first is None or len(group.rows) < 2:
         return []
-    metric = metric_named(BLEU.key, **settings_of(_signature(first, split)))
+    metric = metric_named(BLEU.key, **settings_of(_find_signature(first, split)))
     counts: dict[str, list[np.ndarray]] = {}
     for row in group.rows:
         for run in row.runs:
@@ -91,7 +91,7 @@ def find_baseline(name: str, names: Sequence[str]) -> str:
     return name if parts[-1] == "plain" and len(parts) > 1 and has_others else names[0]
 
 
-def _signature(run: Run, split: str) -> str:
+def _find_signature(run: Run, split: str) -> str:
     """Signature of the run's BLEU without the version of sacreBLEU; empty if it has none."""
     return remove_version(str(run.get("final", split, "bleu_signature") or ""))
 
@@ -102,7 +102,7 @@ def _count(run: Run, first: Run, split: str, metric: Metric) -> np.ndarray:
         raise InputError(f"it has kept no translations of the {split} split")
     if run.references[split] != first.references[split]:
         raise InputError(f"its {split} references are not those of {first.folder}")
-    if _signature(run, split) != _signature(first, split):
+    if _find_signature(run, split) != _find_signature(first, split):
         raise InputError(f"its BLEU has another signature than that of {first.folder}")
     counts = metric.statistics(*read_translations(run.folder, split))
     stated, score = BLEU.value(run, split), float(metric.score(counts.sum(axis=0)))
@@ -146,7 +146,7 @@ def compare_runs(
     if len(folders) < 2:
         raise InputError(f"at least two runs are compared, given {len(folders)}")
     runs = [read_run(Path(folder)) for folder in folders]
-    first, signature = runs[0], _signature(runs[0], split)
+    first, signature = runs[0], _find_signature(runs[0], split)
     settings = settings_of(signature)
     measure = metric_named(metric, **settings)
     references = read_translations(first.folder, split)[1]
@@ -158,9 +158,9 @@ def compare_runs(
                 f"{run.folder} and {first.folder} were not scored on the same {split} references "
                 f"({len(own_references):,} and {len(references):,} lines): their translations do not compare"
             )
-        if _signature(run, split) != signature:
+        if _find_signature(run, split) != signature:
             raise InputError(
-                f"{run.folder} and {first.folder}: their BLEU has other signatures ({_signature(run, split)}, "
+                f"{run.folder} and {first.folder}: their BLEU has other signatures ({_find_signature(run, split)}, "
                 f"{signature}), so it does not compare"
             )
         counts.append(measure.statistics(hypotheses, references))
@@ -173,11 +173,11 @@ def compare_runs(
             {"folder": str(run.folder), "name": run.name, **interval} for run, interval in zip(runs, alone, strict=True)
         ],
         "against_first": [
-            {"folder": str(run.folder), "first": str(first.folder), **_without_seeds(pair)}
+            {"folder": str(run.folder), "first": str(first.folder), **_drop_seeds(pair)}
             for run, pair in zip(runs[1:], pairs, strict=True)
         ],
     }  # fmt: skip
 
 
-def _without_seeds(pair: dict[str, Any]) -> dict[str, Any]:
+def _drop_seeds(pair: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in pair.items() if key != "seeds"}

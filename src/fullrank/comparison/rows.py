@@ -112,7 +112,7 @@ def measure_interval(
 # -- the same text -----------------------------------------------------------------------------------------------------
 
 
-def measured_on(run: Run, in_bits: bool = False) -> dict[str, Any]:
+def identify_text(run: Run, in_bits: bool = False) -> dict[str, Any]:
     """Identity of the text behind a figure: corpus, splits and vocabulary, as far as recorded.
 
     BLEU is of text, however a vocabulary cuts it: there pairs, reference translations and signature decide. So are figures
@@ -144,7 +144,7 @@ def remove_version(signature: str) -> str:
     return re.sub(r"\|version:[^|]*", "", signature)
 
 
-def differences_of_text(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+def compare_texts(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
     """Names of the fields in which two texts differ; a field that only one of them records decides nothing."""
     if bool(first) != bool(second):
         return ["corpus (not recorded in every run)"]
@@ -157,8 +157,8 @@ def number_texts(rows: Sequence[Sequence[Run]], in_bits: bool) -> list[int]:
     distinct: list[dict[str, Any]] = []
     numbers = []
     for row in rows:
-        text = measured_on(row[0], in_bits)
-        equal = [index for index, other in enumerate(distinct) if not differences_of_text(other, text)]
+        text = identify_text(row[0], in_bits)
+        equal = [index for index, other in enumerate(distinct) if not compare_texts(other, text)]
         if not equal:
             equal = [len(distinct)]
             distinct.append(text)
@@ -177,7 +177,7 @@ def group_by_seed(runs: Sequence[Run]) -> list[tuple[Run, ...]]:
     """
     rows: list[tuple[str, list[Run]]] = []
     for run in runs:
-        key = _row_key(run)
+        key = _make_row_key(run)
         row = next((row for other, row in rows if other == key and _is_another_seed(run, row)), None)
         if row is None:
             rows.append((key, [run]))
@@ -189,24 +189,24 @@ def group_by_seed(runs: Sequence[Run]) -> list[tuple[Run, ...]]:
 def _is_another_seed(run: Run, row: Sequence[Run]) -> bool:
     if run.seed is None or any(other.seed == run.seed for other in row):
         return False
-    return not any(differences_of_text(measured_on(other), measured_on(run)) for other in row)
+    return not any(compare_texts(identify_text(other), identify_text(run)) for other in row)
 
 
-def settings_of(run: Run) -> dict[str, Any]:
+def read_settings(run: Run) -> dict[str, Any]:
     """The settings that make a row, as dotted keys."""
     settings = {key: value for key, value in flatten(run.config).items() if key not in CIRCUMSTANCES}
     if run.finetunes:
-        settings["model.pretrained"] = encoder_of(run)
+        settings["model.pretrained"] = name_encoder(run)
     return settings
 
 
-def _row_key(run: Run) -> str:
+def _make_row_key(run: Run) -> str:
     """Equal for runs that differ only in their seed."""
-    settings = settings_of(run)
+    settings = read_settings(run)
     origin = [run.origin(key) for key in ("recipe", "row", "scale")]
     name = "" if settings else _remove_seed(run.name)
     # a run that has not kept its references is a seed of the row all the same
-    text = {key: value for key, value in measured_on(run).items() if not key.endswith(" references")}
+    text = {key: value for key, value in identify_text(run).items() if not key.endswith(" references")}
     return json.dumps([origin, name, settings, text], sort_keys=True, default=str)
 
 
@@ -245,9 +245,9 @@ def _describe_origin(run: Run, others: Sequence[Run]) -> str:
 
 
 def _describe_settings(run: Run, others: Sequence[Run]) -> str:
-    settings = [settings_of(other) for other in others]
+    settings = [read_settings(other) for other in others]
     words = []
-    for key, value in settings_of(run).items():
+    for key, value in read_settings(run).items():
         if any(other.get(key) != value for other in settings):
             name = key.removesuffix(".name").rpartition(".")[2]
             words.append(f"{name} {value}")
@@ -272,7 +272,7 @@ def number_names(names: Sequence[str]) -> list[str]:
 # -- fine-tuning -------------------------------------------------------------------------------------------------------
 
 
-def attention_of(run: Run) -> dict[str, Any]:
+def find_attention(run: Run) -> dict[str, Any]:
     """The injected attention without options that have no effect; empty for the encoder as it was."""
     model = mapping(run.config.get("model"))
     attention = mapping(model.get("attention"))
@@ -289,21 +289,21 @@ def attention_of(run: Run) -> dict[str, Any]:
 def describe_attention(run: Run) -> str:
     """Injected attention in words: `position_wise, cross_head 0.1`; empty for the encoder as it was."""
     words = []
-    for key, value in attention_of(run).items():
+    for key, value in find_attention(run).items():
         text = value.get("name") if isinstance(value, Mapping) else value
         words.append(str(text) if key in ("mix", "normalize") else f"{key} {text}")
     return ", ".join(words)
 
 
-def encoder_of(run: Run) -> str:
+def name_encoder(run: Run) -> str:
     """The pretrained encoder; the last name of a folder."""
     name = str(mapping(run.config.get("model")).get("pretrained") or "unknown encoder")
     return Path(name).name or name if name.startswith(("/", ".", "~")) else name
 
 
-def unequal_terms(row: Row, base: Row) -> dict[str, tuple[Any, Any]]:
+def find_unequal_terms(row: Row, base: Row) -> dict[str, tuple[Any, Any]]:
     """Settings besides the mechanism in which two rows of fine-tuning differ: of each key both values."""
-    own, other = settings_of(row.first), settings_of(base.first)
+    own, other = read_settings(row.first), read_settings(base.first)
     terms = {}
     for key in dict.fromkeys((*own, *other)):
         # a mixing parameter's learning rate belongs to the mechanism, whose paper says that it is larger

@@ -223,7 +223,7 @@ def read_run(folder: Path) -> Run:
     run = Run(
         folder, visible(str(name)), config, metrics, timing, result, tuple(problems), identity, vocabulary
     )  # fmt: skip
-    return run if result is None or _has_figures(run) else _without_result(run)
+    return run if result is None or _has_figures(run) else _drop_result(run)
 
 
 def _read_result(path: Path) -> Mapping[str, Any]:
@@ -253,28 +253,28 @@ def _find_broken_seals(folder: Path) -> list[str]:
 
 def _has_figures(run: Run) -> bool:
     if run.finetunes:
-        return bool(scores_of(run))
+        return bool(find_scores(run))
     values = [run.final(split, key) for split in SPLITS for key in ("perplexity", "bleu")]
     return any(value is not None and value > 0 for value in values)
 
 
-def _without_result(run: Run) -> Run:
+def _drop_result(run: Run) -> Run:
     """A result without any final figure is no result: the run diverged or the file is not ours."""
     figure = "score" if run.finetunes else "perplexity or BLEU" if run.task == TRANSLATION else "perplexity"
     problem = f"result.json holds no finite {figure} under `final`: the run diverged or the file is damaged"
     return dataclasses.replace(run, result=None, problems=(*run.problems, problem))
 
 
-def metrics_of(run: Run) -> list[str]:
+def find_metric_names(run: Run) -> list[str]:
     """Names of the scores of a run of fine-tuning, the headline first."""
     return [metric for metric in sequence(run.get("metrics")) if isinstance(metric, str)]
 
 
-def scores_of(run: Run) -> dict[tuple[str, str], float]:
+def find_scores(run: Run) -> dict[tuple[str, str], float]:
     """Scores of fine-tuning in points (x 100), by split and metric."""
     scores = {}
     for split in mapping(run.get("final")):
-        for metric in metrics_of(run):
+        for metric in find_metric_names(run):
             value = run.final(split, metric)
             if value is not None:
                 scores[split, metric] = 100 * value
@@ -312,7 +312,7 @@ def _read(path: Path, parse: Callable[[Path], Any], problems: list[str], missing
     return None
 
 
-def recipe_notes(runs: Sequence[Run]) -> dict[str, str]:
+def collect_notes(runs: Sequence[Run]) -> dict[str, str]:
     """Notes of the recipes of runs, by recipe; none of a recipe that is no longer there."""
     notes = {}
     for name in dict.fromkeys(run.origin("recipe") for run in runs):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fullrank.comparison.compare import Comparison, Group
 from fullrank.comparison.measures import BLEU, MEASURES, TOKENISED_BLEU, WITHOUT_SOS, Measure
 from fullrank.comparison.resampled import DIFFERENCE
-from fullrank.comparison.rows import Row, differences_of_text, measured_on, unequal_terms
+from fullrank.comparison.rows import Row, compare_texts, find_unequal_terms, identify_text
 from fullrank.comparison.runs import MASKED_MODELING, SPLITS, TRANSLATION, Run, integer, mapping
 from fullrank.config.run import MASKED_TOKEN
 from fullrank.core.config import NOT_NEXT_TOKEN
@@ -41,7 +41,7 @@ def summarize(compared: Comparison, resampled: Sequence[Record] = ()) -> Summary
         paragraphs = [sentence]
     else:
         honest = [claim for claim in claims if not claim[0].is_marked] or claims
-        paragraphs = [_sentence(_name_group(group, compared), *claim) for group, *claim in claims]
+        paragraphs = [_join_claim(_name_group(group, compared), *claim) for group, *claim in claims]
         if compared.mixed_texts:
             headline = "Not one comparison: the runs differ in text, vocabulary or signature"
         elif parts > 1:
@@ -60,11 +60,11 @@ def _name_group(group: Group, compared: Comparison) -> str:
     )
 
 
-def _sentence(name: str, headline: str, sentence: str) -> str:
+def _join_claim(name: str, headline: str, sentence: str) -> str:
     return f"{name}: {headline}. {sentence}".removeprefix(": ").strip()
 
 
-def split_words(split: str) -> str:
+def name_split(split: str) -> str:
     """`validation` of `valid`."""
     return _SPLIT_WORDS.get(split, split)
 
@@ -94,7 +94,7 @@ def _claim(group: Group, resampled: Sequence[Record]) -> tuple[str, str]:
     best = group.find_best(rows)
     if best is None:
         return f"{names}: no {measure.words} to compare", ""
-    figure = f"{split_words(split)} {measure.words} {show_spread(best, measure, split)}"
+    figure = f"{name_split(split)} {measure.words} {show_spread(best, measure, split)}"
     if len(group.measured) == 1:
         lone = "One seed says nothing about the spread." if len(best.runs) == 1 else ""
         return f"{best.name}: {figure}", lone
@@ -195,8 +195,8 @@ def _find_warnings(compared: Comparison) -> Iterator[str]:
     texts = compared.mixed_texts
     if texts:
         in_bits = compared.groups[0].measure.in_bits
-        first, *others = (measured_on(row.first, in_bits) for row in texts)
-        fields = dict.fromkeys(word for other in others for word in differences_of_text(first, other))
+        first, *others = (identify_text(row.first, in_bits) for row in texts)
+        fields = dict.fromkeys(word for other in others for word in compare_texts(first, other))
         yield (
             f"Not comparable: the runs differ in {', '.join(fields)}. Compare only within a table: "
             f"{', '.join(row.first.label or 'a text not recorded' for row in texts)}."
@@ -216,12 +216,12 @@ def _find_warnings(compared: Comparison) -> Iterator[str]:
         for row in group.rows:
             base = group.baseline_of(row)
             if row.first.finetunes and base is not None:
-                yield from _find_unequal_terms(row, base)
+                yield from _warn_of_unequal_terms(row, base)
 
 
-def _find_unequal_terms(row: Row, base: Row) -> Iterator[str]:
+def _warn_of_unequal_terms(row: Row, base: Row) -> Iterator[str]:
     """Differences of fine-tuning besides the mechanism."""
-    terms = unequal_terms(row, base)
+    terms = find_unequal_terms(row, base)
     steps = [tuple(sorted({str(run.get("steps")) for run in one.runs})) for one in (row, base)]
     if steps[0] != steps[1]:
         terms = {"steps": (", ".join(steps[0]), ", ".join(steps[1])), **terms}
@@ -270,11 +270,11 @@ def _find_cautions(compared: Comparison) -> Iterator[str]:
 
 def name_protocols(rows: Sequence[Row]) -> dict[str, str]:
     """Protocols of evaluation with their marks `[1]`, `[2]` ..., in the order of the rows."""
-    words = dict.fromkeys(protocol_of(row) for row in rows)
+    words = dict.fromkeys(describe_protocol(row) for row in rows)
     return {protocol: f"[{index}]" for index, protocol in enumerate(words, start=1)}
 
 
-def protocol_of(row: Row) -> str:
+def describe_protocol(row: Row) -> str:
     """Evaluation of a row, without the remark that the dagger stands for."""
     protocols = dict.fromkeys(str(run.get("protocol") or "not recorded") for run in row.runs)
     return " and ".join(protocols).removesuffix(f"; {NOT_NEXT_TOKEN}")

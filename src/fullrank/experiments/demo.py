@@ -115,7 +115,7 @@ def run_demo(
     """
     from rich.console import Console
 
-    from fullrank.comparison.page import report
+    from fullrank.comparison.page import build_report
     from fullrank.render.page import write_page
     from fullrank.render.terminal import print_page
 
@@ -147,7 +147,7 @@ def run_demo(
     lines = "\n".join(f"    {line}" for line in words.splitlines() if line.strip())  # a line of the text ends at <eos>
     console.print(f"{lines}\n", highlight=False, markup=False)
     measure_models(find_measurement("spectrum"), list(map(str, folders)), Reading(device="cpu", say=silent, texts=8))
-    table = report(folders)
+    table = build_report(folders)
     built = table.build_page("A Transformer without its bottlenecks")
     page = write_page(built, out / "report.html")
     print_page(built, console)
