@@ -18,9 +18,9 @@ import pytest
 from fullrank.config.data import DataConfig
 from fullrank.config.glue import GLUE
 from fullrank.core.errors import InputError, RunError
-from fullrank.data import corpora as corpora_module
 from fullrank.data import known_corpora, prepare, unigram_perplexity
-from fullrank.data.corpora import CORPORA, CorpusInfo, download, fetch
+from fullrank.data.corpora import CORPORA, CorpusInfo, download
+from fullrank.files import silent
 
 SPLITS = ("train", "valid", "test")
 
@@ -200,13 +200,11 @@ TEXTS = {split: f"the {split} text\n".encode() * 9 for split in SPLITS}
 
 
 class Server:
-    """Serves `files`; `breaks`: so many times a connection closes half-way; `asked`: (path, Range) of every request."""
+    """Serves `files` of this machine; `asked`: the path of every request."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
-        self.breaks = 0
-        self.ranges = True
-        self.asked: list[tuple[str, str | None]] = []
+        self.asked: list[str] = []
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -222,21 +220,15 @@ class Server:
         self.url = f"http://127.0.0.1:{self._http.server_port}"
 
     def answer(self, request: BaseHTTPRequestHandler) -> None:
-        asked = request.headers.get("Range")
-        self.asked.append((request.path, asked))
+        self.asked.append(request.path)
         body = self.files.get(request.path.lstrip("/"))
         if body is None:
             request.send_error(404)
             return
-        start = int(asked.removeprefix("bytes=").rstrip("-")) if asked and self.ranges else 0
-        request.send_response(206 if start else 200)
-        request.send_header("Content-Length", str(len(body) - start))
+        request.send_response(200)
+        request.send_header("Content-Length", str(len(body)))
         request.end_headers()
-        rest = body[start:]
-        if self.breaks:
-            self.breaks -= 1
-            rest = rest[: len(rest) // 2]
-        request.wfile.write(rest)
+        request.wfile.write(body)
 
     def close(self) -> None:
         self._http.shutdown()
@@ -255,12 +247,8 @@ def running():
 def server(running, monkeypatch):
     """The server of this module, with nothing to serve and nothing asked."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    running.files, running.breaks, running.ranges, running.asked = {}, 0, True, []
+    running.files, running.asked = {}, []
     return running
-
-
-def silent(line: str) -> None:
-    pass
 
 
 def three_files(server: Server) -> CorpusInfo:
@@ -283,83 +271,82 @@ def test_files_come_verified_and_only_once(server, tmp_path):
     assert folder == tmp_path / "sources" / "ptb"
     assert read(folder) == {f"ptb.{split}.txt": text for split, text in TEXTS.items()}
     assert any("Linguistic Data Consortium" in line for line in told)
-    asked = len(server.asked)
     assert download(info, tmp_path, silent) == folder
-    assert len(server.asked) == asked == 3
+    assert len(server.asked) == 3
 
 
-def test_prepare_downloads_and_labels(server, tmp_path, monkeypatch):
-    monkeypatch.setattr("fullrank.data.corpora.CORPORA", dict(CORPORA) | {"ptb": three_files(server)})
-    corpus = prepare(DataConfig(name="ptb", cache=str(tmp_path)))
-    assert corpus.is_slice, "the counts are not the published ones, wherever the files came from"
-    assert corpus.splits["train"].words == 9 * 4
-
-
-def test_another_file_than_published_is_refused(server, tmp_path):
+@pytest.mark.parametrize("fault", ["another file", "no file", "no server"])
+def test_a_download_that_fails_leaves_nothing(server, tmp_path, fault):
     info = three_files(server)
-    server.files["ptb.valid.txt"] = b"something else\n"
-    with pytest.raises(
-        RunError, match=r"the downloaded ptb.valid.txt is not the published file \(its sha256 differs\)"
-    ):
+    named = "ptb.valid.txt"
+    if fault == "another file":
+        server.files[named] = b"something else\n"
+    elif fault == "no file":
+        del server.files[named]
+    else:
+        info = dataclasses.replace(info, urls=((named := "http://nowhere.invalid/ptb.train.txt",),))
+    with pytest.raises(RunError, match=named):
         download(info, tmp_path, silent)
     assert list((tmp_path / "sources").iterdir()) == []
 
 
-@pytest.mark.parametrize("ranges", [True, False])
-def test_a_broken_connection_is_taken_up(server, tmp_path, ranges):
-    body = bytes(range(256)) * 5000
-    server.files, server.breaks, server.ranges = {"big": body}, 2, ranges
-    fetch(f"{server.url}/big", tmp_path / "big", silent)
-    assert (tmp_path / "big").read_bytes() == body
-    first, second, third = (asked for _, asked in server.asked)
-    half = len(body) // 2
-    assert (first, second) == (None, f"bytes={half}-")
-    assert third == (f"bytes={half + half // 2}-" if ranges else f"bytes={half}-")
+def zipped(texts: dict[str, bytes]) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name, text in texts.items():
+            archive.writestr(name, text)
+    return packed.getvalue()
 
 
-def test_progress_is_told(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(corpora_module, "_BLOCK", 1000)
-    server.files = {"big": bytes(100_000)}
-    told: list[str] = []
-    fetch(f"{server.url}/big", tmp_path / "big", told.append)
-    assert told == [f"{server.url}/big: {percent} % of 0.1 MB" for percent in range(10, 101, 10)]
+def tarred(texts: dict[str, bytes]) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for name, text in texts.items():
+            member = tarfile.TarInfo(f"top/{name}")
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text))
+    return packed.getvalue()
 
 
 def test_the_second_mirror_and_an_archive(server, tmp_path):
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w") as archive:
-        for split, text in TEXTS.items():
-            archive.writestr(f"wikitext-103/wiki.{split}.tokens", text)
-        archive.writestr("wikitext-103/README", "no")
-    server.files = {"good/wikitext-103-v1.zip": packed.getvalue(), "bad/wikitext-103-v1.zip": b"<html>moved</html>"}
-    urls = (
-        (
-            f"{server.url}/gone/wikitext-103-v1.zip",
-            f"{server.url}/bad/wikitext-103-v1.zip",
-            f"{server.url}/good/wikitext-103-v1.zip",
-        ),
-    )
+    archive = zipped({f"wikitext-103/wiki.{split}.tokens": text for split, text in TEXTS.items()} | {"README": b"no"})
+    server.files = {"good/w.zip": archive, "bad/w.zip": b"<html>moved</html>"}
+    urls = (tuple(f"{server.url}/{mirror}/w.zip" for mirror in ("gone", "bad", "good")),)
     info = dataclasses.replace(CORPORA["wikitext-103"], urls=urls, sha256={})
     assert read(download(info, tmp_path, silent)) == {f"wiki.{split}.tokens": text for split, text in TEXTS.items()}
 
 
-def test_an_archive_that_unpacks_to_a_thousand_times_its_size(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(corpora_module, "_UNPACKED", 1)
-    for suffix in ("zip", "gz"):
-        packed = io.BytesIO()
-        if suffix == "zip":
-            with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-                archive.writestr("bomb", bytes(1 << 22))
-        else:
-            packed.write(gzip.compress(bytes(1 << 22)))
-        server.files = {f"bomb.{suffix}": packed.getvalue()}
-        assert len(packed.getvalue()) * 900 < 1 << 22
-        info = dataclasses.replace(
-            CORPORA["enwik8"], urls=((f"{server.url}/bomb.{suffix}",),), files={"all": ("bomb",)}
-        )
-        with pytest.raises(RunError, match=rf"bomb\.{suffix} unpacks to more than 1,048,576 bytes"):
-            download(info, tmp_path, silent)
-        assert not list(tmp_path.rglob("bomb*"))
+def test_the_archive_of_lm1b(server, tmp_path):
+    wanted = {
+        "news.en-00001-of-00100": b"a\n",
+        "news.en.heldout-00000-of-00050": b"b\n",
+        "news.en.heldout-00001-of-00050": b"c\n",
+    }
+    server.files = {"lm1b.tar.gz": tarred(wanted | {"news.en.heldout-00002-of-00050": b"d\n", "README": b"e\n"})}
+    info = dataclasses.replace(CORPORA["lm1b"], urls=((f"{server.url}/lm1b.tar.gz",),))
+    assert read(download(info, tmp_path, silent)) == wanted
+
+
+def test_files_of_pairs_are_unpacked_and_verified(server, tmp_path):
+    info = CORPORA["multi30k-de-en"]
+    texts = {key: f"{key}\n".encode() for key in info.files}
+    server.files = {f"{key}.gz": gzip.compress(text) for key, text in texts.items()}
+    files = {key: (key,) for key in texts}
+    info = dataclasses.replace(info, urls=tuple((f"{server.url}/{key}.gz",) for key in texts), files=files)
+    with pytest.raises(RunError, match=r"train.de is not the published file"):
+        download(info, tmp_path, silent)
+    digests = {key: hashlib.sha256(text).hexdigest() for key, text in texts.items()}
+    assert read(download(dataclasses.replace(info, sha256=digests), tmp_path, silent)) == texts
+
+
+def test_all_files_of_an_archive_must_be_there(server, tmp_path):
+    info = dataclasses.replace(CORPORA["iwslt14-de-en"], urls=((f"{server.url}/de-en.tgz",),))
+    texts = {name: name.encode() for name in info.packed}
+    server.files = {"de-en.tgz": tarred({name: text for name, text in texts.items() if name != info.packed[-1]})}
+    with pytest.raises(RunError, match=rf"holds no {info.packed[-1]}"):
+        download(info, tmp_path, silent)
+    server.files = {"de-en.tgz": tarred(texts)}
+    assert read(download(info, tmp_path, silent)) == texts
 
 
 def test_enwik8_of_the_published_size_has_the_published_bytes(tmp_path, cache, monkeypatch):
@@ -367,44 +354,8 @@ def test_enwik8_of_the_published_size_has_the_published_bytes(tmp_path, cache, m
     info = dataclasses.replace(CORPORA["enwik8"], published={"train": 90, "valid": 5, "test": 5})
     monkeypatch.setitem(CORPORA, "enwik8", info)
     (tmp_path / "enwik8").write_bytes(b"x" * 100)
-    with pytest.raises(InputError, match=r"enwik8 has the size of enwik8 and is another file \(its sha256 differs\)"):
+    with pytest.raises(InputError, match=r"enwik8 has the size of enwik8 and is another file"):
         prepare(DataConfig(name="enwik8", dir=str(tmp_path), cache=cache))
     digest = hashlib.sha256(b"x" * 100).hexdigest()
     monkeypatch.setitem(CORPORA, "enwik8", dataclasses.replace(info, sha256={"all": digest}))
     assert not prepare(DataConfig(name="enwik8", dir=str(tmp_path), cache=cache)).is_slice
-
-
-def test_the_archive_of_lm1b(server, tmp_path):
-    packed = io.BytesIO()
-    wanted = {
-        "news.en-00001-of-00100": b"a\n",
-        "news.en.heldout-00000-of-00050": b"b\n",
-        "news.en.heldout-00001-of-00050": b"c\n",
-    }
-    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
-        for name, text in (wanted | {"news.en.heldout-00002-of-00050": b"d\n", "README": b"e\n"}).items():
-            member = tarfile.TarInfo(f"top/../folder/{name}")
-            member.size = len(text)
-            archive.addfile(member, io.BytesIO(text))
-    server.files = {"lm1b.tar.gz": packed.getvalue()}
-    info = dataclasses.replace(CORPORA["lm1b"], urls=((f"{server.url}/lm1b.tar.gz",),))
-    assert read(download(info, tmp_path, silent)) == wanted
-
-
-def test_no_network_names_both_ways(tmp_path, monkeypatch):
-    unreachable = "http://nowhere.invalid/ptb.train.txt"
-    info = dataclasses.replace(CORPORA["ptb"], urls=((unreachable,),))
-    with pytest.raises(RunError) as error:
-        download(info, tmp_path, silent)
-    text = str(error.value)
-    assert unreachable in text
-    assert "--from DIR (data.dir=DIR) with ptb.train.txt, ptb.valid.txt, ptb.test.txt" in text
-    assert list((tmp_path / "sources").iterdir()) == []
-
-
-def test_a_missing_file_on_the_server(server, tmp_path):
-    info = three_files(server)
-    del server.files["ptb.test.txt"]
-    with pytest.raises(RunError, match=r"ptb.test.txt: Not Found"):
-        download(info, tmp_path, silent)
-    assert list((tmp_path / "sources").iterdir()) == []

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fullrank.config.data import PAIR_CORPORA, DataConfig
-from fullrank.core.errors import InputError, RunError
+from fullrank.core.errors import InputError
 from fullrank.data import known_corpora, prepare_pairs
 
 SPLITS = ("train", "valid", "test")
@@ -213,33 +213,6 @@ def test_unigram_with_one_vocabulary_and_with_two(tmp_path):
         for split in SPLITS:
             pairs = corpus.pairs(split)
             assert [corpus.target.tokens(pairs.target(i)) for i in range(len(pairs))] == pairs.reference_tokens()
-
-
-def test_the_archive_of_the_talks(tmp_path, monkeypatch):
-    import io
-    import tarfile
-
-    pytest.importorskip("sacremoses")
-    raw_talks(tmp_path / "orig")
-    asked = []
-
-    def fetch(url, target, report, **keys):
-        asked.append(url)
-        if len(asked) == 1:
-            raise OSError("no route to host")
-        data = io.BytesIO()
-        with tarfile.open(fileobj=data, mode="w:gz") as archive:
-            archive.add(tmp_path / "orig" / "de-en", arcname="de-en")
-        target.write_bytes(data.getvalue())
-
-    monkeypatch.setattr("fullrank.data.corpora.fetch", fetch)
-    given = DataConfig(name="iwslt14-de-en", cache=str(tmp_path / "cache"), max_vocabulary=50)
-    corpus = prepare_pairs(given)
-    assert [corpus.splits[split].pairs for split in SPLITS] == [45, 2, 10]
-    assert [url.rpartition("/")[2] for url in asked] == ["de-en.tgz", "de-en.tgz"]
-    (tmp_path / "orig" / "de-en" / "IWSLT14.TED.tst2011.de-en.de.xml").unlink()
-    with pytest.raises(RunError, match=r"the download holds no IWSLT14.TED.tst2011.de-en.de.xml"):
-        prepare_pairs(DataConfig(name="iwslt14-de-en", cache=str(tmp_path / "other")))
 
 
 def test_what_is_known_of_pairs():

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import gzip
-import http.client
 import importlib.util
+import shutil
+import sys
 import tarfile
-import urllib.error
-import urllib.request
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 from fullrank.config.data import PAIR_CORPORA, USUAL_TOKENS
 from fullrank.config.glue import GLUE, HUB, GlueTask
 from fullrank.core.errors import InputError, RunError, pip_install, suggest
 from fullrank.data import builtin
 from fullrank.data.files import Report, file_digest, publish, workspace, writing
+from fullrank.files import no_room
 
-_ATTEMPTS = 3
 _TIMEOUT = 30  # seconds without a byte
-_BLOCK = 1 << 18
-_BROKEN = (OSError, http.client.HTTPException, zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error)  # downloads
-_UNPACKED = 50  # times the size of an archive, at most; text has about 4
+_BROKEN = (OSError, zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error)  # errors of downloads
 _SHARDS = ("news.en-", "news.en.heldout-00000-of", "news.en.heldout-00001-of")  # of the archive of lm1b
 # sentences of the test set of IWSLT 2014, in the order of its parts
 IWSLT_TEST_SETS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
@@ -326,72 +322,55 @@ USUAL_SETTINGS: Mapping[str, Mapping[str, Any]] = {
 # downloads, which go into a temporary folder first and are verified, and the Hugging Face hub
 
 
-def fetch(url: str, target: Path, report: Report) -> None:
-    """Download `url` to `target`; a broken connection is taken up where it broke, at most twice.
+def download(info: CorpusInfo, cache: Path, report: Report) -> Path:
+    """The folder `sources/<name>` of the cache with the files of a corpus, downloaded unless it is there.
 
-    Raises OSError or http.client.HTTPException when it does not succeed.
+    Raises RunError, naming the addresses and the local way, when no mirror gives the files.
     """
-    for attempt in range(_ATTEMPTS):
+    final = cache / "sources" / info.name
+    if final.is_dir():
+        return final
+    with workspace(final.parent) as folder, writing(final.parent):
+        loaded = folder / "loaded"
+        for mirrors in info.urls:
+            _fetch(info, mirrors, loaded, report)
+        names = {*info.packed, *(name for accepted in info.files.values() for name in accepted)}
+        for path in [*loaded.rglob("*")]:
+            if path.is_file() and (path.name in names or path.name.startswith(_SHARDS)):
+                path.rename(folder / path.name)
+        shutil.rmtree(loaded)
+        _verify(info, folder)
+        publish(folder, final)
+    return final
+
+
+def _fetch(info: CorpusInfo, mirrors: Iterable[str], folder: Path, report: Report) -> None:
+    """Download a file from the first mirror that has it, and unpack it."""
+    import pooch
+
+    pooch.get_logger().setLevel("WARNING")
+    failures = []
+    for url in mirrors:
+        name = url.rpartition("/")[2]
+        processors = {
+            ".zip": pooch.Unzip(), ".tgz": pooch.Untar(), ".tar.gz": pooch.Untar(),
+            ".gz": pooch.Decompress(name=name.removesuffix(".gz")),
+        }  # fmt: skip
+        unpack = next((processor for end, processor in processors.items() if name.endswith(end)), None)
+        report(f"{info.name}: downloading {url} ({info.licence})")
+        loader = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), timeout=_TIMEOUT)
         try:
-            _fetch_rest(url, target, report)
+            pooch.retrieve(url, None, fname=name, path=folder, processor=unpack, downloader=loader)
             return
-        except urllib.error.HTTPError:
-            raise
-        except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError):
-            if attempt == _ATTEMPTS - 1 or not target.exists():  # nothing came at all: no network, no such host
+        except _BROKEN as error:
+            if no_room(error):
                 raise
-
-
-def _fetch_rest(url: str, target: Path, report: Report) -> None:
-    have = target.stat().st_size if target.exists() else 0
-    headers = {"User-Agent": "fullrank"} | ({"Range": f"bytes={have}-"} if have else {})
-    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=_TIMEOUT) as response:
-        if have and response.status != 206:  # the server begins again
-            have = 0
-        length = response.headers.get("Content-Length")
-        total = have + int(length) if length else None
-        reported = 0  # tenths
-        with writing(target.parent), target.open("ab" if have else "wb") as file:
-            while block := response.read(_BLOCK):
-                file.write(block)
-                have += len(block)
-                if total and 10 * have // total > reported:
-                    reported = 10 * have // total
-                    report(f"{url}: {10 * reported} % of {total / 1e6:,.1f} MB")
-        if total and have < total:
-            raise ConnectionError(f"the connection closed after {have:,} of {total:,} bytes")
-
-
-def _unpack(archive: Path, info: CorpusInfo) -> None:
-    """Take the corpus's files out of a .zip, .tar.gz, .tgz or .gz, next to it, and remove the archive."""
-    files = {*info.packed, *(name for names in info.files.values() for name in names)}
-    left = largest = max(_UNPACKED * archive.stat().st_size, _UNPACKED << 20)
-    for name, content in _members(archive):
-        if name in files or name.startswith(_SHARDS):
-            with content, (archive.parent / name).open("wb") as file:
-                while block := content.read(_BLOCK):
-                    left -= len(block)
-                    if left < 0:
-                        raise RunError(
-                            f"{info.name}: {archive.name} unpacks to more than {largest:,} bytes; no text does"
-                        )
-                    file.write(block)
-    archive.unlink()
-
-
-def _members(archive: Path) -> Iterator[tuple[str, IO[bytes] | gzip.GzipFile]]:
-    if archive.suffix == ".zip":
-        with zipfile.ZipFile(archive) as packed:
-            for member in packed.namelist():
-                yield Path(member).name, packed.open(member)
-    elif archive.name.endswith((".tar.gz", ".tgz")):
-        with tarfile.open(archive) as tar:
-            for entry in tar:
-                if (member_file := tar.extractfile(entry)) is not None:
-                    yield Path(entry.name).name, member_file
-    else:
-        with gzip.open(archive) as content:
-            yield archive.stem, content
+            failures.append(f"{url}: {error}")
+            (folder / name).unlink(missing_ok=True)
+    raise RunError(
+        f"{info.name} could not be downloaded ({'; '.join(failures)}). Either connect to the network, or fetch "
+        f"the files elsewhere and name their folder: --from DIR (data.dir=DIR) with {info.file_names()}"
+    )
 
 
 def _verify(info: CorpusInfo, folder: Path) -> None:
@@ -403,40 +382,6 @@ def _verify(info: CorpusInfo, folder: Path) -> None:
         expected = info.sha256.get(split)
         if expected and file_digest(path, "data.name") != expected:
             raise RunError(f"{info.name}: the downloaded {name} is not the published file (its sha256 differs)")
-
-
-def download(info: CorpusInfo, cache: Path, report: Report) -> Path:
-    """The folder `sources/<name>` of the cache with the files of a corpus, downloaded unless it is there.
-
-    Raises RunError, naming the addresses and the local way, when no mirror gives the files.
-    """
-    final = cache / "sources" / info.name
-    if final.is_dir():
-        return final
-    with workspace(final.parent) as folder:
-        for mirrors in info.urls:
-            failures = []
-            for url in mirrors:
-                target = folder / url.rpartition("/")[2]
-                report(f"{info.name}: downloading {url} ({info.licence})")
-                try:
-                    fetch(url, target, report)
-                    if target.name.endswith((".zip", ".gz", ".tgz")):
-                        with writing(folder):
-                            _unpack(target, info)
-                    break
-                except _BROKEN as error:
-                    failures.append(f"{url}: {getattr(error, 'reason', None) or error}")
-                    target.unlink(missing_ok=True)
-            else:
-                raise RunError(
-                    f"{info.name} could not be downloaded ({'; '.join(failures)}). Either connect to the network, or fetch "
-                    f"the files elsewhere and name their folder: --from DIR (data.dir=DIR) with {info.file_names()}"
-                )
-        _verify(info, folder)
-        with writing(final.parent):
-            publish(folder, final)
-    return final
 
 
 def hub_rows(
