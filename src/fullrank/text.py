@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fullrank.core.errors import InputError
-from fullrank.data.files import Section, lines, pieces
+from fullrank.data.files import Section, lines, read_pieces
 from fullrank.data.language import Language
 from fullrank.data.tokenizers import Tokenizer
 
@@ -158,8 +158,8 @@ def batch_tokens(model: LoadedModel) -> int:
 
 
 def _encode_pieces(tokenizer: Tokenizer, path: Path, key: str) -> Iterator[Sequence[int]]:
-    for piece in pieces(Section(path), exact=tokenizer.kind == "byte", key=key):
-        yield tokenizer.encode(piece)
+    for piece in read_pieces(Section(path), exact=tokenizer.kind == "byte", key=key):
+        yield tokenizer.encode(piece.text)
 
 
 def _encode_sentences(language: Language, path: Path, key: str) -> Iterator[Sequence[int]]:
@@ -171,8 +171,8 @@ def _encode_sentences(language: Language, path: Path, key: str) -> Iterator[Sequ
 def _encode_lines(tokenizer: Any, path: Path, key: str) -> Iterator[Sequence[int]]:
     """Ids by a tokenizer of transformers, some lines at a time, without special tokens."""
     waiting = ""
-    for text in pieces(Section(path), exact=False, key=key):
-        for line in io.StringIO(text, newline="\n"):
+    for piece in read_pieces(Section(path), exact=False, key=key):
+        for line in io.StringIO(piece.text, newline="\n"):
             waiting += line
             if len(waiting) >= _CHARACTERS:
                 yield tokenizer(waiting, add_special_tokens=False, verbose=False).input_ids

@@ -14,12 +14,17 @@ from fullrank.cli.translate import buffers
 from fullrank.config.load import read_yaml
 from fullrank.core.errors import InputError
 from fullrank.data import files as text
-from fullrank.data.files import Section, cut_by_lines, parts, pieces, workspace
+from fullrank.data.files import Section, cut_by_lines, read_pieces, workspace
 from fullrank.data.language import load_codes
 from fullrank.data.squad import read_squad
 from fullrank.experiments.check import check_scoring_named
 from fullrank.files import as_json, mended, read_text, visible
 from fullrank.hf.transfo_xl_tokenizer import read_vocabulary
+
+
+def pieces(section: Section, exact: bool = False, **keys: str) -> list[str]:
+    return [piece.text for piece in read_pieces(section, exact=exact, **keys)]
+
 
 contents = st.text(st.sampled_from("ab \né日\U0001f600"), min_size=1, max_size=80)
 
@@ -32,7 +37,7 @@ def test_pieces_are_the_whole_text_and_end_between_words(tmp_path_factory, conte
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(text, "_PIECE", piece)
         patch.setattr(text, "_LONGEST", longest)
-        found = list(pieces(Section(path), exact=False))
+        found = pieces(Section(path))
     assert "".join(found) == content
     if longest == 1 << 20:
         assert all(before.endswith("\n") or after.startswith(" ") for before, after in pairwise(found))
@@ -47,7 +52,7 @@ def test_sections_of_a_file_meet_between_characters(tmp_path_factory, content, d
     path.write_bytes(raw)
     cut = data.draw(st.integers(0, len(raw)))
     sections = [Section(path, 0, cut), Section(path, cut, len(raw))]
-    assert "".join(piece for part in sections for piece in pieces(part, exact=False)) == content
+    assert "".join(piece for part in sections for piece in pieces(part)) == content
     exact = [b"".join(p.encode("utf-8", "surrogateescape") for p in pieces(part, exact=True)) for part in sections]
     assert exact == [raw[:cut], raw[cut:]]
 
@@ -64,12 +69,11 @@ def test_carriage_returns_are_newlines_wherever_a_text_is_cut(tmp_path_factory, 
         patch.setattr(text, "_PIECE", 3)
         patch.setattr(text, "_LONGEST", 6)
         some = [Section(path, 0, cut), Section(path, cut, len(raw))]
-        assert "".join(piece for one in some for piece in pieces(one, exact=False)) == expected
+        assert "".join(piece for one in some for piece in pieces(one)) == expected
         begun = True
-        for part in parts(Section(path), exact=False):
-            for piece, begins, _ in part.texts(exact=False, key="x"):
-                assert begins == begun
-                begun = piece.endswith("\n")
+        for piece in read_pieces(Section(path), exact=False):
+            assert piece.begins == begun
+            begun = piece.text.endswith("\n")
 
 
 @pytest.mark.parametrize(
@@ -99,7 +103,7 @@ def test_every_reader_names_the_file_and_the_byte(tmp_path, before):
     path.write_bytes(before.encode() + b"a caf\xe9\n")
     readers = {
         "lines": lambda: list(text.lines(path, "key")),
-        "pieces": lambda: list(pieces(Section(path), exact=False)),
+        "pieces": lambda: pieces(Section(path)),
         "read_text": lambda: read_text(path),
         "codes": lambda: load_codes(path),
         "yaml": lambda: read_yaml(path),
@@ -121,8 +125,8 @@ def test_halves_of_pairs_are_mended():
 def test_a_byte_order_mark_is_no_text(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(b"\xef\xbb\xbfab\n")
-    assert list(pieces(Section(path), exact=False)) == ["ab\n"]
-    assert list(pieces(Section(path), exact=True)) == ["\ufeffab\n"]
+    assert pieces(Section(path)) == ["ab\n"]
+    assert pieces(Section(path), exact=True) == ["\ufeffab\n"]
 
 
 @pytest.mark.parametrize("before", [0, 7, (1 << 20) + 3, 3 << 20])
@@ -130,18 +134,28 @@ def test_bytes_that_are_not_utf8_are_named_by_offset(tmp_path, before):
     path = tmp_path / "latin1.txt"
     path.write_bytes((b"word\n" * (before // 5 + 1))[:before] + b"caf\xe9 noir\n")
     with pytest.raises(InputError, match=rf"latin1.txt is not UTF-8 text: byte 0xe9 at offset {before + 3:,} "):
-        list(pieces(Section(path), exact=False))
+        pieces(Section(path))
     assert "".join(pieces(Section(path), exact=True)).encode("utf-8", "surrogateescape") == path.read_bytes()
+
+
+def test_a_file_that_becomes_shorter_is_an_error(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"word\n" * (1 << 19))
+    reading = read_pieces(Section(path), exact=False, key="data.train")
+    next(reading)
+    os.truncate(path, 1 << 20)
+    with pytest.raises(InputError, match=r"a.txt became shorter while it was read"):
+        list(reading)
 
 
 def test_missing_empty_and_folder(tmp_path):
     (tmp_path / "empty.txt").touch()
     with pytest.raises(InputError, match=r"data.valid: no such file: .*nothing.txt"):
-        list(pieces(Section(tmp_path / "nothing.txt"), exact=False, key="data.valid"))
+        pieces(Section(tmp_path / "nothing.txt"), key="data.valid")
     with pytest.raises(InputError, match=r"data.train: .*empty.txt is empty"):
-        list(pieces(Section(tmp_path / "empty.txt"), exact=False))
+        pieces(Section(tmp_path / "empty.txt"))
     with pytest.raises(InputError, match=r"data.train: .* is a folder; a text file is wanted"):
-        list(pieces(Section(tmp_path), exact=False))
+        pieces(Section(tmp_path))
 
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=4), st.booleans(), st.integers(1, 2))
@@ -161,7 +175,7 @@ def test_cut_by_lines(tmp_path_factory, counts, ended, absent):
             cut_by_lines(paths, shares, "data.train")
         return
     parts = [
-        [line for section in part for line in "".join(pieces(section, exact=False)).splitlines()]
+        [line for section in part for line in "".join(pieces(section)).splitlines()]
         for part in cut_by_lines(paths, shares, "data.train")
     ]
     assert [line for part in parts for line in part] == lines

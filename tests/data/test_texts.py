@@ -4,9 +4,7 @@ import errno
 import json
 import os
 import shutil
-import threading
 import tracemalloc
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -263,28 +261,7 @@ def test_cache_from_the_environment(files, monkeypatch):
     assert corpus.folder.parent == files / "elsewhere" / "corpora"
 
 
-def test_of_two_at_once_one_waits(files, monkeypatch):
-    gate, real = threading.Barrier(2), texts_module._build
-    built: list[object] = []
-
-    def build(*args: object) -> None:
-        built.append(args)
-        real(*args)
-
-    def prepared(_: int) -> tuple[Path, int]:
-        gate.wait()
-        corpus = prepare(config(files))
-        return corpus.folder, int(corpus.ids("train").astype(np.int64).sum())
-
-    monkeypatch.setattr(texts_module, "_build", build)
-    with ThreadPoolExecutor(2) as pool:
-        found = set(pool.map(prepared, range(2)))
-    assert len(found) == len(built) == 1
-    assert len(prepared_folders(files)) == 1
-
-
 def test_the_slower_of_two_processes_keeps_the_first_result(files, monkeypatch):
-    """On file systems without locks two may work at once."""
     first, real = prepare(config(files, cache=str(files / "other"))), texts_module._build
 
     def interrupted(*args: object) -> None:

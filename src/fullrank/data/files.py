@@ -20,15 +20,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from fullrank.core.errors import InputError, Interrupted, RunError
-from fullrank.files import no_room, silent, text_of
+from fullrank.core.errors import InputError, RunError
+from fullrank.files import no_room, text_of
 
 Report = Callable[[str], None]  # hears of every step, a line at a time
 _PIECE = 1 << 20
-_PART = 32 << 20
 _LONGEST = 16 << 20  # a longer line is cut, between characters, even where it has no space
 _STALE_SECONDS = 24 * 3600
 _TEMPORARY = ".tmp-fullrank-"  # of the names of folders that are being made: others are not ours
@@ -125,75 +125,59 @@ class Section:
     end: int | None = None
 
 
-@dataclass(frozen=True)
-class Part:
-    """Consecutive pieces of a section, of which several processes read one each.
+class Piece(NamedTuple):
+    """About a megabyte of a text. `size`: its bytes in the file.
 
-    `cuts`: the byte offsets between which the pieces are. `begins`: at the beginning of a line. `ends`: where its section does.
+    `begins`: it begins at the beginning of a line. `open_end`: it is the end of its section, and no newline ends it.
     """
 
-    path: Path
-    cuts: tuple[int, ...]
+    text: str
+    size: int
     begins: bool
-    ends: bool
-
-    @property
-    def bytes(self) -> int:
-        return self.cuts[-1] - self.cuts[0]
-
-    def texts(self, *, exact: bool, key: str) -> Iterator[tuple[str, bool, bool]]:
-        """(piece of text, it begins a line, it ends its section without a newline); `exact` as in `pieces`."""
-        begins = self.begins
-        with open_text(self.path, key) as file:
-            for start, end in itertools.pairwise(self.cuts):
-                file.seek(start)
-                block = file.read(end - start)
-                if len(block) < end - start:
-                    raise InputError(f"{key}: {self.path} became shorter while it was read")
-                if exact:
-                    text = block.decode("utf-8", "surrogateescape")
-                else:
-                    text = text_of(block, f"{key}: {self.path}", start, hint=", or use data.tokens=byte")
-                yield text, begins, self.ends and end == self.cuts[-1] and not text.endswith("\n")
-                begins = text.endswith("\n")
+    open_end: bool
 
 
-def parts(section: Section, *, exact: bool, key: str = "data.train") -> Iterator[Part]:
-    """A section in parts of `_PART` bytes or a little more, which end between words; `exact` as in `pieces`."""
-    with open_text(section.path, key) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        start, end = section.start, len(data) if section.end is None else min(section.end, len(data))
-        if not exact:
-            start, end = _next_character(data, start), _next_character(data, end)
-        read, cuts, begins = start, [start], True
-        while start < end:
-            read = min(read + max(_PIECE, read - start), end)
-            cut = read if read == end else _cut(data, start, read)
-            if cut > start:
-                cuts.append(cut)
-                ended = data[cut - 1 : cut] in ((b"\n",) if exact else (b"\n", b"\r"))
-                if cut == end or (cut - cuts[0] >= _PART and (ended or data[cut : cut + 1] == b" ")):
-                    yield Part(section.path, tuple(cuts), begins, cut == end)
-                    cuts, begins = [cut], ended
-            start = cut
-
-
-def pieces(section: Section, *, exact: bool, key: str = "data.train") -> Iterator[str]:
+def read_pieces(section: Section, *, exact: bool, key: str = "data.train") -> Iterator[Piece]:
     """The text of a section, in pieces that end after a newline (or, in very long lines, before a space).
 
     `exact`: any bytes are accepted, and those that are not UTF-8 become lone surrogates ("surrogateescape"); otherwise
     the text is as `text_of` gives it, and a section that begins or ends inside a character is moved to the next one.
     """
-    for part in parts(section, exact=exact, key=key):
-        for text, _, _ in part.texts(exact=exact, key=key):
-            yield text
+    with open_text(section.path, key) as file:
+        size = section.path.stat().st_size
+        start, end = section.start, size if section.end is None else min(section.end, size)
+        if not exact:
+            start, end = _next_character(file, start), _next_character(file, end)
+        file.seek(start)
+        left, block, begins = end - start, b"", True
+        while left or block:
+            fresh = file.read(min(left, max(_PIECE, len(block))))
+            if left and not fresh:
+                raise InputError(f"{key}: {section.path} became shorter while it was read")
+            block, left = block + fresh, left - len(fresh)
+            cut = _cut(block) if left else len(block)
+            if cut == 0:
+                continue
+            data, block = block[:cut], block[cut:]
+            text = data.decode("utf-8", "surrogateescape") if exact else _decode(data, section.path, start, key)
+            yield Piece(text, cut, begins, not (left or block or text.endswith("\n")))
+            start, begins = start + cut, text.endswith("\n")
 
 
-def _next_character(data: mmap.mmap, offset: int) -> int:
+def _decode(data: bytes, path: Path, offset: int, key: str) -> str:
+    return text_of(data, f"{key}: {path}", offset, hint=", or use data.tokens=byte")
+
+
+def _next_character(file: BufferedReader, offset: int) -> int:
     """The offset at which the next character, or the next line end, begins: at most three bytes further on."""
-    last = min(offset + 3, len(data))
-    while 0 < offset < last and _continues(data[offset]):
-        offset += 1
-    return offset + (offset > 0 and data[offset - 1 : offset + 1] == b"\r\n")
+    if offset == 0:
+        return 0
+    file.seek(offset - 1)
+    near = file.read(5)
+    at = 1
+    while at < min(4, len(near)) and _continues(near[at]):
+        at += 1
+    return offset + at - 1 + (near[at - 1 : at + 1] == b"\r\n")
 
 
 def _continues(byte: int) -> bool:
@@ -201,14 +185,14 @@ def _continues(byte: int) -> bool:
     return byte & 0xC0 == 0x80
 
 
-def _cut(data: mmap.mmap, start: int, end: int) -> int:
-    """The end of the piece of data[start:end]: after its last newline, else before its last space, else `start`: no piece."""
-    if (cut := data.rfind(b"\n", start, end) + 1) > 0 or (cut := data.rfind(b" ", start, end)) > start:
+def _cut(block: bytes) -> int:
+    """The end of a piece: after the last newline of the block, else before its last space, else 0: more has to be read."""
+    if (cut := block.rfind(b"\n") + 1) > 0 or (cut := block.rfind(b" ")) > 0:
         return cut
-    if end - start < _LONGEST:
-        return start
-    cut = end - 1
-    while cut > end - 5 and _continues(data[cut]):
+    if len(block) < _LONGEST:
+        return 0
+    cut = len(block) - 1
+    while cut > len(block) - 5 and _continues(block[cut]):
         cut -= 1
     return cut
 
@@ -274,58 +258,19 @@ def writing(root: Path) -> Iterator[None]:
 
 
 @contextmanager
-def workspace(parent: Path, name: str | None = None, report: Report = silent) -> Iterator[Path]:
-    """A temporary folder inside `parent`, removed at the end unless `publish` has moved it away.
-
-    `name`: of a folder that stays as it is when the process is killed or interrupted, so that the next one goes on in it.
-    One process at a time has it, others wait.
-    """
+def workspace(parent: Path) -> Iterator[Path]:
+    """A temporary folder inside `parent`, removed at the end unless `publish` has moved it away."""
     with writing(parent):
         parent.mkdir(parents=True, exist_ok=True)
-        named = parent / f"{_TEMPORARY}{name}"
         for old in parent.glob(f"{_TEMPORARY}*"):  # of processes that were killed
             with contextlib.suppress(FileNotFoundError):  # another process took it away
-                if old != named and time.time() - old.stat().st_mtime > _STALE_SECONDS:
+                if time.time() - old.stat().st_mtime > _STALE_SECONDS:
                     shutil.rmtree(old, ignore_errors=True)
-        folder, lock = (_own(parent), None) if name is None else _claimed(named, report)
-    stays = False
+        folder = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=parent))
     try:
         yield folder
-    except (Interrupted, KeyboardInterrupt, SystemExit):
-        stays = name is not None
-        raise
     finally:
-        if not stays:
-            shutil.rmtree(folder, ignore_errors=True)
-        if lock is not None:
-            os.close(lock)
-
-
-def _own(parent: Path) -> Path:
-    return Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=parent))
-
-
-def _claimed(folder: Path, report: Report) -> tuple[Path, int | None]:
-    """The folder, made if need be, once no other process has it, and its lock; where there are no locks, another folder."""
-    try:
-        import fcntl
-    except ImportError:
-        return _own(folder.parent), None
-    while True:
-        with contextlib.suppress(FileNotFoundError):  # renamed by the process that had it, which is done
-            folder.mkdir(mode=0o700, exist_ok=True)
-            lock = os.open(folder, os.O_RDONLY)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                report(f"{folder.name}: another process makes it, waiting")
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            except OSError:  # a file system without locks
-                os.close(lock)
-                return _own(folder.parent), None
-            if folder.exists() and os.path.samestat(os.fstat(lock), folder.stat()):
-                return folder, lock
-            os.close(lock)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def publish(folder: Path, final: Path) -> None:

@@ -178,7 +178,7 @@ def _build(
     report: Report,
 ) -> None:
     texts = folder / "texts"
-    texts.mkdir(exist_ok=True)
+    texts.mkdir()
     cleaning = _write_texts(files, settings, texts, report)
     report("making the vocabularies")
     languages = _make_languages(settings, files.codes, texts, cleaning["kept"], report)
@@ -260,7 +260,7 @@ def _write_texts(files: PairFiles, settings: PairSettings, folder: Path, report:
         with ExitStack() as stack:
             write = _writer(folder, split, 4 if moses else 2, stack)
             write_valid = _writer(folder, "valid", 4 if moses else 2, stack) if train and files.valid_every else None
-            made = in_processes(partial(_rows, languages, moses), _chunks(content.pairs()), None if moses else 1)
+            made = in_processes(partial(_rows, languages, moses), _chunks(content.pairs()), alone=not moses)
             for number, row in enumerate(chain.from_iterable(made), start=1):
                 fate = _fate(row, settings) if train else None
                 if fate is not None:

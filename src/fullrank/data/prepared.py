@@ -263,8 +263,6 @@ def open_or_build(
 ) -> _C:
     """The prepared corpus in `folder`; where there is none, or a damaged one, `build` writes it into a folder of its own first.
 
-    `build` may find there what a killed process has finished.
-
     A slice is reported; with `allow_slice=False` (paper scale) it is an InputError.
     """
     corpus: _C | None = None
@@ -275,10 +273,9 @@ def open_or_build(
             report(f"the prepared corpus cannot be used, preparing it again: {error}")
             discard(folder)
     if corpus is None:
-        with workspace(folder.parent, folder.name, report) as temporary, writing(folder.parent.parent):
-            if not folder.exists():  # made by another process, for which this one waited
-                build(temporary)
-                publish(temporary, folder)
+        with workspace(folder.parent) as temporary, writing(folder.parent.parent):
+            build(temporary)
+            publish(temporary, folder)
         corpus = load(folder)
     differs = "; ".join(
         f"{split} has {counts['here']:,} {corpus.details['unit']}, published are {counts['published']:,}"

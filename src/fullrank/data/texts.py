@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import heapq
-import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from fullrank.config.data import DataConfig
-from fullrank.core.errors import ConfigError, InputError, RunError
+from fullrank.core.errors import ConfigError, InputError
 from fullrank.data import builtin, prepared
 from fullrank.data.corpora import CorpusInfo, text_corpus
-from fullrank.data.files import Part, Report, Section, cache_root, holds, note_returns, parts
-from fullrank.data.parallel import PREFIX, Counts, finished, progress
+from fullrank.data.files import Piece, Report, Section, cache_root, holds, note_returns, read_pieces
+from fullrank.data.parallel import in_processes, progress
 from fullrank.data.prepared import Corpus, Split
 from fullrank.data.sources import SPLITS, TextSources, find_text, report_unread_folder
 from fullrank.data.tokenizers import (
@@ -29,17 +28,11 @@ from fullrank.data.tokenizers import (
     CharacterVocabulary,
     Tokenizer,
     WordVocabulary,
-    entry_rows,
-    load_tokenizer,
     train_bpe,
-    write_entries,
 )  # fmt: skip
 from fullrank.files import silent
 
 _BUILTIN_MIN_COUNT = 3
-_COPIED_AT_ONCE = 1 << 20
-_TYPES_AT_ONCE = 1 << 20  # whose counts are in memory
-_OPEN_FILES = 256  # of counts, at once
 _LABELS = {"byte": "bytes", "character": "characters", "bpe": "BPE"}  # of tokens, in a label; words are the usual
 
 
@@ -108,8 +101,7 @@ def encode_file(path: Path, tokenizer: Tokenizer, folder: Path, report: Report) 
     """
     line_end, line_start = (bool(getattr(tokenizer, name, False)) for name in ("line_end", "line_start"))
     settings = Settings(tokenizer.kind, tokenizer.lowercase, line_end, "whitespace", 1, None, None, line_start)
-    read = list(parts(Section(path), exact=tokenizer.kind == "byte", key="--text"))
-    split = _encode(tokenizer, read, folder, settings, "text", report, key="--text")
+    split = _encode(tokenizer, [Section(path)], folder, settings, "text", report, key="--text")
     return Corpus(folder, "text", path.name, False, {"text": split}, {}, tokenizer)
 
 
@@ -146,24 +138,14 @@ def _build(
         report("builtin: reading the documentation of the running Python")
         extracted = builtin.write(folder)
         found = TextSources({split: [Section(folder / f"{split}.txt")] for split in SPLITS})
-    exact = settings.kind == "byte"
-    read = {
-        split: [part for section in found.sections[split] for part in parts(section, exact=exact, key=f"data.{split}")]
-        for split in SPLITS
-    }
     if tokenizer is None:
-        try:
-            tokenizer = load_tokenizer(folder)  # of a preparation that was killed
-        except (InputError, RunError):
-            report(f"{info.name}: making a {settings.kind} vocabulary")
-            tokenizer = _make_tokenizer(folder, read["train"], settings, report)
+        report(f"{info.name}: making a {settings.kind} vocabulary")
+        tokenizer = _make_tokenizer(found.sections["train"], settings, report)
     tokenizer.save(folder)
     splits = {}
     for split in SPLITS:
         report(f"{info.name}: encoding {split}")
-        splits[split] = _encode(tokenizer, read[split], folder, settings, split, report)
-    for left_over in folder.glob(f"{PREFIX}*"):
-        left_over.unlink()
+        splits[split] = _encode(tokenizer, found.sections[split], folder, settings, split, report)
     if info.name == "builtin":
         for split in SPLITS:
             (folder / f"{split}.txt").unlink()
@@ -190,95 +172,73 @@ def _build(
 # text to token ids
 
 
-def _make_tokenizer(folder: Path, parts: Sequence[Part], settings: Settings, report: Report) -> Tokenizer:
+def _read(sections: Sequence[Section], settings: Settings, doing: str, key: str, report: Report) -> Iterator[Piece]:
+    """The pieces of all sections, one after another, with a progress bar."""
+    total = sum((section.end or section.path.stat().st_size) - section.start for section in sections)
+    with progress(doing, total, report) as advance:
+        for section in sections:
+            for piece in read_pieces(section, exact=settings.kind == "byte", key=key):
+                yield piece
+                advance(piece.size)
+
+
+def _names(sections: Sequence[Section]) -> str:
+    return ", ".join(dict.fromkeys(str(section.path) for section in sections))
+
+
+def _make_tokenizer(sections: Sequence[Section], settings: Settings, report: Report) -> Tokenizer:
     """The vocabulary of the training split (of its first `max_tokens`; BPE is trained on the whole split).
 
-    Words are counted in files of `folder`: in memory are those of a part, and in the end those that are entries.
     Raises InputError if the text has no words.
     """
-    if settings.kind == "byte":
-        return ByteVocabulary(lowercase=settings.lowercase)
-    doing = f"counting {settings.kind}s"
-    lines = {"line_end": settings.line_end, "line_start": settings.line_start}
-    if settings.kind == "bpe":
-        size = settings.max_vocabulary or DEFAULT_BPE_SIZE
-        with progress(doing, sum(part.bytes for part in parts), report) as advance:
-            return train_bpe(_texts(parts, advance), size=size, lowercase=settings.lowercase, **lines)
     options: dict[str, Any] = {"lowercase": settings.lowercase}
-    split_up: Callable[[str], Sequence[str]] = str.lower if settings.lowercase else str
-    if words := settings.kind == "word":
-        options |= {"split": settings.split, **lines}
-        split_up = WordVocabulary([EOS, SOS], **options).words
-
-    def count(part: Part, target: Path, limit: int | None) -> Counts:
-        counts: Counter[str] = Counter()
-        left = limit
-        for text, begins, open_end in part.texts(exact=False, key="data.train"):
-            units = split_up(text + "\n" * (words and open_end and settings.line_end))
-            units = units[1:] if settings.line_start and not begins else units
-            counts.update(units if left is None else units[:left])
-            if left is not None and (left := left - len(units)) <= 0:
-                break
-        write_entries(target, _alphabetical(counts))
-        return {"tokens": counts.total(), "marks": counts[EOS] + counts[SOS]}
-
-    counted = finished(count, parts, folder, "counts", doing, report, limit=settings.max_tokens)
-    if words and all(counts["tokens"] == counts["marks"] for _, counts in counted):
-        raise InputError(f"data.train: {_names(parts)}: there are no words in this text")
-    vocabulary: type[WordVocabulary | CharacterVocabulary] = WordVocabulary if words else CharacterVocabulary
+    if settings.kind == "byte":
+        return ByteVocabulary(**options)
+    pieces = _read(sections, settings, f"counting {settings.kind}s", "data.train", report)
+    if settings.kind == "character":
+        vocabulary: type[WordVocabulary | CharacterVocabulary] = CharacterVocabulary
+        counts = _count(pieces, str.lower if settings.lowercase else str, settings)
+    else:
+        options |= {"line_end": settings.line_end, "line_start": settings.line_start}
+        if settings.kind == "bpe":
+            size = settings.max_vocabulary or DEFAULT_BPE_SIZE
+            return train_bpe((piece.text for piece in pieces), size=size, **options)
+        options["split"] = settings.split
+        vocabulary = WordVocabulary
+        counts = _count(pieces, WordVocabulary([EOS, SOS], **options).words, settings)
+        if counts.total() == counts[EOS] + counts[SOS]:
+            raise InputError(f"data.train: {_names(sections)}: there are no words in this text")
     return vocabulary.from_counts(
-        _sums([path for path, _ in counted], folder),
-        min_count=settings.min_count, max_vocabulary=settings.max_vocabulary, **options,
-    )  # fmt: skip
+        counts, min_count=settings.min_count, max_vocabulary=settings.max_vocabulary, **options
+    )
 
 
-def _texts(parts: Sequence[Part], advance: Callable[[int], None]) -> Iterator[str]:
-    for part in parts:
-        yield from (text for text, _, _ in part.texts(exact=False, key="data.train"))
-        advance(part.bytes)
+def _count(pieces: Iterator[Piece], split_up: Callable[[str], Sequence[str]], settings: Settings) -> Counter[str]:
+    """Counts of the words or characters of a text, of its first `max_tokens` where that is set."""
 
+    def units_of(piece: Piece) -> Sequence[str]:
+        ended = settings.kind == "word" and settings.line_end and piece.open_end
+        units = split_up(piece.text + "\n" * ended)
+        return units[1:] if settings.line_start and not piece.begins else units
 
-def _names(parts: Sequence[Part]) -> str:
-    return ", ".join(dict.fromkeys(str(part.path) for part in parts))
-
-
-_Rows = Iterator[tuple[str, int]]
-
-
-def _alphabetical(counts: Counter[str]) -> _Rows:
-    return ((entry, counts[entry]) for entry in sorted(counts))
-
-
-def _merged(sorted_rows: Iterable[_Rows]) -> _Rows:
-    """The sum of each entry's counts in all rows, which are in alphabetical order, as the sums are."""
-    same = itertools.groupby(heapq.merge(*sorted_rows), key=itemgetter(0))
-    return ((entry, sum(count for _, count in rows)) for entry, rows in same)
-
-
-def _sums(paths: Sequence[Path], folder: Path) -> _Rows:
-    """The sum of each entry's counts in all files, in alphabetical order. Those of many types go through files of `folder`."""
-    sums: list[Path] = []
-
-    def written(rows: _Rows) -> Path:
-        path = folder / f"{PREFIX}sums-{next(numbers)}"
-        write_entries(path, rows)
-        return path
-
-    numbers, counts = itertools.count(), Counter[str]()
-    for path in paths:
-        for entry, count in entry_rows(path):
-            counts[entry] += count
-        if len(counts) > _TYPES_AT_ONCE:
-            sums.append(written(_alphabetical(counts)))
-            counts.clear()
-    while len(sums) > _OPEN_FILES:
-        sums = [*sums[_OPEN_FILES:], written(_merged(map(entry_rows, sums[:_OPEN_FILES])))]
-    return _merged([*map(entry_rows, sums), _alphabetical(counts)]) if sums else _alphabetical(counts)
+    counts: Counter[str] = Counter()
+    if settings.max_tokens is None:
+        for counted in in_processes(lambda piece: Counter(units_of(piece)), pieces):
+            counts.update(counted)
+        return counts
+    left = settings.max_tokens
+    for piece in pieces:
+        units = units_of(piece)[:left]
+        counts.update(units)
+        left -= len(units)
+        if left == 0:
+            break
+    return counts
 
 
 def _encode(
     tokenizer: Tokenizer,
-    parts: Sequence[Part],
+    sections: Sequence[Section],
     folder: Path,
     settings: Settings,
     split: str,
@@ -292,43 +252,39 @@ def _encode(
     Raises InputError for text that cannot be encoded or has no token at all.
     """
     dtype, key = prepared.id_type(len(tokenizer)), key or f"data.{split}"
-    exact = settings.kind == "byte"
+    left = settings.max_tokens if split == "train" else None
 
-    def encode(part: Part, target: Path, limit: int | None) -> Counts:
-        total = words = characters = size = 0
-        in_word = False  # the last piece ended inside a word
-        with target.open("wb") as file:
-            for text, begins, open_end in part.texts(exact=exact, key=key):
-                ids = tokenizer.encode_array(text + "\n" * (open_end and settings.line_end), dtype)
-                if settings.line_start and not begins:
-                    ids = ids[1:]
-                full = limit is not None and total + len(ids) >= limit
-                if limit is not None and total + len(ids) > limit:
-                    ids = ids[: limit - total]
-                    text, open_end = tokenizer.decode(ids.tolist()), False
-                words += len(text.split()) + text.count("\n") + open_end
-                words -= in_word and bool(text) and not text[0].isspace()
-                in_word = not text[-1:].isspace()
-                characters += len(text)
-                size += len(text.encode("utf-8", "surrogateescape"))
-                file.write(ids.tobytes())
-                total += len(ids)
-                if full:
-                    break
-        return {"tokens": total, "words": words, "characters": characters, "bytes": size}
+    def encode(piece: Piece) -> tuple[np.ndarray, np.ndarray, bool]:
+        ids = tokenizer.encode_array(piece.text + "\n" * (piece.open_end and settings.line_end), dtype)
+        if settings.line_start and not piece.begins:
+            ids = ids[1:]
+        return ids, _sizes(piece.text, piece.begins, piece.open_end), piece.begins
 
-    limit = settings.max_tokens if split == "train" else None
-    done = finished(encode, parts, folder, split, f"encoding {split}", report, limit=limit)
-    tokens, words, characters, size = (
-        sum(counts[key] for _, counts in done) for key in ("tokens", "words", "characters", "bytes")
-    )
-    if tokens == 0:
-        raise InputError(f"{key}: {_names(parts)}: there is no token in this text")
-    digest = hashlib.sha256()
+    pieces = _read(sections, settings, f"encoding {split}", key, report)
+    tokens, sizes, digest = 0, np.zeros(3, dtype=np.int64), hashlib.sha256()
     with (folder / f"{split}.bin").open("wb") as file:
-        for path, _ in done:
-            with path.open("rb") as part_file:
-                while block := part_file.read(_COPIED_AT_ONCE):
-                    file.write(block)
-                    digest.update(block)
+        for ids, piece_sizes, begins in in_processes(encode, pieces, alone=settings.kind == "byte"):
+            if left is not None:
+                if len(ids) > left:
+                    ids = ids[:left]
+                    piece_sizes = _sizes(tokenizer.decode(ids.tolist()), begins, False)
+                left -= len(ids)
+            tokens += len(ids)
+            sizes += piece_sizes
+            data = ids.tobytes()
+            file.write(data)
+            digest.update(data)
+            if left == 0:
+                break
+    if tokens == 0:
+        raise InputError(f"{key}: {_names(sections)}: there is no token in this text")
+    words, characters, size = sizes.tolist()
     return Split(tokens, words, characters, size, digest.hexdigest())
+
+
+def _sizes(text: str, begins: bool, open_end: bool) -> np.ndarray:
+    """Words, characters and bytes of a piece; a word that began in the piece before does not count again."""
+    words = len(text.split()) + text.count("\n") + open_end
+    if not begins and not text[:1].isspace():
+        words -= 1
+    return np.array([words, len(text), len(text.encode("utf-8", "surrogateescape"))])

@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from array import array
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self, TypeVar
 
@@ -34,7 +32,6 @@ _WORD_EOS = re.compile(rf"(?<!\S){EOS}(?!\S)")
 _PUNCTUATION = re.compile(r"<unk>|<eos>\ufdd0?|\w+(?:['’]\w+)*|[^\w\s]")
 _PUNCTUATION_WITH_SOS = re.compile(f"{SOS}|{_PUNCTUATION.pattern}")
 _BYTES = 256
-_ROOM_TO_SPARE = 1 << 16  # entries
 
 
 class Tokenizer:
@@ -98,7 +95,7 @@ class _Vocabulary(Tokenizer):
     @classmethod
     def from_counts(
         cls,
-        counts: Mapping[str, int] | Iterable[tuple[str, int]],
+        counts: Mapping[str, int],
         *,
         min_count: int = 1,
         max_vocabulary: int | None = None,
@@ -394,59 +391,35 @@ def load_vocabulary(path: Path, load: Callable[[dict[str, Any]], _F], missing: s
 
 
 def ranked(
-    counts: Mapping[str, int] | Iterable[tuple[str, int]],
-    *,
-    keep: Sequence[str],
-    unk: bool,
-    min_count: int,
-    max_vocabulary: int | None,
+    counts: Mapping[str, int], *, keep: Sequence[str], unk: bool, min_count: int, max_vocabulary: int | None
 ) -> tuple[list[str], list[int]]:
     """Entries and counts, most frequent first, ties alphabetically. Entries in `keep` never drop out.
 
-    Entries rarer than `min_count` or beyond `max_vocabulary` are counted under `<unk>`. Counts in alphabetical order, each
-    entry once, may come one by one: only those that can become entries are held.
+    Entries rarer than `min_count` or beyond `max_vocabulary` are counted under `<unk>`.
     Raises InputError if an entry drops out and `unk` is False, or if there is no room for the entries in `keep`.
     """
-    marks = dict.fromkeys([UNK, *keep] if unk else keep, 0)
+    marks = dict.fromkeys([UNK, *keep] if unk else keep)
     room = None if max_vocabulary is None else max_vocabulary - len(marks)
     if room is not None and room <= 0:
         raise InputError(
             f"data.max_vocabulary: more than {len(marks)} ({', '.join(map(repr, marks))}), given {max_vocabulary}"
         )
-    entries, totals, lost = list[str](), array("q"), 0  # in alphabetical order
 
-    def best(room: int | None) -> np.ndarray:
-        return np.argsort(-np.array(totals, dtype=np.int64), kind="stable")[:room]
+    def by_rank(entries: Iterable[str]) -> list[str]:
+        return sorted(entries, key=lambda entry: (-totals[entry], entry))
 
-    def drop() -> None:
-        nonlocal entries, totals, lost
-        before, kept = sum(totals), np.sort(best(room)).tolist()
-        entries, totals = [entries[i] for i in kept], array("q", (totals[i] for i in kept))
-        lost += before - sum(totals)
-
-    for entry, count in sorted(counts.items()) if isinstance(counts, Mapping) else counts:
-        if entry in marks:
-            marks[entry] += count
-        elif count < min_count:
-            lost += count
-        else:
-            entries.append(entry)
-            totals.append(count)
-            if room is not None and len(entries) > 2 * room + _ROOM_TO_SPARE:
-                drop()
-    drop()
+    totals = {entry: count for entry, count in counts.items() if entry not in marks and count >= min_count}
+    totals = {entry: totals[entry] for entry in by_rank(totals)[:room]}
+    totals |= {mark: counts.get(mark, 0) for mark in marks}
+    lost = sum(counts.values()) - sum(totals.values())
     if unk:
-        marks[UNK] += lost
+        totals[UNK] += lost
     elif lost:
         raise InputError(
             f"a vocabulary without {UNK} cannot leave entries out (min_count {min_count}, max_vocabulary {max_vocabulary})"
         )
-    for entry, count in marks.items():
-        at = bisect_left(entries, entry)
-        entries.insert(at, entry)
-        totals.insert(at, count)
-    order = best(None).tolist()
-    return [entries[i] for i in order], [totals[i] for i in order]
+    entries = by_rank(totals)
+    return entries, [totals[entry] for entry in entries]
 
 
 def check_ids(ids: Sequence[int], size: int) -> None:
@@ -462,36 +435,25 @@ def digest(kind: str, entries: Iterable[str]) -> str:
 
 
 def save_entries(folder: Path, entries: Sequence[str], counts: Sequence[int]) -> None:
-    """Write `vocabulary.txt`, in the order of ids."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_entries(folder / ENTRIES_FILE, zip(entries, counts, strict=True))
-
-
-def write_entries(path: Path, rows: Iterable[tuple[str, int]]) -> None:
-    """Write an entry and its count a line; unprintable characters are escaped."""
+    """Write `vocabulary.txt`: an entry and its count a line, in the order of ids; unprintable characters are escaped."""
 
     def escaped(entry: str) -> str:
         plain = entry.isprintable() and "\\" not in entry
         return entry if plain else entry.encode("unicode_escape").decode("ascii")
 
-    with path.open("w", encoding="utf-8", newline="\n") as file:
-        file.writelines(f"{escaped(entry)}\t{count}\n" for entry, count in rows)
-
-
-def entry_rows(path: Path) -> Iterator[tuple[str, int]]:
-    """The entries and counts of a file of `write_entries`, one by one."""
-    with path.open(encoding="utf-8", newline="\n") as file:
-        for line in file:
-            entry, _, count = line.rstrip("\n").rpartition("\t")
-            yield entry.encode("ascii").decode("unicode_escape") if "\\" in entry else entry, int(count)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ENTRIES_FILE).open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(f"{escaped(entry)}\t{count}\n" for entry, count in zip(entries, counts, strict=True))
 
 
 def read_entries(path: Path) -> tuple[list[str], list[int]]:
     """Entries and counts of a `vocabulary.txt`."""
     entries, counts = list[str](), list[int]()
-    for entry, count in entry_rows(path):
-        entries.append(entry)
-        counts.append(count)
+    with path.open(encoding="utf-8", newline="\n") as file:
+        for line in file:
+            entry, _, count = line.rstrip("\n").rpartition("\t")
+            entries.append(entry.encode("ascii").decode("unicode_escape") if "\\" in entry else entry)
+            counts.append(int(count))
     return entries, counts
 
 
