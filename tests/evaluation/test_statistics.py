@@ -115,16 +115,16 @@ def test_p_values_under_the_null_are_level() -> None:
     words = texts(40, 11)
     references = joined(words)
     p_values, held, theirs = [], 0, []
-    for trial in range(240):
+    for trial in range(120):
         a, b = system(words, 2 * trial + 100, 0.3), system(words, 2 * trial + 101, 0.3)
         result = paired_bootstrap(a, b, references, samples=200, seed=trial)
         p_values.append(result["p_value"])
         theirs.append(result["p_value_sacrebleu"])
         held += result["low"] <= 0 <= result["high"]
     rejected = {level: sum(p <= level for p in p_values) for level in (0.1, 0.5)}
-    assert 24 - 3.3 * 4.65 < rejected[0.1] < 24 + 3.3 * 4.65, "binomial(240, 0.1) has a deviation of 4.65"
-    assert 120 - 3.3 * 7.75 < rejected[0.5] < 120 + 3.3 * 7.75
-    assert held >= 228 - 3.3 * 3.38, "of 240, 95 % are 228 with a deviation of 3.38"
+    assert 12 - 3.3 * 3.29 < rejected[0.1] < 12 + 3.3 * 3.29, "binomial(120, 0.1) has a deviation of 3.29"
+    assert 60 - 3.3 * 5.48 < rejected[0.5] < 60 + 3.3 * 5.48
+    assert held >= 114 - 3.3 * 2.39, "of 120, 95 % are 114 with a deviation of 2.39"
     assert sum(p <= 0.1 for p in theirs) > 1.5 * rejected[0.1], "the other convention is nearer to a one-sided test"
 
 
@@ -154,16 +154,16 @@ def test_empty_lines_are_sentences() -> None:
 # -- means over seeds -------------------------------------------------------------------------------------------------
 
 
-def test_welch_interval_is_scipys() -> None:
-    expected = scipy.stats.ttest_ind(OTHER[:3], BASE, equal_var=False).confidence_interval(0.95)
-    assert welch_interval(BASE, OTHER[:3]) == (pytest.approx(expected.low), pytest.approx(expected.high))
+def test_intervals_of_means_by_hand() -> None:
+    """t(0.975, 4) = 2.776445 and t(0.975, 3) = 3.182446, from tables."""
+    differences = [y - x for x, y in zip(BASE, OTHER, strict=True)]
+    mean, reach = exact.fmean(differences), 2.776445 * exact.stdev(differences) / math.sqrt(5)
+    assert statistics.paired_interval(BASE, OTHER) == (pytest.approx(mean - reach), pytest.approx(mean + reach))
+    # Welch: variances 2 and 4 give (1 + 4/3)^2 / (1 + 8/9) = 2.88235 degrees of freedom, for which t is 3.25721
+    reach = 3.25721 * math.sqrt(2 / 2 + 4 / 3)
+    assert welch_interval([1, 3], [2, 4, 6]) == (pytest.approx(2 - reach, abs=1e-4), pytest.approx(2 + reach, abs=1e-4))
     assert welch_interval([10, 10], [12, 12]) == (2, 2)
     assert welch_interval([10], [12, 13]) is None
-
-
-def test_paired_interval_is_scipys() -> None:
-    expected = scipy.stats.ttest_rel(OTHER, BASE).confidence_interval(0.95)
-    assert statistics.paired_interval(BASE, OTHER) == (pytest.approx(expected.low), pytest.approx(expected.high))
     with pytest.raises(ValueError, match="zip"):
         statistics.paired_interval(BASE, OTHER[:3])
 
@@ -224,10 +224,11 @@ def test_paired_bootstrap_draws_seeds_of_both_arms_at_once() -> None:
         statistics.deviation_bootstrap(a, b[:3], paired=True)
 
 
-def test_brown_forsythe_is_scipys() -> None:
-    for b in (OTHER, OTHER[:3], [40.0, 47.0, 44.0, 31.0]):
-        expected = scipy.stats.levene(BASE, b, center="median").pvalue
-        assert statistics.brown_forsythe(BASE, b) == pytest.approx(expected)
+def test_brown_forsythe_by_hand() -> None:
+    """Distances to the medians are 1, 0, 1 and 4, 0, 4: F = 4 between / within, of 1 and 4 degrees of freedom."""
+    a, b = [1.0, 2.0, 3.0], [1.0, 5.0, 9.0]
+    between, within = 3 * 2 * 1.0, 2 / 3 + 32 / 3  # means 2/3 and 8/3, both 1 from 5/3
+    assert statistics.brown_forsythe(a, b) == pytest.approx(scipy.stats.f.sf(4 * between / within, 1, 4))
 
 
 @pytest.mark.parametrize(

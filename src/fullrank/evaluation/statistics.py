@@ -7,13 +7,12 @@ a is always the baseline, b the other arm, and differences are b - a. A result t
 
 from __future__ import annotations
 
-import math
 import statistics
+import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import fdtrc, fdtri, stdtrit
 
 from fullrank.core.errors import InputError
 from fullrank.evaluation.tasks import Metric
@@ -127,36 +126,35 @@ def _spread(scores: Sequence[float]) -> dict[str, Any]:
 def welch_interval(a: Sequence[float], b: Sequence[float]) -> Interval | None:
     """Welch's 95 % interval of mean(b) - mean(a) for independent samples; None unless both have at least two.
 
-        mean(b) - mean(a) +- t(0.975, v) * sqrt(s_a^2 / n_a + s_b^2 / n_b)
-
-    v are Welch's degrees of freedom. With two seeds an arm t is up to 12.7: so little do two seeds say.
+    With two seeds an arm its t is up to 12.7: so little do two seeds say.
     """
     if min(len(a), len(b)) < 2:
         return None
-    parts = [statistics.variance(scores) / len(scores) for scores in (a, b)]
-    difference, variance = statistics.fmean(b) - statistics.fmean(a), sum(parts)
-    if variance == 0:
+    if max(a) == min(a) and max(b) == min(b):
+        difference = statistics.fmean(b) - statistics.fmean(a)
         return Interval(difference, difference)
-    shares = sum((part / variance) ** 2 / (len(scores) - 1) for part, scores in zip(parts, (a, b), strict=True))
-    reach = float(stdtrit(1 / shares, 0.975)) * variance**0.5
-    return Interval(difference - reach, difference + reach)
+    from scipy import stats
+
+    with warnings.catch_warnings():  # of an arm whose scores are all equal
+        warnings.simplefilter("ignore", RuntimeWarning)
+        ends = stats.ttest_ind(b, a, equal_var=False).confidence_interval(0.95)
+    return Interval(float(ends.low), float(ends.high))
 
 
 def paired_interval(a: Sequence[float], b: Sequence[float]) -> Interval | None:
-    """Student's interval of the mean of b_i - a_i, where i is one seed of both arms.
-
-        mean(d) +- t(0.975, n - 1) s_d / sqrt(n)
+    """Student's 95 % interval of the mean of b_i - a_i, where i is one seed of both arms.
 
     None for fewer than two seeds, and where all differences are equal. ValueError unless a and b are of one length.
     """
     differences = [y - x for x, y in zip(a, b, strict=True)]
     if len(differences) < 2:
         return None
-    mean, deviation = statistics.fmean(differences), statistics.stdev(differences)
-    if deviation <= _EQUAL * max(map(abs, (*a, *b))):
+    if statistics.stdev(differences) <= _EQUAL * max(map(abs, (*a, *b))):
         return None
-    reach = float(stdtrit(len(differences) - 1, 0.975)) * deviation / math.sqrt(len(differences))
-    return Interval(mean - reach, mean + reach)
+    from scipy import stats
+
+    ends = stats.ttest_1samp(differences, 0.0).confidence_interval(0.95)
+    return Interval(float(ends.low), float(ends.high))
 
 
 # -- deviations over seeds --------------------------------------------------------------------------------------------
@@ -184,9 +182,11 @@ def deviation_interval(a: Sequence[float], b: Sequence[float]) -> Interval | Non
     change = deviation_change(a, b)
     if change is None or change <= -100:
         return None
+    from scipy import stats
+
     ratio = (1 + change / 100) ** 2
-    ends = (math.sqrt(ratio / fdtri(len(b) - 1, len(a) - 1, share)) for share in (0.975, 0.025))
-    return Interval(*(100 * (end - 1) for end in ends))
+    low, high = np.sqrt(ratio / stats.f(len(b) - 1, len(a) - 1).ppf([0.975, 0.025]))
+    return Interval(100 * (float(low) - 1), 100 * (float(high) - 1))
 
 
 def deviation_bootstrap(
@@ -197,7 +197,7 @@ def deviation_bootstrap(
     It assumes no distribution, but of few seeds it is too narrow. `paired`: one draw of seeds counts for both arms.
     A sample in which a's scores are all equal has an infinite change, or none at all if b's are too: that counts as
     beyond either end. None where an end would be a sample without spread (fewer than four seeds), where the change is
-    not known, and where either arm has no spread.
+    not known, and where either arm has no spread. ValueError for paired arms of different lengths.
     """
     change = deviation_change(a, b)
     if change is None or change <= -100:
@@ -205,42 +205,35 @@ def deviation_bootstrap(
     if paired and len(a) != len(b):
         raise ValueError(f"paired arms have as many seeds, given {len(a)} and {len(b)}")
     generator = np.random.default_rng(seed)
-    seeds_a = generator.integers(len(a), size=(samples, len(a)))
-    seeds_b = seeds_a if paired else generator.integers(len(b), size=(samples, len(b)))
-    below, above = _sampled_deviations(a, seeds_a), _sampled_deviations(b, seeds_b)
-    known = below > 0
-    high = np.where(known, above / np.where(known, below, 1.0), np.inf)
-    low = np.where(known | (above > 0), high, 0.0)
+    rows_a = generator.integers(len(a), size=(samples, len(a)))
+    rows_b = rows_a if paired else generator.integers(len(b), size=(samples, len(b)))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = _sampled_deviations(b, rows_b) / _sampled_deviations(a, rows_a)
     left_out = samples // 40
-    ends = np.sort(low)[left_out], np.sort(high)[samples - left_out - 1]
-    if ends[0] <= 0 or not np.isfinite(ends[1]):
+    low = np.sort(np.where(np.isnan(ratios), 0.0, ratios))[left_out]
+    high = np.sort(ratios)[samples - left_out - 1]  # nan comes last
+    if low <= 0 or not np.isfinite(high):
         return None
-    return Interval(*(100 * (float(end) - 1) for end in ends))
+    return Interval(100 * (float(low) - 1), 100 * (float(high) - 1))
 
 
-def _sampled_deviations(scores: Sequence[float], seeds: np.ndarray) -> np.ndarray:
-    """Sample standard deviation of the scores of each row of seeds; exactly 0 where all of them are one score."""
-    sampled = np.asarray(scores, dtype=np.float64)[seeds]
-    equal = sampled.min(axis=1) == sampled.max(axis=1)
-    return np.where(equal, 0.0, sampled.std(axis=1, ddof=1))
+def _sampled_deviations(scores: Sequence[float], rows: np.ndarray) -> np.ndarray:
+    """Sample standard deviation of the scores of each row of indices; exactly 0 where all of them are one score."""
+    sampled = np.asarray(scores, dtype=np.float64)[rows]
+    return np.where(np.ptp(sampled, axis=1) == 0, 0.0, sampled.std(axis=1, ddof=1))
 
 
 def brown_forsythe(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """p-value of the hypothesis that both arms have one deviation, from the distances z to each arm's median.
-
-        F = (N - 2) sum_g n_g (mean z_g - mean z)^2 / sum_g sum_i (z_gi - mean z_g)^2,   p = P(F(1, N - 2) > F)
+    """p-value of the hypothesis that both arms have one deviation: Levene's test with distances to the median.
 
     It holds up where scores are not normal. None with fewer than three scores in an arm, and where all distances in
     each arm are equal.
     """
     if min(len(a), len(b)) < 3:
         return None
-    distances = [[abs(score - statistics.median(arm)) for score in arm] for arm in (a, b)]
-    means = [statistics.fmean(arm) for arm in distances]
-    total = len(a) + len(b)
-    middle = statistics.fmean([*distances[0], *distances[1]])
-    between = sum(len(arm) * (mean - middle) ** 2 for arm, mean in zip(distances, means, strict=True))
-    within = sum((z - mean) ** 2 for arm, mean in zip(distances, means, strict=True) for z in arm)
-    if within <= _EQUAL**2 * sum(z * z for arm in distances for z in arm):
+    distances = [np.abs(np.subtract(arm, statistics.median(arm))) for arm in (a, b)]
+    if all(np.ptp(arm) <= _EQUAL * arm.max() for arm in distances):
         return None
-    return float(fdtrc(1, total - 2, (total - 2) * between / within))
+    from scipy import stats
+
+    return float(stats.levene(a, b, center="median").pvalue)
