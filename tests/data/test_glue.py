@@ -15,7 +15,7 @@ import pytest
 
 from fullrank.config.glue import GLUE, glue_task
 from fullrank.core.errors import InputError, RunError
-from fullrank.data.glue import glue_label, load_glue
+from fullrank.data.glue import load_glue
 
 
 def put(path: Path, *rows: tuple[str, ...], mark: str = "", end: str = "\n", last: str | None = None) -> Path:
@@ -142,25 +142,19 @@ OFFICIAL = {
 @pytest.mark.parametrize("case", OFFICIAL)
 def test_official_forms(tmp_path, case, end, mark):
     task, split, name, rows, (first, second, labels, ids) = OFFICIAL[case]
-    path = put(tmp_path / name, *rows, end=end, mark=mark)
+    path = put(tmp_path / name, *rows, end=end, mark=mark, last="")  # no line end after the last line
     for folder in (tmp_path, path.parent):
         found = load_glue(task, split, folder)
         assert (found.first, found.second, found.ids) == (first, second, ids)
-        assert found.path == path
+        assert (found.path, found.is_slice, len(found)) == (path, True, len(first))
         assert found.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
-        assert len(found) == len(first)
-        assert found.is_slice
-        assert glue_label(found) == f"GLUE {GLUE[task].folder} (slice)"
         if labels is None:
             assert found.labels is None
-            with pytest.raises(InputError, match=f"the split {split} has no labels .*measure on dev"):
+            with pytest.raises(InputError, match=f"{split} has no labels"):
                 found.known_labels()
         else:
             assert found.known_labels().dtype == (np.float32 if task == "stsb" else np.int64)
             np.testing.assert_allclose(found.known_labels(), labels, rtol=1e-7)
-    path.write_bytes(path.read_bytes().rstrip())  # no line end after the last line
-    assert load_glue(task, split, tmp_path).first[:-1] == first[:-1]
-    assert len(load_glue(task, split, tmp_path)) == len(first)
 
 
 def test_halves_of_pairs_in_json_are_mended(tmp_path):
@@ -199,14 +193,13 @@ def test_a_slice_is_taken_only_without_the_whole_file_and_is_told(tmp_path):
     header = ("index", "sentence1", "sentence2", "gold_label")
     put(tmp_path / "glue" / "MNLI" / "dev.slice.tsv", header, ("0", "a", "b", "neutral"))
     part = load_glue("mnli", "dev", tmp_path, report=told.append)
-    assert (part.first, part.is_slice, glue_label(part)) == (["a"], True, "GLUE MNLI (slice)")
-    assert told == [f"GLUE MNLI (slice): dev has 1 rows, published are 9,815 ({part.path})"]
+    assert (part.first, part.is_slice) == (["a"], True)
+    assert ["9,815" in line for line in told] == [True]
     rows = [(str(i), f"s{i}", "h", "entailment") for i in range(9_815)]
     put(tmp_path / "MNLI" / "dev_matched.tsv", header, *rows)
     told.clear()
     whole = load_glue("mnli", "dev", tmp_path, report=told.append)
-    assert (len(whole), whole.is_slice, glue_label(whole), told) == (9_815, False, "GLUE MNLI", [])
-    assert glue_label(whole, part) == "GLUE MNLI (slice)"
+    assert (len(whole), whole.is_slice, told) == (9_815, False, [])
     put(tmp_path / "MNLI" / "dev_matched.slice.tsv", header, *rows)
     (tmp_path / "MNLI" / "dev_matched.tsv").unlink()
     assert load_glue("mnli", "dev", tmp_path).is_slice, "its name says so"
@@ -246,9 +239,6 @@ def test_a_part_of_the_examples(tmp_path):
     assert part.known_labels().tolist() == [0, 1]
     assert (whole.is_slice, part.is_slice, whole.take(range(70, -1, -1)).is_slice) == (False, True, False)
     assert whole.take([0] * 71).is_slice
-    for rows_ in ([], [71], [-1]):
-        with pytest.raises(InputError, match="rows are from 0 to 70"):
-            whole.take(rows_)
 
 
 @pytest.mark.parametrize("name", ["SST-2", "sst-2", "sst2", "SST2"])
@@ -370,9 +360,7 @@ def test_splits_of_the_hub(hub, case):
 
 def test_a_label_outside(hub):
     hub(hub_rows("mnli", [0, 3]))
-    with pytest.raises(
-        InputError, match=r"the hub, row 1: the label is 3; allowed: entailment, neutral, contradiction"
-    ):
+    with pytest.raises(InputError, match=r"row 1: the label is 3; allowed: entailment, neutral, contradiction"):
         load_glue("mnli", "train")
 
 

@@ -34,7 +34,7 @@ FILES = {
         "rte", "dev.tsv", RTE + "0\ta\tb\tentailment\n1\ta\tb\tentail",
         r"line 3: the label is 'entail'; allowed: entailment, not_entailment",
     ),
-    "a test file as dev": ("cola", "dev.tsv", "index\tsentence\n0\tSo.\n", r"line 1: 2 fields, expected are 4 .*; or a header"),
+    "a test file as dev": ("cola", "dev.tsv", "index\tsentence\n0\tSo.\n", r"no column 'label'"),
     "label out of range": ("cola", "dev.tsv", "gj04\t2\t\tFine.\n", r"line 1: the label is '2'; allowed: 0, 1 \(unacceptable"),
     "label of no number": ("sst2", "dev.tsv", "sentence\tlabel\ngood\tyes\n", r"line 2: the label is 'yes'; allowed: 0, 1"),
     "an id where names stand": (
@@ -102,11 +102,11 @@ def test_missing_files_and_folders(tmp_path):
 @pytest.mark.parametrize(
     ("task", "split", "message"),
     [
-        ("colla", "dev", r"unknown GLUE task 'colla'; did you mean 'cola'\? \(known: cola, sst2, mrpc, .*wnli\)"),
-        ("superglue", "dev", r"unknown GLUE task 'superglue'; known: cola, sst2"),
-        ("cola", "valid", r"GLUE CoLA has no split 'valid'; known: dev, test, train"),
-        ("mnli", "dev_mismatch", r"did you mean 'dev_mismatched'\? \(known: train, dev, dev_mismatched, test, .*ax\)"),
-        ("rte", "ax", r"GLUE RTE has no split 'ax'"),
+        ("colla", "dev", "'colla'; did you mean 'cola'"),
+        ("superglue", "dev", "'superglue'.*cola, sst2"),
+        ("cola", "valid", "'valid'.*dev, test, train"),
+        ("mnli", "dev_mismatch", "did you mean 'dev_mismatched'"),
+        ("rte", "ax", "'ax'"),
     ],
 )
 def test_unknown_names(tmp_path, task, split, message):

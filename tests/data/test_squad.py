@@ -17,7 +17,7 @@ import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 from fullrank.core.errors import InputError, RunError
-from fullrank.data.squad import Question, SquadSplit, answer_tokens, most_context, read_squad, spans, squad_windows
+from fullrank.data.squad import Question, SquadSplit, answer_tokens, most_context, read_squad, squad_windows
 from fullrank.evaluation.tasks import normalize_answer
 
 CONTEXT = "  The Rhine rises in Switzerland. Überall flows the Rhine."
@@ -147,43 +147,25 @@ def with_(value, *path, base=V1):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "the file is empty"),
-        ("  \n", "the file is empty"),
-        (json.dumps(V1)[:200], "no valid JSON at line 1, column .*it ends too early"),
-        (json.dumps(V1)[:-1], "it ends too early"),
-        (json.dumps(V1)[:-3], "it ends too early"),
-        ("id\tquestion\n", "no valid JSON at line 1, column 1; is it a SQuAD file"),
-        ("[" * 100_000, "no valid JSON|nested too deeply"),
-        ("[]", r"the file is \[\], not a JSON object"),
-        ("3", "the file is 3, not a JSON object"),
-        ({"version": "1.1", "data": []}, "no question in it"),
-        (without("data"), "data is missing"),
-        (with_({}, "data"), r"data: Input should be a valid list, given \{\}"),
-        (without("data", 0, "paragraphs"), r"data\[0\]\.paragraphs is missing"),
-        (without(*PARAGRAPH, "context"), r"paragraphs\[0\]\.context is missing"),
-        (without(*PARAGRAPH, "qas"), r"paragraphs\[0\]\.qas is missing"),
-        (without(*FIRST, "id"), r"qas\[0\]\.id is missing"),
-        (without(*FIRST, "question"), r"qas\[0\]\.question is missing"),
-        (without(*FIRST, "answers"), r"qas\[0\]\.answers is missing"),
-        (without(*FIRST, "answers", 1, "text"), r"qas\[0\]\.answers\[1\]\.text is missing"),
-        (without(*FIRST, "answers", 0, "answer_start"), r"qas\[0\]\.answers\[0\]\.answer_start is missing"),
-        (
-            with_("17", *FIRST, "answers", 0, "answer_start"),
-            "answer_start: Input should be a valid integer, given '17'",
-        ),
-        (
-            with_(True, *FIRST, "answers", 0, "answer_start"),
-            "answer_start: Input should be a valid integer, given True",
-        ),
-        (with_(None, *FIRST, "question"), "question: Input should be a valid string, given None"),
-        (with_(20, *FIRST, "answers", 0, "answer_start"), "answer_start 20 does not point at its answer 'Switzerland'"),
-        (with_(-1, *FIRST, "answers", 0, "answer_start"), "answer_start -1 does not point"),
-        (with_(9999, *FIRST, "answers", 0, "answer_start"), "answer_start 9999 does not point .* but at ''"),
-        (with_("", *FIRST, "answers", 0, "text"), "does not point"),
-        (with_([], *FIRST, "answers"), "question a has no answer; only SQuAD 2.0"),
-        (with_("b", *FIRST, "id"), "two questions have the id b"),
-        (V2, "a file of SQuAD 2.0, but 1.1 is asked for; set data.name=squad-v2"),
-        (V2 | {"version": "?"}, "a file of SQuAD 2.0, but 1.1 is asked for"),
+        ("  \n", "no valid JSON at line 2"),
+        (json.dumps(V1)[:200], "line 1, column .*too early"),
+        (json.dumps(V1)[:-1], "too early"),
+        ("id\tquestion\n", "line 1, column 1"),
+        ("[" * 100_000, "JSON"),
+        ("[]", r"given \[\]"),
+        ({"version": "1.1", "data": []}, "no question"),
+        (without("data"), "data: .*required"),
+        (without(*PARAGRAPH, "context"), r"data\[0\]\.paragraphs\[0\]\.context: .*required"),
+        (without(*FIRST, "answers", 1, "text"), r"qas\[0\]\.answers\[1\]\.text: .*required"),
+        (with_("17", *FIRST, "answers", 0, "answer_start"), "answer_start: .*integer, given '17'"),
+        (with_(True, *FIRST, "answers", 0, "answer_start"), "answer_start: .*integer, given True"),
+        (with_(20, *FIRST, "answers", 0, "answer_start"), "question a: answer_start 20 .*'Switzerland'"),
+        (with_(-1, *FIRST, "answers", 0, "answer_start"), "answer_start -1"),
+        (with_("", *FIRST, "answers", 0, "text"), "question a: answer_start"),
+        (with_([], *FIRST, "answers"), "question a has no answer"),
+        (with_("b", *FIRST, "id"), "question b: two questions"),
+        (V2, "SQuAD 2.0, but 1.1 .*data.name=squad-v2"),
+        (V2 | {"version": "?"}, "SQuAD 2.0, but 1.1 "),
     ],
 )
 def test_faults_of_a_file(tmp_path, content, message):
@@ -191,17 +173,21 @@ def test_faults_of_a_file(tmp_path, content, message):
     with pytest.raises(InputError, match=message) as caught:
         read_squad(file, "train")
     assert str(caught.value).startswith(str(file))
+    assert "\n" not in str(caught.value)
 
 
-def test_faults_of_version_2(tmp_path):
-    def fails(content, message):
-        with pytest.raises(InputError, match=message):
-            read_squad(written(tmp_path / "bad.json", content), "train", "2.0")
-
-    fails(V1, r"a file of SQuAD 1\.1, but 2\.0 is asked for; set data\.name=squad,")
-    fails(with_(True, *FIRST, "is_impossible", base=V2), "question a is marked is_impossible, and yet has an answer")
-    fails(with_([], *FIRST, "answers", base=V2), "question a has no answer and is not marked is_impossible")
-    fails(with_("no", *FIRST, "is_impossible", base=V2), "is_impossible: Input should be a valid boolean, given 'no'")
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (V1, r"SQuAD 1\.1, but 2\.0 .*data\.name=squad,"),
+        (with_(True, *FIRST, "is_impossible", base=V2), "question a .*is_impossible"),
+        (with_([], *FIRST, "answers", base=V2), "question a has no answer .*is_impossible"),
+        (with_("no", *FIRST, "is_impossible", base=V2), "is_impossible: .*boolean, given 'no'"),
+    ],
+)
+def test_faults_of_version_2(tmp_path, content, message):
+    with pytest.raises(InputError, match=message):
+        read_squad(written(tmp_path / "bad.json", content), "train", "2.0")
 
 
 def test_a_byte_order_mark_and_halves_of_pairs_are_read(tmp_path):
@@ -211,11 +197,7 @@ def test_a_byte_order_mark_and_halves_of_pairs_are_read(tmp_path):
     assert found.question == "What \ufffd?"
 
 
-def test_faults_of_what_is_asked_for(tmp_path):
-    with pytest.raises(InputError, match="splits train and dev, not 'test'"):
-        read_squad(tmp_path, "test")
-    with pytest.raises(InputError, match=r"versions 1\.1 and 2\.0, not '3'"):
-        read_squad(tmp_path, "dev", "3")
+def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(InputError, match=r"absent\.json: cannot be read"):
         read_squad(tmp_path / "absent.json", "dev")
     (tmp_path / "latin.json").write_bytes(b'{"data": "\xfc"}')
@@ -286,6 +268,7 @@ def test_the_real_slices(corpora, split, questions, articles):
 # windows
 
 
+SIZES = {"max_length": 384, "doc_stride": 128, "max_query_length": 64}
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 
 
@@ -324,39 +307,48 @@ def roberta():
     return tokenizer
 
 
+def answer_of(context, window):
+    """The text from the first to the last token of a window's answer."""
+    first, last = window.start - window.first, window.end - window.first
+    return context[window.offsets[first, 0] : window.offsets[last, 1]]
+
+
 def asked(context, answer="", question="Where is it?", start=None, name="q"):
     start = context.index(answer) if start is None else start
     answers, starts = ((answer,), (start,)) if answer else ((), ())
     return Question(name, "t", context, question, answers, starts, not answer)
 
 
-@pytest.mark.parametrize("num_tokens", [0, 1, 4, 5, 6, 17, 40])
-@pytest.mark.parametrize("room", [1, 2, 5, 16])
-@pytest.mark.parametrize("doc_stride", [1, 3, 5, 100])
-def test_spans_and_most_context_as_in_berts_script(num_tokens, room, doc_stride):
+@pytest.mark.parametrize("num_tokens", [0, 1, 4, 5, 17, 40])
+@pytest.mark.parametrize(("room", "doc_stride"), [(1, 1), (2, 5), (5, 3), (16, 5), (16, 100)])
+def test_windows_and_most_context_as_in_berts_script(bert, num_tokens, room, doc_stride):
     expected, start = [], 0
     while start < num_tokens:
         length = min(num_tokens - start, room)
-        expected.append((start, length))
+        expected.append((start, start + length))
         if start + length == num_tokens:
             break
         start += min(length, doc_stride)
-    found = spans(num_tokens, room, doc_stride)
-    assert found == ([(start, start + length) for start, length in expected] or [(0, 0)])
-    best = most_context(found, num_tokens)
+    expected = expected or [(0, 0)]
+    question = asked(" ".join("a" * num_tokens), question="a")
+    windows = squad_windows([question], bert, max_length=room + 4, doc_stride=doc_stride, max_query_length=1)
+    assert len(windows) == len(expected)
+    for window, (start, end) in zip(windows, expected, strict=True):
+        assert window.offsets.tolist() == [[2 * token, 2 * token + 1] for token in range(start, end)]
+    best = most_context(expected, num_tokens)
     for position in range(num_tokens):
-        holder, score = None, None
-        for number, (start, length) in enumerate(expected):
-            if start <= position < start + length:
-                here = min(position - start, start + length - 1 - position) + 0.01 * length
-                if score is None or here > score:
-                    holder, score = number, here
-        assert best[position] == holder
+        scores = [
+            min(position - start, end - 1 - position) + 0.01 * (end - start) if start <= position < end else -1
+            for start, end in expected
+        ]
+        assert best[position] == scores.index(max(scores))
+    held = [number for number, window in enumerate(windows) for _ in range(window.max_context.sum())]
+    assert sorted(held) == sorted(best.tolist())
 
 
 def test_the_layout_of_bert(bert):
     context = "The Rhine rises. The end."
-    (window,) = squad_windows([asked(context, "Rhine rises", "Where?")], bert)
+    (window,) = squad_windows([asked(context, "Rhine rises", "Where?")], bert, **SIZES)
     tokens = [bert.id_to_token(i) for i in window.ids]
     assert " ".join(tokens) == "[CLS] w ##h ##e ##r ##e ? [SEP] the rhine r ##i ##s ##e ##s . the e ##n ##d . [SEP]"
     assert window.types.tolist() == [0] * 8 + [1] * 14
@@ -364,35 +356,34 @@ def test_the_layout_of_bert(bert):
     assert [context[a:b] for a, b in window.offsets] == ["The", "Rhine", *"rises.", "The", *"end."]
     assert window.max_context.all()
     assert (tokens[window.start], tokens[window.end]) == ("rhine", "##s")
-    assert context[slice(*window.characters(window.start, window.end))] == "Rhine rises"
+    assert answer_of(context, window) == "Rhine rises"
 
 
 def test_the_layout_of_roberta(roberta):
     context = " The Überrhine flows, the end"
-    (window,) = squad_windows([asked(context, "Überrhine", " Where?")], roberta)
+    (window,) = squad_windows([asked(context, "Überrhine", " Where?")], roberta, **SIZES)
     query = roberta.encode("Where?", add_special_tokens=False).ids
     text = roberta.encode(context, add_special_tokens=False).ids
     assert window.ids.tolist() == [0, *query, 2, 2, *text, 2]
     assert set(window.types.tolist()) == {0}
     assert window.first == len(query) + 3
-    assert context[slice(*window.characters(window.start, window.end))] == "Überrhine"  # without the space before it
-    assert all(context[a:b] == context[a:b].strip() for a, b in window.offsets)
+    assert answer_of(context, window).strip() == "Überrhine"
 
 
 def test_a_tokenizers_own_truncation_and_padding_are_not_used(bert):
     question = asked("The Rhine rises. " * 5, "Rhine")
-    expected = squad_windows([question], bert)
+    expected = squad_windows([question], bert, **SIZES)
     own = Tokenizer.from_str(bert.to_str())
     own.enable_truncation(4)
     own.enable_padding(length=50)
-    found = squad_windows([question], own)
+    found = squad_windows([question], own, **SIZES)
     assert [window.ids.tolist() for window in found] == [window.ids.tolist() for window in expected]
     assert (own.truncation["max_length"], own.padding["length"]) == (4, 50)
 
     class Fast:
         backend_tokenizer = own
 
-    assert squad_windows([question], Fast())[0].ids.tolist() == expected[0].ids.tolist()
+    assert squad_windows([question], Fast(), **SIZES)[0].ids.tolist() == expected[0].ids.tolist()
 
 
 @pytest.mark.parametrize(
@@ -432,13 +423,11 @@ def test_windows_of_random_contexts(bert, max_length, doc_stride, max_query_leng
                 target = 0, 0
             assert (window.start, window.end) == target
         assert sorted(scored) == list(range(len(whole.ids)))  # every token is scored once
-        assert list(starts) == [start for start, _ in spans(len(whole.ids), max_length - len(query) - 3, doc_stride)]
 
 
 def test_contexts_without_tokens_and_questions_without_answers(bert):
-    windows = squad_windows([asked("", ""), asked("the end", "")], bert)
+    windows = squad_windows([asked("", ""), asked("the end", "")], bert, **SIZES)
     assert [(len(window.offsets), window.start, window.end) for window in windows] == [(0, 0, 0), (4, 0, 0)]
-    assert windows[0].ids[-1] == windows[0].ids[windows[0].first] == 3
 
 
 def test_answer_tokens():
@@ -452,17 +441,14 @@ def test_answer_tokens():
 def test_what_cannot_be_windowed(bert):
     question = asked("the rhine", "rhine", "where is the rhine?")
     tokens = len(bert.encode(question.question, add_special_tokens=False).ids)
-    assert len(squad_windows([question], bert, max_length=tokens + 4)) == 2  # room for one token
-    with pytest.raises(InputError, match=f"max_length={tokens + 3} leaves no room for the context of question q"):
-        squad_windows([question], bert, max_length=tokens + 3)
-    with pytest.raises(InputError, match="doc_stride=0 is not possible"):
-        squad_windows([question], bert, doc_stride=0)
-    with pytest.raises(InputError, match="use a fast tokenizer"):
-        squad_windows([question], object())
+    sizes = {"doc_stride": 128, "max_query_length": 64}
+    assert len(squad_windows([question], bert, max_length=tokens + 4, **sizes)) == 2  # room for one token
+    with pytest.raises(InputError, match=rf"data\.max_length: {tokens + 3} leaves no room .* question q"):
+        squad_windows([question], bert, max_length=tokens + 3, **sizes)
     bare = Tokenizer.from_str(bert.to_str())
     bare.post_processor = processors.TemplateProcessing(single="$A", pair="$A [SEP] $B", special_tokens=[("[SEP]", 3)])
-    with pytest.raises(InputError, match=r"no special token such as \[CLS\]"):
-        squad_windows([question], bare)
+    with pytest.raises(InputError, match=r"\[CLS\]"):
+        squad_windows([question], bare, **SIZES)
 
 
 def pretrained():
@@ -481,12 +467,11 @@ def test_real_answers_come_back_from_their_targets(corpora, split, max_length, d
         for question in read_squad(corpora / "squad", split).questions
         for text, start in zip(question.answers, question.starts, strict=True)
     ]
-    windows = squad_windows(questions, tokenizer, max_length=max_length, doc_stride=doc_stride)
+    windows = squad_windows(questions, tokenizer, max_length=max_length, doc_stride=doc_stride, max_query_length=64)
     recovered: dict[int, set[str]] = {}
     for window in windows:
         if window.start:
-            begin, end = window.characters(window.start, window.end)
-            recovered.setdefault(window.question, set()).add(questions[window.question].context[begin:end])
+            recovered.setdefault(window.question, set()).add(answer_of(questions[window.question].context, window))
     assert len(recovered) >= 0.995 * len(questions)
     same = sum(
         {normalize_answer(text) for text in recovered.get(number, ())} == {normalize_answer(question.answers[0])}

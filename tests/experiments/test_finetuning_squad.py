@@ -13,13 +13,14 @@ import pytest
 import torch
 
 from fullrank.config.load import build_any
-from fullrank.config.recipe import Resolved, resolve_any
+from fullrank.config.recipe import Resolved
 from fullrank.core.errors import InputError
 from fullrank.data.squad import read_squad
-from fullrank.experiments.finetuning import ExampleObjective
+from fullrank.experiments.benchmark import logits_by_example
+from fullrank.experiments.finetuning import Finetuning
 from fullrank.experiments.pretrained import load_pretrained
 from fullrank.experiments.run import train
-from fullrank.experiments.squad import SquadTuning, logits_of, windowed
+from fullrank.experiments.squad import SquadBenchmark
 from fullrank.training.values import TrainingPosition
 from tiny_encoder import WORDS, tiny_encoder
 
@@ -75,54 +76,38 @@ def run(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
     return train(Resolved(build_any(raw), "test"), folder, quiet=True, say=lambda _: None)
 
 
-def prepared(raw: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
-    """Configuration, data, the encoder, and the parts of a run with the same encoder."""
-    config = build_any(raw)
-    task = SquadTuning()
-    data = task.prepare(config, {}, False, lambda _: None)
-    torch.manual_seed(config.train.seed)
-    parts = task.parts(data, Path("unused"), torch.device("cpu"))
-    torch.manual_seed(config.train.seed)
-    return config, data.corpus, load_pretrained(config.model, "answers")._replace(model=parts.model), parts
-
-
 def test_the_loss_is_the_mean_of_two_cross_entropies_whatever_the_padding(place: Path) -> None:
-    config, data, pretrained, parts = prepared(settings(place, group_by_length=False))
-    train = windowed(data["train"].questions, config.data, pretrained)
+    config = build_any(settings(place, group_by_length=False))
+    data = Finetuning().prepare(config, {}, False, lambda _: None)
+    torch.manual_seed(config.train.seed)
+    parts = Finetuning().parts(data, Path("unused"), torch.device("cpu"))
+    model: Any = parts.model
+    benchmark = SquadBenchmark(config)
+    train = benchmark.encode(load_pretrained(config.model, "answers"), data.corpus["train"])
     batch = parts.batches.batch(0, 0)
     lengths = [len(train.windows[i].ids) for i in batch.indices]
     assert min(lengths) < max(lengths)
-    assert len(train.windows) > len(train.questions)
+    assert len(train.windows) > len(train.source)
+    logits = logits_by_example(model, train.encoded, 1000, benchmark.compute_logits)
     losses = []
     for i in batch.indices:
         window = train.windows[i]
         with torch.no_grad():
-            found = pretrained.model(
+            found = model(
                 input_ids=torch.from_numpy(window.ids)[None].long(),
                 token_type_ids=torch.from_numpy(window.types)[None].long(),
             )
-        for logits, target in ((found.start_logits[0], window.start), (found.end_logits[0], window.end)):
-            losses.append(math.log(sum(math.exp(value) for value in logits.tolist())) - float(logits[target]))
+        alone = torch.cat([found.start_logits, found.end_logits])
+        torch.testing.assert_close(logits[i][:, : len(window.ids)], alone, rtol=0, atol=1e-5)
+        for row, target in zip(alone, (window.start, window.end), strict=True):
+            losses.append(math.log(sum(math.exp(value) for value in row.tolist())) - float(row[target]))
     loss = parts.objective(batch, {}, TrainingPosition(1))
     assert loss.value.item() == pytest.approx(np.mean(losses), rel=1e-5)
     assert float(loss.nll) == pytest.approx(len(batch.indices) * np.mean(losses), rel=1e-5)
     assert (loss.tokens, loss.read) == (8, sum(lengths))
-    assert isinstance(parts.objective, ExampleObjective)
     assert any(window.start == 0 for window in train.windows)
     loss.value.backward()
-    assert pretrained.model.qa_outputs.weight.grad.abs().sum() > 0
-
-
-def test_logits_are_in_order_and_without_padding(place: Path) -> None:
-    config, data, pretrained, _ = prepared(settings(place))
-    dev = windowed(data["dev"].questions, config.data, pretrained)
-    whole = logits_of(pretrained.model, dev.encoded, 1000)
-    for i, (start, end) in enumerate(whole):
-        with torch.no_grad():
-            rows = dev.encoded.rows([i])
-            alone = pretrained.model(**rows)
-        np.testing.assert_allclose(start, alone.start_logits[0].numpy(), atol=1e-5)
-        np.testing.assert_allclose(end, alone.end_logits[0].numpy(), atol=1e-5)
+    assert model.qa_outputs.weight.grad.abs().sum() > 0
 
 
 def f1(predicted: list[str], wanted: list[str]) -> float:
@@ -178,14 +163,15 @@ def test_version_2_says_when_there_is_no_answer(place: Path, tmp_path: Path) -> 
 
 def test_what_cannot_be_done_is_said_before_training(place: Path, tmp_path: Path) -> None:
     raw = settings(place)
-    with pytest.raises(InputError, match=r"eval\.test: the test set of SQuAD is not public"):
-        run({**raw, "eval": {"test": True}}, tmp_path / "one")
-    with pytest.raises(InputError, match=r"data\.max_length: this encoder reads at most 40 tokens, given 41"):
-        run({**raw, "data": {**raw["data"], "max_length": 41}}, tmp_path / "two")
-    with pytest.raises(InputError, match="max_length=5 leaves no room for the context"):
-        run({**raw, "data": {**raw["data"], "max_length": 5}}, tmp_path / "three")
-    with pytest.raises(InputError, match=r"no train-v1\.1\.json"):
-        run({**raw, "data": {**raw["data"], "dir": str(tmp_path)}}, tmp_path / "four")
+    faults = [
+        ({"eval": {"test": True}}, r"eval\.test: "),
+        ({"data": {**raw["data"], "max_length": 41}}, r"data\.max_length: .* at most 40 tokens, given 41"),
+        ({"data": {**raw["data"], "max_length": 5}}, r"data\.max_length: 5 leaves no room"),
+        ({"data": {**raw["data"], "dir": str(tmp_path)}}, r"train-v1\.1\.json"),
+    ]
+    for sections, message in faults:
+        with pytest.raises(InputError, match=message):
+            run({**raw, **sections}, tmp_path / "run")
 
 
 def test_a_subset_is_fixed_and_a_slice(place: Path) -> None:
@@ -193,23 +179,7 @@ def test_a_subset_is_fixed_and_a_slice(place: Path) -> None:
     chosen = []
     for seed in (1, 2):
         small = {**raw, "data": {**raw["data"], "max_train": 9, "max_eval": 5}, "train": {"seed": seed}}
-        data = SquadTuning().prepare(build_any(small), {}, False, lambda _: None).corpus
+        data = Finetuning().prepare(build_any(small), {}, False, lambda _: None).corpus
         chosen.append([question.id for question in data["train"].questions])
         assert (len(data["train"].questions), len(data["dev"].questions), data["train"].is_slice) == (9, 5, True)
     assert chosen[0] == chosen[1]
-
-
-def test_the_recipe_of_table_6() -> None:
-    plain_row, mixed = (resolve_any("mixhead/table6", row, "paper") for row in ("plain", "b"))
-    assert plain_row.paper == {"exact_match": 80.6, "f1": 88.0}
-    assert mixed.paper == {"exact_match": 81.0, "f1": 88.4}
-    assert (plain_row.config.data.name, plain_row.config.data.max_length, plain_row.config.data.doc_stride) == (
-        "squad",
-        384,
-        128,
-    )
-    assert plain_row.config.model.attention.at_rest
-    assert mixed.config.model.attention.mix == "position_wise"
-    small = [resolve_any("mixhead/table6", row, "small").config for row in ("plain", "b")]
-    assert small[0].train.epochs == small[1].train.epochs
-    assert {config.model.pretrained for config in small} == {"minilm"}

@@ -16,7 +16,8 @@ from fullrank.config.finetune import FinetuneConfig, GraftConfig, PretrainedConf
 from fullrank.config.glue import GLUE, GlueTask
 from fullrank.core.errors import InputError
 from fullrank.data.glue import Examples
-from fullrank.experiments.finetuning import encode, logits_of
+from fullrank.experiments.benchmark import logits_by_example
+from fullrank.experiments.glue import encode
 from fullrank.experiments.pretrained import load_pretrained
 from fullrank.experiments.run_folder import absolute
 
@@ -29,6 +30,10 @@ def examples(texts: list[str]) -> Examples:
     labels = np.zeros(len(texts), np.int64)
     ids = [str(i) for i in range(len(texts))]
     return Examples(texts, None, labels, ids, GLUE["cola"], "dev", True, None, "")
+
+
+def logits_of(model: Any, encoded: Any, batch_size: int) -> torch.Tensor:
+    return torch.stack(logits_by_example(model, encoded, batch_size, lambda model, batch: model(**batch.inputs).logits))
 
 
 def load(folder: Path, num_labels: int = 2, **graft: Any) -> Any:

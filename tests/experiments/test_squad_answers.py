@@ -2,13 +2,13 @@
 
 import json
 import math
-import time
 
 import numpy as np
 import pytest
 
-from fullrank.core.errors import InputError, RunError
-from fullrank.data.squad import Question, Window, most_context, spans
+from fullrank.config.finetune import FinetuneEvalConfig
+from fullrank.core.errors import RunError
+from fullrank.data.squad import Question, Window, most_context
 from fullrank.experiments.squad import find_answers, write_answers
 
 
@@ -16,7 +16,8 @@ def made(generator, number, num_tokens, room, first=4, step=2, alphabet="ab"):
     """A question whose context has one-letter words, and its windows."""
     context = " ".join(generator.choice(list(alphabet), size=num_tokens))
     question = Question(f"q{number}", "t", context, "?", (), (), impossible=True)
-    parts = spans(num_tokens, room, step)
+    starts = range(0, max(num_tokens - room, 0) + step, step)
+    parts = [(start, min(start + room, num_tokens)) for start in starts]
     best = most_context(parts, num_tokens)
     windows = [
         Window(
@@ -35,13 +36,13 @@ def made(generator, number, num_tokens, room, first=4, step=2, alphabet="ab"):
 
 
 def logits_of(generator, windows, padding=3):
-    return [generator.normal(size=len(window.ids) + padding).astype(np.float32) for window in windows]
+    return [generator.normal(size=(2, len(window.ids) + padding)).astype(np.float32) for window in windows]
 
 
-def brute_force(question, windows, starts, ends, longest):
+def brute_force(question, windows, logits, longest):
     """Every allowed span, best first: (text, score)."""
     found = []
-    for window, start, end in zip(windows, starts, ends, strict=True):
+    for window, (start, end) in zip(windows, logits, strict=True):
         for i in range(len(window.offsets)):
             for j in range(i, len(window.offsets)):
                 if j - i + 1 <= longest and window.max_context[i]:
@@ -63,14 +64,14 @@ def test_n_best_against_brute_force(alphabet, n_best, longest):
         question, mine = made(generator, number, num_tokens, room, alphabet=alphabet)
         questions.append(question)
         windows += mine
-    starts, ends = logits_of(generator, windows), logits_of(generator, windows)
-    answers = find_answers(questions, windows, starts, ends, n_best=n_best, max_answer_length=longest)
+    logits = logits_of(generator, windows)
+    options = FinetuneEvalConfig(n_best=n_best, max_answer_length=longest)
+    answers = find_answers(questions, windows, logits, options, is_v2=False)
     assert [answer.id for answer in answers] == [question.id for question in questions]
     for number, (question, answer) in enumerate(zip(questions, answers, strict=True)):
         mine = [place for place, window in enumerate(windows) if window.question == number]
-        expected = brute_force(
-            question, *([given[place] for place in mine] for given in (windows, starts, ends)), longest
-        )[:n_best]
+        pairs = [windows[place] for place in mine], [logits[place] for place in mine]
+        expected = brute_force(question, *pairs, longest)[:n_best]
         assert [candidate.text for candidate in answer.candidates] == [text for text, _ in expected]
         assert [candidate.score for candidate in answer.candidates] == pytest.approx([score for _, score in expected])
         total = sum(math.exp(score) for _, score in expected)
@@ -78,94 +79,62 @@ def test_n_best_against_brute_force(alphabet, n_best, longest):
         assert [candidate.probability for candidate in answer.candidates] == pytest.approx(shares)
         assert answer.text == answer.best == expected[0][0]
         assert answer.null_odds is None
-        for candidate in answer.candidates:
-            assert question.context[candidate.start : candidate.end] == candidate.text
 
 
 def test_no_answer_is_the_smallest_score_of_cls_and_wins_above_the_threshold():
     generator = np.random.default_rng(0)
     question, windows = made(generator, 0, 20, 6, alphabet="abcdefghijklmnopq")
-    starts, ends = logits_of(generator, windows), logits_of(generator, windows)
-    null = min(float(start[0]) + float(end[0]) for start, end in zip(starts, ends, strict=True))
-    text, score = brute_force(question, windows, starts, ends, 30)[0]
+    logits = logits_of(generator, windows)
+    null = min(float(start[0]) + float(end[0]) for start, end in logits)
+    text, score = brute_force(question, windows, logits, 30)[0]
     odds = null - score
 
     def answer(threshold, n_best=20):
-        (found,) = find_answers(
-            [question], windows, starts, ends, null=True, n_best=n_best, null_score_diff_threshold=threshold
-        )
+        options = FinetuneEvalConfig(n_best=n_best, null_score_diff_threshold=threshold)
+        (found,) = find_answers([question], windows, logits, options, is_v2=True)
         return found
 
     assert answer(odds + 0.01).text == text
-    assert answer(odds - 0.01).text == ""
     found = answer(odds - 0.01)
-    assert (found.best, found.null_odds) == (text, pytest.approx(odds))
+    assert (found.text, found.best, found.null_odds) == ("", text, pytest.approx(odds))
     assert sum(candidate.probability for candidate in found.candidates) == pytest.approx(1)
     for n_best in (1, 3, 20, 500):  # no answer is listed even if it is not among the n best
         listed = answer(0.0, n_best).candidates
         scores = [candidate.score for candidate in listed]
         assert scores == sorted(scores, reverse=True)
-        empty = [candidate for candidate in listed if candidate.text == ""]
-        assert [candidate.score for candidate in empty] == [pytest.approx(null)]
+        assert [candidate.score for candidate in listed if candidate.text == ""] == [pytest.approx(null)]
         assert len(listed) <= n_best + 1
-    starts = [np.concatenate([[9.0], start[1:]]) for start in starts]
-    (found,) = find_answers([question], windows, starts, ends, null=True)
-    assert (found.text, found.candidates[0].text, found.best) == ("", "", text)
 
 
 def test_a_context_without_tokens():
     question, windows = made(np.random.default_rng(0), 0, 0, 5)
-    logits = [np.array([0.5, 1, 1, 1, 1])]
-    (plain,) = find_answers([question], windows, logits, logits)
+    logits = [np.array([[0.5, 1, 1, 1, 1]] * 2)]
+    (plain,) = find_answers([question], windows, logits, FinetuneEvalConfig(), is_v2=False)
     assert (plain.text, plain.best, [candidate.probability for candidate in plain.candidates]) == ("", "", [1.0])
-    (null,) = find_answers([question], windows, logits, logits, null=True)
+    (null,) = find_answers([question], windows, logits, FinetuneEvalConfig(), is_v2=True)
     assert (null.text, null.null_odds, len(null.candidates)) == ("", 1.0, 1)
 
 
-def test_faults():
-    generator = np.random.default_rng(0)
-    question, windows = made(generator, 0, 9, 20)
-    good = logits_of(generator, windows)
-    with pytest.raises(InputError, match="1 windows have 0 start and 1 end logits"):
-        find_answers([question], windows, [], good)
-    with pytest.raises(InputError, match="a window of 14 tokens has 5 start and 17 end logits"):
-        find_answers([question], windows, [good[0][:5]], good)
-    with pytest.raises(InputError, match="question q0 has no window"):
-        find_answers([question], [], [], [])
-    with pytest.raises(InputError, match="n_best=0"):
-        find_answers([question], windows, good, good, n_best=0)
-    for bad in (np.nan, np.inf):
-        with pytest.raises(RunError, match="not finite"):
-            find_answers([question], windows, [np.full(14, bad)], good)
+def test_logits_that_are_not_finite():
+    question, windows = made(np.random.default_rng(0), 0, 9, 20)
+    with pytest.raises(RunError, match="not finite"):
+        find_answers([question], windows, [np.full((2, 14), np.nan)], FinetuneEvalConfig(), is_v2=False)
 
 
-def test_a_thousand_questions_in_seconds():
-    generator = np.random.default_rng(0)
-    questions, windows = [], []
-    for number in range(1000):
-        question, mine = made(generator, number, 180, 350, step=128, alphabet="abcdefghij")
-        questions.append(question)
-        windows += mine
-    starts, ends = logits_of(generator, windows), logits_of(generator, windows)
-    begin = time.process_time()
-    find_answers(questions, windows, starts, ends, null=True)
-    assert time.process_time() - begin < 20  # 1 s on an idle machine
-
-
-def test_the_files_of_the_test_server(tmp_path):
+def test_the_official_files(tmp_path):
     generator = np.random.default_rng(0)
     question, windows = made(generator, 0, 6, 20, alphabet="äb")
-    starts, ends = logits_of(generator, windows), logits_of(generator, windows)
-    plain = find_answers([question], windows, starts, ends, n_best=2)
-    assert [file.name for file in write_answers(plain, tmp_path / "v1")] == [
-        "predictions.json",
-        "nbest_predictions.json",
-    ]
-    answers = find_answers([question], windows, starts, ends, n_best=2, null=True)
-    files = write_answers(answers, tmp_path / "v2")
-    predictions, n_best, odds = (json.loads(file.read_text(encoding="utf-8")) for file in files)
-    assert [file.name for file in files] == ["predictions.json", "nbest_predictions.json", "null_odds.json"]
-    assert predictions == {"q0": answers[0].text}
-    assert odds == {"q0": answers[0].null_odds}
-    assert [list(entry) for entry in n_best["q0"]] == [["text", "probability", "start_logit", "end_logit"]] * 3
-    assert n_best["q0"][0]["start_logit"] == answers[0].candidates[0].start_logit
+    logits = logits_of(generator, windows)
+    for is_v2 in (False, True):
+        answers = find_answers([question], windows, logits, FinetuneEvalConfig(n_best=2), is_v2)
+        write_answers(answers, tmp_path)
+        predictions, n_best = (
+            json.loads((tmp_path / f"{name}.json").read_text(encoding="utf-8"))
+            for name in ("predictions", "nbest_predictions")
+        )
+        assert predictions == {"q0": answers[0].text}
+        assert [list(entry) for entry in n_best["q0"]] == [["text", "probability", "start_logit", "end_logit"]] * (
+            2 + is_v2
+        )
+        assert n_best["q0"][0]["start_logit"] == answers[0].candidates[0].start_logit
+        assert (tmp_path / "null_odds.json").exists() == is_v2

@@ -46,13 +46,15 @@ def _words(value: Any) -> str:
     """A value of the table of corpora in words. Of mirrors and of accepted file names, the first."""
     if isinstance(value, dict):
         return ", ".join(f"{key} {_first(inner)}" for key, inner in value.items())
-    return ", ".join(map(_first, value)) if isinstance(value, tuple) else _first(value)
+    return ", ".join(map(_first, value)) if isinstance(value, tuple | list) else _first(value)
 
 
 def _first(value: Any) -> str:
     if isinstance(value, tuple):
         return str(value[0])
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) else str(value or "")
 
 
 @verb(
@@ -93,26 +95,42 @@ def prepare_data(
 
 def _read_task(
     name: str, overrides: list[str], source: str | None, to: Path | None
-) -> tuple[dict[str, Any], list[str]]:
+) -> tuple[dict[str, Any], list[Any]]:
     """A task to fine-tune on: its JSON, and lines for people."""
-    from fullrank.config.glue import GLUE
+    from fullrank.cli.output import table_of
+    from fullrank.config.glue import GLUE, glue_task
     from fullrank.core.errors import InputError
     from fullrank.data.corpora import SQUAD
-    from fullrank.data.glue import glue_overview, overview_lines
-    from fullrank.data.squad import squad_lines, squad_overview
+    from fullrank.data.glue import load_glue, locate
+    from fullrank.data.squad import read_squad
 
     if overrides:
         raise InputError(f"{', '.join(overrides)}: {name} is read as it is; leave out all but --from and --to")
-    if name in SQUAD:
-        overview = {"name": name, **squad_overview(SQUAD[name], source)}
-        return overview, squad_lines(overview)
     if name in GLUE:
         raise InputError(f"unknown corpus '{name}'; did you mean 'glue/{name}'?")
-    task = name.partition("/")[2]
-    if not task:
-        raise InputError(f"{name}: one task at a time: {', '.join(f'glue/{one}' for one in GLUE)}")
-    overview = glue_overview(task, source, to, say)
-    return overview, overview_lines(overview)
+    parts: list[Any]
+    if name in SQUAD:
+        version = SQUAD[name]
+        parts = [read_squad(source, split, version, cache=to, report=say) for split in ("train", "dev")]
+        label, facts = f"SQuAD {version}", dict[str, Any](version=version)
+    else:
+        task = glue_task(name.partition("/")[2])
+        folder = None if source is None else Path(source).expanduser()
+        missing = [split for split in task.splits[1:] if folder is not None and locate(task, split, folder) is None]
+        parts = [load_glue(task, split, folder, to, say) for split in task.splits if split not in missing]
+        label = f"GLUE {task.folder}"
+        facts = {"title": task.title, "labels": task.labels, "metrics": task.metrics, "missing": missing}
+    is_slice = any(part.is_slice for part in parts)
+    label += " (slice)" if is_slice else ""
+    splits = {part.split: part.describe() for part in parts}
+    columns = [key for key in splits["train"] if key not in ("is_slice", "sha256")]
+    rows = [[split, *(_words(content[key]) for key in columns)] for split, content in splits.items()]
+    lines = [
+        label,
+        *(f"  {key}: {_words(value)}" for key, value in facts.items() if value),
+        table_of(["split", *columns], rows, left=1),
+    ]
+    return {"name": name, "label": label, "is_slice": is_slice, **facts, "splits": splits}, lines
 
 
 def _prepared_text(config: DataConfig) -> tuple[dict[str, Any], list[str]]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import math
 import re
 import string
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from statistics import fmean
 from types import ModuleType
 from typing import Any, get_args
 
@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 
 from fullrank.config.glue import GlueTask
 from fullrank.config.run import Tokenization
-from fullrank.core.errors import InputError, one_line, pip_install, suggest
+from fullrank.core.errors import InputError, RunError, one_line, pip_install, suggest
 
 # -- translation: BLEU and chrF, 0 to 100 -----------------------------------------------------------------------------
 
@@ -165,115 +165,60 @@ def settings_of(signature: str) -> dict[str, Any]:
 def glue_scores(task: GlueTask, predictions: ArrayLike, labels: ArrayLike) -> dict[str, float]:
     """Every metric of a task, its headline first, as fractions.
 
-    predictions, labels (n,): class ids, not logits; real numbers for STS-B.
-    Raises InputError for shapes that differ, no examples, class ids that are not integers and numbers that are not finite.
+    predictions, labels (n,): class ids, not logits; real numbers for STS-B. RunError for numbers that are not finite.
     """
-    return {name: METRICS[name](predictions, labels) for name in task.metrics}
+    predicted, right = np.asarray(predictions), np.asarray(labels)
+    if not (np.isfinite(predicted).all() and np.isfinite(right).all()):
+        raise RunError("predictions are not finite numbers; has training diverged? lower train.learning_rate")
+    return {name: METRICS[name](predicted, right) for name in task.metrics}
 
 
-def accuracy(predictions: ArrayLike, labels: ArrayLike) -> float:
+def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
     """Share of predictions that are right."""
-    predicted, right = _classes(predictions, labels)
-    return float(np.mean(predicted == right))
+    return float(np.mean(np.equal(predictions, labels)))
 
 
-def f1(predictions: ArrayLike, labels: ArrayLike, positive: int = 1) -> float:
-    """Harmonic mean of precision and recall of one class, here that of paraphrases and duplicates.
+def f1(predictions: np.ndarray, labels: np.ndarray) -> float:
+    """Harmonic mean of precision and recall of class 1, that of paraphrases and duplicates; 0 where it is nowhere.
 
-        F1 = 2 TP / (2 TP + FP + FN)
-
-    0 where the class is neither among the labels nor predicted.
+    F1 = 2 TP / (2 TP + FP + FN)
     """
-    predicted, right = _classes(predictions, labels)
-    both = int(np.sum((predicted == positive) & (right == positive)))
-    either = int(np.sum(predicted == positive)) + int(np.sum(right == positive))  # 2 TP + FP + FN
-    return 2 * both / either if either else 0.0
+    predicted, right = np.equal(predictions, 1), np.equal(labels, 1)
+    either = predicted.sum() + right.sum()  # 2 TP + FP + FN
+    return float(2 * (predicted & right).sum() / either) if either else 0.0
 
 
-def matthews_correlation(predictions: ArrayLike, labels: ArrayLike) -> float:
-    """Correlation of predicted and true classes; of two classes,
+def pearson(predictions: np.ndarray, labels: np.ndarray) -> float:
+    """Linear correlation; 0 where either side is constant.
 
-        MCC = (TP TN - FP FN) / sqrt((TP + FP) (TP + FN) (TN + FP) (TN + FN)),
-
-    and of more, Gorodkin's R_K, which is the same for two. 0 where either side holds one class only.
+    Of two classes it is their Matthews correlation, (TP TN - FP FN) / sqrt((TP + FP) (TP + FN) (TN + FP) (TN + FN)).
     """
-    predicted, right = _classes(predictions, labels)
-    classes = np.unique(np.concatenate([predicted, right]))
-    # integers of any length, so nothing is rounded before the last division
-    predictions_of = [int(np.sum(predicted == one)) for one in classes]
-    labels_of = [int(np.sum(right == one)) for one in classes]
-    total, correct = len(right), int(np.sum(predicted == right))
-    covariance = correct * total - sum(p * t for p, t in zip(predictions_of, labels_of, strict=True))
-    spread = (total**2 - sum(p * p for p in predictions_of)) * (total**2 - sum(t * t for t in labels_of))
-    return covariance / math.sqrt(spread) if spread else 0.0
+    if np.ptp(predictions) == 0 or np.ptp(labels) == 0:
+        return 0.0
+    return float(np.corrcoef(predictions, labels)[0, 1])
 
 
-def pearson(predictions: ArrayLike, labels: ArrayLike) -> float:
-    """Linear correlation; 0 where either side is constant, which has none (scipy returns nan there)."""
-    return _correlation(*_numbers(predictions, labels))
-
-
-def spearman(predictions: ArrayLike, labels: ArrayLike) -> float:
+def spearman(predictions: np.ndarray, labels: np.ndarray) -> float:
     """Linear correlation of the ranks, where equal numbers share the mean of their ranks; 0 where either side is constant."""
-    predicted, right = _numbers(predictions, labels)
-    return _correlation(_ranks(predicted), _ranks(right))
+    from scipy.stats import rankdata
+
+    return pearson(rankdata(predictions), rankdata(labels))
 
 
-METRICS: Mapping[str, Callable[[ArrayLike, ArrayLike], float]] = {
-    metric.__name__: metric for metric in (accuracy, f1, matthews_correlation, pearson, spearman)
+METRICS: Mapping[str, Callable[[np.ndarray, np.ndarray], float]] = {
+    "accuracy": accuracy,
+    "f1": f1,
+    "matthews_correlation": pearson,  # CoLA has two classes
+    "pearson": pearson,
+    "spearman": spearman,
 }
 
 
-def _pair(predictions: ArrayLike, labels: ArrayLike, kinds: str, wanted: str) -> dict[str, np.ndarray]:
-    """Both as arrays (n,) of the `kinds` of numpy; InputError for other shapes and types, and for no examples."""
-    predicted, right = np.asarray(predictions), np.asarray(labels)
-    if predicted.ndim == 2:
-        raise InputError(f"predictions of shape {predicted.shape}: give one number an example, as logits.argmax(-1)")
-    if predicted.shape != right.shape or predicted.ndim != 1:
-        raise InputError(f"predictions {predicted.shape} and labels {right.shape}: give one of each an example")
-    if len(right) == 0:
-        raise InputError("no predictions: a metric needs at least one example")
-    pair = {"predictions": predicted, "labels": right}
-    for name, values in pair.items():
-        if values.dtype.kind not in kinds:
-            raise InputError(f"{name} of type {values.dtype}: {wanted}")
-    return pair
-
-
-def _classes(predictions: ArrayLike, labels: ArrayLike) -> list[np.ndarray]:
-    pair = _pair(predictions, labels, "iub", "class ids are integers")
-    return [values.astype(np.int64) for values in pair.values()]
-
-
-def _numbers(predictions: ArrayLike, labels: ArrayLike) -> list[np.ndarray]:
-    pair = _pair(predictions, labels, "iubf", "numbers are wanted")
-    for name, values in pair.items():
-        if len(bad := np.flatnonzero(~np.isfinite(values))):
-            raise InputError(f"{name}: number {bad[0]} is {values[bad[0]]}; a correlation needs finite numbers")
-    return [values.astype(np.float64) for values in pair.values()]
-
-
-def _correlation(x: np.ndarray, y: np.ndarray) -> float:
-    """Pearson's r of two series of the same length."""
-    if (x == x[0]).all() or (y == y[0]).all():  # a rounded mean would leave something to divide by
-        return 0.0
-    x, y = x - x[0], y - y[0]  # exact or nearly, so that a great common offset costs no precision
-    x, y = x - x.mean(), y - y.mean()
-    return float(np.clip(np.dot(x / np.linalg.norm(x), y / np.linalg.norm(y)), -1.0, 1.0))
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks from 1; equal values share the mean of theirs."""
-    _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    return (last - (counts - 1) / 2)[group]
-
-
-# -- SQuAD: percent, 0 to 100, as the official scripts print it -------------------------------------------------------
+# -- SQuAD: fractions, by the rules of the official scripts -----------------------------------------------------------
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
-References = Mapping[str, Sequence[str]]
+References = Mapping[str, Sequence[str]]  # accepted answers by question; in v2 none for a question without an answer
 
 
 def normalize_answer(text: str) -> str:
@@ -281,104 +226,78 @@ def normalize_answer(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
-def exact_match(prediction: str, reference: str) -> float:
-    """1 if both are the same after `normalize_answer`, else 0."""
-    return float(normalize_answer(prediction) == normalize_answer(reference))
-
-
 def token_f1(prediction: str, reference: str, *, empty_matches: bool = False) -> float:
-    """F1 of the words of both after `normalize_answer`, as bags:  2 P R / (P + R),  P = common / predicted words.
+    """F1 of the words of both after `normalize_answer`, as bags:  2 common / (predicted + reference words).
 
     If one of them has no word: 0 in v1.1; in v2 (`empty_matches`) 1 if neither has one, since no answer is an answer there.
     """
     predicted, wanted = normalize_answer(prediction).split(), normalize_answer(reference).split()
-    if empty_matches and not (predicted and wanted):
-        return float(predicted == wanted)
-    common = sum((Counter(predicted) & Counter(wanted)).values())
-    if common == 0:
-        return 0.0
-    precision, recall = common / len(predicted), common / len(wanted)
-    return 2 * precision * recall / (precision + recall)
+    if not (predicted and wanted):
+        return float(empty_matches and predicted == wanted)
+    return 2 * (Counter(predicted) & Counter(wanted)).total() / (len(predicted) + len(wanted))
 
 
 def squad_scores(predictions: Mapping[str, str], references: References) -> dict[str, float]:
-    """v1.1: `exact_match` and `f1`, the mean over all questions of the best of each question's references.
-
-    `predictions`: the answer of each question id. `references`: the accepted answers of each id.
-    Raises InputError if a question has no prediction (the official script warns and counts it as wrong) or no reference.
-    """
-    _check_questions("a prediction", predictions, references)
-    for name, accepted in references.items():
-        if not accepted:
-            raise InputError(f"question {name} has no reference answer; questions without one need the scores of v2")
-    exact = [max(exact_match(predictions[name], text) for text in texts) for name, texts in references.items()]
-    f1 = [max(token_f1(predictions[name], text) for text in texts) for name, texts in references.items()]
-    return {"exact_match": _percent(exact), "f1": _percent(f1), "total": len(references)}
+    """v1.1: `exact_match` and `f1`, the mean over all questions of the best of each question's references."""
+    exact, f1 = _score_questions(predictions, references, v2=False)
+    return {"exact_match": fmean(exact.values()), "f1": fmean(f1.values())}
 
 
-def squad_v2_scores(
-    predictions: Mapping[str, str],
-    references: References,
-    null_odds: Mapping[str, float] | None = None,
-    *,
-    threshold: float = 1.0,
-) -> dict[str, float]:
+def squad_v2_scores(predictions: Mapping[str, str], references: References) -> dict[str, float]:
     """v2: `exact` and `f1` over all questions; `HasAns_*` and `NoAns_*` over those with and without an answer.
 
-    `references`: the accepted answers of each id, none for a question without an answer. An empty prediction says there is
-    no answer. `null_odds`: how much each question looks as if it had none; a question above `threshold` counts as predicted
-    empty, and `best_exact`, `best_f1` are what the best threshold (`best_exact_thresh`, `best_f1_thresh`) would give with
-    these predictions, which must then be the best answers that are not empty.
-    As in the official script, questions of equal odds are not kept together when the best threshold is sought.
-    Raises InputError if a question lacks a prediction (the official script leaves it out) or odds.
+    An empty prediction says that there is no answer.
     """
-    _check_questions("a prediction", predictions, references)
-    if null_odds is not None:
-        _check_questions("no-answer odds", null_odds, references)
-    answerable = {name: bool(texts) for name, texts in references.items()}
-    raw: dict[str, dict[str, float]] = {"exact": {}, "f1": {}}
-    for name, texts in references.items():
-        # an answer of articles and punctuation alone cannot be matched; without any other, the question counts as having none
-        accepted = [text for text in texts if normalize_answer(text)] or [""]
-        raw["exact"][name] = max(exact_match(predictions[name], text) for text in accepted)
-        raw["f1"][name] = max(token_f1(predictions[name], text, empty_matches=True) for text in accepted)
-    emptied = set() if null_odds is None else {name for name in references if null_odds[name] > threshold}
-    scores = {
-        metric: {name: float(not answerable[name]) if name in emptied else of[name] for name in references}
-        for metric, of in raw.items()
+    exact, f1 = _score_questions(predictions, references, v2=True)
+    parts = {
+        "": list(references),
+        "HasAns_": [name for name, texts in references.items() if texts],
+        "NoAns_": [name for name, texts in references.items() if not texts],
     }
     figures: dict[str, float] = {}
-    for prefix, names in (
-        ("", list(references)),
-        ("HasAns_", [name for name in references if answerable[name]]),
-        ("NoAns_", [name for name in references if not answerable[name]]),
-    ):
+    for prefix, names in parts.items():
         if names:
-            figures |= {f"{prefix}{metric}": _percent([of[name] for name in names]) for metric, of in scores.items()}
+            figures[f"{prefix}exact"] = fmean(exact[name] for name in names)
+            figures[f"{prefix}f1"] = fmean(f1[name] for name in names)
             figures[f"{prefix}total"] = len(names)
-    if null_odds is not None:
-        by_odds = sorted((name for name in null_odds if name in references), key=lambda name: null_odds[name])
-        for metric, of in raw.items():
-            # all questions begin empty, and the predictions come back in the order of their odds
-            total = best = float(sum(not able for able in answerable.values()))
-            best_threshold = 0.0
-            for name in by_odds:
-                if answerable[name]:
-                    total += of[name]
-                elif predictions[name]:
-                    total -= 1
-                if total > best:
-                    best, best_threshold = total, null_odds[name]
-            figures |= {f"best_{metric}": 100.0 * best / len(of), f"best_{metric}_thresh": best_threshold}
+    del figures["total"]
     return figures
 
 
-def _percent(scores: Sequence[float]) -> float:
-    return 100.0 * sum(scores) / len(scores)
+def best_thresholds(
+    predictions: Mapping[str, str], references: References, null_odds: Mapping[str, float]
+) -> dict[str, float]:
+    """v2: `best_exact` and `best_f1` of the best threshold of the odds of no answer, and that threshold (`_thresh`).
+
+    predictions: the best answers that are not empty. As in the official script, questions of equal odds are not kept together.
+    """
+    figures = {}
+    by_odds = sorted(references, key=lambda name: null_odds[name])
+    for metric, scores in zip(("exact", "f1"), _score_questions(predictions, references, v2=True), strict=True):
+        # all questions begin empty, and the predictions come back in the order of their odds
+        total = best = float(sum(not texts for texts in references.values()))
+        threshold = 0.0
+        for name in by_odds:
+            if references[name]:
+                total += scores[name]
+            elif predictions[name]:
+                total -= 1
+            if total > best:
+                best, threshold = total, null_odds[name]
+        figures[f"best_{metric}"] = best / len(references)
+        figures[f"best_{metric}_thresh"] = threshold
+    return figures
 
 
-def _check_questions(what: str, answers: Mapping[str, object], references: References) -> None:
-    if not references:
-        raise InputError("no questions to score")
-    if missing := references.keys() - answers.keys():
-        raise InputError(f"{len(missing):,} of {len(references):,} questions lack {what}, {min(missing)} among them")
+def _score_questions(
+    predictions: Mapping[str, str], references: References, *, v2: bool
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Exact match and F1 of each question: the best over its references."""
+    exact, f1 = {}, {}
+    for name, texts in references.items():
+        if v2:  # a reference of articles and punctuation alone cannot be matched
+            texts = [text for text in texts if normalize_answer(text)] or [""]
+        predicted = predictions[name]
+        exact[name] = float(normalize_answer(predicted) in map(normalize_answer, texts))
+        f1[name] = max(token_f1(predicted, text, empty_matches=v2) for text in texts)
+    return exact, f1

@@ -119,12 +119,12 @@ def measure_task_heads(name: str, *, device: str = "auto", say: Say = print) -> 
     """
     run = reopen(Path(name).expanduser(), say)
     run.model.to(choose_device(device, "--device"))
-    labels, metric = run.examples.known_labels(), run.task.metrics[0]
-    with_all, without = ablate(run.model, run.predictions)
+    labels, metric = run.split.source.known_labels(), run.benchmark.metrics[0]
+    with_all, without = ablate(run.model, run.predict)
     draws = np.random.default_rng(0).integers(len(labels), size=(_RESAMPLINGS, len(labels)))
 
     def score(predictions: np.ndarray, chosen: np.ndarray | slice = slice(None)) -> float:
-        return glue_scores(run.task, predictions[chosen], labels[chosen])[metric]
+        return glue_scores(run.benchmark.task, predictions[chosen], labels[chosen])[metric]
 
     base = score(with_all)
     resampled = np.array([score(with_all, draw) for draw in draws])

@@ -31,7 +31,7 @@ from fullrank.core.errors import InputError
 from fullrank.data import encode_file, load_tokenizer
 from fullrank.data.prepared import Corpus, PairCorpus, check_sources
 from fullrank.evaluation.perplexity import EvaluationProtocol, Flags
-from fullrank.experiments.finetuning import GlueTuning
+from fullrank.experiments.finetuning import Finetuning
 from fullrank.experiments.language_model import LanguageModelTask, MaskedModelTask
 from fullrank.experiments.rules import settle, table
 from fullrank.experiments.run_folder import (
@@ -50,7 +50,6 @@ from fullrank.experiments.run_folder import (
     whose_training,
     with_own_cache,
 )
-from fullrank.experiments.squad import SquadTuning
 from fullrank.experiments.task import WRITES_FROM, Prepared, Say, Task, TextTask
 from fullrank.experiments.translation import TranslationTask
 from fullrank.files import sha256_of, visible, write_json
@@ -77,7 +76,7 @@ TEXT_TASKS: dict[str, TextTask[Any, Any, Any]] = {
 def task_of(config: RunConfig | FinetuneConfig) -> Task[Any, Any]:
     """The task of a configuration."""
     if isinstance(config, FinetuneConfig):
-        return SquadTuning() if config.data.answers else GlueTuning()
+        return Finetuning()
     return TEXT_TASKS[config.task]
 
 

@@ -1,0 +1,114 @@
+"""What GLUE and SQuAD share in fine-tuning: encoded splits, the contract of a benchmark, objective and logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fullrank.config.finetune import FinetuneTrainConfig
+from fullrank.data.examples import Encoded, ExampleBatch, by_length
+from fullrank.decoding.sample import evaluating
+from fullrank.experiments.pretrained import PretrainedEncoder
+from fullrank.experiments.task import Say, penalized, place_draws, shared, trace_for
+from fullrank.training.device import device_of
+from fullrank.training.distributed import count, gathered, rank
+from fullrank.training.values import Carry, Loss, TrainingPosition
+
+
+@dataclass(frozen=True)
+class EncodedSplit:
+    """A split as a model reads it.
+
+    source: `Examples` or `SquadSplit`. targets: a row for each encoded example; None where the test server keeps them.
+    windows: of SQuAD.
+    """
+
+    source: Any
+    encoded: Encoded
+    targets: Tensor | None
+    windows: Sequence[Any] = ()
+
+
+class Benchmark(Protocol):
+    """What is GLUE's or SQuAD's own.
+
+    kind, labels, outputs: of the output layer. metrics: by the first one a checkpoint is the best. test_splits: those without
+    labels whose predictions are asked for.
+    """
+
+    kind: Literal["classification", "answers"]
+    title: str
+    labels: tuple[str, ...] | None
+    outputs: int
+    metrics: tuple[str, ...]
+    protocol: str
+    test_splits: tuple[str, ...]
+
+    def list_splits(self, say: Say) -> list[str]:
+        """The splits with labels that there are, train first."""
+
+    def read(self, split: str, say: Say) -> Any:
+        """The examples of a split."""
+
+    def encode(self, pretrained: PretrainedEncoder, source: Any) -> EncodedSplit:
+        """Examples as inputs of a model. InputError where the encoder reads fewer tokens than `data.max_length` says."""
+
+    def compute_logits(self, model: nn.Module, batch: ExampleBatch) -> Tensor:
+        """The logits of a batch, a row for each encoded example, in fp32."""
+
+    def compute_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The mean loss of some rows."""
+
+    def score(self, split: EncodedSplit, logits: list[Tensor], folder: Path | None) -> dict[str, float]:
+        """The figures of a split: official scores, mean loss and counts. Predictions are written into `folder`."""
+
+
+Logits = Callable[[nn.Module, ExampleBatch], Tensor]
+
+
+@dataclass(frozen=True)
+class ExampleObjective:
+    """The mean loss of labelled examples, plus the penalties of Mixhead Eq. 16 and Eq. 20.
+
+    `targets`: one row for each example; `logits` (B, ...), `loss`: those of the benchmark.
+    """
+
+    model: nn.Module
+    targets: Tensor
+    logits: Logits
+    loss: Callable[[Tensor, Tensor], Tensor]
+    options: FinetuneTrainConfig
+
+    def __call__(self, batch: ExampleBatch, carry: Carry, position: TrainingPosition) -> Loss:
+        from fullrank.hf.interface import traced  # a configuration is checked without transformers
+
+        trace, rows, part = trace_for(self.options), len(batch.indices), batch.part
+        own = rows if part is None else part.rows
+        place_draws(part, rows)
+        with traced(trace):
+            logits = self.logits(self.model, batch)
+        value = self.loss(logits, self.targets[torch.from_numpy(batch.indices)].to(logits.device))
+        whole, read = (rows, batch.tokens) if part is None else (part.tokens, part.read)
+        loss = penalized(shared(value, own, part), trace, self.options, part)
+        return Loss(loss, value.detach() * own, whole, read=read)
+
+
+def logits_by_example(model: nn.Module, examples: Encoded, batch_size: int, logits: Logits) -> list[Tensor]:
+    """The logits of each example, in order, on the CPU; in evaluation mode."""
+    own = dict[int, Tensor]()
+    with evaluating(model):
+        for number, batch in enumerate(by_length(examples, batch_size)):
+            if number % count() == rank():
+                own.update(zip(batch.indices.tolist(), logits(model, batch).cpu(), strict=True))
+    rows = {index: row for part in gathered(own) for index, row in part.items()}
+    return [rows[index] for index in range(len(examples))]
+
+
+def inputs_of(model: nn.Module, batch: ExampleBatch) -> dict[str, Tensor]:
+    """The inputs of a batch on the device of the model."""
+    return {name: tensor.to(device_of(model)) for name, tensor in batch.inputs.items()}
