@@ -116,56 +116,37 @@ def test_wrong_types_are_named_with_their_key(text: str, parts: list[str]) -> No
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "key", "word"),
     [
-        ("model: {hidden_size: 0}", "model.hidden_size: a positive whole number below 2,147,483,648, given 0"),
-        ("model: {vocab_size: -1}", "model.vocab_size: a positive whole number below 2,147,483,648, given -1"),
-        ("model: {hidden_size: 10, num_attention_heads: 4}", "model.head_dim: model.hidden_size 10 is not divisible by "
-         "model.num_attention_heads 4; change one of them or set model.head_dim"),
-        ("model: {position: rotary, head_dim: 7}", "model.head_dim: rotary positions need an even head size, given 7"),
-        ("model: {layer_norm_eps: 0}", "model.layer_norm_eps: a positive number, given 0"),
-        ("model: {rope_theta: -1}", "model.rope_theta: a positive number, given -1"),
-        (
-            "model: {memory_length: -5}",
-            "model.memory_length: 0 or a positive whole number below 2,147,483,648, given -5",
-        ),
-        ("model: {same_length: true}", "model.same_length: goes with a memory; set model.memory_length"),
-        (
-            "{model: {memory_length: 5}, train: {order: shuffled}}",
-            "train.order: a model with memory (model.memory_length 5) reads its text in order; given 'shuffled', "
-            "allowed: contiguous",
-        ),
-        (
-            "train: {phases: [{name: a, skip: uniform}]}",
-            "train.phases.a.p: 'uniform' skips with one probability from 0 to 1, given None",
-        ),
-        (
-            "train: {phases: [{name: a, skip: linear}, {name: b}], steps: 9}",
-            "train.phases.a: give its end (steps, epochs or plateau); only the last phase may do without",
-        ),
-        ("model: {attention: {cross_head: 2}}", "model.attention.cross_head: a probability from 0 to 1, given 2"),
-        ("model: {dropout: {residual: 1}}", "model.dropout.residual: a probability below 1, given 1"),
-        ("model: {position: leaned}", "model.position: 'leaned' is not available; did you mean 'learned'? (known: learned, "
-         "none, relative, rotary, sinusoidal)"),
-        ("model: {position: relative}", "model.attention.score: 'relative' goes with model.position: relative and only with "
-         "it; given score dot_product with model.position: relative; change one of them"),
-        ("model: {attention: {score: {name: relative}}}", "model.attention.score: 'relative' goes with model.position: "
-         "relative and only with it; given score relative with model.position: rotary; change one of "
-         "them"),
-        ("model: {position: relativ, attention: {score: relative}}", "model.position: 'relativ' is not available; did you mean "
-         "'relative'? (known: learned, none, relative, rotary, sinusoidal)"),
-        ("train: {steps: 3, epochs: 2}", "train: give exactly one of steps, epochs, tokens, budget; given steps, epochs"),
-        ("train: {steps: 0}", "train.steps: a positive whole number below 2^63, given 0"),
-        ("train: {learning_rate: .nan}", "train.learning_rate: a positive number, given nan"),
-        ("train: {label_smoothing: 1}", "train.label_smoothing: at least 0 and below 1, given 1"),
-        ("eval: {every_steps: 3, every_epochs: 1}", "eval: give at most one of every_steps and every_epochs"),
-        ("model: {attention: {mix: shift}}", "model.attention.mix: 'shift' is not available; known: average, none, "
-         "position_independent, position_wise, random; one of your own is known once its module is imported"),
-        ("data: {name: text}", "data.train: `data.name: text` needs at least one training file"),
+        ("model: {hidden_size: 0}", "model.hidden_size", "given 0"),
+        ("model: {vocab_size: -1}", "model.vocab_size", "given -1"),
+        ("model: {hidden_size: 10, num_attention_heads: 4}", "model.head_dim", "num_attention_heads 4"),
+        ("model: {position: rotary, head_dim: 7}", "model.head_dim", "given 7"),
+        ("model: {layer_norm_eps: 0}", "model.layer_norm_eps", "given 0"),
+        ("model: {memory_length: -5}", "model.memory_length", "given -5"),
+        ("model: {same_length: true}", "model.same_length", "model.memory_length"),
+        ("{model: {memory_length: 5}, train: {order: shuffled}}", "train.order", "contiguous"),
+        ("train: {phases: [{name: a, skip: uniform}]}", "train.phases.a.p", "given None"),
+        ("train: {phases: [{name: a, skip: linear}, {name: b}], steps: 9}", "train.phases.a", "plateau"),
+        ("model: {attention: {cross_head: 2}}", "model.attention.cross_head", "given 2"),
+        ("model: {dropout: {residual: 1}}", "model.dropout.residual", "given 1"),
+        ("model: {position: leaned}", "model.position", "did you mean 'learned'"),
+        ("model: {position: relative}", "model.attention.score", "dot_product"),
+        ("model: {attention: {score: {name: relative}}}", "model.attention.score", "rotary"),
+        ("model: {position: relativ, attention: {score: relative}}", "model.position", "did you mean 'relative'"),
+        ("train: {steps: 3, epochs: 2}", "train", "steps, epochs"),
+        ("train: {steps: 0}", "train.steps", "given 0"),
+        ("train: {learning_rate: .nan}", "train.learning_rate", "given nan"),
+        ("train: {label_smoothing: 1}", "train.label_smoothing", "given 1"),
+        ("eval: {every_steps: 3, every_epochs: 1}", "eval", "every_epochs"),
+        ("model: {attention: {mix: shift}}", "model.attention.mix", "position_wise"),
+        ("data: {name: text}", "data.train", "training file"),
     ],
-)  # fmt: skip
-def test_impossible_values(text: str, message: str) -> None:
-    assert problems(text) == [message]
+)
+def test_impossible_values(text: str, key: str, word: str) -> None:
+    (line,) = problems(text)
+    assert line.startswith(f"{key}: ")
+    assert word in line
 
 
 def test_all_faults_at_once() -> None:

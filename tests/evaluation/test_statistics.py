@@ -6,7 +6,6 @@ import itertools
 import math
 import random
 import statistics as exact
-import time
 from typing import Any
 
 import numpy as np
@@ -110,6 +109,7 @@ def test_a_run_against_itself_and_a_clear_difference() -> None:
     assert (clear["p_value"], clear["wins"]["b"]) == (1 / 201, 200)
 
 
+@pytest.mark.full
 def test_p_values_under_the_null_are_level() -> None:
     """Systems of equal quality: a p-value below 10 % is found about one time in ten, and intervals hold 0 as often."""
     words = texts(40, 11)
@@ -126,15 +126,6 @@ def test_p_values_under_the_null_are_level() -> None:
     assert 60 - 3.3 * 5.48 < rejected[0.5] < 60 + 3.3 * 5.48
     assert held >= 114 - 3.3 * 2.39, "of 120, 95 % are 114 with a deviation of 2.39"
     assert sum(p <= 0.1 for p in theirs) > 1.5 * rejected[0.1], "the other convention is nearer to a one-sided test"
-
-
-def test_a_thousand_samples_of_a_thousand_sentences_are_quick() -> None:
-    words = texts(1000, 1)
-    references, measure = joined(words), metric_named("bleu")
-    counts = [[measure.statistics(system(words, seed, 0.3), references)] for seed in (2, 3)]
-    started = time.process_time()
-    against_first(counts, measure)
-    assert time.process_time() - started < 1
 
 
 def test_what_cannot_be_resampled() -> None:
