@@ -101,6 +101,8 @@ def test_rows_and_seeds_in_one_command(place: Place, tmp_path: Path) -> None:
         for record in found.json["records"]
         if record["measure"] == "matthews_correlation" and "seed" in record["labels"]
     }
+    papers = [record for record in found.json["records"] if record["measure"] == "matthews_correlation_paper"]
+    assert (52.6, "test server") in [(paper["value"], paper["protocol"]) for paper in papers]
     for key, run in runs.items():  # the score is that of the predictions that were kept
         folder = Path(run["folder"])
         table = np.loadtxt(folder / "predictions-dev.tsv", skiprows=1)

@@ -103,7 +103,7 @@ def test_missing_files_and_folders(tmp_path):
     ("task", "split", "message"),
     [
         ("colla", "dev", "'colla'; did you mean 'cola'"),
-        ("superglue", "dev", "'superglue'.*cola, sst2"),
+        ("superglue", "dev", "'superglue'.*cola, mnli"),
         ("cola", "valid", "'valid'.*dev, test, train"),
         ("mnli", "dev_mismatch", "did you mean 'dev_mismatched'"),
         ("rte", "ax", "'ax'"),

@@ -16,11 +16,11 @@ SCORES = (0.0, 5.0)  # least and greatest similarity in STS-B
 class GlueTask:
     """One task.
 
-    `folder`: its usual name, that of its folder. `sentences`: the columns of its one or two sentences, `hub_sentences` those
-    on the hub where they differ. `labels`: names of the classes, in the order of their ids, which is the hub's; None where a
-    score is predicted. `metrics`: the first is the one that runs are compared by. `sizes`: published number of rows of each
-    split, and `older_sizes` that of an earlier release.
-    `label_names`: files hold the names of the classes, not their ids. The split `ax` of mnli is GLUE's diagnostic set.
+    folder: its usual name, that of its folder. sentences, hub_sentences: the columns of its one or two sentences, in files and
+    on the hub. labels: names of the classes, in the order of their ids, which is the hub's; None where a score is predicted.
+    metrics: the first is the one that runs are compared by. sizes: published number of rows of each split; older_sizes: of an
+    earlier release. label_names: files hold the names of the classes, not their ids.
+    The split `ax` of mnli is GLUE's diagnostic set.
     """
 
     name: str
@@ -51,13 +51,10 @@ class GlueTask:
     @property
     def files(self) -> dict[str, str]:
         """The official file of each split."""
-        matched = len(self.dev_splits) > 1
-        return {
-            split: "AX/AX.tsv"
-            if split == "ax"
-            else f"{self.folder}/{split}{'_matched' if matched and split in ('dev', 'test') else ''}.tsv"
-            for split in self.splits
-        }
+        files = {split: f"{self.folder}/{split}.tsv" for split in self.splits}
+        if self.name == "mnli":
+            files |= {"dev": "MNLI/dev_matched.tsv", "test": "MNLI/test_matched.tsv", "ax": "AX/AX.tsv"}
+        return files
 
     def is_published(self, split: str, rows: int) -> bool:
         """True if the split was published with so many rows."""
@@ -66,9 +63,8 @@ class GlueTask:
     def check_split(self, split: str) -> None:
         """InputError for a split that the task does not have."""
         if split not in self.splits:
-            near = suggest(split, self.splits)
-            known = "" if near.startswith("known") else f" (known: {', '.join(self.splits)})"
-            raise InputError(f"GLUE {self.folder} has no split '{split}'; {near}{known}")
+            near = suggest(split, self.splits, whole=True)
+            raise InputError(f"GLUE {self.folder} has no split '{split}'; {near}")
 
 
 _PAIR = ("sentence1", "sentence2")
@@ -150,10 +146,7 @@ def glue_task(name: str | GlueTask) -> GlueTask:
     """The task of that name, as `sst2` or `SST-2`; InputError suggests the nearest one."""
     if isinstance(name, GlueTask):
         return name
-    found = GLUE.get(plain(name))
-    if found is None:
-        near, known = suggest(plain(name), GLUE), f"known: {', '.join(GLUE)}"
-        raise InputError(
-            f"unknown GLUE task '{name}'; " + (f"{near} ({known})" if near.startswith("did you mean") else known)
-        )
-    return found
+    task = GLUE.get(plain(name))
+    if task is None:
+        raise InputError(f"unknown GLUE task '{name}'; {suggest(plain(name), GLUE, whole=True)}")
+    return task

@@ -304,19 +304,19 @@ def _match_columns(task: GlueTask, split: str, names: Sequence[str], where: str)
 
 def _read_label(task: GlueTask, label: Any, where: str) -> float:
     """The id of a class by its name or id, or a score. A file of text gives ids only where the official one does."""
-    names = task.labels or ()
-    if label in names:
-        return names.index(label)
+    value: float | None = None
     if task.labels is None:
-        value = read_score(label)
-        allowed = f"a number from {SCORES[0]:g} to {SCORES[1]:g}"
+        value, allowed = read_score(label), f"a number from {SCORES[0]:g} to {SCORES[1]:g}"
     else:
-        is_id = isinstance(label, int) and not isinstance(label, bool)
-        is_written_id = isinstance(label, str) and not task.label_names and label.isdecimal() and len(label) < 4
-        value = int(label) if is_id or is_written_id else None
-        value = value if value in range(len(names)) else None
-        ids = "" if task.label_names else f"{', '.join(map(str, range(len(names))))} "
-        allowed = ids + (f"({', '.join(names)})" if ids else ", ".join(names))
+        ids = {name: i for i, name in enumerate(task.labels)}
+        allowed = ", ".join(task.labels)
+        if not task.label_names:
+            allowed = f"{', '.join(map(str, ids.values()))} ({allowed})"
+            ids |= {str(i): i for i in ids.values()}
+        if isinstance(label, str):
+            value = ids.get(label)
+        elif label in ids.values() and not isinstance(label, bool):
+            value = label
     if value is None:
         hint = " (as in an unlabelled split)" if label in (-1, "-1") else ""
         raise InputError(f"{_KEY}: {where}: the label is {label!r}{hint}; allowed: {allowed}")

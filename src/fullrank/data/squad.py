@@ -37,7 +37,7 @@ _HUB_REVISIONS = {
 class Question:
     """One question. `answers[i]` stands in `context` at character `starts[i]`; the same answer may be there twice.
 
-    `impossible`: the context holds no answer (v2 only); then `answers` is empty.
+    `impossible`: the context holds no answer, and `answers` is empty; None where the file does not say (v1.1).
     """
 
     id: str
@@ -46,7 +46,7 @@ class Question:
     question: str
     answers: tuple[str, ...]
     starts: tuple[int, ...]
-    impossible: bool = False
+    impossible: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,8 @@ class SquadSplit:
         return len(self.questions)
 
     @property
-    def published(self) -> int:
-        return SQUAD_SIZES[self.version][self.split]
-
-    @property
     def is_slice(self) -> bool:
-        return len(self.questions) != self.published
+        return len(self.questions) != SQUAD_SIZES[self.version][self.split]
 
     def take(self, rows: Iterable[int]) -> SquadSplit:
         """The questions of these rows, in this order."""
@@ -82,11 +78,11 @@ class SquadSplit:
         """Counts and file."""
         return {
             "questions": len(self.questions),
-            "published": self.published,
+            "published": SQUAD_SIZES[self.version][self.split],
             "is_slice": self.is_slice,
             "contexts": len({question.context for question in self.questions}),
             "answers": sum(len(question.answers) for question in self.questions),
-            "impossible": sum(question.impossible for question in self.questions),
+            "impossible": sum(not question.answers for question in self.questions),
             "source": self.source,
             "sha256": self.sha256,
         }
@@ -155,8 +151,7 @@ def read_squad(
         if question.impossible and question.answers:
             raise InputError(f"{at} is marked is_impossible, and yet has an answer")
         if not question.impossible and not question.answers:
-            hint = "; only SQuAD 2.0 has such questions" if version == "1.1" else " and is not marked is_impossible"
-            raise InputError(f"{at} has no answer{hint}")
+            raise InputError(f"{at} has no answer; only in SQuAD 2.0 may that be, where it is marked is_impossible")
         for text, start in zip(question.answers, question.starts, strict=True):
             passage = question.context[start : start + len(text)] if start >= 0 else ""
             if not text or passage != text:
@@ -164,10 +159,8 @@ def read_squad(
                     f"{at}: answer_start {start} does not point at its answer {text!r}, but at {passage!r}"
                 )
     if loaded.is_slice:
-        report(
-            f"SQuAD {version} (slice): {split} has {len(loaded.questions):,} questions, published are {loaded.published:,} "
-            f"({loaded.source})"
-        )
+        counts = f"{len(loaded):,} questions, published are {SQUAD_SIZES[version][split]:,}"
+        report(f"SQuAD {version} (slice): {split} has {counts} ({loaded.source})")
     return loaded
 
 
@@ -178,35 +171,24 @@ def _from_file(path: Path, split: str, version: str) -> SquadSplit:
     except OSError as error:
         raise InputError(f"{file}: cannot be read ({error.strerror}); give {split}-v{version}.json") from error
     official = _parse(file, text_of(raw, str(file)))
-    entries = [
-        (article.title, paragraph.context, entry)
-        for article in official.data
-        for paragraph in article.paragraphs
-        for entry in paragraph.qas
-    ]
-    if not entries:
+    questions = []
+    for article in official.data:
+        for paragraph in article.paragraphs:
+            for entry in paragraph.qas:
+                texts = tuple(answer.text for answer in entry.answers)
+                starts = tuple(answer.answer_start for answer in entry.answers)
+                about = (entry.id, article.title, paragraph.context, entry.question)
+                questions.append(Question(*about, texts, starts, entry.is_impossible))
+    if not questions:
         raise InputError(f"{file}: no question in it; is it a SQuAD file?")
-    says_whether_possible = any(entry.is_impossible is not None for _, _, entry in entries)
-    has_impossible = any(entry.is_impossible for _, _, entry in entries)
-    is_v2 = str(official.version).removeprefix("v").startswith("2") or has_impossible
-    if (version == "1.1" and is_v2) or (version == "2.0" and not says_whether_possible):
+    states = {question.impossible for question in questions}
+    is_v2 = str(official.version).removeprefix("v").startswith("2") or True in states
+    if (version == "1.1" and is_v2) or (version == "2.0" and states == {None}):
         other = "2.0" if version == "1.1" else "1.1"
         raise InputError(
             f"{file}: a file of SQuAD {other}, but {version} is asked for; set data.name={_NAMES[other]}, or give the file "
             f"of {version}"
         )
-    questions = [
-        Question(
-            entry.id,
-            title,
-            context,
-            entry.question,
-            tuple(answer.text for answer in entry.answers),
-            tuple(answer.answer_start for answer in entry.answers),
-            bool(entry.is_impossible),
-        )
-        for title, context, entry in entries
-    ]
     return SquadSplit(version, split, questions, str(file), hashlib.sha256(raw).hexdigest())
 
 
@@ -266,7 +248,8 @@ def _from_hub(split: str, version: str, cache: Path | None, report: Report) -> S
         texts = tuple(row["answers"]["text"])
         starts = tuple(int(start) for start in row["answers"]["answer_start"])
         impossible = version == "2.0" and not texts
-        questions.append(Question(row["id"], row["title"], row["context"], row["question"], texts, starts, impossible))
+        about = (row["id"], row["title"], row["context"], row["question"])
+        questions.append(Question(*about, texts, starts, impossible))
         digest.update(json.dumps([row["id"], row["context"], row["question"], texts, starts]).encode())
     return SquadSplit(version, split, questions, SQUAD_HUB[version], digest.hexdigest())
 

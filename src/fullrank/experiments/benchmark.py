@@ -1,11 +1,10 @@
-"""What GLUE and SQuAD share in fine-tuning: encoded splits, the contract of a benchmark, objective and logits."""
+"""What GLUE and SQuAD share in fine-tuning: encoded splits, the objective and logits by example."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +12,7 @@ from torch import Tensor, nn
 from fullrank.config.finetune import FinetuneTrainConfig
 from fullrank.data.examples import Encoded, ExampleBatch, by_length
 from fullrank.decoding.sample import evaluating
-from fullrank.experiments.pretrained import PretrainedEncoder
-from fullrank.experiments.task import Say, penalized, place_draws, shared, trace_for
+from fullrank.experiments.task import penalized, place_draws, shared, trace_for
 from fullrank.training.device import device_of
 from fullrank.training.distributed import count, gathered, rank
 from fullrank.training.values import Carry, Loss, TrainingPosition
@@ -32,40 +30,6 @@ class EncodedSplit:
     encoded: Encoded
     targets: Tensor | None
     windows: Sequence[Any] = ()
-
-
-class Benchmark(Protocol):
-    """What is GLUE's or SQuAD's own.
-
-    kind, labels, outputs: of the output layer. metrics: by the first one a checkpoint is the best. test_splits: those without
-    labels whose predictions are asked for.
-    """
-
-    kind: Literal["classification", "answers"]
-    title: str
-    labels: tuple[str, ...] | None
-    outputs: int
-    metrics: tuple[str, ...]
-    protocol: str
-    test_splits: tuple[str, ...]
-
-    def list_splits(self, say: Say) -> list[str]:
-        """The splits with labels that there are, train first."""
-
-    def read(self, split: str, say: Say) -> Any:
-        """The examples of a split."""
-
-    def encode(self, pretrained: PretrainedEncoder, source: Any) -> EncodedSplit:
-        """Examples as inputs of a model. InputError where the encoder reads fewer tokens than `data.max_length` says."""
-
-    def compute_logits(self, model: nn.Module, batch: ExampleBatch) -> Tensor:
-        """The logits of a batch, a row for each encoded example, in fp32."""
-
-    def compute_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """The mean loss of some rows."""
-
-    def score(self, split: EncodedSplit, logits: list[Tensor], folder: Path | None) -> dict[str, float]:
-        """The figures of a split: official scores, mean loss and counts. Predictions are written into `folder`."""
 
 
 Logits = Callable[[nn.Module, ExampleBatch], Tensor]

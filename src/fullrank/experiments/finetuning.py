@@ -14,7 +14,7 @@ from torch import nn
 from fullrank.config.finetune import FinetuneConfig
 from fullrank.core.errors import InputError
 from fullrank.data.examples import ExampleBatches, subset
-from fullrank.experiments.benchmark import Benchmark, EncodedSplit, ExampleObjective, logits_by_example
+from fullrank.experiments.benchmark import EncodedSplit, ExampleObjective, logits_by_example
 from fullrank.experiments.glue import GlueBenchmark, predict_labels
 from fullrank.experiments.pretrained import PretrainedEncoder, load_pretrained
 from fullrank.experiments.run_folder import open_any, with_own_cache
@@ -24,6 +24,8 @@ from fullrank.training.checkpoint import load_weights
 from fullrank.training.distributed import rank
 from fullrank.training.optimizer import Groups, parameter_groups
 from fullrank.training.values import EvaluationResult, FitResult
+
+Benchmark = GlueBenchmark | SquadBenchmark  # how examples are read, encoded and scored
 
 
 class _EvaluationOptions(NamedTuple):
@@ -54,9 +56,7 @@ class Finetuning(Task[FinetuneConfig, dict[str, Any]]):
         import transformers
 
         config, benchmark = data.config, benchmark_of(data.config)
-        pretrained = load_pretrained(
-            config.model, benchmark.kind, num_labels=benchmark.outputs, labels=benchmark.labels
-        )
+        pretrained = load_encoder(benchmark)
         model = pretrained.model.to(device)
         splits = {name: benchmark.encode(pretrained, source) for name, source in data.corpus.items()}
         train, dev = splits["train"], splits["dev"]
@@ -88,10 +88,15 @@ class Finetuning(Task[FinetuneConfig, dict[str, Any]]):
             if config.train.keep_model and rank() == 0:
                 model.save_pretrained(folder / "model")
                 pretrained.tokenizer.save_pretrained(folder / "model")
+            parameters = dict(model.named_parameters())
             labelled = {name: split for name, split in splits.items() if name not in benchmark.test_splits}
             return {
                 "kind": "finetuning",
-                "parameters": count_parameters(pretrained),
+                "parameters": {
+                    "total": model.num_parameters(),
+                    "mixing": sum(parameters[name].numel() for name in mixing_names(model)),
+                    "fresh": sum(parameters[name].numel() for name in pretrained.fresh if name in parameters),
+                },
                 "final": {name: figures[name] for name in labelled if name != "train"},
                 "metrics": list(benchmark.metrics),
                 "checkpoint": config.eval.checkpoint,
@@ -125,17 +130,6 @@ def benchmark_of(config: FinetuneConfig) -> Benchmark:
     return SquadBenchmark(config) if config.data.answers else GlueBenchmark(config)
 
 
-def count_parameters(pretrained: PretrainedEncoder) -> dict[str, int]:
-    """Parameters of an encoder: all, those of mixing, and those that were not pretrained."""
-    parameters = dict(pretrained.model.named_parameters())
-    mixing = mixing_names(pretrained.model)
-    return {
-        "total": sum(p.numel() for p in parameters.values()),
-        "mixing": sum(parameters[name].numel() for name in mixing),
-        "fresh": sum(parameters[name].numel() for name in pretrained.fresh if name in parameters),
-    }
-
-
 def mixing_names(model: nn.Module) -> set[str]:
     """The names of the injected parameters."""
     return {name for name, _ in model.named_parameters() if ".fullrank." in f".{name}"}
@@ -165,8 +159,8 @@ class Reopened:
 
     def predict(self, model: nn.Module) -> np.ndarray:
         """Predictions of `model` for the examples, (T,)."""
-        size, logits = self.benchmark.config.eval.batch_size, self.benchmark.compute_logits
-        return predict_labels(torch.stack(logits_by_example(model, self.split.encoded, size, logits)))
+        size, compute = self.benchmark.config.eval.batch_size, self.benchmark.compute_logits
+        return predict_labels(torch.stack(logits_by_example(model, self.split.encoded, size, compute)))
 
 
 def reopen(folder: Path, say: Say) -> Reopened:
@@ -176,8 +170,16 @@ def reopen(folder: Path, say: Say) -> Reopened:
         raise InputError(f"{folder}: no run of GLUE")
     if not (folder / "model").is_dir():
         raise InputError(f"{folder}: holds no model/; fine-tune it with train.keep_model: true")
-    config = with_own_cache(config)
-    benchmark, model = GlueBenchmark(config), replace(config.model, pretrained=str(folder / "model"), revision=None)
-    pretrained = load_pretrained(model, "classification", num_labels=benchmark.outputs, labels=benchmark.labels)
+    kept = replace(config.model, pretrained=str(folder / "model"), revision=None)
+    config = replace(with_own_cache(config), model=kept)
+    benchmark = GlueBenchmark(config)
+    pretrained = load_encoder(benchmark)
     dev = Finetuning().prepare(config, identity, True, say).corpus["dev"]
     return Reopened(pretrained.model, benchmark, benchmark.encode(pretrained, dev))
+
+
+def load_encoder(benchmark: Benchmark) -> PretrainedEncoder:
+    """The encoder with the output layer of a benchmark."""
+    return load_pretrained(
+        benchmark.config.model, benchmark.kind, num_labels=benchmark.outputs, labels=benchmark.labels
+    )

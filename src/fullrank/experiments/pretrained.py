@@ -55,8 +55,8 @@ def load_pretrained(
 
     from fullrank.hf import load
 
-    outputs = _outputs(kind, num_labels)
-    with load.quiet(), load.explain_errors(f"model.pretrained: {config.pretrained}: no encoder", _ENCODERS):
+    outputs, key = _describe_outputs(kind, num_labels), f"model.pretrained: {config.pretrained}"
+    with load.quiet(), load.explain_errors(f"{key}: no encoder", _ENCODERS):
         if config.pretrained == "random":
             auto, where, options = _CLASSES[kind].replace("AutoModel", "Bert"), None, _random_weights(transformers)
             known, tokenizer = _random_configuration(transformers, outputs), _random_tokenizer(transformers)
@@ -69,18 +69,15 @@ def load_pretrained(
         model, loading = load.load_weights(
             getattr(transformers, auto), where, known, torch.float32, ignore_mismatched_sizes=True, **options
         )
-    mismatched = [str(key) for key, *_ in loading["mismatched_keys"]]
-    if inside := [key for key in mismatched if key.startswith(f"{model.base_model_prefix}.")]:  # not of an output layer
-        raise InputError(
-            f"model.pretrained: {config.pretrained}: its config.json does not fit its weights ({', '.join(inside[:3])})"
-        )
+    mismatched = [str(name) for name, *_ in loading["mismatched_keys"]]
+    inside = [name for name in mismatched if name.startswith(f"{model.base_model_prefix}.")]  # not of an output layer
+    if inside:
+        raise InputError(f"{key}: its config.json does not fit its weights ({', '.join(inside[:3])})")
     fresh = {*loading["missing_keys"], *mismatched}
     if not dict(model.named_parameters()).keys() - fresh:
-        raise InputError(f"model.pretrained: {config.pretrained} holds no weight of {type(model).__name__}")
+        raise InputError(f"{key} holds no weight of {type(model).__name__}")
     if not getattr(tokenizer, "is_fast", False):
-        raise InputError(
-            f"model.pretrained: {config.pretrained} has a tokenizer without a fast version; fine-tuning needs tokenizer.json"
-        )
+        raise InputError(f"{key} has a tokenizer without a fast version; fine-tuning needs tokenizer.json")
     _set_padding(config.pretrained, model, tokenizer)
     redrawn, remark = _name_labels(model, labels, fresh)
     if not injected:
@@ -88,19 +85,16 @@ def load_pretrained(
     if mismatched and kind == "classification":
         remark = "its output layer is for another number of labels, and is drawn anew"
     remark = remark and f"{config.pretrained}: {remark}"
-    return PretrainedEncoder(
-        model.eval(), tokenizer, load.longest_text(model), tuple(sorted({*fresh, *redrawn})), remark
-    )
+    drawn = tuple(sorted({*fresh, *redrawn}))
+    return PretrainedEncoder(model.eval(), tokenizer, load.longest_text(model), drawn, remark)
 
 
-def _outputs(kind: str, num_labels: int) -> dict[str, Any]:
+def _describe_outputs(kind: str, num_labels: int) -> dict[str, Any]:
     """Entries of a configuration of transformers about its output layer, whatever task it was saved for."""
     if kind == "answers":
         return {"num_labels": 2, "problem_type": None}
-    return {
-        "num_labels": num_labels,
-        "problem_type": "regression" if num_labels == 1 else "single_label_classification",
-    }
+    problem = "regression" if num_labels == 1 else "single_label_classification"
+    return {"num_labels": num_labels, "problem_type": problem}
 
 
 def _name_labels(model: Any, labels: Sequence[str] | None, fresh: Set[str]) -> tuple[list[str], str]:
@@ -111,37 +105,41 @@ def _name_labels(model: Any, labels: Sequence[str] | None, fresh: Set[str]) -> t
     Returns the names of parameters that were drawn, and a remark for people.
     """
     config = model.config
-    given = [str(config.id2label[i]) for i in sorted(config.id2label)]
-    unnamed = [f"LABEL_{i}" for i in range(len(given))]
+    names = [str(config.id2label[i]) for i in sorted(config.id2label)]
+    unnamed = [f"LABEL_{i}" for i in range(len(names))]
     wanted = unnamed if labels is None else list(labels)
-    config.id2label, config.label2id = dict(enumerate(wanted)), {name: i for i, name in enumerate(wanted)}
-    there, here = ([re.sub(r"[\W_]", "", one.casefold()) for one in names] for names in (given, wanted))
-    if labels is None or there == here:
+    config.id2label = dict(enumerate(wanted))
+    config.label2id = {name: i for i, name in enumerate(wanted)}
+    order = [re.sub(r"[\W_]", "", name.casefold()) for name in names]
+    wanted_order = [re.sub(r"[\W_]", "", name.casefold()) for name in wanted]
+    if labels is None or order == wanted_order:
         return [], ""
-    inside = f"{model.base_model_prefix}."
-    name, layer = next(  # behind the encoder, the last layer
-        (name, part)
-        for name, part in reversed([*model.named_modules()])
-        if isinstance(part, torch.nn.Linear) and part.out_features == len(wanted) and not name.startswith(inside)
-    )
-    if f"{name}.weight" in fresh:
+    layer_name, layer = _find_output_layer(model, len(wanted))
+    if f"{layer_name}.weight" in fresh:
         return [], ""
-    if given == unnamed:
+    if names == unnamed:
         return [], f"its output layer names no labels; they are taken to be {', '.join(wanted)}, in this order"
     parameters = dict(layer.named_parameters())
     with torch.no_grad():
-        if sorted(there) == sorted(here):
+        if sorted(order) == sorted(wanted_order):
             for parameter in parameters.values():
-                parameter.copy_(parameter[[there.index(one) for one in here]])
-            return [], f"the labels of its output layer ({', '.join(given)}) are put in the order {', '.join(wanted)}"
+                parameter.copy_(parameter[[order.index(name) for name in wanted_order]])
+            return [], f"the labels of its output layer ({', '.join(names)}) are put in the order {', '.join(wanted)}"
         layer.weight.normal_(std=getattr(config, "initializer_range", 0.02))
         if layer.bias is not None:
             layer.bias.zero_()
-    drawn = [f"{name}.{parameter}" for parameter in parameters]
-    return (
-        drawn,
-        f"its output layer is for other labels ({', '.join(given)}) than {', '.join(wanted)}, and is drawn anew",
-    )
+    remark = f"its output layer is for other labels ({', '.join(names)}) than {', '.join(wanted)}, and is drawn anew"
+    return [f"{layer_name}.{parameter}" for parameter in parameters], remark
+
+
+def _find_output_layer(model: Any, outputs: int) -> tuple[str, torch.nn.Linear]:
+    """The last layer of so many outputs behind the encoder, and its name."""
+    layers = [
+        (name, part)
+        for name, part in model.named_modules()
+        if isinstance(part, torch.nn.Linear) and part.out_features == outputs
+    ]
+    return next(pair for pair in reversed(layers) if not pair[0].startswith(f"{model.base_model_prefix}."))
 
 
 def _inject(model: Any, config: PretrainedConfig) -> None:
@@ -240,7 +238,7 @@ def pretrained_size(config: FinetuneConfig) -> dict[str, Any]:
     from fullrank.hf.load import quiet
 
     kind = "answers" if config.data.answers else "classification"
-    outputs = _outputs(kind, 2 if config.data.answers else GLUE[config.data.task].outputs)
+    outputs = _describe_outputs(kind, 2 if config.data.answers else GLUE[config.data.task].outputs)
     with quiet():
         known = _local_configuration(transformers, config.model, outputs)
         with torch.device("meta"):
