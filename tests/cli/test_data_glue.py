@@ -67,7 +67,7 @@ def test_a_task_is_read_through_and_counted(folder):
     ("words", "message"),
     [
         (["glue/wnl"], "wnli"),
-        (["glue"], "cola, sst2"),
+        (["glue"], "cola, mnli"),
         (["cola"], "glue/cola"),
         (["glue/wnli", "data.tokens=bpe"], "data.tokens=bpe"),
         (["glue/rte"], "RTE/train.tsv"),
