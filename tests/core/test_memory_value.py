@@ -58,9 +58,10 @@ def test_rows_of_a_memory_can_be_chosen() -> None:
     index = torch.tensor([2, 0, 0])
     for cached in (False, True):
         with torch.no_grad() if cached else torch.enable_grad():
-            memory = made(ids[:, :6]).memory
-            found = made(ids[index, 6:9], memory.reorder(index)).logits
-            assert (found - made(ids[:, 6:9], memory).logits[index]).abs().max() < 1e-12
+            for mask in (None, torch.tensor([[0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1], [0, 0, 0, 1, 1, 1]])):
+                memory = made(ids[:, :6], attention_mask=mask).memory
+                found = made(ids[index, 6:9], memory.reorder(index)).logits
+                assert (found - made(ids[:, 6:9], memory).logits[index]).abs().max() < 1e-12
 
 
 def test_other_lengths_at_evaluation() -> None:
@@ -89,12 +90,14 @@ def test_other_lengths_at_evaluation() -> None:
     assert torch.equal(in_segments(made, ids, sizes)[0], before)
     longer = in_segments(made, ids, sizes)[1]
     changed = made.with_memory(2)  # of a longer memory, the last tokens are used
-    short = in_segments(changed, ids, sizes)[1]
-    after = [layer.last(2) for layer in longer.layers]
-    assert torch.equal(
-        changed(ids[:, 15:], longer).logits, changed(ids[:, 15:], replace(longer, layers=tuple(after))).logits
-    )
-    assert short.layers[0].tokens == 2
+    after = [
+        replace(layer, hidden=layer.hidden[:, -2:], runs=((start + size - 2, 2),), heads=None)
+        for layer in longer.layers
+        for start, size in [layer.runs[-1]]
+    ]
+    expected = changed(ids[:, 15:], replace(longer, layers=tuple(after))).logits
+    assert (changed(ids[:, 15:], longer).logits - expected).abs().max() < 1e-12
+    assert in_segments(changed, ids, sizes)[1].layers[0].tokens == 2
     assert changed(ids[:, 15:], longer).memory.layers[0].tokens == 2
 
 
