@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from fullrank.core.errors import InputError, suggest
 
@@ -42,6 +43,16 @@ class GlueTask:
     def outputs(self) -> int:
         """Numbers that a model of the task gives: one for each class, or a score."""
         return 1 if self.labels is None else len(self.labels)
+
+    @cached_property
+    def label_ids(self) -> dict[str | int, int]:
+        """The ids of classes by what may stand for them: names and, where the official files have them, numbers as text."""
+        ids: dict[str | int, int] = {}
+        for i, name in enumerate(self.labels or ()):
+            ids |= {name: i, i: i}
+            if not self.label_names:
+                ids[str(i)] = i
+        return ids
 
     @property
     def splits(self) -> tuple[str, ...]:

@@ -140,10 +140,11 @@ def locate(task: GlueTask, split: str, folder: Path) -> Path | None:
     """The file of a split in `folder`, in `folder`/<Task> or `folder`/glue/<Task>; a whole file goes before a slice."""
     existing_folder(folder, task.files[split])
     contents = [_list_files(place) for place in _list_places(task, split, folder)]
+    stems = _STEMS.get(split, (split,))
     for middle in ("", _SLICE):
-        stems = [f"{stem}{middle}" for stem in _STEMS.get(split, (split,))]
+        names = [f"{stem}{middle}{end}" for stem in stems for end in (".tsv", ".jsonl")]
         for files in contents:
-            for name in [f"{stem}{end}" for stem in stems for end in (".tsv", ".jsonl")]:
+            for name in names:
                 if name in files:
                     return files[name]
     return None
@@ -264,13 +265,8 @@ def _collect(task: GlueTask, split: str, source: str, rows: _Rows) -> Examples:
         label = _read_label(task, row[columns[-1]], where) if is_labelled else None
         name = str(next((row[key] for key in ("index", "idx", "id") if key in row), len(examples)))
         if source == HUB:
-            content = [
-                place,
-                texts[0],
-                texts[1] if len(texts) > 1 else None,
-                row.get(columns[-1]) if is_labelled else None,
-                name,
-            ]
+            label_text = row[columns[-1]] if is_labelled else None
+            content = [place, texts[0], texts[1] if len(texts) > 1 else None, label_text, name]
             digest.update(json.dumps(content, ensure_ascii=False).encode())
         examples.first.append(texts[0])
         if examples.second is not None:
@@ -303,27 +299,23 @@ def _match_columns(task: GlueTask, split: str, names: Sequence[str], where: str)
 
 
 def _read_label(task: GlueTask, label: Any, where: str) -> float:
-    """The id of a class by its name or id, or a score. A file of text gives ids only where the official one does."""
+    """The id of a class by its name or id, or a score; InputError for any other label."""
     value: float | None = None
     if task.labels is None:
-        value, allowed = read_score(label), f"a number from {SCORES[0]:g} to {SCORES[1]:g}"
-    else:
-        ids = {name: i for i, name in enumerate(task.labels)}
-        allowed = ", ".join(task.labels)
-        if not task.label_names:
-            allowed = f"{', '.join(map(str, ids.values()))} ({allowed})"
-            ids |= {str(i): i for i in ids.values()}
-        if isinstance(label, str):
-            value = ids.get(label)
-        elif label in ids.values() and not isinstance(label, bool):
-            value = label
-    if value is None:
-        hint = " (as in an unlabelled split)" if label in (-1, "-1") else ""
-        raise InputError(f"{_KEY}: {where}: the label is {label!r}{hint}; allowed: {allowed}")
-    return value
+        value = _read_score(label)
+    elif isinstance(label, str | int) and not isinstance(label, bool):
+        value = task.label_ids.get(label)
+    if value is not None:
+        return value
+    allowed = f"a number from {SCORES[0]:g} to {SCORES[1]:g}"
+    if task.labels is not None:
+        names = ", ".join(task.labels)
+        allowed = names if task.label_names else f"{', '.join(map(str, range(task.outputs)))} ({names})"
+    hint = " (as in an unlabelled split)" if label in (-1, "-1") else ""
+    raise InputError(f"{_KEY}: {where}: the label is {label!r}{hint}; allowed: {allowed}")
 
 
-def read_score(label: Any) -> float | None:
+def _read_score(label: Any) -> float | None:
     """The number of a label from 0 to 5; None for any other."""
     try:
         score = math.nan if isinstance(label, bool) else float(label)
