@@ -26,122 +26,79 @@ def put(path: Path, *rows: tuple[str, ...], mark: str = "", end: str = "\n", las
     return path
 
 
-MNLI = ("index", "promptID", "pairID", "genre", "sentence1_binary_parse", "sentence2_binary_parse", "sentence1_parse",
-        "sentence2_parse", "sentence1", "sentence2")  # fmt: skip
+PAIR = ("index", "sentence1", "sentence2")
+MNLI = ("index", "promptID", "genre", "sentence1_parse", "sentence2_parse", "sentence1", "sentence2")
 STSB = ("index", "genre", "filename", "year", "old_index", "source1", "source2", "sentence1", "sentence2", "score")
 
 
 def mnli(index: int, *labels: str) -> tuple[str, ...]:
-    return (
-        str(index),
-        "1",
-        f"{index}n",
-        "fiction",
-        "( a )",
-        "( b )",
-        "(ROOT a)",
-        "(ROOT b)",
-        f"A {index}",
-        "B",
-        *labels,
-    )
+    return (str(index), "1", "fiction", "(ROOT a)", "(ROOT b)", f"A {index}", "B", *labels)
 
 
-# of each task: split, file, rows as published, expected first and second sentences, labels, ids
+# rows as published, expected first and second sentences, labels, ids; of each task and file
 OFFICIAL = {
-    "cola train": (
-        "cola", "train", "CoLA/train.tsv",
+    ("cola", "train", "CoLA/train.tsv"): (
         [("gj04", "1", "", "It's \"so\"."), ("gj04", "0", "*", "\"So it.")],
         (['It\'s "so".', '"So it.'], None, [1, 0], ["0", "1"]),
     ),
-    "cola dev": ("cola", "dev", "CoLA/dev.tsv", [("gj04", "0", "*", "Fine")], (["Fine"], None, [0], ["0"])),
-    "cola test": (
-        "cola", "test", "CoLA/test.tsv", [("index", "sentence"), ("0", "Bill whistled."), ("1", "So")],
-        (["Bill whistled.", "So"], None, None, ["0", "1"]),
+    ("cola", "dev", "CoLA/dev.tsv"): ([("gj04", "0", "*", "Fine")], (["Fine"], None, [0], ["0"])),
+    ("cola", "test", "CoLA/test.tsv"): (
+        [("index", "sentence"), ("0", "Bill whistled."), ("1", "So")], (["Bill whistled.", "So"], None, None, ["0", "1"]),
     ),
-    "sst2 train": (
-        "sst2", "train", "SST-2/train.tsv", [("sentence", "label"), ("good ", "1"), ("bad ", "0")],
-        (["good ", "bad "], None, [1, 0], ["0", "1"]),
+    ("sst2", "train", "SST-2/train.tsv"): (
+        [("sentence", "label"), ("good ", "1"), ("bad ", "0")], (["good ", "bad "], None, [1, 0], ["0", "1"]),
     ),
-    "mrpc train": (
-        "mrpc", "train", "MRPC/train.tsv",
-        [("Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"), ("1", "7", "8", 'He said "x', "x"),
-         ("0", "7", "9", "y", "z")],
-        (['He said "x', "y"], ["x", "z"], [1, 0], ["0", "1"]),
+    ("mrpc", "train", "MRPC/train.tsv"): (
+        [("Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"), ("1", "7", "8", 'He said "x', "x")],
+        (['He said "x'], ["x"], [1], ["0"]),
     ),
-    "mrpc test": (
-        "mrpc", "test", "MRPC/test.tsv",
-        [("index", "#1 ID", "#2 ID", "#1 String", "#2 String"), ("0", "7", "8", "a", "b")],
-        (["a"], ["b"], None, ["0"]),
+    ("mrpc", "test", "MRPC/test.tsv"): (
+        [("index", "#1 ID", "#2 ID", "#1 String", "#2 String"), ("0", "7", "8", "a", "b")], (["a"], ["b"], None, ["0"]),
     ),
-    "qqp train": (
-        "qqp", "train", "QQP/train.tsv",
+    ("qqp", "train", "QQP/train.tsv"): (
         [("id", "qid1", "qid2", "question1", "question2", "is_duplicate"), ("133273", "213221", "213222", "How?", "", "1")],
         (["How?"], [""], [1], ["133273"]),
     ),
-    "qqp test": (
-        "qqp", "test", "QQP/test.tsv", [("id", "question1", "question2"), ("0", "Why?", "What?")],
-        (["Why?"], ["What?"], None, ["0"]),
-    ),
-    "stsb dev": (
-        "stsb", "dev", "STS-B/dev.tsv",
+    ("stsb", "dev", "STS-B/dev.tsv"): (
         [STSB, ("4", "g", "f", "2012", "1", "none", "none", "One.", "Two.", "3.800"),
          ("5", "g", "f", "2012", "1", "", "", "T", "U", "0")],
         (["One.", "T"], ["Two.", "U"], [3.8, 0.0], ["4", "5"]),
     ),
-    "stsb test": (
-        "stsb", "test", "STS-B/test.tsv", [STSB[:-1], ("0", "g", "f", "2012", "1", "none", "none", "One.", "Two.")],
-        (["One."], ["Two."], None, ["0"]),
-    ),
-    "mnli train": (
-        "mnli", "train", "MNLI/train.tsv",
+    ("mnli", "train", "MNLI/train.tsv"): (
         [(*MNLI, "label1", "gold_label"), mnli(0, "neutral", "neutral"), mnli(1, "neutral", "entailment"),
          mnli(2, "x", "contradiction")],
         (["A 0", "A 1", "A 2"], ["B"] * 3, [1, 0, 2], ["0", "1", "2"]),
     ),
-    "mnli dev": (
-        "mnli", "dev", "MNLI/dev_matched.tsv",
-        [(*MNLI, "label1", "label2", "label3", "label4", "label5", "gold_label"), mnli(3, *["neutral"] * 5, "entailment")],
-        (["A 3"], ["B"], [0], ["3"]),
+    ("mnli", "dev", "MNLI/dev_matched.tsv"): (
+        [(*MNLI, "label1", "label2", "gold_label"), mnli(3, "neutral", "neutral", "entailment")], (["A 3"], ["B"], [0], ["3"]),
     ),
-    "mnli dev_mismatched": (
-        "mnli", "dev_mismatched", "MNLI/dev_mismatched.tsv",
+    ("mnli", "dev_mismatched", "MNLI/dev_mismatched.tsv"): (
         [(*MNLI, "label1", "gold_label"), mnli(4, "x", "neutral")], (["A 4"], ["B"], [1], ["4"]),
     ),
-    "mnli test": ("mnli", "test", "MNLI/test_matched.tsv", [MNLI, mnli(0)], (["A 0"], ["B"], None, ["0"])),
-    "mnli test_mismatched": (
-        "mnli", "test_mismatched", "MNLI/test_mismatched.tsv", [MNLI, mnli(9)], (["A 9"], ["B"], None, ["9"]),
-    ),
-    "mnli ax": (
-        "mnli", "ax", "AX/AX.tsv", [("index", "sentence1", "sentence2"), ("0", "The cat.", "No cat.")],
-        (["The cat."], ["No cat."], None, ["0"]),
-    ),
-    "ax in its older folder": (
-        "mnli", "ax", "diagnostic/diagnostic.tsv", [("index", "sentence1", "sentence2"), ("0", "The cat.", "No cat.")],
-        (["The cat."], ["No cat."], None, ["0"]),
-    ),
-    "qnli train": (
-        "qnli", "train", "QNLI/train.tsv",
+    ("mnli", "test", "MNLI/test_matched.tsv"): ([MNLI, mnli(0)], (["A 0"], ["B"], None, ["0"])),
+    ("mnli", "test_mismatched", "MNLI/test_mismatched.tsv"): ([MNLI, mnli(9)], (["A 9"], ["B"], None, ["9"])),
+    ("mnli", "ax", "AX/AX.tsv"): ([PAIR, ("0", "The cat.", "No cat.")], (["The cat."], ["No cat."], None, ["0"])),
+    ("mnli", "ax", "diagnostic/diagnostic.tsv"): ([PAIR, ("0", "A cat.", "No.")], (["A cat."], ["No."], None, ["0"])),
+    ("qnli", "train", "QNLI/train.tsv"): (
         [("index", "question", "sentence", "label"), ("0", "Who?", "I", "entailment"), ("1", "Why?", "I", "not_entailment")],
         (["Who?", "Why?"], ["I", "I"], [0, 1], ["0", "1"]),
     ),
-    "rte dev": (
-        "rte", "dev", "RTE/dev.tsv",
-        [("index", "sentence1", "sentence2", "label"), ("0", "T", "H", "not_entailment"), ("1", "T", "H", "entailment")],
+    ("rte", "dev", "RTE/dev.tsv"): (
+        [(*PAIR, "label"), ("0", "T", "H", "not_entailment"), ("1", "T", "H", "entailment")],
         (["T", "T"], ["H", "H"], [1, 0], ["0", "1"]),
     ),
-    "wnli train": (
-        "wnli", "train", "WNLI/train.tsv",
-        [("index", "sentence1", "sentence2", "label"), ("0", "He did.", "He", "1"), ("1", "It.", "I", "0")],
+    ("wnli", "train", "WNLI/train.tsv"): (
+        [(*PAIR, "label"), ("0", "He did.", "He", "1"), ("1", "It.", "I", "0")],
         (["He did.", "It."], ["He", "I"], [1, 0], ["0", "1"]),
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("end", "mark"), [("\n", ""), ("\r\n", "\ufeff")], ids=["lf", "crlf with mark"])
-@pytest.mark.parametrize("case", OFFICIAL)
+@pytest.mark.parametrize("case", OFFICIAL, ids=str)
 def test_official_forms(tmp_path, case, end, mark):
-    task, split, name, rows, (first, second, labels, ids) = OFFICIAL[case]
+    task, split, name = case
+    rows, (first, second, labels, ids) = OFFICIAL[case]
     path = put(tmp_path / name, *rows, end=end, mark=mark, last="")  # no line end after the last line
     for folder in (tmp_path, path.parent):
         found = load_glue(task, split, folder)
@@ -163,9 +120,8 @@ def test_halves_of_pairs_in_json_are_mended(tmp_path):
 
 
 def test_every_split_of_every_task_has_its_official_form_above():
-    here = {(task, split) for task, split, *_ in OFFICIAL.values()}
-    assert {task for task, _ in here} == set(GLUE)
-    assert {split for task, split in here if task == "mnli"} == set(GLUE["mnli"].splits)
+    assert {task for task, *_ in OFFICIAL} == set(GLUE)
+    assert {split for task, split, _ in OFFICIAL if task == "mnli"} == set(GLUE["mnli"].splits)
 
 
 @pytest.mark.parametrize(
