@@ -8,14 +8,13 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fullrank import storage
-from fullrank.config.recipe import shipped
 from fullrank.core.attention import LayerTrace, Trace, WeightedValues
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.encoder import Encoder
@@ -28,11 +27,10 @@ from fullrank.data.language import load_language
 from fullrank.data.tokenizers import load_tokenizer
 from fullrank.decoding import reader_of
 from fullrank.decoding.sample import evaluating
+from fullrank.names import model_kind
 from fullrank.plugins import import_function
-from fullrank.seal import is_run
 from fullrank.training.device import choose_device
 
-Kind = Literal["configuration", "run", "saved model", "Hugging Face model", "Python function"]
 SOURCE_LANGUAGE = "tokenizer/source"  # of a translation run, in its folder
 
 # what a model may have, in words, and which kinds of models have it
@@ -543,39 +541,3 @@ def _call_maker(name: str) -> tuple[nn.Module, Mapping[str, Tensor] | None]:
             f"{name}: the function must return a torch module, or (module, example inputs), given {type(module).__name__}"
         )
     return module.eval(), inputs
-
-
-def model_kind(name: str) -> Kind:
-    """The kind of model that a name stands for; see `open_model`. A recipe or a YAML file is a configuration.
-
-    Raises InputError for a folder without a model, and for a path that does not exist.
-    """
-    if name.startswith("python:"):
-        return "Python function"
-    if name.startswith("hf:"):
-        return "Hugging Face model"
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        return _folder_kind(folder)
-    if folder.suffix == ".py":
-        raise InputError(f"{name}: Python code; name the function that makes the model, as python:{folder.stem}:make")
-    papers = {recipe.partition("/")[0] for recipe in shipped()}
-    parts = Path(name).parts
-    if folder.suffix in (".yaml", ".yml") or folder.is_file() or (parts and parts[0] in papers):
-        return "configuration"
-    if name.startswith((".", "/", "~")) or not 1 <= len(parts) <= 2 or Path(parts[0]).is_dir():
-        raise InputError(f"{name}: no such folder, file or recipe")  # nor could it be a name on the hub
-    return "Hugging Face model"
-
-
-def _folder_kind(folder: Path) -> Kind:
-    if is_run(folder):
-        return "run"
-    if (folder / "config.yaml").is_file():
-        return "saved model" if (folder / "model.safetensors").is_file() else "configuration"
-    if any((folder / file).is_file() for file in ("config.json", "fullrank_config.json", "adapter_config.json")):
-        return "Hugging Face model"
-    raise InputError(
-        f"{folder}: no model there; give a recipe, a YAML file, a run folder, a folder written by model.save or "
-        "save_pretrained, or a model's name on the Hugging Face hub"
-    )

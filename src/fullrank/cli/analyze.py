@@ -25,6 +25,7 @@ from fullrank.cli.options import (
     SegmentLength,
     TextFile,
     Texts,
+    check_models,
 )
 from fullrank.cli.output import exclude, say, tell
 from fullrank.core.errors import InputError
@@ -58,6 +59,7 @@ class MeasurementGroup(TyperGroup):
         name = words[0]
         if name.startswith("-") or super().get_command(context, name) is not None:
             return super().resolve_command(context, words)
+        check_models(list(itertools.takewhile(lambda word: not word.startswith("-"), words[1:])))
         load_modules(_imported_modules(words))
         return name, build_command(find_measurement(name)), words[1:]
 

@@ -14,6 +14,15 @@ from fullrank.core.errors import FullRankError, InputError
 Number = partial(typer.Option, metavar="N", min=1)  # a whole number; `min=0` is given where it may be nothing
 
 
+def check_models(names: str | list[str] | None) -> str | list[str] | None:
+    """Refuse a name that no model can have, before anything heavy is imported."""
+    from fullrank.names import model_kind
+
+    for name in [names] if isinstance(names, str) else names or []:
+        model_kind(name)
+    return names
+
+
 def complete_recipe(incomplete: str) -> list[str]:
     """Shipped recipes that begin so. Where none does, the shell goes on with names of files."""
     from fullrank.config.recipe import shipped
@@ -97,13 +106,17 @@ Run = Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")]
 Model = Annotated[
     str,
     typer.Argument(
-        metavar="MODEL", help="A run folder, a folder of a saved model, or a Hugging Face model (folder or hub name)."
+        metavar="MODEL",
+        help="A run folder, a folder of a saved model, or a Hugging Face model (folder or hub name).",
+        callback=check_models,
     ),
 ]
 Models = Annotated[
     list[str],
     typer.Argument(
-        metavar="MODEL", help="Run folders, folders of saved models, or Hugging Face models (folder or hub name)."
+        metavar="MODEL",
+        help="Run folders, folders of saved models, or Hugging Face models (folder or hub name).",
+        callback=check_models,
     ),
 ]
 TextFile = Annotated[

@@ -14,7 +14,8 @@ from fullrank.evaluation.perplexity import final_protocol, masked_protocol
 from fullrank.experiments.run import corpus_of
 from fullrank.experiments.run_folder import open_run
 from fullrank.experiments.task import Say
-from fullrank.models import Kind, LoadedModel, model_kind, open_model
+from fullrank.models import LoadedModel, open_model
+from fullrank.names import Kind, model_kind
 from fullrank.text import SEGMENT_LENGTH, Text, batch_tokens, choose_length, read_file
 
 SPLIT = "valid"  # the text of a run

@@ -24,7 +24,8 @@ from fullrank.experiments.analyze import note_hub, read_split
 from fullrank.experiments.run import with_vocabulary
 from fullrank.experiments.run_folder import open_run
 from fullrank.experiments.task import Say
-from fullrank.models import Kind, model_kind, open_model
+from fullrank.models import open_model
+from fullrank.names import Kind, model_kind
 from fullrank.plugins import import_function
 from fullrank.storage import is_export, saved_kind
 from fullrank.text import Text, read_file
