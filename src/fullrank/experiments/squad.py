@@ -118,6 +118,9 @@ class SquadBenchmark:
 # -- answers from logits ---------------------------------------------------------------------------------------------
 
 
+ScoredWindows = Sequence[tuple[Window, NDArray[np.float64]]]  # windows of one question, and their logits (2, N)
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A possible answer ("": no answer). Its score is the sum of the two logits.
@@ -184,7 +187,7 @@ def find_answers(
 
 def _choose_answer(
     question: Question,
-    scored: Sequence[tuple[Window, NDArray[np.float64]]],
+    scored: ScoredWindows,
     options: FinetuneEvalConfig,
     is_v2: bool,
 ) -> Answer:
@@ -214,23 +217,23 @@ def _choose_answer(
     return Answer(question.id, text, best, tuple(candidates), odds)
 
 
-def _rank_spans(
-    context: str, scored: Sequence[tuple[Window, NDArray[np.float64]]], max_answer_length: int
-) -> Iterator[Candidate]:
+def _rank_spans(context: str, scored: ScoredWindows, max_answer_length: int) -> Iterator[Candidate]:
     """All allowed spans of a question, best first; of equal scores the one that comes first."""
+    most = max(len(window.offsets) for window, _ in scored)
+    longest = max(1, min(max_answer_length, most))
     tables = []
     for window, (start, end) in scored:
         tokens = slice(window.first, window.first + len(window.offsets))
         starts = np.where(window.max_context, start[tokens], -np.inf)
-        ends = np.concatenate([end[tokens], np.full(max_answer_length, -np.inf)])  # beyond the window no span ends
-        reach = np.lib.stride_tricks.sliding_window_view(ends, max_answer_length)[: len(starts)]
+        ends = np.concatenate([end[tokens], np.full(longest, -np.inf)])  # beyond the window no span ends
+        reach = np.lib.stride_tricks.sliding_window_view(ends, longest)[: len(starts)]
         tables.append(starts[:, None] + reach)  # of tokens s to s + k at [s, k]
     scores = np.concatenate(tables).ravel()
     owners = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
     firsts = np.concatenate([np.arange(len(table)) for table in tables])
     allowed = np.flatnonzero(np.isfinite(scores))
     for place in allowed[np.argsort(-scores[allowed], kind="stable")].tolist():
-        row, more = divmod(place, max_answer_length)
+        row, more = divmod(place, longest)
         (window, (start, end)), first = scored[owners[row]], int(firsts[row])
         text = context[window.offsets[first, 0] : window.offsets[first + more, 1]].strip()
         at = window.first + first
