@@ -24,7 +24,10 @@ def example() -> Iterator[dict[str, Any]]:
     """The names that the example defines."""
     page = (ROOT / "docs" / "add_a_mechanism.md").read_text(encoding="utf-8")
     names: dict[str, Any] = {"__name__": "example"}
-    exec(compile("\n".join(re.findall(r"```python\n(.*?)```", page, re.S)), "add_a_mechanism.md", "exec"), names)
+    code = "\n".join(re.findall(r"```python\n(.*?)```", page, re.S))
+    assert "hidden_size=32," in code
+    code = code.replace("hidden_size=32,", "hidden_size=32, num_hidden_layers=1,")
+    exec(compile(code, "add_a_mechanism.md", "exec"), names)
     yield names
     registry.unregister("mix", "halfway")
 

@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pytest
+
+pytest_plugins = ["pytester"]
 ROOT = Path(__file__).resolve().parents[1]
 LEAKING = """
 
@@ -19,19 +22,16 @@ def test_a_leak(leak_check):
 """
 
 
-def test_the_tests_of_the_page(tmp_path: Path) -> None:
+def test_the_tests_of_the_page(pytester: pytest.Pytester) -> None:
     page = (ROOT / "docs" / "leak_check.md").read_text(encoding="utf-8")
     blocks = re.findall(r"<!-- a test -->\n```python\n(.*?)```", page, re.DOTALL)
     assert len(blocks) == 2
-    (tmp_path / "test_leaks.py").write_text("\n".join(blocks) + LEAKING, encoding="utf-8")
-    found = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--strict-markers",
-         *(() if _installed() else ("-p", "fullrank.testing.plugin")), "--junitxml=out.xml", "test_leaks.py"],
-        cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert "1 failed, 2 passed in" in found.stdout, found.stdout + found.stderr
-    assert "Sees later tokens on every code path. It enters at layer." in found.stdout
-    cases = {case.get("name"): case for case in ElementTree.parse(tmp_path / "out.xml").iter("testcase")}
+    pytester.makepyfile(test_leaks="\n".join(blocks) + LEAKING)
+    plugin = () if _installed() else ("-p", "fullrank.testing.plugin")
+    found = pytester.runpytest_inprocess("-p", "no:cacheprovider", "--strict-markers", *plugin, "--junitxml=out.xml")
+    found.assert_outcomes(passed=2, failed=1)
+    assert "It enters at layer." in found.stdout.str()
+    cases = {case.get("name"): case for case in ElementTree.parse(pytester.path / "out.xml").iter("testcase")}
     told = {name: {one.get("name"): one.get("value") for one in case.iter("property")} for name, case in cases.items()}
     check = "fullrank.future, by perturbation, training"
     assert (told["test_leaks"][check], told["test_a_leak"][check]) == ("passes", "fails")
