@@ -44,6 +44,7 @@ def bert():
     return FAMILIES["bert"]()
 
 
+@pytest.mark.full
 def test_a_fresh_process_computes_the_same_and_a_plain_load_fails(tmp_path):
     """A plain `from_pretrained` fails with a word about `load_injected`, before and after our package is imported."""
     for name in ("bert", "llama"):
@@ -81,6 +82,15 @@ print("same")
         env={**os.environ, "PYTHONPATH": SOURCES, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.stdout.strip() == "same", done.stderr[-2000:]
+
+
+def test_what_is_saved_computes_the_same_and_a_plain_load_fails(tmp_path):
+    for name in ("bert", "llama", "t5"):
+        model, inputs = FAMILIES[name]()
+        train(fr.inject(model, mix="position_wise", cross_head=0.1), inputs)
+        model.save_pretrained(tmp_path / name)
+        loaded = fr.load_injected(tmp_path / name).eval()
+        assert torch.equal(loaded(**inputs).logits, model(**inputs).logits), name
     for kind in (transformers.BertForMaskedLM, transformers.AutoModelForMaskedLM):
         with pytest.raises(ValueError, match=r"fullrank\.load_injected"):
             kind.from_pretrained(tmp_path / "bert")
