@@ -14,27 +14,38 @@ from fullrank.core.errors import InputError, RunError
 TEXT = ["erste Zeile", "", "äöü €  \U0001f600", "a\x0bb\x85c\u2028d", "\x00", "x" * 200_000, " ", "letzte"]
 
 
-class Pieces:
+class Pieces(io.RawIOBase):
     """A stream that gives these pieces, one a call; an exception is raised."""
 
     def __init__(self, *pieces: bytes | Exception) -> None:
         self.pieces = [*pieces]
 
-    def read(self, size: int, /) -> bytes:
-        piece = self.pieces.pop(0) if self.pieces else b""
+    def readable(self) -> bool:
+        return True
+
+    def next_piece(self) -> bytes | Exception:
+        return self.pieces.pop(0) if self.pieces else b""
+
+    def readinto(self, buffer: bytearray) -> int:
+        piece = self.next_piece()
         if isinstance(piece, Exception):
             raise piece
-        return piece
+        now, later = piece[: len(buffer)], piece[len(buffer) :]
+        if later:
+            self.pieces.insert(0, later)
+        buffer[: len(now)] = now
+        return len(now)
 
 
-class Arriving:
+class Arriving(Pieces):
     """A stream that waits for what is put into it."""
 
     def __init__(self) -> None:
-        self.pieces: queue.Queue[bytes] = queue.Queue()
+        super().__init__()
+        self.arrived: queue.Queue[bytes] = queue.Queue()
 
-    def read(self, size: int, /) -> bytes:
-        return self.pieces.get(timeout=20)
+    def next_piece(self) -> bytes:
+        return self.arrived.get(timeout=20)
 
 
 @pytest.mark.parametrize("pause", [None, 5.0])
@@ -60,11 +71,11 @@ def test_where_input_pauses_lines_are_not_kept_waiting() -> None:
     stream = Arriving()
     parts = buffers(stream, 3, 0.05)
     for given, expected in ((b"a\nb\nc", ["a", "b"]), (b"c\n", ["cc"]), (b"1\n2\n3\n4\n", ["1", "2", "3"])):
-        stream.pieces.put(given)
+        stream.arrived.put(given)
         assert next(parts) == expected
     assert next(parts) == ["4"]
-    stream.pieces.put(b"end")
-    stream.pieces.put(b"")
+    stream.arrived.put(b"end")
+    stream.arrived.put(b"")
     assert list(parts) == [["end"]]
 
 

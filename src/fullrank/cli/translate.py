@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
+import math
 import os
 import queue
 import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
-from io import FileIO
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from io import BufferedReader, FileIO, RawIOBase
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
 from fullrank.cli.app import verb
 from fullrank.cli.options import Checkpoint, Device, Kernel, Number, Quiet, Seed, Temperature, TopK, TopP
-from fullrank.cli.output import exclude, given, say
+from fullrank.cli.output import clear_progress, exclude, given, say, show_progress
 from fullrank.core.errors import InputError, RunError
 from fullrank.files import text_of
 
@@ -102,84 +102,72 @@ def translate(
 
     from fullrank.experiments.translate import LineTranslator, Sampling, Search, open_translation_run
 
-    changes: dict[str, Any] = {
+    stated = {
         "beams": beam, "length_penalty": length_penalty, "no_repeat_ngram_size": no_repeat_ngram,
         "max_length_a": max_length_a, "max_length_b": max_length_b,
     }  # fmt: skip
     search = dataclasses.replace(
         Search.of(open_translation_run(run).eval),
-        **{key: value for key, value in changes.items() if value is not None},
+        **{key: value for key, value in stated.items() if value is not None},  # type: ignore[arg-type]
         n_best=n_best,
         sampling=Sampling(1.0 if temperature is None else temperature, top_k, top_p, seed) if sampled else None,
     )
     translator = LineTranslator(
         run, search, checkpoint=checkpoint, batch_size=batch_size, device_name=device, kernel_name=kernel, warn=say
     )
-    formatted: Format = _json_lines if as_lines else _n_best if n_best > 1 else _texts
     if source is not None and target is not None and target.exists() and target.samefile(source):
         raise InputError(f"--output {target}: the file that is read; give another one")
-    with _reading(source) as (stream, pause), _writing(target) as out:
+    style = "json" if as_lines else "list" if n_best > 1 else "text"
+    with _open_source(source) as stream, _open_target(target) as out:
         if attention is not None:
-            _with_attention(translator, stream, out, formatted, attention, attention_layer)
+            lines = [line for part in buffers(stream, 2, None) for line in part]
+            best = _draw_attention(translator, lines, attention, attention_layer)
+            _send(out, format_line(1, lines[0], best, style))
+            say(str(attention))
             return
-        if pause is not None and stream.isatty() and not quiet:
+        if stream.isatty() and not quiet:
             say("a sentence a line; Ctrl-D ends")
+        is_file = stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
         progress = Progress(quiet)
-        first = 1
-        for lines in buffers(stream, buffer_lines, pause):
-            translations = translator.translate(lines, first=first, progress=partial(progress, first - 1))
-            progress.clear()
-            _send(out, formatted(first, lines, translations))
-            first += len(lines)
-        progress.finish(first - 1)
+        for lines in buffers(stream, buffer_lines, None if is_file else PAUSE):
+            first = progress.done + 1
+            translations = translator.translate(lines, first=first, progress=progress.show)
+            clear_progress()
+            for number, line in enumerate(lines):
+                _send(out, format_line(first + number, line, translations[number], style))
+            progress.done += len(lines)
+    if not quiet:
+        say(progress.describe(progress.done))
 
 
-@contextlib.contextmanager
-def _reading(path: Path | None) -> Iterator[tuple[FileIO, float | None]]:
-    """The source of lines, unbuffered, and how long to wait for more of them: files never pause."""
+def _open_source(path: Path | None) -> FileIO:
+    """The source of lines, unbuffered: it can be closed while a thread waits for more of it."""
     if path is None and sys.stdin is None:
         raise InputError("the standard input is closed; give the source lines there, or a file with --input")
     try:
-        stream = FileIO(0, closefd=False) if path is None else FileIO(path)
+        return FileIO(0, closefd=False) if path is None else FileIO(path)
     except OSError as error:
         name = "the standard input" if path is None else f"--input {path}"
         raise InputError(f"{name}: cannot be read ({error.strerror})") from error
-    with stream:
-        yield stream, None if stat.S_ISREG(os.fstat(stream.fileno()).st_mode) else PAUSE
 
 
-@contextlib.contextmanager
-def _writing(path: Path | None) -> Iterator[BinaryIO]:
-    """The destination of translations; a file holds those that have come, whatever happens then."""
+def _open_target(path: Path | None) -> AbstractContextManager[BinaryIO]:
     if path is None:
-        yield sys.stdout.buffer
-        return
+        return nullcontext(sys.stdout.buffer)
     try:
-        file = path.open("wb")
+        return path.open("wb")
     except OSError as error:
         raise InputError(f"--output {path}: cannot be written ({error.strerror})") from error
-    with file:
-        yield file
 
 
-Translations = Sequence[Sequence["Translation"]]  # of each line, best first
-Format = Callable[[int, Sequence[str], Translations], Iterable[str]]  # of the number of the first line and the sources
-
-
-def _texts(first: int, sources: Sequence[str], translations: Translations) -> Iterable[str]:
-    return (best[0].text for best in translations)
-
-
-def _n_best(first: int, sources: Sequence[str], translations: Translations) -> Iterable[str]:
-    """The lists of Moses and Marian, which count lines from 0."""
-    numbered = enumerate(translations, first - 1)
-    return (f"{number} ||| {one.text} ||| {one.score:.6f}" for number, best in numbered for one in best)
-
-
-def _json_lines(first: int, sources: Sequence[str], translations: Translations) -> Iterable[str]:
-    for number, (source, best) in enumerate(zip(sources, translations, strict=True), first):
-        texts = [{"text": t.text, "tokens": t.tokens, "score": t.score, "log_prob": t.log_prob} for t in best]
-        yield json.dumps({"line": number, "source": source, "translations": texts}, ensure_ascii=False)
+def format_line(number: int, source: str, best: Sequence[Translation], style: str) -> list[str]:
+    """The translations of line `number` (from 1) as text, as a list of Moses and Marian, which count from 0, or as JSON."""
+    if style == "text":
+        return [best[0].text]
+    if style == "list":
+        return [f"{number - 1} ||| {one.text} ||| {one.score:.6f}" for one in best]
+    texts = [{"text": t.text, "tokens": t.tokens, "score": t.score, "log_prob": t.log_prob} for t in best]
+    return [json.dumps({"line": number, "source": source, "translations": texts}, ensure_ascii=False)]
 
 
 def _send(out: BinaryIO, lines: Iterable[str]) -> None:
@@ -193,134 +181,92 @@ def _send(out: BinaryIO, lines: Iterable[str]) -> None:
 
 
 class Progress:
-    """Lines done and sentences per second on stderr: rewritten on a terminal, else a line now and then."""
+    """Lines done and sentences per second, on stderr: several times a second on a terminal, else every ten seconds."""
 
     def __init__(self, quiet: bool) -> None:
-        self.quiet, self.rewrites = quiet, sys.stderr.isatty()
-        self.every = 0.2 if self.rewrites else 10.0
-        self.start = self.last_print = time.monotonic()
-        self.shown = False
+        self.every = math.inf if quiet else 0.2 if sys.stderr.isatty() else 10.0
+        self.start = self.last = time.monotonic()
+        self.done = 0  # before the lines at hand
 
-    def __call__(self, before: int, done: int) -> None:
-        now = time.monotonic()
-        if not self.quiet and now - self.last_print >= self.every:
-            self.last_print = now
-            text = self._text(before + done, now)
-            if self.rewrites:
-                print(f"\r{text}", end="", file=sys.stderr, flush=True)
-                self.shown = True
-            else:
-                say(text)
+    def show(self, more: int) -> None:
+        """Say that `more` of the lines at hand are done."""
+        if time.monotonic() - self.last >= self.every:
+            self.last = time.monotonic()
+            show_progress(self.describe(self.done + more))
 
-    def clear(self) -> None:
-        """Before something else is written to the terminal."""
-        if self.shown:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-            self.shown = False
-
-    def finish(self, done: int) -> None:
-        if not self.quiet:
-            say(self._text(done, time.monotonic()))
-
-    def _text(self, done: int, now: float) -> str:
-        return f"{done:,} lines, {done / max(now - self.start, 1e-9):,.1f} sentences/s"
+    def describe(self, done: int) -> str:
+        return f"{done:,} lines, {done / max(time.monotonic() - self.start, 1e-9):,.1f} sentences/s"
 
 
-def _with_attention(
-    translator: LineTranslator, stream: FileIO, out: BinaryIO, formatted: Format, file: Path, layer: int | None
-) -> None:
-    """The only line's translation, and a drawing of what it attends to."""
+def _draw_attention(
+    translator: LineTranslator, lines: Sequence[str], file: Path, layer: int | None
+) -> Sequence[Translation]:
+    """The translations of the only line, and a drawing of what the best of them attends to."""
     from fullrank.experiments.translate import CROSS_ATTENTION, cross_attention
     from fullrank.files import write_bytes
     from fullrank.render.figures import draw_bytes
 
-    lines = [line for part in buffers(stream, 2, None) for line in part]
     if len(lines) != 1 or not lines[0].strip():
         raise InputError(f"--attention draws one sentence: give one line that is not empty, given {len(lines)} lines")
-    translations = translator.translate(lines)
-    records = cross_attention(translator, lines[0], translations[0][0], layer)
-    _send(out, formatted(1, lines, translations))
+    (best,) = translator.translate(lines)
+    records = cross_attention(translator, lines[0], best[0], layer)
     write_bytes(file, draw_bytes(CROSS_ATTENTION, records, "png"))
-    say(str(file))
+    return best
 
 
 # -- lines from a file, a pipe or a terminal, as many at a time as there are --------------------------------------------
 
 PAUSE = 0.1  # seconds without input, after which lines at hand are not kept waiting
-_CHUNK = 1 << 16
 
 
-class Readable(Protocol):
-    """Bytes, as many as have arrived and at most `size`; none at the end. Unbuffered, or a reader would wait for more."""
-
-    def read(self, size: int, /) -> bytes | None: ...
-
-
-def buffers(stream: Readable, size: int, pause: float | None) -> Iterator[list[str]]:
+def buffers(stream: RawIOBase, size: int, pause: float | None) -> Iterator[list[str]]:
     """The lines of a stream of UTF-8, without line ends, in lists of `size`: fewer at the end, and where input pauses.
 
     pause: seconds to wait for more; None: as long as it takes, so that only the end makes a shorter list.
     Only a line feed (after a carriage return or not) ends a line, a carriage return only where there is no line feed. Raises
-    InputError that names the first line that is not UTF-8, after those before it.
+    InputError that names the first line that is not UTF-8, after those before it, and RunError where reading fails.
     """
+    arrived: queue.Queue[bytes | Exception | None] = queue.Queue(maxsize=1 << 14)  # fast writers wait for translations
+    # a daemon: it may be waiting for input when the command ends
+    threading.Thread(target=_read, args=(stream, arrived), daemon=True, name="lines").start()
     lines: list[str] = []
     number = offset = 0
-    for line in _split(stream) if pause is None else _in_background(stream, pause):
-        if line is not None:
-            number += 1
-            try:
-                lines.append(text_of(line, "the input", offset, line=number).removesuffix("\n").replace("\n", " "))
-            except InputError:
-                if lines:
-                    yield lines
-                raise
-            offset += len(line)
-        if lines and (line is None or len(lines) == size):
-            yield lines
-            lines = []
-    if lines:
-        yield lines
-
-
-def _split(stream: Readable) -> Iterator[bytes]:
-    """Lines with their line feeds."""
-    begun: list[bytes] = []  # of a line whose end has not come
-    ending = b"\r"  # of old Macintoshes, until a line feed has come
-    while chunk := stream.read(_CHUNK):
-        *whole, rest = chunk.split(b"\n")
-        for part in whole:
-            yield b"".join([*begun, part, b"\n"])
-            begun, ending = [], b"\n"
-        begun.append(rest)
-    if last := b"".join(begun):
-        yield from last.removesuffix(b"\r").split(b"\r") if ending == b"\r" else [last]
-
-
-def _in_background(stream: Readable, pause: float) -> Iterator[bytes | None]:
-    """The lines of a stream, and None, once, where none has come for `pause` seconds."""
-    arrived: queue.Queue[bytes | Exception | None] = queue.Queue(maxsize=1 << 14)  # fast writers wait for translations
-
-    def read() -> None:
-        try:
-            for line in _split(stream):
-                arrived.put(line)
-            arrived.put(None)
-        except Exception as error:  # it belongs to whoever waits for the lines
-            arrived.put(error)
-
-    # a daemon: it may be waiting for input when the command ends
-    threading.Thread(target=read, daemon=True, name="lines").start()
-    patience = None
     while True:
         try:
-            line = arrived.get(timeout=patience)
+            line = arrived.get(timeout=pause if lines else None)
         except queue.Empty:
-            patience = None  # nobody waits for a second pause
-            yield None
+            yield lines
+            lines = []
             continue
-        if line is None:
-            return
+        if isinstance(line, bytes):
+            number += 1
+            try:
+                text = text_of(line, "the input", offset, line=number)
+            except InputError:
+                yield from [lines] if lines else []
+                raise
+            offset += len(line)
+            lines.append(text.removesuffix("\n").replace("\n", " "))
+        if lines and (len(lines) == size or line is None):
+            yield lines
+            lines = []
         if isinstance(line, Exception):
             raise RunError(f"the input cannot be read: {line}") from line
-        patience = pause
-        yield line
+        if line is None:
+            return
+
+
+def _read(stream: RawIOBase, arrived: queue.Queue[bytes | Exception | None]) -> None:
+    """Put the lines of a stream into a queue, each with its line feed; then None, or the error that ended them."""
+    try:
+        with BufferedReader(stream, 1 << 16) as reader:
+            for number, line in enumerate(reader):
+                if line.endswith(b"\n"):
+                    arrived.put(line)
+                    continue
+                for part in [line] if number else line.removesuffix(b"\r").split(b"\r"):  # of old Macintoshes
+                    arrived.put(part)
+                break  # a terminal would be asked for its end a second time
+        arrived.put(None)
+    except Exception as error:  # it belongs to whoever waits for the lines
+        arrived.put(error)
