@@ -283,9 +283,9 @@ def write_checked(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_checked(path: Path) -> dict[str, Any]:
-    """The content that `write_checked` wrote; ValueError if it was changed since. Earlier versions wrote no checksum."""
+    """The content that `write_checked` wrote; ValueError if it was changed since."""
     content: dict[str, Any] = read_json(path)
     values = {key: value for key, value in content.items() if key != "sha256"}
-    if content.get("sha256", digest(values)) != digest(values):
+    if content.get("sha256") != digest(values):
         raise ValueError("it does not match its checksum")
     return values

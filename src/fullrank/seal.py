@@ -7,9 +7,7 @@ Every reader of a run compares them (`check_run`): a changed activation or flag 
 
 from __future__ import annotations
 
-import functools
 import json
-import logging
 import os
 import stat
 from collections.abc import Mapping
@@ -63,7 +61,7 @@ class _State(TypedDict):
 class _Content(TypedDict):
     format: int
     files: dict[str, Seal]
-    run: NotRequired[dict[str, Any]]  # RunSeal; empty in a checkpoint of an earlier version
+    run: dict[str, Any]  # RunSeal; empty where a model was trained outside of a run folder
     state: _State
 
 
@@ -90,7 +88,7 @@ class Identity(TypedDict):
 
 
 class Record(NamedTuple):
-    """The content of checkpoint.json; `run` is empty in a checkpoint of an earlier version."""
+    """The content of checkpoint.json; `run` is empty where a model was trained outside of a run folder."""
 
     files: dict[str, Any]
     run: dict[str, Any]
@@ -137,11 +135,11 @@ def read_record(folder: Path) -> Record:
         if content.get("format") != FORMAT:
             raise DamagedError(f"{PLAIN} is of format {content.get('format')}, this version reads {FORMAT}")
         content = read_value(_Content, content, "content")
-        if content.get("run"):
+        if content["run"]:
             content["run"] = read_value(RunSeal, content["run"], "content.run")
     except InputError as error:
         raise DamagedError(f"{PLAIN}: {str(error).removeprefix(f'{folder / PLAIN}: ')}") from error
-    return Record(content["files"], content.get("run", {}), content["state"])
+    return Record(content["files"], content["run"], content["state"])
 
 
 def refuse_links(folder: Path) -> None:
@@ -209,10 +207,7 @@ def check_run(folder: Path, checkpoint: str | None = None) -> None:
                 raise InputError(
                     f"{folder / 'checkpoints' / name} is damaged: {damage}; take another checkpoint or train again"
                 ) from damage
-    if record is None:
-        return
-    if not record.run:
-        _say_unsealed(folder)
+    if record is None or not record.run:
         return
     where = "so the figures would be others; set it back, or begin a new run with another --out"
     try:
@@ -248,8 +243,3 @@ def _check_best(folder: Path, state: Mapping[str, Any]) -> None:
             f"{folder / 'checkpoints' / 'best'} is the checkpoint of step {step}, and the best one was of step {best}; let "
             "the link point there, or name a checkpoint with --checkpoint"
         )
-
-
-@functools.cache
-def _say_unsealed(folder: Path) -> None:
-    logging.getLogger("fullrank").warning("%s: made before seals; its configuration is not verified", folder)

@@ -212,19 +212,6 @@ def test_best_is_the_best(run: Path) -> None:
         nll(run)
 
 
-def test_run_of_before_there_were_seals(run: Path, caplog: pytest.LogCaptureFixture) -> None:
-    before = nll(run)
-    for checkpoint in (run / "checkpoints").glob("step-*"):
-        state = read_record(checkpoint).state
-        state.pop("metrics_sha256")
-        write_record(checkpoint, ("model.safetensors", "training.safetensors"), state)
-    assert nll(run) == before
-    assert [record.getMessage() for record in caplog.records] == [
-        f"{run}: made before seals; its configuration is not verified"
-    ]
-    resume(unfinished(run), quiet=True, say=silent)
-
-
 # -- links out of the folder -------------------------------------------------------------------------------------------
 
 

@@ -209,9 +209,9 @@ def _begin(
 
 
 def _engines_of(folder: Path) -> list[str]:
-    """The kernels that the last checkpoint names; an earlier version named none."""
+    """The kernels that the last checkpoint names."""
     try:
-        return list(read_record(folder / "checkpoints" / "last").state.get("engines", ()))
+        return list(read_record(folder / "checkpoints" / "last").state["engines"])
     except DamagedError:
         return []
 
