@@ -254,7 +254,7 @@ def test_info_counts_without_reading_weights(place: Place, tmp_path: Path) -> No
     finally:
         (tmp_path / "away").rename(place.encoder / "model.safetensors")
     assert own.code == 0, own.err
-    assert "in 2 layers of 4 heads" in own.out
+    assert "layers 2, heads 4" in own.out
     missing = place.say("info", "mixhead/table5", "model.pretrained=some/encoder")
     assert missing.code == 2
     assert "downloads nothing" in missing.err

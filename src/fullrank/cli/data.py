@@ -9,7 +9,7 @@ import typer
 
 from fullrank.cli.app import examples, verb
 from fullrank.cli.options import Json, Source, with_source
-from fullrank.cli.output import say, tell
+from fullrank.cli.output import describe, say, tell
 
 if TYPE_CHECKING:
     from fullrank.config.data import DataConfig
@@ -31,30 +31,11 @@ def list_data(json: Json = False) -> None:
     from fullrank.data import known_corpora
 
     corpora = [dataclasses.asdict(corpus) for corpus in known_corpora()]
-    lines = [
-        line
-        for corpus in corpora
-        for line in (
-            corpus["name"],
-            *(f"  {key}: {_words(value)}" for key, value in corpus.items() if key != "name" and value),
-        )
-    ]
+    lines = []
+    for corpus in corpora:
+        about = {key: value for key, value in corpus.items() if key not in ("name", "sha256")}
+        lines += [corpus["name"], *(f"  {line}" for line in describe(about))]
     tell(corpora, lines, json=json)
-
-
-def _words(value: Any) -> str:
-    """A value of the table of corpora in words. Of mirrors and of accepted file names, the first."""
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {_first(inner)}" for key, inner in value.items())
-    return ", ".join(map(_first, value)) if isinstance(value, tuple | list) else _first(value)
-
-
-def _first(value: Any) -> str:
-    if isinstance(value, tuple):
-        return str(value[0])
-    if isinstance(value, float):
-        return f"{value:.3g}"
-    return f"{value:,}" if isinstance(value, int) else str(value or "")
 
 
 @verb(
@@ -97,7 +78,6 @@ def _read_task(
     name: str, overrides: list[str], source: str | None, to: Path | None
 ) -> tuple[dict[str, Any], list[Any]]:
     """A task to fine-tune on: its JSON, and lines for people."""
-    from fullrank.cli.output import table_of
     from fullrank.config.glue import GLUE, glue_task
     from fullrank.core.errors import InputError
     from fullrank.data.corpora import SQUAD
@@ -123,28 +103,22 @@ def _read_task(
     is_slice = any(part.is_slice for part in parts)
     label += " (slice)" if is_slice else ""
     splits = {part.split: part.describe() for part in parts}
-    columns = [key for key in splits["train"] if key not in ("is_slice", "sha256")]
-    rows = [[split, *(_words(content[key]) for key in columns)] for split, content in splits.items()]
-    lines = [
-        label,
-        *(f"  {key}: {_words(value)}" for key, value in facts.items() if value),
-        table_of(["split", *columns], rows, left=1),
-    ]
+    lines = [label, *describe({**facts, "splits": splits})]
     return {"name": name, "label": label, "is_slice": is_slice, **facts, "splits": splits}, lines
 
 
 def _prepared_text(config: DataConfig) -> tuple[dict[str, Any], list[str]]:
     """A corpus for language models: its JSON, and lines for people."""
     from fullrank.data import prepare
-    from fullrank.experiments.language_model import describe
+    from fullrank.experiments.language_model import describe as describe_corpus
 
     corpus = prepare(config, report=say)
-    lines = [f"{corpus.label}: vocabulary {len(corpus.tokenizer):,} ({corpus.tokenizer.kind}), {corpus.folder}"]
-    lines += [
-        f"  {split:<6} {content.tokens:>12,} tokens   {content.words:>12,} words   {content.bytes:>13,} bytes"
-        for split, content in corpus.splits.items()
-    ]
-    return {"folder": str(corpus.folder), **describe(corpus)}, lines
+    about = {"vocabulary": len(corpus.tokenizer), "tokens": corpus.tokenizer.kind, "folder": corpus.folder}
+    counts = {
+        split: {"tokens": info.tokens, "words": info.words, "bytes": info.bytes}
+        for split, info in corpus.splits.items()
+    }
+    return {"folder": str(corpus.folder), **describe_corpus(corpus)}, [corpus.label, *describe(about | counts)]
 
 
 def _prepared_pairs(config: DataConfig) -> tuple[dict[str, Any], list[str]]:
@@ -163,22 +137,16 @@ def _prepared_pairs(config: DataConfig) -> tuple[dict[str, Any], list[str]]:
         "splits": {split: dataclasses.asdict(content) for split, content in corpus.splits.items()},
         "details": dict(corpus.details),
     }  # fmt: skip
-    kind = corpus.source.segmenter.kind
-    one = (
-        "one vocabulary of both languages" if corpus.source.fingerprint == corpus.target.fingerprint else "vocabularies"
-    )
-    sizes = ", ".join(f"{language.name} {len(language):,}" for language in sides.values())
-    lines = [f"{corpus.label}: {one}: {sizes} ({kind}), {corpus.folder}"]
-    for split, counted in corpus.splits.items():
-        counts = ", ".join(
-            f"{language.name} {getattr(counted, f'{side}_tokens'):,} tokens of {getattr(counted, f'{side}_words'):,} words"
+    about = {
+        "vocabulary": {language.name: len(language) for language in sides.values()},
+        "tokens": corpus.source.segmenter.kind, "folder": corpus.folder,
+    }  # fmt: skip
+    counts = {}
+    for split, info in corpus.splits.items():
+        counts[split] = {"pairs": info.pairs} | {
+            f"{unit} {language.name}": getattr(info, f"{side}_{unit}")
             for side, language in sides.items()
-        )
-        lines.append(f"  {split:<8} {counted.pairs:>10,} pairs   {counts}")
-    cleaning = corpus.details["cleaning"]
-    lines.append(
-        f"  training pairs given {cleaning['given']:,}, left out {cleaning['given'] - cleaning['kept']:,}: "
-        f"{cleaning['empty']:,} with an empty side, {cleaning['too_long']:,} too long (data.max_length), "
-        f"{cleaning['ratio']:,} too unlike in length (data.max_ratio)"
-    )
-    return content, lines
+            for unit in ("tokens", "words")
+        }
+    cleaning = {"training pairs": corpus.details["cleaning"]}
+    return content, [corpus.label, *describe(about | counts | cleaning)]

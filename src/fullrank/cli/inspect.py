@@ -9,7 +9,7 @@ import typer
 from fullrank.cli.app import app, examples, verb
 from fullrank.cli.data import data
 from fullrank.cli.options import Config, Json, Number, Overrides, Row, Scale, Source, complete_recipe, with_source
-from fullrank.cli.output import print_json, say, tell
+from fullrank.cli.output import describe, print_json, say, tell
 
 recipes = typer.Typer(
     no_args_is_help=True,
@@ -62,7 +62,7 @@ def info(
         from fullrank.experiments.pretrained import pretrained_size
 
         size |= {**pretrained_size(run), "paper": resolved.paper}
-        tell(size, encoder_lines(size), json=json)
+        tell(size, describe_size(size), json=json)
         return
     if run.model.vocab_size is None:
         from fullrank.experiments.run import with_vocabulary
@@ -70,7 +70,7 @@ def info(
         run = with_vocabulary(run, say)
     remark = None if run.remark is None else f"its perplexity is {run.remark}"
     size |= {**size_of_run(run, length), "paper": resolved.paper, "next_token": remark is None, "remark": remark}
-    tell(size, lines_of(size), json=json)
+    tell(size, describe_size(size), json=json)
 
 
 @verb("fullrank recipes list --json", name="list", group=recipes)
@@ -165,79 +165,20 @@ def validate_config(
     print(f"{name}: valid" + (f" ({len(rows)} rows, {len(scales)} scales)" if recipe.rows else ""))
 
 
-_PLACES = {"encoder": "encoder", "decoder": "decoder", "cross": "cross-attention"}
-
-
-def lines_of(size: dict[str, Any]) -> list[str]:
-    """The lines about a model, from `size_of_run` and its recipe."""
-    lines = _parameter_lines(size)
-    blocks = size["attention_block"] or {}
-    if blocks and "by_place" not in size:
-        blocks = {"": blocks}
-    for place, block in blocks.items():
-        lines += [_PLACES[place]] if place else []
-        lines += _block_lines(block)
-    flops = size["flops_per_token"]
-    lines.append(f"FLOPs per token at length {flops['length']}")
-    for name, work in (("", flops), (" source", flops.get("source")), (" target", flops.get("target"))):
-        if work is not None:
-            lines.append(f"  forward{name} {work['forward']:,}, training{name} {work['training']:,}")
-    memory = ", ".join(f"{name} {count / 2**20:,.1f}" for name, count in size["memory"].items())
-    lines.append(f"memory of training in MiB: {memory}")
-    decoding = [
-        f"{words} {size['bytes'][key] / 2**10:,.1f}" for key, words in _DECODING.items() if size["bytes"].get(key)
-    ]
-    if decoding:
-        lines.append(f"memory of decoding in KiB: {', '.join(decoding)}")
-    return lines if size["remark"] is None else [*lines, size["remark"]]
-
-
-_DECODING = {
-    "cache_per_token_fp32": "cache per token",
-    "cache_per_source_token_fp32": "cache per token of the source",
-    "state_per_text_fp32": "state per text",
-    "memory_per_text_fp32": "segment memory per text",
-}
-
-
-def encoder_lines(size: dict[str, Any]) -> list[str]:
-    """The lines about a pretrained encoder, from `pretrained_size` and its recipe."""
-    shape = size["attention"]
-    mixed = f", mixing in {shape['layers']} layers of {shape['heads']} heads" if size["parameters"]["mixing"] else ""
-    about = f"  {size['task']}: the pretrained encoder {size['encoder']} ({size['model']}), fine-tuned{mixed}"
-    return _parameter_lines(size, about)
-
-
-def _parameter_lines(size: dict[str, Any], *about: str) -> list[str]:
-    """The recipe, parts as lines (of a translation model, with a column for each place), and the paper's sizes."""
-    places = size.get("by_place") or {}
-    lines = [f"{size['recipe']}" + (f", row {size['row']}, scale {size['scale']}" if size["row"] else ""), *about]
-    if places:
-        lines.append(f"  {'':<14} {'':>14}" + "".join(f" {_PLACES[place]:>15}" for place in places))
-    for part, count in size["parameters"].items():
-        if count or part == "total":
-            columns = "".join(f" {place.get(part, 0):>15,}" for place in places.values())
-            lines.append(f"  {part:<14} {count:>14,}{columns}")
-    if size["paper"]:
-        lines.append("  the paper:     " + ", ".join(f"{key} {value}" for key, value in size["paper"].items()))
-    return lines
-
-
-def _block_lines(block: dict[str, Any]) -> list[str]:
-    """A multi-linear attention block beside multi-head attention."""
-    multi_head, paper = block["multi_head"], block["paper_formula"]
-    lines = [f"  {'an attention block':<20} {'multi-linear':>14} {'multi-head':>14}"]
-    for piece, count in block["parameters"].items():
-        if count or multi_head.get(piece):
-            lines.append(f"  {piece:<20} {count:>14,} {multi_head.get(piece, 0):>14,}")
-    pairs = (
-        f"{block['positions']:,} x {block['positions']:,} pairs of positions" if block["positions"] else "any length"
-    )
-    return [
-        *lines,
-        f"  the output map is for {pairs}",
-        f"  multi-head / multi-linear: the block {block['ratio']:.3f}, attention of all layers "
-        f"{block['all_layers']['ratio']:.3f}, the whole model {block['whole_model']['ratio']:.3f}",
-        f"  the paper's formula (3 h d) / (3 d + h) = {paper['ratio']:.2f} at h = {paper['heads']} and "
-        f"d = {paper['factor_width']} leaves the output map out",
-    ]
+def describe_size(size: dict[str, Any]) -> list[str]:
+    """The lines about a model, from `size_of_run` or `pretrained_size` and its recipe."""
+    row = f", row {size['row']}, scale {size['scale']}" if size["row"] else ""
+    content: dict[str, Any] = {"parameters": {part: count for part, count in size["parameters"].items() if count}}
+    content |= {place: counts for place, counts in size.get("by_place", {}).items() if place != "total"}
+    content |= {"the paper": size["paper"], "attention block": size.get("attention_block")}
+    if "encoder" in size:
+        content |= {key: size[key] for key in ("task", "encoder", "model", "attention")}
+        return [f"{size['recipe']}{row}", *describe(content)]
+    content["FLOPs per token"] = size["flops_per_token"]
+    content["memory of training in MiB"] = {part: count / 2**20 for part, count in size["memory"].items()}
+    content["memory of decoding in KiB"] = {
+        part.removesuffix("_fp32"): count / 2**10
+        for part, count in size["bytes"].items()
+        if count and part not in ("weights_fp32", "training_adam_fp32")
+    }
+    return [f"{size['recipe']}{row}", *describe(content), *filter(None, [size["remark"]])]
