@@ -255,7 +255,7 @@ def test_a_layer_of_hugging_face_that_leaks_is_named() -> None:
 PUBLISHED = {"causal": "as_published", "not_next_token_perplexity": True}
 
 
-@pytest.mark.parametrize("score", ["dot_product", "relative"])
+@pytest.mark.parametrize("score", ["dot_product", pytest.param("relative", marks=pytest.mark.full)])
 def test_the_published_form_is_flagged_by_name(score: str) -> None:
     attention = fr.AttentionConfig(**MULTILINEAR, **PUBLISHED, score=score)
     position = "relative" if score == "relative" else "sinusoidal"
