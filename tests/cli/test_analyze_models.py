@@ -119,7 +119,7 @@ def test_the_text_is_the_runs_own(called: Called, place: Path) -> None:
     assert values(own, "singular value") == values(by_file, "singular value")
     other = measured(called, "@plain", "--text", "@test.txt", "--segment-length", "5")
     assert other["models"][0]["segment_length"] == 5
-    entries = [line.split("\t")[0] for line in (place / "plain" / "vocabulary.txt").read_text().splitlines()]
+    entries = fr.data.load_tokenizer(place / "plain").entries
     text = (place / "valid.txt").read_text().replace("\n", " <eos> ").split()
     stream = torch.tensor([entries.index(word) for word in ["<eos>", *text]])
     model = fr.LanguageModel.load(place / "plain")
@@ -165,7 +165,7 @@ def test_a_saved_model_with_a_vocabulary(called: Called, place: Path, tmp_path: 
     code, out, said = called(tmp_path / "saved", "--text", "@valid.txt")
     assert (code, out) == (2, "")
     assert "vocabulary.json" in said
-    for name in ("vocabulary.json", "vocabulary.txt"):
+    for name in ("vocabulary.json", "tokenizer.json"):
         shutil.copy(place / "plain" / name, tmp_path / "saved")
     content = measured(called, tmp_path / "saved", "--text", "@valid.txt")
     about = content["models"][0]
@@ -370,7 +370,7 @@ def test_pruned_heads_are_saved(place: Path, capsys: pytest.CaptureFixture[str],
     sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
     saved = tmp_path / "saved"
     fr.LanguageModel(fr.ModelConfig(vocab_size=62, **sizes)).save(saved)
-    for name in ("vocabulary.json", "vocabulary.txt"):
+    for name in ("vocabulary.json", "tokenizer.json"):
         shutil.copy(place / "plain" / name, saved)
     words = ["heads", saved, "--text", place / "words.txt", "--texts", 3, "--out", tmp_path, "--prune", 0.25, "--json"]
     code, out, said = analyzed(capsys, *words)
@@ -398,7 +398,7 @@ def test_mixing_over_training(place: Path, capsys: pytest.CaptureFixture[str], t
     """Best and last of a run are read once where they are of one step; the figures are those of the loaded models."""
     code, out, said = analyzed(capsys, "mixing", place / "plain", place / "mixture", "--texts", 3, "--json")
     assert (code, said) == (0, "")
-    entries = [line.split("\t")[0] for line in (place / "plain" / "vocabulary.txt").read_text().splitlines()]
+    entries = fr.data.load_tokenizer(place / "plain").entries
     text = ["<eos>", *(place / "valid.txt").read_text().replace("\n", " <eos> ").split()]
     rows = torch.tensor([entries.index(word) for word in text[:24]]).view(3, 8)
     content = json.loads(out)

@@ -189,7 +189,7 @@ def test_config_show_validate_schema(tmp_path: Path) -> None:
 
 
 def test_a_run_folder_holds_what_it_promises(run: Path) -> None:
-    for name in ("config.yaml", "metrics.jsonl", "timing.jsonl", "result.json", "report.html", "vocabulary.txt"):
+    for name in ("config.yaml", "metrics.jsonl", "timing.jsonl", "result.json", "report.html", "tokenizer.json"):
         assert (run / name).is_file(), name
     result = json.loads((run / "result.json").read_text(encoding="utf-8"))
     for key in ("final", "protocol", "seed", "environment", "wall_seconds", "ms_per_step", "parameters", "corpus"):
@@ -214,7 +214,7 @@ def test_eval_gives_the_figures_of_the_run(run: Path) -> None:
 def test_eval_equals_a_plain_computation(run: Path) -> None:
     """Perplexity from logits, block by block, without any of the evaluation code."""
     words = (run.parent / "test.txt").read_text(encoding="utf-8").replace("\n", " <eos> ").split()
-    entries = [line.split()[0] for line in (run / "vocabulary.txt").read_text(encoding="utf-8").splitlines()]
+    entries = load_tokenizer(run).entries
     ids = [entries.index(word) for word in words]
     model = fr.LanguageModel.load(run)
     total, start = 0.0, entries.index("<eos>")

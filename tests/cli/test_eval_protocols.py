@@ -133,7 +133,7 @@ def test_flags_set_the_protocol(
 def test_a_sliding_window_equals_a_plain_computation(plain: Path) -> None:
     """From the text itself and logits, window by window."""
     words = (plain.parent / "test.txt").read_text(encoding="utf-8").replace("\n", " <eos> ").split()
-    entries = [line.split()[0] for line in (plain / "vocabulary.txt").read_text(encoding="utf-8").splitlines()]
+    entries = fr.data.load_tokenizer(plain).entries
     ids = [entries.index(word) for word in words]
     inputs = [entries.index("<eos>"), *ids[:-1]]
     model = fr.LanguageModel.load(plain)
@@ -256,7 +256,7 @@ def test_a_run_of_before_there_were_protocols(plain: Path, text: Path) -> None:
     """Its files lack what was added since; its figures are still those of blocks."""
     old = text / "old"
     old.mkdir()
-    for name in ("run.json", "vocabulary.txt"):
+    for name in ("run.json", "tokenizer.json"):
         (old / name).write_bytes((plain / name).read_bytes())
     shutil.copytree(plain / "checkpoints", old / "checkpoints", symlinks=True)
     for checkpoint in (old / "checkpoints").glob("step-*"):

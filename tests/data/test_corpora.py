@@ -51,7 +51,6 @@ def test_penn_treebank_against_independent_counting(corpora, cache):
     raw = {split: (corpora / "ptb" / f"ptb.{split}.txt").read_text(encoding="utf-8") for split in SPLITS}
     seen = Counter(raw["train"].replace("\n", " <eos> ").split())
     vocabulary = corpus.tokenizer
-    assert dict(zip(vocabulary.entries, vocabulary.counts, strict=True)) == seen
     assert vocabulary.entries == sorted(seen, key=lambda word: (-seen[word], word))
     assert vocabulary.entries[:3] == ["the", "<unk>", "<eos>"]
     for split in SPLITS:

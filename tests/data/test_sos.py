@@ -79,6 +79,9 @@ def test_saved_and_loaded(tokenizer: WordVocabulary, tmp_path: Path) -> None:
     loaded = load_tokenizer(tmp_path)
     assert loaded.sos_id == tokenizer.sos_id is not None
     assert loaded.encode("a\n\nb") == tokenizer.encode("a\n\nb")
+    odd = WordVocabulary(["<eos>", "<sos>", "\ufdd0", "\ufdd1", "\ufdd2"], line_start=True)  # names for marks elsewhere
+    odd.save(tmp_path)
+    assert load_tokenizer(tmp_path).entries == odd.entries
 
 
 def test_a_corpus_with_sos(files: Path) -> None:
@@ -86,7 +89,6 @@ def test_a_corpus_with_sos(files: Path) -> None:
     assert entries(corpus, "train") == "<sos> a b <eos> <sos> <eos> <sos> b a <eos>"
     assert entries(corpus, "test") == "<sos> <eos> <sos> a <eos> <sos> <eos> <sos> b a <eos>"
     assert sorted(corpus.tokenizer.entries) == ["<eos>", "<sos>", "<unk>", "a", "b"]
-    assert dict(zip(corpus.tokenizer.entries, corpus.tokenizer.counts, strict=True))["<sos>"] == 3
     assert (corpus.splits["test"].tokens, corpus.splits["test"].words) == (11, 7)  # words as published counts are
     assert corpus.label == "text (train.txt; with <sos>)"
     assert entries(prepare(config(files, sos=True, max_tokens=5)), "train") == "<sos> a b <eos> <sos>"
@@ -104,7 +106,6 @@ def test_a_line_that_is_read_in_pieces_begins_once(files: Path, monkeypatch: pyt
     assert entries(corpus, "train").split() == [
         "<sos>", *"ab" * 30, "<eos>", "<sos>", *"ba" * 20, "<eos>", "<sos>", "b", "<eos>",
     ]  # fmt: skip
-    assert dict(zip(corpus.tokenizer.entries, corpus.tokenizer.counts, strict=True))["<sos>"] == 3
     pieces = prepare(config(files, sos=True, tokens="bpe"))
     assert pieces.ids("train").tolist().count(pieces.tokenizer.sos_id) == 2
 

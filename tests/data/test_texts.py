@@ -183,7 +183,7 @@ def test_other_content_or_settings_is_another_corpus(files):
     assert len(folders) == 5 == len(prepared_folders(files))
 
 
-@pytest.mark.parametrize("victim", ["train.bin", "test.bin", "corpus.json", "vocabulary.txt", "vocabulary.json"])
+@pytest.mark.parametrize("victim", ["train.bin", "test.bin", "corpus.json", "tokenizer.json", "vocabulary.json"])
 @pytest.mark.parametrize("damage", ["truncated", "changed", "gone", "pipe", "endless"])
 def test_a_damaged_cache_is_made_again(files, victim, damage):
     good = prepare(config(files))
@@ -200,9 +200,9 @@ def test_a_damaged_cache_is_made_again(files, victim, damage):
         os.mkfifo(path)
     if damage == "endless":
         path.symlink_to("/dev/zero")
-    if damage == "changed" and victim == "vocabulary.txt":
+    if damage == "changed" and victim == "tokenizer.json":
         path.write_bytes(content.replace(b"cat", b"cow"))
-    if damage == "changed" and victim.endswith(".json"):
+    if damage == "changed" and victim in ("corpus.json", "vocabulary.json"):
         path.write_bytes(content.replace(b'"', b"'"))
     told: list[str] = []
     again = prepare(config(files), report=told.append)
@@ -234,7 +234,7 @@ def test_a_full_disk_leaves_nothing_and_destroys_nothing(files, monkeypatch, fai
     with monkeypatch.context() as patch:
         match failing:
             case "tokenizer":
-                patch.setattr("fullrank.data.tokenizers.save_entries", full)
+                patch.setattr("fullrank.data.tokenizers.write_checked", full)
             case "ids":
                 real = Path.open
                 patch.setattr(
@@ -354,5 +354,5 @@ def test_details_and_files_are_json_without_text(files):
     assert [row["split"] for row in corpus.details["sources"]] == ["train", "valid", "test"]
     assert all(Path(row["file"]).is_file() and len(row["sha256"]) == 64 for row in corpus.details["sources"])
     assert sorted(path.name for path in corpus.folder.iterdir()) == [
-        "corpus.json", "test.bin", "train.bin", "valid.bin", "vocabulary.json", "vocabulary.txt",
+        "corpus.json", "test.bin", "tokenizer.json", "train.bin", "valid.bin", "vocabulary.json",
     ]  # fmt: skip

@@ -20,8 +20,10 @@ from fullrank.data.tokenizers import (
     Tokenizer,
     WordVocabulary,
     load_tokenizer,
+    ranked,
     train_bpe,
 )
+from fullrank.files import write_checked
 
 TEXT = "the cat sat\non the mat\n\nthe end \u00e9t\u00e9 \u65e5\u672c\n"
 
@@ -33,14 +35,16 @@ def words(text: str) -> Counter[str]:
 def test_ids_follow_frequency_then_alphabet():
     vocabulary = WordVocabulary.from_counts({"b": 2, "a": 2, "z": 9, "<eos>": 5}, unk=False)
     assert vocabulary.entries == ["z", "<eos>", "a", "b"]
-    assert vocabulary.counts == [9, 5, 2, 2]
     assert vocabulary.start_id == vocabulary.eos_id == 1
     assert vocabulary.unk_id is None
 
 
 def test_rare_words_are_counted_under_unk():
-    vocabulary = WordVocabulary.from_counts({"a": 5, "b": 2, "c": 1, "<unk>": 3, "<eos>": 1}, min_count=2)
-    assert dict(zip(vocabulary.entries, vocabulary.counts, strict=True)) == {"a": 5, "<unk>": 4, "b": 2, "<eos>": 1}
+    counts = {"a": 5, "b": 2, "c": 1, "<unk>": 3, "<eos>": 1}
+    vocabulary = WordVocabulary.from_counts(counts, min_count=2)
+    assert vocabulary.entries == ["a", "<unk>", "b", "<eos>"]
+    ranks = ranked(counts, keep=["<eos>"], unk=True, min_count=2, max_vocabulary=None)
+    assert ranks == (vocabulary.entries, [5, 4, 2, 1])
     assert vocabulary.encode("c never") == [vocabulary.unk_id] * 2
 
 
@@ -49,7 +53,7 @@ def test_largest_vocabulary_counts_special_entries():
     vocabulary = WordVocabulary.from_counts(counts, max_vocabulary=10)
     assert len(vocabulary) == 10
     assert set(vocabulary.entries) == {"<unk>", "<eos>", *(f"w{i}" for i in range(8))}
-    assert vocabulary.counts[vocabulary.unk_id] == sum(100 - i for i in range(8, 50))
+    assert vocabulary.entries[0] == "<unk>", "it stands for 42 words"
     with pytest.raises(InputError, match=r"data.max_vocabulary: more than 2 .*given 2"):
         WordVocabulary.from_counts(counts, max_vocabulary=2)
 
@@ -219,7 +223,6 @@ def test_saved_and_loaded(name, tmp_path):
     assert (loaded.start_id, loaded.eos_id) == (tokenizer.start_id, tokenizer.eos_id)
     assert loaded.encode(TEXT) == tokenizer.encode(TEXT)
     assert getattr(loaded, "entries", None) == getattr(tokenizer, "entries", None)
-    assert getattr(loaded, "counts", None) == getattr(tokenizer, "counts", None)
 
 
 def test_fingerprint_depends_on_entries_and_order():
@@ -227,30 +230,50 @@ def test_fingerprint_depends_on_entries_and_order():
     assert len(prints) == 3
 
 
-def test_damaged_files_are_errors(tmp_path):
+@pytest.mark.parametrize("name", ALL)
+def test_hugging_face_reads_the_file_as_it_is(name, tmp_path):
+    from transformers import PreTrainedTokenizerFast
+
+    ALL[name].save(tmp_path)
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    for text in (TEXT, "the end", "\n", "cat\n\nmat"):
+        ids = ALL[name].encode(text)
+        assert theirs(text, add_special_tokens=False)["input_ids"] == ids
+        assert theirs(text)["input_ids"] == [ALL[name].start_id, *ids]
+        assert theirs.decode(ids) == ALL[name].decode(ids)
+
+
+def test_words_of_an_earlier_version_are_read(tmp_path):
+    """A run of version 0.1 kept its entries with their counts; what is not printable was escaped."""
+    tokenizer = CharacterVocabulary(["a", "\n", "\\", "\x85"])
+    meta = {"kind": "character", "entries": 4, "fingerprint": tokenizer.fingerprint, "lowercase": False}
+    write_checked(tmp_path / "vocabulary.json", meta)
+    (tmp_path / "vocabulary.txt").write_text("a\t3\n\\n\t2\n\\\\\t1\n\\x85\t1\n")
+    assert load_tokenizer(tmp_path).entries == tokenizer.entries
+
+
+def test_bpe_of_an_earlier_version_is_read(tmp_path):
+    """Its file had neither lines nor lower case."""
+    ALL["bpe"].save(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(ALL["bpe"]._backend.to_str())
+    assert load_tokenizer(tmp_path).encode(TEXT) == ALL["bpe"].encode(TEXT)
+
+
+@pytest.mark.parametrize("name", ["word", "bpe"])
+def test_damaged_files_are_errors(name, tmp_path):
     with pytest.raises(InputError, match=r"no vocabulary.json there"):
         load_tokenizer(tmp_path)
-    ALL["word"].save(tmp_path)
-    entries = (tmp_path / "vocabulary.txt").read_text(encoding="utf-8")
-    (tmp_path / "vocabulary.txt").write_text(entries[: len(entries) // 2], encoding="utf-8")
-    with pytest.raises(RunError, match="damaged"):
-        load_tokenizer(tmp_path)
-    (tmp_path / "vocabulary.txt").unlink()
-    with pytest.raises(RunError, match="damaged or incomplete"):
-        load_tokenizer(tmp_path)
-    (tmp_path / "vocabulary.json").write_text("{", encoding="utf-8")
-    with pytest.raises(RunError, match="damaged or incomplete"):
-        load_tokenizer(tmp_path)
-
-
-@pytest.mark.parametrize("name", ["bpe"])
-def test_damaged_bpe_is_an_error(name, tmp_path):
     ALL[name].save(tmp_path)
-    (tmp_path / "tokenizer.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(RunError, match="damaged"):
+    state = (tmp_path / "tokenizer.json").read_text(encoding="utf-8")
+    for damaged in (state[: len(state) // 2], state.replace('"th', '"ht'), "{}"):
+        (tmp_path / "tokenizer.json").write_text(damaged, encoding="utf-8")
+        with pytest.raises(RunError, match="damaged"):
+            load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(RunError, match="damaged or incomplete"):
         load_tokenizer(tmp_path)
-    meta = json.loads((tmp_path / "vocabulary.json").read_text())
-    (tmp_path / "vocabulary.json").write_text(json.dumps(meta | {"kind": "runes"}))
+    meta = json.loads((tmp_path / "vocabulary.json").read_text()) | {"kind": "runes"}
+    (tmp_path / "vocabulary.json").write_text(json.dumps(meta))
     with pytest.raises(RunError, match="does not match its checksum"):
         load_tokenizer(tmp_path)
 

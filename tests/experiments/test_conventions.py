@@ -111,7 +111,7 @@ def test_what_is_written_begins_a_line(
     worse: tuple[Path, dict[str, Any]], prompt: str, read: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, _ = worse
-    entries = [line.split("\t")[0] for line in (folder / "vocabulary.txt").read_text().splitlines()]
+    entries = fr.data.load_tokenizer(folder).entries
     seen: list[list[int]] = []
     forward = fr.LanguageModel.forward
 

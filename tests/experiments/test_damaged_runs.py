@@ -131,9 +131,9 @@ def test_changed_flags_of_a_vocabulary_are_refused(run: Path, name: str, key: st
 
 
 def test_a_folder_in_place_of_a_vocabulary_is_refused(run: Path) -> None:
-    (unfinished(run) / "vocabulary.txt").unlink()
-    (run / "vocabulary.txt").mkdir()
-    with pytest.raises(InputError, match=r"vocabulary\.txt was changed"):
+    (unfinished(run) / "tokenizer.json").unlink()
+    (run / "tokenizer.json").mkdir()
+    with pytest.raises(InputError, match=r"tokenizer\.json was changed"):
         resume(run, quiet=True, say=silent)
 
 
@@ -217,7 +217,7 @@ def test_best_is_the_best(run: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [".lock", "metrics.jsonl", "timing.jsonl", "vocabulary.json", "vocabulary.txt", "result.json", "tensorboard"],
+    [".lock", "metrics.jsonl", "timing.jsonl", "vocabulary.json", "tokenizer.json", "result.json", "tensorboard"],
 )
 @pytest.mark.parametrize("kind", ["link", "pipe"])
 def test_training_follows_no_link_out_of_its_folder(run: Path, kind: str, name: str, tmp_path: Path) -> None:

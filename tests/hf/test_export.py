@@ -130,7 +130,7 @@ def write_language_run(
     (folder / "run.json").write_text(json.dumps({"recipe": "run.yaml", "row": None}), encoding="utf-8")
     if result is not None:
         (folder / "result.json").write_text(json.dumps(result), encoding="utf-8")
-    WordVocabulary(WORDS, [5] * len(WORDS)).save(folder)
+    WordVocabulary(WORDS).save(folder)
     return made
 
 

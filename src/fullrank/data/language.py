@@ -7,6 +7,7 @@ lines are those of the one and then those of the other.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -19,22 +20,20 @@ from typing import Any, Literal
 
 from fullrank.core.errors import InputError, pip_install
 from fullrank.data.files import open_text
+from fullrank.data.marks import BLOCK, BLOCK_OF_TEXT, EOS, NEVER, UNK
 from fullrank.data.tokenizers import (
-    ENTRIES_FILE,
-    EOS,
-    UNK,
+    TOKENIZER_FILE,
     byte_level_bpe,
     check_ids,
     digest,
     load_backend,
     load_vocabulary,
     read_entries,
-    save_entries,
 )  # fmt: skip
 from fullrank.files import mended, parse_json, text_of, write_checked
 
 MARKS = (EOS, UNK)  # the first two entries of a language, known by their position: a text may hold the same words
-_META, _STATE = "language.json", "segments.txt"
+_META, _STATE, _ENTRIES = "language.json", "segments.txt", "vocabulary.txt"
 # of scripts that put no spaces between words: Thai, Lao, Tibetan, Burmese, Khmer, Kana, Han
 _UNSPACED = re.compile(
     "[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U0003134f]"
@@ -43,13 +42,8 @@ _UNSPACED = re.compile(
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _BYTES = 256
 _CACHED_WORDS = 1 << 20
-NEVER = -1e9  # log probability of a piece that no text has
 _UNIGRAM_STEP = 1e-4  # of log probabilities, between the characters that UnigramTrainer adds
 _WORD_END, _CONTINUED = "</w>", "@@"
-BLOCK, BLOCK_OF_TEXT = (
-    "\u2581",
-    "\x1f",
-)  # what begins a word of a unigram model; white space stands for it inside a word
 _CODES_VERSION = "#version: 0.2"
 
 
@@ -380,10 +374,28 @@ class Language:
         _, detokenizer = _moses(self.name)
         return " ".join(str(detokenizer.detokenize(text.split(), return_str=True, unescape=True)).split())
 
+    def backend(self) -> Any:
+        """A tokenizer of Hugging Face's `tokenizers` that gives the same ids, and `<eos>` after them.
+
+        Raises InputError for Moses' tokenizer, for merges of subword-nmt and for left-out pieces, which that library has not.
+        """
+        from fullrank.data.backends import build_pieces
+
+        kind = self.segmenter.kind
+        if missing := "Moses' tokenizer" if self.moses else "BPE of subword-nmt" if kind == "codes" else None:
+            raise InputError(
+                f"{self.name}: its text goes through {missing}, which Hugging Face's tokenizers lack; use `fullrank "
+                "translate`, or train with data.moses: false and data.tokens: unigram, or bpe without data.codes"
+            )
+        pieces, state = self.segmenter.pieces or (), self.segmenter.state()
+        return build_pieces(self.name, kind, state, self.entries, pieces, lowercase=self.lowercase)
+
     def save(self, folder: Path) -> None:
-        """Write the files that `load_language` reads."""
+        """Write the files that `load_language` reads, and `tokenizer.json` where Hugging Face's library has the same."""
         folder.mkdir(parents=True, exist_ok=True)
-        save_entries(folder, self.entries, self.counts)
+        with contextlib.suppress(InputError):
+            (folder / TOKENIZER_FILE).write_text(self.backend().to_str(), encoding="utf-8", newline="\n")
+        _write_entries(folder / _ENTRIES, self.entries, self.counts)
         (folder / _STATE).write_text(self.segmenter.state(), encoding="utf-8", newline="\n")
         meta = {
             "name": self.name,
@@ -396,6 +408,17 @@ class Language:
         write_checked(folder / _META, meta)
 
 
+def _write_entries(path: Path, entries: Sequence[str], counts: Sequence[int]) -> None:
+    """Write what `read_entries` reads; unprintable characters are escaped."""
+
+    def escaped(entry: str) -> str:
+        plain = entry.isprintable() and "\\" not in entry
+        return entry if plain else entry.encode("unicode_escape").decode("ascii")
+
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(f"{escaped(entry)}\t{count}\n" for entry, count in zip(entries, counts, strict=True))
+
+
 def load_language(folder: Path) -> Language:
     """The language that `save` wrote into `folder`.
 
@@ -404,7 +427,7 @@ def load_language(folder: Path) -> Language:
 
     def load(meta: dict[str, Any]) -> Language:
         segmenter = load_segmenter(meta["kind"], (folder / _STATE).read_bytes().decode("utf-8"))
-        entries, counts = read_entries(folder / ENTRIES_FILE)
+        entries, counts = read_entries(folder / _ENTRIES)
         return Language(meta["name"], segmenter, entries, counts, moses=meta["moses"], lowercase=meta["lowercase"])
 
     missing = "no vocabulary of a language; give the folder of a translation run or of prepared sentence pairs"

@@ -23,7 +23,6 @@ from fullrank.data import builtin, prepared
 from fullrank.data.corpora import USUAL_SETTINGS, CorpusInfo, pair_corpus
 from fullrank.data.files import Report, cache_root, file_digest, holds, lines, note_returns, number_of_lines
 from fullrank.data.language import (
-    BLOCK,
     MARKS,
     Language,
     Segmenter,
@@ -35,10 +34,11 @@ from fullrank.data.language import (
     load_codes,
     plain,
 )  # fmt: skip
+from fullrank.data.marks import BLOCK, UNK
 from fullrank.data.parallel import in_processes
 from fullrank.data.prepared import SIDES, PairCorpus, PairSplit
 from fullrank.data.sources import PairFiles, find_pairs
-from fullrank.data.tokenizers import DEFAULT_BPE_SIZE, UNK, ranked
+from fullrank.data.tokenizers import DEFAULT_BPE_SIZE, ranked
 from fullrank.files import sha256_of
 
 _CHUNK = 4096  # lines that are encoded together

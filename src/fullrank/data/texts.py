@@ -17,13 +17,12 @@ from fullrank.core.errors import ConfigError, InputError
 from fullrank.data import builtin, prepared
 from fullrank.data.corpora import CorpusInfo, text_corpus
 from fullrank.data.files import Piece, Report, Section, cache_root, holds, note_returns, read_pieces
+from fullrank.data.marks import EOS, SOS
 from fullrank.data.parallel import in_processes, progress
 from fullrank.data.prepared import Corpus, Split
 from fullrank.data.sources import SPLITS, TextSources, find_text, report_unread_folder
 from fullrank.data.tokenizers import (
     DEFAULT_BPE_SIZE,
-    EOS,
-    SOS,
     ByteVocabulary,
     CharacterVocabulary,
     Tokenizer,

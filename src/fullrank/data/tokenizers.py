@@ -5,8 +5,8 @@ frequent words come first, as adaptive output layers want. `<eos>` ends a line a
 holds the word `<eos>`, it is a word like any other. `<unk>` stands for rare and unseen entries; published corpora hold `<unk>`
 as a word, and it is the same entry.
 
-A saved tokenizer is `vocabulary.json` (kind and options) with `vocabulary.txt` (entries and counts; words and characters) or
-`tokenizer.json` (BPE, in the format of Hugging Face `tokenizers`).
+A saved tokenizer is `tokenizer.json`, which Hugging Face's `tokenizers` and `PreTrainedTokenizerFast` read as it is, with
+`vocabulary.json` (kind, options and fingerprint) beside it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ from typing import Any, Literal, Protocol, Self, TypeVar
 import numpy as np
 
 from fullrank.core.errors import InputError, RunError
-from fullrank.files import mended, read_checked, write_checked
+from fullrank.data.marks import EOS, EOS_OF_TEXT, SOS, UNK, name_line_end
+from fullrank.files import mended, parse_json, read_checked, write_checked
 
-UNK, EOS, SOS = "<unk>", "<eos>", "<sos>"
-MASK = "<mask>"  # no entry of the text: a masked language model has one entry more than its vocabulary, the last
 DEFAULT_BPE_SIZE = 10_000
-META_FILE, ENTRIES_FILE, BPE_FILE = "vocabulary.json", "vocabulary.txt", "tokenizer.json"
-EOS_OF_TEXT = f"{EOS}\ufdd0"  # the entry of a word <eos> in a text: Unicode keeps U+FDD0 for such uses, no text has it
+META_FILE, TOKENIZER_FILE = "vocabulary.json", "tokenizer.json"
+_OLD_ENTRIES_FILE = "vocabulary.txt"  # of runs of earlier versions
 _UNKNOWN_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 _WORD_EOS = re.compile(rf"(?<!\S){EOS}(?!\S)")
 _PUNCTUATION = re.compile(r"<unk>|<eos>\ufdd0?|\w+(?:['’]\w+)*|[^\w\s]")
@@ -63,28 +62,26 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         raise NotImplementedError(f"{type(self).__name__} must define decode(ids)")
 
+    def backend(self, *, masks: bool = False) -> Any:
+        """A tokenizer of Hugging Face's library that gives the same ids; words with `masks` have `<mask>` as last entry."""
+        raise NotImplementedError(f"{type(self).__name__} must define backend(), a tokenizer of Hugging Face's library")
+
     def save(self, folder: Path) -> None:
         """Write the files that `load_tokenizer` reads."""
         folder.mkdir(parents=True, exist_ok=True)
-        self._save_entries(folder)
+        (folder / TOKENIZER_FILE).write_text(self.backend().to_str(), encoding="utf-8", newline="\n")
         options = {name: getattr(self, name) for name in self._options}
         if self.sos_id is not None:
             options["line_start"] = True
         meta = {"kind": self.kind, "entries": len(self), "fingerprint": self.fingerprint, **options}
         write_checked(folder / META_FILE, meta)
 
-    def _save_entries(self, folder: Path) -> None:
-        pass
-
 
 class _Vocabulary(Tokenizer):
-    """Words or characters with their counts; `entries` stand in the order of their ids."""
+    """Words or characters; `entries` stand in the order of their ids."""
 
-    def __init__(self, entries: Sequence[str], counts: Sequence[int] | None, lowercase: bool) -> None:
-        self.entries, self.counts = list(entries), list(counts or [0] * len(entries))
-        self.lowercase = lowercase
-        if len(self.counts) != len(self.entries):
-            raise InputError(f"a vocabulary of {len(self.entries)} entries with {len(self.counts)} counts")
+    def __init__(self, entries: Sequence[str], lowercase: bool) -> None:
+        self.entries, self.lowercase = list(entries), lowercase
         self._ids = {entry: i for i, entry in enumerate(self.entries)}
         if len(self._ids) != len(self.entries):
             twice = next(entry for i, entry in enumerate(self.entries) if self._ids[entry] != i)
@@ -104,13 +101,13 @@ class _Vocabulary(Tokenizer):
     ) -> Self:
         """The vocabulary of counted words or characters (`<eos>` and `<sos>` counted as words); see `ranked`."""
         keep = ["\n"] if cls is CharacterVocabulary else [EOS, SOS] if options.get("line_start") else [EOS]
-        entries, totals = ranked(counts, keep=keep, unk=unk, min_count=min_count, max_vocabulary=max_vocabulary)
-        return cls(entries, totals, **options)
+        entries, _ = ranked(counts, keep=keep, unk=unk, min_count=min_count, max_vocabulary=max_vocabulary)
+        return cls(entries, **options)
 
     def __len__(self) -> int:
         return len(self.entries)
 
-    def _looked_up(self, units: Iterable[str]) -> list[int]:
+    def _look_up(self, units: Iterable[str]) -> list[int]:
         """The ids of words or characters; InputError for an unseen one in a vocabulary without `<unk>`."""
         ids, unk = self._ids, self.unk_id
         if unk is not None:
@@ -122,9 +119,6 @@ class _Vocabulary(Tokenizer):
                 f"the {self.kind} {error.args[0]!r} is not in this vocabulary of {len(ids):,} {self.kind}s, which has no "
                 f"{UNK}; raise data.min_count to 2 or lower data.max_vocabulary when preparing the corpus"
             ) from None
-
-    def _save_entries(self, folder: Path) -> None:
-        save_entries(folder, self.entries, self.counts)
 
 
 class WordVocabulary(_Vocabulary):
@@ -141,14 +135,13 @@ class WordVocabulary(_Vocabulary):
     def __init__(
         self,
         entries: Sequence[str],
-        counts: Sequence[int] | None = None,
         *,
         lowercase: bool = False,
         split: Literal["whitespace", "punctuation"] = "whitespace",
         line_end: bool = True,
         line_start: bool = False,
     ) -> None:
-        super().__init__(entries, counts, lowercase)
+        super().__init__(entries, lowercase)
         self.split, self.line_end, self.line_start = split, line_end, line_start
         self._pattern = _PUNCTUATION_WITH_SOS if line_start else _PUNCTUATION
         if EOS not in self._ids:
@@ -173,11 +166,17 @@ class WordVocabulary(_Vocabulary):
         return text.split() if self.split == "whitespace" else self._pattern.findall(text)
 
     def encode(self, text: str) -> list[int]:
-        return self._looked_up(self.words(text))
+        return self._look_up(self.words(text))
 
     def decode(self, ids: Sequence[int]) -> str:
         lines = _lines_of(ids, len(self), self.start_id, self.sos_id)
         return "\n".join(" ".join(self.entries[i] for i in line) for line in lines).replace(EOS_OF_TEXT, EOS)
+
+    def backend(self, *, masks: bool = False) -> Any:
+        from fullrank.data.backends import build_words
+
+        options = {name: getattr(self, name) for name in (*self._options, "line_start")}
+        return build_words(self.entries, masks=masks, **options)
 
 
 class CharacterVocabulary(_Vocabulary):
@@ -185,18 +184,23 @@ class CharacterVocabulary(_Vocabulary):
 
     kind = "character"
 
-    def __init__(self, entries: Sequence[str], counts: Sequence[int] | None = None, *, lowercase: bool = False) -> None:
-        super().__init__(entries, counts, lowercase)
+    def __init__(self, entries: Sequence[str], *, lowercase: bool = False) -> None:
+        super().__init__(entries, lowercase)
         if "\n" not in self._ids:
             raise InputError("a character vocabulary needs the newline: it is the context of the first character")
         self.start_id = self._ids["\n"]
 
     def encode(self, text: str) -> list[int]:
-        return self._looked_up(text.lower() if self.lowercase else text)
+        return self._look_up(text.lower() if self.lowercase else text)
 
     def decode(self, ids: Sequence[int]) -> str:
         check_ids(ids, len(self))
         return "".join(_UNKNOWN_CHARACTER if i == self.unk_id else self.entries[i] for i in ids)
+
+    def backend(self, *, masks: bool = False) -> Any:
+        from fullrank.data.backends import build_characters
+
+        return build_characters(self.entries, lowercase=self.lowercase)
 
 
 class ByteVocabulary(Tokenizer):
@@ -230,6 +234,11 @@ class ByteVocabulary(Tokenizer):
         check_ids(ids, _BYTES)
         return bytes(int(i) for i in ids).decode("utf-8", "replace")
 
+    def backend(self, *, masks: bool = False) -> Any:
+        from fullrank.data.backends import build_bytes
+
+        return build_bytes(lowercase=self.lowercase)
+
 
 class BpeTokenizer(Tokenizer):
     """A trained byte-level BPE of Hugging Face `tokenizers`; nothing is unknown to it.
@@ -242,9 +251,9 @@ class BpeTokenizer(Tokenizer):
     _options = ("lowercase", "line_end")
 
     def __init__(
-        self, backend: Any, *, lowercase: bool = False, line_end: bool = True, line_start: bool = False
+        self, trained: Any, *, lowercase: bool = False, line_end: bool = True, line_start: bool = False
     ) -> None:
-        self._backend = backend
+        self._backend = backend = trained
         backend.encode_special_tokens = True
         self.lowercase, self.line_end, self.line_start = lowercase, line_end, line_start
         eos = backend.token_to_id(EOS)
@@ -256,9 +265,11 @@ class BpeTokenizer(Tokenizer):
             raise InputError(f"lines that begin with {SOS} need it as a special token, and end in {EOS}")
         self.fingerprint = hashlib.sha256(backend.to_str().encode()).hexdigest()
 
-    def backend_state(self) -> str:
-        """The tokenizer of Hugging Face `tokenizers` as JSON; lines and lower case are not in it."""
-        return str(self._backend.to_str())
+    def backend(self, *, masks: bool = False) -> Any:
+        from fullrank.data.backends import build_bpe
+
+        lines = {"line_end": self.line_end, "line_start": self.line_start}
+        return build_bpe(self._backend.to_str(), lowercase=self.lowercase, **lines)
 
     def __len__(self) -> int:
         return int(self._backend.get_vocab_size())
@@ -281,9 +292,6 @@ class BpeTokenizer(Tokenizer):
     def decode(self, ids: Sequence[int]) -> str:
         lines = _lines_of(ids, len(self), self.start_id, self.sos_id)
         return "\n".join(self._backend.decode_batch(lines, skip_special_tokens=False))
-
-    def _save_entries(self, folder: Path) -> None:
-        (folder / BPE_FILE).write_text(self._backend.to_str(), encoding="utf-8", newline="\n")
 
 
 def train_bpe(
@@ -345,20 +353,32 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
     def load(meta: dict[str, Any]) -> Tokenizer:
         options = {key: meta[key] for key in meta if key not in ("kind", "entries", "fingerprint")}
+        lines = {key: bool(meta.get(key)) for key in ("line_end", "line_start")}
         match meta["kind"]:
             case "word":
-                return WordVocabulary(*read_entries(folder / ENTRIES_FILE), **options)
+                return WordVocabulary(_read_entries(folder, name_line_end(**lines)), **options)
             case "character":
-                return CharacterVocabulary(*read_entries(folder / ENTRIES_FILE), **options)
+                return CharacterVocabulary(_read_entries(folder, EOS), **options)
             case "byte":
                 return ByteVocabulary(**options)
             case "bpe":
-                return BpeTokenizer(load_backend((folder / BPE_FILE).read_text(encoding="utf-8")), **options)
+                from fullrank.data.backends import trained_bpe
+
+                state = (folder / TOKENIZER_FILE).read_text(encoding="utf-8")
+                return BpeTokenizer(trained_bpe(state, **lines), **options)
         raise RunError(
             f"{folder / META_FILE}: unknown kind of vocabulary '{meta['kind']}' (known: word, byte, character, bpe)"
         )
 
     return load_vocabulary(folder / META_FILE, load, "no vocabulary; give a run folder or a prepared corpus")
+
+
+def _read_entries(folder: Path, line_end: str) -> list[str]:
+    """The words or characters of a saved tokenizer, in which `<eos>` has the name `line_end`."""
+    if (folder / _OLD_ENTRIES_FILE).exists():
+        return read_entries(folder / _OLD_ENTRIES_FILE)[0]
+    ids = parse_json((folder / TOKENIZER_FILE).read_bytes())["model"]["vocab"]
+    return [EOS if name == line_end else name for name in sorted(ids, key=ids.__getitem__)]
 
 
 class _Fingerprinted(Protocol):
@@ -434,20 +454,8 @@ def digest(kind: str, entries: Iterable[str]) -> str:
     return hashlib.sha256("\0".join((kind, *entries)).encode()).hexdigest()
 
 
-def save_entries(folder: Path, entries: Sequence[str], counts: Sequence[int]) -> None:
-    """Write `vocabulary.txt`: an entry and its count a line, in the order of ids; unprintable characters are escaped."""
-
-    def escaped(entry: str) -> str:
-        plain = entry.isprintable() and "\\" not in entry
-        return entry if plain else entry.encode("unicode_escape").decode("ascii")
-
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ENTRIES_FILE).open("w", encoding="utf-8", newline="\n") as file:
-        file.writelines(f"{escaped(entry)}\t{count}\n" for entry, count in zip(entries, counts, strict=True))
-
-
 def read_entries(path: Path) -> tuple[list[str], list[int]]:
-    """Entries and counts of a `vocabulary.txt`."""
+    """Entries and counts of a `vocabulary.txt`: an entry and its count a line, in the order of ids."""
     entries, counts = list[str](), list[int]()
     with path.open(encoding="utf-8", newline="\n") as file:
         for line in file:

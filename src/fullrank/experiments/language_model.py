@@ -34,7 +34,7 @@ from fullrank.data import (
     unigram_perplexity,
 )
 from fullrank.data.batches import ALL_ROWS
-from fullrank.data.tokenizers import MASK
+from fullrank.data.marks import MASK
 from fullrank.decoding.sample import evaluating
 from fullrank.evaluation.perplexity import (
     EvaluationProtocol,
