@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -108,25 +106,6 @@ def test_a_line_that_is_read_in_pieces_begins_once(files: Path, monkeypatch: pyt
     ]  # fmt: skip
     pieces = prepare(config(files, sos=True, tokens="bpe"))
     assert pieces.ids("train").tolist().count(pieces.tokenizer.sos_id) == 2
-
-
-def test_corpora_without_it_keep_their_place(files: Path) -> None:
-    """The key of a corpus, and what is saved of its vocabulary, are what they were before there was a choice."""
-    settings = {
-        "kind": "word", "lowercase": False, "line_end": True, "split": "whitespace", "min_count": 1,
-        "max_vocabulary": None, "max_tokens": None,
-    }  # fmt: skip
-    sources = [
-        {"split": split, "file": f"{split}.txt", "start": 0, "end": None,
-         "sha256": hashlib.sha256((files / f"{split}.txt").read_bytes()).hexdigest()}
-        for split in ("train", "valid", "test")
-    ]  # fmt: skip
-    text = json.dumps({"format": 1, "name": "text", "settings": settings, "sources": sources}, sort_keys=True)
-    key = hashlib.sha256(text.encode()).hexdigest()[:16]
-    corpus = prepare(config(files))
-    assert corpus.folder.name == f"text-word-{key}"
-    assert "line_start" not in json.loads((corpus.folder / "vocabulary.json").read_text())
-    assert prepare(config(files, sos=True)).folder != corpus.folder
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from fullrank.config.data import DataConfig
 from fullrank.core.errors import InputError
 from fullrank.data import builtin, prepared
 from fullrank.data.corpora import USUAL_SETTINGS, CorpusInfo, pair_corpus
-from fullrank.data.files import Report, cache_root, file_digest, holds, lines, note_returns, number_of_lines
+from fullrank.data.files import Report, cache_root, file_digest, lines, note_returns, number_of_lines
 from fullrank.data.language import (
     MARKS,
     Language,
@@ -34,7 +34,7 @@ from fullrank.data.language import (
     load_codes,
     plain,
 )  # fmt: skip
-from fullrank.data.marks import BLOCK, UNK
+from fullrank.data.marks import UNK
 from fullrank.data.parallel import in_processes
 from fullrank.data.prepared import SIDES, PairCorpus, PairSplit
 from fullrank.data.sources import PairFiles, find_pairs
@@ -43,9 +43,6 @@ from fullrank.files import sha256_of
 
 _CHUNK = 4096  # lines that are encoded together
 _UNIGRAM_LINES = 1_000_000  # at most so many lines, evenly spread, teach a unigram model: it is slow to learn
-_MARKS_OF_TEXT = {
-    "word": (b"<eos>",), "byte_bpe": (), "codes": (b"@@",), "unigram": (b"<eos>", b"<unk>", BLOCK.encode())
-}  # fmt: skip
 _REPORT_EVERY = 500_000  # pairs between two progress messages
 
 # a pair of lines: both sides as they are encoded; where Moses changes them, both sides before that as well
@@ -106,8 +103,6 @@ def prepare_pairs(config: DataConfig, *, report: Report | None = None, allow_sli
     paths = sorted({path for content in files.splits.values() for side in content.sides for path in side})
     returns = note_returns(paths, "data.train")
     files = dataclasses.replace(files, notes=(*files.notes, *returns))
-    if any(holds(path, mark, "data.train") for path in paths for mark in _MARKS_OF_TEXT[settings.segmenter]):
-        libraries["marks"] = "text"  # which earlier versions took for our own
     learned = settings.segmenter != "word" and settings.codes is None
     key = prepared.key_of(info, dataclasses.asdict(settings), sources, learned=learned, **libraries)
     folder = cache / "pairs" / f"{info.name}-{'-'.join(files.languages)}-{settings.tokens}-{key}"

@@ -26,7 +26,7 @@ from fullrank.data.tokenizers import Tokenizer, load_tokenizer
 from fullrank.files import digest, read_checked, sha256_of, write_checked
 
 SIDES = ("source", "target")
-_FORMAT = 1  # of the folder; part of the key
+_FORMAT = 2  # of the folder and of what its ids are; part of the key
 _TEXT_RECORD, _PAIRS_RECORD = "corpus.json", "pairs.json"
 _COUNTED_AT_ONCE = 1 << 22
 

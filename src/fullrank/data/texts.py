@@ -16,7 +16,7 @@ from fullrank.config.data import DataConfig
 from fullrank.core.errors import ConfigError, InputError
 from fullrank.data import builtin, prepared
 from fullrank.data.corpora import CorpusInfo, text_corpus
-from fullrank.data.files import Piece, Report, Section, cache_root, holds, note_returns, read_pieces
+from fullrank.data.files import Piece, Report, Section, cache_root, note_returns, read_pieces
 from fullrank.data.marks import EOS, SOS
 from fullrank.data.parallel import in_processes, progress
 from fullrank.data.prepared import Corpus, Split
@@ -68,21 +68,14 @@ def prepare(
     identity = {} if tokenizer is None else {"tokenizer": tokenizer.fingerprint}
     returns: tuple[str, ...] = ()
     if found is not None and settings.kind != "byte":
-        # earlier versions kept carriage returns, and took <eos> for the mark
-        paths = {section.path for some in found.sections.values() for section in some}
-        if returns := note_returns(sorted(paths), "data.train"):
-            found = dataclasses.replace(found, notes=(*found.notes, *returns))
-            identity["line_ends"] = "newline"
-        if settings.kind != "character" and any(holds(path, EOS.encode(), "data.train") for path in paths):
-            identity["marks"] = "text"
-    choices = dataclasses.asdict(settings)
-    if not settings.line_start:  # so that corpora prepared before there was a choice are found
-        del choices["line_start"]
+        paths = {section.path for sections in found.sections.values() for section in sections}
+        returns = note_returns(sorted(paths), "data.train")
+        found = dataclasses.replace(found, notes=(*found.notes, *returns))
     if info.name == "builtin":
         report_unread_folder(config, say)
         extraction = hashlib.sha256(Path(builtin.__file__).read_bytes()).hexdigest()
         identity |= {"python": builtin.signature(), "extraction": extraction}
-    key = prepared.key_of(info, choices, sources, learned=settings.kind == "bpe", **identity)
+    key = prepared.key_of(info, dataclasses.asdict(settings), sources, learned=settings.kind == "bpe", **identity)
     folder = cache / "corpora" / f"{info.name}-{settings.kind}-{key}"
 
     def build(target: Path) -> None:
