@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fullrank.data.examples import Encoded, ExampleBatches, by_length, subset
+from fullrank.data.examples import Encoded, ExampleBatches, choose_subset, iterate_by_length
 
 
 def encoded(count: int, seed: int = 0) -> Encoded:
@@ -76,16 +76,17 @@ def test_grouping_spares_padding_and_keeps_chance() -> None:
 
 def test_evaluation_reads_every_example_once() -> None:
     examples = encoded(57)
-    parts = list(by_length(examples, 8))
+    parts = list(iterate_by_length(examples, 8))
     assert sorted(i for part in parts for i in part.indices.tolist()) == list(range(57))
     for part in parts:
         assert (part.inputs["input_ids"][:, 0] - 10).tolist() == part.indices.tolist()
 
 
 def test_a_subset_is_fixed_by_its_own_seed() -> None:
-    assert subset(10, None, 0).tolist() == subset(10, 10, 0).tolist() == subset(10, 99, 0).tolist() == list(range(10))
-    chosen = subset(100, 30, 5)
+    for most in (None, 10, 99):
+        assert choose_subset(10, most, 0).tolist() == list(range(10))
+    chosen = choose_subset(100, 30, 5)
     assert len(set(chosen.tolist())) == 30
-    assert chosen.tolist() == sorted(chosen.tolist()) == subset(100, 30, 5).tolist()
-    assert chosen.tolist() != subset(100, 30, 6).tolist()
-    assert set(subset(100, 20, 5).tolist()) < set(chosen.tolist())  # a smaller one is part of it
+    assert chosen.tolist() == sorted(chosen.tolist()) == choose_subset(100, 30, 5).tolist()
+    assert chosen.tolist() != choose_subset(100, 30, 6).tolist()
+    assert set(choose_subset(100, 20, 5).tolist()) < set(chosen.tolist())  # a smaller one is part of it

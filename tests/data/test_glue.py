@@ -108,10 +108,10 @@ def test_official_forms(tmp_path, case, end, mark):
         if labels is None:
             assert found.labels is None
             with pytest.raises(InputError, match=f"{split} has no labels"):
-                found.known_labels()
+                found.require_labels()
         else:
-            assert found.known_labels().dtype == (np.float32 if task == "stsb" else np.int64)
-            np.testing.assert_allclose(found.known_labels(), labels, rtol=1e-7)
+            assert found.require_labels().dtype == (np.float32 if task == "stsb" else np.int64)
+            np.testing.assert_allclose(found.require_labels(), labels, rtol=1e-7)
 
 
 def test_halves_of_pairs_in_json_are_mended(tmp_path):
@@ -174,15 +174,15 @@ def test_json_lines_as_on_the_hub(tmp_path):
     for split in ("train", "dev", "test"):
         found = load_glue("RTE", split, tmp_path)
         assert (found.first, found.second, found.ids) == (["a\u2028\tb", ""], ['c"', "d"], ["5", "6"])
-        assert found.labels is None if split == "test" else found.known_labels().tolist() == [1, 0]
+        assert found.labels is None if split == "test" else found.require_labels().tolist() == [1, 0]
     (tmp_path / "STS-B").mkdir()
     (tmp_path / "STS-B" / "dev.jsonl").write_text(
         '{"sentence1": "x", "sentence2": "y", "label": 2}\n', encoding="utf-8"
     )
-    assert load_glue("stsb", "dev", tmp_path).known_labels().tolist() == [2.0]
+    assert load_glue("stsb", "dev", tmp_path).require_labels().tolist() == [2.0]
     (tmp_path / "MNLI").mkdir()
     (tmp_path / "MNLI" / "train.jsonl").write_text('{"premise": "x", "hypothesis": "y", "label": "neutral"}')
-    assert load_glue("mnli", "train", tmp_path).known_labels().tolist() == [1]
+    assert load_glue("mnli", "train", tmp_path).require_labels().tolist() == [1]
 
 
 def test_a_part_of_the_examples(tmp_path):
@@ -192,7 +192,7 @@ def test_a_part_of_the_examples(tmp_path):
     whole = load_glue("wnli", "dev", tmp_path)
     part = whole.take(np.array([4, 1]))
     assert (part.first, part.second, part.ids) == (["s4", "s1"], ["h4", "h1"], ["14", "11"])
-    assert part.known_labels().tolist() == [0, 1]
+    assert part.require_labels().tolist() == [0, 1]
     assert (whole.is_slice, part.is_slice, whole.take(range(70, -1, -1)).is_slice) == (False, True, False)
     assert whole.take([0] * 71).is_slice
 
@@ -227,18 +227,18 @@ def test_real_labels_are_those_of_independent_reading(corpora):
             return [row[at] for row in csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)][skip:]
 
     cola = load_glue("cola", "train", corpora)
-    assert cola.known_labels().tolist() == [int(label) for label in column("CoLA/train.tsv", 1, 0)]
+    assert cola.require_labels().tolist() == [int(label) for label in column("CoLA/train.tsv", 1, 0)]
     assert cola.first == column("CoLA/train.tsv", 3, 0)
-    assert 0.70 < cola.known_labels().mean() < 0.71
+    assert 0.70 < cola.require_labels().mean() < 0.71
     mrpc = load_glue("mrpc", "dev", corpora)
     assert (mrpc.first, mrpc.second) == (column("MRPC/dev.tsv", 3), column("MRPC/dev.tsv", 4))
-    assert mrpc.known_labels().sum() == 279  # the baseline of BERT's papers: 279 / 408 = 68.4 %
+    assert mrpc.require_labels().sum() == 279  # the baseline of BERT's papers: 279 / 408 = 68.4 %
     stsb = load_glue("stsb", "dev", corpora)
-    np.testing.assert_allclose(stsb.known_labels(), [float(x) for x in column("STS-B/dev.tsv", 9)], rtol=1e-6)
+    np.testing.assert_allclose(stsb.require_labels(), [float(x) for x in column("STS-B/dev.tsv", 9)], rtol=1e-6)
     assert stsb.second == column("STS-B/dev.tsv", 8)
     rte = load_glue("rte", "dev", corpora)
-    assert [GLUE["rte"].labels[i] for i in rte.known_labels()] == column("RTE/dev.tsv", 3)  # type: ignore[index]
-    assert int((rte.known_labels() == 0).sum()) == 146  # 146 / 277 = 52.7 %, the majority class
+    assert [GLUE["rte"].labels[i] for i in rte.require_labels()] == column("RTE/dev.tsv", 3)  # type: ignore[index]
+    assert int((rte.require_labels() == 0).sum()) == 146  # 146 / 277 = 52.7 %, the majority class
 
 
 # how the hub names the columns of each task
@@ -292,7 +292,7 @@ def test_columns_and_labels_of_the_hub(hub, tmp_path, task):
     found = load_glue(task, "train", cache=tmp_path)
     assert found.first == [f"{COLUMNS[task][0]} {i}" for i in range(2)]
     assert found.second == ([f"{COLUMNS[task][1]} {i}" for i in range(2)] if len(COLUMNS[task]) == 2 else None)
-    np.testing.assert_allclose(found.known_labels(), labels, rtol=1e-6)
+    np.testing.assert_allclose(found.require_labels(), labels, rtol=1e-6)
     assert (found.ids, found.path, found.is_slice, len(found.sha256)) == (["3", "4"], None, True, 64)
     ((path, name, split, revision, cache),) = module.calls
     assert (path, name, split, cache) == ("nyu-mll/glue", task, "train", str(tmp_path / "hub"))
@@ -337,5 +337,5 @@ def test_rows_of_the_real_library(monkeypatch):
     made = datasets.Dataset.from_list(hub_rows("rte", [1, 0, 1]))
     monkeypatch.setattr(datasets, "load_dataset", lambda *given, **keys: made)
     found = load_glue("rte", "train")
-    assert found.known_labels().tolist() == [1, 0, 1]
+    assert found.require_labels().tolist() == [1, 0, 1]
     assert found.second == ["sentence2 0", "sentence2 1", "sentence2 2"]

@@ -124,7 +124,7 @@ def test_torn_lines_of_the_older_qqp_are_left_out_and_told(tmp_path):
     found = load_glue("qqp", "train", tmp_path, report=told.append)
     assert (len(found), found.left_out) == (300, 2)
     assert found.ids == [str(i) for i in range(300)]
-    assert found.known_labels().tolist() == [i % 2 for i in range(300)]
+    assert found.require_labels().tolist() == [i % 2 for i in range(300)]
     assert any("2 torn lines" in line for line in told)
     path.write_text(QQP + "\n".join([*rows, *torn * 51]) + "\n", encoding="utf-8")
     with pytest.raises(InputError, match="line 302: 4 fields, expected are 6"):
@@ -162,7 +162,7 @@ def test_any_text_gives_rows_or_one_line_of_explanation(tmp_path, task, headed, 
     except FullRankError as error:
         refused = error
     else:
-        assert len(found.first) == len(found.known_labels()) == len(found.ids) > 0
+        assert len(found.first) == len(found.require_labels()) == len(found.ids) > 0
         assert found.second is None or len(found.second) == len(found)
         return
     assert isinstance(refused, InputError)

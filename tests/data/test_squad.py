@@ -100,15 +100,15 @@ def test_as_many_as_were_published_is_no_slice(version, split, count):
 
 
 def test_the_official_name_comes_first_then_a_slice(tmp_path):
-    with pytest.raises(InputError, match=r"no dev-v1\.1\.json and no dev-v1\.1\.slice\.json"):
+    with pytest.raises(InputError, match=r"dev-v1\.1\.json"):
         read_squad(tmp_path, "dev")
     written(tmp_path / "dev-v2.0.slice.json", V2)
-    with pytest.raises(InputError, match=r"no dev-v1\.1\.json"):
+    with pytest.raises(InputError, match=r"dev-v1\.1\.json"):
         read_squad(tmp_path, "dev")
     any_slice = written(tmp_path / "dev.part.slice.json", V1)
     assert read_squad(tmp_path, "dev").source == str(any_slice)
     written(tmp_path / "dev.other.slice.json", V1)
-    with pytest.raises(InputError, match=r"several slices .*: dev\.other\.slice\.json, dev\.part\.slice\.json"):
+    with pytest.raises(InputError, match=r"dev\.other\.slice\.json, dev\.part\.slice\.json"):
         read_squad(tmp_path, "dev")
     named = written(tmp_path / "dev-v1.1.slice.json", V1)
     assert read_squad(tmp_path, "dev").source == str(named)

@@ -74,7 +74,7 @@ class ExampleBatches:
         self._lengths = examples.lengths
         self.batches_per_epoch = -(-len(examples) // batch_size)
         self.tokens_per_epoch = int(self._lengths.sum())
-        self._batches = lru_cache(maxsize=1)(self._drawn)
+        self._batches = lru_cache(maxsize=1)(self._draw_epoch)
 
     def tokens_of_batches(self, epoch: int) -> None:
         """None: the counts are unknown before a batch is made, so a budget in tokens is planned with their mean."""
@@ -88,31 +88,30 @@ class ExampleBatches:
         own = chosen[part.slice]
         return ExampleBatch(self._examples.rows(own, int(self._lengths[chosen].max())), own, part)
 
-    def _drawn(self, epoch: int) -> list[np.ndarray]:
+    def _draw_epoch(self, epoch: int) -> list[np.ndarray]:
         """The examples of each batch of an epoch."""
-
-        def parts(order: np.ndarray, size: int) -> list[np.ndarray]:
-            return [order[i : i + size] for i in range(0, len(order), size)]
-
         generator = np.random.default_rng([_EXAMPLES, self._seed % (1 << 64), epoch])
         order = generator.permutation(len(self._examples))
         if not self._grouped:
-            return parts(order, self._size)
-        groups = parts(order, self._size * _GROUPED)
-        batches = parts(
-            np.concatenate([group[np.argsort(-self._lengths[group], kind="stable")] for group in groups]), self._size
-        )
+            return _cut(order, self._size)
+        groups = _cut(order, self._size * _GROUPED)
+        by_length = [group[np.argsort(-self._lengths[group], kind="stable")] for group in groups]
+        batches = _cut(np.concatenate(by_length), self._size)
         return [batches[i] for i in generator.permutation(len(batches))]
 
 
-def by_length(examples: Encoded, batch_size: int) -> Iterator[ExampleBatch]:
+def _cut(order: np.ndarray, size: int) -> list[np.ndarray]:
+    """Parts of `size` entries; the last one may be smaller."""
+    return [order[i : i + size] for i in range(0, len(order), size)]
+
+
+def iterate_by_length(examples: Encoded, batch_size: int) -> Iterator[ExampleBatch]:
     """All examples once, the longest first, so that there is little padding; for evaluation."""
-    order = np.argsort(-examples.lengths, kind="stable")
-    for i in range(0, len(order), batch_size):
-        yield ExampleBatch(examples.rows(order[i : i + batch_size]), order[i : i + batch_size])
+    for indices in _cut(np.argsort(-examples.lengths, kind="stable"), batch_size):
+        yield ExampleBatch(examples.rows(indices), indices)
 
 
-def subset(count: int, most: int | None, seed: int) -> np.ndarray:
+def choose_subset(count: int, most: int | None, seed: int) -> np.ndarray:
     """The fixed subset of `most` of `count` examples, drawn by `seed`, in their order; all of them for None."""
     if most is None or most >= count:
         return np.arange(count)

@@ -58,7 +58,7 @@ class Examples:
     def __len__(self) -> int:
         return len(self.first)
 
-    def known_labels(self) -> np.ndarray:
+    def require_labels(self) -> np.ndarray:
         """The labels; InputError where they are kept by the test server."""
         if self.labels is None:
             raise InputError(

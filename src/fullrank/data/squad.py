@@ -214,22 +214,17 @@ def _parse(file: Path, text: str) -> _Official:
 def _find_file(folder: Path, split: str, version: str) -> Path:
     """The file of a split: the official name in any of the accepted folders comes before a slice in any of them."""
     folders = [inner for inner in (*(folder / name for name in _FOLDERS[version]), folder) if inner.is_dir()]
-    official = [f"{split}-v{version}.json", f"{split}-v{version}.slice.json"]
-    for path in [inner / name for name in official for inner in folders]:
+    names = [f"{split}-v{version}.json", f"{split}-v{version}.slice.json"]
+    for path in [inner / name for name in names for inner in folders]:
         if path.is_file():
             return path
     other = next(name for name in SQUAD_SIZES if name != version)
-    for inner in folders:
-        # a slice with the other version in its name is not meant
-        slices = sorted(file for file in inner.glob(f"{split}*.slice.json") if f"v{other}" not in file.name)
-        if len(slices) > 1:
-            names = ", ".join(file.name for file in slices)
-            raise InputError(
-                f"{inner}: several slices of SQuAD {version} {split}: {names}; leave one, or name it {official[1]}"
-            )
-        if slices:
-            return slices[0]
-    raise InputError(f"{folder}: no {official[0]} and no {official[1]}; data.dir is the folder of SQuAD {version}")
+    paths = [path for inner in folders for path in sorted(inner.glob(f"{split}*.slice.json"))]
+    slices = [path for path in paths if f"v{other}" not in path.name]  # those of the other version are not meant
+    if len(slices) == 1:
+        return slices[0]
+    found = f"several slices ({', '.join(path.name for path in slices)})" if slices else f"no file of SQuAD {version}"
+    raise InputError(f"{folder}: {found}; data.dir is the folder that holds {names[0]} or {names[1]}")
 
 
 def _from_hub(split: str, version: str, cache: Path | None, report: Report) -> SquadSplit:

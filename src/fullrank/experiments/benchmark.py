@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fullrank.config.finetune import FinetuneTrainConfig
-from fullrank.data.examples import Encoded, ExampleBatch, by_length
+from fullrank.data.examples import Encoded, ExampleBatch, iterate_by_length
 from fullrank.decoding.sample import evaluating
 from fullrank.experiments.task import penalized, place_draws, shared, trace_for
 from fullrank.training.device import device_of
@@ -66,7 +66,7 @@ def logits_by_example(model: nn.Module, examples: Encoded, batch_size: int, logi
     """The logits of each example, in order, on the CPU; in evaluation mode."""
     own = dict[int, Tensor]()
     with evaluating(model):
-        for number, batch in enumerate(by_length(examples, batch_size)):
+        for number, batch in enumerate(iterate_by_length(examples, batch_size)):
             if number % count() == rank():
                 own.update(zip(batch.indices.tolist(), logits(model, batch).cpu(), strict=True))
     rows = {index: row for part in gathered(own) for index, row in part.items()}

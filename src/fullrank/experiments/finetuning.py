@@ -13,7 +13,7 @@ from torch import nn
 
 from fullrank.config.finetune import FinetuneConfig
 from fullrank.core.errors import InputError
-from fullrank.data.examples import ExampleBatches, subset
+from fullrank.data.examples import ExampleBatches, choose_subset
 from fullrank.experiments.benchmark import EncodedSplit, ExampleObjective, logits_by_example
 from fullrank.experiments.glue import GlueBenchmark, predict_labels
 from fullrank.experiments.pretrained import PretrainedEncoder, load_pretrained
@@ -47,7 +47,7 @@ class Finetuning(Task[FinetuneConfig, dict[str, Any]]):
             source, most = benchmark.read(name, say), config.data.max_eval
             if name == "train":
                 most = config.data.max_train
-            rows = subset(len(source), None if name in benchmark.test_splits else most, config.data.subset_seed)
+            rows = choose_subset(len(source), None if name in benchmark.test_splits else most, config.data.subset_seed)
             splits[name] = source if len(rows) == len(source) else source.take(rows)
         checksums = {name: source.sha256 for name, source in splits.items() if name not in benchmark.test_splits}
         return Prepared(config, splits, config.data.label, {"text": checksums})

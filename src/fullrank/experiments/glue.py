@@ -73,7 +73,7 @@ class GlueBenchmark:
             return {}
         targets = split.targets.double() if self.labels is None else split.targets
         loss = float(self.compute_loss(table.double(), targets))
-        scores = glue_scores(self.task, predictions, split.source.known_labels())
+        scores = glue_scores(self.task, predictions, split.source.require_labels())
         return {**scores, "loss": loss, "examples": len(split.source)}
 
 
