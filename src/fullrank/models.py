@@ -409,18 +409,20 @@ class FunctionOfIds(Adapter):
         return logits, cache
 
 
-def read_arguments(module: nn.Module) -> Set[str]:
-    """Names of the arguments of a forward; none where Python cannot tell them."""
+def read_arguments(module: nn.Module) -> Mapping[str, inspect.Parameter]:
+    """The arguments of a forward; none where Python cannot tell them."""
     try:
-        return inspect.signature(module.forward).parameters.keys()
+        return inspect.signature(module.forward).parameters
     except (TypeError, ValueError):
-        return frozenset()
+        return {}
 
 
-def cache_argument(arguments: Iterable[str]) -> str:
-    """The argument by which a forward takes a cache, among its arguments; empty where it takes none."""
+def cache_argument(arguments: Mapping[str, inspect.Parameter]) -> str:
+    """The argument by which a forward takes a cache; empty where it takes none. `use_cache` may be among its **kwargs."""
+    if "use_cache" not in arguments and all(one.kind is not one.VAR_KEYWORD for one in arguments.values()):
+        return ""
     caches = ("past_key_values", "cache", "cache_params", "state")
-    return next((name for name in caches if {name, "use_cache"} <= set(arguments)), "")
+    return next((name for name in caches if name in arguments), "")
 
 
 def logits_in(out: Any) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 
 import fullrank as fr
 from fullrank.checking import Finding
-from fullrank.checking.opening import fixed_sources, subject_of
+from fullrank.checking.opening import subject_of
 from fullrank.checking.subject import Subject
 
 SIZES: dict[str, Any] = {
@@ -32,7 +32,7 @@ def translator(kind: type[fr.Translator] = fr.Translator, **keys: Any) -> fr.Tra
 
 
 def translating(kind: type[fr.Translator] = fr.Translator, **keys: Any) -> Subject:
-    return subject_of(fixed_sources(translator(kind, **keys), None))
+    return subject_of(translator(kind, **keys))
 
 
 def off(finding: Finding) -> bool:

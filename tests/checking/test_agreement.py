@@ -41,13 +41,13 @@ class Unmasked(fr.LanguageModel):
 
 
 class UnmaskedSource(fr.Translator):
-    def forward(self, input_ids: Tensor, decoder_input_ids: Tensor, mask: Any = None, *given: Any, **keys: Any) -> Any:
-        return super().forward(input_ids, decoder_input_ids, None, *given, **keys)
+    def forward(self, *args: Any, attention_mask: Any = None, **keys: Any) -> Any:
+        return super().forward(*args, **keys)
 
 
 class UnmaskedTarget(fr.Translator):
-    def forward(self, input_ids: Tensor, decoder_input_ids: Tensor, mask: Any = None, *given: Any, **keys: Any) -> Any:
-        return super().forward(input_ids, decoder_input_ids, mask)
+    def forward(self, *args: Any, decoder_attention_mask: Any = None, **keys: Any) -> Any:
+        return super().forward(*args, **keys)
 
 
 def test_a_mask_that_is_not_used() -> None:

@@ -293,8 +293,8 @@ def test_random_tokens_teach_an_honest_model_nothing() -> None:
 def test_a_leak_that_is_hardly_learnt_is_below_log_v(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing honest is better than log V; here a little, and at the last position as well."""
     monkeypatch.setattr(learnt, "_STEPS", 2)
-    right = learnt._nll
-    monkeypatch.setattr(learnt, "_nll", lambda *given: 0 * right(*given) + math.log(leaky.VOCABULARY) - 0.03)
+    right = learnt.compute_nll
+    monkeypatch.setattr(learnt, "compute_nll", lambda *given: 0 * right(*given) + math.log(leaky.VOCABULARY) - 0.03)
     outcome = on_random_tokens(subject_of(leaky.Model()))
     assert outcome.verdict == "fails"
     assert outcome.difference == pytest.approx(0.03)
@@ -314,11 +314,11 @@ def test_texts() -> None:
     report = fr.check(model, length=17, quick=False, text=torch.randint(10, (400,)))
     assert report.of("last position").looked_at == "22 segments of 17 tokens of the text"
     wrong: list[tuple[Any, str]] = [
-        (torch.randint(10, (20,)), "too short"),
+        (torch.randint(10, (20,)), "fewer than 68 tokens"),
         (torch.randint(10, (30, 2)), "too short"),
         (torch.full((400,), 10), "from 0 to 9, given 10 to 10"),
-        (torch.zeros(4, 9), "token ids"),
-        (torch.zeros(2, 4, 9, dtype=torch.int64), "token ids"),
+        (torch.zeros(4, 9), "whole numbers"),
+        (torch.zeros(2, 4, 9, dtype=torch.int64), "whole numbers"),
     ]
     for text, said in wrong:
         with pytest.raises(InputError, match=said):

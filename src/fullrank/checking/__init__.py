@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,13 +16,14 @@ from fullrank.checking.agreement import decoding, determinism, packing, padding,
 from fullrank.checking.causality import by_gradient, by_perturbation, independent_rows
 from fullrank.checking.definition import kernels, memory, plain_start, probabilities, whole_source
 from fullrank.checking.learnt import last_position, on_random_tokens
-from fullrank.checking.opening import fixed_sources, subject_of
-from fullrank.checking.paths import CannotRun, code_paths
+from fullrank.checking.opening import subject_of
+from fullrank.checking.paths import MODES, CannotRun, list_paths
 from fullrank.checking.report import Finding, Report, inapplicable
 from fullrank.checking.scoring import check_scoring
 from fullrank.checking.subject import ROWS, Subject
 from fullrank.core.errors import InputError, one_line
 from fullrank.core.translator import Translator
+from fullrank.text import Text
 
 __all__ = ["Finding", "Report", "check", "check_scoring"]
 
@@ -33,46 +34,49 @@ _SOURCES = {
     "module": "a module",
 }
 _LONG = 10.0  # seconds
+_SEGMENTS = 512  # of a text, for the last-position test
 Check = Callable[[Subject], Finding]
+_DEFINITION: dict[str, Check] = {  # of models that are made of our parts, with short texts
+    "starts as plain attention": plain_start,
+    "kernels = reference, fp64": partial(kernels, precision="fp64"),
+    "kernels = reference, fp32": partial(kernels, precision="fp32"),
+    "memory in segments = one pass": memory,
+    "probabilities sum to one": probabilities,
+}
+_OTHER_LENGTHS = (padding, decoding, on_random_tokens, prefixes)  # checks that read texts of other lengths
 
 
 def checks_of(subject: Subject, segments: Tensor | None = None, *, quick: bool = False) -> dict[str, Check]:
     """All checks by name, in the order in which they run. quick: only those that take a second or two of a small model."""
-    found: dict[str, Check] = {}
-    for path in code_paths(subject, quick=quick):
-        found[f"future, by perturbation, {path.name}"] = partial(by_perturbation, path=path)
-    found["future, prefix = whole"] = prefixes
+    checks: dict[str, Check] = {}
+    for path in list_paths(subject, quick=quick):
+        checks[f"future, by perturbation, {path.name}"] = partial(by_perturbation, path=path)
+    checks["future, prefix = whole"] = prefixes
     for when, training in (("evaluation", False), ("training", True)):
-        found[f"future, by gradient, {when}"] = partial(by_gradient, training=training)
-    for when, training in (("", False), (", training", True)):
-        found[f"rows of a batch are independent{when}"] = partial(independent_rows, training=training)
+        checks[f"future, by gradient, {when}"] = partial(by_gradient, training=training)
+    for more, training in MODES:
+        checks[f"rows of a batch are independent{more}"] = partial(independent_rows, training=training)
     if subject.translates:
-        found["the whole source is seen"] = whole_source
-    found["padding changes nothing"] = padding
+        checks["the whole source is seen"] = whole_source
+    checks["padding changes nothing"] = padding
     if not subject.ours:
-        found["packed documents are independent"] = packing
-    found["incremental decoding = one pass"] = decoding
-    found["evaluation is deterministic"] = determinism
+        checks["packed documents are independent"] = packing
+    checks["incremental decoding = one pass"] = decoding
+    checks["evaluation is deterministic"] = determinism
     if not quick:
-        found["saved and loaded: same numbers"] = saving
-        definition: dict[str, Check] = {
-            "starts as plain attention": plain_start,
-            "kernels = reference, fp64": partial(kernels, precision="fp64"),
-            "kernels = reference, fp32": partial(kernels, precision="fp32"),
-            "memory in segments = one pass": memory,
-            "probabilities sum to one": probabilities,
-        }
+        checks["saved and loaded: same numbers"] = saving
         if subject.ours or subject.core.ours or subject.injected:
-            found |= {name: _shortened(run) for name, run in definition.items()}
+            for name, run in _DEFINITION.items():
+                checks[name] = partial(check_short, run=run)
     if segments is not None:
-        found["last position"] = partial(last_position, segments=segments)
+        checks["last position"] = partial(last_position, segments=segments)
     elif not quick:
-        found["future, after training on random tokens"] = on_random_tokens
-    return found
+        checks["future, after training on random tokens"] = on_random_tokens
+    return checks
 
 
-def _shortened(run: Check) -> Check:
-    return lambda subject: run(subject.short())
+def check_short(subject: Subject, run: Check) -> Finding:
+    return run(subject.short())
 
 
 def check(
@@ -110,34 +114,21 @@ def check(
     Checks that do not apply are listed with the reason. Raises InputError for a model that gives no logits.
     """
     name = getattr(model, "__name__", type(model).__name__)
-    if isinstance(model, Translator):
-        if text is not None:
-            raise InputError("text: for models of running text; a translation model is checked with random sentences")
-        model = fixed_sources(model, length)
+    if isinstance(model, Translator) and text is not None:
+        raise InputError("text: for models of running text; a translation model is checked with random sentences")
     subject = subject_of(model, vocab_size, length, inputs, sequence, step)
-    segments = None if text is None else _segments(text, subject.length, subject.vocab_size)
+    segments = None if text is None else read_segments(text, subject)
     checks = checks_of(subject, segments, quick=quick)
-    only = (only,) if isinstance(only, str) else tuple(only)
-    for name in only:
-        if not any(title.startswith(name) for title in checks):
+    wanted = (only,) if isinstance(only, str) else tuple(only)
+    for prefix in wanted:
+        if not any(title.startswith(prefix) for title in checks):
             names = "; ".join(checks)
-            raise InputError(f"only: no check's name begins with {name!r}{' (quick=True)' * quick}; there are: {names}")
-    if only:
-        checks = {title: run for title, run in checks.items() if title.startswith(only)}
-    findings, live = [], say is None and sys.stderr.isatty()
-    for number, (title, run) in enumerate(checks.items(), 1):
-        if live:
-            print(f"\r\x1b[K{number}/{len(checks)} {title}", end="", file=sys.stderr, flush=True)
-        begun = time.monotonic()
-        findings.append(replace(_guarded(run, subject), check=title))
-        taken = time.monotonic() - begun
-        if say is not None:
-            say(f"{title}: {findings[-1].verdict}")
-        elif taken > _LONG and not live:  # a log shows that something goes on
-            line = f"{number}/{len(checks)} {title}: {findings[-1].verdict}, {taken:.0f} s"
-            print(line, file=sys.stderr, flush=True)
-    if live:
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+            raise InputError(
+                f"only: no check's name begins with {prefix!r}{' (quick=True)' * quick}; there are: {names}"
+            )
+    if wanted:
+        checks = {title: run for title, run in checks.items() if title.startswith(wanted)}
+    lengths = dict.fromkeys((subject.length, subject.even))
     about = {
         "model": name,
         "source": _SOURCES[subject.kind],
@@ -145,39 +136,54 @@ def check(
         "length": subject.length,
         "precision": str(subject.dtype).removeprefix("torch."),
         "parameters": subject.parameters,
+        "texts": f"texts of {' and '.join(map(str, lengths))} tokens, {ROWS} rows and one",
+        "modes": subject.has_modes,
     }
-    lengths = dict.fromkeys((subject.length, subject.even))
-    about["texts"] = f"texts of {' and '.join(map(str, lengths))} tokens, {ROWS} rows and one"
-    about["modes"] = subject.has_modes
     if subject.sees_future:
         about["sees_future"] = subject.sees_future
-    return Report(tuple(findings), {**about, **(description or {})}, shrunk)
+    findings = tuple(run_checks(checks, subject, say))
+    return Report(findings, {**about, **(description or {})}, shrunk)
 
 
-def _guarded(run: Check, subject: Subject) -> Finding:
+def run_checks(checks: Mapping[str, Check], subject: Subject, say: Callable[[str], None] | None) -> Iterator[Finding]:
+    """Run the checks one after the other, and say how far they are."""
+    is_live = say is None and sys.stderr.isatty()
+    for number, (title, run) in enumerate(checks.items(), 1):
+        if is_live:
+            print(f"\r\x1b[K{number}/{len(checks)} {title}", end="", file=sys.stderr, flush=True)
+        start = time.monotonic()
+        finding = replace(run_guarded(run, subject), check=title)
+        seconds = time.monotonic() - start
+        if say is not None:
+            say(f"{title}: {finding.verdict}")
+        elif seconds > _LONG and not is_live:  # a log shows that something goes on
+            line = f"{number}/{len(checks)} {title}: {finding.verdict}, {seconds:.0f} s"
+            print(line, file=sys.stderr, flush=True)
+        yield finding
+    if is_live:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def run_guarded(run: Check, subject: Subject) -> Finding:
     """A model that cannot be run as the check runs it fails the check; the others go on."""
     try:
         return run(subject)
     except CannotRun as reason:
         return inapplicable(str(reason))
     except Exception as error:
-        words = f"{type(error).__name__}: {one_line(error, 240)}"
-        if subject.given is not None and getattr(run, "__name__", "") in _OF_OTHER_LENGTHS:
-            return inapplicable(f"beside the other inputs no text of another length can be read: {words}")
-        return Finding("fails", reason="the model has to run", remark=words)
+        remark = f"{type(error).__name__}: {one_line(error, 240)}"
+        if subject.given is not None and run in _OTHER_LENGTHS:
+            return inapplicable(f"beside the other inputs no text of another length can be read: {remark}")
+        return Finding("fails", reason="the model has to run", remark=remark)
 
 
-_OF_OTHER_LENGTHS = (padding.__name__, decoding.__name__, on_random_tokens.__name__, prefixes.__name__)
-
-
-def _segments(text: Tensor, length: int, vocab_size: int) -> Tensor:
-    if text.dtype not in (torch.int64, torch.int32) or text.dim() not in (1, 2):
-        raise InputError(f"text: token ids (S, N + 1) or (T,), given {tuple(text.shape)} {text.dtype}")
-    if text.numel() and not 0 <= int(text.min()) <= int(text.max()) < vocab_size:
-        raise InputError(f"text: token ids from 0 to {vocab_size - 1}, given {int(text.min())} to {int(text.max())}")
-    if text.dim() == 1:
-        count = min(len(text) // (length + 1), 512)
-        text = text[: count * (length + 1)].view(count, length + 1)
-    if len(text) < 2 or text.shape[1] < 3:
-        raise InputError(f"text: too short for two segments of {length + 1} tokens; give a longer one")
-    return text
+def read_segments(text: Tensor, subject: Subject) -> Tensor:
+    """Segments (S, N + 1) of a text of token ids (T,), or those that are given."""
+    source = Text.from_ids(text, subject.length + 1 if text.dim() == 1 else None, name="text")
+    least, most = int(text.min()), int(text.max())
+    if least < 0 or most >= subject.vocab_size:
+        raise InputError(f"text: token ids from 0 to {subject.vocab_size - 1}, given {least} to {most}")
+    segments = torch.cat(list(replace(source, count=_SEGMENTS)))
+    if len(segments) < 2 or segments.shape[1] < 3:
+        raise InputError(f"text: too short for two segments of {subject.length + 1} tokens; give a longer one")
+    return segments

@@ -10,37 +10,77 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullrank.checking.agreement import close, segments
-from fullrank.checking.report import Finding, bounded, inapplicable, largest, rounding, tolerance
-from fullrank.checking.subject import ROWS, Subject, accepted, duplicate, everywhere, log_prob, mode
-from fullrank.core.config import DropoutConfig, ModelConfig, WeightedConfig, stage_name, with_memory
+from fullrank.checking.agreement import pad_sources, read_pieces
+from fullrank.checking.compare import Pair, compare_pairs, largest, rounding, tolerance
+from fullrank.checking.copies import duplicate, list_arguments, mode
+from fullrank.checking.paths import open_decoder
+from fullrank.checking.report import Finding, bounded, inapplicable
+from fullrank.checking.subject import ROWS, Subject
+from fullrank.core.config import AttentionConfig, DropoutConfig, ModelConfig, WeightedConfig, stage_name, with_memory
 from fullrank.core.errors import InputError
 from fullrank.core.mix import starts_plain
 from fullrank.kernels import NAMES, chosen, kernel
 from fullrank.models import logits_in
 
 
+def rebuild(subject: Subject, config: ModelConfig, *, fresh: bool = False) -> Any:
+    """A model of ours of another configuration with the same parameters, or with those of a `fresh` start."""
+    model = type(subject.model)(config).to(subject.ids.device)
+    if not fresh:
+        model = model.to(next(subject.model.parameters()).dtype)
+        model.load_state_dict(subject.model.state_dict())
+    return model
+
+
+def change_attention(config: ModelConfig, **changes: Any) -> ModelConfig:
+    """`config` with the attention of every place changed."""
+
+    def change(part: Any) -> Any:
+        return part.with_known(**changes)
+
+    encoder, decoder = config.encoder, config.decoder
+    if encoder is not None and encoder.attention is not None:
+        encoder = replace(encoder, attention=change(encoder.attention))
+    for key in ("attention", "cross"):
+        if decoder is not None and getattr(decoder, key) is not None:
+            decoder = replace(decoder, **{key: change(getattr(decoder, key))})
+    return config.with_attention(change, encoder=encoder, decoder=decoder)
+
+
+def attention_by_place(subject: Subject) -> dict[str, AttentionConfig]:
+    """Attention of our models by its place: part of a translation model, and layer where `model.layers` says so."""
+    config = subject.own.config
+    parts = {"": config}
+    if subject.translates:
+        parts = {"encoder": config.of_encoder(), "decoder": config.of_decoder(), "cross": config.of_cross()}
+    places = {}
+    for place, part in parts.items():
+        for layer, attention in enumerate(part.attentions):
+            places[f"{place} layer {layer}".strip() if part.layers else place] = attention
+    return places
+
+
 def whole_source(subject: Subject) -> Finding:
     """Every token of the source moves every state of the encoder, and the logits of every token of the target."""
-    model, unmoved, remark = subject.model, 0, ""
+    model, sources = subject.model, subject.fixed["input_ids"]
+    unmoved, remark = 0, ""
+
+    def read(sources: Tensor) -> dict[str, Tensor]:
+        logits = replace(subject, fixed={"input_ids": sources}).logits(subject.ids)
+        return {"state": model.encode(sources).hidden, "logits of target token": logits}
+
     with torch.no_grad(), mode(model, training=False):
-
-        def read(sources: Tensor) -> dict[str, Tensor]:
-            logits = model.with_sources(sources)(subject.ids).logits
-            return {"state": model.translator.encode(sources).hidden, "logits of target token": logits}
-
-        before = read(model.sources)
-        for position in range(model.sources.shape[1]):
-            other = model.sources.clone()
+        before = read(sources)
+        for position in range(sources.shape[1]):
+            other = sources.clone()
             other[:, position] = (other[:, position] + 1) % model.encoder.config.vocab_size
             for what, after in read(other).items():
                 off = (after - before[what]).abs().amax(2)  # (3, M) or (3, N)
-                still = off <= 1e-13 * float(before[what].abs().max())
-                unmoved += int(still.sum())
-                if bool(still.any()) and not remark:
-                    first = int(still.nonzero()[0, 1])
-                    remark = f"token {position} (from 0) of the source is not seen by {what} {first}"
-    count = model.sources.shape[1]
+                still = (off <= 1e-13 * float(before[what].abs().max())).nonzero()
+                unmoved += len(still)
+                if len(still) and not remark:
+                    remark = f"token {position} (from 0) of the source is not seen by {what} {int(still[0, 1])}"
+    count = sources.shape[1]
     looked_at = f"encoder states and logits after each of {count} tokens of the source was changed; unmoved ones"
     return bounded(looked_at, float(unmoved), 0.0, "each token is a part of every state", remark=remark)
 
@@ -51,7 +91,7 @@ def memory(subject: Subject) -> Finding:
         return inapplicable("a translation model reads sentences, each by itself: it has no memory")
     subject = subject.core
     if subject.kind != "fullrank":
-        takes = "memory" in accepted(subject.model)
+        takes = "memory" in list_arguments(subject.model)
         return inapplicable("only the memory of fullrank's models is known" if takes else "forward takes no memory")
     if subject.sees_future:
         return inapplicable(
@@ -60,29 +100,28 @@ def memory(subject: Subject) -> Finding:
     config: ModelConfig = subject.model.config
     if not config.memory_length:
         return inapplicable("model.memory_length is 0: this model has no memory")
-    length, ids = subject.length, subject.ids
+    length, ids, pairs = subject.length, subject.ids, list[Pair]()
     without = with_memory(config, 0)  # its memory begins empty, and every token before a segment is seen
-    models = [("", subject.rebuilt(with_memory(without, length)), subject.rebuilt(without))]
+    models = {"": (rebuild(subject, with_memory(without, length)), rebuild(subject, without))}
     if config.same_length:  # each token sees as many, wherever segments end
-        window = subject.rebuilt(with_memory(without, min(config.memory_length, length // 2), same_length=True))
-        models.append(("same_length, ", window, window))
-    pairs = []
-    for name, model, whole in models:
+        window = with_memory(without, min(config.memory_length, length // 2), same_length=True)
+        models["same_length, "] = (rebuild(subject, window),) * 2
+    cuts = [0, length // 3, 2 * length // 3, length], [0, 1, length - 2, length]
+    for name, (model, whole) in models.items():
+
+        def step(ids: Tensor, memory: Any, model: Any = model) -> tuple[Tensor, Any]:
+            out = model(ids, memory)
+            return out.logits.detach(), out.memory
+
         with mode(model, training=False), mode(whole, training=False):
             with torch.no_grad():
                 expected = whole(ids).logits
-
-            def step(memory: Any, start: int, end: int, model: Any = model) -> tuple[Tensor, Any]:
-                out = model(ids[:, start:end], memory)
-                return out.logits.detach(), out.memory
-
-            cuts = [0, length // 3, 2 * length // 3, length], [0, 1, length - 2, length]
             for bounds, cached in itertools.product(cuts, (True, False)):
                 with torch.set_grad_enabled(not cached):  # keys are kept beside hidden states where nothing is trained
-                    logits = segments(bounds, step, None)
-                pairs.append((f"{name}cut at {bounds[1:-1]}{', keys cached' if cached else ''}", logits, expected))
+                    logits = read_pieces(ids, bounds, step)
+                pairs.append((f"{name}cut at {bounds[1:-1]}{', keys cached' * cached}", logits, expected))
     looked_at = "logits of three segments, the memory as long as the text, beside one pass; with and without gradients"
-    return close(subject, looked_at, pairs)
+    return compare_pairs(subject, looked_at, pairs)
 
 
 def probabilities(subject: Subject) -> Finding:
@@ -90,26 +129,25 @@ def probabilities(subject: Subject) -> Finding:
     subject = subject.core
     if not subject.ours:
         return inapplicable("its logits go through a softmax, after which anything sums to one")
-    model = subject.model
+    model, ids = subject.model, subject.ids
     epsilon = float(model.config.output.epsilon)
     targets = subject.tokens(ROWS, subject.length, 6)
     with torch.no_grad(), mode(model, training=False):
-        log_probs = log_prob(model, subject.ids)
-        nll = model.nll(subject.ids, targets).per_token
-        logits = subject.logits(subject.ids, model=model)
-    total = float((log_probs.double().logsumexp(-1).exp() - 1).abs().max())
-    picked = log_probs.gather(-1, targets[..., None])[..., 0]
-    normalised = largest(torch.log_softmax(logits, -1), torch.log_softmax(log_probs, -1))
-    off = max(total, largest(nll, -picked), normalised)
-    limit = tolerance(subject.dtype) * max(1.0, float(log_probs.abs().max())) + subject.vocab_size * epsilon
+        log_prob = subject.log_prob(ids)
+        nll = subject.compute("nll", ids, targets).per_token
+        logits = subject.all_logits(ids)
+    total = float((log_prob.double().logsumexp(-1).exp() - 1).abs().max())
+    picked = largest(nll, -log_prob.gather(-1, targets[..., None])[..., 0])
+    normalised = largest(torch.log_softmax(logits, -1), torch.log_softmax(log_prob, -1))
+    limit = tolerance(subject.dtype) * max(1.0, float(log_prob.abs().max())) + subject.vocab_size * epsilon
     reason = rounding(subject.dtype) + (f", and V epsilon with model.output.epsilon {epsilon:g}" if epsilon else "")
     looked_at = (
         "sums of exp(log_prob) over the vocabulary; nll beside the log_prob of the target, logits beside log_prob"
     )
-    return bounded(looked_at, off, limit, reason)
+    return bounded(looked_at, max(total, picked, normalised), limit, reason)
 
 
-# -- the definition: kernels, and mixing at its start -----------------------------------------------------------------
+# -- mixing at its start ------------------------------------------------------------------------------------------------
 
 
 def plain_start(subject: Subject) -> Finding:
@@ -117,12 +155,13 @@ def plain_start(subject: Subject) -> Finding:
     subject = subject.core
     settings: dict[str, Any] = {}
     if subject.injected:
-        from fullrank.hf.inject import inject, remove, settings_of
+        from fullrank.hf.inject import settings_of
 
         settings = settings_of(subject.model) | {"output": None}
         mixes = {"": settings["mix"]}
     elif subject.ours:
-        mixes = {place: part.mix for place, part in subject.attention.items() if isinstance(part, WeightedConfig)}
+        places = attention_by_place(subject)
+        mixes = {place: part.mix for place, part in places.items() if isinstance(part, WeightedConfig)}
     else:
         return inapplicable("not a model with a mixing of heads")
     if not mixes:
@@ -134,34 +173,45 @@ def plain_start(subject: Subject) -> Finding:
         if not starts_plain(mixes[place]):
             where = f" ({place})" if place else ""
             return inapplicable(f"'{name}' mixing{where} does not start as plain attention, by its definition")
-    models: list[Any] = []
-    if settings:
-        plain = remove(duplicate(subject.model))
-        plain.set_attn_implementation("eager")  # whose weights the kernel reference mixes
-        other_normalizer = stage_name(settings["normalize"]) != "softmax"
-        models = [inject(duplicate(plain), **settings), plain]
-        if other_normalizer:
-            models[1] = inject(plain, **settings | {"mix": "none"})
-    else:
-        config = subject.own.config
-        for changed in (config, everywhere(config, mix="none")):
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(3)
-                models.append(subject.rebuilt(changed, fresh=True).eval())
+    models = build_injected(subject, settings) if settings else build_fresh(subject)
     figures = {}
     with torch.no_grad():
-        for name in ("reference", "auto"):
-            with kernel(name):
+        for kind in ("reference", "auto"):
+            with kernel(kind):
                 logits, expected = (subject.logits(subject.ids, model=model) for model in models)
-            figures[name] = largest(logits, expected) / max(1.0, float(expected.abs().max()))
+            figures[kind] = largest(logits, expected) / max(1.0, float(expected.abs().max()))
     remark = f"fastest kernels, which need not be the same: {figures['auto']:.1e} of 1e-06"
     # across kernels the promise is 1e-6; the figure is that of one kernel unless the other is broken
-    off = figures["reference"] if figures["auto"] <= 1e-6 else max(figures.values())
+    figure = figures["reference"] if figures["auto"] <= 1e-6 else max(figures.values())
     words = ", ".join(f"{place} {mix}".strip() for place, mix in mixed.items())
     precision = str(next(models[0].parameters()).dtype).removeprefix("torch.")
     looked_at = f"logits of a fresh model beside the same with mix: none (mix: {words}), kernel reference, {precision}"
-    return bounded(looked_at, off, 0.0, "bit for bit through one kernel", remark=remark)
+    return bounded(looked_at, figure, 0.0, "bit for bit through one kernel", remark=remark)
 
+
+def build_injected(subject: Subject, settings: dict[str, Any]) -> tuple[Any, Any]:
+    """A model of Hugging Face with fresh stages, and the same without mixing."""
+    from fullrank.hf.inject import inject, remove
+
+    plain = remove(duplicate(subject.model))
+    plain.set_attn_implementation("eager")  # whose weights the kernel reference mixes
+    mixed = inject(duplicate(plain), **settings)
+    if stage_name(settings["normalize"]) != "softmax":
+        plain = inject(plain, **settings | {"mix": "none"})
+    return mixed, plain
+
+
+def build_fresh(subject: Subject) -> tuple[Any, Any]:
+    """A fresh model of ours, and the same without mixing."""
+    models = []
+    for config in (subject.own.config, change_attention(subject.own.config, mix="none")):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(3)
+            models.append(rebuild(subject, config, fresh=True).eval())
+    return models[0], models[1]
+
+
+# -- kernels ------------------------------------------------------------------------------------------------------------
 
 # fp32: the library's promise across kernels. Gradients are sums over all tokens of products of such outputs.
 _TOLERANCES = {"fp64": (torch.float64, 1e-12, 1e-11), "fp32": (torch.float32, 1e-6, 1e-5)}
@@ -173,27 +223,24 @@ def kernels(subject: Subject, precision: str) -> Finding:
     if not subject.ours and not subject.injected:
         return inapplicable("its kernels are not those of fullrank")
     dtype, outputs, steepest = _TOLERANCES[precision]
-    if subject.injected and dtype.itemsize > subject.dtype.itemsize:
-        return inapplicable("the model cannot compute in double precision")
     if subject.injected:  # a whole model that is not ours, parts of which are in fp32 in double precision too
-        model, outputs, steepest = duplicate(subject.model).to(dtype).requires_grad_(), 1e-5, 1e-5
-    else:  # without dropout and permutations: different kernels draw different random numbers
-        config = everywhere(subject.model.config, cross_head=0.0)
-        output = config.output.with_known(latent_dropout=0.0, latent_dropout_locked=False, tail_dropout=0.0)
-        config = replace(config, dropout=DropoutConfig(locked=config.dropout.locked), output=output)
-        model = subject.rebuilt(config).to(dtype)
+        if dtype.itemsize > subject.dtype.itemsize:
+            return inapplicable("the model cannot compute in double precision")
+        model, outputs, steepest = duplicate(subject.model).requires_grad_(), 1e-5, 1e-5
+    else:
+        model = build_without_chance(subject)
+    model = model.to(dtype)
     with kernel("reference"):
-        expected = _computed(subject, model)
+        expected = compute_all(subject, model)
     scales = {key: max(1.0, float(tensor.abs().max())) for key, tensor in expected.items()}
     gradients = [key for key in expected if key.startswith("gradient")]
     scales |= dict.fromkeys(gradients, max(float(expected[key].abs().max()) for key in gradients) or 1.0)
-    shares: dict[str, list[tuple[float, str]]] = {}
-    ran, used = [], set[str]()
+    worst, ran, used = dict[str, tuple[float, str]](), [], set[str]()
     on_cpu = () if subject.ids.is_cuda else ("triton",)  # its interpreter is for tests
     for name in (name for name in NAMES if name not in ("reference", *on_cpu)):
         try:
             with kernel(name), chosen() as taken:
-                computed = _computed(subject, model)
+                computed = compute_all(subject, model)
         except InputError:
             if name == "auto":
                 raise
@@ -203,19 +250,20 @@ def kernels(subject: Subject, precision: str) -> Finding:
         for key, tensor in expected.items():
             kind, _, tensor_name = key.partition(" of ")
             share = largest(computed[key], tensor) / scales[key]
-            shares.setdefault(kind, []).append((share, f"{tensor_name} ({name})"))
-    worst = {kind: max(known, key=lambda pair: _order(pair[0])) for kind, known in shares.items()}
+            if kind not in worst or order_share(share) > order_share(worst[kind][0]):
+                worst[kind] = (share, f"{tensor_name} ({name})")
     limits = {kind: steepest if kind == "gradient" else outputs for kind in worst}
     remark = "; ".join(f"{kind} {share:.1e}" for kind, (share, _) in worst.items())
-    if bad := [kind for kind, (share, _) in worst.items() if not share <= limits[kind]]:
-        remark += "; worst: " + ", ".join(f"{kind} of {worst[kind][1]}" for kind in bad)
+    if wrong := [kind for kind, (share, _) in worst.items() if not share <= limits[kind]]:
+        remark += "; worst: " + ", ".join(f"{kind} of {worst[kind][1]}" for kind in wrong)
     else:
-        used |= {"multilinear"} & {part.kind for part in subject.attention.values()} if subject.ours else set()
+        kinds = {part.kind for part in attention_by_place(subject).values()} if subject.ours else set()
+        used |= {"multilinear"} & kinds
         remark += f"; attention by {', '.join(sorted(used)) or 'reference'}"
         if used == {"reference"}:
             remark += " (no fast kernel computes these stages), the vocabulary layer by its fast one"
     # one figure: how far the worst is, in the tolerance of outputs
-    figure = max((share / limits[kind] * outputs for kind, (share, _) in worst.items()), key=_order)
+    figure = max((share / limits[kind] * outputs for kind, (share, _) in worst.items()), key=order_share)
     reason = (
         f"outputs, nll and losses within {outputs:g} of max(1, largest), gradients within {steepest:g} of the largest "
         "(the figure in proportion)"
@@ -229,65 +277,83 @@ def kernels(subject: Subject, precision: str) -> Finding:
     return bounded(looked_at, figure, outputs, reason, remark=remark)
 
 
-def _order(share: float) -> tuple[bool, float]:
+def build_without_chance(subject: Subject) -> Any:
+    """The model of ours without dropout and permutations: different kernels draw different random numbers."""
+    config = change_attention(subject.model.config, cross_head=0.0)
+    output = config.output.with_known(latent_dropout=0.0, latent_dropout_locked=False, tail_dropout=0.0)
+    return rebuild(subject, replace(config, dropout=DropoutConfig(locked=config.dropout.locked), output=output))
+
+
+def order_share(share: float) -> tuple[bool, float]:
     """Key of a maximum in which nothing is worse than NaN."""
     return math.isnan(share), share
 
 
-def _computed(subject: Subject, model: Any) -> dict[str, Tensor]:
-    """Outputs and gradients by name; the word before ` of ` says what kind it is."""
-    ids, out, half = subject.ids, dict[str, Tensor](), subject.length // 2
+class Computed(dict[str, Tensor]):
+    """Outputs and gradients of a model by name; the word before ` of ` says what kind it is."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def differentiate(self, scalar: Tensor, name: str) -> None:
+        self.model.zero_grad(set_to_none=True)
+        scalar.backward()
+        for parameter, p in self.model.named_parameters():
+            if p.requires_grad:
+                self[f"gradient of {parameter}: {name}"] = torch.zeros_like(p) if p.grad is None else p.grad.clone()
+
+
+def compute_all(subject: Subject, model: Any) -> Computed:
+    ids, out = subject.ids, Computed(model)
     targets = subject.tokens(len(ids), subject.length, 6)
     weights = torch.rand(ids.shape, generator=torch.Generator().manual_seed(4)).to(next(model.parameters()))
-    sides = {"": model}
-    if subject.translates:
-        sides |= {f", source padded on the {side}": padded for side, padded in model.padded_sources().items()}
-
-    def differentiate(scalar: Tensor, name: str) -> None:
-        model.zero_grad(set_to_none=True)
-        scalar.backward()
-        for parameter, p in model.named_parameters():
-            if p.requires_grad:
-                out[f"gradient of {parameter}: {name}"] = torch.zeros_like(p) if p.grad is None else p.grad.clone()
-
     if not subject.ours:
         with mode(model, training=False):
-            logits = subject.logits(ids, model=model)
+            logits = subject.all_logits(ids, model=model)
             out["output of logits, evaluation"] = logits.detach()
             nll = -torch.log_softmax(logits, -1).gather(-1, targets[..., None])[..., 0]
-            differentiate((nll * weights).sum(), "nll, evaluation")
+            out.differentiate((nll * weights).sum(), "nll, evaluation")
         return out
+    subject = replace(subject, model=model)
+    sides = {"": subject}
+    if subject.translates:
+        sides |= {f", source padded on the {side}": padded for side, padded in pad_sources(subject).items()}
     for training, where in ((False, "evaluation"), (True, "training")):
         with mode(model, training=training):
             for side, one in sides.items():
                 with torch.no_grad():
-                    out[f"output of logits{side}, {where}"] = subject.logits(ids, model=one)
-                    out[f"output of log-probabilities{side}, {where}"] = log_prob(one, ids)
+                    out[f"output of logits{side}, {where}"] = one.all_logits(ids)
+                    out[f"output of log-probabilities{side}, {where}"] = one.log_prob(ids)
                     if subject.translates and not subject.sees_future:
-                        decoder = one.decoder_of_sources()
+                        decoder = open_decoder(one, model)
                         twice = torch.arange(len(ids), device=ids.device).repeat_interleave(2)
                         logits = decoder(ids[twice], cache=decoder.new_cache().reorder(twice)).logits
                         out[f"output of logits of beams{side}, {where}"] = logits
-                nll = one.nll(ids, targets).per_token
+                nll = one.compute("nll", ids, targets).per_token
                 out[f"nll of tokens{side}, {where}"] = nll.detach()
                 if not training:  # without dropout training computes the same; there the loss is differentiated
-                    differentiate((nll * weights).sum(), f"nll{side}, {where}")
+                    out.differentiate((nll * weights).sum(), f"nll{side}, {where}")
             for smoothing in (0.0, 0.1) if training else ():
-                loss = model.loss(ids, targets, weights, label_smoothing=smoothing)
+                loss = subject.compute("loss", ids, targets, weights, label_smoothing=smoothing)
                 out[f"loss of tokens, label_smoothing {smoothing}, {where}"] = loss.detach()
-                differentiate(loss, f"loss, label_smoothing {smoothing}, {where}")
-            if subject.translates:
-                continue
-            with torch.no_grad():
-                for side, mask in subject.masks().items():
-                    out[f"output of logits, padding on the {side}, {where}"] = subject.logits(ids, mask, model=model)[
-                        mask.bool()
-                    ]
-            if model.config.memory_length:
-                with torch.no_grad():
-                    memory = model(ids[:, :half]).memory
-                    out[f"output of logits after a memory, {where}"] = logits_in(model(ids[:, half:], memory))
-                memory = model(ids[:, :half]).memory
-                loss = model.loss(ids[:, half:], targets[:, half:], memory=memory)
-                differentiate(loss, f"loss after a memory, {where}")
+                out.differentiate(loss, f"loss, label_smoothing {smoothing}, {where}")
+            if not subject.translates:
+                compute_running(subject, out, targets, where)
     return out
+
+
+def compute_running(subject: Subject, out: Computed, targets: Tensor, where: str) -> None:
+    """What models of running text have besides: padding and a memory."""
+    model, ids, half = subject.model, subject.ids, subject.length // 2
+    with torch.no_grad():
+        for side, mask in subject.masks().items():
+            out[f"output of logits, padding on the {side}, {where}"] = subject.all_logits(ids, mask)[mask.bool()]
+    if not model.config.memory_length:
+        return
+    with torch.no_grad():
+        memory = model(ids[:, :half]).memory
+        out[f"output of logits after a memory, {where}"] = logits_in(model(ids[:, half:], memory))
+    memory = model(ids[:, :half]).memory
+    loss = model.loss(ids[:, half:], targets[:, half:], memory=memory)
+    out.differentiate(loss, f"loss after a memory, {where}")

@@ -8,29 +8,25 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fullrank.checking.subject import ROWS, Subject, accepted, duplicate, mode, move
+from fullrank.checking.copies import AsModule, duplicate, list_arguments, mode, move_copy
+from fullrank.checking.subject import ROWS, Subject, take_turns
 from fullrank.core.errors import one_line
 from fullrank.models import cache_argument, logits_in
 
 TRAINED = "after training on random tokens"
 NO_MODES = "a function in which no module was found has no modes: training was not tried; give the module"
-ONE_ROW = "one row of {} tokens"
-RARE = ("static cache", "compiled", "in bfloat16")  # which a quick check leaves out
+SCALED, CACHE, STATIC, PACKED = "parameters scaled", "after a cache", "static cache", "packed documents"
+COMPILED, ONE_ROW = "compiled", "one row of {} tokens"
+TYPES: dict[str, torch.dtype] = {"in bfloat16": torch.bfloat16}
+RARE = (STATIC, COMPILED, *TYPES)  # which a quick check leaves out
 IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention")
 GAIN = 1000.0  # of each scaled matrix: scores of attention are then a million, more than a mask of -1e4
-
-
-class Run(Protocol):
-    """Ids (B, N) to logits (B, N, V). model: what runs, for those who look inside."""
-
-    model: Any
-
-    def __call__(self, ids: Tensor, **options: Any) -> Tensor: ...
+MODES = (("", False), (", training", True))
 
 
 class CannotRun(Exception):
@@ -44,72 +40,70 @@ class CodePath:
     padding: the side of the padding. attention: an implementation of attention of a model of Hugging Face.
     """
 
-    name: str
+    name: str = "evaluation"
     training: bool = False
     padding: str = ""
     attention: str = ""
     how: str = ""
 
-    def words(self, subject: Subject) -> str:
+    def describe(self, subject: Subject) -> str:
         """The path in words, the implementation of attention first: "sdpa, training, padding on the right"."""
-        attention = self.attention or _implementation(subject.model)
-        parts = [
-            attention,
-            "training" if self.training else "",
-            f"padding on the {self.padding}" if self.padding else "",
-        ]
-        return ", ".join(part for part in (*parts, self.how) if part) or "evaluation"
+        attention = self.attention or find_implementation(subject.model)
+        padding = f"padding on the {self.padding}" if self.padding else ""
+        words = (attention, "training" if self.training else "", padding, self.how)
+        return ", ".join(word for word in words if word) or "evaluation"
+
+    @property
+    def is_one_row(self) -> bool:
+        return self.how.startswith("one row")
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        return TYPES.get(self.how)
 
 
-def code_paths(subject: Subject, *, quick: bool) -> list[CodePath]:
+def list_paths(subject: Subject, *, quick: bool) -> list[CodePath]:
     """All that may apply to a model; the quick ones need a second or two."""
-    sides = subject.masks() if subject.takes_mask else ("right",)
-    own = _implementation(subject.model)
-    found = [CodePath("evaluation"), CodePath("training", training=True)]
-    for side, training in itertools.product(sides, (False, True)):
-        found.append(CodePath(f"{_padded(side)}{', training' * training}", padding=side, training=training))
+    sides = {side: "with padding" + " on the left" * (side == "left") for side in subject.masks()}
+    if subject.mask_form is None:
+        sides = {"right": "with padding"}
+    paths = [CodePath(), CodePath("training", training=True)]
+    for (side, padded), (more, training) in itertools.product(sides.items(), MODES):
+        paths.append(CodePath(padded + more, training, side))
+    own = find_implementation(subject.model)
     for name in IMPLEMENTATIONS if own else ():
         if name == own or (quick and name == "flex_attention"):
             continue
-        found.append(CodePath(name, attention=name))
-        if _has(subject.model, name):
-            found.append(CodePath(f"{name}, training", attention=name, training=True))
-            found += [CodePath(f"{name}, {_padded(side)}", attention=name, padding=side) for side in sides]
+        paths.append(CodePath(name, attention=name))
+        if has_implementation(subject.model, name):
+            paths.append(CodePath(f"{name}, training", True, attention=name))
+            paths += [CodePath(f"{name}, {padded}", False, side, name) for side, padded in sides.items()]
     one_row = ONE_ROW.format(subject.even)
-    found += [CodePath(f"{one_row}{', training' * training}", training, how=one_row) for training in (False, True)]
-    special = [
-        "parameters scaled",
-        "after a cache",
-        *(() if subject.ours else ("packed documents",)),
-        *(() if quick else RARE),
-    ]
-    return found + [
-        CodePath(how, how=how) for how in special if how != "static cache" or subject.kind == "hugging_face"
-    ]
+    paths += [CodePath(one_row + more, training, how=one_row) for more, training in MODES]
+    special = [SCALED, CACHE, *(() if subject.ours else (PACKED,)), *(() if quick else RARE)]
+    if subject.kind != "hugging_face" and STATIC in special:
+        special.remove(STATIC)
+    return paths + [CodePath(how, how=how) for how in special]
 
 
-def _padded(side: str) -> str:
-    return "with padding" if side == "right" else f"with padding on the {side}"
-
-
-def _implementation(model: Any) -> str:
+def find_implementation(model: Any) -> str:
     """The implementation of attention that a model of Hugging Face, or one that switches alike, uses now; else empty."""
     name = getattr(getattr(model, "config", None), "_attn_implementation", None)
     return name if isinstance(name, str) and hasattr(model, "set_attn_implementation") else ""
 
 
-def _has(model: Any, name: str) -> bool:
+def has_implementation(model: Any, name: str) -> bool:
     try:
-        with attention(model, name):
+        with attend_by(model, name):
             return True
     except CannotRun:
         return False
 
 
 @contextmanager
-def attention(model: Any, name: str) -> Iterator[None]:
+def attend_by(model: Any, name: str) -> Iterator[None]:
     """Inside, the model computes attention by the implementation of that name; CannotRun where it has none."""
-    configs = {id(one.config): one.config for one in model.modules() if hasattr(one, "config")}.values()
+    configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}.values()
     before = [(one, one._attn_implementation) for one in configs if hasattr(one, "_attn_implementation")]
     try:
         try:
@@ -122,85 +116,119 @@ def attention(model: Any, name: str) -> Iterator[None]:
             config._attn_implementation = implementation
 
 
+# -- running -----------------------------------------------------------------------------------------------------------
+
+
+class Run:
+    """Runs a model along a path: ids (B, N) to logits (B, N, V), 0 at padding, divided by the size of other logits.
+
+    Rows take turns with the padding of three rows; random numbers begin at the same seed in each call. model: what runs, for
+    those who look inside. divide: by which size; None: as they are.
+    """
+
+    def __init__(self, subject: Subject, path: CodePath, model: Any) -> None:
+        self.path, self.model = path, getattr(model, "_orig_mod", model)
+        self.subject, self.read = subject, choose_reader(subject, model, path)
+        self.runs = model
+        self.mask = subject.masks()[path.padding] if path.padding else None
+        self.divide: Callable[[Tensor], Tensor] | None = None
+
+    def __call__(self, ids: Tensor, **options: Any) -> Tensor:
+        mask = None if self.mask is None else take_turns(self.mask, len(ids))
+        options |= {} if mask is None else self.subject.positions_of(mask)
+        with torch.no_grad(), mode(self.runs, training=self.path.training):
+            logits = self.read(ids.contiguous(), mask, **options)  # one layout is compiled once
+        if mask is not None:
+            logits = logits.masked_fill(~mask.bool()[..., None], 0.0)
+        return logits if self.divide is None else self.divide(logits)
+
+
 @contextmanager
 def running(subject: Subject, path: CodePath) -> Iterator[Run]:
-    """A function that runs the model along the path: ids (B, N) to logits (B, N, V), 0 at padding.
-
-    Rows take turns with the padding of three rows; random numbers begin at the same seed in each call. CannotRun where the
-    model does not offer the path.
-    """
+    """A run of the model along the path; CannotRun where the model does not offer it."""
     model = subject.model
-    mask = subject.masks()[path.padding] if path.padding else None
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         if path.training and not subject.has_modes:
             raise CannotRun(NO_MODES)
-        if path.padding and not subject.takes_mask:
+        if path.padding and subject.mask_form is None:
             raise CannotRun(subject.without_mask)
         if path.attention:
-            stack.enter_context(attention(model, path.attention))
+            stack.enter_context(attend_by(model, path.attention))
             if path.attention == "flex_attention":  # the same masks, without a compiler
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
-        elif path.how == "compiled":
+        elif path.how == COMPILED:
             stack.enter_context(torch.compiler.set_stance("default"))
             torch.compiler.reset()
             stack.callback(torch.compiler.reset)
-            model = torch.compile(model, backend="aot_eager")
-        elif path.how == "in bfloat16":
-            model = duplicate(subject.own)
-            move(model)
-            model = model.bfloat16()
-        elif path.how == "parameters scaled":
-            model = duplicate(subject.model)
-            _scale(model)
-        read = _reader(subject, model, path.how)
-
-        def read_rows(ids: Tensor, **options: Any) -> Tensor:
-            turns = torch.arange(len(ids), device=ids.device) % ROWS
-            rows = None if mask is None else mask[turns]
-            positions = {} if rows is None else subject.positions_of(rows)
-            with torch.no_grad(), mode(model, training=path.training):
-                out = read(ids.contiguous(), rows, **positions, **options)  # one layout is compiled once
-            return out if rows is None else out.masked_fill(~rows.bool()[..., None], 0.0)
-
-        run = cast(Run, read_rows)
-        run.model = getattr(model, "_orig_mod", model)
-        yield run
+            model = compile_copy(model)
+        elif path.dtype is not None:
+            model = move_copy(subject.own).to(path.dtype)
+        elif path.how == SCALED:
+            model = scale_copy(model)
+        yield Run(subject, path, model)
 
 
-def _reader(subject: Subject, model: Any, how: str) -> Callable[..., Tensor]:
-    """Logits of ids along what is special about a path."""
-    if how == "packed documents" or how.startswith("one row"):
-        options = {}
-        if how == "packed documents":
-            if not subject.takes_positions:
-                raise CannotRun("forward takes no position_ids that could begin again at a document")
-            starts = torch.arange(subject.length, device=subject.ids.device)
-            positions = torch.where(starts < subject.length // 2, starts, starts - subject.length // 2)[None]
-            options = {"position_ids": positions + (subject.first_position or 0)}
+def compile_copy(model: Any) -> Any:
+    if not isinstance(model, AsModule):
+        return torch.compile(model, backend="aot_eager")
+    copied = duplicate(model)
+    copied.function = torch.compile(copied.function, backend="aot_eager")
+    return copied
 
-        def alone(ids: Tensor, mask: Tensor | None) -> Tensor:  # by itself: a row is what documents are packed into
-            return torch.cat([subject.logits(row[None], model=model, **options) for row in ids])
 
-        return alone
-    if how in ("after a cache", "static cache"):
-        half = subject.length // 2
-        read = cached(subject, model, static=how == "static cache")
+def scale_copy(model: Any) -> Any:
+    """A copy whose matrices make their inputs about `GAIN` times larger: a mask that is a finite number is overcome."""
+    copied = duplicate(model)
+    matrices = [
+        parameter
+        for module in copied.modules()
+        if not isinstance(module, nn.Embedding)
+        for parameter in module.parameters(recurse=False)
+        if parameter.is_floating_point() and parameter.dim() >= 2
+    ]
+    with torch.no_grad():
+        for matrix in matrices:
+            matrix.mul_(GAIN / float(matrix.norm() / matrix.shape[0] ** 0.5 + 1e-9))
+    return copied
 
-        def pieces(ids: Tensor, mask: Tensor | None) -> Tensor:
+
+def choose_reader(subject: Subject, model: Any, path: CodePath) -> Callable[..., Tensor]:
+    """Logits of ids and a mask along what is special about a path."""
+    if path.how in (CACHE, STATIC):
+        half, read = subject.length // 2, open_cache(subject, model, static=path.how == STATIC)
+
+        def read_halves(ids: Tensor, mask: Tensor | None) -> Tensor:
             first, state = read(ids[:, :half], None)
             second, _ = read(ids[:, half:], state)
             return torch.cat((first, second), dim=1)
 
-        return pieces
+        return read_halves
+    documents = split_positions(subject) if path.how == PACKED else {}
+    if documents or path.is_one_row:
+
+        def read_rows(ids: Tensor, mask: Tensor | None) -> Tensor:  # one by one: documents are packed into a row
+            return torch.cat([subject.logits(row[None], model=model, **documents) for row in ids])
+
+        return read_rows
     return lambda ids, mask, **options: subject.logits(ids, mask, model=model, **options)
 
+
+def split_positions(subject: Subject) -> dict[str, Tensor]:
+    """The option that tells positions of two documents in a row; CannotRun where there is none."""
+    if subject.first_position is None:
+        raise CannotRun("forward takes no position_ids that could begin again at a document")
+    positions, half = torch.arange(subject.length, device=subject.ids.device)[None], subject.length // 2
+    return {"position_ids": positions - half * (positions >= half) + subject.first_position}
+
+
+# -- caches ------------------------------------------------------------------------------------------------------------
 
 Step = Callable[[Tensor, Any], tuple[Tensor, Any]]
 
 
-def cached(subject: Subject, model: Any, *, static: bool = False, pieces: bool = True) -> Step:
+def open_cache(subject: Subject, model: Any, *, static: bool = False, pieces: bool = True) -> Step:
     """Reads tokens after a cache: read(ids, cache or None) gives logits and the next cache.
 
     pieces: of several tokens, which a model with a recurrent state may not read after its first ones.
@@ -208,60 +236,57 @@ def cached(subject: Subject, model: Any, *, static: bool = False, pieces: bool =
     """
     if subject.sees_future:
         raise CannotRun(f"{subject.sees_future}: a token that sees later ones cannot be read before them")
-    if pieces and getattr(model, "_is_stateful", False):
+    if pieces and subject.has_state:
         raise CannotRun("a recurrent state is read token by token, as its maker says (_is_stateful)")
     if subject.kind == "fullrank" and model.config.memory_start == "zeros":
         raise CannotRun("model.memory_start is zeros, which stand before the text; a cache begins with nothing")
+    if static and (subject.step is not None or subject.kind != "hugging_face"):
+        raise CannotRun("it has one cache, which grows")
     if subject.step is not None:
-        if static:
-            raise CannotRun("step knows one cache, its own")
-        return subject.step
+        return lambda ids, cache: subject.read_step(ids, cache, model)
     if subject.ours:
-        if static:
-            raise CannotRun("a model of fullrank has one cache, which grows")
-        decoder = model.decoder_of_sources() if subject.translates else None
-
-        def ours(ids: Tensor, cache: Any) -> tuple[Tensor, Any]:
-            reader = model if decoder is None else decoder
-            if cache is None:
-                cache = reader.new_cache()
-                if decoder is not None and len(ids) != ROWS:
-                    cache = cache.reorder(torch.arange(len(ids), device=ids.device) % ROWS)
-            out = reader(ids, cache=cache, attention_mask=None)
-            return out.logits, out.cache
-
-        return ours
-    name = cache_argument(accepted(model))
+        return lambda ids, cache: step_own(subject, model, ids, cache)
+    name = cache_argument(list_arguments(model))
     if not name:
         raise CannotRun("forward takes no past_key_values with use_cache, and no step=... was given")
     if getattr(subject.call(subject.ids[:, :1], model=model, use_cache=True), name, None) is None:
         raise CannotRun(f"the model returns no {name}")
+    can_compile = getattr(model, "_can_compile_fullgraph", False) and not subject.has_state
+    if static and (subject.sequence or not can_compile):
+        raise CannotRun("its maker offers no static cache (_can_compile_fullgraph)")
 
-    def new_cache() -> Any:
-        if not static:
-            return None
-        offered = subject.kind == "hugging_face" and getattr(model, "_can_compile_fullgraph", False)
-        if not offered or getattr(model, "_is_stateful", False) or subject.sequence:
-            raise CannotRun("its maker offers no static cache (_can_compile_fullgraph)")
-        config = model.config.get_text_config(decoder=True)
-        return sys.modules["transformers"].StaticCache(config=config, max_cache_len=subject.length + 9)
-
-    def step(ids: Tensor, state: Any) -> tuple[Tensor, Any]:
-        cache, seen = (new_cache(), 0) if state is None else state
-        options: dict[str, Any] = {name: cache}
+    def read(ids: Tensor, state: Any) -> tuple[Tensor, Any]:
+        if state is None:
+            state = (new_static_cache(model, subject.length) if static else None, 0)
+        cache, seen = state
+        options: dict[str, Any] = {name: cache, "use_cache": True}
         if subject.first_position is not None:  # as `generate` gives them
             places = torch.arange(seen, seen + ids.shape[1], device=ids.device) + subject.first_position
             options["position_ids"] = places.expand(len(ids), -1)
-        out = subject.call(ids, model=model, use_cache=True, **options)
-        return subject.turned(logits_in(out)), (getattr(out, name), seen + ids.shape[1])
+        out = subject.call(ids, model=model, **options)
+        return subject.select(subject.turn(logits_in(out))), (getattr(out, name), seen + ids.shape[1])
 
-    return step
+    return read
 
 
-def _scale(model: nn.Module) -> None:
-    """Matrices grow until each makes its input about `GAIN` times larger: a mask that is a finite number is overcome."""
-    with torch.no_grad():
-        for module in model.modules():
-            for parameter in () if isinstance(module, nn.Embedding) else module.parameters(recurse=False):
-                if parameter.is_floating_point() and parameter.dim() >= 2:
-                    parameter.mul_(GAIN / float(parameter.norm() / parameter.shape[0] ** 0.5 + 1e-9))
+def new_static_cache(model: Any, length: int) -> Any:
+    config = model.config.get_text_config(decoder=True)
+    return sys.modules["transformers"].StaticCache(config=config, max_cache_len=length + 9)
+
+
+def open_decoder(subject: Subject, model: Any) -> Any:
+    """What decoding calls with a cache: a model of ours, or a translation model of some sources."""
+    if not subject.translates:
+        return model
+    return model.of_source(model.encode(subject.fixed["input_ids"], subject.fixed.get("attention_mask")))
+
+
+def step_own(subject: Subject, model: Any, ids: Tensor, cache: Any) -> tuple[Tensor, Any]:
+    """A step of a model of ours. cache: the decoder and its cache."""
+    if cache is None:
+        decoder = open_decoder(subject, model)
+        cache = (decoder, decoder.new_cache())
+        if subject.translates and len(ids) != ROWS:
+            cache = (decoder, cache[1].reorder(torch.arange(len(ids), device=ids.device) % ROWS))
+    out = cache[0](ids, cache=cache[1], attention_mask=None)
+    return subject.select(out.logits), (cache[0], out.cache)

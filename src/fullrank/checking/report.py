@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
-
-import torch
-from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -159,54 +156,3 @@ def bounded(looked_at: str, difference: float, tolerance: float, reason: str, *,
 
 def inapplicable(reason: str) -> Finding:
     return Finding("not applicable", reason=reason)
-
-
-# for sums of some hundred terms, in proportion to the largest number compared. What a leak moves is far larger, and what
-# rounding moves far smaller.
-_TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}
-
-
-def tolerance(dtype: torch.dtype) -> float:
-    """Largest error that rounding may cause in a number of size 1."""
-    return _TOLERANCES[dtype]
-
-
-def rounding(dtype: torch.dtype) -> str:
-    """The reason of `tolerance`."""
-    return f"rounding in {str(dtype).removeprefix('torch.')}, in proportion to the largest figure"
-
-
-def sized(logits: Tensor) -> Callable[[Tensor], Tensor]:
-    """Function that divides logits such as these (R, .., V) by their size, so that differences are shares of it.
-
-    The size is the largest figure, without those a thousand times as large as what moves between rows: -inf, -1e9 or the least
-    number, the logits of words that are never given. Of such figures differences in proportion to themselves count.
-    """
-    known = logits[logits.isfinite()].abs().float()
-    moved = (logits - logits.roll(1, 0 if len(logits) > 1 else 1)).abs().float()
-    moved = moved[moved.isfinite() & (moved > 0)]
-    far = 1000 * float(moved[:: 1 + len(moved) // 100_000].median()) if len(moved) else math.inf
-    near = known[known <= far]
-    size = float(near.max()) if len(near) else min(far, 1.0)
-
-    def divided(values: Tensor) -> Tensor:
-        values = (values.float() if values.dtype.itemsize == 2 else values) / (size or 1.0)
-        return values if len(near) == logits.numel() else values.nan_to_num(math.nan).asinh()
-
-    return divided
-
-
-def largest(values: Tensor, expected: Tensor) -> float:
-    """max |values - expected|; NaN if one of them is not finite where the other is."""
-    if values.numel() == 0:
-        return 0.0
-    off = (values - expected).abs()
-    if (worst := float(off.max())) == worst:
-        return worst
-    same = (values == expected) | (values.isnan() & expected.isnan())  # infinities that agree, too
-    return float(torch.where(same, torch.zeros_like(off), off).max())
-
-
-def same(a: Tensor, b: Tensor) -> bool:
-    """Equal bit for bit, NaN included."""
-    return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullrank.checking.report import Finding, bounded, tolerance
+from fullrank.checking.compare import tolerance
+from fullrank.checking.report import Finding, bounded
 from fullrank.core.errors import InputError, one_line
 
 ROUNDING = "rounding in the precision of the scores, and what a second call changes"

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from fullrank.checking.report import Finding, Report, bounded, inapplicable, largest
+from fullrank.checking.compare import largest
+from fullrank.checking.report import Finding, Report, bounded, inapplicable
 from fullrank.checking.scorer import ROUNDING, Scorer, counted, totals
 from fullrank.checking.sums import LATER, ONCE, SUM, over_vocabulary
 from fullrank.core.errors import InputError

@@ -9,63 +9,67 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fullrank.checking.opening import AsModule
-from fullrank.checking.paths import GAIN, TRAINED, CodePath
-from fullrank.checking.subject import MASKS, ROWS, SEED, SHORT, Subject, accepted, duplicate, mode
+from fullrank.checking.copies import AsModule, duplicate, list_arguments, mode
+from fullrank.checking.paths import CACHE, COMPILED, GAIN, PACKED, SCALED, TRAINED, TYPES, CodePath
+from fullrank.checking.subject import MASKS, ROWS, SEED, SHORT, Subject
 from fullrank.models import cache_argument, logits_in
 
 _EVERY_MATRIX = (
     f"[p.data.mul_({GAIN:g} * len(p) ** 0.5 / p.norm()) for m in model.modules() if not isinstance(m, torch.nn.Embedding) "
     "for p in m.parameters(recurse=False) if p.dim() > 1]"
 )
-_FORMS = ("m", "m.bool()", "~m.bool()", "torch.zeros(m.shape).masked_fill(m == 0, -torch.inf)")
+_MASK_FORMS = ("m", "m.bool()", "~m.bool()", "torch.zeros(m.shape).masked_fill(m == 0, -torch.inf)")
 _EVERY_PARAMETER = "torch.manual_seed(0); [p.data.add_(0.1 * torch.randn_like(p)) for p in model.parameters()]"
 
 
-def reproduction(subject: Subject, path: CodePath, cut: int) -> str:
+def show_leak(subject: Subject, path: CodePath, cut: int) -> str:
     """Two lines of Python, with `model` (and `inputs`) in scope: the largest change of logits before `cut` is printed.
 
     They have been run on a copy of the model as it was passed, and printed more than rounding; empty where none did.
     """
-    for moved in (False, True):  # a gate that starts closed is opened
-        for seed in range(SEED, SEED + 3):
-            setup, expression = _statements(subject, path, cut, seed)
-            if moved:
-                setup.insert(1, _EVERY_PARAMETER)
-            lines = f"{'; '.join(setup)}\n{expression}"
-            if _shows(subject, lines):
-                return lines
+    for seed in (SEED, SEED + 1, SEED + 2, -SEED, -SEED - 1, -SEED - 2):
+        setup = write_setup(subject, path, cut, abs(seed))
+        if seed < 0:  # a gate that starts closed is opened
+            setup.insert(1, _EVERY_PARAMETER)
+        call, before = write_call(subject, path, cut)
+        expression = f"x, y = ((torch.manual_seed(1), {call})[1]{write_logits(subject)} for x in (a, b)); "
+        lines = f"{'; '.join(setup)}\n{expression}print((x - y){before}.abs().max())"
+        if is_shown(subject, lines):
+            return lines
     return ""
 
 
-def gradient_shown(subject: Subject, path: CodePath, cut: int, embedding: str) -> str:
+def show_gradient(subject: Subject, path: CodePath, cut: int, embedding: str) -> str:
     """Two lines that print the largest gradient of logits before `cut` with respect to embeddings from there on."""
-    if subject.fixed or subject.sequence or subject.translates:
+    if subject.fixed or subject.sequence:
         return ""
-    setup, _ = _statements(subject, path, cut, SEED)
-    keep = "(lambda m, i, o: e.append(o.detach().requires_grad_()) or e[-1].clone())"
-    shown = f"e[0].grad[:, {cut}:].abs().max()"
-    lines = f"""{"; ".join(setup)}; e = []; h = model.get_submodule("{embedding}").register_forward_hook{keep}
-y = model(a){_logits(subject)}[:, :{cut}]; h.remove(); (y * torch.randn_like(y)).sum().backward(); print({shown})"""
-    return lines if _shows(subject, lines) else ""
+    setup = write_setup(subject, path, cut, SEED)
+    hook = "(lambda m, i, o: e.append(o.detach().requires_grad_()) or e[-1].clone())"
+    lines = (
+        f'{"; ".join(setup)}; e = []; h = model.get_submodule("{embedding}").register_forward_hook{hook}\n'
+        f"y = model(a){write_logits(subject)}[:, :{cut}]; h.remove(); (y * torch.randn_like(y)).sum().backward(); "
+        f"print(e[0].grad[:, {cut}:].abs().max())"
+    )
+    return lines if is_shown(subject, lines) else ""
 
 
-def prefix_shown(subject: Subject, size: int, end: int) -> str:
+def show_prefix(subject: Subject, size: int, end: int) -> str:
     """Two lines that print how far the logits of `end` tokens are from those of the same tokens in a text of `size`."""
-    if subject.fixed or subject.sequence or subject.translates or subject.time_first:
+    if subject.fixed or subject.sequence or subject.time_first:
         return ""
-    setup, _ = _statements(replace(subject, ids=subject.tokens(ROWS, size, SEED)), CodePath(""), end, SEED)
-    call = f"model(a[:1]){_logits(subject)}[:, :{end}] - model(a[:1, :{end}]){_logits(subject)}"
+    longer = replace(subject, ids=subject.tokens(ROWS, size, SEED))
+    setup, logits = write_setup(longer, CodePath(), end, SEED), write_logits(subject)
+    call = f"model(a[:1]){logits}[:, :{end}] - model(a[:1, :{end}]){logits}"
     lines = f"{'; '.join(setup)}\nprint(({call}).abs().max())"
-    return lines if _shows(subject, lines) else ""
+    return lines if is_shown(subject, lines) else ""
 
 
-def _shows(subject: Subject, lines: str) -> bool:
+def is_shown(subject: Subject, lines: str) -> bool:
+    """The lines print more than rounding."""
     printed: list[float] = []
     own = duplicate(subject.own)
-    scope = {"model": getattr(own, "function", getattr(own, "translator", own))}
+    scope = {"model": own.function if isinstance(own, AsModule) else own, "inputs": subject.given}
     scope["print"] = lambda value: printed.append(float(value))
-    scope["inputs"] = subject.given
     try:
         with (
             mode(own, training=own.training),
@@ -80,17 +84,7 @@ def _shows(subject: Subject, lines: str) -> bool:
     return bool(printed) and printed[0] > 1e-4
 
 
-def _of_inputs(subject: Subject) -> tuple[str, str]:
-    """Python for the sequence in the user's `inputs`, and for a call of the model with `x` in its place."""
-    if isinstance(subject.given, Tensor):
-        return "inputs", "model(x"
-    if isinstance(subject.given, Mapping):
-        return f'inputs["{subject.sequence}"]', f'model(**{{**inputs, "{subject.sequence}": x}}'
-    place = list(accepted(subject.own)).index(subject.sequence)
-    return f"inputs[{place}]", f"model(*inputs[:{place}], x, *inputs[{place + 1} :]"
-
-
-def _logits(subject: Subject) -> str:
+def write_logits(subject: Subject) -> str:
     """The attribute or index by which the model's output gives logits."""
     with torch.no_grad():
         out = subject.call(subject.ids)
@@ -100,60 +94,68 @@ def _logits(subject: Subject) -> str:
     return f"{part}{'.transpose(0, 1)' * subject.time_first}{'.clamp(-1e30, 1e30)' * infinite}"
 
 
-def _statements(subject: Subject, path: CodePath, cut: int, seed: int) -> tuple[list[str], str]:
-    """Statements that make two texts `a` and `b` and prepare the model, and the expression that prints."""
-    size, vocab, half, logits = subject.length, subject.vocab_size, subject.length // 2, _logits(subject)
-    rows = 1 if path.how == "packed documents" or path.how.startswith("one row") else ROWS
-    setup, more, before = ["import torch"], "", f"[:, :{cut}]"
+def write_setup(subject: Subject, path: CodePath, cut: int, seed: int) -> list[str]:
+    """Statements that make two texts `a` and `b` and prepare the model."""
+    size, vocab = subject.length, subject.vocab_size
+    rows = 1 if path.how == PACKED or path.is_one_row else ROWS
+    other = f"(b[:, {cut}:] + 1) % {vocab}" if subject.reads_tokens else f"torch.randn_like(b[:, {cut}:])"
+    device = "" if subject.ids.device.type == "cpu" else f', device="{subject.ids.device}"'
+    texts = f"torch.manual_seed({seed}); a = torch.randint({vocab}, ({rows}, {size}){device})"
     if subject.given is not None:
-        other = (
-            f"torch.randn_like(b[:, {cut}:])" if subject.ids.is_floating_point() else f"(b[:, {cut}:] + 1) % {vocab}"
-        )
-        setup.append(f"a = {_of_inputs(subject)[0]}; b = a.clone(); b[:, {cut}:] = {other}")
-    else:
-        device = "" if subject.ids.device.type == "cpu" else f', device="{subject.ids.device}"'
-        setup.append(f"torch.manual_seed({seed}); a = torch.randint({vocab}, ({rows}, {size}){device})")
-        setup.append(f"b = a.clone(); b[:, {cut}:] = (a[:, {cut}:] + 1) % {vocab}")
+        texts = f"a = {write_inputs(subject)[0]}"
+    setup = ["import torch", texts, f"b = a.clone(); b[:, {cut}:] = {other}"]
     if not isinstance(subject.own, AsModule):
         setup.append(f"model.{'train' if path.training else 'eval'}()")
     if path.attention:
         setup.append(f'model.set_attn_implementation("{path.attention}")')
     if path.attention == "flex_attention":  # the same masks, without a compiler
         setup.append('torch.compiler.set_stance("force_eager")')
-    changes = {
-        "in bfloat16": "model.bfloat16()",
-        "parameters scaled": _EVERY_MATRIX,
-        "compiled": 'model = torch.compile(model, backend="aot_eager")',
-        "packed documents": f"p = torch.arange({size})[None]; p = p - {half} * (p >= {half}) + {subject.first_position}",
-        TRAINED: (
-            "model.train(); o = torch.optim.Adam(model.parameters(), 3e-3); [(o.zero_grad(), torch.nn.functional.cross_entropy("
-            f"model(t[:, :-1]){logits}.flatten(0, 1), t[:, 1:].flatten()).backward(), o.step()) "
-            f"for t in torch.randint({vocab}, (200, 16, {min(size, SHORT + 1)}))]; model.eval()"
-        ),
-    }
-    setup += [changes[path.how]] if path.how in changes else []
     if path.padding:
         flipped = ".flip(1)" if path.padding == "left" else ""
         setup.append(f"m = torch.ones(3, {size}).long(); m[1, -{size // 3}:] = m[2, -{size // 2}:] = 0; m = m{flipped}")
-        first = subject.first_position
+    if subject.fixed and subject.given is None:
+        setup.append(f"source = torch.randint({vocab}, (3, {subject.fixed['input_ids'].shape[1]}))")
+    half, text = size // 2, min(size, SHORT + 1)
+    changes = {
+        SCALED: _EVERY_MATRIX,
+        COMPILED: 'model = torch.compile(model, backend="aot_eager")',
+        PACKED: f"p = torch.arange({size})[None]; p = p - {half} * (p >= {half}) + {subject.first_position}",
+        TRAINED: (
+            "model.train(); o = torch.optim.Adam(model.parameters(), 3e-3); [(o.zero_grad(), torch.nn.functional.cross_entropy("
+            f"model(t[:, :-1]){write_logits(subject)}.flatten(0, 1), t[:, 1:].flatten()).backward(), o.step()) "
+            f"for t in torch.randint({vocab}, (200, 16, {text}))]; model.eval()"
+        ),
+        **{how: f"model.to({dtype})" for how, dtype in TYPES.items()},
+    }
+    return [*setup, changes[path.how]] if path.how in changes else setup
+
+
+def write_call(subject: Subject, path: CodePath, cut: int) -> tuple[str, str]:
+    """A call of the model with the text `x`, and the part of its logits that stands before the cut."""
+    half, more, before = subject.length // 2, "", f"[:, :{cut}]"
+    if path.padding:
+        first, form = subject.first_position, _MASK_FORMS[MASKS.index(subject.mask_form or MASKS[0])]
         positions = "" if first is None else f", position_ids=(m.cumsum(1) - 1).clamp_min(0) + {first}"
-        form = _FORMS[MASKS.index(subject.mask_form or MASKS[0])]
         more = f", {subject.mask_name}={form}{positions}"
-        before = f"[m.bool() & (torch.arange({size}) < {cut})]"
-    elif path.how == "packed documents":
+        before = f"[m.bool() & (torch.arange({subject.length}) < {cut})]"
+    elif path.how == PACKED:
         more = ", position_ids=p"
-    call = f"model(x.mT{more})" if subject.time_first else f"model(x{more})"
-    if subject.given is not None:
-        call = f"{_of_inputs(subject)[1]}{more})"
-    elif subject.translates or subject.fixed:
-        longest = subject.model.sources.shape[1] if subject.translates else subject.fixed["input_ids"].shape[1]
-        setup.append(f"source = torch.randint({vocab}, (3, {longest}))")
-        call = f"model(source, {'decoder_input_ids=' if subject.sequence else ''}x{more})"
-    elif path.how == "after a cache":
-        cache = cache_argument(accepted(subject.model))
+    elif path.how == CACHE and not subject.fixed:
+        cache = cache_argument(list_arguments(subject.model))
         call = f"model(x[:, {half}:], {cache}=model(x[:, :{half}], use_cache=True).{cache})"
-        before = f"[:, :{cut - half}]"
-    expression = (
-        f"x, y = ((torch.manual_seed(1), {call})[1]{logits} for x in (a, b)); print((x - y){before}.abs().max())"
-    )
-    return setup, expression
+        return call, f"[:, :{cut - half}]"
+    if subject.given is not None:
+        return f"{write_inputs(subject)[1]}{more})", before
+    if subject.fixed:
+        return f"model(source, {'decoder_input_ids=' if subject.sequence else ''}x{more})", before
+    return f"model({'x.mT' if subject.time_first else 'x'}{more})", before
+
+
+def write_inputs(subject: Subject) -> tuple[str, str]:
+    """Python for the sequence in the user's `inputs`, and for a call of the model with `x` in its place."""
+    if isinstance(subject.given, Tensor):
+        return "inputs", "model(x"
+    if isinstance(subject.given, Mapping):
+        return f'inputs["{subject.sequence}"]', f'model(**{{**inputs, "{subject.sequence}": x}}'
+    place = list(list_arguments(subject.own)).index(subject.sequence)
+    return f"inputs[{place}]", f"model(*inputs[:{place}], x, *inputs[{place + 1} :]"

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullrank.checking.report import Finding, bounded, inapplicable, largest
+from fullrank.checking.compare import largest
+from fullrank.checking.report import Finding, bounded, inapplicable
 from fullrank.checking.scorer import ROUNDING, Scorer, counted, totals
 
 SUM, ONCE, LATER = "probabilities sum to one", "every token is scored once", "later tokens change no earlier score"
