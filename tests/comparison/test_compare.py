@@ -46,7 +46,7 @@ def test_seeds_are_gathered_into_mean_deviation_and_paired_difference(tmp_path: 
     assert find(records, "perplexity", row="b", seed=2, **place).value == 113
     assert content.summary.headline.startswith("b is best: test perplexity 111.50 ± 2.12, 7.9 % below plain")
     (group,) = content.compared.groups
-    assert group.find_best(group.rows).name == "b"
+    assert [row.name for row in group.ranking] == ["b", "plain"]
     assert [run.name for run in content.compared.unfinished_runs] == ["a-1"]
 
 
@@ -326,7 +326,7 @@ def test_damaged_and_unfinished_runs_are_listed(tmp_path: Path) -> None:
     problems = {run.name: " ".join(run.problems) for run in content.compared.unfinished_runs}
     for name, words in {
         "no-result": "has not finished", "half": "result.json: damaged", "diverged": "no finite perplexity",
-        "wrong-type": "damaged (final: a dict is expected, given 5",
+        "wrong-type": "damaged (seed: ",
     }.items():  # fmt: skip
         assert words in problems[name]
     assert "2 unreadable lines were left out, the first: line 2: damaged" in content.compared.runs[0].problems[0]

@@ -13,7 +13,6 @@ from torch import Tensor
 import fullrank as fr
 from fullrank.analysis import mixing, spectrum
 from fullrank.analysis.size import masked_size, size, translation_size
-from fullrank.comparison.mechanisms import describe_mechanisms
 from fullrank.config.load import build, parse_yaml, to_yaml
 from fullrank.config.schema import json_schema
 from fullrank.core.attention import Trace, WeightedValues
@@ -324,8 +323,6 @@ def test_a_run_with_layers_of_their_own() -> None:
     assert build(parse_yaml(to_yaml(run), "saved")) == run
     schema = json_schema()
     assert accepts(schema, raw, schema)
-    assert describe_mechanisms(run.to_dict()).startswith("multi-linear attention: sums over pairs")
-    assert "Mixhead B" in describe_mechanisms(run.to_dict())
     assert not build(raw | {"train": {"steps": 1}}).model.value_residual
     everywhere = model | {"attention": PAIRS, "layers": []}
     with pytest.raises(ConfigError, match=r"train\.orthogonality: a penalty on attention weights"):

@@ -13,7 +13,6 @@ import torch
 from torch.nn import functional as F
 
 import fullrank as fr
-from fullrank.comparison.mechanisms import describe_mechanisms
 from fullrank.config.load import build
 from fullrank.config.recipe import Resolved
 from fullrank.config.training import PhaseConfig, TrainConfig
@@ -214,7 +213,6 @@ def test_a_result_names_the_teacher(plain: Any, text: Path, teacher: Path, tmp_p
     assert result["teacher"] == {
         "name": "elder", "sha256": sha256_of(teacher / "checkpoints" / "best" / "model.safetensors")
     }  # fmt: skip
-    assert "distilled from elder with weight 0.25" in describe_mechanisms(raw)
     assert weights != trained(tmp_path / "alone", configuration(text, steps=10))[2]
     assert "teacher" not in plain[0]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,24 +26,23 @@ from fullrank.comparison.measures import (
 from fullrank.comparison.rows import (
     Row,
     find_attention,
+    find_signatures,
     find_unequal_terms,
     group_by_seed,
-    measure_interval,
     name_encoder,
     name_rows,
     number_names,
     number_texts,
 )
-from fullrank.comparison.runs import SPLITS, Run, find_scores, integer, mapping, number
+from fullrank.comparison.runs import SPLITS, Run, integer, number
 from fullrank.config.load import flatten
 from fullrank.config.run import MASKED_TOKEN
 from fullrank.core.config import NOT_NEXT_TOKEN
 from fullrank.core.errors import InputError
 from fullrank.evaluation import statistics as over_seeds
-from fullrank.records import Interval, Record
+from fullrank.records import Record
 from fullrank.render.tables import group_records
 
-Values = Mapping[int | str, float]  # by seed
 _OF_RUNS = ("run", "seed")  # labels by which runs of a row differ
 _COSTS = ("tokens_per_second", "wall_seconds", "peak_memory_mib", "steps", "tokens_seen")
 _RUN_KEYS = (
@@ -78,6 +77,10 @@ class Group:
         return self.rows[0].part
 
     @property
+    def runs(self) -> list[Run]:
+        return [run for row in self.rows for run in row.runs]
+
+    @property
     def is_marked(self) -> bool:
         """The figures are no next-token perplexities: they compare with no other, not even with each other."""
         return self.rows[0].is_marked(self.measure)
@@ -87,18 +90,12 @@ class Group:
         return [] if self.is_marked else [row for row in self.rows if row.is_undertrained(self.measure)]
 
     @property
-    def measured(self) -> list[Row]:
-        """Rows with a figure on the split by which they are judged."""
-        return [row for row in self.rows if row.mean(self.measure, self.split) is not None]
-
-    def find_best(self, rows: Sequence[Row], split: str = "") -> Row | None:
-        """The row with the best mean; None where no row compares."""
-        means = [(row.mean(self.measure, split or self.split), row) for row in rows]
-        measured = [(mean, row) for mean, row in means if mean is not None]
-        if not measured or self.is_marked or self.undertrained:
-            return None
-        choose_end = max if self.measure.higher else min
-        return choose_end(measured, key=lambda pair: pair[0])[1]
+    def ranking(self) -> list[Row]:
+        """Rows by their means, the best first; none where no row compares."""
+        if self.is_marked or self.undertrained:
+            return []
+        measured = [row for row in self.rows if row.values(self.measure, self.split)]
+        return sorted(measured, key=lambda row: row.mean(self.measure, self.split) or 0.0, reverse=self.measure.higher)
 
     def baseline_of(self, row: Row) -> Row | None:
         """The row that another is compared with: the first; in fine-tuning the plain one most like it.
@@ -113,23 +110,9 @@ class Group:
         base = plain[0] if plain else self.rows[0]
         return None if row is base else base
 
-    def difference(self, row: Row, base: Row, measure: Measure, split: str) -> Record | None:
-        """Difference of means with its 95 % interval over seeds: shares of the baseline's mean, points for scores."""
-        after, before = row.values(measure, split), base.values(measure, split)
-        if not after or not before or row.text != base.text:
-            return None
-        mean = statistics.fmean(before.values())
-        change = measure.difference(statistics.fmean(after.values()), mean)
-        if change is None:
-            return None
-        ends, kind = measure_interval(after, before)
-        interval = None
-        if ends is not None:
-            low, high = (measure.difference(mean + end, mean) or 0.0 for end in ends)
-            interval = (low, high)
-        labels = {**_make_labels(row), "split": split, "checkpoint": "final", "baseline": base.name}
-        unit = "points" if measure.higher else "share"
-        return Record(labels, f"{measure.key}_difference", change, unit, interval, kind)
+    def compare(self, row: Row, base: Row) -> Record | None:
+        """Difference of two rows in the measure by which rows are judged."""
+        return compare_rows(row, base, self.measure, self.split)
 
 
 @dataclass(frozen=True)
@@ -155,6 +138,11 @@ class Comparison:
         return (*self.runs, *self.unfinished_runs)[0].task
 
     @property
+    def measure(self) -> Measure:
+        """The measure by which rows are judged."""
+        return self.groups[0].measure if self.groups else PERPLEXITY
+
+    @property
     def mixed_texts(self) -> list[Row]:
         """The first row of each text, where rows of one part were measured on several; else empty."""
         for part in dict.fromkeys(row.part for row in self.rows):
@@ -167,14 +155,18 @@ class Comparison:
         """All numbers: of every run, then of every row."""
         records = [record for row in self.rows for run in row.runs for record in _describe_run(row, run)]
         records += _summarize_runs(records)
-        return records + [record for group in self.groups for row in group.rows for record in _describe_row(group, row)]
+        for group in self.groups:
+            for row in group.rows:
+                records += _describe_row(group, row)
+        return records
 
     def describe_runs(self) -> list[dict[str, Any]]:
         """What is known of every finished run besides its numbers, for JSON."""
-        return [
-            _collect_facts(row, run, group.baseline_of(row))
-            for group in self.groups for row in group.rows for run in row.runs
-        ]  # fmt: skip
+        facts = []
+        for group in self.groups:
+            for row in group.rows:
+                facts += [_collect_facts(row, run, group.baseline_of(row)) for run in row.runs]
+        return facts
 
 
 # -- rows and groups ---------------------------------------------------------------------------------------------------
@@ -186,106 +178,130 @@ def compare(runs: Sequence[Run], table: str | None = None) -> Comparison:
     table: the table of several recipes that they belong to; rows are compared within each recipe, and in fine-tuning
     within each task. InputError for runs of fine-tuning among others.
     """
-    tuned = [run for run in runs if run.finetunes]
-    if tuned and len(tuned) < len(runs):
-        other = next(run for run in runs if not run.finetunes)
+    if len({run.finetunes for run in runs}) > 1:
+        tuned, other = (next(run for run in runs if run.finetunes is kind) for kind in (True, False))
         raise InputError(
-            f"{tuned[0].folder} is a run of fine-tuning and {other.folder} is not: no figure of theirs compares; "
+            f"{tuned.folder} is a run of fine-tuning and {other.folder} is not: no figure of theirs compares; "
             "make a report of each kind"
         )
-    same_task = list(tuned or [run for run in runs if run.task == runs[0].task])
+    same_task = [run for run in runs if run.finetunes or run.task == runs[0].task]
     finished = [run for run in same_task if run.result is not None]
-    seeds = group_by_seed(finished)
-    if tuned:  # plain encoders first
-        seeds.sort(key=lambda row: bool(find_attention(row[0])))
-    parts = [_name_part(row[0], table) for row in seeds]
-    names = name_rows(seeds) if table is None else _name_parts(parts, seeds)
     measure = choose(finished or same_task)
-    texts = number_texts(seeds, measure.in_bits)
-    rows = [
-        Row(name, slot, row, text, part)
-        for slot, (name, row, text, part) in enumerate(zip(names, seeds, texts, parts, strict=True))
-    ]
-    keys = dict.fromkeys((row.part, row.text, row.is_marked(measure)) for row in rows)
-    keys = dict.fromkeys(sorted(keys, key=lambda key: key[2]))  # figures that compare with no other come last
-    members = [[row for row in rows if (row.part, row.text, row.is_marked(measure)) == key] for key in keys]
+    rows = _build_rows(finished, measure, table)
+    members: dict[tuple[object, ...], list[Row]] = {}
+    for row in sorted(rows, key=lambda row: row.is_marked(measure)):  # figures that compare with no other come last
+        members.setdefault((row.part, row.text, row.is_marked(measure)), []).append(row)
+    unfinished = group_by_seed([run for run in same_task if run.result is None])
+    names = name_rows(unfinished)
     return Comparison(
         tuple(rows),
-        tuple(_build_group(group, measure) for group in members),
-        _build_unfinished(same_task, len(rows)),
+        tuple(_build_group(tuple(group), measure) for group in members.values()),
+        tuple(Row(names[index], len(rows) + index, row) for index, row in enumerate(unfinished)),
         tuple(run for run in runs if run not in same_task),
     )
 
 
-def _build_unfinished(runs: Sequence[Run], slot: int) -> tuple[Row, ...]:
-    seeds = group_by_seed([run for run in runs if run.result is None])
-    names = name_rows(seeds)
-    return tuple(Row(name, slot + index, row) for index, (name, row) in enumerate(zip(names, seeds, strict=True)))
+def _build_rows(runs: Sequence[Run], measure: Measure, table: str | None) -> list[Row]:
+    seeds = group_by_seed(runs)
+    seeds.sort(key=lambda row: row[0].finetunes and bool(find_attention(row[0])))  # plain encoders first
+    parts = [_name_part(row[0], table) for row in seeds]
+    if table is None:
+        names = name_rows(seeds)
+    else:
+        names = number_names([f"{part} {row[0].get('row')}" for part, row in zip(parts, seeds, strict=True)])
+    texts = number_texts(seeds, measure.in_bits)
+    return [Row(names[slot], slot, row, texts[slot], parts[slot]) for slot, row in enumerate(seeds)]
 
 
 def _name_part(run: Run, table: str | None) -> str:
     """`vanilla` of mixhead/table1-vanilla; `table4` of mixhead/table4 itself; a task of fine-tuning."""
     if run.finetunes:
         return run.task
-    recipe = run.origin("recipe")
+    recipe = run.get("recipe") or ""
     if table is None:
         return ""
     return recipe.removeprefix(f"{table}-") if recipe.startswith(f"{table}-") else Path(recipe).stem
 
 
-def _name_parts(parts: Sequence[str], rows: Sequence[Sequence[Run]]) -> list[str]:
-    return number_names([f"{part} {row[0].origin('row')}" for part, row in zip(parts, rows, strict=True)])
-
-
-def _build_group(rows: Sequence[Row], measure: Measure) -> Group:
+def _build_group(rows: tuple[Row, ...], measure: Measure) -> Group:
     runs = [run for row in rows for run in row.runs]
     if runs[0].finetunes:
-        scores = [key for run in runs for key in find_scores(run)]
-        splits = tuple(dict.fromkeys(split for split, _ in scores))
-        measures = tuple(find_metric(name) for name in dict.fromkeys(metric for _, metric in scores))
-        paper = next((one for one in measures for split in splits if _has_paper_figure(runs, one, split)), None)
-        return Group(tuple(rows), measures, (), splits, paper)
-    kinds = (BLEU, TOKENISED_BLEU) if measure is BLEU else (measure,)
-    paper = next((kind for kind in kinds if any(_has_paper_figure(runs, kind, split) for split in SPLITS)), None)
+        scores = [key for run in runs for key in run.scores]
+        splits = list(dict.fromkeys(split for split, _ in scores))
+        measures = [find_metric(name) for name in dict.fromkeys(metric for _, metric in scores)]
+        return Group(rows, tuple(measures), (), tuple(splits), _find_paper_measure(runs, measures, splits))
+    paper = _find_paper_measure(runs, (BLEU, TOKENISED_BLEU) if measure is BLEU else (measure,), SPLITS)
     others = {BLEU: (CHRF, PERPLEXITY), MASKED_PERPLEXITY: (ACCURACY,)}.get(measure, (WITHOUT_SOS, LAST_POSITION))
     if paper is TOKENISED_BLEU:
         others = (TOKENISED_BLEU, *others)
     measured = [split for split in ("test", "valid") if any(measure.value(run, split) is not None for run in runs)]
-    return Group(tuple(rows), (measure,), others, tuple(measured or SPLITS), paper)
+    return Group(rows, (measure,), others, tuple(measured or SPLITS), paper)
 
 
-def _has_paper_figure(runs: Sequence[Run], measure: Measure, split: str) -> bool:
-    return any(measure.paper_figure(run, split) is not None for run in runs)
+def _find_paper_measure(runs: Sequence[Run], measures: Sequence[Measure], splits: Sequence[str]) -> Measure | None:
+    """The first measure in which the paper states a figure of some run."""
+    for measure in measures:
+        if any(measure.paper_figure(run, split) for run in runs for split in splits):
+            return measure
+    return None
 
 
-def find_splits(runs: Sequence[Run]) -> tuple[str, ...]:
-    """Splits with final figures: test, validation, then the others."""
-    splits = dict.fromkeys(str(split) for run in runs for split in mapping(run.get("final")))
-    order = {"test": 0, "valid": 1}
-    return tuple(sorted(splits, key=lambda split: order.get(split, 2)))
+def compare_rows(row: Row, base: Row, measure: Measure, split: str) -> Record | None:
+    """Difference of means with its 95 % interval over seeds: shares of the baseline's mean, points for scores.
+
+    The interval is paired (Student) for the same seeds, else Welch's; None where either side has one seed, and where
+    nothing scatters. None for rows without figures, or of different texts.
+    """
+    after, before = row.values(measure, split), base.values(measure, split)
+    if not after or not before or row.text != base.text:
+        return None
+    mean = statistics.fmean(before.values())
+    change = measure.compare(statistics.fmean(after.values()), mean)
+    if change is None:
+        return None
+    a, b = _pair_values(before, after)
+    ends, protocol = None, ""
+    if before.keys() == after.keys():
+        ends, protocol = over_seeds.paired_interval(a, b), "paired over seeds"
+    if ends is None:
+        ends, protocol = over_seeds.welch_interval(a, b), "Welch, over seeds"
+    if ends is None or ends.low == ends.high:
+        interval, protocol = None, ""
+    else:
+        low, high = (measure.compare(mean + end, mean) or 0.0 for end in ends)
+        interval = (low, high)
+    labels = {**row.labels, "split": split, "checkpoint": "final", "baseline": base.name}
+    unit = "points" if measure.higher else "share"
+    return Record(labels, f"{measure.key}_difference", change, unit, interval, protocol)
+
+
+def _pair_values(before: dict[int | str, float], after: dict[int | str, float]) -> tuple[list[float], list[float]]:
+    """The figures of both, in the order of their seeds where these are the same."""
+    if before.keys() == after.keys():
+        return [*before.values()], [after[seed] for seed in before]
+    return [*before.values()], [*after.values()]
 
 
 # -- records -----------------------------------------------------------------------------------------------------------
 
 
-def _make_labels(row: Row) -> dict[str, str | int]:
-    return {"row": row.name, **({"part": row.part} if row.part else {})}
-
-
-def _find_protocol(run: Run, split: str) -> str:
-    return str(mapping(mapping(run.get("protocols")).get(split)).get("words") or run.get("protocol") or "")
+def find_splits(run: Run) -> list[str]:
+    """Splits with final figures: test, validation, then the others."""
+    order = {"test": 0, "valid": 1}
+    return sorted(run.get_mapping("final"), key=lambda split: order.get(split, 2))
 
 
 def _describe_run(row: Row, run: Run) -> Iterator[Record]:
     """The figures of a run, its time and memory."""
-    labels = {**_make_labels(row), "run": run.folder.name, "seed": run.seed}
+    labels = {**row.labels, "run": run.folder.name, "seed": run.seed}
     for checkpoint in ("final", "last"):
-        for split in find_splits([run]):
+        for split in find_splits(run):
             place = {**labels, "split": split, "checkpoint": checkpoint}
+            protocol = run.get(f"protocols.{split}.words") or run.get("protocol") or ""
             for measure in list_measures(run):
                 value = measure.value(run, split, checkpoint)
                 if value is not None:
-                    yield Record(place, measure.key, value, measure.record_unit, protocol=_find_protocol(run, split))
+                    yield Record(place, measure.key, value, measure.record_unit, protocol=protocol)
     for key in _COSTS:
         value = number(run.get(key))
         if value is not None:
@@ -296,12 +312,10 @@ def _describe_run(row: Row, run: Run) -> Iterator[Record]:
 
 def _summarize_runs(records: Sequence[Record]) -> Iterator[Record]:
     """Means over the runs of each row, with sample deviations (n - 1) and numbers of seeds."""
-    names = [
-        name for name in dict.fromkeys(name for record in records for name in record.labels) if name not in _OF_RUNS
-    ]
+    names = dict.fromkeys(name for record in records for name in record.labels if name not in _OF_RUNS)
     for measure in dict.fromkeys(record.measure for record in records):
         of_measure = [record for record in records if record.measure == measure]
-        for key, of_row in group_records(of_measure, names).items():
+        for key, of_row in group_records(of_measure, list(names)).items():
             values = [record.value for record in of_row if record.value is not None]
             labels = {name: label for name, label in zip(names, key, strict=True) if label is not None}
             first = of_row[0]
@@ -313,69 +327,78 @@ def _summarize_runs(records: Sequence[Record]) -> Iterator[Record]:
 
 def _describe_row(group: Group, row: Row) -> Iterator[Record]:
     """Parameters of a row, word frequencies, the paper's figures beside ours, and its differences from the baseline."""
-    labels = _make_labels(row)
-    yield Record(labels, "seeds", len(row.runs))
-    for part, size in flatten(mapping(row.first.get("parameters"))).items():
+    run = row.first
+    yield Record(row.labels, "seeds", len(row.runs))
+    for part, size in flatten(run.get_mapping("parameters")).items():
         count = integer(size)
         if count is not None:
-            yield Record({**labels, "component": part}, "parameters", count)
-    extra = row.extra_parameters(group.rows[0])
-    if extra is not None:
-        yield Record(labels, "parameters_added", extra)
+            yield Record({**row.labels, "component": part}, "parameters", count)
+    total, base_total = run.get("parameters.total"), group.rows[0].first.get("parameters.total")
+    if isinstance(total, int) and isinstance(base_total, int):
+        yield Record(row.labels, "parameters_added", total - base_total)
     for split in group.splits:
-        place = {**labels, "split": split}
+        place = {**row.labels, "split": split}
         for measure in UNIGRAMS:
-            unigram = measure.unigram(row.first, split)
+            unigram = measure.unigram(run, split)
             if unigram is not None:
                 yield Record({**place, "checkpoint": "final"}, f"{measure.key}_unigram", unigram)
         for measure in dict.fromkeys((*group.measures, group.paper or group.measure)):
-            stated = measure.paper_figure(row.first, split)
+            stated = measure.paper_figure(run, split)
             if stated is not None:
-                yield Record(place, f"{measure.key}_paper", stated.mean, protocol=stated.source, note=stated.note)
-            if stated is not None and stated.deviation is not None:
-                yield Record(place, f"{measure.key}_paper_deviation", stated.deviation)
+                note = (
+                    f"The paper's figure is of the {stated.source}: of other examples than ours."
+                    if stated.source
+                    else ""
+                )
+                yield Record(place, f"{measure.key}_paper", stated.mean, protocol=stated.source, note=note)
+                if stated.deviation is not None:
+                    yield Record(place, f"{measure.key}_paper_deviation", stated.deviation)
         for measure in group.measures:
-            yield from _compare_row(group, row, measure, split)
+            yield from _compare_with_baseline(group, row, measure, split)
 
 
-def _compare_row(group: Group, row: Row, measure: Measure, split: str) -> Iterator[Record]:
+def _compare_with_baseline(group: Group, row: Row, measure: Measure, split: str) -> Iterator[Record]:
     """The difference from the baseline, and in fine-tuning the change of the deviation."""
     base = group.baseline_of(row)
-    difference = group.difference(row, base, measure, split) if base else None
+    difference = compare_rows(row, base, measure, split) if base else None
     if base is None or difference is None:
         return
     yield difference
     if row.first.finetunes:
-        labels = {**_make_labels(row), "split": split, "baseline": base.name}
-        for name, (value, ends, protocol) in _compare_deviations(row, base, measure, split).items():
-            if value is not None:
-                yield Record(labels, f"{measure.key}_{name}", value, None, ends, protocol)
+        labels = {**row.labels, "split": split, "baseline": base.name}
+        yield from _compare_deviations(labels, row, base, measure, split)
 
 
-def _compare_deviations(
-    row: Row, base: Row, measure: Measure, split: str
-) -> dict[str, tuple[float | None, Interval | None, str]]:
+def _compare_deviations(labels: dict[str, str], row: Row, base: Row, measure: Measure, split: str) -> Iterator[Record]:
     """Change of the deviation over seeds from the baseline's, in percent (Skip Cross-head, Table 4), with its tests.
 
-    Value, 95 % interval and method by name; a value is None where so few seeds cannot tell it.
+    None of those that so few seeds cannot tell.
     """
     before, after = base.values(measure, split), row.values(measure, split)
-    pairs = before.keys() == after.keys()
-    a = list(before.values())
-    b = [after[seed] for seed in before] if pairs else list(after.values())
-    change, welch = over_seeds.deviation_change(a, b), over_seeds.welch_interval(a, b)
+    is_paired = before.keys() == after.keys()
+    a, b = _pair_values(before, after)
+    change = over_seeds.deviation_change(a, b)
+    sampled = over_seeds.deviation_bootstrap(a, b, paired=is_paired)
     bootstrap = f"bootstrap of {over_seeds.SAMPLES:,} samples, seed {over_seeds.SEED}"
-    own, other = (measure.paper_figure(one.first, split) for one in (row, base))
-    stated = None
-    if own and other and own.deviation is not None and other.deviation:
-        stated = 100 * (own.deviation / other.deviation - 1)
-    return {
-        "deviation_change": (change, over_seeds.deviation_interval(a, b), "F distribution"),
-        "deviation_change_bootstrap": (change, over_seeds.deviation_bootstrap(a, b, paired=pairs), bootstrap),
-        "deviation_change_paper": (stated, None, ""),
-        "deviation_p": (over_seeds.brown_forsythe(a, b), None, "Brown-Forsythe"),
-        "difference_welch": (welch and statistics.fmean(b) - statistics.fmean(a), welch, "Welch, over seeds"),
-    }
+    welch = over_seeds.welch_interval(a, b)
+    difference = None if welch is None else statistics.fmean(b) - statistics.fmean(a)
+    tests = [
+        ("deviation_change", change, over_seeds.deviation_interval(a, b), "F distribution"),
+        ("deviation_change_bootstrap", change, sampled, bootstrap),
+        ("deviation_change_paper", _compare_paper_deviations(row, base, measure, split), None, ""),
+        ("deviation_p", over_seeds.brown_forsythe(a, b), None, "Brown-Forsythe"),
+        ("difference_welch", difference, welch, "Welch, over seeds"),
+    ]
+    for name, value, interval, protocol in tests:
+        if value is not None:
+            yield Record(labels, f"{measure.key}_{name}", value, None, interval, protocol)
+
+
+def _compare_paper_deviations(row: Row, base: Row, measure: Measure, split: str) -> float | None:
+    after, before = (measure.paper_figure(one.first, split) for one in (row, base))
+    if after and before and after.deviation is not None and before.deviation:
+        return 100 * (after.deviation / before.deviation - 1)
+    return None
 
 
 def _collect_facts(row: Row, run: Run, baseline: Row | None) -> dict[str, Any]:
@@ -385,11 +408,10 @@ def _collect_facts(row: Row, run: Run, baseline: Row | None) -> dict[str, Any]:
         "baseline": baseline and baseline.name, "next_token": run.next_token, "problems": list(run.problems),
         "remark": None,
     }  # fmt: skip
-    if not run.finetunes and not run.next_token:
-        facts["remark"] = NOT_NEXT_TOKEN if row.is_marked(PERPLEXITY) else MASKED_TOKEN
     if run.finetunes:
         facts |= {"encoder": name_encoder(run), "attention": find_attention(run)}
         facts |= {"next_token": None, "title": run.get("title")}
-    signatures = [run.get("final", split, f"{BLEU.key}_signature") for split in SPLITS]
-    facts["bleu_signature"] = next(filter(None, signatures), None)
+    elif not run.next_token:
+        facts["remark"] = NOT_NEXT_TOKEN if row.is_marked(PERPLEXITY) else MASKED_TOKEN
+    facts["bleu_signature"] = next(iter(find_signatures([run])), None)
     return {**facts, **{key: run.get(key) for key in _RUN_KEYS}}

@@ -5,40 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from fullrank.comparison.runs import (
-    MASKED_MODELING,
-    SPLITS,
-    TRANSLATION,
-    Run,
-    find_metric_names,
-    mapping,
-    number,
-    sequence,
-)
+from fullrank.comparison.runs import MASKED_MODELING, SPLITS, TRANSLATION, Run, mapping, number
 from fullrank.render.tables import format_value
 
-SERVER = "test server"
 # metrics of the GLUE server's table where they are not accuracy
 _SERVER_METRICS = {"glue/cola": "matthews_correlation", "glue/mrpc": "f1", "glue/qqp": "f1", "glue/stsb": "spearman"}
-_METRIC_WORDS = {
-    "matthews_correlation": "Matthews correlation", "f1": "F1", "pearson": "Pearson correlation",
-    "spearman": "Spearman correlation",
-}  # fmt: skip
+_METRIC_WORDS = {"f1": "F1", "matthews_correlation": "Matthews correlation"}
 
 
-@dataclass(frozen=True)
-class PaperFigure:
+class PaperFigure(NamedTuple):
     """A figure of a paper. source: where it was measured, if that is not where ours is."""
 
     mean: float
     deviation: float | None = None
     source: str = ""
-
-    @property
-    def note(self) -> str:
-        return f"The paper's figure is of the {self.source}: of other examples than ours." if self.source else ""
 
 
 @dataclass(frozen=True)
@@ -46,7 +28,6 @@ class Measure:
     """A figure of a run.
 
     key: its name in `final.<split>` of a result and in records; words, short: names for readers.
-    unit: the unit of validation curves (metrics.jsonl counts by token).
     kind: of a `score` higher is better, else lower.
     paper: endings of the keys, after the split, under which a recipe states a paper's figure; the first that exists counts.
     A key that is the bare split belongs to the measure that the recipe names as `metric` (perplexity if it names none).
@@ -56,7 +37,6 @@ class Measure:
     key: str
     words: str
     short: str
-    unit: str
     kind: Literal["perplexity", "bits", "score", "other"] = "perplexity"
     paper: tuple[str, ...] = ()
     scale: float = 1.0
@@ -74,6 +54,11 @@ class Measure:
         return "highest" if self.higher else "lowest"
 
     @property
+    def logged_unit(self) -> str:
+        """The unit of validation curves: metrics.jsonl counts by token."""
+        return "bits per token" if self.in_bits else self.words
+
+    @property
     def record_unit(self) -> str | None:
         return "x 100" if self.scale != 1 else self.words if self.in_bits else None
 
@@ -84,8 +69,8 @@ class Measure:
             return None
         return self.scale * value
 
-    def difference(self, value: float, base: float) -> float | None:
-        """Points for scores, else the share of the base; None where the base is zero."""
+    def compare(self, value: float, base: float) -> float | None:
+        """Points more for scores, else the share of the base; None where the base is zero."""
         if self.higher:
             return value - base
         return value / base - 1 if base else None
@@ -97,7 +82,7 @@ class Measure:
 
         b / log2(q) is tokens per byte, because both count one text.
         """
-        recorded = number(mapping(run.corpus.get("unigram_perplexity")).get(split))
+        recorded = number(run.get(f"corpus.unigram_perplexity.{split}"))
         if recorded is None or recorded <= 0 or self.higher:
             return None
         if not self.in_bits:
@@ -109,30 +94,31 @@ class Measure:
 
     def paper_figure(self, run: Run, split: str) -> PaperFigure | None:
         """The paper's figure as the recipe states it; None if it states none in this measure."""
+        paper = run.get_mapping("paper")
         if self.scale != 1:
-            return self._paper_score(run, split)
-        named = (run.paper.get("metric") or PERPLEXITY.key) == self.key
-        keys = [split + ending for ending in self.paper if ending or named]
-        values = [number(run.paper.get(key)) for key in keys]
-        stated = next((value for value in values if value is not None), None)
-        return None if stated is None else PaperFigure(stated)
+            return self._read_score(paper, run.task, split)
+        is_named = (paper.get("metric") or PERPLEXITY.key) == self.key
+        for ending in self.paper:
+            value = number(paper.get(split + ending))
+            if value is not None and (ending or is_named):
+                return PaperFigure(value)
+        return None
 
-    def _paper_score(self, run: Run, split: str) -> PaperFigure | None:
+    def _read_score(self, paper: Mapping[str, Any], task: str, split: str) -> PaperFigure | None:
         """A score of fine-tuning: `59.8`, or `[59.8, 1.2]` with its deviation.
 
         `{matthews_correlation: 59.8}` is of the development split; `test`, `test_mismatched` are the server's scores of
         the splits that ours stand for.
         """
-        paper, source = run.paper, ""
-        stated = paper.get(self.key) if split == "dev" else mapping(paper.get(split)).get(self.key)
-        if stated is None and self.key == _SERVER_METRICS.get(run.task, "accuracy"):
-            stated, source = paper.get(split.replace("dev", "test", 1)), SERVER
+        stated, source = paper.get(self.key) if split == "dev" else mapping(paper.get(split)).get(self.key), ""
+        if stated is None and self.key == _SERVER_METRICS.get(task, "accuracy"):
+            stated, source = paper.get(split.replace("dev", "test", 1)), "test server"
         mean, deviation = stated if isinstance(stated, list) and len(stated) == 2 else (stated, None)
         value = number(mean)
         return None if value is None else PaperFigure(value, number(deviation), source)
 
     def logged_value(self, line: Mapping[str, Any]) -> float | None:
-        """Value of a line of metrics.jsonl, in `unit`."""
+        """Value of a line of metrics.jsonl, in `logged_unit`."""
         if self.higher:
             return number(line.get(self.key))
         if not self.in_bits:
@@ -151,67 +137,47 @@ class Measure:
         """A figure as text."""
         return format_value(value, self.format(value or 0.0))
 
-    def show_size(self, difference: float) -> str:
-        """A difference without its sign: `3.1 %`, `0.62 points`."""
-        size = abs(difference)
+    def show_difference(self, difference: float) -> str:
+        """A difference with its sign: `−3.1 %`, `+0.62 points`."""
         if self.higher:
-            return f"{size:.2f} points"
-        return f"{100 * size:.{2 if size < 0.01 else 1}f} %"
-
-    def show_difference(self, difference: float | None) -> str:
-        """A difference with its sign; `-` for None."""
-        if difference is None:
-            return "-"
-        return f"{'−' if difference < 0 else '+'}{self.show_size(difference)}"
-
-    def show_interval(self, low: float, high: float) -> str:
-        """Ends of an interval of differences: `−0.31 to +1.20`, `−4.1 to +2.2 %`."""
-        scale, unit, decimals = (1, "", 2) if self.higher else (100, " %", 1 if max(-low, high) >= 0.01 else 2)
-        ends = [format_value(scale * end, f"+.{decimals}f") for end in (low, high)]
-        return f"{' to '.join(ends)}{unit}"
+            return f"{format_value(difference, '+.2f')} points"
+        decimals = 2 if abs(difference) < 0.01 else 1
+        return f"{format_value(100 * difference, f'+.{decimals}f')} %"
 
 
-PERPLEXITY = Measure("perplexity", "perplexity", "ppl", "perplexity", paper=("",))
-BITS_PER_BYTE = Measure(
-    "bits_per_byte", "bits per byte", "bits/byte", "bits per token", "bits",
-    ("_bits_per_byte", "_bits_per_character"),  # published "bits per character" of enwik8 count bytes
-)  # fmt: skip
-BITS_PER_CHARACTER = Measure(
-    "bits_per_character", "bits per character", "bits/char", "bits per token", "bits", ("_bits_per_character",)
-)
-BLEU = Measure("bleu", "BLEU", "BLEU", "BLEU", "score", ("", "_bleu"))  # sacreBLEU's, of detokenised text
-TOKENISED_BLEU = Measure(  # as fairseq-generate printed it; papers on IWSLT14 state this one
-    "tokenised_bleu", "tokenised BLEU", "tokenised BLEU", "BLEU", "score", ("", "_tokenised_bleu")
-)
-CHRF = Measure("chrf", "chrF", "chrF", "chrF", "score", ("", "_chrf"))
+PERPLEXITY = Measure("perplexity", "perplexity", "ppl", paper=("",))
+# published "bits per character" of enwik8 count bytes
+_PAPER_BITS = ("_bits_per_byte", "_bits_per_character")
+BITS_PER_BYTE = Measure("bits_per_byte", "bits per byte", "bits/byte", "bits", _PAPER_BITS)
+BITS_PER_CHARACTER = Measure("bits_per_character", "bits per character", "bits/char", "bits", _PAPER_BITS[1:])
+BLEU = Measure("bleu", "BLEU", "BLEU", "score", ("", "_bleu"))  # sacreBLEU's, of detokenised text
+# as fairseq-generate printed it; papers on IWSLT14 state this one
+TOKENISED_BLEU = Measure("tokenised_bleu", "tokenised BLEU", "tokenised BLEU", "score", ("", "_tokenised_bleu"))
+CHRF = Measure("chrf", "chrF", "chrF", "score", ("", "_chrf"))
 # the model reads most of the text, so its perplexity compares with no other
-MASKED_PERPLEXITY = Measure("perplexity", "masked-token perplexity", "masked ppl", "masked-token perplexity")
-ACCURACY = Measure("accuracy_percent", "accuracy in %", "accuracy in %", "accuracy in %", "score")
+MASKED_PERPLEXITY = Measure("perplexity", "masked-token perplexity", "masked ppl")
+ACCURACY = Measure("accuracy_percent", "accuracy in %", "accuracy in %", "score")
 # of text with a token <sos> before every line: only the other tokens are counted, as is usual
-WITHOUT_SOS = Measure("perplexity_without_sos", "perplexity without <sos>", "ppl without <sos>", "perplexity")
+WITHOUT_SOS = Measure("perplexity_without_sos", "perplexity without <sos>", "ppl without <sos>")
 # of a model whose tokens see later ones: the only targets that it does not read
-LAST_POSITION = Measure(
-    "last_position.perplexity", "perplexity at last positions", "ppl at last positions", "perplexity"
-)
-LENGTH_RATIO = Measure("length_ratio", "length ratio", "length ratio", "", "other")
-LOSS = Measure("loss", "loss", "loss", "nats", "other")
-SCORES = (BLEU, TOKENISED_BLEU, CHRF)  # of translations
+LAST_POSITION = Measure("last_position.perplexity", "perplexity at last positions", "ppl at last positions")
+LENGTH_RATIO = Measure("length_ratio", "length ratio", "length ratio", "other")
+LOSS = Measure("loss", "loss", "loss", "other")
 UNIGRAMS = (PERPLEXITY, BITS_PER_BYTE, BITS_PER_CHARACTER)  # a model of word frequencies has them, too
-MEASURES = (PERPLEXITY, BITS_PER_BYTE, BITS_PER_CHARACTER, *SCORES, ACCURACY)
+MEASURES = (*UNIGRAMS, BLEU, TOKENISED_BLEU, CHRF, ACCURACY)
 
 
 def list_measures(run: Run) -> list[Measure]:
     """Every measure that a run may have figures of; of fine-tuning its metrics, in points."""
     if not run.finetunes:
         return [*MEASURES, WITHOUT_SOS, LAST_POSITION, LENGTH_RATIO]
-    return [*map(find_metric, find_metric_names(run)), LOSS]
+    return [*map(find_metric, run.metric_names), LOSS]
 
 
 def find_metric(name: str) -> Measure:
     """The measure of a score of fine-tuning."""
     words = _METRIC_WORDS.get(name, name.replace("_", " "))
-    short = words.removesuffix(" correlation")
-    return Measure(name, words, short, words, "score", scale=100.0)
+    return Measure(name, words, words.removesuffix(" correlation"), "score", scale=100.0)
 
 
 def choose(runs: Sequence[Run]) -> Measure:
@@ -222,20 +188,22 @@ def choose(runs: Sequence[Run]) -> Measure:
     in bits: per character if all read characters, else per byte. Bits per character, too, where the same text was cut into
     different tokens. Perplexity otherwise, and wherever a finished run has no bits for a split of which it has a perplexity.
     """
+    if not runs:
+        return PERPLEXITY
+    if runs[0].finetunes:
+        return find_metric([*runs[0].metric_names, "accuracy"][0])
     tasks = {run.task for run in runs}
-    if runs and runs[0].finetunes:
-        return find_metric(next(iter(find_metric_names(runs[0])), "accuracy"))
     if tasks == {MASKED_MODELING}:
         return MASKED_PERPLEXITY
     if tasks == {TRANSLATION}:
         return BLEU if set.intersection(*map(_find_splits_with_bleu, runs)) else PERPLEXITY
     kinds = {run.tokens for run in runs}
-    stated = any(BITS_PER_BYTE.paper_figure(run, split) for run in runs for split in SPLITS)
-    texts = [find_sources(run) for run in runs]
-    cut_differently = len(kinds) > 1 and bool(texts[0]) and all(text == texts[0] for text in texts)
-    if not runs or not (stated or cut_differently or kinds <= {"byte", "character"}):
+    is_stated = any(BITS_PER_BYTE.paper_figure(run, split) for run in runs for split in SPLITS)
+    sources = find_sources(runs[0])
+    is_cut_differently = len(kinds) > 1 and bool(sources) and all(find_sources(run) == sources for run in runs)
+    if not (is_stated or is_cut_differently or kinds <= {"byte", "character"}):
         return PERPLEXITY
-    measure = BITS_PER_CHARACTER if kinds == {"character"} or cut_differently else BITS_PER_BYTE
+    measure = BITS_PER_CHARACTER if kinds == {"character"} or is_cut_differently else BITS_PER_BYTE
     for run in runs:
         for split in SPLITS:
             if PERPLEXITY.value(run, split) is not None and measure.value(run, split) is None:
@@ -245,18 +213,21 @@ def choose(runs: Sequence[Run]) -> Measure:
 
 def _find_splits_with_bleu(run: Run) -> set[str]:
     """Splits with a final BLEU; of a run that has not finished both, where any line has one."""
-    logged = run.result is None and any(BLEU.logged_value(line) is not None for line in run.metrics)
-    return {split for split in SPLITS if logged or BLEU.value(run, split) is not None}
+    is_logged = run.result is None and any(BLEU.logged_value(line) is not None for line in run.metrics)
+    return {split for split in SPLITS if is_logged or BLEU.value(run, split) is not None}
 
 
 def find_sources(run: Run) -> dict[str, Any]:
     """Checksums, ranges and case of the texts of a language model's splits, whatever its tokens; empty if not recorded."""
-    details = mapping(run.corpus.get("details"))
-    lowercase = mapping(details.get("settings")).get("lowercase")
     texts: dict[str, Any] = {}
-    for source in map(mapping, sequence(details.get("sources"))):
+    for source in run.get("corpus.details.sources") or []:
         if source.get("split") in SPLITS and source.get("sha256"):
-            part = (source["sha256"], source.get("start"), source.get("end"), lowercase)
+            part = (
+                source["sha256"],
+                source.get("start"),
+                source.get("end"),
+                run.get("corpus.details.settings.lowercase"),
+            )
             texts.setdefault(f"{source['split']} source", []).append(part)
     return texts
 
@@ -267,6 +238,6 @@ def choose_decimals(difference: float, low: float | None, high: float | None, le
     Where the interval leaves out 0 none of the three is shown as zero; otherwise the largest is not.
     """
     sizes = [abs(value) for value in (difference, low, high) if value]
-    decided = low is None or high is None or low > 0 or high < 0
-    shown = (min if decided else max)(sizes, default=1.0)
+    is_decided = low is None or high is None or low > 0 or high < 0
+    shown = (min if is_decided else max)(sizes, default=1.0)
     return min(6, max(least, math.ceil(-math.log10(shown))))

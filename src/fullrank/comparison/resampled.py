@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fullrank.comparison.compare import Comparison, Group
+from fullrank.comparison.compare import Comparison, Group, compare_rows
 from fullrank.comparison.measures import BLEU
 from fullrank.comparison.rows import Row, remove_version
 from fullrank.comparison.runs import SPLITS, TRANSLATIONS, Run, read_run
@@ -29,19 +29,21 @@ def resample_comparison(compared: Comparison) -> tuple[list[Record], list[str]]:
     The records, and why other runs could not be compared.
     """
     records: list[Record] = []
-    left_out: list[str] = []
+    problems: list[str] = []
+    if compared.measure is not BLEU:
+        return records, problems
     splits = dict.fromkeys(split for run in compared.runs for split in run.references if split not in SPLITS)
-    for group in compared.groups if compared.groups and compared.groups[0].measure is BLEU else ():
+    for group in compared.groups:
         for split in ("test", *splits):
-            records += _resample_group(group, split, left_out)
+            records += _resample_group(group, split, problems)
         if not records:
-            records += _resample_group(group, "valid", left_out)
-    return records, list(dict.fromkeys(left_out))
+            records += _resample_group(group, "valid", problems)
+    return records, list(dict.fromkeys(problems))
 
 
-def _resample_group(group: Group, split: str, left_out: list[str]) -> list[Record]:
+def _resample_group(group: Group, split: str, problems: list[str]) -> list[Record]:
     """A run whose translations are missing, or do not have the BLEU that its result states, is left out."""
-    first = next((run for row in group.rows for run in row.runs if split in run.references), None)
+    first = next((run for run in group.runs if split in run.references), None)
     if first is None or len(group.rows) < 2:
         return []
     metric = metric_named(BLEU.key, **settings_of(_find_signature(first, split)))
@@ -49,34 +51,37 @@ def _resample_group(group: Group, split: str, left_out: list[str]) -> list[Recor
     for row in group.rows:
         for run in row.runs:
             try:
-                own_counts = _count(run, first, split, metric)
-                counts.setdefault(row.name, []).append(own_counts)
+                run_counts = _count(run, first, split, metric)
+                _check_score(run, split, float(metric.score(run_counts.sum(axis=0))))
+                counts.setdefault(row.name, []).append(run_counts)
             except InputError as error:
-                left_out.append(f"{row.name}, {run.folder if run.seed is None else f'seed {run.seed}'}: {error}")
+                problems.append(f"{row.name}, {run.folder if run.seed is None else f'seed {run.seed}'}: {error}")
     rows = {row.name: row for row in group.rows if row.name in counts}
-    records = []
+    records: list[Record] = []
     for name, row in rows.items():
         base = rows.get(find_baseline(name, [row.name for row in group.rows]))
-        if base is None or base is row or len(counts[name][0]) < 2:
-            continue
-        (pair,) = against_first([counts[base.name], counts[name]], metric, samples=SAMPLES, seed=SEED)
-        records += _describe_pair(group, row, base, split, pair)
+        if base is not None and base is not row and len(counts[name][0]) > 1:
+            (pair,) = against_first([counts[base.name], counts[name]], metric, samples=SAMPLES, seed=SEED)
+            records += _describe_pair(row, base, split, pair)
     return records
 
 
-def _describe_pair(group: Group, row: Row, base: Row, split: str, pair: dict[str, Any]) -> list[Record]:
+def _check_score(run: Run, split: str, score: float) -> None:
+    stated = BLEU.value(run, split)
+    if stated is not None and abs(score - stated) > _ROUNDING:
+        raise InputError(f"its translations have a BLEU of {score:.2f}, its result says {stated:.2f}")
+
+
+def _describe_pair(row: Row, base: Row, split: str, pair: dict[str, Any]) -> Iterator[Record]:
     labels = {"row": row.name, "split": split, "baseline": base.name}
     protocol = f"paired bootstrap: {SAMPLES:,} samples of {pair['sentences']:,} sentences, seed {SEED}"
-    records = [
-        Record(labels, "bleu_resampled", pair["b"], "points"),
-        Record(labels, DIFFERENCE, pair["difference"], "points", (pair["low"], pair["high"]), protocol),
-        Record(labels, "bleu_resampled_p", pair["p_value"]),
-        Record(labels, "bleu_resampled_ahead", pair["wins"]["b"] / SAMPLES, "share of samples"),
-    ]
-    seeds = group.difference(row, base, BLEU, split)
+    yield Record(labels, "bleu_resampled", pair["b"], "points")
+    yield Record(labels, DIFFERENCE, pair["difference"], "points", (pair["low"], pair["high"]), protocol)
+    yield Record(labels, "bleu_resampled_p", pair["p_value"])
+    yield Record(labels, "bleu_resampled_ahead", pair["wins"]["b"] / SAMPLES, "share of samples")
+    seeds = compare_rows(row, base, BLEU, split)
     if seeds is not None and seeds.interval is not None:
-        records.append(Record(labels, "bleu_seeds_difference", seeds.value, "points", seeds.interval, seeds.protocol))
-    return records
+        yield Record(labels, "bleu_seeds_difference", seeds.value, "points", seeds.interval, seeds.protocol)
 
 
 def find_baseline(name: str, names: Sequence[str]) -> str:
@@ -93,22 +98,21 @@ def find_baseline(name: str, names: Sequence[str]) -> str:
 
 def _find_signature(run: Run, split: str) -> str:
     """Signature of the run's BLEU without the version of sacreBLEU; empty if it has none."""
-    return remove_version(str(run.get("final", split, "bleu_signature") or ""))
+    return remove_version(run.get(f"final.{split}.bleu_signature") or "")
 
 
 def _count(run: Run, first: Run, split: str, metric: Metric) -> np.ndarray:
     """Counts (S, F) of n-grams in a run's translations; InputError if they cannot be compared with those of `first`."""
-    if split not in run.references:
-        raise InputError(f"it has kept no translations of the {split} split")
+    hypotheses, references = read_translations(run.folder, split)
     if run.references[split] != first.references[split]:
-        raise InputError(f"its {split} references are not those of {first.folder}")
-    if _find_signature(run, split) != _find_signature(first, split):
-        raise InputError(f"its BLEU has another signature than that of {first.folder}")
-    counts = metric.statistics(*read_translations(run.folder, split))
-    stated, score = BLEU.value(run, split), float(metric.score(counts.sum(axis=0)))
-    if stated is not None and abs(score - stated) > _ROUNDING:
-        raise InputError(f"its translations have a BLEU of {score:.2f}, its result says {stated:.2f}")
-    return counts
+        raise InputError(
+            f"{run.folder} and {first.folder} were not scored on the same {split} references: their translations do not "
+            "compare"
+        )
+    signatures = [_find_signature(one, split) for one in (run, first)]
+    if signatures[0] != signatures[1]:
+        raise InputError(f"{run.folder} and {first.folder}: their BLEU has other signatures ({', '.join(signatures)})")
+    return metric.statistics(hypotheses, references)
 
 
 def read_translations(folder: Path, split: str) -> tuple[list[str], list[str]]:
@@ -146,38 +150,20 @@ def compare_runs(
     if len(folders) < 2:
         raise InputError(f"at least two runs are compared, given {len(folders)}")
     runs = [read_run(Path(folder)) for folder in folders]
-    first, signature = runs[0], _find_signature(runs[0], split)
-    settings = settings_of(signature)
+    first = runs[0]
+    settings = settings_of(_find_signature(first, split))
     measure = metric_named(metric, **settings)
-    references = read_translations(first.folder, split)[1]
-    counts = []
-    for run in runs:
-        hypotheses, own_references = read_translations(run.folder, split)
-        if own_references != references:
-            raise InputError(
-                f"{run.folder} and {first.folder} were not scored on the same {split} references "
-                f"({len(own_references):,} and {len(references):,} lines): their translations do not compare"
-            )
-        if _find_signature(run, split) != signature:
-            raise InputError(
-                f"{run.folder} and {first.folder}: their BLEU has other signatures ({_find_signature(run, split)}, "
-                f"{signature}), so it does not compare"
-            )
-        counts.append(measure.statistics(hypotheses, references))
+    counts = [_count(run, first, split, measure) for run in runs]
     resampling: dict[str, Any] = {"samples": samples, "seed": seed}
-    pairs = against_first([[one] for one in counts], measure, **resampling)
-    alone = [bootstrap_interval(one, measure, **resampling) for one in counts]
+    scores = []
+    for run, run_counts in zip(runs, counts, strict=True):
+        interval = bootstrap_interval(run_counts, measure, **resampling)
+        scores.append({"folder": str(run.folder), "name": run.name, **interval})
+    pairs = []
+    for run, pair in zip(runs[1:], against_first([[one] for one in counts], measure, **resampling), strict=True):
+        del pair["seeds"]
+        pairs.append({"folder": str(run.folder), "first": str(first.folder), **pair})
     return {
-        "split": split, "metric": metric, **settings, **resampling, "sentences": len(references),
-        "runs": [
-            {"folder": str(run.folder), "name": run.name, **interval} for run, interval in zip(runs, alone, strict=True)
-        ],
-        "against_first": [
-            {"folder": str(run.folder), "first": str(first.folder), **_drop_seeds(pair)}
-            for run, pair in zip(runs[1:], pairs, strict=True)
-        ],
+        "split": split, "metric": metric, **settings, **resampling, "sentences": len(counts[0]), "runs": scores,
+        "against_first": pairs,
     }  # fmt: skip
-
-
-def _drop_seeds(pair: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in pair.items() if key != "seeds"}

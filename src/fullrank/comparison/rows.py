@@ -12,8 +12,6 @@ from typing import Any
 
 from fullrank.comparison.measures import Measure, find_sources
 from fullrank.comparison.runs import MASKED_MODELING, SPLITS, TRANSLATION, Run, mapping
-from fullrank.config.load import flatten
-from fullrank.evaluation.statistics import Interval, paired_interval, welch_interval
 
 # two runs that differ only in where they ran and how they were watched are seeds of one row
 CIRCUMSTANCES = {
@@ -23,11 +21,10 @@ CIRCUMSTANCES = {
     "data.cache", "data.dir",
 }  # fmt: skip
 _MEASURED_ON = {  # what decides if two figures compare, in words
-    "name": "corpus", "label": "label", "vocabulary": "vocabulary", "valid": "validation tokens", "test": "test tokens",
-    "fingerprint": "vocabulary fingerprint", "valid sha256": "validation text", "test sha256": "test text",
-    "valid pairs": "validation pairs", "test pairs": "test pairs", "valid references": "validation references",
-    "test references": "test references", "signature": "BLEU signature",
-    "valid source": "validation text", "test source": "test text", "dev sha256": "development examples",
+    "name": "corpus", "valid": "validation tokens", "test": "test tokens", "fingerprint": "vocabulary fingerprint",
+    "valid sha256": "validation text", "test sha256": "test text", "valid source": "validation text",
+    "test source": "test text", "valid pairs": "validation pairs", "valid references": "validation references",
+    "signature": "BLEU signature", "dev sha256": "development examples",
 }  # fmt: skip
 _SEED_SUFFIX = re.compile(r"[-_./ ]+(seed|s)[-_ ]?\d+$", re.IGNORECASE)
 
@@ -50,14 +47,15 @@ class Row:
         return self.runs[0]
 
     @property
-    def finished(self) -> bool:
-        return self.first.result is not None
+    def labels(self) -> dict[str, str]:
+        """Labels of the records of this row."""
+        return {"row": self.name, "part": self.part} if self.part else {"row": self.name}
 
     @property
     def curve_name(self) -> str:
         """Name at curves: a dagger where validation figures while training are no next-token perplexities."""
         mark = " †" if any(run.sees_future for run in self.runs) else ""
-        return self.name + mark + ("" if self.finished else " (unfinished)")
+        return self.name + mark + ("" if self.first.result is not None else " (unfinished)")
 
     def is_marked(self, measure: Measure) -> bool:
         """True if figures look like next-token perplexities and are none: they compare with no other row."""
@@ -65,11 +63,11 @@ class Row:
             return False
         return not all(run.next_token for run in self.runs)
 
-    def values(self, measure: Measure, split: str, checkpoint: str = "final") -> dict[int | str, float]:
-        """Figures by seed; by folder where a run has recorded none."""
+    def values(self, measure: Measure, split: str) -> dict[int | str, float]:
+        """Final figures by seed; by folder where a run has recorded none."""
         values = {}
         for run in self.runs:
-            value = measure.value(run, split, checkpoint)
+            value = measure.value(run, split)
             if value is not None:
                 values[str(run.folder) if run.seed is None else run.seed] = value
         return values
@@ -87,27 +85,6 @@ class Row:
                 return True
         return False
 
-    def extra_parameters(self, base: Row) -> int | None:
-        """Parameters more than those of another row."""
-        totals = [row.first.get("parameters", "total") for row in (self, base)]
-        return totals[0] - totals[1] if all(isinstance(total, int) for total in totals) else None
-
-
-def measure_interval(
-    after: Mapping[int | str, float], before: Mapping[int | str, float]
-) -> tuple[Interval | None, str]:
-    """95 % interval over seeds of a difference of means, and its kind: paired (Student) for the same seeds, else Welch's.
-
-    None where either side has one seed, and where nothing scatters.
-    """
-    a = list(before.values())
-    if before.keys() == after.keys():
-        ends = paired_interval(a, [after[seed] for seed in before])
-        if ends is not None:
-            return ends, "paired over seeds"
-    ends = welch_interval(a, list(after.values()))
-    return (None, "") if ends is None or ends.low == ends.high else (ends, "Welch, over seeds")
-
 
 # -- the same text -----------------------------------------------------------------------------------------------------
 
@@ -119,24 +96,30 @@ def identify_text(run: Run, in_bits: bool = False) -> dict[str, Any]:
     in bits: there the texts themselves decide where they are recorded. Another training text makes another model, not
     another measurement.
     """
-    texts = find_sources(run) if in_bits else {}
-    if texts:
-        return texts
+    sources = find_sources(run) if in_bits else {}
+    if sources:
+        return sources
     if run.finetunes:
-        return {f"{split} sha256": digest for split, digest in mapping(run.get("sha256")).items() if split != "train"}
-    corpus = run.corpus
-    values = {key: corpus.get(key) for key in ("name", "label")}
+        digests = run.get_mapping("sha256")
+        return {f"{split} sha256": digest for split, digest in digests.items() if split != "train"}
+    text = {"name": run.get("corpus.name"), "label": run.get("corpus.label")}
     if run.task == TRANSLATION:
-        signatures = [run.get("final", split, "bleu_signature") for split in SPLITS]
-        values["signature"] = next((remove_version(str(one)) for one in signatures if one), None)
-        by_split = {" pairs": corpus.get("pairs"), " references": run.references}
-    else:
-        values |= {key: corpus.get(key) for key in ("vocabulary", "fingerprint")}
-        by_split = {"": corpus.get("tokens"), " sha256": corpus.get("sha256")}
-    for ending, counts in by_split.items():
+        text["signature"] = next(map(remove_version, find_signatures([run])), None)
         for split in SPLITS:
-            values[split + ending] = mapping(counts).get(split)
-    return {key: value for key, value in values.items() if value is not None}
+            text[f"{split} pairs"] = run.get(f"corpus.pairs.{split}")
+            text[f"{split} references"] = run.references.get(split)
+    else:
+        text |= {"vocabulary": run.get("corpus.vocabulary"), "fingerprint": run.get("corpus.fingerprint")}
+        for split in SPLITS:
+            text[split] = run.get(f"corpus.tokens.{split}")
+            text[f"{split} sha256"] = run.get(f"corpus.sha256.{split}")
+    return {key: value for key, value in text.items() if value is not None}
+
+
+def find_signatures(runs: Sequence[Run]) -> list[str]:
+    """sacreBLEU's signatures of the BLEU of runs, each once."""
+    signatures = [run.get(f"final.{split}.bleu_signature") for run in runs for split in SPLITS]
+    return list(dict.fromkeys(filter(None, signatures)))
 
 
 def remove_version(signature: str) -> str:
@@ -148,8 +131,7 @@ def compare_texts(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[s
     """Names of the fields in which two texts differ; a field that only one of them records decides nothing."""
     if bool(first) != bool(second):
         return ["corpus (not recorded in every run)"]
-    shared = [key for key in first if key in second and first[key] != second[key]]
-    return [_MEASURED_ON.get(key, key) for key in shared]
+    return [_MEASURED_ON.get(key, key) for key in first if key in second and first[key] != second[key]]
 
 
 def number_texts(rows: Sequence[Sequence[Run]], in_bits: bool) -> list[int]:
@@ -158,11 +140,11 @@ def number_texts(rows: Sequence[Sequence[Run]], in_bits: bool) -> list[int]:
     numbers = []
     for row in rows:
         text = identify_text(row[0], in_bits)
-        equal = [index for index, other in enumerate(distinct) if not compare_texts(other, text)]
-        if not equal:
-            equal = [len(distinct)]
+        equal = (index for index, other in enumerate(distinct) if not compare_texts(other, text))
+        index = next(equal, len(distinct))
+        if index == len(distinct):
             distinct.append(text)
-        numbers.append(equal[0])
+        numbers.append(index)
     return numbers
 
 
@@ -178,23 +160,24 @@ def group_by_seed(runs: Sequence[Run]) -> list[tuple[Run, ...]]:
     rows: list[tuple[str, list[Run]]] = []
     for run in runs:
         key = _make_row_key(run)
-        row = next((row for other, row in rows if other == key and _is_another_seed(run, row)), None)
-        if row is None:
-            rows.append((key, [run]))
+        for other, row in rows:
+            if other == key and _is_another_seed(run, row):
+                row.append(run)
+                break
         else:
-            row.append(run)
+            rows.append((key, [run]))
     return [tuple(row) for _, row in rows]
 
 
 def _is_another_seed(run: Run, row: Sequence[Run]) -> bool:
-    if run.seed is None or any(other.seed == run.seed for other in row):
+    if run.seed is None or run.seed in {other.seed for other in row}:
         return False
     return not any(compare_texts(identify_text(other), identify_text(run)) for other in row)
 
 
 def read_settings(run: Run) -> dict[str, Any]:
     """The settings that make a row, as dotted keys."""
-    settings = {key: value for key, value in flatten(run.config).items() if key not in CIRCUMSTANCES}
+    settings = {key: value for key, value in run.settings.items() if key not in CIRCUMSTANCES}
     if run.finetunes:
         settings["model.pretrained"] = name_encoder(run)
     return settings
@@ -203,7 +186,7 @@ def read_settings(run: Run) -> dict[str, Any]:
 def _make_row_key(run: Run) -> str:
     """Equal for runs that differ only in their seed."""
     settings = read_settings(run)
-    origin = [run.origin(key) for key in ("recipe", "row", "scale")]
+    origin = [run.get(key) for key in ("recipe", "row", "scale")]
     name = "" if settings else _remove_seed(run.name)
     # a run that has not kept its references is a seed of the row all the same
     text = {key: value for key, value in identify_text(run).items() if not key.endswith(" references")}
@@ -232,16 +215,16 @@ def name_rows(rows: Sequence[Sequence[Run]]) -> list[str]:
 
 def _name_row(row: Sequence[Run]) -> str:
     run = row[0]
-    if run.origin("row"):
-        return run.origin("row")
+    if run.get("row"):
+        return str(run.get("row"))
     if run.finetunes:
         return describe_attention(run) or "plain"
     return _remove_seed(run.name) if len(row) > 1 else run.name
 
 
 def _describe_origin(run: Run, others: Sequence[Run]) -> str:
-    keys = [key for key in ("scale", "recipe") if len({other.origin(key) for other in others}) > 1]
-    return " ".join(run.origin(key) for key in keys)
+    keys = [key for key in ("scale", "recipe") if len({other.get(key) for other in others}) > 1]
+    return " ".join(run.get(key) or "" for key in keys)
 
 
 def _describe_settings(run: Run, others: Sequence[Run]) -> str:
@@ -262,9 +245,11 @@ def number_names(names: Sequence[str]) -> list[str]:
     """Equal names made distinct by `(2)`, `(3)` ..."""
     used: list[str] = []
     for name in names:
-        distinct, copy = name, 2
+        distinct = name
+        copy = 2
         while distinct in used:
-            distinct, copy = f"{name} ({copy})", copy + 1
+            distinct = f"{name} ({copy})"
+            copy += 1
         used.append(distinct)
     return used
 
@@ -274,15 +259,15 @@ def number_names(names: Sequence[str]) -> list[str]:
 
 def find_attention(run: Run) -> dict[str, Any]:
     """The injected attention without options that have no effect; empty for the encoder as it was."""
-    model = mapping(run.config.get("model"))
-    attention = mapping(model.get("attention"))
+    attention = mapping(mapping(run.config.get("model")).get("attention"))
     injected = {}
     for key, plain in {"mix": "none", "normalize": "softmax", "cross_head": 0}.items():
         value = attention.get(key, plain)
         if value not in (plain, {"name": plain}):
             injected[key] = value
-    if injected and model.get("layers") is not None:
-        injected["layers"] = model["layers"]
+    layers = run.settings.get("model.layers")
+    if injected and layers is not None:
+        injected["layers"] = layers
     return injected
 
 
@@ -290,24 +275,24 @@ def describe_attention(run: Run) -> str:
     """Injected attention in words: `position_wise, cross_head 0.1`; empty for the encoder as it was."""
     words = []
     for key, value in find_attention(run).items():
-        text = value.get("name") if isinstance(value, Mapping) else value
-        words.append(str(text) if key in ("mix", "normalize") else f"{key} {text}")
+        name = mapping(value).get("name", value)
+        words.append(str(name) if key in ("mix", "normalize") else f"{key} {name}")
     return ", ".join(words)
 
 
 def name_encoder(run: Run) -> str:
     """The pretrained encoder; the last name of a folder."""
-    name = str(mapping(run.config.get("model")).get("pretrained") or "unknown encoder")
+    name = str(run.settings.get("model.pretrained") or "unknown encoder")
     return Path(name).name or name if name.startswith(("/", ".", "~")) else name
 
 
 def find_unequal_terms(row: Row, base: Row) -> dict[str, tuple[Any, Any]]:
     """Settings besides the mechanism in which two rows of fine-tuning differ: of each key both values."""
-    own, other = read_settings(row.first), read_settings(base.first)
+    settings, others = read_settings(row.first), read_settings(base.first)
     terms = {}
-    for key in dict.fromkeys((*own, *other)):
+    for key in dict.fromkeys((*settings, *others)):
         # a mixing parameter's learning rate belongs to the mechanism, whose paper says that it is larger
-        mechanism = key.startswith(("model.attention.", "model.layers", "train.mixing_learning_rate"))
-        if not mechanism and own.get(key) != other.get(key):
-            terms[key] = (own.get(key), other.get(key))
+        is_mechanism = key.startswith(("model.attention.", "model.layers", "train.mixing_learning_rate"))
+        if not is_mechanism and settings.get(key) != others.get(key):
+            terms[key] = (settings.get(key), others.get(key))
     return terms

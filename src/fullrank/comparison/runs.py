@@ -1,4 +1,4 @@
-"""Run folders. A fault of a file becomes a sentence in `problems`, and no value is trusted to have its type."""
+"""Run folders. A fault of a file becomes a sentence in `problems`; what a comparison reads has the types of `_Result`."""
 
 from __future__ import annotations
 
@@ -10,34 +10,57 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from fullrank.config.data import PAIR_CORPORA
 from fullrank.config.finetune import finetunes
-from fullrank.config.load import read_yaml
+from fullrank.config.load import flatten, read_yaml
 from fullrank.config.recipe import load
 from fullrank.core.errors import InputError
 from fullrank.files import as_record, plain_size, read_json, sha256_of, visible
+from fullrank.records import Record, declaration_from_dict
 from fullrank.seal import DamagedError, check_run, read_record
 
 SPLITS = ("valid", "test")
 RUN_FILES = ("config.yaml", "metrics.jsonl", "result.json")
 TRANSLATIONS = "translations"  # the folder with <split>.txt and <split>.reference.txt
 TRANSLATION, LANGUAGE_MODELING, MASKED_MODELING = "translation", "language_modeling", "masked_modeling"
-_TYPES = {  # keys of result.json whose type is checked; all other values are read through `number` and `mapping`
-    "final": dict, "last": dict, "corpus": dict, "parameters": dict, "protocols": dict, "environment": dict,
-    "paper": dict, "training": dict, "metrics": list, "seed": int,
-}  # fmt: skip
+
+_Text = str | None
+_Mapping = dict[str, Any] | None
+_BySplit = dict[str, dict[str, Any]] | None
+
+
+class _Result(TypedDict):
+    """The part of result.json that has to have its type; other keys stay."""
+
+    recipe: NotRequired[_Text]
+    row: NotRequired[_Text]
+    task: NotRequired[_Text]
+    seed: NotRequired[int | None]
+    metrics: NotRequired[list[str] | None]
+    final: NotRequired[_BySplit]
+    last: NotRequired[_BySplit]
+    protocols: NotRequired[_BySplit]
+    corpus: NotRequired[_Mapping]
+    parameters: NotRequired[_Mapping]
+    environment: NotRequired[_Mapping]
+    paper: NotRequired[_Mapping]
+    training: NotRequired[_Mapping]
+
+
+class _Analysis(TypedDict):
+    measurement: str
+    text: str
+    segment_length: int
+    records: list[dict[str, Any]]
+    tables: list[dict[str, Any]]
+    plots: list[dict[str, Any]]
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
     """`value` if it is a mapping, else an empty one."""
     return value if isinstance(value, Mapping) else {}
-
-
-def sequence(value: Any) -> Sequence[Any]:
-    """`value` if it is a list, else an empty one."""
-    return value if isinstance(value, list) else []
 
 
 def number(value: Any) -> float | None:
@@ -73,39 +96,35 @@ class Run:
     identity: Mapping[str, Any] = field(default_factory=dict)
     vocabulary: Mapping[str, Any] = field(default_factory=dict)
 
-    def get(self, *keys: str) -> Any:
-        """A value of the result, by its nested keys; None if any of them is missing."""
-        value: Any = self.result
-        for key in keys:
-            value = mapping(value).get(key)
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The configuration as dotted keys."""
+        return flatten(self.config)
+
+    def get(self, key: str) -> Any:
+        """A value of the result, else of run.json, by its dotted key; None where it is missing."""
+        value: Any = {**self.identity, **(self.result or {})}
+        for name in key.split("."):
+            value = mapping(value).get(name)
         return value
+
+    def get_mapping(self, key: str) -> Mapping[str, Any]:
+        """A mapping of the result by its dotted key; empty where it is missing."""
+        return mapping(self.get(key))
 
     def final(self, split: str, key: str, checkpoint: str = "final") -> float | None:
         """A final figure; dots in `key` lead to nested ones."""
-        return number(self.get(checkpoint, split, *key.split(".")))
-
-    def origin(self, key: str) -> str:
-        """`recipe`, `row` or `scale` of the run; empty if there is none."""
-        return str(self.get(key) or self.identity.get(key) or "")
-
-    @property
-    def corpus(self) -> Mapping[str, Any]:
-        return mapping(self.get("corpus"))
+        return number(self.get(f"{checkpoint}.{split}.{key}"))
 
     @property
     def label(self) -> str:
         """Label of the text, which says so if it is a slice; empty if not recorded."""
-        return str(self.corpus.get("label") or self.corpus.get("name") or "")
+        return str(self.get("corpus.label") or self.get("corpus.name") or "")
 
     @property
     def is_slice(self) -> bool:
         """Its text, or its examples of a split, are a part of the published ones."""
-        return bool(self.corpus.get("is_slice")) or any(mapping(self.get("slice")).values())
-
-    @property
-    def paper(self) -> Mapping[str, Any]:
-        """The recipe's statement of the paper's figures of this row."""
-        return mapping(self.get("paper") or self.identity.get("paper"))
+        return bool(self.get("corpus.is_slice")) or any(self.get_mapping("slice").values())
 
     @property
     def finetunes(self) -> bool:
@@ -115,42 +134,38 @@ class Run:
     @property
     def task(self) -> str:
         """`translation`, `masked_modeling` or `language_modeling`; of fine-tuning `glue/cola`, `squad` and so on."""
-        data = str(mapping(self.config.get("data")).get("name"))
-        recorded = self.get("task") or self.identity.get("task")
+        data = str(self.settings.get("data.name"))
+        recorded = self.get("task")
         if recorded or self.finetunes:
             return str(recorded or data)
         if data in PAIR_CORPORA:
             return TRANSLATION
-        masked = mapping(self.config.get("train")).get("objective") == "masked"
-        return MASKED_MODELING if masked else LANGUAGE_MODELING
+        return MASKED_MODELING if self.settings.get("train.objective") == "masked" else LANGUAGE_MODELING
 
     @property
     def seed(self) -> int | None:
         seed = self.get("seed")
-        return integer(mapping(self.config.get("train")).get("seed") if seed is None else seed)
+        return integer(self.settings.get("train.seed") if seed is None else seed)
 
     @property
     def tokens(self) -> str:
         """`word`, `byte`, `character` or `bpe`; empty if not recorded."""
-        kind = self.get("corpus", "details", "settings", "kind") or self.vocabulary.get("kind")
-        return str(kind or mapping(self.config.get("data")).get("tokens") or "")
+        kind = self.get("corpus.details.settings.kind") or self.vocabulary.get("kind")
+        return str(kind or self.settings.get("data.tokens") or "")
 
     @property
     def sees_future(self) -> bool:
         """Tokens of the model attend to later ones, so its validation figures while training are no perplexities."""
-        model = mapping(self.config.get("model"))
-        attention = mapping(model.get("attention"))
-        if self.task == TRANSLATION:
-            attention = mapping(mapping(model.get("decoder")).get("attention")) or attention
-        return attention.get("causal") == "as_published"
+        causal = self.settings.get("model.decoder.attention.causal") or self.settings.get("model.attention.causal")
+        return causal == "as_published"
 
     @property
     def next_token(self) -> bool:
         """Final figures are of next tokens; where that is not recorded, the configuration decides."""
-        settings = [mapping(protocol).get("settings") for protocol in mapping(self.get("protocols")).values()]
-        recorded = [mapping(one).get("next_token") for one in settings or [self.get("protocol_settings")]]
-        if all(isinstance(value, bool) for value in recorded):
-            return all(recorded)
+        settings = [mapping(protocol.get("settings")) for protocol in self.get_mapping("protocols").values()]
+        recorded = {one.get("next_token") for one in settings or [self.get_mapping("protocol_settings")]}
+        if recorded <= {True, False}:
+            return recorded == {True}
         return not self.sees_future and self.task != MASKED_MODELING
 
     @property
@@ -158,8 +173,24 @@ class Run:
         """Milliseconds per training step, by phase."""
         recorded = self.get("ms_per_step")
         phases = recorded if isinstance(recorded, Mapping) else {"train": recorded}
-        numbers = {str(phase): number(value) for phase, value in phases.items()}
+        numbers = {phase: number(value) for phase, value in phases.items()}
         return {phase: value for phase, value in numbers.items() if value is not None}
+
+    @property
+    def metric_names(self) -> list[str]:
+        """Names of the scores of fine-tuning, the headline first."""
+        return self.get("metrics") or []
+
+    @property
+    def scores(self) -> dict[tuple[str, str], float]:
+        """Scores of fine-tuning in points (x 100), by split and metric."""
+        scores = {}
+        for split in self.get_mapping("final"):
+            for metric in self.metric_names:
+                value = self.final(split, metric)
+                if value is not None:
+                    scores[split, metric] = 100 * value
+        return scores
 
     @cached_property
     def references(self) -> Mapping[str, str]:
@@ -171,15 +202,35 @@ class Run:
         return digests
 
     @cached_property
-    def analyses(self) -> Sequence[Mapping[str, Any]]:
+    def analyses(self) -> Sequence[Analysis]:
         """What `fullrank analyze` has left in the folder; files of another shape are left out."""
-        contents = []
+        analyses = []
         for path in sorted((self.folder / "analysis").glob("*.json")):
-            with contextlib.suppress(InputError):
-                content = read_json(path)
-                if all(isinstance(content.get(key), list) for key in ("tables", "plots", "records")):
-                    contents.append(content)
-        return contents
+            with contextlib.suppress(InputError, TypeError, KeyError):
+                analyses.append(_read_analysis(path))
+        return analyses
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """The records of a measurement with the tables and plots that show them. source: the text that was read."""
+
+    measurement: str
+    source: str
+    records: list[Record]
+    tables: tuple[Any, ...]
+    plots: tuple[Any, ...]
+
+
+def _read_analysis(path: Path) -> Analysis:
+    content: _Analysis = read_json(path, _Analysis)
+    return Analysis(
+        content["measurement"],
+        f"{content['text']}, segments of {content['segment_length']} tokens",
+        [Record.from_dict(record) for record in content["records"]],
+        tuple(declaration_from_dict(table) for table in content["tables"]),
+        tuple(declaration_from_dict(plot) for plot in content["plots"]),
+    )
 
 
 def is_run(folder: Path) -> bool:
@@ -210,29 +261,29 @@ def read_run(folder: Path) -> Run:
         hint = f"; it holds runs: {', '.join(str(path) for path in inside[:4])}" if inside else ""
         raise InputError(f"{folder}: not a run folder, it has none of {', '.join(RUN_FILES)}{hint}")
     problems: list[str] = []
-    config = _read(folder / "config.yaml", read_yaml, problems) or {}
-    metrics = _read_lines(folder / "metrics.jsonl", problems)
-    timing = _read_lines(folder / "timing.jsonl", problems)
-    missing = "no result.json: the run has not finished"
-    result = _read(folder / "result.json", _read_result, problems, missing)
-    # written when a run began: whatever is wrong with them, the rest of the folder says more
-    identity = _read(folder / "run.json", read_json, []) or {}
-    vocabulary = _read(folder / "vocabulary.json", read_json, []) or {}
-    problems += _find_broken_seals(folder)
-    name = mapping(result).get("name") or identity.get("name") or folder.resolve().name
     run = Run(
-        folder, visible(str(name)), config, metrics, timing, result, tuple(problems), identity, vocabulary
-    )  # fmt: skip
-    return run if result is None or _has_figures(run) else _drop_result(run)
+        folder,
+        folder.resolve().name,
+        _read(folder / "config.yaml", read_yaml, problems) or {},
+        _read_lines(folder / "metrics.jsonl", problems),
+        _read_lines(folder / "timing.jsonl", problems),
+        _read(folder / "result.json", _read_result, problems, "no result.json: the run has not finished"),
+        # written when a run began: whatever is wrong with them, the rest of the folder says more
+        identity=_read(folder / "run.json", read_json, []) or {},
+        vocabulary=_read(folder / "vocabulary.json", read_json, []) or {},
+    )
+    problems += _find_broken_seals(folder)
+    result = run.result
+    if result is not None and not _has_figures(run):
+        figure = "score" if run.finetunes else "perplexity or BLEU" if run.task == TRANSLATION else "perplexity"
+        problems.append(f"result.json holds no finite {figure} under `final`: the run diverged or the file is damaged")
+        result = None
+    name = visible(str(run.get("name") or run.name))
+    return dataclasses.replace(run, name=name, result=result, problems=tuple(problems))
 
 
-def _read_result(path: Path) -> Mapping[str, Any]:
-    content: Mapping[str, Any] = read_json(path)
-    for key, kind in _TYPES.items():
-        value = content.get(key)
-        if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
-            raise InputError(f"{path}: damaged ({key}: a {kind.__name__} is expected, given {value!r:.80})")
-    return content
+def _read_result(path: Path) -> Any:
+    return read_json(path, _Result)
 
 
 def _find_broken_seals(folder: Path) -> list[str]:
@@ -252,33 +303,11 @@ def _find_broken_seals(folder: Path) -> list[str]:
 
 
 def _has_figures(run: Run) -> bool:
+    """A result without any final figure is no result."""
     if run.finetunes:
-        return bool(find_scores(run))
+        return bool(run.scores)
     values = [run.final(split, key) for split in SPLITS for key in ("perplexity", "bleu")]
     return any(value is not None and value > 0 for value in values)
-
-
-def _drop_result(run: Run) -> Run:
-    """A result without any final figure is no result: the run diverged or the file is not ours."""
-    figure = "score" if run.finetunes else "perplexity or BLEU" if run.task == TRANSLATION else "perplexity"
-    problem = f"result.json holds no finite {figure} under `final`: the run diverged or the file is damaged"
-    return dataclasses.replace(run, result=None, problems=(*run.problems, problem))
-
-
-def find_metric_names(run: Run) -> list[str]:
-    """Names of the scores of a run of fine-tuning, the headline first."""
-    return [metric for metric in sequence(run.get("metrics")) if isinstance(metric, str)]
-
-
-def find_scores(run: Run) -> dict[tuple[str, str], float]:
-    """Scores of fine-tuning in points (x 100), by split and metric."""
-    scores = {}
-    for split in mapping(run.get("final")):
-        for metric in find_metric_names(run):
-            value = run.final(split, metric)
-            if value is not None:
-                scores[split, metric] = 100 * value
-    return scores
 
 
 def _read_lines(path: Path, problems: list[str]) -> list[Mapping[str, Any]]:
@@ -315,7 +344,7 @@ def _read(path: Path, parse: Callable[[Path], Any], problems: list[str], missing
 def collect_notes(runs: Sequence[Run]) -> dict[str, str]:
     """Notes of the recipes of runs, by recipe; none of a recipe that is no longer there."""
     notes = {}
-    for name in dict.fromkeys(run.origin("recipe") for run in runs):
+    for name in dict.fromkeys(run.get("recipe") or "" for run in runs):
         with contextlib.suppress(InputError):
             notes[name] = load(name).notes
     return {name: text for name, text in notes.items() if text}

@@ -339,10 +339,10 @@ def _mechanism(attention: AttentionConfig, config: ModelConfig) -> str:
 
 def _training_facts(record: Run, result: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
     environment, corpus = mapping(result.get("environment")), mapping(result.get("corpus"))
-    recipe = record.origin("recipe")
+    recipe = record.get("recipe") or ""
     if recipe.endswith((".yaml", ".yml")):
         recipe = Path(recipe).name  # no path of the machine it was trained on
-    yield "recipe", " ".join(word for word in (recipe, record.origin("row"), record.origin("scale")) if word)
+    yield "recipe", " ".join(word for word in (recipe, record.get("row"), record.get("scale")) if word)
     yield "corpus", corpus.get("label") or mapping(record.config.get("data")).get("name")
     counts = mapping(corpus.get("tokens"))
     tokens = [f"{split} {count:,}" for split in counts if (count := integer(counts[split])) is not None]
