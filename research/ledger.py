@@ -8,12 +8,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
 import math
+import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
@@ -24,7 +26,7 @@ from fullrank.config.load import build_any, flatten, read_yaml
 from fullrank.config.recipe import resolve_any
 from fullrank.config.run import RunConfig
 from fullrank.core.errors import FullRankError, InputError
-from fullrank.files import one_at_a_time, sha256_of, write_text
+from fullrank.files import sha256_of, write_text
 from research import read_json, read_json_lines
 
 Row = Mapping[str, Any]
@@ -99,6 +101,23 @@ def write_ledger(path: Path, rows: Iterable[Row]) -> None:
         texts = {column: value if isinstance(value, str) else json.dumps(value) for column, value in filled.items()}
         writer.writerow(texts)
     write_text(path, text.getvalue())
+
+
+@contextlib.contextmanager
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """Inside the block no other process is in a block about `folder`; the lock ends with the process, however it ends."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some network file systems have no locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def add_runs(path: Path, folders: Iterable[Path]) -> int:

@@ -13,7 +13,7 @@ import re
 import shutil
 import stat
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +25,6 @@ _LARGEST_JSON = 1 << 26
 _WRITTEN = re.compile(r"\.(\d+)(\.\w{8})?$")
 _HALVES = re.compile("[\ud800-\udfff]")
 _CONTROL = re.compile(f"{_HALVES.pattern}|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # all but tab and the ends of lines
-
-
-@contextlib.contextmanager
-def one_at_a_time(folder: Path) -> Iterator[None]:
-    """Inside the block no other process is in a block about `folder`; the lock ends with the process, however it ends."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # some network file systems have no locks
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 def remove_leftovers(folder: Path, name: str = "*") -> None:
@@ -96,24 +79,19 @@ def write_bytes(path: Path, content: bytes) -> None:
         raise RunError(f"{path}: cannot be written ({reason}); what was there before is unchanged") from error
 
 
-def is_own(path: Path, mark: str) -> bool:
-    """True for a file that begins with `mark`, as those that we wrote before. RunError if it cannot be read."""
-    if not path.is_file():  # a device or a pipe is not opened
-        return False
-    try:
-        with path.open("rb") as file:
-            return file.read(len(mark.encode())) == mark.encode()
-    except OSError as error:
-        raise RunError(f"{path}: cannot be read ({error.strerror}); choose another place with --out") from error
-
-
 def check_own(path: Path, mark: str, what: str) -> None:
     """InputError if a file of that name is there which does not begin with `mark`, as all of ours do: it stays as it is.
 
     what: stands in the error, `a report`.
     """
-    empty = path.is_file() and path.stat().st_size == 0
-    if os.path.lexists(path) and not empty and not is_own(path, mark):
+    try:  # a device or a pipe is not opened
+        is_other = os.path.lexists(path)
+        if path.is_file():
+            content = path.read_bytes()
+            is_other = content != b"" and not content.startswith(mark.encode())
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read ({error.strerror}); choose another place with --out") from error
+    if is_other:
         raise InputError(
             f"{path}: exists and is not {what} of fullrank, so it is left alone; give another --out, or move it"
         )
