@@ -15,7 +15,7 @@ from fullrank.config.recipe import resolve
 from fullrank.config.training import SIZES, Budget, read_budget
 from fullrank.core.errors import InputError
 from fullrank.experiments import rules, run
-from fullrank.experiments.rules import Settled, data_rules, reach, settle, table
+from fullrank.experiments.rules import Settled, choose_data, choose_reach, settle
 from fullrank.experiments.run import TEXT_TASKS, resume, train
 from fullrank.experiments.speed import Speed
 
@@ -95,10 +95,10 @@ def test_what_is_stated_wins_and_the_rest_follows_it(book: str) -> None:
     assert config.train.betas == (0.8, 0.9)
     assert config.train.learning_rate == pytest.approx(0.5 / 96, rel=1e-2)
     assert (config.eval.every_steps, config.eval.every_epochs) == (None, 1.0)
-    shown = yaml.safe_load("\n".join(table(made.sections)))
+    shown = yaml.safe_load("\n".join(made.table()))
     assert shown["train"]["seed"] == 7
-    assert made.sections["train"]["seed"] == (7, "given")
-    assert made.sections["train"]["schedule"][1] != "given"
+    assert (made.values["train"]["seed"], made.reasons["train.seed"]) == (7, "given")
+    assert made.reasons["train.schedule"] != "given"
     assert {"train", "tokens", "name"} == shown["data"].keys()
 
 
@@ -137,12 +137,12 @@ def test_units_and_vocabularies(tmp_path: Path) -> None:
     for size, tokens, entries in ((99_999, "character", None), (100_000, "bpe", 500), (10**9, "bpe", 16_000)):
         with open(tmp_path / "t", "wb") as file:
             file.truncate(size)
-        keys = data_rules({"train": str(tmp_path / "t")})
-        assert (keys["tokens"][0], keys.get("max_vocabulary", (None,))[0]) == (tokens, entries)
-    assert data_rules({"train": ["t", "t"], "dir": str(tmp_path)})["max_vocabulary"][0] == 16_000
-    assert data_rules({"train": str(tmp_path / "t"), "tokens": "word"})["min_count"][0] == 2
-    assert data_rules({"name": "ptb", "dir": "somewhere"}) == {}
-    assert (reach("byte"), reach("word"), reach(None)) == (128, 64, 64)
+        keys = choose_data({"train": str(tmp_path / "t")})
+        assert (keys["tokens"], keys.get("max_vocabulary")) == (tokens, entries)
+    assert choose_data({"train": ["t", "t"], "dir": str(tmp_path)})["max_vocabulary"] == 16_000
+    assert choose_data({"train": str(tmp_path / "t"), "tokens": "word"})["min_count"] == 2
+    assert choose_data({"name": "ptb", "dir": "somewhere"}) == {}
+    assert (choose_reach("byte"), choose_reach("word"), choose_reach(None)) == (128, 64, 64)
 
 
 def test_a_batch_is_no_larger_than_the_text(tmp_path: Path) -> None:
@@ -155,10 +155,10 @@ def test_a_batch_is_no_larger_than_the_text(tmp_path: Path) -> None:
 def test_a_pattern_has_the_size_of_all_its_files(tmp_path: Path) -> None:
     for number in range(3):
         (tmp_path / f"chapter{number}.txt").write_text("a line\n" * 6_000, encoding="utf-8")  # 42 kB
-    keys = data_rules({"train": "chapter*.txt", "dir": str(tmp_path)})
-    assert (keys["name"][0], keys["tokens"][0]) == ("text", "bpe")
-    both = data_rules({"train": ["chapter[01].txt"], "dir": str(tmp_path)})
-    assert both["tokens"][0] == "character"
+    keys = choose_data({"train": "chapter*.txt", "dir": str(tmp_path)})
+    assert (keys["name"], keys["tokens"]) == ("text", "bpe")
+    both = choose_data({"train": ["chapter[01].txt"], "dir": str(tmp_path)})
+    assert both["tokens"] == "character"
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def write_configuration(request: Request, out: Path, *, force: bool = False, say
     # after all that can be refused at once
     import torch
 
-    from fullrank.experiments.rules import settle, table
+    from fullrank.experiments.rules import settle
     from fullrank.experiments.run import TEXT_TASKS
     from fullrank.training.device import choose_device
 
@@ -84,7 +84,7 @@ def write_configuration(request: Request, out: Path, *, force: bool = False, say
         "evaluation included:",
         f"#     fullrank train {out}",
         "# Each value is by a rule (docs/own_text.md); change what you like.",
-        *table(made.sections),
+        *made.table(),
     ]
     write_text(out, "\n".join(lines) + "\n")
     return made.config
@@ -92,7 +92,7 @@ def write_configuration(request: Request, out: Path, *, force: bool = False, say
 
 def _stated(request: Request, data: dict[str, Any], reasons: dict[str, str]) -> dict[str, dict[str, Any]]:
     """Stated configuration of a request on `data`; adds the reasons of its keys."""
-    from fullrank.experiments.rules import data_rules, reach
+    from fullrank.experiments.rules import choose_data, choose_reach
 
     stated: dict[str, dict[str, Any]] = {"data": data, "model": dict(SIZES[request.size]) if request.size else {}}
     if request.task == "lm":
@@ -100,7 +100,7 @@ def _stated(request: Request, data: dict[str, Any], reasons: dict[str, str]) -> 
         reasons["eval.sample"] = "a continuation of validation text at every evaluation"
     reasons |= dict.fromkeys((f"model.{key}" for key in stated["model"]), f"size {request.size} of {', '.join(SIZES)}")
     if request.memory:
-        stated["model"]["memory_length"] = 3 * reach(data_rules(data)["tokens"][0]) // 4
+        stated["model"]["memory_length"] = 3 * choose_reach(choose_data(data)["tokens"]) // 4
         reasons["model.memory_length"] = "three segments"
     return stated
 

@@ -45,20 +45,78 @@ _MOST_EPOCHS = 40  # of a training whose budget is time
 _BUILTIN_BYTES = 3_000_000  # about
 _DROPOUT = ((4, 0.0), (12, 0.1), (math.inf, 0.2))  # times through the text up to which a rate is used
 
-Keys = dict[str, tuple[Any, str]]  # a section: key -> value and its reason
-Sections = dict[str, Keys]
+Values = dict[str, Any]
+Sections = dict[str, Values]  # the values of a configuration by section and key
 Settings = Mapping[str, Any]
+
+REASONS = {
+    "data.name": "one's own text or sentence pairs, or builtin: the documentation of this Python's standard library",
+    "data.tokens": "bpe; character for texts below 100 kB; or word, byte",
+    "data.max_vocabulary": "subwords: an entry for each 1,000 bytes of text, from 500 to 16,000; rarer words become <unk>",
+    "data.min_count": "a word that occurs once cannot be learned: it becomes <unk>",
+    "data.vocabulary": "one for both languages, so that names and numbers are the same token",
+    "model.hidden_size": f"the largest of {', '.join(SIZES)} that reads {_PER_PARAMETER} tokens for each parameter",
+    "model.num_hidden_layers": "by the size",
+    "model.num_attention_heads": "by the size",
+    "model.scale_embedding": "embeddings as large as what layers add to them",
+    "model.dropout": "0 up to 4 times through the text, 0.1 up to 12 times, else 0.2",
+    "model.hidden_act": "swiglu learns more from the same text at the same cost; of translations gelu is usual",
+    "model.intermediate_size": "8/3 of hidden_size: three matrices as large as two of 4",
+    "model.position": "learns fastest, and reads on past the trained length",
+    "model.input": "above 4,000 entries: rare ones get shorter vectors",
+    "model.output": "one table reads and writes tokens; a softmax over more than 4,000 would be most of the work",
+    "model.encoder": "both languages have one vocabulary",
+    "train.steps": f"what the budget allows; of time, at most {_MOST_EPOCHS} times through the text",
+    "train.batch_tokens": f"a power of two that leaves {_STEPS:,} updates, from 512 to 8,192 tokens",
+    "train.label_smoothing": "usual for translation",
+    "train.segment_length": "128 characters or bytes, 64 words or subwords; with a memory a quarter",
+    "train.batch_size": f"times segment_length: a power of two that leaves {_STEPS:,} updates, from 512 (with a memory 1,024) "
+    "to 8,192 tokens",
+    "train.order": "a memory needs the text in order",
+    "train.learning_rate": "0.5 / hidden_size",
+    "train.warmup_steps": "5 % of the steps",
+    "train.schedule": "down to 0 at the last step",
+    "train.weight_decay": "usual for adamw",
+    "train.betas": "a longer mean of squares than for large batches",
+    "train.max_grad_norm": "a rare large gradient does no harm",
+    "train.seed": "of every random draw",
+    "eval.every_steps": f"{_EVALUATIONS} evaluations",
+    "eval.max_sentences": "while training, perplexity alone; BLEU of all sentences at the end",
+    "eval.beams": "width of the beam at the end",
+    "eval.batch_size": "2,048 tokens at a time; a memory begins empty in each row",
+    "eval.max_tokens": "while training: about 1 % of the work each; the final figures use all",
+}
 
 
 @dataclass(frozen=True)
 class Settled:
-    """A configuration by the rules. have: tokens to train on. seconds: of the whole training; None for a budget in tokens."""
+    """A configuration by the rules. values: what is in it, reasons: of each key; have: tokens to train on.
+
+    seconds: of the whole training; None for a budget in tokens.
+    """
 
     config: RunConfig
-    sections: Sections
+    values: Sections
+    reasons: Mapping[str, str]
     parameters: int
     have: int
     seconds: float | None = None
+
+    def table(self) -> list[str]:
+        """The values as lines of YAML: key, value and, as a comment, the reason."""
+        lines = []
+        for section, values in self.values.items():
+            stated = {key: f"{key}: {_on_one_line(value)}" for key, value in values.items()}
+            width = min(max(map(len, stated.values())), 44)
+            lines.append(f"{section}:")
+            lines += [f"  {words:<{width}}  # {self.reasons[f'{section}.{key}']}" for key, words in stated.items()]
+        return lines
+
+
+def _on_one_line(value: Any) -> str:
+    style = '"' if isinstance(value, str) and not value.isprintable() else None  # such names stay on one line
+    text: str = yaml.safe_dump(value, default_flow_style=True, default_style=style, allow_unicode=True, width=10_000)
+    return text.removesuffix("\n...\n").strip()
 
 
 @dataclass(frozen=True)
@@ -118,9 +176,9 @@ def settle(
     for the data and for speed measurements, belongs to the budget.
     Raises InputError for texts that are too short, and ConfigError for values that do not go together.
     """
-    data = data_rules(stated.get("data") or {})
-    pairs = DataConfig.from_dict(stated.get("data") or {}).has_pairs
-    config = _config({"data": data, "train": {"batch_tokens": (1024, "")} if pairs else {}}, stated)
+    data = choose_data(stated.get("data") or {})
+    has_pairs = DataConfig.from_dict(stated.get("data") or {}).has_pairs
+    config = _lay({"data": data, "train": {"batch_tokens": 1024} if has_pairs else {}}, stated)[0]
     device, optimizer = choose_device(config.train.device), config.train.optimizer
     if budget.cpu and device.type != "cpu":
         raise InputError("train.budget: CPU minutes are for training on a CPU; give minutes, or train.device: cpu")
@@ -131,7 +189,7 @@ def settle(
     task = tasks[config.task]
     prepared = task.prepare(config, {}, True, say)
     text = prepared.corpus.splits["train"]
-    have = text.target_tokens if pairs else text.tokens
+    have = text.target_tokens if has_pairs else text.tokens
     if have < _LEAST_TOKENS:
         raise InputError(
             f"{prepared.label}: {have:,} tokens to train on, after validation and test are cut off, are too few; at least "
@@ -140,19 +198,20 @@ def settle(
 
     def attempt(size: str | None, amounts: _Amounts) -> tuple[_Trial, int]:
         """A trial, and the tokens that it can read."""
-        config = _config(_sections(stated, data, size, amounts, prepared), stated)
+        config = _lay(_choose(stated, data, size, amounts, prepared), stated)[0]
         trial = _try(config, task, prepared, device, clock if budget.seconds else None)
         return trial, trial.reads(budget, clock() - start if begun else 0.0, have)
 
     if budget.seconds is not None:
         say("Measuring the speed of this machine ...")
-    size, (trial, read) = None, (None, 0)
     has_size = bool({"hidden_size", "num_hidden_layers"} & (stated.get("model") or {}).keys())
-    for candidate in [None] if has_size else SIZES:
-        other, reads = attempt(candidate, _Amounts())
-        if trial is not None and not (_PER_PARAMETER * other.body <= reads and other.body <= 4 * have):
+    size = None if has_size else next(iter(SIZES))
+    trial, read = attempt(size, _Amounts())
+    for larger in [] if has_size else list(SIZES)[1:]:
+        other, reads = attempt(larger, _Amounts())
+        if _PER_PARAMETER * other.body > reads or other.body > 4 * have:
             break
-        size, trial, read = candidate, other, reads
+        size, trial, read = larger, other, reads
     least = 9 + bool(config.model.memory_length)
     amounts = _Amounts(
         per_step=2 ** min(max(int(math.log2(max(read, 1) / _STEPS)), least), 13, int(math.log2(have))),
@@ -161,56 +220,22 @@ def settle(
     )
     trial, read = attempt(size, amounts)  # other batches have another speed
     steps = trial.steps_of_budget(budget) or max(20, round(read / trial.tokens))
-    sections = _sections(stated, data, size, dataclasses.replace(amounts, steps=steps), prepared)
-    settled = Settled(_config(sections, stated), _with_stated(sections, stated, reasons or {}), trial.parameters, have)
-    if budget.seconds is None:
-        return settled
-    seconds = (clock() - start if begun else 0.0) + _STARTUP + steps * trial.step + trial.judging
-    return dataclasses.replace(settled, seconds=seconds)
+    config, values = _lay(_choose(stated, data, size, dataclasses.replace(amounts, steps=steps), prepared), stated)
+    why = dict(REASONS)
+    for section, keys in stated.items():
+        why |= {f"{section}.{key}": "given" for key in keys or {}}
+    seconds = None
+    if budget.seconds is not None:
+        seconds = (clock() - start if begun else 0.0) + _STARTUP + steps * trial.step + trial.judging
+    return Settled(config, values, why | dict(reasons or {}), trial.parameters, have, seconds)
 
 
-def table(sections: Sections) -> list[str]:
-    """The sections as lines of YAML: key, value and, as a comment, the reason."""
-    lines = []
-    for section, keys in sections.items():
-        lines.append(f"{section}:")
-        stated = {f"{key}: {_on_one_line(value)}": why for key, (value, why) in keys.items()}
-        width = min(max(map(len, stated)), 44)
-        lines += [f"  {words:<{width}}  # {why}" for words, why in stated.items()]
-    return lines
-
-
-def _on_one_line(value: Any) -> str:
-    style = '"' if isinstance(value, str) and not value.isprintable() else None  # such names stay on one line
-    text: str = yaml.safe_dump(value, default_flow_style=True, default_style=style, allow_unicode=True, width=10_000)
-    return text.removesuffix("\n...\n").strip()
-
-
-# -- what is stated ----------------------------------------------------------------------------------------------------
-
-
-def _merged(sections: Sections, stated: Settings) -> dict[str, dict[str, Any]]:
-    """The values by the rules with what is stated laid on them, but for the budget."""
-    values = {section: {key: value for key, (value, _) in keys.items()} for section, keys in sections.items()}
+def _lay(values: Sections, stated: Settings) -> tuple[RunConfig, Sections]:
+    """What is stated, but for the budget, laid on the values by the rules: as a configuration and as values."""
     merged = merge(values, {section: keys or {} for section, keys in stated.items()})
     merged.get("train", {}).pop("budget", None)
-    return merged
-
-
-def _config(sections: Sections, stated: Settings) -> RunConfig:
-    return RunConfig.from_dict(_merged(sections, stated))
-
-
-def _with_stated(sections: Sections, stated: Settings, reasons: Mapping[str, str]) -> Sections:
-    """The sections with what is stated in them; of data that comes first."""
-    laid: Sections = {}
-    for section, keys in _merged(sections, stated).items():
-        given = stated.get(section) or {}
-        order = {**(given if section == "data" else {}), **keys}
-        why = {key: reason for key, (_, reason) in sections[section].items()}
-        why |= {key: reasons.get(f"{section}.{key}", "given") for key in given}
-        laid[section] = {key: (keys[key], why[key]) for key in order}
-    return laid
+    merged["data"] = {**(stated.get("data") or {}), **merged["data"]}  # of data, what is stated comes first
+    return RunConfig.from_dict(merged), merged
 
 
 # -- a model on this machine -------------------------------------------------------------------------------------------
@@ -250,112 +275,106 @@ def _try(
 # -- the rules -----------------------------------------------------------------------------------------------------------
 
 
-def data_rules(stated: Settings) -> Keys:
+def choose_data(stated: Settings) -> Values:
     """Unit and vocabulary of one's own text or sentence pairs; a corpus with a name has its usual ones."""
     config = DataConfig.from_dict(stated)
-    name, pairs = config.name, config.name == "parallel"
-    about = {
-        "text": ("one's own text", "bpe; character for texts below 100 kB; or word, byte"),
-        "builtin": ("the documentation of this Python's standard library", "bpe; or character, word, byte"),
-        "parallel": ("one's own sentence pairs", "subwords of both languages; or word"),
-    }
-    if name not in about:
+    has_pairs = config.name == "parallel"
+    if config.name not in ("text", "builtin", "parallel"):
         return {}
-    paths = [] if name == "builtin" else files_of(config, "train")
-    size = sum(path.stat().st_size for path in paths if path.is_file()) if paths else _BUILTIN_BYTES
-    tokens = stated.get("tokens") or ("bpe" if pairs or size >= _BPE_BYTES else "character")
-    keys: Keys = {"name": (name, about[name][0]), "tokens": (tokens, about[name][1])}
+    size = _BUILTIN_BYTES
+    if config.name != "builtin":
+        size = sum(path.stat().st_size for path in files_of(config, "train") if path.is_file())
+    tokens = stated.get("tokens") or ("bpe" if has_pairs or size >= _BPE_BYTES else "character")
+    values: Values = {"name": config.name, "tokens": tokens}
     if tokens in ("bpe", "unigram") and "codes" not in stated:
-        keys["max_vocabulary"] = (vocabulary_entries(size), "an entry for each 1,000 bytes of text, from 500 to 16,000")
+        values["max_vocabulary"] = min(max(size // 100_000 * 100, 500), 16_000)
     if tokens == "word":
-        if not pairs:
-            keys["min_count"] = (2, "a word that occurs once cannot be learned: it becomes <unk>")
-        keys["max_vocabulary"] = (10_000, "the vocabulary layer is most of the work: rarer words become <unk>")
-    if pairs:
-        keys["vocabulary"] = ("joint", "one for both languages, so that names and numbers are the same token")
-    return keys
+        values["max_vocabulary"] = 10_000
+        if not has_pairs:
+            values["min_count"] = 2
+    if has_pairs:
+        values["vocabulary"] = "joint"
+    return values
 
 
-def vocabulary_entries(size: int) -> int:
-    """Entries of a BPE vocabulary of a text of `size` bytes."""
-    return min(max(size // 100_000 * 100, 500), 16_000)
-
-
-def reach(tokens: str | None) -> int:
+def choose_reach(tokens: str | None) -> int:
     """Tokens that a model without memory sees at a time."""
     return 128 if tokens in ("character", "byte") else 64
 
 
-def _sections(
-    stated: Settings, data: Keys, size: str | None, amounts: _Amounts, prepared: Prepared[RunConfig, Any]
+def _choose(
+    stated: Settings, data: Values, size: str | None, amounts: _Amounts, prepared: Prepared[RunConfig, Any]
 ) -> Sections:
-    """The values of model, training and evaluation by the rules, each with its reason. size: None where it is stated."""
-    corpus, given, config = prepared.corpus, stated.get("model") or {}, prepared.config
-    pairs, memory = config.data.has_pairs, bool(config.model.memory_length)
-    entries = len(corpus.target if pairs else corpus.tokenizer)
-    shape = {**SIZES[size or "small"], **given}
-    width, names = shape["hidden_size"], ", ".join(SIZES)
-    heads = next(number for number in (8, 4, 2, 1) if width % (32 * number) == 0 or number == 1)
-    train = stated.get("train") or {}
-    length = train.get("segment_length") or reach(config.data.tokens) // (4 if memory else 1)
-    model: Keys = {
-        "hidden_size": (width, f"{size} of {names}: the largest that reads {_PER_PARAMETER} tokens for each parameter"),
-        "num_hidden_layers": (shape["num_hidden_layers"], "by the size"),
-        "num_attention_heads": (heads, "by the size"),
-        "scale_embedding": (True, "embeddings as large as what layers add to them"),
-        "dropout": (
-            {"embedding": amounts.dropout, "residual": amounts.dropout},
-            "0 up to 4 times through the text, 0.1 up to 12 times, else 0.2",
-        ),
+    """The values of all sections by the rules. size: None where it is stated."""
+    shape = {**SIZES[size or "small"], **(stated.get("model") or {})}
+    return {
+        "model": _choose_model(stated, shape, amounts, prepared),
+        "data": data,
+        "train": _choose_training(stated, shape["hidden_size"], amounts, prepared.config),
+        "eval": _choose_evaluation(stated, amounts, prepared),
     }
-    if pairs or given.get("hidden_act", "swiglu") != "swiglu":
-        model["hidden_act"] = ("gelu", "usual")
-    else:
-        model["hidden_act"] = ("swiglu", "learns more than gelu from the same text, at the same cost")
-        model["intermediate_size"] = (8 * round(width / 3), "8/3 of hidden_size: three matrices as large as two of 4")
+
+
+def _choose_model(stated: Settings, shape: Values, amounts: _Amounts, prepared: Prepared[RunConfig, Any]) -> Values:
+    given, corpus, has_pairs = stated.get("model") or {}, prepared.corpus, prepared.config.data.has_pairs
+    entries = len(corpus.target if has_pairs else corpus.tokenizer)
+    width = shape["hidden_size"]
+    values: Values = {
+        "hidden_size": width,
+        "num_hidden_layers": shape["num_hidden_layers"],
+        "num_attention_heads": next(heads for heads in (8, 4, 2, 1) if width % (32 * heads) == 0 or heads == 1),
+        "scale_embedding": True,
+        "dropout": {"embedding": amounts.dropout, "residual": amounts.dropout},
+        "hidden_act": "gelu",
+    }
+    if not has_pairs and given.get("hidden_act", "swiglu") == "swiglu":
+        values |= {"hidden_act": "swiglu", "intermediate_size": 8 * round(width / 3)}
     if "attention" not in given:
-        model["position"] = ("rotary", "learns fastest, and reads on past the trained length")
+        values["position"] = "rotary"
     if not {"input", "output"} & given.keys():
-        why = "one table reads and writes tokens: half the parameters of a vocabulary"
-        model["output"] = ({"tied": True, "bias": True}, why)
-        if entries > 4000 and not pairs and not config.masks:
-            clusters = {"kind": "adaptive", "cutoffs": [entries // 10, entries // 3], "div_val": 2}
-            model["input"] = (clusters, "above 4,000 entries: rare ones get shorter vectors")
-            why = "and cost less: a softmax over all would be most of the work"
-            model["output"] = ({**clusters, "tied": True}, why)
-    if pairs and data.get("vocabulary", ("",))[0] == "joint" and stated["data"].get("vocabulary") != "separate":
-        model["encoder"] = ({"share_embedding": True}, "both languages have one vocabulary")
-    why = f"what the budget allows; of time, at most {_MOST_EPOCHS} times through the text"
-    rules: Keys = {"steps": (amounts.steps, why)}
-    why = f"a power of two that leaves {_STEPS:,} updates, from 512 (with a memory 1,024) to 8,192 tokens"
-    if pairs:
-        rules["batch_tokens"] = (amounts.per_step, why)
-        rules["label_smoothing"] = (0.1, "usual for translation")
+        values["output"] = {"tied": True, "bias": True}
+        if entries > 4000 and not has_pairs and not prepared.config.masks:
+            values["input"] = {"kind": "adaptive", "cutoffs": [entries // 10, entries // 3], "div_val": 2}
+            values["output"] = {**values["input"], "tied": True}
+    data = prepared.config.data
+    if data.name == "parallel" and data.vocabulary == "joint":
+        values["encoder"] = {"share_embedding": True}
+    return values
+
+
+def _choose_length(stated: Settings, config: RunConfig) -> int:
+    """Tokens of a segment; with a memory a quarter of what is seen at a time."""
+    usual = choose_reach(config.data.tokens) // (4 if config.model.memory_length else 1)
+    return (stated.get("train") or {}).get("segment_length") or usual
+
+
+def _choose_training(stated: Settings, width: int, amounts: _Amounts, config: RunConfig) -> Values:
+    given = stated.get("train") or {}
+    values: Values = {"steps": amounts.steps}
+    if config.data.has_pairs:
+        values |= {"batch_tokens": amounts.per_step, "label_smoothing": 0.1}
     else:
-        quarter = "; with a memory a quarter" * memory
-        rules["segment_length"] = (length, f"128 characters or bytes, 64 words or subwords{quarter}")
-        rules["batch_size"] = (max(1, amounts.per_step // length), f"times segment_length: {why}")
-        streams = memory or any(train.get(key) for key in STREAM_KEYS)
-        rules["order"] = ("contiguous" if streams else "shuffled", "a memory needs the text in order")
-    rules["learning_rate"] = (float(f"{0.5 / width:.3g}"), "0.5 / hidden_size")
-    rules["warmup_steps"] = (max(1, amounts.steps // 20), "5 % of the steps")
-    rules["schedule"] = ("cosine", "down to 0 at the last step")
-    if train.get("optimizer", "adamw") == "adamw":
-        rules["weight_decay"] = (0.1, "usual for adamw")
-        rules["betas"] = ([0.9, 0.99], "a longer mean of squares than for large batches")
-    rules["max_grad_norm"] = (1.0, "a rare large gradient does no harm")
-    rules["seed"] = (1, "of every random draw")
-    judging: Keys = {}
+        length = _choose_length(stated, config)
+        is_ordered = config.model.memory_length or any(given.get(key) for key in STREAM_KEYS)
+        values |= {"segment_length": length, "batch_size": max(1, amounts.per_step // length)}
+        values["order"] = "contiguous" if is_ordered else "shuffled"
+    values["learning_rate"] = float(f"{0.5 / width:.3g}")
+    values["warmup_steps"] = max(1, amounts.steps // 20)
+    values["schedule"] = "cosine"
+    if given.get("optimizer", "adamw") == "adamw":
+        values |= {"weight_decay": 0.1, "betas": [0.9, 0.99]}
+    return {**values, "max_grad_norm": 1.0, "seed": 1}
+
+
+def _choose_evaluation(stated: Settings, amounts: _Amounts, prepared: Prepared[RunConfig, Any]) -> Values:
+    config = prepared.config
+    values: Values = {}
     if "every_epochs" not in (stated.get("eval") or {}):
-        judging["every_steps"] = (-(-amounts.steps // _EVALUATIONS), f"{_EVALUATIONS} evaluations")
-    if pairs:
-        judging["max_sentences"] = (0, "while training, perplexity alone; BLEU of all sentences at the end")
-        judging["beams"] = (4, "width of the beam at the end")
-    else:
-        valid = corpus.splits["valid"].tokens
-        rows = max(1, 2048 // length)
-        rows = min(rows, max(1, valid // (20 * length))) if memory else rows
-        judging["batch_size"] = (rows, "2,048 tokens at a time" + "; a memory begins empty in each row" * memory)
-        most = min(amounts.evaluated, valid)
-        judging["max_tokens"] = (most, "while training: about 1 % of the work each; the final figures use all")
-    return {"model": model, "data": data, "train": rules, "eval": judging}
+        values["every_steps"] = -(-amounts.steps // _EVALUATIONS)
+    if config.data.has_pairs:
+        return {**values, "max_sentences": 0, "beams": 4}
+    valid, length = prepared.corpus.splits["valid"].tokens, _choose_length(stated, config)
+    rows = max(1, 2048 // length)
+    if config.model.memory_length:
+        rows = min(rows, max(1, valid // (20 * length)))
+    return {**values, "batch_size": rows, "max_tokens": min(amounts.evaluated, valid)}

@@ -33,7 +33,7 @@ from fullrank.data.prepared import Corpus, PairCorpus, check_sources
 from fullrank.evaluation.perplexity import EvaluationProtocol, Flags
 from fullrank.experiments.finetuning import Finetuning
 from fullrank.experiments.language_model import LanguageModelTask, MaskedModelTask
-from fullrank.experiments.rules import settle, table
+from fullrank.experiments.rules import settle
 from fullrank.experiments.run_folder import (
     absolute,
     check_usable,
@@ -235,7 +235,7 @@ def _settled(
         raise InputError(f"train.budget: a time is measured for one process, here are {count()}; give tokens")
     with kernel(kernel_name):
         settled = settle(stated, budget, TEXT_TASKS, say)
-    for line in table(settled.sections):
+    for line in settled.table():
         say(line)
     config = absolute(settled.config)
     assert isinstance(config, RunConfig)
