@@ -17,49 +17,34 @@ import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 from fullrank.core.errors import InputError, RunError
-from fullrank.data.squad import Question, SquadSplit, answer_tokens, most_context, read_squad, squad_windows
+from fullrank.data.squad import Question, SquadSplit, most_context, read_squad, squad_windows
 from fullrank.evaluation.tasks import normalize_answer
 
 CONTEXT = "  The Rhine rises in Switzerland. Überall flows the Rhine."
-V1 = {
-    "version": "1.1",
-    "data": [
-        {
-            "title": "Rhine",
-            "paragraphs": [
-                {
-                    "context": CONTEXT,
-                    "qas": [
-                        {
-                            "id": "a",
-                            "question": "Where does it rise?",
-                            "answers": [
-                                {"text": "Switzerland", "answer_start": CONTEXT.index("Switz")},
-                                {"text": "in Switzerland", "answer_start": CONTEXT.index("in Switz")},
-                            ],
-                        },
-                        {
-                            "id": "b",
-                            "question": "What flows?",
-                            "answers": [{"text": "Rhine", "answer_start": CONTEXT.rindex("Rhine")}],
-                        },
-                    ],
-                }
-            ],
-        }
-    ],
-}
-V2 = copy.deepcopy(V1) | {"version": "v2.0"}
-for entry in V2["data"][0]["paragraphs"][0]["qas"]:
-    entry["is_impossible"] = False
-V2["data"][0]["paragraphs"][0]["qas"].append(
-    {
-        "id": "c",
-        "question": "How deep is it?",
-        "answers": [],
-        "plausible_answers": [{"text": "Rhine", "answer_start": 6}],
-        "is_impossible": True,
+
+
+def entry(name, question, *answers, **more):
+    return {
+        "id": name,
+        "question": question,
+        "answers": [{"text": text, "answer_start": CONTEXT.rindex(text)} for text in answers],
+        **more,
     }
+
+
+def official(version, *entries):
+    return {
+        "version": version,
+        "data": [{"title": "Rhine", "paragraphs": [{"context": CONTEXT, "qas": list(entries)}]}],
+    }
+
+
+ASKED = [("a", "Where does it rise?", "Switzerland", "in Switzerland"), ("b", "What flows?", "Rhine")]
+V1 = official("1.1", *(entry(*asked) for asked in ASKED))
+V2 = official(
+    "v2.0",
+    *(entry(*asked, is_impossible=False) for asked in ASKED),
+    entry("c", "How deep is it?", is_impossible=True, plausible_answers=[{"text": "Rhine", "answer_start": 6}]),
 )
 
 
@@ -82,21 +67,15 @@ def test_every_field(tmp_path):
 
 def test_version_2_has_questions_without_an_answer(tmp_path):
     questions = read_squad(written(tmp_path / "mine.json", V2), "train", "2.0").questions
-    assert [(question.id, question.impossible, question.answers) for question in questions] == [
-        ("a", False, ("Switzerland", "in Switzerland")),
-        ("b", False, ("Rhine",)),
-        ("c", True, ()),
-    ]
+    assert [question.impossible for question in questions] == [False, False, True]
+    assert [question.answers for question in questions] == [("Switzerland", "in Switzerland"), ("Rhine",), ()]
 
 
-@pytest.mark.parametrize(
-    ("version", "split", "count"),
-    [("1.1", "train", 87_599), ("1.1", "dev", 10_570), ("2.0", "train", 130_319), ("2.0", "dev", 11_873)],
-)
-def test_as_many_as_were_published_is_no_slice(version, split, count):
-    question = Question("a", "", "x", "?", ("x",), (0,), impossible=False)
-    assert not SquadSplit(version, split, [question] * count, "f", "0").is_slice
-    assert SquadSplit(version, split, [question] * (count - 1), "f", "0").is_slice
+def test_as_many_as_were_published_is_no_slice():
+    question = Question("a", "", "x", "?", ("x",), (0,))
+    for version, split, count in (("1.1", "train", 87_599), ("1.1", "dev", 10_570), ("2.0", "dev", 11_873)):
+        assert not SquadSplit(version, split, [question] * count, "f", "0").is_slice
+        assert SquadSplit(version, split, [question] * (count - 1), "f", "0").is_slice
 
 
 def test_the_official_name_comes_first_then_a_slice(tmp_path):
@@ -426,14 +405,6 @@ def test_windows_of_random_contexts(bert, max_length, doc_stride, max_query_leng
 def test_contexts_without_tokens_and_questions_without_answers(bert):
     windows = squad_windows([asked("", ""), asked("the end", "")], bert, **SIZES)
     assert [(len(window.offsets), window.start, window.end) for window in windows] == [(0, 0, 0), (4, 0, 0)]
-
-
-def test_answer_tokens():
-    offsets = np.array([[0, 3], [4, 9], [9, 10], [12, 14]], np.int32)
-    assert answer_tokens(offsets, 4, 9) == (1, 1)
-    assert answer_tokens(offsets, 2, 5) == (0, 1)
-    assert answer_tokens(offsets, 9, 99) == (2, 3)
-    assert answer_tokens(offsets, 10, 12) is None  # white space alone
 
 
 def test_what_cannot_be_windowed(bert):
