@@ -1,27 +1,18 @@
 """Built-in corpora: prose of the running Python, and sentence pairs of invented languages by their rules."""
 
+import hashlib
+import json
 import platform
-import re
 import shutil
-from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fullrank.config.data import DataConfig
 from fullrank.core.errors import InputError
 from fullrank.data import Corpus, builtin, prepare, prepare_pairs
-from fullrank.data.builtin import (
-    _ACTIONS,
-    _ADJECTIVES,
-    _MANNERS,
-    _NOUNS,
-    _PLACES,
-    _STATES,
-    _TIMES,
-    SYNTHETIC_SIZES,
-    synthetic_pairs,
-)
+from fullrank.data.builtin import SYNTHETIC_SIZES, synthetic_pairs
 
 SOURCE = b'''#!/usr/bin/env python
 # -*- coding: utf-8 -*-
@@ -85,12 +76,6 @@ def test_split_by_name_about_90_5_5():
     assert builtin.split_of("json.decoder") == "train"
 
 
-def test_modules_are_the_library_without_tests():
-    names = [name for name, _ in builtin.modules()]
-    assert {"argparse", "json.decoder", "asyncio.events"} <= set(names)
-    assert not [n for n in names if re.search(r"(^|\.)(tests?|idlelib|lib2to3|site-packages|__pycache__)(\.|$)", n)]
-
-
 @pytest.fixture(scope="module")
 def extracted(tmp_path_factory) -> Path:
     """A folder with the extracted texts and the cache of `corpus`."""
@@ -130,38 +115,19 @@ def test_words_are_lower_case_and_seen_three_times(corpus):
     vocabulary = corpus.tokenizer
     assert all(word == word.lower() for word in vocabulary.entries)
     assert {"the", ".", "function", "<unk>", "<eos>"} <= set(vocabulary.entries)
-    rare = [e for e, c in zip(vocabulary.entries, vocabulary.counts, strict=True) if c < 3 and not e.startswith("<")]
-    assert rare == []
+    counts = np.bincount(corpus.ids("train"), minlength=len(vocabulary))
+    assert counts.min() >= 3
     unknown = (corpus.ids("valid") == vocabulary.unk_id).mean()
     assert 0.005 < unknown < 0.10
     ids = vocabulary.encode("Returns the list, or None.")
     assert vocabulary.decode(ids) == "returns the list , or none ."
 
 
-def test_valid_and_test_hardly_repeat_training_lines(corpus):
-    def lines(split: str) -> list[str]:
-        return corpus.tokenizer.decode(corpus.ids(split).tolist()).split("\n")
-
-    seen = set(lines("train"))
-    for split in ("valid", "test"):
-        words = [len(line.split()) for line in lines(split)]
-        repeated = sum(n for n, line in zip(words, lines(split), strict=True) if line in seen)
-        assert repeated < 0.08 * sum(words)
-
-
-def test_no_text_is_left_in_the_folder(corpus):
-    assert [path.name for path in corpus.folder.glob("*.txt")] == ["vocabulary.txt"]
-
-
 def test_ids_are_those_of_the_text(corpus, extracted):
     text = (extracted / "valid.txt").read_text(encoding="utf-8")
     assert corpus.splits["valid"].words == len(text.split()) + text.count("\n")
     assert corpus.tokenizer.encode(text) == corpus.ids("valid").tolist()
-
-
-def test_a_second_call_opens_the_first_corpus(corpus, extracted, monkeypatch):
-    monkeypatch.setattr(builtin, "write", None)  # would fail if called
-    assert prepare(DataConfig(cache=str(extracted / "cache"))).folder == corpus.folder
+    assert not list(corpus.folder.glob("*.txt"))
 
 
 def test_stripped_documentation_is_said(monkeypatch, tmp_path):
@@ -177,85 +143,9 @@ def test_stripped_documentation_is_said(monkeypatch, tmp_path):
 # sentence pairs of invented languages
 
 
-ALL = (_NOUNS, _ADJECTIVES, _ACTIONS, _STATES, _MANNERS, _TIMES, _PLACES)
-TENSES = {"": "i", "te": "ax", "vo": "uy"}  # a particle before the source verb, an ending of the target verb
-
-
-@pytest.fixture(scope="module")
-def pairs():
-    return synthetic_pairs()
-
-
-def test_sizes_and_no_source_line_twice(pairs):
-    assert {split: len(lines) for split, lines in pairs.items()} == SYNTHETIC_SIZES
-    sources = [source for lines in pairs.values() for source, _ in lines]
-    assert len(set(sources)) == len(sources) == 13_000
-
-
-def test_no_two_words_are_the_same():
-    words = [word for group in ALL for word in group]
-    sources, targets = [w.source for w in words], [t for w in words for t in (w.target, w.other) if t is not None]
-    assert len(set(sources)) == len(sources) == 122
-    assert len(set(targets)) == len(targets)
-    assert {len(word) for word in sources} == {4}  # particles and plurals have other lengths
-    assert {len(word) for word in targets} == {5}
-    assert sum(w.other is not None for w in _NOUNS) == 9
-    assert sum(w.other is not None for w in _ACTIONS) == 6
-
-
-def test_plain_clauses_by_their_rules(pairs):
-    """[la] noun [te|vo] [ne] verb [la] noun -> [xe] noun [xe] noun-m verb-tense-number [qa], words chosen by context."""
-    nouns = {word.source: (word, False) for word in _NOUNS} | {word.source + "n": (word, True) for word in _NOUNS}
-    verbs = {word.source: word for word in _ACTIONS}
-    checked, contexts = 0, Counter()
-    for source, target in pairs["train"]:
-        rest = source.split()
-        expected = []
-
-        def phrase(case, rest=rest, expected=expected):
-            definite = rest[0] == "la"
-            noun, plural = nouns[rest[definite]]
-            del rest[: 1 + definite]
-            if noun.other is not None:
-                contexts[noun.source, case] += 1
-            stem = noun.other if noun.other and case else noun.target
-            expected.extend(["xe"] * definite + [stem + "iv" * plural + case])
-            return noun, plural
-
-        try:
-            _, plural = phrase("")
-            tense = rest.pop(0) if rest[0] in ("te", "vo") else ""
-            negated = rest[0] == "ne" and bool(rest.pop(0))
-            verb = verbs[rest.pop(0)]
-            thing, _ = phrase("m")
-        except (KeyError, IndexError):
-            continue
-        if rest:
-            continue
-        stem = verb.other if verb.other and thing.alive else verb.target
-        contexts[verb.source, thing.alive] += verb.other is not None
-        expected += [stem + TENSES[tense] + "ve" * plural] + ["qa"] * negated
-        assert target.split() == expected
-        checked += 1
-    assert checked > 300
-    doubled = [key for key, _ in contexts if (key, "") in contexts and (key, "m") in contexts]
-    assert doubled  # words with two translations occur in both contexts
-    assert any((key, False) in contexts and (key, True) in contexts for key in verbs)
-
-
-def test_verbs_move_to_the_end_and_reasons_to_the_front(pairs):
-    stems = tuple(stem for word in (*_ACTIONS, *_STATES) for stem in (word.target, word.other) if stem is not None)
-    for source, target in pairs["valid"]:
-        words, asked = target.split(), source.startswith("cu ")
-        assert (words[-1] == "qo") == asked
-        last = [word for word in words[-3:] if word not in ("qo", "qa")][-1]
-        assert last.startswith(stems)
-        if "par" in source.split():  # what follows it in the source comes first in the target
-            reason = source.split()[source.split().index("par") + 1 :]
-            nouns = {word.source: (word.target, word.other) for word in _NOUNS}
-            subject = next(word for word in reason if word in nouns or word.removesuffix("n") in nouns)
-            known = nouns.get(subject) or nouns[subject.removesuffix("n")]
-            assert any(word.startswith(known[0]) for word in words[: words.index("wem")])
+def test_the_same_sentences_on_every_machine():
+    text = json.dumps(synthetic_pairs()).encode()
+    assert hashlib.sha256(text).hexdigest() == "f5cd78c52c37538a58f2b62d8a390b9f63521486468b2267b7eb2abf52e08948"
 
 
 def test_prepared_as_a_corpus(tmp_path):
