@@ -8,22 +8,19 @@ from __future__ import annotations
 import bisect
 import math
 import os
-import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 
 from fullrank.config.recipe import Resolved, load, resolve
 from fullrank.config.run import RunConfig
 from fullrank.core.errors import InputError, RunError
-from fullrank.core.section import Count
 from fullrank.data import Corpus, prepare
 from fullrank.experiments.analyze import Reading
 from fullrank.experiments.generation import generate
@@ -33,7 +30,7 @@ from fullrank.experiments.speed import measure_speed
 from fullrank.experiments.task import Prepared
 from fullrank.files import parse_json, python_command, read_json, silent, usable_cores, write_json
 from fullrank.records import find_measurement
-from fullrank.training.device import is_locked
+from fullrank.training.device import catch_signals, is_locked
 
 RECIPE = "demo/builtin"
 _STARTUP, _REPORT = 7.0, 8.0  # seconds: of a model until it trains and after its figures; of the report at the end
@@ -41,12 +38,6 @@ _ALONE = 0.85  # speed of a model with another one beside it, against alone
 _LEAST_STEPS, _MOST_STEPS, _EVALUATIONS = 20, 1_000_000, 5
 _PROMPT, _SAMPLED = "This function", 60  # of the text that the best model writes
 _PATIENCE = 2  # a machine that has become busy stops the demo after so many times its minutes
-
-
-class _Plan(TypedDict):
-    """The content of demo.json; minutes, seed and rows are those of the command."""
-
-    steps: Count
 
 
 @dataclass
@@ -168,8 +159,8 @@ def _plan(minutes: float, out: Path, seed: int, rows: Sequence[str], remarks: An
     wanted = {"minutes": minutes, "seed": seed, "rows": list(rows)}
     file = out / "demo.json"
     if file.is_file():
-        plan: dict[str, Any] = read_json(file, _Plan)
-        if {key: plan.get(key) for key in wanted} == wanted and "steps" in plan:
+        plan: dict[str, Any] = read_json(file)
+        if {key: plan.get(key) for key in wanted} == wanted:
             return plan
         raise InputError(
             f"{out} holds a demo with other settings (--minutes {plan.get('minutes')}, --seed {plan.get('seed')}); "
@@ -233,10 +224,10 @@ def _train_all(trainings: Sequence[_Training], settings: Sequence[str], steps: i
 
     waiting, running = list(trainings), list[_Training]()
     columns = [*Progress.get_default_columns(), TextColumn("{task.fields[words]}")]
-    with _terminable(), Progress(*columns, console=remarks, disable=not remarks.is_terminal) as progress:
+    with catch_signals() as signals, Progress(*columns, console=remarks, disable=not remarks.is_terminal) as progress:
         bars = {training.row: progress.add_task(training.row, total=steps, words="") for training in trainings}
         try:
-            while (waiting or running) and time.monotonic() < until:
+            while (waiting or running) and time.monotonic() < until and signals.signal is None:
                 # a process of an earlier demo, which was killed, may still train there
                 while waiting and len(running) < _workers() and not is_locked(waiting[0].folder):
                     running.append(waiting.pop(0))
@@ -255,19 +246,6 @@ def _train_all(trainings: Sequence[_Training], settings: Sequence[str], steps: i
                 process.terminate()
             for process in processes:
                 process.wait(timeout=60)
-            if running and time.monotonic() < until:
-                remarks.print("Stopped; the same command goes on from here.")
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """Inside the block SIGTERM ends the demo as Ctrl-C does, so that the trainings stop, too."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
+    if signals.signal is not None:
+        remarks.print("Stopped; the same command goes on from here.")
         raise KeyboardInterrupt
-
-    former = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, former)

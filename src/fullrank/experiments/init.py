@@ -107,9 +107,7 @@ def _stated(request: Request, data: dict[str, Any], reasons: dict[str, str]) -> 
 
 def _text(request: Request, out: Path, reasons: dict[str, str], say: Say) -> dict[str, Any]:
     given = {} if request.tokens is None else {"tokens": request.tokens}
-    reasons["data.tokens"] = "bpe; character for texts below 100 kB; or word, byte"
     if [*request.texts] == ["builtin"] and not Path("builtin").exists():
-        reasons["data.name"] = "the documentation of this Python's standard library"
         return {"name": "builtin", **given}
     paths = [_without_table(Path(text).expanduser(), request.column, out, say) for text in request.texts]
     for path in files_of(DataConfig(name="text", train=[str(path) for path in paths]), "train"):
@@ -183,12 +181,6 @@ def _pairs(request: Request, reasons: dict[str, str]) -> dict[str, Any]:
                 data[split], reasons[f"data.{split}"] = str(found[0]), "beside the training files"
     if not {"valid", "test"} <= data.keys():
         reasons["data.name"] = "splits without files: the last training pairs, 5 % each, at most 1,000"
-    reasons |= dict.fromkeys(("data.source", "data.target"), "its suffix") | {
-        "data.tokens": "subwords of both languages"
-    }
-    return {
-        **data,
-        "source": suffixes[0],
-        "target": suffixes[1],
-        **({"tokens": request.tokens} if request.tokens else {}),
-    }
+    reasons |= dict.fromkeys(("data.source", "data.target"), "its suffix")
+    data |= {"source": suffixes[0], "target": suffixes[1]}
+    return data | ({"tokens": request.tokens} if request.tokens else {})
