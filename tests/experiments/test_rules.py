@@ -97,8 +97,9 @@ def test_what_is_stated_wins_and_the_rest_follows_it(book: str) -> None:
     assert (config.eval.every_steps, config.eval.every_epochs) == (None, 1.0)
     shown = yaml.safe_load("\n".join(made.table()))
     assert shown["train"]["seed"] == 7
-    assert (made.values["train"]["seed"], made.reasons["train.seed"]) == (7, "given")
-    assert made.reasons["train.schedule"] != "given"
+    assert made.values["train"]["seed"] == 7
+    assert "train.seed" not in made.reasons
+    assert "train.schedule" in made.reasons
     assert {"train", "tokens", "name"} == shown["data"].keys()
 
 

@@ -61,8 +61,7 @@ def write_configuration(request: Request, out: Path, *, force: bool = False, say
         raise InputError(f"TEXT: of translations a prefix or two files, given {len(request.texts)}")
     if out.exists() and not force:
         raise InputError(f"{out} exists already: give --out another file, or --force to replace it")
-    reasons: dict[str, str] = {}
-    data = _pairs(request, reasons) if request.task == "translation" else _text(request, out, reasons, say)
+    data = _choose_pairs(request) if request.task == "translation" else _choose_text(request, out, say)
 
     # after all that can be refused at once
     import torch
@@ -71,15 +70,14 @@ def write_configuration(request: Request, out: Path, *, force: bool = False, say
     from fullrank.experiments.run import TEXT_TASKS
     from fullrank.training.device import choose_device
 
-    stated = _stated(request, data, reasons)
+    stated, given = _state(request, data)
     alone = torch.get_num_threads() == 1 and choose_device("auto").type == "cpu"  # CPU time: others do not change it
-    made = settle(
-        stated, Budget(seconds=60 * request.minutes, cpu=alone), TEXT_TASKS, say, reasons=reasons, begun=False
-    )
+    budget = Budget(seconds=60 * request.minutes, cpu=alone)
+    made = settle(stated, budget, TEXT_TASKS, say, given=given, begun=False)
     assert made.seconds is not None
-    given = "".join(c if c.isprintable() else "?" for c in " ".join(request.texts))
+    texts = "".join(c if c.isprintable() else "?" for c in " ".join(request.texts))
     lines = [
-        f"# Written by `fullrank init {given}`: {made.parameters:,} parameters, {made.have:,} tokens to train on.",
+        f"# Written by `fullrank init {texts}`: {made.parameters:,} parameters, {made.have:,} tokens to train on.",
         f"# Takes about {made.seconds / 60:.1f} minutes on this machine with {torch.get_num_threads()} of its threads, "
         "evaluation included:",
         f"#     fullrank train {out}",
@@ -90,34 +88,35 @@ def write_configuration(request: Request, out: Path, *, force: bool = False, say
     return made.config
 
 
-def _stated(request: Request, data: dict[str, Any], reasons: dict[str, str]) -> dict[str, dict[str, Any]]:
-    """Stated configuration of a request on `data`; adds the reasons of its keys."""
+def _state(request: Request, data: dict[str, Any]) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """The stated configuration of a request on `data`, and its keys that the request gives."""
     from fullrank.experiments.rules import choose_data, choose_reach
 
-    stated: dict[str, dict[str, Any]] = {"data": data, "model": dict(SIZES[request.size]) if request.size else {}}
+    stated: dict[str, dict[str, Any]] = {"data": data, "model": {}}
+    given = []
+    if request.tokens:
+        data["tokens"] = request.tokens
+        given.append("data.tokens")
+    if request.size:
+        stated["model"] = dict(SIZES[request.size])
+        given += [f"model.{key}" for key in SIZES[request.size]]
     if request.task == "lm":
         stated["eval"] = {"sample": True}
-        reasons["eval.sample"] = "a continuation of validation text at every evaluation"
-    reasons |= dict.fromkeys((f"model.{key}" for key in stated["model"]), f"size {request.size} of {', '.join(SIZES)}")
     if request.memory:
         stated["model"]["memory_length"] = 3 * choose_reach(choose_data(data)["tokens"]) // 4
-        reasons["model.memory_length"] = "three segments"
-    return stated
+    return stated, given
 
 
-def _text(request: Request, out: Path, reasons: dict[str, str], say: Say) -> dict[str, Any]:
-    given = {} if request.tokens is None else {"tokens": request.tokens}
+def _choose_text(request: Request, out: Path, say: Say) -> dict[str, Any]:
     if [*request.texts] == ["builtin"] and not Path("builtin").exists():
-        return {"name": "builtin", **given}
+        return {"name": "builtin"}
     paths = [_without_table(Path(text).expanduser(), request.column, out, say) for text in request.texts]
     for path in files_of(DataConfig(name="text", train=[str(path) for path in paths]), "train"):
         open_text(path, "TEXT").close()
         if path.suffix in TABLES:
             raise InputError(f"TEXT: {path} is a table; give it by its name, with --column")
     names = [str(path.absolute()) for path in paths]
-    reasons["data.name"] = "valid and test: the last lines of the text, 5 % each; or give files of them as valid, test"
-    reasons["data.train"] = "the text"
-    return {"name": "text", "train": names[0] if len(names) == 1 else names, **given}
+    return {"name": "text", "train": names[0] if len(names) == 1 else names}
 
 
 def _without_table(path: Path, column: str | None, out: Path, say: Say) -> Path:
@@ -153,7 +152,7 @@ def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
         raise InputError(f"TEXT: {path} is no table of this kind ({error})") from error
 
 
-def _pairs(request: Request, reasons: dict[str, str]) -> dict[str, Any]:
+def _choose_pairs(request: Request) -> dict[str, Any]:
     """Prefixes and suffixes of the files. Validation and test lie beside training files that have `train` in their name."""
     paths = [Path(text).expanduser().resolve() for text in request.texts]
     prefix = paths[0]
@@ -169,18 +168,12 @@ def _pairs(request: Request, reasons: dict[str, str]) -> dict[str, Any]:
     sides = [Path(f"{prefix}.{suffix}") for suffix in suffixes]
     for side in sides:
         open_text(side, "TEXT").close()
-    data: dict[str, Any] = {"name": "parallel", "train": str(prefix)}
-    reasons["data.name"] = "a file for each language; line k of the one is the translation of line k of the other"
-    reasons["data.train"] = "the common prefix of both files"
+    data = {"name": "parallel", "train": str(prefix), "source": suffixes[0], "target": suffixes[1]}
     for split, names in (("valid", ("valid", "val", "dev")), ("test", ("test", "test*"))):
-        patterns = [glob.escape(prefix.name).replace("train", name) for name in names if "train" in prefix.name]
-        for pattern in patterns:
-            found = sorted(path.with_suffix("") for path in prefix.parent.glob(f"{pattern}.{suffixes[0]}"))
-            found = [path for path in found if Path(f"{path}.{suffixes[1]}").is_file()]
-            if found and split not in data:
-                data[split], reasons[f"data.{split}"] = str(found[0]), "beside the training files"
-    if not {"valid", "test"} <= data.keys():
-        reasons["data.name"] = "splits without files: the last training pairs, 5 % each, at most 1,000"
-    reasons |= dict.fromkeys(("data.source", "data.target"), "its suffix")
-    data |= {"source": suffixes[0], "target": suffixes[1]}
-    return data | ({"tokens": request.tokens} if request.tokens else {})
+        for name in names if "train" in prefix.name else ():
+            pattern = glob.escape(prefix.name).replace("train", name)
+            beside = sorted(path.with_suffix("") for path in prefix.parent.glob(f"{pattern}.{suffixes[0]}"))
+            whole = [path for path in beside if Path(f"{path}.{suffixes[1]}").is_file()]
+            if whole:
+                data.setdefault(split, str(whole[0]))
+    return data

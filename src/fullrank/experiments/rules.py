@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,9 @@ Settings = Mapping[str, Any]
 
 REASONS = {
     "data.name": "one's own text or sentence pairs, or builtin: the documentation of this Python's standard library",
+    "data.train": "the text, or what the names of both files have in common; without valid and test its last lines, 5 % each",
+    "data.valid": "beside the training files",
+    "data.test": "beside the training files",
     "data.tokens": "bpe; character for texts below 100 kB; or word, byte",
     "data.max_vocabulary": "subwords: an entry for each 1,000 bytes of text, from 500 to 16,000; rarer words become <unk>",
     "data.min_count": "a word that occurs once cannot be learned: it becomes <unk>",
@@ -58,6 +61,7 @@ REASONS = {
     "model.hidden_size": f"the largest of {', '.join(SIZES)} that reads {_PER_PARAMETER} tokens for each parameter",
     "model.num_hidden_layers": "by the size",
     "model.num_attention_heads": "by the size",
+    "model.memory_length": "three segments",
     "model.scale_embedding": "embeddings as large as what layers add to them",
     "model.dropout": "0 up to 4 times through the text, 0.1 up to 12 times, else 0.2",
     "model.hidden_act": "swiglu learns more from the same text at the same cost; of translations gelu is usual",
@@ -80,6 +84,7 @@ REASONS = {
     "train.betas": "a longer mean of squares than for large batches",
     "train.max_grad_norm": "a rare large gradient does no harm",
     "train.seed": "of every random draw",
+    "eval.sample": "a continuation of validation text at every evaluation",
     "eval.every_steps": f"{_EVALUATIONS} evaluations",
     "eval.max_sentences": "while training, perplexity alone; BLEU of all sentences at the end",
     "eval.beams": "width of the beam at the end",
@@ -90,7 +95,7 @@ REASONS = {
 
 @dataclass(frozen=True)
 class Settled:
-    """A configuration by the rules. values: what is in it, reasons: of each key; have: tokens to train on.
+    """A configuration by the rules. values: what is in it, reasons: of each key by a rule; have: tokens to train on.
 
     seconds: of the whole training; None for a budget in tokens.
     """
@@ -109,7 +114,10 @@ class Settled:
             stated = {key: f"{key}: {_on_one_line(value)}" for key, value in values.items()}
             width = min(max(map(len, stated.values())), 44)
             lines.append(f"{section}:")
-            lines += [f"  {words:<{width}}  # {self.reasons[f'{section}.{key}']}" for key, words in stated.items()]
+            lines += [
+                f"  {words:<{width}}  # {self.reasons.get(f'{section}.{key}', 'given')}"
+                for key, words in stated.items()
+            ]
         return lines
 
 
@@ -167,13 +175,13 @@ def settle(
     tasks: Mapping[str, TextTask[Any, Any, Any]],
     say: Say,
     *,
-    reasons: Mapping[str, str] | None = None,
+    given: Collection[str] | None = None,
     begun: bool = True,
 ) -> Settled:
     """The configuration that the rules make of what is `stated`, as in a YAML. Without one of a size, `budget` chooses.
 
-    tasks: by `RunConfig.task`. reasons: why a stated key (`data.train`) has its value. begun: the time that is spent here,
-    for the data and for speed measurements, belongs to the budget.
+    tasks: by `RunConfig.task`. given: stated keys (`data.train`) that a person gave; None: all of them. begun: the time that
+    is spent here, for the data and for speed measurements, belongs to the budget.
     Raises InputError for texts that are too short, and ConfigError for values that do not go together.
     """
     data = choose_data(stated.get("data") or {})
@@ -221,13 +229,13 @@ def settle(
     trial, read = attempt(size, amounts)  # other batches have another speed
     steps = trial.steps_of_budget(budget) or max(20, round(read / trial.tokens))
     config, values = _lay(_choose(stated, data, size, dataclasses.replace(amounts, steps=steps), prepared), stated)
-    why = dict(REASONS)
-    for section, keys in stated.items():
-        why |= {f"{section}.{key}": "given" for key in keys or {}}
+    if given is None:
+        given = [f"{section}.{key}" for section, keys in stated.items() for key in keys or {}]
+    reasons = {key: reason for key, reason in REASONS.items() if key not in given}
     seconds = None
     if budget.seconds is not None:
         seconds = (clock() - start if begun else 0.0) + _STARTUP + steps * trial.step + trial.judging
-    return Settled(config, values, why | dict(reasons or {}), trial.parameters, have, seconds)
+    return Settled(config, values, reasons, trial.parameters, have, seconds)
 
 
 def _lay(values: Sections, stated: Settings) -> tuple[RunConfig, Sections]:
