@@ -166,9 +166,14 @@ def exclude(option: str, does: str, others: Mapping[str, object]) -> None:
         raise InputError(f"{option} {does}: leave out {named}, or {option}")
 
 
+def drop_missing(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that have a value."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
 def given(options: Mapping[str, object]) -> str:
     """The names of the options that have a value."""
-    return ", ".join(name for name, value in options.items() if value is not None)
+    return ", ".join(drop_missing(options))
 
 
 def table_of(headings: Sequence[str], rows: Iterable[Sequence[str | Text]], left: int = 0) -> Table:

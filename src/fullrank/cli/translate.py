@@ -21,7 +21,7 @@ import typer
 
 from fullrank.cli.app import verb
 from fullrank.cli.options import Checkpoint, Device, Kernel, Number, Quiet, Seed, Temperature, TopK, TopP
-from fullrank.cli.output import clear_progress, exclude, given, say, show_progress
+from fullrank.cli.output import clear_progress, drop_missing, exclude, given, say, show_progress
 from fullrank.core.errors import InputError, RunError
 from fullrank.files import text_of
 
@@ -108,7 +108,7 @@ def translate(
     }  # fmt: skip
     search = dataclasses.replace(
         Search.of(open_translation_run(run).eval),
-        **{key: value for key, value in stated.items() if value is not None},  # type: ignore[arg-type]
+        **drop_missing(stated),
         n_best=n_best,
         sampling=Sampling(1.0 if temperature is None else temperature, top_k, top_p, seed) if sampled else None,
     )

@@ -11,7 +11,7 @@ import typer
 
 from fullrank.cli.app import verb
 from fullrank.cli.options import Checkpoint, Device, Json, Kernel, Number, Run, Seed, Split, Temperature, TopK, TopP
-from fullrank.cli.output import exclude, given, say, show_report, tell
+from fullrank.cli.output import describe, drop_missing, exclude, given, say, show_report, tell
 from fullrank.core.errors import InputError
 
 
@@ -94,17 +94,11 @@ def evaluate(
     from fullrank.evaluation.perplexity import Flags
     from fullrank.experiments.run import evaluate as measure
 
-    flags = Flags(
-        segment_length=segment_length,
-        batch_size=batch_size,
-        context=context,
-        stride=stride,
-        memory_length=memory_length,
-        same_length=same_length,
-        clamp_length=clamp_length,
-        temperature=temperature,  # type: ignore[arg-type]  # read by its section
-    )
-    steps = {key: value for key, value in (("rate", dynamic_rate), ("decay", dynamic_decay)) if value is not None}
+    protocol = {
+        "segment_length": segment_length, "batch_size": batch_size, "context": context, "stride": stride,
+        "memory_length": memory_length, "same_length": same_length, "clamp_length": clamp_length, "temperature": temperature,
+    }  # fmt: skip
+    steps = drop_missing({"rate": dynamic_rate, "decay": dynamic_decay})
     if steps and not dynamic:
         raise InputError("--dynamic-rate, --dynamic-decay: of dynamic evaluation; give --dynamic too")
     if dynamic and (config.task != "language_model" or config.model.sees_future):
@@ -115,7 +109,7 @@ def evaluate(
         given_too = "--dynamic" if dynamic else f"{run}, which translates sentences"
         raise InputError(f"--text: one text for a language model as it was trained, given {given_too}; leave one out")
     of_search = {"--beam": beam, "--length-penalty": length_penalty, "--against": against}
-    of_segments = {f"--{key.replace('_', '-')}": value for key, value in vars(flags).items()}
+    of_segments = {f"--{key.replace('_', '-')}": value for key, value in protocol.items()}
     if not config.translates and (wrong := given(of_search)):
         raise InputError(f"{wrong}: {run} is no translation run, and has nothing to search for; leave it out")
     if config.translates and (wrong := given(of_segments)):
@@ -132,9 +126,9 @@ def evaluate(
         split,
         text=text,
         checkpoint=checkpoint,
-        flags=flags,
+        flags=Flags(**protocol),  # type: ignore[arg-type]  # read by its section
         dynamic=replace(config.eval.dynamic or DynamicConfig(), **steps) if dynamic else None,
-        search={key: v for key, v in (("beams", beam), ("length_penalty", length_penalty)) if v is not None},
+        search=drop_missing({"beams": beam, "length_penalty": length_penalty}),
         device_name=device,
         kernel_name=kernel,
         say=say,
@@ -188,19 +182,12 @@ def _figure_lines(figures: Mapping[str, Any], first: str, *, masked: bool = Fals
 
 def _compare(run: Path, other: Path, split: str, *, json: bool) -> None:
     """Paired bootstrap of two runs' kept translations."""
-    from fullrank.comparison.measures import choose_decimals
     from fullrank.comparison.resampled import compare_runs
 
     comparison = compare_runs([other, run], split)
-    bleu = comparison["against_first"][0]
-    decimals = choose_decimals(bleu["difference"], bleu["low"], bleu["high"])
-    lines = [
-        f"{split}: BLEU {bleu['b']:.{decimals}f} of {run}, {bleu['a']:.{decimals}f} of {other}",
-        f"  difference {bleu['difference']:+.{decimals}f}, 95 % interval {bleu['low']:+.{decimals}f} to "
-        f"{bleu['high']:+.{decimals}f}, "
-        f"p = {bleu['p_value']:.3f} (paired bootstrap, {comparison['samples']:,} samples of "
-        f"{comparison['sentences']:,} sentences)",
-    ]
+    shown = {key: comparison["against_first"][0][key] for key in ("a", "b", "difference", "low", "high", "p_value")}
+    shown |= {key: comparison[key] for key in ("samples", "sentences")}
+    lines = [f"{split}: BLEU of a, {other}, and b, {run}; 95 % interval by paired bootstrap", *describe(shown)]
     tell(comparison, lines, json=json)
 
 
@@ -250,12 +237,14 @@ def generate(
 
     from fullrank.experiments.generation import write
 
-    own: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-    own |= {"greedy": greedy or None, "beams": beam, "length_penalty": length_penalty}
+    drawing_or_search = {
+        "temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed, "greedy": greedy or None, "beams": beam,
+        "length_penalty": length_penalty,
+    }  # fmt: skip
     content = write(
         run,
         prompt,
-        **{key: value for key, value in own.items() if value is not None},
+        **drop_missing(drawing_or_search),
         max_new_tokens=max_new_tokens,
         number=number,
         stop=stop,
