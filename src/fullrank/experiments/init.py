@@ -70,10 +70,10 @@ def write_configuration(request: Request, out: Path, *, force: bool = False, say
     from fullrank.experiments.run import TEXT_TASKS
     from fullrank.training.device import choose_device
 
-    stated, given = _state(request, data)
+    stated, stated_keys = _state(request, data)
     alone = torch.get_num_threads() == 1 and choose_device("auto").type == "cpu"  # CPU time: others do not change it
     budget = Budget(seconds=60 * request.minutes, cpu=alone)
-    made = settle(stated, budget, TEXT_TASKS, say, given=given, begun=False)
+    made = settle(stated, budget, TEXT_TASKS, say, given=stated_keys, begun=False)
     assert made.seconds is not None
     texts = "".join(c if c.isprintable() else "?" for c in " ".join(request.texts))
     lines = [
