@@ -156,70 +156,12 @@ def test_batches_do_not_depend_on_what_was_asked_before():
         assert torch.equal(again.targets, forward[place].targets)
 
 
-def test_order_differs_between_epochs_and_seeds():
-    def order(seed: int, epoch: int) -> list[int]:
-        blocks = Blocks(text(800), batch_size=8, segment_length=4, start_id=START, shuffle=True, seed=seed)
-        return scored(blocks, epoch)
-
-    orders = {tuple(order(seed, epoch)) for seed in (0, 1) for epoch in (0, 1, 2)}
-    assert len(orders) == 6
-
-
-def test_every_order_of_three_blocks_is_as_likely():
-    counts: dict[tuple[int, ...], int] = {}
-    for epoch in range(1200):
-        blocks = Blocks(text(3), batch_size=3, segment_length=1, start_id=START, shuffle=True, seed=7)
-        key = tuple(blocks.batch(epoch, 0).targets[:, 0].tolist())
-        counts[key] = counts.get(key, 0) + 1
-    assert len(counts) == 6
-    # chi-squared with 5 degrees of freedom; 25.7 is its 99.99 % point
-    assert sum((count - 200) ** 2 / 200 for count in counts.values()) < 25.7
-
-
 def test_batches_are_writable_copies_of_a_memory_map(tmp_path):
     text(50).tofile(tmp_path / "ids.bin")
     ids = np.memmap(tmp_path / "ids.bin", dtype=np.uint16, mode="r")
     batch = Blocks(ids, batch_size=2, segment_length=5, start_id=START).batch(0, 0)
     batch.targets.fill_(0)
     assert ids[3] == 3
-
-
-@pytest.mark.parametrize("rows", [1, 2])
-def test_inputs_and_targets_are_tensors_of_their_own(rows):
-    batch = Blocks(text(50), batch_size=rows, segment_length=5, start_id=START).batch(0, 0)
-    batch.inputs.fill_(0)
-    assert batch.targets.flatten().tolist() == list(range(5 * rows))
-
-
-def test_places_outside_an_epoch():
-    blocks = Blocks(text(10), batch_size=2, segment_length=2, start_id=START)
-    for place in [(0, 3), (0, -1), (-1, 0)]:
-        with pytest.raises(IndexError, match="an epoch has batches 0 to 2"):
-            blocks.batch(*place)
-
-
-@pytest.mark.parametrize("kind", [Blocks, Streams])
-def test_impossible_sizes(kind):
-    with pytest.raises(InputError, match="non-empty sequence"):
-        kind(text(0), batch_size=1, segment_length=1, start_id=0)
-    with pytest.raises(InputError, match=r"train.batch_size: a positive number, given 0"):
-        kind(text(5), batch_size=0, segment_length=1, start_id=0)
-    with pytest.raises(InputError, match=r"train.segment_length: a positive number, given -1"):
-        kind(text(5), batch_size=1, segment_length=-1, start_id=0)
-
-
-def test_impossible_windows():
-    for changed, said in (
-        ({"context": -1}, "eval.context: zero or more tokens, given -1"),
-        ({"stride": 0}, "eval.stride: a positive number, given 0"),
-        ({"batch_size": 0}, "batch_size: a positive number, given 0"),
-    ):
-        with pytest.raises(InputError, match=said):
-            Windows(text(5), **{"batch_size": 1, "context": 2, "stride": 2, "start_id": 0, **changed})
-    with pytest.raises(InputError, match="non-empty sequence"):
-        Windows(text(0), batch_size=1, context=2, stride=2, start_id=0)
-    with pytest.raises(IndexError, match="an epoch has batches 0 to 1"):
-        Windows(text(5), batch_size=2, context=2, stride=2, start_id=0).batch(0, 2)
 
 
 def test_batch_moves_with_its_weights():
@@ -321,3 +263,20 @@ def test_processes_share_the_rows_of_random_segments() -> None:
     assert torch.equal(torch.cat([part.inputs for part in parts]), whole.inputs)
     assert torch.equal(torch.cat([part.targets for part in parts]), whole.targets)
     assert all(part.part is not None and part.part.tokens == whole.tokens for part in parts)
+
+
+def test_impossible_sizes_and_places() -> None:
+    for kind, tokens, changed, said in (
+        (Blocks, 0, {}, "non-empty sequence"),
+        (Streams, 5, {"batch_size": 0}, "train.batch_size: a positive number, given 0"),
+        (Blocks, 5, {"segment_length": -1}, "train.segment_length: a positive number, given -1"),
+        (Windows, 5, {"context": -1}, "eval.context: zero or more tokens, given -1"),
+        (Windows, 5, {"stride": 0}, "eval.stride: a positive number, given 0"),
+    ):
+        sizes = {"context": 2, "stride": 2} if kind is Windows else {"segment_length": 1}
+        with pytest.raises(InputError, match=said):
+            kind(text(tokens), **{"batch_size": 1, "start_id": 0, **sizes, **changed})
+    blocks = Blocks(text(10), batch_size=2, segment_length=2, start_id=START)
+    for place in [(0, 3), (0, -1), (-1, 0)]:
+        with pytest.raises(IndexError, match="an epoch has batches 0 to 2"):
+            blocks.batch(*place)

@@ -112,12 +112,6 @@ def test_lm1b_slice(corpora, cache):
     assert "held-out shards only" in corpus.details["notes"][0]
 
 
-def test_a_cut_corpus_is_a_slice(corpora, cache):
-    corpus = prepare(DataConfig(name="ptb", dir=str(corpora), max_tokens=5000, cache=cache))
-    assert counts(corpus) == [5000, 73_760, 82_430]
-    assert corpus.label == "ptb (slice)"
-
-
 def write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
@@ -133,18 +127,6 @@ def test_full_lm1b_layout(tmp_path):
     corpus = prepare(DataConfig(name="lm1b", dir=str(tmp_path), cache=str(tmp_path / "cache")))
     decoded = {split: corpus.tokenizer.decode(corpus.ids(split).tolist()) for split in SPLITS}
     assert decoded == {"train": "shard 1\nshard 2\nshard 3\n", "valid": "shard 1 1\n", "test": "shard <unk> <unk>\n"}
-
-
-@pytest.mark.parametrize(
-    "names", [["train.txt", "valid.txt", "test.txt"], ["wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens"]]
-)
-def test_full_names_go_before_slices(tmp_path, names):
-    for name in names:
-        write(tmp_path / name, " \n = whole = \n")
-    write(tmp_path / "wiki.train.slice.tokens", "slice\n")
-    corpus = prepare(DataConfig(name="wikitext-103", dir=str(tmp_path), cache=str(tmp_path / "cache")))
-    assert "whole" in corpus.tokenizer.entries
-    assert corpus.splits["train"].words == 5
 
 
 ERRORS = {

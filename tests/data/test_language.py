@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import random
 import sys
 from collections import Counter
@@ -23,7 +22,6 @@ from fullrank.data.language import (
     learn_unigram,
     load_codes,
     load_language,
-    load_segmenter,
     plain,
     read_codes,
 )
@@ -85,18 +83,6 @@ def test_joined_lines_have_the_pieces_of_both(lines):
         assert one + two == both
 
 
-def test_word_by_word_is_as_the_library_splits_whole_lines(language):
-    """A space before the first word, as before every other."""
-    from tokenizers import Tokenizer
-
-    if language.segmenter.kind not in ("byte_bpe", "unigram"):
-        pytest.skip("no tokenizer of the library")
-    backend = Tokenizer.from_str(language.segmenter.state())
-    for line in (*TEXT[:3], "don't 1,5 (the cat)", "🐺 &quot; x-y", "  cat "):
-        whole = [backend.id_to_token(i) for i in backend.encode(plain(line)).ids]
-        assert language.segmenter.segment([line])[0] == whole
-
-
 def test_text_of_known_characters_comes_back(language):
     for line in TEXT[:3]:
         ids = language.encode(line)
@@ -130,14 +116,6 @@ def test_marks_in_a_text_come_back(kind, tmp_path):
         assert language.decode(ids) == line
         assert language.eos_id not in ids
         assert (language.unk_id in ids) == (kind == "word" and "<unk>" in line.split())
-
-
-def test_a_model_with_a_piece_twice_is_refused():
-    """A model that earlier versions learned from texts with <unk> inside words; its ids were shifted."""
-    state = json.loads(learn_unigram(SIGNED * 3, 90).state())
-    state["model"]["vocab"].append(["<unk>", -9.0])
-    with pytest.raises(ValueError, match="twice"):
-        load_segmenter("unigram", json.dumps(state))
 
 
 def test_codes_with_a_byte_order_mark_or_carriage_returns_are_the_same(tmp_path):
@@ -187,19 +165,6 @@ def test_damaged_files(tmp_path, name, damage):
     wanted = (InputError, "no language.json") if (name, damage) == ("language.json", "gone") else (RunError, "damaged")
     with pytest.raises(wanted[0], match=wanted[1]):
         load_language(tmp_path)
-
-
-def test_vocabularies_that_are_none():
-    with pytest.raises(InputError, match="begin with <eos> and <unk>"):
-        Language("en", Words(), ["a", "b"])
-    with pytest.raises(InputError, match="stands twice"):
-        Language("en", Words(), [*MARKS, "a", "a"])
-
-
-def test_words_that_look_like_marks_are_words():
-    language = Language("en", Words(), [*MARKS, "<eos>", "a"])
-    assert language.encode("a <eos> <unk>") == [3, 2, 1]
-    assert language.decode([3, 2]) == "a <eos>"
 
 
 def test_fingerprints_tell_vocabularies_apart():
@@ -271,16 +236,6 @@ def test_moses_tokens_and_lower_case():
     assert english.detokenized("We &apos;re born , aren &apos;t we ?") == "We're born, aren't we?"
 
 
-@pytest.mark.parametrize("line", LINES, ids=range(len(LINES)))
-def test_moses_takes_any_line(line):
-    pytest.importorskip("sacremoses")
-    for kind in ("byte_bpe", "codes"):
-        language = Language("en", SEGMENTERS[kind], entries(SEGMENTERS[kind]), moses=True, lowercase=True)
-        ids = language.encode(line)
-        assert "\n" not in language.decode(ids)
-        assert language.encode_prepared([language.prepared(line)])[0] == ids
-
-
 def test_without_sacremoses_the_error_says_what_to_install(monkeypatch):
     from fullrank.data import language
 
@@ -327,12 +282,6 @@ def test_the_first_version_has_a_symbol_for_the_end():
     assert again.segment(["low lower row"]) == old.segment(["low lower row"])
     new = read_codes(HAND, "hand")
     assert new.state() == HAND
-
-
-def test_of_a_merge_that_stands_twice_the_first_counts():
-    twice = Codes([("a", "b"), ("b", "c"), ("a", "b")])
-    assert twice.segment(["abcx"]) == [["ab@@", "c@@", "x"]]
-    assert Codes([("b", "c"), ("a", "b")]).segment(["abcx"]) == [["a@@", "bc@@", "x"]]
 
 
 def plainly(word: str, merges: list[tuple[str, str]], old: bool) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 
 from fullrank.config.data import DataConfig
 from fullrank.core.errors import InputError, RunError
-from fullrank.data import load_pairs, prepare, prepare_pairs
+from fullrank.data import load_pairs, prepare_pairs
 from fullrank.data import pairs as pairs_module
 from fullrank.data.corpora import CORPORA
 
@@ -157,23 +157,6 @@ def test_damage_is_found_and_mended(folder, damage):
         load_pairs(corpus.folder)
 
 
-def test_a_folder_that_holds_none(tmp_path):
-    with pytest.raises(InputError, match="no such folder"):
-        load_pairs(tmp_path / "nowhere")
-    with pytest.raises(InputError, match=r"no pairs.json; run `fullrank data prepare"):
-        load_pairs(tmp_path)
-
-
-def test_nothing_is_left_when_preparing_fails(folder, monkeypatch):
-    def fails(*given, **keys):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("fullrank.data.pairs._encode", fails)
-    with pytest.raises(RunError, match="no space left"):
-        prepare_pairs(config(folder))
-    assert list((folder / "cache" / "pairs").iterdir()) == []
-
-
 def test_empty_sides_leave_training_only(folder):
     write(folder, "train", [*GERMAN, "", "Hund", "  "], [*ENGLISH, "dog", " \t", ""])
     write(folder, "valid", ["", "Hund"], ["dog", ""])
@@ -306,11 +289,6 @@ def test_marks_in_sentences_come_back(folder, keys):
     assert [corpus.target.decode(pairs.target(i)) for i in range(len(pairs))] == ENGLISH * 3 + marked
 
 
-def test_several_prefixes_follow_each_other(folder):
-    corpus = prepare_pairs(config(folder, train=["train", "valid"]))
-    assert corpus.pairs("train").sources() == GERMAN * 3 + GERMAN[:2]
-
-
 def multi30k(folder: Path, counts=(3, 2, 2, 2)) -> None:
     for name, count in zip(("train", "valid", "test2016", "test2017"), counts, strict=True):
         write(folder / "multi30k", name, GERMAN[:count], ENGLISH[:count])
@@ -338,13 +316,6 @@ def test_multi30k_found_by_name_is_a_slice_when_its_counts_differ(tmp_path):
         prepare_pairs(DataConfig(dir=str(tmp_path), source="fr", **keys))
     with pytest.raises(InputError, match=r"data.dir: no such folder: .*nowhere"):
         prepare_pairs(DataConfig(dir=str(tmp_path / "nowhere"), **keys))
-
-
-def test_each_kind_of_corpus_is_sent_to_its_own_door(folder):
-    with pytest.raises(InputError, match="'ptb' is text of one language"):
-        prepare_pairs(DataConfig(name="ptb"))
-    with pytest.raises(InputError, match="multi30k-de-en is a corpus of sentence pairs, for translation"):
-        prepare(DataConfig(name="multi30k-de-en"))
 
 
 @pytest.fixture(scope="module")

@@ -126,13 +126,6 @@ def test_errors_name_the_key(files: Path, more: dict[str, object], message: str)
         prepare(config(files, sos=True, **more))
 
 
-def test_a_vocabulary_without_it_is_refused() -> None:
-    with pytest.raises(InputError, match="need it as an entry"):
-        WordVocabulary(["<eos>", "a"], line_start=True)
-    with pytest.raises(InputError, match="end in <eos>"):
-        WordVocabulary(["<eos>", "<sos>"], line_start=True, line_end=False)
-
-
 def test_penn_treebank(corpora: Path, tmp_path: Path) -> None:
     """The counts of the paper's code: 10,001 entries, 77,130 and 86,191 tokens; it is no slice of the published corpus."""
     given = DataConfig(name="ptb", dir=str(corpora), cache=str(tmp_path), sos=True)
@@ -145,11 +138,3 @@ def test_penn_treebank(corpora: Path, tmp_path: Path) -> None:
     assert entries(corpus, "test").split() == expected
     assert (corpus.label, corpus.is_slice) == ("ptb (with <sos>)", False)
     assert prepare(replace(given, max_tokens=5000)).label == "ptb (slice; with <sos>)"
-
-
-def test_wikitext_2(corpora: Path, tmp_path: Path) -> None:
-    """Its validation and test text: 221,406 and 249,927 tokens, blank lines included; the training file is not at hand."""
-    folder = corpora / "wikitext-2"
-    files = {split: str(folder / f"wiki.{split}.tokens") for split in ("valid", "test")}
-    corpus = prepare(DataConfig(name="text", train=files["valid"], **files, cache=str(tmp_path), sos=True))
-    assert [corpus.splits[split].tokens for split in ("valid", "test")] == [221_406, 249_927]

@@ -58,12 +58,6 @@ def test_largest_vocabulary_counts_special_entries():
         WordVocabulary.from_counts(counts, max_vocabulary=2)
 
 
-def test_literal_unk_is_the_unk_entry():
-    vocabulary = WordVocabulary.from_counts(words("a <unk> b <unk>\n"))
-    assert vocabulary.encode("<unk> unseen") == [vocabulary.unk_id] * 2
-    assert vocabulary.entries.count("<unk>") == 1
-
-
 def test_unseen_word_without_unk_is_named():
     vocabulary = WordVocabulary.from_counts(words(TEXT), unk=False)
     with pytest.raises(InputError, match=r"'dog' is not in this vocabulary of .* which has no <unk>"):
@@ -95,14 +89,6 @@ def test_punctuation_split_and_lower_case():
 def test_ids_outside_the_vocabulary_are_refused(bad):
     with pytest.raises(InputError, match=r"not in this vocabulary of 256 entries \(ids 0 to 255\)"):
         ByteVocabulary().decode(bad)
-
-
-def test_start_of_byte_and_character_texts_is_the_newline():
-    characters = CharacterVocabulary.from_counts(Counter("abc"))
-    assert ByteVocabulary().decode([ByteVocabulary.start_id]) == "\n"
-    assert characters.decode([characters.start_id]) == "\n"
-    assert characters.eos_id is None
-    assert characters.decode(characters.encode("a?")) == "a\N{REPLACEMENT CHARACTER}"
 
 
 def test_wrong_vocabularies_are_refused():
@@ -175,11 +161,6 @@ def test_marks_of_a_text_come_back(kind, tmp_path):
         assert ids.count(tokenizer.eos_id) == ends, "a mark of a text ends a line"
 
 
-def test_halves_of_pairs_are_read_by_every_tokenizer():
-    for make in KINDS.values():
-        assert "a" in make().decode(make().encode("a \ud83d \udce9 b"))
-
-
 def test_bpe_ends_lines_with_eos():
     tokenizer = BPE[True]
     assert tokenizer.encode("a\nb\n").count(tokenizer.eos_id) == 2
@@ -223,11 +204,6 @@ def test_saved_and_loaded(name, tmp_path):
     assert (loaded.start_id, loaded.eos_id) == (tokenizer.start_id, tokenizer.eos_id)
     assert loaded.encode(TEXT) == tokenizer.encode(TEXT)
     assert getattr(loaded, "entries", None) == getattr(tokenizer, "entries", None)
-
-
-def test_fingerprint_depends_on_entries_and_order():
-    prints = {WordVocabulary(e).fingerprint for e in (["a", "b", "<eos>"], ["b", "a", "<eos>"], ["a", "c", "<eos>"])}
-    assert len(prints) == 3
 
 
 @pytest.mark.parametrize("name", ALL)
