@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fullrank.comparison.measures import (
-    ACCURACY,
     BLEU,
-    CHRF,
-    LAST_POSITION,
-    MASKED_PERPLEXITY,
     PERPLEXITY,
     TOKENISED_BLEU,
     UNIGRAMS,
-    WITHOUT_SOS,
     Measure,
     choose,
     find_metric,
@@ -40,9 +35,10 @@ from fullrank.config.run import MASKED_TOKEN
 from fullrank.core.config import NOT_NEXT_TOKEN
 from fullrank.core.errors import InputError
 from fullrank.evaluation import statistics as over_seeds
-from fullrank.records import Record
+from fullrank.records import Interval, Record
 from fullrank.render.tables import group_records
 
+Values = Mapping[int | str, float]  # by seed
 _OF_RUNS = ("run", "seed")  # labels by which runs of a row differ
 _COSTS = ("tokens_per_second", "wall_seconds", "peak_memory_mib", "steps", "tokens_seen")
 _RUN_KEYS = (
@@ -55,12 +51,11 @@ _RUN_KEYS = (
 class Group:
     """Rows that are compared with each other, by the first of `measures` on the first of `splits`.
 
-    others: measures that are shown beside them. paper: the measure in which the paper's figures are, if any.
+    paper: the measure in which the paper's figures are, if any.
     """
 
     rows: tuple[Row, ...]
     measures: tuple[Measure, ...]
-    others: tuple[Measure, ...]
     splits: tuple[str, ...]
     paper: Measure | None
 
@@ -229,13 +224,10 @@ def _build_group(rows: tuple[Row, ...], measure: Measure) -> Group:
         scores = [key for run in runs for key in run.scores]
         splits = list(dict.fromkeys(split for split, _ in scores))
         measures = [find_metric(name) for name in dict.fromkeys(metric for _, metric in scores)]
-        return Group(rows, tuple(measures), (), tuple(splits), _find_paper_measure(runs, measures, splits))
+        return Group(rows, tuple(measures), tuple(splits), _find_paper_measure(runs, measures, splits))
     paper = _find_paper_measure(runs, (BLEU, TOKENISED_BLEU) if measure is BLEU else (measure,), SPLITS)
-    others = {BLEU: (CHRF, PERPLEXITY), MASKED_PERPLEXITY: (ACCURACY,)}.get(measure, (WITHOUT_SOS, LAST_POSITION))
-    if paper is TOKENISED_BLEU:
-        others = (TOKENISED_BLEU, *others)
     measured = [split for split in ("test", "valid") if any(measure.value(run, split) is not None for run in runs)]
-    return Group(rows, (measure,), others, tuple(measured or SPLITS), paper)
+    return Group(rows, (measure,), tuple(measured or SPLITS), paper)
 
 
 def _find_paper_measure(runs: Sequence[Run], measures: Sequence[Measure], splits: Sequence[str]) -> Measure | None:
@@ -259,15 +251,9 @@ def compare_rows(row: Row, base: Row, measure: Measure, split: str) -> Record | 
     change = measure.compare(statistics.fmean(after.values()), mean)
     if change is None:
         return None
-    a, b = _pair_values(before, after)
-    ends, protocol = None, ""
-    if before.keys() == after.keys():
-        ends, protocol = over_seeds.paired_interval(a, b), "paired over seeds"
-    if ends is None:
-        ends, protocol = over_seeds.welch_interval(a, b), "Welch, over seeds"
-    if ends is None or ends.low == ends.high:
-        interval, protocol = None, ""
-    else:
+    ends, protocol = _measure_interval(before, after)
+    interval = None
+    if ends is not None:
         low, high = (measure.compare(mean + end, mean) or 0.0 for end in ends)
         interval = (low, high)
     labels = {**row.labels, "split": split, "checkpoint": "final", "baseline": base.name}
@@ -275,11 +261,20 @@ def compare_rows(row: Row, base: Row, measure: Measure, split: str) -> Record | 
     return Record(labels, f"{measure.key}_difference", change, unit, interval, protocol)
 
 
-def _pair_values(before: dict[int | str, float], after: dict[int | str, float]) -> tuple[list[float], list[float]]:
-    """The figures of both, in the order of their seeds where these are the same."""
+def _measure_interval(before: Values, after: Values) -> tuple[Interval | None, str]:
+    a, b = _pair_values(before, after)
     if before.keys() == after.keys():
-        return [*before.values()], [after[seed] for seed in before]
-    return [*before.values()], [*after.values()]
+        ends = over_seeds.paired_interval(a, b)
+        if ends is not None:
+            return ends, "paired over seeds"
+    ends = over_seeds.welch_interval(a, b)
+    return (None, "") if ends is None or ends.low == ends.high else (ends, "Welch, over seeds")
+
+
+def _pair_values(before: Values, after: Values) -> tuple[list[float], list[float]]:
+    """The figures of both, in the order of their seeds where these are the same."""
+    seeds = before if before.keys() == after.keys() else after
+    return [*before.values()], [after[seed] for seed in seeds]
 
 
 # -- records -----------------------------------------------------------------------------------------------------------

@@ -165,6 +165,7 @@ LENGTH_RATIO = Measure("length_ratio", "length ratio", "length ratio", "other")
 LOSS = Measure("loss", "loss", "loss", "other")
 UNIGRAMS = (PERPLEXITY, BITS_PER_BYTE, BITS_PER_CHARACTER)  # a model of word frequencies has them, too
 MEASURES = (*UNIGRAMS, BLEU, TOKENISED_BLEU, CHRF, ACCURACY)
+FURTHER = (TOKENISED_BLEU, CHRF, ACCURACY, WITHOUT_SOS, LAST_POSITION)  # shown beside those by which rows are judged
 
 
 def list_measures(run: Run) -> list[Measure]:
@@ -228,7 +229,7 @@ def find_sources(run: Run) -> dict[str, Any]:
                 source.get("end"),
                 run.get("corpus.details.settings.lowercase"),
             )
-            texts.setdefault(f"{source['split']} source", []).append(part)
+            texts.setdefault(f"{source['split']} text", []).append(part)
     return texts
 
 

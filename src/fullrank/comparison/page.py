@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import shlex
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ import yaml
 from fullrank.comparison.compare import Comparison, Group, compare
 from fullrank.comparison.curves import find_curves
 from fullrank.comparison.resampled import read_translations, resample_comparison
-from fullrank.comparison.rows import Row, find_signatures, read_settings
+from fullrank.comparison.rows import Row, find_signatures
 from fullrank.comparison.runs import TRANSLATION, Analysis, Run, collect_notes, integer, read_runs
 from fullrank.comparison.table import build_resampled, build_tables, drop_labels
 from fullrank.comparison.words import Summary, name_protocols, name_split, summarize
@@ -32,7 +32,7 @@ _SENTENCES = 3  # shown with their translations
 _NOTE_WIDTH = 240  # characters of a recipe's notes on the terminal
 _FACTS = (
     "corpus.name", "corpus.label", "corpus.is_slice", "corpus.tokens", "corpus.pairs", "corpus.vocabulary", "examples",
-    "seed", "protocol", "checkpoint", "recipe", "scale", "kernel", "steps", "tokens_seen",
+    "seed", "protocol", "checkpoint", "recipe", "scale", "paper", "kernel", "steps", "tokens_seen",
 )  # fmt: skip
 
 
@@ -94,7 +94,7 @@ class Report:
             title or f"{len(finished) + len(unfinished)} runs{on}",
             f"fullrank report · {counts}",
             summary.headline,
-            [*first, *_build_tiles(compared)],
+            first,
             sections,
         )
 
@@ -113,25 +113,6 @@ def build_report(folders: Sequence[Path], table: str | None = None) -> Report:
     if not folders:
         raise InputError("no run folders given; name at least one, for example runs/demo/plain")
     return Report(compare(read_runs(folders), table))
-
-
-def _build_tiles(compared: Comparison) -> Iterator[Block]:
-    """Key figures of a comparison of one group."""
-    group = compared.groups[0] if len(compared.groups) == 1 else None
-    if group is None or not group.ranking:
-        return
-    measure, best = group.measure, group.ranking[0]
-    extreme = measure.extreme.capitalize() if len(group.ranking) > 1 else "Final"
-    name = f"{extreme} {name_split(group.split)} {measure.words}: {best.name}"
-    tiles = [(name, measure.show(best.mean(measure, group.split)))]
-    base = group.baseline_of(best)
-    difference = group.compare(best, base) if base else None
-    if base and difference and difference.value is not None:
-        tiles.append((f"Against {base.name}", measure.show_difference(difference.value)))
-    unigram = measure.unigram(best.first, group.split)
-    if unigram is not None:
-        tiles.append((f"Unigram {measure.words}", measure.show(unigram)))
-    yield Facts(tiles, "tiles")
 
 
 def _build_comparison(content: Report) -> Iterator[Block]:
@@ -177,18 +158,21 @@ def _build_details(content: Report) -> Iterator[Block]:
 
 
 def _build_rows(content: Report) -> Iterator[Block]:
-    """Seeds as dots, how each row differs from the first, and what else the paper states of it."""
-    rows = content.compared.rows
-    slots = {row.name: row.slot for row in rows}
+    """Seeds as dots, and the keys of the configuration in which rows differ."""
+    compared = content.compared
+    slots = {row.name: row.slot for row in compared.rows}
     figures = []
-    for plot in _declare_dots(content.compared):
+    for plot in _declare_dots(compared):
         records = [record for record in content.records if record.measure == plot.measure and record.has(plot.where)]
         if records:
             figures.append(build_figure(plot, records, slots))
-    facts = [(row.name, _describe_row(row, rows[0])) for row in rows]
-    facts = [(name, text) for name, text in facts if text]
-    if figures or facts:
-        yield Blocks([*figures, Facts(facts)])
+    if figures:
+        yield Blocks(figures)
+    rows = [row for row in (*compared.rows, *compared.unfinished) if row.first.config]
+    if len(rows) > 1:
+        keys = dict.fromkeys(key for row in rows for run in row.runs for key in run.settings)
+        grid, _ = _compare_values(rows, list(keys), lambda run, key: run.settings.get(key, "(absent)"))
+        yield dataclasses.replace(grid, notes=["All other keys of the configurations are the same."])
 
 
 def _declare_dots(compared: Comparison) -> Iterator[Dots]:
@@ -204,15 +188,30 @@ def _declare_dots(compared: Comparison) -> Iterator[Dots]:
                     yield Dots("row", measure.key, where, title, subtitle)
 
 
-def _describe_row(row: Row, first: Row) -> str:
-    """`attention.mix position_wise; the paper states extra parameters 3,456`."""
-    settings, others = read_settings(row.first), read_settings(first.first)
-    words = [f"{key.removeprefix('model.')} {value}" for key, value in settings.items() if others.get(key) != value]
-    figures = ("valid", "test", "dev", "metric", "checkpoint", *row.first.metric_names)
-    stated = {key: value for key, value in row.first.get_mapping("paper").items() if not key.startswith(figures)}
-    if stated:
-        words.append(f"the paper states {_describe_value(stated).replace('_', ' ')}")
-    return "; ".join(words)
+def _compare_values(
+    rows: Sequence[Row], keys: Iterable[str], read: Callable[[Run, str], object]
+) -> tuple[Grid, list[tuple[str, str]]]:
+    """The grid of keys in which rows differ, and the other keys with their value."""
+    lines, shared = [], []
+    for key in keys:
+        values = []
+        for row in rows:
+            texts = dict.fromkeys(_describe_value(read(run, key)) for run in row.runs)
+            values.append(", ".join(texts))
+        if len({*values}) > 1:
+            lines.append([Cell(key), *(Cell(value, strong=value != values[0]) for value in values)])
+        elif values[0]:
+            shared.append((key.rpartition(".")[2].replace("_", " "), values[0]))
+    return Grid([Heading(name, left=True) for name in ("key", *(row.name for row in rows))], lines), shared
+
+
+def _describe_value(value: object) -> str:
+    """`train 700,000, valid 40,000` of a mapping; nothing for None."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_describe_value(inner)}" for key, inner in value.items())
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else "" if value is None else str(value)
 
 
 def _build_curves(content: Report) -> Iterator[Block]:
@@ -295,90 +294,40 @@ def _build_parameters(content: Report) -> Iterator[Block]:
 
 
 def _build_configurations(content: Report) -> Iterator[Block]:
-    """The keys in which rows differ, then every resolved configuration."""
-    compared = content.compared
-    rows = [row for row in (*compared.rows, *compared.unfinished) if row.first.config]
-    if len(rows) > 1:
-        lines = list(_compare_configurations(rows))
-        headings = [Heading(name, left=True) for name in ("key", *(row.name for row in rows))]
-        note = "All other keys are the same." if lines else "All configurations are the same."
-        yield Grid(headings, lines, notes=[note])
-    for row in rows:
-        text = yaml.safe_dump(
-            dict(row.first.config), sort_keys=False, default_flow_style=None, allow_unicode=True, width=100
-        )
-        yield Details(f"Resolved configuration of {row.name}", [Code(text)])
-
-
-def _compare_configurations(rows: Sequence[Row]) -> Iterator[list[Cell]]:
-    keys = dict.fromkeys(key for row in rows for run in row.runs for key in run.settings)
-    for key in keys:
-        values = []
-        for row in rows:
-            texts = dict.fromkeys(_write_setting(run, key) for run in row.runs)
-            values.append(", ".join(texts))
-        if len({*values}) > 1:
-            yield [Cell(key), *(Cell(value, strong=value != values[0]) for value in values)]
-
-
-def _write_setting(run: Run, key: str) -> str:
-    value = run.settings.get(key, "(absent)")
-    return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False, default=str)
+    for row in (*content.compared.rows, *content.compared.unfinished):
+        if row.first.config:
+            text = yaml.safe_dump(
+                dict(row.first.config), sort_keys=False, default_flow_style=None, allow_unicode=True, width=100
+            )
+            yield Details(f"Resolved configuration of {row.name}", [Code(text)])
 
 
 def _build_environment(content: Report) -> Iterator[Block]:
-    """Text, protocol and machine: one value where all runs agree, else one for each group of rows."""
+    """Text, protocol and machine: what all rows share, then what differs."""
     rows = content.compared.rows
     machine = dict.fromkeys(key for row in rows for run in row.runs for key in run.get_mapping("environment"))
-    cards = {"Text, training and protocol": _FACTS, "Machine and versions": [f"environment.{key}" for key in machine]}
-    blocks = []
-    for title, keys in cards.items():
-        items = [(key.rpartition(".")[2].replace("_", " "), _share_value(rows, key)) for key in keys]
-        items = [(name, value) for name, value in items if value]
-        if items:
-            blocks.append(Facts(items, "card", title))
-    if blocks:
-        yield Blocks(blocks, small=True)
-
-
-def _share_value(rows: Sequence[Row], key: str) -> str:
-    """The value in which all rows agree, or every value with the names of the rows that have it."""
-    by_value: dict[str, list[str]] = {}
-    for row in rows:
-        values = dict.fromkeys(_describe_value(run.get(key)) for run in row.runs)
-        by_value.setdefault(", ".join(filter(None, values)), []).append(row.name)
-    if len(by_value) == 1:
-        return next(iter(by_value))
-    return "; ".join(f"{value or '-'} ({', '.join(names)})" for value, names in by_value.items())
-
-
-def _describe_value(value: object) -> str:
-    """`train 700,000, valid 40,000` of a mapping; nothing for None."""
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_describe_value(inner)}" for key, inner in value.items())
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:,}" if isinstance(value, int) else str(value or "")
+    keys = [*_FACTS, *(f"environment.{key}" for key in machine)]
+    if rows:
+        grid, shared = _compare_values(rows, keys, Run.get)
+        yield Facts(shared, "card")
+        if grid.rows:
+            yield grid
 
 
 def _build_commands(content: Report) -> Iterator[Block]:
     """Commands that train runs again from the configurations saved with them."""
     rows = content.compared.rows
     for row in rows:
-        origin = [f"{key} {row.first.get(key)}" for key in ("recipe", "row", "scale") if row.first.get(key)]
-        commands = [_write_command(run, str(run.folder / "config.yaml"), "--out", _name_copy(run)) for run in row.runs]
-        yield Code("\n".join(commands), f"{row.name}: {', '.join(origin)}".removesuffix(": "), row.slot)
+        commands = [
+            _write_command(run, str(run.folder / "config.yaml"), "--out", f"{run.folder}-again") for run in row.runs
+        ]
+        yield Code("\n".join(commands), row.name, row.slot)
     if rows:
         yield Paragraph("The same figures need the same versions, device and number of threads.", "note")
 
 
 def _write_command(run: Run, *words: str) -> str:
     return shlex.join(["fullrank", "finetune" if run.finetunes else "train", *words])
-
-
-def _name_copy(run: Run) -> str:
-    folder = run.folder
-    return str(folder.with_name(f"{folder.name}-again") if folder.name not in ("", "..") else folder / "again")
 
 
 def _build_troubles(content: Report) -> Iterator[Block]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import statistics
 from collections.abc import Mapping, Sequence
@@ -20,12 +19,17 @@ CIRCUMSTANCES = {
     "eval.dynamic", "eval.dynamic.rate", "eval.dynamic.decay",
     "data.cache", "data.dir",
 }  # fmt: skip
-_MEASURED_ON = {  # what decides if two figures compare, in words
-    "name": "corpus", "valid": "validation tokens", "test": "test tokens", "fingerprint": "vocabulary fingerprint",
-    "valid sha256": "validation text", "test sha256": "test text", "valid source": "validation text",
-    "test source": "test text", "valid pairs": "validation pairs", "valid references": "validation references",
-    "signature": "BLEU signature", "dev sha256": "development examples",
-}  # fmt: skip
+# what decides if two figures compare, by its name in words, with the keys that hold it
+_CORPUS = {"corpus": "corpus.name", "label": "corpus.label"}
+_TOKENS = _CORPUS | {
+    "vocabulary": "corpus.vocabulary",
+    "vocabulary fingerprint": "corpus.fingerprint",
+    "validation tokens": "corpus.tokens.valid",
+    "test tokens": "corpus.tokens.test",
+    "validation text": "corpus.sha256.valid",
+    "test text": "corpus.sha256.test",
+}
+_PAIRS = _CORPUS | {"validation pairs": "corpus.pairs.valid", "test pairs": "corpus.pairs.test"}
 _SEED_SUFFIX = re.compile(r"[-_./ ]+(seed|s)[-_ ]?\d+$", re.IGNORECASE)
 
 
@@ -101,19 +105,13 @@ def identify_text(run: Run, in_bits: bool = False) -> dict[str, Any]:
         return sources
     if run.finetunes:
         digests = run.get_mapping("sha256")
-        return {f"{split} sha256": digest for split, digest in digests.items() if split != "train"}
-    text = {"name": run.get("corpus.name"), "label": run.get("corpus.label")}
+        return {f"{split} examples": digest for split, digest in digests.items() if split != "train"}
+    keys = _PAIRS if run.task == TRANSLATION else _TOKENS
+    text = {name: run.get(key) for name, key in keys.items()}
     if run.task == TRANSLATION:
-        text["signature"] = next(map(remove_version, find_signatures([run])), None)
-        for split in SPLITS:
-            text[f"{split} pairs"] = run.get(f"corpus.pairs.{split}")
-            text[f"{split} references"] = run.references.get(split)
-    else:
-        text |= {"vocabulary": run.get("corpus.vocabulary"), "fingerprint": run.get("corpus.fingerprint")}
-        for split in SPLITS:
-            text[split] = run.get(f"corpus.tokens.{split}")
-            text[f"{split} sha256"] = run.get(f"corpus.sha256.{split}")
-    return {key: value for key, value in text.items() if value is not None}
+        text["BLEU signature"] = next(map(remove_version, find_signatures([run])), None)
+        text |= {f"{split} references": run.references.get(split) for split in SPLITS}
+    return {name: value for name, value in text.items() if value is not None}
 
 
 def find_signatures(runs: Sequence[Run]) -> list[str]:
@@ -128,10 +126,10 @@ def remove_version(signature: str) -> str:
 
 
 def compare_texts(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    """Names of the fields in which two texts differ; a field that only one of them records decides nothing."""
+    """What two texts differ in; what only one of them records decides nothing."""
     if bool(first) != bool(second):
         return ["corpus (not recorded in every run)"]
-    return [_MEASURED_ON.get(key, key) for key in first if key in second and first[key] != second[key]]
+    return [name for name in first if name in second and first[name] != second[name]]
 
 
 def number_texts(rows: Sequence[Sequence[Run]], in_bits: bool) -> list[int]:
@@ -155,22 +153,22 @@ def group_by_seed(runs: Sequence[Run]) -> list[tuple[Run, ...]]:
     """Runs gathered into rows, in order of first appearance.
 
     A second run with the same seed (or none recorded) is no independent sample and opens a row of its own, so that a
-    spread is always over different seeds. So does a run with other reference translations.
+    spread is always over different seeds. So does a run that was measured on another text.
     """
-    rows: list[tuple[str, list[Run]]] = []
+    rows: list[list[Run]] = []
     for run in runs:
-        key = _make_row_key(run)
-        for other, row in rows:
-            if other == key and _is_another_seed(run, row):
-                row.append(run)
-                break
+        row = next((row for row in rows if _is_another_seed(run, row)), None)
+        if row is None:
+            rows.append([run])
         else:
-            rows.append((key, [run]))
-    return [tuple(row) for _, row in rows]
+            row.append(run)
+    return [tuple(row) for row in rows]
 
 
 def _is_another_seed(run: Run, row: Sequence[Run]) -> bool:
     if run.seed is None or run.seed in {other.seed for other in row}:
+        return False
+    if _make_row_key(run) != _make_row_key(row[0]):
         return False
     return not any(compare_texts(identify_text(other), identify_text(run)) for other in row)
 
@@ -183,14 +181,11 @@ def read_settings(run: Run) -> dict[str, Any]:
     return settings
 
 
-def _make_row_key(run: Run) -> str:
-    """Equal for runs that differ only in their seed."""
+def _make_row_key(run: Run) -> tuple[object, ...]:
+    """Equal for runs that differ only in their seed or their text."""
     settings = read_settings(run)
-    origin = [run.get(key) for key in ("recipe", "row", "scale")]
     name = "" if settings else _remove_seed(run.name)
-    # a run that has not kept its references is a seed of the row all the same
-    text = {key: value for key, value in identify_text(run).items() if not key.endswith(" references")}
-    return json.dumps([origin, name, settings, text], sort_keys=True, default=str)
+    return run.get("recipe"), run.get("row"), run.get("scale"), name, settings
 
 
 def _remove_seed(name: str) -> str:
@@ -201,16 +196,14 @@ def _remove_seed(name: str) -> str:
 
 
 def name_rows(rows: Sequence[Sequence[Run]]) -> list[str]:
-    """A distinct name for each row: that in the recipe, else its own, then the scale and settings that tell it apart."""
+    """A distinct name for each row: that in the recipe, else its own, then the settings that tell it apart."""
     names = [_name_row(row) for row in rows]
-    for describe in (_describe_origin, _describe_settings, _describe_folder):
-        longer = []
-        for name, row in zip(names, rows, strict=True):
-            others = [other[0] for other, same in zip(rows, names, strict=True) if same == name]
-            words = describe(row[0], others) if len(others) > 1 else ""
-            longer.append(f"{name} · {words}" if words and words not in name else name)
-        names = longer
-    return number_names(names)
+    longer = []
+    for name, row in zip(names, rows, strict=True):
+        others = [other[0] for other, same in zip(rows, names, strict=True) if same == name]
+        words = _describe_difference(row[0], others)
+        longer.append(f"{name} · {', '.join(words)}" if 0 < len(words) < 4 else name)
+    return number_names(longer)
 
 
 def _name_row(row: Sequence[Run]) -> str:
@@ -222,23 +215,17 @@ def _name_row(row: Sequence[Run]) -> str:
     return _remove_seed(run.name) if len(row) > 1 else run.name
 
 
-def _describe_origin(run: Run, others: Sequence[Run]) -> str:
-    keys = [key for key in ("scale", "recipe") if len({other.get(key) for other in others}) > 1]
-    return " ".join(run.get(key) or "" for key in keys)
-
-
-def _describe_settings(run: Run, others: Sequence[Run]) -> str:
-    settings = [read_settings(other) for other in others]
+def _describe_difference(run: Run, others: Sequence[Run]) -> list[str]:
+    """`max_train 500` for each setting in which some other run differs."""
+    settings = [
+        {"scale": one.get("scale"), "recipe": one.get("recipe"), **read_settings(one)} for one in (run, *others)
+    ]
     words = []
-    for key, value in read_settings(run).items():
+    for key, value in settings[0].items():
         if any(other.get(key) != value for other in settings):
             name = key.removesuffix(".name").rpartition(".")[2]
             words.append(f"{name} {value}")
-    return ", ".join(words) if len(words) <= 3 else ""
-
-
-def _describe_folder(run: Run, others: Sequence[Run]) -> str:
-    return "/".join(run.folder.parts[-2:])
+    return words
 
 
 def number_names(names: Sequence[str]) -> list[str]:

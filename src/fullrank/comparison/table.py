@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from fullrank.comparison.compare import Group
-from fullrank.comparison.measures import PERPLEXITY, WITHOUT_SOS, Measure, choose_decimals
+from fullrank.comparison.measures import FURTHER, Measure, choose_decimals
 from fullrank.comparison.resampled import DIFFERENCE
 from fullrank.comparison.runs import Run
 from fullrank.comparison.words import describe_protocol, name_split
@@ -91,13 +91,10 @@ def _declare_figures(group: Group, records: Sequence[Record]) -> Iterator[Column
             heading = "paper" if paper is measure else f"paper, {paper.short}"
             deviation = f"{paper.key}_paper_deviation"
             yield Column(f"{paper.key}_paper", heading, {"split": split}, form, deviation, group=name)
-    for measure in group.others:
-        if measure is PERPLEXITY and not all(run.next_token for run in group.runs):
-            continue
-        for split in group.splits if measure is WITHOUT_SOS else group.splits[:1]:
-            where = {"split": split, "checkpoint": "final"}
-            heading, form = f"{split} {measure.short}", _find_format(measure, records)
-            yield Column(f"{measure.key}_mean", heading, where, form, f"{measure.key}_deviation")
+    for measure in FURTHER:
+        where = {"split": group.split, "checkpoint": "final"}
+        heading, form = f"{group.split} {measure.short}", _find_format(measure, records)
+        yield Column(f"{measure.key}_mean", heading, where, form, f"{measure.key}_deviation")
 
 
 def _declare_costs(group: Group) -> Iterator[Column]:
