@@ -49,15 +49,11 @@ _RUN_KEYS = (
 
 @dataclass(frozen=True)
 class Group:
-    """Rows that are compared with each other, by the first of `measures` on the first of `splits`.
-
-    paper: the measure in which the paper's figures are, if any.
-    """
+    """Rows that are compared with each other, by the first of `measures` on the first of `splits`."""
 
     rows: tuple[Row, ...]
     measures: tuple[Measure, ...]
     splits: tuple[str, ...]
-    paper: Measure | None
 
     @property
     def measure(self) -> Measure:
@@ -222,20 +218,13 @@ def _build_group(rows: tuple[Row, ...], measure: Measure) -> Group:
     runs = [run for row in rows for run in row.runs]
     if runs[0].finetunes:
         scores = [key for run in runs for key in run.scores]
-        splits = list(dict.fromkeys(split for split, _ in scores))
-        measures = [find_metric(name) for name in dict.fromkeys(metric for _, metric in scores)]
-        return Group(rows, tuple(measures), tuple(splits), _find_paper_measure(runs, measures, splits))
-    paper = _find_paper_measure(runs, (BLEU, TOKENISED_BLEU) if measure is BLEU else (measure,), SPLITS)
+        splits = dict.fromkeys(split for split, _ in scores)
+        metrics = dict.fromkeys(metric for _, metric in scores)
+        return Group(rows, tuple(map(find_metric, metrics)), tuple(splits))
     measured = [split for split in ("test", "valid") if any(measure.value(run, split) is not None for run in runs)]
-    return Group(rows, (measure,), tuple(measured or SPLITS), paper)
-
-
-def _find_paper_measure(runs: Sequence[Run], measures: Sequence[Measure], splits: Sequence[str]) -> Measure | None:
-    """The first measure in which the paper states a figure of some run."""
-    for measure in measures:
-        if any(measure.paper_figure(run, split) for run in runs for split in splits):
-            return measure
-    return None
+    is_tokenised = any(TOKENISED_BLEU.paper_figure(run, split) for run in runs for split in SPLITS)
+    measures = (BLEU, TOKENISED_BLEU) if measure is BLEU and is_tokenised else (measure,)
+    return Group(rows, measures, tuple(measured or SPLITS))
 
 
 def compare_rows(row: Row, base: Row, measure: Measure, split: str) -> Record | None:
@@ -337,7 +326,7 @@ def _describe_row(group: Group, row: Row) -> Iterator[Record]:
             unigram = measure.unigram(run, split)
             if unigram is not None:
                 yield Record({**place, "checkpoint": "final"}, f"{measure.key}_unigram", unigram)
-        for measure in dict.fromkeys((*group.measures, group.paper or group.measure)):
+        for measure in group.measures:
             stated = measure.paper_figure(run, split)
             if stated is not None:
                 note = (
@@ -397,16 +386,18 @@ def _compare_paper_deviations(row: Row, base: Row, measure: Measure, split: str)
 
 
 def _collect_facts(row: Row, run: Run, baseline: Row | None) -> dict[str, Any]:
-    facts: dict[str, Any] = {
-        "folder": str(run.folder), "name": run.name, "row": row.name, "part": row.part or None, "seed": run.seed,
-        "task": run.task, "corpus": run.label, "is_slice": run.is_slice, "text": row.text,
-        "baseline": baseline and baseline.name, "next_token": run.next_token, "problems": list(run.problems),
+    facts: dict[str, Any] = {"folder": str(run.folder), "row": row.name, "part": row.part or None, "text": row.text}
+    facts |= {name: getattr(run, name) for name in ("name", "seed", "task", "is_slice", "next_token")}
+    facts |= {key: run.get(key) for key in _RUN_KEYS}
+    facts |= {
+        "corpus": run.label,
+        "problems": list(run.problems),
+        "baseline": baseline and baseline.name,
         "remark": None,
-    }  # fmt: skip
+    }
     if run.finetunes:
         facts |= {"encoder": name_encoder(run), "attention": find_attention(run)}
         facts |= {"next_token": None, "title": run.get("title")}
     elif not run.next_token:
         facts["remark"] = NOT_NEXT_TOKEN if row.is_marked(PERPLEXITY) else MASKED_TOKEN
-    facts["bleu_signature"] = next(iter(find_signatures([run])), None)
-    return {**facts, **{key: run.get(key) for key in _RUN_KEYS}}
+    return {**facts, "bleu_signature": next(iter(find_signatures([run])), None)}

@@ -11,12 +11,17 @@ import numpy as np
 from fullrank.comparison.compare import Comparison
 from fullrank.comparison.measures import BLEU
 from fullrank.comparison.rows import Row
-from fullrank.comparison.runs import MASKED_MODELING, TRANSLATION, Run, number
+from fullrank.comparison.runs import TRANSLATION, Run, number
 from fullrank.records import Lines, Record
 
 _POINTS = 200  # more cannot be told apart at the width of a figure
 Reader = Callable[[Mapping[str, Any]], float | None]  # a value of a line of metrics.jsonl
 Drawn = Iterator[tuple[Lines, list[Record]]]
+_TRAINING = (
+    ("nll", "Training loss", "nats per token"),
+    ("lr", "Learning rate", "learning rate"),
+    ("tokens_per_second", "Speed", "tokens per second"),
+)
 _CURVE = Lines("x", series=("row",), band="seed", x_title="training tokens")
 
 
@@ -25,20 +30,16 @@ def find_curves(compared: Comparison) -> Drawn:
     rows = [*compared.rows, *compared.unfinished]
     measure = compared.measure
     if compared.task == TRANSLATION:
-        yield from _draw_twice("BLEU", "BLEU", read_validation(rows, BLEU.logged_value))
-        yield from _draw_twice("loss", "nats per target token", read_validation(rows, lambda line: line.get("nll")))
+        yield from _draw_twice("BLEU", "BLEU", _read_curves(rows, "valid", BLEU.logged_value))
+        yield from _draw_twice("loss", "nats per target token", _read_curves(rows, "valid", _select("nll")))
     else:
-        yield from _draw_twice(measure.logged_unit, measure.logged_unit, read_validation(rows, measure.logged_value))
-    unit = "nats per masked token" if compared.task == MASKED_MODELING else "nats per token"
-    for key, title, y_title in (
-        ("nll", "Training loss", unit),
-        ("lr", "Learning rate", "learning rate"),
-        ("tokens_per_second", "Speed", "tokens per second"),
-    ):
-        records = read_training(rows, key)
+        yield from _draw_twice(
+            measure.logged_unit, measure.logged_unit, _read_curves(rows, "valid", measure.logged_value)
+        )
+    for key, title, unit in _TRAINING:
+        records = _read_curves(rows, "train", _select(key))
         if records:
-            plot = dataclasses.replace(_CURVE, title=title, y_title=y_title, from_zero=key != "nll")
-            yield plot, records
+            yield dataclasses.replace(_CURVE, title=title, y_title=unit, from_zero=key != "nll"), records
 
 
 def _draw_twice(name: str, unit: str, records: list[Record]) -> Drawn:
@@ -57,36 +58,31 @@ def _draw_twice(name: str, unit: str, records: list[Record]) -> Drawn:
         yield dataclasses.replace(plot, title=f"{title}, second half"), later
 
 
-def read_validation(rows: Sequence[Row], read: Reader) -> list[Record]:
-    """Values of the validation lines over training tokens."""
+def _select(key: str) -> Reader:
+    return lambda line: number(line.get(key))
+
+
+def _read_curves(rows: Sequence[Row], split: str, read: Reader) -> list[Record]:
+    """Values of the lines of a split over training tokens; of many lines the means of neighbours."""
     records = []
     for row in rows:
         for run in row.runs:
-            lines = [line for line in run.metrics if line.get("split") == "valid"]
-            records += _make_records(row, run, _read_points(run, lines, read))
+            labels = {"row": row.curve_name, "seed": str(run.folder) if run.seed is None else run.seed}
+            points = np.array(_read_points(run, split, read))
+            if len(points) > 1:
+                blocks = np.array_split(points, min(len(points), _POINTS))
+                means = [block.mean(axis=0) for block in blocks]
+                records += [Record({**labels, "x": x}, "value", y) for x, y in means]
     return records
 
 
-def read_training(rows: Sequence[Row], key: str) -> list[Record]:
-    """A value of the training lines over training tokens; of many lines the means of neighbours."""
-    records = []
-    for row in rows:
-        for run in row.runs:
-            lines = [line for line in (*run.timing, *run.metrics) if line.get("split") != "valid"]
-            points = np.array(_read_points(run, lines, lambda line: number(line.get(key))))
-            blocks = np.array_split(points, min(len(points), _POINTS) or 1)
-            means = [block.mean(axis=0).tolist() for block in blocks if len(block)]
-            records += _make_records(row, run, means)
-    return records
-
-
-def _read_points(run: Run, lines: Sequence[Mapping[str, Any]], read: Reader) -> list[tuple[float, float]]:
+def _read_points(run: Run, split: str, read: Reader) -> list[tuple[float, float]]:
     """Training tokens and values, in rising order, one value for each place: the last."""
     points = {}
     tokens_per_step = _count_tokens_per_step(run)
-    for line in lines:
+    for line in (*run.timing, *run.metrics):
         step, value = number(line.get("step")), read(line)
-        if step is not None and value is not None:
+        if line.get("split", "train") == split and step is not None and value is not None:
             points[step * tokens_per_step] = value
     return sorted(points.items())
 
@@ -97,10 +93,3 @@ def _count_tokens_per_step(run: Run) -> float:
     counts = [(number(line.get("step")), number(line.get("tokens"))) for line in trained]
     steps, tokens = max(((step, tokens) for step, tokens in counts if step and tokens), default=(1.0, 1.0))
     return tokens / steps
-
-
-def _make_records(row: Row, run: Run, points: Sequence[Sequence[float]]) -> list[Record]:
-    if len(points) < 2:
-        return []
-    labels = {"row": row.curve_name, "seed": str(run.folder) if run.seed is None else run.seed}
-    return [Record({**labels, "x": x}, "value", y) for x, y in points]

@@ -49,15 +49,6 @@ class _Result(TypedDict):
     training: NotRequired[_Mapping]
 
 
-class _Analysis(TypedDict):
-    measurement: str
-    text: str
-    segment_length: int
-    records: list[dict[str, Any]]
-    tables: list[dict[str, Any]]
-    plots: list[dict[str, Any]]
-
-
 def mapping(value: Any) -> Mapping[str, Any]:
     """`value` if it is a mapping, else an empty one."""
     return value if isinstance(value, Mapping) else {}
@@ -206,7 +197,7 @@ class Run:
         """What `fullrank analyze` has left in the folder; files of another shape are left out."""
         analyses = []
         for path in sorted((self.folder / "analysis").glob("*.json")):
-            with contextlib.suppress(InputError, TypeError, KeyError):
+            with contextlib.suppress(InputError, AttributeError, KeyError, TypeError, ValueError):
                 analyses.append(_read_analysis(path))
         return analyses
 
@@ -223,7 +214,7 @@ class Analysis:
 
 
 def _read_analysis(path: Path) -> Analysis:
-    content: _Analysis = read_json(path, _Analysis)
+    content = read_json(path)
     return Analysis(
         content["measurement"],
         f"{content['text']}, segments of {content['segment_length']} tokens",

@@ -87,11 +87,11 @@ def _declare_figures(group: Group, records: Sequence[Record]) -> Iterator[Column
             yield Column(
                 f"{key}_difference", "difference", where, _find_difference_format(measure, records), group=name
             )
-            paper = group.paper if group.paper and group.paper not in group.measures else measure
-            heading = "paper" if paper is measure else f"paper, {paper.short}"
-            deviation = f"{paper.key}_paper_deviation"
-            yield Column(f"{paper.key}_paper", heading, {"split": split}, form, deviation, group=name)
+            deviation = f"{key}_paper_deviation"
+            yield Column(f"{key}_paper", "paper", {"split": split}, form, deviation, group=name)
     for measure in FURTHER:
+        if measure in group.measures:
+            continue
         where = {"split": group.split, "checkpoint": "final"}
         heading, form = f"{group.split} {measure.short}", _find_format(measure, records)
         yield Column(f"{measure.key}_mean", heading, where, form, f"{measure.key}_deviation")

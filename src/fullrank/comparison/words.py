@@ -10,8 +10,7 @@ from fullrank.comparison.compare import Comparison, Group
 from fullrank.comparison.measures import Measure
 from fullrank.comparison.resampled import DIFFERENCE
 from fullrank.comparison.rows import Row, compare_texts, find_unequal_terms, identify_text
-from fullrank.comparison.runs import MASKED_MODELING, TRANSLATION, integer
-from fullrank.config.run import MASKED_TOKEN
+from fullrank.comparison.runs import TRANSLATION, integer
 from fullrank.core.config import NOT_NEXT_TOKEN
 from fullrank.records import Record
 from fullrank.render.tables import join_words
@@ -195,10 +194,6 @@ def _find_cautions(compared: Comparison) -> Iterator[str]:
     if len(protocols) > 1:
         marked = "; ".join(f"{mark} {words}" for words, mark in protocols.items())
         yield f"Rows were not all evaluated by the same protocol; part of a difference may come from that: {marked}."
-    if any(len({protocol.get("words") for protocol in run.get_mapping("protocols").values()}) > 1 for run in runs):
-        yield "Validation and test figures are measured by different protocols: the two columns do not compare."
-    if rows and compared.task == MASKED_MODELING:
-        yield f"What is compared is {MASKED_TOKEN}: the model reads the rest of the text, on both sides."
     if rows and compared.task == TRANSLATION and len({str(run.get("corpus.vocabulary")) for run in runs}) > 1:
         yield "The rows have different vocabularies: their perplexities, which are per token, do not compare; BLEU does."
     if any(run.finetunes and run.get("checkpoint") == "best" for run in runs):
@@ -214,12 +209,9 @@ def _find_cautions(compared: Comparison) -> Iterator[str]:
 def _find_cautions_of_group(group: Group) -> Iterator[str]:
     runs = group.runs
     first = runs[0]
-    if not first.finetunes:
-        if first.is_slice:
-            yield f"The text is a slice ({first.label}): its figures are not those of the published corpus."
-        is_reduced = first.is_slice or any(run.get("scale") not in (None, "paper") for run in runs)
-        if is_reduced and any(run.get("paper") for run in runs):
-            yield f"The paper's figures are of scale paper and the full corpus: on {first.label} the levels do not compare."
+    is_reduced = first.is_slice or any(run.get("scale") not in (None, "paper") for run in runs)
+    if is_reduced and not first.finetunes and any(run.get("paper") for run in runs):
+        yield f"The paper's figures are of scale paper and the full corpus: on {first.label} the levels do not compare."
     budgets = [tokens for tokens in (integer(run.get("tokens_seen")) for run in runs) if tokens is not None]
     # batches of whole sentences do not end at the same token with every seed
     slack = 1.01 if first.task == TRANSLATION else 1.0
