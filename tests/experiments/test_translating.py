@@ -167,11 +167,9 @@ def test_what_is_no_translation_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not a run folder"):
         LineTranslator(tmp_path)
     shutil.rmtree(folder / "tokenizer" / "target")
-    with pytest.raises(InputError, match=r"vocabulary is missing \(tokenizer/target\)"):
+    with pytest.raises(InputError, match=r"tokenizer/target.*no vocabulary of a language"):
         LineTranslator(folder)
     languages(subwords=True)[0].save(folder / "tokenizer" / "target")
-    with pytest.raises(InputError, match="target vocabulary has 277 entries, the model 14"):
-        LineTranslator(folder)
     (folder / "tokenizer" / "target" / "language.json").write_text("{}", encoding="utf-8")
     with pytest.raises(RunError, match="damaged"):
         LineTranslator(folder)

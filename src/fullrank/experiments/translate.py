@@ -197,16 +197,6 @@ def open_translation_run(folder: Path) -> RunConfig:
     return config
 
 
-def load_languages(folder: Path) -> tuple[Language, Language]:
-    """Source and target of the run in `folder`; InputError if its vocabulary files are missing."""
-    missing = [name for name in (SOURCE, TARGET) if not (folder / name).is_dir()]
-    if missing:
-        raise InputError(
-            f"{folder}: the vocabulary is missing ({' and '.join(missing)}); copy the run folder whole, or train again"
-        )
-    return load_language(folder / SOURCE), load_language(folder / TARGET)
-
-
 class LineTranslator:
     """The run in `folder` as a translator of lines.
 
@@ -229,18 +219,9 @@ class LineTranslator:
         warn: Callable[[str], None] | None = None,
     ) -> None:
         self.config = open_translation_run(folder)
-        self.source, self.target = load_languages(folder)
+        self.source, self.target = load_language(folder / SOURCE), load_language(folder / TARGET)
         device = choose_device(device_name, "--device")
         self.model = Translator.load(folder, checkpoint).to(device)
-        for side, language, known in (
-            ("source", self.source, self.model.encoder.config.vocab_size),
-            ("target", self.target, self.model.config.vocab_size),
-        ):
-            if known is None or len(language) > known:  # spare entries of the model name nothing
-                raise InputError(
-                    f"{folder}: the {side} vocabulary has {len(language):,} entries, the model {known:,}; were files of "
-                    "another run copied here?"
-                )
         self.search = Search.of(self.config.eval) if search is None else search
         self.batch_size, self.kernel_name, self._warn = batch_size, kernel_name, warn
 
@@ -270,11 +251,12 @@ class LineTranslator:
                 first=first,
                 progress=progress,
             )
-        return [[replace(one, text=self._text(one)) for one in of_line] for of_line in translations]
+        return [[self._decode(one) for one in best] for best in translations]
 
-    def _text(self, translation: Translation) -> str:
-        """A single line, whatever the model wrote."""
-        return " ".join(self.target.decode(named(translation.ids, self.target)).split())
+    def _decode(self, translation: Translation) -> Translation:
+        """With its text, a single line, whatever the model wrote."""
+        words = self.target.decode(named(translation.ids, self.target)).split()
+        return replace(translation, text=" ".join(words))
 
     def encoded(self, line: str, number: int = 1) -> list[int]:
         """The ids of a line, without <eos>, at most as many as the model takes; `number` is the line's in a warning."""
