@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 from cli_runs import SMALL, called, write_config
 
 import fullrank as fr
@@ -24,7 +23,6 @@ from fullrank.experiments.generation import write
 from fullrank.experiments.language_model import LanguageModelTask
 from fullrank.experiments.run import corpus_of
 from fullrank.files import silent
-from fullrank.seal import write_record
 
 XL = ["model.position=relative", "model.attention.score=relative", "model.memory_length=8"]
 
@@ -250,29 +248,6 @@ def test_keys_that_cannot_be_are_refused_before_any_work(text: Path, capsys: pyt
         assert stopped.value.code == 2
         assert said in capsys.readouterr().err
         assert not (text / "wrong" / "metrics.jsonl").exists()
-
-
-def test_a_run_of_before_there_were_protocols(plain: Path, text: Path) -> None:
-    """Its files lack what was added since; its figures are still those of blocks."""
-    old = text / "old"
-    old.mkdir()
-    for name in ("run.json", "tokenizer.json"):
-        (old / name).write_bytes((plain / name).read_bytes())
-    shutil.copytree(plain / "checkpoints", old / "checkpoints", symlinks=True)
-    for checkpoint in (old / "checkpoints").glob("step-*"):
-        write_record(checkpoint, ("model.safetensors", "training.safetensors"), {"step": 1})
-    config = yaml.safe_load((plain / "config.yaml").read_text(encoding="utf-8"))
-    for key in ("context", "stride", "memory_length", "same_length", "clamp_length"):
-        del config["eval"][key]
-    for key in ("memory_start", "same_length"):
-        del config["model"][key]
-    (old / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
-    found = figures(old)
-    assert found["protocol"] == (
-        "consecutive blocks of 8 tokens, every token scored once, given the tokens before it in its block and the one "
-        "before the block"
-    )
-    assert found["nll"] == figures(plain, "--context", 0)["nll"]
 
 
 # -- temperature and dynamic evaluation -------------------------------------------------------------------------------

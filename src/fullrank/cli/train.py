@@ -395,7 +395,7 @@ _UNITS = {"word": "words", "byte": "bytes", "character": "characters", "bpe": "s
 
 
 def _summary(result: dict[str, Any], folder: Path, page: Path) -> Iterator[str]:
-    from fullrank.comparison.runs import LANGUAGE_MODELING, collect_notes, read_run
+    from fullrank.comparison.runs import LANGUAGE_MODELING, read_run
 
     final, record = result["final"], read_run(folder)
     size = f"{result['parameters']['total']:,} parameters"
@@ -414,10 +414,6 @@ def _summary(result: dict[str, Any], folder: Path, page: Path) -> Iterator[str]:
     if "bleu_signature" in final["test"]:
         yield f"  BLEU is sacreBLEU's: {final['test']['bleu_signature']}"
     yield f"  {result['protocol']}"
-    if collect_notes([record]):
-        yield f"  what its recipe says of these figures: fullrank recipes show {result['recipe']}"
-    if len(result["ms_per_step"]) > 1:
-        yield "  ms per step: " + ", ".join(f"{phase} {ms:.1f}" for phase, ms in result["ms_per_step"].items())
     speed = f"{result['tokens_seen']:,} tokens at {result['tokens_per_second']:,.0f} tokens/s"
     if (processes := result["environment"]["processes"]) > 1:
         speed += f" by {processes} processes"

@@ -40,34 +40,23 @@ def default_folder(resolved: Resolved[RunConfig | FinetuneConfig]) -> Path:
 
 def absolute(config: RunConfig | FinetuneConfig) -> RunConfig | FinetuneConfig:
     """The configuration with absolute paths, for any working directory; files of data are relative to `data.dir`."""
-    data = config.data
-    folders: dict[str, Any] = {"dir": _resolved(data.dir), "cache": _resolved(data.cache)}
+    raw = config.to_dict()
+    data, train = raw["data"], raw["train"]
+    base = Path(data["dir"] or ".").expanduser().resolve()
+    for section, key in ((data, "dir"), (data, "cache"), (train, "start"), (train.get("distill") or {}, "run")):
+        if section.get(key) is not None:
+            section[key] = str(Path(section[key]).expanduser().resolve())
     if isinstance(config, FinetuneConfig):
-        model, folder = config.model, Path(config.model.pretrained).expanduser()
-        if (
-            model.pretrained not in ("minilm", "random") and folder.is_dir()
-        ):  # any other name is that of a model on the hub
-            model = dataclasses.replace(model, pretrained=str(folder.resolve()))
-        return dataclasses.replace(config, model=model, data=dataclasses.replace(config.data, **folders))
-    base = Path(data.dir or ".").expanduser().resolve()
-
-    def below(path: str | list[str] | None) -> Any:
-        if isinstance(path, list):
-            return [below(part) for part in path]
-        return None if path is None else str(base / Path(path).expanduser())
-
-    files = {key: below(getattr(data, key)) for key in ("train", "valid", "test", "codes")}
-    train = config.train
-    if train.distill is not None:
-        train = dataclasses.replace(
-            train, distill=dataclasses.replace(train.distill, run=str(_resolved(train.distill.run)))
-        )
-    train = dataclasses.replace(train, start=_resolved(train.start))
-    return dataclasses.replace(config, data=dataclasses.replace(config.data, **files, **folders), train=train)
-
-
-def _resolved(path: str | None) -> str | None:
-    return None if path is None else str(Path(path).expanduser().resolve())
+        name = config.model.pretrained
+        if name not in ("minilm", "random") and Path(name).expanduser().is_dir():  # else a model on the hub
+            raw["model"]["pretrained"] = str(Path(name).expanduser().resolve())
+        return build_any(raw)
+    for key in ("train", "valid", "test", "codes"):
+        if isinstance(data[key], list):
+            data[key] = [str(base / Path(path).expanduser()) for path in data[key]]
+        elif data[key] is not None:
+            data[key] = str(base / Path(data[key]).expanduser())
+    return build_any(raw)
 
 
 # -- opening ---------------------------------------------------------------------------------------------------------
