@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 from pathlib import Path
@@ -25,6 +26,12 @@ settings.load_profile("fullrank")
 def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)  # several workers share the machine, and sums add up in one order
     torch.use_deterministic_algorithms(True)  # also fills memory that nobody wrote with NaN
+    gc.disable()  # while tests are collected: nothing is garbage, and there are millions of objects to look at
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # modules and collected tests stay: later collections look at other objects only
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
