@@ -19,7 +19,6 @@ import yaml
 from typer.main import get_command
 
 from fullrank.cli import main
-from fullrank import records
 from fullrank.cli.app import load
 from fullrank.cli.output import UsageError
 from fullrank.config.run import RunConfig
@@ -75,7 +74,6 @@ def test_every_command_is_one_that_the_command_line_takes(page: Path, monkeypatc
     """Models and modules of the reader are taken for granted; measurements of a page are registered."""
     monkeypatch.setattr("fullrank.names.model_kind", lambda name: "run")
     monkeypatch.setattr("fullrank.cli.app.import_module", lambda name: None)
-    monkeypatch.setattr("fullrank.records._known", dict(records._known))
     for code in blocks(page, "python"):
         if "@fr.measurement" in code:
             exec(compile(code, page.name, "exec"), {"__name__": "page"})
