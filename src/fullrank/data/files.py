@@ -9,7 +9,6 @@ import contextlib
 import errno
 import hashlib
 import itertools
-import mmap
 import os
 import shutil
 import stat
@@ -81,10 +80,10 @@ def _line_ending(path: Path, key: str) -> bytes:
     return b"\n" if holds(path, b"\n", key) else b"\r"
 
 
-def holds(path: Path, found: bytes, key: str) -> bool:
-    """True if a file has these bytes."""
-    with open_text(path, key) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        return data.find(found) >= 0
+def holds(path: Path, byte: bytes, key: str) -> bool:
+    """True if a file has this byte."""
+    with open_text(path, key) as file:
+        return any(byte in block for block in iter(lambda: file.read(_PIECE), b""))
 
 
 def note_returns(paths: Iterable[Path], key: str) -> tuple[str, ...]:
