@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from fullrank.config.data import PAIR_CORPORA, DataConfig
+from fullrank.config.data import DataConfig
 from fullrank.core.errors import InputError
-from fullrank.data import known_corpora, prepare_pairs
+from fullrank.data import prepare_pairs
 
 SPLITS = ("train", "valid", "test")
 TEST_SETS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
@@ -168,14 +168,6 @@ def test_news_by_their_names(tmp_path):
         prepare_pairs(DataConfig(name="wmt16-en-de", cache=str(tmp_path / "cache")))
 
 
-def test_a_folder_that_is_not_read_is_named(tmp_path):
-    said = []
-    prepare_pairs(
-        DataConfig(name="synthetic-translation", dir="corpora", cache=str(tmp_path / "cache")), report=said.append
-    )
-    assert "data.dir" in said[0]
-
-
 def test_tokenized_news_have_the_moses_tokenizer(tmp_path):
     pytest.importorskip("sacremoses")
     for name in ("train.tok", "valid", "test"):
@@ -201,27 +193,6 @@ def test_files_of_ones_own_may_be_tokenized(tmp_path):
     )
     assert corpus.pairs("train").references() == corpus.pairs("test").references() == ["It's so."]
     assert corpus.label == "parallel (a.tok.de, a.tok.en)"
-
-
-def test_unigram_with_one_vocabulary_and_with_two(tmp_path):
-    prepared_talks(tmp_path)
-    for vocabulary in ("joint", "separate"):
-        corpus = iwslt(tmp_path, tokens="unigram", vocabulary=vocabulary, max_vocabulary=60, moses=False)
-        assert corpus.source.segmenter.kind == "unigram"
-        assert (corpus.source.entries == corpus.target.entries) == (vocabulary == "joint")
-        assert corpus.source.entries.count("<unk>") == 1
-        for split in SPLITS:
-            pairs = corpus.pairs(split)
-            assert [corpus.target.tokens(pairs.target(i)) for i in range(len(pairs))] == pairs.reference_tokens()
-
-
-def test_what_is_known_of_pairs():
-    known = {info.name: info for info in known_corpora() if info.unit == "pairs"}
-    assert {"parallel", "multi30k-de-en", "iwslt14-de-en", "wmt16-en-de"} <= set(known)
-    assert set(known) == set(PAIR_CORPORA)
-    assert known["iwslt14-de-en"].published == {"train": 160_239, "valid": 7_283, "test": 6_750}
-    assert known["multi30k-de-en"].published == {"train": 29_000, "valid": 1_014, "test": 1_000, "test2017": 1_000}
-    assert known["wmt16-en-de"].languages == ("en", "de")
 
 
 def test_the_real_talks(corpora, tmp_path):

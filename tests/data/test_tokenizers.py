@@ -122,16 +122,6 @@ def test_characters_lose_nothing(text):
     assert len(CHARACTERS.encode(text)) == len(text)
 
 
-@given(
-    st.lists(st.lists(st.sampled_from(["alpha", "beta", "<unk>", "don't", "(", ",", "été"]), max_size=5), max_size=5)
-)
-def test_words_lose_only_white_space(lines):
-    text = "\n".join(" ".join(line) for line in lines)
-    for split in ("whitespace", "punctuation"):
-        vocabulary = WordVocabulary.from_counts(words("alpha beta <unk> don't ( , été\n"), split=split)
-        assert vocabulary.decode(vocabulary.encode(text)) == text
-
-
 MARKS = ["<unk>", "<eos>", "<pad>", "<s>", "</s>", "<sos>", "<mask>", "@@", "</w>", "\u2581", "\u0120", "\u010a"]
 MARKED = [
     line.format(m=m) for m in MARKS for line in ("{m}", "a {m} b", "cat{m}", "{m}dog", "he{m}re {m}{m}", "{m} {m}")
