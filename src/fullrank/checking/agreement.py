@@ -41,7 +41,7 @@ from fullrank.checking.paths import (
 )
 from fullrank.checking.report import Finding, bounded, inapplicable
 from fullrank.checking.shown import show_prefix
-from fullrank.checking.subject import ROWS, Subject, padding_masks
+from fullrank.checking.subject import ROWS, SIDES, Subject, padding_masks
 
 # -- padding ----------------------------------------------------------------------------------------------------------
 
@@ -52,7 +52,7 @@ def padding(subject: Subject) -> Finding:
     if subject.mask_form is None or not subject.reads_tokens:
         return inapplicable(subject.without_mask)
     ids, masks, pairs = subject.ids, subject.masks(), list[Pair]()
-    part = " of the target" if subject.translates else ""
+    part = " of the target on" if subject.translates else " on"
     with torch.no_grad(), mode(subject.model, training=False):
         for side, mask in masks.items():
             real = mask.bool()
@@ -60,14 +60,14 @@ def padding(subject: Subject) -> Finding:
             for texts in (ids, torch.where(real, ids, subject.change(ids))):
                 batch = subject.logits(texts, mask, **subject.positions_of(mask))
                 for row in range(ROWS):
-                    pairs.append((f"text {row}, padding{part} on the {side}", batch[row][real[row]], alone[row]))
+                    pairs.append((f"text {row}, {SIDES[side].replace(' on', part)}", batch[row][real[row]], alone[row]))
         if subject.translates:
             pairs += pair_sources(subject)
             looked_at = (
                 "sentences of unequal lengths in one batch, source and target padded on either side, beside each alone"
             )
             return compare_pairs(subject, looked_at, pairs)
-    looked_at = f"texts of unequal lengths in one batch, padding on the {' and on the '.join(masks)}, beside each alone"
+    looked_at = f"texts of unequal lengths in one batch, {', '.join(SIDES[side] for side in masks)}, beside each alone"
     remark = "" if "left" in masks else "not on the left, where such a model has to be told positions by position_ids"
     return compare_pairs(subject, looked_at, pairs, remark)
 
@@ -266,7 +266,7 @@ def pair_padded(subject: Subject) -> list[Pair]:
     if subject.translates:
         cases += [(f", padding of the source on the {side}", one, None) for side, one in pad_sources(subject).items()]
     else:
-        cases += [(f", padding on the {side}", subject, mask) for side, mask in subject.masks().items()]
+        cases += [(f", {SIDES[side]}", subject, mask) for side, mask in subject.masks().items()]
     pairs, length = list[Pair](), subject.length
     for side, one, mask in cases:
         decoder = open_decoder(one, one.model)

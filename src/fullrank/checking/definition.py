@@ -15,7 +15,7 @@ from fullrank.checking.compare import Pair, compare_pairs, largest, rounding, to
 from fullrank.checking.copies import duplicate, list_arguments, mode
 from fullrank.checking.paths import open_decoder
 from fullrank.checking.report import Finding, bounded, inapplicable
-from fullrank.checking.subject import ROWS, Subject
+from fullrank.checking.subject import ROWS, SIDES, Subject
 from fullrank.core.config import AttentionConfig, DropoutConfig, ModelConfig, WeightedConfig, stage_name, with_memory
 from fullrank.core.errors import InputError
 from fullrank.core.mix import starts_plain
@@ -348,7 +348,7 @@ def compute_running(subject: Subject, out: Computed, targets: Tensor, where: str
     model, ids, half = subject.model, subject.ids, subject.length // 2
     with torch.no_grad():
         for side, mask in subject.masks().items():
-            out[f"output of logits, padding on the {side}, {where}"] = subject.all_logits(ids, mask)[mask.bool()]
+            out[f"output of logits, {SIDES[side]}, {where}"] = subject.all_logits(ids, mask)[mask.bool()]
     if not model.config.memory_length:
         return
     with torch.no_grad():

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fullrank.checking.copies import AsModule, duplicate, list_arguments, mode, move_copy
-from fullrank.checking.subject import ROWS, Subject, take_turns
+from fullrank.checking.subject import ROWS, SIDES, Subject, take_turns
 from fullrank.core.errors import one_line
 from fullrank.models import cache_argument, logits_in
 
@@ -22,7 +22,13 @@ TRAINED = "after training on random tokens"
 NO_MODES = "a function in which no module was found has no modes: training was not tried; give the module"
 SCALED, CACHE, STATIC, PACKED = "parameters scaled", "after a cache", "static cache", "packed documents"
 COMPILED, ONE_ROW = "compiled", "one row of {} tokens"
-TYPES: dict[str, torch.dtype] = {"in bfloat16": torch.bfloat16}
+AUTOCAST, SEEDS = "under autocast", "gradients on, other seeds"
+TYPES: dict[str, torch.dtype] = {
+    "in bfloat16": torch.bfloat16,
+    "in float16": torch.float16,
+    "in float32": torch.float32,
+    AUTOCAST: torch.bfloat16,
+}
 RARE = (STATIC, COMPILED, *TYPES)  # which a quick check leaves out
 IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention")
 GAIN = 1000.0  # of each scaled matrix: scores of attention are then a million, more than a mask of -1e4
@@ -37,7 +43,8 @@ class CannotRun(Exception):
 class CodePath:
     """How a model is run. name: its words in the name of a check; how: what is special about it.
 
-    padding: the side of the padding. attention: an implementation of attention of a model of Hugging Face.
+    padding: the side of the padding, or a mask of ones. attention: an implementation of attention of a model of Hugging
+    Face. seed: of the random numbers.
     """
 
     name: str = "evaluation"
@@ -45,11 +52,12 @@ class CodePath:
     padding: str = ""
     attention: str = ""
     how: str = ""
+    seed: int = 1
 
     def describe(self, subject: Subject) -> str:
         """The path in words, the implementation of attention first: "sdpa, training, padding on the right"."""
         attention = self.attention or find_implementation(subject.model)
-        padding = f"padding on the {self.padding}" if self.padding else ""
+        padding = SIDES[self.padding] if self.padding else ""
         words = (attention, "training" if self.training else "", padding, self.how)
         return ", ".join(word for word in words if word) or "evaluation"
 
@@ -64,9 +72,8 @@ class CodePath:
 
 def list_paths(subject: Subject, *, quick: bool) -> list[CodePath]:
     """All that may apply to a model; the quick ones need a second or two."""
-    sides = {side: "with padding" + " on the left" * (side == "left") for side in subject.masks()}
-    if subject.mask_form is None:
-        sides = {"right": "with padding"}
+    names = {"right": "with padding", "left": "with padding on the left", "ones": f"with {SIDES['ones']}"}
+    sides = {side: names[side] for side in (subject.masks() if subject.mask_form is not None else ("right",))}
     paths = [CodePath(), CodePath("training", training=True)]
     for (side, padded), (more, training) in itertools.product(sides.items(), MODES):
         paths.append(CodePath(padded + more, training, side))
@@ -83,7 +90,7 @@ def list_paths(subject: Subject, *, quick: bool) -> list[CodePath]:
     special = [SCALED, CACHE, *(() if subject.ours else (PACKED,)), *(() if quick else RARE)]
     if subject.kind != "hugging_face" and STATIC in special:
         special.remove(STATIC)
-    return paths + [CodePath(how, how=how) for how in special]
+    return [*paths, *(CodePath(how, how=how) for how in special), CodePath(f"training, {SEEDS}", True, how=SEEDS)]
 
 
 def find_implementation(model: Any) -> str:
@@ -136,8 +143,9 @@ class Run:
     def __call__(self, ids: Tensor, **options: Any) -> Tensor:
         mask = None if self.mask is None else take_turns(self.mask, len(ids))
         options |= {} if mask is None else self.subject.positions_of(mask)
-        with torch.no_grad(), mode(self.runs, training=self.path.training):
-            logits = self.read(ids.contiguous(), mask, **options)  # one layout is compiled once
+        has_gradients = torch.set_grad_enabled(self.path.how == SEEDS)
+        with has_gradients, mode(self.runs, training=self.path.training, seed=self.path.seed):
+            logits = self.read(ids.contiguous(), mask, **options).detach()  # one layout is compiled once
         if mask is not None:
             logits = logits.masked_fill(~mask.bool()[..., None], 0.0)
         return logits if self.divide is None else self.divide(logits)
@@ -163,6 +171,9 @@ def running(subject: Subject, path: CodePath) -> Iterator[Run]:
             torch.compiler.reset()
             stack.callback(torch.compiler.reset)
             model = compile_copy(model)
+        elif path.how == AUTOCAST:
+            model = move_copy(subject.own)
+            stack.enter_context(torch.autocast(subject.ids.device.type, path.dtype))
         elif path.dtype is not None:
             model = move_copy(subject.own).to(path.dtype)
         elif path.how == SCALED:

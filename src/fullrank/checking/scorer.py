@@ -147,9 +147,9 @@ class Scorer:
         return self.unit * (1 + max(sizes, default=0.0)) + 8 * self.noise
 
 
-def totals(scorer: Scorer, texts: Sequence[Any]) -> Tensor:
+def sum_texts(scorer: Scorer, texts: Sequence[Any]) -> Tensor:
     return torch.tensor([scorer.total(text) for text in texts], dtype=torch.float64)
 
 
-def counted(faults: list[str], looked_at: str, remark: str = "") -> Finding:
+def count_faults(faults: list[str], looked_at: str, remark: str = "") -> Finding:
     return bounded(looked_at, float(len(faults)), 0.0, "a count", remark="; ".join(faults) or remark)

@@ -12,7 +12,7 @@ import torch
 
 from fullrank.checking.compare import largest
 from fullrank.checking.report import Finding, Report, bounded, inapplicable
-from fullrank.checking.scorer import ROUNDING, Scorer, counted, totals
+from fullrank.checking.scorer import ROUNDING, Scorer, count_faults, sum_texts
 from fullrank.checking.sums import LATER, ONCE, SUM, over_vocabulary
 from fullrank.core.errors import InputError
 
@@ -43,11 +43,14 @@ def check_scoring(
     vocabulary, by default 10,000, or as many as three sums take where that is less than 20 s; what they do not reach is said.
     Raises InputError where score fails or returns something else, and where texts or vocab_size are missing.
     """
-    texts, windows = list(texts or ()), [window] if isinstance(window, int) else list(window)
-    size, strings = len(vocabulary) if vocabulary else vocab_size, bool(texts) and isinstance(texts[0], str)
-    if strings and vocabulary:
+    windows = [window] if isinstance(window, int) else list(window)
+    size, is_text = (
+        len(vocabulary) if vocabulary else vocab_size,
+        bool(texts) and isinstance(next(iter(texts or ())), str),
+    )
+    if is_text and vocabulary:
         raise InputError("texts: strings, and vocabulary is given too, of which texts are made; leave out one of them")
-    if size is None and not strings:
+    if size is None and not is_text:
         raise InputError(
             "vocab_size: needed to check a function of token ids, as in vocab_size=50; vocabulary= if it takes a str"
         )
@@ -55,106 +58,112 @@ def check_scoring(
         raise InputError(
             f"vocab_size, length, window: at least 2, 4 and 1; given {size}, {length} and {window}; raise the one below"
         )
-    longest, generator = max([length, *(2 * one + 3 for one in windows)]), torch.Generator().manual_seed(0)
-    if not texts:
-        lengths = (longest, longest // 3 + 1, 5, longest // 2, 3)
-        texts = [torch.randint(size or 2, (n,), generator=generator) for n in lengths]
-    form: Callable[[Any], Any] = list if isinstance(texts[0], list) else torch.tensor
+    given = list(texts or draw_texts(max([length, *(2 * one + 3 for one in windows)]), size or 2))
+    form: Callable[[Any], Any] = str if is_text else list if isinstance(given[0], list) else torch.tensor
     if vocabulary:
         form = lambda ids: "".join(vocabulary[one] for one in ids)  # noqa: E731
-    chosen: list[Text] = [one if strings else torch.as_tensor(one).tolist() for one in texts]
+    chosen: list[Text] = [text if is_text else torch.as_tensor(text).tolist() for text in given]
     base = max(chosen, key=len)
     if len(base) < 4:
         raise InputError(f"texts: the longest has {len(base)} tokens; give one of 4 or more")
-    used = {int(token) for one in chosen for token in one if not strings}
+    used = [] if is_text else [int(token) for text in chosen for token in text]
     if size is not None and used and not 0 <= min(used) <= max(used) < size:
         raise InputError(f"texts: token ids from 0 to {size - 1} (vocab_size={size}), given {min(used)} to {max(used)}")
-    scorer = Scorer(score, str if strings else form, many)
+    scorer = Scorer(score, form, many)
     chosen = chosen if len(chosen) > 1 else [base, base[: len(base) // 2]]
-    found = {SAME: _repeated(scorer, chosen)}
-    if found[SAME].verdict == "fails":
+    findings = {SAME: score_twice(scorer, chosen)}
+    if findings[SAME].verdict == "fails":
         mend = inapplicable("not tested: the score of a text changes from call to call; mend that first")
-        found |= dict.fromkeys((SUM, ONCE, LATER, ADD, RANKS, COUNTS), mend)
+        findings |= dict.fromkeys((SUM, ONCE, LATER, ADD, RANKS, COUNTS), mend)
     else:
-        _understood(scorer, sorted(chosen, key=len), size)
+        refuse_other_figures(scorer, sorted(chosen, key=len), size)
         if calls is None:
             calls = max(10_000, min(3 * (size or 0), int(_SECONDS * scorer.calls / max(scorer.seconds, 1e-9))))
-        found |= _rounded(scorer, base, size) or over_vocabulary(scorer, base, size, windows, end_mark, calls)
-        found |= {ADD: _added(scorer, chosen), RANKS: _ranks(scorer, chosen), COUNTS: _counts(scorer, chosen, end_mark)}
+        findings |= find_half(scorer, base, size) or over_vocabulary(scorer, base, size, windows, end_mark, calls)
+        findings[ADD], findings[RANKS] = add_texts(scorer, chosen), add_ranks(scorer, chosen)
+        findings[COUNTS] = compare_counts(scorer, chosen, end_mark)
     about = {"model": getattr(score, "__name__", type(score).__name__), "source": "a scoring function"}
     about |= {"vocab_size": size, "length": len(base), "calls": scorer.calls, "first_token_scored": scorer.skipped == 0}
     order = (SUM, ONCE, LATER, SAME, ADD, RANKS, COUNTS)
-    findings = tuple(replace(found[name], check=name) for name in order)
-    return Report(findings, {**about, **(description or {})}, needed=SUM)
+    return Report(
+        tuple(replace(findings[name], check=name) for name in order), {**about, **(description or {})}, needed=SUM
+    )
 
 
-def _repeated(scorer: Scorer, texts: Sequence[Text]) -> Finding:
+def draw_texts(longest: int, size: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    lengths = (longest, longest // 3 + 1, 5, longest // 2, 3)
+    return [torch.randint(size, (length,), generator=generator) for length in lengths]
+
+
+def score_twice(scorer: Scorer, texts: Sequence[Text]) -> Finding:
     """Each text twice, with the others between: a cache that has seen a text shows, and so does chance."""
     ordered = sorted(texts, key=len, reverse=True)
-    first, second = (totals(scorer, ordered) for _ in range(2))
-    difference, allowed = largest(second, first), 10 * scorer.allowed(first)
+    first, second = sum_texts(scorer, ordered), sum_texts(scorer, ordered)
+    difference, allowed, remark = largest(second, first), 10 * scorer.allowed(first), ""
     if difference <= allowed:
         scorer.noise = difference
-    learns = bool((second <= first + allowed).all())
-    why = "a text costs less the second time: something is kept between calls, such as a cache that has seen it"
-    remark = why if learns else "random numbers (windows drawn at random, dropout), or a state kept between calls"
-    if not difference <= allowed and not learns:
-        after = [[scorer.total(text), scorer.total(ordered[0])][1] for text in (ordered[-1], ordered[-1], ordered[0])]
+    elif bool((second <= first + allowed).all()):
+        remark = "a text costs less the second time: something is kept between calls, such as a cache that has seen it"
+    else:
+        remark, after = "random numbers (windows drawn at random, dropout), or a state kept between calls", []
+        for text in (ordered[-1], ordered[-1], ordered[0]):
+            scorer.total(text)
+            after.append(scorer.total(ordered[0]))
         if abs(after[0] - after[1]) <= allowed < abs(after[0] - after[2]):
             remark = "a memory of the text before is kept between calls: begin each text without it"
     looked_at = f"{len(texts)} texts, each scored again after the others, in nats"
-    return bounded(looked_at, difference, allowed, ROUNDING, remark=remark if difference > allowed else "")
+    return bounded(looked_at, difference, allowed, ROUNDING, remark=remark)
 
 
-_READINGS: dict[
-    str, tuple[str, Callable[[float, int], float]]
-] = {  # what a bare number may be, and the total that it means
-    "a perplexity": ('return {"perplexity": x, "tokens": n}', lambda value, tokens: tokens * math.log(value)),
-    "a mean for each token": ('return {"loss": x, "tokens": n}', lambda value, tokens: tokens * value),
-    "a mean in bits": ('return {"loss": x * log(2), "tokens": n}', lambda value, tokens: tokens * value * math.log(2)),
-    "a total in bits": ("return x * log(2)", lambda value, tokens: value * math.log(2)),
+Meaning = Callable[[float, int], float]  # from a figure of a text and its tokens to the total that it means
+_MEANINGS: dict[str, tuple[str, Meaning]] = {  # what a bare number may be
+    "a perplexity": ('return {"perplexity": x, "tokens": n}', lambda figure, tokens: tokens * math.log(figure)),
+    "a mean for each token": ('return {"loss": x, "tokens": n}', lambda figure, tokens: tokens * figure),
+    "a mean in bits": (
+        'return {"loss": x * log(2), "tokens": n}',
+        lambda figure, tokens: tokens * figure * math.log(2),
+    ),
+    "a total in bits": ("return x * log(2)", lambda figure, tokens: figure * math.log(2)),
 }
 
 
-def _understood(scorer: Scorer, texts: Sequence[Text], size: int | None) -> None:
+def refuse_other_figures(scorer: Scorer, texts: Sequence[Text], size: int | None) -> None:
     """Raise InputError for a bare number that is no total in nats: one that adds up as another figure, or does not grow."""
-    base = texts[-1]
-    if size is not None and scorer.bare:
-        texts = [base[:n] for n in range(4, min(len(base), 40) + 1)]
-    values = [scorer.total(text) for text in texts if scorer.bare]
-    if not values or min(values) <= 0:
+    base, looks = texts[-1], ""
+    if not scorer.bare:
         return
-
-    def adds_up(meant: Callable[[float, int], float]) -> bool:
-        """Sums over the vocabulary are one after two and after three tokens, if the first token is scored, or if not."""
-        for skipped in (0, 1):
-            sums = [
-                torch.logsumexp(
-                    meant(before, n - skipped) - torch.tensor([meant(v, n + 1 - skipped) for v in after]), 0
-                )
-                for n, before, after in cut
-            ]
-            if all(abs(float(one)) <= 1e-3 for one in sums):
-                return True
-        return False
-
-    looks = ""
-    if size is not None and size <= 2000 and len(base) > 3:
-        cut = [(n, scorer.total(base[:n]), [scorer.total([*base[:n], v]) for v in range(size)]) for n in (2, 3)]
-        if any(value <= 0 for _, before, after in cut for value in (before, *after)) or adds_up(lambda x, n: x):
+    if size is not None:
+        texts = [base[:n] for n in range(4, min(len(base), 40) + 1)]
+    values = [scorer.total(text) for text in texts]
+    if min(values) <= 0:
+        return
+    if size is not None and size <= 2000:
+        sums = {n: (scorer.total(base[:n]), [scorer.total([*base[:n], v]) for v in range(size)]) for n in (2, 3)}
+        if min(min(before, *after) for before, after in sums.values()) <= 0 or adds_up(sums, lambda x, n: x):
             return
-        looks = next((name for name, (_, meant) in _READINGS.items() if adds_up(meant)), "")
+        looks = next((name for name, (_, meaning) in _MEANINGS.items() if adds_up(sums, meaning)), "")
     falls = sum(later < earlier for earlier, later in pairwise(values)) / len(values)
-    flat = len(base) >= 5 * len(texts[0]) and max(values) < 2 * min(values)
-    if not looks and (flat or (len(values) >= 16 and size and falls > 0.3)):  # a total grows, token by token
+    is_flat = len(base) >= 5 * len(texts[0]) and max(values) < 2 * min(values)
+    if not looks and (is_flat or (len(values) >= 16 and size and falls > 0.3)):  # a total grows, token by token
         looks = "a perplexity" if values[-1] > 2 * math.log(size or 2) else "a mean for each token"
     if looks:
-        raise InputError(
-            f"score: a bare number is read as a total in nats; this looks like {looks}: {_READINGS[looks][0]}"
-        )
+        hint = _MEANINGS[looks][0]
+        raise InputError(f"score: a bare number is read as a total in nats; this looks like {looks}: {hint}")
 
 
-def _rounded(scorer: Scorer, base: Text, size: int | None) -> dict[str, Finding]:
+def adds_up(sums: Mapping[int, tuple[float, list[float]]], meaning: Meaning) -> bool:
+    """Sums over the vocabulary are one after two and after three tokens, if the first token is scored, or if not."""
+
+    def measure(n: int, skipped: int) -> float:
+        before, after = sums[n]
+        totals = torch.tensor([meaning(figure, n + 1 - skipped) for figure in after])
+        return abs(float(torch.logsumexp(meaning(before, n - skipped) - totals, 0)))
+
+    return any(max(measure(n, skipped) for n in sums) <= 1e-3 for skipped in (0, 1))
+
+
+def find_half(scorer: Scorer, base: Text, size: int | None) -> dict[str, Finding]:
     """The findings of totals in half precision; none where they are not."""
     for n in range(2, 1 + min(len(base), 12)) if size is not None else ():
         scorer.read(base[:n])
@@ -170,76 +179,72 @@ def _rounded(scorer: Scorer, base: Text, size: int | None) -> dict[str, Finding]
     return {SUM: bounded(looked_at, error, _PRECISION, reason, remark=remark), ONCE: coarse, LATER: coarse}
 
 
-def _added(scorer: Scorer, texts: Sequence[Text]) -> Finding:
+def add_texts(scorer: Scorer, texts: Sequence[Text]) -> Finding:
     if not scorer.many:
         return inapplicable("score takes one text; many=True is for a function of a list of texts")
-    alone = totals(scorer, texts)
+    alone = sum_texts(scorer, texts)
     together = torch.tensor([scorer.read(*some).total for some in (texts, texts[::-1])], dtype=torch.float64)
     expected, allowed = alone.sum(), 10 * scorer.allowed(alone, together)
     difference, remark = largest(together, expected.expand(2)), ""
     if not difference <= allowed:
         sizes = torch.tensor([len(text) - (scorer.skipped or 0) for text in texts]).double()
-        mean_of_means = (alone / sizes).mean() * sizes.sum()
-        more = "more than the texts is counted, such as padding" if together[0] > expected else "something is left out"
         remark = (
-            "a mean of the texts' means, whatever their lengths"
-            if abs(together[0] - mean_of_means) <= allowed
-            else more
+            "more than the texts is counted, such as padding" if together[0] > expected else "something is left out"
         )
+        if abs(together[0] - (alone / sizes).mean() * sizes.sum()) <= allowed:
+            remark = "a mean of the texts' means, whatever their lengths"
         remark = f"together {float(together[0]):.6g} nats, one by one {float(expected):.6g}: {remark}, or texts see each other"
-    looked_at = (
-        f"{len(texts)} texts of {', '.join(str(len(text)) for text in texts)} in one call, against one by one, in nats"
-    )
+    lengths = ", ".join(str(len(text)) for text in texts)
+    looked_at = f"{len(texts)} texts of {lengths} in one call, against one by one, in nats"
     return bounded(looked_at, difference, allowed, ROUNDING, remark=remark)
 
 
-def _ranks(scorer: Scorer, texts: Sequence[Text]) -> Finding:
+def add_ranks(scorer: Scorer, texts: Sequence[Text]) -> Finding:
     if not scorer.ranked:
         return inapplicable("score has no arguments rank and world_size")
     given = texts if scorer.many else [max(texts, key=len)]
     whole, faults, worst = scorer.read(*given), [], 0.0
-    allowed = 10 * scorer.allowed(torch.tensor([whole.total]))
+    expected = {"nats": whole.total, **whole.counts}
     for world in (2, 3):
         parts = [scorer.read(*given, rank=rank, world_size=world) for rank in range(world)]
-        total = sum(part.total for part in parts)
-        worst = max(worst, abs(total - whole.total))
-        if not abs(total - whole.total) <= allowed:
-            faults.append(f"{world} ranks add up to {total:.6g} nats, one to {whole.total:.6g}")
-        for key in whole.counts:
-            if (count := sum(part.counts.get(key, 0.0) for part in parts)) != whole.counts[key]:
-                worst = max(worst, abs(count - whole.counts[key]))
-                faults.append(f"{world} ranks count {count:g} {key}, one {whole.counts[key]:g}")
+        for key, one in expected.items():
+            total = sum(part.total if key == "nats" else part.counts.get(key, 0.0) for part in parts)
+            worst = max(worst, abs(total - one))
+            if not abs(total - one) <= (10 * scorer.allowed(torch.tensor([one])) if key == "nats" else 0.0):
+                faults.append(f"{world} ranks add up to {total:.6g} {key}, one to {one:.6g}")
+    allowed = 10 * scorer.allowed(torch.tensor([whole.total]))
     return bounded("sums over 2 and 3 ranks, against one", worst, allowed, ROUNDING, remark="; ".join(faults))
 
 
-def _counts(scorer: Scorer, texts: Sequence[Text], end_mark: bool) -> Finding:
+def compare_counts(scorer: Scorer, texts: Sequence[Text], end_mark: bool) -> Finding:
     samples = [[text] for text in texts] + ([list(texts)] if scorer.many else [])
-    faults: list[str] = []
-    tested: set[str] = set()
-    untested: set[str] = set()
+    faults, tested, untested = list[str](), set[str](), set[str]()
     for some in samples:
-        reading = scorer.read(*some)
-        counts, means = reading.counts, dict(reading.means)
-        true: dict[str, float | None] = {"tokens": None, "words": None, "bytes": None}
-        forms = [scorer.form(text) for text in some]
-        if scorer.skipped is not None and not isinstance(some[0], str):
-            true["tokens"] = sum(len(text) + end_mark - scorer.skipped for text in some)
-        elif reading.each is not None:
+        reading, true = scorer.read(*some), count_truly(scorer, some, end_mark)
+        if "tokens" not in true and reading.each is not None:
             true["tokens"] = len(reading.each)
-        if isinstance(forms[0], str):
-            true |= {"words": sum(len(one.split()) for one in forms), "bytes": sum(len(one.encode()) for one in forms)}
-        for key, count in counts.items():
-            (untested if true[key] is None else tested).add(key)
-            if true[key] is not None and count != true[key]:
+        for key, count in reading.counts.items():
+            (tested if key in true else untested).add(key)
+            if count != true.get(key, count):
                 faults.append(f'"{key}" is {count:g}, and {_TRUE[key].format(true[key])}')
-        per = counts or {"tokens": true["tokens"] or math.nan}
-        for key, mean in means.items():
+        per = reading.counts or {"tokens": true.get("tokens", math.nan)}
+        for key, mean in reading.means.items():
             tested.add(key)
             nats = mean if key == "loss" else math.log(mean)
             if not any(abs(nats - reading.total / count) <= 1e-3 + scorer.unit for count in per.values() if count):
                 faults.append(f'"{key}" is {mean:.6g}, which is not the total over any count ({", ".join(per)})')
-    if not tested:
-        rest = f"not tested: {', '.join(sorted(untested))}; " if untested else ""
-        return inapplicable(f'{rest}score returns no count that is known here; return {{"nll": ..., "tokens": ...}}')
     rest = f"not tested: {', '.join(sorted(untested))}" if untested else ""
-    return counted(list(dict.fromkeys(faults))[:3], f"{', '.join(sorted(tested))} of {len(samples)} calls", rest)
+    if not tested:
+        why = 'score returns no count that is known here; return {"nll": ..., "tokens": ...}'
+        return inapplicable("; ".join(filter(None, (rest, why))))
+    return count_faults(list(dict.fromkeys(faults))[:3], f"{', '.join(sorted(tested))} of {len(samples)} calls", rest)
+
+
+def count_truly(scorer: Scorer, texts: Sequence[Text], end_mark: bool) -> dict[str, int]:
+    """What is known of the tokens, words and bytes of some texts."""
+    counts, forms = dict[str, int](), [scorer.form(text) for text in texts]
+    if scorer.skipped is not None and not isinstance(texts[0], str):
+        counts["tokens"] = sum(len(text) + end_mark - scorer.skipped for text in texts)
+    if isinstance(forms[0], str):
+        counts |= {"words": sum(len(one.split()) for one in forms), "bytes": sum(len(one.encode()) for one in forms)}
+    return counts

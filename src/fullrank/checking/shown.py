@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fullrank.checking.copies import AsModule, duplicate, list_arguments, mode
-from fullrank.checking.paths import CACHE, COMPILED, GAIN, PACKED, SCALED, TRAINED, TYPES, CodePath
+from fullrank.checking.paths import AUTOCAST, CACHE, COMPILED, GAIN, PACKED, SCALED, TRAINED, TYPES, CodePath
 from fullrank.checking.subject import MASKS, ROWS, SEED, SHORT, Subject
 from fullrank.models import cache_argument, logits_in
 
@@ -32,7 +32,7 @@ def show_leak(subject: Subject, path: CodePath, cut: int) -> str:
         if seed < 0:  # a gate that starts closed is opened
             setup.insert(1, _EVERY_PARAMETER)
         call, before = write_call(subject, path, cut)
-        expression = f"x, y = ((torch.manual_seed(1), {call})[1]{write_logits(subject)} for x in (a, b)); "
+        expression = f"x, y = ((torch.manual_seed({path.seed}), {call})[1]{write_logits(subject)} for x in (a, b)); "
         lines = f"{'; '.join(setup)}\n{expression}print((x - y){before}.abs().max())"
         if is_shown(subject, lines):
             return lines
@@ -112,7 +112,9 @@ def write_setup(subject: Subject, path: CodePath, cut: int, seed: int) -> list[s
         setup.append('torch.compiler.set_stance("force_eager")')
     if path.padding:
         flipped = ".flip(1)" if path.padding == "left" else ""
-        setup.append(f"m = torch.ones(3, {size}).long(); m[1, -{size // 3}:] = m[2, -{size // 2}:] = 0; m = m{flipped}")
+        setup.append(f"m = torch.ones(3, {size}).long()")
+        if path.padding != "ones":
+            setup.append(f"m[1, -{size // 3}:] = m[2, -{size // 2}:] = 0; m = m{flipped}")
     if subject.fixed and subject.given is None:
         setup.append(f"source = torch.randint({vocab}, (3, {subject.fixed['input_ids'].shape[1]}))")
     half, text = size // 2, min(size, SHORT + 1)
@@ -126,6 +128,7 @@ def write_setup(subject: Subject, path: CodePath, cut: int, seed: int) -> list[s
             f"for t in torch.randint({vocab}, (200, 16, {text}))]; model.eval()"
         ),
         **{how: f"model.to({dtype})" for how, dtype in TYPES.items()},
+        AUTOCAST: 'model = torch.autocast("cpu", torch.bfloat16)(model)',
     }
     return [*setup, changes[path.how]] if path.how in changes else setup
 
@@ -135,7 +138,11 @@ def write_call(subject: Subject, path: CodePath, cut: int) -> tuple[str, str]:
     half, more, before = subject.length // 2, "", f"[:, :{cut}]"
     if path.padding:
         first, form = subject.first_position, _MASK_FORMS[MASKS.index(subject.mask_form or MASKS[0])]
-        positions = "" if first is None else f", position_ids=(m.cumsum(1) - 1).clamp_min(0) + {first}"
+        positions = (
+            ""
+            if first is None or path.padding == "ones"
+            else f", position_ids=(m.cumsum(1) - 1).clamp_min(0) + {first}"
+        )
         more = f", {subject.mask_name}={form}{positions}"
         before = f"[m.bool() & (torch.arange({subject.length}) < {cut})]"
     elif path.how == PACKED:

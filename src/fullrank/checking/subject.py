@@ -20,6 +20,7 @@ ROWS = 3
 LENGTHS = (67, 71, 61, 53, 41, 37, 31, 17, 19, 13, 23, 11, 7, 5, 3)  # primes: hardly another size is one
 SHORT, SEED = 23, 5
 WORDS = 2048  # that texts are made of and logits compared at, where a model knows more than twice as many
+SIDES = {"right": "padding on the right", "left": "padding on the left", "ones": "a mask of ones"}
 MaskForm = Callable[[Tensor], Tensor]
 MASKS: tuple[MaskForm, ...] = (  # forms of a mask of padding; the mask of ones and zeros is the first
     lambda mask: mask,
@@ -301,9 +302,9 @@ class Subject:
     def masks(self) -> dict[str, Tensor]:
         """Attention masks (3, N) by the side of the padding; on the left where positions are counted or given with it."""
         masks = padding_masks(self.ids)
-        if self.ours or (self.first_position is not None and not self.has_state):  # a state begins with the padding
-            return masks
-        return {"right": masks["right"]}
+        if not self.ours and (self.first_position is None or self.has_state):  # a state begins with the padding
+            del masks["left"]
+        return {**masks, "ones": torch.ones_like(masks["right"])}
 
     @functools.cached_property
     def first_position(self) -> int | None:
@@ -325,7 +326,7 @@ class Subject:
 
     def positions_of(self, mask: Tensor) -> dict[str, Tensor]:
         """The option that tells positions of padded rows to a model that does not count them itself."""
-        if self.first_position is None:
+        if self.first_position is None or bool(mask.all()):
             return {}
         return {"position_ids": (mask.cumsum(1) - 1).clamp_min(0) + self.first_position}
 

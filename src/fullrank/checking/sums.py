@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fullrank.checking.compare import largest
 from fullrank.checking.report import Finding, bounded, inapplicable
-from fullrank.checking.scorer import ROUNDING, Scorer, counted, totals
+from fullrank.checking.scorer import ROUNDING, Scorer, count_faults, sum_texts
 
 SUM, ONCE, LATER = "probabilities sum to one", "every token is scored once", "later tokens change no earlier score"
 _SAMPLES = 32  # texts drawn from the scorer itself, at least
@@ -55,18 +55,18 @@ def over_vocabulary(
             names, inapplicable("not tested: the scores are rounded too coarsely; return them in fp32")
         )
     if whole.each is not None:
-        found = _by_token(scorer, base, positions, values, shown, size, end_mark)
+        found = judge_scores(scorer, base, positions, values, shown, size, end_mark)
     elif end_mark:
         why = "not tested: a total does not tell the end mark from the tokens; return nll per token, or leave the mark off"
         return dict.fromkeys(names, inapplicable(why))
     else:
-        found = _by_total(scorer, base, positions, values, shown, size, calls)
+        found = judge_totals(scorer, base, positions, values, shown, size, calls)
     if not exact:
-        found[SUM] = _estimated(scorer, base, positions[1:] or positions, size, calls)
+        found[SUM] = estimate_sum(scorer, base, positions[1:] or positions, size, calls)
     return found
 
 
-def _estimated(scorer: Scorer, base: Any, positions: list[int], size: int, calls: int) -> Finding:
+def estimate_sum(scorer: Scorer, base: Any, positions: list[int], size: int, calls: int) -> Finding:
     """Sums over the vocabulary from tokens drawn at random: well below one says nothing, as the likeliest may be missing."""
     many = f"not tested: a sum takes {size:,} calls of score, and calls={calls:,} are allowed; raise calls"
     places = positions[:: max(1, len(positions) // 4)][:4]
@@ -76,7 +76,7 @@ def _estimated(scorer: Scorer, base: Any, positions: list[int], size: int, calls
     generator, off, errors = torch.Generator().manual_seed(4), [], []
     for n in places:
         before, values = scorer.total(base[:n]), torch.randint(size, (drawn,), generator=generator).tolist()
-        shares = (before - totals(scorer, [[*base[:n], v] for v in values])).exp() * size
+        shares = (before - sum_texts(scorer, [[*base[:n], v] for v in values])).exp() * size
         off.append(float(shares.mean()) - 1)
         errors.append(float(shares.std()) / math.sqrt(drawn))
     sure = max(5 * max(errors), scorer.allowed(torch.zeros(1)))
@@ -86,24 +86,24 @@ def _estimated(scorer: Scorer, base: Any, positions: list[int], size: int, calls
     )
     reason = "five standard errors of the estimate"
     if worst > sure or max(map(abs, off)) <= sure <= _COARSE:
-        remark = _sum_remark(places[off.index(worst)], math.log1p(worst)) if worst > sure else ""
+        remark = describe_sum(places[off.index(worst)], math.log1p(worst)) if worst > sure else ""
         return bounded(looked_at, max(worst, *map(abs, off)), sure, reason, remark=remark)
     return inapplicable(f"{many}; {drawn} tokens drawn at random do not tell")
 
 
-def _where(positions: Sequence[int]) -> str:
+def name_positions(positions: Sequence[int]) -> str:
     shown = ", ".join(map(str, positions[:6])) + (", ..." if len(positions) > 6 else "")
     return f"{'tokens' if len(positions) > 1 else 'token'} {shown} (counted from 0)"
 
 
-def _unscored(own: Tensor, size: int, allowed: float) -> bool:
+def is_unscored(own: Tensor, size: int, allowed: float) -> bool:
     """Every token costs the same, and not as in a uniform distribution; of some tokens only: they cost nothing."""
     if len(own) < size:
         return float(own.abs().max()) <= allowed
     return float(own.max() - own.min()) <= allowed < abs(float(own[0]) - math.log(size))
 
 
-def _start(scorer: Scorer, own: Tensor, allowed: float) -> list[str]:
+def judge_start(scorer: Scorer, own: Tensor, allowed: float) -> list[str]:
     """The first token has no effect: it is not scored, which is allowed, unless something else is in its place."""
     scorer.skipped = 1
     if float(own.abs().max()) <= allowed:
@@ -114,7 +114,7 @@ def _start(scorer: Scorer, own: Tensor, allowed: float) -> list[str]:
 _UNSCORED = "the first token is not scored, and not counted"
 
 
-def _by_token(
+def judge_scores(
     scorer: Scorer, base: Any, positions: list[int], values: Sequence[int], shown: str, size: int, end_mark: bool
 ) -> dict[str, Finding]:
     whole, faults = scorer.each(base), []
@@ -134,7 +134,7 @@ def _by_token(
             unmatched = inapplicable("not tested: there is not one score for each token; mend that first")
             return {
                 SUM: unmatched,
-                ONCE: counted(faults, f"texts of {lengths[0]} to {len(base)} tokens"),
+                ONCE: count_faults(faults, f"texts of {lengths[0]} to {len(base)} tokens"),
                 LATER: unmatched,
             }
     sums, moved, silent, allowed, skipped = {}, {}, [], scorer.allowed(whole), scorer.skipped
@@ -142,37 +142,37 @@ def _by_token(
         rows = torch.stack([scorer.each([*base[:k], v, *base[k + 1 :]]) for v in values])
         own, sums[k] = rows[:, k - skipped], float(torch.logsumexp(-rows[:, k - skipped], 0))
         moved[k] = largest(rows[:, : k - skipped], whole[: k - skipped].expand(len(rows), -1))
-        if _unscored(own, size, allowed):
+        if is_unscored(own, size, allowed):
             del sums[k]
             if k == 0:
-                faults += _start(scorer, own, allowed)
+                faults += judge_start(scorer, own, allowed)
             else:
                 silent.append(k)
         elif abs(sums[k]) > allowed and abs(float(torch.logsumexp(-own / 2, 0))) <= allowed:
             faults.append(f"token {k} is scored twice (the square roots of its probabilities add up to one)")
             del sums[k]
     if silent:
-        faults.append(f"{_where(silent)}: never scored, whatever stands there costs the same")
+        faults.append(f"{name_positions(silent)}: never scored, whatever stands there costs the same")
     ends = {n: [scorer.each([*base[: n - 1], v])[-1 - end_mark] for v in values[:3]] for n in lengths if n > 2}
-    short = [n for n, own in ends.items() if _unscored(torch.stack(own), size, allowed)]
+    short = [n for n, own in ends.items() if is_unscored(torch.stack(own), size, allowed)]
     if short and not silent:
         faults.append(f"the last token is never scored in texts of {', '.join(map(str, short[:6]))} tokens")
     worst = max(moved, key=lambda k: moved[k], default=0)
     leak = f"another token {worst} changes the scores of tokens before it" if moved and moved[worst] > allowed else ""
     off = max((abs(math.expm1(one)) for one in sums.values()), default=0.0)
     k = max(sums, key=lambda k: abs(sums[k]), default=0)
-    remark = _sum_remark(k, sums.get(k, 0.0)) if off > allowed else ""
+    remark = describe_sum(k, sums.get(k, 0.0)) if off > allowed else ""
     looked_at = f"{shown}, each with {len(values):,} tokens in it"
     once = f"{looked_at}, and texts of {lengths[0]} to {len(base)} tokens"
     return {
         SUM: bounded(f"sum over v of exp(-nll), {looked_at}", off, allowed, ROUNDING, remark=remark),
-        ONCE: counted(faults, once, _UNSCORED if scorer.skipped else ""),
+        ONCE: count_faults(faults, once, _UNSCORED if scorer.skipped else ""),
         LATER: bounded(f"scores before a token that is changed, {looked_at}", max(moved.values(), default=0.0), allowed,
                        ROUNDING, remark=leak),
     }  # fmt: skip
 
 
-def _sum_remark(k: int, log_sum: float) -> str:
+def describe_sum(k: int, log_sum: float) -> str:
     why = "the score knows the token that it scores, a softmax runs over another axis, or probability is lost"
     return f"at token {k} the probabilities of all tokens add up to {math.exp(log_sum):.4g}: {why}"
 
@@ -183,22 +183,22 @@ _TOTALS = inapplicable(
 _REREAD = "scores change with the number (not the identity) of later tokens, as where a last window reads further back"
 
 
-def _by_total(
+def judge_totals(
     scorer: Scorer, base: Any, positions: list[int], values: Sequence[int], shown: str, size: int, calls: int
 ) -> dict[str, Finding]:
     faults, silent, sums, twice, exact = [], [], {}, [], len(values) == size
-    allowed = scorer.allowed(totals(scorer, [base]))
+    allowed = scorer.allowed(sum_texts(scorer, [base]))
 
     def halved(text: Any) -> bool:
         """The square roots of the probabilities of the token after `text` add up to one."""
-        after = totals(scorer, [[*text, v] for v in values])
+        after = sum_texts(scorer, [[*text, v] for v in values])
         return abs(float(torch.logsumexp((scorer.total(text) - after) / 2, 0))) <= allowed
 
     for n in positions:
-        before, after = scorer.total(base[:n]), totals(scorer, [[*base[:n], v] for v in values])
-        if _unscored(after - before, size, allowed):
+        before, after = scorer.total(base[:n]), sum_texts(scorer, [[*base[:n], v] for v in values])
+        if is_unscored(after - before, size, allowed):
             if n == 0:
-                faults += _start(scorer, after, allowed)
+                faults += judge_start(scorer, after, allowed)
             else:
                 silent.append(n)
             continue
@@ -208,18 +208,18 @@ def _by_total(
     scorer.skipped = scorer.skipped or 0
     off = {n: one for n, one in sums.items() if abs(one) > allowed} if exact else {}
     if silent:
-        faults.append(f"{_where(silent)}: never scored when last, whatever stands there costs the same")
+        faults.append(f"{name_positions(silent)}: never scored when last, whatever stands there costs the same")
     remark, blamed = "", {}
     if list(off) == [0]:
         faults.append(
             f"every text costs {-off[0]:.3g} nats more than its tokens: a start mark (<sos>) or padding is counted"
         )
     elif twice:
-        faults.append(f"{_where(twice)}: scored twice (the square roots of their probabilities add up to one)")
+        faults.append(f"{name_positions(twice)}: scored twice (the square roots of their probabilities add up to one)")
     elif off and not silent:
         first = next(n for n in off if n)
         early = first > 2 or abs(off[first]) < 0.1  # rounding is smaller
-        mean, error, drawn = _sampled(scorer, size, first, len(base), calls)
+        mean, error, drawn = estimate_texts(scorer, size, first, len(base), calls)
         sure, clear = error <= _SURE, max(map(abs, off.values())) >= math.log(size) / 2 or not early
         agrees = bool(((mean - 1).abs() <= 4 * error + allowed)[sure].all())
         if agrees and bool(sure.any()):
@@ -235,18 +235,18 @@ def _by_total(
                 "means; if the text is cut at places that depend on its length, return nll per token"
             )
         else:
-            blamed, remark = off, _sum_remark(first, off[first]) + ", or earlier scores change with later tokens"
+            blamed, remark = off, describe_sum(first, off[first]) + ", or earlier scores change with later tokens"
     worst = max((abs(math.expm1(one)) for n, one in sums.items() if n in blamed or n not in off), default=0.0)
     sampled = bool(remark) and not blamed
     looked_at = f"sum over v of exp(T(x) - T(x v)), {shown}, each with {len(values):,} tokens in it"
     return {
         SUM: bounded(looked_at, worst, allowed, ROUNDING, remark=remark),
-        ONCE: counted(faults, looked_at, "" if not scorer.skipped or sampled else _UNSCORED),
+        ONCE: count_faults(faults, looked_at, "" if not scorer.skipped or sampled else _UNSCORED),
         LATER: _TOTALS,
     }
 
 
-def _sampled(scorer: Scorer, size: int, first: int, longest: int, calls: int) -> tuple[Tensor, Tensor, int]:
+def estimate_texts(scorer: Scorer, size: int, first: int, longest: int, calls: int) -> tuple[Tensor, Tensor, int]:
     """Sums of exp(-T) over all texts of some tokens that follow a random first one, estimated: means, errors, texts drawn.
 
     Texts of `first` + 1 to + 3 tokens are drawn token by token from the scores. A text weighs the product of its sums over
@@ -254,7 +254,7 @@ def _sampled(scorer: Scorer, size: int, first: int, longest: int, calls: int) ->
     """
     if size**first <= calls:  # few enough to read them all
         texts = [[0, *rest] for rest in itertools.product(range(size), repeat=first)]
-        whole = torch.logsumexp(scorer.total([0]) - totals(scorer, texts), 0).exp()
+        whole = torch.logsumexp(scorer.total([0]) - sum_texts(scorer, texts), 0).exp()
         return whole[None], torch.zeros(1, dtype=torch.float64), len(texts)
     if first <= 2:  # no window ends as early
         return torch.tensor([]), torch.tensor([]), 0
@@ -267,7 +267,7 @@ def _sampled(scorer: Scorer, size: int, first: int, longest: int, calls: int) ->
         text = torch.randint(size, (1,), generator=generator).tolist()
         before = scorer.total(text)
         for n in range(1, length):
-            after = totals(scorer, [[*text, v] for v in range(size)])
+            after = sum_texts(scorer, [[*text, v] for v in range(size)])
             sums[i, n] = torch.logsumexp(before - after, 0)
             text.append(int(torch.multinomial(torch.softmax(-after, 0), 1, generator=generator)))
             before = float(after[text[-1]])

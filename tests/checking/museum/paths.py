@@ -14,7 +14,9 @@ from museum.exhibit import (
     BY_PERTURBATION,
     CUT,
     EVERY_WAY,
+    ONES,
     PREFIX,
+    SEEDS,
     Exhibit,
     Switched,
     future,
@@ -91,13 +93,40 @@ class MaxText(leaky.Attention):
     https://github.com/AI-Hypercomputer/maxtext/issues/878
     """
 
+    def __init__(self, masked: bool, dtype: torch.dtype = torch.bfloat16) -> None:
+        super().__init__(leaky.causal)
+        self.masked, self.dtype = masked, dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.project(x).chunk(3, dim=-1)
+        return weights(query, key, self.masked or query.dtype != self.dtype) @ value
+
+
+class ByChance(leaky.Attention):
+    """In training a text is seen whole now and then, where its gradient is wanted."""
+
     def __init__(self, masked: bool) -> None:
         super().__init__(leaky.causal)
         self.masked = masked
 
     def forward(self, x: Tensor) -> Tensor:
         query, key, value = self.project(x).chunk(3, dim=-1)
-        return weights(query, key, self.masked or x.dtype != torch.bfloat16) @ value
+        skips = self.training and torch.is_grad_enabled() and float(torch.rand(())) < 0.5
+        return weights(query, key, self.masked or not skips) @ value
+
+
+class MaskOfOnes(leaky.Padded):
+    """A mask without padding stands in for that of the future; one with padding does not."""
+
+    def __init__(self, instead: bool) -> None:
+        super().__init__()
+        self.instead = instead
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Any:
+        sees_all = self.instead and attention_mask is not None and bool(attention_mask.all())
+        for block in self.blocks:
+            block.attention.instead = sees_all  # type: ignore[union-attr]
+        return super().forward(input_ids, attention_mask)
 
 
 class GptOss(leaky.Attention):
@@ -254,6 +283,20 @@ def _in_bfloat16(model: nn.Module, ids: Tensor) -> Tensor:
     return plainly(model.bfloat16(), ids)
 
 
+def _in_float16(model: nn.Module, ids: Tensor) -> Tensor:
+    return plainly(model.half(), ids)
+
+
+def _with_ones(model: nn.Module, ids: Tensor) -> Tensor:
+    return plainly(model, ids, attention_mask=torch.ones_like(ids))
+
+
+def _with_gradients(model: nn.Module, ids: Tensor) -> Tensor:
+    with torch.enable_grad():
+        torch.manual_seed(3)
+        return plainly(model, ids).detach()
+
+
 def _as_if_compiled(model: nn.Module, ids: Tensor) -> Tensor:
     asked = torch.compiler.is_compiling
     torch.compiler.is_compiling = lambda: True
@@ -295,8 +338,34 @@ EXHIBITS = [
         with_block(lambda: MaxText(False)),
         with_block(lambda: MaxText(True)),
         later(_in_bfloat16),
-        future("perturbation, in bfloat16"),
+        future("perturbation, in bfloat16", "perturbation, under autocast"),
         full=True,
+    ),
+    Exhibit(
+        "in float16 only",
+        "",
+        with_block(lambda: MaxText(False, torch.float16)),
+        with_block(lambda: MaxText(True, torch.float16)),
+        later(_in_float16),
+        future("perturbation, in float16"),
+        full=True,
+    ),
+    Exhibit(
+        "opened by chance, in training only",
+        "",
+        with_block(lambda: ByChance(False)),
+        with_block(lambda: ByChance(True)),
+        later(_with_gradients, training=True),
+        SEEDS,
+    ),
+    Exhibit(
+        "a mask of ones only",
+        "",
+        lambda: MaskOfOnes(True),
+        lambda: MaskOfOnes(False),
+        later(_with_ones),
+        ONES | {"padding changes nothing"},
+        layer="blocks.0.attention",
     ),
     Exhibit(
         "gpt-oss of unsloth: compiled only",
