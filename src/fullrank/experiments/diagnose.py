@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fullrank.analysis import GradientShare, LogProbRank, context_use, gradient_share, heads, rank, spectrum
+from fullrank.analysis import GradientShare, context_use, gradient_share, heads, rank, spectrum
 from fullrank.analysis.heads import nats_per_token, predictions
 from fullrank.analysis.rank import effective_rank, explain_rank
 from fullrank.analysis.size import parameters_by_part
@@ -21,7 +21,7 @@ from fullrank.core.config import WeightedConfig, stage_name
 from fullrank.core.errors import ConfigError, InputError
 from fullrank.core.model import Model
 from fullrank.experiments.analyze import Reading, open_all
-from fullrank.experiments.diagnosis import Diagnosis, Finding, Verdict, record_curve
+from fullrank.experiments.diagnosis import Diagnosis, Finding, Verdict, examines, record_curve
 from fullrank.models import LoadedModel
 from fullrank.records import Column, Lines, Record, Table
 from fullrank.text import Text
@@ -103,7 +103,7 @@ def diagnose(name: str, reading: Reading) -> Diagnosis:
     for examine in (_attention, _output, _memory, _heads, _parameters):
         finding = examine(subject)
         if undertrained:
-            finding = replace(finding, verdict="not measured", advice=[])
+            finding = replace(finding, verdict="not measured", advice=())
         reading.say(f"{finding.title}: {finding.verdict}")
         findings.append(finding)
     parameters = sum(parameter.numel() for parameter in model.module.parameters())
@@ -137,43 +137,41 @@ def _width(model: Any) -> int:
     return int((config.get_text_config() if hasattr(config, "get_text_config") else config).hidden_size)
 
 
+def _judge(value: float, bottleneck: float, perhaps: float) -> Verdict:
+    if value > bottleneck:
+        return "bottleneck"
+    return "perhaps" if value > perhaps else "no bottleneck"
+
+
 # -- small heads -------------------------------------------------------------------------------------------------------
 
 
+@examines(
+    "attention",
+    "Small heads",
+    "heads that are small for the length",
+    "A bottleneck where the effective rank reaches the dimensions of a head, which are fewer than the tokens of a segment; "
+    "perhaps where it reaches half of them.",
+)
 def _attention(subject: _Subject) -> Finding:
-    title, short = "Small heads", "heads that are small for the length"
-    try:
-        read = spectrum(subject.loaded, subject.text.rows(TEXTS))
-    except InputError as error:
-        return Finding("attention", title, short, "not measured", [f"{error}."])
-    before, after = (
-        [float(getattr(layer, when).effective_rank.mean()) for layer in read.layers] for when in ("before", "after")
-    )
+    read = spectrum(subject.loaded, subject.text.rows(TEXTS))
+    before = [float(layer.before.effective_rank.mean()) for layer in read.layers]
+    after = [float(layer.after.effective_rank.mean()) for layer in read.layers]
     mixes = any(layer.after is not layer.before for layer in read.layers)
-    dim, mean = _head_dim(subject), float(np.mean(after))
+    dim = _head_dim(subject)
+    mean = float(np.mean(after))
     size = dim * (len(read.layers[0].after.effective_rank) if mixes else 1)
-    owner = f"The {size // dim} mixed heads of a layer have together" if mixes else "A head has"
-    if size >= read.length:
-        verdict: Verdict = "no bottleneck"
-        bound = f"{owner} {size} dimensions, enough to form any pattern of attention over {read.length:,} tokens."
-    else:
-        verdict = "bottleneck" if mean >= size else "perhaps" if mean > size / 2 else "no bottleneck"
-        bound = (
-            f"{owner} {size} dimensions and a segment {read.length:,} tokens: not every pattern of attention can be formed "
-            "(Mixhead, Theorem 1)."
-        )
+    verdict: Verdict = "no bottleneck" if size >= read.length else _judge(mean / size, 1, 1 / 2)
+    owner = f"the {size // dim} mixed heads of a layer have together" if mixes else "a head has"
     words = [
-        f"The attention weights have an effective rank of {mean:.1f} of {read.length:,}"
-        + (f" after mixing, {np.mean(before):.1f} before" if mixes else "")
-        + f" (mean of {len(after)} layers, {read.texts} segments).",
-        bound,
+        f"The attention weights have an effective rank of {mean:.1f} of {read.length:,} (mean of {len(after)} layers, "
+        f"{read.texts} segments); {owner} {size} dimensions. Fewer dimensions than tokens of a segment cannot form every "
+        "pattern of attention (Mixhead, Theorem 1)."
     ]
-    rule = (
-        "A bottleneck where the effective rank reaches the dimensions of a head, which are fewer than the tokens of a segment; "
-        "perhaps where it reaches half of them."
-    )
+    if mixes:
+        words.append(f"Before mixing the effective rank is {np.mean(before):.1f}.")
     shares = np.arange(1, read.layers[0].after.curves.shape[1] + 1) / read.length
-    records = list[Record]()
+    records: list[Record] = []
     for index, layer in enumerate(read.layers):
         points = zip(shares, layer.after.curves.mean(0), strict=True)
         records += record_curve("share of their sum", "share of the singular values", points, layer=index)
@@ -187,7 +185,7 @@ def _attention(subject: _Subject) -> Finding:
         "head_dim": dim, "length": read.length, "texts": read.texts, "effective_rank": mean, "weights": read.weights,
         "effective_rank_by_layer": after, "effective_rank_before_mixing_by_layer": before,
     }  # fmt: skip
-    return Finding("attention", title, short, verdict, words, figures, rule, advice, records, plots=(plot,))
+    return Finding(verdict, words, figures, advice, records, plots=(plot,))
 
 
 def _head_dim(subject: _Subject) -> int:
@@ -209,20 +207,28 @@ def _mixing(subject: _Subject) -> list[str]:
 # -- the output layer --------------------------------------------------------------------------------------------------
 
 
+@examines(
+    "output",
+    "Output layer",
+    "a single softmax over the vocabulary",
+    "Perhaps a bottleneck where the effective rank reaches half of the hidden dimensions: the model spreads its predictions "
+    "over all that it has. That the rank has a bound is true of every softmax and says nothing of a model.",
+)
 def _output(subject: _Subject) -> Finding:
-    title, short = "Output layer", "a single softmax over the vocabulary"
-    words, content = list[str](), dict[str, Any]()
+    share = _gradient(subject)
+    words = [
+        f"Of the gradient's norm the output layer lets {100 * share.let_through:.1f} % through and suppresses "
+        f"{100 * share.suppressed:.1f} % ({share.tokens:,} tokens; 95 to 99 % in large models, arXiv 2603.10145); of a "
+        f"random direction {100 * min(share.width / share.vocab_size, 1) ** 0.5:.1f} % would pass, the root of d / V."
+    ]
+    content: dict[str, Any] = {
+        "gradient_suppressed": share.suppressed,
+        "gradient_let_through": share.let_through,
+    }
     try:
-        share = _gradient(subject)
-        words.append(
-            f"Of the gradient's norm the output layer lets {100 * share.let_through:.1f} % through and suppresses "
-            f"{100 * share.suppressed:.1f} % ({share.tokens:,} tokens; 95 to 99 % in large models, arXiv 2603.10145); of a "
-            f"random direction {100 * min(share.width / share.vocab_size, 1) ** 0.5:.1f} % would pass, the root of d / V."
-        )
-        content |= {"gradient_suppressed": share.suppressed, "gradient_let_through": share.let_through}
-        figures = _rank(subject)
+        figures = rank(subject.loaded, subject.text)
     except InputError as error:
-        return Finding("output", title, short, "not measured", [*words, f"{error}."], content)
+        return Finding("not measured", [*words, f"{error}."], content)
     layer = figures.layer
     used = float(effective_rank(figures.singular_values[1:]))  # the first is their mean
     verdict: Verdict = "no bottleneck"
@@ -233,10 +239,6 @@ def _output(subject: _Subject) -> Finding:
         f"The log-probabilities have rank {figures.rank:,} after {figures.contexts:,} contexts, with {layer.hidden_size:,} "
         f"hidden dimensions and {figures.vocab_size:,} words ({layer.kind}). Beside the mean the effective rank is "
         f"{used:.1f}."
-    )
-    rule = (
-        "Perhaps a bottleneck where the effective rank reaches half of the hidden dimensions: the model spreads its "
-        "predictions over all that it has. That the rank has a bound is true of every softmax and says nothing of a model."
     )
     advice = []
     if verdict == "perhaps":
@@ -257,7 +259,7 @@ def _output(subject: _Subject) -> Finding:
         "singular_values": figures.singular_values.tolist(),
     }  # fmt: skip
     content["effective_rank_beside_mean"] = used
-    return Finding("output", title, short, verdict, [ranks, *explain_rank(figures), *words], content, rule, advice)
+    return Finding(verdict, [ranks, *explain_rank(figures), *words], content, advice)
 
 
 def _gradient(subject: _Subject) -> GradientShare:
@@ -269,11 +271,6 @@ def _gradient(subject: _Subject) -> GradientShare:
     return gradient_share(loaded, predictions(loaded, rows)[1])
 
 
-def _rank(subject: _Subject) -> LogProbRank:
-    """The figures of `fullrank analyze rank`."""
-    return rank(subject.loaded, subject.text)
-
-
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
@@ -283,35 +280,34 @@ def _longest(model: LoadedModel, text: Text) -> int:
     return min(length, model.max_length or length)
 
 
+@examines(
+    "context",
+    "Context",
+    "the length of its context",
+    f"A bottleneck where the last step lowers the nll by more than {_USEFUL:g} nats per token, with its whole 95 % interval "
+    "over texts; perhaps where the interval includes less.",
+)
 def _memory(subject: _Subject) -> Finding:
-    title, short = "Context", "the length of its context"
     if subject.masked:
-        return Finding("context", title, short, "not measured", ["The model reads a text from both sides."])
+        raise InputError("The model reads a text from both sides")
     longest = _longest(subject.loaded, subject.text)
     scored = max(longest // 8, 1)
     rows = list(itertools.chain.from_iterable(batch.split(1) for batch in subject.text.with_length(longest).segments()))
     rows = [row for row in rows if row.shape[1] == longest][:_CONTEXTS]
     if len(rows) < 2:
-        lacks = f"The text has fewer than two segments of {longest:,} tokens."
-        return Finding("context", title, short, "not measured", [lacks])
+        raise InputError(f"The text has fewer than two segments of {longest:,} tokens")
     use = context_use(subject.loaded, rows, scored=scored, opening=subject.text.bos_id is not None)
-    lengths, gain, interval, reach = [*use.nll], use.last_gain, use.interval, use.reach(_USEFUL)
+    lengths = [*use.nll]
+    gain, interval, reach = use.last_gain, use.interval, use.reach(_USEFUL)
     verdict: Verdict = "no bottleneck"
     if gain > _USEFUL:
         verdict = "bottleneck" if interval is not None and interval.low > _USEFUL else "perhaps"
     words = [
-        f"The same {scored:,} tokens of {len(rows)} texts have perplexity "
-        + ", ".join(f"{perplexity:,.1f} after {n:,}" for n, perplexity in use.perplexity.items())
-        + " tokens of context.",
         f"{reach:,} tokens of context are enough: more lowers the nll by less than {_USEFUL:g} nats per token.",
     ]
     if len(lengths) > 1:
         sure = "" if interval is None else f" (95 % from {interval.low:+.4f} to {interval.high:+.4f})"
         words.append(f"The step from {lengths[-2]:,} to {lengths[-1]:,} tokens lowers it by {gain:+.4f}{sure}.")
-    rule = (
-        f"A bottleneck where the last step lowers the nll by more than {_USEFUL:g} nats per token, with its whole 95 % "
-        "interval over texts; perhaps where the interval includes less."
-    )
     records = record_curve("perplexity", "tokens of context", use.perplexity.items())
     note = f"The last {scored:,} tokens of {len(rows)} texts, read with so many tokens before them."
     plot = Lines("tokens of context", series=(), title="Perplexity by context", subtitle=note)
@@ -323,7 +319,7 @@ def _memory(subject: _Subject) -> Finding:
         "scored": scored,
         "texts": len(rows),
     }
-    return Finding("context", title, short, verdict, words, figures, rule, advice, records, plots=plots)
+    return Finding(verdict, words, figures, advice, records, plots=plots)
 
 
 def _longer(subject: _Subject, longest: int) -> list[str]:
@@ -340,29 +336,27 @@ def _longer(subject: _Subject, longest: int) -> list[str]:
 # -- redundant heads ---------------------------------------------------------------------------------------------------
 
 
+@examines(
+    "heads",
+    "Redundant heads",
+    "heads that it does not need",
+    "A bottleneck where more than half of the heads can be taken out; perhaps where more than a quarter can.",
+)
 def _heads(subject: _Subject) -> Finding:
-    title, short = "Redundant heads", "heads that it does not need"
     loaded = subject.loaded
-    try:
-        rows = torch.cat(subject.text.rows(TEXTS))
-        read = heads(loaded, rows)
-    except InputError as error:
-        return Finding("heads", title, short, "not measured", [f"{error}."])
+    rows = torch.cat(subject.text.rows(TEXTS))
+    read = heads(loaded, rows)
     changes = np.concatenate([layer.change for layer in read.layers]) / read.perplexity
     idle = int((changes < _IDLE).sum())
     alike = [layer.redundancy for layer in read.layers if layer.redundancy is not None]
     share = idle / len(changes)
-    verdict: Verdict = "bottleneck" if share > 1 / 2 else "perhaps" if share > 1 / 4 else "no bottleneck"
+    verdict = _judge(share, 1 / 2, 1 / 4)
     words = [
         f"{idle} of {len(changes)} heads can be taken out, one at a time, for less than {100 * _IDLE:g} % of perplexity "
-        f"({len(rows)} texts, {read.objective}).",
-        *(
-            [f"Two heads of a layer have outputs that are alike by {np.mean(alike):.2f} (linear CKA, mean)."]
-            if alike
-            else []
-        ),
+        f"({len(rows)} texts, {read.objective})."
     ]
-    rule = "A bottleneck where more than half of the heads can be taken out; perhaps where more than a quarter can."
+    if alike:
+        words.append(f"Two heads of a layer have outputs that are alike by {np.mean(alike):.2f} (linear CKA, mean).")
     advice = []
     if verdict != "no bottleneck":
         advice = subject.trained_with("model.attention.cross_head=0.1") + subject.injected(cross_head=0.1)
@@ -371,7 +365,7 @@ def _heads(subject: _Subject) -> Finding:
         if most and _can_be_pruned(subject):
             text = "" if loaded.source == "run" else f" --text {subject.text.name}"
             advice.append(f"fullrank analyze heads {subject.given}{text} --prune {most} --out pruned")
-    records = list[Record]()
+    records: list[Record] = []
     for index, layer in enumerate(read.layers):
         points = enumerate(100 * np.sort(layer.change / read.perplexity), start=1)
         records += record_curve("percent", "heads", points, layer=index)
@@ -381,7 +375,7 @@ def _heads(subject: _Subject) -> Finding:
         "change": [layer.change.tolist() for layer in read.layers], "perplexity": read.perplexity, "idle": idle,
         "similarity": [layer.redundancy for layer in read.layers],
     }  # fmt: skip
-    return Finding("heads", title, short, verdict, words, figures, rule, advice, records, plots=(plot,))
+    return Finding(verdict, words, figures, advice, records, plots=(plot,))
 
 
 def _can_be_pruned(subject: _Subject) -> bool:
@@ -397,16 +391,22 @@ def _can_be_pruned(subject: _Subject) -> bool:
 # -- parameters --------------------------------------------------------------------------------------------------------
 
 
+@examines(
+    "parameters",
+    "Parameters",
+    "parameters that stand in the wrong place",
+    f"A bottleneck where the vocabulary takes more than {100 * _VOCABULARY:.0f} % of all parameters; perhaps where "
+    f"attention takes more than {100 * _ATTENTION:.0f} %.",
+)
 def _parameters(subject: _Subject) -> Finding:
-    title, short = "Parameters", "parameters that stand in the wrong place"
     parts = _parts(subject)
     total = sum(parts.values())
     shares = {part: size / total for part, size in parts.items()}
-    name, largest = max(shares.items(), key=lambda item: item[1])
     vocabulary = sum(shares.get(part, 0.0) for part in ("embedding", "output", "vocabulary"))
     attention = shares.get("attention", 0.0)
-    advice = list[str]()
+    advice: list[str] = []
     verdict: Verdict = "no bottleneck"
+    short = ""
     if vocabulary > _VOCABULARY:
         verdict, short = "bottleneck", "the size of its vocabulary layers"
         advice = subject.trained_with("model.output.tied=true") + _adaptive(subject)
@@ -414,23 +414,16 @@ def _parameters(subject: _Subject) -> Finding:
         verdict, short = "perhaps", "the parameters of its attention"
         advice = subject.trained_with("model.attention.kind=multilinear")
     words = [
-        f"Of {total:,} parameters {100 * largest:.0f} % are {name.replace('_', ' ')}; attention has {100 * attention:.0f} %, "
-        f"the vocabulary's layers {100 * vocabulary:.0f} %.",
+        f"Of {total:,} parameters attention has {100 * attention:.0f} %, the vocabulary's layers {100 * vocabulary:.0f} %."
     ]
-    rule = (
-        f"A bottleneck where the vocabulary takes more than {100 * _VOCABULARY:.0f} % of all parameters; perhaps where "
-        f"attention takes more than {100 * _ATTENTION:.0f} %."
-    )
-    records = list[Record]()
+    records: list[Record] = []
     for part, size in parts.items():
         if size:
             labels = {"part": part.replace("_", " ")}
             records += [Record(labels, "parameters", size), Record(labels, "share", shares[part])]
     columns = (Column("parameters", format=",d"), Column("share", format=".1%"))
-    return Finding(
-        "parameters", title, short, verdict, words, {"parts": parts, "total": total}, rule, advice, records,
-        tables=(Table("part", columns, "Parameters by part"),),
-    )  # fmt: skip
+    table = Table("part", columns, "Parameters by part")
+    return Finding(verdict, words, {"parts": parts, "total": total}, advice, records, tables=(table,), short=short)
 
 
 def _parts(subject: _Subject) -> dict[str, int]:

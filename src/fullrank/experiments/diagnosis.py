@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from fullrank.core.errors import InputError
 from fullrank.records import Plot, Record, Table
 from fullrank.render.blocks import Block, Code, Facts, Page, Paragraph, Section
 from fullrank.render.page import build_blocks
@@ -19,40 +21,54 @@ _BADGES = {"bottleneck": "bad", "perhaps": "open", "no bottleneck": "good", "not
 class Finding:
     """One possible bottleneck.
 
-    name: the key in JSON. title: on the page. short: a noun phrase for the summary. words: sentences with the
-    figures. figures: for JSON. rule: when the verdict is which. advice: what to try, as commands or lines of Python.
-    records, tables, plots: what the page shows.
+    words: sentences with the figures. figures: for JSON. advice: what to try, as commands or lines of Python.
+    records, tables, plots: what the page shows. short: a noun phrase for the headline. name: the key in JSON.
+    title: on the page. rule: when the verdict is which.
     """
 
-    name: str
-    title: str
-    short: str
     verdict: Verdict
     words: Sequence[str]
     figures: Mapping[str, Any] = field(default_factory=dict)
-    rule: str = ""
     advice: Sequence[str] = ()
     records: Sequence[Record] = ()
     tables: tuple[Table, ...] = ()
     plots: tuple[Plot, ...] = ()
+    short: str = ""
+    name: str = ""
+    title: str = ""
+    rule: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON of a finding."""
-        return {
-            "verdict": self.verdict,
-            "words": [*self.words],
-            "rule": self.rule,
-            "figures": {**self.figures},
-            "advice": [*self.advice],
-        }
+        return {key: getattr(self, key) for key in ("verdict", "words", "rule", "figures", "advice")}
 
     def build_section(self) -> Section:
         """The section of a page."""
         blocks: list[Block] = [Paragraph(sentence) for sentence in self.words]
-        blocks += [Paragraph(self.rule, "note")] if self.rule else []
+        blocks.append(Paragraph(self.rule, "note"))
         blocks += build_blocks(self.tables, self.plots, list(self.records))
         blocks += [Code(line, "" if index else "What to try") for index, line in enumerate(self.advice)]
         return Section(self.title, blocks, self.name, self.verdict, _BADGES[self.verdict])
+
+
+Examine = Callable[[Any], Finding]
+
+
+def examines(name: str, title: str, short: str, rule: str) -> Callable[[Examine], Examine]:
+    """Make a function the examination of one bottleneck: where it raises InputError, nothing was measured."""
+
+    def decorate(function: Examine) -> Examine:
+        @functools.wraps(function)
+        def examine(subject: Any) -> Finding:
+            try:
+                finding = function(subject)
+            except InputError as error:
+                finding = Finding("not measured", [f"{error}."])
+            return replace(finding, name=name, title=title, short=finding.short or short, rule=rule)
+
+        return examine
+
+    return decorate
 
 
 @dataclass(frozen=True)
