@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shlex
 import textwrap
@@ -176,16 +177,15 @@ def _build_rows(content: Report) -> Iterator[Block]:
 
 
 def _declare_dots(compared: Comparison) -> Iterator[Dots]:
-    """A plot of the seeds of each group with several rows: of every score of fine-tuning, else of the first split."""
+    """A plot of the seeds of each group with several rows, of the split by which they are judged."""
     subtitle = "A dot is one run, the bar their mean. The axis does not start at zero."
     for group in compared.groups:
         if len(group.rows) > 1 and not group.is_marked:
-            part = {"part": group.part} if group.part else {}
-            for split in group.splits if group.runs[0].finetunes else group.splits[:1]:
-                for measure in group.measures:
-                    where = {**part, "split": split, "checkpoint": "final"}
-                    title = f"{group.part} {name_split(split)} {measure.words}".strip()
-                    yield Dots("row", measure.key, where, title, subtitle)
+            where = {"split": group.split, "checkpoint": "final"}
+            where |= {"part": group.part} if group.part else {}
+            for measure in group.measures:
+                title = f"{group.part} {name_split(group.split)} {measure.words}".strip()
+                yield Dots("row", measure.key, where, title, subtitle)
 
 
 def _compare_values(
@@ -263,18 +263,16 @@ def _build_samples(content: Report) -> Iterator[Block]:
 
 
 def _find_sentences(group: Group) -> Iterator[tuple[str, str]]:
+    """The first references, each with its translations; a row that has kept none is left out."""
     translations = {}
     for row in group.rows:
-        try:
+        with contextlib.suppress(InputError):
             translations[row.name] = read_translations(row.first.folder, group.split)
-        except InputError:
-            continue
-    references = next((references for _, references in translations.values()), [])
-    for index, reference in enumerate(references[:_SENTENCES]):
-        yield "Reference", reference
-        for name, (hypotheses, row_references) in translations.items():
-            if row_references == references:
-                yield name, hypotheses[index]
+    shortest = min((len(references) for _, references in translations.values()), default=0)
+    for index in range(min(_SENTENCES, shortest)):
+        references = dict.fromkeys(references[index] for _, references in translations.values())
+        yield from (("Reference", reference) for reference in references)
+        yield from ((name, hypotheses[index]) for name, (hypotheses, _) in translations.items())
 
 
 # -- parameters, configuration, environment, commands ------------------------------------------------------------------

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fullrank.comparison.compare import Group
 from fullrank.comparison.measures import FURTHER, Measure, choose_decimals
 from fullrank.comparison.resampled import DIFFERENCE
-from fullrank.comparison.runs import Run
 from fullrank.comparison.words import describe_protocol, name_split
 from fullrank.core.config import NOT_NEXT_TOKEN
 from fullrank.records import Column, Record, Table
@@ -42,21 +41,10 @@ def drop_labels(records: Iterable[Record], *names: str) -> list[Record]:
 
 
 def _name_group(group: Group, has_title: bool) -> str:
-    first = group.runs[0]
-    title = _describe_examples(first) if first.finetunes else group.part or first.label
+    title = group.part or group.runs[0].label
     if group.is_marked:
         return f"{title}: {NOT_NEXT_TOKEN}".removeprefix(": ")
-    return title if has_title or first.finetunes else ""
-
-
-def _describe_examples(run: Run) -> str:
-    """`glue/cola, Corpus of Linguistic Acceptability: train 2,000 examples (slice), dev 1,043 examples`."""
-    counts = []
-    for split, count in run.get_mapping("examples").items():
-        part = " (slice)" if run.get(f"slice.{split}") else ""
-        counts.append(f"{split} {count:,} examples{part}")
-    names = dict.fromkeys([run.task, run.get("title") or run.task])
-    return f"{', '.join(names)}: {', '.join(counts)}"
+    return title if has_title else ""
 
 
 def _find_unigrams(group: Group) -> Iterator[Record]:
