@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from fullrank.config.load import build_any, flatten, read_yaml
 from fullrank.core.errors import ConfigError, InputError
-from fullrank.core.section import CountOrZero, read_value
 from fullrank.files import digest, parse_json, plain_size, read_json, sha256_of
 
 FORMAT = 1
@@ -32,42 +31,6 @@ LINKS = ("last", "best", "previous")  # in the folder `checkpoints`
 
 class DamagedError(Exception):
     """A checkpoint that cannot be trusted; the text says why."""
-
-
-class Seal(TypedDict):
-    """Size and checksum of a file."""
-
-    bytes: int
-    sha256: str
-
-
-class RunSeal(TypedDict):
-    """The run around a checkpoint: its configuration, the part of run.json about data, and its vocabulary files."""
-
-    config: dict[str, Any]
-    identity: dict[str, Any]
-    files: dict[str, Seal]
-
-
-class _State(TypedDict):
-    """The plain values of a training that every reader uses; `training.state` reads the others."""
-
-    step: CountOrZero
-    best_step: NotRequired[CountOrZero | None]
-    metrics_bytes: NotRequired[CountOrZero]
-    metrics_sha256: NotRequired[str]
-
-
-class _Content(TypedDict):
-    format: int
-    files: dict[str, Seal]
-    run: dict[str, Any]  # RunSeal; empty where a model was trained outside of a run folder
-    state: _State
-
-
-class _Document(TypedDict):
-    sha256: str
-    content: dict[str, Any]
 
 
 class Identity(TypedDict):
@@ -88,7 +51,11 @@ class Identity(TypedDict):
 
 
 class Record(NamedTuple):
-    """The content of checkpoint.json; `run` is empty where a model was trained outside of a run folder."""
+    """The content of checkpoint.json.
+
+    files: size and sha256 of each file. run: configuration, the part of run.json about data, and vocabulary files; empty where
+    a model was trained outside of a run folder. state: the plain values of the training.
+    """
 
     files: dict[str, Any]
     run: dict[str, Any]
@@ -128,17 +95,15 @@ def write_record(
 def read_record(folder: Path) -> Record:
     """The record of the checkpoint in `folder`. DamagedError if it is not whole."""
     try:
-        document = read_json(folder / PLAIN, _Document)
+        document = read_json(folder / PLAIN)
         content = document["content"]
-        if document["sha256"] != digest(content):
-            raise DamagedError(f"{PLAIN} does not match its checksum")
-        if content.get("format") != FORMAT:
-            raise DamagedError(f"{PLAIN} is of format {content.get('format')}, this version reads {FORMAT}")
-        content = read_value(_Content, content, "content")
-        if content["run"]:
-            content["run"] = read_value(RunSeal, content["run"], "content.run")
-    except InputError as error:
+        is_whole = document["sha256"] == digest(content)
+    except (InputError, KeyError) as error:
         raise DamagedError(f"{PLAIN}: {str(error).removeprefix(f'{folder / PLAIN}: ')}") from error
+    if not is_whole:
+        raise DamagedError(f"{PLAIN} does not match its checksum")
+    if content["format"] != FORMAT:
+        raise DamagedError(f"{PLAIN} is of format {content['format']}, this version reads {FORMAT}")
     return Record(content["files"], content["run"], content["state"])
 
 
