@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import multiprocessing
@@ -334,30 +333,14 @@ def test_a_score_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
         train(tmp_path, steps=5, evaluate=lambda model: EvaluationResult(1.0, 1, {"bleu": math.nan}))
 
 
-def without_the_metric(checkpoint: Path) -> None:
-    """Make it one of the versions that knew no metric."""
-    file = checkpoint / "checkpoint.json"
-    content = json.loads(file.read_text())["content"]
-    assert {content["state"].pop("metric"), content["state"].pop("best_metric")} == {
-        "loss",
-        content["state"]["best_nll"],
-    }
-    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    file.write_text(json.dumps({"sha256": digest, "content": content}))
-
-
-@pytest.mark.parametrize("old", [False, True])
-def test_a_stopped_run_keeps_its_best(old: bool, tmp_path: Path) -> None:
-    """The best evaluation lies before the stop: none after it may take its place. Checkpoints of earlier versions, too."""
+def test_a_stopped_run_keeps_its_best(tmp_path: Path) -> None:
+    """The best evaluation lies before the stop: none after it may take its place."""
     curve = [3.0, 1.0, 2.0, 2.5, 1.5]
     options: dict[str, Any] = {"steps": 25, "batches": Even(), "patience": 4}
     options["evaluate"] = following(curve, curve)
     train(tmp_path / "whole", **options)
     with pytest.raises(Death):
         train(tmp_path / "killed", **options, objective=at_call(18, die))
-    if old:
-        for link in ("last", "best"):
-            without_the_metric((tmp_path / "killed" / "checkpoints" / link).resolve())
     _, result = train(tmp_path / "killed", **options)
     assert (result.resumed_from, result.best_step, result.best_nll, result.best_metric) == (15, 10, 1.0, 1.0)
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")

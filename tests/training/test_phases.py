@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import random
 from collections.abc import Mapping
@@ -413,30 +412,6 @@ def test_other_phases_are_refused_and_longer_ones_are_not(tmp_path: Path) -> Non
     positions = Positions()
     _, result = train(tmp_path / "a", phases=[phase("a", steps=4), phase("b", steps=7)], objective=positions)
     assert (result.resumed_from, result.steps, positions.phases()) == (8, 11, "bbb")
-
-
-BEFORE_PHASES = {
-    *("step", "tokens", "best_step", "best_nll", "since_best", "stopped_early", "finished", "seconds", "timed_seconds"),
-    *("timed_steps", "timed_tokens", "peak_memory_mib", "metrics_bytes", "batches_per_epoch", "window_tokens"),
-    *("optimizer", "schedule", "average"),
-}
-
-
-def test_a_checkpoint_written_before_there_were_phases_goes_on(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"steps": 24, "save_every_steps": 5, "averaging": "ema"}
-    train(tmp_path / "whole", **options)
-    with pytest.raises(Death):
-        train(tmp_path / "old", **options, objective=at_call(14, die))
-    path = tmp_path / "old" / "checkpoints" / "last" / "checkpoint.json"
-    content = json.loads(path.read_text())["content"]
-    assert set(content["state"]) > BEFORE_PHASES
-    content["state"] = {key: content["state"][key] for key in BEFORE_PHASES}
-    seal = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    path.write_text(json.dumps({"content": content, "sha256": seal}))
-    recorder = Recorder()
-    _, result = train(tmp_path / "old", **options, observers=[recorder])
-    assert (result.resumed_from, recorder.notices) == (10, [])
-    assert outcome(tmp_path / "old") == outcome(tmp_path / "whole")
 
 
 def test_observers_know_the_phase(tmp_path: Path) -> None:

@@ -66,12 +66,10 @@ class Counters:
     timed_by_phase: dict[str, TimedSteps] = field(default_factory=dict)
     peak_memory_mib: float = 0.0
     metrics_bytes: int = 0
-    metrics_sha256: str = ""  # of these bytes; empty in a checkpoint of an earlier version
+    metrics_sha256: str = ""  # of these bytes
     batches_per_epoch: int = 0
-    total_steps: int = 0  # planned; 0 in a checkpoint of an earlier version
-    engines: list[str] = field(
-        default_factory=list
-    )  # kernels that computed attention in updates; of an earlier version none
+    total_steps: int = 0  # planned
+    engines: list[str] = field(default_factory=list)  # kernels that computed attention in updates
 
     def note_evaluation(self, nll: float, value: float) -> bool:
         """Record an evaluation after this step, `value` of `metric`; True if it is the best so far."""
@@ -356,8 +354,6 @@ class TrainingState:
             counters, state = (read_value(kind, snapshot.state, "state") for kind in (Counters, SavedState))
         except ConfigError as error:
             raise InputError(f"{path}: damaged ({one_line(error)}); start again with --out") from error
-        if counters.metric == "loss":  # the only one that earlier versions had
-            counters.best_metric = counters.best_nll
         if counters.metric != self.counters.metric:
             raise InputError(
                 f"{path} was made with eval.metric: {counters.metric}, now it is {self.counters.metric}; set it back or start "
