@@ -15,6 +15,7 @@ from fullrank.experiments.check import shrunk
 KEPT = ("position", "norm", "hidden_act", "initializer", "dropout", "scale_embedding", "same_length", "final_norm")
 
 
+@pytest.mark.full
 def test_every_recipe() -> None:
     seen = set()
     for name in shipped():

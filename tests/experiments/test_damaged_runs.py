@@ -277,7 +277,7 @@ def test_evaluation_writes_nothing_into_a_run(run: Path) -> None:
         path.chmod(0o755)
 
 
-@pytest.mark.parametrize("cached", ["stranger", "here/cache/stranger"])
+@pytest.mark.parametrize("cached", ["stranger", pytest.param("here/cache/stranger", marks=pytest.mark.full)])
 def test_a_reader_writes_nothing_into_the_cache_that_a_run_names(
     run: Path, cached: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -347,7 +347,7 @@ def test_configuration_nobody_would_write(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["null", "[]", "7", "[" * 100_000, '{"text": 5}', '{"recipe": 1}', ""])
-@pytest.mark.parametrize("sealed", [True, False])
+@pytest.mark.parametrize("sealed", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_run_record_nobody_would_write(content: str, sealed: bool, run: Path) -> None:
     (run / "run.json").write_text(content, encoding="utf-8")
     if not sealed:
@@ -479,7 +479,7 @@ def check_campaign(counts: dict[str, int]) -> None:
 
 
 def test_some_changed_files_end_in_a_message_or_in_the_same_figure(pristine: Path) -> None:
-    check_campaign(campaign(pristine, 40, seed=1))
+    check_campaign(campaign(pristine, 12, seed=1))
 
 
 @pytest.mark.full

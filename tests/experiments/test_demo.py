@@ -57,6 +57,7 @@ def test_demo_trains_rows_on_equal_terms(
     monkeypatch.setattr(demo, "RECIPE", str(tmp_path / "small.yaml"))
     monkeypatch.setattr(demo, "measure_speed", functools.partial(demo.measure_speed, spend=0.05))
     monkeypatch.setattr(demo, "_PATIENCE", 10_000)  # the machine of a test may be busy
+    monkeypatch.setattr(demo, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": here}))
     monkeypatch.setenv("COLUMNS", "110")
     demo.run_demo(0.01, out, 1)
     results = [json.loads((out / row / "result.json").read_text(encoding="utf-8")) for row in rows]
@@ -71,7 +72,6 @@ def test_demo_trains_rows_on_equal_terms(
 
     before = (out / "plain" / "metrics.jsonl").read_bytes()
     (out / "b" / "result.json").unlink()  # as if it had been stopped before its last evaluation
-    monkeypatch.setattr(demo, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": here}))
     content = demo.run_demo(0.01, out, 1, aside=True)
     captured = capsys.readouterr()
     assert content["report"] == str(out / "report.html")

@@ -182,7 +182,11 @@ def test_streams_side_by_side_become_one() -> None:
 
 
 @pytest.mark.parametrize("protocol", [blocks(50), windows(30, 4), remembering(40, 5)], ids=PROTOCOLS)
-@pytest.mark.parametrize("output", [{}, {"kind": "adaptive", "cutoffs": [4, 9]}], ids=["softmax", "adaptive"])
+@pytest.mark.parametrize(
+    "output",
+    [{}, pytest.param({"kind": "adaptive", "cutoffs": [4, 9]}, marks=pytest.mark.full)],
+    ids=["softmax", "adaptive"],
+)
 def test_a_temperature_is_measured_and_the_best_is_found(protocol: EvaluationProtocol, output: dict[str, Any]) -> None:
     """On a text that the model wrote at temperature 0.7. The nll of softmaxes is convex in 1 / T: neighbours tell the best."""
     model = build(**(RELATIVE if protocol.memory_length else {}), output=fr.OutputConfig(**output))

@@ -62,8 +62,8 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     ("wish", "states"),
     [
         ({"tokens": "character"}, {"segment_length": 128, "order": "shuffled"}),
-        ({"tokens": "byte"}, {"segment_length": 128}),
-        ({"tokens": "word"}, {"segment_length": 64}),
+        pytest.param({"tokens": "byte"}, {"segment_length": 128}, marks=pytest.mark.full),
+        pytest.param({"tokens": "word"}, {"segment_length": 64}, marks=pytest.mark.full),
         ({"tokens": "bpe"}, {"segment_length": 64}),
         ({"memory": True}, {"order": "contiguous"}),
         ({"task": "translation", "languages": ("de", "en")}, {"label_smoothing": 0.1}),
@@ -142,6 +142,7 @@ def test_a_large_vocabulary_has_clusters(tmp_path: Path, slow: list[int]) -> Non
     assert (config.data.min_count, config.data.max_vocabulary) == (2, 10_000)
 
 
+@pytest.mark.full
 def test_the_time_is_measured(book: str, tmp_path: Path) -> None:
     """Without a stated speed: the file trains, and its training takes about the seconds that it says."""
     config = write_configuration(Request([book], minutes=0.05, size="tiny"), tmp_path / "my.yaml", say=silent)

@@ -33,7 +33,12 @@ def kill_when(folder: Path, lines: int, *words: object) -> None:
     assert not (folder / "result.json").exists()
 
 
-@pytest.mark.parametrize("name", [MEMORY, "masked", "translation", "fine-tuning", "muon", "muon, averaging"])
+EVERYDAY = [MEMORY, "translation", "fine-tuning", "muon, averaging"]
+
+
+@pytest.mark.parametrize(
+    "name", [*EVERYDAY, *(pytest.param(name, marks=pytest.mark.full) for name in ("masked", "muon"))]
+)
 def test_a_killed_run_ends_as_one_never_killed(name: str, tmp_path: Path) -> None:
     if name == "fine-tuning":
         pytest.importorskip("transformers")
@@ -47,6 +52,7 @@ def test_a_killed_run_ends_as_one_never_killed(name: str, tmp_path: Path) -> Non
     assert outcome(killed) == outcome(tmp_path / "whole")
 
 
+@pytest.mark.full
 def test_a_killed_distillation_ends_as_one_never_killed(tmp_path: Path) -> None:
     """Both have a memory, which the next batch needs."""
     file, teacher = KINDS[MEMORY].write(tmp_path), tmp_path / "teacher"

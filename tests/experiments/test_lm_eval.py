@@ -36,6 +36,8 @@ RUNS = {
     "bpe": ["data.tokens=bpe", "data.max_vocabulary=290", "model.position=learned", "model.max_position_embeddings=20"],
 }
 
+each_kind = pytest.mark.parametrize("name", ["word", "byte", pytest.param("bpe", marks=pytest.mark.full)])
+
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
@@ -82,7 +84,7 @@ def loop(folder: Path, context: str, continuation: str, segment: int) -> tuple[f
     return log_prob, greedy
 
 
-@pytest.mark.parametrize("name", RUNS)
+@each_kind
 def test_loglikelihood_equals_a_loop_over_tokens(runs: dict[str, Path], name: str) -> None:
     long = "the cats sleep in the morning\nthe dogs bark in the evening\nthe birds"
     pairs = [
@@ -130,13 +132,13 @@ def test_probabilities_follow_the_chain_rule(runs: dict[str, Path], name: str) -
 # -- perplexity -------------------------------------------------------------------------------------------------------
 
 
-PROTOCOLS: list[tuple[str, dict[str, Any]]] = [
+PROTOCOLS: list[Any] = [
     ("word", {"context": 5, "stride": 3}),
     ("byte", {}),
-    ("byte", {"streams": 4}),
+    pytest.param("byte", {"streams": 4}, marks=pytest.mark.full),
     ("byte", {"memory_length": 11, "segment_length": 4, "same_length": True, "clamp_length": 7}),
-    ("byte", {"memory_length": 0}),
-    ("bpe", {"segment_length": 20}),
+    pytest.param("byte", {"memory_length": 0}, marks=pytest.mark.full),
+    pytest.param("bpe", {"segment_length": 20}, marks=pytest.mark.full),
 ]
 
 
@@ -170,6 +172,7 @@ metric_list: [{metric: bits_per_byte}]
 """
 
 
+@pytest.mark.full
 def test_lm_eval_says_what_fullrank_eval_says(
     runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,6 +197,7 @@ def test_lm_eval_says_what_fullrank_eval_says(
     assert figures["bits_per_byte,none"] == pytest.approx(as_eval(runs["byte"], {})["bits_per_byte"], rel=1e-6)
 
 
+@pytest.mark.full
 def test_words_as_lm_eval_counts_them(runs: dict[str, Path]) -> None:
     """lm-eval's own count leaves line ends out: the exponent between its figure and ours is the ratio of the counts."""
     from lm_eval.api.task import PerplexityTask
@@ -220,7 +224,7 @@ def test_documents_do_not_see_each_other(runs: dict[str, Path]) -> None:
 # -- writing ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", RUNS)
+@each_kind
 def test_greedy_texts_are_those_of_fullrank_generate(runs: dict[str, Path], name: str) -> None:
     """Prompts of different lengths side by side, each short enough to be one segment."""
     prompts = ["the", "in the", "the cat", "", "dog"]
@@ -234,7 +238,7 @@ def test_greedy_texts_are_those_of_fullrank_generate(runs: dict[str, Path], name
         assert tokenizer.decode(tokenizer.encode(prompt)) + text == whole
 
 
-@pytest.mark.parametrize("name", RUNS)
+@each_kind
 def test_a_text_ends_before_its_first_stop_string(runs: dict[str, Path], name: str) -> None:
     lm = model_of(runs[name])
     (free,) = lm.generate_until(asked(("the dogs", {"max_gen_toks": 12})), disable_tqdm=True)

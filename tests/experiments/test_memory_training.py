@@ -68,12 +68,12 @@ def trained(folder: Path, raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[
 @pytest.fixture(scope="module")
 def plain(text: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list[dict[str, Any]], bytes]:
     """Training without phases."""
-    return trained(tmp_path_factory.mktemp("plain") / "run", configuration(text, steps=60))
+    return trained(tmp_path_factory.mktemp("plain") / "run", configuration(text, steps=20))
 
 
 def test_skip_retain_with_every_layer_kept_is_ordinary_training(plain: Any, text: Path, tmp_path: Path) -> None:
-    never = [{"name": "skip_retain", "skip": "uniform", "p": 0.0, "steps": 25}, {"name": "vanilla"}]
-    kept = trained(tmp_path / "kept", configuration(text, steps=60, phases=never))
+    never = [{"name": "skip_retain", "skip": "uniform", "p": 0.0, "steps": 9}, {"name": "vanilla"}]
+    kept = trained(tmp_path / "kept", configuration(text, steps=20, phases=never))
     assert plain[2] == kept[2], "weights differ"
     valid = [[line["nll"] for line in run[1] if line["split"] == "valid"] for run in (plain, kept)]
     assert valid[0] == valid[1]
@@ -159,7 +159,7 @@ def test_positions_that_end_are_refused_before_training(text: Path, tmp_path: Pa
 @pytest.fixture(scope="module")
 def teacher(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("teacher") / "elder"
-    trained(folder, configuration(text, steps=20))
+    trained(folder, configuration(text, steps=3))
     return folder
 
 
@@ -169,7 +169,7 @@ def taught(text: Path, teacher: Path, model: Mapping[str, Any] = MODEL, **option
     )
 
 
-@pytest.mark.parametrize("memory", [8, 0], ids=["memory", "context"])
+@pytest.mark.parametrize("memory", [8, pytest.param(0, marks=pytest.mark.full)], ids=["memory", "context"])
 def test_the_loss_has_a_share_of_the_teachers_cross_entropy(
     memory: int, text: Path, teacher: Path, tmp_path: Path
 ) -> None:
@@ -249,6 +249,6 @@ def test_a_run_goes_on_with_the_teacher_that_it_began_with(text: Path, teacher: 
     trained(tmp_path / "run", taught(text, elder))
     (tmp_path / "run" / "result.json").unlink()
     shutil.rmtree(elder)
-    trained(elder, configuration(text, steps=20, seed=2))
+    trained(elder, configuration(text, steps=2, seed=2))
     with pytest.raises(InputError, match="elder was changed after this training began"):
         resume(tmp_path / "run", quiet=True, say=lambda _: None)

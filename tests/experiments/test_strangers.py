@@ -118,7 +118,9 @@ def test_damaged_descriptions_are_named(place: Path, file: str, content: str) ->
 
 
 @pytest.mark.parametrize("content", [*DAMAGED[:6], *ODD_CONFIGURATIONS], ids=lambda content: content[:30])
-@pytest.mark.parametrize("words", [["check"], ["export"], ["analyze", "rank"]])
+@pytest.mark.parametrize(
+    "words", [["check"], *(pytest.param(words, marks=pytest.mark.full) for words in (["export"], ["analyze", "rank"]))]
+)
 def test_damaged_configurations_are_one_message(
     place: Path, content: str, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -265,6 +265,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory, own_stages: None) -> tupl
 IDS = torch.tensor([[2, 5, 3, 7, 4, 2], [6, 6, 2, 3, 7, 5]])
 
 
+@pytest.mark.full
 def test_a_process_without_the_package_computes_the_same(exported: tuple[Path, dict[str, Any]]) -> None:
     """All kinds; language models also write, and what was saved there is read again."""
     work, models = exported

@@ -32,6 +32,7 @@ def run(line: str) -> None:
     assert not stopped.value.code, line
 
 
+@pytest.mark.full
 def test_the_blocks_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))

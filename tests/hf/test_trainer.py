@@ -58,7 +58,7 @@ def test_resuming_is_bitwise_equal(tmp_path: Path) -> None:
     assert any(not torch.equal(tensor, start[name]) for name, tensor in whole.model.state_dict().items())
 
 
-@pytest.mark.parametrize("chunked_loss", [False, True])
+@pytest.mark.parametrize("chunked_loss", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_accumulated_gradients_are_those_of_the_whole_batch(tmp_path: Path, chunked_loss: bool) -> None:
     """Also where the parts of a batch have different numbers of labels."""
     states = []
