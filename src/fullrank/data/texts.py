@@ -16,7 +16,7 @@ from fullrank.config.data import DataConfig
 from fullrank.core.errors import ConfigError, InputError
 from fullrank.data import builtin, prepared
 from fullrank.data.corpora import CorpusInfo, text_corpus
-from fullrank.data.files import Piece, Report, Section, cache_root, note_returns, read_pieces
+from fullrank.data.files import Piece, Report, Section, cache_root, note_returns, open_text, read_pieces
 from fullrank.data.marks import EOS, SOS
 from fullrank.data.parallel import in_processes, progress
 from fullrank.data.prepared import Corpus, Split
@@ -166,7 +166,10 @@ def _build(
 
 def _read(sections: Sequence[Section], settings: Settings, doing: str, key: str, report: Report) -> Iterator[Piece]:
     """The pieces of all sections, one after another, with a progress bar."""
-    total = sum((section.end or section.path.stat().st_size) - section.start for section in sections)
+    total = 0
+    for section in sections:
+        open_text(section.path, key).close()  # what is missing or empty is an error before the first piece
+        total += (section.end or section.path.stat().st_size) - section.start
     with progress(doing, total, report) as advance:
         for section in sections:
             for piece in read_pieces(section, exact=settings.kind == "byte", key=key):
