@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
@@ -107,16 +107,10 @@ def build_command(measurement: Measurement) -> Any:
     own = [p.replace(annotation=_option_type(name, p.annotation)) for name, p in measurement.options.items()]
     run.__signature__ = signature.replace(parameters=[*shared, *own])  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in (*shared, *own)}
+    run.__doc__ = measurement.help
     verbs = typer.Typer(add_completion=False, rich_markup_mode="rich")
-    verb(f"fullrank analyze {measurement.name} runs/mine --json", name=measurement.name, group=verbs)(
-        _with_help(run, measurement.help)
-    )
+    verb(f"fullrank analyze {measurement.name} runs/mine --json", name=measurement.name, group=verbs)(run)
     return get_command(verbs)
-
-
-def _with_help(function: Callable[..., None], text: str) -> Callable[..., None]:
-    function.__doc__ = text
-    return function
 
 
 def _option_type(name: str, annotation: Any) -> Any:

@@ -167,8 +167,8 @@ def prune_heads(name: str, reading: Reading, records: Sequence[Record], amount: 
         )
     chosen = least_important(list(map(np.array, changes.values())), model.attention_layers.groups, count)
     smaller = prune(model.module, chosen)
-    smaller.save_pretrained(folder) if model.source == "Hugging Face" else smaller.save(folder)
-    _save_tokenizer(model, folder)
+    for part in (smaller, model.tokenizer):
+        part.save_pretrained(folder) if model.source == "Hugging Face" else part.save(folder)
     rows = text.rows(reading.texts)
     labels = [{"layer": layer, "head": head} for layer, heads in chosen.items() for head in heads]
     pruned = [Record(one, "pruned", 1) for one in labels]
@@ -185,10 +185,3 @@ def _compare_sizes(model: LoadedModel, modules: Mapping[str, Any], rows: Sequenc
         values = {"parameters": module.num_parameters(), "perplexity": math.exp(nats.mean()), "seconds": seconds}
         for measure, value in values.items():
             yield Record({"model": when}, measure, value)
-
-
-def _save_tokenizer(model: LoadedModel, folder: Path) -> None:
-    if model.source == "Hugging Face":
-        model.tokenizer.save_pretrained(folder)
-    else:
-        model.tokenizer.save(folder)
