@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 import fullrank as fr
 import hugging_face_models as tiny
-from fullrank import checking
 from fullrank.checking import causality, learnt, paths
 from fullrank.cli import main
 from fullrank.core import registry
@@ -46,7 +45,6 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paths, "RARE", ())
     monkeypatch.setattr(learnt, "_STEPS", 5)
     monkeypatch.setattr(causality, "_WORK", 0)
-    monkeypatch.setattr(checking, "_LONG", 600.0)  # a busy machine is no reason to report progress
 
 
 @pytest.fixture

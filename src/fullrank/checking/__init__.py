@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -33,7 +32,6 @@ _SOURCES = {
     "hugging_face": "a model of Hugging Face",
     "module": "a module",
 }
-_LONG = 10.0  # seconds
 _SEGMENTS = 512  # of a text, for the last-position test
 Check = Callable[[Subject], Finding]
 _DEFINITION: dict[str, Check] = {  # of models that are made of our parts, with short texts
@@ -98,20 +96,16 @@ def check(
 
         report = fr.check(model);  report.passes, report.failures, report.layers, report.paths
 
-    model: any module, or function, whose `model(input_ids)` gives logits (B, N, V), first in a tuple or as `.logits`: a
-    `LanguageModel`, a `Translator`, a causal or encoder-decoder model of Hugging Face, or your own. It is left as it is.
-    inputs: example inputs of a model that needs others: by argument, a tuple, or a tensor. sequence: the one of them along
-    which no position may see later ones; by default decoder_input_ids, input_ids, inputs_embeds, or the first. The rest
-    stays fixed.
-    vocab_size: how many token ids it knows, where it does not say it. length: tokens of the texts it is given; by default a
-    prime up to 71 that no size of the model equals, since layers that leak are recognised by the dimension of positions.
+    model: any module, or function, whose `model(input_ids)` gives logits (B, N, V), first in a tuple or as `.logits`; it is
+    left as it is. inputs: example inputs of a model that needs others: by argument, a tuple, or a tensor. sequence: the one
+    of them along which no position may see later ones; by default decoder_input_ids, input_ids, inputs_embeds, or the first.
+    vocab_size: how many token ids it knows, where it does not say it. length: tokens of the texts; by default a prime up to
+    71 that no size of the model equals, since layers that leak are recognised by the dimension of positions.
     step(ids (B, n), cache or None): gives logits and the next cache, for a module with a cache of its own kind.
-    text (S, N + 1) or (T,): token ids of a text it was trained for, for the last-position test; without one, a small model
-    is trained on random tokens (a copy of it). quick: without compiling, training, saving and rare code paths.
-    only: the checks whose names begin so ("future", "rows of a batch", ...); all by default.
-    description, shrunk: for the report. say: is told each verdict (`say=print`); None: where stderr is a terminal, a line
-    there names the check that runs, else one the checks that took long.
-    Checks that do not apply are listed with the reason. Raises InputError for a model that gives no logits.
+    text (S, N + 1) or (T,): token ids of a text it was trained for, for the last-position test; without one, a copy of a small
+    model is trained on random tokens. quick: without compiling, training, saving and rare code paths.
+    only: the checks whose names begin so. description, shrunk: for the report. say: is told each verdict (`say=print`).
+    Raises InputError for a model that gives no logits.
     """
     name = getattr(model, "__name__", type(model).__name__)
     if isinstance(model, Translator) and text is not None:
@@ -151,14 +145,9 @@ def run_checks(checks: Mapping[str, Check], subject: Subject, say: Callable[[str
     for number, (title, run) in enumerate(checks.items(), 1):
         if is_live:
             print(f"\r\x1b[K{number}/{len(checks)} {title}", end="", file=sys.stderr, flush=True)
-        start = time.monotonic()
         finding = replace(run_guarded(run, subject), check=title)
-        seconds = time.monotonic() - start
         if say is not None:
             say(f"{title}: {finding.verdict}")
-        elif seconds > _LONG and not is_live:  # a log shows that something goes on
-            line = f"{number}/{len(checks)} {title}: {finding.verdict}, {seconds:.0f} s"
-            print(line, file=sys.stderr, flush=True)
         yield finding
     if is_live:
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -26,7 +25,7 @@ from fullrank.checking.layers import (
 )
 from fullrank.checking.paths import CACHE, COMPILED, NO_MODES, SCALED, SEEDS, STATIC, CannotRun, CodePath, Run, running
 from fullrank.checking.report import Finding, bounded, inapplicable
-from fullrank.checking.shown import show_gradient, show_leak
+from fullrank.checking.shown import show_leak
 from fullrank.checking.subject import ROWS, Subject
 from fullrank.core.errors import one_line
 
@@ -291,9 +290,9 @@ class Leaves:
     """Outputs of modules that read the ids, cut off: tensors (B, N, E) whose gradients are looked at."""
 
     def __init__(self, ids: Tensor) -> None:
-        self.ids, self.tensors, self.names = ids, list[Tensor](), list[str]()
+        self.ids, self.tensors = ids, list[Tensor]()
 
-    def cut_off(self, name: str, module: nn.Module, args: tuple[Any, ...], out: Any) -> Tensor | None:
+    def cut_off(self, module: nn.Module, args: tuple[Any, ...], out: Any) -> Tensor | None:
         """Make the output of a module that reads the ids a leaf. Parameters are frozen: what depends on a leaf is none."""
         read = args[0] if args else None
         if not isinstance(read, Tensor) or read.dim() != 2 or not isinstance(out, Tensor) or out.requires_grad:
@@ -305,7 +304,6 @@ class Leaves:
             return None
         leaf = (out.transpose(0, 1) if is_turned else out).detach().requires_grad_()
         self.tensors.append(leaf)
-        self.names.append(name)
         return (leaf.transpose(0, 1) if is_turned else leaf).clone()  # some models add to it in place
 
     def largest_gradients(self, values: Tensor, weights: Tensor, cut: int) -> tuple[float, float]:
@@ -335,7 +333,7 @@ def by_gradient(subject: Subject, *, training: bool) -> Finding:
                 parameter.requires_grad_(False)
         for name, module in subject.model.named_modules():
             if name and subject.reads_tokens:
-                stack.callback(module.register_forward_hook(partial(leaves.cut_off, name)).remove)
+                stack.callback(module.register_forward_hook(leaves.cut_off).remove)
         calls = observe(subject.model, lambda: subject.logits(ids))
         if not leaves.tensors:
             return inapplicable("no module was found that turns input_ids into vectors")
@@ -364,5 +362,4 @@ def judge_gradients(subject: Subject, path: CodePath, calls: Calls, leaves: Leav
     value = (logits[:, :worst] * weights[:, :worst]).sum()
     layer = find_layer_by_gradient(calls, leaves.tensors, value, before, whole * limit)
     leaks = f"logits before token {worst} (from 0) depend on embeddings from there on{name_purpose(subject)}"
-    shown = show_gradient(subject, path, worst, leaves.names[0]) if leaves.names else ""
-    return replace(finding, remark=leaks, layers=(layer,), leaks=leaks, reproduction=shown)
+    return replace(finding, remark=leaks, layers=(layer,), leaks=leaks)

@@ -20,7 +20,6 @@ from fullrank.core.config import AttentionConfig, DropoutConfig, ModelConfig, We
 from fullrank.core.errors import InputError
 from fullrank.core.mix import starts_plain
 from fullrank.kernels import NAMES, chosen, kernel
-from fullrank.models import logits_in
 
 
 def rebuild(subject: Subject, config: ModelConfig, *, fresh: bool = False) -> Any:
@@ -289,33 +288,26 @@ def order_share(share: float) -> tuple[bool, float]:
     return math.isnan(share), share
 
 
-class Computed(dict[str, Tensor]):
+def compute_all(subject: Subject, model: Any) -> dict[str, Tensor]:
     """Outputs and gradients of a model by name; the word before ` of ` says what kind it is."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model
-
-    def differentiate(self, scalar: Tensor, name: str) -> None:
-        self.model.zero_grad(set_to_none=True)
-        scalar.backward()
-        for parameter, p in self.model.named_parameters():
-            if p.requires_grad:
-                self[f"gradient of {parameter}: {name}"] = torch.zeros_like(p) if p.grad is None else p.grad.clone()
-
-
-def compute_all(subject: Subject, model: Any) -> Computed:
-    ids, out = subject.ids, Computed(model)
+    ids, out, subject = subject.ids, dict[str, Tensor](), replace(subject, model=model)
     targets = subject.tokens(len(ids), subject.length, 6)
     weights = torch.rand(ids.shape, generator=torch.Generator().manual_seed(4)).to(next(model.parameters()))
+
+    def differentiate(scalar: Tensor, name: str) -> None:
+        model.zero_grad(set_to_none=True)
+        scalar.backward()
+        for parameter, p in model.named_parameters():
+            if p.requires_grad:
+                out[f"gradient of {parameter}: {name}"] = torch.zeros_like(p) if p.grad is None else p.grad.clone()
+
     if not subject.ours:
         with mode(model, training=False):
-            logits = subject.all_logits(ids, model=model)
+            logits = subject.all_logits(ids)
             out["output of logits, evaluation"] = logits.detach()
             nll = -torch.log_softmax(logits, -1).gather(-1, targets[..., None])[..., 0]
-            out.differentiate((nll * weights).sum(), "nll, evaluation")
+            differentiate((nll * weights).sum(), "nll, evaluation")
         return out
-    subject = replace(subject, model=model)
     sides = {"": subject}
     if subject.translates:
         sides |= {f", source padded on the {side}": padded for side, padded in pad_sources(subject).items()}
@@ -325,35 +317,42 @@ def compute_all(subject: Subject, model: Any) -> Computed:
                 with torch.no_grad():
                     out[f"output of logits{side}, {where}"] = one.all_logits(ids)
                     out[f"output of log-probabilities{side}, {where}"] = one.log_prob(ids)
-                    if subject.translates and not subject.sees_future:
-                        decoder = open_decoder(one, model)
-                        twice = torch.arange(len(ids), device=ids.device).repeat_interleave(2)
-                        logits = decoder(ids[twice], cache=decoder.new_cache().reorder(twice)).logits
-                        out[f"output of logits of beams{side}, {where}"] = logits
+                    out |= compute_beams(one, f"{side}, {where}")
                 nll = one.compute("nll", ids, targets).per_token
                 out[f"nll of tokens{side}, {where}"] = nll.detach()
                 if not training:  # without dropout training computes the same; there the loss is differentiated
-                    out.differentiate((nll * weights).sum(), f"nll{side}, {where}")
-            for smoothing in (0.0, 0.1) if training else ():
-                loss = subject.compute("loss", ids, targets, weights, label_smoothing=smoothing)
-                out[f"loss of tokens, label_smoothing {smoothing}, {where}"] = loss.detach()
-                out.differentiate(loss, f"loss, label_smoothing {smoothing}, {where}")
-            if not subject.translates:
-                compute_running(subject, out, targets, where)
+                    differentiate((nll * weights).sum(), f"nll{side}, {where}")
+            with torch.no_grad():
+                out |= compute_padded(subject, where)
+            if training:
+                loss = subject.compute("loss", ids, targets, weights, label_smoothing=0.1)
+                out[f"loss of tokens, {where}"] = loss.detach()
+                differentiate(loss, f"loss, {where}")
+            if subject.kind == "fullrank" and model.config.memory_length:
+                half = subject.length // 2
+                with torch.no_grad():  # keys are kept beside hidden states
+                    memory = model(ids[:, :half]).memory
+                    out[f"output of logits after a memory, {where}"] = model(ids[:, half:], memory).logits
+                memory = model(ids[:, :half]).memory
+                loss = model.loss(ids[:, half:], targets[:, half:], memory=memory)
+                differentiate(loss, f"loss after a memory, {where}")
     return out
 
 
-def compute_running(subject: Subject, out: Computed, targets: Tensor, where: str) -> None:
-    """What models of running text have besides: padding and a memory."""
-    model, ids, half = subject.model, subject.ids, subject.length // 2
-    with torch.no_grad():
-        for side, mask in subject.masks().items():
-            out[f"output of logits, {SIDES[side]}, {where}"] = subject.all_logits(ids, mask)[mask.bool()]
-    if not model.config.memory_length:
-        return
-    with torch.no_grad():
-        memory = model(ids[:, :half]).memory
-        out[f"output of logits after a memory, {where}"] = logits_in(model(ids[:, half:], memory))
-    memory = model(ids[:, :half]).memory
-    loss = model.loss(ids[:, half:], targets[:, half:], memory=memory)
-    out.differentiate(loss, f"loss after a memory, {where}")
+def compute_beams(subject: Subject, where: str) -> dict[str, Tensor]:
+    """Logits of a translation model with two beams a source."""
+    if not subject.translates or subject.sees_future:
+        return {}
+    decoder = open_decoder(subject, subject.model)
+    twice = torch.arange(ROWS, device=subject.ids.device).repeat_interleave(2)
+    cache = decoder.new_cache().reorder(twice)
+    return {f"output of logits of beams{where}": decoder(subject.ids[twice], cache=cache).logits}
+
+
+def compute_padded(subject: Subject, where: str) -> dict[str, Tensor]:
+    """Logits of padded texts."""
+    masks = {} if subject.translates else subject.masks()
+    return {
+        f"output of logits, {SIDES[side]}, {where}": subject.all_logits(subject.ids, mask)[mask.bool()]
+        for side, mask in masks.items()
+    }

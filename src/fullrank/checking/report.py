@@ -117,7 +117,7 @@ class Report:
             unseen = bool(looked) and not any(check.startswith(("future", "last position")) for check in failed)
             return f"{'No later token is seen, but ' * unseen}{len(failed)} checks fail: {'; '.join(failed)}."
         honest = any(
-            f.verdict == "passes" and f.check.startswith("future, by pert") and "bfloat" not in f.check
+            f.verdict == "passes" and f.check.startswith("future, by pert") and "float16" not in f.check
             for f in self.findings
         )
         where = f"only on: {'; '.join(self.paths)}" if honest else "on every code path"

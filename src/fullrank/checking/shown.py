@@ -39,20 +39,6 @@ def show_leak(subject: Subject, path: CodePath, cut: int) -> str:
     return ""
 
 
-def show_gradient(subject: Subject, path: CodePath, cut: int, embedding: str) -> str:
-    """Two lines that print the largest gradient of logits before `cut` with respect to embeddings from there on."""
-    if subject.fixed or subject.sequence:
-        return ""
-    setup = write_setup(subject, path, cut, SEED)
-    hook = "(lambda m, i, o: e.append(o.detach().requires_grad_()) or e[-1].clone())"
-    lines = (
-        f'{"; ".join(setup)}; e = []; h = model.get_submodule("{embedding}").register_forward_hook{hook}\n'
-        f"y = model(a){write_logits(subject)}[:, :{cut}]; h.remove(); (y * torch.randn_like(y)).sum().backward(); "
-        f"print(e[0].grad[:, {cut}:].abs().max())"
-    )
-    return lines if is_shown(subject, lines) else ""
-
-
 def show_prefix(subject: Subject, size: int, end: int) -> str:
     """Two lines that print how far the logits of `end` tokens are from those of the same tokens in a text of `size`."""
     if subject.fixed or subject.sequence or subject.time_first:
