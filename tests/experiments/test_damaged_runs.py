@@ -330,7 +330,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
 CONFIGURATIONS = {
     "a bomb of aliases": (BOMB, "stands for more than 100,000 values"),
     "an alias inside itself": ("a: &a [*a]", "stands for more than 100,000 values"),
-    "open brackets": ("[" * 100_000, "brackets inside brackets without end"),
+    "open brackets": ("[" * 100_000, "brackets inside brackets without end|exceeded maximum nesting depth"),
     "a number as a key": ("model: {1: 2}", "keys should be strings, given 1"),
     "NUL in a name": ('data: {name: text, train: "a\\0b"}', "the character NUL"),
     "a name too long": (f"data: {{name: text, train: {'x' * 256}}}", "data.train: a name is at most 255 bytes"),
