@@ -136,11 +136,10 @@ class Comparison:
     @property
     def mixed_texts(self) -> list[Row]:
         """The first row of each text, where rows of one part were measured on several; else empty."""
-        for part in dict.fromkeys(row.part for row in self.rows):
-            texts = {row.text: row for row in reversed(self.rows) if row.part == part}
-            if len(texts) > 1:
-                return sorted(texts.values(), key=lambda row: row.slot)
-        return []
+        firsts = {(row.part, row.text): row for row in reversed(self.rows)}
+        parts = [part for part, _ in firsts]
+        mixed = [row for row in firsts.values() if parts.count(row.part) > 1]
+        return sorted(mixed, key=lambda row: row.slot)
 
     def collect_records(self) -> list[Record]:
         """All numbers: of every run, then of every row."""

@@ -98,7 +98,7 @@ def find_baseline(name: str, names: Sequence[str]) -> str:
 
 def _find_signature(run: Run, split: str) -> str:
     """Signature of the run's BLEU without the version of sacreBLEU; empty if it has none."""
-    return remove_version(run.get(f"final.{split}.bleu_signature") or "")
+    return remove_version(str(run.get(f"final.{split}.bleu_signature") or ""))
 
 
 def _count(run: Run, first: Run, split: str, metric: Metric) -> np.ndarray:

@@ -117,7 +117,7 @@ def identify_text(run: Run, in_bits: bool = False) -> dict[str, Any]:
 def find_signatures(runs: Sequence[Run]) -> list[str]:
     """sacreBLEU's signatures of the BLEU of runs, each once."""
     signatures = [run.get(f"final.{split}.bleu_signature") for run in runs for split in SPLITS]
-    return list(dict.fromkeys(filter(None, signatures)))
+    return list(dict.fromkeys(str(signature) for signature in signatures if signature))
 
 
 def remove_version(signature: str) -> str:

@@ -31,18 +31,27 @@ _Mapping = dict[str, Any] | None
 _BySplit = dict[str, dict[str, Any]] | None
 
 
+class _Details(TypedDict):
+    sources: NotRequired[list[dict[str, Any]] | None]
+
+
+class _Corpus(TypedDict):
+    details: NotRequired[_Details | None]
+
+
 class _Result(TypedDict):
     """The part of result.json that has to have its type; other keys stay."""
 
     recipe: NotRequired[_Text]
     row: NotRequired[_Text]
     task: NotRequired[_Text]
+    protocol: NotRequired[_Text]
     seed: NotRequired[int | None]
     metrics: NotRequired[list[str] | None]
     final: NotRequired[_BySplit]
     last: NotRequired[_BySplit]
     protocols: NotRequired[_BySplit]
-    corpus: NotRequired[_Mapping]
+    corpus: NotRequired[_Corpus | None]
     parameters: NotRequired[_Mapping]
     environment: NotRequired[_Mapping]
     paper: NotRequired[_Mapping]
@@ -335,7 +344,7 @@ def _read(path: Path, parse: Callable[[Path], Any], problems: list[str], missing
 def collect_notes(runs: Sequence[Run]) -> dict[str, str]:
     """Notes of the recipes of runs, by recipe; none of a recipe that is no longer there."""
     notes = {}
-    for name in dict.fromkeys(run.get("recipe") or "" for run in runs):
+    for name in dict.fromkeys(str(run.get("recipe") or "") for run in runs):
         with contextlib.suppress(InputError):
             notes[name] = load(name).notes
     return {name: text for name, text in notes.items() if text}

@@ -202,7 +202,7 @@ def _find_cautions(compared: Comparison) -> Iterator[str]:
         for run in row.runs:
             trained = run.get_mapping("training")
             if trained:
-                origin = " ".join(trained[key] for key in ("recipe", "row") if trained.get(key))
+                origin = " ".join(str(trained[key]) for key in ("recipe", "row") if trained.get(key))
                 yield f"{row.name}, seed {run.seed}: one training with {origin} ({trained.get('folder')}), measured anew."
 
 
