@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 from cli_runs import called
 
-from fullrank.cli import main
-
 PHASES = "[{name: warm, steps: 5}, {name: skip_retain, skip: linear, steps: 5}, {name: vanilla, steps: 5}]"
 FIFTEEN = f"""\
 model: {{num_hidden_layers: 15, hidden_size: 32, num_attention_heads: 4, memory_length: 512}}
@@ -67,13 +65,6 @@ def test_numbers_by_hand(config: Path) -> None:
     assert quantiles == [[512], [3 * 512], [6 * 512]]  # 1 - (13/30)^(k+1): .567 .812 .919 .965 .985 .993
     assert values(content, "Eq. 6") == [pytest.approx(1024 * 91 / 30)]
     assert values(content, "skipped layers") == [pytest.approx(91 / 30)]
-
-
-def test_the_table_has_a_line_for_each_layer(config: Path) -> None:
-    _, out, _ = context(config)
-    rows = [line.split() for line in out.splitlines() if line.strip()[:1].isdigit()]
-    assert rows[13] == ["13", "43.3", "903.5", "594.8", "512", "1,536", "3,072", "392.5"]
-    assert [row[0] for row in rows] == [str(layer) for layer in range(15)]
 
 
 def test_phases(config: Path) -> None:
@@ -155,15 +146,3 @@ def test_what_is_refused(case: str, config: Path) -> None:
     assert (code, out) == (2, "")
     assert "Traceback" not in said
     assert all(part in said for part in parts), said
-
-
-def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = context("--help")
-    assert code == 0
-    assert "Example" in out
-    with pytest.raises(SystemExit) as stopped:
-        main(["analyze", "--help"])
-    assert stopped.value.code in (0, None)
-    shown = capsys.readouterr().out
-    assert "Example" in shown
-    assert "context" in shown

@@ -8,7 +8,6 @@ import random
 import shutil
 import statistics
 import sys
-import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -174,15 +173,6 @@ def test_a_saved_model_with_a_vocabulary(called: Called, place: Path, tmp_path: 
     assert value(last, "rank") == value(content, "rank") == WIDTH + 2
 
 
-def test_the_table_has_a_line_for_each_model(called: Called) -> None:
-    code, out, said = called("@plain", "@mixture")
-    assert (code, said) == (0, "")
-    rows = [line.split() for line in out.splitlines()]
-    plain = next(row for row in rows if row[:1] == ["plain"])
-    assert plain[:5] == ["plain", "softmax", str(WIDTH), str(WIDTH + 2), str(WIDTH + 2)]
-    assert plain[6:] == ["52", "62"]
-
-
 def test_too_few_contexts_are_noted(called: Called) -> None:
     few = measured(called, "@plain", "@mixture", "--contexts", "9")
     assert [record["note"].count("Too few contexts") for record in few["records"] if record["measure"] == "rank"] == [
@@ -191,15 +181,6 @@ def test_too_few_contexts_are_noted(called: Called) -> None:
     ]
     short = measured(called, "@plain", "--text", "@test.txt", "--contexts", "500")
     assert "than the 500 that were asked for" in notes(short)
-
-
-def test_figures_are_written(called: Called, tmp_path: Path) -> None:
-    out = tmp_path / "new" / "figures"
-    content = measured(called, "@plain", "@mixture", "--out", out)
-    assert content["files"] == [str(out / "rank.png"), str(out / "rank.svg")]
-    root = ET.fromstring((out / "rank.svg").read_text(encoding="utf-8"))
-    words = {text.strip() for text in root.itertext() if text.strip()}
-    assert {"plain", "mixture", "bound 10", "number of the singular value"} <= words
 
 
 WRONG: dict[str, tuple[list[str], str]] = {
@@ -261,13 +242,6 @@ def test_without_transformers(called: Called, monkeypatch: pytest.MonkeyPatch) -
     assert code == 2
     assert "no such folder, and a model of the Hugging Face hub needs transformers" in said.splitlines()[-1]
     assert value(measured(called, "@plain"), "rank") == WIDTH + 2
-
-
-def test_help_shows_examples(called: Called) -> None:
-    code, out, _ = called("--help")
-    assert code == 0
-    assert "Examples" in out
-    assert "--contexts" in out
 
 
 def test_spectra_of_a_run_and_of_a_hugging_face_model(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -474,6 +448,7 @@ def test_diagnose(called: Called, place: Path, capsys: pytest.CaptureFixture[str
     assert mixture["findings"]["output"]["advice"] == []
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("as_if_trained")
 def test_diagnose_a_hugging_face_model(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     gpt2, _ = diagnosed(place, capsys, "@gpt2", "--text", "@words.txt", "--segment-length", "12")
@@ -487,6 +462,7 @@ def test_diagnose_a_hugging_face_model(place: Path, capsys: pytest.CaptureFixtur
     assert gpt2["findings"]["context"]["verdict"] != "not measured"
 
 
+@pytest.mark.full
 def test_diagnose_a_masked_run(place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     config = write_config(tmp_path / "c.yaml", place, tmp_path / "cache", steps=3)
     with pytest.raises(SystemExit) as stopped:

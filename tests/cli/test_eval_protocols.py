@@ -100,7 +100,7 @@ def test_while_training_a_model_is_judged_as_it_is_trained(plain: Path, xl: Path
 @pytest.mark.parametrize(
     ("which", "flags", "settings"),
     [
-        ("plain", [], {"kind": "window", "context": 5, "stride": 3}),
+        pytest.param("plain", [], {"kind": "window", "context": 5, "stride": 3}, marks=pytest.mark.full),
         ("plain", ["--context", 0], {"kind": "blocks", "segment_length": 8}),
         (
             "plain",
@@ -108,11 +108,26 @@ def test_while_training_a_model_is_judged_as_it_is_trained(plain: Path, xl: Path
             {"kind": "window", "context": 12, "stride": 2, "segment_length": 14},
         ),
         ("plain", ["--stride", 1, "--segment-length", 20], {"kind": "window", "context": 19, "stride": 1}),
-        ("plain", ["--memory-length", 16], {"kind": "memory", "memory_length": 16, "streams": 10}),
+        pytest.param(
+            "plain",
+            ["--memory-length", 16],
+            {"kind": "memory", "memory_length": 16, "streams": 10},
+            marks=pytest.mark.full,
+        ),
         ("plain", ["--memory-length", 16, "--same-length", "--batch-size", 2], {"same_length": True, "streams": 2}),
-        ("xl", [], {"kind": "memory", "memory_length": 24, "clamp_length": 20, "same_length": False}),
+        pytest.param(
+            "xl",
+            [],
+            {"kind": "memory", "memory_length": 24, "clamp_length": 20, "same_length": False},
+            marks=pytest.mark.full,
+        ),
         ("xl", ["--memory-length", 0], {"kind": "blocks", "clamp_length": 20, "streams": None}),
-        ("xl", ["--memory-length", 0, "--context", 4], {"kind": "window", "context": 4, "stride": 4}),
+        pytest.param(
+            "xl",
+            ["--memory-length", 0, "--context", 4],
+            {"kind": "window", "context": 4, "stride": 4},
+            marks=pytest.mark.full,
+        ),
         ("xl", ["--segment-length", 3, "--clamp-length", 5], {"segment_length": 3, "clamp_length": 5}),
     ],
 )
@@ -252,7 +267,7 @@ def test_keys_that_cannot_be_are_refused_before_any_work(text: Path, capsys: pyt
 
 # -- temperature and dynamic evaluation -------------------------------------------------------------------------------
 
-TUNED = ["eval.context=5", "eval.temperature=valid", "eval.dynamic.rate=[1e-4, 3e-3]", "eval.dynamic.decay=0.01"]
+TUNED = ["eval.temperature=valid", "eval.dynamic.rate=[1e-4, 3e-3]", "eval.dynamic.decay=0.01"]
 
 
 @pytest.fixture(scope="module")
@@ -261,20 +276,21 @@ def tuned(text: Path, plain: Path) -> Path:
     return train(text, "tuned", *TUNED, "eval.keep_log_probabilities=true", "--reuse", str(plain))
 
 
+@pytest.mark.full
 def test_a_temperature_is_chosen_on_the_validation_text(plain: Path, tuned: Path) -> None:
-    kept, static = result(tuned), result(plain)
+    kept, blocks = result(tuned), ["--context", 0]
     chosen = kept["protocol_settings"]["temperature"]
     assert chosen != 1
     assert f"logits divided by {chosen:g}, a temperature chosen on the validation text" in kept["protocol"]
     assert kept["protocols"]["test"]["settings"] == kept["protocols"]["valid"]["settings"] == kept["protocol_settings"]
-    near = {t: figures(plain, "--split", "valid", "--temperature", t)["nll"] for t in (chosen - 0.01, 1, chosen + 0.01)}
+    others = (chosen - 0.01, 1, chosen + 0.01)
+    near = {t: figures(plain, *blocks, "--split", "valid", "--temperature", t)["nll"] for t in others}
     assert kept["final"]["valid"]["nll"] < min(near.values())
-    assert near[1] == pytest.approx(static["final"]["valid"]["nll"], rel=1e-6)
     for split in ("valid", "test"):
-        found = figures(plain, "--split", split, "--temperature", chosen)
+        found = figures(plain, *blocks, "--split", split, "--temperature", chosen)
         assert found["nll"] == pytest.approx(kept["final"][split]["nll"], rel=1e-6)
         assert found["protocol"].endswith(f"; logits divided by {chosen:g}")
-    assert figures(plain, "--temperature", "valid")["protocol"] == kept["protocol"]
+    assert figures(plain, *blocks, "--temperature", "valid")["protocol"] == kept["protocol"]
 
 
 def test_dynamic_figures_stand_apart_from_the_static_ones(tuned: Path) -> None:
@@ -292,9 +308,6 @@ def test_dynamic_figures_stand_apart_from_the_static_ones(tuned: Path) -> None:
     same, again = kept["final_dynamic"]["test"], found["final_dynamic"]["test"]
     assert again["nll"] == pytest.approx(same["nll"], rel=1e-6)
     assert (again["protocol"], again["protocol_settings"]) == (same["protocol"], same["protocol_settings"])
-    shown = on_cpu("eval", tuned, "--dynamic", "--dynamic-rate", 1e-4)[1].splitlines()
-    assert shown.index(f"  {kept['protocol']}") < shown.index("dynamic evaluation, no static figures:")
-    assert shown[-1].endswith("rate 0.0001, decay 0.01; scored before it is learned")
 
 
 def test_rate_and_decay_are_chosen_without_the_test_text(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,7 +320,7 @@ def test_rate_and_decay_are_chosen_without_the_test_text(plain: Path, monkeypatc
 
     for module in (dynamic, language_model):
         monkeypatch.setattr(module, "measure_dynamically", counting)
-    figures(plain, "--dynamic", "--dynamic-decay", 0)
+    figures(plain, "--context", 0, "--dynamic", "--dynamic-decay", 0)
     *chosen_on, measured = read
     assert np.array_equal(measured, corpus.ids("test"))
     assert not np.array_equal(corpus.ids("valid"), corpus.ids("test"))
@@ -315,6 +328,7 @@ def test_rate_and_decay_are_chosen_without_the_test_text(plain: Path, monkeypatc
     assert all(np.array_equal(ids, corpus.ids("valid")) for ids in chosen_on)
 
 
+@pytest.mark.full
 def test_reports_keep_dynamic_figures_apart(tuned: Path, tmp_path: Path) -> None:
     """A page is the same with them and without them."""
     other = tmp_path / "tuned"
@@ -343,7 +357,7 @@ def test_flags_of_temperature_and_dynamic_evaluation_that_cannot_be(
     assert said in " ".join(err.split())
 
 
-@pytest.mark.parametrize("kind", ["plain", "xl"])
+@pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.full), "xl"])
 def test_any_file_is_measured_as_a_split_is(
     kind: str, text: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

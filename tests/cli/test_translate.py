@@ -108,6 +108,7 @@ def test_samples_are_repeatable_whatever_the_batches(run: Path, translate: Trans
     assert len(first.splitlines()) == 2 * 4 + 2  # an empty line has one translation
 
 
+@pytest.mark.full
 def test_a_line_is_answered_before_the_next_one_comes_and_a_reader_may_leave_early(run: Path) -> None:
     """A program that waits for the translation of each line gets it, though the buffer is not full; leaving is no error."""
     expected = [best[0].text for best in LineTranslator(run).translate(["rot", "ein hund schläft"])]
@@ -193,6 +194,7 @@ def test_mistakes_are_named_in_a_line(run: Path, translate: Translate, tmp_path:
     assert b"give one line that is not empty, given 2 lines" in two.stderr
 
 
+@pytest.mark.full
 def test_attention_is_drawn(run: Path, translate: Translate, tmp_path: Path) -> None:
     drawn = []
     for extra in ([], ["--attention-layer", 1]):
