@@ -41,7 +41,10 @@ def drop_labels(records: Iterable[Record], *names: str) -> list[Record]:
 
 
 def _name_group(group: Group, has_title: bool) -> str:
-    title = group.part or group.runs[0].label
+    first = group.runs[0]
+    title = group.part or first.label
+    if first.finetunes:
+        return ", ".join(dict.fromkeys([first.task, str(first.get("title") or first.task)]))
     if group.is_marked:
         return f"{title}: {NOT_NEXT_TOKEN}".removeprefix(": ")
     return title if has_title else ""
