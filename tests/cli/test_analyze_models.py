@@ -361,11 +361,6 @@ def test_pruned_heads_are_saved(place: Path, capsys: pytest.CaptureFixture[str],
     code, out, _ = analyzed(capsys, "spectrum", tmp_path / "pruned", "--text", place / "words.txt", "--json")
     heads = [len(values(json.loads(out), "stable rank", layer=layer, weights="after")) - 1 for layer in (0, 1)]
     assert (code, heads) == (0, smaller.config.heads_by_layer)
-    words = ["--text", place / "words.txt", "--texts", 3, "--out", tmp_path / "hf", "--json"]
-    _, out, _ = analyzed(capsys, "heads", place / "gpt2", "--prune", 1, *words)
-    expected = value({"records": json.loads(out)["pruned"]}, "perplexity", model="after")
-    _, out, _ = analyzed(capsys, "heads", tmp_path / "hf" / "pruned", *words)
-    assert value(json.loads(out), "perplexity") == pytest.approx(expected)
 
 
 def test_mixing_over_training(place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
