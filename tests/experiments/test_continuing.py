@@ -89,7 +89,9 @@ def state_of(folder: Path) -> str:
         ({"order": "shuffled", "gradient_accumulation_steps": 2, "optimizer": "adam"}, {"steps": 10}, "train.steps=20"),
         ({"averaging": "ema", "schedule": "cosine", "decay_steps": 20}, {"steps": 10}, "train.steps=20"),
         pytest.param(
-            {"schedule": "inverse_sqrt", "warmup_steps": 4, "max_grad_norm": 0.5}, {"steps": 10}, "train.steps=20",
+            {"schedule": "inverse_sqrt", "warmup_steps": 4, "max_grad_norm": 0.5},
+            {"steps": 10},
+            "train.steps=20",
             marks=pytest.mark.full,
         ),
     ],

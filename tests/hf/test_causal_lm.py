@@ -19,7 +19,7 @@ import fullrank as fr
 from combinations import Combination
 from fullrank.core.errors import ConfigError, InputError
 
-every = pytest.mark.parametrize("combination", combinations.pairwise(), ids=str)
+every = pytest.mark.parametrize("combination", combinations.sparse(combinations.pairwise(), 3))
 kinds = pytest.mark.parametrize("config", CAUSAL.values(), ids=CAUSAL)
 
 

@@ -131,7 +131,7 @@ def projected_queries(model: Any) -> dict[Any, Tensor]:
 
 
 @mixings
-@pytest.mark.parametrize("kernel", ["reference", "auto"])
+@pytest.mark.parametrize("kernel", [pytest.param("reference", marks=pytest.mark.full), "auto"])
 def test_mixing_is_that_of_the_equation(family, mix, kernel):
     from fullrank.hf import interface
 

@@ -65,7 +65,7 @@ PADDED = {"input_ids": torch.nn.functional.pad(IDS, (4, 0)),
           "attention_mask": torch.nn.functional.pad(torch.ones_like(IDS), (4, 0))}  # fmt: skip
 
 
-@pytest.mark.parametrize("kernel", ["reference", "auto"])
+@pytest.mark.parametrize("kernel", [pytest.param("reference", marks=pytest.mark.full), "auto"])
 @pytest.mark.parametrize("name", ROTARY)
 @torch.no_grad()
 def test_the_same_text_further_right_has_the_same_output(name, kernel):
