@@ -314,11 +314,11 @@ def test_texts() -> None:
     report = fr.check(model, length=17, quick=False, text=torch.randint(10, (400,)))
     assert report.of("last position").looked_at == "22 segments of 17 tokens of the text"
     wrong: list[tuple[Any, str]] = [
-        (torch.randint(10, (20,)), "fewer than 68 tokens"),
+        (torch.randint(10, (20,)), "too short"),
         (torch.randint(10, (30, 2)), "too short"),
         (torch.full((400,), 10), "from 0 to 9, given 10 to 10"),
-        (torch.zeros(4, 9), "whole numbers"),
-        (torch.zeros(2, 4, 9, dtype=torch.int64), "whole numbers"),
+        (torch.zeros(4, 9), "token ids"),
+        (torch.zeros(2, 4, 9, dtype=torch.int64), "token ids"),
     ]
     for text, said in wrong:
         with pytest.raises(InputError, match=said):

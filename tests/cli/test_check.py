@@ -26,10 +26,11 @@ from translation_runs import write_run
 CHECKS = [
     "future, by perturbation, evaluation", "future, by perturbation, training", "future, by perturbation, with padding",
     "future, by perturbation, with padding, training", "future, by perturbation, with padding on the left",
-    "future, by perturbation, with padding on the left, training", "future, by perturbation, one row of 64 tokens",
+    "future, by perturbation, with padding on the left, training", "future, by perturbation, with a mask of ones",
+    "future, by perturbation, with a mask of ones, training", "future, by perturbation, one row of 64 tokens",
     "future, by perturbation, one row of 64 tokens, training", "future, by perturbation, parameters scaled",
-    "future, by perturbation, after a cache", "future, prefix = whole", "future, by gradient, evaluation",
-    "future, by gradient, training",
+    "future, by perturbation, after a cache", "future, by perturbation, training, gradients on, other seeds",
+    "future, prefix = whole", "future, by gradient, evaluation", "future, by gradient, training",
     "rows of a batch are independent", "rows of a batch are independent, training", "padding changes nothing",
     "incremental decoding = one pass", "evaluation is deterministic", "saved and loaded: same numbers",
     "starts as plain attention", "kernels = reference, fp64", "kernels = reference, fp32", "memory in segments = one pass",
@@ -75,7 +76,7 @@ def test_the_table(called: Called, tmp_path: Path) -> None:
     for check in CHECKS:
         assert out.count(f"\n {check}  ") == 1
     headline = " ".join(out.split()).rpartition("No leak found ")[2]
-    assert headline.endswith("in texts of 67 and 64 tokens, 3 rows and one; 24 checks pass, 1 are not applicable.")
+    assert headline.endswith("in texts of 67 and 64 tokens, 3 rows and one; 27 checks pass, 1 are not applicable.")
     assert "made small" not in out  # it is small
     assert "vocabulary 30, float64" in out
     assert "memory in segments = one pass: model.memory_length is 0" in out

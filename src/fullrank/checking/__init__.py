@@ -22,7 +22,6 @@ from fullrank.checking.scoring import check_scoring
 from fullrank.checking.subject import ROWS, Subject
 from fullrank.core.errors import InputError, one_line
 from fullrank.core.translator import Translator
-from fullrank.text import Text
 
 __all__ = ["Finding", "Report", "check", "check_scoring"]
 
@@ -168,11 +167,14 @@ def run_guarded(run: Check, subject: Subject) -> Finding:
 
 def read_segments(text: Tensor, subject: Subject) -> Tensor:
     """Segments (S, N + 1) of a text of token ids (T,), or those that are given."""
-    source = Text.from_ids(text, subject.length + 1 if text.dim() == 1 else None, name="text")
+    size = subject.length + 1
+    if text.dtype not in (torch.int64, torch.int32) or text.dim() not in (1, 2):
+        raise InputError(f"text: token ids (S, N + 1) or (T,), given {tuple(text.shape)} {text.dtype}")
+    if text.dim() == 1:
+        text = text[: len(text) // size * size].view(-1, size)[:_SEGMENTS]
+    if len(text) < 2 or text.shape[1] < 3:
+        raise InputError(f"text: too short for two segments of {size} tokens; give a longer one")
     least, most = int(text.min()), int(text.max())
     if least < 0 or most >= subject.vocab_size:
         raise InputError(f"text: token ids from 0 to {subject.vocab_size - 1}, given {least} to {most}")
-    segments = torch.cat(list(replace(source, count=_SEGMENTS)))
-    if len(segments) < 2 or segments.shape[1] < 3:
-        raise InputError(f"text: too short for two segments of {subject.length + 1} tokens; give a longer one")
-    return segments
+    return text

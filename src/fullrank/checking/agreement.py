@@ -26,7 +26,7 @@ from fullrank.checking.compare import (
     rounding,
     tolerance,
 )
-from fullrank.checking.copies import list_arguments, mode
+from fullrank.checking.copies import mode
 from fullrank.checking.layers import find_layer_of_length
 from fullrank.checking.paths import (
     IMPLEMENTATIONS,
@@ -133,16 +133,12 @@ def prefixes(subject: Subject) -> Finding:
     return replace(finding, path="texts of other lengths", leaks=leaks, reproduction=shown, layers=layers)
 
 
-_DOCUMENTS = ("document_ids", "doc_ids", "segment_ids", "sequence_ids", "seq_idx")  # arguments that separate documents
-
-
 def packing(subject: Subject) -> Finding:
     """Two documents in one row: the second one's logits do not depend on the first one."""
     half, places = subject.length // 2, torch.arange(subject.length, device=subject.ids.device)[None]
-    name = next((one for one in _DOCUMENTS if one in list_arguments(subject.model)), "")
-    if not subject.reads_tokens or not (name or subject.first_position is not None):
-        return inapplicable("forward takes neither documents nor positions of tokens")
-    options = {name: (places >= half).long()} if name else split_positions(subject)
+    if not subject.reads_tokens:
+        return inapplicable("vectors are not packed")
+    options = split_positions(subject)
     text = subject.ids[:1]
     other = subject.change(text, places < half)
 
@@ -164,12 +160,10 @@ def packing(subject: Subject) -> Finding:
             moved[path.describe(subject)] = measure(path)
     limit, remark = tolerance(subject.dtype), ""
     apart = [words for words, off in moved.items() if off <= limit]
-    if not name and not apart:
+    if not apart:
         return inapplicable("position_ids that begin again do not separate documents in this model")
     worst = max(moved, key=lambda words: (math.isnan(moved[words]), moved[words]))
-    looked_at = (
-        f"logits of a second document after all tokens of the first in its row were changed; {name or 'position_ids'}"
-    )
+    looked_at = "logits of a second document after all tokens of the first in its row were changed; position_ids"
     if not moved[worst] <= limit:
         remark = f"{worst}: the second document sees the first"
     elif subject.mask_form is not None:

@@ -300,11 +300,25 @@ class Subject:
         return 2 + agree(without[:, 1:], read(other, hidden)[:, 1:])
 
     def masks(self) -> dict[str, Tensor]:
-        """Attention masks (3, N) by the side of the padding; on the left where positions are counted or given with it."""
+        """Attention masks (3, N) by the side of the padding, and one of ones."""
         masks = padding_masks(self.ids)
-        if not self.ours and (self.first_position is None or self.has_state):  # a state begins with the padding
+        if not self.pads_left:
             del masks["left"]
         return {**masks, "ones": torch.ones_like(masks["right"])}
+
+    @functools.cached_property
+    def pads_left(self) -> bool:
+        """Padding may stand on the left: positions are counted, can be given, or do not matter."""
+        if self.ours or (self.first_position is not None and not self.has_state):
+            return True
+        if self.mask_form is None or self.has_state or not self.reads_tokens:
+            return False
+        mask = padding_masks(self.ids)["left"]
+        real = mask[1].bool()
+        with torch.no_grad(), mode(self.model, training=False), contextlib.suppress(Exception):
+            alone = self.one_row(1).logits(self.ids[1:2, real])[0]
+            return bool(torch.isclose(self.logits(self.ids, mask)[1, real], alone, 1e-4, 1e-4).all())
+        return False
 
     @functools.cached_property
     def first_position(self) -> int | None:

@@ -49,6 +49,7 @@ ONE_ROW = future(
 )
 SCALED = future("perturbation, parameters scaled")
 ONES = future("perturbation, with a mask of ones", "perturbation, with a mask of ones, training")
+LEFT = future("perturbation, with padding on the left", "perturbation, with padding on the left, training")
 SEEDS = future("perturbation, training, gradients on, other seeds")
 SWITCHED_ONES = future("perturbation, sdpa, with a mask of ones", "perturbation, eager, with a mask of ones")
 EVERY_WAY = future(*(f"{by}, {mode}" for by in ("perturbation", "gradient") for mode in ("evaluation", "training")))

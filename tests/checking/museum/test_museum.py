@@ -19,7 +19,7 @@ from fullrank import checking
 from fullrank.checking.opening import subject_of
 from fullrank.checking.report import Finding
 from museum import caches, learnt, masks, mixtures, norms, others, packed, paths, summaries
-from museum.exhibit import ONE_ROW, ONES, PREFIX, SCALED, SEEDS, SWITCHED_ONES, Exhibit, future
+from museum.exhibit import LEFT, ONE_ROW, ONES, PREFIX, SCALED, SEEDS, SWITCHED_ONES, Exhibit, future
 from museum.scoring import SCORED, VOCABULARY, Scored
 
 EXHIBITS = [
@@ -29,14 +29,15 @@ EXHIBITS = [
 each = pytest.mark.parametrize("exhibit", EXHIBITS, ids=lambda exhibit: exhibit.name)
 each_score = pytest.mark.parametrize("scored", SCORED, ids=lambda scored: scored.name)
 
-ANY = SCALED | PREFIX | ONE_ROW | ONES | SEEDS | SWITCHED_ONES
+ANY = LEFT | SCALED | PREFIX | ONE_ROW | ONES | SEEDS | SWITCHED_ONES
 
 # what is switched off together, so that no check of a family stands in for another
 FAMILIES = {
     "perturbation": future("perturbation, evaluation", "perturbation, training"),
     "gradient": future("gradient, evaluation", "gradient, training"),
     "training": future("perturbation, training", "gradient, training") | {"rows of a batch are independent, training"},
-    "padding": future("perturbation, with padding", "perturbation, with padding, training")
+    "padding": LEFT
+    | future("perturbation, with padding", "perturbation, with padding, training")
     | {"padding changes nothing"},
     "implementation": future("perturbation, sdpa", "perturbation, sdpa, training"),
     "flex": future("perturbation, flex_attention", "perturbation, flex_attention, training"),
