@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from fullrank.data.language import load_language
 from fullrank.data.tokenizers import load_tokenizer
 from fullrank.decoding import reader_of
 from fullrank.decoding.sample import evaluating
+from fullrank.forward import cache_argument, logits_in, read_arguments
 from fullrank.names import model_kind
 from fullrank.plugins import import_function
 from fullrank.training.device import choose_device
@@ -407,34 +407,6 @@ class FunctionOfIds(Adapter):
     def step(self, ids: Tensor, cache: Any) -> tuple[Tensor, Any]:
         logits, cache = self.function.step(ids, cache)  # type: ignore[attr-defined]
         return logits, cache
-
-
-def read_arguments(module: nn.Module) -> Mapping[str, inspect.Parameter]:
-    """The arguments of a forward; none where Python cannot tell them."""
-    try:
-        return inspect.signature(module.forward).parameters
-    except (TypeError, ValueError):
-        return {}
-
-
-def cache_argument(arguments: Mapping[str, inspect.Parameter]) -> str:
-    """The argument by which a forward takes a cache; empty where it takes none. `use_cache` may be among its **kwargs."""
-    if "use_cache" not in arguments and all(one.kind is not one.VAR_KEYWORD for one in arguments.values()):
-        return ""
-    caches = ("past_key_values", "cache", "cache_params", "state")
-    return next((name for name in caches if name in arguments), "")
-
-
-def logits_in(out: Any) -> Tensor:
-    """Logits in the output of a model: a tensor, an object with `.logits`, a dict, or the first of several."""
-    if isinstance(out, Mapping) and "logits" in out:
-        out = out["logits"]
-    out = getattr(out, "logits", out)
-    if isinstance(out, tuple | list) and out:
-        out = out[0]
-    if not isinstance(out, Tensor):
-        raise InputError(f"the model returned {type(out).__name__}; logits are needed, or an object with .logits")
-    return out
 
 
 def adapt(module: nn.Module) -> Adapter:

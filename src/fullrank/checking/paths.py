@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fullrank.checking.copies import AsModule, duplicate, list_arguments, mode, move_copy
 from fullrank.checking.subject import ROWS, SIDES, Subject, take_turns
 from fullrank.core.errors import one_line
-from fullrank.models import cache_argument, logits_in
+from fullrank.forward import cache_argument, logits_in
 
 TRAINED = "after training on random tokens"
 NO_MODES = "a function in which no module was found has no modes: training was not tried; give the module"

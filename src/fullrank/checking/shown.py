@@ -12,7 +12,7 @@ from torch import Tensor
 from fullrank.checking.copies import AsModule, duplicate, list_arguments, mode
 from fullrank.checking.paths import AUTOCAST, CACHE, COMPILED, GAIN, PACKED, SCALED, TRAINED, TYPES, CodePath
 from fullrank.checking.subject import MASKS, ROWS, SEED, SHORT, Subject
-from fullrank.models import cache_argument, logits_in
+from fullrank.forward import cache_argument, logits_in
 
 _EVERY_MATRIX = (
     f"[p.data.mul_({GAIN:g} * len(p) ** 0.5 / p.norm()) for m in model.modules() if not isinstance(m, torch.nn.Embedding) "

@@ -14,7 +14,7 @@ from torch import Tensor
 from fullrank.checking.copies import AsModule, find_dtype, list_arguments, mode, move_copy, stand_in
 from fullrank.core.attention import Attention
 from fullrank.core.decoder import LanguageModel
-from fullrank.models import logits_in
+from fullrank.forward import logits_in
 
 ROWS = 3
 LENGTHS = (67, 71, 61, 53, 41, 37, 31, 17, 19, 13, 23, 11, 7, 5, 3)  # primes: hardly another size is one
