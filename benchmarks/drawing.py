@@ -41,7 +41,7 @@ def _figure(outcomes: Sequence[Outcome]) -> Figure:
     rows = [(outcome, what, curves) for outcome in outcomes for what, curves in _by_pass(outcome).items()]
     each = _TITLE + _PANEL + _BELOW
     height = each * len(rows) + 0.15
-    figure = Figure(figsize=(_WIDTH, height))
+    figure = Figure(figsize=(_WIDTH, height), layout="none")
     for i, (outcome, what, curves) in enumerate(rows):
         top = height - i * each
         base = (top - _TITLE - _PANEL) / height

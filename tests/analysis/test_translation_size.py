@@ -100,13 +100,12 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 def test_info_of_a_translation_recipe(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = {" ".join(line.split()) for line in told(capsys, "info", "mixhead/table4", "--row", "h64-a").splitlines()}
-    assert {
-        "mixhead/table4, row h64-a, scale paper",
-        "encoder decoder cross-attention",
-        "mixing 49,152 24,576 24,576 0",
-        "the paper: valid_tokenised_bleu 31.74, test_tokenised_bleu 31.32",
-    } <= lines
+    shown = told(capsys, "info", "mixhead/table4", "--row", "h64-a")
+    assert "mixhead/table4, row h64-a, scale paper" in shown
+    large = json.loads(told(capsys, "info", "mixhead/table4", "--row", "h64-a", "--json"))
+    places = ("encoder", "decoder", "cross")
+    assert [large["by_place"][place]["mixing"] for place in places] == [24_576, 24_576, 0]
+    assert large["paper"] == {"valid_tokenised_bleu": 31.74, "test_tokenised_bleu": 31.32}
     found = json.loads(told(capsys, "info", "mixhead/table4", "--row", "h4-a", "--length", "10", "--json"))
     assert found["parameters"]["total"] == 39_469_056 + 192
     assert found["flops_per_token"]["length"] == 10
