@@ -113,7 +113,7 @@ def test_the_figure_has_a_line_for_each_layer(config: Path, tmp_path: Path) -> N
     assert content["files"] == [str(out / "context.png"), str(out / "context.svg")]
     root = ET.fromstring((out / "context.svg").read_text(encoding="utf-8"))
     words = {text.strip() for text in root.itertext() if text.strip()}
-    assert {str(layer) for layer in range(15)} <= words
+    assert {f"layer {layer}" for layer in range(15)} <= words
 
 
 WRONG = {

@@ -151,6 +151,17 @@ def _name(label: Label) -> str:
     return clean_text(format_label(label))
 
 
+def _name_group(labels: Sequence[str], key: Sequence[Label], separator: str) -> str:
+    """The name of records with these labels: text as it is, a number behind the name of its label."""
+    parts = []
+    for label, value in zip(labels, key, strict=True):
+        if isinstance(value, str):
+            parts.append(_name(value))
+        elif value is not None:
+            parts.append(f"{label} {_name(value)}")
+    return separator.join(parts)
+
+
 def _find_differing_labels(records: Records, without: set[str]) -> tuple[str, ...]:
     """Labels by which records differ."""
     differing = []
@@ -163,7 +174,7 @@ def _find_differing_labels(records: Records, without: set[str]) -> tuple[str, ..
 
 
 def _measure_title(records: Records) -> str:
-    measures = ", ".join(dict.fromkeys(record.measure for record in records))
+    measures = ", ".join(dict.fromkeys(record.measure for record in records)).replace("_", " ")
     units = {record.unit for record in records if record.unit}
     if len(units) != 1 or measures in units:
         return measures
@@ -181,7 +192,7 @@ def _draw_lines(plot: Lines, points: Records, slots: Slots | None) -> Drawing:
         labels = _find_differing_labels(points, {plot.x, plot.band})
     labels = _separate_short_bands(plot, points, labels)
     for key, of_series in group_records(points, labels).items():
-        name = clean_text(" ".join(map(format_label, key)))
+        name = _name_group(labels, key, " ")
         _draw_series(drawing, axes, plot, of_series, name)
     axes.grid(True, axis="y", linewidth=0.8)
     axes.set_xscale(plot.x_scale)
@@ -255,7 +266,9 @@ def _draw_marks(plot: Lines, records: Records, axes: Axes) -> None:
 
 def _format_ticks(axis: Axis, scale: str) -> None:
     if scale == "log":
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        low, high = axis.get_view_interval()
+        is_short = high < 1e3 * low
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if is_short else (1,), numticks=9))
         axis.set_minor_formatter(NullFormatter())
     axis.set_major_formatter(FuncFormatter(lambda value, _: format_short(value)))
 
@@ -323,7 +336,7 @@ def _draw_heat_map(plot: HeatMap, points: Records) -> Drawing:
             column = columns.index(record.labels[plot.x])
             cells[row, column] = _value(record)
         image = axes.imshow(cells, **scale)
-        axes.set_title(_panel_title(labels, key))
+        axes.set_title(_name_group(labels, key, ", "))
         _name_cells(axes, columns, rows)
         axes.set_xlabel(plot.x)
         axes.set_ylabel(plot.y)
@@ -364,14 +377,6 @@ def _name_cells(axes: Axes, columns: list[Label], rows: list[Label]) -> None:
     longest = max(len(_name(column)) for column in columns)
     axes.tick_params(labelsize=8)
     axes.tick_params(axis="x", rotation=90 if longest > 2 else 0)
-
-
-def _panel_title(labels: Sequence[str], key: Sequence[Label]) -> str:
-    parts = []
-    for label, value in zip(labels, key, strict=True):
-        name = _name(value)
-        parts.append(name if label == "model" else f"{label} {name}")
-    return ", ".join(parts)
 
 
 # -- bars and dots -----------------------------------------------------------------------------------------------------
