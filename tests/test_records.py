@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+
 import numpy as np
 import pytest
 import torch
@@ -63,6 +65,9 @@ def test_wrong_measurements_are_refused():
         records.check_records("mine", [1.0])
     with pytest.raises(InputError, match="gave no record"):
         records.check_records("mine", [])
-    measurement("mine")(lambda model, text: [])
-    with pytest.raises(InputError, match="name is taken"):
-        measurement("mine")(test_wrong_measurements_are_refused)
+    measurement("mine")(test_wrong_measurements_are_refused)
+    stranger = types.FunctionType(test_wrong_measurements_are_refused.__code__, {"__name__": "other"})
+    stranger.__qualname__ = "measure_other"
+    for name in ("mine", "spectrum", "context"):
+        with pytest.raises(InputError, match=f"measurement {name}: the name is taken"):
+            measurement(name)(stranger)

@@ -230,6 +230,7 @@ _BUILTIN = {
     "mixing": "how far mixing matrices are from plain attention",
     "rank": "the rank of log-probabilities, and its bound",
 }
+_RESERVED = {*_BUILTIN, "context"}  # `context` reads a configuration and is no measurement of a model
 _known: dict[str, Measurement] = {}
 
 
@@ -254,9 +255,14 @@ def measurement(
         raise InputError(f"measurement {name}: needs {', '.join(unknown)}; a model can have {', '.join(CAPABILITIES)}")
 
     def register(function: Function) -> Function:
-        known = _known.get(name)
-        if known is not None and known.function.__qualname__ != function.__qualname__:
-            raise InputError(f"measurement {name}: the name is taken by {known.function.__module__}; choose another")
+        owner = f"fullrank.analysis.{name}"
+        is_taken = name in _RESERVED and function.__module__ != owner
+        if name in _known and not is_taken:  # the same function may come again, as from a module that is read anew
+            known = _known[name].function
+            owner = known.__module__
+            is_taken = known.__qualname__ != function.__qualname__ and owner != function.__module__
+        if is_taken:
+            raise InputError(f"measurement {name}: the name is taken by {owner}; choose another")
         tables = (table,) if isinstance(table, Table) else tuple(table)
         plots = (plot,) if isinstance(plot, Plot) else tuple(plot)
         _known[name] = Measurement(name, function, needs, tables, plots, texts, compare)

@@ -180,7 +180,9 @@ def heads(
     from fullrank.experiments.analyze import Reading
     from fullrank.experiments.measurements import is_finetuned, measure_task_heads, prune_heads
 
-    if is_finetuned(names[0]):
+    if any(map(is_finetuned, names)):
+        if len(names) > 1:
+            raise InputError(f"MODEL: a fine-tuned run is measured alone, given {len(names)} models")
         exclude(
             "MODEL (a fine-tuned run)", "reads its own development split",
             {"--text": text, "--prune": prune, "--segment-length": segment_length, "--out": out},
