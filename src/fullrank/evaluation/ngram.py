@@ -1,0 +1,79 @@
+"""Perplexity of an n-gram model of the same text and vocabulary: what counting alone predicts (Kneser & Ney 1995).
+
+With c_n(h w) the count of an n-gram, and for the orders below the highest the number of words that it follows,
+
+    p_n(w | h) = (max(c_n(h w) - D, 0) + gamma(h) p_{n-1}(w | h')) / c_n(h),      p_0(w) = 1 / V
+
+h' is h without its first word, c_n(h) the sum of c_n(h w) over w, and gamma(h) the sum of what was discounted after h. The
+discount D of an order is Y = n_1 / (n_1 + 2 n_2), with n_k the number of n-grams of count k. `modified`: it is that of Chen
+and Goodman (1999), D_k = k - (k + 1) Y n_{k+1} / n_k for the counts 1, 2, and 3 or more. Where no n-gram occurs once, Y is
+0.5, as in KenLM's fallback.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.int64]
+
+LARGEST_COUNT = 3  # counts above it have its discount
+
+
+def measure_ngrams(
+    train: Ids, text: Ids, *, vocab_size: int, start_id: int, order: int = 5, modified: bool = False
+) -> list[float]:
+    """Perplexities per token of `text` under the n-gram models of `train` with n = 1 .. order; ids (T,) each.
+
+    Texts are read as one stream each, which `start_id` precedes.
+    """
+    padding = np.full(order, start_id)
+    tokens = np.concatenate([padding, train, padding, text]).astype(np.int64)
+    trained = np.arange(order, order + len(train))
+    scored = np.arange(len(tokens) - len(text), len(tokens))
+    grams = np.zeros(len(tokens), np.int64)  # the n-gram that ends at each token, of the order n so far
+    lower = np.full(len(text), 1 / vocab_size)
+    perplexities = []
+    for n in range(1, order + 1):
+        history = np.concatenate([[0], grams[:-1]])
+        grams = _number_pairs(history, tokens, vocab_size)
+        highest = _predict(history, grams, trained, scored, lower, modified)
+        perplexities.append(math.exp(-np.log(highest).mean()))
+        if n < order:
+            longer = _number_pairs(np.concatenate([[0], grams[:-1]]), tokens, vocab_size)
+            different = trained[np.unique(longer[trained], return_index=True)[1]]
+            lower = _predict(history, grams, different, scored, lower, modified)
+    return perplexities
+
+
+def _number_pairs(history: Ids, tokens: Ids, vocab_size: int) -> Ids:
+    """Number the different pairs of history and token, (T,)."""
+    return np.unique(history * vocab_size + tokens, return_inverse=True)[1]
+
+
+def _predict(
+    history: Ids, grams: Ids, counted: Ids, scored: Ids, lower: NDArray[np.float64], modified: bool
+) -> NDArray[np.float64]:
+    """Probabilities of the tokens at `scored`, from the n-grams that end at the tokens `counted`."""
+    counts = np.bincount(grams[counted], minlength=grams.max() + 1)
+    first = counted[np.unique(grams[counted], return_index=True)[1]]
+    discounts = _choose_discounts(counts, modified)
+    taken = discounts[np.minimum(counts, LARGEST_COUNT)]
+    after = history[first]
+    total = np.bincount(after, counts[grams[first]], history.max() + 1)[history[scored]]
+    left = np.bincount(after, taken[grams[first]], history.max() + 1)[history[scored]]
+    kept = (counts - taken)[grams[scored]]
+    return np.where(total > 0, (kept + left * lower) / np.maximum(total, 1), lower)
+
+
+def _choose_discounts(counts: Ids, modified: bool) -> NDArray[np.float64]:
+    """The discounts of the counts 0, 1, 2, and 3 or more."""
+    number = [int((counts == k).sum()) for k in range(LARGEST_COUNT + 2)]
+    share = number[1] / (number[1] + 2 * number[2]) if number[1] else 0.5
+    discounts = [0.0] + [share] * LARGEST_COUNT
+    for k in range(1, LARGEST_COUNT + 1):
+        if modified and number[k]:
+            discounts[k] = min(max(0.0, k - (k + 1) * share * number[k + 1] / number[k]), k)
+    return np.array(discounts)

@@ -1,0 +1,83 @@
+"""The n-gram model against one that is written as its equations read, with dictionaries."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from fullrank.evaluation.ngram import measure_ngrams
+
+VOCAB, START = 7, 0
+
+
+def draw_text(length: int, seed: int) -> np.ndarray:
+    """A text in which a word often depends on the two before it."""
+    generator = np.random.default_rng(seed)
+    words = [1, 2]
+    for _ in range(length):
+        likely = (2 * words[-1] + words[-2]) % VOCAB
+        words.append(likely if generator.random() < 0.6 else int(generator.integers(VOCAB)))
+    return np.array(words[2:])
+
+
+class Definition:
+    """Interpolated Kneser-Ney of one order, word by word."""
+
+    def __init__(self, train: list[int], order: int, modified: bool) -> None:
+        padded = [START] * order + train
+        ends = range(order, len(padded))
+        self.counts: dict[int, Counter[tuple[int, ...]]] = {order: Counter(tuple(padded[i - order + 1 : i + 1]) for i in ends)}
+        for n in range(order - 1, 0, -1):
+            longer = {tuple(padded[i - n : i + 1]) for i in ends}
+            self.counts[n] = Counter(gram[1:] for gram in longer)
+        self.order, self.modified = order, modified
+
+    def discount(self, n: int, count: int) -> float:
+        number = Counter(self.counts[n].values())
+        share = number[1] / (number[1] + 2 * number[2]) if number[1] else 0.5
+        k = min(count, 3)
+        if not self.modified or not number[k]:
+            return share
+        return min(max(0.0, k - (k + 1) * share * number[k + 1] / number[k]), k)
+
+    def probability(self, word: int, history: tuple[int, ...], n: int | None = None) -> float:
+        n = self.order if n is None else n
+        if n == 0:
+            return 1 / VOCAB
+        history = history[len(history) - n + 1 :]
+        lower = self.probability(word, history, n - 1)
+        after = {gram[-1]: count for gram, count in self.counts[n].items() if gram[:-1] == history}
+        if not after:
+            return lower
+        left = sum(self.discount(n, count) for count in after.values())
+        kept = after[word] - self.discount(n, after[word]) if word in after else 0.0
+        return (kept + left * lower) / sum(after.values())
+
+
+@pytest.mark.parametrize("modified", [False, True])
+def test_perplexities_are_those_of_the_definition(modified: bool) -> None:
+    train, text = draw_text(400, seed=1), draw_text(60, seed=2)
+    measured = measure_ngrams(train, text, vocab_size=VOCAB, start_id=START, order=4, modified=modified)
+    for order in (1, 2, 3, 4):
+        definition = Definition(train.tolist(), order, modified)
+        padded = [START] * order + text.tolist()
+        nats = [
+            -math.log(definition.probability(padded[i], tuple(padded[i - order : i]))) for i in range(order, len(padded))
+        ]
+        assert measured[order - 1] == pytest.approx(math.exp(sum(nats) / len(nats)), rel=1e-12)
+
+
+@pytest.mark.parametrize("modified", [False, True])
+def test_probabilities_of_all_words_sum_to_one(modified: bool) -> None:
+    definition = Definition(draw_text(200, seed=3).tolist(), 3, modified)
+    for history in [(1, 2), (0, 0), (6, 6)]:
+        assert sum(definition.probability(word, history) for word in range(VOCAB)) == pytest.approx(1, abs=1e-12)
+
+
+def test_unknown_words_share_what_the_first_order_leaves() -> None:
+    """Two words of the text are in no n-gram: one count of 4 is discounted by 0.5, and every word has its part of that."""
+    measured = measure_ngrams(np.array([1, 1, 1, 1]), np.array([5, 5]), vocab_size=VOCAB, start_id=START, order=1)
+    assert measured == [pytest.approx(4 * VOCAB / 0.5)]
