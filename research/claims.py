@@ -1,8 +1,17 @@
-"""Claims of papers, and verdicts on them: two rows of the ledger compared seed by seed, with an interval over seeds."""
+"""Claims of papers, and verdicts on them: two rows of the ledger compared seed by seed.
+
+With y_rs the figure of row r with seed s, the rows of one recipe share a deviation:
+
+    y_rs = mean_r + seed_s + e_rs,   e_rs ~ N(0, deviation^2)
+
+The difference of two rows is the mean of y_bs - y_as over their n common seeds, with the standard error
+deviation sqrt(2 / n). Of two rows alone this is Student's paired test. p-values of a page are corrected by Holm's rule.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,14 +19,27 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+from scipy import stats
+
 from fullrank.config.load import flatten, lay, read_yaml, undotted
 from fullrank.config.recipe import resolve_any
-from fullrank.evaluation.statistics import Interval, deviation_change, deviation_interval, paired_interval
+from fullrank.evaluation.statistics import Interval, deviation_change, deviation_interval
 from research import build
-from research.ledger import Row, differences
+from research.ledger import Row, differences, setting_of
 
-VERDICTS = ("confirmed", "not confirmed", "not decided", "not measured", "not testable here")
+VERDICTS = (
+    "supported here", "contradicted here", "no difference that matters", "open", "too early", "not testable here",
+)  # fmt: skip
 FEWEST_SEEDS = 3
+FEWEST_RATES = 3
+SIGNIFICANCE = 0.05  # of p-values after Holm's correction
+MATTERS = 0.005  # the share of a figure below which a difference does not matter
+STILL_FALLING = 0.01  # the share of perplexity that a training loses in its last tenth, if it is not at its end
+EQUAL = 1e-9  # deviations of this share of the figures are rounding
+RATE = "train.learning_rate"
+
+Lines = Mapping[tuple[str, str], float]  # 4-gram perplexities by the checksums of test text and vocabulary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +58,13 @@ class Claim:
     figure: str = "final.test.perplexity"
     direction: str = "lower"
     statistic: str = "mean"
+    rates: str = "searched"
 
     def __post_init__(self) -> None:
-        if self.direction not in ("lower", "higher") or self.statistic not in ("mean", "deviation"):
-            raise TypeError("direction is lower or higher, statistic is mean or deviation")
+        if self.direction not in ("lower", "higher", "equal") or self.statistic not in ("mean", "deviation"):
+            raise TypeError("direction is lower, higher or equal, statistic is mean or deviation")
+        if self.rates not in ("searched", "stated"):
+            raise TypeError("rates is searched or stated")
         if (self.better.keys() | self.than.keys()) - {"row", "recipe", "set"}:
             raise TypeError("a side of a claim has a row, a recipe and a set")
         if not self.why and (not self.recipe or self.better == self.than):
@@ -47,29 +72,74 @@ class Claim:
 
     @property
     def split(self) -> str:
-        return self.figure.split(".")[1]
+        return self.figure.split(".")[1] if self.figure.startswith(("final.", "last.")) else "valid"
+
+    def settings_of(self, arm: Mapping[str, Any]) -> list[str]:
+        """The settings of one side as `key=value`."""
+        settings = flatten(lay(undotted(self.set), arm.get("set") or {}))
+        return [f"{key}={json.dumps(value)}" for key, value in settings.items()]
 
 
 @dataclass(frozen=True)
 class Side:
-    """One side of a comparison: its runs that have the figure, by seed, and the command that trains them."""
+    """One side of a comparison: its runs that have the figure, by seed, and the command that trains them.
+
+    setting: as of `ledger.setting_of`. rate: its learning rate. rates: the mean cost at each one that was tried with otherwise
+    equal settings (`tried_rates`).
+    """
 
     row: str
+    setting: str
     runs: Mapping[int, Row]
     figures: Mapping[int, float]
+    rate: float
+    rates: Mapping[float, float]
     command: str
 
 
 @dataclass(frozen=True)
+class Comparison:
+    """Both sides of a claim. seeds: those that both have, measured on one text by one protocol."""
+
+    claim: Claim
+    than: Side
+    better: Side
+    seeds: tuple[int, ...]
+
+    @property
+    def figures(self) -> tuple[list[float], list[float]]:
+        """The figures of `than` and of `better`, by seed."""
+        return [self.than.figures[seed] for seed in self.seeds], [self.better.figures[seed] for seed in self.seeds]
+
+    @property
+    def pool(self) -> tuple[str, ...]:
+        """Comparisons with an equal value share a deviation."""
+        return (self.claim.recipe, self.claim.figure, *measured_on(self.than.runs[self.seeds[0]], self.claim))
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The difference `better` minus `than` with its 95 % interval; of deviations in percent.
+
+    deviation: of one run, pooled over the rows of the recipe. p_value: of no difference, not corrected.
+    """
+
+    difference: float
+    interval: Interval
+    p_value: float
+    deviation: float | None = None
+
+
+@dataclass(frozen=True)
 class Verdict:
-    """Verdict on a claim. difference: `better` minus `than` over `seeds`; of deviations in percent."""
+    """Verdict on a claim with its reason. adjusted: the p-value after Holm's correction."""
 
     claim: Claim
     word: str
-    sides: tuple[Side, ...] = ()  # than, better
-    seeds: tuple[int, ...] = ()
-    difference: float | None = None
-    interval: Interval | None = None
+    reason: str
+    comparison: Comparison | None = None
+    estimate: Estimate | None = None
+    adjusted: float | None = None
 
 
 def read_claims(path: Path) -> tuple[str, list[Claim]]:
@@ -78,51 +148,200 @@ def read_claims(path: Path) -> tuple[str, list[Claim]]:
     return content["paper"], [build(Claim, claim, str(path)) for claim in content["claims"]]
 
 
-def judge(claim: Claim, rows: Sequence[Row]) -> Verdict:
-    """Compare the seeds that both sides have, if they were measured on one text by one protocol.
+def judge(claims: Sequence[Claim], rows: Sequence[Row], lines: Lines | None = None) -> list[Verdict]:
+    """Judge the claims of one page."""
+    comparisons = [None if claim.why else compare(claim, rows) for claim in claims]
+    measured = [one for one in comparisons if one is not None and len(one.seeds) >= FEWEST_SEEDS]
+    estimates = {id(one): estimate(one, [other for other in measured if other.pool == one.pool]) for one in measured}
+    adjusted = dict(zip(estimates, correct([value.p_value for value in estimates.values()]), strict=True))
+    verdicts = []
+    for claim, comparison in zip(claims, comparisons, strict=True):
+        if comparison is None:
+            verdicts.append(Verdict(claim, "not testable here", claim.why or ""))
+        elif id(comparison) not in estimates:
+            reason = f"fewer than {FEWEST_SEEDS} seeds in common"
+            verdicts.append(Verdict(claim, "open", reason, comparison))
+        else:
+            value, p_value = estimates[id(comparison)], adjusted[id(comparison)]
+            word, reason = decide(comparison, value, p_value, lines or {})
+            verdicts.append(Verdict(claim, word, reason, comparison, value, p_value))
+    return verdicts
 
-    The word is `confirmed` or `not confirmed` if the 95 % interval lies wholly on one side of zero.
-    """
-    if claim.why:
-        return Verdict(claim, "not testable here")
-    than, better = sides = find_side(claim, claim.than, rows), find_side(claim, claim.better, rows)
+
+# -- the two sides of a claim -----------------------------------------------------------------------------------------
+
+
+def compare(claim: Claim, rows: Sequence[Row]) -> Comparison:
+    """Find the runs of both sides, and their common seeds."""
+    than, better = find_side(claim, claim.than, rows), find_side(claim, claim.better, rows)
     common = sorted(than.runs.keys() & better.runs.keys())
-    seeds = tuple(
-        seed for seed in common if measured_on(than.runs[seed], claim) == measured_on(better.runs[seed], claim)
-    )
-    if len(seeds) < FEWEST_SEEDS:
-        return Verdict(claim, "not measured", sides, seeds)
-    figures = [[side.figures[seed] for seed in seeds] for side in sides]
-    if claim.statistic == "deviation":
-        difference, interval = deviation_change(*figures), deviation_interval(*figures)
-    else:
-        difference, interval = fmean(figures[1]) - fmean(figures[0]), paired_interval(*figures)
-    low, high = interval or (0.0, 0.0)
-    if claim.direction == "lower":
-        low, high = -high, -low
-    word = "confirmed" if low > 0 else "not confirmed" if high < 0 else "not decided"
-    return Verdict(claim, word, sides, seeds, difference, interval)
+    seeds = [seed for seed in common if measured_on(than.runs[seed], claim) == measured_on(better.runs[seed], claim)]
+    return Comparison(claim, than, better, tuple(seeds))
 
 
 def find_side(claim: Claim, arm: Mapping[str, Any], rows: Sequence[Row]) -> Side:
     """Find the runs of one side. Of two with one seed the later one counts."""
     recipe, name = arm.get("recipe") or claim.recipe, arm.get("row", "plain")
-    settings = flatten(lay(undotted(claim.set), arm.get("set") or {}))
-    overrides = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+    overrides = claim.settings_of(arm)
     config = resolve_any(recipe, name, claim.scale, overrides).config
-    key = [recipe, name, claim.scale, differences(config, recipe, name, claim.scale)]
-    chosen = [row for row in rows if [row["recipe"], row["row"], row["scale"], row["settings"]] == key]
-    runs = {
-        row["seed"]: row for row in sorted(chosen, key=lambda row: row["seed"]) if row.get(claim.figure) is not None
-    }
-    figures = {seed: row[claim.figure] for seed, row in runs.items()}
-    seeds = ",".join(map(str, runs)) or "3"
+    settings = differences(config, recipe, name, claim.scale) or {}
+    of_row = [row for row in rows if [row["recipe"], row["row"], row["scale"]] == [recipe, name, claim.scale]]
+    chosen = [row for row in of_row if row["settings"] == settings and figure_of(row, claim.figure) is not None]
+    runs = {row["seed"]: row for row in sorted(chosen, key=lambda row: row["seed"])}
+    figures = {seed: figure_of(row, claim.figure) for seed, row in runs.items()}
+    usual = resolve_any(recipe, name, claim.scale).config.train.learning_rate
+    rates = tried_rates(of_row, settings, usual, claim)
+    seeds = ",".join(map(str, runs)) or "1,2,3"
     words = ["fullrank", "reproduce", recipe, "--rows", name, "--scale", claim.scale, "--seeds", seeds, *overrides]
-    return Side(name, runs, figures, shlex.join(words))
+    setting = setting_of(recipe, name, claim.scale, settings)
+    return Side(name, setting, runs, figures, config.train.learning_rate, rates, shlex.join(words))
+
+
+def figure_of(row: Row, figure: str) -> float | None:
+    """A figure of a run; None if the ledger lacks it.
+
+    A column, or `curve.half`, the validation perplexity at half of the training, or `ms_per_step.train`.
+    """
+    if figure == "curve.half":
+        curve = row.get("curve") or []
+        return math.exp(interpolate(curve, 0.5)) if len(curve) > 1 else None
+    value: float | None = (
+        (row.get("ms_per_step") or {}).get("train") if figure == "ms_per_step.train" else row.get(figure)
+    )
+    return value
+
+
+def tried_rates(rows: Sequence[Row], settings: Mapping[str, Any], usual: float, claim: Claim) -> dict[float, float]:
+    """The mean cost at each learning rate, of rows that differ from `settings` in nothing else.
+
+    The cost is the validation perplexity, or the claim's own figure where there is none. usual: the rate of rows whose
+    settings state none.
+    """
+    sign = -1 if claim.direction == "higher" else 1
+    others = {key: value for key, value in settings.items() if key != RATE}
+    tried: dict[float, list[float]] = {}
+    for row in rows:
+        stated, figure = row["settings"] or {}, figure_of(row, claim.figure)
+        if figure is not None and {key: value for key, value in stated.items() if key != RATE} == others:
+            perplexity = row.get("final.valid.perplexity")
+            tried.setdefault(stated.get(RATE, usual), []).append(sign * figure if perplexity is None else perplexity)
+    return {rate: fmean(figures) for rate, figures in sorted(tried.items())}
 
 
 def measured_on(row: Row, claim: Claim) -> list[str]:
-    """Text of the split, vocabulary, protocol and signature. Figures compare where these are equal."""
-    return [
-        row.get(column, "") for column in (f"text.{claim.split}", "vocabulary", f"protocol.{claim.split}", "signature")
-    ]
+    """Text of the split, vocabulary, protocol and signature, for times the processor. Figures compare where these are equal."""
+    columns = [f"text.{claim.split}", "vocabulary", f"protocol.{claim.split}", "signature"]
+    if claim.figure == "ms_per_step.train":
+        columns += ["cpu", "threads", "precision"]
+    return [row.get(column, "") for column in columns]
+
+
+# -- the difference ---------------------------------------------------------------------------------------------------
+
+
+def estimate(comparison: Comparison, pooled: Sequence[Comparison]) -> Estimate:
+    """Estimate the difference of a comparison, with the deviation of all `pooled` ones; the module has the model."""
+    a, b = comparison.figures
+    if comparison.claim.statistic == "deviation":
+        change, interval = deviation_change(a, b), deviation_interval(a, b)
+        if change is None or interval is None:
+            return Estimate(0.0, Interval(-math.inf, math.inf), 1.0)
+        ratio = stats.f(len(b) - 1, len(a) - 1).cdf((1 + change / 100) ** 2)
+        return Estimate(change, interval, 2 * float(min(ratio, 1 - ratio)))
+    arms = {side.setting: side.figures for one in pooled for side in (one.than, one.better)}
+    deviation, freedom = pool_deviation(list(arms.values()))
+    difference = fmean(b) - fmean(a)
+    error = deviation * math.sqrt(2 / len(a))
+    if error <= EQUAL * max(map(abs, (*a, *b))):
+        return Estimate(difference, Interval(difference, difference), float(difference == 0), deviation)
+    t = stats.t(freedom)
+    half = float(t.ppf(0.975)) * error
+    p_value = 2 * float(t.sf(abs(difference) / error))
+    return Estimate(difference, Interval(difference - half, difference + half), p_value, deviation)
+
+
+def pool_deviation(arms: Sequence[Mapping[int, float]]) -> tuple[float, int]:
+    """The deviation of a run and its degrees of freedom, by least squares for a mean of each arm and each seed."""
+    seeds = sorted({seed for arm in arms for seed in arm})
+    cells = [(row, seeds.index(seed), figure) for row, arm in enumerate(arms) for seed, figure in arm.items()]
+    design = np.zeros((len(cells), len(arms) + len(seeds)))
+    for number, (row, column, _) in enumerate(cells):
+        design[number, [row, len(arms) + column]] = 1
+    figures = np.array([figure for _, _, figure in cells])
+    means, _, rank, _ = np.linalg.lstsq(design, figures, rcond=None)
+    freedom = len(cells) - int(rank)
+    residuals = figures - design @ means
+    return (math.sqrt(float(residuals @ residuals) / freedom) if freedom else 0.0), freedom
+
+
+def correct(p_values: Sequence[float]) -> list[float]:
+    """Holm's correction: the k-th smallest of m p-values times m - k + 1, and never below the one before it."""
+    adjusted, largest = [0.0] * len(p_values), 0.0
+    for place, number in enumerate(sorted(range(len(p_values)), key=lambda number: p_values[number])):
+        largest = max(largest, min(1.0, p_values[number] * (len(p_values) - place)))
+        adjusted[number] = largest
+    return adjusted
+
+
+# -- the word ---------------------------------------------------------------------------------------------------------
+
+
+def decide(comparison: Comparison, value: Estimate, p_value: float, lines: Lines) -> tuple[str, str]:
+    """The word of a verdict and its reason. p_value: corrected."""
+    claim = comparison.claim
+    for side in (comparison.than, comparison.better):
+        if early := explain_too_early(side, comparison.seeds, lines):
+            return "too early", early
+    if claim.rates == "searched" and claim.statistic == "mean" and claim.direction != "equal":
+        for side in (comparison.than, comparison.better):
+            if open_rate := explain_open_rate(side):
+                return "open", open_rate
+    low, high = value.interval
+    scale = 100.0 if claim.statistic == "deviation" else abs(fmean(comparison.figures[0]))
+    is_small = max(abs(low), abs(high)) <= MATTERS * scale
+    is_large = low > MATTERS * scale or high < -MATTERS * scale
+    if claim.direction == "equal":
+        if is_small:
+            return "supported here", f"the interval lies within {MATTERS:.1%}"
+        word = "contradicted here" if is_large else "open"
+        return word, f"the interval {'lies outside of' if is_large else 'reaches beyond'} {MATTERS:.1%}"
+    if is_small:
+        return "no difference that matters", f"the interval lies within {MATTERS:.1%}"
+    if p_value >= SIGNIFICANCE:
+        return "open", "the difference may be chance"
+    is_better = value.difference < 0 if claim.direction == "lower" else value.difference > 0
+    return ("supported here" if is_better else "contradicted here"), "the difference is hardly chance"
+
+
+def explain_too_early(side: Side, seeds: Sequence[int], lines: Lines) -> str:
+    """Why models say little yet: counting 4-grams predicts better, or they were still learning. Else empty."""
+    runs = [side.runs[seed] for seed in seeds]
+    line = lines.get((runs[0].get("text.test", ""), runs[0].get("vocabulary", "")))
+    perplexities = [run["final.test.perplexity"] for run in runs if run.get("final.test.perplexity") is not None]
+    if line is not None and perplexities and fmean(perplexities) > line:
+        return f"{side.row} has {fmean(perplexities):.1f}, counting 4-grams {line:.1f}: it has not learned trigrams"
+    losses = [loss for run in runs if (loss := measure_late_gain(run.get("curve") or [])) is not None]
+    if losses and fmean(losses) > STILL_FALLING:
+        return f"the validation perplexity of {side.row} falls by {fmean(losses):.1%} in the last tenth of training"
+    return ""
+
+
+def measure_late_gain(curve: Sequence[Sequence[float]]) -> float | None:
+    """The share by which validation perplexity falls in the last tenth of a curve. None with fewer than two evaluations."""
+    return 1 - math.exp(interpolate(curve, 1) - interpolate(curve, 0.9)) if len(curve) > 1 else None
+
+
+def interpolate(curve: Sequence[Sequence[float]], share: float) -> float:
+    """The logarithm of perplexity after a share of the steps of a curve (step, perplexity); a line between evaluations."""
+    steps, perplexities = np.array(curve, dtype=float).T
+    return float(np.interp(share * steps[-1], steps, np.log(perplexities)))
+
+
+def explain_open_rate(side: Side) -> str:
+    """Why the learning rate of a side is not known to be the best one; empty if a lower and a higher one are worse."""
+    rates = list(side.rates)
+    best = min(rates, key=lambda rate: side.rates[rate], default=None)
+    if len(rates) >= FEWEST_RATES and best == side.rate and best not in (rates[0], rates[-1]):
+        return ""
+    tried = ", ".join(f"{rate:g}" for rate in rates) or "none"
+    return f"the rate of {side.row}, {side.rate:g}, is not known to be the best one (tried: {tried})"

@@ -157,7 +157,13 @@ def is_committed(row: Row) -> bool:
 
 def identity_of(row: Row) -> str:
     """What was trained, as text: the row of a recipe at a scale, with its settings and seed."""
-    return json.dumps([row.get(column) for column in ("recipe", "row", "scale", "settings", "seed")], sort_keys=True)
+    trained = setting_of(row["recipe"], row.get("row"), row.get("scale"), row.get("settings"))
+    return f"{trained} seed {row.get('seed')}"
+
+
+def setting_of(recipe: str, row: str | None, scale: str | None, settings: Mapping[str, Any] | None) -> str:
+    """The row of a recipe at a scale with its settings, as text; runs with one text differ in their seed alone."""
+    return json.dumps([recipe, row, scale, settings], sort_keys=True)
 
 
 def group_by_setting(rows: Iterable[Row]) -> list[list[Row]]:

@@ -18,28 +18,32 @@ from typing import Any
 from fullrank.config.load import flatten, read_yaml
 from fullrank.core.errors import FullRankError, InputError
 from fullrank.files import write_text
-from research import LEDGER, RESEARCH, RESULTS, census, leaderboard, read_json, read_json_lines
+from research import LEDGER, RESEARCH, RESULTS, census, leaderboard, ngrams, read_json, read_json_lines
 from research import ledger as book
 from research import markdown as md
-from research.claims import VERDICTS, Verdict, judge, read_claims
+from research.claims import VERDICTS, Side, Verdict, judge, read_claims
 from research.ledger import SPLITS, Row, figures_of
 
 HEAD = "<!-- Made by `python -m research.pages`; change the ledger or the claims, not this page. -->"
 INTRODUCTION = """The [ledger](ledger.csv) has a row for every finished run, written from its folder by
 `python -m research.train` or `python -m research.pages --add`; `python -m research.pages` makes these pages from it. A verdict
-compares two rows seed by seed. With three seeds or more in common, a 95 % interval of the paired differences that lies wholly
-on the claimed side says *confirmed*, wholly on the other side *not confirmed*, else *not decided*. Each interval stands for
-itself: of twenty verdicts one may be chance. Figures compare in size with a paper's at scale `paper` only."""
+compares two rows over their common seeds. It is *too early* for one where a row is worse than counting 4-grams of the same
+text, or still gains 1 % in the last tenth of its training. It is *open* with fewer than three seeds, where the learning rate
+of a row was not bracketed (a lower and a higher one are worse), or where the difference may be chance: p-values are corrected
+within a page by Holm's rule, and the deviation is pooled over the rows of a recipe. Else a claim is *supported here* or
+*contradicted here*, or there is *no difference that matters*: the 95 % interval lies within 0.5 %. Figures compare in size
+with a paper's at scale `paper` only."""
 
 
 def make_pages(ledger: Path = LEDGER, research: Path = RESEARCH) -> dict[str, str]:
     """Make every page and every curve, by the name of its file."""
     rows = book.read_ledger(ledger)
+    lines = ngrams.read_lines(research / "ngrams.csv")
     pages: dict[str, Iterator[str] | list[str]] = {}
     index, papers = [], []
     for path in sorted((research / "claims").glob("*.yaml")):
         title, claims = read_claims(path)
-        verdicts = [judge(claim, rows) for claim in claims]
+        verdicts = judge(claims, rows, lines)
         own_rows = [row for row in rows if row["recipe"].startswith(f"{path.stem}/")]
         papers.append(path.stem)
         pages[f"{path.stem}.md"] = [
@@ -99,51 +103,62 @@ def describe_claims(verdicts: Sequence[Verdict]) -> Iterator[str]:
     """A table of all verdicts, then what each rests on."""
     yield "## Claims"
     names = [f"{place}. {md.prose(verdict.claim.table)}" for place, verdict in enumerate(verdicts, start=1)]
-    lines = []
+    table = []
     for name, verdict in zip(names, verdicts, strict=True):
-        recipe = md.code(verdict.claim.recipe) if verdict.sides else ""
-        lines.append({
-            "claim": name, "the paper says": md.prose(verdict.claim.claim), "recipe": recipe,
+        table.append({
+            "claim": name, "the paper says": md.prose(verdict.claim.claim),
+            "recipe": md.code(verdict.claim.recipe) if verdict.comparison else "",
             "verdict": f"**{verdict.word}**", "difference [95 %]": describe_difference(verdict),
         })  # fmt: skip
-    yield md.make_table(lines)
+    yield md.make_table(table)
     for name, verdict in zip(names, verdicts, strict=True):
         yield f"### {name}: {md.prose(verdict.claim.claim)}"
         yield "\n".join(f"- {line}" for line in describe_verdict(verdict))
 
 
 def describe_difference(verdict: Verdict) -> str:
-    if verdict.difference is None:
+    if verdict.estimate is None:
         return md.MISSING
-    return md.show_difference(
-        verdict.difference, verdict.interval, " %" if verdict.claim.statistic == "deviation" else ""
-    )
+    unit = " %" if verdict.claim.statistic == "deviation" else ""
+    return md.show_difference(verdict.estimate.difference, verdict.estimate.interval, unit)
 
 
 def describe_verdict(verdict: Verdict) -> Iterator[str]:
     """What a verdict rests on: the difference, both sides, texts and protocols, commands."""
-    claim = verdict.claim
-    yield f"**{verdict.word}**" + (f": {md.prose(claim.why)}" if claim.why else "")
+    claim, comparison, estimate = verdict.claim, verdict.comparison, verdict.estimate
+    yield f"**{verdict.word}**: {md.prose(verdict.reason)}"
     if claim.remark:
         yield md.prose(claim.remark)
-    if verdict.difference is not None:
-        words = f"{md.readable(claim.figure.removeprefix('final.').replace('.', ' '))}, {claim.direction} is better"
+    if comparison is None:
+        return
+    if estimate is not None:
+        figure = md.readable(claim.figure.removeprefix("final.").replace(".", " "))
+        words = f"{figure}, {claim.direction} is claimed"
         words = f"deviation over seeds of {words}, difference in %" if claim.statistic == "deviation" else words
-        yield f"{words}: {describe_difference(verdict)}; seeds {md.show_seeds(verdict.seeds)}"
+        pooled = f"; deviation of a run {md.show(estimate.deviation)}" if estimate.deviation is not None else ""
+        yield (
+            f"{words}: {describe_difference(verdict)}; seeds {md.show_seeds(comparison.seeds)}{pooled}; p = "
+            f"{md.show(estimate.p_value)}, corrected {md.show(verdict.adjusted)}"
+        )
+    sides = (comparison.than, comparison.better)
     texts = set()
-    for side in verdict.sides:
-        if not side.runs:
-            yield f"{md.code(side.row)}: no run"
-            continue
-        figures = list(side.figures.values())
-        tokens = {row["tokens_seen"] or 0 for row in side.runs.values()}
-        each = f"{md.show_spread(figures)} ({', '.join(map(md.show, figures))})"
-        counts = " or ".join(f"{count:,}" for count in sorted(tokens))
-        yield f"{md.code(side.row)}: {each}, {counts} tokens; seeds {md.show_seeds(side.runs)}"
+    for side in sides:
+        yield describe_side(side)
         texts |= {md.prose(f"{row['corpus']}; {row[f'protocol.{claim.split}']}") for row in side.runs.values()}
     yield from sorted(texts)
-    for side in verdict.sides:
+    for side in sides:
         yield md.code(side.command)
+
+
+def describe_side(side: Side) -> str:
+    """The figures of the runs of one side."""
+    if not side.runs:
+        return f"{md.code(side.row)}: not trained yet with these settings"
+    figures = list(side.figures.values())
+    tokens = {row["tokens_seen"] or 0 for row in side.runs.values()}
+    each = f"{md.show_spread(figures)} ({', '.join(map(md.show, figures))})"
+    counts = " or ".join(f"{count:,}" for count in sorted(tokens))
+    return f"{md.code(side.row)}: {each}, {counts} tokens; seeds {md.show_seeds(side.runs)}"
 
 
 # -- runs -------------------------------------------------------------------------------------------------------------

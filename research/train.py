@@ -31,7 +31,7 @@ from fullrank.core.errors import FullRankError, InputError
 from fullrank.experiments.run_folder import default_folder
 from fullrank.training.device import is_locked
 from research import LEDGER, build
-from research.ledger import Row, add_runs, differences, is_committed, read_ledger
+from research.ledger import Row, add_runs, differences, identity_of, is_committed, read_ledger, setting_of
 
 NICENESS = 10
 LAST_LINES = 6  # that are shown of a training that failed
@@ -52,9 +52,11 @@ class Entry:
 
 @dataclass(frozen=True)
 class Training:
-    """One training: its folder, and the command that trains it, or goes on with it."""
+    """One training: its folder, and the command that trains it, or goes on with it. setting: as of `ledger.setting_of`."""
 
     name: str
+    setting: str
+    seed: int
     folder: Path
     command: list[str]
     is_recorded: bool
@@ -81,8 +83,7 @@ def plan_trainings(entries: Sequence[Entry], corpora: Path | None, out: Path, le
     corpora: a folder with a subfolder for each corpus. out: the folder of the run folders.
     Raises InputError for whatever cannot be trained, before anything is.
     """
-    rows = [row for row in ledger if is_committed(row)]
-    recorded = [(row["recipe"], row["row"], row["scale"], row["seed"], row["settings"]) for row in rows]
+    recorded = {identity_of(row) for row in ledger if is_committed(row)}
     trainings: dict[Path, Training] = {}
     for entry in entries:
         settings = [f"{name}={json.dumps(value)}" for name, value in entry.set.items()]
@@ -97,8 +98,13 @@ def plan_trainings(entries: Sequence[Entry], corpora: Path | None, out: Path, le
                 if row is not None:
                     command += ["--row", row, "--scale", str(resolved.scale), "--reuse", str(out)]
                 changed = differences(resolved.config, recipe, row, resolved.scale)
-                is_recorded = (recipe, row, resolved.scale, seed, changed) in recorded
-                trainings.setdefault(folder, Training(f"{recipe} {row} seed {seed}", folder, command, is_recorded))
+                trained = {"recipe": recipe, "row": row, "scale": resolved.scale, "settings": changed, "seed": seed}
+                setting, is_recorded = (
+                    setting_of(recipe, row, resolved.scale, changed),
+                    identity_of(trained) in recorded,
+                )
+                name = f"{recipe} {row} seed {seed}"
+                trainings.setdefault(folder, Training(name, setting, seed, folder, command, is_recorded))
     return list(trainings.values())
 
 

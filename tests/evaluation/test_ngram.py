@@ -29,7 +29,9 @@ class Definition:
     def __init__(self, train: list[int], order: int, modified: bool) -> None:
         padded = [START] * order + train
         ends = range(order, len(padded))
-        self.counts: dict[int, Counter[tuple[int, ...]]] = {order: Counter(tuple(padded[i - order + 1 : i + 1]) for i in ends)}
+        self.counts: dict[int, Counter[tuple[int, ...]]] = {
+            order: Counter(tuple(padded[i - order + 1 : i + 1]) for i in ends)
+        }
         for n in range(order - 1, 0, -1):
             longer = {tuple(padded[i - n : i + 1]) for i in ends}
             self.counts[n] = Counter(gram[1:] for gram in longer)
@@ -65,7 +67,8 @@ def test_perplexities_are_those_of_the_definition(modified: bool) -> None:
         definition = Definition(train.tolist(), order, modified)
         padded = [START] * order + text.tolist()
         nats = [
-            -math.log(definition.probability(padded[i], tuple(padded[i - order : i]))) for i in range(order, len(padded))
+            -math.log(definition.probability(padded[i], tuple(padded[i - order : i])))
+            for i in range(order, len(padded))
         ]
         assert measured[order - 1] == pytest.approx(math.exp(sum(nats) / len(nats)), rel=1e-12)
 

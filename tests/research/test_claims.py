@@ -6,77 +6,142 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from made_runs import RECIPE, make_row, make_rows
+from scipy import stats
 
 from fullrank.core.errors import InputError
-from research import RESEARCH
-from research.claims import Claim, Verdict, judge, read_claims
+from research import LEDGER, RESEARCH
+from research.claims import FEWEST_SEEDS, Claim, Verdict, correct, find_side, judge, pool_deviation, read_claims
+from research.ledger import read_ledger
+from research.train import plan_trainings, read_plan
 
 T_2 = 4.302652729911275  # the 97.5 % point of Student's t with two degrees of freedom, from a table
 PLAIN, BETTER = [100, 110, 120], [90, 99, 111]
+OTHER_RATES = [
+    make_row(name, 1, 500.0, settings={"train.learning_rate": rate}, **{"final.valid.perplexity": 500.0})
+    for name in ("plain", "b")
+    for rate in (1e-4, 1e-2)
+]
+SEARCHED = {"final.valid.perplexity": 100.0}
 
 
-def judge_rows(rows: Sequence[dict[str, Any]], **claim: Any) -> Verdict:
+def make_searched(plain: Sequence[float], b: Sequence[float], **columns: Any) -> list[dict[str, Any]]:
+    """Rows of which a lower and a higher learning rate are worse."""
+    rows = [make_row("plain", seed, figure, **SEARCHED) for seed, figure in enumerate(plain, 1)]
+    rows += [make_row("b", seed, figure, **{**SEARCHED, **columns}) for seed, figure in enumerate(b, 1)]
+    return [*rows, *OTHER_RATES]
+
+
+def judge_rows(rows: Sequence[dict[str, Any]], lines: Any = None, **claim: Any) -> Verdict:
     stated = {"table": "Table 1", "claim": "b is better", "recipe": RECIPE, "better": {"row": "b"}, **claim}
-    return judge(Claim(**stated), rows)
+    (verdict,) = judge([Claim(**stated)], rows, lines)
+    return verdict
 
 
-def test_a_difference_and_its_interval_are_paired_by_seed() -> None:
-    verdict = judge_rows(make_rows(PLAIN, BETTER))
-    assert (verdict.word, verdict.seeds) == ("confirmed", (1, 2, 3))
-    assert verdict.difference == pytest.approx(-10)
-    assert verdict.interval == pytest.approx((-10 - T_2 / 3**0.5, -10 + T_2 / 3**0.5))  # of -10, -11, -9
+def test_of_two_rows_the_difference_is_the_paired_one() -> None:
+    verdict = judge_rows(make_searched(PLAIN, BETTER))
+    assert verdict.comparison is not None
+    assert verdict.estimate is not None
+    assert (verdict.word, verdict.comparison.seeds) == ("supported here", (1, 2, 3))
+    assert verdict.estimate.difference == pytest.approx(-10)
+    assert verdict.estimate.interval == pytest.approx((-10 - T_2 / 3**0.5, -10 + T_2 / 3**0.5))  # of -10, -11, -9
+    assert verdict.estimate.p_value == pytest.approx(stats.ttest_rel(PLAIN, BETTER).pvalue)
+
+
+def test_the_deviation_of_all_rows_of_a_recipe_is_pooled() -> None:
+    """Least squares for rows and seeds: with two rows half the variance of the differences, with more their share."""
+    two = [dict(enumerate(figures)) for figures in (PLAIN, BETTER)]
+    assert pool_deviation(two) == (pytest.approx((1 / 2) ** 0.5), 2)
+    third = dict(enumerate([80, 90, 100]))  # the seeds say all about it
+    deviation, freedom = pool_deviation([*two, third])
+    table = np.array([PLAIN, BETTER, [80, 90, 100]])
+    residuals = table - table.mean(1, keepdims=True) - table.mean(0) + table.mean()
+    assert (deviation, freedom) == (pytest.approx(((residuals**2).sum() / 4) ** 0.5), 4)
+
+
+def test_p_values_of_a_page_are_corrected_by_holm() -> None:
+    assert correct([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert correct([0.9, 0.6]) == [1.0, 1.0]
 
 
 @pytest.mark.parametrize(
     ("b", "claim", "word"),
     [
-        ([111, 120, 129], {}, "not confirmed"),
-        ([111, 120, 129], {"direction": "higher"}, "confirmed"),
-        ([90, 115, 119], {}, "not decided"),
-        (PLAIN, {}, "not decided"),
-        ([90, 99], {}, "not measured"),
-        (BETTER, {"set": {"train.steps": 5}}, "not measured"),
-        (BETTER, {"than": {"recipe": "mixhead/table2-vanilla"}}, "not measured"),
-        (BETTER, {"scale": "tiny"}, "not measured"),
-        (BETTER, {"figure": "final.test.bleu"}, "not measured"),
-        (BETTER, {"set": {"train": {"learning_rate": 1e-3}}}, "confirmed"),  # the recipe's own
+        ([111, 120, 129], {}, "contradicted here"),
+        ([111, 120, 129], {"direction": "higher"}, "supported here"),
+        ([90, 115, 119], {}, "open"),
+        (PLAIN, {}, "no difference that matters"),
+        (PLAIN, {"direction": "equal"}, "supported here"),
+        ([111, 121, 131.1], {"direction": "equal"}, "contradicted here"),
+        ([90, 115, 119], {"direction": "equal"}, "open"),
+        ([90, 99], {}, "open"),
+        (BETTER, {"set": {"train.steps": 5}}, "open"),
+        (BETTER, {"than": {"recipe": "mixhead/table2-vanilla"}}, "open"),
+        (BETTER, {"scale": "tiny"}, "open"),
+        (BETTER, {"figure": "final.test.bleu"}, "open"),
+        (BETTER, {"set": {"train": {"learning_rate": 1e-3}}}, "supported here"),  # the recipe's own
         (BETTER, {"why": "no machine"}, "not testable here"),
     ],
 )
 def test_verdicts(b: list[float], claim: dict[str, Any], word: str) -> None:
-    assert judge_rows(make_rows(PLAIN, b), **claim).word == word
+    assert judge_rows(make_searched(PLAIN, b), **claim).word == word
+
+
+def test_a_model_above_the_4_gram_line_or_still_learning_is_too_early() -> None:
+    rows = make_searched(PLAIN, BETTER)
+    assert judge_rows(rows, {("aa", "ff"): 120.0}).word == "supported here"
+    assert judge_rows(rows, {("aa", "ff"): 105.0}).reason.startswith("plain has 110.0, counting 4-grams 105.0")
+    learning = make_searched(PLAIN, BETTER, curve=[[90, 102.0], [100, 100.0]])
+    assert judge_rows(learning).reason == "the validation perplexity of b falls by 2.0% in the last tenth of training"
+    assert judge_rows(make_searched(PLAIN, BETTER, curve=[[50, 102.0], [100, 100.0]])).word == "supported here"
+
+
+def test_a_rate_that_was_not_bracketed_leaves_a_claim_open() -> None:
+    rows = make_rows(PLAIN, BETTER)
+    assert "is not known to be the best one" in judge_rows(rows).reason
+    assert judge_rows(rows, rates="stated").word == "supported here"
+    better_rate = make_row("b", 1, 9.0, settings={"train.learning_rate": 2e-2}, **{"final.valid.perplexity": 9.0})
+    assert judge_rows([*make_searched(PLAIN, BETTER), better_rate]).word == "open"
 
 
 @pytest.mark.parametrize("column", ["text.test", "vocabulary", "protocol.test", "signature"])
 def test_figures_of_another_text_vocabulary_or_protocol_are_not_compared(column: str) -> None:
-    assert judge_rows(make_rows(PLAIN, BETTER, **{column: "another"})).word == "not measured"
+    assert judge_rows(make_searched(PLAIN, BETTER, **{column: "another"})).reason == "fewer than 3 seeds in common"
 
 
 def test_settings_of_one_side_choose_its_runs() -> None:
     rate = {"settings": {"train.learning_rate": 0.5}}
     rows = [*make_rows(PLAIN, [300, 300, 300]), *make_rows([], BETTER, **rate)]
-    assert judge_rows(rows).word == "not confirmed"
-    verdict = judge_rows(rows, better={"row": "b", "set": {"train.learning_rate": 0.5}})
-    assert (verdict.word, verdict.sides[1].figures) == ("confirmed", {1: 90, 2: 99, 3: 111})
-    assert verdict.sides[1].command.endswith("--rows b --scale small --seeds 1,2,3 train.learning_rate=0.5")
+    verdict = judge_rows(rows, better={"row": "b", "set": {"train.learning_rate": 0.5}}, rates="stated")
+    assert verdict.comparison is not None
+    assert (verdict.word, verdict.comparison.better.figures) == ("supported here", {1: 90, 2: 99, 3: 111})
+    assert verdict.comparison.better.command.endswith("--rows b --scale small --seeds 1,2,3 train.learning_rate=0.5")
 
 
-def test_figures_of_the_last_checkpoint_are_compared_where_a_claim_says_so() -> None:
-    plain = [
-        make_row("plain", seed, figure, **{"last.test.perplexity": figure}) for seed, figure in enumerate(PLAIN, 1)
-    ]
-    rows = plain + make_rows([], BETTER, **{"last.test.perplexity": 300})
-    assert judge_rows(rows).word == "confirmed"
-    assert judge_rows(rows, figure="last.test.perplexity").word == "not confirmed"
+@pytest.mark.parametrize(
+    ("figure", "column", "value"),
+    [
+        ("last.test.perplexity", "last.test.perplexity", 300.0),
+        ("ms_per_step.train", "ms_per_step", {"train": 300.0}),
+        ("curve.half", "curve", [[25, 600.0], [75, 150.0], [100, 150.0]]),
+    ],
+)
+def test_other_figures_are_compared_where_a_claim_names_them(figure: str, column: str, value: Any) -> None:
+    verdict = judge_rows(
+        make_rows([], PLAIN, **{column: value}), than={"row": "b", "set": {"train.steps": 1}}, figure=figure
+    )
+    assert verdict.comparison is not None
+    assert verdict.comparison.better.figures == {seed: pytest.approx(300.0) for seed in (1, 2, 3)}
 
 
 def test_a_deviation_is_compared_in_percent() -> None:
     rows = make_rows([1, 2, 3, 4, 5, 6, 7, 8], [4.4, 4.5, 4.6, 4.4, 4.5, 4.6, 4.4, 4.6])
     verdict = judge_rows(rows, statistic="deviation")
-    assert verdict.word == "confirmed"
-    assert verdict.difference == pytest.approx(-96.2, abs=0.1)  # from 2.449 to 0.0926
+    assert verdict.estimate is not None
+    assert verdict.word == "supported here"
+    assert verdict.estimate.difference == pytest.approx(-96.2, abs=0.1)  # from 2.449 to 0.0926
 
 
 @pytest.mark.parametrize(
@@ -89,7 +154,15 @@ def test_faults_of_claims_are_named_with_their_file(tmp_path: Path, claim: str) 
         read_claims(path)
 
 
-def test_every_claim_of_this_repository_names_rows_that_exist() -> None:
-    for path in (RESEARCH / "claims").glob("*.yaml"):
+def test_every_claim_is_decided_by_runs_of_the_ledger_or_of_the_plan() -> None:
+    """A claim without a reason names rows with three seeds that are recorded, or that the plan trains alike."""
+    rows = read_ledger(LEDGER)
+    planned: dict[str, set[int]] = {}
+    for training in plan_trainings(read_plan(RESEARCH / "plan.yaml"), None, Path("runs"), rows):
+        planned.setdefault(training.setting, set()).add(training.seed)
+    for path in sorted((RESEARCH / "claims").glob("*.yaml")):
         for claim in read_claims(path)[1]:
-            assert judge(claim, []).word in ("not measured", "not testable here")
+            for arm in () if claim.why else (claim.than, claim.better):
+                side = find_side(claim, arm, rows)
+                seeds = side.runs.keys() | planned.get(side.setting, set())
+                assert len(seeds) >= FEWEST_SEEDS, f"{path.name}: {claim.table}, {claim.claim}: {side.command}"

@@ -20,7 +20,8 @@ CURVE = {"curve": [[10, 400.0], [20, 100.0]], "settings": {"train.learning_rate"
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "claims").mkdir()
     (tmp_path / "claims" / "mixhead.yaml").write_text(
-        f"paper: Mixhead\nclaims:\n  - {{table: Table 1, claim: b is better, better: {{row: b}}, recipe: {RECIPE}}}\n"
+        "paper: Mixhead\nclaims:\n"
+        f"  - {{table: Table 1, claim: b is better, recipe: {RECIPE}, rates: stated, better: {{row: b}}}}\n"
         "  - {table: Table 2, claim: large, why: no machine}\n"
     )
     write_ledger(tmp_path / "ledger.csv", make_rows([100, 110, 120], [90, 99, 111]))
@@ -34,11 +35,11 @@ def test_the_pages_of_this_repository_are_what_its_ledger_says() -> None:
 
 def test_a_page_says_what_the_ledger_says(folder: Path) -> None:
     page = (folder / "mixhead.md").read_text()
-    assert "**confirmed** | −10.00 [−12.48 to −7.52] |" in page
+    assert "**supported here** | −10.00 [−12.48 to −7.52] |" in page
     assert "`plain`: 110 ± 10 (100, 110, 120), 600,000 tokens; seeds 1–3" in page
     assert "test perplexity 100 ± 10.54 [1] | 1,000 | 600,000 | 1 min 00 s | abc |" in page
     assert "**not testable here**: no machine" in page
-    assert "| [Mixhead](mixhead.md) | 1 | 0 | 0 | 0 | 1 | 6 |" in (folder / "README.md").read_text()
+    assert "| [Mixhead](mixhead.md) | 1 | 0 | 0 | 0 | 0 | 1 | 6 |" in (folder / "README.md").read_text()
 
 
 def test_a_changed_ledger_changes_the_pages(folder: Path) -> None:
@@ -46,7 +47,7 @@ def test_a_changed_ledger_changes_the_pages(folder: Path) -> None:
     with pytest.raises(InputError, match=r"mixhead\.md, leaderboard\.md, README\.md: not what the ledger"):
         write_pages(folder, folder, check=True)
     assert write_pages(folder, folder) == ["mixhead.md", "leaderboard.md", "README.md"]
-    assert "**not measured**" in (folder / "mixhead.md").read_text()
+    assert "**open**: fewer than 3 seeds" in (folder / "mixhead.md").read_text()
 
 
 def test_a_leaderboard_has_the_best_first_with_curve_and_command(folder: Path) -> None:

@@ -89,7 +89,7 @@ def test_the_plans_of_this_repository_can_be_trained(name: str, tmp_path: Path) 
 
 
 def make_training(folder: Path, program: str) -> Training:
-    return Training(folder.name, folder, [sys.executable, "-c", program, str(folder)], is_recorded=False)
+    return Training(folder.name, "", 1, folder, [sys.executable, "-c", program, str(folder)], is_recorded=False)
 
 
 def test_a_training_that_fails_is_reported_and_one_that_ends_is_recorded(
