@@ -7,8 +7,6 @@ import errno
 import itertools
 import json
 import os
-import pickle
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,6 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from training_toy import Death, Objective, Recorder, Toy, at_call, die, evaluate, outcome, train
 
@@ -29,13 +26,13 @@ from fullrank.seal import DamagedError, read_record, write_record
 from fullrank.training import EvaluationResult, load_weights
 from fullrank.training.checkpoint import (
     Snapshot,
+    gather_tensors,
     kept_checkpoints,
     load_checkpoint,
     mean_weights,
     read_checkpoint,
     save_checkpoint,
-    separate,
-    take_over_checkpoints,
+    verify_checkpoint,
     write_mean,
     write_tensors,
 )
@@ -319,7 +316,7 @@ def test_damage_is_noticed_and_the_one_before_used(damage: Any, name: str, tmp_p
     save_checkpoint(tmp_path, snapshot(2), step=2, best=True)
     damage(tmp_path / "last" / name)
     with pytest.raises(DamagedError, match=name):
-        read_checkpoint(tmp_path / "last")
+        verify_checkpoint(tmp_path / "last")
     recorder: list[str] = []
     check(load_checkpoint(tmp_path, recorder.append), 1)
     assert f"{tmp_path}/last is damaged: {name}" in recorder[0]
@@ -346,7 +343,7 @@ def test_a_changed_number_in_the_plain_values_is_noticed(tmp_path: Path) -> None
     plain = tmp_path / "last" / "checkpoint.json"
     plain.write_text(plain.read_text().replace('"step": 7', '"step": 8', 1))
     with pytest.raises(DamagedError, match="checksum"):
-        read_checkpoint(tmp_path / "last")
+        verify_checkpoint(tmp_path / "last")
 
 
 def test_a_run_copied_with_its_links_followed_goes_on(tmp_path: Path) -> None:
@@ -393,7 +390,7 @@ def test_weights_that_do_not_fit_name_the_tensor(tmp_path: Path) -> None:
 def test_what_is_written_shares_no_memory() -> None:
     base = torch.arange(12.0)
     given = {"a": base, "b": base, "c": base[2:5], "d": base.view(3, 4).T, "e": torch.zeros(0), "f": torch.zeros(0)}
-    apart = separate(given)
+    apart = gather_tensors(given)
     assert all(torch.equal(apart[name], given[name]) for name in given)
     owned = [t.untyped_storage() for t in apart.values() if t.numel()]
     assert len({storage.data_ptr() for storage in owned}) == 4
@@ -536,68 +533,6 @@ def test_a_mean_takes_no_name_of_something_else(name: str, tmp_path: Path) -> No
     (tmp_path / "mine").mkdir()
     with pytest.raises(InputError, match="mine is there and is not an average; give another name"):
         write_mean(tmp_path, "mine", {"w": torch.zeros(2)}, [1])
-
-
-# -- written by a stranger ---------------------------------------------------------------------------------------------
-
-
-class _Runs:
-    """An object whose pickle makes a folder where it is read."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (str(self.folder),)
-
-
-@pytest.mark.parametrize(
-    "name", ["training/.metadata", "training/__0_0.distcp", "training.pt", "training-1.safetensors", "../outside"]
-)
-def test_no_other_file_than_safetensors_is_read(name: str, tmp_path: Path) -> None:
-    """A folder of torch.distributed.checkpoint, whose pickle runs code, with checksums that are right."""
-    checkpoints = tmp_path / "checkpoints"
-    save_checkpoint(checkpoints, snapshot(1), step=1, best=True)
-    last = checkpoints / "last"
-    (last / "training").mkdir()
-    (last / name).write_bytes(pickle.dumps(_Runs(tmp_path / "ran")))
-    record = read_record(last)
-    write_record(last, ("model.safetensors", name), record.state, record.run)
-    for read in (read_checkpoint, lambda path: load_checkpoint(path.parent, refuse)):
-        with pytest.raises((DamagedError, InputError), match=re.escape(f"checkpoint.json names '{name}'")):
-            read(last)
-    with pytest.raises(InputError, match="nothing else is read"):
-        take_over_checkpoints(checkpoints, tmp_path / "copy", {})
-    assert not (tmp_path / "ran").exists()
-
-
-@pytest.mark.parametrize("content", [b"", b"\x80\x04", pickle.dumps(_Runs(Path("ran")))])
-def test_a_pickle_under_the_name_of_tensors_is_refused(content: bytes, tmp_path: Path) -> None:
-    save_checkpoint(tmp_path, snapshot(1), step=1, best=True)
-    (tmp_path / "last" / "training.safetensors").write_bytes(content)
-    record = read_record(tmp_path / "last")
-    write_record(tmp_path / "last", tuple(record.files), record.state, record.run)
-    with pytest.raises(DamagedError, match=r"training\.safetensors cannot be read"):
-        read_checkpoint(tmp_path / "last")
-
-
-def test_rows_of_several_files_are_one_tensor(tmp_path: Path) -> None:
-    whole = snapshot(1)
-    save_checkpoint(tmp_path, whole, step=1, best=True)
-    last = tmp_path / "last"
-    (last / "training.safetensors").unlink()
-    divided = {name: tensor for name, tensor in whole.training.items() if tensor.ndim}
-    save_file(
-        {name: tensor[:1].clone() for name, tensor in divided.items()}
-        | {name: tensor for name, tensor in whole.training.items() if not tensor.ndim},
-        last / "training-00000.safetensors",
-    )
-    save_file({name: tensor[1:].clone() for name, tensor in divided.items()}, last / "training-00001.safetensors")
-    names = ("model.safetensors", "training-00000.safetensors", "training-00001.safetensors")
-    write_record(last, names, whole.state, {})
-    found = read_checkpoint(last).training
-    assert found.keys() == whole.training.keys()
-    assert all(torch.equal(found[name], tensor) for name, tensor in whole.training.items())
 
 
 @pytest.mark.parametrize(

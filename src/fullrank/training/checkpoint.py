@@ -1,9 +1,7 @@
 """Checkpoints on disk: each is complete or absent, at whatever moment the process dies.
 
     checkpoints/step-00000120/  model.safetensors      the weights to use (averaged ones when averaging), by state_dict name
-                                training.safetensors   for resuming: optimizer, own weights, carry; where several processes
-                                                       train, training-00000.safetensors of the first and so on: the rows
-                                                       of a tensor that each one holds, a whole one by the first
+                                training.safetensors   for resuming: optimizer, trained weights, carry
                                 checkpoint.json        plain values and checksums
     checkpoints/last, best, previous                   links to such folders
     checkpoints/kept/step-00000120/                    weights of the last evaluations (`train.keep_checkpoints`)
@@ -13,13 +11,12 @@ A checkpoint is written to a temporary folder, forced to the disk, renamed, and 
 replaced in one atomic step); folders without a link are removed last. `previous` is the `last` before this one: should
 `last` be damaged, training resumes from there. A checkpoint that is there only because the run was stopped never becomes
 `previous`, which is the same link in a run that goes through. Kept weights are a hard link to the file of the checkpoint
-where the disk can do that. checkpoint.json seals the others and the run around them (`fullrank.seal`). Tensors are in
-safetensors files alone: a checkpoint that names any other file, as the pickles of earlier versions, is refused.
+where the disk can do that. checkpoint.json seals the others and the run around them (`fullrank.seal`).
+Of several processes the first one writes the tensors that all of them gather; every process reads the files.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
@@ -33,23 +30,12 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from fullrank.core.errors import InputError, RunError, one_line
-from fullrank.files import no_room, out_of_memory
-from fullrank.seal import LINKS, PLAIN, DamagedError, Record, read_record, seal_file, sync, write_record
-from fullrank.training.distributed import (
-    Place,
-    barrier,
-    count,
-    gathered,
-    parted,
-    rank,
-    rows_held,
-    undivided,
-    whole,
-)
+from fullrank.core.errors import InputError, RunError
+from fullrank.files import no_room
+from fullrank.seal import LINKS, DamagedError, Record, read_record, seal_file, sync, write_record
+from fullrank.training.distributed import barrier, gathered, rank, whole
 
-WEIGHTS, TRAINING = "model.safetensors", "training"
-_FILES = re.compile(r"model\.safetensors|training(-\d{5})?\.safetensors")
+WEIGHTS, TRAINING = "model.safetensors", "training.safetensors"
 KEPT = "kept"
 STOPPED = "stopped"  # in the state of a checkpoint that is there only because the run was stopped
 
@@ -72,56 +58,52 @@ class Snapshot:
 
 def save_checkpoint(
     folder: Path, snapshot: Snapshot, *, step: int, best: bool, keep_weights: int | None = None
-) -> Path:
+) -> None:
     """Write `snapshot` into `folder` (a run's `checkpoints`) and make it `last`, and `best` if asked for.
 
     keep_weights: keep the weights too, and at most so many of the kept ones.
     RunError if the disk does not take it: then the checkpoints that were there are unchanged.
     """
-    temporary = folder / f".writing-{step:08d}"
-    snapshot = replace(snapshot, weights={name: whole(tensor) for name, tensor in snapshot.weights.items()})
-    try:
-        if rank() == 0:
-            folder.mkdir(parents=True, exist_ok=True)
-            for leftover in folder.glob(".writing-*"):
-                shutil.rmtree(leftover)
-            temporary.mkdir()
-        barrier()  # until the first process has made the folder
-        _write_training(temporary, snapshot.training)
-        if rank() > 0:
-            barrier()  # until the first process has written the rest
-            return Path(os.readlink(folder / "last"))
-        write_tensors(temporary / WEIGHTS, snapshot.weights)
-        files = sorted(file.name for file in temporary.glob(f"{TRAINING}*"))
-        write_record(temporary, (WEIGHTS, *files), snapshot.state, snapshot.run)
-        _remove_unlinked(folder)  # of a process that was killed before it could link this step
-        target = _free_name(folder, step)
-        os.replace(temporary, target)
-        sync(folder)
-        former = _linked(folder, "last")
-        if former is not None and not _was_stopped(folder / former):
-            _link(folder, "previous", former)
-        # before `last`: a run resumed from the former `last` repeats this step, one resumed from the new one does not
-        if keep_weights is not None:
-            _keep_weights(folder, target, step=step, number=keep_weights, run=snapshot.run)
-        if best:
-            _link(folder, "best", target.name)
-        _link(folder, "last", target.name)
-    except (OSError, SafetensorError) as error:
-        for leftover in folder.glob(".writing-*"):
-            shutil.rmtree(leftover, ignore_errors=True)
-        raise RunError(_why_not_saved(folder, snapshot, step, error)) from error
-    _remove_unlinked(folder)
+    weights, training = gather_tensors(snapshot.weights), gather_tensors(snapshot.training)
+    if rank() == 0:
+        snapshot = replace(snapshot, weights=weights, training=training)
+        try:
+            _write_checkpoint(folder, snapshot, step, best, keep_weights)
+        except (OSError, SafetensorError) as error:
+            _remove_unlinked(folder)
+            raise RunError(_explain_failure(folder, snapshot, step, error)) from error
     barrier()
-    return target
+
+
+def _write_checkpoint(folder: Path, snapshot: Snapshot, step: int, best: bool, keep_weights: int | None) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    _remove_unlinked(folder)  # of a process that was killed
+    temporary = folder / f".writing-{step:08d}"
+    temporary.mkdir()
+    write_tensors(temporary / WEIGHTS, snapshot.weights)
+    write_tensors(temporary / TRAINING, snapshot.training)
+    write_record(temporary, (WEIGHTS, TRAINING), snapshot.state, snapshot.run)
+    target = _find_free_name(folder, step)
+    os.replace(temporary, target)
+    sync(folder)
+    last = _read_link(folder, "last")
+    if last is not None and not _was_stopped(folder / last):
+        _link(folder, "previous", last)
+    # before `last`: a run resumed from the former `last` repeats this step, one resumed from the new one does not
+    if keep_weights is not None:
+        _keep_weights(folder, target, step=step, number=keep_weights, run=snapshot.run)
+    if best:
+        _link(folder, "best", target.name)
+    _link(folder, "last", target.name)
+    _remove_unlinked(folder)
 
 
 def _remove_unlinked(folder: Path) -> None:
-    """Remove checkpoints without a link, and what a process that was killed left half done."""
-    linked = {_linked(folder, name) for name in LINKS}
-    for path in folder.glob("step-*"):
+    """Remove checkpoints without a link and what is half written; what cannot be removed is left to the next call."""
+    linked = {_read_link(folder, name) for name in LINKS}
+    for path in (*folder.glob("step-*"), *folder.glob(".writing-*")):
         if path.name not in linked:
-            shutil.rmtree(path, ignore_errors=True)  # if that fails, the next checkpoint tries again
+            shutil.rmtree(path, ignore_errors=True)
     for link in folder.glob(".link-*"):
         link.unlink()
 
@@ -133,110 +115,65 @@ def _was_stopped(path: Path) -> bool:
         return False
 
 
-def _write_training(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write the rows that this process holds into a file of its own; OSError in all processes if one of them cannot."""
-    rows, failure = {name: rows_held(tensor) for name, tensor in tensors.items()}, None
-    name = f"{TRAINING}.safetensors" if count() == 1 else f"{TRAINING}-{rank():05d}.safetensors"
-    try:
-        write_tensors(folder / name, {key: tensor for key, tensor in rows.items() if tensor is not None})
-    except (OSError, SafetensorError) as error:
-        failure = error if isinstance(error, OSError) else OSError(str(error))
-    for failed in filter(None, gathered(failure)):
-        raise failed
+def load_checkpoint(folder: Path, notice: Callable[[str], None]) -> Snapshot | None:
+    """The newest good checkpoint in `folder`, `last` first; None if there is none at all. Errors as `find_newest`."""
+    name = gathered(find_newest(folder, notice) if rank() == 0 else None)[0]
+    return None if name is None else read_checkpoint(folder / name)
 
 
-def load_checkpoint(folder: Path, notice: Callable[[str], None], place: Place = undivided) -> Snapshot | None:
-    """The newest good checkpoint in `folder`, `last` first; None if there is none at all.
+def find_newest(folder: Path, notice: Callable[[str], None]) -> str | None:
+    """The name of the newest checkpoint in `folder` whose files match their checksums; None without any checkpoint.
 
-    place: the parts of tensors that each of several processes holds; the first one looks for the checkpoint.
     If `last` is damaged and another one is good, `notice` is called, and that one is `last` from now on.
     InputError if there are checkpoints and none is good.
     """
-    if rank() > 0:
-        found = gathered(None)[0]
-        return None if found is None else read_checkpoint(folder / found, place)
-    snapshot, name = _newest(folder, notice) if folder.is_dir() else (None, None)
-    gathered(name)
-    if count() > 1 and name is not None:
-        return read_checkpoint(folder / name, place)
-    return snapshot
-
-
-def _newest(folder: Path, notice: Callable[[str], None]) -> tuple[Snapshot | None, str | None]:
-    """The newest good checkpoint and its name; for several processes, which read it together, without its tensors."""
     _restore_links(folder)
-    last, best = _linked(folder, "last"), _linked(folder, "best")
+    last, best = _read_link(folder, "last"), _read_link(folder, "best")
     names = sorted((path.name for path in folder.glob("step-*")), reverse=True)
     if last is not None:
         # a later `best` is the checkpoint of a process that was killed before it could move its last link
         names = [best, last, *names] if best is not None and best > last else [last, *names]
-    reasons: list[str] = []
+    damages: list[str] = []
     for name in dict.fromkeys(names):
         try:
-            snapshot = read_checkpoint(folder / name) if count() == 1 else _verified(folder / name)
+            state = verify_checkpoint(folder / name).state
         except DamagedError as damage:
-            reasons.append(f"{folder / ('last' if name == last else name)} is damaged: {damage}")
+            damages.append(f"{folder / ('last' if name == last else name)} is damaged: {damage}")
             continue
         if name != last:
             _link(folder, "last", name)
-            if snapshot.state.get("best_step") == snapshot.state.get("step"):
+            if state.get("best_step") == state.get("step"):
                 _link(folder, "best", name)
-        if reasons:
-            notice(f"{reasons[0]}; going on from the checkpoint before it, {folder / name}")
+        if damages:
+            notice(f"{damages[0]}; going on from the checkpoint before it, {folder / name}")
         else:
             _remove_unlinked(folder)
-        return snapshot, name
-    if reasons:
-        raise InputError(f"{reasons[0]}; delete {folder} or start again with --out")
-    return None, None
+        return name
+    if damages:
+        raise InputError(f"{damages[0]}; delete {folder} or start again with --out")
+    return None
 
 
-def _verified(path: Path) -> Snapshot:
-    """The checkpoint in the folder `path` without its tensors, every checksum verified; DamagedError as `read_checkpoint`."""
-    files, run, state = _record(path)
-    for name, seal in files.items():
-        _check_seal(path / name, seal)
-    return Snapshot({}, {}, state, run)
+def read_checkpoint(path: Path) -> Snapshot:
+    """The checkpoint in the folder `path`. Its tensors may be views of the files."""
+    _, run, state = read_record(path)
+    weights, training = (safetensors.torch.load_file(path / name) for name in (WEIGHTS, TRAINING))
+    return Snapshot(weights, training, state, run)
 
 
-def _record(path: Path) -> Record:
-    """The record of a checkpoint; DamagedError if it names a file that no checkpoint of this version has."""
+def verify_checkpoint(path: Path) -> Record:
+    """The record of a checkpoint; DamagedError says which of its files is not what was written."""
     record = read_record(path)
-    for name in record.files:
-        if not _FILES.fullmatch(name):
-            raise DamagedError(
-                f"{PLAIN} names {name!r}: not a safetensors file of a checkpoint, and nothing else is read"
-            )
+    for name, seal in record.files.items():
+        try:
+            current = seal_file(path / name)
+        except (OSError, ValueError) as error:
+            raise DamagedError(f"{name} cannot be read ({error})") from error
+        if current["bytes"] != seal["bytes"]:
+            raise DamagedError(f"{name} has {current['bytes']} bytes instead of {seal['bytes']}")
+        if current != seal:
+            raise DamagedError(f"{name} does not match its checksum")
     return record
-
-
-def read_checkpoint(path: Path, place: Place = undivided) -> Snapshot:
-    """The checkpoint in the folder `path`, every checksum verified; DamagedError says what is wrong with it."""
-    files, run, state = _record(path)
-    parts = sorted(name for name in files if name.startswith(TRAINING))
-    weights = read_tensors(path / WEIGHTS, files.get(WEIGHTS, {}))
-    for name in parts:
-        _check_seal(path / name, files[name])
-    try:
-        return Snapshot(weights, _read_training([path / name for name in parts], place), state, run)
-    except (OSError, SafetensorError, RuntimeError) as error:
-        raise DamagedError(f"{', '.join(parts)} cannot be read ({one_line(error)})") from error
-
-
-def _read_training(files: Sequence[Path], place: Place) -> dict[str, Tensor]:
-    """The tensors of such files, one at a time; rows of several files are joined, and a process keeps those it holds."""
-    with contextlib.ExitStack() as opened:
-        parts = [opened.enter_context(safetensors.safe_open(file, "pt")) for file in files]
-        holders: dict[str, list[Any]] = {}
-        for part in parts:
-            for name in part.keys():  # noqa: SIM118  it is no mapping
-                holders.setdefault(name, []).append(part)
-        tensors = {}
-        for name, several in holders.items():
-            rows = [part.get_tensor(name) for part in several]
-            tensor = torch.cat(rows) if len(rows) > 1 else rows[0].clone()  # copies: they may be views of the file
-            tensors[name] = parted(tensor, place(name, tensor.shape))
-        return tensors
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
@@ -246,14 +183,14 @@ def load_weights(model: nn.Module, path: Path) -> None:
 
 def put_weights(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
     """`model.load_state_dict`, strictly; InputError names the first tensor of `path` that does not fit."""
-    own = model.state_dict()
-    for name in sorted(own.keys() | weights.keys()):
-        if name not in own or name not in weights:
-            why = f"the {'model' if name not in own else 'checkpoint'} has no '{name}'"
-        elif own[name].shape != weights[name].shape:
-            why = f"'{name}' is {tuple(weights[name].shape)} there and {tuple(own[name].shape)} here"
-        elif own[name].dtype != weights[name].dtype:
-            why = f"'{name}' is {weights[name].dtype} there and {own[name].dtype} here"
+    expected = model.state_dict()
+    for name in sorted(expected.keys() | weights.keys()):
+        if name not in expected or name not in weights:
+            why = f"the {'model' if name not in expected else 'checkpoint'} has no '{name}'"
+        elif expected[name].shape != weights[name].shape:
+            why = f"'{name}' is {tuple(weights[name].shape)} there and {tuple(expected[name].shape)} here"
+        elif expected[name].dtype != weights[name].dtype:
+            why = f"'{name}' is {weights[name].dtype} there and {expected[name].dtype} here"
         else:
             continue
         raise InputError(f"{path} does not fit the model: {why}; check the model section of config.yaml")
@@ -262,19 +199,21 @@ def put_weights(model: nn.Module, weights: dict[str, Tensor], path: Path) -> Non
 
 def _read_weights(path: Path, advice: str) -> dict[str, Tensor]:
     try:
-        return read_tensors(path / WEIGHTS, read_record(path).files.get(WEIGHTS, {}))
+        verify_checkpoint(path)
     except DamagedError as damage:
         raise InputError(f"{path} is damaged: {damage}; {advice}") from damage
+    weights: dict[str, Tensor] = safetensors.torch.load_file(path / WEIGHTS)
+    return weights
 
 
-def _why_not_saved(folder: Path, snapshot: Snapshot, step: int, error: Exception) -> str:
-    why, former = str(error), _linked(folder, "last")
+def _explain_failure(folder: Path, snapshot: Snapshot, step: int, error: Exception) -> str:
+    why, last = str(error), _read_link(folder, "last")
     if no_room(error):
         size = sum(t.nbytes for tensors in (snapshot.weights, snapshot.training) for t in tensors.values()) / 2**20
         why = f"no space left on the disk (it takes about {max(size, 0.1):.1f} MiB)"
-    kept = f"{folder / 'last'} ({former}) is intact" if former else "there is no earlier checkpoint"
+    intact = f"{folder / 'last'} ({last}) is intact" if last else "there is no earlier checkpoint"
     return (
-        f"the checkpoint of step {step} could not be written to {folder}: {why}; {kept}. "
+        f"the checkpoint of step {step} could not be written to {folder}: {why}; {intact}. "
         "Make room and run the same command again to go on"
     )
 
@@ -282,16 +221,16 @@ def _why_not_saved(folder: Path, snapshot: Snapshot, step: int, error: Exception
 # -- links and names -------------------------------------------------------------------------------------------------
 
 
-def _free_name(folder: Path, step: int) -> Path:
-    """A folder name for this step that is not taken, not even by a leftover that a link may point to."""
-    path, again = folder / f"step-{step:08d}", 1
+def _find_free_name(folder: Path, step: int) -> Path:
+    """A folder name for this step that is not taken, not even by a damaged checkpoint that a link points to."""
+    path, copy = folder / f"step-{step:08d}", 1
     while path.exists():
-        again += 1
-        path = folder / f"step-{step:08d}-{again}"
+        copy += 1
+        path = folder / f"step-{step:08d}-{copy}"
     return path
 
 
-def _linked(folder: Path, name: str) -> str | None:
+def _read_link(folder: Path, name: str) -> str | None:
     link = folder / name
     return os.readlink(link) if link.is_symlink() else None
 
@@ -317,7 +256,7 @@ def _restore_links(folder: Path) -> None:
             step = int(read_record(path).state["step"])
         except DamagedError:
             step = 0
-        target = _free_name(folder, step)
+        target = _find_free_name(folder, step)
         os.replace(path, target)
         _link(folder, name, target.name)
 
@@ -333,24 +272,24 @@ def _keep_weights(folder: Path, checkpoint: Path, *, step: int, number: int, run
     """
     fresh = folder / f".writing-kept-{step:08d}"
     fresh.mkdir()
-    _same_file(checkpoint / WEIGHTS, fresh / WEIGHTS)
+    _link_or_copy(checkpoint / WEIGHTS, fresh / WEIGHTS)
     write_record(fresh, (WEIGHTS,), {"step": step}, run)
     target = folder / KEPT / f"step-{step:08d}"
     target.parent.mkdir(exist_ok=True)
     _replace(folder, fresh, target)
     kept = kept_checkpoints(folder)
-    up_to_now = [earlier for earlier in kept if earlier <= step]
-    for other in set(kept) - set(up_to_now[-number:]):
+    staying = [earlier for earlier in kept if earlier <= step][-number:]
+    for other in set(kept) - set(staying):
         _remove(folder, kept[other])
 
 
-def _same_file(path: Path, name: Path) -> None:
-    """Give the file `path` another name; a copy on a disk that has no links."""
+def _link_or_copy(source: Path, target: Path) -> None:
+    """Give a file another name; a copy on a disk that has no links."""
     try:
-        os.link(path, name)
+        os.link(source, target)
     except OSError:
-        shutil.copyfile(path, name)
-        sync(name)
+        shutil.copyfile(source, target)
+        sync(target)
 
 
 def take_over_checkpoints(source: Path, folder: Path, run: Mapping[str, Any], *, goes_on: bool = False) -> None:
@@ -360,24 +299,22 @@ def take_over_checkpoints(source: Path, folder: Path, run: Mapping[str, Any], *,
     `last` comes last: without it nothing has been taken over. InputError if a checkpoint is damaged.
     """
     for path in sorted([*source.glob("step-*"), *source.glob(f"{KEPT}/step-*")]):
-        target = folder / path.relative_to(source)
-        shutil.rmtree(target, ignore_errors=True)
-        target.mkdir(parents=True)
         try:
-            files, _, state = _record(path)
-            for name in files:
-                _same_file(path / name, target / name)
-            if goes_on and state.get("stopped_early"):
-                state = {**state, "stopped_early": False, "finished": False, "since_best": 0}
-            write_record(target, tuple(files), state, run)
-            if read_record(target).files != files:
-                raise DamagedError("a file does not match its checksum")
+            files, _, state = verify_checkpoint(path)
         except DamagedError as damage:
             raise InputError(
                 f"{path} is damaged: {damage}; delete {source.parent}, so that it is trained again"
             ) from damage
+        target = folder / path.relative_to(source)
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir(parents=True)
+        for name in files:
+            _link_or_copy(path / name, target / name)
+        if goes_on and state.get("stopped_early"):
+            state = {**state, "stopped_early": False, "finished": False, "since_best": 0}
+        write_record(target, tuple(files), state, run)
     for link in ("previous", "best", "last"):
-        if (linked := _linked(source, link)) is not None:
+        if (linked := _read_link(source, link)) is not None:
             _link(folder, link, linked)
 
 
@@ -403,7 +340,7 @@ def mean_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
             elif name in total:
                 total[name] += tensor
             else:
-                total[name] = tensor.double()
+                total[name] = tensor.to(torch.float64, copy=True)
     return {
         name: (value / len(paths)).to(weights[name].dtype) if value.is_floating_point() else value
         for name, value in total.items()
@@ -457,47 +394,20 @@ def _remove(folder: Path, path: Path) -> None:
         shutil.rmtree(gone, ignore_errors=True)
 
 
-# -- files with checksums --------------------------------------------------------------------------------------------
+# -- tensors ---------------------------------------------------------------------------------------------------------
+
+
+def gather_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies of whole tensors on the CPU of the first process; the others help to gather them and get none."""
+    copies = {}
+    for name, tensor in tensors.items():
+        complete = whole(tensor.detach())
+        if rank() == 0:
+            copies[name] = complete.to("cpu", copy=True).contiguous()
+    return copies
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     """Write a file of `tensors` and force it to the disk."""
-    safetensors.torch.save_file(separate(tensors), path, metadata={"format": "pt"})
+    safetensors.torch.save_file(tensors, path, metadata={"format": "pt"})
     sync(path)
-
-
-def read_tensors(path: Path, seal: dict[str, Any]) -> dict[str, Tensor]:
-    """The tensors of a file, copied into memory; DamagedError if size or checksum differ from `seal`."""
-    _check_seal(path, seal)
-    try:  # copies: the loaded tensors may be views of the file
-        return {key: value.clone() for key, value in safetensors.torch.load_file(path).items()}
-    except (OSError, SafetensorError) as error:
-        if out_of_memory(error):
-            raise
-        raise DamagedError(f"{path.name} cannot be read ({error})") from error
-
-
-def _check_seal(path: Path, seal: dict[str, Any]) -> None:
-    """DamagedError if size or checksum of a file differ from `seal`."""
-    try:
-        now = seal_file(path)
-    except (OSError, ValueError) as error:
-        raise DamagedError(f"{path.name} cannot be read ({error})") from error
-    if now["bytes"] != seal.get("bytes"):
-        raise DamagedError(f"{path.name} has {now['bytes']} bytes instead of {seal.get('bytes')}")
-    if now["sha256"] != seal.get("sha256"):
-        raise DamagedError(f"{path.name} does not match its checksum")
-
-
-def separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copies on the CPU, contiguous, none sharing memory with another (tied parameters are written twice)."""
-    seen: set[int] = set()
-    apart: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        plain = tensor.detach().to("cpu").contiguous()
-        storage = plain.untyped_storage()
-        if storage.data_ptr() in seen or storage.nbytes() != plain.nbytes:
-            plain = plain.clone()
-        seen.add(plain.untyped_storage().data_ptr())
-        apart[name] = plain
-    return apart

@@ -17,7 +17,7 @@ import signal
 import sys
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -268,11 +268,6 @@ def local(tensor: Tensor) -> Tensor:
 # -- tensors in parts ------------------------------------------------------------------------------------------------
 
 Layout = tuple[Any, Any]  # mesh and placements of a DTensor
-Place = Callable[[str, torch.Size], Layout | None]  # of a tensor of a checkpoint, by name and shape
-
-
-def undivided(name: str, shape: torch.Size) -> None:
-    """Every process holds all of every tensor."""
 
 
 def rows_layout() -> Layout:
@@ -297,24 +292,13 @@ def joined(rows: Tensor) -> Tensor:
 
 
 def parted(tensor: Tensor, layout: Layout | None) -> Tensor:
-    """The same tensor, of which each process holds a part."""
+    """A copy of a tensor of which each process holds a part; of all of it without a layout."""
     if layout is None:
-        return tensor
+        return tensor.clone()
     from torch.distributed.tensor import distribute_tensor
 
     mesh, placements = layout
     return distribute_tensor(tensor.to(mesh.device_type), mesh, placements)
-
-
-def rows_held(tensor: Tensor) -> Tensor | None:
-    """The rows of a tensor that this process is to write: its own, or all of one that is whole in every process.
-
-    None: the first process writes it.
-    """
-    if isinstance(tensor, Gatherable) and all(one.is_shard(0) for one in tensor.placements):
-        return tensor.to_local()
-    everything = whole(tensor)
-    return everything if rank() == 0 else None
 
 
 # -- the model -------------------------------------------------------------------------------------------------------

@@ -150,7 +150,7 @@ def _begin(
     state: TrainingState, plan: Plan, options: TrainConfig, folder: Path, observers: ObserverGroup
 ) -> int | None:
     """Restore the last checkpoint and return its step, or start anew."""
-    snapshot = load_checkpoint(folder / "checkpoints", observers.notice, state.place)
+    snapshot = load_checkpoint(folder / "checkpoints", observers.notice)
     if snapshot is None:
         seed_everything(options.seed)
         plan.begin_phase(state.counters)

@@ -29,7 +29,7 @@ from fullrank.training.device import (
     eager_evaluation,
     synchronize,
 )
-from fullrank.training.distributed import Layout, count, joined, layout_of, local, parted, rows_layout
+from fullrank.training.distributed import count, joined, layout_of, local, parted, rows_layout
 from fullrank.training.optimizer import Schedule
 from fullrank.training.values import Carry, Evaluate, EvaluationResult
 
@@ -335,18 +335,15 @@ class TrainingState:
         }
         return Snapshot(weights, training, state)
 
-    def place(self, name: str, shape: torch.Size) -> Layout | None:
-        """The part of a tensor of a checkpoint that this process holds: of a parameter's, and of the rows of the carry."""
+    def _distribute(self, name: str, tensor: Tensor) -> Tensor:
+        """The part that this process holds of a tensor by its name in `training.safetensors`."""
         kind, _, rest = name.partition(".")
         if kind == "carry":
-            return rows_layout() if count() > 1 and len(shape) > 1 else None
-        held = self.average.parameters.get(rest.rpartition("|")[0] if kind == "optimizer" else rest)
-        return layout_of(held) if held is not None and held.shape == shape else None
-
-    def _as_held(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Weights in the parts that the processes hold."""
-        own = self.model.state_dict()
-        return {name: parted(one, layout_of(own[name]) if name in own else None) for name, one in weights.items()}
+            return parted(tensor, rows_layout() if count() > 1 and tensor.ndim > 1 else None)
+        parameter = self.average.parameters.get(rest.rpartition("|")[0] if kind == "optimizer" else rest)
+        if parameter is None or parameter.shape != tensor.shape:
+            return parted(tensor, None)
+        return parted(tensor, layout_of(parameter))
 
     def restore(self, snapshot: Snapshot, path: Path) -> None:
         """Go back to `snapshot`; InputError, naming `path`, if it belongs to another model or configuration."""
@@ -365,11 +362,13 @@ class TrainingState:
                 f"{self.counters.batches_per_epoch}: the text, train.batch_size, train.segment_length or "
                 "train.batch_tokens changed; set them back or start again with --out"
             )
-        put_weights(self.model, self._as_held(snapshot.weights), path)
+        layouts = {name: layout_of(tensor) for name, tensor in self.model.state_dict().items()}
+        weights = {name: parted(tensor, layouts.get(name)) for name, tensor in snapshot.weights.items()}
+        put_weights(self.model, weights, path)
         parts: dict[str, dict[str, Tensor]] = {}
         for name, tensor in snapshot.training.items():
             prefix, _, rest = name.partition(".")
-            parts.setdefault(prefix, {})[rest] = tensor
+            parts.setdefault(prefix, {})[rest] = self._distribute(name, tensor)
         device = self.running.device
         try:
             if state["optimizer"] != type(self.optimizer).__name__:
