@@ -7,9 +7,9 @@ Every reader of a run compares them (`check_run`): a changed activation or flag 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, NotRequired, TypedDict
@@ -107,27 +107,6 @@ def read_record(folder: Path) -> Record:
     return Record(content["files"], content["run"], content["state"])
 
 
-def refuse_links(folder: Path) -> None:
-    """InputError for whatever in a run folder is neither a file nor a folder, before anything is written or deleted there.
-
-    A link would lead out of it: its target would be cut off or deleted. The folder itself may be one. Links of checkpoints
-    point to a name beside them; `wandb` keeps links of its own.
-    """
-    for parent, folders, files in os.walk(folder):
-        for path in (Path(parent, name) for name in (*folders, *files)):
-            try:
-                mode = path.lstat().st_mode
-                target = os.readlink(path) if stat.S_ISLNK(mode) else None
-            except FileNotFoundError:  # of a training that goes on there
-                continue
-            ours = path.parent == folder / "checkpoints" and path.name.removeprefix(".link-") in LINKS
-            if stat.S_ISREG(mode) or stat.S_ISDIR(mode) or (ours and target is not None and "/" not in target):
-                continue
-            kind = f"a link to {target}" if target is not None else "neither a file nor a folder"
-            raise InputError(f"{path} is {kind}: nothing is written there; remove it, or give another --out")
-        folders[:] = [name for name in folders if name != "wandb"]
-
-
 # -- the run around a checkpoint --------------------------------------------------------------------------------------
 
 
@@ -135,10 +114,10 @@ def seal_run(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     """The part `run` of a checkpoint's record: values of configuration and run record, checksums of vocabulary files."""
     paths = sorted(path for pattern in _VOCABULARY for path in folder.glob(pattern))
     files = {str(path.relative_to(folder)): seal_file(path) for path in paths}
-    return {"config": dict(config), "identity": _data(read_identity(folder)), "files": files}
+    return {"config": dict(config), "identity": _select_data(read_identity(folder)), "files": files}
 
 
-def _data(identity: Mapping[str, Any]) -> dict[str, Any]:
+def _select_data(identity: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a run record about data and computation; the rest are names."""
     return {key: identity[key] for key in ("text", "vocabulary", "kernel", "teacher") if key in identity}
 
@@ -163,48 +142,43 @@ def check_run(folder: Path, checkpoint: str | None = None) -> None:
     None: the newest checkpoint that can be read; without any there is nothing to compare. A vocabulary file that is missing
     changes no figure: what needs it says so.
     """
-    record = None
-    for name in ("last", "previous", "best") if checkpoint is None else (checkpoint,):
-        try:
-            record = record or read_record(folder / "checkpoints" / name)
-        except DamagedError as damage:
-            if checkpoint is not None:
-                raise InputError(
-                    f"{folder / 'checkpoints' / name} is damaged: {damage}; take another checkpoint or train again"
-                ) from damage
+    record = _find_record(folder) if checkpoint is None else _read_named(folder / "checkpoints" / checkpoint)
     if record is None or not record.run:
         return
-    where = "so the figures would be others; set it back, or begin a new run with another --out"
     try:
         trained = build_any(record.run["config"]).to_dict()
     except ConfigError as error:
         raise InputError(f"{folder}: trained by another version of fullrank, or with other modules: {error}") from error
-    for file, now, then in (
-        ("config.yaml", build_any(read_yaml(folder / "config.yaml")).to_dict(), trained),
-        ("run.json", _data(read_identity(folder)), record.run["identity"]),
-    ):
-        new, old = (parse_json(json.dumps(flatten(values))) for values in (now, then))
-        if changed := [k for k in {**old, **new} if k not in MOVABLE and (k not in old or old[k] != new.get(k))]:
-            shown = ", ".join(f"{key} is {new.get(key)!r}, trained with {old.get(key)!r}" for key in changed[:4])
-            raise InputError(f"{folder / file} was changed after the training began: {shown}, {where}")
+    _compare(folder / "config.yaml", build_any(read_yaml(folder / "config.yaml")).to_dict(), trained)
+    _compare(folder / "run.json", _select_data(read_identity(folder)), record.run["identity"])
     for name, sealed in record.run["files"].items():
         path = folder / name
         if path.exists() and not (path.is_file() and seal_file(path) == sealed):
-            raise InputError(f"{path} was changed after the training began, {where}")
-    if checkpoint == "best":
-        _check_best(folder, record.state)
+            raise InputError(f"{path} was changed after the training began, {_ADVICE}")
 
 
-def _check_best(folder: Path, state: Mapping[str, Any]) -> None:
-    """InputError if the link `best` points to another checkpoint than the best one."""
-    newest: Mapping[str, Any]
+_ADVICE = "so the figures would be others; set it back, or begin a new run with another --out"
+
+
+def _find_record(folder: Path) -> Record | None:
+    for name in ("last", "previous", "best"):
+        with contextlib.suppress(DamagedError):
+            return read_record(folder / "checkpoints" / name)
+    return None
+
+
+def _read_named(checkpoint: Path) -> Record:
     try:
-        newest = read_record(folder / "checkpoints" / "last").state
-    except DamagedError:
-        newest = state
-    step, best = state["step"], max(state.get("best_step") or 0, newest.get("best_step") or 0)
-    if step < best or step != (state.get("best_step") or step):
-        raise InputError(
-            f"{folder / 'checkpoints' / 'best'} is the checkpoint of step {step}, and the best one was of step {best}; let "
-            "the link point there, or name a checkpoint with --checkpoint"
-        )
+        return read_record(checkpoint)
+    except DamagedError as damage:
+        raise InputError(f"{checkpoint} is damaged: {damage}; take another checkpoint or train again") from damage
+
+
+def _compare(file: Path, current: Mapping[str, Any], trained: Mapping[str, Any]) -> None:
+    """InputError unless the values of a file are, as JSON has them, those that were trained with."""
+    new, old = (parse_json(json.dumps(flatten(values))) for values in (current, trained))
+    keys = [key for key in {**old, **new} if key not in MOVABLE]
+    changed = [key for key in keys if key not in old or old[key] != new.get(key)]
+    if changed:
+        shown = ", ".join(f"{key} is {new.get(key)!r}, trained with {old.get(key)!r}" for key in changed[:4])
+        raise InputError(f"{file} was changed after the training began: {shown}, {_ADVICE}")

@@ -137,16 +137,6 @@ def test_a_folder_in_place_of_a_vocabulary_is_refused(run: Path) -> None:
         resume(run, quiet=True, say=silent)
 
 
-def test_earlier_lines_of_metrics_are_sealed(run: Path) -> None:
-    file = unfinished(run) / "metrics.jsonl"
-    text = file.read_text(encoding="utf-8")
-    file.write_text(text.replace('"tokens": 128', '"tokens": 129', 1), encoding="utf-8")
-    assert file.read_text(encoding="utf-8") != text
-    assert "metrics.jsonl: its lines are not those that the training wrote" in read_run(run).problems
-    with pytest.raises(InputError, match=r"metrics\.jsonl: lines before the last checkpoint"):
-        resume(run, quiet=True, say=silent)
-
-
 def test_weights_without_their_record_are_refused(run: Path) -> None:
     model = fr.LanguageModel.load(run)
     (run / "checkpoints" / "best" / "checkpoint.json").unlink()
@@ -198,59 +188,6 @@ def test_changed_text_is_refused_by_a_resume_and_may_go(run: Path) -> None:
         resume(run, quiet=True, say=silent)
     source.unlink()
     resume(unfinished(run), quiet=True, say=silent)
-
-
-def test_best_is_the_best(run: Path) -> None:
-    links = run / "checkpoints"
-    steps = {name: read_record(links / name).state["step"] for name in ("best", "previous", "last")}
-    assert len(set(steps.values())) > 1
-    other = next(name for name in ("previous", "last") if steps[name] != steps["best"])
-    target = (links / other).readlink()
-    (links / "best").unlink()
-    (links / "best").symlink_to(target)
-    with pytest.raises(InputError, match=f"the checkpoint of step {steps[other]}, and the best one was of step"):
-        nll(run)
-
-
-# -- links out of the folder -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "name",
-    [".lock", "metrics.jsonl", "timing.jsonl", "vocabulary.json", "tokenizer.json", "result.json", "tensorboard"],
-)
-@pytest.mark.parametrize("kind", ["link", "pipe"])
-def test_training_follows_no_link_out_of_its_folder(run: Path, kind: str, name: str, tmp_path: Path) -> None:
-    victim = tmp_path / "victim"
-    victim.write_text("precious", encoding="utf-8")
-    unfinished(run)
-    (run / name).unlink(missing_ok=True)
-    if kind == "link":
-        (run / name).symlink_to(victim)
-    else:
-        os.mkfifo(run / name)
-    with pytest.raises(InputError, match=f"{name} (is a link to {victim}|is neither a file nor a folder|was changed)"):
-        resume(run, quiet=True, say=silent)
-    assert victim.read_text(encoding="utf-8") == "precious"
-
-
-@pytest.mark.parametrize(
-    "name", ["checkpoints", "checkpoints/kept", "checkpoints/last", "checkpoints/.writing-00000099"]
-)
-def test_nothing_is_deleted_through_a_link(run: Path, name: str, tmp_path: Path) -> None:
-    outside = tmp_path / "outside"
-    shutil.copytree(run / "checkpoints", outside, symlinks=True)
-    (outside / ".writing-1").mkdir()
-    before = sorted(outside.rglob("*"))
-    unfinished(run)
-    if (run / name).is_dir() and not (run / name).is_symlink():
-        shutil.rmtree(run / name)
-    (run / name).unlink(missing_ok=True)
-    (run / name).symlink_to(outside / "last" if name.endswith("last") else outside)
-    for writes in (resume, average):
-        with pytest.raises(InputError, match=f"{name} is a link to {outside}|keeps no checkpoints"):
-            writes(run)  # type: ignore[operator]
-    assert sorted(outside.rglob("*")) == before
 
 
 def test_the_run_folder_itself_may_be_a_link(run: Path, tmp_path: Path) -> None:

@@ -223,8 +223,10 @@ def test_a_file_shorter_than_the_checkpoint_says_is_noticed(tmp_path: Path) -> N
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a disk that is always full")
-def test_a_full_disk_is_a_run_error() -> None:
-    file = JsonLines(Path("/dev/full"))
+def test_a_full_disk_is_a_run_error(tmp_path: Path) -> None:
+    file = JsonLines(tmp_path / "lines.jsonl")
+    file.close()
+    file._file = open("/dev/full", "ab", buffering=0)  # noqa: SIM115
     with pytest.raises(RunError, match=r"No space left on device.*last checkpoint is intact"):
         file.write({"a": 1})
     file.close()

@@ -54,7 +54,7 @@ from fullrank.experiments.task import WRITES_FROM, Prepared, Say, Task, TextTask
 from fullrank.experiments.translation import TranslationTask
 from fullrank.files import sha256_of, visible, write_json
 from fullrank.kernels import available, chosen, kernel
-from fullrank.seal import DamagedError, is_run, read_record, refuse_links, seal_run
+from fullrank.seal import DamagedError, is_run, read_record, seal_run
 from fullrank.storage import find
 from fullrank.training.checkpoint import kept_checkpoints, load_weights, mean_weights, write_mean
 from fullrank.training.device import choose_device, lock_folder, prepare_machine
@@ -424,7 +424,6 @@ def average(folder: Path, *, last: int | None = None, name: str = "average") -> 
             f"{folder} keeps {len(kept)} checkpoint{'s' * (len(kept) > 1)} to average (steps {', '.join(map(str, kept))}), "
             f"--last asks for {last}; lower it, or train with train.keep_checkpoints: {last}"
         )
-    refuse_links(folder)
     steps = list(kept)[-last:] if last else list(kept)
     target = write_mean(
         checkpoints, name, mean_weights([kept[step] for step in steps]), steps, read_record(kept[steps[-1]]).run

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from fullrank.config.training import TrainConfig, TrainingConfig
 from fullrank.core.errors import InputError, RunError
 from fullrank.files import out_of_memory, remove_leftovers
-from fullrank.seal import refuse_links
 from fullrank.training.distributed import HasBlocks, end_in_peace, local_device
 
 # -- device and precision --------------------------------------------------------------------------------------------
@@ -229,9 +228,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        refuse_links(folder)
-        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-        file = open(handle, "wb")  # noqa: SIM115 - held until the end of the block
+        file = open(folder / ".lock", "wb")  # noqa: SIM115 - held until the end of the block
     except OSError as error:
         raise RunError(f"{folder}: cannot be written ({error.strerror}); choose another folder with --out") from error
     with file:

@@ -112,7 +112,7 @@ def fit(
         kept = state.counters
         metrics = timing = None
         if writes:
-            metrics = JsonLines(folder / "metrics.jsonl", keep=kept.metrics_bytes, sha256=kept.metrics_sha256)
+            metrics = JsonLines(folder / "metrics.jsonl", keep=kept.metrics_bytes)
             stack.callback(metrics.close)
             if metrics.missing:
                 group.notice(
@@ -382,7 +382,7 @@ class _Loop:
             raise self.diverged("a parameter", counters.step)
         self.clock.pause()
         if self.metrics is not None:
-            counters.metrics_bytes, counters.metrics_sha256 = self.metrics.sync(), self.metrics.digest.hexdigest()
+            counters.metrics_bytes = self.metrics.sync()
         folder, snapshot = self.folder / "checkpoints", dataclasses.replace(self.state.capture(), run=self.seal)
         snapshot.state.update({STOPPED: True} if stopped else {})
         save_checkpoint(folder, snapshot, step=counters.step, best=best, keep_weights=keep)

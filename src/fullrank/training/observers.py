@@ -8,7 +8,6 @@ The loop knows observers by their protocol only (`values.Observer`); their packa
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import math
@@ -92,27 +91,14 @@ def _short(value: float) -> float:
 class JsonLines:
     """An append-only file of JSON lines. Errors of the disk are RunErrors."""
 
-    def __init__(self, path: Path, keep: int | None = None, sha256: str = "") -> None:
-        """Open `path`, cut to its first `keep` bytes, or, if `keep` is None, after its last whole line.
-
-        InputError if these bytes have another sha256 than the given one.
-        """
+    def __init__(self, path: Path, keep: int | None = None) -> None:
+        """Open `path`, cut to its first `keep` bytes, or, if `keep` is None, after its last whole line."""
         self.path = path
         try:
             path.touch()
-            size = path.stat().st_size
-            self.missing = max(0, (keep or 0) - size)  # bytes a checkpoint speaks of that are not there
-            with open(path, "rb") as file:
-                content = file.read(size)
-            end = content.rfind(b"\n") + 1 if keep is None or self.missing else keep
-            self.digest = hashlib.sha256(content[:end])
-            if sha256 and not self.missing and self.digest.hexdigest() != sha256:
-                raise InputError(
-                    f"{path}: lines before the last checkpoint are not those that the training wrote; restore the file, or "
-                    "begin a new run with another --out"
-                )
-            if end < size:
-                os.truncate(path, end)
+            content = path.read_bytes()
+            self.missing = max(0, (keep or 0) - len(content))  # bytes a checkpoint speaks of that are not there
+            os.truncate(path, content.rfind(b"\n") + 1 if keep is None or self.missing else keep)
             self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
         except OSError as error:
             raise RunError(f"{path}: cannot be written ({error.strerror})") from error
@@ -129,7 +115,6 @@ class JsonLines:
                 f"{self.path}: cannot be written ({why}); the last checkpoint is intact: make room and run the same command "
                 "again to go on from there"
             )
-        self.digest.update(data)
 
     def sync(self) -> int:
         """Force the file to the disk; returns its length in bytes."""

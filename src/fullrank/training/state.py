@@ -66,7 +66,6 @@ class Counters:
     timed_by_phase: dict[str, TimedSteps] = field(default_factory=dict)
     peak_memory_mib: float = 0.0
     metrics_bytes: int = 0
-    metrics_sha256: str = ""  # of these bytes
     batches_per_epoch: int = 0
     total_steps: int = 0  # planned
     engines: list[str] = field(default_factory=list)  # kernels that computed attention in updates
