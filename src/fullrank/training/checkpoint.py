@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from fullrank.core.errors import InputError, RunError
 from fullrank.files import no_room
 from fullrank.seal import LINKS, DamagedError, Record, read_record, seal_file, sync, write_record
-from fullrank.training.distributed import barrier, gathered, rank, whole
+from fullrank.training.distributed import barrier, full_tensor, gathered, rank
 
 WEIGHTS, TRAINING = "model.safetensors", "training.safetensors"
 KEPT = "kept"
@@ -401,7 +401,7 @@ def gather_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copies of whole tensors on the CPU of the first process; the others help to gather them and get none."""
     copies = {}
     for name, tensor in tensors.items():
-        complete = whole(tensor.detach())
+        complete = full_tensor(tensor.detach())
         if rank() == 0:
             copies[name] = complete.to("cpu", copy=True).contiguous()
     return copies

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fullrank.config.training import TrainConfig, TrainingConfig
 from fullrank.core.errors import InputError, RunError
 from fullrank.files import out_of_memory, remove_leftovers
-from fullrank.training.distributed import HasBlocks, end_in_peace, local_device
+from fullrank.training.distributed import HasBlocks, ignore_sigterm, local_device
 
 # -- device and precision --------------------------------------------------------------------------------------------
 
@@ -188,7 +188,7 @@ def catch_signals() -> Iterator[Signals]:
         yield request
     except BaseException:
         restore(*former)
-        end_in_peace()
+        ignore_sigterm()
         raise
     restore(*former)
 

@@ -37,25 +37,25 @@ TIMEOUT = 1800  # seconds that a process waits for the others; FULLRANK_TIMEOUT 
 _JOINING = 300  # seconds at most until all are there
 
 
-def started_with_others() -> bool:
+def is_distributed() -> bool:
     """True in one of several processes, as torchrun starts them."""
-    return _variable("WORLD_SIZE", 1, least=1) > 1
+    return _read_variable("WORLD_SIZE", 1) > 1
 
 
 def is_first() -> bool:
     """True in the first of several processes, also before and after they form a group, and alone."""
-    return not started_with_others() or _variable("RANK", 0) == 0
+    return not is_distributed() or _read_variable("RANK", 0) == 0
 
 
-def _variable(name: str, default: int, least: int = 0) -> int:
-    """A number of the environment, as torchrun sets it. InputError for anything else."""
-    text = os.environ.get(name, str(default)).strip()
-    if not (text.isascii() and text.isdecimal() and int(text) >= least):
-        raise InputError(
-            f"{name}: a variable of the environment, which torchrun sets to a whole number from {least}; given '{text}'; "
-            f"start with torchrun or `fullrank train --procs N`, or unset it"
-        )
+def _read_variable(name: str, default: int) -> int:
+    """A whole number of the environment, as torchrun sets it. InputError for anything else."""
+    text = os.environ.get(name, str(default))
+    if not text.isdecimal():
+        raise InputError(f"{name}: a whole number, which torchrun sets; given '{text}'; {_START}")
     return int(text)
+
+
+_START = "start with torchrun or `fullrank train --procs N`, or unset WORLD_SIZE"
 
 
 def count() -> int:
@@ -70,7 +70,7 @@ def rank() -> int:
 
 def local_device(name: str) -> str:
     """The device of this process: with several GPUs the one of its number on this machine."""
-    return f"cuda:{_variable('LOCAL_RANK', 0)}" if name == "cuda" and started_with_others() else name
+    return f"cuda:{_read_variable('LOCAL_RANK', 0)}" if name == "cuda" and is_distributed() else name
 
 
 @contextmanager
@@ -80,24 +80,24 @@ def together(device: torch.device) -> Iterator[None]:
     A process that fails ends the others: the first one to fail says why, the others only that they end.
     RunError: a process hangs or is gone.
     """
-    if not started_with_others():
+    if not is_distributed():
         yield
         return
     if sys.platform == "linux":  # torchrun may be killed, too: then this process is asked to end
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-    seconds = _variable("FULLRANK_TIMEOUT", TIMEOUT, least=1)
+    seconds = _read_variable("FULLRANK_TIMEOUT", TIMEOUT)
     if not dist.is_initialized():
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        _form_group("nccl" if device.type == "cuda" else "gloo", timedelta(seconds=seconds))
+        _form_group("nccl" if device.type == "cuda" else "gloo", seconds)
         atexit.register(dist.destroy_process_group)
     try:
         yield
     except BaseException as error:
-        end_in_peace()
-        if not _first_to_fail(error):
+        ignore_sigterm()
+        if not _is_first_failure(error):
             raise SystemExit(1) from error
-        if isinstance(error, RuntimeError) and _of_group(error):
+        if isinstance(error, RuntimeError) and _is_lost_connection(error):
             raise RunError(
                 f"process {rank()} of {count()} waited for another one, which is gone or did nothing for {seconds} seconds; "
                 "run the same command again to go on from the last checkpoint"
@@ -107,49 +107,40 @@ def together(device: torch.device) -> Iterator[None]:
         dist.barrier()
 
 
-def _form_group(backend: str, timeout: timedelta) -> None:
-    """`init_process_group` for processes that torchrun may have started again.
+def _form_group(backend: str, seconds: int) -> None:
+    """`init_process_group`; a process waits for the others so many seconds, and fewer for them to join.
 
-    Their store is that of the processes before them: under the same keys they would find addresses of the dead.
-    InputError if this process does not know where to meet the others, RunError if they do not come.
+    torchrun gives processes that it starts again the store of those before them: the number of the restart is part of every
+    key, else they would find addresses of the dead.
     """
-    number, size = _variable("RANK", 0), _variable("WORLD_SIZE", 1, least=1)
-    if missing := [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]:
-        raise InputError(
-            f"WORLD_SIZE is {size}, but {', '.join(missing)} is not set: start with torchrun or `fullrank train --procs N`, or "
-            "unset WORLD_SIZE"
-        )
-    if number >= size:
-        raise InputError(f"RANK: from 0 to WORLD_SIZE - 1 = {size - 1}, given {number}")
-    _variable("MASTER_PORT", 0)
-    joining = min(timeout, timedelta(seconds=_JOINING))
+    joining = timedelta(seconds=min(seconds, _JOINING))
     try:
-        store = next(rendezvous("env://", timeout=joining))[0]
-        store = dist.PrefixStore(f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)} of {size}", store)
-        store.set(f"process {number} is there", "")
-        store.wait([f"process {one} is there" for one in range(size)], joining)
-        dist.init_process_group(backend, store=store, rank=number, world_size=size, timeout=timeout)
-    except (RuntimeError, ValueError, OSError) as error:
-        end_in_peace()
+        store, number, size = next(rendezvous("env://", timeout=joining))
+        store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+        dist.init_process_group(backend, store=store, rank=number, world_size=size, timeout=timedelta(seconds=seconds))
+    except ValueError as error:
+        raise InputError(f"the processes cannot form a group: {one_line(error)}; {_START}") from error
+    except (RuntimeError, OSError) as error:
+        ignore_sigterm()
         raise RunError(
-            f"process {number} of {size} could not join the others in {joining.seconds} s: one of them is gone, or cannot "
-            f"reach {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}; {one_line(error)}"
+            f"process {os.environ['RANK']} of {os.environ['WORLD_SIZE']} could not join the others in {joining.seconds} s: "
+            f"one of them is gone, or cannot be reached; {one_line(error)}"
         ) from error
 
 
-def end_in_peace() -> None:
+def ignore_sigterm() -> None:
     """Ignore SIGTERM, which torchrun sends to all when one process has failed: this one ends by itself, with its message."""
-    if started_with_others():
+    if is_distributed():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-def _of_group(error: RuntimeError) -> bool:
+def _is_lost_connection(error: RuntimeError) -> bool:
     """A failure of the communication, not of this process."""
     known = ("gloo", "NCCL", "Connection closed by peer", "Connection reset", "Timed out waiting", "Broken pipe")
     return isinstance(error, dist.DistError) or any(word in str(error) for word in known)
 
 
-def _first_to_fail(error: BaseException) -> bool:
+def _is_first_failure(error: BaseException) -> bool:
     """True in the process whose failure is to be told; of a request to end, which reaches all, in the first process."""
     if isinstance(error, Interrupted):
         return rank() == 0
@@ -191,7 +182,7 @@ def launch(processes: int, words: Sequence[str]) -> int:
     return 0
 
 
-# -- sums ------------------------------------------------------------------------------------------------------------
+# -- collective operations -------------------------------------------------------------------------------------------
 
 
 def summed(numbers: Tensor) -> Tensor:
@@ -238,20 +229,19 @@ def own_share(total: int) -> range:
     return range(rank(), total, count())
 
 
-def in_order(own: list[Value]) -> list[Value]:
+def in_order(results: list[Value]) -> list[Value]:
     """The results of all processes for their shares (`own_share`), in order."""
-    parts = gathered(own)
-    return [parts[i % len(parts)][i // len(parts)] for i in range(sum(map(len, parts)))]
+    shares = gathered(results)
+    total = sum(len(share) for share in shares)
+    return [shares[i % len(shares)][i // len(shares)] for i in range(total)]
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor of which each process holds a part; any other as it is."""
-    return tensor.full_tensor() if isinstance(tensor, Gatherable) else tensor
+# -- tensors in parts ------------------------------------------------------------------------------------------------
 
 
 @runtime_checkable
 class Gatherable(Protocol):
-    """A tensor in parts on several processes (`torch.distributed.tensor.DTensor`)."""
+    """A tensor in parts on several processes (`torch.distributed.tensor.DTensor`, which is slow to import)."""
 
     device_mesh: Any
     placements: Any
@@ -260,14 +250,22 @@ class Gatherable(Protocol):
     def to_local(self) -> Tensor: ...
 
 
-def local(tensor: Tensor) -> Tensor:
+Layout = tuple[Any, Any]  # mesh and placements of a DTensor
+
+
+def full_tensor(tensor: Tensor) -> Tensor:
+    """All of a tensor of which each process holds a part; any other as it is."""
+    return tensor.full_tensor() if isinstance(tensor, Gatherable) else tensor
+
+
+def local_tensor(tensor: Tensor) -> Tensor:
     """The part of a tensor that this process holds."""
     return tensor.to_local() if isinstance(tensor, Gatherable) else tensor
 
 
-# -- tensors in parts ------------------------------------------------------------------------------------------------
-
-Layout = tuple[Any, Any]  # mesh and placements of a DTensor
+def layout_of(tensor: Tensor) -> Layout | None:
+    """The layout of a tensor in parts; None for any other."""
+    return (tensor.device_mesh, tensor.placements) if isinstance(tensor, Gatherable) else None
 
 
 def rows_layout() -> Layout:
@@ -279,19 +277,14 @@ def rows_layout() -> Layout:
     return init_device_mesh(device, (count(),)), [Shard(0)]
 
 
-def layout_of(tensor: Tensor) -> Layout | None:
-    """The layout of a tensor in parts; None for any other."""
-    return (tensor.device_mesh, tensor.placements) if isinstance(tensor, Gatherable) else None
-
-
-def joined(rows: Tensor) -> Tensor:
+def as_dtensor(rows: Tensor) -> Tensor:
     """The rows of all processes as one tensor, of which each holds its own."""
     from torch.distributed.tensor import DTensor
 
     return DTensor.from_local(rows.contiguous(), *rows_layout(), run_check=False) if count() > 1 else rows
 
 
-def parted(tensor: Tensor, layout: Layout | None) -> Tensor:
+def distribute(tensor: Tensor, layout: Layout | None) -> Tensor:
     """A copy of a tensor of which each process holds a part; of all of it without a layout."""
     if layout is None:
         return tensor.clone()
@@ -315,8 +308,10 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     """The blocks of a model; of a pretrained one the members of its longest lists of layers."""
     if isinstance(model, HasBlocks):
         return list(model.compile_targets())
-    return [layer for name, part in model.named_modules() if isinstance(part, nn.ModuleList)
-            and ".layer" in f".{name}" for layer in part]  # fmt: skip
+    lists = [
+        module for name, module in model.named_modules() if isinstance(module, nn.ModuleList) and ".layer" in f".{name}"
+    ]
+    return list(itertools.chain.from_iterable(lists))
 
 
 def shard(model: nn.Module, options: TrainingConfig) -> None:
@@ -327,8 +322,8 @@ def shard(model: nn.Module, options: TrainingConfig) -> None:
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
     narrow = torch.bfloat16 if options.precision == "bf16" else None
-    policy = MixedPrecisionPolicy(param_dtype=narrow, reduce_dtype=torch.float32 if narrow else None,
-                                  cast_forward_inputs=False)  # fmt: skip
+    wide = torch.float32 if narrow else None
+    policy = MixedPrecisionPolicy(param_dtype=narrow, reduce_dtype=wide, cast_forward_inputs=False)
     # a penalty reaches into blocks before the gradient of their outputs, which would gather them again
     again = not (options.orthogonality or options.overlap)
     for block in blocks_of(model):
@@ -347,11 +342,11 @@ class Step(nn.Module):
 
     def forward(self, batch: Any, carry: Carry, position: TrainingPosition) -> Loss:
         loss = self.objective(batch, carry, position)
-        value = _Reached.apply(loss.value, *self.model.parameters())
+        value = _ReachParameters.apply(loss.value, *self.model.parameters())
         return Loss(value, loss.nll, loss.tokens, loss.carry, loss.read)
 
 
-class _Reached(torch.autograd.Function):
+class _ReachParameters(torch.autograd.Function):
     """The value itself. All parameters are part of its graph, so that every process awaits the same gradients.
 
     A skipped layer has none, nor a tail of the vocabulary that no token of this process is in.
@@ -359,12 +354,12 @@ class _Reached(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, *parameters: Tensor) -> Tensor:
-        ctx.others = len(parameters)
+        ctx.number = len(parameters)
         return value.view_as(value)
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
-        return cotangent, *[None] * ctx.others
+        return cotangent, *[None] * ctx.number
 
 
 class Engine:
@@ -383,7 +378,7 @@ class Engine:
                     Step(model, objective), broadcast_buffers=False, gradient_as_bucket_view=True
                 )
             for i, parameter in enumerate(self.parameters):
-                parameter.register_hook(functools.partial(self._note, i))
+                parameter.register_hook(functools.partial(self._note_reached, i))
 
     def __call__(self, batch: Any, carry: Carry, position: TrainingPosition) -> Loss:
         loss: Loss = (self.wrapped or self.objective)(batch, carry, position)
@@ -397,7 +392,7 @@ class Engine:
                 "or the size of a batch, or set train.sharding: ddp"
             )
 
-    def _note(self, index: int, gradient: Tensor | None) -> None:
+    def _note_reached(self, index: int, gradient: Tensor | None) -> None:
         if gradient is not None:
             self.reached[index] = 1
 
@@ -406,14 +401,14 @@ class Engine:
 
         Parameters that no token reached have no gradient, as in one process: an optimizer leaves them as they are.
         """
-        own = torch.stack([torch.as_tensor(number, dtype=torch.float64).cpu() for number in numbers])
-        on_device = next(self.model.parameters()).device
-        sums = summed(torch.cat((own, self.reached)).to(on_device)).cpu()
+        figures = torch.stack([torch.as_tensor(number, dtype=torch.float64).cpu() for number in numbers])
+        device = next(self.model.parameters()).device
+        sums = summed(torch.cat((figures, self.reached)).to(device)).cpu()
         if self.wrapped is not None:
-            for parameter, reached in zip(self.parameters, sums[len(own) :].tolist(), strict=True):
+            for parameter, reached in zip(self.parameters, sums[len(figures) :].tolist(), strict=True):
                 parameter.grad = parameter.grad if reached else None
         self.reached.zero_()
-        agreed: list[float] = sums[: len(own)].tolist()
+        agreed: list[float] = sums[: len(figures)].tolist()
         return agreed
 
     def gradients(self, last: bool) -> AbstractContextManager[object]:
@@ -425,22 +420,25 @@ class Engine:
         return nullcontext()
 
     @contextmanager
-    def whole_model(self) -> Iterator[None]:
+    def unsharded(self) -> Iterator[None]:
         """Inside the block every process holds all parameters, for evaluation.
 
         Hooks of FSDP2 do not run in it: they note the order of forward passes, by which the next backward pass gathers
         parameters ahead, and that has to be the same in all processes; of a validation text each reads another part.
         """
+        if not self.sharded:
+            yield
+            return
         from torch.distributed.fsdp import FSDPModule
 
-        parts = [part for part in self.model.modules() if isinstance(part, FSDPModule)] if self.sharded else []
-        hooks = [(part, part._forward_pre_hooks, part._forward_hooks) for part in parts]
-        for part in parts:
-            part.unshard()
-            part._forward_pre_hooks, part._forward_hooks = OrderedDict(), OrderedDict()
+        modules = [module for module in self.model.modules() if isinstance(module, FSDPModule)]
+        hooks = [(module, module._forward_pre_hooks, module._forward_hooks) for module in modules]
+        for module in modules:
+            module.unshard()
+            module._forward_pre_hooks, module._forward_hooks = OrderedDict(), OrderedDict()
         try:
             yield
         finally:
-            for part, before, after in hooks:
-                part._forward_pre_hooks, part._forward_hooks = before, after
-                part.reshard()
+            for module, before, after in hooks:
+                module._forward_pre_hooks, module._forward_hooks = before, after
+                module.reshard()

@@ -37,7 +37,7 @@ from fullrank.training.device import (
     lock_folder,
     peak_memory_mib,
 )
-from fullrank.training.distributed import Engine, count, gathered, local, rank, whole
+from fullrank.training.distributed import Engine, count, full_tensor, gathered, local_tensor, rank
 from fullrank.training.observers import JsonLines, ObserverGroup, metrics_line, perplexity, timing_line
 from fullrank.training.optimizer import Schedule
 from fullrank.training.phases import Plan, make_plan
@@ -267,7 +267,7 @@ class _Loop:
             ending, late = (flag > 0 for flag in flags)
         self.ending, self.late = ending, late
         if self.options.max_grad_norm is not None:
-            norm = whole(nn.utils.clip_grad_norm_(self.parameters, self.options.max_grad_norm))
+            norm = full_tensor(nn.utils.clip_grad_norm_(self.parameters, self.options.max_grad_norm))
             loss = loss + 0 * norm  # an infinite gradient counts as an infinite loss
         state.running.add(nll, tokens)
         if not state.running.watch(step, loss):
@@ -342,7 +342,7 @@ class _Loop:
         counters = self.state.counters
         self.check_loss()
         self.clock.pause()
-        result = self.state.evaluate(self.evaluate, self.options, self.engine.whole_model())
+        result = self.state.evaluate(self.evaluate, self.options, self.engine.unsharded())
         self.clock.resume()
         if not result.tokens:
             raise InputError("the validation has no token to measure; give a longer validation text")
@@ -377,7 +377,7 @@ class _Loop:
         """
         counters = self.state.counters
         self.check_loss()
-        norms = torch._foreach_norm([local(p.detach()) for p in self.parameters])
+        norms = torch._foreach_norm([local_tensor(p.detach()) for p in self.parameters])
         if any(gathered(not all(bool(torch.isfinite(norm)) for norm in norms))):
             raise self.diverged("a parameter", counters.step)
         self.clock.pause()

@@ -29,7 +29,7 @@ from fullrank.training.device import (
     eager_evaluation,
     synchronize,
 )
-from fullrank.training.distributed import count, joined, layout_of, local, parted, rows_layout
+from fullrank.training.distributed import as_dtensor, count, distribute, layout_of, local_tensor, rows_layout
 from fullrank.training.optimizer import Schedule
 from fullrank.training.values import Carry, Evaluate, EvaluationResult
 
@@ -295,7 +295,7 @@ class TrainingState:
     carry: Carry = field(default_factory=dict)
 
     def evaluate(
-        self, evaluate: Evaluate, options: TrainConfig, whole_model: AbstractContextManager[None]
+        self, evaluate: Evaluate, options: TrainConfig, unsharded: AbstractContextManager[None]
     ) -> EvaluationResult:
         """Evaluate the model as it would be saved now: with averaged weights when averaging, and all of them.
 
@@ -304,7 +304,7 @@ class TrainingState:
         device = self.running.device
         with (
             self.average.applied(),
-            whole_model,
+            unsharded,
             evaluating(self.model),
             eager_evaluation(options),
             autocast(options.precision, device),
@@ -316,7 +316,7 @@ class TrainingState:
         weights, trained = dict(self.model.state_dict()), self.average.parameters
         parts: dict[str, Mapping[str, Tensor]] = {
             "optimizer": _optimizer_tensors(self.model, self.optimizer),
-            "carry": {name: joined(tensor) if tensor.ndim > 1 else tensor for name, tensor in self.carry.items()},
+            "carry": {name: as_dtensor(tensor) if tensor.ndim > 1 else tensor for name, tensor in self.carry.items()},
             "window": {"nll": self.running.nll},
             "own": {name: p for name, p in trained.items() if self.average.active or name not in weights},
         }
@@ -338,11 +338,11 @@ class TrainingState:
         """The part that this process holds of a tensor by its name in `training.safetensors`."""
         kind, _, rest = name.partition(".")
         if kind == "carry":
-            return parted(tensor, rows_layout() if count() > 1 and tensor.ndim > 1 else None)
+            return distribute(tensor, rows_layout() if count() > 1 and tensor.ndim > 1 else None)
         parameter = self.average.parameters.get(rest.rpartition("|")[0] if kind == "optimizer" else rest)
         if parameter is None or parameter.shape != tensor.shape:
-            return parted(tensor, None)
-        return parted(tensor, layout_of(parameter))
+            return distribute(tensor, None)
+        return distribute(tensor, layout_of(parameter))
 
     def restore(self, snapshot: Snapshot, path: Path) -> None:
         """Go back to `snapshot`; InputError, naming `path`, if it belongs to another model or configuration."""
@@ -362,7 +362,7 @@ class TrainingState:
                 "train.batch_tokens changed; set them back or start again with --out"
             )
         layouts = {name: layout_of(tensor) for name, tensor in self.model.state_dict().items()}
-        weights = {name: parted(tensor, layouts.get(name)) for name, tensor in snapshot.weights.items()}
+        weights = {name: distribute(tensor, layouts.get(name)) for name, tensor in snapshot.weights.items()}
         put_weights(self.model, weights, path)
         parts: dict[str, dict[str, Tensor]] = {}
         for name, tensor in snapshot.training.items():
@@ -375,7 +375,7 @@ class TrainingState:
             self.average.restore(state["average"], parts.get("own", {}))
             _restore_optimizer(self.model, self.optimizer, parts.get("optimizer", {}))
             self.schedule.restore(state["schedule"])
-            self.carry = {name: local(tensor).to(device) for name, tensor in parts.get("carry", {}).items()}
+            self.carry = {name: local_tensor(tensor).to(device) for name, tensor in parts.get("carry", {}).items()}
             self.running.nll = parts["window"]["nll"].to(device).reshape(())
         except (KeyError, ValueError, TypeError, RuntimeError) as error:
             raise InputError(
