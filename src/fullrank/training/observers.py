@@ -8,6 +8,7 @@ The loop knows observers by their protocol only (`values.Observer`); their packa
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import math
@@ -53,9 +54,13 @@ def metrics_line(
         raise ValueError(f"a score may not be called {taken[0]}: every line of metrics has one")
     line = {"step": step, "split": split, "nll": _short(nll), "ppl": _short(perplexity(nll)), "tokens": tokens}
     line |= {name: _short(score) for name, score in scores.items()}
-    line |= {} if lr is None else {"lr": _short(lr)}
-    line |= {} if objective == "causal" else {"objective": objective}
-    return line if phase is None else line | {"phase": phase}
+    if lr is not None:
+        line["lr"] = _short(lr)
+    if objective != "causal":
+        line["objective"] = objective
+    if phase is not None:
+        line["phase"] = phase
+    return line
 
 
 def scores_of(line: Mapping[str, Any]) -> dict[str, float]:
@@ -107,14 +112,13 @@ class JsonLines:
         """Append one line, in one write."""
         data = (json.dumps(line, allow_nan=False) + "\n").encode()
         try:
-            written, why = self._file.write(data), "No space left on device"
+            if self._file.write(data) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            written, why = 0, str(error.strerror)
-        if written != len(data):
             raise RunError(
-                f"{self.path}: cannot be written ({why}); the last checkpoint is intact: make room and run the same command "
-                "again to go on from there"
-            )
+                f"{self.path}: cannot be written ({error.strerror}); the last checkpoint is intact: make room and run the "
+                "same command again to go on from there"
+            ) from error
 
     def sync(self) -> int:
         """Force the file to the disk; returns its length in bytes."""
@@ -184,62 +188,61 @@ class ObserverGroup(Observer):
 class Status(Observer):
     """The progress of training in words: `step 120/2000  loss 5.100  ppl 164.0  valid ppl 171.2  2,500 tok/s  ETA 1:20`."""
 
-    nll: float | None = None
-    valid: float | None = None
-    phase: str | None = None
-    ppl = "ppl"
-
     def __init__(self, bits: str | None = None) -> None:
         self.bits = bits
-        self.step = self.total = self.first = self.tokens = self.first_tokens = 0
-        self.scores: dict[str, float] = {}
-        self.began = time.monotonic()
+        self.step = self.total = self.tokens = 0
+        self.timed_from: tuple[int, int, float] | None = None  # step, tokens, and when that was
+        self.lines: dict[str, Mapping[str, Any]] = {}  # the last one of each split, the newest at the end
 
     def start(self, *, step: int, total_steps: int) -> None:
-        self.step = self.first = step
-        self.total = total_steps
-        self.first_tokens = -1
-        self.began = time.monotonic()
+        self.step, self.total, self.timed_from = step, total_steps, None
 
     def advance(self, step: int, tokens: int) -> None:
-        if self.first_tokens < 0:  # the first step of a part is slow (compiling, first touch): counted from its end
-            self.first, self.first_tokens, self.began = step, tokens, time.monotonic()
+        if self.timed_from is None:  # the first step of a part is slow (compiling, first touch)
+            self.timed_from = step, tokens, time.monotonic()
         self.step, self.tokens = step, tokens
         self.total = max(self.total, step)  # a budget in tokens is reached when it is reached
 
     def record(self, line: Mapping[str, Any]) -> None:
-        self.phase = line.get("phase", self.phase)
-        if "pauses" in line:  # the speed is counted anew
-            self.first_tokens = -1
-        objective = line.get("objective", "causal")  # the loss of labels is no perplexity
-        self.ppl = {"causal": self.ppl, "labels": "loss"}.get(objective, f"{objective} ppl")
-        match line.get("split"):
-            case "train":
-                self.nll = line["nll"]
-            case "valid":
-                self.valid, self.scores = line["nll"], scores_of(line)
+        if "split" in line:
+            self.lines.pop(line["split"], None)
+            self.lines[line["split"]] = line
+        elif "pauses" in line:
+            self.timed_from = None
 
     def words(self) -> str:
-        """The line; figures that are not known yet are left out."""
-        parts = [f"step {self.step}/{self.total}"]
-        if self.phase is not None:
-            parts.append(f"phase {self.phase}")
-        if self.nll is not None:
-            parts += dict.fromkeys((f"loss {self.nll:.3f}", self._figure(self.nll)))
-        if self.valid is not None:
-            parts.append(f"valid {self._figure(self.valid)}")
-            digits = 3 if self.ppl == "loss" else 1  # scores of labels are fractions
-            parts += [f"{_WRITTEN.get(name, name)} {score:.{digits}f}" for name, score in self.scores.items()]
-        seconds, steps = time.monotonic() - self.began, self.step - self.first
-        if steps > 0 and seconds > 0:
-            left = max(0, self.total - self.step) * seconds / steps
-            parts += [f"{(self.tokens - self.first_tokens) / seconds:,.0f} tok/s", f"ETA {_duration(left)}"]
-        return "  ".join(parts)
+        """The figures in one line."""
+        return "  ".join(self.parts())
 
-    def _figure(self, nll: float) -> str:
-        if self.bits is not None:
-            return f"{self.bits} {nll / math.log(2):.3f}"
-        return f"loss {nll:.3f}" if self.ppl == "loss" else f"{self.ppl} {perplexity(nll):.1f}"
+    def parts(self) -> list[str]:
+        """The figures, one by one; those that are not known yet are left out."""
+        parts = [f"step {self.step}/{self.total}"]
+        parts += [f"phase {line['phase']}" for line in self.lines.values() if "phase" in line][-1:]
+        if "train" in self.lines:
+            parts += describe_loss(self.lines["train"], self.bits)
+        if "valid" in self.lines:
+            line = self.lines["valid"]
+            parts.append(f"valid {describe_loss(line, self.bits)[-1]}")
+            digits = 3 if line.get("objective") == "labels" else 1  # scores of labels are fractions
+            parts += [f"{_WRITTEN.get(name, name)} {score:.{digits}f}" for name, score in scores_of(line).items()]
+        if self.timed_from is not None and self.step > self.timed_from[0]:
+            step, tokens, begin = self.timed_from
+            seconds = max(time.monotonic() - begin, 1e-9)
+            left = (self.total - self.step) * seconds / (self.step - step)
+            parts += [f"{(self.tokens - tokens) / seconds:,.0f} tok/s", f"ETA {_duration(left)}"]
+        return parts
+
+
+def describe_loss(line: Mapping[str, Any], bits: str | None) -> list[str]:
+    """The loss of a line of metrics in words, then what it means: bits, or a perplexity, which the loss of labels is none."""
+    nll, objective = line["nll"], line.get("objective", "causal")
+    loss = f"loss {nll:.3f}"
+    if bits is not None:
+        return [loss, f"{bits} {nll / math.log(2):.3f}"]
+    if objective == "labels":
+        return [loss]
+    name = "ppl" if objective == "causal" else f"{objective} ppl"
+    return [loss, f"{name} {perplexity(nll):.1f}"]
 
 
 _BAR = 12  # characters
@@ -258,11 +261,9 @@ class LiveLine(Status):
 
         super().__init__(bits)
         self.label, self.console = label, Console(stderr=True)
+        name = TextColumn("{task.description}", table_column=Column(no_wrap=True))
+        words = TextColumn("{task.fields[words]}", table_column=Column(no_wrap=True, overflow="ellipsis"))
         bar = BarColumn(bar_width=_BAR)
-        name, words = (
-            TextColumn(text, markup=False, table_column=Column(no_wrap=True))
-            for text in ("{task.description}", "{task.fields[words]}")
-        )
         self.progress = Progress(name, bar, words, console=self.console, refresh_per_second=4, transient=True)
 
     def start(self, *, step: int, total_steps: int) -> None:
@@ -270,18 +271,18 @@ class LiveLine(Status):
         most = self.console.width // 3
         label = self.label if len(self.label) <= most else f"{self.label[: most - 3]}..."
         self.room = self.console.width - len(label) - _BAR - 2
-        self.task = self.progress.add_task(label, total=total_steps, completed=step, words=self._fitting())
+        self.task = self.progress.add_task(label, total=total_steps, completed=step, words=self._shorten())
         if self.console.is_terminal:
             self.console.file.write("\r\x1b[2K")  # over what was said before in a line that changes
         self.progress.start()
 
     def advance(self, step: int, tokens: int) -> None:
         super().advance(step, tokens)
-        self.progress.update(self.task, completed=step, words=self._fitting())
+        self.progress.update(self.task, completed=step, words=self._shorten())
 
-    def _fitting(self) -> str:
+    def _shorten(self) -> str:
         """The words that fit beside label and bar."""
-        parts = self.words().split("  ")
+        parts = self.parts()
         while len(parts) > 1 and len("  ".join(parts)) > self.room:
             del parts[1 if len(parts) > 2 else 0]
         return "  ".join(parts)[: max(self.room, 0)]
