@@ -4,8 +4,9 @@ With y_rs the figure of row r with seed s, the rows of one recipe share a deviat
 
     y_rs = mean_r + seed_s + e_rs,   e_rs ~ N(0, deviation^2)
 
-The difference of two rows is the mean of y_bs - y_as over their n common seeds, with the standard error
-deviation sqrt(2 / n). Of two rows alone this is Student's paired test. p-values of a page are corrected by Holm's rule.
+Rows that have not learned trigrams have no part in it: their figures deviate more. The difference of two rows is the mean
+of y_bs - y_as over their n common seeds, with the standard error deviation sqrt(2 / n). Of two rows alone this is Student's
+paired test. p-values of a page are corrected by Holm's rule.
 """
 
 from __future__ import annotations
@@ -152,7 +153,8 @@ def judge(claims: Sequence[Claim], rows: Sequence[Row], lines: Lines | None = No
     """Judge the claims of one page."""
     comparisons = [None if claim.why else compare(claim, rows) for claim in claims]
     measured = [one for one in comparisons if one is not None and len(one.seeds) >= FEWEST_SEEDS]
-    estimates = {id(one): estimate(one, [other for other in measured if other.pool == one.pool]) for one in measured}
+    learned = [one for one in measured if not any(explain_line(side, lines or {}) for side in (one.than, one.better))]
+    estimates = {id(one): estimate(one, [other for other in learned if other.pool == one.pool]) for one in measured}
     adjusted = dict(zip(estimates, correct([value.p_value for value in estimates.values()]), strict=True))
     verdicts = []
     for claim, comparison in zip(claims, comparisons, strict=True):
@@ -240,7 +242,7 @@ def measured_on(row: Row, claim: Claim) -> list[str]:
 
 
 def estimate(comparison: Comparison, pooled: Sequence[Comparison]) -> Estimate:
-    """Estimate the difference of a comparison, with the deviation of all `pooled` ones; the module has the model."""
+    """Estimate the difference of a comparison, with the deviation of it and all `pooled` ones; the module has the model."""
     a, b = comparison.figures
     if comparison.claim.statistic == "deviation":
         change, interval = deviation_change(a, b), deviation_interval(a, b)
@@ -248,7 +250,7 @@ def estimate(comparison: Comparison, pooled: Sequence[Comparison]) -> Estimate:
             return Estimate(0.0, Interval(-math.inf, math.inf), 1.0)
         ratio = stats.f(len(b) - 1, len(a) - 1).cdf((1 + change / 100) ** 2)
         return Estimate(change, interval, 2 * float(min(ratio, 1 - ratio)))
-    arms = {side.setting: side.figures for one in pooled for side in (one.than, one.better)}
+    arms = {side.setting: side.figures for one in (comparison, *pooled) for side in (one.than, one.better)}
     deviation, freedom = pool_deviation(list(arms.values()))
     difference = fmean(b) - fmean(a)
     error = deviation * math.sqrt(2 / len(a))
@@ -315,15 +317,23 @@ def decide(comparison: Comparison, value: Estimate, p_value: float, lines: Lines
 
 def explain_too_early(side: Side, seeds: Sequence[int], lines: Lines) -> str:
     """Why models say little yet: counting 4-grams predicts better, or they were still learning. Else empty."""
-    runs = [side.runs[seed] for seed in seeds]
-    line = lines.get((runs[0].get("text.test", ""), runs[0].get("vocabulary", "")))
-    perplexities = [run["final.test.perplexity"] for run in runs if run.get("final.test.perplexity") is not None]
-    if line is not None and perplexities and fmean(perplexities) > line:
-        return f"{side.row} has {fmean(perplexities):.1f}, counting 4-grams {line:.1f}: it has not learned trigrams"
-    losses = [loss for run in runs if (loss := measure_late_gain(run.get("curve") or [])) is not None]
-    if losses and fmean(losses) > STILL_FALLING:
-        return f"the validation perplexity of {side.row} falls by {fmean(losses):.1%} in the last tenth of training"
+    if above := explain_line(side, lines):
+        return above
+    gains = [measure_late_gain(side.runs[seed].get("curve") or []) for seed in seeds]
+    known = [gain for gain in gains if gain is not None]
+    if known and fmean(known) > STILL_FALLING:
+        return f"the validation perplexity of {side.row} falls by {fmean(known):.1%} in the last tenth of training"
     return ""
+
+
+def explain_line(side: Side, lines: Lines) -> str:
+    """The perplexity of a side beside the 4-gram line where it is above that. Else empty."""
+    runs = [run for run in side.runs.values() if run.get("final.test.perplexity") is not None]
+    line = lines.get((runs[0].get("text.test", ""), runs[0].get("vocabulary", ""))) if runs else None
+    perplexity = fmean([run["final.test.perplexity"] for run in runs]) if runs else 0.0
+    if line is None or perplexity <= line:
+        return ""
+    return f"{side.row} has {perplexity:.1f}, counting 4-grams {line:.1f}: it has not learned trigrams"
 
 
 def measure_late_gain(curve: Sequence[Sequence[float]]) -> float | None:
