@@ -43,7 +43,7 @@ def test_the_loop_is_told_the_warm_up_in_steps_and_the_rate_of_mixing_as_a_scale
     ("settings", "message"),
     [
         ({"data": {"name": "glue/colo"}}, "data.name: 'glue/colo' is no task; did you mean 'glue/cola'"),
-        ({"data": {"name": "glue/cola", "doc_stride": 5}}, "data.doc_stride: of SQuAD"),
+        ({"data": {"name": "glue/cola", "doc_stride": 5}}, "data.doc_stride: goes with `data.name: squad"),
         ({"model": {"attention": {"mix": "mixing"}}}, "model.attention.mix: 'mixing' is not available"),
         ({"model": {"attention": {"cross_head": 2}}}, "model.attention.cross_head: a probability from 0 to 1, given 2"),
         ({"model": {"layers": [-1]}}, "model.layers: numbers of layers, counted from 0"),
@@ -66,5 +66,5 @@ def test_faults_are_named(settings: dict[str, object], message: str) -> None:
 
 
 def test_the_objective_of_fine_tuning_is_for_fine_tuning() -> None:
-    with pytest.raises(ConfigError, match=r"train\.objective: labels"):
+    with pytest.raises(ConfigError, match=r"train\.objective: goes with finetuning"):
         build({"train": {"objective": "labels"}})

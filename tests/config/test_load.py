@@ -125,7 +125,7 @@ def test_wrong_types_are_named_with_their_key(text: str, parts: list[str]) -> No
         ("model: {layer_norm_eps: 0}", "model.layer_norm_eps", "given 0"),
         ("model: {memory_length: -5}", "model.memory_length", "given -5"),
         ("model: {same_length: true}", "model.same_length", "model.memory_length"),
-        ("{model: {memory_length: 5}, train: {order: shuffled}}", "train.order", "contiguous"),
+        ("{model: {memory_length: 5}, train: {order: shuffled}}", "train.order", "model.memory_length: 0"),
         ("train: {phases: [{name: a, skip: uniform}]}", "train.phases.a.p", "given None"),
         ("train: {phases: [{name: a, skip: linear}, {name: b}], steps: 9}", "train.phases.a", "plateau"),
         ("model: {attention: {cross_head: 2}}", "model.attention.cross_head", "given 2"),
@@ -140,7 +140,7 @@ def test_wrong_types_are_named_with_their_key(text: str, parts: list[str]) -> No
         ("train: {label_smoothing: 1}", "train.label_smoothing", "given 1"),
         ("eval: {every_steps: 3, every_epochs: 1}", "eval", "every_epochs"),
         ("model: {attention: {mix: shift}}", "model.attention.mix", "position_wise"),
-        ("data: {name: text}", "data.train", "training file"),
+        ("data: {name: text}", "data.name", "set data.train"),
     ],
 )
 def test_impossible_values(text: str, key: str, word: str) -> None:

@@ -30,11 +30,11 @@ RELATIVE = {"position": "relative", "attention": {"kind": "multilinear", "score"
         ({"model": RELATIVE, "eval": {"clamp_length": 9}}, ["eval.clamp_length: 9", "multi-linear", "none to clamp"]),
         (
             {"model": PUBLISHED, "eval": {"memory_length": 8}},
-            ["eval.memory_length: 8", "as_published", "drops the memory"],
+            ["eval.memory_length: 8", "as_published"],
         ),
         (
             {"model": {**DECAYED, "memory_length": 8}, "eval": {"same_length": True}},
-            ["eval.same_length: True", "output_map: decayed"],
+            ["eval.same_length: True", "output_map", "decayed"],
         ),
     ],
 )
@@ -114,19 +114,19 @@ def test_sentence_pairs_are_translated(name: str) -> None:
 @pytest.mark.parametrize(
     ("raw", "keys"),
     [
-        ({"model": {"encoder": {"num_hidden_layers": 2}}}, ["model.encoder: a section of translation models"]),
-        ({"model": {"decoder": {"released_cross": True}}, "data": {"name": "ptb"}}, ["model.decoder: a section", "ptb"]),
-        ({"train": {"batch_tokens": 4096}}, ["train.batch_tokens: of sentence pairs", "given 4096", "train.batch_size"]),
-        ({"eval": {"metric": "bleu"}}, ["eval.metric: bleu judges translations"]),
+        ({"model": {"encoder": {"num_hidden_layers": 2}}}, ["model.encoder: goes with", "translation"]),
+        ({"model": {"decoder": {"released_cross": True}}, "data": {"name": "ptb"}}, ["model.decoder: goes with", "data.name"]),
+        ({"train": {"batch_tokens": 4096}}, ["train.batch_tokens: goes with", "sentence pairs", "given 4096", "data.name"]),
+        ({"eval": {"metric": "bleu"}}, ["eval.metric: goes with", "translation", "bleu"]),
         ({"data": {"name": "multi30k-de-en"}}, ["train.batch_tokens: data.name: multi30k-de-en is sentence pairs", "4096"]),
         ({**SENTENCES, "model": {"memory_length": 8}}, ["model.memory_length: a translation model has no memory", "8"]),
-        ({**SENTENCES, "eval": {"context": 8}}, ["eval.context: of the segments of a running text", "given 8"]),
+        ({**SENTENCES, "eval": {"context": 8}}, ["eval.context: goes with", "given 8"]),
         ({**SENTENCES, "eval": {"stride": 8}}, ["eval.stride"]),
         ({**SENTENCES, "eval": {"memory_length": 0}}, ["eval.memory_length", "given 0"]),
         ({**SENTENCES, "eval": {"segment_length": 8}}, ["eval.segment_length"]),
         (
             {**SENTENCES, "train": {"batch_tokens": 8, "phases": [{"name": "rest", "skip": "uniform", "p": 0.1}]}},
-            ["train.phases.rest.skip", "given 'uniform', allowed is none"],
+            ["train.phases.rest.skip", "given 'uniform'"],
         ),
         (
             {"data": {"name": "parallel", "train": "a", "valid": "b", "test": "c", "source": "de", "target": "en",
@@ -164,7 +164,7 @@ def test_all_problems_are_told_at_once() -> None:
         {"data": {"name": "multi30k-de-en"}, "model": {"memory_length": 4}, "eval": {"stride": 3, "context": 2}}
     )
     assert [problem.split(":")[0] for problem in found] == [
-        "model.memory_length", "train.batch_tokens", "eval.context", "eval.stride",
+        "eval.context", "eval.stride", "model.memory_length", "train.batch_tokens",
     ]  # fmt: skip
 
 

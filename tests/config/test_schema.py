@@ -217,6 +217,12 @@ def test_every_key_has_a_description(schema: Callable[[], dict[str, Any]]) -> No
             assert len(key["description"]) > 3, name
 
 
+def test_the_schema_states_what_goes_with_what() -> None:
+    definitions = json_schema()["$defs"]
+    assert "order: contiguous" in definitions["TrainConfig"]["properties"]["context"]["description"]
+    assert "'strided' goes with `stride`" in definitions["AttentionConfig"]["properties"]["pattern"]["description"]
+
+
 def _slots(hint: Any) -> Iterator[Slot]:
     yield from (mark for mark in getattr(hint, "__metadata__", ()) if isinstance(mark, Slot))
     for inner in get_args(hint):

@@ -223,8 +223,8 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     (raw({}, position="relative", attention=PAIRS | {"score": {"name": "relative", "clamp_length": 3}}),
      ("model.attention.score: 'relative' has no option 'clamp_length'", "shared_biases")),
     (raw({}, position="relative", attention=DECAYED | {"score": "relative"}),
-     ("model.attention.output_map", "takes no position term", "score: dot_product")),
-    (raw({}, attention=DECAYED | PUBLISHED), ("model.attention.causal", "output_map: pairs", "given 'decayed'")),
+     ("model.attention.score: goes with", "output_map: pairs", "given 'relative' with 'decayed'")),
+    (raw({}, attention=DECAYED | PUBLISHED), ("model.attention.causal", "output_map: pairs", "with 'decayed'")),
     (raw({}, attention=PAIRS | {"not_next_token_perplexity": True}), ("not_next_token_perplexity: goes with", "as_published")),
     # clusters
     (raw({}, input=ADAPTIVE), ("model.input.cutoffs: an adaptive layer needs",)),
@@ -250,7 +250,7 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     # mixtures
     *((raw(MIXTURE | {"mixtures": value}), ("model.output.mixtures: a positive whole number", repr(value)))
       for value in (0, -2, 2**31, 2.5, True, "many")),
-    (raw(MIXTURE | {"mixtures": 2, "latent": False}), ("model.output.latent:", "given 2", "model.output.mixtures to 1")),
+    (raw(MIXTURE | {"mixtures": 2, "latent": False}), ("model.output.latent:", "with '2'", "model.output.mixtures: 1")),
     (raw(MIXTURE | {"latent": False, "latent_dropout": 0.1}), ("model.output.latent_dropout: goes with `model.output.latent",)),
     (raw(MIXTURE | {"components": "sparse"}), ("model.output.components: 'softmax' or 'adaptive', given 'sparse'",)),
     (raw(MIXTURE | {"components": "adaptive"}), ("model.output.cutoffs: an adaptive layer needs",)),
@@ -276,9 +276,9 @@ WRONG_MODELS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"attention": PAIRS, "position": "rotary"}, ("model.position", "rotary", "sinusoidal, learned, relative or none")),
     ({"attention": PAIRS, "dropout": {"attention": 0.1}}, ("model.dropout.attention", "given 0.1", "model.dropout.residual")),
     ({"attention": PAIRS | {"causal": "as_published"}}, ("causal", "'masked'", "not_next_token_perplexity: true")),
-    ({"attention": DECAYED, "memory_length": 4, "same_length": True}, ("model.same_length", "output_map: decayed")),
-    ({"attention": PAIRS | PUBLISHED, "memory_length": 4}, ("model.memory_length", "as_published", "given 4", "set it to 0")),
-    ({"attention": PAIRS, "memory_length": 4, "memory_start": "zeros"}, ("model.memory_start", "output_map: pairs", "empty")),
+    ({"attention": DECAYED, "memory_length": 4, "same_length": True}, ("model.same_length", "output_map", "decayed")),
+    ({"attention": PAIRS | PUBLISHED, "memory_length": 4}, ("model.memory_length: 0", "as_published", "with '4'")),
+    ({"attention": PAIRS, "memory_length": 4, "memory_start": "zeros"}, ("model.memory_start: empty", "output_map", "pairs")),
     ({"attention": PAIRS, "position": "relative"}, ("model.attention.score", "model.position: relative", "dot_product")),
 ]  # fmt: skip
 

@@ -198,7 +198,7 @@ def test_fast_kernels_say_why_they_leave_a_stride_alone() -> None:
 
 def test_strides_that_cannot_be() -> None:
     for attention, message in (
-        ({"pattern": "strided"}, r"model\.attention\.stride: `model\.attention\.pattern: strided` needs one"),
+        ({"pattern": "strided"}, r"model\.attention\.pattern: goes with `model\.attention\.stride`"),
         ({"stride": 4}, r"model\.attention\.stride: goes with `model\.attention\.pattern: strided`, given 4"),
         ({"pattern": "fixed"}, r"model\.attention\.pattern: 'full' or 'strided', given 'fixed'"),
         ({"kind": "multilinear", **STRIDED}, r"model\.attention\.stride: goes with `model\.attention\.kind: weighted`"),

@@ -138,7 +138,7 @@ def test_flags_that_exclude_each_other(model: dict[str, Any], flags: dict[str, A
         ({}, {"stride": 65, "segment_length": 64}, "eval.stride: at most 64"),
         ({"memory_length": 64}, {"context": 400}, "eval.context: a sliding window is for models without memory"),
         ({}, {"same_length": True}, "eval.same_length: goes with a memory"),
-        ({}, {"clamp_length": 5}, "eval.clamp_length: goes with model.position: relative"),
+        ({}, {"clamp_length": 5}, "eval.clamp_length: goes with `model.position: relative`"),
     ],
 )
 def test_keys_that_exclude_each_other_are_refused_with_the_configuration(
@@ -273,7 +273,7 @@ def test_training_judges_by_segments_however_the_end_is_measured() -> None:
 
 
 def test_flags_that_the_model_cannot_have() -> None:
-    with pytest.raises(InputError, match=r"^--memory-length: .*as_published.*given 4"):
+    with pytest.raises(InputError, match=r"^--memory-length: .*as_published.*'4'"):
         final_protocol(published(PUBLISHED), Flags(memory_length=4))
     relative = build({"model": {"position": "relative", "attention": {"kind": "multilinear", "score": "relative"}}})
     with pytest.raises(InputError, match=r"^--clamp-length: .*multi-linear.*given 7"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from fullrank.core.section import Allowed, Count, Section, key
 
@@ -16,9 +16,7 @@ USUAL_TOKENS = dict.fromkeys(("builtin", "text", "ptb", "wikitext-2", "wikitext-
     "enwik8": "byte"
 }
 _LONGEST_NAME = 255  # bytes in the name of a file
-_PAIRS_ONLY = (
-    "source", "target", "vocabulary", "codes", "moses", "max_length", "max_ratio", "concatenate", "concatenate_splits",
-)  # fmt: skip
+_PAIRS, _TEXT = "content=sentence pairs", "content=text"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,30 +30,45 @@ class DataConfig(Section):
     """
 
     KEY = "data"
+    DECIDED_BY: ClassVar = {"content": "data.name"}
     name: str = key(
-        "", "a corpus by name; left out: builtin, with files of one's own text, or parallel for two languages"
+        "",
+        "a corpus by name; left out: builtin, with files of one's own text, or parallel for two languages",
+        needs={"text": "train", "parallel": "train, source, target"},
     )
-    train: str | list[str] | None = key(None, "files of the training split; parallel: a prefix of two files")
-    valid: str | list[str] | None = key(None, "the same of the validation split")
-    test: str | list[str] | None = key(None, "the same of the test split")
-    source: str | None = key(None, "sentence pairs: the suffix of the files of the source language, such as `de`")
-    target: str | None = key(None, "sentence pairs: the suffix of the files of the target language")
-    tokens: Literal["word", "byte", "character", "bpe", "unigram"] | None = key(None, "the unit of text")
-    vocabulary: Literal["joint", "separate"] | None = key(None, "pairs: one for both languages, or one for each")
-    codes: str | None = key(None, "pairs: a file of BPE merges by subword-nmt, instead of learning them")
-    moses: bool | None = key(None, "pairs: tokens by the Moses rules, undone in translations")
+    train: str | list[str] | None = key(
+        None, "files of the training split; parallel: a prefix of two files", needs="name=text|parallel"
+    )
+    valid: str | list[str] | None = key(None, "the same of the validation split", needs="name=text|parallel")
+    test: str | list[str] | None = key(None, "the same of the test split", needs="name=text|parallel")
+    source: str | None = key(None, "the suffix of the files of the source language, such as `de`", needs=_PAIRS)
+    target: str | None = key(None, "the suffix of the files of the target language", needs=_PAIRS)
+    tokens: Literal["word", "byte", "character", "bpe", "unigram"] | None = key(
+        None, "the unit of text", needs={"byte": _TEXT, "character": _TEXT, "unigram": _PAIRS}
+    )
+    vocabulary: Literal["joint", "separate"] | None = key(None, "one for both languages, or one for each", needs=_PAIRS)
+    codes: str | None = key(
+        None,
+        "a file of BPE merges by subword-nmt, instead of learning them",
+        needs=f"{_PAIRS}, tokens=null|bpe, max_vocabulary=null",
+    )
+    moses: bool | None = key(None, "tokens by the Moses rules, undone in translations", needs=_PAIRS)
     dir: str | None = key(None, "a local folder that holds the corpus")
     cache: str | None = key(None, "where prepared corpora are kept; null: $FULLRANK_CACHE or ~/.cache/fullrank")
     lowercase: bool = key(False, "lower all letters")
-    eos: bool | None = key(None, "append <eos> to every line")
-    sos: bool = key(False, "begin every line with <sos>, as the code of Transformer-MoS does")
+    eos: bool | None = key(None, "append <eos> to every line; sentences of pairs always end in it", needs=_TEXT)
+    sos: bool = key(False, "begin every line with <sos>, as the code of Transformer-MoS does", needs=_TEXT)
     min_count: Count | None = key(None, "rarer words and characters become <unk>; null: 1, for builtin words 3")
     max_vocabulary: Count | None = key(None, "keep the most frequent; bpe and unigram: the number of entries")
-    max_tokens: Count | None = key(None, "use only the beginning of the training split")
-    max_length: Count | None = key(None, "words; training pairs with a longer side are dropped")
-    max_ratio: Ratio | None = key(None, "longer over shorter side; training pairs above it are dropped")
-    concatenate: Count | None = key(None, "join neighbouring sentences while neither side has more tokens than this")
-    concatenate_splits: Literal["all", "train"] | None = key(None, "splits whose sentences are joined; null: all")
+    max_tokens: Count | None = key(None, "use only the beginning of the training split", needs=_TEXT)
+    max_length: Count | None = key(None, "words; training pairs with a longer side are dropped", needs=_PAIRS)
+    max_ratio: Ratio | None = key(None, "longer over shorter side; training pairs above it are dropped", needs=_PAIRS)
+    concatenate: Count | None = key(
+        None, "join neighbouring sentences while neither side has more tokens than this", needs=_PAIRS
+    )
+    concatenate_splits: Literal["all", "train"] | None = key(
+        None, "splits whose sentences are joined; null: all", needs=f"{_PAIRS}, concatenate"
+    )
 
     def _resolve(self) -> None:
         if not self.name:
@@ -67,30 +80,19 @@ class DataConfig(Section):
         """The corpus is one of sentence pairs."""
         return self.name in PAIR_CORPORA
 
+    @property
+    def content(self) -> str:
+        """What the corpus holds."""
+        return "sentence pairs" if self.has_pairs else "text"
+
     def _faults(self) -> Iterator[str]:
         for name in ("train", "valid", "test", "codes", "dir", "cache"):
             value = getattr(self, name)
             paths = value if isinstance(value, list) else [value or ""]
             if any(len(part.encode(errors="replace")) > _LONGEST_NAME for path in paths for part in path.split("/")):
                 yield f"data.{name}: a name is at most {_LONGEST_NAME} bytes long between two slashes"
-        yield from self._faults_of_pairs() if self.has_pairs else self._faults_of_text()
-
-    def _faults_of_text(self) -> Iterator[str]:
-        for name in _PAIRS_ONLY:
-            if getattr(self, name) is not None:
-                pairs = f"a key of sentence pairs (data.name: {', '.join(PAIR_CORPORA)})"
-                yield f"data.{name}: {pairs}; leave it out with data.name: {self.name}, given {getattr(self, name)}"
-        if self.tokens == "unigram":
-            yield f"data.tokens: unigram is for sentence pairs; with data.name: {self.name} use word, byte, character or bpe"
-        for name in ("train", "valid", "test"):
-            if self.name != "text" and (given := getattr(self, name)) is not None:
-                yield (
-                    f"data.{name}: with data.name: {self.name} no file of one's own is read; leave data.name out (text), given "
-                    f"{given!r}"
-                )
-        if self.name == "text" and self.train is None:
-            yield "data.train: `data.name: text` needs at least one training file"
-        yield from self.problems_of_tokens(self.tokens or USUAL_TOKENS.get(self.name, ""))
+        kind = self.tokens or USUAL_TOKENS.get(self.name, "")
+        yield from self._faults_of_pairs() if self.has_pairs else self.problems_of_tokens(kind)
 
     def problems_of_tokens(self, kind: str) -> Iterator[str]:
         """Lines about keys that a kind of tokens of text has no use for."""
@@ -121,28 +123,10 @@ class DataConfig(Section):
             yield f"data.max_vocabulary: more than {len(marks)} ({listed}), given {self.max_vocabulary}"
 
     def _faults_of_pairs(self) -> Iterator[str]:
-        for name in ("train", "valid", "test"):
-            stated = getattr(self, name) is not None
-            if self.name == "parallel" and name == "train" and not stated:
-                yield (
-                    "data.train: `data.name: parallel` needs the prefix of its files, as in data.train: corpus/train for "
-                    f"corpus/train.{self.source or 'de'} and corpus/train.{self.target or 'en'}"
-                )
-            if self.name != "parallel" and stated:
-                yield f"data.{name}: the files of {self.name} are known; give data.dir, or use data.name: parallel"
-        for name in ("source", "target"):
-            if self.name == "parallel" and getattr(self, name) is None:
-                yield f"data.{name}: `data.name: parallel` needs the suffix of the files of the {name} language, as in de"
         if self.source is not None and self.source == self.target:
             yield f"data.target: another language than data.source, given '{self.target}' for both"
-        if self.tokens in ("byte", "character"):
-            yield f"data.tokens: sentence pairs take word, bpe or unigram, given {self.tokens}"
         if self.min_count is not None and self.tokens != "word":
             yield f"data.min_count: for data.tokens: word, given {self.min_count} with {self.tokens or 'bpe (the usual)'}"
-        if self.codes is not None and self.tokens not in (None, "bpe"):
-            yield f"data.codes: merges of BPE; set data.tokens: bpe, given {self.tokens}"
-        if self.codes is not None and self.max_vocabulary is not None:
-            yield "data.max_vocabulary: the codes file says how many merges there are; leave it or data.codes out"
         if self.codes is None and self.max_vocabulary is not None and self.tokens != "unigram":
             usual = "word" if self.name == "synthetic-translation" else "bpe"
             separate = self.vocabulary == "separate" or (self.vocabulary is None and self.name == "iwslt14-de-en")
@@ -153,11 +137,3 @@ class DataConfig(Section):
                     "data.max_vocabulary: at least 258 for data.tokens=bpe with one vocabulary (256 bytes, <eos> and <unk>), "
                     f"given {self.max_vocabulary}"
                 )
-        if self.concatenate_splits is not None and self.concatenate is None:
-            yield "data.concatenate_splits: goes with data.concatenate: N tokens"
-        if self.eos is not None:
-            yield f"data.eos: every sentence of a pair ends in <eos>; leave it out, given {self.eos}"
-        if self.sos:
-            yield "data.sos: sentence pairs have no <sos>, a translation begins after <eos>; set it to false"
-        if self.max_tokens is not None:
-            yield f"data.max_tokens: for language models; leave it out with data.name: {self.name}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from fullrank.config.glue import GLUE
 from fullrank.config.training import Schedule, TrainConfig, TrainingConfig
@@ -83,11 +83,17 @@ class TaskDataConfig(Section):
     KEY = "data"
     name: str = key("glue/cola", "a task of GLUE, or SQuAD")
     dir: str | None = key(None, "a local folder that holds the task")
-    invented: bool = key(False, "sentences made by a program, in the form of the task, instead of its own")
+    invented: bool = key(
+        False, "sentences made by a program, in the form of the task, instead of its own", needs="dir=null"
+    )
     cache: str | None = key(None, "where prepared tasks are kept")
     max_length: Size | None = key(None, "tokens with the special ones; null: 128 for GLUE, 384 for SQuAD")
-    doc_stride: Size | None = key(None, "SQuAD: tokens between the beginnings of windows; null: 128")
-    max_query_length: Size | None = key(None, "SQuAD: tokens of a question; null: 64")
+    doc_stride: Size | None = key(
+        None, "SQuAD: tokens between the beginnings of windows; null: 128", needs=f"name={'|'.join(SQUAD_TASKS)}"
+    )
+    max_query_length: Size | None = key(
+        None, "SQuAD: tokens of a question; null: 64", needs=f"name={'|'.join(SQUAD_TASKS)}"
+    )
     max_train: Size | None = key(None, "examples of the training split")
     max_eval: Size | None = key(None, "examples of the development split")
     subset_seed: CountOrZero = key(0, "seed of the subset of the training split")
@@ -116,14 +122,6 @@ class TaskDataConfig(Section):
     def _faults(self) -> Iterator[str]:
         if self.name not in TASKS:
             yield f"data.name: '{self.name}' is no task; {suggest(self.name, TASKS)}"
-        if self.invented and self.dir is not None:
-            yield f"data.dir: no file is read with data.invented: true; leave one of them out, given {self.dir}"
-        for name in ("doc_stride", "max_query_length"):
-            if not self.answers and getattr(self, name) is not None:
-                yield (
-                    f"data.{name}: of SQuAD, whose contexts are read in windows; leave it out with data.name: {self.name}, "
-                    f"given {getattr(self, name)}"
-                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,8 +150,6 @@ class FinetuneTrainConfig(TrainingConfig):
             yield "train: give one of steps and epochs, not both"
         if self.optimizer == "nag":
             yield "train.optimizer: nag needs a momentum, which fine-tuning has not; use sgd, adam, adamw or muon, given nag"
-        if self.sharding == "fsdp":
-            yield "train.sharding: a pretrained encoder is held whole by each process; given 'fsdp', allowed is 'ddp'"
 
     @property
     def mixing_scale(self) -> float:
@@ -183,7 +179,11 @@ class FinetuneEvalConfig(Section):
     every_epochs: Positive | None = key(None, "epochs between evaluations; without every_steps too: once, at the end")
     every_steps: Count | None = key(None, "updates between evaluations")
     checkpoint: Literal["last", "best"] = key("last", "weights that the figures are of")
-    test: bool = key(False, "write the predictions of the unlabelled test splits, too")
+    test: bool = key(
+        False,
+        "write the predictions of the unlabelled test splits of GLUE, too",
+        needs="data.invented=false, data.answers=false",
+    )
     n_best: Size = key(20, "SQuAD: candidates of each end of an answer")
     max_answer_length: Size = key(30, "SQuAD: tokens of the longest answer")
     null_score_diff_threshold: float = key(0.0, "SQuAD 2: no answer where its score is better by more than this")
@@ -197,6 +197,7 @@ class FinetuneEvalConfig(Section):
 class FinetuneConfig(Section):
     """One run of fine-tuning."""
 
+    DECIDED_BY: ClassVar = {"task": "data.name", "data.answers": "data.name"}
     model: PretrainedConfig = key(PretrainedConfig(), "the pretrained encoder and what is injected")
     data: TaskDataConfig = key(TaskDataConfig(), "a task, and how its texts become token ids")
     train: FinetuneTrainConfig = key(FinetuneTrainConfig(), "how the encoder is fine-tuned")
@@ -204,10 +205,6 @@ class FinetuneConfig(Section):
 
     def _faults(self) -> Iterator[str]:
         attention = self.model.attention
-        if self.data.invented and self.eval.test:
-            yield "eval.test: invented sentences have no test split; leave it out, or set data.invented: false"
-        if self.data.answers and self.eval.test:
-            yield "eval.test: the test set of SQuAD is not public; leave it out (predictions.json is of the development split)"
         for penalty in ("orthogonality", "overlap"):
             if (given := getattr(self.train, penalty)) and (attention.mix, attention.normalize) == ("none", "softmax"):
                 yield (

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from fullrank.config.data import PAIR_CORPORA, USUAL_TOKENS, DataConfig
-from fullrank.config.training import (
-    RUNNING_TEXT_KEYS,
-    TrainConfig,
-)
+from fullrank.config.data import USUAL_TOKENS, DataConfig
+from fullrank.config.training import TrainConfig
 from fullrank.core import registry
 from fullrank.core.config import NOT_NEXT_TOKEN, ModelConfig, MultiLinearConfig, problems_of, with_memory
 from fullrank.core.section import (
@@ -40,13 +37,21 @@ Exponent = Annotated[float, Allowed("an exponent from -10 to 10", lambda x: -10 
 class ProtocolConfig(Section):
     """Segments and memory of a running text. Null: of a split, as `eval` says, and there as trained."""
 
-    segment_length: Size | None = key(None, "tokens of a segment")
-    context: SizeOrZero | None = key(None, "tokens read again before those that are scored (fairseq)")
-    stride: Size | None = key(None, "tokens scored at a time; null: what context leaves of segment_length")
-    memory_length: SizeOrZero | None = key(None, "tokens of memory")
-    same_length: bool | None = key(None, "a window of the memory's length")
-    clamp_length: Size | None = key(None, "clamp of relative positions")
-    temperature: Temperature | None = key(None, "divides the logits; valid: chosen on the validation text; null: 1")
+    segment_length: Size | None = key(None, "tokens of a segment", needs="task!=translation")
+    context: SizeOrZero | None = key(
+        None, "tokens read again before those that are scored (fairseq)", needs="task=language_model"
+    )
+    stride: Size | None = key(
+        None, "tokens scored at a time; null: what context leaves of segment_length", needs="task=language_model"
+    )
+    memory_length: SizeOrZero | None = key(None, "tokens of memory", needs="task=language_model")
+    same_length: bool | None = key(None, "a window of the memory's length", needs="task=language_model")
+    clamp_length: Size | None = key(
+        None, "clamp of relative positions", needs="task=language_model, model.position=relative"
+    )
+    temperature: Temperature | None = key(
+        None, "divides the logits; valid: chosen on the validation text; null: 1", needs="task=language_model"
+    )
 
 
 PROTOCOL_KEYS = tuple(hints_of(ProtocolConfig))
@@ -97,12 +102,22 @@ class EvalConfig(ProtocolConfig):
         None, "translation: tokens of BLEU, named as in sacreBLEU; null: those of the target language, else 13a"
     )
     max_sentences: SizeOrZero | None = key(None, "translation: sentences translated while training; null: all")
-    metric: Literal["loss", "bleu"] = key("loss", "what patience, plateau and the best checkpoint follow")
-    sample: bool = key(False, "language models: show a continuation of validation text at every evaluation")
-    keep_log_probabilities: bool = key(False, "language models: keep those of every token of the final evaluation")
-    dynamic: DynamicConfig | None = key(None, "figures of dynamic evaluation beside the final ones; null: none")
-    valid: ProtocolConfig | None = key(None, "the protocol of validation text, where it differs; while training, too")
-    test: ProtocolConfig | None = key(None, "the protocol of test text, where it differs")
+    metric: Literal["loss", "bleu"] = key(
+        "loss", "what patience, plateau and the best checkpoint follow", needs={"bleu": "task=translation"}
+    )
+    sample: bool = key(False, "show a continuation of validation text at every evaluation", needs="task=language_model")
+    keep_log_probabilities: bool = key(
+        False, "keep those of every token of the final evaluation", needs="task=language_model"
+    )
+    dynamic: DynamicConfig | None = key(
+        None,
+        "figures of dynamic evaluation beside the final ones; null: none",
+        needs="task=language_model, model.sees_future=false",
+    )
+    valid: ProtocolConfig | None = key(
+        None, "the protocol of validation text, where it differs; while training, too", needs="task=language_model"
+    )
+    test: ProtocolConfig | None = key(None, "the protocol of test text, where it differs", needs="task=language_model")
 
     def protocol_setting(self, name: str, split: str | None) -> tuple[Any, str]:
         """The value of a key of the protocol for a split (None: of every other text), and the key that gives it."""
@@ -124,6 +139,9 @@ class EvalConfig(ProtocolConfig):
 class RunConfig(Section):
     """One run: what is trained, on what, how, and how it is judged."""
 
+    DECIDED_BY: ClassVar = {
+        "task": "data.name or train.objective", "data.content": "data.name", "model.sees_future": "model.attention.causal",
+    }  # fmt: skip
     model: ModelConfig = key(ModelConfig(), "what the model is made of")
     data: DataConfig = key(DataConfig(), "a corpus, and how its text becomes token ids")
     train: TrainConfig = key(TrainConfig(), "how the model is trained")
@@ -144,7 +162,7 @@ class RunConfig(Section):
     @property
     def masks(self) -> bool:
         """Tokens are masked and predicted: a masked language model is trained."""
-        return self.train.objective == "masked"
+        return self.train.objective == "masked" and not self.translates
 
     @property
     def remark(self) -> str | None:
@@ -154,23 +172,8 @@ class RunConfig(Section):
         return NOT_NEXT_TOKEN if self.model.sees_future and not self.translates else None
 
     def _faults(self) -> Iterator[str]:
-        if self.train.objective == "labels":
-            yield (
-                "train.objective: labels is the objective of fine-tuning (data.name: glue/cola and others); for "
-                f"data.name: {self.data.name} choose causal or masked"
-            )
-        if self.train.start is not None and self.translates:
-            yield "train.start: for models of one language (--from-run); leave it out with sentence pairs"
-        for name in ("sample", "keep_log_probabilities", "dynamic"):
-            if getattr(self.eval, name) and self.task != "language_model":
-                yield f"eval.{name}: for models that predict the next token of a text; leave it out"
-        if self.eval.dynamic and self.model.sees_future:
-            yield "eval.dynamic: for models whose tokens see no later ones; set model.attention.causal: masked, or leave it out"
         if any(part.value_residual for part in self._parts()):
             yield from self._faults_of_value_residual()
-        for name in ("past_decode", "input_mask"):
-            if (given := getattr(self.train, name)) and self.task != "language_model":
-                yield f"train.{name}: for models that predict the next token of a text; given {given}, leave it out"
         output = self.model.output
         decodes = output.tied and output.kind in ("softmax", "mixture_of_softmaxes") and not output.adaptive
         if self.train.past_decode and not decodes:
@@ -187,9 +190,11 @@ class RunConfig(Section):
                     probability(layer, layers)
             except ValueError as error:
                 yield f"train.phases.{phase.name}.p: {error}"
-        lines = list(self._faults_of_masked()) if self.masks else []
-        lines = lines or list(self._faults_of_translation() if self.translates else self._faults_of_text())
-        yield from lines or self._faults_of_protocol()
+        if self.translates:
+            yield from self._faults_of_translation()
+        else:
+            lines = [*(self.model.problems_of_masked() if self.masks else ()), *self._faults_of_text()]
+            yield from lines or self._faults_of_protocol()
         if all(isinstance(one, MultiLinearConfig) for part in self._parts() for one in part.attentions):
             for penalty in ("orthogonality", "overlap"):
                 if coefficient := getattr(self.train, penalty):
@@ -225,51 +230,7 @@ class RunConfig(Section):
             return [self.model]
         return [self.model.of_encoder(), self.model.of_decoder(), self.model.of_cross()]
 
-    def _faults_of_masked(self) -> Iterator[str]:
-        if self.translates:
-            yield f"train.objective: masked reads text of one language; given data.name: {self.data.name}, sentence pairs"
-            return
-        yield from self.model.problems_of_masked()
-        yield from self._faults_of_running_text("train.objective is masked")
-        for name in PROTOCOL_KEYS[1:]:
-            if given := getattr(self.eval, name):
-                yield f"eval.{name}: of next tokens, and train.objective is masked; given {given}, leave it out"
-        yield from self._faults_of_splits("of next tokens, and train.objective is masked")
-
-    def _faults_of_running_text(self, why: str) -> Iterator[str]:
-        """Lines about keys of training that only causal models of a running text have."""
-        for name in RUNNING_TEXT_KEYS:
-            if given := getattr(self.train, name):
-                yield f"train.{name}: for models that predict the next token of a running text, and {why}; given {given}"
-
-    def _faults_of_splits(self, why: str) -> Iterator[str]:
-        for split in ("valid", "test"):
-            if getattr(self.eval, split) is not None:
-                yield f"eval.{split}: {why}; leave it out"
-
     def _faults_of_text(self) -> Iterator[str]:
-        name = f"data.name: {self.data.name} is text of one language"
-        for section in ("encoder", "decoder"):
-            if getattr(self.model, section) is not None:
-                yield (
-                    f"model.{section}: a section of translation models, and {name}; leave it out, or choose sentence pairs "
-                    f"(data.name: {', '.join(PAIR_CORPORA)})"
-                )
-        if self.train.batch_tokens is not None:
-            given = f"given {self.train.batch_tokens}, leave it out and use train.batch_size and train.segment_length"
-            yield f"train.batch_tokens: of sentence pairs, and {name}; {given}"
-        if self.eval.metric == "bleu":
-            yield f"eval.metric: bleu judges translations, and {name}; use loss"
-        if self.model.memory_length and self.train.order != "contiguous":
-            yield (
-                f"train.order: a model with memory (model.memory_length {self.model.memory_length}) reads its text in order; "
-                f"given '{self.train.order}', allowed: contiguous"
-            )
-        if self.model.memory_length and self.train.context:
-            yield (
-                f"train.context: for models without memory, given model.memory_length {self.model.memory_length}; "
-                "leave one of the two out"
-            )
         most, longest = self.model.most_tokens, self.train.segment_length + self.train.context
         if most is not None and longest + 6 * self.train.segment_deviation > most:  # no longer one is drawn
             more = ", ".join(f"train.{one}" for one in ("context", "segment_deviation") if getattr(self.train, one))
@@ -318,12 +279,8 @@ class RunConfig(Section):
             )
         if value["same_length"] and not remembers:
             yield f"{name['same_length']}: goes with a memory; set {name['memory_length']}"
-        if value["clamp_length"] is not None and self.model.position != "relative":
-            yield f"{name['clamp_length']}: goes with model.position: relative, given model.position: {self.model.position}"
 
     def _faults_of_translation(self) -> Iterator[str]:
-        name = f"data.name: {self.data.name} is sentence pairs"
-        yield from self._faults_of_running_text(name)
         problems = self.model.problems_of_translation()
         yield from problems
         if not problems and self.model.of_decoder().sees_future:
@@ -333,16 +290,9 @@ class RunConfig(Section):
             )
         if self.train.batch_tokens is None and self.train.budget is None:
             yield (
-                f"train.batch_tokens: {name}, which are read in batches of so many tokens; set it (4096 is usual). "
-                "train.batch_size and train.segment_length are for text of one language"
+                f"train.batch_tokens: data.name: {self.data.name} is sentence pairs, which are read in batches of so many "
+                "tokens; set it (4096 is usual). train.batch_size and train.segment_length are for text of one language"
             )
-        for phase in self.train.phases:
-            if phase.skip != "none":
-                yield f"train.phases.{phase.name}.skip: needs a memory, and {name}; given '{phase.skip}', allowed is none"
-        for part in PROTOCOL_KEYS:
-            if (value := getattr(self.eval, part)) is not None:
-                yield f"eval.{part}: of the segments of a running text, and {name}; given {value}, leave it out"
-        yield from self._faults_of_splits(f"how a running text is read, and {name}")
         shared = self.model.encoder is not None and self.model.encoder.share_embedding
         if shared and self.data.vocabulary == "separate":
             yield (
@@ -354,7 +304,8 @@ class RunConfig(Section):
         """Lines about settings of `eval` that the model cannot have, which are checked before training."""
         for split in self._splits():
             asked, keys = {}, list[str]()
-            for part in ("memory_length", "same_length", "clamp_length"):
+            clamped = ["clamp_length"] if self.model.position == "relative" else []
+            for part in ("memory_length", "same_length", *clamped):
                 asked[part], name = self.eval.protocol_setting(part, split)
                 keys += [f"{name}: {asked[part]}"] if asked[part] is not None else []
             for problem in problems_of(partial(with_memory, self.model, **asked)):

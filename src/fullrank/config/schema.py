@@ -58,11 +58,17 @@ def _section(cls: type[Section], definitions: dict[str, Any]) -> dict[str, Any]:
             content["title"] = name.replace("_", " ").title()
         if default is not dataclasses.MISSING and not isinstance(default, Section | list):
             content["default"] = list(default) if isinstance(default, tuple) else default
-        properties[name] = content | {"description": field.metadata["description"]}
+        properties[name] = content | {"description": _describe(field)}
     return {
         "type": "object", "title": cls.__name__, "description": inspect.getdoc(cls), "properties": properties,
         "additionalProperties": False,
     }  # fmt: skip
+
+
+def _describe(field: dataclasses.Field[Any]) -> str:
+    """What a key is, and what it goes with."""
+    needs = [(f"'{need.only}' " if need.only else "") + need.describe(need.key) for need in field.metadata["needs"]]
+    return "; ".join([field.metadata["description"], *needs])
 
 
 def _value(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:

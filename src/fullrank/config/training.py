@@ -87,6 +87,8 @@ Threads = Annotated[int, Allowed("from 1 to 1024", lambda n: 1 <= n <= 1024)]
 Device = Annotated[
     str, Allowed("auto, cpu, cuda or cuda:0", lambda name: bool(re.fullmatch("auto|cpu|cuda(:[0-9]{1,3})?", name)))
 ]
+STREAM_KEYS = ("segment_deviation", "half_segments", "context", "partial_shuffle")
+_STREAMS = "order=contiguous, task=language_model"  # what is of text that is read in streams
 AboveOne = Annotated[float, Allowed("a number above 1", lambda x: x > 1)]
 
 
@@ -109,7 +111,7 @@ class PhaseConfig(Section):
 
     KEY = "train.phases"
     name: str = key("", "what the phase is called")
-    skip: str = key("none", "schedule of skipped layers")
+    skip: str = key("none", "schedule of skipped layers", needs="task=language_model")
     p: float | list[float] | None = key(None, "probability of the schedule; one for each layer with `skip: listed`")
     gaps: Literal["true", "drifting"] = key("true", "age of a skipped layer's memory; drifting: as released")
     steps: Count | None = key(None, "updates after which the phase ends")
@@ -171,7 +173,9 @@ class TrainingConfig(Section):
     precision: Literal["fp32", "bf16"] = key("fp32", "precision of the forward pass")
     device: Device = key("auto", "device of torch; auto: a GPU when there is one")
     threads: Threads | None = key(None, "threads of torch")
-    sharding: Literal["ddp", "fsdp"] = key("ddp", "several processes: each holds all parameters, or a part of each")
+    sharding: Literal["ddp", "fsdp"] = key(
+        "ddp", "several processes: each holds all parameters, or a part of each", needs="task!=finetuning"
+    )
     activation_checkpointing: bool = key(False, "compute blocks again in the backward pass, to save memory")
     save_every_steps: Count | None = key(
         None, "updates between checkpoints; null: at every evaluation and every 5 minutes"
@@ -197,21 +201,31 @@ class TrainConfig(TrainingConfig):
         None, "`10 minutes`, `5 CPU minutes` or `3M tokens`: all that is not stated is by rules"
     )
     phases: list[PhaseConfig] = key([], "parts of training with their own schedules of skipped layers")
-    objective: Literal["causal", "masked", "labels"] = key("causal", "the next token, masked ones, or labels")
+    objective: Literal["causal", "masked", "labels"] = key(
+        "causal",
+        "the next token, masked ones, or labels",
+        needs={"masked": "data.content=text", "labels": "task=finetuning"},
+    )
     mlm_probability: Fraction = key(0.15, "masked: share of the tokens that are predicted")
     mask_replace_prob: Probability = key(0.8, "masked: share of those that become <mask>")
     random_replace_prob: Probability = key(0.1, "masked: share of those that become any token")
     batch_size: Size = key(20, "parallel streams")
     segment_length: Size = key(64, "tokens of each stream per step")
     segment_deviation: PositiveOrZero = key(
-        0.0, "standard deviation of random segment lengths, in tokens; 0: all alike"
+        0.0, "standard deviation of random segment lengths, in tokens; 0: all alike", needs=_STREAMS
     )
-    half_segments: Probability = key(0.0, "share of segments that are half as long")
+    half_segments: Probability = key(0.0, "share of segments that are half as long", needs=_STREAMS)
     segment_multiple: Size = key(1, "random lengths are multiples of this: few shapes, as train.cuda_graphs wants")
-    context: SizeOrZero = key(0, "tokens before a segment that are read again, not predicted")
-    partial_shuffle: bool = key(False, "every stream begins at another place in every epoch")
-    batch_tokens: Size | None = key(None, "sentence pairs: tokens of a batch, longer side, padding included")
-    order: Literal["contiguous", "shuffled"] | None = key(None, "streams, or shuffled blocks (null: if masked)")
+    context: SizeOrZero = key(
+        0, "tokens before a segment that are read again, not predicted", needs=f"{_STREAMS}, model.memory_length=0"
+    )
+    partial_shuffle: bool = key(False, "every stream begins at another place in every epoch", needs=_STREAMS)
+    batch_tokens: Size | None = key(
+        None, "tokens of a batch, longer side, padding included", needs="data.content=sentence pairs"
+    )
+    order: Literal["contiguous", "shuffled"] | None = key(
+        None, "streams, or shuffled blocks (null: if masked)", needs={"shuffled": "model.memory_length=0"}
+    )
     learning_rate: Positive = key(1e-3, "learning rate after the warm-up")
     embedding_rate: Positive = key(1.0, "factor on learning_rate for the embedding; min_learning_rate stays")
     rate_by_length: bool = key(False, "learning rates are scaled by the tokens of the update")
@@ -236,19 +250,35 @@ class TrainConfig(TrainingConfig):
     plateau_patience: CountOrZero = key(0, "plateau: after more than so many evaluations without improvement")
     max_grad_norm: Positive | None = key(None, "gradients are clipped to this norm")
     label_smoothing: Share = key(0.0, "e: the target is (1 - e) [v = y] + e / V")
-    activation_regularization: PositiveOrZero = key(0.0, "AR: coefficient of the mean square of the last hidden states")
-    temporal_regularization: PositiveOrZero = key(0.0, "TAR: the same of their change from one token to the next")
-    start: str | None = key(None, "folder of a finished run, with whose weights and vocabulary training begins")
-    distill: DistillConfig | None = key(None, "learn the next-token distribution of a finished run, too")
-    past_decode: PositiveOrZero = key(0.0, "coefficient of past-decode regularization (0.001 is usual)")
-    input_mask: Share = key(0.0, "probability that a learned vector replaces an input token in training")
+    activation_regularization: PositiveOrZero = key(
+        0.0, "AR: coefficient of the mean square of the last hidden states", needs="task=language_model"
+    )
+    temporal_regularization: PositiveOrZero = key(
+        0.0, "TAR: the same of their change from one token to the next", needs="task=language_model"
+    )
+    start: str | None = key(
+        None, "folder of a finished run, with whose weights and vocabulary training begins", needs="data.content=text"
+    )
+    distill: DistillConfig | None = key(
+        None, "learn the next-token distribution of a finished run, too", needs="task=language_model, sharding=ddp"
+    )
+    past_decode: PositiveOrZero = key(
+        0.0, "coefficient of past-decode regularization (0.001 is usual)", needs="task=language_model"
+    )
+    input_mask: Share = key(
+        0.0, "probability that a learned vector replaces an input token in training", needs="task=language_model"
+    )
     compile: bool = key(False, "compile the model")
-    cuda_graphs: bool = key(False, "with compile, on a GPU: blocks are recorded once and replayed (not measured yet)")
+    cuda_graphs: bool = key(
+        False,
+        "on a GPU: blocks are recorded once and replayed (not measured yet)",
+        needs="compile, gradient_accumulation_steps=1",
+    )
     averaging: Literal["none", "ema", "swa"] = key("none", "average of the weights over training")
     ema_decay: Fraction = key(0.999, "ema: decay of the average")
     swa_start: Share = key(0.75, "swa: share of training after which weights are averaged")
     swa_learning_rate: Positive | None = key(
-        None, "swa: learning rate while weights are averaged; null: the schedule's"
+        None, "learning rate while weights are averaged; null: the schedule's", needs="averaging=swa"
     )
     patience: Count | None = key(None, "stop after so many evaluations without improvement of eval.metric")
     keep_checkpoints: Count | None = key(None, "weights that are kept of the last evaluations")
@@ -282,10 +312,6 @@ class TrainConfig(TrainingConfig):
         if self.mask_replace_prob + self.random_replace_prob > 1 + 1e-9:
             both = f"given {self.random_replace_prob} and {self.mask_replace_prob}"
             yield f"train.random_replace_prob: together with train.mask_replace_prob at most 1; {both}"
-        if self.order != "contiguous":
-            for name in STREAM_KEYS:
-                if given := getattr(self, name):
-                    yield f"train.{name}: of text that is read in streams; set train.order: contiguous, given {given}"
         for name in ("segment_deviation", "half_segments"):
             if getattr(self, name) and self.segment_length < 10:
                 yield f"train.{name}: for segments of 10 tokens or more; given train.segment_length {self.segment_length}"
@@ -299,25 +325,13 @@ class TrainConfig(TrainingConfig):
                 f"train.segment_deviation: at most a quarter of train.segment_length, here {self.segment_length / 4:g}; given "
                 f"{self.segment_deviation:g}"
             )
-        if self.distill is not None and self.sharding == "fsdp":
-            yield "train.sharding: with train.distill each process holds all parameters; given 'fsdp', allowed is 'ddp'"
-        if self.swa_learning_rate is not None and self.averaging != "swa":
-            yield f"train.swa_learning_rate: goes with train.averaging: swa, given averaging: {self.averaging}"
         if self.schedule == "cosine_wave" and self.period is not None and self.warmup_steps > self.period:
             yield f"train.warmup_steps: at most train.period {self.period} with cosine_wave, given {self.warmup_steps}"
         if self.optimizer == "nag" and not self.momentum:
             yield f"train.momentum: nag needs a momentum above 0 (0.99 is usual), given {self.momentum:g}"
-        if self.cuda_graphs and not self.compile:
-            yield "train.cuda_graphs: blocks are recorded as they are compiled; set train.compile: true"
-        if self.cuda_graphs and self.gradient_accumulation_steps > 1:
-            given = self.gradient_accumulation_steps
-            yield f"train.cuda_graphs: goes with train.gradient_accumulation_steps: 1, given {given}"
         for phase in self.phases:
             if phase.skip != "none" and self.cuda_graphs:
                 yield f"train.cuda_graphs: skips no layers; train.phases.{phase.name}.skip is '{phase.skip}', allowed is 'none'"
-            if phase.skip != "none" and self.objective == "masked":
-                memory = "for models with memory, and with train.objective: masked there is none"
-                yield f"train.phases.{phase.name}.skip: {memory}; given '{phase.skip}', allowed is 'none'"
 
     def _faults_of_bounds(self) -> Iterator[str]:
         """Lines about phases that never begin, as far as that is a matter of steps, or of epochs, alone."""
@@ -341,7 +355,3 @@ class TrainConfig(TrainingConfig):
                 given = f"{earlier.epochs:g} epochs or more, given train.epochs {self.epochs:g}"
                 yield f"{before} {given}; shorten them or raise train.epochs"
                 return
-
-
-STREAM_KEYS = ("segment_deviation", "half_segments", "context", "partial_shuffle")
-RUNNING_TEXT_KEYS = (*STREAM_KEYS, "activation_regularization", "temporal_regularization", "distill")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Annotated, Any, Literal
 
 from .errors import ConfigError
@@ -122,8 +121,14 @@ class ModelConfig(Section):
     max_position_embeddings: Size = key(1024, "the longest sequence")
     rope_theta: Positive = key(10000.0, "base of the angles of rotary positions")
     memory_length: SizeOrZero = key(0, "tokens before a segment that every layer remembers")
-    memory_start: Literal["empty", "zeros"] = key("empty", "zeros: a memory of zeros that is attended, for comparison")
-    same_length: bool = key(False, "every query sees memory_length keys, itself included, instead of all of the memory")
+    memory_start: Literal["empty", "zeros"] = key(
+        "empty", "zeros: a memory of zeros that is attended, for comparison", needs="memory_length"
+    )
+    same_length: bool = key(
+        False,
+        "every query sees memory_length keys, itself included, instead of all of the memory",
+        needs="memory_length",
+    )
     scale_embedding: bool = key(False, "multiply embeddings by sqrt(hidden_size)")
     initializer: Initializer = key("fairseq", "how parameters start")
     dropout: DropoutConfig = key(DropoutConfig(), "dropout by place")
@@ -133,8 +138,12 @@ class ModelConfig(Section):
     )
     input: InputConfig = key(InputConfig(), "embedding of token ids")
     output: OutputConfig = key(OutputConfig(), "vocabulary layer")
-    encoder: EncoderConfig | None = key(None, "what differs in the encoder of a translation model")
-    decoder: DecoderConfig | None = key(None, "what differs in the decoder of a translation model")
+    encoder: EncoderConfig | None = key(
+        None, "what differs in the encoder of a translation model", needs="task=translation"
+    )
+    decoder: DecoderConfig | None = key(
+        None, "what differs in the decoder of a translation model", needs="task=translation"
+    )
 
     def _resolve(self) -> None:
         divides = self.hidden_size % self.num_attention_heads == 0
@@ -166,20 +175,7 @@ class ModelConfig(Section):
         )
 
     def _faults(self) -> Iterator[str]:
-        lines = list(self._faults_of_one())
-        if not lines and (self.encoder is not None or self.decoder is not None):
-            lines = self.problems_of_translation()
-        elif not lines and self.layers:
-            lines = list(self._faults_of_entries())
-        return iter(lines)
-
-    def _faults_of_one(self) -> Iterator[str]:
-        score = stage_name(self.attention.score)
-        if (score == "relative") != (self.position == "relative"):
-            yield (
-                f"model.attention.score: 'relative' goes with model.position: relative and only with it; given score {score} "
-                f"with model.position: {self.position}; change one of them"
-            )
+        translates = self.encoder is not None or self.decoder is not None
         if self.head_dim is None:
             yield (
                 f"model.head_dim: model.hidden_size {self.hidden_size} is not divisible by model.num_attention_heads "
@@ -187,43 +183,67 @@ class ModelConfig(Section):
             )
         elif self.position == "rotary" and self.head_dim % 2:
             yield f"model.head_dim: rotary positions need an even head size, given {self.head_dim}"
+        for name, attention in self._attentions_by_key():
+            yield from self._faults_of_attention(name, attention)
+        places = (*self._attentions(), *self.attentions) if translates else self.attentions
+        if self.dropout.attention and all(isinstance(place, MultiLinearConfig) for place in places):
+            yield (
+                f"model.dropout.attention: multi-linear attention has no attention weights to drop, given "
+                f"{self.dropout.attention}; set it to 0 and use model.dropout.residual"
+            )
         if self.heads_by_layer is not None:
             yield from self._faults_of_heads(self.heads_by_layer)
-        if not self.memory_length:
-            if self.same_length:
-                yield "model.same_length: goes with a memory; set model.memory_length"
-            if self.memory_start == "zeros":
-                yield "model.memory_start: zeros goes with a memory; set model.memory_length"
-        if isinstance(self.attention, MultiLinearConfig):
-            yield from self._faults_of_multilinear(self.attention)
-        if isinstance(self.input, TensorTrainConfig):
-            yield from self.input.misfits(self.vocab_size, self.hidden_size)
-        clustered = isinstance(self.output, ClusteredConfig)
-        if self.output.tied and not clustered and isinstance(self.input, TensorTrainConfig | AdaptiveInputConfig):
-            other = ", model.output.kind: adaptive" if isinstance(self.input, AdaptiveInputConfig) else ""
-            yield (
-                f"model.output.tied: the vocabulary layer shares the table of `model.input.kind: token`, and {self.input.kind} "
-                f"has none; set model.output.tied: false{other}, or change model.input.kind"
-            )
-        yield from self._faults_of_clusters()
+        yield from self._faults_of_input(self.vocab_size)
+        yield from self._faults_of_output()
+        yield from self.problems_of_translation() if translates else self._faults_of_layers(self.num_hidden_layers)
 
-    def _faults_of_entries(self) -> Iterator[str]:
-        count, at = self.num_hidden_layers, [layer for entry in self.layers for layer in entry.at or ()]
+    def _attentions_by_key(self) -> Iterator[tuple[str, AttentionConfig]]:
+        """Every self-attention that is configured."""
+        yield "model.attention", self.attention
+        yield from (("model.layers.attention", entry.attention) for entry in self.layers if entry.attention)
+        for name, part in (("encoder", self.encoder), ("decoder", self.decoder)):
+            if part is not None and part.attention is not None:
+                yield f"model.{name}.attention", part.attention
+
+    def _faults_of_attention(self, name: str, attention: AttentionConfig) -> Iterator[str]:
+        score = stage_name(attention.score)
+        if (score == "relative") != (self.position == "relative"):
+            yield (
+                f"{name}.score: 'relative' goes with model.position: relative and only with it; given score {score} with "
+                f"model.position: {self.position}; change one of them"
+            )
+        if not isinstance(attention, MultiLinearConfig):
+            return
+        if self.position == "rotary":
+            yield (
+                "model.position: rotary acts on dot products, and multi-linear attention has none; choose sinusoidal, learned, "
+                f"relative or none ({name})"
+            )
+        predicts = name != "model.encoder.attention" and (name != "model.attention" or attention is self._predicting)
+        if predicts and attention.sees_future and not attention.not_next_token_perplexity:
+            yield (
+                f"{name}.causal: as_published lets every token see those that it has to predict; use 'masked', or say that one "
+                f"knows it: {name}.not_next_token_perplexity: true"
+            )
+
+    def _faults_of_layers(self, count: int, part: str = "model") -> Iterator[str]:
+        """Lines about the entries of `layers` for so many layers."""
+        at = [layer for entry in self.layers for layer in entry.at or ()]
         without = sum(entry.at is None for entry in self.layers)
         if without and not without == len(self.layers) == count:
             yield (
-                f"model.layers: an entry for each of {count} layers (model.num_hidden_layers), or `at` in all entries; given "
+                f"model.layers: an entry for each of {count} layers ({part}.num_hidden_layers), or `at` in all entries; given "
                 f"{len(self.layers)} entries, {without} without `at`"
             )
-            return
-        if not {*at} <= {*range(-count, count)} or len({layer % count for layer in at}) < len(at):
+        elif not {*at} <= {*range(-count, count)} or len({layer % count for layer in at}) < len(at):
             yield (
                 f"model.layers.at: each layer at most once, from 0 to {count - 1} or from -{count} to -1 "
-                f"(model.num_hidden_layers is {count}); given {at}"
+                f"({part}.num_hidden_layers is {count}); given {at}"
             )
-            return
-        for layer in range(count):
-            yield from _renamed(partial(self.of_layer, layer), "model.layers.attention")
+        else:
+            yield from self._faults_between_layers()
+
+    def _faults_between_layers(self) -> Iterator[str]:
         stages = (self.attention, *self.attentions)
         scores = [(stage.kind, getattr(stage, "rank", None), stage_options(stage.score)) for stage in stages]
         if self.position == "relative" and (other := [score for score in scores if score != scores[0]]):
@@ -243,16 +263,17 @@ class ModelConfig(Section):
                 f"model.heads_by_layer: a number above 0 for each of {self.num_hidden_layers} layers "
                 f"(model.num_hidden_layers), given {heads}"
             )
-        shares = stage_name(self.attention.score) == "relative" and stage_options(self.attention.score).get(
-            "shared_biases", True
-        )
-        for there, words in (
+        options = stage_options(self.attention.score)
+        shares = stage_name(self.attention.score) == "relative" and options.get("shared_biases", True)
+        for excluded, words in (
             (any(isinstance(a, MultiLinearConfig) for a in self.attentions), "multi-linear attention has no heads"),
             (self.value_residual, "values of the first layer fit no other number of heads; set value_residual: false"),
-            (shares, "biases u and v of all layers are of one number of heads; set model.attention.score.shared_biases: false"),
-            (self.encoder is not None or self.decoder is not None, "a translation model has one number of heads"),
-        ):  # fmt: skip
-            if there:
+            (
+                shares,
+                "biases u and v of all layers are of one number of heads; set model.attention.score.shared_biases: false",
+            ),
+        ):
+            if excluded:
                 yield f"model.heads_by_layer: {words}; given {heads}"
 
     @property
@@ -292,48 +313,26 @@ class ModelConfig(Section):
         layers = [entry.changed(change) for entry in self.layers]
         return replace(self, attention=change(self.attention), layers=layers, **changes)
 
-    def _faults_of_multilinear(self, attention: MultiLinearConfig) -> Iterator[str]:
-        if self.position == "rotary":
-            yield (
-                "model.position: rotary acts on dot products, and multi-linear attention has none; choose sinusoidal, learned, "
-                "relative or none"
-            )
-        weightless = all(isinstance(other, MultiLinearConfig) for other in self.attentions)
-        if self.dropout.attention and weightless and self.encoder is None and self.decoder is None:
-            yield (
-                f"model.dropout.attention: multi-linear attention has no attention weights to drop, given "
-                f"{self.dropout.attention}; set it to 0 and use model.dropout.residual"
-            )
-        if attention is self._predicting and attention.sees_future and not attention.not_next_token_perplexity:
-            yield (
-                "model.attention.causal: as_published lets every token see those that it has to predict; use 'masked', or say "
-                "that one knows it: model.attention.not_next_token_perplexity: true"
-            )
-        if attention.sees_future and self.memory_length:
-            yield (
-                f"model.memory_length: not with model.attention.causal: as_published, whose code drops the memory; given "
-                f"{self.memory_length}, set it to 0"
-            )
-        if not attention.tied_to_length and self.same_length:
-            yield (
-                "model.same_length: not with model.attention.output_map: decayed, whose sums hold all earlier tokens; change "
-                "one of them"
-            )
-        if attention.tied_to_length and self.memory_start == "zeros":
-            yield (
-                "model.memory_start: zeros stand before the text, where model.attention.output_map: pairs has no rows; choose "
-                "empty, or output_map: decayed"
+    def _faults_of_input(self, vocab_size: int | None) -> Iterator[str]:
+        if isinstance(self.input, TensorTrainConfig):
+            yield from self.input.misfits(vocab_size, self.hidden_size)
+        if isinstance(self.input, AdaptiveInputConfig):
+            yield from cluster_problems(
+                "model.input", self.input.cutoffs, self.input.div_val, vocab_size, self.hidden_size
             )
 
-    def _faults_of_clusters(self) -> Iterator[str]:
+    def _faults_of_output(self) -> Iterator[str]:
         read, written = self.input, self.output
-        vocab_size, hidden_size = self.vocab_size, self.hidden_size
-        clusters = (read.cutoffs, read.div_val) if isinstance(read, AdaptiveInputConfig) else None
-        if clusters is not None:
-            yield from cluster_problems("model.input", *clusters, vocab_size, hidden_size)
         if not isinstance(written, ClusteredConfig):
+            if written.tied and isinstance(read, TensorTrainConfig | AdaptiveInputConfig):
+                other = ", model.output.kind: adaptive" if isinstance(read, AdaptiveInputConfig) else ""
+                yield (
+                    f"model.output.tied: the vocabulary layer shares the table of `model.input.kind: token`, and {read.kind} "
+                    f"has none; set model.output.tied: false{other}, or change model.input.kind"
+                )
             return
-        yield from cluster_problems("model.output", written.cutoffs, written.div_val, vocab_size, hidden_size)
+        yield from cluster_problems("model.output", written.cutoffs, written.div_val, self.vocab_size, self.hidden_size)
+        clusters = (read.cutoffs, read.div_val) if isinstance(read, AdaptiveInputConfig) else None
         if written.tied and clusters != (written.cutoffs, written.div_val):
             given = f"kind '{read.kind}'" if clusters is None else f"cutoffs {clusters[0]} and div_val {clusters[1]}"
             yield (
@@ -428,18 +427,21 @@ class ModelConfig(Section):
                 "model.decoder.cross: output_map decayed weighs distances, which two texts do not share; give "
                 "model.decoder.cross an output_map pairs, or kind: weighted"
             )
-        own = self.encoder
-        if own is not None and own.share_embedding and own.vocab_size not in (None, self.vocab_size):
+        if self.heads_by_layer is not None:
             lines.append(
-                f"model.encoder.share_embedding: one table for both vocabularies, but model.encoder.vocab_size is "
-                f"{own.vocab_size} and model.vocab_size {self.vocab_size}; use data.vocabulary: joint, or set it to false"
+                f"model.heads_by_layer: a translation model has one number of heads; given {self.heads_by_layer}"
             )
-        if not lines:
-            lines += _renamed(
-                self.of_encoder, "model.encoder.attention", own is not None and own.vocab_size is not None
-            )
-            lines += _renamed(self.of_decoder, "model.decoder.attention")
-            lines += _renamed(self.of_cross, "model.decoder.cross")
+        encoder, decoder = self.encoder or EncoderConfig(), self.decoder or DecoderConfig()
+        if encoder.vocab_size not in (None, self.vocab_size):
+            if encoder.share_embedding:
+                lines.append(
+                    f"model.encoder.share_embedding: one table for both vocabularies, but model.encoder.vocab_size is "
+                    f"{encoder.vocab_size} and model.vocab_size {self.vocab_size}; use data.vocabulary: joint, or false"
+                )
+            problems = self._faults_of_input(encoder.vocab_size)
+            lines += [line.replace("model.vocab_size", "model.encoder.vocab_size") for line in problems]
+        for name, part in (("encoder", encoder), ("decoder", decoder)):
+            lines += self._faults_of_layers(part.num_hidden_layers or self.num_hidden_layers, f"model.{name}")
         return lines
 
     def problems_of_masked(self) -> list[str]:
@@ -483,15 +485,6 @@ def problems_of(make: Callable[[], ModelConfig]) -> tuple[str, ...]:
     except ConfigError as error:
         return error.problems
     return ()
-
-
-def _renamed(part: Callable[[], ModelConfig], key: str, own_vocabulary: bool = False) -> list[str]:
-    """Lines about a part of a translation model that cannot be, with the keys of that part."""
-    lines = [line.replace("model.attention", key) for line in problems_of(part)]
-    if own_vocabulary:
-        lines = [line.replace("model.vocab_size", "model.encoder.vocab_size") for line in lines]
-    section = key.rpartition(".")[0]
-    return [line if section in line else f"{line} ({key})" for line in lines]
 
 
 def with_memory(

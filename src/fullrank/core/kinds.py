@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from .section import Allowed, ByKind, Positive, Probability, Rate, Section, Share, Size, Slot, Stage, key, stage_name
+from .section import Allowed, ByKind, Positive, Probability, Rate, Section, Share, Size, Slot, Stage, key
 
 # -- options of stages, read by the stages' own `Config` -----------------------------------------------------------------
 
@@ -135,18 +135,12 @@ class WeightedConfig(AttentionConfig, built_in=True):
     cross_head: Probability = key(0.0, "probability beta of permuted heads in training (Skip Cross-head §2.2)")
     gate: Literal["none", "head"] = key("none", "head: each query scales each head's output (Qiu et al. 2025)")
     value_residual: bool = key(False, "values take a learned share of the first layer's values (Zhou et al. 2025)")
-    pattern: Literal["full", "strided"] = key("full", "the keys that a query sees: all, or those at a stride")
-    stride: Size | None = key(None, "stride of pattern strided, near the square root of the length")
-
-    def _faults(self) -> Iterator[str]:
-        yield from super()._faults()
-        if self.pattern == "strided" and self.stride is None:
-            yield (
-                "model.attention.stride: `model.attention.pattern: strided` needs one; give about the square root of a "
-                "segment's length, such as 16"
-            )
-        if self.pattern == "full" and self.stride is not None:
-            yield f"model.attention.stride: goes with `model.attention.pattern: strided`, given {self.stride} with 'full'"
+    pattern: Literal["full", "strided"] = key(
+        "full", "the keys that a query sees: all, or those at a stride", needs={"strided": "stride"}
+    )
+    stride: Size | None = key(
+        None, "stride of pattern strided, near the square root of the length", needs="pattern=strided"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,14 +153,26 @@ class MultiLinearConfig(AttentionConfig, built_in=True):
     """
 
     kind: str = "multilinear"
-    score: PositionTerm = key("dot_product", "relative: add the position term of the released code")
+    score: PositionTerm = key(
+        "dot_product", "relative: add the position term of the released code", needs="output_map=pairs"
+    )
     cores: Size = key(1, "number of cores C of multi-linear attention")
     rank: Size = key(40, "rank R of each core")
-    causal: Literal["masked", "as_published"] = key("masked", "as_published: not masked, as released")
+    causal: Literal["masked", "as_published"] = key(
+        "masked", "as_published: not masked, as released", needs="output_map=pairs, model.memory_length=0"
+    )
     core_weights: Literal["softmax", "free"] = key("softmax", "a core is softmax(g), or g itself (released)")
-    output_map: Literal["pairs", "decayed"] = key("pairs", "rows for pairs of positions, or decayed sums")
-    decays: Size | None = key(None, "number of products of decayed sums; null: 8 with output_map decayed")
-    not_next_token_perplexity: bool = key(False, "one knows what as_published does to perplexity")
+    output_map: Literal["pairs", "decayed"] = key(
+        "pairs",
+        "rows for pairs of positions, or decayed sums",
+        needs={"pairs": "model.memory_start=empty", "decayed": "model.same_length=false"},
+    )
+    decays: Size | None = key(
+        None, "number of products of decayed sums; null: 8 with output_map decayed", needs="output_map=decayed"
+    )
+    not_next_token_perplexity: bool = key(
+        False, "one knows what as_published does to perplexity", needs="causal=as_published"
+    )
 
     @property
     def sees_future(self) -> bool:
@@ -182,20 +188,6 @@ class MultiLinearConfig(AttentionConfig, built_in=True):
     def _resolve(self) -> None:
         if self.output_map == "decayed" and self.decays is None:
             self._set("decays", 8)
-
-    def _faults(self) -> Iterator[str]:
-        yield from super()._faults()
-        if self.tied_to_length and self.decays is not None:
-            yield f"model.attention.decays: goes with `model.attention.output_map: decayed`, given {self.decays} with 'pairs'"
-        if not self.tied_to_length and stage_name(self.score) == "relative":
-            yield (
-                "model.attention.output_map: decayed knows distances already and takes no position term; set "
-                "model.attention.score: dot_product and another model.position"
-            )
-        if not self.tied_to_length and self.sees_future:
-            yield "model.attention.causal: as_published goes with `model.attention.output_map: pairs`, given 'decayed'"
-        if self.not_next_token_perplexity and not self.sees_future:
-            yield "model.attention.not_next_token_perplexity: goes with `model.attention.causal: as_published`"
 
 
 # -- embedding and vocabulary layer ----------------------------------------------------------------------------------------
@@ -358,7 +350,9 @@ class ClusteredConfig(OutputConfig):
     cutoffs: Cutoffs | None = key(None, "ids at which clusters end; null: those of an adaptive input")
     div_val: Size | None = key(None, "narrowing of each cluster; null: as in the input, or 1")
     form: Literal["fairseq", "transformer_xl"] | None = key(None, "null: transformer_xl if there are biases")
-    tied_projections: bool | None = key(None, "the projections of the tails are the input's; null: like tied")
+    tied_projections: bool | None = key(
+        None, "the projections of the tails are the input's; null: like tied", needs={"true": "tied=true"}
+    )
     tail_dropout: Rate = key(0.0, "dropout between the two matrices of a tail")
 
     def _resolve(self) -> None:
@@ -369,11 +363,6 @@ class ClusteredConfig(OutputConfig):
             self._set("form", "transformer_xl" if self.bias else "fairseq")
         if self.tied_projections is None:
             self._set("tied_projections", self.tied)
-
-    def _faults(self) -> Iterator[str]:
-        yield from super()._faults()
-        if self.tied_projections and not self.tied:
-            yield "model.output.tied_projections: goes with `model.output.tied: true`"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -392,9 +381,11 @@ class MixtureConfig(OutputConfig, built_in=True):
     mixtures: Size | None = key(None, "number of softmaxes K; null: 10, or 1 without latent states")
     components: Literal["softmax", "adaptive"] = key("softmax", "what is mixed; null: adaptive with cutoffs")
     latent: bool | Literal["residual"] = key(
-        True, "states of the mixture: tanh(W g + b), residual: g + tanh(W g + b), or g alone with one softmax"
+        True,
+        "states of the mixture: tanh(W g + b), residual: g + tanh(W g + b), or g alone with one softmax",
+        needs={"false": "mixtures=1"},
     )
-    latent_dropout: Rate = key(0.0, "dropout on the latent states")
+    latent_dropout: Rate = key(0.0, "dropout on the latent states", needs="latent")
     latent_dropout_locked: bool = key(False, "one dropout mask for all positions of a sequence")
     epsilon: Share = key(0.0, "added to probabilities before the logarithm, as the released codes do")
 
@@ -402,16 +393,6 @@ class MixtureConfig(OutputConfig, built_in=True):
         if self.mixtures is None:
             self._set("mixtures", 10 if self.latent else 1)
         super()._resolve()
-
-    def _faults(self) -> Iterator[str]:
-        yield from super()._faults()
-        if not self.latent and self.mixtures != 1:
-            yield (
-                f"model.output.latent: without it all softmaxes of a mixture are the same one; given {self.mixtures} of them, "
-                "set model.output.mixtures to 1"
-            )
-        if not self.latent and self.latent_dropout:
-            yield "model.output.latent_dropout: goes with `model.output.latent: true`"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ import difflib
 import functools
 import math
 import os
+import re
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -28,6 +29,7 @@ from typing import (
     Any,
     ClassVar,
     Literal,
+    NamedTuple,
     Self,
     TypeVar,
     cast,
@@ -121,9 +123,50 @@ class Slot:
         return {"name": name, **{option: getattr(made, option) for option in options}}
 
 
-def key(default: Value, description: str) -> Value:
-    """A field of a section, with its default and its description."""
-    metadata = {"description": description}
+class Need(NamedTuple):
+    """What a field goes with, where it is given (or has the value `only`): a value of another key.
+
+    sign: `=` one of `values`, `!=` none of them, empty: any value but null, 0 and false.
+    """
+
+    only: str
+    key: str
+    sign: str
+    values: str
+
+    def holds(self, value: Any) -> bool:
+        """True if the other key has a value that is allowed."""
+        return (_word(value) in self.values.split("|")) == (self.sign == "=") if self.sign else bool(value)
+
+    def describe(self, key: str) -> str:
+        """The need as the schema and errors have it; key: empty for what no key has as its value."""
+        values = self.values.replace("|", " or ")
+        setting = f"`{key}: {values}`" if self.sign and key else f"`{key}`" if key else values
+        return f"{'not' if self.sign == '!=' else 'goes'} with {setting}"
+
+
+def _read_needs(needs: str | Mapping[str, str]) -> Iterator[Need]:
+    for only, texts in ({"": needs} if isinstance(needs, str) else needs).items():
+        for text in texts.split(", "):
+            if match := re.fullmatch(r"([\w.]+)(?:(!?=)(.+))?", text):
+                yield Need(only, match[1], match[2] or "", match[3] or "")
+
+
+def _word(value: Any) -> str:
+    """A value as YAML has it; of a stage its name."""
+    if isinstance(value, dict):
+        return stage_name(value)
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def key(default: Value, description: str, needs: str | Mapping[str, str] = "") -> Value:
+    """A field of a section, with its default, its description, and what it goes with.
+
+    needs: `"order=contiguous"` is a key beside it or below, `"model.position=relative"` one of another section. `a=b|c` allows
+    two values, `a!=b` all but one, `a` all but null, 0 and false; a comma joins several. A mapping has them by value:
+    `{"strided": "stride"}`.
+    """
+    metadata = {"description": description, "needs": [*_read_needs(needs)]}
     made: Any = (
         field(default_factory=default.copy, metadata=metadata)
         if isinstance(default, list | dict)
@@ -326,6 +369,7 @@ class Section(metaclass=_Sections):
     """
 
     KEY: ClassVar[str] = ""
+    DECIDED_BY: ClassVar[Mapping[str, str]] = {}  # properties that keys need -> the keys that decide them
 
     def __post_init__(self) -> None:
         lines: list[str] = []
@@ -338,11 +382,12 @@ class Section(metaclass=_Sections):
             except ConfigError as error:
                 lines += error.problems
                 faulty.append(prefix + name + ("." if section_in(hint) else ""))
-                value = option.default if option.default_factory is dataclasses.MISSING else option.default_factory()
+                value = _default(option)
             object.__setattr__(self, name, value)
         self._resolve()
         # a faulty value was replaced by its default: what is said of that means nothing
-        lines += [line for line in self._faults() if not any(path in line for path in faulty)]
+        unfit = [*self._unmet_needs(), *self._faults()]
+        lines += [line for line in unfit if not any(path in line for path in faulty)]
         if lines:
             raise ConfigError(*dict.fromkeys(lines))
 
@@ -358,8 +403,24 @@ class Section(metaclass=_Sections):
         """Set what is left at None from other fields."""
 
     def _faults(self) -> Iterator[str]:
-        """Lines about fields that do not go together."""
+        """Lines about fields that do not go together, beside those that `needs` states."""
         return iter(())
+
+    def _unmet_needs(self) -> Iterator[str]:
+        """Lines about fields, here and in the sections inside, whose `needs` are other keys of this section."""
+        prefix, faulty = self._prefix(), set[str]()  # keys that are to be left out: what else they need does not matter
+        for path, value, need in _needs_in(self, prefix):
+            everywhere = need.key == "task" or need.key.startswith(_ROOTS)
+            target = need.key if everywhere else _join(path.rpartition(".")[0], need.key)
+            name = target.removeprefix(prefix)
+            first = name.partition(".")[0]
+            inside = path.removeprefix(prefix).partition(".")[0] == first  # a section inside looks at it
+            if inside or path in faulty or not target.startswith(prefix) or not hasattr(self, first):
+                continue
+            other = functools.reduce(getattr, name.split("."), self)
+            if not need.holds(other):
+                faulty |= {path} if need.sign else set()
+                yield f"{path}: {_describe_unmet(need, target, value, other, self.DECIDED_BY.get(name))}"
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any], key: str | None = None) -> Self:
@@ -400,6 +461,35 @@ class Section(metaclass=_Sections):
     def to_dict(self) -> dict[str, Any]:
         """The section as plain objects that YAML and JSON can hold."""
         return {option.name: _plain(getattr(self, option.name)) for option in fields(self)}
+
+
+_ROOTS = ("model.", "data.", "train.", "eval.")
+
+
+def _default(option: dataclasses.Field[Any]) -> Any:
+    return option.default if option.default_factory is dataclasses.MISSING else option.default_factory()
+
+
+def _needs_in(section: Section, prefix: str) -> Iterator[tuple[str, Any, Need]]:
+    """The keys of a section and of those inside that are given and need something: path, value and need."""
+    for option in fields(section):
+        value, path = getattr(section, option.name), prefix + option.name
+        for need in option.metadata.get("needs", ()):
+            if need.only == _word(value) or (not need.only and value is not None and value != _default(option)):
+                yield path, value, need
+        if isinstance(value, Section):
+            yield from _needs_in(value, f"{path}.")
+        elif isinstance(value, list):
+            for item in value:
+                if isinstance(item, Section):
+                    yield from _needs_in(item, item._prefix())
+
+
+def _describe_unmet(need: Need, target: str, value: Any, other: Any, decided_by: str | None) -> str:
+    if not need.sign:
+        return f"{need.describe(target)}, given {value!r}; set {target}"
+    words = need.describe(target) if decided_by is None else need.describe("")
+    return f"{words}, given {value!r} with '{_word(other)}'; leave it out or change {decided_by or target}"
 
 
 def _plain(value: Any) -> Any:
