@@ -66,7 +66,7 @@ FAULTS = {
         None,
         None,
         ["data.eos=true"],
-        "data.eos: every sentence of a pair ends",
+        "data.eos: goes with text",
         "leave it out",
     ),
 }
