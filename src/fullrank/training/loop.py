@@ -55,6 +55,8 @@ from fullrank.training.values import (
     TrainingPosition,
 )
 
+SAVE_SECONDS = 300.0  # most time between two checkpoints, where `train.save_every_steps` says nothing
+
 
 def fit(
     model: nn.Module,
@@ -93,89 +95,55 @@ def fit(
         checkpoint_blocks(model)
     if options.compile:
         compile_blocks(model, options.cuda_graphs)
-    engine, writes = Engine(model, objective), rank() == 0
+    counters = Counters(
+        batches_per_epoch=batches.batches_per_epoch, metric=eval_options.metric, total_steps=plan.total_steps
+    )
     state = TrainingState(
         model=model,
         optimizer=optimizer,
         schedule=schedule,
         average=WeightAverage(model, options, plan.total_steps),
         running=RunningLoss(device),
-        counters=Counters(
-            batches_per_epoch=batches.batches_per_epoch, metric=eval_options.metric, total_steps=plan.total_steps
-        ),
+        counters=counters,
     )
     with ExitStack() as stack:
-        if not locked and writes:
+        if not locked and rank() == 0:
             stack.enter_context(lock_folder(folder))
-        group = ObserverGroup(observers)
-        resumed_from = _begin(state, plan, options, folder, group)
-        kept = state.counters
-        metrics = timing = None
-        if writes:
-            metrics = JsonLines(folder / "metrics.jsonl", keep=kept.metrics_bytes)
-            stack.callback(metrics.close)
-            if metrics.missing:
-                group.notice(
-                    f"{metrics.path} lacks {metrics.missing} bytes that were written before; its curve has a gap"
-                )
-            timing = JsonLines(folder / "timing.jsonl")
-            stack.callback(timing.close)
+        loop = _Loop(
+            state=state,
+            plan=plan,
+            engine=Engine(model, objective),
+            batches=batches,
+            evaluate=evaluate,
+            options=options,
+            device=device,
+            folder=folder,
+            seal=seal or {},
+            observers=ObserverGroup(observers),
+            engines=engines,
+        )
+        resumed_from = loop.resume()
+        loop.open_files(stack)
         if not state.counters.finished:
             for observer in observers:
                 stack.callback(observer.finish)
                 observer.start(step=state.counters.step, total_steps=plan.total_steps)
             stack.enter_context(explain_failures(options))
             stack.callback(end_draws)
-            loop = _Loop(
-                state,
-                plan,
-                engine,
-                batches,
-                evaluate,
-                options,
-                device,
-                folder,
-                seal or {},
-                metrics,
-                timing,
-                group,
-                engines,
-            )
-            loop.run(stack.enter_context(catch_signals()), until)
+            loop.run(stack.enter_context(catch_signals()), math.inf if until is None else until)
         state.average.copy_to_model()
-    return _result(state.counters, plan, resumed_from)
+    return _make_result(state.counters, plan, resumed_from)
 
 
-def _begin(
-    state: TrainingState, plan: Plan, options: TrainConfig, folder: Path, observers: ObserverGroup
-) -> int | None:
-    """Restore the last checkpoint and return its step, or start anew."""
-    snapshot = load_checkpoint(folder / "checkpoints", observers.notice)
-    if snapshot is None:
-        seed_everything(options.seed)
-        plan.begin_phase(state.counters)
-        return None
-    last = folder / "checkpoints" / "last"
-    state.restore(snapshot, last)
-    before = snapshot.state.get("processes", 1)
-    if before != count():
-        observers.notice(
-            f"{last} was made with --procs {before}, this is --procs {count()}: the same batches and draws follow, but sums "
-            "add up in another order, so that the last digits may differ"
-        )
-    counters = state.counters
-    plan.check_phase(counters, last)
-    counters.finished = counters.stopped_early or plan.finished(counters)
-    return counters.step
-
-
-def _result(counters: Counters, plan: Plan, resumed_from: int | None) -> FitResult:
+def _make_result(counters: Counters, plan: Plan, resumed_from: int | None) -> FitResult:
     """The result of a training that stands at `counters`; a phase too short to be timed has no milliseconds."""
     per_step = counters.seconds / max(1, counters.step)
     if counters.timed_steps:
         per_step = counters.timed_seconds / counters.timed_steps
-    timed = {phase.config.name: counters.timed_by_phase.get(phase.config.name) for phase in plan.phases}
-    by_phase = {name: 1000 * taken.seconds / taken.steps for name, taken in timed.items() if taken and taken.steps}
+    by_phase = {"train": 1000 * per_step}
+    if plan.phases:
+        timed = counters.timed_by_phase.items()
+        by_phase = {name: 1000 * phase.seconds / phase.steps for name, phase in timed if phase.steps}
     return FitResult(
         steps=counters.step,
         epochs=counters.step / plan.steps_per_epoch,
@@ -185,7 +153,7 @@ def _result(counters: Counters, plan: Plan, resumed_from: int | None) -> FitResu
         best_metric=counters.best_metric,
         stopped_early=counters.stopped_early,
         ms_per_step=1000 * per_step,
-        ms_per_step_by_phase=by_phase if timed else {"train": 1000 * per_step},
+        ms_per_step_by_phase=by_phase,
         tokens_per_second=counters.timed_tokens / counters.timed_seconds if counters.timed_seconds else 0.0,
         seconds=counters.seconds,
         peak_memory_mib=counters.peak_memory_mib,
@@ -193,11 +161,10 @@ def _result(counters: Counters, plan: Plan, resumed_from: int | None) -> FitResu
     )
 
 
-SAVE_SECONDS = 300.0  # most time between two checkpoints, where `train.save_every_steps` says nothing
-
-
-@dataclass
+@dataclass(kw_only=True)
 class _Loop:
+    """A training of `fit` under way."""
+
     state: TrainingState
     plan: Plan
     engine: Engine
@@ -207,51 +174,90 @@ class _Loop:
     device: torch.device
     folder: Path
     seal: Mapping[str, Any]
-    metrics: JsonLines | None  # of the process that writes
-    timing: JsonLines | None
     observers: ObserverGroup
     engines: Set[str]
+    metrics: JsonLines | None = None  # of the process that writes
+    timing: JsonLines | None = None
     parameters: list[nn.Parameter] = field(init=False)
     clock: Clock = field(init=False)
-    saved: float = field(init=False)  # when
-    ending: bool = False  # in one of the processes a signal asked for an end
-    late: bool = False  # in one of them a checkpoint is due by the clock
+    saved_at: float = field(init=False)
+    is_ending: bool = False  # in one of the processes a signal asked for an end
+    is_late: bool = False  # in one of them a checkpoint is due by the clock
 
-    def run(self, stop: Signals, until: int | None) -> None:
+    def resume(self) -> int | None:
+        """Restore the last checkpoint and return its step, or start anew."""
+        state, last = self.state, self.folder / "checkpoints" / "last"
+        snapshot = load_checkpoint(last.parent, self.observers.notice)
+        if snapshot is None:
+            seed_everything(self.options.seed)
+            self.plan.begin_phase(state.counters)
+            return None
+        state.restore(snapshot, last)
+        processes = snapshot.state["processes"]
+        if processes != count():
+            self.observers.notice(
+                f"{last} was made with --procs {processes}, this is --procs {count()}: the same batches and draws follow, but "
+                "sums add up in another order, so that the last digits may differ"
+            )
+        counters = state.counters
+        self.plan.check_phase(counters, last)
+        counters.finished = counters.stopped_early or self.plan.finished(counters)
+        return counters.step
+
+    def open_files(self, stack: ExitStack) -> None:
+        """Open metrics.jsonl, cut to what the checkpoint says, and timing.jsonl, in the process that writes."""
+        if rank() > 0:
+            return
+        self.metrics = JsonLines(self.folder / "metrics.jsonl", keep=self.state.counters.metrics_bytes)
+        stack.callback(self.metrics.close)
+        if self.metrics.missing:
+            self.observers.notice(
+                f"{self.metrics.path} lacks {self.metrics.missing} bytes that were written before; its curve has a gap"
+            )
+        self.timing = JsonLines(self.folder / "timing.jsonl")
+        stack.callback(self.timing.close)
+
+    def run(self, signals: Signals, until: float) -> None:
         """Step after step until plan or phases are done, patience is out, or a signal or `until` asks for a stop."""
-        plan, counters, pause = self.plan, self.state.counters, math.inf if until is None else until
+        plan, counters = self.plan, self.state.counters
         self.state.model.train()
         self.parameters = [p for group in self.state.optimizer.param_groups for p in group["params"]]
-        self.clock, self.saved = Clock(self.device, counters, stop), time.monotonic()
-        begun, before = counters.step, set(counters.engines)
-        while not counters.finished and counters.step < pause:
-            self.update(stop)
-            if counters.step == begun + 1 and before and (new := sorted(self.engines - before)):
-                self.observers.notice(
-                    f"attention was computed by {', '.join(sorted(before))} before step {counters.step}, and now by "
-                    f"{', '.join(new)} too: the last digits may differ"
-                )
-            counters.engines = sorted({*counters.engines, *self.engines})
+        self.clock, self.saved_at = Clock(self.device, counters, signals), time.monotonic()
+        first_step = counters.step + 1
+        while not counters.finished and counters.step < until:
+            self.update(signals)
+            self.note_engines(first_step)
             self.observers.advance(counters.step, counters.tokens)
             counters.finished = plan.finished(counters)
-            over = plan.phase_over(counters)
-            if counters.step % self.options.log_every_steps == 0 or over or counters.finished:
+            phase_over = plan.phase_over(counters)
+            if counters.step % self.options.log_every_steps == 0 or phase_over or counters.finished:
                 self.log()
             evaluating = plan.evaluation_due(counters.step) or counters.finished
-            best, flat = self.evaluate_model() if evaluating else (False, False)
-            if over or flat:
+            is_best, on_plateau = self.evaluate_model() if evaluating else (False, False)
+            if phase_over or on_plateau:
                 self.next_phase()
             keep = self.options.keep_checkpoints if evaluating else None
-            due = plan.save_due(counters.step) or self.late or best or keep or counters.finished
-            if due or self.ending or counters.step >= pause:
-                self.save(best, keep, stopped=not due)
-            if self.ending and not counters.finished:
+            is_due = plan.save_due(counters.step) or self.is_late or is_best or bool(keep) or counters.finished
+            if is_due or self.is_ending or counters.step >= until:
+                self.save(is_best, keep, stopped=not is_due)
+            if self.is_ending and not counters.finished:
                 raise Interrupted(
-                    f"stopped by {stop.signal or 'a signal'} after step {counters.step} of {plan.total_steps}; everything "
+                    f"stopped by {signals.signal or 'a signal'} after step {counters.step} of {plan.total_steps}; everything "
                     f"is saved in {self.folder}"
                 )
 
-    def update(self, stop: Signals) -> None:
+    def note_engines(self, first_step: int) -> None:
+        """Add the kernels that computed; tell of those that did not compute before this part of the training."""
+        counters = self.state.counters
+        earlier, new = counters.engines, sorted(self.engines - set(counters.engines))
+        if earlier and new and counters.step == first_step:
+            self.observers.notice(
+                f"attention was computed by {', '.join(earlier)} before step {first_step}, and now by {', '.join(new)} too: "
+                "the last digits may differ"
+            )
+        counters.engines = sorted([*earlier, *new])
+
+    def update(self, signals: Signals) -> None:
         """One update of the parameters, from the mean gradient over the tokens of its batches.
 
         A request to end and the clock of one process are those of all: they are exchanged with the loss.
@@ -259,13 +265,12 @@ class _Loop:
         state, counters = self.state, self.state.counters
         step = counters.step + 1
         loss, nll, tokens, seen = self.gradient(step)
-        ending, now = stop.signal is not None, time.monotonic()
-        late = self.options.save_every_steps is None and now - self.saved > SAVE_SECONDS
+        self.is_ending = signals.signal is not None
+        self.is_late = self.options.save_every_steps is None and time.monotonic() - self.saved_at > SAVE_SECONDS
         if count() > 1:
-            mean, nats, *flags = self.engine.agree(loss / count(), nll, float(ending), float(late))
+            mean, nats, *flags = self.engine.agree(loss / count(), nll, float(self.is_ending), float(self.is_late))
             loss, nll = loss.new_tensor(mean), nll.new_tensor(nats)
-            ending, late = (flag > 0 for flag in flags)
-        self.ending, self.late = ending, late
+            self.is_ending, self.is_late = (flag > 0 for flag in flags)
         if self.options.max_grad_norm is not None:
             norm = full_tensor(nn.utils.clip_grad_norm_(self.parameters, self.options.max_grad_norm))
             loss = loss + 0 * norm  # an infinite gradient counts as an infinite loss
@@ -293,15 +298,15 @@ class _Loop:
         total, first, seen = 0, 0, 0
         loss = torch.zeros((), device=self.device)
         nll = torch.zeros((), dtype=torch.float64, device=self.device)
-        current = self.plan.phase(state.counters)
-        phase = None if current is None else current.config
-        places = self.plan.batches_of(step)
-        for number, (epoch, index) in enumerate(places):
-            position = TrainingPosition(step, number, phase, self.options.gradient_accumulation_steps)
+        phase = self.plan.phase(state.counters)
+        config = None if phase is None else phase.config
+        indices = self.plan.batches_of(step)
+        for number, (epoch, index) in enumerate(indices):
+            position = TrainingPosition(step, number, config, self.options.gradient_accumulation_steps)
             batch = self.batches.batch(epoch, index)
             begin_pass(self.options)
             begin_draws(self.options.seed, position.number)
-            with self.engine.gradients(last=number == len(places) - 1):
+            with self.engine.gradients(last=number == len(indices) - 1):
                 with autocast(self.options.precision, self.device), drawing(state.model):
                     part = self.engine(batch, state.carry if index else {}, position)
                 state.carry = {name: detach_carry(tensor, self.options) for name, tensor in part.carry.items()}
@@ -349,15 +354,15 @@ class _Loop:
         nll = float(result.nll) / result.tokens
         if not all(math.isfinite(value) for value in (nll, *result.scores.values())):
             raise self.diverged("the validation loss", counters.step)
-        value = _metric(result, nll, counters.metric)
-        best = counters.note_evaluation(nll, value)
+        value = _read_metric(result, nll, counters.metric)
+        is_best = counters.note_evaluation(nll, value)
         self.write(split="valid", nll=nll, scores=result.scores)
         self.state.schedule.observe(cost(counters.metric, value))
-        flat = self.plan.on_plateau(counters, perplexity(nll))
+        on_plateau = self.plan.on_plateau(counters, perplexity(nll))
         patience = self.options.patience
         if patience is not None and counters.since_best >= patience and not counters.finished:
             counters.stopped_early = counters.finished = True
-        return best, flat
+        return is_best, on_plateau
 
     def next_phase(self) -> None:
         """End the phase with this step: log its last lines, then begin the next one, or end training."""
@@ -383,17 +388,23 @@ class _Loop:
         self.clock.pause()
         if self.metrics is not None:
             counters.metrics_bytes = self.metrics.sync()
-        folder, snapshot = self.folder / "checkpoints", dataclasses.replace(self.state.capture(), run=self.seal)
-        snapshot.state.update({STOPPED: True} if stopped else {})
-        save_checkpoint(folder, snapshot, step=counters.step, best=best, keep_weights=keep)
-        self.saved = time.monotonic()
+        snapshot = dataclasses.replace(self.state.capture(), run=self.seal)
+        if stopped:
+            snapshot.state[STOPPED] = True
+        save_checkpoint(self.folder / "checkpoints", snapshot, step=counters.step, best=best, keep_weights=keep)
+        self.saved_at = time.monotonic()
         self.clock.resume()
 
     def write(self, **figures: Any) -> None:
         """Write a line of metrics about this step; figures: `split`, `nll` and others of `metrics_line`."""
-        now = self.state.counters
-        objective = self.options.objective
-        line = metrics_line(step=now.step, tokens=now.tokens, phase=now.phase, objective=objective, **figures)
+        counters = self.state.counters
+        line = metrics_line(
+            step=counters.step,
+            tokens=counters.tokens,
+            phase=counters.phase,
+            objective=self.options.objective,
+            **figures,
+        )
         if self.metrics is not None:
             self.metrics.write(line)
         self.observers.record(line)
@@ -407,14 +418,14 @@ class _Loop:
         options, last = self.options, self.folder / "checkpoints" / "last"
         clip = "none" if options.max_grad_norm is None else str(options.max_grad_norm)
         bf16 = " or set train.precision=fp32" if options.precision == "bf16" else ""
-        kept = f"the last good checkpoint is {last.resolve()}" if last.exists() else "there is no checkpoint yet"
+        intact = f"the last good checkpoint is {last.resolve()}" if last.exists() else "there is no checkpoint yet"
         return RunError(
             f"{what} at step {step} is not a finite number: lower train.learning_rate (now {options.learning_rate:g}), raise "
-            f"train.warmup_steps (now {options.warmup_steps}), lower train.max_grad_norm (now {clip}){bf16}; {kept}"
+            f"train.warmup_steps (now {options.warmup_steps}), lower train.max_grad_norm (now {clip}){bf16}; {intact}"
         )
 
 
-def _metric(result: EvaluationResult, nll: float, metric: str) -> float:
+def _read_metric(result: EvaluationResult, nll: float, metric: str) -> float:
     """The value of `eval.metric`; InputError if this evaluation does not have it."""
     if metric == "loss":
         return nll

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -95,7 +95,7 @@ class SavedState(TypedDict):
     optimizer: str
     schedule: dict[str, Any]
     average: SavedAverage
-    processes: NotRequired[int]
+    processes: int
 
 
 def cost(metric: str, value: float) -> float:
