@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from pathlib import Path
 
 from fullrank.config.training import PhaseConfig, PlateauConfig, TrainConfig
@@ -59,8 +59,9 @@ def update_plateau(
     """
     if not bests or ppl < bests[-1][1]:
         bests = [*bests, (step, ppl)]
-    old = [best for at, best in bests if at <= step - options.steps]
-    return bests[max(0, len(old) - 1) :], bool(old) and old[-1] - bests[-1][1] < options.ppl
+    before = [best for at, best in bests if at <= step - options.steps]
+    on_plateau = bool(before) and before[-1] - bests[-1][1] < options.ppl
+    return bests[max(0, len(before) - 1) :], on_plateau
 
 
 @dataclass(frozen=True)
@@ -85,9 +86,8 @@ class Plan:
     def tokens_per_step(self) -> int:
         """Tokens of an update whose segments all have `train.segment_length`."""
         options = self.options
-        return options.gradient_accumulation_steps * (
-            options.batch_tokens or options.batch_size * options.segment_length
-        )
+        batch = options.batch_tokens or options.batch_size * options.segment_length
+        return options.gradient_accumulation_steps * batch
 
     def batches_of(self, step: int) -> list[tuple[int, int]]:
         """(epoch, index) of the batches of update `step`, counted from 1."""
@@ -102,12 +102,13 @@ class Plan:
 
     def finished(self, counters: Counters) -> bool:
         """True if training is over at `counters`, by the budget or with the last phase."""
-        over = self.phase_over(counters) and self.in_last_phase(counters)
-        return over or self.done(counters.step, counters.tokens)
+        if self.phase_over(counters) and self.in_last_phase(counters):
+            return True
+        return self.done(counters.step, counters.tokens)
 
     def evaluation_due(self, step: int) -> bool:
         """True if an evaluation follows `step` updates (the last one aside, which always is evaluated)."""
-        return _multiples(step, self.evaluate_every) > _multiples(step - 1, self.evaluate_every)
+        return _count_multiples(step, self.evaluate_every) > _count_multiples(step - 1, self.evaluate_every)
 
     def save_due(self, step: int) -> bool:
         """True if a checkpoint follows `step` updates; without a rhythm of its own, at every evaluation."""
@@ -123,12 +124,11 @@ class Plan:
     def check_phase(self, counters: Counters, path: Path) -> None:
         """Raises InputError unless the checkpoint `path`, which holds `counters`, was made in one of these phases."""
         names = [phase.config.name for phase in self.phases]
-        fits = counters.phase in names if names else counters.phase is None
-        if not fits:
+        if counters.phase not in (names or [None]):
             made = "without phases" if counters.phase is None else f"in phase '{counters.phase}'"
-            here = ", ".join(names) or "none"
             raise InputError(
-                f"{path} was made {made}, train.phases now has {here}; set it back or start again with --out"
+                f"{path} was made {made}, train.phases now has {', '.join(names) or 'none'}; set it back or start again "
+                "with --out"
             )
 
     def phase_over(self, counters: Counters) -> bool:
@@ -142,10 +142,10 @@ class Plan:
 
     def begin_phase(self, counters: Counters) -> None:
         """Begin the phase after the current one with the next update: the first one before the first update."""
-        names = [phase.config.name for phase in self.phases]
-        if names:
-            following = 0 if counters.phase is None else names.index(counters.phase) + 1
-            counters.phase, counters.phase_began, counters.phase_bests = names[following], counters.step, []
+        names = [None, *(phase.config.name for phase in self.phases)]
+        if self.phases:
+            counters.phase = names[names.index(counters.phase) + 1]
+            counters.phase_began, counters.phase_bests = counters.step, []
 
     def on_plateau(self, counters: Counters, ppl: float) -> bool:
         """Record the validation perplexity `ppl`; True if the phase is on its plateau and ends here."""
@@ -153,11 +153,11 @@ class Plan:
         if phase is None or phase.config.plateau is None:
             return False
         step = counters.step - counters.phase_began
-        counters.phase_bests, flat = update_plateau(counters.phase_bests, step, ppl, phase.config.plateau)
-        return flat
+        counters.phase_bests, on_plateau = update_plateau(counters.phase_bests, step, ppl, phase.config.plateau)
+        return on_plateau
 
 
-def _multiples(step: int, every: float) -> int:
+def _count_multiples(step: int, every: float) -> int:
     """The number of multiples of `every` in (0, step]; 3 * 0.1 counts as reached by 0.3 in spite of rounding."""
     return math.floor(step / every * (1 + 1e-12))
 
@@ -171,12 +171,12 @@ def make_plan(options: TrainConfig, eval_options: EvaluationOptions, batches: Ba
     """
     per_epoch = batches.batches_per_epoch
     if per_epoch < 1:
-        size = (
-            f"train.batch_size {options.batch_size} streams of train.segment_length {options.segment_length} tokens; make one "
-            "of them smaller"
-            if options.batch_tokens is None
-            else f"train.batch_tokens {options.batch_tokens}; make it smaller"
-        )
+        size = f"train.batch_tokens {options.batch_tokens}; make it smaller"
+        if options.batch_tokens is None:
+            size = (
+                f"train.batch_size {options.batch_size} streams of train.segment_length {options.segment_length} tokens; make "
+                "one of them smaller"
+            )
         raise InputError(f"the training text is shorter than one batch: {size} or give more text")
     accumulation = options.gradient_accumulation_steps
     steps_per_epoch = math.ceil(per_epoch / accumulation)
@@ -185,16 +185,16 @@ def make_plan(options: TrainConfig, eval_options: EvaluationOptions, batches: Ba
         for config in options.phases
     )
     limits = [phase.steps for phase in phases if phase.steps is not None]
-    limited = len(limits) == len(phases) > 0
-    if limited:
+    is_limited = len(limits) == len(phases) > 0
+    if is_limited:
         total = sum(limits)
     elif options.steps is not None:
         total = options.steps
     elif options.tokens is not None:
-        total = _steps_for(options.tokens, accumulation, batches)
+        total = _count_steps(options.tokens, accumulation, batches)
     else:
         total = max(1, round((options.epochs or 1.0) * steps_per_epoch))
-    if not limited:
+    if not is_limited:
         _check_all_begin(phases, total, options)
     return Plan(
         options=options,
@@ -206,7 +206,7 @@ def make_plan(options: TrainConfig, eval_options: EvaluationOptions, batches: Ba
     )
 
 
-def _steps_for(tokens: int, accumulation: int, batches: Batches[object]) -> int:
+def _count_steps(tokens: int, accumulation: int, batches: Batches[object]) -> int:
     """The number of updates that read `tokens` tokens: exact, or by the mean tokens of a batch."""
     per_epoch = batches.tokens_per_epoch
     epochs, rest = divmod(tokens, per_epoch)
@@ -220,16 +220,13 @@ def _steps_for(tokens: int, accumulation: int, batches: Batches[object]) -> int:
 
 def _check_all_begin(phases: Sequence[Phase], total_steps: int, options: TrainConfig) -> None:
     """Raises InputError if the training of `total_steps` updates is certainly over before its last phase begins."""
-    before = accumulate(phase.least for phase in phases)
-    for steps, (index, (_, phase)) in zip(before, enumerate(pairwise(phases), start=1), strict=False):
+    budgets = {"steps": options.steps, "epochs": options.epochs, "tokens": options.tokens}
+    for index in range(1, len(phases)):
+        steps = sum(phase.least for phase in phases[:index])
         if steps >= total_steps:
-            name, value = next(
-                (key, value)
-                for key, value in (("steps", options.steps), ("epochs", options.epochs), ("tokens", options.tokens))
-                if value is not None
-            )
-            taken = ", ".join(earlier.bound for earlier in phases[:index])
+            key, value = next((key, value) for key, value in budgets.items() if value is not None)
+            bounds = ", ".join(phase.bound for phase in phases[:index])
             raise InputError(
-                f"train.phases.{phase.config.name} would never begin: the phases before it take at least {steps} steps "
-                f"({taken}), the whole training has {total_steps} (train.{name} {value}); shorten them or raise train.{name}"
+                f"train.phases.{phases[index].config.name} would never begin: the phases before it take at least {steps} steps "
+                f"({bounds}), the whole training has {total_steps} (train.{key} {value}); shorten them or raise train.{key}"
             )

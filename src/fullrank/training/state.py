@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,7 +40,6 @@ class TimedSteps:
 
     seconds: float = 0.0
     steps: int = 0
-    tokens: int = 0
 
 
 @dataclass
@@ -152,9 +151,9 @@ class WeightAverage:
     @torch.no_grad()
     def _swap(self) -> None:
         for name, average in self.averages.items():
-            own = self.parameters[name].detach().clone()
+            trained = self.parameters[name].detach().clone()
             self.parameters[name].copy_(average)
-            average.copy_(own)
+            average.copy_(trained)
 
     @torch.no_grad()
     def copy_to_model(self) -> None:
@@ -167,15 +166,15 @@ class WeightAverage:
         return {"kind": self.kind, "count": self.count}
 
     @torch.no_grad()
-    def restore(self, state: SavedAverage, own: dict[str, Tensor]) -> None:
-        """Restore a saved state: the model holds the saved averages, `own` its parameters at that step, by name."""
+    def restore(self, state: SavedAverage, trained: dict[str, Tensor]) -> None:
+        """Restore a saved state: the model holds the saved averages, `trained` has its parameters at that step, by name."""
         if state["kind"] != self.kind:
             raise ValueError(f"train.averaging is '{self.kind}', the checkpoint was made with '{state['kind']}'")
         self.count = state["count"]
         if self.active:
             self.averages = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
-        for name in self.parameters if self.active else own:
-            self.parameters[name].copy_(own[name])
+        for name in self.parameters if self.active else trained:
+            self.parameters[name].copy_(trained[name])
 
 
 class RunningLoss:
@@ -248,20 +247,22 @@ class Clock:
             counters.timed_steps += self.steps
             counters.timed_tokens += self.tokens
             if counters.phase is not None:
-                of_phase = counters.timed_by_phase.setdefault(counters.phase, TimedSteps())
-                of_phase.seconds += seconds
-                of_phase.steps += self.steps
-                of_phase.tokens += self.tokens
+                phase = counters.timed_by_phase.setdefault(counters.phase, TimedSteps())
+                phase.seconds += seconds
+                phase.steps += self.steps
         self.steps = self.tokens = 0
 
     def resume(self) -> float:
         """Start the time of training again; what has passed, returned, counts as wall clock only."""
         synchronize(self.device)
-        now = until = time.perf_counter()
+        now = end = time.perf_counter()
         if self.signals.continued:
-            self.signals.continued, self.pauses, until = False, self.pauses + 1, self.last
-        passed, self.mark, self.last = until - self.mark, now, now
+            self.signals.continued = False
+            self.pauses += 1
+            end = self.last
+        passed = end - self.mark
         self.counters.seconds += passed
+        self.mark = self.last = now
         return passed
 
     def new_phase(self) -> None:
@@ -277,9 +278,9 @@ class Clock:
     def lap(self) -> float:
         """Tokens per second since the last lap, 0 if unknown."""
         self.pause()
-        (before, earlier), self.last_lap = self.last_lap, (self.counters.timed_seconds, self.counters.timed_tokens)
-        seconds, tokens = self.last_lap
-        return (tokens - earlier) / (seconds - before) if seconds > before else 0.0
+        seconds, tokens = self.counters.timed_seconds - self.last_lap[0], self.counters.timed_tokens - self.last_lap[1]
+        self.last_lap = (self.counters.timed_seconds, self.counters.timed_tokens)
+        return tokens / seconds if seconds > 0 else 0.0
 
 
 @dataclass
@@ -313,18 +314,20 @@ class TrainingState:
 
     def capture(self) -> Snapshot:
         """A snapshot of everything as it is now; tensors are not copied."""
-        weights, trained = dict(self.model.state_dict()), self.average.parameters
-        parts: dict[str, Mapping[str, Tensor]] = {
-            "optimizer": _optimizer_tensors(self.model, self.optimizer),
-            "carry": {name: as_dtensor(tensor) if tensor.ndim > 1 else tensor for name, tensor in self.carry.items()},
-            "window": {"nll": self.running.nll},
-            "own": {name: p for name, p in trained.items() if self.average.active or name not in weights},
-        }
-        training = {f"{part}.{name}": tensor for part, named in parts.items() for name, tensor in named.items()}
+        weights, parameters = dict(self.model.state_dict()), self.average.parameters
+        training = {"window.nll": self.running.nll}
+        for name, tensor in _name_optimizer_tensors(self.model, self.optimizer).items():
+            training[f"optimizer.{name}"] = tensor
+        for name, tensor in self.carry.items():
+            training[f"carry.{name}"] = as_dtensor(tensor) if tensor.ndim > 1 else tensor
+        for name, parameter in parameters.items():
+            if self.average.active or name not in weights:
+                training[f"own.{name}"] = parameter
         if self.average.active:
-            by_address = {id(p): name for name, p in trained.items()}
-            every_name = self.model.named_parameters(remove_duplicate=False)
-            weights |= {name: self.average.averages[by_address[id(p)]] for name, p in every_name if name in weights}
+            names = {id(parameter): name for name, parameter in parameters.items()}
+            for alias, parameter in self.model.named_parameters(remove_duplicate=False):
+                if alias in weights:
+                    weights[alias] = self.average.averages[names[id(parameter)]]
         state = dataclasses.asdict(self.counters) | {
             "window_tokens": self.running.tokens,
             "processes": count(),
@@ -350,17 +353,7 @@ class TrainingState:
             counters, state = (read_value(kind, snapshot.state, "state") for kind in (Counters, SavedState))
         except ConfigError as error:
             raise InputError(f"{path}: damaged ({one_line(error)}); start again with --out") from error
-        if counters.metric != self.counters.metric:
-            raise InputError(
-                f"{path} was made with eval.metric: {counters.metric}, now it is {self.counters.metric}; set it back or start "
-                "again with --out"
-            )
-        if counters.batches_per_epoch != self.counters.batches_per_epoch:
-            raise InputError(
-                f"{path} was made with {counters.batches_per_epoch} batches an epoch, the data now gives "
-                f"{self.counters.batches_per_epoch}: the text, train.batch_size, train.segment_length or "
-                "train.batch_tokens changed; set them back or start again with --out"
-            )
+        self._check_counters(counters, path)
         layouts = {name: layout_of(tensor) for name, tensor in self.model.state_dict().items()}
         weights = {name: distribute(tensor, layouts.get(name)) for name, tensor in snapshot.weights.items()}
         put_weights(self.model, weights, path)
@@ -369,6 +362,8 @@ class TrainingState:
             prefix, _, rest = name.partition(".")
             parts.setdefault(prefix, {})[rest] = self._distribute(name, tensor)
         device = self.running.device
+        self.counters = counters
+        self.running.tokens = state["window_tokens"]
         try:
             if state["optimizer"] != type(self.optimizer).__name__:
                 raise ValueError(f"it was trained with {state['optimizer']}, not {type(self.optimizer).__name__}")
@@ -382,24 +377,42 @@ class TrainingState:
                 f"{path} does not fit the train section of config.yaml: {one_line(error)}; set it back or start again "
                 "with --out"
             ) from error
-        self.running.tokens, self.counters = state["window_tokens"], counters
+
+    def _check_counters(self, counters: Counters, path: Path) -> None:
+        """InputError if the checkpoint `path`, which holds `counters`, was made with another metric or other data."""
+        current = self.counters
+        if counters.metric != current.metric:
+            raise InputError(
+                f"{path} was made with eval.metric: {counters.metric}, now it is {current.metric}; set it back or start again "
+                "with --out"
+            )
+        if counters.batches_per_epoch != current.batches_per_epoch:
+            raise InputError(
+                f"{path} was made with {counters.batches_per_epoch} batches an epoch, the data now gives "
+                f"{current.batches_per_epoch}: the text, train.batch_size, train.segment_length or train.batch_tokens changed; "
+                "set them back or start again with --out"
+            )
 
 
-def _names_in_order(model: nn.Module, optimizer: Optimizer) -> list[str]:
+def _list_names(model: nn.Module, optimizer: Optimizer) -> list[str]:
     """The name of each of the optimizer's parameters, in the order of its state_dict."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-    names = _names_in_order(model, optimizer)
-    states = optimizer.state_dict()["state"].items()
-    named = {f"{names[index]}|{entry}": value for index, entries in states for entry, value in entries.items()}
-    return {name: torch.as_tensor(value) for name, value in named.items() if value is not None}
+def _name_optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+    """The state of the optimizer by parameter and entry."""
+    names = _list_names(model, optimizer)
+    tensors = {}
+    for index, entries in optimizer.state_dict()["state"].items():
+        for entry, value in entries.items():
+            if value is not None:
+                tensors[f"{names[index]}|{entry}"] = torch.as_tensor(value)
+    return tensors
 
 
 def _restore_optimizer(model: nn.Module, optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
-    names = _names_in_order(model, optimizer)
+    names = _list_names(model, optimizer)
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
     state: dict[int, dict[str, Any]] = {}
     for key, tensor in tensors.items():
