@@ -17,7 +17,6 @@ from fullrank.config.training import TrainConfig
 from fullrank.core.errors import ConfigError
 from fullrank.core.registry import names, register, unregister
 from fullrank.training import make_optimizer, parameter_groups
-from fullrank.training.optimizer import with_peak
 
 GRADIENTS = torch.randn(6, 3, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 RATES = [0.1, 0.1, 0.05, 0.2, 0.2, 0.01]  # a schedule: equations must hold while the rate changes
@@ -270,8 +269,8 @@ def test_the_embedding_has_groups_of_its_own() -> None:
     )
     model = fr.LanguageModel(config)
     plain = parameter_groups(model, 0.1)
-    groups = with_peak(plain, model.embedding.parameters(), 2.0)
-    tables = [group for group in groups if group["peak"] == 2]
+    groups = parameter_groups(model, 0.1, faster=model.embedding.parameters(), peak=2.0)
+    tables = [group for group in groups if group.get("peak") == 2]
     assert [[id(p) for p in group["params"]] for group in tables] == [[id(model.embedding.weight)]]
     assert tables[0]["weight_decay"] == 0.1
     assert {id(p) for group in groups for p in group["params"]} == {id(p) for group in plain for p in group["params"]}

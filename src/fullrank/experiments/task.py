@@ -33,7 +33,7 @@ from fullrank.evaluation.perplexity import EvaluationProtocol, MaskedProtocol
 from fullrank.experiments.translate import Search
 from fullrank.training import distributed
 from fullrank.training.device import device_of
-from fullrank.training.optimizer import Groups, parameter_groups, with_peak
+from fullrank.training.optimizer import Groups, parameter_groups
 from fullrank.training.values import Batches, Evaluate, EvaluationOptions, FitResult, Objective
 
 Say = Callable[[str], None]
@@ -218,8 +218,13 @@ def training_parts(
     def groups() -> Groups:
         options = config.train
         tables = (p for module in model.modules() if isinstance(module, Input) for p in module.parameters())
-        made = parameter_groups(model, options.weight_decay, options.optimizer == "muon")
-        return with_peak(made, tables, options.embedding_rate)
+        return parameter_groups(
+            model,
+            options.weight_decay,
+            options.optimizer == "muon",
+            faster=tables,
+            peak=options.embedding_rate,
+        )
 
     return Parts(model, objective, batches, evaluate, config.train, config.eval, groups, result)
 

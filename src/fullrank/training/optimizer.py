@@ -27,6 +27,7 @@ import copy
 import dataclasses
 import math
 from collections.abc import Callable, Iterable
+from operator import itemgetter
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -56,39 +57,41 @@ def _declared_exempt(item: object) -> bool:
     return isinstance(item, DecayDeclaration) and item.no_weight_decay
 
 
-def parameter_groups(model: nn.Module, weight_decay: float, muon: bool = False) -> Groups:
-    """Trainable parameters in two groups: those that decay by `weight_decay`, and those that never do.
+def parameter_groups(
+    model: nn.Module,
+    weight_decay: float,
+    muon: bool = False,
+    *,
+    faster: Iterable[nn.Parameter] = (),
+    peak: float = 1.0,
+) -> Groups:
+    """Trainable parameters in groups: those that decay by `weight_decay`, and those that never do.
 
     muon: the matrices inside blocks that decay are a group of their own, marked `muon`.
+    faster: parameters whose groups have another `peak` (see `Schedule.scaled_rate`).
     Biases and norms (fewer than two dimensions) never decay, nor anything inside a module whose `no_weight_decay` is
     true, nor a parameter marked so itself: mixing matrices start at the identity, and decay would pull them to zero.
     A tied parameter appears once, and stays out of decay if any of its owners says so. Order is the model's own.
     """
     exempt = {id(p) for m in model.modules() if _declared_exempt(m) for p in m.parameters()}
     exempt |= {id(p) for p in model.parameters() if p.ndim < 2 or _declared_exempt(p)}
-    trainable = [p for p in model.parameters() if p.requires_grad]
-    decayed = [p for p in trainable if id(p) not in exempt]
-    others = [p for p in trainable if id(p) in exempt]
-    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+    matrices: set[int] = set()
     if muon:
-        inside = {id(p) for block in blocks_of(model) for p in block.parameters() if p.ndim == 2}
-        groups[0]["params"] = [p for p in decayed if id(p) not in inside]
-        matrices = [p for p in decayed if id(p) in inside]
-        groups.append({"params": matrices, "weight_decay": weight_decay, "muon": True})
-    return [group for group in groups if group["params"]]
-
-
-def with_peak(groups: Groups, parameters: Iterable[nn.Parameter], peak: float) -> Groups:
-    """The groups, of which `parameters` make groups of their own with another `peak` (see `Schedule.scaled_rate`)."""
-    if peak == 1:
-        return groups
-    own = {id(p) for p in parameters}
-    parted = [
-        {**group, "params": [p for p in group["params"] if (id(p) in own) == inside], "peak": one}
-        for group in groups
-        for inside, one in ((False, group.get("peak", 1.0)), (True, peak))
-    ]
-    return [group for group in parted if group["params"]]
+        matrices = {id(p) for block in blocks_of(model) for p in block.parameters() if p.ndim == 2} - exempt
+    fast = {id(p) for p in faster} if peak != 1 else set()
+    members: dict[tuple[bool, bool, bool], list[nn.Parameter]] = {}
+    for p in model.parameters():
+        if p.requires_grad:
+            members.setdefault((id(p) in matrices, id(p) in exempt, id(p) in fast), []).append(p)
+    groups = []
+    for (is_matrix, is_exempt, is_fast), parameters in sorted(members.items(), key=itemgetter(0)):
+        group: dict[str, Any] = {"params": parameters, "weight_decay": 0.0 if is_exempt else weight_decay}
+        if is_matrix:
+            group["muon"] = True
+        if is_fast:
+            group["peak"] = peak
+        groups.append(group)
+    return groups
 
 
 # -- optimizers ------------------------------------------------------------------------------------------------------
@@ -100,7 +103,7 @@ def make_optimizer(name: str, groups: Groups, options: TrainConfig) -> Optimizer
     return build(groups, options)
 
 
-def _common(groups: Groups, options: TrainConfig) -> dict[str, Any]:
+def _shared_options(groups: Groups, options: TrainConfig) -> dict[str, Any]:
     """The learning rate, and torch's one-pass kernels where they apply: the fastest, adding in a fixed order."""
     parameters = (parameter for group in groups for parameter in group["params"])
     fused = all(p.device.type in ("cpu", "cuda") and torch.is_floating_point(p) for p in parameters)
@@ -113,15 +116,15 @@ def sgd(groups: Groups, options: TrainConfig, *, nesterov: bool = False) -> Opti
 
     Velocities start at zero: torch's fused step fails if only some are missing, as those of a layer skipped at first.
     """
-    common = _common(groups, options)
+    shared = _shared_options(groups, options)
     if any(isinstance(parameter, Gatherable) for group in groups for parameter in group["params"]):
-        common["fused"] = False  # torch has no such step for parameters in parts
-    made = torch.optim.SGD(groups, momentum=options.momentum, nesterov=nesterov, **common)
+        shared["fused"] = False  # torch has no such step for parameters in parts
+    optimizer = torch.optim.SGD(groups, momentum=options.momentum, nesterov=nesterov, **shared)
     if options.momentum:
-        for group in made.param_groups:
+        for group in optimizer.param_groups:
             for parameter in group["params"]:
-                made.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-    return made
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return optimizer
 
 
 @register("optimizer", "nag")
@@ -135,20 +138,20 @@ def nag(groups: Groups, options: TrainConfig) -> Optimizer:
 @register("optimizer", "adam")
 def adam(groups: Groups, options: TrainConfig) -> Optimizer:
     """Adam; weight decay is added to the gradient."""
-    return torch.optim.Adam(groups, betas=options.betas, eps=options.eps, **_common(groups, options))
+    return torch.optim.Adam(groups, betas=options.betas, eps=options.eps, **_shared_options(groups, options))
 
 
 @register("optimizer", "adamw")
 def adamw(groups: Groups, options: TrainConfig) -> Optimizer:
     """Adam with decoupled weight decay."""
-    return torch.optim.AdamW(groups, betas=options.betas, eps=options.eps, **_common(groups, options))
+    return torch.optim.AdamW(groups, betas=options.betas, eps=options.eps, **_shared_options(groups, options))
 
 
 @register("optimizer", "muon")
 class MuonWithAdamW(Optimizer):
     """Muon (Jordan et al. 2024) for matrices inside blocks (`parameter_groups` marks them), AdamW for all else.
 
-        v = mu v + (1-mu) g;   u = (1-mu) g + mu v;   p -= lr d p;   p -= 0.2 sqrt(max(m, n)) lr `orthogonalized(u)`
+        v = mu v + (1-mu) g;   u = (1-mu) g + mu v;   p -= lr d p;   p -= 0.2 sqrt(max(m, n)) lr `orthogonalize(u)`
 
     p (m, n).  mu is `momentum`, 0.95 where that is 0.  The factor gives an update the root mean square 0.2, about that of
     AdamW, so that one learning rate serves both (`match_rms_adamw`; Liu et al. 2025, arXiv 2502.16982, §2.2).
@@ -164,14 +167,19 @@ class MuonWithAdamW(Optimizer):
         if self.rest is not None:  # `load_state_dict` makes new states and groups
             self.rest.state, self.rest.param_groups = self.state, [g for g in self.param_groups if "muon" not in g]
             self.rest.step()
-        for group, p in ((g, p) for g in self.param_groups if "muon" in g for p in g["params"] if p.grad is not None):
-            rate, mu, decay = group["lr"], group["momentum"], group["weight_decay"]
-            v = self.state[p].setdefault("momentum_buffer", torch.zeros_like(p)).lerp_(p.grad, 1 - mu)
-            p.mul_(1 - rate * decay)
-            p.sub_(orthogonalized(p.grad.lerp(v, mu)), alpha=0.2 * math.sqrt(max(p.shape)) * rate)
+        for group in self.param_groups:
+            if "muon" in group:
+                for p in group["params"]:
+                    if p.grad is not None:
+                        self._update_matrix(p, p.grad, group["lr"], group["momentum"], group["weight_decay"])
+
+    def _update_matrix(self, p: Tensor, gradient: Tensor, rate: float, mu: float, decay: float) -> None:
+        v = self.state[p].setdefault("momentum_buffer", torch.zeros_like(p)).lerp_(gradient, 1 - mu)
+        p.mul_(1 - rate * decay)
+        p.sub_(orthogonalize(gradient.lerp(v, mu)), alpha=0.2 * math.sqrt(max(p.shape)) * rate)
 
 
-def orthogonalized(u: Tensor) -> Tensor:
+def orthogonalize(u: Tensor) -> Tensor:
     """About U V' for u = U diag(s) V': five Newton-Schulz steps, in bfloat16 on CUDA, bring s to between 0.7 and 1.2."""
     tall = u.shape[0] > u.shape[1]
     x = u.bfloat16() if u.device.type == "cuda" else u
@@ -343,6 +351,5 @@ class Plateau(Schedule):
 
     def restore(self, state: dict[str, Any]) -> None:
         self.best = read_value(float | None, state["best"], "schedule.best")
-        self.waited, self.divisions = (
-            read_value(CountOrZero, state[key], f"schedule.{key}") for key in ("waited", "divisions")
-        )
+        self.waited = read_value(CountOrZero, state["waited"], "schedule.waited")
+        self.divisions = read_value(CountOrZero, state["divisions"], "schedule.divisions")
