@@ -118,11 +118,14 @@ def check_cuda_graphs(options: TrainConfig, device: torch.device) -> None:
     """Raises InputError for `train.cuda_graphs` without a GPU, or with a torch that is too old."""
     if not options.cuda_graphs:
         return
-    out = "leave train.cuda_graphs out"
     if device.type != "cuda":
-        raise InputError(f"train.cuda_graphs: the model is on the device '{device}'; give train.device: cuda, or {out}")
+        raise InputError(
+            f"train.cuda_graphs: the model is on the device '{device}'; give train.device: cuda, or leave train.cuda_graphs out"
+        )
     if not hasattr(torch.Tag, "cudagraph_unsafe"):  # some operators must not be recorded
-        raise InputError(f"train.cuda_graphs: needs torch 2.9 or later, given {torch.__version__}; {out}")
+        raise InputError(
+            f"train.cuda_graphs: needs torch 2.9 or later, given {torch.__version__}; leave train.cuda_graphs out"
+        )
 
 
 def begin_pass(options: TrainConfig) -> None:
@@ -167,30 +170,31 @@ def catch_signals() -> Iterator[Signals]:
         yield request
         return
     ending = (signal.SIGINT, signal.SIGTERM)
-    caught = (*ending, signal.SIGCONT) if hasattr(signal, "SIGCONT") else ending
-    former = {number: signal.getsignal(number) for number in caught}
+    handlers: dict[int, Any] = {}
 
-    def restore(*numbers: signal.Signals) -> None:
+    def restore(*numbers: int) -> None:
         for number in numbers:
-            handler = former[number]
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            signal.signal(number, handlers[number] or signal.SIG_DFL)
 
-    def note(number: int, frame: FrameType | None) -> None:
-        if number not in ending:
-            request.continued = True
-            return
+    def note_end(number: int, frame: FrameType | None) -> None:
         request.signal = signal.Signals(number).name
         restore(*ending)
 
-    for number in former:
-        signal.signal(number, note)
+    def note_continued(number: int, frame: FrameType | None) -> None:
+        request.continued = True
+
+    handlers |= {number: signal.getsignal(number) for number in ending}
+    for number in ending:
+        signal.signal(number, note_end)
+    if hasattr(signal, "SIGCONT"):
+        handlers[signal.SIGCONT] = signal.signal(signal.SIGCONT, note_continued)
     try:
         yield request
     except BaseException:
-        restore(*former)
+        restore(*handlers)
         ignore_sigterm()
         raise
-    restore(*former)
+    restore(*handlers)
 
 
 def is_locked(folder: Path) -> bool:
@@ -240,6 +244,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
             ) from None
         except OSError:
             pass  # a file system without locks
-        for place in (folder, *(path for path in folder.iterdir() if path.is_dir())):
-            remove_leftovers(place)
+        remove_leftovers(folder)
+        for path in folder.iterdir():
+            remove_leftovers(path)
         yield
