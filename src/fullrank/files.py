@@ -11,7 +11,6 @@ import math
 import os
 import re
 import shutil
-import stat
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -20,9 +19,8 @@ from typing import Any
 from fullrank.core.errors import InputError, RunError, one_line
 from fullrank.core.section import read_value
 
-_LARGEST_JSON = 1 << 26
 # the end of the name of what is being written: the process, a draw of letters
-_WRITTEN = re.compile(r"\.(\d+)(\.\w{8})?$")
+_TEMPORARY = re.compile(r"\.(\d+)(\.\w{8})?$")
 _HALVES = re.compile("[\ud800-\udfff]")
 _CONTROL = re.compile(f"{_HALVES.pattern}|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # all but tab and the ends of lines
 
@@ -30,8 +28,8 @@ _CONTROL = re.compile(f"{_HALVES.pattern}|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]"
 def remove_leftovers(folder: Path, name: str = "*") -> None:
     """Remove `.NAME.PID` and `.NAME.PID.LETTERS` in `folder`: a process that was killed was writing them, not a live one."""
     for path in folder.glob(f".{name}.*"):
-        written = _WRITTEN.search(path.name)
-        if written is not None and not _lives(int(written[1])):
+        match = _TEMPORARY.search(path.name)
+        if match is not None and not _lives(int(match[1])):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
             else:
@@ -40,10 +38,9 @@ def remove_leftovers(folder: Path, name: str = "*") -> None:
 
 def _lives(process: int) -> bool:
     """True for the number of a process of this machine, and where that cannot be asked."""
-    if os.name == "nt":  # where the question would end it
-        return True
     try:
-        os.kill(process, 0)
+        if os.name != "nt":  # where the question would end it
+            os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:  # of another user
@@ -84,14 +81,9 @@ def check_own(path: Path, mark: str, what: str) -> None:
 
     what: stands in the error, `a report`.
     """
-    try:  # a device or a pipe is not opened
-        is_other = os.path.lexists(path)
-        if path.is_file():
-            content = path.read_bytes()
-            is_other = content != b"" and not content.startswith(mark.encode())
-    except OSError as error:
-        raise RunError(f"{path}: cannot be read ({error.strerror}); choose another place with --out") from error
-    if is_other:
+    content = _read_bytes(path) if path.is_file() else b""
+    is_ours = path.is_file() and (content == b"" or content.startswith(mark.encode()))
+    if os.path.lexists(path) and not is_ours:
         raise InputError(
             f"{path}: exists and is not {what} of fullrank, so it is left alone; give another --out, or move it"
         )
@@ -121,22 +113,16 @@ def write_json(path: Path, content: Any) -> None:
     write_text(path, as_json(content) + "\n")
 
 
-def read_small(path: Path, largest: int = 1 << 20) -> bytes:
-    """The content of a file; ValueError if it is a device, a pipe, or larger than a file of its kind ever is."""
-    if (size := plain_size(path)) > largest:
-        raise ValueError(f"{size:,} bytes; at most {largest:,} are read")
-    return path.read_bytes()
+def read_text(path: Path) -> str:
+    """The text of a file that a user gives, see `text_of`; InputError if it cannot be read."""
+    return text_of(_read_bytes(path), str(path))
 
 
-def read_text(path: Path, largest: int = 1 << 20) -> str:
-    """The text of a file that a user gives, see `text_of`; InputError if it cannot be read or is larger."""
+def _read_bytes(path: Path) -> bytes:
     try:
-        data = read_small(path, largest)
+        return path.read_bytes()
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        raise InputError(f"{path}: cannot be read ({error})") from error
-    return text_of(data, str(path))
 
 
 def text_of(data: bytes, name: str, offset: int = 0, *, line: int = 0, hint: str = "") -> str:
@@ -172,24 +158,17 @@ def mended(content: Any) -> Any:
     return [mended(value) for value in content] if isinstance(content, list) else content
 
 
-def plain_size(path: Path) -> int:
-    """Size of a file in bytes; ValueError if it is a device or a pipe, which need not end."""
-    status = path.stat()
-    if not stat.S_ISREG(status.st_mode):
-        raise ValueError("not a plain file")
-    return status.st_size
-
-
 def sha256_of(path: Path) -> str:
-    """sha256 of a file; ValueError if it is a device or a pipe."""
-    plain_size(path)
+    """sha256 of a file; ValueError if it is a device or a pipe, which need not end."""
+    if path.exists() and not path.is_file():
+        raise ValueError("not a plain file")
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def visible(text: str) -> str:
     """`text` with control characters and half surrogates written out: a name must not send commands to the terminal."""
-    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+    return _CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def python_command(words: Iterable[str]) -> list[str]:
@@ -242,11 +221,7 @@ def as_record(kind: Any, text: str | bytes, where: object) -> Any:
 
 def read_json(path: Path, kind: Any = dict[str, Any]) -> Any:
     """The content of a JSON file as the type `kind` has it; InputError names file and key (`as_record`)."""
-    try:
-        text = read_small(path, _LARGEST_JSON)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
-    return as_record(kind, text, path)
+    return as_record(kind, _read_bytes(path), path)
 
 
 def digest(content: Any) -> str:

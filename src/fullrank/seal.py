@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from fullrank.config.load import build_any, flatten, read_yaml
 from fullrank.core.errors import ConfigError, InputError
-from fullrank.files import digest, parse_json, plain_size, read_json, sha256_of
+from fullrank.files import digest, parse_json, read_json, sha256_of
 
 FORMAT = 1
 PLAIN = "checkpoint.json"
@@ -64,7 +64,7 @@ class Record(NamedTuple):
 
 def seal_file(path: Path) -> dict[str, Any]:
     """Size and sha256 of a file; ValueError if it is a device or a pipe."""
-    return {"bytes": plain_size(path), "sha256": sha256_of(path)}
+    return {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
 
 
 def sync(path: Path) -> None:

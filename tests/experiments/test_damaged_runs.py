@@ -240,17 +240,6 @@ def test_a_figure_of_the_ledger_is_verified_where_its_run_exists(run: Path) -> N
     assert [words.split(":")[1].strip() for words in different] == ["final.test.perplexity"]
 
 
-def test_a_pipe_in_a_run_is_not_waited_for(run: Path) -> None:
-    translations = run / "translations"
-    translations.mkdir()
-    os.mkfifo(translations / "test.reference.txt")
-    (run / "metrics.jsonl").unlink()
-    os.mkfifo(run / "metrics.jsonl")
-    record = read_run(run)
-    assert not record.references
-    assert "metrics.jsonl is missing" in record.problems
-
-
 @pytest.mark.parametrize("content", ['{"name": "relative"}', '{"final": 5}', '{"final": {"valid": {}, "test": {}}}'])
 def test_a_damaged_result_is_named(content: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (run / "result.json").write_text(content, encoding="utf-8")
@@ -271,7 +260,6 @@ CONFIGURATIONS = {
     "a number as a key": ("model: {1: 2}", "keys should be strings, given 1"),
     "NUL in a name": ('data: {name: text, train: "a\\0b"}', "the character NUL"),
     "a name too long": (f"data: {{name: text, train: {'x' * 256}}}", "data.train: a name is at most 255 bytes"),
-    "too large": ("#" * (1 << 20) + "\n", "1,048,577 bytes; at most 1,048,576 are read"),
 }
 
 
