@@ -127,7 +127,6 @@ VERBS = {
     "eval-dynamic": "eval runs/mixture --temperature valid --dynamic --dynamic-rate 1e-3 --dynamic-decay 0.01",
     "eval-masked": "eval runs/masked",
     "eval-translation": "eval runs/translation",
-    "eval-against": "eval runs/translation --against runs/translation",
     "generate": f"generate {MIXED} --prompt la --max-new-tokens 12 --seed 3 --number 2",
     "generate-memory": "generate runs/memory --prompt la --max-new-tokens 12 --greedy",
     "generate-beam": f"generate {MIXED} --beam 3 --max-new-tokens 6",

@@ -8,8 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from reporting_runs import CORPUS, SLICE, find, make_run, printed, spelling_run, two_kinds
+from made_runs import (
+    CORPUS,
+    SLICE,
+    edit_config,
+    find,
+    make_pairs_of_seeds,
+    make_run,
+    make_spelling_run,
+    print_report,
+)
 
 from fullrank.comparison.measures import (
     BITS_PER_BYTE,
@@ -17,7 +25,6 @@ from fullrank.comparison.measures import (
     MASKED_PERPLEXITY,
     PERPLEXITY,
     choose,
-    choose_decimals,
 )
 from fullrank.comparison.page import build_report
 from fullrank.comparison.runs import Run, read_run
@@ -25,14 +32,15 @@ from fullrank.config.run import MASKED_TOKEN
 from fullrank.core.config import NOT_NEXT_TOKEN
 from fullrank.core.errors import InputError
 
+PLACE = {"split": "test", "checkpoint": "final"}
+
 
 def test_seeds_are_gathered_into_mean_deviation_and_paired_difference(tmp_path: Path) -> None:
-    content = build_report(two_kinds(tmp_path))
+    content = build_report(make_pairs_of_seeds(tmp_path))
     records = content.records
     assert [row.name for row in content.compared.rows] == ["plain", "b"]
-    place = {"split": "test", "checkpoint": "final"}
-    assert find(records, "perplexity_mean", row="plain", **place).value == pytest.approx(121)
-    assert find(records, "perplexity_deviation", row="plain", **place).value == pytest.approx(math.sqrt(2))
+    assert find(records, "perplexity_mean", row="plain", **PLACE).value == pytest.approx(121)
+    assert find(records, "perplexity_deviation", row="plain", **PLACE).value == pytest.approx(math.sqrt(2))
     # of perplexities, not exp of a mean loss
     assert find(records, "perplexity_mean", row="b", split="valid", checkpoint="final").value == pytest.approx(115.5)
     difference = find(records, "perplexity_difference", row="b", split="test")
@@ -43,35 +51,19 @@ def test_seeds_are_gathered_into_mean_deviation_and_paired_difference(tmp_path: 
     assert find(records, "perplexity_unigram", row="b", split="test").value == 655.25
     assert find(records, "parameters_added", row="b").value == 3456
     assert find(records, "perplexity_paper", row="b", split="test").value == 28.67
-    assert find(records, "perplexity", row="b", seed=2, **place).value == 113
-    assert content.summary.headline.startswith("b is best: test perplexity 111.50 ± 2.12, 7.9 % below plain")
-    (group,) = content.compared.groups
-    assert [row.name for row in group.ranking] == ["b", "plain"]
-    assert [run.name for run in content.compared.unfinished_runs] == ["a-1"]
+    assert find(records, "perplexity", row="b", seed=2, **PLACE).value == 113
+    assert [row.name for row in content.compared.groups[0].ranking] == ["b", "plain"]
+    assert [run.name for run in content.compared.unfinished_runs] == ["a"]
 
 
-def test_runs_of_one_row_with_the_same_seed_are_no_spread(tmp_path: Path) -> None:
-    runs = [make_run(tmp_path / name, seed=1, test=test) for name, test in (("x", 100.0), ("y", 101.0))]
-    rows = build_report(runs).compared.rows
-    assert [len(row.runs) for row in rows] == [1, 1]
-    assert len({row.name for row in rows}) == 2
-
-
-def edit_config(run: Path, *keys: str, value: object) -> Path:
-    config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
-    section = config
-    for key in keys[:-1]:
-        section = section[key]
-    section[keys[-1]] = value
-    (run / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
-    return run
-
-
-def test_circumstances_make_no_other_row_but_settings_do(tmp_path: Path) -> None:
+def test_rows_are_runs_that_differ_in_their_seed_alone(tmp_path: Path) -> None:
     first, second, third = (make_run(tmp_path / f"s{seed}", seed=seed) for seed in (1, 2, 3))
-    edit_config(second, "train", "threads", value=7)
-    edit_config(third, "model", "hidden_size", value=256)
-    assert [len(row.runs) for row in build_report([first, second, third]).compared.rows] == [2, 1]
+    edit_config(second, "train.threads", 7)  # a circumstance
+    edit_config(third, "model.hidden_size", 256)
+    again = make_run(tmp_path / "again", seed=1)  # the same seed twice is no independent sample
+    rows = build_report([first, second, third, again]).compared.rows
+    assert [len(row.runs) for row in rows] == [2, 1, 1]
+    assert len({row.name for row in rows}) == 3
 
 
 @pytest.mark.parametrize(
@@ -82,53 +74,43 @@ def test_circumstances_make_no_other_row_but_settings_do(tmp_path: Path) -> None
         (CORPUS | {"tokens": {"train": 700_000, "valid": 40_000, "test": 40_999}}, "test tokens"),
         (CORPUS | {"sha256": {"test": "9"}}, "test text"),
         (None, "corpus (not recorded in every run)"),
+        (CORPUS | {"tokens": {**CORPUS["tokens"], "train": 5}, "sha256": {"train": "9"}}, None),  # type: ignore[dict-item]
     ],
 )
-def test_other_texts_are_not_compared(tmp_path: Path, other: dict[str, object] | None, fields: str) -> None:
+def test_other_texts_are_not_compared(tmp_path: Path, other: dict[str, object] | None, fields: str | None) -> None:
     first = make_run(tmp_path / "x", corpus=CORPUS | {"sha256": {"train": "1", "test": "3"}})
     content = build_report([first, make_run(tmp_path / "y", row="b", test=90.0, corpus=other)])
-    assert len(content.compared.groups) == 2
-    assert not any("difference" in record.measure for record in content.records)
-    assert f"differ in {fields}." in content.summary.warnings[0]
-    assert "below" not in content.summary.headline + " ".join(content.summary.paragraphs)
-
-
-def test_another_training_text_alone_leaves_the_measurement_the_same(tmp_path: Path) -> None:
-    tokens = {**CORPUS["tokens"], "train": 5}  # type: ignore[dict-item]
-    other = CORPUS | {"tokens": tokens, "sha256": {"train": "9"}}
-    first = make_run(tmp_path / "x", corpus=CORPUS | {"sha256": {"train": "1"}})
-    assert len(build_report([first, make_run(tmp_path / "y", row="b", corpus=other)]).compared.groups) == 1
+    assert len(content.compared.groups) == (1 if fields is None else 2)
+    assert any("difference" in record.measure for record in content.records) == (fields is None)
+    assert fields is None or f"differ in {fields}." in content.summary.warnings[0]
 
 
 def test_rows_of_several_recipes_are_compared_within_each(tmp_path: Path) -> None:
+    figures = {("vanilla", "plain"): 100.0, ("vanilla", "b"): 90.0, ("xl", "plain"): 50.0, ("xl", "b"): 45.0}
     runs = [
-        make_run(tmp_path / f"{part}-{row}", row=row, test=test, result={"recipe": f"mixhead/table1-{part}"})
-        for part, row, test in (
-            ("vanilla", "plain", 100.0),
-            ("vanilla", "b", 90.0),
-            ("xl", "plain", 50.0),
-            ("xl", "b", 45.0),
-        )
+        make_run(tmp_path / f"{part}-{row}", row=row, test=test, recipe=f"mixhead/table1-{part}")
+        for (part, row), test in figures.items()
     ]
     content = build_report(runs, "mixhead/table1")
-    assert [row.name for row in content.compared.rows] == ["vanilla plain", "vanilla b", "xl plain", "xl b"]
     changes = [record for record in content.records if record.measure == "perplexity_difference"]
-    tested = [(change.labels["baseline"], change.value) for change in changes if change.labels["split"] == "test"]
-    assert tested == [("vanilla plain", pytest.approx(-0.1)), ("xl plain", pytest.approx(-0.1))]
-    assert content.summary.headline.startswith("2 models in one table")
+    tested = {change.labels["row"]: change.labels["baseline"] for change in changes if change.labels["split"] == "test"}
+    assert tested == {"vanilla b": "vanilla plain", "xl b": "xl plain"}
+    assert [change.value for change in changes if change.labels["split"] == "test"] == pytest.approx([-0.1, -0.1])
+
+
+def test_a_row_is_compared_with_the_plain_one_of_its_kind(tmp_path: Path) -> None:
+    rows = ("h4-plain", "h4-b", "h64-plain", "h64-a-cross", "a")
+    content = build_report([make_run(tmp_path / row, row=row) for row in rows])
+    assert [run["baseline"] for run in content.to_dict()["runs"]] == [None, "h4-plain", None, "h64-plain", "h4-plain"]
 
 
 @pytest.mark.parametrize(
     ("plain", "b", "beginning"),
     [
-        ([100.0], [90.0], "b is lowest: test perplexity 90.00, 10.0 % below plain (one seed, no interval)"),
-        ([100.0, 101.0], [90.0], "b is lowest: test perplexity 90.00, 10.4 % below plain (one seed of b, no interval)"),
+        ([100.0], [90.0], "b is lowest: test perplexity 90.00, 10.0% below plain (one seed, no interval)"),
         ([100.0, 110.0], [99.0, 104.0], "b is lowest, but other seeds might turn it round: "),
-        (
-            [100.0, 100.2],
-            [101.0, 101.4],
-            "plain, the first row, stays lowest: test perplexity 100.10 ± 0.14; next is b",
-        ),
+        ([100.0, 102.0, 101.0], [90.0, 91.0, 92.0], "b is best: test perplexity 91.00 ± 1.00, 9.9% below plain"),
+        ([100.0, 100.2], [101.0, 101.4], "plain, the first row, stays lowest: test perplexity 100.10 ± 0.14"),
         ([100.0], [100.001], "plain and b are equal to the digits shown: test perplexity 100.00"),
         ([700.0], [90.0], "plain: undertrained, perplexity above that of a unigram model"),
         ([100.0], [], "plain: test perplexity 100.00"),
@@ -145,7 +127,7 @@ def test_a_headline_is_as_strong_as_its_interval(
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"tokens_seen": 1000}, "equally many tokens: 1,000 to 512,000"),
+        ({"tokens_seen": 1000}, "equally many tokens: 512000; 1000"),
         ({"protocol": "sliding window"}, "same protocol"),
         ({"environment": {"device": "cuda"}}, "same kind of machine"),
         ({"paper": {"test": 29.0}}, "levels do not compare"),
@@ -164,7 +146,7 @@ def test_what_weakens_a_comparison_is_said(tmp_path: Path, changed: dict[str, ob
 BITS = {"valid_bits_per_character": 1.060, "test_bits_per_character": 1.037, "context": 1600}
 
 
-def made(kind: str, paper: Any = None, lacks: str = "", finished: bool = True) -> Run:
+def describe_run(kind: str, paper: Any = None, lacks: str = "", finished: bool = True) -> Run:
     final: dict[str, dict[str, float]] = {split: {"perplexity": 4.0} for split in ("valid", "test")}
     for split, figures in final.items():
         if kind != "word" and split != lacks:
@@ -177,15 +159,15 @@ def made(kind: str, paper: Any = None, lacks: str = "", finished: bool = True) -
     ("runs", "measure"),
     [
         ([], PERPLEXITY),
-        ([made("byte")], BITS_PER_BYTE),
-        ([made("character", BITS)], BITS_PER_CHARACTER),
-        ([made("byte"), made("character")], BITS_PER_BYTE),
-        ([made("byte"), made("word")], PERPLEXITY),
-        ([made("bpe")], PERPLEXITY),
-        ([made("bpe", BITS)], BITS_PER_BYTE),
-        ([made("word", BITS)], PERPLEXITY),  # a model of words has no bits
-        ([made("byte"), made("byte", lacks="test")], PERPLEXITY),
-        ([made("byte"), made("byte", finished=False)], BITS_PER_BYTE),
+        ([describe_run("byte")], BITS_PER_BYTE),
+        ([describe_run("character", BITS)], BITS_PER_CHARACTER),
+        ([describe_run("byte"), describe_run("character")], BITS_PER_BYTE),
+        ([describe_run("byte"), describe_run("word")], PERPLEXITY),
+        ([describe_run("bpe")], PERPLEXITY),
+        ([describe_run("bpe", BITS)], BITS_PER_BYTE),
+        ([describe_run("word", BITS)], PERPLEXITY),  # a model of words has no bits
+        ([describe_run("byte"), describe_run("byte", lacks="test")], PERPLEXITY),
+        ([describe_run("byte"), describe_run("byte", finished=False)], BITS_PER_BYTE),
     ],
 )
 def test_the_measure_follows_the_tokens_and_the_paper(runs: list[Run], measure: object) -> None:
@@ -194,7 +176,7 @@ def test_the_measure_follows_the_tokens_and_the_paper(runs: list[Run], measure: 
 
 def test_bits_are_compared_in_bits_and_unigrams_take_the_tokens_of_the_run(tmp_path: Path) -> None:
     runs = [
-        spelling_run(tmp_path / f"{row}{seed}", row=row, seed=seed, test=test, paper=BITS)
+        make_spelling_run(tmp_path / f"{row}{seed}", row=row, seed=seed, test=test, paper=BITS)
         for row, seed, test in (("xl", 1, 1.1), ("xl", 2, 1.2), ("skip", 1, 1.0), ("skip", 2, 1.04))
     ]
     records = build_report(runs).records
@@ -202,20 +184,17 @@ def test_bits_are_compared_in_bits_and_unigrams_take_the_tokens_of_the_run(tmp_p
     assert difference.value == pytest.approx(1.02 / 1.15 - 1)
     assert find(records, "bits_per_byte_unigram", row="xl", split="test").value == pytest.approx(4.75)
     assert find(records, "bits_per_byte_paper", row="xl", split="test").value == 1.037
-    assert find(
-        records, "bits_per_character_mean", row="skip", split="test", checkpoint="final"
-    ).value == pytest.approx(2.04)
-    pairs = build_report([spelling_run(tmp_path / "p", kind="bpe", bytes_per_token=4.0, paper=BITS)]).records
+    assert find(records, "bits_per_character_mean", row="skip", **PLACE).value == pytest.approx(2.04)
+    pairs = build_report([make_spelling_run(tmp_path / "p", kind="bpe", bytes_per_token=4.0, paper=BITS)]).records
     assert find(pairs, "bits_per_byte_unigram", split="test").value == pytest.approx(4.75 / 4)
 
 
 def test_texts_that_were_cut_into_other_tokens_are_compared_per_character(tmp_path: Path) -> None:
     def run(name: str, kind: str, bits: float, digest: str = "a" * 64) -> Path:
         sources = [{"split": split, "sha256": digest} for split in ("valid", "test")]
-        details = {"settings": {"kind": kind}, "sources": sources}
-        corpus = CORPUS | {"vocabulary": len(kind), "details": details}
+        corpus = CORPUS | {"vocabulary": len(kind), "details": {"settings": {"kind": kind}, "sources": sources}}
         figures = {"perplexity": 2**bits, "bits_per_character": bits, "bits_per_byte": bits}
-        return make_run(tmp_path / name, row=name, corpus=corpus, result={"final": {"valid": figures, "test": figures}})
+        return make_run(tmp_path / name, row=name, corpus=corpus, final={"valid": figures, "test": figures})
 
     runs = [run("pieces", "bpe", 2.487), run("letters", "character", 3.262)]
     content = build_report(runs)
@@ -224,85 +203,59 @@ def test_texts_that_were_cut_into_other_tokens_are_compared_per_character(tmp_pa
     assert len(build_report([runs[0], run("other", "character", 3.2, "b" * 64)]).compared.groups) == 2
 
 
-@pytest.mark.parametrize(
-    ("numbers", "decimals"),
-    [
-        ((0.618, 0.12, 1.103), 2),
-        ((0.0042, 0.0004, 0.007), 4),
-        ((0.6, 0.002, 1.2), 3),
-        ((0.003, -0.81, 0.79), 2),
-        ((0, 0, 0), 2),
-    ],
-)
-def test_no_end_of_a_decided_interval_looks_like_zero(numbers: tuple[float, float, float], decimals: int) -> None:
-    assert choose_decimals(*numbers) == decimals
-
-
 def test_last_checkpoint_and_figures_without_sos(tmp_path: Path) -> None:
     def figures(more: float) -> dict[str, Any]:
         return {s: {"perplexity": 100 + more, "perplexity_without_sos": 120 + more} for s in ("valid", "test")}
 
-    result = {"final": figures(0), "last": figures(5)}
-    run = make_run(tmp_path / "x", paper={"test": 92.95, "checkpoint": "last"}, result=result)
+    paper = {"test": 92.95, "checkpoint": "last"}
+    run = make_run(tmp_path / "x", paper=paper, final=figures(0), last=figures(5))
     records = build_report([run]).records
     assert find(records, "perplexity_mean", split="test", checkpoint="last").value == 105
     assert find(records, "perplexity_without_sos_mean", split="valid", checkpoint="last").value == 125
-    assert all(words in printed([run]) for words in ("ours, best", "ours, last", "105.00", "92.95"))
+    assert all(words in print_report([run]) for words in ("ours, best", "ours, last", "105.00", "92.95"))
 
 
 # -- rows that see later tokens, and masked models ---------------------------------------------------------------------
 
 
-def published(folder: Path, test: float, *, recorded: bool = True, honest: bool = False, **more: Any) -> Path:
-    """A run that sees the future; ten times worse at last positions. `honest`: its final figures were measured by stride 1."""
-    final: dict[str, Any] = {split: {"perplexity": test} for split in ("valid", "test")}
-    for values in final.values():
-        values["last_position"] = {"perplexity": 10 * test}
-    result = {"final": final, **({"protocol_settings": {"next_token": honest}} if recorded else {})}
-    make_run(folder, row=folder.name, test=test, result=result, **more)
-    attention = {"kind": "multilinear", "causal": "as_published"}
-    return edit_config(folder, "model", "attention", value=attention)
+def make_protocols(next_token: bool) -> dict[str, Any]:
+    return {split: {"settings": {"next_token": next_token}} for split in ("valid", "test")}
 
 
-@pytest.mark.parametrize("recorded", [True, False])
-def test_rows_that_see_the_future_compare_with_nothing(tmp_path: Path, recorded: bool) -> None:
-    settings = {"protocol_settings": {"next_token": True}}
-    plain = make_run(tmp_path / "plain", test=100.0, result=settings)
-    ours = make_run(tmp_path / "ours", row="ours", test=90.0, mix="average", result=settings)
-    content = build_report([published(tmp_path / "core", 12.0, recorded=recorded), plain, ours])
+def make_published(folder: Path, test: float, next_token: bool) -> Path:
+    """A run that sees the future; ten times worse at last positions. `next_token`: its figures were measured by stride 1."""
+    final = {split: {"perplexity": test, "last_position": {"perplexity": 10 * test}} for split in ("valid", "test")}
+    make_run(folder, row=folder.name, test=test, final=final, protocols=make_protocols(next_token))
+    return edit_config(folder, "model.attention", {"kind": "multilinear", "causal": "as_published"})
+
+
+def test_rows_that_see_the_future_compare_with_nothing(tmp_path: Path) -> None:
+    plain = make_run(tmp_path / "plain", test=100.0, protocols=make_protocols(True))
+    ours = make_run(tmp_path / "ours", row="ours", test=90.0, mix="average", protocols=make_protocols(True))
+    slid = make_published(tmp_path / "slid", 95.0, True)
+    content = build_report([make_published(tmp_path / "core", 12.0, False), plain, ours, slid])
     changes = {record.labels["row"] for record in content.records if "difference" in record.measure}
-    assert changes == {"ours"}
+    assert changes == {"ours", "slid"}
     assert [group.is_marked for group in content.compared.groups] == [False, True]
-    assert content.summary.headline.startswith("ours is lowest: test perplexity 90.00, 10.0 % below plain")
     assert f"core: {NOT_NEXT_TOKEN}" in content.summary.warnings[0]
-    position = find(content.records, "last_position.perplexity_mean", row="core", split="test", checkpoint="final")
-    assert position.value == 120
+    assert find(content.records, "last_position.perplexity_mean", row="core", **PLACE).value == 120
     facts = {run["row"]: (run["next_token"], run["remark"]) for run in content.to_dict()["runs"]}
-    assert facts == {"plain": (True, None), "ours": (True, None), "core": (False, NOT_NEXT_TOKEN)}
-    assert "core †" in printed([tmp_path / "core", plain])
-    assert "†" not in printed([plain, ours])
-
-
-def test_windows_of_stride_1_are_ordinary_figures_after_marked_curves(tmp_path: Path) -> None:
-    plain = make_run(tmp_path / "plain", test=100.0)
-    content = build_report([plain, published(tmp_path / "slid", 95.0, honest=True)])
-    assert find(content.records, "perplexity_difference", row="slid", split="test").value == pytest.approx(-0.05)
-    assert content.compared.rows[1].curve_name == "slid †"
-
-
-def masked_run(folder: Path, row: str, test: float, accuracy: float) -> Path:
-    final = {split: {"perplexity": test, "accuracy_percent": accuracy} for split in ("valid", "test")}
-    protocol = {"protocol": "15 % of the tokens", "protocol_settings": {"kind": "masked", "next_token": False}}
-    make_run(folder, row=row, test=test, result={"task": "masked_modeling", "final": final, **protocol})
-    return edit_config(folder, "train", "objective", value="masked")
+    assert facts == dict.fromkeys(("plain", "ours", "slid"), (True, None)) | {"core": (False, NOT_NEXT_TOKEN)}
+    assert "core †" in print_report([tmp_path / "core", plain])
+    assert "†" not in print_report([plain, ours])
+    assert content.compared.rows[3].curve_name == "slid †"  # while training it was no next-token perplexity
 
 
 def test_masked_models_compare_with_each_other_alone(tmp_path: Path) -> None:
-    runs = [masked_run(tmp_path / "plain", "plain", 20.0, 41.25), masked_run(tmp_path / "b", "b", 12.0, 50.0)]
+    runs = []
+    for row, test in (("plain", 20.0), ("b", 12.0)):
+        final = {split: {"perplexity": test, "accuracy_percent": 50.0} for split in ("valid", "test")}
+        entries: dict[str, Any] = {"task": "masked_modeling", "final": final, "protocols": make_protocols(False)}
+        runs.append(edit_config(make_run(tmp_path / row, row=row, **entries), "train.objective", "masked"))
     content = build_report(runs)
     assert content.compared.groups[0].measure is MASKED_PERPLEXITY
     assert find(content.records, "perplexity_difference", row="b", split="test").value == pytest.approx(-0.4)
-    assert find(content.records, "accuracy_percent_mean", row="b", split="test", checkpoint="final").value == 50
+    assert find(content.records, "accuracy_percent_mean", row="b", **PLACE).value == 50
     assert [run["remark"] for run in content.to_dict()["runs"]] == [MASKED_TOKEN] * 2
     other = build_report([make_run(tmp_path / "causal", row="causal"), *runs])
     assert [row.name for row in other.compared.rows] == ["causal"]
@@ -313,21 +266,21 @@ def test_masked_models_compare_with_each_other_alone(tmp_path: Path) -> None:
 
 
 def test_damaged_and_unfinished_runs_are_listed(tmp_path: Path) -> None:
-    names = ("no-result", "half", "diverged", "wrong-type", "lines")
-    runs = {name: make_run(tmp_path / name, row=name) for name in names}
+    damages = {
+        "half": ('{"final": {"va', "result.json: damaged"),
+        "diverged": (json.dumps({"final": {"test": {"perplexity": None}}}), "no finite perplexity"),
+        "wrong-type": (json.dumps({"final": 5, "seed": "x"}), "damaged (seed: "),
+    }
+    runs = {name: make_run(tmp_path / name, row=name) for name in ("no-result", *damages, "lines")}
     (runs["no-result"] / "result.json").unlink()
-    (runs["half"] / "result.json").write_text('{"final": {"va')
-    (runs["diverged"] / "result.json").write_text(json.dumps({"final": {"test": {"perplexity": None}}}))
-    (runs["wrong-type"] / "result.json").write_text(json.dumps({"final": 5, "seed": "x"}))
+    for name, (text, _) in damages.items():
+        (runs[name] / "result.json").write_text(text)
     (runs["lines"] / "metrics.jsonl").write_bytes(b'{"step": 1, "split": "train", "nll": 9}\n{"step"\n\xff\n')
     content = build_report(list(runs.values()))
     assert [row.name for row in content.compared.rows] == ["lines"]
     problems = {run.name: " ".join(run.problems) for run in content.compared.unfinished_runs}
-    for name, words in {
-        "no-result": "has not finished", "half": "result.json: damaged", "diverged": "no finite perplexity",
-        "wrong-type": "damaged (seed: ",
-    }.items():  # fmt: skip
-        assert words in problems[name]
+    assert "has not finished" in problems["no-result"]
+    assert all(words in problems[name] for name, (_, words) in damages.items())
     assert "2 unreadable lines were left out, the first: line 2: damaged" in content.compared.runs[0].problems[0]
     assert len(content.compared.runs[0].metrics) == 1
     assert build_report([runs["half"]]).summary.headline == "No run has finished yet"

@@ -7,8 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from reported_translations import table4
-from reporting_runs import make_run, printed, two_kinds
+from made_runs import make_pairs_of_seeds, make_run, make_translation_table, print_report
 
 from fullrank.comparison.page import build_report
 from fullrank.core.errors import InputError
@@ -17,7 +16,7 @@ from fullrank.records import Lines, Record, Table, declaration_to_dict
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    runs = two_kinds(tmp_path_factory.mktemp("runs"))
+    runs = make_pairs_of_seeds(tmp_path_factory.mktemp("runs"))
     sample = {"prompt": "if", "text": "if <the> end", "tokens": 3, "temperature": 0.8, "seed": 1}
     for run, rank in zip(runs[:4], (2.5, 2.75, 3.5, 3.75), strict=True):
         result = json.loads((run / "result.json").read_text())
@@ -30,7 +29,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         }  # fmt: skip
         (run / "analysis").mkdir()
         (run / "analysis" / "spectrum.json").write_text(json.dumps(analysis))
-        (run / "analysis" / "old.json").write_text('{"layers": []}')
     return runs
 
 
@@ -44,20 +42,16 @@ def page(runs: list[Path], tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_every_section_and_figure_is_there(page: str) -> None:
     sections = re.findall(r'<section id="([^"]+)"', page)
     assert sections == [
-        "summary", "comparison", "rows", "curves", "analyses", "samples", "parameters", "configuration", "environment",
-        "reproduce", "unfinished",
+        "summary", "comparison", "curves", "analyses", "samples", "parameters", "settings", "unfinished",
     ]  # fmt: skip
     for figure in (
         "111.50 ± 2.12", "−7.9%", "[−13.1%, −2.6%]", "28.67", "3,359,888", "+3,456", "655.25", "A title of &lt;mine&gt;",
-        "if &lt;the&gt; end", "mix: position_wise", "Some CPU", "fullrank train", "plain, seed 2",
-        "4.75",
+        "if &lt;the&gt; end", "mix: position_wise", "Some CPU", "fullrank train", "plain, seed 2", "4.75",
         "Effective rank of layers", "reached step 400", "train 700,000, valid 40,000, test 41,000",
     ):  # fmt: skip
         assert figure in page.replace("\N{NO-BREAK SPACE}", " "), figure
     titles = re.findall(r"<figcaption><b>([^<]+)</b>", page)
-    assert titles[1:6] == [
-        "Validation perplexity", "Validation perplexity, second half", "Training loss", "Learning rate", "Speed",
-    ]  # fmt: skip
+    assert {"Validation perplexity", "Training loss", "Learning rate", "Speed"} <= {*titles}
     assert not re.search(r'(?:src|href)="(?!#)', page)
     assert "<script" not in page
 
@@ -80,25 +74,24 @@ def test_json_has_every_number_once_and_is_plain(runs: list[Path]) -> None:
     assert list(document["notes"]) == ["mixhead/table1-vanilla"]
 
 
-@pytest.mark.parametrize("width", [60, 100, 200])
+@pytest.mark.parametrize("width", [60, 200])
 def test_no_width_cuts_a_name_or_a_figure(runs: list[Path], width: int) -> None:
-    words = printed(runs, width).split()
-    for word in ("plain", "b", "3,359,888", "+3,456", "29.65", "115.50", "28.67", "111.50", "2.12", "8,654", "655.25"):
+    words = print_report(runs, width).split()
+    for word in ("plain", "b", "3,359,888", "+3,456", "29.65", "115.50", "28.67", "111.50", "2.12", "8,654", "Notes"):
         assert word in words
-    assert "Notes" in words
 
 
 def test_control_characters_of_a_name_reach_no_terminal(tmp_path: Path) -> None:
-    text = printed([make_run(tmp_path / "x", row="[bold]odd[/]\x1b[31m")])
+    text = print_report([make_run(tmp_path / "x", row="[bold]odd[/]\x1b[31m")])
     assert "[bold]odd[/]" in text
     assert "\x1b" not in text
 
 
 def test_translations_have_curves_and_sentences(tmp_path: Path) -> None:
-    runs = table4(tmp_path)
+    runs = make_translation_table(tmp_path)
     page = build_report(runs).write(tmp_path / "page.html").read_text(encoding="utf-8")
     titles = re.findall(r"<figcaption><b>([^<]+)</b>", page)
-    assert {"Validation BLEU", "Validation loss", "Validation loss, second half"} <= set(titles)
+    assert {"Validation BLEU", "Validation loss"} <= {*titles}
     for file in ("test.reference.txt", "test.txt"):
         lines = (runs[0] / "translations" / file).read_text(encoding="utf-8").splitlines()
         assert lines[0] in page

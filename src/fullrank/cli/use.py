@@ -11,7 +11,7 @@ import typer
 
 from fullrank.cli.app import verb
 from fullrank.cli.options import Checkpoint, Device, Json, Kernel, Number, Run, Seed, Split, Temperature, TopK, TopP
-from fullrank.cli.output import describe, drop_missing, exclude, given, say, show_report, tell
+from fullrank.cli.output import drop_missing, exclude, given, say, show_report, tell
 from fullrank.core.errors import InputError
 
 
@@ -21,7 +21,7 @@ from fullrank.core.errors import InputError
     "fullrank eval runs/mine --text other.txt",
     "fullrank eval runs/xl --segment-length 64 --memory-length 640 --clamp-length 400",
     "fullrank eval runs/xl --temperature valid --dynamic --dynamic-rate 3e-4",
-    "fullrank eval runs/de-en --beam 5 --against runs/de-en-b  # translation",
+    "fullrank eval runs/de-en --beam 5  # translation",
     name="eval",
 )
 def evaluate(
@@ -67,14 +67,6 @@ def evaluate(
     length_penalty: Annotated[
         float | None, typer.Option("--length-penalty", help="Translation: beam score / length ** this.")
     ] = None,
-    against: Annotated[
-        Path | None,
-        typer.Option(
-            "--against",
-            metavar="DIR",
-            help="Translation: another run; paired bootstrap of the final translations of both.",
-        ),
-    ] = None,
     checkpoint: Checkpoint = "best",
     device: Device = "auto",
     kernel: Kernel = "auto",
@@ -108,7 +100,7 @@ def evaluate(
     if text is not None and (config.translates or dynamic):
         given_too = "--dynamic" if dynamic else f"{run}, which translates sentences"
         raise InputError(f"--text: one text for a language model as it was trained, given {given_too}; leave one out")
-    of_search = {"--beam": beam, "--length-penalty": length_penalty, "--against": against}
+    of_search = {"--beam": beam, "--length-penalty": length_penalty}
     of_segments = {f"--{key.replace('_', '-')}": value for key, value in protocol.items()}
     if not config.translates and (wrong := given(of_search)):
         raise InputError(f"{wrong}: {run} is no translation run, and has nothing to search for; leave it out")
@@ -116,11 +108,6 @@ def evaluate(
         raise InputError(
             f"{wrong}: how a running text is read, and {run} translates sentences; its options are --beam and --length-penalty"
         )
-    if against is not None:
-        if beam is not None or length_penalty is not None or checkpoint != "best":
-            raise InputError("--against compares the final translations that both runs kept: leave out other options")
-        _compare(run, against, split, json=json)
-        return
     figures = measure(
         run,
         split,
@@ -178,17 +165,6 @@ def _figure_lines(figures: Mapping[str, Any], first: str, *, masked: bool = Fals
         if figures.get(key) is not None:
             signature = figures.get(f"{key}_signature") or figures.get(f"{key}_label", "")
             yield f"  {words:<20} {figures[key]:.4f}   {signature}".rstrip()
-
-
-def _compare(run: Path, other: Path, split: str, *, json: bool) -> None:
-    """Paired bootstrap of two runs' kept translations."""
-    from fullrank.comparison.resampled import compare_runs
-
-    comparison = compare_runs([other, run], split)
-    shown = {key: comparison["against_first"][0][key] for key in ("a", "b", "difference", "low", "high", "p_value")}
-    shown |= {key: comparison[key] for key in ("samples", "sentences")}
-    lines = [f"{split}: BLEU of a, {other}, and b, {run}; 95 % interval by paired bootstrap", *describe(shown)]
-    tell(comparison, lines, json=json)
 
 
 @verb(

@@ -22,9 +22,7 @@ from fullrank.comparison.rows import (
     Row,
     find_attention,
     find_signatures,
-    find_unequal_terms,
     group_by_seed,
-    name_encoder,
     name_rows,
     number_names,
     number_texts,
@@ -33,14 +31,21 @@ from fullrank.comparison.runs import SPLITS, Run, integer, number
 from fullrank.config.load import flatten
 from fullrank.config.run import MASKED_TOKEN
 from fullrank.core.config import NOT_NEXT_TOKEN
-from fullrank.core.errors import InputError
-from fullrank.evaluation import statistics as over_seeds
-from fullrank.records import Interval, Record
+from fullrank.evaluation.statistics import (
+    brown_forsythe,
+    deviation_change,
+    deviation_interval,
+    paired_interval,
+    welch_interval,
+)
+from fullrank.records import Interval, Label, Record
 from fullrank.render.tables import group_records
 
 Values = Mapping[int | str, float]  # by seed
+_ORDER = {"test": 0, "valid": 1}  # of splits
 _OF_RUNS = ("run", "seed")  # labels by which runs of a row differ
 _COSTS = ("tokens_per_second", "wall_seconds", "peak_memory_mib", "steps", "tokens_seen")
+_ATTRIBUTES = ("name", "seed", "task", "is_slice", "next_token", "problems")
 _RUN_KEYS = (
     "recipe", "scale", "protocol", "protocols", "training", "checkpoint", "examples", "slice", "sha256", "steps",
     "epochs", "environment", "paper",
@@ -89,17 +94,13 @@ class Group:
         return sorted(measured, key=lambda row: row.mean(self.measure, self.split) or 0.0, reverse=self.measure.higher)
 
     def baseline_of(self, row: Row) -> Row | None:
-        """The row that another is compared with: the first; in fine-tuning the plain one most like it.
-
-        None for a row that is its own baseline.
-        """
-        if self.is_marked:
-            return None
-        plain = [other for other in self.rows if other.first.finetunes and not find_attention(other.first)]
-        if plain and row not in plain:
-            return min(plain, key=lambda other: len(find_unequal_terms(row, other)))
-        base = plain[0] if plain else self.rows[0]
-        return None if row is base else base
+        """The row that another is compared with: `h64-plain` for `h64-a-cross`, else the first; None for a baseline."""
+        named = {other.name: other for other in self.rows}
+        words = row.name.split("-")
+        base = self.rows[0]
+        for end in range(1, len(words)):
+            base = named.get("-".join([*words[:end], "plain"]), base)
+        return None if self.is_marked or base is row else base
 
     def compare(self, row: Row, base: Row) -> Record | None:
         """Difference of two rows in the measure by which rows are judged."""
@@ -163,18 +164,12 @@ class Comparison:
 
 
 def compare(runs: Sequence[Run], table: str | None = None) -> Comparison:
-    """Comparison of runs. The first run says if translation, language or masked language models are compared.
+    """Comparison of runs of one kind: translation, causal or masked language models or fine-tuning, as the first run is.
 
     table: the table of several recipes that they belong to; rows are compared within each recipe, and in fine-tuning
-    within each task. InputError for runs of fine-tuning among others.
+    within each task.
     """
-    if len({run.finetunes for run in runs}) > 1:
-        tuned, other = (next(run for run in runs if run.finetunes is kind) for kind in (True, False))
-        raise InputError(
-            f"{tuned.folder} is a run of fine-tuning and {other.folder} is not: no figure of theirs compares; "
-            "make a report of each kind"
-        )
-    same_task = [run for run in runs if run.finetunes or run.task == runs[0].task]
+    same_task = [run for run in runs if _name_kind(run) == _name_kind(runs[0])]
     finished = [run for run in same_task if run.result is not None]
     measure = choose(finished or same_task)
     rows = _build_rows(finished, measure, table)
@@ -189,6 +184,10 @@ def compare(runs: Sequence[Run], table: str | None = None) -> Comparison:
         tuple(Row(names[index], len(rows) + index, row) for index, row in enumerate(unfinished)),
         tuple(run for run in runs if run not in same_task),
     )
+
+
+def _name_kind(run: Run) -> str:
+    return "fine-tuning" if run.finetunes else run.task
 
 
 def _build_rows(runs: Sequence[Run], measure: Measure, table: str | None) -> list[Row]:
@@ -226,13 +225,16 @@ def _build_group(rows: tuple[Row, ...], measure: Measure) -> Group:
     return Group(rows, measures, tuple(measured or SPLITS))
 
 
+# -- differences over seeds --------------------------------------------------------------------------------------------
+
+
 def compare_rows(row: Row, base: Row, measure: Measure, split: str) -> Record | None:
     """Difference of means with its 95 % interval over seeds: shares of the baseline's mean, points for scores.
 
     The interval is paired (Student) for the same seeds, else Welch's; None where either side has one seed, and where
     nothing scatters. None for rows without figures, or of different texts.
     """
-    after, before = row.values(measure, split), base.values(measure, split)
+    before, after = base.values(measure, split), row.values(measure, split)
     if not after or not before or row.text != base.text:
         return None
     mean = statistics.fmean(before.values())
@@ -250,35 +252,22 @@ def compare_rows(row: Row, base: Row, measure: Measure, split: str) -> Record | 
 
 
 def _measure_interval(before: Values, after: Values) -> tuple[Interval | None, str]:
-    a, b = _pair_values(before, after)
     if before.keys() == after.keys():
-        ends = over_seeds.paired_interval(a, b)
-        if ends is not None:
-            return ends, "paired over seeds"
-    ends = over_seeds.welch_interval(a, b)
-    return (None, "") if ends is None or ends.low == ends.high else (ends, "Welch, over seeds")
-
-
-def _pair_values(before: Values, after: Values) -> tuple[list[float], list[float]]:
-    """The figures of both, in the order of their seeds where these are the same."""
-    seeds = before if before.keys() == after.keys() else after
-    return [*before.values()], [after[seed] for seed in seeds]
+        paired = paired_interval(list(before.values()), [after[seed] for seed in before])
+        if paired is not None:
+            return paired, "paired over seeds"
+    ends = welch_interval(list(before.values()), list(after.values()))
+    return ends, "Welch, over seeds" if ends else ""
 
 
 # -- records -----------------------------------------------------------------------------------------------------------
 
 
-def find_splits(run: Run) -> list[str]:
-    """Splits with final figures: test, validation, then the others."""
-    order = {"test": 0, "valid": 1}
-    return sorted(run.get_mapping("final"), key=lambda split: order.get(split, 2))
-
-
 def _describe_run(row: Row, run: Run) -> Iterator[Record]:
-    """The figures of a run, its time and memory."""
+    """The figures of a run, test and validation first, its time and memory."""
     labels = {**row.labels, "run": run.folder.name, "seed": run.seed}
     for checkpoint in ("final", "last"):
-        for split in find_splits(run):
+        for split in sorted(run.get_mapping("final"), key=lambda split: _ORDER.get(split, 2)):
             place = {**labels, "split": split, "checkpoint": checkpoint}
             protocol = run.get(f"protocols.{split}.words") or run.get("protocol") or ""
             for measure in list_measures(run):
@@ -316,8 +305,8 @@ def _describe_row(group: Group, row: Row) -> Iterator[Record]:
         count = integer(size)
         if count is not None:
             yield Record({**row.labels, "component": part}, "parameters", count)
-    total, base_total = run.get("parameters.total"), group.rows[0].first.get("parameters.total")
-    if isinstance(total, int) and isinstance(base_total, int):
+    total, base_total = (integer(one.first.get("parameters.total")) for one in (row, group.rows[0]))
+    if total is not None and base_total is not None:
         yield Record(row.labels, "parameters_added", total - base_total)
     for split in group.splits:
         place = {**row.labels, "split": split}
@@ -326,77 +315,58 @@ def _describe_row(group: Group, row: Row) -> Iterator[Record]:
             if unigram is not None:
                 yield Record({**place, "checkpoint": "final"}, f"{measure.key}_unigram", unigram)
         for measure in group.measures:
-            stated = measure.paper_figure(run, split)
-            if stated is not None:
-                note = (
-                    f"The paper's figure is of the {stated.source}: of other examples than ours."
-                    if stated.source
-                    else ""
-                )
-                yield Record(place, f"{measure.key}_paper", stated.mean, protocol=stated.source, note=note)
-                if stated.deviation is not None:
-                    yield Record(place, f"{measure.key}_paper_deviation", stated.deviation)
+            yield from _describe_paper(measure, run, split, place)
         for measure in group.measures:
             yield from _compare_with_baseline(group, row, measure, split)
 
 
+def _describe_paper(measure: Measure, run: Run, split: str, place: Mapping[str, Label]) -> Iterator[Record]:
+    stated = measure.paper_figure(run, split)
+    if stated is None:
+        return
+    note = f"The paper's figure is of the {stated.source}: of other examples than ours." if stated.source else ""
+    yield Record(place, f"{measure.key}_paper", stated.mean, protocol=stated.source, note=note)
+    if stated.deviation is not None:
+        yield Record(place, f"{measure.key}_paper_deviation", stated.deviation)
+
+
 def _compare_with_baseline(group: Group, row: Row, measure: Measure, split: str) -> Iterator[Record]:
-    """The difference from the baseline, and in fine-tuning the change of the deviation."""
+    """The difference from the baseline; in fine-tuning also the change of the deviation (Skip Cross-head, Table 4)."""
     base = group.baseline_of(row)
     difference = compare_rows(row, base, measure, split) if base else None
     if base is None or difference is None:
         return
     yield difference
-    if row.first.finetunes:
-        labels = {**row.labels, "split": split, "baseline": base.name}
-        yield from _compare_deviations(labels, row, base, measure, split)
-
-
-def _compare_deviations(labels: dict[str, str], row: Row, base: Row, measure: Measure, split: str) -> Iterator[Record]:
-    """Change of the deviation over seeds from the baseline's, in percent (Skip Cross-head, Table 4), with its tests.
-
-    None of those that so few seeds cannot tell.
-    """
-    before, after = base.values(measure, split), row.values(measure, split)
-    is_paired = before.keys() == after.keys()
-    a, b = _pair_values(before, after)
-    change = over_seeds.deviation_change(a, b)
-    sampled = over_seeds.deviation_bootstrap(a, b, paired=is_paired)
-    bootstrap = f"bootstrap of {over_seeds.SAMPLES:,} samples, seed {over_seeds.SEED}"
-    welch = over_seeds.welch_interval(a, b)
-    difference = None if welch is None else statistics.fmean(b) - statistics.fmean(a)
-    tests = [
-        ("deviation_change", change, over_seeds.deviation_interval(a, b), "F distribution"),
-        ("deviation_change_bootstrap", change, sampled, bootstrap),
-        ("deviation_change_paper", _compare_paper_deviations(row, base, measure, split), None, ""),
-        ("deviation_p", over_seeds.brown_forsythe(a, b), None, "Brown-Forsythe"),
-        ("difference_welch", difference, welch, "Welch, over seeds"),
-    ]
-    for name, value, interval, protocol in tests:
+    if not row.first.finetunes:
+        return
+    labels = {**row.labels, "split": split, "baseline": base.name}
+    a, b = (list(one.values(measure, split).values()) for one in (base, row))
+    paper = None
+    before, after = (measure.paper_figure(one.first, split) for one in (base, row))
+    if before and after and before.deviation and after.deviation is not None:
+        paper = 100 * (after.deviation / before.deviation - 1)
+    for name, value, interval, protocol in (
+        ("deviation_change", deviation_change(a, b), deviation_interval(a, b), "F distribution"),
+        ("deviation_change_paper", paper, None, ""),
+        ("deviation_p", brown_forsythe(a, b), None, "Brown-Forsythe"),
+    ):
         if value is not None:
             yield Record(labels, f"{measure.key}_{name}", value, None, interval, protocol)
 
 
-def _compare_paper_deviations(row: Row, base: Row, measure: Measure, split: str) -> float | None:
-    after, before = (measure.paper_figure(one.first, split) for one in (row, base))
-    if after and before and after.deviation is not None and before.deviation:
-        return 100 * (after.deviation / before.deviation - 1)
-    return None
-
-
 def _collect_facts(row: Row, run: Run, baseline: Row | None) -> dict[str, Any]:
-    facts: dict[str, Any] = {"folder": str(run.folder), "row": row.name, "part": row.part or None, "text": row.text}
-    facts |= {name: getattr(run, name) for name in ("name", "seed", "task", "is_slice", "next_token")}
-    facts |= {key: run.get(key) for key in _RUN_KEYS}
-    facts |= {
+    remark = None
+    if not run.next_token:
+        remark = NOT_NEXT_TOKEN if row.is_marked(PERPLEXITY) else MASKED_TOKEN
+    return {
+        "folder": str(run.folder),
+        "row": row.name,
+        "part": row.part or None,
+        "text": row.text,
+        **{name: getattr(run, name) for name in _ATTRIBUTES},
+        **{key: run.get(key) for key in _RUN_KEYS},
         "corpus": run.label,
-        "problems": list(run.problems),
         "baseline": baseline and baseline.name,
-        "remark": None,
+        "remark": remark,
+        "bleu_signature": next(iter(find_signatures([run])), None),
     }
-    if run.finetunes:
-        facts |= {"encoder": name_encoder(run), "attention": find_attention(run)}
-        facts |= {"next_token": None, "title": run.get("title")}
-    elif not run.next_token:
-        facts["remark"] = NOT_NEXT_TOKEN if row.is_marked(PERPLEXITY) else MASKED_TOKEN
-    return {**facts, "bleu_signature": next(iter(find_signatures([run])), None)}

@@ -30,7 +30,6 @@ class Measure:
     key: its name in `final.<split>` of a result and in records; words, short: names for readers.
     kind: of a `score` higher is better, else lower.
     paper: endings of the keys, after the split, under which a recipe states a paper's figure; the first that exists counts.
-    A key that is the bare split belongs to the measure that the recipe names as `metric` (perplexity if it names none).
     scale: figures are this many times those of the result.
     """
 
@@ -97,10 +96,9 @@ class Measure:
         paper = run.get_mapping("paper")
         if self.scale != 1:
             return self._read_score(paper, run.task, split)
-        is_named = (paper.get("metric") or PERPLEXITY.key) == self.key
         for ending in self.paper:
             value = number(paper.get(split + ending))
-            if value is not None and (ending or is_named):
+            if value is not None:
                 return PaperFigure(value)
         return None
 
@@ -127,22 +125,26 @@ class Measure:
         return None if nats is None else nats / math.log(2)
 
     def format(self, largest: float = 0.0) -> str:
-        """How figures are written: bits with three decimals, as papers have them; perplexities with fewer above a thousand."""
+        """How figures are written: bits with three decimals, as papers have them; large perplexities with fewer."""
         if self.higher:
             return ".2f"
-        decimals = 3 if self.in_bits else 2 if largest < 1000 else 1 if largest < 10000 else 0
+        decimals = 3 if self.in_bits else 2 if largest < 1000 else 1
         return f",.{decimals}f"
+
+    def format_difference(self, least: float) -> str:
+        """How differences are written of which `least` is the smallest: shares in percent, points of scores."""
+        if self.higher:
+            return "+.2f"
+        return "+.2%" if least < 0.01 else "+.1%"
 
     def show(self, value: float | None) -> str:
         """A figure as text."""
         return format_value(value, self.format(value or 0.0))
 
     def show_difference(self, difference: float) -> str:
-        """A difference with its sign: `−3.1 %`, `+0.62 points`."""
-        if self.higher:
-            return f"{format_value(difference, '+.2f')} points"
-        decimals = 2 if abs(difference) < 0.01 else 1
-        return f"{format_value(100 * difference, f'+.{decimals}f')} %"
+        """A difference with its sign: `−3.1%`, `+0.62 points`."""
+        text = format_value(difference, self.format_difference(abs(difference)))
+        return f"{text} points" if self.higher else text
 
 
 PERPLEXITY = Measure("perplexity", "perplexity", "ppl", paper=("",))
@@ -150,10 +152,10 @@ PERPLEXITY = Measure("perplexity", "perplexity", "ppl", paper=("",))
 _PAPER_BITS = ("_bits_per_byte", "_bits_per_character")
 BITS_PER_BYTE = Measure("bits_per_byte", "bits per byte", "bits/byte", "bits", _PAPER_BITS)
 BITS_PER_CHARACTER = Measure("bits_per_character", "bits per character", "bits/char", "bits", _PAPER_BITS[1:])
-BLEU = Measure("bleu", "BLEU", "BLEU", "score", ("", "_bleu"))  # sacreBLEU's, of detokenised text
+BLEU = Measure("bleu", "BLEU", "BLEU", "score", ("_bleu",))  # sacreBLEU's, of detokenised text
 # as fairseq-generate printed it; papers on IWSLT14 state this one
-TOKENISED_BLEU = Measure("tokenised_bleu", "tokenised BLEU", "tokenised BLEU", "score", ("", "_tokenised_bleu"))
-CHRF = Measure("chrf", "chrF", "chrF", "score", ("", "_chrf"))
+TOKENISED_BLEU = Measure("tokenised_bleu", "tokenised BLEU", "tokenised BLEU", "score", ("_tokenised_bleu",))
+CHRF = Measure("chrf", "chrF", "chrF", "score")
 # the model reads most of the text, so its perplexity compares with no other
 MASKED_PERPLEXITY = Measure("perplexity", "masked-token perplexity", "masked ppl")
 ACCURACY = Measure("accuracy_percent", "accuracy in %", "accuracy in %", "score")
@@ -220,25 +222,10 @@ def _find_splits_with_bleu(run: Run) -> set[str]:
 
 def find_sources(run: Run) -> dict[str, Any]:
     """Checksums, ranges and case of the texts of a language model's splits, whatever its tokens; empty if not recorded."""
+    lowercase = run.get("corpus.details.settings.lowercase")
     texts: dict[str, Any] = {}
     for source in run.get("corpus.details.sources") or []:
         if source.get("split") in SPLITS and source.get("sha256"):
-            part = (
-                source["sha256"],
-                source.get("start"),
-                source.get("end"),
-                run.get("corpus.details.settings.lowercase"),
-            )
+            part = (source["sha256"], source.get("start"), source.get("end"), lowercase)
             texts.setdefault(f"{source['split']} text", []).append(part)
     return texts
-
-
-def choose_decimals(difference: float, low: float | None, high: float | None, least: int = 2) -> int:
-    """The decimals, at most six, for a difference and its interval.
-
-    Where the interval leaves out 0 none of the three is shown as zero; otherwise the largest is not.
-    """
-    sizes = [abs(value) for value in (difference, low, high) if value]
-    is_decided = low is None or high is None or low > 0 or high < 0
-    shown = (min if is_decided else max)(sizes, default=1.0)
-    return min(6, max(least, math.ceil(-math.log10(shown))))

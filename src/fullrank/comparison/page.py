@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import shlex
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,22 +17,24 @@ from fullrank.comparison.compare import Comparison, Group, compare
 from fullrank.comparison.curves import find_curves
 from fullrank.comparison.resampled import read_translations, resample_comparison
 from fullrank.comparison.rows import Row, find_signatures
-from fullrank.comparison.runs import TRANSLATION, Analysis, Run, collect_notes, integer, read_runs
-from fullrank.comparison.table import build_resampled, build_tables, drop_labels
-from fullrank.comparison.words import Summary, name_protocols, name_split, summarize
+from fullrank.comparison.runs import TRANSLATION, Analysis, Run, integer, read_runs
+from fullrank.comparison.table import build_table, drop_labels
+from fullrank.comparison.words import Summary, name_split, summarize
+from fullrank.config.recipe import load
 from fullrank.core.config import NOT_NEXT_TOKEN
 from fullrank.core.errors import InputError
 from fullrank.records import Bars, Column, Dots, Record, Table
 from fullrank.render.blocks import Block, Cell, Code, Details, Facts, Grid, Heading, Legend, Page, Paragraph, Section
 from fullrank.render.blocks import Group as Blocks
 from fullrank.render.page import build_blocks, build_figure, write_page
+from fullrank.render.plots import find_points
 from fullrank.render.tables import build_grid, format_label, join_words
 
 _SENTENCES = 3  # shown with their translations
 _NOTE_WIDTH = 240  # characters of a recipe's notes on the terminal
 _FACTS = (
     "corpus.name", "corpus.label", "corpus.is_slice", "corpus.tokens", "corpus.pairs", "corpus.vocabulary", "examples",
-    "seed", "protocol", "checkpoint", "recipe", "scale", "paper", "kernel", "steps", "tokens_seen",
+    "protocol", "checkpoint", "recipe", "scale", "paper", "kernel", "steps", "tokens_seen",
 )  # fmt: skip
 
 
@@ -59,8 +60,13 @@ class Report:
 
     @property
     def notes(self) -> dict[str, str]:
-        """Notes of the recipes on their figures, by recipe."""
-        return collect_notes([*self.compared.runs, *self.compared.unfinished_runs])
+        """Notes of the recipes on their figures, by recipe; none of a recipe that is no longer there."""
+        notes = {}
+        for run in (*self.compared.runs, *self.compared.unfinished_runs):
+            name = str(run.get("recipe") or "")
+            with contextlib.suppress(InputError):
+                notes[name] = load(name).notes
+        return {name: text for name, text in notes.items() if text}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, numbers in full precision."""
@@ -108,8 +114,8 @@ def build_report(folders: Sequence[Path], table: str | None = None) -> Report:
     """The report of run folders; the first one's row is the one that others are compared with.
 
     table: a table of several recipes, in each of which the first row is the one that its others are compared with.
-    Raises InputError for none at all, for a folder that is no run, and for runs of fine-tuning among others. A run that is
-    unfinished or damaged is listed in the report, never an error.
+    Raises InputError for none at all and for a folder that is no run. A run that is unfinished or damaged is listed in the
+    report, never an error.
     """
     if not folders:
         raise InputError("no run folders given; name at least one, for example runs/demo/plain")
@@ -117,20 +123,18 @@ def build_report(folders: Sequence[Path], table: str | None = None) -> Report:
 
 
 def _build_comparison(content: Report) -> Iterator[Block]:
-    """The tables of all groups, resampled test sets, and what weakens the comparison."""
+    """The tables of all groups, their seeds as dots, and what weakens the comparison."""
     compared = content.compared
-    protocols = name_protocols(compared.rows)
+    slots = {row.name: row.slot for row in compared.rows}
     for group in compared.groups:
-        yield from build_tables(group, content.records, len(compared.groups) > 1, protocols)
+        yield build_table(group, content.records, len(compared.groups) > 1)
+    plots = _declare_dots(compared)
+    yield Blocks([build_figure(plot, content.records, slots) for plot in plots if find_points(plot, content.records)])
     yield from (Paragraph(f"BLEU: sacreBLEU, {signature}.", "note") for signature in find_signatures(compared.runs))
-    records, problems = content.resampled
-    yield from build_resampled(records)
-    if records:
-        yield Paragraph(
-            f"{records[1].protocol.capitalize()} (Koehn 2004): about these very models on other sentences; the interval "
-            "over seeds is about training again.", "note",
-        )  # fmt: skip
-    yield from (Paragraph(f"Left out: {problem}.", "note") for problem in problems)
+    resampled, problems = content.resampled
+    if resampled:
+        yield Paragraph(f"Over sentences: {resampled[0].protocol} (Koehn 2004), about these very models.", "note")
+    yield from (Paragraph(f"Left out over sentences: {problem}.", "note") for problem in problems)
     yield from (Paragraph(caution, "note") for caution in content.summary.cautions)
     for recipe, text in content.notes.items():
         note = f"Notes of {recipe}: {text}"
@@ -138,6 +142,18 @@ def _build_comparison(content: Report) -> Iterator[Block]:
         yield Paragraph(note, "note", textwrap.shorten(note, _NOTE_WIDTH, placeholder=rest))
     if compared.rows:
         yield from _build_details(content)
+
+
+def _declare_dots(compared: Comparison) -> Iterator[Dots]:
+    """A plot of the seeds of each group with several rows, of the split by which they are judged."""
+    subtitle = "A dot is one run, the bar their mean. The axis does not start at zero."
+    for group in compared.groups:
+        if len(group.rows) > 1 and not group.is_marked:
+            where = {"split": group.split, "checkpoint": "final"}
+            where |= {"part": group.part} if group.part else {}
+            for measure in group.measures:
+                title = f"{group.part} {name_split(group.split)} {measure.words}".strip()
+                yield Dots("row", measure.key, where, title, subtitle)
 
 
 def _build_details(content: Report) -> Iterator[Block]:
@@ -155,63 +171,7 @@ def _build_details(content: Report) -> Iterator[Block]:
     yield Details(f"Single runs ({len(content.compared.runs)})", grids)
 
 
-# -- rows, curves, analyses, samples -----------------------------------------------------------------------------------
-
-
-def _build_rows(content: Report) -> Iterator[Block]:
-    """Seeds as dots, and the keys of the configuration in which rows differ."""
-    compared = content.compared
-    slots = {row.name: row.slot for row in compared.rows}
-    figures = []
-    for plot in _declare_dots(compared):
-        records = [record for record in content.records if record.measure == plot.measure and record.has(plot.where)]
-        if records:
-            figures.append(build_figure(plot, records, slots))
-    if figures:
-        yield Blocks(figures)
-    rows = [row for row in (*compared.rows, *compared.unfinished) if row.first.config]
-    if len(rows) > 1:
-        keys = dict.fromkeys(key for row in rows for run in row.runs for key in run.settings)
-        grid, _ = _compare_values(rows, list(keys), lambda run, key: run.settings.get(key, "(absent)"))
-        yield dataclasses.replace(grid, notes=["All other keys of the configurations are the same."])
-
-
-def _declare_dots(compared: Comparison) -> Iterator[Dots]:
-    """A plot of the seeds of each group with several rows, of the split by which they are judged."""
-    subtitle = "A dot is one run, the bar their mean. The axis does not start at zero."
-    for group in compared.groups:
-        if len(group.rows) > 1 and not group.is_marked:
-            where = {"split": group.split, "checkpoint": "final"}
-            where |= {"part": group.part} if group.part else {}
-            for measure in group.measures:
-                title = f"{group.part} {name_split(group.split)} {measure.words}".strip()
-                yield Dots("row", measure.key, where, title, subtitle)
-
-
-def _compare_values(
-    rows: Sequence[Row], keys: Iterable[str], read: Callable[[Run, str], object]
-) -> tuple[Grid, list[tuple[str, str]]]:
-    """The grid of keys in which rows differ, and the other keys with their value."""
-    lines, shared = [], []
-    for key in keys:
-        values = []
-        for row in rows:
-            texts = dict.fromkeys(_describe_value(read(run, key)) for run in row.runs)
-            values.append(", ".join(texts))
-        if len({*values}) > 1:
-            lines.append([Cell(key), *(Cell(value, strong=value != values[0]) for value in values)])
-        elif values[0]:
-            shared.append((key.rpartition(".")[2].replace("_", " "), values[0]))
-    return Grid([Heading(name, left=True) for name in ("key", *(row.name for row in rows))], lines), shared
-
-
-def _describe_value(value: object) -> str:
-    """`train 700,000, valid 40,000` of a mapping; nothing for None."""
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_describe_value(inner)}" for key, inner in value.items())
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:,}" if isinstance(value, int) else "" if value is None else str(value)
+# -- curves, analyses, samples -----------------------------------------------------------------------------------------
 
 
 def _build_curves(content: Report) -> Iterator[Block]:
@@ -275,7 +235,7 @@ def _find_sentences(group: Group) -> Iterator[tuple[str, str]]:
         yield from ((name, hypotheses[index]) for name, (hypotheses, _) in translations.items())
 
 
-# -- parameters, configuration, environment, commands ------------------------------------------------------------------
+# -- parameters, settings, unfinished runs ------------------------------------------------------------------------------
 
 
 def _build_parameters(content: Report) -> Iterator[Block]:
@@ -291,41 +251,39 @@ def _build_parameters(content: Report) -> Iterator[Block]:
     yield build_grid(Table("row", tuple(columns)), drop_labels(records, "part"))
 
 
-def _build_configurations(content: Report) -> Iterator[Block]:
-    for row in (*content.compared.rows, *content.compared.unfinished):
-        if row.first.config:
-            text = yaml.safe_dump(
-                dict(row.first.config), sort_keys=False, default_flow_style=None, allow_unicode=True, width=100
-            )
-            yield Details(f"Resolved configuration of {row.name}", [Code(text)])
-
-
-def _build_environment(content: Report) -> Iterator[Block]:
-    """Text, protocol and machine: what all rows share, then what differs."""
-    rows = content.compared.rows
-    machine = dict.fromkeys(key for row in rows for run in row.runs for key in run.get_mapping("environment"))
-    keys = [*_FACTS, *(f"environment.{key}" for key in machine)]
-    if rows:
-        grid, shared = _compare_values(rows, keys, Run.get)
-        yield Facts(shared, "card")
-        if grid.rows:
-            yield grid
-
-
-def _build_commands(content: Report) -> Iterator[Block]:
-    """Commands that train runs again from the configurations saved with them."""
-    rows = content.compared.rows
+def _build_settings(content: Report) -> Iterator[Block]:
+    """Configuration, text, protocol and machine: in which keys rows differ, then what all share."""
+    rows = [*content.compared.rows, *content.compared.unfinished]
+    configured = dict.fromkeys(key for row in rows for key in row.first.settings)
+    machine = dict.fromkeys(f"environment.{key}" for row in rows for key in row.first.get_mapping("environment"))
+    headings = [Heading(name, left=True) for name in ("key", *(row.name for row in rows))]
+    different, shared = [], []
+    for key in (*configured, *_FACTS, *machine):
+        values = [_describe_values(row, key) for row in rows]
+        if len(set(values)) > 1:
+            different.append([Cell(key), *(Cell(value, strong=value != values[0]) for value in values)])
+        elif values[0] and key not in configured:
+            shared.append((key.rpartition(".")[2].replace("_", " "), values[0]))
+    if different:
+        yield Grid(headings, different, notes=["All other keys of the configurations are the same."])
+    yield Facts(shared, "card")
     for row in rows:
-        commands = [
-            _write_command(run, str(run.folder / "config.yaml"), "--out", f"{run.folder}-again") for run in row.runs
-        ]
-        yield Code("\n".join(commands), row.name, row.slot)
-    if rows:
-        yield Paragraph("The same figures need the same versions, device and number of threads.", "note")
+        text = yaml.safe_dump(dict(row.first.config), sort_keys=False, default_flow_style=None, allow_unicode=True)
+        yield Details(f"Resolved configuration of {row.name}", [Code(text)])
 
 
-def _write_command(run: Run, *words: str) -> str:
-    return shlex.join(["fullrank", "finetune" if run.finetunes else "train", *words])
+def _describe_values(row: Row, key: str) -> str:
+    values = [run.settings.get(key, run.get(key)) for run in row.runs]
+    return ", ".join(dict.fromkeys(map(_describe_value, values)))
+
+
+def _describe_value(value: object) -> str:
+    """`train 700,000, valid 40,000` of a mapping; nothing for None."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_describe_value(inner)}" for key, inner in value.items())
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else "" if value is None else str(value)
 
 
 def _build_troubles(content: Report) -> Iterator[Block]:
@@ -334,7 +292,7 @@ def _build_troubles(content: Report) -> Iterator[Block]:
     for run in compared.unfinished_runs:
         reasons = "; ".join([_describe_progress(compared, run), *run.problems])
         yield Paragraph(f"Not finished: {run.folder} ({reasons}). It goes on with", "note")
-        yield Code(_write_command(run, str(run.folder)))
+        yield Code(shlex.join(["fullrank", "finetune" if run.finetunes else "train", str(run.folder)]))
     for run in compared.runs:
         if run.problems:
             yield Paragraph(f"Finished, damaged in part: {run.folder} ({'; '.join(run.problems)})", "note")
@@ -354,13 +312,10 @@ def _describe_progress(compared: Comparison, run: Run) -> str:
 
 _SECTIONS: dict[str, Callable[[Report], Iterable[Block]]] = {
     "Comparison": _build_comparison,
-    "Rows": _build_rows,
     "Curves": _build_curves,
     "Analyses": _build_analyses,
     "Samples": _build_samples,
     "Parameters": _build_parameters,
-    "Configuration": _build_configurations,
-    "Environment": _build_environment,
-    "Reproduce": _build_commands,
+    "Settings": _build_settings,
     "Unfinished": _build_troubles,
 }

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from fullrank.comparison.measures import Measure, find_sources
@@ -58,7 +58,7 @@ class Row:
     @property
     def curve_name(self) -> str:
         """Name at curves: a dagger where validation figures while training are no next-token perplexities."""
-        mark = " †" if any(run.sees_future for run in self.runs) else ""
+        mark = " †" if self.first.sees_future else ""
         return self.name + mark + ("" if self.first.result is not None else " (unfinished)")
 
     def is_marked(self, measure: Measure) -> bool:
@@ -175,10 +175,7 @@ def _is_another_seed(run: Run, row: Sequence[Run]) -> bool:
 
 def read_settings(run: Run) -> dict[str, Any]:
     """The settings that make a row, as dotted keys."""
-    settings = {key: value for key, value in run.settings.items() if key not in CIRCUMSTANCES}
-    if run.finetunes:
-        settings["model.pretrained"] = name_encoder(run)
-    return settings
+    return {key: value for key, value in run.settings.items() if key not in CIRCUMSTANCES}
 
 
 def _make_row_key(run: Run) -> tuple[object, ...]:
@@ -211,7 +208,7 @@ def _name_row(row: Sequence[Run]) -> str:
     if run.get("row"):
         return str(run.get("row"))
     if run.finetunes:
-        return describe_attention(run) or "plain"
+        return ", ".join(f"{key} {value}" for key, value in find_attention(run).items()) or "plain"
     return _remove_seed(run.name) if len(row) > 1 else run.name
 
 
@@ -230,15 +227,12 @@ def _describe_difference(run: Run, others: Sequence[Run]) -> list[str]:
 
 def number_names(names: Sequence[str]) -> list[str]:
     """Equal names made distinct by `(2)`, `(3)` ..."""
-    used: list[str] = []
+    counts: Counter[str] = Counter()
+    distinct = []
     for name in names:
-        distinct = name
-        copy = 2
-        while distinct in used:
-            distinct = f"{name} ({copy})"
-            copy += 1
-        used.append(distinct)
-    return used
+        counts[name] += 1
+        distinct.append(name if counts[name] == 1 else f"{name} ({counts[name]})")
+    return distinct
 
 
 # -- fine-tuning -------------------------------------------------------------------------------------------------------
@@ -250,27 +244,9 @@ def find_attention(run: Run) -> dict[str, Any]:
     injected = {}
     for key, plain in {"mix": "none", "normalize": "softmax", "cross_head": 0}.items():
         value = attention.get(key, plain)
-        if value not in (plain, {"name": plain}):
+        if value != plain:
             injected[key] = value
-    layers = run.settings.get("model.layers")
-    if injected and layers is not None:
-        injected["layers"] = layers
     return injected
-
-
-def describe_attention(run: Run) -> str:
-    """Injected attention in words: `position_wise, cross_head 0.1`; empty for the encoder as it was."""
-    words = []
-    for key, value in find_attention(run).items():
-        name = mapping(value).get("name", value)
-        words.append(str(name) if key in ("mix", "normalize") else f"{key} {name}")
-    return ", ".join(words)
-
-
-def name_encoder(run: Run) -> str:
-    """The pretrained encoder; the last name of a folder."""
-    name = str(run.settings.get("model.pretrained") or "unknown encoder")
-    return Path(name).name or name if name.startswith(("/", ".", "~")) else name
 
 
 def find_unequal_terms(row: Row, base: Row) -> dict[str, tuple[Any, Any]]:

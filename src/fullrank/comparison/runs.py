@@ -14,7 +14,6 @@ from typing import Any, NotRequired, TypedDict
 from fullrank.config.data import PAIR_CORPORA
 from fullrank.config.finetune import finetunes
 from fullrank.config.load import flatten, read_yaml
-from fullrank.config.recipe import load
 from fullrank.core.errors import InputError
 from fullrank.files import as_record, read_json, sha256_of, visible
 from fullrank.records import Record, declaration_from_dict
@@ -25,36 +24,27 @@ RUN_FILES = ("config.yaml", "metrics.jsonl", "result.json")
 TRANSLATIONS = "translations"  # the folder with <split>.txt and <split>.reference.txt
 TRANSLATION, LANGUAGE_MODELING, MASKED_MODELING = "translation", "language_modeling", "masked_modeling"
 
-_Text = str | None
-_Mapping = dict[str, Any] | None
-_BySplit = dict[str, dict[str, Any]] | None
-
-
-class _Details(TypedDict):
-    sources: NotRequired[list[dict[str, Any]] | None]
-
-
-class _Corpus(TypedDict):
-    details: NotRequired[_Details | None]
+_Entries = dict[str, Any] | None
+_Splits = dict[str, dict[str, Any]] | None
 
 
 class _Result(TypedDict):
     """The part of result.json that has to have its type; other keys stay."""
 
-    recipe: NotRequired[_Text]
-    row: NotRequired[_Text]
-    task: NotRequired[_Text]
-    protocol: NotRequired[_Text]
+    recipe: NotRequired[str | None]
+    row: NotRequired[str | None]
+    task: NotRequired[str | None]
+    protocol: NotRequired[str | None]
     seed: NotRequired[int | None]
     metrics: NotRequired[list[str] | None]
-    final: NotRequired[_BySplit]
-    last: NotRequired[_BySplit]
-    protocols: NotRequired[_BySplit]
-    corpus: NotRequired[_Corpus | None]
-    parameters: NotRequired[_Mapping]
-    environment: NotRequired[_Mapping]
-    paper: NotRequired[_Mapping]
-    training: NotRequired[_Mapping]
+    final: NotRequired[_Splits]
+    last: NotRequired[_Splits]
+    protocols: NotRequired[_Splits]
+    corpus: NotRequired[_Entries]
+    parameters: NotRequired[_Entries]
+    environment: NotRequired[_Entries]
+    paper: NotRequired[_Entries]
+    training: NotRequired[_Entries]
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
@@ -160,19 +150,14 @@ class Run:
 
     @property
     def next_token(self) -> bool:
-        """Final figures are of next tokens; where that is not recorded, the configuration decides."""
+        """Final figures are of next tokens."""
         settings = [mapping(protocol.get("settings")) for protocol in self.get_mapping("protocols").values()]
-        recorded = {one.get("next_token") for one in settings or [self.get_mapping("protocol_settings")]}
-        if recorded <= {True, False}:
-            return recorded == {True}
-        return not self.sees_future and self.task != MASKED_MODELING
+        return all(one.get("next_token", True) for one in settings)
 
     @property
     def ms_per_step(self) -> dict[str, float]:
         """Milliseconds per training step, by phase."""
-        recorded = self.get("ms_per_step")
-        phases = recorded if isinstance(recorded, Mapping) else {"train": recorded}
-        numbers = {phase: number(value) for phase, value in phases.items()}
+        numbers = {phase: number(value) for phase, value in self.get_mapping("ms_per_step").items()}
         return {phase: value for phase, value in numbers.items() if value is not None}
 
     @property
@@ -196,8 +181,7 @@ class Run:
         """sha256 of the reference translations that the run has kept, by split."""
         digests = {}
         for path in sorted((self.folder / TRANSLATIONS).glob("*.reference.txt")):
-            with contextlib.suppress(OSError, ValueError):
-                digests[path.name.removesuffix(".reference.txt")] = sha256_of(path)
+            digests[path.name.removesuffix(".reference.txt")] = sha256_of(path)
         return digests
 
     @cached_property
@@ -266,12 +250,20 @@ def read_run(folder: Path) -> Run:
         _read(folder / "config.yaml", read_yaml, problems) or {},
         _read_lines(folder / "metrics.jsonl", problems),
         _read_lines(folder / "timing.jsonl", problems),
-        _read(folder / "result.json", _read_result, problems, "no result.json: the run has not finished"),
+        _read(
+            folder / "result.json",
+            lambda path: read_json(path, _Result),
+            problems,
+            "no result.json: the run has not finished",
+        ),
         # written when a run began: whatever is wrong with them, the rest of the folder says more
         identity=_read(folder / "run.json", read_json, []) or {},
         vocabulary=_read(folder / "vocabulary.json", read_json, []) or {},
     )
-    problems += _find_broken_seals(folder)
+    try:
+        check_run(folder)
+    except InputError as error:
+        problems.append(str(error))
     result = run.result
     if result is not None and not _has_figures(run):
         figure = "score" if run.finetunes else "perplexity or BLEU" if run.task == TRANSLATION else "perplexity"
@@ -279,19 +271,6 @@ def read_run(folder: Path) -> Run:
         result = None
     name = visible(str(run.get("name") or run.name))
     return dataclasses.replace(run, name=name, result=result, problems=tuple(problems))
-
-
-def _read_result(path: Path) -> Any:
-    return read_json(path, _Result)
-
-
-def _find_broken_seals(folder: Path) -> list[str]:
-    """Changes in a run folder after its training began."""
-    try:
-        check_run(folder)
-    except InputError as error:
-        return [str(error)]
-    return []
 
 
 def _has_figures(run: Run) -> bool:
@@ -331,12 +310,3 @@ def _read(path: Path, parse: Callable[[Path], Any], problems: list[str], missing
     except InputError as error:
         problems.append(str(error).replace(str(path), path.name))
     return None
-
-
-def collect_notes(runs: Sequence[Run]) -> dict[str, str]:
-    """Notes of the recipes of runs, by recipe; none of a recipe that is no longer there."""
-    notes = {}
-    for name in dict.fromkeys(str(run.get("recipe") or "") for run in runs):
-        with contextlib.suppress(InputError):
-            notes[name] = load(name).notes
-    return {name: text for name, text in notes.items() if text}

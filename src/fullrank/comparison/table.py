@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from fullrank.comparison.compare import Group
-from fullrank.comparison.measures import FURTHER, Measure, choose_decimals
-from fullrank.comparison.resampled import DIFFERENCE
-from fullrank.comparison.words import describe_protocol, name_split
+from fullrank.comparison.measures import FURTHER
 from fullrank.core.config import NOT_NEXT_TOKEN
 from fullrank.records import Column, Record, Table
 from fullrank.render.blocks import Cell, Grid
-from fullrank.render.tables import build_grid, format_label, group_records
+from fullrank.render.tables import build_grid
+
+_FURTHER_COLUMNS = (  # of fine-tuning the deviations over seeds (Skip Cross-head, Table 4), of translations other sentences
+    ("deviation_change", "deviation", "+.1f"),
+    ("deviation_change_paper", "deviation, paper", "+.1f"),
+    ("deviation_p", "p of equal deviations", ".3f"),
+    ("resampled_difference", "over sentences", "+.2f"),
+    ("resampled_p", "p over sentences", ".3f"),
+)
 
 
-def build_tables(
-    group: Group, records: Sequence[Record], has_title: bool, protocols: Mapping[str, str]
-) -> Iterator[Grid]:
-    """The tables of a group. records: those of all rows. protocols: marks of protocols of evaluation."""
+def build_table(group: Group, records: Sequence[Record], has_title: bool) -> Grid:
+    """The table of a group. records: those of all rows."""
     names = {row.name for row in group.rows}
     shown = [record for record in records if record.labels["row"] in names and "run" not in record.labels]
     shown = drop_labels(shown, "part", "baseline")
-    shown += _find_unigrams(group)
     columns = [*_declare_figures(group, shown), *_declare_costs(group)]
     grid = build_grid(Table("row", tuple(columns), _name_group(group, has_title)), shown)
-    yield dataclasses.replace(grid, rows=[_mark_row(cells, group, protocols) for cells in grid.rows])
-    deviations = build_grid(_declare_deviations(group), shown)
-    if len(deviations.headings) > 2:
-        yield deviations
+    return dataclasses.replace(grid, rows=[_mark_row(cells, group) for cells in grid.rows])
 
 
 def drop_labels(records: Iterable[Record], *names: str) -> list[Record]:
@@ -50,15 +50,6 @@ def _name_group(group: Group, has_title: bool) -> str:
     return title if has_title else ""
 
 
-def _find_unigrams(group: Group) -> Iterator[Record]:
-    """Word frequencies alone, as a row beneath the others."""
-    for split in group.splits:
-        unigram = group.measure.unigram(group.runs[0], split)
-        if unigram is not None:
-            labels = {"row": "unigram", "split": split, "checkpoint": "final"}
-            yield Record(labels, f"{group.measure.key}_mean", unigram)
-
-
 def _declare_figures(group: Group, records: Sequence[Record]) -> Iterator[Column]:
     """Numbers of seeds; of each split and measure our figures, the difference and the paper's; then further measures."""
     if any(len(row.runs) > 1 for row in group.rows):
@@ -68,24 +59,27 @@ def _declare_figures(group: Group, records: Sequence[Record]) -> Iterator[Column
     for split in group.splits:
         for measure in group.measures:
             key, name = measure.key, f"{split} {measure.short}"
-            form = _find_format(measure, records)
-            best = measure.extreme if group.ranking else ""
+            form = measure.format(max(_find_values(records, f"{key}_mean"), default=0.0))
             for checkpoint, heading in headings.items():
                 where = {"split": split, "checkpoint": checkpoint}
-                emphasis = best if checkpoint == "final" else ""
-                yield Column(f"{key}_mean", heading, where, form, f"{key}_deviation", emphasis, group=name)
+                best = measure.extreme if group.ranking and checkpoint == "final" else ""
+                yield Column(f"{key}_mean", heading, where, form, f"{key}_deviation", best, group=name)
             where = {"split": split, "checkpoint": "final"}
-            yield Column(
-                f"{key}_difference", "difference", where, _find_difference_format(measure, records), group=name
-            )
-            deviation = f"{key}_paper_deviation"
-            yield Column(f"{key}_paper", "paper", {"split": split}, form, deviation, group=name)
+            least = min(_find_values(records, f"{key}_difference"), default=1.0)
+            yield Column(f"{key}_difference", "difference", where, measure.format_difference(least), group=name)
+            yield Column(f"{key}_paper", "paper", {"split": split}, form, f"{key}_paper_deviation", group=name)
+            yield Column(f"{key}_unigram", "word frequencies", where, form, group=name, page_only=True)
+            for ending, heading, further_form in _FURTHER_COLUMNS:
+                yield Column(f"{key}_{ending}", heading, {"split": split}, further_form, group=name)
     for measure in FURTHER:
-        if measure in group.measures:
-            continue
-        where = {"split": group.split, "checkpoint": "final"}
-        heading, form = f"{group.split} {measure.short}", _find_format(measure, records)
-        yield Column(f"{measure.key}_mean", heading, where, form, f"{measure.key}_deviation")
+        if measure not in group.measures:
+            where = {"split": group.split, "checkpoint": "final"}
+            heading, form = f"{group.split} {measure.short}", measure.format()
+            yield Column(f"{measure.key}_mean", heading, where, form, f"{measure.key}_deviation")
+
+
+def _find_values(records: Sequence[Record], measure: str) -> list[float]:
+    return [abs(record.value) for record in records if record.measure == measure and record.value is not None]
 
 
 def _declare_costs(group: Group) -> Iterator[Column]:
@@ -97,62 +91,10 @@ def _declare_costs(group: Group) -> Iterator[Column]:
     yield Column("wall_seconds_mean", "seconds", format=",.0f", page_only=True)
 
 
-def _find_format(measure: Measure, records: Sequence[Record]) -> str:
-    values = [record.value or 0.0 for record in records if record.measure == f"{measure.key}_mean"]
-    return measure.format(max(values, default=0.0))
-
-
-def _find_difference_format(measure: Measure, records: Sequence[Record]) -> str:
-    """Digits enough that no decided difference looks like zero."""
-    scale, decimals = (1, 2) if measure.higher else (100, 1)
-    for record in records:
-        if record.measure == f"{measure.key}_difference" and record.value is not None:
-            low, high = (scale * end for end in record.interval) if record.interval else (None, None)
-            decimals = max(decimals, choose_decimals(scale * record.value, low, high, decimals))
-    return f"+.{decimals}{'f' if measure.higher else '%'}"
-
-
-def _mark_row(cells: Sequence[Cell], group: Group, protocols: Mapping[str, str]) -> Sequence[Cell]:
-    """Colour and badges at the name of a row: a slice, its protocol, undertrained."""
-    row = next((row for row in group.rows if row.name == cells[0].text), None)
-    if row is None:
-        return [dataclasses.replace(cell, quiet=True) for cell in cells]
+def _mark_row(cells: Sequence[Cell], group: Group) -> Sequence[Cell]:
+    """Colour and badges at the name of a row: a slice, undertrained."""
+    row = next(row for row in group.rows if row.name == cells[0].text)
     badges = ["slice"] if row.first.is_slice else []
-    badges += [f"protocol {protocols[describe_protocol(row)]}"] if len(protocols) > 1 else []
     badges += ["undertrained"] if row in group.undertrained else []
     name = f"{row.name} †" if group.is_marked else row.name
     return [dataclasses.replace(cells[0], text=name, slot=row.slot, badge=", ".join(badges)), *cells[1:]]
-
-
-def _declare_deviations(group: Group) -> Table:
-    """How the deviation over seeds changes from the baseline's (Skip Cross-head, Table 4)."""
-    headings = {
-        "deviation_change": ("change", "+.1f"),
-        "deviation_change_bootstrap": ("by bootstrap", "+.1f"),
-        "deviation_change_paper": ("paper", "+.1f"),
-        "deviation_p": ("p of equal deviations", ".3f"),
-    }
-    columns = []
-    for split in group.splits:
-        for measure in group.measures:
-            for ending, (heading, form) in headings.items():
-                name = f"{split} {measure.short}"
-                columns.append(Column(f"{measure.key}_{ending}", heading, {"split": split}, form, group=name))
-    title = "Change of the deviation over seeds in percent: 95 % intervals by the F distribution and by bootstrap"
-    return Table("row", tuple(columns), title)
-
-
-_RESAMPLED = (
-    Column("bleu_resampled", "BLEU", format=".2f"),
-    Column(DIFFERENCE, "difference over sentences", format="+.2f"),
-    Column("bleu_resampled_p", "p", format=".3f"),
-    Column("bleu_resampled_ahead", "samples ahead", format=".0%"),
-    Column("bleu_seeds_difference", "difference over seeds", format="+.2f"),
-)
-
-
-def build_resampled(records: Sequence[Record]) -> Iterator[Grid]:
-    """Every row against its baseline on resampled test sets, a table for each split."""
-    for (split,), of_split in group_records(records, ("split",)).items():
-        title = f"BLEU on resampled sentences, {name_split(format_label(split))}"
-        yield build_grid(Table(("row", "baseline"), _RESAMPLED, title), drop_labels(of_split, "split"))

@@ -10,7 +10,7 @@ from fullrank.comparison.compare import Comparison, Group
 from fullrank.comparison.measures import Measure
 from fullrank.comparison.resampled import DIFFERENCE
 from fullrank.comparison.rows import Row, compare_texts, find_unequal_terms, identify_text
-from fullrank.comparison.runs import TRANSLATION, integer
+from fullrank.comparison.runs import TRANSLATION
 from fullrank.core.config import NOT_NEXT_TOKEN
 from fullrank.records import Record
 from fullrank.render.tables import join_words
@@ -30,19 +30,19 @@ def summarize(compared: Comparison, resampled: Sequence[Record] = ()) -> Summary
     """Summary of a comparison; every claim is one that its figures support."""
     groups = compared.groups
     claims = [write_headline(group, resampled) for group in groups]
-    paragraphs = [_name_near_rows(group) for group in groups]
     parts = len({group.part for group in groups})
     headline = claims[0] if claims else "No run has finished yet"
+    paragraphs: list[str] = []
     if compared.mixed_texts or parts > 1:
         what = "tasks" if groups[0].runs[0].finetunes else "models"
         headline = f"{parts} {what} in one table: rows of each are compared with its first"
         names = [group.part or f"On {group.runs[0].label or 'a text that is not recorded'}" for group in groups]
-        paragraphs = [f"{name}: {claim}. {near}" for name, claim, near in zip(names, claims, paragraphs, strict=True)]
+        paragraphs = [f"{name}: {claim}." for name, claim in zip(names, claims, strict=True)]
     if compared.mixed_texts:
         headline = "Not one comparison: the runs differ in text, vocabulary or signature"
     return Summary(
         headline,
-        tuple(filter(None, paragraphs)),
+        tuple(paragraphs),
         tuple(_find_warnings(compared)),
         tuple(dict.fromkeys(_find_cautions(compared))),
     )
@@ -57,7 +57,7 @@ def name_split(split: str) -> str:
 
 
 def write_headline(group: Group, resampled: Sequence[Record]) -> str:
-    """What the rows of a group show, and no more."""
+    """What the rows of a group show, and no more: a row `is best` only where its intervals leave out 0."""
     measure, split = group.measure, group.split
     names = join_words(row.name for row in group.rows)
     if group.undertrained:
@@ -75,9 +75,25 @@ def write_headline(group: Group, resampled: Sequence[Record]) -> str:
     other = base or others[0]
     if measure.show(best.mean(measure, split)) == measure.show(other.mean(measure, split)):
         return f"{best.name} and {other.name} are equal to the digits shown: {figure}"
+    difference = group.compare(best, other)
+    if difference is None or difference.value is None:
+        return f"{best.name} is {measure.extreme}: {figure}"
+    size = measure.show_difference(abs(difference.value)).removeprefix("+")
+    figure += f", {size} {'above' if measure.higher else 'below'} {other.name}"
+    if difference.interval is None:
+        seeds = "one seed" if min(len(best.runs), len(other.runs)) == 1 else "no scatter over the seeds"
+        return f"{best.name} is {measure.extreme}: {figure} ({seeds}, no interval)"
+    low, high = map(measure.show_difference, difference.interval)
+    figure += f" (95 % interval {low.removesuffix(' points')} to {high})"
     if base is None:
-        return f"{best.name}, the first row, stays {measure.extreme}: {figure}{_describe_next(group, best, other)}"
-    return _compare_best(group, best, base, figure, resampled)
+        return f"{best.name}, the first row, stays {measure.extreme}: {figure}"
+    if not is_decided(difference):
+        return f"{best.name} is {measure.extreme}, but other seeds might turn it round: {figure}"
+    labels = {"row": best.name, "split": split, "baseline": base.name}
+    pairs = [record for record in resampled if record.measure == DIFFERENCE and record.has(labels)]
+    if not all(map(is_decided, pairs)):
+        return f"{best.name} is {measure.extreme}, but other sentences might turn it round: {figure}"
+    return f"{best.name} is best: {figure}"
 
 
 def _show_spread(row: Row, measure: Measure, split: str) -> str:
@@ -87,60 +103,10 @@ def _show_spread(row: Row, measure: Measure, split: str) -> str:
     return text if len(values) < 2 else f"{text} ± {measure.show(statistics.stdev(values))}"
 
 
-def _show_interval(difference: Record, measure: Measure) -> str:
-    if difference.interval is None:
-        return ""
-    low, high = map(measure.show_difference, difference.interval)
-    return f" (95 % interval {low.partition(' ')[0]} to {high})"
-
-
-def _describe_next(group: Group, best: Row, other: Row) -> str:
-    difference = group.compare(other, best)
-    if difference is None or difference.value is None:
-        return ""
-    measure = group.measure
-    value = measure.show_difference(difference.value)
-    return f"; next is {other.name} at {value}{_show_interval(difference, measure)}"
-
-
-def _compare_best(group: Group, best: Row, base: Row, figure: str, resampled: Sequence[Record]) -> str:
-    """The best row beside its baseline: `is best` only where its intervals leave out 0."""
-    measure = group.measure
-    difference = group.compare(best, base)
-    lead = f"{best.name} is {measure.extreme}"
-    if difference is None or difference.value is None:
-        return f"{lead}: {figure}"
-    size = measure.show_difference(abs(difference.value)).removeprefix("+")
-    figure = f"{figure}, {size} {'above' if measure.higher else 'below'} {base.name}"
-    if difference.interval is None:
-        lone = [row.name for row in (best, base) if len(row.runs) == 1]
-        seeds = ("no scatter over the seeds", f"one seed of {join_words(lone)}", "one seed")[len(lone)]
-        return f"{lead}: {figure} ({seeds}, no interval)"
-    figure += _show_interval(difference, measure)
-    if not _is_decided(difference):
-        return f"{lead}, but other seeds might turn it round: {figure}"
-    labels = {"row": best.name, "split": group.split, "baseline": base.name}
-    pairs = [record for record in resampled if record.measure == DIFFERENCE and record.has(labels)]
-    if not all(map(_is_decided, pairs)):
-        return f"{lead}, but other sentences might turn it round: {figure}"
-    return f"{best.name} is best: {figure}"
-
-
-def _is_decided(difference: Record) -> bool:
+def is_decided(difference: Record) -> bool:
     """0 is outside of the interval."""
     low, high = difference.interval or (0.0, 0.0)
     return low > 0 or high < 0
-
-
-def _name_near_rows(group: Group) -> str:
-    """Rows from which the best cannot be told apart, besides its baseline, of which the headline speaks."""
-    near = []
-    for row in group.ranking[1:]:
-        best = group.ranking[0]
-        difference = group.compare(best, row)
-        if row is not group.baseline_of(best) and difference and difference.interval and not _is_decided(difference):
-            near.append(row.name)
-    return f"These seeds do not tell {group.ranking[0].name} from {join_words(near)}." if near else ""
 
 
 # -- what forbids a comparison -----------------------------------------------------------------------------------------
@@ -166,69 +132,57 @@ def _find_warnings(compared: Comparison) -> Iterator[str]:
     for group in compared.groups:
         for row in group.rows:
             base = group.baseline_of(row)
-            terms = _find_unequal_terms(row, base) if base and row.first.finetunes else []
-            if terms:
-                yield f"Not equal terms: {'; '.join(terms)}."
+            if base is not None and row.first.finetunes:
+                yield from _find_unequal_terms(row, base)
 
 
-def _find_unequal_terms(row: Row, base: Row) -> list[str]:
+def _find_unequal_terms(row: Row, base: Row) -> Iterator[str]:
     """Differences of fine-tuning besides the mechanism."""
     terms = find_unequal_terms(row, base)
-    after, before = ({run.get("steps") for run in one.runs} for one in (row, base))
-    if after != before:
-        terms["steps"] = (join_words(map(str, after)), join_words(map(str, before)))
+    for key in ("steps", "sha256.train"):
+        value, other = row.first.get(key), base.first.get(key)
+        if value != other:
+            terms[key] = (value, other)
     words = [f"{key} is {value} in {row.name}, {other} in {base.name}" for key, (value, other) in terms.items()]
-    if row.first.get("sha256.train") != base.first.get("sha256.train"):
-        words.append(f"{row.name} and {base.name} read other train examples")
-    return words
+    if words:
+        yield f"Not equal terms: {'; '.join(words)}."
 
 
 # -- what weakens one --------------------------------------------------------------------------------------------------
 
+# what the runs of a comparison should share, as keys of their results, and what is said where they do not
+_SHARED = (
+    (
+        ("protocol",),
+        "Rows were not all evaluated by the same protocol; part of a difference may come from that: {values}.",
+    ),
+    (("corpus.vocabulary",), "The rows have different vocabularies: figures per token do not compare."),
+    (("tokens_seen",), "The runs did not train on equally many tokens: {values}."),
+    (
+        tuple(f"environment.{key}" for key in ("platform", "cpu", "threads", "device", "precision")),
+        "The runs were not all made on the same kind of machine; tokens/s, ms and wall time do not compare.",
+    ),
+)
+
 
 def _find_cautions(compared: Comparison) -> Iterator[str]:
-    rows, runs = compared.rows, compared.runs
     for group in compared.groups:
-        yield from _find_cautions_of_group(group)
-    protocols = name_protocols(rows)
-    if len(protocols) > 1:
-        marked = "; ".join(f"{mark} {words}" for words, mark in protocols.items())
-        yield f"Rows were not all evaluated by the same protocol; part of a difference may come from that: {marked}."
-    if rows and compared.task == TRANSLATION and len({str(run.get("corpus.vocabulary")) for run in runs}) > 1:
-        yield "The rows have different vocabularies: their perplexities, which are per token, do not compare; BLEU does."
-    if any(run.finetunes and run.get("checkpoint") == "best" for run in runs):
+        first = group.runs[0]
+        is_reduced = first.is_slice or any(run.get("scale") not in (None, "paper") for run in group.runs)
+        if is_reduced and not first.finetunes and any(run.get("paper") for run in group.runs):
+            yield f"The paper's figures are of scale paper and the full corpus: on {first.label} the levels do not compare."
+        for keys, sentence in _SHARED:
+            # batches of whole sentences do not end at the same token with every seed
+            if first.task == TRANSLATION and keys == ("tokens_seen",):
+                continue
+            values = dict.fromkeys(", ".join(str(run.get(key)) for key in keys) for run in group.runs)
+            if len(values) > 1:
+                yield sentence.format(values="; ".join(values))
+    if any(run.finetunes and run.get("checkpoint") == "best" for run in compared.runs):
         yield "Figures are of the best evaluation, which was chosen on the very split that they are of: it flatters them."
-    for row in rows:
+    for row in compared.rows:
         for run in row.runs:
             trained = run.get_mapping("training")
             if trained:
                 origin = " ".join(str(trained[key]) for key in ("recipe", "row") if trained.get(key))
                 yield f"{row.name}, seed {run.seed}: one training with {origin} ({trained.get('folder')}), measured anew."
-
-
-def _find_cautions_of_group(group: Group) -> Iterator[str]:
-    runs = group.runs
-    first = runs[0]
-    is_reduced = first.is_slice or any(run.get("scale") not in (None, "paper") for run in runs)
-    if is_reduced and not first.finetunes and any(run.get("paper") for run in runs):
-        yield f"The paper's figures are of scale paper and the full corpus: on {first.label} the levels do not compare."
-    budgets = [tokens for tokens in (integer(run.get("tokens_seen")) for run in runs) if tokens is not None]
-    # batches of whole sentences do not end at the same token with every seed
-    slack = 1.01 if first.task == TRANSLATION else 1.0
-    if budgets and max(budgets) > slack * min(budgets):
-        yield f"The runs did not train on equally many tokens: {min(budgets):,} to {max(budgets):,}."
-    keys = ("platform", "cpu", "threads", "device", "precision")
-    if len({tuple(str(run.get(f"environment.{key}")) for key in keys) for run in runs}) > 1:
-        yield "The runs were not all made on the same kind of machine; tokens/s, ms and wall time do not compare."
-
-
-def name_protocols(rows: Sequence[Row]) -> dict[str, str]:
-    """Protocols of evaluation with their marks `[1]`, `[2]` ..., in the order of the rows."""
-    words = dict.fromkeys(describe_protocol(row) for row in rows)
-    return {protocol: f"[{index}]" for index, protocol in enumerate(words, start=1)}
-
-
-def describe_protocol(row: Row) -> str:
-    """Evaluation of a row, without the remark that the dagger stands for."""
-    protocols = dict.fromkeys(run.get("protocol") or "not recorded" for run in row.runs)
-    return " and ".join(protocols).removesuffix(f"; {NOT_NEXT_TOKEN}")

@@ -10,16 +10,14 @@ from __future__ import annotations
 import statistics
 import warnings
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from fullrank.core.errors import InputError
 from fullrank.evaluation.tasks import Metric
 
-SAMPLES, SEED = 10_000, 12345  # of seeds, which are few; test sets have their own defaults
-_MIN_SAMPLES = 40  # with fewer, 2.5 % at each end are none
-_CHUNK = 2_000_000  # random numbers held at a time
+SEED = 12345
 _EQUAL = 1e-12  # differences of this share of the scores are rounding
 
 
@@ -33,106 +31,66 @@ class Interval(NamedTuple):
 # -- resampled test sets ----------------------------------------------------------------------------------------------
 
 
-def bootstrap_interval(counts: np.ndarray, metric: Metric, *, samples: int = 1000, seed: int = SEED) -> dict[str, Any]:
-    """Score of one system with its 95 % interval over test sets drawn with replacement from the given one.
+class Resampled(NamedTuple):
+    """Difference of scores on a test set, with its interval and p-value over resampled test sets."""
 
-    counts (S, F): from `metric.statistics`. `low` and `high` leave out 2.5 % of the samples at each side; `mean` is the mean
-    of the samples. Seed and order of drawing are sacreBLEU's, so the samples are the same.
-    Raises InputError for fewer than two sentences, and too few samples.
-    """
-    ((score,),), (sampled,) = _resample([[counts]], metric, samples, seed)
-    low, high = _percentiles(sampled[0])
-    return {
-        "metric": metric.name, "score": score, "mean": float(sampled[0].mean()), "low": low, "high": high,
-        "samples": samples, "seed": seed, "sentences": len(counts),
-    }  # fmt: skip
+    difference: float
+    low: float
+    high: float
+    p_value: float
 
 
-def against_first(
-    arms: Sequence[Sequence[np.ndarray]], metric: Metric, *, samples: int = 1000, seed: int = SEED
-) -> list[dict[str, Any]]:
-    """Paired bootstrap of every arm b with the first arm a (Koehn 2004, section 4); all arms see the same samples.
+def compare_resampled(
+    a: Sequence[np.ndarray], b: Sequence[np.ndarray], metric: Metric, *, samples: int = 1000, seed: int = SEED
+) -> Resampled:
+    """Paired bootstrap of an arm b with an arm a (Koehn 2004, section 4); both see the same samples.
 
         d = mean score of b's runs - mean score of a's        p_value = (1 + #{i : |d_i - mean d| >= |d|}) / (samples + 1)
 
-    arms: for each arm the counts (S, F) of its runs, from `metric.statistics`.
-    `difference` is d on the test set itself, `low` and `high` its 95 % interval over the samples d_i, `wins` counts the
-    samples in which each arm was ahead. `p_value` is two-sided. `p_value_sacrebleu` is what `sacrebleu --paired-bs`
-    prints: it centres |d_i| instead of d_i, about half as large for clear differences (nearer to a one-sided test).
-    All of this is about the choice of sentences. `seeds` is about training: scores of the runs, their means and
-    deviations, and Welch's interval of the difference of means.
-    Raises InputError for fewer than two sentences and for too few samples.
+    a, b: of each run the counts (S, F) from `metric.statistics`.
+    `difference` is d on the test set itself. `low` and `high` leave out 2.5 % of the samples d_i at each side. `p_value` is
+    two-sided. Seed and order of drawing are sacreBLEU's, so the samples are the same.
+    All of this is about the choice of sentences, none about the choice of seeds.
+    Raises InputError for fewer than two sentences.
     """
-    scores, sampled = _resample(arms, metric, samples, seed)
-    a, sampled_a, comparisons = scores[0], sampled[0].mean(axis=0), []
-    for b, sampled_b in zip(scores[1:], sampled[1:], strict=True):
-        mean_a, mean_b = statistics.fmean(a), statistics.fmean(b)
-        observed, differences = mean_b - mean_a, sampled_b.mean(axis=0) - sampled_a
-        low, high = _percentiles(differences)
-        size = np.abs(differences)
-        extreme = int((np.abs(differences - differences.mean()) >= abs(observed)).sum())
-        extreme_sacrebleu = int((size - size.mean() > abs(observed)).sum())
-        wins = {"a": differences < 0, "b": differences > 0, "ties": differences == 0}
-        welch = welch_interval(a, b) or (None, None)
-        comparisons.append({
-            "metric": metric.name, "a": mean_a, "b": mean_b, "difference": observed, "low": low, "high": high,
-            "p_value": (1 + extreme) / (1 + samples), "p_value_sacrebleu": (1 + extreme_sacrebleu) / (1 + samples),
-            "wins": {name: int(won.sum()) for name, won in wins.items()},
-            "samples": samples, "seed": seed, "sentences": len(arms[0][0]),
-            "seeds": {"a": _spread(a), "b": _spread(b), "low": welch[0], "high": welch[1]},
-        })  # fmt: skip
-    return comparisons
+    means, sampled = [], []
+    for runs in (a, b):
+        means.append(statistics.fmean(float(metric.score(counts.sum(axis=0))) for counts in runs))
+        sampled.append(_resample(runs, metric, samples, seed).mean(axis=0))
+    difference = means[1] - means[0]
+    differences = sampled[1] - sampled[0]
+    extreme = np.abs(differences - differences.mean()) >= abs(difference)
+    ordered, left_out = np.sort(differences), samples // 40
+    return Resampled(
+        difference,
+        float(ordered[left_out]),
+        float(ordered[samples - left_out - 1]),
+        (1 + int(extreme.sum())) / (1 + samples),
+    )
 
 
-def _resample(
-    arms: Sequence[Sequence[np.ndarray]], metric: Metric, samples: int, seed: int
-) -> tuple[list[list[float]], list[np.ndarray]]:
-    """Scores of the runs of each arm, and their scores on the resampled test sets (runs, samples)."""
-    runs = [counts for arm in arms for counts in arm]  # each (S, F)
+def _resample(runs: Sequence[np.ndarray], metric: Metric, samples: int, seed: int) -> np.ndarray:
+    """Scores of runs with counts (S, F) on the resampled test sets, (runs, samples); the samples are those of the seed."""
     sentences = len(runs[0])
-    if samples < _MIN_SAMPLES:
-        raise InputError(f"samples: at least {_MIN_SAMPLES} for an interval of 95 %, given {samples}")
     if sentences < 2:
         raise InputError("one sentence: every sample of it is the same, so nothing can be said of chance; give more")
-    generator, counts, sums = np.random.default_rng(seed), np.concatenate(runs, axis=1), []
-    rows = max(1, _CHUNK // sentences)
-    for start in range(0, samples, rows):
-        drawn = generator.integers(sentences, size=(min(rows, samples - start), sentences))
-        # how often each sentence is in each sample (rows, S): sums over samples are products with it
-        flat = (drawn + sentences * np.arange(len(drawn))[:, None]).ravel()
-        times = np.bincount(flat, minlength=drawn.size).reshape(drawn.shape)
-        sums.append(times.astype(np.float64) @ counts)
-    sampled = metric.score(np.concatenate(sums).reshape(samples, len(runs), -1)).T  # (runs, samples)
-    scores = [float(metric.score(run.sum(axis=0))) for run in runs]
-    ends = np.cumsum([len(arm) for arm in arms]).tolist()
-    parts = [slice(end - len(arm), end) for arm, end in zip(arms, ends, strict=True)]
-    return [scores[part] for part in parts], [sampled[part] for part in parts]
-
-
-def _percentiles(sampled: np.ndarray) -> Interval:
-    """Ends without the 2.5 % of the samples at each side, as Koehn and sacreBLEU take them."""
-    ordered, left_out = np.sort(sampled), len(sampled) // 40
-    return Interval(float(ordered[left_out]), float(ordered[len(sampled) - left_out - 1]))
-
-
-def _spread(scores: Sequence[float]) -> dict[str, Any]:
-    deviation = statistics.stdev(scores) if len(scores) > 1 else None
-    return {"scores": list(scores), "mean": statistics.fmean(scores), "deviation": deviation}
+    generator = np.random.default_rng(seed)
+    counts = np.concatenate(runs, axis=1)
+    sums = [counts[generator.integers(sentences, size=sentences)].sum(axis=0) for _ in range(samples)]
+    return metric.score(np.stack(sums).reshape(samples, len(runs), -1)).T
 
 
 # -- means over seeds -------------------------------------------------------------------------------------------------
 
 
 def welch_interval(a: Sequence[float], b: Sequence[float]) -> Interval | None:
-    """Welch's 95 % interval of mean(b) - mean(a) for independent samples; None unless both have at least two.
+    """Welch's 95 % interval of mean(b) - mean(a) for independent samples.
 
     With two seeds an arm its t is up to 12.7: so little do two seeds say.
+    None unless both have at least two, and where nothing scatters.
     """
-    if min(len(a), len(b)) < 2:
+    if min(len(a), len(b)) < 2 or (max(a) == min(a) and max(b) == min(b)):
         return None
-    if max(a) == min(a) and max(b) == min(b):
-        difference = statistics.fmean(b) - statistics.fmean(a)
-        return Interval(difference, difference)
     from scipy import stats
 
     with warnings.catch_warnings():  # of an arm whose scores are all equal
@@ -187,40 +145,6 @@ def deviation_interval(a: Sequence[float], b: Sequence[float]) -> Interval | Non
     ratio = (1 + change / 100) ** 2
     low, high = np.sqrt(ratio / stats.f(len(b) - 1, len(a) - 1).ppf([0.975, 0.025]))
     return Interval(100 * (float(low) - 1), 100 * (float(high) - 1))
-
-
-def deviation_bootstrap(
-    a: Sequence[float], b: Sequence[float], *, paired: bool = False, samples: int = SAMPLES, seed: int = SEED
-) -> Interval | None:
-    """Interval of `deviation_change` over seeds drawn with replacement, without 2.5 % of the samples at each side.
-
-    It assumes no distribution, but of few seeds it is too narrow. `paired`: one draw of seeds counts for both arms.
-    A sample in which a's scores are all equal has an infinite change, or none at all if b's are too: that counts as
-    beyond either end. None where an end would be a sample without spread (fewer than four seeds), where the change is
-    not known, and where either arm has no spread. ValueError for paired arms of different lengths.
-    """
-    change = deviation_change(a, b)
-    if change is None or change <= -100:
-        return None
-    if paired and len(a) != len(b):
-        raise ValueError(f"paired arms have as many seeds, given {len(a)} and {len(b)}")
-    generator = np.random.default_rng(seed)
-    rows_a = generator.integers(len(a), size=(samples, len(a)))
-    rows_b = rows_a if paired else generator.integers(len(b), size=(samples, len(b)))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratios = _sampled_deviations(b, rows_b) / _sampled_deviations(a, rows_a)
-    left_out = samples // 40
-    low = np.sort(np.where(np.isnan(ratios), 0.0, ratios))[left_out]
-    high = np.sort(ratios)[samples - left_out - 1]  # nan comes last
-    if low <= 0 or not np.isfinite(high):
-        return None
-    return Interval(100 * (float(low) - 1), 100 * (float(high) - 1))
-
-
-def _sampled_deviations(scores: Sequence[float], rows: np.ndarray) -> np.ndarray:
-    """Sample standard deviation of the scores of each row of indices; exactly 0 where all of them are one score."""
-    sampled = np.asarray(scores, dtype=np.float64)[rows]
-    return np.where(np.ptp(sampled, axis=1) == 0, 0.0, sampled.std(axis=1, ddof=1))
 
 
 def brown_forsythe(a: Sequence[float], b: Sequence[float]) -> float | None:
