@@ -136,7 +136,7 @@ def ours(kind: str) -> Score:
 
     def score(ids: Tensor) -> dict[str, float]:
         with torch.no_grad():
-            found = measure(model, ids.numpy(), protocol, batch_size=2, start_id=START, device=torch.device("cpu"))
+            found = measure(model, ids.numpy(), protocol, batch_size=2, start_id=START)
         return {"nll": found.nll, **{key: figures(found)[key] for key in ("tokens", "perplexity")}}
 
     return score

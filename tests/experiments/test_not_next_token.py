@@ -50,9 +50,7 @@ def nll(model: fr.LanguageModel, first: int, end: int) -> list[float]:
 
 
 def found(model: fr.LanguageModel, batch_size: int, **protocol: Any) -> Evaluation:
-    return measure(
-        model, IDS, EvaluationProtocol(**protocol), batch_size=batch_size, start_id=START, device=torch.device("cpu")
-    )
+    return measure(model, IDS, EvaluationProtocol(**protocol), batch_size=batch_size, start_id=START)
 
 
 def check(evaluation: Evaluation, every: list[float], lasts: list[float] | None) -> None:

@@ -79,8 +79,7 @@ def test_evaluation_is_in_evaluation_mode_and_leaves_the_model_as_it_was(model: 
     model.train()
     ids = torch.randint(13, (18,)).numpy()
     protocol = EvaluationProtocol(kind="blocks", segment_length=7)
-    device = torch.device("cpu")
-    found = [measure(model, ids, protocol, batch_size=3, start_id=0, device=device) for _ in range(2)]
+    found = [measure(model, ids, protocol, batch_size=3, start_id=0) for _ in range(2)]
     assert found[0].nll == found[1].nll
     assert model.training
     batch = Blocks(ids, batch_size=3, segment_length=7, start_id=0).batch(0, 0)

@@ -84,7 +84,7 @@ def test_memory_is_carried_through_every_text_by_itself(batch_size: int, streams
     scores = iter(score(model, [p for some in pieces for p in some], segment_length=4, batch_size=batch_size))
     for text, some in zip(TEXTS, pieces, strict=True):
         found = sum(next(scores).nll for _ in some)
-        expected = measure(model, text, protocol, batch_size=1, start_id=START, device=torch.device("cpu"))
+        expected = measure(model, text, protocol, batch_size=1, start_id=START)
         assert found == pytest.approx(expected.nll, rel=1e-12)
 
 

@@ -56,7 +56,7 @@ def by_hand(model: fr.LanguageModel, first: list[int]) -> Evaluation:
 def measured(
     model: fr.LanguageModel, protocol: EvaluationProtocol, *, batch_size: int = 4, ids: np.ndarray = IDS
 ) -> Evaluation:
-    return measure(model, ids, protocol, batch_size=batch_size, start_id=START, device=torch.device("cpu"))
+    return measure(model, ids, protocol, batch_size=batch_size, start_id=START)
 
 
 def blocks(length: int) -> EvaluationProtocol:

@@ -343,32 +343,18 @@ class Tally:
     ) -> None:
         self._kept, self.sums = kept, sums
         self._nats = torch.zeros((), dtype=torch.float64, device=device)
-        self._padding = torch.zeros((), dtype=torch.float64, device=device)
-        self._fractions = torch.zeros((), dtype=torch.bool, device=device)
         self._targets = 0
 
-    def add(self, nll: Tensor, targets: Tensor, weights: Tensor | None = None) -> None:
-        """nll, targets and weights (B, N); where a weight is 0, nothing is added, whatever the model says there.
-
-        Raises ValueError if nll has another shape than targets.
-        """
-        if nll.shape != targets.shape:
-            raise ValueError(f"nll has shape {tuple(nll.shape)} for targets {tuple(targets.shape)}")
-        nll = nll.double()
-        self._targets += targets.numel()
-        if weights is not None:
-            nll = torch.where(weights == 0, 0.0, nll)  # not a product: what stands in padding may be infinite
-            self._padding += (weights == 0).sum()
-            self._fractions |= ((weights != 0) & (weights != 1)).any()
-        self._nats += nll.sum()
+    def add(self, nll: Tensor) -> None:
+        """Nats of targets that count, in any shape."""
+        self._nats += nll.double().sum()
+        self._targets += nll.numel()
         if self._kept is not None:
-            self._kept.append(nll.flatten() if weights is None else nll[weights != 0])
+            self._kept.append(nll.double().flatten())
 
     def total(self) -> Evaluation:
-        """The sums. InputError if there was no target at all, ValueError if weights were fractions."""
-        if self._fractions:
-            raise ValueError("weights must be 1 where a target counts and 0 where it is padding")
-        nats, tokens = self.sums(torch.stack((self._nats, self._targets - self._padding))).tolist()
+        """The sums. InputError if there was no target at all."""
+        nats, tokens = self.sums(torch.stack((self._nats, self._nats.new_tensor(self._targets)))).tolist()
         if tokens == 0:
             raise InputError("nothing to evaluate: the text has no tokens")
         return Evaluation(nats, int(tokens))

@@ -23,7 +23,7 @@ from fullrank.config.run import DynamicConfig
 from fullrank.core.decoder import LanguageModel
 from fullrank.decoding.sample import evaluating
 from fullrank.evaluation.perplexity import DynamicProtocol, Evaluation, EvaluationProtocol, Tally
-from fullrank.experiments.measure import as_read, batches_of, scored_states
+from fullrank.experiments.measure import as_read, make_batches, read_states
 from fullrank.training.device import device_of
 
 STATISTICS = 1 << 15  # tokens of the training text that r is taken from
@@ -63,7 +63,7 @@ def root_mean_squares(
     """r for every trainable parameter, from the beginning of the training text `ids`."""
     squares, segments = [torch.zeros_like(parameter) for parameter in _trainable(model)], 0
 
-    def add(nll: Tensor, targets: Tensor, gradients: Sequence[Tensor]) -> None:
+    def add(nll: Tensor, gradients: Sequence[Tensor]) -> None:
         nonlocal segments
         segments += 1
         for square, gradient in zip(squares, gradients, strict=True):
@@ -92,8 +92,8 @@ def measure_dynamically(
     trained = [parameter.detach().clone() for parameter in parameters]
     mean = sum(float(r.sum()) for r in statistics) / sum(r.numel() for r in statistics)
 
-    def learn(nll: Tensor, targets: Tensor, gradients: Sequence[Tensor]) -> None:
-        tally.add(nll, targets)
+    def learn(nll: Tensor, gradients: Sequence[Tensor]) -> None:
+        tally.add(nll)
         for parameter, own, r, gradient in zip(parameters, trained, statistics, gradients, strict=True):
             back = (own - parameter) * (r * (decay / mean)).clamp_(max=1)
             parameter.add_(back.sub_(gradient.div(r + _EPSILON * mean), alpha=rate))
@@ -115,15 +115,18 @@ def _each_segment(
     ids: np.ndarray,
     protocol: EvaluationProtocol,
     start_id: int,
-    then: Callable[[Tensor, Tensor, Sequence[Tensor]], None],
+    then: Callable[[Tensor, Sequence[Tensor]], None],
 ) -> None:
-    """Call `then` for one segment after the other: nats and targets (1, T) of its scored tokens, and the gradient of their
-    mean. Without dropout."""
-    batches, device = batches_of(model, ids, protocol, batch_size=1, start_id=start_id, alone=True), device_of(model)
+    """Call `then` for one segment after the other: nats (1, T) of its scored tokens, and the gradient of their mean.
+
+    Without dropout.
+    """
+    batches = make_batches(model, ids, protocol, batch_size=1, start_id=start_id, alone=True)
     with evaluating(model), torch.enable_grad():
         changed = as_read(model, protocol)
-        for hidden, targets in scored_states(changed, batches, device):
-            nll = changed.output.nll(hidden, targets)
-            gradients = torch.autograd.grad(nll.mean(), _trainable(model), materialize_grads=True)
-            with torch.no_grad():
-                then(nll.detach(), targets, gradients)
+        for batch in batches:
+            for states in read_states(changed, batch, protocol.segment_length):
+                nll = changed.output.nll(states.hidden, states.targets)
+                gradients = torch.autograd.grad(nll.mean(), _trainable(model), materialize_grads=True)
+                with torch.no_grad():
+                    then(nll.detach(), gradients)

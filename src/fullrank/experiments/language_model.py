@@ -189,7 +189,7 @@ class LanguageModelTask(TextTask[Corpus, LanguageModel, EvaluationProtocol]):
 
         def evaluate(model: nn.Module) -> EvaluationResult:
             start = corpus.tokenizer.start_id
-            result = measure(model, validation, while_training, batch_size=batch_size, start_id=start, device=device)
+            result = measure(model, validation, while_training, batch_size=batch_size, start_id=start)
             return EvaluationResult(result.nll, result.tokens)
 
         return training_parts(
@@ -220,12 +220,12 @@ class LanguageModelTask(TextTask[Corpus, LanguageModel, EvaluationProtocol]):
         """
         corpus = data.corpus
         info, tokenizer, ids = corpus.splits[split], corpus.tokenizer, corpus.ids(split)
-        start, device, batch_size = tokenizer.start_id, device_of(model), data.config.eval.batch_size
+        start, batch_size = tokenizer.start_id, data.config.eval.batch_size
         kept = list[Tensor]() if keep is not None and data.config.eval.keep_log_probabilities else None
         if protocol.dynamic is not None:
             total = measure_dynamically(model, ids, protocol, statistics, start_id=start, kept=kept)
         else:
-            total = measure(model, ids, protocol, batch_size=batch_size, start_id=start, device=device, kept=kept)
+            total = measure(model, ids, protocol, batch_size=batch_size, start_id=start, kept=kept)
         if keep is not None and kept is not None and rank() == 0:
             name = split if protocol.dynamic is None else f"dynamic-{split}"
             np.save(keep / LOG_PROBABILITIES.format(name), -torch.cat(kept).float().cpu().numpy())

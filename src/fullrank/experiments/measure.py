@@ -1,9 +1,14 @@
-"""Measuring a language model: a text in blocks, sliding windows, or streams with memory; or many passages side by side."""
+"""Measuring a language model: a text becomes passages by its protocol, and passages are read side by side.
+
+A block is a passage whose every token counts, a window one whose beginning is only read, and a stream one that a model with
+memory reads in segments.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,11 +19,10 @@ from fullrank.core.errors import InputError
 from fullrank.core.masked import MaskedLanguageModel
 from fullrank.core.output import Tempered
 from fullrank.core.stage import with_parts
-from fullrank.data import Batch, Blocks, Share, Streams, Windows
 from fullrank.decoding.sample import evaluating
 from fullrank.evaluation.perplexity import Evaluation, EvaluationProtocol, Tally
 from fullrank.training.device import device_of
-from fullrank.training.distributed import count, own_share, rank, summed
+from fullrank.training.distributed import count, rank, summed
 
 
 def measure(
@@ -28,7 +32,6 @@ def measure(
     *,
     batch_size: int,
     start_id: int,
-    device: torch.device,
     kept: list[Tensor] | None = None,
 ) -> Evaluation:
     """Summed nll of the text `ids` under the model in evaluation mode, read as `protocol` says; the mode is restored.
@@ -43,15 +46,16 @@ def measure(
     """
     assert isinstance(model, LanguageModel)
     alone = kept is not None  # each of several processes reads everything, in the order of the text
-    batches = batches_of(model, ids, protocol, batch_size=batch_size, start_id=start_id, alone=alone)
-    tally = Tally(device, kept) if alone else Tally(device, sums=summed)
+    tally = Tally(device_of(model), kept) if alone else Tally(device_of(model), sums=summed)
+    batches = make_batches(model, ids, protocol, batch_size=batch_size, start_id=start_id, alone=alone)
     with evaluating(model):
         changed = as_read(model, protocol)
         if model.config.sees_future and protocol.kind != "memory":
-            result = _score_padded(changed, batches, tally, device)
+            result = _score_padded(changed, batches, tally)
             return replace(result, last_position=None) if protocol.next_token else result
-        for hidden, targets in scored_states(changed, batches, device):
-            tally.add(changed.output.nll(hidden, targets), targets)
+        for batch in batches:
+            for states in read_states(changed, batch, protocol.segment_length):
+                tally.add(changed.output.nll(states.hidden, states.targets))
     return tally.total()
 
 
@@ -75,52 +79,21 @@ def best_temperature(
 
     The layers read the text twice; only the output layer is computed for every temperature.
     """
-    best, device = 1.2, device_of(model)
+    best = 1.2
     for step, each_side in ((0.1, 8), (0.01, 9)):
-        tallies = {round(best + step * k, 2): Tally(device, sums=summed) for k in range(-each_side, each_side + 1)}
-        batches = batches_of(model, ids, protocol, batch_size=batch_size, start_id=start_id)
+        tallies = {
+            round(best + step * k, 2): Tally(device_of(model), sums=summed) for k in range(-each_side, each_side + 1)
+        }
         with evaluating(model):
-            for hidden, targets in scored_states(as_read(model, protocol), batches, device):
-                for temperature, tally in tallies.items():
-                    tally.add(tempered(model, temperature).output.nll(hidden, targets), targets)
+            for batch in make_batches(model, ids, protocol, batch_size=batch_size, start_id=start_id):
+                for states in read_states(as_read(model, protocol), batch, protocol.segment_length):
+                    for temperature, tally in tallies.items():
+                        tally.add(tempered(model, temperature).output.nll(states.hidden, states.targets))
         best = min(tallies, key=lambda temperature: tallies[temperature].total().nll)
     return best
 
 
-def batches_of(
-    model: LanguageModel,
-    ids: np.ndarray,
-    protocol: EvaluationProtocol,
-    *,
-    batch_size: int,
-    start_id: int,
-    alone: bool = False,
-) -> Iterator[Batch]:
-    """The batches of a text in the order in which `protocol` reads them; of several processes, those of this one.
-
-    alone: all of them. Raises InputError where the model cannot read so many tokens (`check_length`).
-    """
-    check_length(model, protocol, len(ids))
-    source: Blocks | Streams | Windows
-    share = Share() if alone else Share(rank(), count())
-    length = protocol.segment_length
-    match protocol.kind:
-        case "blocks":
-            source = Blocks(ids, batch_size=batch_size, segment_length=length, start_id=start_id)
-        case "window":
-            assert protocol.context is not None
-            assert protocol.stride is not None
-            context, stride = protocol.context, protocol.stride
-            source = Windows(ids, batch_size=batch_size, context=context, stride=stride, start_id=start_id)
-        case "memory":
-            assert protocol.streams is not None
-            streams = protocol.streams
-            source = Streams(
-                ids, batch_size=streams, segment_length=length, start_id=start_id, remainder="keep", share=share
-            )
-    number = source.batches_per_epoch
-    whole = alone or protocol.kind == "memory"  # streams are shared, else batches
-    return (source.batch(0, index) for index in (range(number) if whole else own_share(number)))
+# -- lengths -----------------------------------------------------------------------------------------------------------
 
 
 def check_length(model: LanguageModel, protocol: EvaluationProtocol, tokens: int) -> None:
@@ -159,49 +132,7 @@ def check_training_length(model: LanguageModel | MaskedLanguageModel, segment_le
         )
 
 
-def scored_states(
-    model: LanguageModel, batches: Iterable[Batch], device: torch.device
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Inputs of the output layer (1, T, E) and targets (1, T) of all tokens of a batch that count, batch by batch.
-
-    What a segment leaves in memory is read by the next.
-    """
-    memory = None
-    for batch in batches:
-        if batch.part is not None and batch.tokens == 0:  # the streams of this process have ended
-            continue
-        if batch.weights is not None:
-            # columns that are padding in every row would take positions that a model may lack
-            last = int(batch.weights.any(0).nonzero().max()) + 1
-            batch = Batch(batch.inputs[:, :last], batch.targets[:, :last], batch.weights[:, :last])
-        batch = batch.to(device)
-        read = model.hidden(batch.inputs, memory)
-        memory = read.memory
-        if batch.weights is None:
-            yield read.hidden, batch.targets
-        else:
-            counts = batch.weights != 0
-            yield read.hidden[counts][None], batch.targets[counts][None]
-
-
-def _score_padded(model: LanguageModel, batches: Iterable[Batch], tally: Tally, device: torch.device) -> Evaluation:
-    """Blocks or windows of a model whose tokens see later ones: those of padding are masked, and last positions are counted.
-
-    The last target of a row is the only one that the model does not read in the same row.
-    """
-    lasts = Tally(device, sums=tally.sums)
-    for batch in batches:
-        batch = batch.to(device)
-        weights = torch.ones_like(batch.targets) if batch.weights is None else batch.weights
-        mask = (weights != 0).flip(1).cummax(1).values.flip(1)  # weights are 0 in what is read again, too
-        per_token = model.nll(batch.inputs, batch.targets, attention_mask=None if mask.all() else mask).per_token
-        tally.add(per_token, batch.targets, weights)
-        end = mask.sum(1, keepdim=True) - 1  # (B, 1)
-        lasts.add(per_token.gather(1, end), batch.targets.gather(1, end))
-    return replace(tally.total(), last_position=lasts.total())
-
-
-# -- many passages ---------------------------------------------------------------------------------------------------
+# -- passages ----------------------------------------------------------------------------------------------------------
 
 _LOGITS = 1 << 24  # numbers in a block of logits
 
@@ -220,6 +151,101 @@ class Passage:
     def inputs(self) -> int:
         """N."""
         return len(self.ids) - 1
+
+
+class States(NamedTuple):
+    """Inputs (1, T, E) of the output layer and targets (1, T) of the tokens that count; rows (T,): their passages."""
+
+    hidden: Tensor
+    targets: Tensor
+    rows: Tensor
+
+
+def passages(ids: Sequence[int] | np.ndarray, protocol: EvaluationProtocol, start_id: int) -> list[Passage]:
+    """A whole text as `protocol` reads it: blocks, overlapping windows, or streams; every token counts once.
+
+    The first token follows `start_id`, the first of a block or stream the token before it.
+    """
+    text = np.concatenate([np.asarray([start_id]), np.asarray(ids, dtype=np.int64)])
+    tokens = len(ids)
+    context, stride = protocol.context or 0, protocol.stride or protocol.segment_length
+    if protocol.streams is not None:
+        stride = max(-(-tokens // protocol.streams), 1)
+    parts = []
+    for scored in range(0, tokens, stride):
+        start = max(scored - context, 0)
+        parts.append(Passage(text[start : min(scored + stride, tokens) + 1], scored - start))
+    return parts
+
+
+def make_batches(
+    model: LanguageModel,
+    ids: np.ndarray,
+    protocol: EvaluationProtocol,
+    *,
+    batch_size: int,
+    start_id: int,
+    alone: bool = False,
+) -> list[list[Passage]]:
+    """The passages of a text that are read side by side; of several processes, those of this one.
+
+    alone: all of them. Raises InputError where the model cannot read so many tokens (`check_length`).
+    """
+    check_length(model, protocol, len(ids))
+    first, step = (0, 1) if alone else (rank(), count())
+    parts = passages(ids, protocol, start_id)
+    if protocol.kind == "memory":  # streams are shared, else batches
+        return [own] if (own := parts[first::step]) else []
+    return [parts[start : start + batch_size] for start in range(0, len(parts), batch_size)][first::step]
+
+
+def _pad(batch: Sequence[Passage], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """ids (B, N + 1) with padding on the right, which (B, N) of their inputs are tokens, and which targets count."""
+    longest = max(passage.inputs for passage in batch)
+    ids = torch.zeros(len(batch), longest + 1, dtype=torch.int64)
+    is_token, counts = torch.zeros(2, len(batch), longest, dtype=torch.bool)
+    for row, passage in enumerate(batch):
+        ids[row, : len(passage.ids)] = torch.from_numpy(passage.ids)
+        is_token[row, : passage.inputs] = True
+        counts[row, passage.unscored : passage.inputs] = True
+    return ids.to(device), is_token.to(device), counts.to(device)
+
+
+def read_states(model: LanguageModel, batch: Sequence[Passage], segment_length: int) -> Iterator[States]:
+    """The states of the targets that count, of passages read side by side.
+
+    A model with memory reads them in segments, and each segment remembers the ones before it; one without reads all at once.
+    """
+    ids, _, counts = _pad(batch, device_of(model))
+    longest = counts.shape[1]
+    step = segment_length if model.memory_length else longest
+    memory = None
+    for start in range(0, longest, step):
+        here = slice(start, min(start + step, longest))
+        read = model.hidden(ids[:, :-1][:, here], memory)
+        memory = read.memory
+        of_segment = counts[:, here]
+        if of_segment.any():
+            targets = ids[:, 1:][:, here][of_segment]
+            yield States(read.hidden[of_segment][None], targets[None], of_segment.nonzero()[:, 0])
+
+
+def _score_padded(model: LanguageModel, batches: Sequence[Sequence[Passage]], tally: Tally) -> Evaluation:
+    """Blocks or windows of a model whose tokens see later ones: those of padding are masked, and last positions are counted.
+
+    The last target of a row is the only one that the model does not read in the same row.
+    """
+    lasts = Tally(device_of(model), sums=tally.sums)
+    for batch in batches:
+        ids, is_token, counts = _pad(batch, device_of(model))
+        mask = None if is_token.all() else is_token
+        per_token = model.nll(ids[:, :-1], ids[:, 1:], attention_mask=mask).per_token
+        tally.add(per_token[counts])
+        lasts.add(per_token.gather(1, is_token.sum(1, keepdim=True) - 1))
+    return replace(tally.total(), last_position=lasts.total())
+
+
+# -- passages of many texts --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -244,26 +270,6 @@ def batches_by_length(
         batch = [i for i in order[:most] if not equal or lengths[i] == longest]
         yield batch
         order = order[len(batch) :]
-
-
-def passages(ids: Sequence[int] | np.ndarray, protocol: EvaluationProtocol, start_id: int) -> list[Passage]:
-    """A whole text as `protocol` reads it: blocks, overlapping windows, or streams; every token counts once.
-
-    The first token follows `start_id`, the first of a block or stream the token before it, as in `measure`.
-    """
-    text = np.concatenate([np.asarray([start_id]), np.asarray(ids, dtype=np.int64)])
-    tokens = len(ids)
-    if protocol.kind == "memory":
-        assert protocol.streams is not None
-        context, stride = 0, max(-(-tokens // protocol.streams), 1)
-    else:
-        context = protocol.context or 0
-        stride = protocol.stride or protocol.segment_length
-    parts = []
-    for scored in range(0, tokens, stride):
-        start = max(scored - context, 0)
-        parts.append(Passage(text[start : min(scored + stride, tokens) + 1], scored - start))
-    return parts
 
 
 def ending(text: Sequence[int], scored: int, longest: int | None) -> list[Passage]:
@@ -291,47 +297,23 @@ def score(
 ) -> list[Score]:
     """The score of every passage, in the order given; passages of like length are read side by side.
 
-    A model with memory reads them in segments and remembers what came before in its passage; one without reads each at
-    once. Without `greedy` the vocabulary layer makes no logits, and that flag of the scores says nothing.
+    Without `greedy` the vocabulary layer makes no logits, and that flag of the scores says nothing.
     report: called with the number of passages that each batch has finished.
     """
-    results: dict[int, Score] = {}
-    with torch.no_grad():
-        for batch in batches_by_length([text.inputs for text in texts], batch_size):
-            scores = _score_batch(model, [texts[i] for i in batch], segment_length, greedy)
-            results.update(zip(batch, scores, strict=True))
-            if report is not None:
-                report(len(batch))
-    return [results[i] for i in range(len(texts))]
-
-
-def _score_batch(model: LanguageModel, texts: Sequence[Passage], segment_length: int, greedy: bool) -> list[Score]:
-    device = next(model.parameters()).device
-    longest = max(text.inputs for text in texts)
-    ids = torch.zeros(
-        len(texts), longest + 1, dtype=torch.int64
-    )  # padded on the right, which earlier tokens do not see
-    counts = torch.zeros(len(texts), longest, dtype=torch.bool)
-    for row, text in enumerate(texts):
-        ids[row, : len(text.ids)] = torch.from_numpy(text.ids)
-        counts[row, text.unscored : text.inputs] = True
-    ids, counts = ids.to(device), counts.to(device)
-    nats = torch.zeros(len(texts), dtype=torch.float64, device=device)
-    missed = torch.zeros(len(texts), dtype=torch.float64, device=device)
-    memory = None
-    step = segment_length if model.memory_length else longest
-    for start in range(0, longest, step):
-        here = slice(start, min(start + step, longest))
-        read = model.hidden(ids[:, :-1][:, here], memory)
-        memory = read.memory
-        of = counts[:, here].nonzero()[:, 0]  # (T,): the rows of the targets that count
-        if not len(of):
-            continue
-        hidden, targets = read.hidden[counts[:, here]], ids[:, 1:][:, here][counts[:, here]]  # (T, E), (T,)
-        nats.index_add_(0, of, model.output.nll(hidden[None], targets[None])[0].double())
-        if greedy:
-            missed.index_add_(0, of, (first_choice(model, hidden) != targets).double())
-    return [Score(nll, miss == 0) for nll, miss in zip(nats.tolist(), missed.tolist(), strict=True)]
+    scores: dict[int, Score] = {}
+    for batch in batches_by_length([text.inputs for text in texts], batch_size):
+        nats, missed = torch.zeros(2, len(batch), dtype=torch.float64, device=device_of(model))
+        with torch.no_grad():
+            for states in read_states(model, [texts[i] for i in batch], segment_length):
+                nats.index_add_(0, states.rows, model.output.nll(states.hidden, states.targets)[0].double())
+                if greedy:
+                    wrong = first_choice(model, states.hidden[0]) != states.targets[0]
+                    missed.index_add_(0, states.rows, wrong.double())
+        for i, nll, miss in zip(batch, nats.tolist(), missed.tolist(), strict=True):
+            scores[i] = Score(nll, miss == 0)
+        if report is not None:
+            report(len(batch))
+    return [scores[i] for i in range(len(texts))]
 
 
 def first_choice(model: LanguageModel | MaskedLanguageModel, hidden: Tensor) -> Tensor:

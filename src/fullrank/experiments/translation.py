@@ -265,7 +265,7 @@ def score(model: Translator, pairs: Pairs, config: RunConfig) -> Evaluation:
             batch = batches.batch(0, index).to(device)
             seen = batch.weights if sees_future else None
             nll = model.nll(batch.source_ids, batch.inputs, batch.targets, batch.source_mask, seen)
-            tally.add(nll.per_token, batch.targets, batch.weights)
+            tally.add(nll.per_token[batch.weights != 0])
     return tally.total()
 
 
