@@ -70,10 +70,10 @@ def write_configuration(request: Request, out: Path, *, force: bool = False, say
     from fullrank.experiments.run import TEXT_TASKS
     from fullrank.training.device import choose_device
 
-    stated, stated_keys = _state(request, data)
+    stated = _state(request, data)
     alone = torch.get_num_threads() == 1 and choose_device("auto").type == "cpu"  # CPU time: others do not change it
     budget = Budget(seconds=60 * request.minutes, cpu=alone)
-    made = settle(stated, budget, TEXT_TASKS, say, given=stated_keys, begun=False)
+    made = settle(stated, budget, TEXT_TASKS, say, begun=False)
     assert made.seconds is not None
     texts = "".join(c if c.isprintable() else "?" for c in " ".join(request.texts))
     lines = [
@@ -88,23 +88,20 @@ def write_configuration(request: Request, out: Path, *, force: bool = False, say
     return made.config
 
 
-def _state(request: Request, data: dict[str, Any]) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """The stated configuration of a request on `data`, and its keys that the request gives."""
+def _state(request: Request, data: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The stated configuration of a request on `data`."""
     from fullrank.experiments.rules import choose_data, choose_reach
 
     stated: dict[str, dict[str, Any]] = {"data": data, "model": {}}
-    given = []
     if request.tokens:
         data["tokens"] = request.tokens
-        given.append("data.tokens")
     if request.size:
         stated["model"] = dict(SIZES[request.size])
-        given += [f"model.{key}" for key in SIZES[request.size]]
     if request.task == "lm":
         stated["eval"] = {"sample": True}
     if request.memory:
         stated["model"]["memory_length"] = 3 * choose_reach(choose_data(data)["tokens"]) // 4
-    return stated, given
+    return stated
 
 
 def _choose_text(request: Request, out: Path, say: Say) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,52 +45,8 @@ _MOST_EPOCHS = 40  # of a training whose budget is time
 _BUILTIN_BYTES = 3_000_000  # about
 _DROPOUT = ((4, 0.0), (12, 0.1), (math.inf, 0.2))  # times through the text up to which a rate is used
 
-Values = dict[str, Any]
-Sections = dict[str, Values]  # the values of a configuration by section and key
 Settings = Mapping[str, Any]
-
-REASONS = {
-    "data.name": "one's own text or sentence pairs, or builtin: the documentation of this Python's standard library",
-    "data.train": "the text, or what the names of both files have in common; without valid and test its last lines, 5 % each",
-    "data.valid": "beside the training files",
-    "data.test": "beside the training files",
-    "data.tokens": "bpe; character for texts below 100 kB; or word, byte",
-    "data.max_vocabulary": "subwords: an entry for each 1,000 bytes of text, from 500 to 16,000; rarer words become <unk>",
-    "data.min_count": "a word that occurs once cannot be learned: it becomes <unk>",
-    "data.vocabulary": "one for both languages, so that names and numbers are the same token",
-    "model.hidden_size": f"the largest of {', '.join(SIZES)} that reads {_PER_PARAMETER} tokens for each parameter",
-    "model.num_hidden_layers": "by the size",
-    "model.num_attention_heads": "by the size",
-    "model.memory_length": "three segments",
-    "model.scale_embedding": "embeddings as large as what layers add to them",
-    "model.dropout": "0 up to 4 times through the text, 0.1 up to 12 times, else 0.2",
-    "model.hidden_act": "swiglu learns more from the same text at the same cost; of translations gelu is usual",
-    "model.intermediate_size": "8/3 of hidden_size: three matrices as large as two of 4",
-    "model.position": "learns fastest, and reads on past the trained length",
-    "model.input": "above 4,000 entries: rare ones get shorter vectors",
-    "model.output": "one table reads and writes tokens; a softmax over more than 4,000 would be most of the work",
-    "model.encoder": "both languages have one vocabulary",
-    "train.steps": f"what the budget allows; of time, at most {_MOST_EPOCHS} times through the text",
-    "train.batch_tokens": f"a power of two that leaves {_STEPS:,} updates, from 512 to 8,192 tokens",
-    "train.label_smoothing": "usual for translation",
-    "train.segment_length": "128 characters or bytes, 64 words or subwords; with a memory a quarter",
-    "train.batch_size": f"times segment_length: a power of two that leaves {_STEPS:,} updates, from 512 (with a memory 1,024) "
-    "to 8,192 tokens",
-    "train.order": "a memory needs the text in order",
-    "train.learning_rate": "0.5 / hidden_size",
-    "train.warmup_steps": "5 % of the steps",
-    "train.schedule": "down to 0 at the last step",
-    "train.weight_decay": "usual for adamw",
-    "train.betas": "a longer mean of squares than for large batches",
-    "train.max_grad_norm": "a rare large gradient does no harm",
-    "train.seed": "of every random draw",
-    "eval.sample": "a continuation of validation text at every evaluation",
-    "eval.every_steps": f"{_EVALUATIONS} evaluations",
-    "eval.max_sentences": "while training, perplexity alone; BLEU of all sentences at the end",
-    "eval.beams": "width of the beam at the end",
-    "eval.batch_size": "2,048 tokens at a time; a memory begins empty in each row",
-    "eval.max_tokens": "while training: about 1 % of the work each; the final figures use all",
-}
+Rule = tuple[str, Any, str]  # a key, its value and the reason
 
 
 @dataclass(frozen=True)
@@ -101,7 +57,7 @@ class Settled:
     """
 
     config: RunConfig
-    values: Sections
+    values: Mapping[str, Settings]
     reasons: Mapping[str, str]
     parameters: int
     have: int
@@ -114,10 +70,8 @@ class Settled:
             stated = {key: f"{key}: {_on_one_line(value)}" for key, value in values.items()}
             width = min(max(map(len, stated.values())), 44)
             lines.append(f"{section}:")
-            lines += [
-                f"  {words:<{width}}  # {self.reasons.get(f'{section}.{key}', 'given')}"
-                for key, words in stated.items()
-            ]
+            for key, words in stated.items():
+                lines.append(f"  {words:<{width}}  # {self.reasons.get(f'{section}.{key}', 'given')}")
         return lines
 
 
@@ -175,18 +129,17 @@ def settle(
     tasks: Mapping[str, TextTask[Any, Any, Any]],
     say: Say,
     *,
-    given: Collection[str] | None = None,
     begun: bool = True,
 ) -> Settled:
     """The configuration that the rules make of what is `stated`, as in a YAML. Without one of a size, `budget` chooses.
 
-    tasks: by `RunConfig.task`. given: stated keys (`data.train`) that a person gave; None: all of them. begun: the time that
-    is spent here, for the data and for speed measurements, belongs to the budget.
+    tasks: by `RunConfig.task`. begun: the time that is spent here, for the data and for speed measurements, belongs to the
+    budget.
     Raises InputError for texts that are too short, and ConfigError for values that do not go together.
     """
-    data = choose_data(stated.get("data") or {})
     has_pairs = DataConfig.from_dict(stated.get("data") or {}).has_pairs
-    config = _lay({"data": data, "train": {"batch_tokens": 1024} if has_pairs else {}}, stated)[0]
+    rules = [*_choose_data(stated.get("data") or {}), *([("train.batch_tokens", 1024, "")] if has_pairs else [])]
+    config = _lay(rules, stated)[0]
     device, optimizer = choose_device(config.train.device), config.train.optimizer
     if budget.cpu and device.type != "cpu":
         raise InputError("train.budget: CPU minutes are for training on a CPU; give minutes, or train.device: cpu")
@@ -206,7 +159,7 @@ def settle(
 
     def attempt(size: str | None, amounts: _Amounts) -> tuple[_Trial, int]:
         """A trial, and the tokens that it can read."""
-        config = _lay(_choose(stated, data, size, amounts, prepared), stated)[0]
+        config = _lay(_apply_rules(stated, size, amounts, prepared), stated)[0]
         trial = _try(config, task, prepared, device, clock if budget.seconds else None)
         return trial, trial.reads(budget, clock() - start if begun else 0.0, have)
 
@@ -228,22 +181,25 @@ def settle(
     )
     trial, read = attempt(size, amounts)  # other batches have another speed
     steps = trial.steps_of_budget(budget) or max(20, round(read / trial.tokens))
-    config, values = _lay(_choose(stated, data, size, dataclasses.replace(amounts, steps=steps), prepared), stated)
-    if given is None:
-        given = [f"{section}.{key}" for section, keys in stated.items() for key in keys or {}]
-    reasons = {key: reason for key, reason in REASONS.items() if key not in given}
+    rules = list(_apply_rules(stated, size, dataclasses.replace(amounts, steps=steps), prepared))
+    config, values = _lay(rules, stated)
     seconds = None
     if budget.seconds is not None:
         seconds = (clock() - start if begun else 0.0) + _STARTUP + steps * trial.step + trial.judging
+    given = {f"{section}.{key}" for section, keys in stated.items() for key in keys or {}}
+    reasons = {key: reason for key, _, reason in rules if key not in given}
     return Settled(config, values, reasons, trial.parameters, have, seconds)
 
 
-def _lay(values: Sections, stated: Settings) -> tuple[RunConfig, Sections]:
+def _lay(rules: Iterable[Rule], stated: Settings) -> tuple[RunConfig, dict[str, Any]]:
     """What is stated, but for the budget, laid on the values by the rules: as a configuration and as values."""
+    values: dict[str, Any] = {"model": {}, "data": {**(stated.get("data") or {})}, "train": {}, "eval": {}}
+    for key, value, _ in rules:
+        section, _, name = key.partition(".")
+        values[section][name] = value
     merged = merge(values, {section: keys or {} for section, keys in stated.items()})
-    merged.get("train", {}).pop("budget", None)
-    merged["data"] = {**(stated.get("data") or {}), **merged["data"]}  # of data, what is stated comes first
-    return RunConfig.from_dict(merged), merged
+    merged["train"].pop("budget", None)
+    return RunConfig.from_dict(merged), {section: keys for section, keys in merged.items() if keys}
 
 
 # -- a model on this machine -------------------------------------------------------------------------------------------
@@ -283,26 +239,9 @@ def _try(
 # -- the rules -----------------------------------------------------------------------------------------------------------
 
 
-def choose_data(stated: Settings) -> Values:
+def choose_data(stated: Settings) -> dict[str, Any]:
     """Unit and vocabulary of one's own text or sentence pairs; a corpus with a name has its usual ones."""
-    config = DataConfig.from_dict(stated)
-    has_pairs = config.name == "parallel"
-    if config.name not in ("text", "builtin", "parallel"):
-        return {}
-    size = _BUILTIN_BYTES
-    if config.name != "builtin":
-        size = sum(path.stat().st_size for path in files_of(config, "train") if path.is_file())
-    tokens = stated.get("tokens") or ("bpe" if has_pairs or size >= _BPE_BYTES else "character")
-    values: Values = {"name": config.name, "tokens": tokens}
-    if tokens in ("bpe", "unigram") and "codes" not in stated:
-        values["max_vocabulary"] = min(max(size // 100_000 * 100, 500), 16_000)
-    if tokens == "word":
-        values["max_vocabulary"] = 10_000
-        if not has_pairs:
-            values["min_count"] = 2
-    if has_pairs:
-        values["vocabulary"] = "joint"
-    return values
+    return {key.removeprefix("data."): value for key, value, _ in _choose_data(stated)}
 
 
 def choose_reach(tokens: str | None) -> int:
@@ -310,79 +249,115 @@ def choose_reach(tokens: str | None) -> int:
     return 128 if tokens in ("character", "byte") else 64
 
 
-def _choose(
-    stated: Settings, data: Values, size: str | None, amounts: _Amounts, prepared: Prepared[RunConfig, Any]
-) -> Sections:
-    """The values of all sections by the rules. size: None where it is stated."""
+def _apply_rules(
+    stated: Settings, size: str | None, amounts: _Amounts, prepared: Prepared[RunConfig, Any]
+) -> Iterator[Rule]:
+    """The values of all sections by the rules, each with its reason. size: None where it is stated."""
     shape = {**SIZES[size or "small"], **(stated.get("model") or {})}
-    return {
-        "model": _choose_model(stated, shape, amounts, prepared),
-        "data": data,
-        "train": _choose_training(stated, shape["hidden_size"], amounts, prepared.config),
-        "eval": _choose_evaluation(stated, amounts, prepared),
-    }
+    yield from _choose_data(stated.get("data") or {})
+    yield from _choose_model(stated.get("model") or {}, shape, amounts, prepared)
+    yield from _choose_training(stated.get("train") or {}, shape["hidden_size"], amounts, prepared.config)
+    yield from _choose_evaluation(stated, amounts, prepared)
 
 
-def _choose_model(stated: Settings, shape: Values, amounts: _Amounts, prepared: Prepared[RunConfig, Any]) -> Values:
-    given, corpus, has_pairs = stated.get("model") or {}, prepared.corpus, prepared.config.data.has_pairs
-    entries = len(corpus.target if has_pairs else corpus.tokenizer)
-    width = shape["hidden_size"]
-    values: Values = {
-        "hidden_size": width,
-        "num_hidden_layers": shape["num_hidden_layers"],
-        "num_attention_heads": next(heads for heads in (8, 4, 2, 1) if width % (32 * heads) == 0 or heads == 1),
-        "scale_embedding": True,
-        "dropout": {"embedding": amounts.dropout, "residual": amounts.dropout},
-        "hidden_act": "gelu",
-    }
-    if not has_pairs and given.get("hidden_act", "swiglu") == "swiglu":
-        values |= {"hidden_act": "swiglu", "intermediate_size": 8 * round(width / 3)}
-    if "attention" not in given:
-        values["position"] = "rotary"
-    if not {"input", "output"} & given.keys():
-        values["output"] = {"tied": True, "bias": True}
-        if entries > 4000 and not has_pairs and not prepared.config.masks:
-            values["input"] = {"kind": "adaptive", "cutoffs": [entries // 10, entries // 3], "div_val": 2}
-            values["output"] = {**values["input"], "tied": True}
-    data = prepared.config.data
+def _choose_data(stated: Settings) -> Iterator[Rule]:
+    config = DataConfig.from_dict(stated)
+    has_pairs = config.name == "parallel"
+    if config.name not in ("text", "builtin", "parallel"):
+        return
+    size = _BUILTIN_BYTES
+    if config.name != "builtin":
+        size = sum(path.stat().st_size for path in files_of(config, "train") if path.is_file())
+    tokens = stated.get("tokens") or ("bpe" if has_pairs or size >= _BPE_BYTES else "character")
+    yield "data.name", config.name, "one's own text or sentence pairs, or builtin: the documentation of Python"
+    yield "data.tokens", tokens, "bpe; character for texts below 100 kB; or word, byte"
+    if tokens in ("bpe", "unigram") and "codes" not in stated:
+        entries = min(max(size // 100_000 * 100, 500), 16_000)
+        yield "data.max_vocabulary", entries, "subwords: an entry for each 1,000 bytes of text, from 500 to 16,000"
+    if tokens == "word":
+        yield "data.max_vocabulary", 10_000, "rarer words become <unk>"
+        if not has_pairs:
+            yield "data.min_count", 2, "a word that occurs once cannot be learned: it becomes <unk>"
+    if has_pairs:
+        yield "data.vocabulary", "joint", "one for both languages, so that names and numbers are the same token"
+
+
+def _choose_model(
+    stated: Settings, shape: Settings, amounts: _Amounts, prepared: Prepared[RunConfig, Any]
+) -> Iterator[Rule]:
+    corpus, data = prepared.corpus, prepared.config.data
+    entries = len(corpus.target if data.has_pairs else corpus.tokenizer)
+    width, dropout = shape["hidden_size"], amounts.dropout
+    heads = next(heads for heads in (8, 4, 2, 1) if width % (32 * heads) == 0 or heads == 1)
+    sizes = f"the largest of {', '.join(SIZES)} that reads {_PER_PARAMETER} tokens for each parameter"
+    yield "model.hidden_size", width, sizes
+    yield "model.num_hidden_layers", shape["num_hidden_layers"], "by the size"
+    yield "model.num_attention_heads", heads, "by the size"
+    yield "model.scale_embedding", True, "embeddings as large as what layers add to them"
+    rates = {"embedding": dropout, "residual": dropout}
+    yield "model.dropout", rates, "0 up to 4 times through the text, 0.1 up to 12 times, else 0.2"
+    if data.has_pairs or stated.get("hidden_act", "swiglu") != "swiglu":
+        yield "model.hidden_act", "gelu", "usual for translation"
+    else:
+        yield "model.hidden_act", "swiglu", "learns more from the same text at the same cost"
+        yield "model.intermediate_size", 8 * round(width / 3), "8/3 of hidden_size: three matrices as large as two of 4"
+    if "attention" not in stated:
+        yield "model.position", "rotary", "learns fastest, and reads on past the trained length"
+    if not {"input", "output"} & stated.keys():
+        if entries > 4000 and not data.has_pairs and not prepared.config.masks:
+            adaptive = {"kind": "adaptive", "cutoffs": [entries // 10, entries // 3], "div_val": 2}
+            yield "model.input", adaptive, "above 4,000 entries: rare ones get shorter vectors"
+            yield "model.output", {**adaptive, "tied": True}, "a softmax over more than 4,000 would be most of the work"
+        else:
+            yield "model.output", {"tied": True, "bias": True}, "one table reads and writes tokens"
     if data.name == "parallel" and data.vocabulary == "joint":
-        values["encoder"] = {"share_embedding": True}
-    return values
+        yield "model.encoder", {"share_embedding": True}, "both languages have one vocabulary"
 
 
 def _choose_length(stated: Settings, config: RunConfig) -> int:
     """Tokens of a segment; with a memory a quarter of what is seen at a time."""
     usual = choose_reach(config.data.tokens) // (4 if config.model.memory_length else 1)
-    return (stated.get("train") or {}).get("segment_length") or usual
+    return stated.get("segment_length") or usual
 
 
-def _choose_training(stated: Settings, width: int, amounts: _Amounts, config: RunConfig) -> Values:
-    given = stated.get("train") or {}
-    values: Values = {"steps": amounts.steps}
+def _choose_training(stated: Settings, width: int, amounts: _Amounts, config: RunConfig) -> Iterator[Rule]:
+    yield (
+        "train.steps",
+        amounts.steps,
+        f"what the budget allows; of time, at most {_MOST_EPOCHS} times through the text",
+    )
+    batch = f"a power of two that leaves {_STEPS:,} updates, from 512 (with a memory 1,024) to 8,192 tokens"
     if config.data.has_pairs:
-        values |= {"batch_tokens": amounts.per_step, "label_smoothing": 0.1}
+        yield "train.batch_tokens", amounts.per_step, batch
+        yield "train.label_smoothing", 0.1, "usual for translation"
     else:
         length = _choose_length(stated, config)
-        is_ordered = config.model.memory_length or any(given.get(key) for key in STREAM_KEYS)
-        values |= {"segment_length": length, "batch_size": max(1, amounts.per_step // length)}
-        values["order"] = "contiguous" if is_ordered else "shuffled"
-    values["learning_rate"] = float(f"{0.5 / width:.3g}")
-    values["warmup_steps"] = max(1, amounts.steps // 20)
-    values["schedule"] = "cosine"
-    if given.get("optimizer", "adamw") == "adamw":
-        values |= {"weight_decay": 0.1, "betas": [0.9, 0.99]}
-    return {**values, "max_grad_norm": 1.0, "seed": 1}
+        is_ordered = config.model.memory_length or any(stated.get(key) for key in STREAM_KEYS)
+        lengths = "128 characters or bytes, 64 words or subwords; with a memory a quarter"
+        yield "train.segment_length", length, lengths
+        yield "train.batch_size", max(1, amounts.per_step // length), f"times segment_length: {batch}"
+        yield "train.order", "contiguous" if is_ordered else "shuffled", "a memory needs the text in order"
+    yield "train.learning_rate", float(f"{0.5 / width:.3g}"), "0.5 / hidden_size"
+    yield "train.warmup_steps", max(1, amounts.steps // 20), "5 % of the steps"
+    yield "train.schedule", "cosine", "down to 0 at the last step"
+    if stated.get("optimizer", "adamw") == "adamw":
+        yield "train.weight_decay", 0.1, "usual for adamw"
+        yield "train.betas", [0.9, 0.99], "a longer mean of squares than for large batches"
+    yield "train.max_grad_norm", 1.0, "a rare large gradient does no harm"
+    yield "train.seed", 1, "of every random draw"
 
 
-def _choose_evaluation(stated: Settings, amounts: _Amounts, prepared: Prepared[RunConfig, Any]) -> Values:
+def _choose_evaluation(stated: Settings, amounts: _Amounts, prepared: Prepared[RunConfig, Any]) -> Iterator[Rule]:
     config = prepared.config
-    values: Values = {}
     if "every_epochs" not in (stated.get("eval") or {}):
-        values["every_steps"] = -(-amounts.steps // _EVALUATIONS)
+        yield "eval.every_steps", -(-amounts.steps // _EVALUATIONS), f"{_EVALUATIONS} evaluations"
     if config.data.has_pairs:
-        return {**values, "max_sentences": 0, "beams": 4}
-    valid, length = prepared.corpus.splits["valid"].tokens, _choose_length(stated, config)
+        yield "eval.max_sentences", 0, "while training, perplexity alone; BLEU of all sentences at the end"
+        yield "eval.beams", 4, "width of the beam at the end"
+        return
+    valid, length = prepared.corpus.splits["valid"].tokens, _choose_length(stated.get("train") or {}, config)
     rows = max(1, 2048 // length)
     if config.model.memory_length:
         rows = min(rows, max(1, valid // (20 * length)))
-    return {**values, "batch_size": rows, "max_tokens": min(amounts.evaluated, valid)}
+    yield "eval.batch_size", rows, "2,048 tokens at a time; a memory begins empty in each row"
+    yield "eval.max_tokens", min(amounts.evaluated, valid), "while training: about 1 % of the work each; in the end all"
