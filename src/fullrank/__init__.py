@@ -48,7 +48,7 @@ _HOMES = {
     "Attention": "fullrank.core.attention",
     "MultiLinearAttention": "fullrank.core.multilinear",
     "Layout": "fullrank.core.layout",
-    "Trace": "fullrank.core.attention",
+    "Trace": "fullrank.core.trace",
     "kernel": "fullrank.kernels",
     "SkipRetain": "fullrank.core.skip_retain",
     "orthogonality": "fullrank.core.penalty",
@@ -96,7 +96,6 @@ if TYPE_CHECKING:
     from fullrank.config.run import RunConfig as RunConfig
     from fullrank.config.training import TrainConfig as TrainConfig
     from fullrank.core.attention import Attention as Attention
-    from fullrank.core.attention import Trace as Trace
     from fullrank.core.config import AttentionConfig as AttentionConfig
     from fullrank.core.config import DecoderConfig as DecoderConfig
     from fullrank.core.config import DropoutConfig as DropoutConfig
@@ -116,6 +115,7 @@ if TYPE_CHECKING:
     from fullrank.core.penalty import orthogonality as orthogonality
     from fullrank.core.penalty import overlap as overlap
     from fullrank.core.skip_retain import SkipRetain as SkipRetain
+    from fullrank.core.trace import Trace as Trace
     from fullrank.core.translator import Translator as Translator
     from fullrank.experiments.generation import generate as generate
     from fullrank.hf import FullRankCache as FullRankCache

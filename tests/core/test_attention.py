@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import numpy as np
 import pytest
 import torch
@@ -10,12 +12,12 @@ from torch import Tensor, nn
 import fullrank as fr
 from fullrank.config.run import RunConfig
 from fullrank.core import registry
-from fullrank.core.attention import Trace
 from fullrank.core.errors import ConfigError, InputError
 from fullrank.core.layout import Layout
 from fullrank.core.positions import Rotary
 from fullrank.core.project import Heads, Needs
 from fullrank.core.stage import HeadSize
+from fullrank.core.trace import Trace
 
 E, H, D, N = 10, 3, 4, 6
 
@@ -32,10 +34,11 @@ def layer(position: str = "sinusoidal", **attention: object) -> fr.Attention:
 
 
 def in_numpy(made: fr.Attention, x: np.ndarray, source: np.ndarray, *, causal: bool, query: str, rotary: bool = False,
-             mixed: bool = True, gates: np.ndarray | None = None, first: np.ndarray | None = None) -> np.ndarray:  # fmt: skip
+             mixed: bool = True, gates: np.ndarray | None = None,
+             first: tuple[np.ndarray, float] | None = None) -> np.ndarray:  # fmt: skip
     """One text, head by head. `query` says which query builds the mixing: the equation's, or one of the wrong ones.
 
-    gates (N, H) scale heads; first (M, H D): values of the first layer, of which the layer takes its share.
+    gates (N, H) scale heads; first: values (M, H D) of the first layer, and the share that the layer takes of them.
     """
 
     def linear(module: torch.nn.Linear, x: np.ndarray, bias: bool = True) -> np.ndarray:
@@ -51,8 +54,7 @@ def in_numpy(made: fr.Attention, x: np.ndarray, source: np.ndarray, *, causal: b
         linear(m, s) for m, s in ((made.project.query, x), (made.project.key, source), (made.project.value, source))
     )
     if first is not None:
-        share = made.first_share.item()
-        v = (1 - share) * v + share * first
+        v = (1 - first[1]) * v + first[1] * first[0]
     bare = linear(made.project.query, x, bias=False)
     weights, readers = [], []
     for c in cut:
@@ -151,17 +153,25 @@ def test_values_take_a_share_of_the_first_layers(norm: str) -> None:
     model(torch.randint(11, (1, N)))
     value = model.blocks[0].attention.project.value
     first = seen[0][0] @ value.weight.detach().numpy().T + value.bias.detach().numpy()
-    assert model.blocks[0].attention.first_share is None
+    shares = model.value_residuals.shares
+    assert {*shares} == {"1", "2"}
     for number, (block, (x, out)) in enumerate(zip(model.blocks, seen, strict=True)):
         options = {"causal": True, "query": "", "mixed": False}
-        expected = in_numpy(block.attention, x, x, **options, first=first if number else None)
+        expected = in_numpy(
+            block.attention, x, x, **options, first=(first, shares[str(number)].item()) if number else None
+        )
         assert np.abs(out - expected).max() < 1e-12
         assert number == 0 or np.abs(out - in_numpy(block.attention, x, x, **options)).max() > 1e-2
 
 
-def test_shares_start_at_a_half() -> None:
-    model = fr.LanguageModel(residual_model().config)
-    assert [block.attention.first_share.item() for block in model.blocks[1:]] == [0.5, 0.5]
+def test_a_copy_has_values_of_its_own() -> None:
+    model, ids = residual_model(), torch.randint(11, (2, 5))
+    model(ids)
+    copy = deepcopy(model)
+    copy.blocks[0].attention.project.value.weight.data.mul_(-1.5)
+    assert not torch.equal(copy(ids).logits, model(ids).logits)
+    copy.load_state_dict(model.state_dict())
+    assert torch.equal(copy(ids).logits, model(ids).logits)
 
 
 def test_kept_values_follow_the_first_layers_parameters() -> None:
@@ -225,13 +235,6 @@ def test_sizes() -> None:
         "project.query.bias", "project.key.bias", "project.value.bias", "merge.bias"}  # fmt: skip
 
 
-def test_a_model_configuration_gives_all_sizes() -> None:
-    config = fr.ModelConfig(hidden_size=12, num_attention_heads=2, head_dim=8, dropout=fr.DropoutConfig(attention=0.5))
-    made = fr.Attention(config)
-    assert made.project.query.weight.shape == (16, 12)
-    assert made.attend.dropout == 0.5
-
-
 def test_dropout_acts_after_mixing() -> None:
     """One key, values of one, both heads the sum of both: 2, so 0 or 4 with p = 1/2; dropping before mixing gives 2 too."""
     made = fr.Attention(
@@ -262,11 +265,6 @@ def test_dropout_acts_after_mixing() -> None:
 def test_missing_sizes(sizes: dict[str, int], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         fr.Attention(fr.AttentionConfig(), **sizes)
-
-
-def test_sizes_given_twice() -> None:
-    with pytest.raises(ConfigError, match="ModelConfig has its own sizes"):
-        fr.Attention(fr.ModelConfig(), hidden_size=8)
 
 
 @pytest.mark.parametrize(

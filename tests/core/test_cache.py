@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import fullrank as fr
-from fullrank.core.cache import Buffer, append
+from fullrank.core.cache import KeyValues
 from moving import moved
 
 
@@ -15,55 +15,59 @@ def some(tokens: int, seed: int) -> Tensor:
     return torch.randn(2, 3, tokens, 4, generator=torch.Generator().manual_seed(seed))
 
 
+def start(tokens: Tensor) -> KeyValues:
+    return KeyValues.after(None, None, tokens, None)
+
+
+def join(past: KeyValues, new: Tensor) -> KeyValues:
+    return KeyValues.after(past, None, new, None)
+
+
 def test_two_go_on_from_one() -> None:
     """Both find what they appended; the one that came second has a storage of its own."""
     first, a, b, c = some(5, 0), some(1, 1), some(2, 2), some(1, 3)
     with torch.no_grad():
-        begun, room = append(first, Buffer.full(first), some(1, 4))
-        one, room_one = append(begun, room, a)
-        two, room_two = append(begun, room, b)
-        more, room_more = append(one, room_one, c)
-    start = torch.cat((first, some(1, 4)), 2)
-    assert torch.equal(begun, start)
-    assert torch.equal(one, torch.cat((start, a), 2))
-    assert torch.equal(two, torch.cat((start, b), 2))
-    assert torch.equal(more, torch.cat((start, a, c), 2))
-    assert room is room_one is room_more
-    assert room_two is not room
+        shared = join(start(first), some(1, 4))
+        one = join(shared, a)
+        two = join(shared, b)
+        more = join(one, c)
+    text = torch.cat((first, some(1, 4)), 2)
+    for found, parts in ((shared, (text,)), (one, (text, a)), (two, (text, b)), (more, (text, a, c))):
+        assert torch.equal(found.values, torch.cat(parts, 2))
+    assert shared.buffers[1] is one.buffers[1] is more.buffers[1]
+    assert two.buffers[1] is not shared.buffers[1]
 
 
 def test_what_is_given_is_never_written_to_and_growing_is_rare() -> None:
     tokens = some(5, 0)
-    kept, rooms = tokens.clone(), []
-    found, room = tokens, Buffer.full(tokens)
+    found, buffers = start(tokens), []
     with torch.no_grad():
         for i in range(300):
-            found, room = append(found, room, some(1, i + 1))
-            rooms.append(room)
-    assert torch.equal(tokens, kept)
-    assert torch.equal(found, torch.cat((tokens, *(some(1, i + 1) for i in range(300))), 2))
-    assert len({id(room) for room in rooms}) == 4  # 64, 128, 256, 512 tokens
+            found = join(found, some(1, i + 1))
+            buffers.append(found.buffers[1])
+    assert torch.equal(tokens, some(5, 0))
+    assert torch.equal(found.values, torch.cat((tokens, *(some(1, i + 1) for i in range(300))), 2))
+    assert len({id(buffer) for buffer in buffers}) == 4  # 64, 128, 256, 512 tokens
 
 
 def test_gradients_and_other_dtypes_are_joined() -> None:
     tokens = some(5, 0).requires_grad_()
-    found, room = append(tokens, Buffer.full(tokens), some(1, 1))
-    assert room is None
-    found.sum().backward()
+    found = join(start(tokens), some(1, 1))
+    assert found.buffers[1] is None
+    found.values.sum().backward()
     assert torch.equal(tokens.grad, torch.ones_like(tokens))  # type: ignore[arg-type]
     with torch.no_grad():
-        found, room = append(some(5, 0), Buffer.full(some(5, 0)), some(1, 1).double())
-    assert room is None
-    assert found.dtype == torch.float64
+        found = join(start(some(5, 0)), some(1, 1).double())
+    assert found.buffers[1] is None
+    assert found.values.dtype == torch.float64
 
 
 def test_a_cache_of_inference_mode_goes_on_outside_of_it() -> None:
     with torch.inference_mode():
-        first = some(5, 0)
-        begun, room = append(first, Buffer.full(first), some(1, 1))
+        past = join(start(some(5, 0)), some(1, 1))
     with torch.no_grad():
-        found, _ = append(begun, room, some(1, 2))
-    assert torch.equal(found, torch.cat((some(5, 0), some(1, 1), some(1, 2)), 2))
+        found = join(past, some(1, 2))
+    assert torch.equal(found.values, torch.cat((some(5, 0), some(1, 1), some(1, 2)), 2))
 
 
 @pytest.mark.parametrize("mix", ["none", "position_independent", "position_wise", "random", "average"])

@@ -88,18 +88,6 @@ def test_padding_takes_no_place(kind: str) -> None:
             assert torch.equal(model(ids, whole), model(ids))
 
 
-@every_kind
-def test_a_row_that_is_all_padding_harms_nobody(kind: str) -> None:
-    model = encoder(kind)
-    ids, mask = tokens(SOURCE, 3, 7), padding([7, 0, 5], 7, "right")
-    out = model(ids, mask)
-    assert out.isfinite().all()
-    close(out[0], model(ids[:1])[0])
-    out[mask.bool()].square().sum().backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is None or parameter.grad.isfinite().all(), name
-
-
 def test_a_text_read_backwards_is_another_text_unless_there_are_no_positions() -> None:
     ids = tokens(SOURCE, 2, 6)
     with torch.no_grad():
@@ -107,22 +95,6 @@ def test_a_text_read_backwards_is_another_text_unless_there_are_no_positions() -
             model = encoder(kind)
             same = torch.allclose(model(ids.flip(1)).flip(1), model(ids), atol=1e-9)
             assert same == (kind == "no positions"), kind
-
-
-def test_its_own_part_of_a_translation_model() -> None:
-    """The encoder of a translator is what `Encoder` builds from the same configuration, and nothing of the decoder."""
-    own = fr.EncoderConfig(vocab_size=20, num_hidden_layers=3, attention=fr.AttentionConfig(mix="position_wise"))
-    config = fr.ModelConfig(**SIZES, encoder=own, decoder=fr.DecoderConfig(num_hidden_layers=1))
-    alone = fr.Encoder(config)
-    assert len(alone.blocks) == 3
-    whole = fr.Translator(config)
-    assert alone.state_dict().keys() == whole.encoder.state_dict().keys()
-    assert alone.num_parameters() == whole.encoder.num_parameters()
-    alone.load_state_dict(whole.encoder.state_dict())
-    ids = tokens(20, 2, 6)
-    with torch.no_grad():
-        assert torch.equal(alone(ids), whole.encode(ids).hidden)
-    assert not [name for name in alone.state_dict() if "cross" in name]
 
 
 def test_as_published_is_masked_here() -> None:
@@ -170,11 +142,3 @@ def test_what_is_refused() -> None:
         model(torch.zeros(2, 3, dtype=torch.long), torch.ones(2, 4))
     with pytest.raises(InputError, match="at least one token"):
         model(torch.zeros(2, 0, dtype=torch.long))
-
-
-def test_on_the_meta_device() -> None:
-    with torch.device("meta"):
-        imagined = fr.Encoder(fr.ModelConfig(**SIZES))
-    real = fr.Encoder(fr.ModelConfig(**SIZES))
-    assert all(parameter.is_meta for parameter in imagined.parameters())
-    assert imagined.num_parameters() == real.num_parameters()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import fullrank as fr
-from fullrank.config.load import apply_overrides, build, parse_yaml, to_yaml
+from fullrank.config.load import build, parse_yaml, to_yaml
 from fullrank.core import kinds, registry
 from fullrank.core.errors import ConfigError
 from fullrank.core.section import key
@@ -81,11 +81,6 @@ def test_a_written_section_states_the_keys_of_all_kinds() -> None:
     assert not hasattr(fr.AttentionConfig(), "nothing")
 
 
-def test_a_member_has_one_kind() -> None:
-    with pytest.raises(ConfigError, match=r"model.attention.kind: 'weighted' is what a WeightedConfig is, given"):
-        dataclasses.replace(fr.AttentionConfig(), kind="multilinear")
-
-
 @pytest.fixture
 def own_output() -> Iterator[type]:
     @registry.register("output", "tempered")
@@ -146,52 +141,12 @@ def test_outputs_are_resolved_and_survive_a_file(output: dict[str, Any], resolve
     _check_resolved(build(raw(output, input=CLUSTERS)), resolved)
 
 
-@pytest.mark.parametrize(
-    ("output", "resolved"),
-    [
-        ({"tied": True}, {"bias": False}),
-        (MIXTURE | {"tied": True}, {"bias": False, "tied": True}),
-        (MIXTURE | {"tied": True, "bias": True}, {"bias": True}),
-    ],
-)
-def test_outputs_that_share_a_table_likewise(output: dict[str, Any], resolved: dict[str, Any]) -> None:
-    _check_resolved(build(raw(output)), resolved)
-
-
 def _check_resolved(config: Any, resolved: dict[str, Any]) -> None:
     assert {name: getattr(config.model.output, name) for name in resolved} == resolved
     assert build(parse_yaml(to_yaml(config), "saved")) == config
     assert to_yaml(build(parse_yaml(to_yaml(config), "saved"))) == to_yaml(config)
     assert build(json.loads(json.dumps(config.to_dict()))) == config
     assert dataclasses.replace(config.model, vocab_size=90).output == config.model.output
-
-
-def test_clusters_without_an_adaptive_input_are_the_outputs_own() -> None:
-    output = build(raw(ADAPTIVE | {"cutoffs": [50]})).model.output
-    assert (output.cutoffs, output.div_val) == ([50], 1)
-    assert build(raw(MIXTURE, input=CLUSTERS)).model.output.components == "softmax"
-    assert fr.InputConfig(kind="adaptive", cutoffs=(3, 5)).cutoffs == [3, 5]
-
-
-def test_multilinear_attention_is_resolved() -> None:
-    defaults = fr.AttentionConfig(kind="multilinear")
-    assert (defaults.cores, defaults.rank, defaults.causal, defaults.core_weights) == (1, 40, "masked", "softmax")
-    assert (defaults.output_map, defaults.decays, defaults.tied_to_length) == ("pairs", None, True)
-    decayed = fr.AttentionConfig(kind="multilinear", output_map="decayed")
-    assert (decayed.decays, decayed.tied_to_length) == (8, False)
-    assert fr.AttentionConfig(kind="multilinear", **PUBLISHED).sees_future
-
-
-def test_keys_from_the_command_line() -> None:
-    words = ["model.output.kind=mixture_of_softmaxes", "model.output.mixtures=4", "model.output.latent_dropout=0.2",
-             "model.output.latent_dropout_locked=true", "model.output.epsilon=1e-8", "model.output.normalize=sigsoftmax",
-             "model.output.cutoffs=[7, 9]"]  # fmt: skip
-    output = build(apply_overrides({"model": {"vocab_size": 100}}, words)).model.output
-    assert (output.mixtures, output.latent_dropout, output.latent_dropout_locked) == (4, 0.2, True)
-    assert (output.epsilon, output.normalize, output.components) == (1e-8, "sigsoftmax", "adaptive")
-    words = ["model.input.cutoffs=[7, 9, 20]", "model.output.form=fairseq"]
-    config = build(apply_overrides(raw(ADAPTIVE, input=CLUSTERS), words)).model
-    assert config.input.cutoffs == config.output.cutoffs == [7, 9, 20]
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
@@ -298,17 +253,6 @@ def test_models_that_can_be() -> None:
         {"attention": DECAYED, "memory_length": 4, "memory_start": "zeros"},
     ):
         assert build(raw({}, **model)).model.attention.rank == 5
-
-
-def test_all_faults_at_once() -> None:
-    assert len(problems(raw(MIXTURE | {"mixtures": 0, "epsilon": -1.0, "latent_dropout": 2.0}))) == 3
-
-
-def test_clusters_of_a_vocabulary_that_is_known_later() -> None:
-    config = build(raw(ADAPTIVE, input=CLUSTERS, vocab_size=None)).model
-    assert dataclasses.replace(config, vocab_size=31).vocab_size == 31
-    with pytest.raises(ConfigError, match=r"model\.input\.cutoffs: below model\.vocab_size 30"):
-        dataclasses.replace(config, vocab_size=30)
 
 
 def test_what_an_output_can_be_tied_to() -> None:

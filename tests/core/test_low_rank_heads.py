@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import fullrank as fr
-from fullrank.core.attention import Trace
 from fullrank.core.layout import Layout
+from fullrank.core.trace import Trace
 
 
 def some_weights(tokens: int, seed: int = 3) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -150,39 +149,6 @@ def test_what_it_is_made_of() -> None:
     trace = fr.Trace()
     made(text()[0], trace=trace)
     assert [tuple(layer.weights.shape) for layer in trace.layers] == [(3, 4, 9, 9)] * 2
-
-
-def test_dropout_before_the_output_layer() -> None:
-    locked = fr.DropoutConfig(output=0.5, locked=True)
-    made = model(dropout=locked).train()
-    hidden = made.hidden(text()[0])
-    dropped = hidden == 0
-    assert 0.3 < dropped.double().mean() < 0.7
-    assert torch.equal(dropped, dropped[:, :1].expand_as(dropped)), "one mask for all places of a text"
-    assert not (made.eval().hidden(text()[0]) == 0).any()
-
-
-def test_saved_and_loaded(tmp_path: Path) -> None:
-    made, inputs = model("adaptive", "mixed"), text()[0]
-    made.save(tmp_path / "masked")
-    loaded = fr.MaskedLanguageModel.load(tmp_path / "masked")
-    assert (loaded.config, loaded.mask_id, loaded.training) == (made.config, VOCABULARY - 1, False)
-    assert torch.equal(loaded(inputs).logits, made(inputs).logits)
-
-
-def test_models_of_other_kinds_are_told_apart(tmp_path: Path) -> None:
-    config = model().config
-    models = {
-        "MaskedLanguageModel": fr.MaskedLanguageModel(config),
-        "LanguageModel": fr.LanguageModel(config),
-        "Translator": fr.Translator(config),
-    }
-    for name, made in models.items():
-        made.save(tmp_path / name)
-    for name in models:
-        for other in models.keys() - {name}:
-            with pytest.raises(InputError, match=rf"{other}: holds a .*model, not a .*; load it with {other}\.load"):
-                getattr(fr, name).load(tmp_path / other)
 
 
 @pytest.mark.parametrize(

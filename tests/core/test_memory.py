@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from itertools import pairwise
-
 import pytest
 import torch
 from memory_models import LAYERS, POSITIONS, E, V, in_segments, model, one_pass, text
 
 import fullrank as fr
-from fullrank.core.errors import InputError
 from pairs import covering, product
 
 LENGTHS = [[4, 4, 4, 4], [7, 1, 3, 6, 2], [5, 5, 5], [3, 9, 2, 5], [19]]
@@ -32,15 +28,6 @@ def test_segments_equal_one_long_pass(position: str, memory_length: int) -> None
             assert [layer.tokens for layer in memory.layers] == [min(memory_length, sum(sizes))] * LAYERS
 
 
-@pytest.mark.parametrize("score", ["dense_synthesizer", "random_synthesizer"])
-def test_synthesizers_remember_up_to_their_longest_text(score: str) -> None:
-    made, ids = model("none", score=score, memory_length=5), text()
-    sizes = [4, 6, 3]
-    assert (in_segments(made, ids, sizes)[0] - one_pass(made, ids[:, :13], sizes, 5)).abs().max() < 1e-10
-    with pytest.raises(InputError, match="max_position_embeddings is 64"):
-        in_segments(made, text(1, 70), [10] * 7)
-
-
 @pytest.mark.parametrize("position", POSITIONS)
 def test_same_length_is_a_window(position: str) -> None:
     ids = text()
@@ -53,22 +40,6 @@ def test_same_length_is_a_window(position: str) -> None:
                 assert (found - expected).abs().max() < 1e-10, (memory_length, sizes, "cached")
             found, _ = in_segments(made, ids, sizes)
             assert (found - expected).abs().max() < 1e-10, (memory_length, sizes)
-
-
-@pytest.mark.parametrize("position", POSITIONS)
-def test_enough_memory_is_plain_causal_attention(position: str) -> None:
-    made, ids = model(position, memory_length=30), text()
-    plain = fr.LanguageModel(replace(made.config, memory_length=0)).double().eval()
-    plain.load_state_dict(made.state_dict())
-    expected = plain(ids).logits
-    assert (in_segments(made, ids, [6, 1, 8, 4])[0] - expected).abs().max() < 1e-10
-    cache, parts = made.new_cache(), []
-    for first, end in pairwise([0, 6, 7, 15, 19]):
-        out = made(ids[:, first:end], cache=cache)
-        cache = out.cache
-        assert out.memory is None
-        parts.append(out.logits)
-    assert (torch.cat(parts, 1) - expected).abs().max() < 1e-10
 
 
 RAGGED = covering(
@@ -163,7 +134,7 @@ def test_a_memory_of_zeros_is_attended() -> None:
     x = made.embedding(ids[:, :4])
     layout = made.position.place(fr.Layout.of_runs(4, ((-5, 5), (0, 4))), x, made.embedding_dropout)
     for block in made.blocks:
-        x = block(x, layout, None, torch.zeros(2, 5, E, dtype=torch.float64))
+        x = block(x, layout, memory=torch.zeros(2, 5, E, dtype=torch.float64))
     assert (found - made.output(x)).abs().max() < 1e-12
 
 
@@ -186,8 +157,5 @@ def test_the_cost_of_a_memory() -> None:
     assert found["flops_per_token"]["training"] == 3 * (forward + again)
     assert found["bytes"]["memory_per_text_fp32"] == 4 * layers * m * width
     assert plain["bytes"]["memory_per_text_fp32"] == 0
-    first = fr.ModelConfig(**sizes, memory_length=m, attention=fr.AttentionConfig(value_residual=True))
-    once_more = 2 * width * heads * head_dim * (n + m) // n
-    assert size(first, n)["flops_per_token"]["training"] == 3 * (forward + again + once_more)
     window = size(fr.ModelConfig(**sizes, memory_length=m, same_length=True), n)["flops_per_token"]["forward"]
     assert forward - window == round(layers * 4 * heads * head_dim * (n + 1) / 2)

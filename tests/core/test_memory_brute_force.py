@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from memory_loops import LAYERS, LENGTHS, ROWS, STARTS, TOKENS, VOCABULARY, Loop
 from memory_models import ages
 
 import fullrank as fr
+from fullrank.core.released import DriftingMemory
 from pairs import covering, product
 
 PATTERNS: dict[str, tuple[set[int], ...]] = {
@@ -33,9 +33,9 @@ def check(setting: Setting, pattern: tuple[set[int], ...], drifting: bool = Fals
                 for number, (first, size, resting) in enumerate(zip(STARTS, LENGTHS, pattern, strict=True)):
                     where = f"segment {number}, {kernel}, cached={cached}"
                     ids, targets = text[:, first : first + size], text[:, first + 1 : first + size + 1]
-                    hidden, memory, _ = model.hidden(
-                        ids, replace(memory or model.new_memory(), drifting=drifting), skip=frozenset(resting)
-                    )
+                    memory = memory or model.new_memory()
+                    memory = DriftingMemory.of_memory(memory) if drifting else memory
+                    hidden, memory, _ = model.hidden(ids, memory, skip=frozenset(resting))
                     found = model.output.nll(hidden, targets).detach().numpy()
                     close(found, np.array([one.nll[number] for one in expected]), where)
                     for i in range(LAYERS):

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from memory_models import LAYERS, POSITIONS, E, ages, model, text
+from memory_models import E, ages, model, text
 from torch import Tensor
 
 import fullrank as fr
+from fullrank.core.memory import Memory
+from fullrank.core.released import DriftingMemory
 
 
 def test_ages_count_tokens_to_the_next_one() -> None:
@@ -22,26 +23,6 @@ def test_ages_count_tokens_to_the_next_one() -> None:
     assert ages(rested, 1).tolist() == [8, 7, 6, 5, 4]
     ran = made(ids[:, 10:12], rested).memory
     assert ages(ran, 1).tolist() == [8, 7, 6, 2, 1]  # three old ones behind a gap of three tokens
-
-
-@pytest.mark.parametrize("position", POSITIONS)
-def test_a_layer_that_rests_is_the_identity_and_keeps_its_memory(position: str) -> None:
-    made, ids = model(position), text()
-    memory = made(ids[:, :6]).memory
-    called: list[int] = []
-    for i, block in enumerate(made.blocks):
-        for part in block.modules():
-            part.register_forward_hook(lambda *_, i=i: called.append(i))
-    out = made(ids[:, 6:10], memory, skip={0, 2})
-    assert set(called) == {1}
-    assert out.memory.layers[0].hidden is memory.layers[0].hidden
-    assert out.memory.layers[2].hidden is memory.layers[2].hidden
-    everything = made(ids[:, 6:10], memory, skip=range(LAYERS))
-    x = made.position(made.embedding(ids[:, 6:10]), torch.arange(6, 10))
-    assert torch.equal(everything.logits, made.output(made.final_norm(x)))
-    out.logits.sum().backward()
-    assert all(p.grad is None for p in made.blocks[0].parameters())
-    assert all(p.grad is not None for p in made.blocks[1].parameters())
 
 
 @pytest.mark.parametrize("cached", [False, True])
@@ -121,16 +102,16 @@ def test_drifting_labels_are_the_released_ones() -> None:
     for step, skip in enumerate([(), (1,), (), (1,), ()]):
         part = ids[:, 4 * step : 4 * step + 4]
         before = memory
-        out = made.hidden(part, replace(memory or made.new_memory(), drifting=True), skip=skip)
+        out = made.hidden(part, DriftingMemory.of_memory(memory or made.new_memory()), skip=skip)
         memory = out.memory
     # the last step, layer 1: it rested twice, so its memory is labelled 8 tokens farther than it is
     x = made.embedding(part)
     for block, known, start in zip(made.blocks, before.layers, (12, 16 - 8 - 4), strict=True):
         layout = made.position.place(fr.Layout.of_runs(4, ((start, 4), (16, 4))), x, made.embedding_dropout)
-        x = block(x, layout, None, known.hidden)
+        x = block(x, layout, memory=known.hidden)
     expected = x
     assert (out.hidden - expected).abs().max() < 1e-12
-    true = made.hidden(part, replace(before, drifting=False))
+    true = made.hidden(part, Memory(**vars(before)))
     assert (true.hidden - expected).abs().max() > 1e-3
 
 

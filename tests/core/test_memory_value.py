@@ -53,17 +53,6 @@ def test_tensors_of_a_memory_are_the_memory() -> None:
     assert Memory.from_tensors(Memory.empty(3).to_tensors()) == Memory.empty(3)
 
 
-def test_rows_of_a_memory_can_be_chosen() -> None:
-    made, ids = model("relative"), text(3)
-    index = torch.tensor([2, 0, 0])
-    for cached in (False, True):
-        with torch.no_grad() if cached else torch.enable_grad():
-            for mask in (None, torch.tensor([[0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1], [0, 0, 0, 1, 1, 1]])):
-                memory = made(ids[:, :6], attention_mask=mask).memory
-                found = made(ids[index, 6:9], memory.reorder(index)).logits
-                assert (found - made(ids[:, 6:9], memory).logits[index]).abs().max() < 1e-12
-
-
 def test_other_lengths_at_evaluation() -> None:
     made, ids = model("relative", memory_length=3), text()
     sizes = [4, 5, 6]
@@ -252,15 +241,3 @@ def test_a_segment_of_no_tokens_changes_nothing(position: str, masked: bool) -> 
             made(ids[:, 8:12], cache=cache).logits,
             made(ids[:, 8:12], cache=made(ids[:, :8], cache=made.new_cache()).cache).logits,
         )
-
-
-@pytest.mark.parametrize("position", ["relative", "rotary"])
-def test_no_texts_and_a_cache_of_another_precision(position: str) -> None:
-    made, ids = model(position), text()
-    assert made(ids[:0]).logits.shape == (0, 19, V)
-    assert made(ids[:0], made(ids[:0]).memory).logits.shape == (0, 19, V)
-    with torch.no_grad():
-        expected = made(ids[:, 6:9], cache=made(ids[:, :6], cache=made.new_cache()).cache).logits
-        cache = made.float()(ids[:, :6], cache=made.new_cache()).cache
-        found = made.double()(ids[:, 6:9], cache=cache).logits
-    assert (found - expected).abs().max() < 1e-4

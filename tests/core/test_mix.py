@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 import fullrank as fr
-from fullrank.core.errors import ConfigError
 from fullrank.core.mix import (
     AverageHeads,
     KeepHeads,
@@ -65,15 +64,6 @@ def test_position_independent_is_equation_12(weights: Tensor, query: Tensor) -> 
     assert torch.equal(mix.matrix(query), mix.mixing)
 
 
-def test_one_number_of_the_matrix_moves_head_j_into_head_i(weights: Tensor, query: Tensor) -> None:
-    mix = PositionIndependentMixing(None, SIZE).double()
-    with torch.no_grad():
-        mix.mixing[0, 2] = 0.5  # column 2 makes head 2; row 0 reads head 0
-    mixed = mix_heads(weights, mix.matrix(query))
-    assert torch.equal(mixed[:, :2], weights[:, :2])
-    assert torch.allclose(mixed[:, 2], weights[:, 2] + 0.5 * weights[:, 0])
-
-
 def test_position_wise_is_section_3_1(weights: Tensor, query: Tensor) -> None:
     mix = PositionWiseMixing(None, SIZE).double()
     assert {name: tuple(p.shape) for name, p in mix.named_parameters()} == {"from_query": (D, H), "mixing": (H, H)}
@@ -105,14 +95,6 @@ def test_the_query_of_the_source_head_builds_the_row(weights: Tensor, query: Ten
     changed = (mix.matrix(other) - mix.matrix(query)).abs() > 1e-9
     assert changed[:, :, 1].all()
     assert not changed[:, :, [0, 2]].any()
-
-
-def test_position_wise_with_zero_w_is_position_independent(weights: Tensor, query: Tensor) -> None:
-    a, b = PositionIndependentMixing(None, SIZE).double(), PositionWiseMixing(None, SIZE).double()
-    with torch.no_grad():
-        a.mixing.normal_()
-        b.mixing.copy_(a.mixing)
-    assert torch.allclose(mix_heads(weights, a.matrix(query)), mix_heads(weights, b.matrix(query)), atol=1e-15)
 
 
 @pytest.mark.parametrize("kind", [PositionIndependentMixing, PositionWiseMixing])
@@ -175,19 +157,6 @@ def test_random_differs_between_layers_and_follows_the_seed() -> None:
     assert not torch.equal(first[0], other[0])
 
 
-def test_random_std_comes_from_the_configuration() -> None:
-    attention = fr.Attention(
-        fr.AttentionConfig(mix={"name": "random", "std": 1e-9}), hidden_size=8, num_attention_heads=4
-    )
-    assert attention.attend.mix.mixing.abs().max() < 1e-7
-    with pytest.raises(ValueError, match=r"mix: std: a positive number, given -1"):
-        fr.AttentionConfig(mix={"name": "random", "std": -1})
-    with pytest.raises(ValueError, match=r"'random' has no option 'sdt'; did you mean 'std'"):
-        fr.AttentionConfig(mix={"name": "random", "sdt": 1})
-    with pytest.raises(ValueError, match=r"'none' takes no options, given \['std'\]"):
-        fr.AttentionConfig(mix={"name": "none", "std": 1})
-
-
 def test_average_gives_every_head_the_mean(weights: Tensor, query: Tensor) -> None:
     mix = AverageHeads(None, SIZE)
     assert not mix.state_dict()
@@ -239,8 +208,3 @@ def test_a_model_with_another_start_differs_in_its_mixing_only(mix: str) -> None
     for name in plain.keys() - set(mixing):
         assert torch.equal(plain[name], drawn[name]), name
         assert torch.equal(plain[name], uniform[name]), name
-
-
-def test_a_start_that_does_not_exist_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"model\.attention\.mix: start: 'identity' or 'random' or 'uniform'"):
-        fr.AttentionConfig(mix={"name": "position_wise", "start": "orthogonal"})

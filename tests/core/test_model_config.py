@@ -16,11 +16,7 @@ from fullrank.config.load import (
     parse_yaml,
     to_yaml,
 )
-from fullrank.config.schema import json_schema
-from fullrank.core import registry
 from fullrank.core.errors import ConfigError
-from fullrank.core.section import known_keys
-from schema_accepts import accepts
 
 SIZES: dict[str, Any] = {"vocab_size": 20, "hidden_size": 12, "num_attention_heads": 3}
 PAIRS: dict[str, Any] = {"kind": "multilinear", "rank": 5}
@@ -87,19 +83,6 @@ def test_released_cross_leaves_mixing_out_there() -> None:
         found = model(**sections)
         assert found.of_cross().attention.mix == "none"
         assert found.of_decoder().attention == found.attention
-
-
-def test_dropout_of_weights_is_for_the_places_that_have_some() -> None:
-    found = model(dropout={"attention": 0.1}, encoder={"attention": PAIRS})
-    parts = (found.of_encoder(), found.of_decoder(), found.of_cross())
-    assert [part.dropout.attention for part in parts] == [0.0, 0.1, 0.1]
-    found = model(dropout={"attention": 0.1}, attention=PAIRS, decoder={"cross": {}})
-    parts = (found.of_encoder(), found.of_decoder(), found.of_cross())
-    assert [part.dropout.attention for part in parts] == [0.0, 0.0, 0.1]
-    with pytest.raises(
-        ConfigError, match=r"model\.dropout\.attention: multi-linear attention has no attention weights"
-    ):
-        model(dropout={"attention": 0.1}, attention=PAIRS, encoder={})
 
 
 def test_the_output_is_of_target_words() -> None:
@@ -180,13 +163,6 @@ def test_refused(sections: dict[str, Any], message: str) -> None:
         assert len(error.value.problems) == 1
 
 
-def test_one_table_for_one_vocabulary() -> None:
-    for sections in ({"share_embedding": True}, {"share_embedding": True, "vocab_size": 20}, {"vocab_size": 21}):
-        assert of_python(encoder=sections) == model(encoder=sections)
-    unknown = fr.ModelConfig(hidden_size=12, num_attention_heads=3, encoder=fr.EncoderConfig(share_embedding=True))
-    assert unknown.vocab_size is None  # known when the data are
-
-
 INSIDE: list[tuple[str, str]] = [
     ("encoder.attention.mix=position_wize", "model.encoder.attention.mix: 'position_wize' is not available; did you mean"),
     ("encoder.attention.kind=linear", "model.encoder.attention.kind: 'linear' is not available"),
@@ -221,20 +197,6 @@ def test_faults_are_named_with_their_full_key(override: str, message: str) -> No
     assert message in error.value.problems[0]
 
 
-def test_all_faults_at_once() -> None:
-    with pytest.raises(ConfigError) as error:
-        model(
-            norm="both",
-            encoder={"attention": {"kind": "x"}, "num_hidden_layers": "two"},
-            decoder={"attention": {"normalize": "x"}, "cross": {"mix": "x"}, "crosss": {}},
-        )
-    keys = {problem.replace("unknown key '", "").split(":")[0].split("'")[0] for problem in error.value.problems}
-    assert keys == {
-        "model.norm", "model.encoder.attention.kind", "model.encoder.num_hidden_layers", "model.decoder.attention.normalize",
-        "model.decoder.cross.mix", "model.decoder.crosss",
-    }  # fmt: skip
-
-
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
@@ -260,61 +222,6 @@ def test_there_and_back() -> None:
     assert of_python(**{k: v for k, v in raw["model"].items() if k not in SIZES}) == config.model  # type: ignore[attr-defined]
 
 
-def test_keys_from_the_command_line() -> None:
-    raw = apply_overrides(
-        {"data": {"name": "multi30k-de-en"}, "train": {"batch_tokens": 100}, "model": dict(SIZES)},
-        ["model.encoder.attention.mix=random", "model.encoder.attention.mix.std=0.5", "model.decoder.cross.kind=multilinear",
-         "model.decoder.num_hidden_layers=1", "model.encoder.share_embedding=true"],
-    )  # fmt: skip
-    found = build(raw).model
-    assert found.of_encoder().attention.mix == {"name": "random", "std": 0.5}
-    assert found.of_cross().attention.rank == 40
-    assert found.of_decoder().num_hidden_layers == 1
-    assert found.encoder is not None
-    assert found.encoder.share_embedding is True
-    again = build(apply_overrides(raw, ["model.encoder="])).model
-    assert again.encoder is None
-
-
-def test_every_key_is_known() -> None:
-    keys = set(known_keys(fr.RunConfig))
-    attention = {key.removeprefix("model.attention.") for key in keys if key.startswith("model.attention.")}
-    assert attention == set(fr.AttentionConfig().to_dict())
-    for place in ("encoder.attention", "decoder.attention", "decoder.cross"):
-        assert {f"model.{place}.{key}" for key in attention} <= keys
-
-
-def test_the_schema_has_the_sections_with_their_choices() -> None:
-    schema = json_schema()
-
-    def at(path: str) -> dict[str, Any]:
-        node = schema
-        for word in path.split("."):
-            node = node["properties"][word]
-            choices = [choice for choice in node.get("anyOf", [node]) if "$ref" in choice] or [node]
-            if "$ref" in choices[0]:
-                node = schema["$defs"][choices[0]["$ref"].rpartition("/")[2]]
-        return node
-
-    for place in ("attention", "encoder.attention", "decoder.attention", "decoder.cross"):
-        for key, slot in (("kind", "attend"), ("score", "score"), ("normalize", "normalize"), ("mix", "mix")):
-            found = at(f"model.{place}.{key}")
-            names = [choice["enum"] for choice in found.get("anyOf", [found]) if choice.get("type") == "string"]
-            assert names == [registry.names(slot)], (place, key)
-    assert at("model.encoder.share_embedding")["type"] == "boolean"
-    assert {"type": "null"} in schema["$defs"]["ModelConfig"]["properties"]["encoder"]["anyOf"]
-    taken = {
-        "model": {"encoder": {"vocab_size": 30, "attention": {"mix": "position_wise"}}, "decoder": {"cross": PAIRS}}
-    }
-    assert accepts(schema, taken, schema)
-    assert accepts(schema, {"model": {"encoder": None}}, schema)
-    for wrong in (
-        {"encoder": {"layers": 3}}, {"encoder": {"attention": {"mix": "position_wize"}}}, {"decoder": {"cross": "none"}},
-        {"decoder": {"released_cross": 3}}, {"encoder": {"num_hidden_layers": "two"}},
-    ):  # fmt: skip
-        assert not accepts(schema, {"model": wrong}, schema), wrong
-
-
 @pytest.mark.parametrize(
     ("sections", "position"),
     [
@@ -338,12 +245,3 @@ def test_the_default_position_is_rotary_where_there_is_something_to_rotate(secti
             fr.Translator(made)
         else:
             fr.LanguageModel(made)
-
-
-def test_a_default_position_does_not_hide_an_illegal_pair() -> None:
-    with pytest.raises(ConfigError, match=r"model\.attention\.score: .* model\.position: rotary"):
-        model(attention={"score": "relative"})
-    with pytest.raises(ConfigError, match=r"model\.position: rotary acts on dot products"):
-        model(position="rotary", attention=PAIRS)
-    with pytest.raises(ConfigError, match=r"model\.head_dim: rotary positions need an even head size, given 5"):
-        model(position="rotary", head_dim=5)

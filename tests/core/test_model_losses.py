@@ -62,34 +62,6 @@ def test_nll_and_loss_are_the_cross_entropy_of_the_logits(
         assert torch.allclose(through_loss[name], gradient, atol=1e-12), name
 
 
-def test_loss_is_the_mean_without_weights(batch: tuple[torch.Tensor, ...]) -> None:
-    made = model().eval()
-    logits = made(batch[0]).logits.flatten(0, 1)
-    for smoothing in (0.0, 0.1):
-        expected = F.cross_entropy(logits, batch[1].flatten(), label_smoothing=smoothing)
-        assert torch.allclose(made.loss(*batch, label_smoothing=smoothing), expected, atol=1e-12)
-    parts = made.loss_parts(*batch, label_smoothing=0.1)
-    assert torch.allclose(parts.nll, F.cross_entropy(logits, batch[1].flatten()).detach(), atol=1e-12)
-    assert not parts.nll.requires_grad
-
-
-def test_only_ratios_of_weights_count_and_all_zero_is_zero(batch: tuple[torch.Tensor, ...]) -> None:
-    made, weights = model().eval(), torch.rand(3, 5)
-    assert torch.allclose(made.loss(*batch, weights), made.loss(*batch, 7 * weights), atol=1e-7)
-    nothing = made.loss(*batch, torch.zeros(3, 5))
-    assert float(nothing.detach()) == 0
-    nothing.backward()
-    assert all(torch.equal(p.grad, torch.zeros_like(p)) for p in made.parameters())
-
-
-def test_a_token_of_weight_zero_does_not_matter(batch: tuple[torch.Tensor, ...]) -> None:
-    read, targets = batch
-    made, weights, other = model().eval(), torch.ones(3, 5), targets.clone()
-    weights[:, 2] = 0
-    other[:, 2] = (other[:, 2] + 1) % V
-    assert torch.equal(made.loss(read, targets, weights), made.loss(read, other, weights))
-
-
 def test_padding_and_weights_give_the_mean_over_the_tokens(batch: tuple[torch.Tensor, ...]) -> None:
     """A padded batch has the loss of its texts alone, each token counting once."""
     read, targets = batch
@@ -117,24 +89,6 @@ def test_wrong_shapes(batch: tuple[torch.Tensor, ...]) -> None:
         model(memory_length=-4)
     with pytest.raises(InputError, match=r"model\.vocab_size: must be a number to build a model"):
         model(vocab_size=None)
-
-
-def test_a_cache_is_a_value_and_can_be_reordered() -> None:
-    made = model(position="rotary", attention=fr.AttentionConfig(mix="position_wise")).eval()
-    read = torch.randint(V, (2, 4))
-    empty = made.new_cache()
-    assert empty.length == 0
-    assert empty.reorder(torch.tensor([1, 0])).length == 0
-    with torch.no_grad():
-        cache = made(read, cache=empty).cache
-        assert empty.length == 0
-        assert cache.length == 4
-        beams = torch.tensor([1, 1, 0])
-        new = torch.tensor([[1], [2], [3]])
-        out = made(new, cache=cache.reorder(beams)).logits
-        assert torch.allclose(out, made(torch.cat((read[beams], new), 1)).logits[:, -1:], atol=1e-12)
-        assert torch.equal(made(new[:2], cache=cache).logits, made(new[:2], cache=cache).logits)
-        assert made(read).cache is None
 
 
 def test_a_mask_may_cover_the_new_tokens_or_all() -> None:

@@ -93,20 +93,6 @@ def test_the_published_form_as_its_code_has_it() -> None:
         torch.testing.assert_close(module(x)[0, i], expected, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize(("output_map", "core_weights"), [("pairs", "softmax"), ("decayed", "free")])
-def test_cores_are_one_core_with_their_mean(core_weights: str, output_map: str) -> None:
-    many, one = (
-        layer(cores=3, core_weights=core_weights, output_map=output_map),
-        layer(core_weights="free", output_map=output_map),
-    )
-    state = many.state_dict()
-    raw = state["attend.cores.weight"]
-    state["attend.cores.weight"] = (raw if core_weights == "free" else raw.softmax(-1)).mean(0, keepdim=True)
-    one.load_state_dict(state)
-    x = tokens(2, 9)
-    torch.testing.assert_close(one(x), many(x), rtol=1e-12, atol=1e-12)
-
-
 def test_the_start_is_that_of_the_paper() -> None:
     """softmax(rand(0, 1)): positive, sums to one, trained; free cores start there and are not normalised."""
     for free in ("softmax", "free"):
@@ -302,56 +288,28 @@ def test_decayed_sums_are_continued_over_a_gap() -> None:
     """Tokens left out between two pieces count as distance, as in one pass; sums have no window."""
     module, source = layer(output_map="decayed", decays=3), tokens(2, 9)
     layout = fr.Layout.of_runs(4, ((0, 2), (4, 3), (9, 4)))
-    past: Any = module.continued(source[:, :2], module.past(), fr.Layout.of(2))[1]
-    past = module.continued(source[:, 2:5], past, fr.Layout.of_runs(3, ((0, 2), (4, 3))))[1]
-    out, after = module.continued(source[:, 5:], past, layout)
+    kept: list[Any] = [module.attend.past()]
+    module(source[:, :2], layout=fr.Layout.of(2), past=kept[-1], kept=kept)
+    module(source[:, 2:5], layout=fr.Layout.of_runs(3, ((0, 2), (4, 3))), past=kept[-1], kept=kept)
+    past = kept[-1]
+    out = module(source[:, 5:], layout=layout, past=past, kept=kept)
+    after = kept[-1]
     apart, seen = distances([9, 10, 11, 12], [0, 1, 4, 5, 6, 9, 10, 11, 12])
     agree(module, out, decayed_equation(module, source[:, 5:], apart, seen, source), [source])
     assert after.length == 9
     for refused in (fr.Layout.of(4, 9, window=3), fr.Layout.of(4, 9, causal=False)):
         with pytest.raises(InputError, match="causal layout without window"):
-            module.continued(source[:, 5:], past, refused)
+            module(source[:, 5:], layout=refused, past=past)
 
 
 def test_sums_of_another_precision_are_read_in_that_of_the_tokens() -> None:
     module, x = layer(output_map="decayed", decays=3), tokens(2, 6)
     narrow = deepcopy(module).float()
-    past = narrow.continued(x[:, :4].float(), narrow.past(), fr.Layout.of(4))[1]
-    out, after = module.continued(x[:, 4:], past, fr.Layout.of(2, 6))
-    assert (out.dtype, after.keys.dtype) == (WIDE, WIDE)
+    kept: list[Any] = []
+    narrow(x[:, :4].float(), layout=fr.Layout.of(4), past=narrow.attend.past(), kept=kept)
+    out = module(x[:, 4:], layout=fr.Layout.of(2, 6), past=kept[0], kept=kept)
+    assert (out.dtype, kept[1].keys.dtype) == (WIDE, WIDE)
     torch.testing.assert_close(out, module(x)[:, 4:], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(("output_map", "causal", "kernel"), [
-    ("pairs", True, "auto"), ("pairs", False, "multilinear"), ("decayed", True, "multilinear"), ("decayed", False, "auto"),
-])  # fmt: skip
-@pytest.mark.parametrize(("rows", "count"), [(2, 0), (0, 3), (0, 0)])
-def test_no_tokens_and_no_sequences(rows: int, count: int, causal: bool, output_map: str, kernel: str) -> None:
-    module, x = layer(output_map=output_map), tokens(rows, count)
-    with fr.kernel(kernel):
-        out = module(x, layout=fr.Layout.of(count, causal=causal))
-    assert out.shape == (rows, count, E)
-    out.sum().backward()  # a rank of several processes may have no sequence
-
-
-def test_decayed_sums_on_the_meta_device() -> None:
-    """Padding and layouts both ways too, which go by distances."""
-    with torch.device("meta"):
-        module = fr.MultiLinearAttention(hidden_size=E, rank=R, output_map="decayed")
-        x, mask = torch.zeros(2, 7, E), torch.ones(2, 7, dtype=torch.bool)
-        for layout in (fr.Layout.of(7, causal=False), fr.Layout.of(7, key_mask=mask)):
-            out = module(x, layout=layout)
-            assert out.is_meta
-            assert out.shape == (2, 7, E)
-
-
-@pytest.mark.parametrize("wrong", [0, -3, 2.5])
-def test_positions_are_a_positive_whole_number(wrong: Any) -> None:
-    for config in ({"kind": "multilinear"}, {"score": "random_synthesizer"}):
-        with pytest.raises(ConfigError, match=r"max_position_embeddings: a positive whole number, given"):
-            fr.Attention(
-                fr.AttentionConfig(**config), hidden_size=E, num_attention_heads=2, max_position_embeddings=wrong
-            )
 
 
 def test_positions_before_the_text_have_no_rows() -> None:
@@ -359,13 +317,7 @@ def test_positions_before_the_text_have_no_rows() -> None:
     layer = fr.MultiLinearAttention(hidden_size=6, rank=3, max_position_embeddings=9)
     layout = fr.Layout.of_runs(2, [(-3, 2), (0, 2)])
     with pytest.raises(InputError, match=r"position before the text.*gaps: true"):
-        layer.continued(torch.randn(1, 2, 6), None, layout, source=torch.randn(1, 4, 6))
-
-
-def test_one_decay_starts_in_the_middle() -> None:
-    layer = fr.MultiLinearAttention(hidden_size=6, rank=3, output_map="decayed", decays=1)
-    for decay in (d.detach() for d in (layer.attend.decayed.key_decay, layer.attend.decayed.value_decay)):
-        assert 7.9 < float(1 / (1 - torch.sigmoid(decay))) < 8.2  # tokens, the geometric mean of 1 and 64
+        layer(torch.randn(1, 2, 6), torch.randn(1, 4, 6), layout)
 
 
 # -- Corollary 1 and softmax attention (docs/derivations/multilinear.md) ----------------------------------------------

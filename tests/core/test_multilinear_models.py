@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import fullrank as fr
-from fullrank.core.dropout import Dropout
+from fullrank.core.draws import Dropout
 from fullrank.core.errors import ConfigError, InputError
 from moving import moved
 
@@ -142,26 +142,6 @@ def test_the_position_term_of_a_model(shared: bool) -> None:
     x = torch.randn(2, 8, 10, dtype=WIDE)
     layout = found.position.place(fr.Layout.of(8), x, Dropout(0.0))
     torch.testing.assert_close(block(x, layout=layout), alone(x), rtol=0, atol=0)
-
-
-NAMES = {
-    "pairs": {"attend.bias", "attend.cores.weight", "attend.weight"},
-    "relative": {"attend.bias", "attend.cores.weight", "attend.weight", "attend.score.weight"},
-    "decayed": {
-        "attend.bias", "attend.cores.weight", "attend.decayed.weight", "attend.decayed.key_decay",
-        "attend.decayed.value_decay",
-    },
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_parameters_of_a_layer(kind: str) -> None:
-    """3 E R + C R + P^2 E and biases; or 2 S + S R E in place of P^2 E."""
-    own: nn.Module = model(kind).blocks[0].attention
-    cores = 2 if kind == "pairs" else 1
-    output_map = 2 * 3 + 3 * R * 10 if kind == "decayed" else P * P * 10
-    expected = 3 * 10 * R + 3 * R + cores * R + output_map + 10 + (R * 10 if kind == "relative" else 0)
-    assert sum(p.numel() for p in own.parameters()) == expected
 
 
 def test_what_a_model_refuses_when_it_runs() -> None:

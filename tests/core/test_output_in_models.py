@@ -9,12 +9,10 @@ from typing import Any
 import output_equations as equations
 import pytest
 import torch
-from output_equations import DOUBLE, Case
+from output_equations import DOUBLE
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import fullrank as fr
-from fullrank.decoding import beam_search
 
 V, E = 13, 8
 CLUSTERS = {"kind": "adaptive", "cutoffs": [4, 8], "div_val": 2}
@@ -101,86 +99,6 @@ def test_saved_once_loaded_and_imagined(kind: str, tmp_path: Path) -> None:
         imagined = fr.LanguageModel(made.config)
     assert {n: t.shape for n, t in imagined.state_dict().items()} == {n: t.shape for n, t in made.state_dict().items()}
     assert imagined.output.flops_per_token() == made.output.flops_per_token() > 0
-
-
-@pytest.mark.parametrize("kind", ["tied mixture", "adaptive", "mixture of adaptive"])
-def test_beam_search_finds_the_best_text(kind: str) -> None:
-    """A beam of as many texts as there are finds what counting every text finds; its sums are those of the nll."""
-    made = model(kind).eval()
-    found = beam_search(made, torch.tensor([[3]]), beams=V, max_new_tokens=2, eos_id=None, length_penalty=0.0)
-    pairs = torch.cartesian_prod(torch.arange(V), torch.arange(V))
-    texts = torch.cat((torch.full((V * V, 1), 3), pairs), 1)
-    with torch.no_grad():
-        total = made.nll(texts[:, :-1], texts[:, 1:]).per_token.sum(1)
-    assert found.ids[0, 0].tolist() == pairs[int(total.argmin())].tolist()
-    assert abs(float(found.log_probs[0, 0] + total.min())) < 1e-6
-
-
-@kinds
-def test_in_lower_precision(kind: str) -> None:
-    """Under autocast products are in bf16, sums and softmaxes in fp32; a model in bf16 has gradients in bf16."""
-    made, (read, targets) = model(kind, torch.float32), batch(8, 32)
-    exact = made.loss(read, targets, label_smoothing=0.1)
-    right = torch.autograd.grad(exact, list(made.parameters()))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert made.embedding(read).dtype == torch.float32
-        assert made(read).logits.dtype == made.nll(read, targets).per_token.dtype == torch.float32
-        loss = made.loss(read, targets, label_smoothing=0.1)
-    assert abs(float((loss - exact).detach())) < 0.02
-    for (name, p), a, b in zip(
-        made.named_parameters(), torch.autograd.grad(loss, list(made.parameters())), right, strict=True
-    ):
-        assert a.dtype == p.dtype
-        if not name.endswith("key.bias"):
-            assert float((a - b).norm() / b.norm()) < 0.1, name
-    narrow = made.to(torch.bfloat16)
-    loss = narrow.loss(read, targets, label_smoothing=0.1)
-    loss.backward()
-    assert abs(float((loss - exact).detach())) < 0.1
-    assert all(p.grad.dtype == torch.bfloat16 and p.grad.isfinite().all() for p in narrow.parameters())
-
-
-@pytest.mark.full
-@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
-def test_beside_compiled_parts() -> None:
-    """The adaptive input compiles without a break; compiled blocks, and a compiled whole, leave logits and losses alone."""
-    torch._dynamo.reset()
-    kind = "mixture of adaptive"
-    eager, compiled, (read, targets) = model(kind), model(kind), batch()
-    whole = torch.compile(compiled.embedding, fullgraph=True, backend="eager")
-    assert torch.equal(whole(read), eager.embedding(read))
-    for block in compiled.compile_targets():
-        block.compile(backend="eager")
-    for run in (lambda made: made.loss(read, targets), lambda made: made(read).logits[..., 0].sum()):
-        same(gradients(compiled, run(compiled)), gradients(eager, run(eager)))
-    everything = torch.compile(eager.eval(), backend="eager")
-    with torch.no_grad():
-        assert torch.allclose(everything(read).logits, compiled.eval()(read).logits, atol=1e-12)
-
-
-@pytest.mark.parametrize(("tokens", "smoothing"), [("some", 0.0), ("padded", 0.1)])
-def test_as_head_of_a_masked_language_model_or_a_decoder(tokens: str, smoothing: float) -> None:
-    """Weights say which positions count: any of them, or those before the padding; the others have no gradient."""
-    case = Case(3, vocabulary=V, width=E)
-    layer, states = case.layer(), torch.randn(3, 7, E, dtype=DOUBLE, requires_grad=True)
-    kept = torch.arange(7) < torch.tensor([[7], [1], [4]])
-    if tokens == "some":
-        kept = torch.rand(3, 7) < 0.3
-        kept[0] = False  # a text without a mask
-    assert 0 < int(kept.sum()) < 21
-    targets = torch.where(kept, torch.randint(V, (3, 7)), 0)
-    loss, nll = layer.loss(states, targets, kept.double(), smoothing)
-    logs = case.log_prob(case.tensors(layer), states[kept][None])[0]
-    expected = equations.mean_loss(logs, targets[kept], None, smoothing)
-    assert abs(float((loss - expected).detach())) < 1e-12
-    assert abs(float(nll - F.nll_loss(logs, targets[kept]).detach())) < 1e-12
-    leaves = [states, *layer.parameters()]
-    found = torch.autograd.grad(loss, leaves)
-    for one, other in zip(found, torch.autograd.grad(expected, leaves), strict=True):
-        equations.close("gradient", one, other, 1e-11)
-    assert torch.equal(found[0][~kept], torch.zeros_like(found[0][~kept]))
-    alone = layer.nll(states[kept][None], targets[kept][None])[0]  # gathered first, as a masked head may do
-    assert torch.allclose(alone, layer.nll(states, targets)[kept], atol=1e-12)
 
 
 @pytest.mark.parametrize("mixtures", [1, 4])

@@ -124,16 +124,6 @@ def test_overlap_of_a_trace_takes_the_weights_before_mixing() -> None:
     assert made.blocks[0].attention.project.query.weight.grad.abs().max() > 0
 
 
-def test_gradients_of_overlap() -> None:
-    assert torch.autograd.gradcheck(fr.overlap, torch.rand(2, 3, 3, 4, dtype=torch.float64, requires_grad=True))
-
-
-def test_an_empty_trace_is_refused() -> None:
-    for penalty in (fr.orthogonality, fr.overlap):
-        with pytest.raises(ValueError, match="the trace is empty"):
-            penalty(fr.Trace())
-
-
 def test_a_trace_changes_nothing_and_also_follows_decoding() -> None:
     made, read = model("position_wise").eval(), torch.randint(7, (1, 6))
     with torch.no_grad(), fr.kernel("reference"):

@@ -64,23 +64,6 @@ def test_learned_positions_end() -> None:
         made(torch.zeros(1, 1, dtype=torch.int64), cache=cache)
 
 
-@pytest.mark.parametrize("position", ["sinusoidal", "rotary", "none"])
-def test_others_do_not_end(position: str) -> None:
-    made = model(position=position)
-    assert made.max_length is None
-    assert made(torch.zeros(1, 50, dtype=torch.int64)).logits.isfinite().all()
-
-
-@pytest.mark.parametrize("position", ["sinusoidal", "learned", "rotary"])
-def test_order_matters(position: str) -> None:
-    """With a position the last token sees in which order the earlier ones came; without any, not."""
-    made = model(position=position, initializer="pytorch")
-    nothing = model(position="none", initializer="pytorch")
-    first, second = torch.tensor([[1, 2, 3, 4]]), torch.tensor([[2, 1, 3, 4]])
-    assert not torch.allclose(made(first).logits[:, -1], made(second).logits[:, -1], atol=1e-4)
-    assert torch.allclose(nothing(first).logits[:, -1], nothing(second).logits[:, -1], atol=1e-5)
-
-
 @pytest.mark.parametrize("size", [7, 8])
 def test_angles_are_exact_anywhere(size: int) -> None:
     positions = torch.tensor([0, 1, 511, 187_000, 5_000_001])

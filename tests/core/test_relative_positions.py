@@ -14,7 +14,6 @@ import fullrank as fr
 import fullrank.core.config
 import fullrank.core.layout
 from fullrank.analysis.size import parameters_by_part, size
-from fullrank.core.positions import RelativeBiases, RelativeKeys
 from fullrank.training.optimizer import parameter_groups
 
 
@@ -132,12 +131,6 @@ def test_a_cache_keeps_keys_of_distances() -> None:
     assert torch.allclose(given, made(again).logits[:, -1:], atol=1e-12)
 
 
-def test_any_length() -> None:
-    made = model(max_position_embeddings=4)
-    assert made.max_length is None
-    assert made(torch.zeros(1, 30, dtype=torch.int64)).logits.isfinite().all()
-
-
 def test_a_clamped_model_forgets_how_far_far_is() -> None:
     near, far = model({"name": "relative", "clamp_length": 5}), model()
     read = torch.randint(9, (1, 12))
@@ -211,50 +204,6 @@ def test_flops_and_cache_by_their_formula(score: object, projections: int, produ
 
 
 # -- how they start ---------------------------------------------------------------------------------------------------
-
-
-def started(initializer: str, score: str) -> fr.LanguageModel:
-    torch.manual_seed(5)
-    return fr.LanguageModel(
-        fr.ModelConfig(vocab_size=9, hidden_size=48, num_hidden_layers=2, num_attention_heads=12, head_dim=40,
-                       initializer=initializer, position="relative" if score == "relative" else "none",
-                       max_position_embeddings=30, attention=fr.AttentionConfig(score=score)))  # fmt: skip
-
-
-def deviation(tensor: torch.Tensor) -> float:
-    return float(tensor.detach().std())
-
-
-def test_relative_parts_start_as_their_originals_do() -> None:
-    xl = started("transformer_xl", "relative")
-    for module in xl.modules():
-        if isinstance(module, RelativeKeys):
-            assert abs(deviation(module.weight) - 0.02) < 0.0005
-        elif isinstance(module, RelativeBiases):
-            assert abs(deviation(module.content_bias) - 0.02) < 0.003
-            assert abs(deviation(module.position_bias) - 0.02) < 0.003
-    fairseq = started("fairseq", "relative")
-    keys = fairseq.blocks[0].attention.project.relative.weight
-    bound = (6 / (48 + 480)) ** 0.5 / 2**0.5
-    assert 0.99 * bound < float(keys.detach().abs().max()) <= bound
-    biases = fairseq.position.biases.content_bias
-    assert 0.95 < float(biases.detach().abs().max()) / (6 / (12 + 40)) ** 0.5 <= 1
-    pytorch = started("pytorch", "relative")
-    assert not pytorch.position.biases.content_bias.any()
-    assert deviation(pytorch.blocks[0].attention.project.relative.weight) > 0
-
-
-def test_synthesizers_start() -> None:
-    assert (
-        abs(deviation(started("transformer_xl", "random_synthesizer").blocks[0].attention.attend.score.logits) - 0.02)
-        < 5e-4
-    )
-    assert abs(deviation(started("fairseq", "random_synthesizer").blocks[0].attention.attend.score.logits) - 1) < 0.02
-    xl = started("transformer_xl", "dense_synthesizer").blocks[0].attention.attend.score.to_positions
-    assert abs(deviation(xl.weight) - 0.02) < 0.002
-    assert not xl.bias.any()
-    fairseq = started("fairseq", "dense_synthesizer").blocks[0].attention.attend.score.to_positions
-    assert 0.99 < float(fairseq.weight.detach().abs().max()) * 40**0.5 <= 1
 
 
 def test_distances_through_the_projection_of_tokens() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from torch import Tensor
 import fullrank as fr
 from fullrank.core.attention import WeightedValues
 from fullrank.core.errors import InputError
-from fullrank.core.positions import Rotary, encode_distances
+from fullrank.core.positions import Rotary
 from fullrank.core.project import Heads
 from fullrank.core.score import DotProduct, XLRelative
 from fullrank.core.stage import HeadSize
@@ -135,10 +134,7 @@ def test_as_published_measures_from_the_end_of_the_block() -> None:
 def test_as_published_measures_beyond_a_window() -> None:
     made, x = layer(as_published=True), torch.randn(1, 6, E, dtype=torch.float64)
     assert torch.equal(made(x, layout=fr.Layout.of(6, window=6)), made(x))
-    narrow = fr.Layout.of(6, window=3)
-    with pytest.raises(InputError, match="give it from_last=True"):
-        made(x, layout=narrow)
-    given = made(x, layout=replace(narrow, from_last=True))[0].detach().numpy()
+    given = made(x, layout=fr.Layout.of(6, window=3))[0].detach().numpy()
     assert np.abs(given - equation(made, x[0].numpy(), lambda n, m: 5 - m, lambda n, m: n - 3 < m <= n)).max() < 1e-12
 
 
@@ -170,15 +166,6 @@ def test_a_model_as_published_with_same_length(start: str) -> None:
         hidden = block.attention_norm(x[begin:block_end] + torch.from_numpy(expected))
         hidden = block.feed_forward_norm(hidden + block.feed_forward(hidden))
         assert (made.output(hidden[None]) - logits).abs().max() < 1e-12
-
-
-def test_sinusoids_stand_in_two_halves() -> None:
-    table = encode_distances(fr.Layout.of(4, 9), E, 6, torch.zeros(1, dtype=torch.float64))
-    assert table.shape == (9, E)
-    for distance in range(9):
-        assert np.abs(table[distance].numpy() - sinusoid(min(distance, 6))).max() < 1e-12
-    low = encode_distances(fr.Layout.of(1, 2000), E, None, torch.zeros(1, dtype=torch.bfloat16))
-    assert np.abs(low[1999].float().numpy() - sinusoid(1999)).max() < 0.005  # angles are formed in fp32
 
 
 def test_layouts_of_no_engine_and_as_published_are_computed_by_the_definition() -> None:
@@ -348,15 +335,6 @@ def test_rotary_scores_depend_on_distance_only(theta: float) -> None:
     assert not torch.allclose(score(1, 0), score(0, 1), atol=1e-3)
 
 
-def test_rotary_keeps_norms_and_takes_positions_by_row() -> None:
-    heads = torch.randn(2, 3, 4, 6, dtype=torch.float64)
-    places = torch.tensor([[0, 1, 2, 3], [0, 0, 5, 6]])
-    turned = Rotary(6, 10000.0)(heads, places)
-    assert torch.allclose(turned.norm(dim=-1), heads.norm(dim=-1), atol=1e-13)
-    for row in range(2):
-        assert torch.equal(turned[row], Rotary(6, 10000.0)(heads[row : row + 1], places[row])[0])
-
-
 def test_rotary_is_precise_in_low_precision() -> None:
     """Angles are formed in fp32: in bf16 position 1001 would be position 1000."""
     heads = torch.randn(1, 1, 2, 8)
@@ -364,8 +342,3 @@ def test_rotary_is_precise_in_low_precision() -> None:
     turned, exact = Rotary(8, 10000.0)(heads.bfloat16(), places), Rotary(8, 10000.0)(heads.double(), places)
     assert turned.dtype == torch.bfloat16
     assert (turned.double() - exact).abs().max() < 0.03
-
-
-def test_rotary_needs_an_even_head() -> None:
-    with pytest.raises(ValueError, match=r"model.head_dim: rotary positions need an even head size, given 5"):
-        fr.ModelConfig(position="rotary", head_dim=5)

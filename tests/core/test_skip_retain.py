@@ -113,13 +113,9 @@ def test_layers_rest_as_often_as_they_should() -> None:
     assert abs((np.concatenate(scores) ** 2).sum() - 26) < 4 * math.sqrt(52)
 
 
-def test_the_draw_is_numpys_seed_sequence() -> None:
-    generator = random.Random(3)
-    for _ in range(300):
-        seed, step = (generator.getrandbits(generator.randrange(1, 160)) for _ in range(2))
-        layer = generator.randrange(100)
-        words = np.random.SeedSequence(seed, spawn_key=(step, layer)).generate_state(2, np.uint32)
-        assert draw(seed, step, layer) == ((int(words[0]) << 21) | (int(words[1]) >> 11)) / 2**53
+def test_the_draw_follows_its_rule() -> None:
+    for numbers in ((0, 1, 0), (7, 3, 11), (2**70, 2**40, 5)):
+        assert draw(*numbers) == random.Random(" ".join(map(str, numbers))).random()
 
 
 @pytest.fixture
@@ -137,9 +133,7 @@ def test_a_schedule_of_ones_own() -> None:
     assert fr.SkipRetain("mine", num_layers=4).probabilities == (0, 0.5, 0, 0.5)
     assert fr.SkipRetain("mine", 0.25, num_layers=3).probabilities == (0, 0.25, 0)
     assert PhaseConfig(name="first", skip="mine", p=0.25).skip == "mine"
-    with pytest.raises(
-        ValueError, match=r"'mine' gives layer 1 of 7 the probability 1\.5; a probability is from 0 to 1"
-    ):
+    with pytest.raises(ValueError, match=r"'mine' gives layer 1 the probability 1\.5; a probability is from 0 to 1"):
         fr.SkipRetain("mine", num_layers=7)
 
 
@@ -156,8 +150,8 @@ def test_a_schedule_of_ones_own() -> None:
         ("none", 0.0, 4, "'none' takes no probability, given 0.0"),
         ("listed", 0.5, 4, "'listed' skips with a list of probabilities, one for each layer, given 0.5"),
         ("listed", [], 4, r"a list of probabilities, one for each layer, given \[\]"),
-        ("listed", [0.1, 2], 2, "'listed' skips with probabilities from 0 to 1, given 2 for layer 1"),
-        ("listed", [0.1, None], 2, "given None for layer 1"),
+        ("listed", [0.1, 2], 2, "'listed' gives layer 1 the probability 2"),
+        ("listed", [0.1, None], 2, "gives layer 1 the probability None"),
         ("listed", [0.1, 0.2, 0.3], 4, "3 probabilities are listed, but the model has 4 layers"),
         ("linear", None, 0, "num_layers: one or more, given 0"),
     ],
@@ -172,9 +166,3 @@ def test_an_unknown_schedule_lists_the_known_ones() -> None:
         fr.SkipRetain("liner", num_layers=4)
     with pytest.raises(ConfigError, match=r"train\.phases\.first\.p: 'linear' takes no probability"):
         PhaseConfig(name="first", skip="linear", p=0.2)
-
-
-@pytest.mark.parametrize(("seed", "step", "layer"), [(1, 1, -1), (1, 1, 4), (-1, 1, 0), (1, -1, 0)])
-def test_draws_that_do_not_exist_are_refused(seed: int, step: int, layer: int) -> None:
-    with pytest.raises(ValueError, match="a layer from 0 to 3"):
-        fr.SkipRetain("uniform", 0.5, num_layers=4).skips(seed, step, layer)

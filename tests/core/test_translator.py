@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +11,13 @@ from torch import Tensor, nn
 
 import fullrank as fr
 from fullrank.core.errors import ConfigError, InputError
-from pairs import covering, product
 from translator_models import (
     PAIRS,
     SIZES,
-    SOURCE,
     TARGET,
     WIDE,
     WIDTH,
-    B,
-    built,
     close,
-    config,
     every_mechanism,
     padding,
     sentences,
@@ -67,22 +61,6 @@ def test_targets_see_no_later_ones_and_the_whole_source(mechanism: str) -> None:
         assert not own[:, place + 1 :].any(), f"logits of token {place} depend on later ones"
         assert (own[:, : place + 1].abs().amax(2) > 0).all(), f"logits of token {place} leave an earlier one out"
         assert (back.abs().amax(2) > 0).all(), f"logits of token {place} leave a token of the source out"
-
-
-@every_mechanism
-def test_a_later_target_changes_nothing(mechanism: str) -> None:
-    """By perturbation, under every kernel that is taken by itself and the definition; bit for bit."""
-    model = shared(mechanism)
-    source, target = sentences(model)
-    for kernel in ("auto", "reference"):
-        with torch.no_grad(), fr.kernel(kernel):
-            before = model(source, target).logits
-            for place in range(1, 5):
-                other = target.clone()
-                other[:, place] = (other[:, place] + 1) % TARGET
-                after = model(source, other).logits
-                assert torch.equal(after[:, :place], before[:, :place])
-                assert not torch.equal(after[:, place], before[:, place])
 
 
 @every_mechanism
@@ -136,59 +114,7 @@ def test_padding_of_a_target_that_sees_later_tokens() -> None:
         assert not torch.allclose(model(source, target).logits, batch)
 
 
-def test_holes_in_a_mask_are_no_places() -> None:
-    """Padding in the middle, as a mask could say: as if it were not there."""
-    for mechanism in ("plain", "relative positions", "multi-linear everywhere", "random synthesizer"):
-        model = shared(mechanism)
-        source, target = sentences(model, 1)
-        mask = torch.tensor([[1, 0, 1, 1, 0, 0, 1]])
-        with torch.no_grad():
-            close(model(source, target, mask).logits, model(source[mask.bool()][None], target).logits, mechanism)
-
-
 # -- the start --------------------------------------------------------------------------------------------------------
-
-
-STARTS = covering(
-    product(
-        place=["attention", "encoder", "decoder", "cross"], mix=["position_independent", "position_wise"],
-        norm=["pre", "post"], normalize=["softmax", "sigsoftmax"],
-    )
-)  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("place", "mix", "norm", "normalize"), [tuple(row.values()) for row in STARTS], ids=lambda choice: choice
-)
-def test_mixing_starts_as_plain_attention(place: str, mix: str, norm: str, normalize: str) -> None:
-    """Bit for bit, in each place alone and in all; all other parameters start the same."""
-    stages = {"normalize": normalize}
-    plain = built(norm=norm, attention=stages)
-    mixed = built(norm=norm, **{"attention": stages} | {place: stages | {"mix": mix}})
-    marks = {"encoder": ("encoder.",), "cross": (".cross_attention.",), "decoder": ("decoder.", ".attention.")}
-    own = [name for name in mixed.state_dict() if ".attend.mix." in name]
-    assert own
-    assert all(all(mark in name for mark in marks.get(place, ())) for name in own)
-    assert len({name.split(".mix.")[0] for name in own}) == (6 if place == "attention" else 2)
-    for name, value in plain.state_dict().items():
-        assert torch.equal(mixed.state_dict()[name], value), f"{name} starts otherwise"
-    source, target = sentences(plain)
-    with torch.no_grad(), fr.kernel("reference"):
-        mask = padding(LENGTHS, 7, "right")
-        assert torch.equal(mixed(source, target, mask).logits, plain(source, target, mask).logits)
-
-
-@every_mechanism
-def test_evaluation_is_deterministic(mechanism: str) -> None:
-    dropout = fr.DropoutConfig(embedding=0.2, activation=0.2, residual=0.2, output=0.2)
-    model = translator(mechanism, dropout=dropout)
-    source, target = sentences(model)
-    state = torch.get_rng_state()
-    with torch.no_grad():
-        first = model(source, target).logits
-        assert torch.equal(torch.get_rng_state(), state), "evaluation draws random numbers"
-        assert torch.equal(model(source, target).logits, first)
-        assert not torch.equal(model.train()(source, target).logits, first)
 
 
 def test_dropout_of_weights_and_cross_head_reach_every_place() -> None:
@@ -206,17 +132,6 @@ def test_dropout_of_weights_and_cross_head_reach_every_place() -> None:
                 assert not all(torch.equal(layer(x, y), quiet) for _ in range(8))
                 layer.eval()
             assert torch.equal(model(source, target).logits, model(source, target).logits)
-
-
-@every_mechanism
-def test_gradients_reach_every_parameter(mechanism: str) -> None:
-    model = translator(mechanism).train()
-    source, target = sentences(model)
-    model.loss(source, target, tokens(TARGET, 3, 5, seed=9), label_smoothing=0.1).backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None, f"no gradient for {name}"
-        if "project.key.bias" not in name:  # cannot matter to softmax
-            assert float(parameter.grad.abs().max()) > 1e-10, f"the gradient of {name} is zero"
 
 
 # -- what penalties and pictures read ----------------------------------------------------------------------------------
@@ -273,37 +188,7 @@ def test_one_table_is_saved_once_and_its_gradients_add_up() -> None:
         assert torch.equal(shared(source, target).logits, separate(source, target).logits)
 
 
-def test_one_table_stays_one_when_copied_moved_or_trained() -> None:
-    model: Any = translator("one table")
-    source, _ = sentences(model)
-    copied = copy.deepcopy(model).float()
-    assert copied.encoder._shared[0] is copied.decoder.embedding
-    assert copied.encoder._shared[0] is not model.decoder.embedding
-    with torch.no_grad():
-        before = copied.encode(source).hidden
-        assert before.dtype == torch.float32
-        copied.decoder.embedding.weight.mul_(2)
-        assert not torch.equal(copied.encode(source).hidden, before)
-
-
 # -- files ------------------------------------------------------------------------------------------------------------
-
-
-@every_mechanism
-def test_saved_and_loaded(mechanism: str, tmp_path: Path) -> None:
-    model = translator(mechanism)
-    model.save(tmp_path)
-    torch.manual_seed(99)
-    loaded = fr.Translator.load(tmp_path)
-    assert loaded.config == model.config
-    assert not loaded.training
-    assert loaded.state_dict().keys() == model.state_dict().keys()
-    for name, value in model.state_dict().items():
-        assert torch.equal(loaded.state_dict()[name], value), name
-    source, target = sentences(model)
-    mask = padding(LENGTHS, 7, "right")
-    with torch.no_grad():
-        assert torch.equal(loaded(source, target, mask).logits, model(source, target, mask).logits)
 
 
 def test_folders_of_other_models(tmp_path: Path) -> None:
@@ -324,25 +209,6 @@ def test_folders_of_other_models(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(InputError, match="damaged"):
         fr.Translator.load(tmp_path / "translator")
-
-
-def test_another_vocabulary_is_named(tmp_path: Path) -> None:
-    translator().save(tmp_path)
-    text = (tmp_path / "config.yaml").read_text()
-    (tmp_path / "config.yaml").write_text(text.replace(f"vocab_size: {SOURCE}", "vocab_size: 20"))
-    with pytest.raises(InputError, match=r"encoder.embedding.weight' is \(13, 12\), the model's is \(20, 12\)"):
-        fr.Translator.load(tmp_path)
-
-
-@every_mechanism
-def test_on_the_meta_device(mechanism: str) -> None:
-    with torch.device("meta"):
-        imagined = fr.Translator(config(mechanism))
-    real = built(mechanism)
-    assert all(tensor.is_meta for tensor in (*imagined.parameters(), *imagined.buffers()))
-    shapes = [{name: tensor.shape for name, tensor in model.state_dict().items()} for model in (imagined, real)]
-    assert shapes[0] == shapes[1]
-    assert imagined.num_parameters() == real.num_parameters() == sum(p.numel() for p in real.parameters())
 
 
 # -- misuse -----------------------------------------------------------------------------------------------------------
@@ -407,15 +273,3 @@ def test_what_cannot_be_built() -> None:
     decayed = fr.AttentionConfig(**PAIRS, output_map="decayed")
     with pytest.raises(ConfigError, match=r"model.decoder.cross: .*decayed weighs distances"):
         fr.Translator(fr.ModelConfig(**SIZES, attention=decayed))
-
-
-def test_a_plain_configuration_is_that_of_both_halves() -> None:
-    """Without encoder and decoder sections everything is as in `model`."""
-    torch.manual_seed(2)
-    bare = fr.Translator(fr.ModelConfig(**SIZES, attention=fr.AttentionConfig(**B))).double()
-    full = built("B", norm="pre", encoder_keys={"vocab_size": TARGET})
-    assert bare.state_dict().keys() == full.state_dict().keys()
-    full.load_state_dict(bare.state_dict())
-    source, target = tokens(TARGET, 2, 6), tokens(TARGET, 2, 4)
-    with torch.no_grad():
-        assert torch.equal(bare(source, target).logits, full(source, target).logits)

@@ -10,17 +10,15 @@ import torch
 from torch import Tensor
 
 import fullrank as fr
+from fullrank.core.cache import ProjectedSource
 from fullrank.core.errors import InputError
-from fullrank.core.source import ProjectedSource
 from translator_models import (
     MECHANISMS,
     PAIRS,
     TARGET,
     WEIGHTED,
-    WIDE,
     B,
     close,
-    every_mechanism,
     padding,
     sentences,
     shared,
@@ -66,28 +64,6 @@ def test_token_by_token_and_in_pieces(mechanism: str, side: str) -> None:
                 parts.append(out.logits)
             assert cache.length == 6
             close(torch.cat(parts, 1), expected, f"cut at {list(bounds)}")
-
-
-@every_mechanism
-def test_in_training_mode_nothing_is_different_but_dropout(mechanism: str) -> None:
-    """With gradients, too: a cache may be differentiated."""
-    model = translator(mechanism, attention={"cross_head": 0.0} if mechanism == "cross-head" else {}).train()
-    source, target = sentences(model)
-    expected = model(source, target).logits
-    writer = model.of_source(model.encode(source))
-    first = writer(target[:, :2], cache=writer.new_cache())
-    assert first.cache is not None
-    given = torch.cat((first.logits, writer(target[:, 2:], cache=first.cache).logits), 1)
-    close(given, expected)
-    cotangent = torch.randn(given.shape, dtype=WIDE)
-    found: Any = model
-    table = (
-        found.decoder.embedding.weight
-        if hasattr(found.decoder.embedding, "weight")
-        else found.decoder.embedding.weights[0]
-    )
-    a, b = (torch.autograd.grad(out, table, cotangent, retain_graph=True)[0] for out in (given, expected))
-    close(a, b, "gradient")
 
 
 # -- beams ------------------------------------------------------------------------------------------------------------
@@ -259,20 +235,3 @@ def test_a_decoder_as_published_is_read_whole() -> None:
         assert not torch.equal(model(source, target).logits[:, 0], model(source, other).logits[:, 0])
         with pytest.raises(InputError, match="as_published lets tokens see later ones"):
             writer(target[:, :1], cache=writer.new_cache())
-
-
-def test_an_encoder_as_published_is_an_encoder() -> None:
-    """Nothing is hidden from it anyway; what is written after it is next-token prediction, and can be written."""
-    for place in ("encoder", "cross"):
-        model = translator("plain", **{place: PAIRS | {"causal": "as_published"}})
-        masked = translator("plain", **{place: PAIRS})
-        assert not model.config.sees_future
-        source, target = sentences(model)
-        with torch.no_grad():
-            assert torch.equal(model(source, target).logits, masked(source, target).logits)
-            writer = model.of_source(model.encode(source))
-            close(writer(target, cache=writer.new_cache()).logits, model(source, target).logits)
-    everywhere = PAIRS | {"causal": "as_published", "not_next_token_perplexity": True}
-    assert translator("plain", attention=everywhere).config.sees_future
-    masked_decoder = translator("plain", attention=PAIRS | {"causal": "as_published"}, decoder=PAIRS)
-    assert not masked_decoder.config.sees_future

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import fullrank as fr
-from fullrank.core.attention import Trace
 from fullrank.core.errors import InputError
+from fullrank.core.trace import Trace
 from fullrank.experiments.translate import LineTranslator, Search, cross_attention, cross_weights
 from translation_runs import write_run
 

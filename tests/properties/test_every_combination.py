@@ -175,7 +175,7 @@ def _belongs_to(slot: str) -> Callable[[str], bool]:
         "input": ("embedding.",),
         "output": ("output.",),
         "gate": (".attention.gate.",),
-        "values": (".attention.first_share",),
+        "values": ("value_residuals.shares",),
     }
     return lambda name: any(mark in name for mark in marks[slot])
 

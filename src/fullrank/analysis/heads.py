@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fullrank.core.attention import LayerTrace
 from fullrank.core.config import AttentionConfig, WeightedConfig, stage_name, stage_options
 from fullrank.core.errors import InputError
 from fullrank.core.mix import Mixing
 from fullrank.core.output import IGNORED
+from fullrank.core.trace import LayerTrace
 from fullrank.decoding.sample import evaluating
 from fullrank.evaluation.statistics import Interval, paired_interval
 from fullrank.models import AttentionLayers, LoadedModel, open_model

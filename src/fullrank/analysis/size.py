@@ -19,12 +19,12 @@ from torch import nn
 
 from fullrank.config.run import RunConfig
 from fullrank.config.training import TrainConfig
-from fullrank.core.attention import Attention, HeadGate, WeightedValues
+from fullrank.core.attention import Attention, WeightedValues
 from fullrank.core.config import ModelConfig, MultiLinearConfig, stage_name
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError
 from fullrank.core.masked import MaskedLanguageModel
-from fullrank.core.model import Layers
+from fullrank.core.mix import HeadGate
 from fullrank.core.multilinear import MultiLinear
 from fullrank.core.project import Projection
 from fullrank.core.score import DenseSynthesizer
@@ -38,7 +38,8 @@ Model = TypeVar("Model")
 
 _PARTS = (  # first match wins
     ("mixing", (".attend.mix.",)),
-    ("attention", (".attention.", ".cross_attention.", "position.biases.")),  # u and v, which all layers share
+    # u and v, which all layers share
+    ("attention", (".attention.", ".cross_attention.", "position.biases.", "value_residuals.")),
     ("feed_forward", (".feed_forward.",)),
     ("norm", ("norm.",)),
     ("position", ("position.",)),
@@ -208,7 +209,7 @@ def on_meta(cls: Callable[[ModelConfig], Model], config: ModelConfig) -> Model:
 def parameters_by_part(model: nn.Module, place: str | None = None) -> dict[str, int]:
     """Trainable parameters of each part of a model, and `total`; tied ones count once, where they are stored.
 
-    Those that training adds (`TrainingOnly`) are no part of the model.
+    Those that training adds (`TrainingModule`) are no part of the model.
     place: only those of one of `PLACES` of a translation model; cross-attention and its norm are a place of their own.
     """
     counts: Counter[str] = Counter({part: 0 for part, _ in _PARTS})
@@ -320,8 +321,6 @@ def _matrices(model: nn.Module) -> int:
             count -= module.to_positions.weight.numel()  # counted key by key, with the scores
         elif isinstance(module, Projection) and module.key is not None and not module.reads_keys:
             count -= module.key.weight.numel()
-        elif isinstance(module, Layers) and module.config.value_residual:  # values of the first layer, made once more
-            count += module.blocks[0].attention.project.value.weight.numel()
     return count
 
 
@@ -338,8 +337,6 @@ def _memory_flops(model: LanguageModel, length: int) -> float:
     for config in model.config.attentions:
         if isinstance(config, MultiLinearConfig) and config.decays is not None:
             numbers += 2 * config.decays * config.rank  # and made into sums: S R multiply-adds for keys and for values
-    if model.config.value_residual:
-        numbers += projections[0].value.weight.numel()
     return 2 * numbers * model.memory_length / length
 
 

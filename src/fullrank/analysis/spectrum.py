@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fullrank.analysis.rank import effective_rank
-from fullrank.core.attention import LayerTrace
+from fullrank.core.trace import LayerTrace
 from fullrank.models import LoadedModel, open_model
 from fullrank.records import Column, Lines, Record, Table, measurement
 from fullrank.text import Text, rows_of

@@ -3,17 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from .attention import Attention, Trace
-from .cache import Past
+from . import registry
+from .attention import Attention
+from .cache import CrossInput, KeyValues, Past
 from .config import ModelConfig
-from .dropout import Dropout
-from .feed_forward import FeedForward
+from .draws import Dropout
 from .layout import Layout
-from .source import CrossInput
+from .registry import register
+from .trace import Trace
+
+relu = register("activation", "relu")(torch.relu)
+gelu = register("activation", "gelu")(partial(F.gelu, approximate="none"))
+
+
+@register("activation", "swiglu")
+def swiglu(up: Tensor) -> Tensor:
+    """SwiGLU (Shazeer 2020): the first half of `up`, through SiLU, gates the second.  (..., 2F) -> (..., F)."""
+    gate, value = up.chunk(2, dim=-1)
+    return F.silu(gate) * value
+
+
+class FeedForward(nn.Module):
+    """FFN(x) = dropout(act(x W_1 + b_1)) W_2 + b_2.  x (B, N, E) -> (B, N, E), inner size F.
+
+    With `swiglu` W_1 makes 2F columns: gate and value.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        assert config.intermediate_size is not None  # resolved by ModelConfig
+        inner = config.intermediate_size
+        gated = config.hidden_act == "swiglu"
+        self.activation: Callable[[Tensor], Tensor] = registry.lookup(
+            "activation", config.hidden_act, "model.hidden_act"
+        )
+        self.up = nn.Linear(config.hidden_size, 2 * inner if gated else inner, bias=config.mlp_bias)
+        self.down = nn.Linear(inner, config.hidden_size, bias=config.mlp_bias)
+        self.dropout = Dropout(config.dropout.activation, config.dropout.locked)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.dropout(self.activation(self.up(x))))
 
 
 class Block(nn.Module):
@@ -37,72 +72,34 @@ class Block(nn.Module):
         self,
         x: Tensor,
         layout: Layout,
-        trace: Trace | None = None,
+        *,
+        past: Past | None = None,
         memory: Tensor | None = None,
         cross: CrossInput | None = None,
-        first: Tensor | None = None,
+        kept: list[Past] | None = None,
+        trace: Trace | None = None,
     ) -> Tensor:
-        """memory (B, M, E): inputs of the block at earlier tokens, which the new tokens attend to as well.
+        """past, kept: as of `Attention`. memory (B, M, E): inputs of the block at earlier tokens, which x attends to, too."""
 
-        first (B, H, M + N, D): values of the first block at all these tokens, for value residuals.
-        """
-        x = self._residual(
-            x,
-            self.attention_norm,
-            lambda h: self.attention(h, self._source(h, memory), layout, trace=trace, first=first),
-        )
-        x = self._read_source(x, cross, trace)
+        def attend(h: Tensor) -> Tensor:
+            source = None
+            if memory is not None:
+                before = self.attention_norm(memory) if self.pre_norm else memory
+                source = torch.cat((before.to(h.dtype), h), dim=1)
+            return self.attention(h, source, layout, past=past, kept=kept, trace=trace)
+
+        x = self._residual(x, self.attention_norm, attend)
+        if cross is not None:
+            x = self._residual(x, self.cross_attention_norm, partial(self._attend_across, cross=cross, trace=trace))
         return self._residual(x, self.feed_forward_norm, self.feed_forward)
 
-    def continued(
-        self,
-        x: Tensor,
-        past: Past | None,
-        layout: Layout,
-        trace: Trace | None = None,
-        memory: Tensor | None = None,
-        cross: CrossInput | None = None,
-        first: Tensor | None = None,
-    ) -> tuple[Tensor, Past]:
-        """The block for new tokens after `past`, or after `memory`; also returns the past of the next call."""
-        kept: list[Past] = []
-
-        def attend(h: Tensor) -> Tensor:
-            source = self._source(h, memory)
-            out, present = self.attention.continued(h, past, layout, source=source, trace=trace, first=first)
-            kept.append(present)
-            return out
-
-        x = self._read_source(self._residual(x, self.attention_norm, attend), cross, trace)
-        return self._residual(x, self.feed_forward_norm, self.feed_forward), kept[0]
-
-    def values(self, x: Tensor, memory: Tensor | None) -> Tensor:
-        """Values (B, H, M + N, D) of the block's attention at earlier tokens, if any, and at x (B, N, E)."""
-        h = self.attention_norm(x) if self.pre_norm else x
-        source = self._source(h, memory)
-        return self.attention.values_of(h if source is None else source)
-
-    def _read_source(self, x: Tensor, cross: CrossInput | None, trace: Trace | None) -> Tensor:
-        """Cross-attention, if there is a source."""
-        layer = self.cross_attention
-        if layer is None or cross is None:
-            return x
+    def _attend_across(self, h: Tensor, cross: CrossInput, trace: Trace | None) -> Tensor:
+        assert self.cross_attention is not None
         source, layout = cross
-        if isinstance(source, Tensor):
-            return self._residual(x, self.cross_attention_norm, lambda h: layer(h, source, layout, trace=trace))
-
-        def attend(h: Tensor) -> Tensor:
-            together = h.reshape(source.batch, -1, h.shape[2])  # all beams of a sentence are its queries
-            return layer.over(together, source, layout, trace=trace).view_as(h)
-
-        return self._residual(x, self.cross_attention_norm, attend)
-
-    def _source(self, h: Tensor, memory: Tensor | None) -> Tensor | None:
-        """Tokens that keys and values are made of, (B, M + N, E); None: h alone."""
-        if memory is None:
-            return None
-        before = self.attention_norm(memory) if self.pre_norm else memory
-        return torch.cat((before.to(h.dtype), h), dim=1)
+        if isinstance(source, KeyValues):  # all beams of a sentence are its queries
+            together = h.reshape(source.batch, -1, h.shape[2])
+            return self.cross_attention(together, source, layout, trace=trace).view_as(h)
+        return self.cross_attention(h, source, layout, trace=trace)
 
     def _residual(self, x: Tensor, norm: nn.Module, layer: Callable[[Tensor], Tensor]) -> Tensor:
         if self.pre_norm:

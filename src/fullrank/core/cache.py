@@ -1,17 +1,27 @@
-"""Keys and values of tokens that were already read, so that decoding never reads a text twice."""
+"""Keys and values of tokens that were already read, so that decoding never reads a text twice, and the state of one call."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .errors import InputError
+from .layout import Layout
 
 _SMALLEST_BUFFER = 64  # tokens
+
+
+def read_mask(attention_mask: Tensor | None, input_ids: Tensor) -> Tensor | None:
+    """The mask as booleans; InputError unless it has the shape of input_ids."""
+    mask = None if attention_mask is None else attention_mask.bool()
+    if mask is not None and mask.shape != input_ids.shape:
+        raise InputError(f"attention_mask must be {tuple(input_ids.shape)} like input_ids, given {tuple(mask.shape)}")
+    return mask
 
 
 class Buffer:
@@ -23,11 +33,6 @@ class Buffer:
 
     def __init__(self, storage: Tensor, used: int) -> None:
         self.storage, self.used = storage, used
-
-    @classmethod
-    def full(cls, tokens: Tensor | None) -> Buffer | None:
-        """A buffer around `tokens` without space behind them: the next call allocates some."""
-        return None if tokens is None else cls(tokens, -1)
 
     def append(self, length: int, new: Tensor) -> tuple[Tensor, Buffer]:
         """The first `length` tokens, then new ones (B, H, N, D), as a view (B, H, length + N, D), and its buffer."""
@@ -44,16 +49,6 @@ class Buffer:
         return buffer.storage[:, :, :end], buffer
 
 
-def append(past: Tensor, buffer: Buffer | None, new: Tensor) -> tuple[Tensor, Buffer | None]:
-    """Earlier tokens (B, H, M, D), then new ones (B, H, N, D): (B, H, M + N, D), without a copy where the buffer has space.
-
-    With gradients, in compiled code and for another dtype they are concatenated, without a buffer.
-    """
-    if buffer is None or torch.is_grad_enabled() or torch.compiler.is_compiling() or past.dtype != new.dtype:
-        return torch.cat((past.to(new.dtype), new), dim=2), None
-    return buffer.append(past.shape[2], new)
-
-
 class KeyValues(NamedTuple):
     """Keys and values (B, H, M, D) of earlier tokens, and keys of distances (H, T, D).
 
@@ -65,6 +60,27 @@ class KeyValues(NamedTuple):
     values: Tensor
     relative: Tensor | None = None
     buffers: tuple[Buffer | None, Buffer | None] = (None, None)
+
+    @classmethod
+    def after(cls, past: KeyValues | None, keys: Tensor | None, values: Tensor, relative: Tensor | None) -> KeyValues:
+        """Those of `past`, then new ones (B, H, N, D); relative: keys of distances for the next call.
+
+        With gradients, in compiled code and for another dtype they are concatenated, without a buffer.
+        """
+        if past is None:  # buffers without space: the next call allocates some
+            return cls(keys, values, relative, (None if keys is None else Buffer(keys, -1), Buffer(values, -1)))
+        both, buffers = [], []
+        for old, buffer, new in ((past.keys, past.buffers[0], keys), (past.values, past.buffers[1], values)):
+            if old is None or new is None:
+                joined, buffer = None, None
+            elif buffer is None or torch.is_grad_enabled() or torch.compiler.is_compiling() or old.dtype != new.dtype:
+                joined, buffer = torch.cat((old.to(new.dtype), new), dim=2), None
+            else:
+                joined, buffer = buffer.append(old.shape[2], new)
+            both.append(joined)
+            buffers.append(buffer)
+        assert both[1] is not None
+        return cls(both[0], both[1], relative, (buffers[0], buffers[1]))
 
     @property
     def length(self) -> int:
@@ -180,9 +196,24 @@ class Cache:
 
     def check_mask(self, past: Tensor) -> None:
         """Raises InputError if `past` (B, M) is not the mask that the cached tokens were read with."""
-        known = torch.ones_like(past) if self.key_mask is None else self.key_mask
-        if not torch.equal(past, known):
+        if not torch.equal(past, torch.ones_like(past) if self.key_mask is None else self.key_mask):
             raise InputError("attention_mask hides other earlier tokens than when they were read; read them again")
+
+    def mask_after(self, mask: Tensor | None, input_ids: Tensor) -> Tensor | None:
+        """The mask (B, M + N) of cached and new tokens, None where nothing is padded.
+
+        mask: of the new tokens or of all, or None. Raises InputError for another shape, and if it hides other cached tokens
+        than when they were read.
+        """
+        rows, past = len(input_ids), self.length
+        if mask is not None and past and mask.shape == (rows, past + input_ids.shape[1]):
+            self.check_mask(mask[:, :past].bool())
+            mask = mask[:, past:]
+        new = read_mask(mask, input_ids)
+        if self.key_mask is None and new is None:
+            return None
+        old = input_ids.new_ones(rows, past, dtype=torch.bool) if self.key_mask is None else self.key_mask
+        return torch.cat((old, torch.ones_like(input_ids, dtype=torch.bool) if new is None else new), dim=1)
 
     def reorder(self, index: Tensor) -> Cache:
         """The cache of rows `index` (K,), in that order; rows may repeat (beams)."""
@@ -190,12 +221,151 @@ class Cache:
         mask = None if self.key_mask is None else self.key_mask.index_select(0, index)
         return replace(self, layers=layers, key_mask=mask)
 
-    def mask_after(self, new: Tensor | None, batch: int, tokens: int, device: torch.device) -> Tensor | None:
-        """The mask (B, M + N) of old and new keys; `new` (B, N) or None where nothing is padded."""
-        if self.key_mask is None and new is None:
-            return None
-        old, recent = (
-            torch.ones(batch, count, dtype=torch.bool, device=device) if mask is None else mask
-            for mask, count in ((self.key_mask, self.length), (new, tokens))
-        )
-        return torch.cat((old, recent), dim=1)
+
+class CrossInput(NamedTuple):
+    """Input of one layer's cross-attention: hidden states (B, M, E), or their keys and values, and the layout."""
+
+    source: Tensor | KeyValues
+    layout: Layout
+
+
+# -- the source of a translation ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Source:
+    """Encoded sentences: hidden (B, M, E), mask (B, M) True for tokens, None when nothing is padded.
+
+    positions (B, M): of tokens in their sentences; None where they are 0, 1, .., M - 1 with padding behind them.
+    """
+
+    hidden: Tensor
+    mask: Tensor | None = None
+    positions: Tensor | None = None
+
+    @classmethod
+    def of(cls, hidden: Tensor, mask: Tensor | None) -> Source:
+        """Build a Source from hidden states (B, M, E) and the mask (B, M) that the encoder read, 1 for tokens."""
+        mask = None if mask is None else mask.bool()
+        if mask is None or bool(mask.all()):
+            return cls(hidden)
+        padded_left = bool((mask[:, 1:] & ~mask[:, :-1]).any())
+        return cls(hidden, mask, (mask.cumsum(1) - 1).clamp_min(0) if padded_left else None)
+
+    def rows(self, index: Tensor) -> Source:
+        """Sentences `index` (K,)."""
+        mask, positions = (None if x is None else x.index_select(0, index) for x in (self.mask, self.positions))
+        return Source(self.hidden.index_select(0, index), mask, positions)
+
+    @property
+    def batch(self) -> int:
+        """B."""
+        return self.hidden.shape[0]
+
+    def of_layer(self, layer: int, queries: int) -> CrossInput:
+        """Input of layer `layer` for `queries` tokens of each sentence."""
+        keys, device = self.hidden.shape[1], self.hidden.device
+        return CrossInput(self.hidden, _source_layout(queries, keys, self.mask, self.positions, device))
+
+
+@dataclass(frozen=True)
+class ProjectedSource:
+    """The source during decoding: keys and values of each layer, one row a sentence.
+
+    rows (R,), ascending: the sentence that each target row translates. The target rows of one sentence (beams) read its row
+    together, as if they were its queries: cross-attention has no order among queries. mask, positions: as in `Source`.
+    """
+
+    layers: tuple[KeyValues, ...]
+    mask: Tensor | None
+    rows: Tensor
+    positions: Tensor | None = None
+
+    def of_layer(self, layer: int, queries: int) -> CrossInput:
+        """Input of layer `layer` for `queries` tokens of each target row; rows of one sentence count together."""
+        known = self.layers[layer]
+        together = queries * (self.rows.shape[0] // max(1, known.batch))
+        return CrossInput(known, _source_layout(together, known.length, self.mask, self.positions, known.values.device))
+
+    def reorder(self, index: Tensor) -> ProjectedSource:
+        """The source for target rows `index` (K,), in that order; they may repeat."""
+        rows = self.rows.index_select(0, index)
+        kept, counts = torch.unique_consecutive(rows, return_counts=True)
+        if bool((counts != counts[:1]).any()):
+            kept, counts = rows, torch.ones_like(rows)  # groups of several sizes: a row for each target row
+        now = torch.arange(kept.numel(), device=kept.device)
+        if kept.numel() == self.layers[0].batch and torch.equal(kept, now):
+            return replace(self, rows=rows)
+        layers = tuple(known.rows(kept) for known in self.layers)
+        mask, positions = (None if x is None else x.index_select(0, kept) for x in (self.mask, self.positions))
+        return ProjectedSource(layers, mask, now.repeat_interleave(counts), positions)
+
+
+def _source_layout(
+    queries: int, keys: int, mask: Tensor | None, positions: Tensor | None, device: torch.device
+) -> Layout:
+    layout = Layout.of(queries, keys, causal=False, device=device, key_mask=mask)
+    if positions is None:
+        return layout
+    return replace(layout, key_positions=positions, runs=None, from_start=False)
+
+
+# -- the state of one call ---------------------------------------------------------------------------------------------
+
+
+class Known(NamedTuple):
+    """What a layer reads beside the new tokens: the layout of all, and earlier tokens as keys and values or hidden states."""
+
+    layout: Layout
+    past: Past | None = None
+    memory: Tensor | None = None  # (B, M, E)
+
+
+class State:
+    """What the layers of one call know of earlier tokens: nothing. `CacheState` and `MemoryState` know some.
+
+    layout: of the tokens of the call. place: the model's `Position.place`, which runs once for layers of one layout.
+    keeps: layers hand over their keys and values for the next call.
+    """
+
+    keeps = False
+
+    def __init__(self, layout: Layout, place: Callable[..., Layout]) -> None:
+        self.layout, self.place, self.placed = layout, place, False
+
+    @property
+    def positions(self) -> Tensor:
+        """Positions (N,) or (B, N) of the new tokens."""
+        return self.layout.query_positions
+
+    def enter(self, layer: int, x: Tensor) -> Known:
+        """What `layer` reads beside its inputs x (B, N, E)."""
+        if not self.placed:
+            self.layout, self.placed = self.place(self.layout, x), True
+        return Known(self.layout)
+
+    def leave(self, layer: int, x: Tensor, kept: list[Past]) -> None:
+        """Take over what `layer` kept; x: its inputs."""
+
+    def skip(self, layer: int) -> None:
+        """Pass over `layer`."""
+
+
+class CacheState(State):
+    """New tokens after those of a cache; mask (B, M + N) of all of them."""
+
+    keeps = True
+
+    def __init__(self, cache: Cache, mask: Tensor | None, layout: Layout, place: Callable[..., Layout]) -> None:
+        super().__init__(layout, partial(place, known=cache.layers[0], cached=True))
+        self.cache, self.mask, self.layers = cache, mask, list(cache.layers)
+
+    def enter(self, layer: int, x: Tensor) -> Known:
+        return Known(super().enter(layer, x).layout, self.cache.layers[layer])
+
+    def leave(self, layer: int, x: Tensor, kept: list[Past]) -> None:
+        self.layers[layer] = kept[0]
+
+    def next(self) -> Cache:
+        """The cache of the next call."""
+        return replace(self.cache, layers=tuple(self.layers), key_mask=self.mask)

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from . import engine, registry
-from .attention import Trace
-from .cache import Cache
+from . import engine, registry, released
+from .cache import Cache, CacheState, ProjectedSource, Source, State, read_mask
 from .config import ModelConfig, with_memory
-from .dropout import Dropout
+from .draws import Dropout
 from .embedding import Input
 from .errors import InputError
 from .initialize import initialize
 from .layout import Layout
-from .memory import LayerMemory, Memory, Segment
-from .model import Layers, LossParts, ModelOutput, Pass, TokenNll, check_targets, check_tokens, loss_of, read_mask
-from .output import Output, Teacher
-from .source import ProjectedSource, Source
+from .memory import Memory, MemoryState, Segment
+from .model import Layers, LossParts, ModelOutput, Pass, TokenNll, check_targets, check_tokens, loss_of
+from .output import Output
 from .stage import with_parts
+from .trace import Trace
 
 
 class LanguageModel(Layers):
@@ -83,122 +80,48 @@ class LanguageModel(Layers):
         """Input of the output layer (B, N, E), and memory and cache of the next call; source: of a translation."""
         check_tokens(input_ids, attention_mask)
         self._check(memory, cache, skip)
-        self.begin(trace)
         if input_ids.shape[1] == 0:  # nothing is read, nothing is remembered
-            begun = (memory or self.new_memory()) if self.memory_length and cache is None else None
-            return Pass(self._finish(self.embedding(input_ids), trace), begun, cache)
-        if cache is not None:
-            return self._after_cache(input_ids, cache, attention_mask, trace, source)
-        if self.memory_length:
-            return self._after_memory(input_ids, memory or self.new_memory(), attention_mask, trace, skip)
-        x, layout, _ = self._embed(input_ids, None, attention_mask)
-        layout = self.position.place(layout, x, self.embedding_dropout)
-        first = self.first_values(x)
-        cross = None if source is None else source.of_layer(0, x.shape[1])  # the same for all layers
-        for i, block in enumerate(self.blocks):
-            if i not in skip:
-                inner = None if trace is None else trace.enter(x)
-                x = block(x, layout, inner, cross=cross, first=first)
-        return Pass(self._finish(x, trace), None, None)
-
-    def _after_cache(
-        self,
-        input_ids: Tensor,
-        cache: Cache,
-        attention_mask: Tensor | None,
-        trace: Trace | None,
-        source: Source | ProjectedSource | None,
-    ) -> Pass:
-        """New tokens (B, N) after those of a cache."""
-        cache = cache.clamped(self.position.clamp_length)
-        x, layout, mask = self._embed(input_ids, cache, attention_mask)
-        layout = self.position.place(layout, x, self.embedding_dropout, cache.layers[0], cached=True)
-        layers, first = [], self.first_values(x)
-        for i, (block, past) in enumerate(zip(self.blocks, cache.layers, strict=True)):
-            cross = None if source is None else source.of_layer(i, x.shape[1])
-            inner = None if trace is None else trace.enter(x)
-            x, present = block.continued(x, past, layout, inner, cross=cross, first=first)
-            layers.append(present)
-        return Pass(self._finish(x, trace), None, replace(cache, layers=tuple(layers), key_mask=mask))
-
-    def _after_memory(
-        self,
-        input_ids: Tensor,
-        memory: Memory,
-        attention_mask: Tensor | None,
-        trace: Trace | None,
-        skip: Collection[int],
-    ) -> Pass:
-        """The next segment (B, N) after the memory of each layer. A skipped layer passes x on and keeps its memory."""
-        rows, tokens = input_ids.shape
+            before = (memory or self.new_memory()) if self.memory_length and cache is None else None
+            return Pass(self._finish(self.final_norm(self.embedding(input_ids)), trace), before, cache)
         x = self.embed(self.embedding, input_ids)
-        if self.config.memory_start == "zeros" and memory.length == 0:
-            memory = Memory.zeros(len(self.blocks), rows, self.memory_length, x)
+        if self.memory_length and cache is None:
+            state = self._after_memory(memory or self.new_memory(), input_ids, attention_mask, x)
+        else:
+            state = self._after_cache(cache, input_ids, attention_mask)
+        hidden = self._finish(self.run(x, state, source=source, trace=trace, skip=skip), trace)
+        next_memory = state.next() if isinstance(state, MemoryState) else None
+        return Pass(hidden, next_memory, state.next() if isinstance(state, CacheState) else None)
+
+    def _after_memory(self, memory: Memory, input_ids: Tensor, attention_mask: Tensor | None, x: Tensor) -> MemoryState:
+        """The next segment (B, N) after the memory of each layer; x (B, N, E): its vectors."""
+        rows, tokens = input_ids.shape
+        memory = released.start_memory(self.config, memory, x)
         memory.check(len(self.blocks), rows, self.config.hidden_size)
         segment = Segment.after(memory, rows, tokens, read_mask(attention_mask, input_ids), input_ids.device)
         if self.position.max_length is not None:
             self.position.check(memory.length + tokens if segment.mask is None else int(segment.positions.max()) + 1)
-        x = self.embedding_dropout(self.position(x, segment.positions))  # (B, N, E)
-        keeps_heads = not self.training and not torch.is_grad_enabled()
-        layouts: dict[Any, Layout] = {}  # layers that remember the same tokens share one
-        after: list[LayerMemory] = []
-        first: Tensor | None = None
-        for i, block in enumerate(self.blocks):
-            known = memory.layers[i].last(self.memory_length)
-            if i in skip:
-                after.append(replace(known, skipped=known.skipped + tokens))
-                continue
-            # value residuals make heads of the first block's parameters, too
-            made_by = self.blocks if self.config.value_residual else block
-            version = _version(made_by, x, self.position.clamp_length)
-            if known.heads is not None and (not keeps_heads or known.version != version):
-                known = replace(known, heads=None)  # their table of distances, too, has no gradient and no dropout
-            if known.hidden is not None and (known.hidden.dtype != x.dtype or _frozen(known.hidden)):
-                known = replace(known, hidden=known.hidden.to(x.dtype, copy=True))
-            key = (known.runs, known.skipped if memory.drifting else 0, i if known.runs is None else None)
-            if key not in layouts:
-                layout = segment.layout(known, self._window, memory.drifting)
-                layouts[key] = self.position.place(layout, x, self.embedding_dropout, known.heads, keeps_heads)
-            layout, inputs, heads = layouts[key], x, None
-            inner = None if trace is None else trace.enter(x)
-            hidden = known.hidden if known.heads is None else None
-            if i == 0:  # its memory is of the tokens that all blocks remember
-                first = self.first_values(x, hidden)
-            if keeps_heads:
-                x, heads = block.continued(x, known.heads, layout, inner, hidden, first=first)
-            else:
-                x = block(x, layout, inner, hidden, first=first)
-            remembered = segment.remember(known, inputs, heads, self.memory_length)
-            after.append(replace(remembered, version=version))
-        memory = replace(memory, layers=tuple(after), length=memory.length + tokens, lengths=segment.lengths)
-        return Pass(self._finish(x, trace), memory, None)
+        clamp_length, window = self.position.clamp_length, self._window
+        return MemoryState(memory, segment, self.blocks, x, clamp_length, self.memory_length, window, self._place)
 
-    def _embed(
-        self, input_ids: Tensor, cache: Cache | None, attention_mask: Tensor | None
-    ) -> tuple[Tensor, Layout, Tensor | None]:
-        """Input of the first layer (B, N, E) for new tokens after those of a cache; their layout and mask."""
-        rows, tokens = input_ids.shape
-        past = 0
-        if cache is not None:
-            cache.check(len(self.blocks), rows)
-            past = cache.length
-        if attention_mask is not None and past and attention_mask.shape == (rows, past + tokens):
-            assert cache is not None
-            cache.check_mask(attention_mask[:, :past].bool())
-            attention_mask = attention_mask[:, past:]
-        new = read_mask(attention_mask, input_ids)
-        mask = new if cache is None else cache.mask_after(new, rows, tokens, input_ids.device)
+    def _after_cache(self, cache: Cache | None, input_ids: Tensor, attention_mask: Tensor | None) -> State:
+        """New tokens (B, N) after those of a cache, if there is one."""
+        before = self.new_cache() if cache is None else cache.clamped(self.position.clamp_length)
+        before.check(len(self.blocks), len(input_ids))
+        mask, past = before.mask_after(attention_mask, input_ids), before.length
         if mask is None:
-            self.position.check(past + tokens)
-            layout = Layout.of(tokens, past + tokens, device=input_ids.device, window=self._window)
+            tokens = past + input_ids.shape[1]
+            self.position.check(tokens)
+            layout = Layout.of(input_ids.shape[1], tokens, device=input_ids.device, window=self._window)
         else:
             positions = self.positions(mask)  # (B, M)
             layout = Layout(positions[:, past:], positions, True, mask, window=self._window)
-        x = self.position(self.embed(self.embedding, input_ids), layout.query_positions)
-        return self.embedding_dropout(x), layout, mask
+        return State(layout, self._place) if cache is None else CacheState(before, mask, layout, self._place)
 
-    def _finish(self, x: Tensor, trace: Trace | None) -> Tensor:
-        last = self.final_norm(x)
+    @property
+    def _place(self) -> Callable[..., Layout]:
+        return partial(self.position.place, dropout=self.embedding_dropout)
+
+    def _finish(self, last: Tensor, trace: Trace | None) -> Tensor:
         if trace is not None:
             trace.last = last
         hidden: Tensor = self.output_dropout(last)
@@ -221,6 +144,11 @@ class LanguageModel(Layers):
                 raise InputError(f"{name}: the `{name}` of the output of the call before, given {type(value).__name__}")
         if cache is not None and (memory is not None or skip):
             raise InputError("a cache holds all earlier tokens of every layer: give no memory and no skip with it")
+        if cache is not None and self.config.sees_future:
+            raise InputError(
+                "model.attention.causal: as_published lets tokens see later ones, so a text cannot be read piece by piece or "
+                "continued; read it whole, or train with 'masked'"
+            )
 
     # -- memory and cache ---------------------------------------------------------------------------------------------
 
@@ -255,7 +183,7 @@ class LanguageModel(Layers):
 
     def new_cache(self) -> Cache:
         """An empty cache of keys and values, for decoding token by token."""
-        return Cache(tuple(block.attention.past() for block in self.blocks))
+        return Cache(tuple(block.attention.attend.past() for block in self.blocks))
 
     def new_memory(self) -> Memory:
         """The memory of a model that has read nothing; the same as None."""
@@ -317,21 +245,18 @@ class LanguageModel(Layers):
         label_smoothing: float = 0.0,
         trace: Trace | None = None,
         skip: Collection[int] = (),
-        teacher: Teacher | None = None,
     ) -> LossParts:
         """`loss`, the nll without label smoothing, and the memory of the next call.
 
         targets, weights (B, T): of the last T of the N inputs; the inputs before them are context that is read only.
-        trace: collects what penalties need. skip: layers that are skipped. teacher: as of `Output.loss`.
+        trace: collects what penalties need. skip: layers that are skipped.
         """
         check_targets(input_ids, targets, fewer=True)
         hidden, after, _ = self.hidden(input_ids, memory, attention_mask=attention_mask, trace=trace, skip=skip)
         hidden = hidden[:, input_ids.shape[1] - targets.shape[1] :]
         if trace is not None:
             trace.hidden = hidden
-        taught = {} if teacher is None else {"teacher": teacher}
-        loss, nll = self.output.loss(hidden, targets, weights, label_smoothing, **taught)
-        return LossParts(loss, nll, after)
+        return LossParts(*self.output.loss(hidden, targets, weights, label_smoothing), after)
 
     loss = loss_of(loss_parts)
 
@@ -354,16 +279,3 @@ class LanguageModel(Layers):
             checkpoint,
             lambda config: with_memory(config, memory_length, same_length=same_length, clamp_length=clamp_length),
         )
-
-
-def _version(block: nn.Module, x: Tensor, clamp: int | None) -> tuple[Any, ...]:
-    """State that keys and values depend on beside the hidden states; a parameter counts how often it was changed."""
-    parameters = tuple((id(p), 0 if p.is_inference() else p._version) for p in block.parameters())
-    device = x.device.type
-    cast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-    return parameters, clamp, x.dtype, torch.get_autocast_dtype(device) if cast else None
-
-
-def _frozen(hidden: Tensor) -> bool:
-    """True for a tensor made in inference mode, where gradients are wanted: only a copy of it can be differentiated."""
-    return torch.is_grad_enabled() and hidden.is_inference()

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor
 
 from . import registry
-from .attention import Trace
+from .cache import Source, State, read_mask
 from .config import ModelConfig
 from .embedding import Input
 from .errors import InputError
 from .initialize import initialize
 from .layout import Layout
-from .model import Layers, check_tokens, read_mask
-from .source import Source
+from .model import Layers, check_tokens
+from .trace import Trace
 
 
 class Encoder(Layers):
@@ -51,7 +53,6 @@ class Encoder(Layers):
     ) -> Source:
         """The hidden states as the value that a decoder reads. padded_right: the side of the padding; None: it is looked up."""
         check_tokens(input_ids, attention_mask, "(B, M)")
-        self.begin(trace)
         if input_ids.shape[1] == 0:
             raise InputError(
                 "input_ids: at least one token a sentence; an empty one is its end-of-sentence token alone"
@@ -61,12 +62,9 @@ class Encoder(Layers):
             mask = None
         layout = self._layout(input_ids, mask, padded_right)
         embedding = self._shared[0] if self.embedding is None else self.embedding
-        x = self.embedding_dropout(self.position(self.embed(embedding, input_ids), layout.query_positions))  # (B, M, E)
-        layout = self.position.place(layout, x, self.embedding_dropout)
-        first = self.first_values(x)
-        for block in self.blocks:
-            x = block(x, layout, None if trace is None else trace.enter(x), first=first)
-        return Source(self.final_norm(x), mask, None if layout.from_start else layout.key_positions)
+        state = State(layout, partial(self.position.place, dropout=self.embedding_dropout))
+        hidden = self.run(self.embed(embedding, input_ids), state, trace=trace)
+        return Source(hidden, mask, None if layout.from_start else layout.key_positions)
 
     def _layout(self, input_ids: Tensor, mask: Tensor | None, padded_right: bool | None) -> Layout:
         tokens = input_ids.shape[1]

@@ -118,7 +118,7 @@ class Cluster:
 class Components:
     """The K softmaxes of a vocabulary layer for T tokens, as tensors and plain values.
 
-        p(v) = sum_k pi_k p_k(v) + epsilon
+        p(v) = sum_k pi_k p_k(v)
         p_k(v) = head_k(v) for a word of the first cluster, head_k(class i) tail_ik(v) for a word of cluster i > 0
 
     states (T, K, E). log_prior (T, K) is log pi; None: K is 1. clusters: the first holds its words and then a class for each
@@ -129,7 +129,6 @@ class Components:
     log_prior: Tensor | None
     clusters: tuple[Cluster, ...]
     normalize: str = "softmax"
-    epsilon: float = 0.0
 
 
 class Engines(Protocol):

@@ -19,11 +19,12 @@ from . import registry
 from .attention import Attention
 from .embedding import AdaptiveInput, TensorTrainInput, TokenEmbedding
 from .mix import Mixing
-from .multilinear import MultiLinear, PositionTerm
+from .multilinear import MultiLinear
 from .output import AdaptiveSoftmax, Latents, SoftmaxOutput
 from .positions import Learned, RelativeBiases, RelativeKeys
 from .project import Projection, SeparateLinear
 from .registry import register
+from .released import PositionTerm
 from .score import RandomSynthesizer
 from .stage import drawn_apart
 

@@ -25,7 +25,6 @@ class Layout:
     from_start: key positions are 0, 1, .., M - 1.
     window: a query sees only keys that are less than so many tokens before it; None: all of them.
     stride: a query sees only keys that are at most so many tokens away, or a multiple of it (Sparse Transformer); None: all.
-    from_last: relative scores read the distance to the last query, which no window bounds (Skip Cross-head as published).
     farthest: for a layout without runs, the greatest distance from a query to a key before it, in tokens; None where the
     keys have no gaps, so that it is M - 1.
     encodings (T, E): the sinusoids of the distances in `spans`, the smallest first; biases: u and v (H, D) of relative
@@ -40,7 +39,6 @@ class Layout:
     from_start: bool = False
     window: int | None = None
     stride: int | None = None
-    from_last: bool = False
     farthest: int | None = None
     encodings: Tensor | None = None
     biases: tuple[Tensor, Tensor] | None = None
@@ -125,12 +123,9 @@ class Layout:
 
     @property
     def spans(self) -> tuple[tuple[int, int], ...]:
-        """The distances at which some query sees some key, as ascending intervals with both ends that do not touch.
-
-        With `from_last` they are those of the last query, as if there were no window.
-        """
+        """The distances at which some query sees some key, as ascending intervals with both ends that do not touch."""
         nearest, farthest = self.reach
-        if self.window is not None and not self.from_last:
+        if self.window is not None:
             farthest = min(farthest, self.window - 1)
         if self.runs is None or len(self.runs) == 1 or not self.causal:
             return ((nearest, farthest),)
@@ -144,6 +139,11 @@ class Layout:
             elif low <= high:
                 found.append((low, high))
         return tuple(found)
+
+    @property
+    def origins(self) -> Tensor:
+        """Positions (N,) or (B, N) from which distances to keys are counted: those of the queries."""
+        return self.query_positions
 
     @property
     def distances(self) -> int:

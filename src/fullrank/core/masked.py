@@ -5,14 +5,14 @@ from __future__ import annotations
 from torch import Tensor
 
 from . import draws, registry
-from .attention import Trace
 from .config import ModelConfig
-from .dropout import Dropout
+from .draws import Dropout
 from .encoder import Encoder
 from .errors import ConfigError, InputError
 from .initialize import initialize
 from .model import LossParts, Model, ModelOutput, TokenNll, check_targets, loss_of
 from .output import Output
+from .trace import Trace
 
 
 class MaskedLanguageModel(Model):

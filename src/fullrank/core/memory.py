@@ -6,14 +6,14 @@ Each layer remembers its own inputs, at most `memory_length` of them, without gr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from .cache import KeyValues
+from .cache import KeyValues, Known, Past, State
 from .errors import InputError
 from .layout import Layout, Run, join_runs, last_runs
 
@@ -25,8 +25,7 @@ class LayerMemory:
     hidden (B, M, E): inputs of the layer, detached; None for an empty memory.
     runs: positions of these tokens as runs of consecutive ones, oldest first; None where rows differ in length.
     positions (B, M), mask (B, M): the same for rows that differ; padding, False in the mask, stands on the left.
-    heads: in evaluation without gradients, their keys and values, so that nothing is projected twice; version: the
-    parameters, precision and clamp length that made the heads, so that no others use them.
+    heads: in evaluation without gradients, their keys and values, so that nothing is projected twice.
     skipped: tokens of all segments at which the layer was skipped.
     """
 
@@ -35,7 +34,6 @@ class LayerMemory:
     positions: Tensor | None = None
     mask: Tensor | None = None
     heads: KeyValues | None = None
-    version: tuple[Any, ...] = ()
     skipped: int = 0
 
     @property
@@ -74,25 +72,22 @@ class Memory:
     """The memory of all layers: a value that goes in with the next segment and comes out anew.
 
     length: tokens read so far, which is the position of the next token; lengths (B,): the same where rows differ.
-    drifting: place the tokens of a layer that was skipped where Skip Cross-head's released code does, directly before the
-    segment and back by all tokens at which the layer was ever skipped, also after it ran again; for comparison only.
+    version: the parameters, precision and clamp length that made the heads of the layers, so that no others use them.
     """
 
     layers: tuple[LayerMemory, ...]
     length: int = 0
     lengths: Tensor | None = None
-    drifting: bool = False
+    version: tuple[Any, ...] = ()
 
     @classmethod
     def empty(cls, layers: int) -> Memory:
         """The memory before the first token."""
         return cls((LayerMemory(),) * layers)
 
-    @classmethod
-    def zeros(cls, layers: int, rows: int, tokens: int, like: Tensor) -> Memory:
-        """A memory of attended zeros before the text, for comparison with code that starts so."""
-        hidden = like.new_zeros(rows, tokens, like.shape[-1])
-        return cls((LayerMemory(hidden, ((-tokens, tokens),)),) * layers)
+    def place(self, layer: LayerMemory, segment: Segment) -> LayerMemory:
+        """The memory of a layer, its tokens at the positions where the queries of the segment see them: in the text."""
+        return layer
 
     @property
     def batch(self) -> int | None:
@@ -193,21 +188,15 @@ class Segment:
         """N."""
         return self.positions.shape[-1]
 
-    def layout(self, memory: LayerMemory, window: int | None, drifting: bool) -> Layout:
+    def layout(self, memory: LayerMemory, window: int | None) -> Layout:
         """The layout of the segment's queries over the memory of a layer and the segment itself."""
-        size = memory.tokens
         if self.mask is None and memory.mask is None:
             runs = tuple((start - self.first, length) for start, length in memory.runs or ())
-            if drifting and size:
-                runs = ((-memory.skipped - size, size),)
             device, origin = self.positions.device, self.first
             return Layout.of_runs(self.tokens, (*runs, (0, self.tokens)), origin=origin, device=device, window=window)
         positions, mask = self._joined(memory)
-        if drifting and size:
-            shift = torch.arange(-size, 0, device=positions.device) - memory.skipped
-            positions = torch.cat((self.positions[:, :1] + shift, self.positions), dim=1)
         farthest = None
-        if size and memory.skipped:  # only then may there be gaps, and only then the host waits for the device
+        if memory.tokens and memory.skipped:  # only then may there be gaps, and only then the host waits for the device
             apart = (self.positions[:, -1:] - positions).masked_fill(~mask, 0)
             farthest = max(int(apart.max()), positions.shape[1] - 1)
         return Layout(self.positions, positions, True, mask, window=window, farthest=farthest)
@@ -244,10 +233,11 @@ class Segment:
         rows, device = mask.shape[0], mask.device
         if memory.positions is not None and memory.mask is not None:
             return torch.cat((memory.positions, self.positions), dim=1), torch.cat((memory.mask, mask), dim=1)
-        old = [torch.arange(start, start + size, device=device) for start, size in memory.runs or ()]
-        before = torch.cat(old) if old else torch.empty(0, dtype=torch.int64, device=device)
-        tokens = torch.ones(rows, before.shape[0], dtype=torch.bool, device=device)
-        return torch.cat((before.expand(rows, -1), self.positions), dim=1), torch.cat((tokens, mask), dim=1)
+        old = [position for start, size in memory.runs or () for position in range(start, start + size)]
+        before = torch.tensor(old, dtype=torch.int64, device=device).expand(rows, -1)
+        return torch.cat((before, self.positions), dim=1), torch.cat(
+            (torch.ones_like(before, dtype=torch.bool), mask), dim=1
+        )
 
 
 def _last_tokens(old: Tensor | None, new: Tensor, limit: int) -> Tensor:
@@ -257,3 +247,68 @@ def _last_tokens(old: Tensor | None, new: Tensor, limit: int) -> Tensor:
         return torch.cat((old[:, -kept:].to(new.dtype), new), dim=1)
     # a short view would keep a long tensor alive
     return new[:, -limit:].clone() if 2 * limit < new.shape[1] else new[:, -limit:]
+
+
+# -- the state of one call ---------------------------------------------------------------------------------------------
+
+
+class MemoryState(State):
+    """The next segment after the memory of each layer; a skipped layer keeps its memory.
+
+    In evaluation without gradients layers keep keys and values of their memory; model: whose parameters make them.
+    """
+
+    def __init__(
+        self, memory: Memory, segment: Segment, model: nn.Module, x: Tensor, clamp_length: int | None,
+        limit: int, window: int | None, place: Callable[..., Layout],
+    ) -> None:  # fmt: skip
+        self.memory, self.segment, self.limit, self.window, self.place = memory, segment, limit, window, place
+        self.keeps = not model.training and not torch.is_grad_enabled()
+        self.version = _version(model, x, clamp_length) if self.keeps else ()
+        self.before = [layer.last(limit) for layer in memory.layers]
+        if (
+            not self.keeps or memory.version != self.version
+        ):  # a table of distances, too, has no gradient and no dropout
+            self.before = [replace(layer, heads=None) for layer in self.before]
+        self.after: dict[int, LayerMemory] = {}
+        self.layouts: dict[Any, Layout] = {}  # layers that remember the same tokens share one
+
+    @property
+    def positions(self) -> Tensor:
+        return self.segment.positions
+
+    def enter(self, layer: int, x: Tensor) -> Known:
+        before = self.before[layer]
+        placed = self.memory.place(before, self.segment)
+        key = layer if placed.runs is None else placed.runs
+        if key not in self.layouts:
+            layout = self.segment.layout(placed, self.window)
+            self.layouts[key] = self.place(layout, x, known=before.heads, cached=self.keeps)
+        hidden = before.hidden
+        if before.heads is not None or hidden is None:
+            return Known(self.layouts[key], past=before.heads)
+        # only a copy of a tensor made in inference mode can be differentiated
+        frozen = torch.is_grad_enabled() and hidden.is_inference()
+        return Known(self.layouts[key], memory=hidden.to(x.dtype, copy=frozen))
+
+    def leave(self, layer: int, x: Tensor, kept: list[Past]) -> None:
+        heads = kept[0] if kept and isinstance(kept[0], KeyValues) else None
+        self.after[layer] = self.segment.remember(self.before[layer], x, heads, self.limit)
+
+    def skip(self, layer: int) -> None:
+        before = self.before[layer]
+        self.after[layer] = replace(before, skipped=before.skipped + self.segment.tokens)
+
+    def next(self) -> Memory:
+        """The memory of the next call."""
+        layers = tuple(self.after[layer] for layer in range(len(self.before)))
+        length, lengths = self.memory.length + self.segment.tokens, self.segment.lengths
+        return replace(self.memory, layers=layers, length=length, lengths=lengths, version=self.version)
+
+
+def _version(model: nn.Module, x: Tensor, clamp_length: int | None) -> tuple[Any, ...]:
+    """State that keys and values depend on beside the hidden states; a parameter counts how often it was changed."""
+    parameters = tuple((id(p), 0 if p.is_inference() else p._version) for p in model.parameters())
+    device = x.device.type
+    cast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return parameters, clamp_length, x.dtype, torch.get_autocast_dtype(device) if cast else None

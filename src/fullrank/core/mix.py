@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from . import registry
 from .kinds import LearnedMixingOptions, RandomMixingOptions
@@ -203,3 +204,24 @@ class AverageHeads(Mixing):
         if query is None:  # 1/H exactly, whatever dtype the weights have
             return torch.full(size, 1 / self.num_heads, dtype=torch.float64, device="cpu")
         return query.new_full(size, 1 / self.num_heads)
+
+
+# -- after the values ----------------------------------------------------------------------------------------------------
+
+
+class HeadGate(nn.Module):
+    """Output gate: each query scales the output of each head (Qiu et al. 2025, arXiv 2505.06708, headwise, after the values).
+
+        O'_i(n) = 2 sigmoid(w_i x_n) O_i(n)
+
+    x (B, N, E), heads (B, H, N, D) -> (B, H, N, D).  weight w (H, E) starts at 0, where every gate is 1: plain attention.
+    Differs from the paper: the factor 2, without which heads start at half of their output.
+    """
+
+    def __init__(self, size: HeadSize) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(size.num_heads, size.hidden_size))
+
+    def forward(self, x: Tensor, heads: Tensor) -> Tensor:
+        gates = 2 * torch.sigmoid(F.linear(x, self.weight))  # (B, N, H)
+        return heads * gates.transpose(1, 2)[..., None].to(heads.dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, Self
@@ -12,15 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from . import engine, registry
-from .attention import Trace, WeightedValues
+from .attention import WeightedValues
 from .block import Block
-from .cache import Cache
+from .cache import Cache, Past, ProjectedSource, Source, State
 from .config import ModelConfig
-from .dropout import Dropout
+from .draws import Dropout
 from .embedding import Input, check_tensors
 from .errors import InputError
 from .memory import Memory
 from .positions import Position
+from .trace import Trace
+from .value_residual import ValueResiduals
 
 Arguments = ParamSpec("Arguments")
 
@@ -124,14 +126,13 @@ class Layers(Model):
         self.word_dropout = Dropout(config.dropout.words)
         self.embedding_dropout = Dropout(config.dropout.embedding, config.dropout.locked)
         parts = [config.of_layer(layer) for layer in range(config.num_hidden_layers)]
-        blocks = [Block(part, cross) for part in parts]
-        self.blocks = nn.ModuleList(blocks)
+        self.blocks = nn.ModuleList(Block(part, cross) for part in parts)
         if self.position.biases is not None:
-            for block in blocks:
-                block.attention.use_shared_biases()
-        for block, part in zip(blocks[1:], parts[1:], strict=True):
-            if part.value_residual:
-                block.attention.read_first_values()
+            for block in self.blocks:
+                block.attention.attend.use_shared_biases()
+        if layers := [layer for layer, part in enumerate(parts) if layer and part.value_residual]:
+            values = [block.attention.project.value for block in self.blocks]
+            self.value_residuals = ValueResiduals(values, layers)
         self.final_norm = (
             nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.final_norm else nn.Identity()
         )
@@ -146,17 +147,38 @@ class Layers(Model):
         # not 0: from a first token of zeros, post-norm layers compute zeros, and its gradient grows beyond every number
         return torch.where(kept == 0, 1e-12, vectors * kept).to(vectors.dtype)
 
-    def first_values(self, x: Tensor, memory: Tensor | None = None) -> Tensor | None:
-        """Values (B, H, M + N, D) of the first block at its remembered inputs (B, M, E) and at x (B, N, E), for all blocks.
+    def run(
+        self,
+        x: Tensor,
+        state: State,
+        *,
+        source: Source | ProjectedSource | None = None,
+        trace: Trace | None = None,
+        skip: Collection[int] = (),
+    ) -> Tensor:
+        """The vectors x (B, N, E) of new tokens through all layers after `state`, which takes over what a next call needs.
 
-        None without value residuals.
+        A skipped layer passes x on. source: of a translation.
         """
-        return self.blocks[0].values(x, memory) if self.config.value_residual else None
-
-    def begin(self, trace: Trace | None) -> None:
-        """Let a trace leave out the layers without attention weights, if other layers have some."""
-        if trace is not None:
+        if trace is not None:  # layers without attention weights are left out, if other layers have some
             trace.partial |= any(isinstance(block.attention.attend, WeightedValues) for block in self.blocks)
+        x = self.embedding_dropout(self.position(x, state.positions))
+        for i, block in enumerate(self.blocks):
+            if i in skip:
+                state.skip(i)
+                continue
+            known, kept = state.enter(i, x), list[Past]()
+            options: dict[str, Any] = {
+                "past": known.past, "memory": known.memory, "trace": None if trace is None else trace.enter(x),
+                "cross": None if source is None else source.of_layer(i, x.shape[1]),
+            }  # fmt: skip
+            if state.keeps:  # not by `__call__`, which is compiled: these lengths differ from call to call
+                out = block.forward(x, known.layout, kept=kept, **options)
+            else:
+                out = block(x, known.layout, **options)
+            state.leave(i, x, kept)
+            x = out
+        return self.final_norm(x)
 
     def positions(self, mask: Tensor) -> Tensor:
         """Positions (B, M) of the tokens of `mask` (B, M), of which padding takes none; InputError for too long a text."""
@@ -190,14 +212,6 @@ def check_tokens(input_ids: Tensor, attention_mask: Tensor | None, shape: str = 
     check_tensors(input_ids=input_ids, attention_mask=attention_mask)
     if input_ids.dim() != 2:
         raise InputError(f"input_ids must be {shape}, given shape {tuple(input_ids.shape)}")
-
-
-def read_mask(attention_mask: Tensor | None, input_ids: Tensor) -> Tensor | None:
-    """The mask as booleans; InputError unless it has the shape of input_ids."""
-    mask = None if attention_mask is None else attention_mask.bool()
-    if mask is not None and mask.shape != input_ids.shape:
-        raise InputError(f"attention_mask must be {tuple(input_ids.shape)} like input_ids, given {tuple(mask.shape)}")
-    return mask
 
 
 def check_targets(input_ids: Tensor, targets: Tensor, name: str = "input_ids", fewer: bool = False) -> None:

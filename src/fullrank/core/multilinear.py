@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from . import engine
-from .attention import Attend, Attention, Trace
+from .attention import Attend, Attention
 from .cache import DecayedSums
 from .config import AttentionConfig, ModelConfig, MultiLinearConfig, stage_name
 from .engine import Pairs, Tokens
@@ -19,8 +19,10 @@ from .layout import Layout
 from .positions import RelativeBiases, encode_places
 from .project import Heads, Needs
 from .registry import register
+from .released import PositionTerm, see_all
 from .score import u_and_v
 from .stage import HeadSize
+from .trace import Trace
 
 _LONGEST = 64.0  # tokens; where the slowest decays start
 
@@ -72,37 +74,6 @@ class Cores(nn.Module):
 
     def forward(self) -> Tensor:
         return self.weight if self.free else self.weight.softmax(-1)
-
-
-class PositionTerm(nn.Module):
-    """The second term of the released code: keys of positions, and u and v that are added to the queries.
-
-        T_ijm = sum_r g_r (Q_i + u)_r K_jr V_mr  +  sum_r g_r (Q_i + v)_r p_jr V_mr,      p_j = W_p PE(P - 1 - j)
-
-    weight W_p (R, E) without bias; P = max_position_embeddings. As in the code, a position is counted from the last row of the
-    output map: the distance to the end, not that to the query. `biases` are u and v, (1, R) each, one pair for all layers of a
-    model unless `shared_biases` is false.
-    """
-
-    def __init__(self, size: HeadSize) -> None:
-        super().__init__()
-        self.longest = size.max_length
-        self.weight = nn.Parameter(torch.empty(size.head_dim, size.hidden_size))
-        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))  # as `nn.Linear` starts
-        self.biases: RelativeBiases | None = RelativeBiases(size.num_heads, size.head_dim)
-
-    def factors(
-        self, query: Tensor, keys: Tensor, values: Tensor, core: Tensor, layout: Layout
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Both terms as one of rank 2R: [Q + u, Q + v], [K, p], [V, V], [g, g]; key j is at position j."""
-        u, v = u_and_v(self.biases, layout)
-        encodings = layout.encodings
-        if encodings is None:
-            encodings = encode_places(self.longest, keys.shape[1], self.weight.shape[1], keys)
-        positions = F.linear(encodings[: keys.shape[1]], self.weight).expand(keys.shape[0], -1, -1)
-        query = torch.cat((query + u[0], query + v[0]), -1).to(query.dtype)
-        keys = torch.cat((keys, positions.to(keys.dtype)), -1)
-        return query, keys, torch.cat((values, values), -1), torch.cat((core, core))
 
 
 # -- decayed sums -----------------------------------------------------------------------------------------------------
@@ -207,7 +178,8 @@ class MultiLinear(Attend):
         self.size = HeadSize(1, config.rank, size.hidden_size, size.max_length)
         self.sees_future, self.needs = config.sees_future, Needs(("scored", "keys"))
         self.cores = Cores(config.cores, config.rank, config.core_weights == "free")
-        self.score = PositionTerm(self.size) if stage_name(config.score) == "relative" else None
+        relative = stage_name(config.score) == "relative"
+        self.score = PositionTerm(self.size, RelativeBiases(1, config.rank)) if relative else None
         self.decayed: DecayedMap | None = None
         self.weight: nn.Parameter | None = None
         if config.output_map == "decayed":
@@ -218,6 +190,9 @@ class MultiLinear(Attend):
             self.weight = nn.Parameter(torch.empty(size.max_length, size.max_length, size.hidden_size))
             nn.init.uniform_(self.weight, -1 / size.max_length, 1 / size.max_length)  # as `nn.Linear` starts
         self.bias = nn.Parameter(torch.zeros(size.hidden_size)) if config.bias else None
+
+    def view(self, layout: Layout) -> Layout:
+        return see_all(layout) if self.sees_future else layout
 
     def merge(self, bias: bool) -> nn.Module:
         """No layer follows: the output map is in this one."""
@@ -262,23 +237,22 @@ class MultiLinear(Attend):
 
     def _pairs(self, query: Tensor, keys: Tensor, values: Tensor, layout: Layout) -> Tensor:
         assert self.weight is not None
-        causal, window, mask = layout.causal and not self.sees_future, layout.narrow, layout.key_mask
-        own, length, back = torch.atleast_2d(layout.query_positions), layout.shape[1], None
+        causal, window, mask, length = layout.causal, layout.narrow, layout.key_mask, layout.shape[1]
+        own = torch.atleast_2d(layout.query_positions)
         at_end = layout.from_start or (layout.runs is not None and mask is None)  # the queries are the last positions
-        if layout.from_start:
-            self._check_length(length)
-        else:
+        if not layout.from_start:
             index, tokens = self._index(layout, keys.shape[0])
             length = int(index.max()) + 1
-            self._check_length(length)
             keys, values = (_put(part, index, tokens, length) for part in (keys, values))
             mask = _put(tokens[..., None].to(keys.dtype), index, tokens, length)[..., 0] > 0
-            if causal and not window and not at_end and query.shape[1] == layout.shape[1]:
-                query, at_end = _put(query, index, tokens, length), True
-                back = own.expand(keys.shape[0], -1).clamp_max(length - 1)
+        self._check_length(length)
         core = self.cores().mean(0)
         if self.score is not None:
-            query, keys, values, core = self.score.factors(query, keys, values, core, layout)
+            encodings = layout.encodings
+            if encodings is None:
+                encodings = encode_places(self.size.max_length, length, self.size.hidden_size, keys)
+            biases = u_and_v(self.score.biases, layout)
+            query, keys, values, core = self.score.factors(query, keys, values, core, biases, encodings)
         if mask is not None:
             keys, values = keys.masked_fill(~mask[..., None], 0.0), values.masked_fill(~mask[..., None], 0.0)
         visible = None
@@ -287,8 +261,7 @@ class MultiLinear(Attend):
             visible = position <= own[..., None] if causal else torch.ones_like(position, dtype=torch.bool)
             if layout.window is not None:
                 visible = visible & (position > own[..., None] - layout.window)
-        out = multilinear(Pairs(query * core, keys, values, self.weight, causal, visible))
-        return out if back is None else out.gather(1, back[..., None].expand(-1, -1, out.shape[2]))
+        return multilinear(Pairs(query * core, keys, values, self.weight, causal, visible))
 
     def _index(self, layout: Layout, batch: int) -> tuple[Tensor, Tensor]:
         """The position in the text of each key, and whether it is a token: (B, M) each; padding counts as position 0."""
@@ -336,9 +309,9 @@ class MultiLinearAttention(Attention):
         MultiLinearAttention(hidden_size=256, rank=40, cores=2, max_position_embeddings=80)
 
     x (B, N, E), source (B, M, E) -> (B, N, E), masked like `Attention`: causal unless a layout or another source says
-    otherwise. Built from a `ModelConfig` or an `AttentionConfig` of kind `multilinear`, or from its keys. The output map of
-    pairs has max_position_embeddings^2 x E numbers, and 1,024 is what is taken where no max_position_embeddings is given.
-    Heads may be given as for `Attention`; they play no part.
+    otherwise. Built from a `ModelConfig` or an `AttentionConfig` of kind `multilinear`, or from keys of such a section. The
+    output map of pairs has max_position_embeddings^2 x E numbers, and 1,024 is what is taken where no max_position_embeddings
+    is given. Heads may be given as for `Attention`; they play no part.
     Raises ConfigError for another kind, and for keys given twice.
     """
 
@@ -348,25 +321,14 @@ class MultiLinearAttention(Attention):
         *,
         hidden_size: int | None = None,
         max_position_embeddings: int | None = None,
-        rank: int | None = None,
-        cores: int | None = None,
-        causal: Literal["masked", "as_published"] | None = None,
-        core_weights: Literal["softmax", "free"] | None = None,
-        output_map: Literal["pairs", "decayed"] | None = None,
-        decays: int | None = None,
-        bias: bool | None = None,
         num_attention_heads: int | None = None,
         head_dim: int | None = None,
+        **keys: Any,
     ) -> None:
-        keys = {
-            "rank": rank, "cores": cores, "causal": causal, "core_weights": core_weights, "output_map": output_map,
-            "decays": decays, "bias": bias,
-        }  # fmt: skip
-        given: dict[str, Any] = {key: value for key, value in keys.items() if value is not None}
         if config is None:
-            config = AttentionConfig(kind="multilinear", **given)
-        elif given:
-            raise ConfigError(f"MultiLinearAttention: the configuration has {', '.join(given)}; change them there")
+            config = AttentionConfig(kind="multilinear", **keys)
+        elif keys:
+            raise ConfigError(f"MultiLinearAttention: the configuration has {', '.join(keys)}; change them there")
         attention = config.attention if isinstance(config, ModelConfig) else config
         if attention.kind != "multilinear":
             raise ConfigError(

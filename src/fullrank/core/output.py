@@ -11,21 +11,21 @@ A plain softmax has K = 1 and one cluster. B batch, N tokens, T = B N, E width o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from . import draws, engine
+from . import engine
 from .config import ClusteredConfig, MixtureConfig, ModelConfig, OutputConfig
-from .dropout import Dropout, dropout
+from .draws import Dropout, dropout
 from .embedding import AdaptiveInput, Clusters, TokenEmbedding, check_ids, check_tensors, layer_sizes
 from .engine import Cluster, Components
 from .errors import ConfigError, InputError
 from .registry import register
+from .released import add_epsilon
 
 # -- the equations ----------------------------------------------------------------------------------------------------
 
@@ -60,9 +60,7 @@ def combined(logits: Sequence[Tensor], components: Components) -> Tensor:
     each = torch.cat(parts, dim=-1) if tails else head  # (T, K, V)
     if components.log_prior is None:
         return each.squeeze(1)
-    mixed = torch.logsumexp(components.log_prior[:, :, None] + each, dim=1)
-    epsilon = components.epsilon
-    return torch.logaddexp(mixed, mixed.new_tensor(math.log(epsilon))) if epsilon else mixed
+    return torch.logsumexp(components.log_prior[:, :, None] + each, dim=1)
 
 
 def weighted_losses(log_prob: Tensor, ids: Tensor, scale: Tensor, label_smoothing: float) -> tuple[Tensor, Tensor]:
@@ -73,43 +71,6 @@ def weighted_losses(log_prob: Tensor, ids: Tensor, scale: Tensor, label_smoothin
     nll = -log_prob.gather(1, ids[:, None]).squeeze(1)
     loss = (1 - label_smoothing) * nll - label_smoothing * log_prob.mean(1) if label_smoothing else nll
     return (loss * scale).sum(), (nll.detach() * scale).sum()
-
-
-@dataclass(frozen=True)
-class Teacher:
-    """A distribution q to learn beside the targets: hidden (B, N, E) of another model, and its output layer.
-
-        loss = (1 - w) CE(targets, p) + w T^2 CE(q_T, p_T)        q_T(v) proportional to q(v)^(1/T)
-
-    w = `weight`, T = `temperature` (Hinton et al. 2015; Furlanello et al. 2018). The teacher gets no gradient.
-    """
-
-    output: Output
-    hidden: Tensor
-    weight: float
-    temperature: float = 1.0
-
-    CHUNK = 256  # tokens: more than (CHUNK, V) of either distribution is never kept
-
-    def cross_entropy(self, student: Components, scale: Tensor) -> Tensor:
-        """T^2 sum_t c_t CE(q_T, p_T), scale c (T,); the backward pass computes it again, chunk by chunk."""
-        hidden, prior, tokens = self.hidden.flatten(0, -2), student.log_prior, len(scale)
-        places, call, total = torch.arange(tokens), draws.calls(), scale.new_zeros(())
-        for start in range(0, tokens, self.CHUNK):
-            part = slice(start, start + self.CHUNK)
-            few = replace(student, states=student.states[part], log_prior=None if prior is None else prior[part])
-            with draws.selected(places[part], tokens, call):
-                total = total + draws.recomputed(self._part, few, hidden[part], scale[part])
-        return total
-
-    def _part(self, student: Components, hidden: Tensor, scale: Tensor) -> Tensor:
-        with torch.no_grad():
-            q = self._softened(self.output.log_prob(hidden)).exp()
-        entropies = -(q * self._softened(log_probabilities(student))).sum(1)
-        return self.temperature**2 * (entropies * scale).sum()
-
-    def _softened(self, log_prob: Tensor) -> Tensor:
-        return log_prob if self.temperature == 1 else torch.log_softmax(log_prob / self.temperature, dim=1)
 
 
 IGNORED = -100  # the target of a token that does not count, as in `torch.nn.functional.cross_entropy`
@@ -124,6 +85,8 @@ class Output(nn.Module):
     is what it may be tied to. Keys of its own stand in a nested `Config`, a subclass of `OutputConfig`. Engines compute all
     components faster. A layer whose probabilities are no mixture of softmaxes overrides `log_prob`, `nll` and `loss`.
     """
+
+    epsilon: float = 0.0  # as of `released.add_epsilon`
 
     def components(self, hidden: Tensor) -> Components:
         """The softmaxes of hidden states (..., E), in `hidden.shape[:-1].numel()` tokens."""
@@ -143,7 +106,7 @@ class Output(nn.Module):
         log_prob = engine.load().vocabulary_log_prob(components)
         if log_prob is None:
             log_prob = log_probabilities(components)
-        return log_prob.view(*hidden.shape[:-1], log_prob.shape[-1])
+        return add_epsilon(log_prob, self.epsilon).view(*hidden.shape[:-1], log_prob.shape[-1])
 
     def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """-log p(targets) (B, N) in nats, exact under any cotangent; 0 at targets -100.  hidden (B, N, E), targets (B, N)."""
@@ -152,7 +115,7 @@ class Output(nn.Module):
         nll = engine.load().vocabulary_nll(components, ids)
         if nll is None:
             nll = -log_probabilities(components).gather(1, ids[:, None]).squeeze(1)
-        return nll.masked_fill(~counts, 0).view(targets.shape)
+        return -add_epsilon(-nll, self.epsilon).masked_fill(~counts, 0).view(targets.shape)
 
     def loss(
         self,
@@ -160,23 +123,22 @@ class Output(nn.Module):
         targets: Tensor,
         weights: Tensor | None = None,
         label_smoothing: float = 0.0,
-        teacher: Teacher | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Weighted means in nats per token, two scalars: the smoothed loss and, without gradient, sum(w nll) / sum(w).
 
         Targets -100 have weight 0. With label smoothing e the target is (1 - e) [v = x] + e / V. An engine forms gradients in
-        the forward pass. teacher: a distribution that is learned beside the targets.
+        the forward pass.
         """
         components = self.components(hidden)
         ids, counts = _flat(hidden, targets, components)
-        scale = _scale(hidden, counts.view(targets.shape), weights, label_smoothing)
-        losses = engine.load().vocabulary_loss(components, ids, scale, label_smoothing)
+        if not 0 <= label_smoothing < 1:
+            raise InputError(f"label_smoothing: at least 0 and below 1, given {label_smoothing}")
+        scale = scale_tokens(hidden, counts.view(targets.shape), weights)
+        losses = None if self.epsilon else engine.load().vocabulary_loss(components, ids, scale, label_smoothing)
         if losses is None:
-            losses = weighted_losses(log_probabilities(components), ids, scale, label_smoothing)
-        if teacher is None:
-            return losses
-        w, (loss, nll) = teacher.weight, losses
-        return (1 - w) * loss + w * teacher.cross_entropy(components, scale), nll
+            log_prob = add_epsilon(log_probabilities(components), self.epsilon)
+            losses = weighted_losses(log_prob, ids, scale, label_smoothing)
+        return losses
 
 
 def _flat(hidden: Tensor, targets: Tensor, components: Components) -> tuple[Tensor, Tensor]:
@@ -194,11 +156,9 @@ def _flat(hidden: Tensor, targets: Tensor, components: Components) -> tuple[Tens
     return ids.long(), counts
 
 
-def _scale(hidden: Tensor, counts: Tensor, weights: Tensor | None, label_smoothing: float) -> Tensor:
+def scale_tokens(hidden: Tensor, counts: Tensor, weights: Tensor | None) -> Tensor:
     """The factor w_t / sum(w) (T,) of each token in a weighted mean, 0 for one that does not count; without weights w is 1."""
     dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-    if not 0 <= label_smoothing < 1:
-        raise InputError(f"label_smoothing: at least 0 and below 1, given {label_smoothing}")
     check_tensors(weights=weights)
     if weights is not None and weights.shape != counts.shape:
         raise InputError(f"weights {tuple(weights.shape)} must have the shape of targets {tuple(counts.shape)}")
@@ -280,7 +240,7 @@ class SoftmaxOutput(Output):
                     f"vocab_size {vocab_size} and hidden_size {hidden_size}"
                 )
             self._tied = (embedding,)
-        self.normalize, self.epsilon = options.normalize, 0.0
+        self.normalize = options.normalize
         self.mixture: Latents | None = None
         self.register_parameter("weight", None if options.tied else nn.Parameter(torch.empty(vocab_size, hidden_size)))
         self.register_parameter("bias", nn.Parameter(torch.zeros(vocab_size)) if options.bias else None)
@@ -294,7 +254,7 @@ class SoftmaxOutput(Output):
 
     def components(self, hidden: Tensor) -> Components:
         states, log_prior = _states(hidden, self.matrix.shape[1], self.mixture)
-        return Components(states, log_prior, (Cluster(self.matrix, self.bias),), self.normalize, self.epsilon)
+        return Components(states, log_prior, (Cluster(self.matrix, self.bias),), self.normalize)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Logits (B, N, V), for a plain softmax in the dtype of the hidden states."""
@@ -364,8 +324,7 @@ class MixtureOfSoftmaxes(SoftmaxOutput):
         p(v | g) = sum_k pi_k softmax(W h_k + b)_v        h_k = tanh(W_k g + b_k),  pi = softmax(P g)
 
     `mixture` holds W_k, b_k and P (`Latents`); weight W (V, E) is the layer's own, or with `tied: true` the embedding's.
-    Computed with logarithms throughout: an improbable word keeps its gradient. The released codes take log(p + 1e-8) instead;
-    `epsilon` does so (probabilities then sum to 1 + V epsilon).
+    Computed with logarithms throughout: an improbable word keeps its gradient.
     """
 
     def __init__(
@@ -448,7 +407,7 @@ class AdaptiveSoftmax(Output):
         self.class_weight = nn.Parameter(torch.empty(len(tails), hidden_size))
         self.class_bias = nn.Parameter(torch.empty(len(tails))) if options.bias else None
         self.tail_dropout = Dropout(options.tail_dropout)
-        self.normalize, self.epsilon = options.normalize, 0.0
+        self.normalize = options.normalize
         self.mixture: Latents | None = None
         if isinstance(options, MixtureConfig):
             self.epsilon, self.mixture = options.epsilon, Latents(options, hidden_size)
@@ -486,7 +445,7 @@ class AdaptiveSoftmax(Output):
 
     def components(self, hidden: Tensor) -> Components:
         states, log_prior = _states(hidden, self.class_weight.shape[1], self.mixture)
-        return Components(states, log_prior, self._clusters(), self.normalize, self.epsilon)
+        return Components(states, log_prior, self._clusters(), self.normalize)
 
     def flops_per_token(self) -> float:
         """Operations per token of a text that follows Zipf's law."""

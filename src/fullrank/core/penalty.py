@@ -8,9 +8,9 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from .attention import Trace
 from .errors import InputError
 from .mix import Mixing
+from .trace import Trace
 
 
 def _not_orthogonal(mixing: Tensor) -> Tensor:

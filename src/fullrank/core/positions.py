@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from . import released
 from .cache import KeyValues, Past
 from .config import ModelConfig, MultiLinearConfig, stage_options
 from .errors import InputError
@@ -221,7 +222,7 @@ class Relative(Position):
         super().__init__(config)
         options = stage_options(config.attention.score)
         self.size, self.clamp_length = config.hidden_size, options.get("clamp_length")
-        self.from_last = options.get("as_published") is True
+        self.as_published = options.get("as_published") is True
         self.places: int | None = None  # of the position term of multi-linear attention
         assert config.head_dim is not None
         heads, width = config.num_attention_heads, config.head_dim
@@ -237,7 +238,7 @@ class Relative(Position):
 
         A cache gets a table of more distances than needed, so that it is not made again for every token.
         """
-        encodings, layout = None, replace(layout, from_last=self.from_last)
+        encodings, layout = None, released.FromLast.of_layout(layout) if self.as_published else layout
         if self.places is not None:
             encodings = encode_places(self.places, self.places, self.size, like)
         elif not serves(known.relative if isinstance(known, KeyValues) else None, layout):

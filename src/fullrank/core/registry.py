@@ -22,10 +22,10 @@ _HOMES = {
     for slot, module in {
         "attend": "multilinear",
         "score": "score",
-        "normalize": "normalize",
+        "normalize": "score",
         "mix": "mix",
         "position": "positions",
-        "activation": "feed_forward",
+        "activation": "block",
         "input": "embedding",
         "output": "output",
         "initializer": "initialize",

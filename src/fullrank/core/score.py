@@ -1,4 +1,4 @@
-"""Scores: how much each query wants each key, before masking."""
+"""Scores, how much each query wants each key, and the normalisers that make weights of masked scores."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from . import released
 from .engine import Distances, Terms
 from .errors import InputError
 from .kinds import DenseSynthesizerOptions, RelativeOptions
@@ -37,6 +38,10 @@ class Score(nn.Module):
     clamp_length: int | None = None
     biases: RelativeBiases | None
     shared_projection: bool = False
+
+    def view(self, layout: Layout) -> Layout:
+        """The layout as the score reads it."""
+        return layout
 
     def terms(self, *needed: Any) -> Terms | str:
         """The score as engines compute it, from the same arguments; a string is the reason for which no engine does."""
@@ -80,9 +85,7 @@ class XLRelative(Score):
     otherwise, and in a layer by itself, each layer has its own. `clamp_length`: farther keys count as that far.
     `shared_projection`: there is no W_R and no u, v of its own; R(p) = PE(p) W_K and u = v = PE(0) W_Q, as in the published
     Penn Treebank code of Transformer-XL.
-    `as_published`: the formula of Skip Cross-head's paper and code, which takes the distance of the key to the last token of
-    the block instead of to the query, R(p_last - p_m), for comparison only: a query does not know how far a key is, and the
-    weights of a token change with what is appended to its block, so that decoding token by token is another function.
+    `as_published`: the distance to the last query of the block, for comparison only (`released.FromLast`).
     """
 
     needs = ("scored", "keys", "relative")
@@ -101,16 +104,14 @@ class XLRelative(Score):
     def forward(self, query: Tensor, keys: Tensor, relative: Tensor, layout: Layout) -> Tensor:
         u, v = self._biases(query, layout)
         content, position = (((query + bias[:, None]) * self.scale).to(query.dtype) for bias in (u, v))
-        by_distance = position @ relative.transpose(-1, -2)  # (B, H, N, T)
-        if self.as_published and layout.narrow and not layout.from_last:
-            raise InputError(
-                "the layout has a window, beyond which a score that is as_published measures distances; give it from_last=True"
-            )
-        origin = layout.query_positions[..., -1:] if self.as_published else layout.query_positions
-        distances = origin[..., :, None] - layout.key_positions[..., None, :]  # (N, M), (B, N, M); one row as published
+        by_distance = position @ relative[:, : layout.distances].transpose(-1, -2)  # (B, H, N, T)
+        distances = layout.origins[..., :, None] - layout.key_positions[..., None, :]  # (N, M) or (B, N, M)
         index = layout.distance_rows(distances)
         index = index.view(-1, 1, *index.shape[-2:]).expand(*query.shape[:3], keys.shape[2])
         return content @ keys.transpose(-1, -2) + by_distance.gather(-1, index)
+
+    def view(self, layout: Layout) -> Layout:
+        return released.FromLast.of_layout(layout) if self.as_published else layout
 
     def terms(self, query: Tensor, keys: Tensor, relative: Tensor, layout: Layout) -> Terms | str:
         if self.as_published:
@@ -208,3 +209,49 @@ def _check_length(layout: Layout, longest: int) -> None:
             f"a sequence of {keys} tokens, but model.max_position_embeddings is {longest} and a synthesizer scores that many "
             "keys; shorten the segments or train with a larger model.max_position_embeddings"
         )
+
+
+# -- normalisers: masked scores (B, H, N, M), -inf where nothing may be seen, to weights that sum to one over M ---------
+
+
+@contract("normalize")
+class Normalizer(nn.Module):
+    """Contract of a normaliser, built from `(config, size)`.
+
+    engine: the name by which engines know what it computes; None if no engine does.
+    """
+
+    Config: ClassVar[type | None] = None
+    engine: ClassVar[str | None] = None
+
+
+@register("normalize", "softmax")
+class Softmax(Normalizer):
+    """softmax(a)_m = exp(a_m) / sum_k exp(a_k)  (Mixhead Eq. 9)."""
+
+    engine = "softmax"
+
+    def __init__(self, config: None, size: HeadSize) -> None:
+        super().__init__()
+
+    def forward(self, scores: Tensor) -> Tensor:
+        return torch.softmax(scores, dim=-1)
+
+
+@register("normalize", "sigsoftmax")
+class SigSoftmax(Normalizer):
+    """Sigsoftmax (Mixhead Eq. 21; Kanai et al. 2018).
+
+        sigsoftmax(a)_m = exp(a_m) sigmoid(a_m) / sum_k exp(a_k) sigmoid(a_k) = softmax(a + log sigmoid(a))_m
+
+    The right-hand form never overflows. Unlike softmax it is not invariant to a shift of `a`, so the maximum must not be
+    subtracted before the sigmoid (the paper's footnote 5 leaves that open).
+    """
+
+    engine = "sigsoftmax"
+
+    def __init__(self, config: None, size: HeadSize) -> None:
+        super().__init__()
+
+    def forward(self, scores: Tensor) -> Tensor:
+        return torch.softmax(scores + F.logsigmoid(scores), dim=-1)

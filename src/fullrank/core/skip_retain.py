@@ -6,7 +6,8 @@ function of (seed, step, layer), so that every rank and every resumed run draws 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import random
+from collections.abc import Callable, Sequence
 
 from .registry import lookup, register
 
@@ -72,17 +73,13 @@ def not_first_or_last(p: Option = None) -> Probability:
 @register("skip", "listed")
 def listed(p: Option = None) -> Probability:
     """A schedule of one's own: a probability for each layer, the first layer first."""
-    if isinstance(p, str | int | float) or p is None or not p:
+    if not isinstance(p, Sequence) or isinstance(p, str) or not p:
         raise ValueError(f"'listed' skips with a list of probabilities, one for each layer, given {p!r}")
-    for layer, q in enumerate(p):
-        if not isinstance(q, int | float) or isinstance(q, bool) or not 0 <= q <= 1:
-            raise ValueError(f"'listed' skips with probabilities from 0 to 1, given {q!r} for layer {layer}")
-    probabilities = [float(q) for q in p]
 
     def of_layer(layer: int, num_layers: int) -> float:
-        if len(probabilities) != num_layers:
-            raise ValueError(f"{len(probabilities)} probabilities are listed, but the model has {num_layers} layers")
-        return probabilities[layer]
+        if len(p) != num_layers:
+            raise ValueError(f"{len(p)} probabilities are listed, but the model has {num_layers} layers")
+        return p[layer]
 
     return of_layer
 
@@ -108,12 +105,12 @@ class SkipRetain:
             raise ValueError(f"num_layers: one or more, given {num_layers}")
         probability: Probability = lookup("skip", schedule, "skip")(p)
         self.schedule, self.p = schedule, p
-        self.probabilities = tuple(float(probability(layer, num_layers)) for layer in range(num_layers))
-        if wrong := [layer for layer, q in enumerate(self.probabilities) if not 0 <= q <= 1]:
-            raise ValueError(
-                f"'{schedule}' gives layer {wrong[0]} of {num_layers} the probability {self.probabilities[wrong[0]]}; "
-                "a probability is from 0 to 1"
-            )
+        self.probabilities = tuple(probability(layer, num_layers) for layer in range(num_layers))
+        for layer, q in enumerate(self.probabilities):
+            if not isinstance(q, int | float) or isinstance(q, bool) or not 0 <= q <= 1:
+                raise ValueError(
+                    f"'{schedule}' gives layer {layer} the probability {q!r}; a probability is from 0 to 1"
+                )
 
     def skips(self, seed: int, step: int, layer: int) -> bool:
         """True with the probability of `layer` (from 0): skip it at `step`. The same for the same numbers.
@@ -134,54 +131,5 @@ class SkipRetain:
 
 
 def draw(seed: int, step: int, layer: int) -> float:
-    """A number in [0, 1) that depends on the three alone: numpy's `SeedSequence(seed, spawn_key=(step, layer))`.
-
-    A key of its own and not [seed, step, layer]: a short list is filled up with zeros, so that layer 0 would share its draw
-    with a generator seeded with [seed, epoch], as the order of the data is.
-    """
-    seed_words = list(_words(seed))
-    high, low = _hash(seed_words + [0] * (4 - len(seed_words)) + [*_words(step), *_words(layer)])
-    return ((high << 21) | (low >> 11)) / 2**53
-
-
-_MASK = 0xFFFFFFFF
-
-
-def _words(number: int) -> Iterator[int]:
-    """The 32-bit words of a number, the lowest first."""
-    while True:
-        yield number & _MASK
-        number >>= 32
-        if not number:
-            return
-
-
-def _hash(entropy: Sequence[int]) -> tuple[int, int]:
-    """Two words of O'Neill's seed_seq_fe128 (https://www.pcg-random.org/posts/developing-a-seed_seq-alternative.html)."""
-    constant = 0x43B0D7E5
-
-    def mixed(value: int) -> int:
-        nonlocal constant
-        value ^= constant
-        constant = constant * 0x931E8875 & _MASK
-        value = value * constant & _MASK
-        return value ^ value >> 16
-
-    def combined(one: int, other: int) -> int:
-        value = (0xCA01F9DD * one - 0x4973F715 * other) & _MASK
-        return value ^ value >> 16
-
-    pool = [mixed(word) for word in entropy[:4]]
-    for source in range(4):
-        for target in range(4):
-            if source != target:
-                pool[target] = combined(pool[target], mixed(pool[source]))
-    for word in entropy[4:]:
-        pool = [combined(value, mixed(word)) for value in pool]
-    words, constant = [], 0x8B51F9DD
-    for value in pool[:2]:
-        value ^= constant
-        constant = constant * 0x58F38DED & _MASK
-        value = value * constant & _MASK
-        words.append(value ^ value >> 16)
-    return words[0], words[1]
+    """A number in [0, 1) that depends on the three alone: the first of Python's generator, seeded with their text."""
+    return random.Random(f"{seed} {step} {layer}").random()

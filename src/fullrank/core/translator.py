@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from .attention import Trace, WeightedValues
-from .block import Block
-from .cache import Cache
+from . import released
+from .attention import WeightedValues
+from .cache import Cache, ProjectedSource, Source
 from .config import ModelConfig
 from .decoder import LanguageModel
 from .embedding import check_tensors
@@ -18,8 +18,7 @@ from .encoder import Encoder
 from .errors import ConfigError, InputError
 from .layout import Layout
 from .model import LossParts, Model, ModelOutput, TokenNll, check_targets, longest, loss_of
-from .source import ProjectedSource, Source
-from .stage import build_stage, with_parts
+from .trace import Trace
 
 
 @dataclass(frozen=True)
@@ -117,12 +116,10 @@ class Translator(Model):
         return Translating(self, source)
 
     def decoder_while_decoding(self) -> LanguageModel:
-        """The decoder as it runs after a cache: without mixing of self-attention heads under `decoder.released_decoding`,
-        as Mixhead's released code decodes. It shares all parameters.
-        """
-        if self.config.decoder is None or not self.config.decoder.released_decoding:
-            return self.decoder
-        return with_parts(self.decoder, blocks=nn.ModuleList(map(_unmixed, self.decoder.blocks)))
+        """The decoder as it runs after a cache."""
+        section = self.config.decoder
+        is_released = section is not None and section.released_decoding
+        return released.without_mixing(self.decoder) if is_released else self.decoder
 
     @property
     def max_length(self) -> int | None:
@@ -169,15 +166,6 @@ class Translator(Model):
         return LossParts(*self.decoder.output.loss(hidden, targets, weights, label_smoothing))
 
     loss = loss_of(loss_parts)
-
-
-def _unmixed(block: Block) -> Block:
-    """The block with self-attention heads left as they are; it shares all parameters."""
-    attend = block.attention.attend
-    if not isinstance(attend, WeightedValues):
-        return block
-    plain = with_parts(attend, mix=build_stage("mix", "none", attend.size))
-    return with_parts(block, attention=with_parts(block.attention, attend=plain))
 
 
 class Translating:

@@ -56,7 +56,7 @@ from fullrank.experiments.measure import (
     measure,
     tempered,
 )
-from fullrank.experiments.objective import CausalObjective, Distillation
+from fullrank.experiments.objective import CausalObjective
 from fullrank.experiments.task import (
     LOG_PROBABILITIES,
     Parts,
@@ -185,7 +185,6 @@ class LanguageModelTask(TextTask[Corpus, LanguageModel, EvaluationProtocol]):
                 check_length(model, one_by_one(protocol, 0, 0), longest)
 
         identity = {} if config.train.distill is None else read_identity(folder)
-        teacher = None if config.train.distill is None else Distillation(config, identity, device)
 
         def evaluate(model: nn.Module) -> EvaluationResult:
             start = corpus.tokenizer.start_id
@@ -197,12 +196,12 @@ class LanguageModelTask(TextTask[Corpus, LanguageModel, EvaluationProtocol]):
             data,
             model,
             folder,
-            objective=CausalObjective(model, config.train, teacher),
+            objective=CausalObjective(model, config.train, identity),
             batches=training_batches(config, corpus, own_rows()),
             evaluate=evaluate,
             splits=_MEASURED,
             evaluation={"protocol": while_training.in_words(), "next_token": while_training.next_token},
-            entries={"corpus": describe(corpus), **({} if teacher is None else {"teacher": identity["teacher"]})},
+            entries={"corpus": describe(corpus), **({"teacher": identity["teacher"]} if identity else {})},
         )
 
     def figures(

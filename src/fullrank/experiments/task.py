@@ -21,12 +21,12 @@ from fullrank.config.finetune import FinetuneConfig
 from fullrank.config.run import RunConfig
 from fullrank.config.training import TrainConfig, TrainingConfig
 from fullrank.core import draws
-from fullrank.core.attention import Trace
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.embedding import Input
 from fullrank.core.errors import FullRankError
 from fullrank.core.masked import MaskedLanguageModel
 from fullrank.core.penalty import orthogonality, overlap
+from fullrank.core.trace import Trace
 from fullrank.core.translator import Translator
 from fullrank.data.batches import Part, Share
 from fullrank.evaluation.perplexity import EvaluationProtocol, MaskedProtocol

@@ -15,8 +15,9 @@ import numpy as np
 import torch
 
 from fullrank.config.run import EvalConfig, RunConfig
-from fullrank.core.attention import LayerTrace, Trace, WeightedValues
+from fullrank.core.attention import WeightedValues
 from fullrank.core.errors import InputError
+from fullrank.core.trace import LayerTrace, Trace
 from fullrank.core.translator import Translator
 from fullrank.data import Language, load_language
 from fullrank.data.pair_batches import padded

@@ -21,8 +21,7 @@ from transformers.modeling_outputs import (
 )
 from transformers.utils import can_return_tuple
 
-from fullrank.core.attention import Trace
-from fullrank.core.cache import Cache
+from fullrank.core.cache import Cache, Source
 from fullrank.core.config import ModelConfig
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError
@@ -30,7 +29,7 @@ from fullrank.core.masked import MaskedLanguageModel
 from fullrank.core.memory import Memory
 from fullrank.core.model import Model
 from fullrank.core.output import IGNORED, Output
-from fullrank.core.source import Source
+from fullrank.core.trace import Trace
 from fullrank.core.translator import TranslationCache, Translator
 from fullrank.hf.cache import FullRankCache, StateLayer, layer_of, mask_of_new
 from fullrank.hf.configuration import FullRankConfig

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fullrank.core.config import OutputConfig, Stage, WeightedConfig, stage_name
 from fullrank.core.errors import InputError, suggest
-from fullrank.core.normalize import Softmax
+from fullrank.core.score import Softmax
 from fullrank.core.stage import HeadSize
 from fullrank.hf import output as vocabulary
 from fullrank.hf.interface import (

@@ -27,15 +27,15 @@ from transformers.utils.output_capturing import _active_collector
 
 from fullrank import kernels
 from fullrank.core import engine
-from fullrank.core.attention import LayerTrace, Trace
 from fullrank.core.config import Stage
-from fullrank.core.cross_head import StochasticCrossHead
 from fullrank.core.engine import Problem
 from fullrank.core.errors import InputError
 from fullrank.core.layout import Layout
 from fullrank.core.mix import Mixing, mix_heads
-from fullrank.core.normalize import Normalizer, Softmax
+from fullrank.core.project import StochasticCrossHead
+from fullrank.core.score import Normalizer, Softmax
 from fullrank.core.stage import HeadSize, build_stage
+from fullrank.core.trace import LayerTrace, Trace
 
 Eager = Callable[..., Any]
 MIXED = "fullrank"  # weights are mixed, or normalized in another way

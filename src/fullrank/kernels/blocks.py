@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from fullrank.core import draws
-from fullrank.core.dropout import dropout, keep_mask
+from fullrank.core.draws import dropout, keep_mask
 from fullrank.core.engine import Distances, Problem
 from fullrank.core.layout import Layout
 from fullrank.core.mix import mix_heads

@@ -11,18 +11,15 @@ Where every word counts (label smoothing, log-probabilities), gamma depends on t
     sum_v q_v log p(v),   gamma_kv = pi_k softmax(z_k)_v / p(v),   Q_k = sum_v q_v gamma_kv
     d / d z_kv = q_v gamma_kv - Q_k softmax(z_k)_v,                d / d log pi_k = Q_k
 
-`epsilon`: log(p + epsilon) for log p, as one softmax more that gives every word the same.
-An adaptive softmax computes a tail for the tokens of its own cluster only (docs/derivations/adaptive_softmax.md).
+An adaptive softmax computes a tail for the tokens of its own cluster only (docs/derivations/adaptive_softmax.md); its mixtures,
+and label smoothing over its tails, are left to the definition.
 Limits: no double backward and no functorch transforms; `fullrank.kernel("reference")` has them.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
-import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -31,22 +28,10 @@ from torch.nn import functional as F
 
 from fullrank.core import draws
 from fullrank.core.engine import Cluster, Components
-from fullrank.core.output import log_probabilities, projected, weighted_losses
+from fullrank.core.output import projected
 from fullrank.kernels.problem import device_kind, product_dtype, refuse_second_order
 
 # -- one chunk after the other ----------------------------------------------------------------------------------------
-
-
-class _Target(NamedTuple):
-    """The distribution q of the cross entropy: (1 - smoothing) [v = ids] + smoothing spread_v.
-
-    ids (T,); spread (V,) sums to one, None: 1 / V each; of a mixture it is None. epsilon is added to p.
-    """
-
-    ids: Tensor
-    smoothing: float = 0.0
-    spread: Tensor | None = None
-    epsilon: float = 0.0
 
 
 class _Block(NamedTuple):
@@ -92,41 +77,41 @@ class _Pass:
         self.weight_grad = torch.zeros_like(self.weight) if needs[2] and self.tokens == 0 else None
         self.bias_grad = torch.zeros_like(self.bias) if self.bias is not None and needs[3] else None
 
-    def losses(self, target: _Target, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def losses(self, ids: Tensor, smoothing: float, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """loss and nll (T,); the gradients are those of sum_t scale_t loss_t, scale (T,)."""
-        loss = torch.empty(target.ids.shape, dtype=self.wide, device=self.hidden.device)
-        nll = loss if target.smoothing == 0 else torch.empty_like(loss)
-        spread = None if target.spread is None else target.spread.to(self.wide)
+        loss = torch.empty(ids.shape, dtype=self.wide, device=self.hidden.device)
+        nll = torch.empty_like(loss) if smoothing else loss
 
         def compute(z: Tensor, tokens: slice, log_prior: Tensor | None) -> _Block:
-            of = target._replace(ids=target.ids[tokens], spread=spread)
             if log_prior is None:
-                block = _one(z, of)
+                block = _one(z, ids[tokens], smoothing)
+            elif smoothing:
+                block = _smoothed(z, ids[tokens], smoothing, log_prior)
             else:
-                block = (_smoothed if of.smoothing else _mixed)(z, of, log_prior)
+                block = _mixed(z, ids[tokens], log_prior)
             loss[tokens], nll[tokens] = block.loss, block.nll
             return block
 
         self._each(compute, scale)
         return loss, nll
 
-    def log_prob(self, epsilon: float) -> Tensor:
+    def log_prob(self) -> Tensor:
         """log p (T, V) of a mixture."""
         out = self.hidden.new_empty(self.tokens, self.weight.shape[0], dtype=self.wide)
 
         def compute(z: Tensor, tokens: slice, log_prior: Tensor | None) -> None:
             assert log_prior is not None
-            out[tokens] = _mixed_log_prob(z, log_prior, epsilon)[0]
+            out[tokens] = _mixed_log_prob(z, log_prior)[0]
 
         self._each(compute, None)
         return out
 
-    def log_prob_backward(self, cotangent: Tensor, epsilon: float) -> None:
+    def log_prob_backward(self, cotangent: Tensor) -> None:
         """The gradients of sum_tv cotangent_tv log p_tv, cotangent (T, V)."""
 
         def compute(z: Tensor, tokens: slice, log_prior: Tensor | None) -> _Block:
             assert log_prior is not None
-            log_prob, gradient, prior = _coupled(z, log_prior, -cotangent[tokens].to(z.dtype), epsilon)
+            log_prob, gradient, prior = _coupled(z, log_prior, -cotangent[tokens].to(z.dtype))
             return _Block(log_prob, log_prob, gradient, None, prior)
 
         self._each(compute, cotangent.new_ones(self.tokens, dtype=self.wide))
@@ -236,57 +221,51 @@ def _softmax_and_nll(z: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return probability, (top - target) + above, top + above
 
 
-def _one(z: Tensor, target: _Target) -> _Block:
+def _one(z: Tensor, ids: Tensor, e: float) -> _Block:
     """A single softmax: d loss / d z = softmax(z) - q."""
-    ids, e, spread, _ = target
     gradient, nll, total = _softmax_and_nll(z, ids)
     loss = nll
     if e:
-        loss = (1 - e) * nll + e * (total - (z.mean(1) if spread is None else z @ spread))
-        gradient.sub_(e / z.shape[1] if spread is None else e * spread)
+        loss = (1 - e) * nll + e * (total - z.mean(1))
+        gradient.sub_(e / z.shape[1])
     gradient.scatter_add_(1, ids[:, None], gradient.new_full((1, 1), e - 1).expand(len(ids), 1))
     return _Block(loss, nll, gradient)
 
 
-def _mixed(z: Tensor, target: _Target, log_prior: Tensor) -> _Block:
+def _mixed(z: Tensor, ids: Tensor, log_prior: Tensor) -> _Block:
     """A mixture where only the target counts: K cross entropies, weighted by how much each explains of it."""
     tokens, mixtures = log_prior.shape
-    ids = target.ids.repeat_interleave(mixtures)
+    ids = ids.repeat_interleave(mixtures)
     gradient, each, _ = _softmax_and_nll(z, ids)
     joint = log_prior - each.view(tokens, mixtures)
-    total = _with_epsilon(torch.logsumexp(joint, dim=1), target.epsilon)
+    total = torch.logsumexp(joint, dim=1)
     share = torch.exp(joint - total[:, None])
     gradient.scatter_add_(1, ids[:, None], gradient.new_full((1, 1), -1.0).expand(len(ids), 1))
     return _Block(-total, -total, gradient, share, -share)
 
 
-def _smoothed(z: Tensor, target: _Target, log_prior: Tensor) -> _Block:
+def _smoothed(z: Tensor, ids: Tensor, e: float, log_prior: Tensor) -> _Block:
     """A mixture with label smoothing: every word counts."""
-    ids, e = target.ids, target.smoothing
     q = z.new_full((len(ids), z.shape[1]), e / z.shape[1])
     q.scatter_add_(1, ids[:, None], z.new_full((1, 1), 1 - e).expand(len(ids), 1))
-    log_prob, gradient, prior = _coupled(z, log_prior, q, target.epsilon)
+    log_prob, gradient, prior = _coupled(z, log_prior, q)
     loss, nll = -(q * log_prob).sum(1), -log_prob.gather(1, ids[:, None]).squeeze(1)
     return _Block(loss, nll, gradient, None, prior)
 
 
-def _coupled(z: Tensor, log_prior: Tensor, q: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+def _coupled(z: Tensor, log_prior: Tensor, q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """log p (C, V), and the gradients of -sum_v q_v log p(v) with respect to z (C K, V) and log pi (C, K); q (C, V)."""
-    log_prob, joint = _mixed_log_prob(z, log_prior, epsilon)
+    log_prob, joint = _mixed_log_prob(z, log_prior)
     explained = torch.exp(joint - log_prob[:, None]).mul_(q[:, None])  # q_v gamma_kv
     share = explained.sum(2)
     gradient = joint.sub_(log_prior[:, :, None]).exp_().mul_(share[:, :, None]).sub_(explained)
     return log_prob, gradient.view_as(z), -share
 
 
-def _mixed_log_prob(z: Tensor, log_prior: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+def _mixed_log_prob(z: Tensor, log_prior: Tensor) -> tuple[Tensor, Tensor]:
     """log p (C, V) and the logarithms of its summands, log pi_k softmax(z_k)_v (C, K, V)."""
     joint = torch.log_softmax(z, dim=1).view(*log_prior.shape, -1).add_(log_prior[:, :, None])
-    return _with_epsilon(torch.logsumexp(joint, dim=1), epsilon), joint
-
-
-def _with_epsilon(log_prob: Tensor, epsilon: float) -> Tensor:
-    return torch.logaddexp(log_prob, log_prob.new_full((), math.log(epsilon))) if epsilon else log_prob
+    return torch.logsumexp(joint, dim=1), joint
 
 
 # -- in autograd ------------------------------------------------------------------------------------------------------
@@ -298,13 +277,13 @@ class _Recomputed(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, log_prior: Tensor | None, weight: Tensor, bias: Tensor | None, ids: Tensor | None,
-        normalize: str, epsilon: float,
+        normalize: str,
     ) -> Tensor:  # fmt: skip
-        ctx.normalize, ctx.epsilon, ctx.dtype = normalize, epsilon, product_dtype(hidden, weight)
+        ctx.normalize, ctx.dtype = normalize, product_dtype(hidden, weight)
         ctx.save_for_backward(hidden, log_prior, weight, bias, ids)
         with torch.autocast(device_kind(hidden), enabled=False):
             run = _Pass(hidden, log_prior, weight, bias, normalize, ctx.dtype)
-            return run.log_prob(epsilon) if ids is None else run.losses(_Target(ids, epsilon=epsilon))[1]
+            return run.log_prob() if ids is None else run.losses(ids, 0.0)[1]
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
@@ -313,10 +292,10 @@ class _Recomputed(torch.autograd.Function):
         with torch.autocast(device_kind(hidden), enabled=False):
             run = _Pass(hidden, log_prior, weight, bias, ctx.normalize, ctx.dtype, ctx.needs_input_grad[:4])
             if ids is None:
-                run.log_prob_backward(cotangent, ctx.epsilon)
+                run.log_prob_backward(cotangent)
             else:
-                run.losses(_Target(ids, epsilon=ctx.epsilon), cotangent)
-        return *run.gradients(), None, None, None
+                run.losses(ids, 0.0, cotangent)
+        return *run.gradients(), None, None
 
 
 class _WeightedLoss(torch.autograd.Function):
@@ -328,12 +307,12 @@ class _WeightedLoss(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, log_prior: Tensor | None, weight: Tensor, bias: Tensor | None, scale: Tensor,
-        target: _Target, normalize: str,
+        ids: Tensor, smoothing: float, normalize: str,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         dtype, needs = product_dtype(hidden, weight), ctx.needs_input_grad[:4]
         with torch.autocast(device_kind(hidden), enabled=False):
             run = _Pass(hidden, log_prior, weight, bias, normalize, dtype, needs)
-            loss, nll = run.losses(target, scale)
+            loss, nll = run.losses(ids, smoothing, scale)
         # saved, so that they go with the graph: a loss that is kept after its backward pass keeps no gradients
         ctx.save_for_backward(*run.gradients())
         total, plain_total = (loss * scale).sum(), (nll * scale).sum()
@@ -346,7 +325,7 @@ class _WeightedLoss(torch.autograd.Function):
         # the usual case; asking a GPU would wait for it
         unit = cotangent.device.type == "cpu" and float(cotangent) == 1.0
         gradients = (g if g is None or unit else g.to(cotangent.dtype) * cotangent for g in ctx.saved_tensors)
-        return *gradients, None, None, None
+        return *gradients, None, None, None, None
 
 
 def _refuse_second_order() -> None:
@@ -357,13 +336,13 @@ def _token_nll(
     components: Components, cluster: Cluster, states: Tensor, ids: Tensor | None, log_prior: Tensor | None = None
 ) -> Tensor:
     """nll (T,) by the softmax of one cluster, or without ids log p (T, V_i).  states (T, K, E), K = 1 without log_prior."""
-    hidden, normalize, epsilon = projected(cluster, states).flatten(0, 1), components.normalize, components.epsilon
-    nll: Tensor = _Recomputed.apply(hidden, log_prior, cluster.weight, cluster.bias, ids, normalize, epsilon)
+    hidden = projected(cluster, states).flatten(0, 1)
+    nll: Tensor = _Recomputed.apply(hidden, log_prior, cluster.weight, cluster.bias, ids, components.normalize)
     return nll
 
 
 def _weighted_loss(
-    components: Components, cluster: Cluster, states: Tensor, target: _Target, scale: Tensor,
+    components: Components, cluster: Cluster, states: Tensor, ids: Tensor, scale: Tensor, smoothing: float = 0.0,
     log_prior: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """sum_t scale_t loss_t and sum_t scale_t nll_t by the softmax of one cluster; states as in `_token_nll`."""
@@ -371,61 +350,60 @@ def _weighted_loss(
     operands: tuple[Tensor | None, ...] = (hidden, log_prior, cluster.weight, cluster.bias)
     if not torch.is_grad_enabled():  # a Function is told what requires gradients even then, and would form them in vain
         operands = tuple(None if tensor is None else tensor.detach() for tensor in operands)
-    loss, nll = _WeightedLoss.apply(*operands, scale, target, components.normalize)
+    loss, nll = _WeightedLoss.apply(*operands, scale, ids, smoothing, components.normalize)
     return loss, nll
 
 
 # -- what the definition asks for -------------------------------------------------------------------------------------
 
-_SCRATCH = 1 << 23  # log-probabilities of all components that a mixture of adaptive softmaxes holds at a time
-
 
 @torch.compiler.disable
-def vocabulary_nll(components: Components, ids: Tensor) -> Tensor:
-    """nll (T,), in the order of the tokens; a tail is computed for its own tokens only."""
-    head, log_prior = components.clusters[0], components.log_prior
-    ids, inside = _inside_tails(components, ids)
-    if inside is not None and log_prior is not None:
-        log_prior, inside = log_prior - inside, None
-    nll = _token_nll(components, head, components.states, ids, log_prior)
-    return nll if inside is None else nll + inside[:, 0]
+def vocabulary_nll(components: Components, ids: Tensor) -> Tensor | None:
+    """nll (T,), in the order of the tokens; a tail is computed for its own tokens. None: a mixture of adaptive softmaxes."""
+    head, *tails = components.clusters
+    if not tails:
+        return _token_nll(components, head, components.states, ids, components.log_prior)
+    if components.log_prior is not None:
+        return None
+    groups = _Groups(components, ids)
+    nll = _token_nll(components, head, components.states, groups.head_targets())
+    inside = []
+    for tail, positions, states, targets in groups.tails():
+        with draws.selected(positions, len(ids)):
+            inside.append(_token_nll(components, tail, states, targets))
+    return nll.index_add(0, groups.order[groups.ends[0] :], torch.cat(inside))
 
 
 @torch.compiler.disable
 def vocabulary_loss(
     components: Components, ids: Tensor, scale: Tensor, label_smoothing: float
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor] | None:
     """Weighted sums of loss and nll, with gradients formed in the forward pass.
 
-    Label smoothing e is that of any softmax over the vocabulary: exact, but then every token has a say in every tail, so each
-    is computed for all tokens (of a mixture a few tokens at a time, and once more in the backward pass).
+    None for a mixture of adaptive softmaxes, and for label smoothing over tails: every token has a say in each of them.
     """
-    (head, *tails), log_prior = components.clusters, components.log_prior
-    if tails and log_prior is None:
-        return _adaptive_loss(components, ids, scale, label_smoothing)
-    if tails and label_smoothing:
-        return _smoothed_adaptive_mixture(components, ids, scale, label_smoothing)
-    ids, inside = _inside_tails(components, ids)
-    if log_prior is not None and inside is not None:
-        log_prior = log_prior - inside
-    target = _Target(ids, label_smoothing, epsilon=components.epsilon)
-    return _weighted_loss(components, head, components.states, target, scale, log_prior)
-
-
-def vocabulary_log_prob(components: Components) -> Tensor | None:
-    """log p (T, V) of a mixture; None without one, where the definition is as fast."""
-    return None if components.log_prior is None else _mixture_log_prob(components)
+    head, *tails = components.clusters
+    if not tails:
+        states, log_prior = components.states, components.log_prior
+        return _weighted_loss(components, head, states, ids, scale, label_smoothing, log_prior)
+    if components.log_prior is not None or label_smoothing:
+        return None
+    groups = _Groups(components, ids)
+    loss, nll = _weighted_loss(components, head, components.states, groups.head_targets(), scale)
+    for tail, positions, states, targets in groups.tails():
+        with draws.selected(positions, len(ids)):
+            part, plain = _weighted_loss(components, tail, states, targets, scale[positions])
+        loss, nll = loss + part, nll + plain
+    return loss, nll
 
 
 @torch.compiler.disable
-def _mixture_log_prob(components: Components) -> Tensor:
+def vocabulary_log_prob(components: Components) -> Tensor | None:
+    """log p (T, V) of a mixture; None without one, where the definition is as fast, and for adaptive softmaxes."""
     head, *tails = components.clusters
-    if tails:
-        return torch.cat(list(_few_at_a_time(components, lambda log_prob: log_prob)))
+    if tails or components.log_prior is None:
+        return None
     return _token_nll(components, head, components.states, None, components.log_prior)
-
-
-# -- adaptive softmax -------------------------------------------------------------------------------------------------
 
 
 class _Groups:
@@ -435,20 +413,18 @@ class _Groups:
     """
 
     def __init__(self, components: Components, ids: Tensor) -> None:
-        self.states, self.clusters = components.states, components.clusters
-        self.sizes = [len(cluster.weight) for cluster in self.clusters]
-        self.sizes[0] -= len(self.clusters) - 1  # the head has a row for each tail, too
-        self.ids, self.starts = ids, list(itertools.accumulate(self.sizes[:-1]))
-        self.cluster = (ids >= self.starts[0]).long()
-        for start in self.starts[1:]:
-            self.cluster += ids >= start
+        self.states, self.clusters, self.ids = components.states, components.clusters, ids
+        sizes = [len(cluster.weight) for cluster in self.clusters]
+        self.words = sizes[0] - (len(sizes) - 1)  # the head has a row for each tail, too
+        self.starts = list(itertools.accumulate([self.words, *sizes[1:-1]]))
+        self.cluster = sum((ids >= start).long() for start in self.starts)
         ordered, self.order = self.cluster.sort(stable=True)
         last = torch.arange(len(self.clusters), device=ids.device)
         self.ends: list[int] = torch.searchsorted(ordered, last, right=True).tolist()
 
     def head_targets(self) -> Tensor:
         """The word, or the class of its tail, (T,)."""
-        return torch.where(self.cluster == 0, self.ids, self.sizes[0] - 1 + self.cluster)
+        return torch.where(self.cluster == 0, self.ids, self.words - 1 + self.cluster)
 
     def tails(self) -> Iterator[tuple[Cluster, Tensor, Tensor, Tensor]]:
         """Each tail; the positions, states and targets of its tokens, counted from its first word."""
@@ -457,71 +433,3 @@ class _Groups:
         positions, states = in_tails.split(counts), self.states.index_select(0, in_tails).split(counts)
         for tail, own, rows, start in zip(self.clusters[1:], positions, states, self.starts, strict=True):
             yield tail, own, rows, self.ids[own] - start
-
-
-def _inside_tails(components: Components, ids: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Targets in the head (T,), and the nll of each target within its tail (T, K), 0 for words of the head.
-
-    None where there is one cluster. A word and its class are of one component: to the head, the nll is a part of the prior.
-    """
-    if len(components.clusters) == 1:
-        return ids, None
-    groups, (_, mixtures, width) = _Groups(components, ids), components.states.shape
-    nll = []
-    for tail, places, states, targets in groups.tails():
-        with draws.selected(places, len(ids)):
-            rows, words = states.reshape(-1, 1, width), targets.repeat_interleave(mixtures)
-            nll.append(_token_nll(components, tail, rows, words))
-    own = torch.cat(nll).view(-1, mixtures)
-    inside = own.new_zeros(len(ids), mixtures).index_add(0, groups.order[groups.ends[0] :], own)
-    return groups.head_targets(), inside
-
-
-def _adaptive_loss(components: Components, ids: Tensor, scale: Tensor, e: float) -> tuple[Tensor, Tensor]:
-    """Without a mixture: the losses of the head and of each tail, with the share that label smoothing gives to each."""
-    groups = _Groups(components, ids)
-    sizes, vocabulary = groups.sizes, sum(groups.sizes)
-    # words of each entry of the head, filled in on the device: a copy from here would wait for a GPU
-    counts = torch.cat((scale.new_ones(sizes[0]), *(scale.new_full((1,), size) for size in sizes[1:])))
-    target = _Target(groups.head_targets(), e, counts / vocabulary)
-    loss, nll = _weighted_loss(components, components.clusters[0], components.states, target, scale)
-    for i, (tail, positions, states, targets) in enumerate(groups.tails(), start=1):
-        even = e * sizes[i] / vocabulary  # what smoothing gives to this tail
-        mass = 1 - e + even
-        with draws.selected(positions, len(ids)):
-            target = _Target(targets, even / mass)
-            part, plain = _weighted_loss(components, tail, states, target, scale[positions] * mass)
-        loss, nll = loss + part, nll + plain / mass
-        if e:
-            others = torch.cat((groups.order[: groups.ends[i - 1]], groups.order[groups.ends[i] :]))
-            states, any_word = components.states.index_select(0, others), _Target(torch.zeros_like(others), 1.0)
-            with draws.selected(others, len(ids)):
-                loss = loss + _weighted_loss(components, tail, states, any_word, scale[others] * even)[0]
-    return loss, nll
-
-
-def _smoothed_adaptive_mixture(components: Components, ids: Tensor, scale: Tensor, e: float) -> tuple[Tensor, Tensor]:
-    """A mixture with label smoothing: which component explains a word depends on the word, in every tail."""
-    loss, nll = scale.new_zeros(()), scale.new_zeros(())
-    losses = functools.partial(weighted_losses, label_smoothing=e)
-    for part, plain in _few_at_a_time(components, losses, ids, scale):
-        loss, nll = loss + part, nll + plain.detach()
-    return loss, nll
-
-
-def _few_at_a_time(components: Components, compute: Callable[..., Any], *per_token: Tensor) -> Iterator[Any]:
-    """`compute(log p, ...)` of a few tokens at a time; the backward pass computes log p (T, V) again."""
-    states, log_prior = components.states, components.log_prior
-    assert log_prior is not None
-    vocabulary = sum(len(cluster.weight) for cluster in components.clusters) - len(components.clusters) + 1
-    tokens = max(1, _SCRATCH // (vocabulary * log_prior.shape[1]))
-
-    def few(states: Tensor, log_prior: Tensor, *rest: Tensor) -> Any:
-        return compute(log_probabilities(replace(components, states=states, log_prior=log_prior)), *rest)
-
-    call = draws.calls()
-    places = torch.arange(len(states), device=states.device)
-    for at, *part in zip(*(tensor.split(tokens) for tensor in (places, states, log_prior, *per_token)), strict=True):
-        with draws.selected(at, len(states), call):
-            found = draws.recomputed(few, *part)
-        yield found

@@ -21,8 +21,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from fullrank.core import draws
-from fullrank.core.draws import recomputed
-from fullrank.core.dropout import dropout
+from fullrank.core.draws import dropout, recomputed
 from fullrank.training.distributed import HasBlocks, blocks_of, rank
 
 _APART = 0x9E3779B97F4A7C15F39CC0605CEDC835  # 2^128 / golden ratio, odd: sequences of calls lie far from each other

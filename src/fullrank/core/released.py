@@ -1,0 +1,147 @@
+"""What the papers' released code does otherwise than the definition: for comparison only, chosen by keys of the configuration.
+
+| key | released code | departure |
+| --- | --- | --- |
+| `model.attention.score: {name: relative, as_published: true}` | Skip Cross-head | distances to the last query: `FromLast` |
+| `model.memory_start: zeros` | Skip Cross-head | an empty memory is zeros that are attended: `start_memory` |
+| `train.phases.gaps: drifting` | Skip Cross-head | the memory of a layer drifts with every skip: `DriftingMemory` |
+| `model.attention.causal: as_published` | Tensorized Transformer | no mask: `see_all` |
+| `model.attention.score: relative` of `kind: multilinear` | Tensorized Transformer | a term of positions: `PositionTerm` |
+| `model.decoder.released_decoding` | Mixhead | translations are written without mixing: `without_mixing` |
+| `model.output.epsilon` | Transformer-MoS | log(p + epsilon) for log p: `add_epsilon` |
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .config import ModelConfig
+from .layout import Layout
+from .memory import LayerMemory, Memory, Segment
+from .stage import HeadSize, build_stage, with_parts
+
+Decoder = TypeVar("Decoder", bound=nn.Module)
+
+# -- Skip Cross-head ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FromLast(Layout):
+    """A layout whose distances are those of the last query, R(p_last - p_m), whatever the query; no window bounds them.
+
+    A query does not know how far a key is, and the weights of a token change with what is appended to its block, so that
+    decoding token by token is another function.
+    """
+
+    @classmethod
+    def of_layout(cls, layout: Layout) -> FromLast:
+        """The same queries and keys."""
+        return cls(**{field.name: getattr(layout, field.name) for field in fields(layout)})
+
+    @property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        return replace(Layout(**vars(self)), window=None).spans
+
+    @property
+    def origins(self) -> Tensor:
+        return self.query_positions[..., -1:]
+
+
+def start_memory(config: ModelConfig, memory: Memory, x: Tensor) -> Memory:
+    """`memory`, or before a text with `memory_start: zeros` a memory of zeros at the positions -M .. -1; x (B, N, E)."""
+    if config.memory_start == "empty" or memory.length > 0:
+        return memory
+    hidden = x.new_zeros(len(x), config.memory_length, x.shape[-1])
+    return replace(
+        memory, layers=(LayerMemory(hidden, ((-config.memory_length, config.memory_length),)),) * len(memory.layers)
+    )
+
+
+class DriftingMemory(Memory):
+    """A memory whose layers stand directly before the segment, and back by all tokens at which the layer was ever skipped, also
+    after it ran again."""
+
+    @classmethod
+    def of_memory(cls, memory: Memory) -> DriftingMemory:
+        """The same memory, which drifts from now on."""
+        return cls(**vars(memory))
+
+    def place(self, layer: LayerMemory, segment: Segment) -> LayerMemory:
+        size, back = layer.tokens, layer.skipped
+        if size == 0:
+            return layer
+        if segment.mask is None and layer.mask is None:
+            return replace(layer, runs=((segment.first - back - size, size),))
+        positions = segment.positions[:, :1] + torch.arange(-size, 0, device=segment.positions.device) - back
+        mask = torch.ones_like(positions, dtype=torch.bool) if layer.mask is None else layer.mask
+        return replace(layer, runs=None, positions=positions, mask=mask)
+
+
+# -- Mixhead -----------------------------------------------------------------------------------------------------------
+
+
+def without_mixing(decoder: Decoder) -> Decoder:
+    """The decoder whose self-attention leaves heads as they are; it shares all parameters."""
+    blocks = nn.ModuleList()
+    for block in decoder.get_submodule("blocks").children():
+        attention: Any = block.attention
+        if hasattr(attention.attend, "mix"):
+            plain = with_parts(attention.attend, mix=build_stage("mix", "none", attention.attend.size))
+            block = with_parts(block, attention=with_parts(attention, attend=plain))
+        blocks.append(block)
+    return with_parts(decoder, blocks=blocks)
+
+
+# -- Transformer-MoS ---------------------------------------------------------------------------------------------------
+
+
+def add_epsilon(log_prob: Tensor, epsilon: float) -> Tensor:
+    """log(p + epsilon) of log p: probabilities sum to 1 + V epsilon, and a rare word has no gradient."""
+    return torch.logaddexp(log_prob, log_prob.new_full((), math.log(epsilon))) if epsilon else log_prob
+
+
+# -- Tensorized Transformer --------------------------------------------------------------------------------------------
+
+
+def see_all(layout: Layout) -> Layout:
+    """The layout without the causal mask: every query sees every key, also those that it has to predict."""
+    return replace(layout, causal=False)
+
+
+class PositionTerm(nn.Module):
+    """The second term of the released code: keys of positions, and u and v that are added to the queries.
+
+        T_ijm = sum_r g_r (Q_i + u)_r K_jr V_mr  +  sum_r g_r (Q_i + v)_r p_jr V_mr,      p_j = W_p PE(P - 1 - j)
+
+    weight W_p (R, E) without bias; P = max_position_embeddings. As in the code, a position is counted from the last row of the
+    output map: the distance to the end, not that to the query. `biases` are u and v, (1, R) each, one pair for all layers of a
+    model unless `shared_biases` is false.
+    """
+
+    def __init__(self, size: HeadSize, biases: nn.Module) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size.head_dim, size.hidden_size))
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))  # as `nn.Linear` starts
+        self.biases: nn.Module | None = biases
+
+    def factors(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        core: Tensor,
+        biases: tuple[Tensor, Tensor],
+        encodings: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Both terms as one of rank 2R: [Q + u, Q + v], [K, p], [V, V], [g, g]; key j is at position j, encodings PE (P, E)."""
+        u, v = biases
+        positions = F.linear(encodings[: keys.shape[1]], self.weight).expand(keys.shape[0], -1, -1)
+        query = torch.cat((query + u[0], query + v[0]), -1).to(query.dtype)
+        keys = torch.cat((keys, positions.to(keys.dtype)), -1)
+        return query, keys, torch.cat((values, values), -1), torch.cat((core, core))
