@@ -164,7 +164,7 @@ def compare(text: Path, unit: str, seed: int, minutes: float, folder: Path) -> d
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     ours = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     result = json.loads((run / "result.json").read_text(encoding="utf-8"))
-    per_byte = {split: corpus.splits[split].tokens / corpus.splits[split].bytes for split in ("valid", "test")}
+    per_byte = {split: corpus.splits[split]["tokens"] / corpus.splits[split]["bytes"] for split in ("valid", "test")}
     arms: list[dict[str, Any]] = [
         {"arm": "fullrank, train.budget", "parameters": result["parameters"]["total"], "tokens_read": result["tokens_seen"],
          "cpu_seconds": round(ours, 1)},

@@ -48,8 +48,7 @@ def _seeds() -> None:
 @pytest.fixture
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prepared texts go into the folder of the test where no `data.cache` is given."""
-    for module in ("texts", "pairs"):
-        monkeypatch.setattr(f"fullrank.data.{module}.cache_root", lambda cache: tmp_path / "cache")
+    monkeypatch.setattr("fullrank.data.preparation.cache_root", lambda cache: tmp_path / "cache")
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,7 @@ MOVABLE = {
     *(f"data.{key}" for key in ("dir", "cache", "train", "valid", "test", "codes")),
     "train.device", "train.threads", "train.track", "train.sharding", "train.activation_checkpointing",
 }  # fmt: skip
-_VOCABULARY = ("vocabulary.json", "vocabulary.txt", "tokenizer.json", "tokenizer/*/*")
+_VOCABULARY = ("vocabulary.json", "tokenizer.json", "tokenizer/*/*")
 LINKS = ("last", "best", "previous")  # in the folder `checkpoints`
 
 

@@ -13,7 +13,7 @@ from fullrank.core.errors import InputError
 from fullrank.data import (
     PairBatches,
     pair_batch,
-    prepare_pairs,
+    prepare,
 )
 
 
@@ -30,7 +30,7 @@ def corpus(tmp_path_factory):
         for side, suffix in enumerate(("de", "en")):
             text = "".join(" ".join(f"{suffix}{i % 7}" for i in range(row[side])) + "\n" for row in rows)
             (folder / f"{split}.{suffix}").write_text(text, encoding="utf-8")
-    return prepare_pairs(
+    return prepare(
         DataConfig(
             name="parallel",
             dir=str(folder),

@@ -11,7 +11,7 @@ import pytest
 
 from fullrank.config.data import DataConfig
 from fullrank.core.errors import InputError
-from fullrank.data import Corpus, builtin, prepare, prepare_pairs
+from fullrank.data import Corpus, builtin, prepare
 from fullrank.data.builtin import SYNTHETIC_SIZES, synthetic_pairs
 
 SOURCE = b'''#!/usr/bin/env python
@@ -101,7 +101,7 @@ def corpus(extracted) -> Corpus:
 def test_size_and_label(corpus):
     assert corpus.label == f"builtin (Python {platform.python_version()})"
     assert not corpus.is_slice
-    tokens = {split: counts.tokens for split, counts in corpus.splits.items()}
+    tokens = {split: counts["tokens"] for split, counts in corpus.splits.items()}
     assert 0.65e6 < sum(tokens.values()) < 0.9e6
     assert 0.85 < tokens["train"] / sum(tokens.values()) < 0.95
     assert min(tokens.values()) > 25_000
@@ -125,7 +125,7 @@ def test_words_are_lower_case_and_seen_three_times(corpus):
 
 def test_ids_are_those_of_the_text(corpus, extracted):
     text = (extracted / "valid.txt").read_text(encoding="utf-8")
-    assert corpus.splits["valid"].words == len(text.split()) + text.count("\n")
+    assert corpus.splits["valid"]["words"] == len(text.split()) + text.count("\n")
     assert corpus.tokenizer.encode(text) == corpus.ids("valid").tolist()
     assert not list(corpus.folder.glob("*.txt"))
 
@@ -150,15 +150,15 @@ def test_the_same_sentences_on_every_machine():
 
 def test_prepared_as_a_corpus(tmp_path):
     config = DataConfig(name="synthetic-translation", cache=str(tmp_path))
-    corpus = prepare_pairs(config)
+    corpus = prepare(config)
     assert corpus.label == "synthetic-translation (not a language)"
     assert not corpus.is_slice
-    assert {split: content.pairs for split, content in corpus.splits.items()} == SYNTHETIC_SIZES
+    assert {split: counts["pairs"] for split, counts in corpus.splits.items()} == SYNTHETIC_SIZES
     for split in ("valid", "test"):
-        assert (corpus.splits[split].source_unknown, corpus.splits[split].target_unknown) == (0, 0)
+        assert corpus.splits[split]["source_unknown"] == corpus.splits[split]["target_unknown"] == 0
     assert (corpus.source.name, corpus.target.name) == ("svo", "sov")
     assert len(corpus.source) != len(corpus.target)  # a vocabulary for each
-    assert prepare_pairs(config).folder == corpus.folder
-    turned = prepare_pairs(DataConfig(name="synthetic-translation", cache=str(tmp_path), source="sov"))
+    assert prepare(config).folder == corpus.folder
+    turned = prepare(DataConfig(name="synthetic-translation", cache=str(tmp_path), source="sov"))
     assert "sov to svo" in turned.label
     assert turned.pairs("test").sources() == corpus.pairs("test").references()

@@ -7,16 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fullrank.config.data import DataConfig
-from fullrank.core.errors import InputError
-from fullrank.data import Corpus, WordVocabulary, load_tokenizer, prepare, train_bpe
+from fullrank.data import Corpus, WordVocabulary, prepare
 from fullrank.data import files as text_module
 
 WORDS = WordVocabulary.from_counts(Counter(["a", "b", "b", "<eos>", "<sos>", "<eos>", "<sos>"]), line_start=True)
-PIECES = train_bpe(["a bb cc\nbb cc\n" * 9], size=280, line_start=True)
 
 
 def config(folder: Path, **more: object) -> DataConfig:
@@ -61,33 +57,12 @@ def test_punctuation_and_sos() -> None:
     assert plain.sos_id is None
 
 
-@given(st.lists(st.lists(st.sampled_from(["a", "b"]), max_size=3), max_size=4), st.booleans())
-def test_nothing_is_lost(lines: list[list[str]], ended: bool) -> None:
-    text = "\n".join(" ".join(line) for line in lines) + "\n" * ended
-    begun = text.count("\n") + (not text.endswith("\n") and bool(text))
-    for tokenizer in (WORDS, PIECES):
-        ids = tokenizer.encode(text)
-        assert tokenizer.decode(ids) == text
-        assert (ids.count(tokenizer.sos_id), ids.count(tokenizer.eos_id)) == (begun, text.count("\n"))
-
-
-@pytest.mark.parametrize("tokenizer", [WORDS, PIECES], ids=["word", "bpe"])
-def test_saved_and_loaded(tokenizer: WordVocabulary, tmp_path: Path) -> None:
-    tokenizer.save(tmp_path)
-    loaded = load_tokenizer(tmp_path)
-    assert loaded.sos_id == tokenizer.sos_id is not None
-    assert loaded.encode("a\n\nb") == tokenizer.encode("a\n\nb")
-    odd = WordVocabulary(["<eos>", "<sos>", "\ufdd0", "\ufdd1", "\ufdd2"], line_start=True)  # names for marks elsewhere
-    odd.save(tmp_path)
-    assert load_tokenizer(tmp_path).entries == odd.entries
-
-
 def test_a_corpus_with_sos(files: Path) -> None:
     corpus = prepare(config(files, sos=True))
     assert entries(corpus, "train") == "<sos> a b <eos> <sos> <eos> <sos> b a <eos>"
     assert entries(corpus, "test") == "<sos> <eos> <sos> a <eos> <sos> <eos> <sos> b a <eos>"
     assert sorted(corpus.tokenizer.entries) == ["<eos>", "<sos>", "<unk>", "a", "b"]
-    assert (corpus.splits["test"].tokens, corpus.splits["test"].words) == (11, 7)  # words as published counts are
+    assert (corpus.splits["test"]["tokens"], corpus.splits["test"]["words"]) == (11, 7)  # words as published counts are
     assert corpus.label == "text (train.txt; with <sos>)"
     assert entries(prepare(config(files, sos=True, max_tokens=5)), "train") == "<sos> a b <eos> <sos>"
     pieces = prepare(config(files, sos=True, tokens="bpe"))
@@ -98,7 +73,7 @@ def test_a_corpus_with_sos(files: Path) -> None:
 def test_a_line_that_is_read_in_pieces_begins_once(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Very long lines pass through memory in pieces; so do sections without a newline at their end."""
     monkeypatch.setattr(text_module, "_PIECE", 8)
-    monkeypatch.setattr(text_module, "_LONGEST", 1 << 20)
+    monkeypatch.setattr(text_module, "_LONGEST_LINE", 1 << 20)
     (files / "train.txt").write_text("a b " * 30 + "\n" + "b a " * 20, encoding="utf-8")
     corpus = prepare(config(files, sos=True, train=["train.txt", "valid.txt"]))
     assert entries(corpus, "train").split() == [
@@ -108,31 +83,13 @@ def test_a_line_that_is_read_in_pieces_begins_once(files: Path, monkeypatch: pyt
     assert pieces.ids("train").tolist().count(pieces.tokenizer.sos_id) == 2
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (
-            {"tokens": "byte"},
-            r"data.sos: <sos> begins lines that end in <eos>, which byte tokens have not; .*data.tokens",
-        ),
-        ({"tokens": "character"}, "which character tokens have not"),
-        ({"eos": False}, r"which word tokens have with data.eos=true; given False"),
-        ({"max_vocabulary": 3}, r"data.max_vocabulary: more than 3 \('<unk>', '<eos>', '<sos>'\), given 3"),
-        ({"tokens": "bpe", "max_vocabulary": 257}, r"data.max_vocabulary: at least 258 .*<eos> and <sos>\), given 257"),
-    ],
-)
-def test_errors_name_the_key(files: Path, more: dict[str, object], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        prepare(config(files, sos=True, **more))
-
-
 def test_penn_treebank(corpora: Path, tmp_path: Path) -> None:
     """The counts of the paper's code: 10,001 entries, 77,130 and 86,191 tokens; it is no slice of the published corpus."""
     given = DataConfig(name="ptb", dir=str(corpora), cache=str(tmp_path), sos=True)
     corpus = prepare(given, allow_slice=False)
     assert len(corpus.tokenizer) == 10_001
-    assert [corpus.splits[split].tokens for split in ("valid", "test")] == [77_130, 86_191]
-    assert [corpus.splits[split].words for split in ("train", "valid", "test")] == [929_589, 73_760, 82_430]
+    assert [corpus.splits[split]["tokens"] for split in ("valid", "test")] == [77_130, 86_191]
+    assert [corpus.splits[split]["words"] for split in ("train", "valid", "test")] == [929_589, 73_760, 82_430]
     raw = (corpora / "ptb" / "ptb.test.txt").read_text(encoding="utf-8")
     expected = [word for line in raw.splitlines() for word in ["<sos>", *line.split(), "<eos>"]]
     assert entries(corpus, "test").split() == expected

@@ -167,10 +167,10 @@ def test_what_is_no_translation_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not a run folder"):
         LineTranslator(tmp_path)
     shutil.rmtree(folder / "tokenizer" / "target")
-    with pytest.raises(InputError, match=r"tokenizer/target.*no vocabulary of a language"):
+    with pytest.raises(InputError, match=r"tokenizer/target.*no vocabulary"):
         LineTranslator(folder)
     languages(subwords=True)[0].save(folder / "tokenizer" / "target")
-    (folder / "tokenizer" / "target" / "language.json").write_text("{}", encoding="utf-8")
+    (folder / "tokenizer" / "target" / "vocabulary.json").write_text("{}", encoding="utf-8")
     with pytest.raises(RunError, match="damaged"):
         LineTranslator(folder)
     (folder / "config.yaml").write_text(to_yaml(RunConfig()), encoding="utf-8")

@@ -114,27 +114,24 @@ def _prepared_text(config: DataConfig) -> tuple[dict[str, Any], list[str]]:
 
     corpus = prepare(config, report=say)
     about = {"vocabulary": len(corpus.tokenizer), "tokens": corpus.tokenizer.kind, "folder": corpus.folder}
-    counts = {
-        split: {"tokens": info.tokens, "words": info.words, "bytes": info.bytes}
-        for split, info in corpus.splits.items()
-    }
+    counts = {}
+    for split, of_split in corpus.splits.items():
+        counts[split] = {unit: of_split[unit] for unit in ("tokens", "words", "bytes")}
     return {"folder": str(corpus.folder), **describe_corpus(corpus)}, [corpus.label, *describe(about | counts)]
 
 
 def _prepared_pairs(config: DataConfig) -> tuple[dict[str, Any], list[str]]:
     """A corpus of sentence pairs: its JSON, and lines for people."""
-    import dataclasses
+    from fullrank.data import prepare
 
-    from fullrank.data import prepare_pairs
-
-    corpus = prepare_pairs(config, report=say)
+    corpus = prepare(config, report=say)
     sides = {"source": corpus.source, "target": corpus.target}
     content = {
         "folder": str(corpus.folder), "name": corpus.name, "label": corpus.label, "is_slice": corpus.is_slice,
         "languages": {side: language.name for side, language in sides.items()},
         "vocabulary": {side: len(language) for side, language in sides.items()},
         "fingerprint": {side: language.fingerprint for side, language in sides.items()},
-        "splits": {split: dataclasses.asdict(content) for split, content in corpus.splits.items()},
+        "splits": {split: {**counts, "sha256": corpus.checksums[split]} for split, counts in corpus.splits.items()},
         "details": dict(corpus.details),
     }  # fmt: skip
     about = {
@@ -142,9 +139,9 @@ def _prepared_pairs(config: DataConfig) -> tuple[dict[str, Any], list[str]]:
         "tokens": corpus.source.segmenter.kind, "folder": corpus.folder,
     }  # fmt: skip
     counts = {}
-    for split, info in corpus.splits.items():
-        counts[split] = {"pairs": info.pairs} | {
-            f"{unit} {language.name}": getattr(info, f"{side}_{unit}")
+    for split, of_split in corpus.splits.items():
+        counts[split] = {"pairs": of_split["pairs"]} | {
+            f"{unit} {language.name}": of_split[f"{side}_{unit}"]
             for side, language in sides.items()
             for unit in ("tokens", "words")
         }

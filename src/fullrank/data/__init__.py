@@ -1,8 +1,8 @@
 """Text, sentence pairs and tasks, from files to batches.
 
-`tokenizers` and `language`: text to ids. `corpora`, `sources` and `builtin`: known corpora and their source files. `texts` and
-`pairs` prepare a corpus once, `prepared` keeps it. `batches`, `masked`, `pair_batches` and `examples` make batches.
-`glue` and `squad`: tasks to fine-tune on. Batches need torch, which is imported with the first of them.
+`tokenizers` and `language`: text to ids. `corpora`, `sources` and `builtin`: known corpora and their source files.
+`preparation` prepares a corpus once, by `texts` and `pairs`; `prepared` keeps it. `batches`, `masked`, `pair_batches` and
+`examples` make batches. `glue` and `squad`: tasks to fine-tune on. Batches need torch, imported with the first of them.
 """
 
 from __future__ import annotations
@@ -12,19 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from fullrank.data.corpora import CorpusInfo, known_corpora
 from fullrank.data.language import Language, load_language
-from fullrank.data.pairs import prepare_pairs
-from fullrank.data.prepared import (
-    Corpus,
-    PairCorpus,
-    Pairs,
-    PairSplit,
-    Split,
-    load_corpus,
-    load_pairs,
-    unigram_nats,
-    unigram_perplexity,
-)
-from fullrank.data.texts import encode_file, prepare
+from fullrank.data.preparation import prepare
+from fullrank.data.prepared import Corpus, Pairs, load_corpus, unigram_nats, unigram_perplexity
+from fullrank.data.texts import encode_file
 from fullrank.data.tokenizers import (
     BpeTokenizer,
     ByteVocabulary,
@@ -60,11 +50,8 @@ __all__ = [
     "Masking",
     "PairBatch",
     "PairBatches",
-    "PairCorpus",
-    "PairSplit",
     "Pairs",
     "Share",
-    "Split",
     "Streams",
     "Tokenizer",
     "Windows",
@@ -73,12 +60,10 @@ __all__ = [
     "known_corpora",
     "load_corpus",
     "load_language",
-    "load_pairs",
     "load_tokenizer",
     "masked_blocks",
     "pair_batch",
     "prepare",
-    "prepare_pairs",
     "train_bpe",
     "unigram_nats",
     "unigram_perplexity",

@@ -1,4 +1,4 @@
-"""Tokenizers of Hugging Face's `tokenizers` that give the ids of ours: what `tokenizer.json` in a run folder holds.
+"""Tokenizers of Hugging Face's `tokenizers`: trained ones, and those that give the ids of ours, for `tokenizer.json`.
 
 Ours read words, characters and bytes themselves, which is 7 to 1,000 times faster, and BPE and unigram models through them.
 """
@@ -6,10 +6,20 @@ Ours read words, characters and bytes themselves, which is 7 to 1,000 times fast
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
 from fullrank.core.errors import InputError
 from fullrank.data.marks import (
@@ -25,6 +35,9 @@ from fullrank.data.marks import (
     name_line_end,
 )
 from fullrank.files import parse_json
+
+if TYPE_CHECKING:
+    from fullrank.data.language import Segmenter
 
 # white space of Python that is none in Rust
 _SEPARATORS = normalizers.Replace(Regex("[\x1c-\x1f]"), " ")
@@ -47,6 +60,31 @@ def byte_signs() -> list[str]:
     printable = {*range(33, 127), *range(161, 173), *range(174, _BYTES)}
     others = iter(range(_BYTES, 2 * _BYTES))
     return [chr(byte if byte in printable else next(others)) for byte in range(_BYTES)]
+
+
+def train_byte_bpe(lines: Iterable[str], size: int, *, marks: Sequence[str], prefix_space: bool) -> Tokenizer:
+    """Train byte-level BPE: marks, the 256 byte values, and the most frequent merges, each seen at least twice.
+
+    prefix_space: a space is put before a line, so that its first word is a word like any other.
+    """
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        min_frequency=2,
+        special_tokens=list(marks),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    backend.train_from_iterator(lines, trainer)
+    return backend
+
+
+def split_merges(merges: Iterable[Any]) -> list[tuple[str, str]]:
+    """Pairs of pieces, which some versions of the library write as one text with a space between."""
+    pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
+    return [(left, right) for left, right in pairs]
 
 
 # running text
@@ -115,13 +153,13 @@ def build_bpe(trained: str, *, lowercase: bool, line_end: bool, line_start: bool
     return _finish(backend, vocabulary[end], end if line_end else None)
 
 
-def trained_bpe(state: str, *, line_end: bool, line_start: bool) -> Tokenizer:
-    """What `build_bpe` was made from (also of that itself, as earlier versions kept it); ValueError if it is damaged."""
+def read_bpe(state: str, *, line_end: bool, line_start: bool) -> Tokenizer:
+    """What `build_bpe` was made from; ValueError if it is damaged."""
     model = parse_json(state)["model"]
     names = {name_line_end(line_end, line_start): EOS, LINE_START: SOS}
     vocabulary = {names.get(name, name): number for name, number in model["vocab"].items()}
     try:
-        backend = Tokenizer(models.BPE(vocabulary, [(left, right) for left, right in model["merges"]]))
+        backend = Tokenizer(models.BPE(vocabulary, split_merges(model["merges"])))
     except Exception as error:  # the library raises bare Exception
         raise ValueError(f"no tokenizer of `tokenizers`: {error}") from error
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -162,15 +200,13 @@ def _finish(backend: Tokenizer, start_id: int, newline: str | None) -> Tokenizer
 # sentences
 
 
-def build_pieces(
-    name: str, kind: str, state: str, entries: Sequence[str], pieces: Sequence[str], *, lowercase: bool
-) -> Tokenizer:
+def build_pieces(name: str, segmenter: Segmenter, entries: Sequence[str], *, lowercase: bool) -> Tokenizer:
     """Words, or pieces of a BPE or unigram model, of one side of sentence pairs; a text ends in `<eos>`.
 
-    state, pieces: those of a `Segmenter`. InputError where `entries` leave out pieces, which the library has not.
+    InputError where `entries` leave out pieces of the segmenter, which the library has not.
     """
     ids = {entry: number for number, entry in enumerate(entries)}
-    if missing := [piece for piece in pieces if piece not in ids]:
+    if missing := [piece for piece in segmenter.pieces or () if piece not in ids]:
         raise InputError(
             f"{name}: its vocabulary leaves out pieces, {missing[0]!r} for one, which no tokenizer of Hugging Face does; use "
             "`fullrank translate`, or train with data.vocabulary: joint"
@@ -178,12 +214,12 @@ def build_pieces(
     eos, *rest = entries
     steps: list[Any] = []
     split: list[Any] = []
-    if kind == "word":
+    if segmenter.kind == "word":
         backend = Tokenizer(_levels([eos, *(EOS_OF_TEXT if entry == EOS else entry for entry in rest)]))
         backend.decoder = decoders.Sequence([*_SPACED, decoders.Strip(" ", 1, 0)])
         steps = [_WORD_EOS]
-    elif kind == "unigram":
-        scores = dict(parse_json(state)["model"]["vocab"])
+    elif segmenter.kind == "unigram":
+        scores = dict(parse_json(segmenter.state)["model"]["vocab"])
         if not {*EOS} <= ids.keys():  # characters that are unknown would make the mark the best piece
             eos = EOS_OF_TEXT
         listed = [(entry, scores.get(entry, NEVER)) for entry in (eos, *rest)]
@@ -193,9 +229,7 @@ def build_pieces(
         )
         steps, split = [_BLOCKS], [pre_tokenizers.Metaspace(prepend_scheme="always")]
     else:
-        merges: Any = parse_json(state)["model"]["merges"]
-        pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in merges]
-        backend = Tokenizer(models.BPE(ids, [(left, right) for left, right in pairs]))
+        backend = Tokenizer(models.BPE(ids, split_merges(parse_json(segmenter.state)["model"]["merges"])))
         backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
         split = [pre_tokenizers.ByteLevel(add_prefix_space=True)]
     backend.normalizer = normalizers.Sequence([*_lower(lowercase), _SEPARATORS, *steps])

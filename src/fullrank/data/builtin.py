@@ -39,7 +39,7 @@ from random import Random
 from typing import TypeVar
 
 from fullrank.core.errors import InputError
-from fullrank.data.files import publish, workspace, writing
+from fullrank.data.files import new_folder
 
 SPLITS = ("train", "valid", "test")
 _FEWEST_WORDS = 200_000  # an unstripped Python has about 550,000
@@ -420,10 +420,9 @@ def synthetic_files(cache: Path) -> Path:
     key = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]  # another grammar, another folder
     folder = cache / "texts" / f"{SYNTHETIC}-{key}"
     if not folder.is_dir():
-        with workspace(folder.parent) as temporary, writing(cache):
+        with new_folder(folder) as temporary:
             for split, lines in synthetic_pairs().items():
                 for side, language in enumerate(SYNTHETIC_LANGUAGES):
                     text = "".join(f"{pair[side]}\n" for pair in lines)
                     (temporary / f"{split}.{language}").write_text(text, encoding="utf-8", newline="\n")
-            publish(temporary, folder)
     return folder

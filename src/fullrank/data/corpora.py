@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import shutil
 import sys
 import tarfile
@@ -17,7 +18,7 @@ from fullrank.config.data import PAIR_CORPORA, USUAL_TOKENS
 from fullrank.config.glue import GLUE, HUB, GlueTask
 from fullrank.core.errors import InputError, RunError, pip_install, suggest
 from fullrank.data import builtin
-from fullrank.data.files import Report, file_digest, publish, workspace, writing
+from fullrank.data.files import Report, file_digest, new_folder
 from fullrank.files import no_room
 
 _TIMEOUT = 30  # seconds without a byte
@@ -330,17 +331,16 @@ def download(info: CorpusInfo, cache: Path, report: Report) -> Path:
     final = cache / "sources" / info.name
     if final.is_dir():
         return final
-    with workspace(final.parent) as folder, writing(final.parent):
+    with new_folder(final) as folder:
         loaded = folder / "loaded"
         for mirrors in info.urls:
             _fetch(info, mirrors, loaded, report)
-        names = {*info.packed, *(name for accepted in info.files.values() for name in accepted)}
+        names = {*info.packed, *itertools.chain.from_iterable(info.files.values())}
         for path in [*loaded.rglob("*")]:
             if path.is_file() and (path.name in names or path.name.startswith(_SHARDS)):
                 path.rename(folder / path.name)
         shutil.rmtree(loaded)
         _verify(info, folder)
-        publish(folder, final)
     return final
 
 

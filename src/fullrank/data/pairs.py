@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,30 +15,29 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
+import tokenizers
 
 from fullrank.config.data import DataConfig
 from fullrank.core.errors import InputError
-from fullrank.data import builtin, prepared
+from fullrank.data import builtin
 from fullrank.data.corpora import USUAL_SETTINGS, CorpusInfo, pair_corpus
-from fullrank.data.files import Report, cache_root, file_digest, lines, note_returns, number_of_lines
+from fullrank.data.files import Report, file_digest, lines
 from fullrank.data.language import (
     MARKS,
     Language,
     Segmenter,
     Words,
-    is_unspaced,
+    clean_line,
     learn_byte_bpe,
     learn_codes,
     learn_unigram,
     load_codes,
-    plain,
 )  # fmt: skip
 from fullrank.data.marks import UNK
 from fullrank.data.parallel import in_processes
-from fullrank.data.prepared import SIDES, PairCorpus, PairSplit
+from fullrank.data.prepared import SIDES, Built, Plan, id_type
 from fullrank.data.sources import PairFiles, find_pairs
-from fullrank.data.tokenizers import DEFAULT_BPE_SIZE, ranked
-from fullrank.files import sha256_of
+from fullrank.data.tokenizers import DEFAULT_BPE_SIZE
 
 _CHUNK = 4096  # lines that are encoded together
 _UNIGRAM_LINES = 1_000_000  # at most so many lines, evenly spread, teach a unigram model: it is slow to learn
@@ -74,19 +72,14 @@ class PairSettings:
     concatenate_splits: Literal["all", "train"]
 
 
-def prepare_pairs(config: DataConfig, *, report: Report | None = None, allow_slice: bool = True) -> PairCorpus:
-    """The sentence pairs of a configuration: found or downloaded, counted, cleaned, made subwords, and kept.
+def plan_pairs(config: DataConfig, cache: Path, report: Report) -> Plan:
+    """How the sentence pairs of a configuration are prepared.
 
-    A second call with the same text and settings only opens them. `report` is called with a line at each step and with
-    every departure from the published corpus. `allow_slice=False` (paper scale) refuses a corpus whose counts differ.
-    Raises InputError for bad data or settings, RunError for a failed download or a full disk.
+    Raises InputError for bad data or settings, RunError for a failed download.
     """
-    say = report or (lambda line: None)
     info = pair_corpus(config.name)
-    cache = cache_root(config.cache)
-    files = find_pairs(config, info, cache, say)
-    settings = _settings(config, info, files)
-    _check_spaces(settings, files, say)
+    files = find_pairs(config, info, cache, report)
+    settings = _resolve_settings(config, info, files)
     sources = [
         {"split": split, "side": side, "file": str(path.absolute()), "sha256": file_digest(path, f"data.{split}")}
         | ({} if content.span is None else {"lines": content.span})
@@ -94,42 +87,28 @@ def prepare_pairs(config: DataConfig, *, report: Report | None = None, allow_sli
         for side, paths in zip(SIDES, content.sides, strict=True)
         for path in paths
     ]
-    libraries: dict[str, Any] = {}
+    identity: dict[str, Any] = {}
     if settings.moses:
-        try:
-            libraries["sacremoses"] = version("sacremoses")
-        except PackageNotFoundError:  # the error comes where it is needed
-            libraries["sacremoses"] = None
-    paths = sorted({path for content in files.splits.values() for side in content.sides for path in side})
-    returns = note_returns(paths, "data.train")
-    files = dataclasses.replace(files, notes=(*files.notes, *returns))
-    learned = settings.segmenter != "word" and settings.codes is None
-    key = prepared.key_of(info, dataclasses.asdict(settings), sources, learned=learned, **libraries)
-    folder = cache / "pairs" / f"{info.name}-{'-'.join(files.languages)}-{settings.tokens}-{key}"
+        identity["sacremoses"] = _read_version("sacremoses")
+    if settings.segmenter != "word" and settings.codes is None:
+        identity["tokenizers"] = tokenizers.__version__
 
-    def build(target: Path) -> None:
-        for note in returns:
-            say(note)
-        _build(target, info, settings, files, sources, lambda line: say(f"{info.name}: {line}"))
+    def build(folder: Path) -> Built:
+        return _build(folder, info, settings, files, lambda line: report(f"{info.name}: {line}"))
 
-    return prepared.open_or_build(folder, prepared.load_pairs, build, say, allow_slice=allow_slice)
+    name = f"{info.name}-{'-'.join(files.languages)}-{settings.tokens}"
+    return Plan(info, name, dataclasses.asdict(settings), sources, identity, files.notes, build)
 
 
-def _check_spaces(settings: PairSettings, files: PairFiles, say: Report) -> None:
-    """Say which settings count words where the text of a language has no spaces between them."""
-    counting = [key for key in ("max_length", "max_ratio") if getattr(settings, key) is not None]
-    counting += ["tokens"] if settings.tokens == "word" else []
-    for side, language in enumerate(files.languages):
-        if counting and is_unspaced(pair[side] for pair in files.splits["train"].pairs()):
-            given = ", ".join(f"data.{key}: {getattr(settings, key)}" for key in counting)
-            say(
-                f"{given}: words are what stands between spaces, and the {language} text has none between words; a sentence "
-                "counts as a word or two"
-            )
+def _read_version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # the error comes where it is needed
+        return None
 
 
-def _settings(config: DataConfig, info: CorpusInfo, files: PairFiles) -> PairSettings:
-    """Every `null` resolved; InputError for choices that do not go together.
+def _resolve_settings(config: DataConfig, info: CorpusInfo, files: PairFiles) -> PairSettings:
+    """Every `null` resolved.
 
     BPE is by the codes of `files` if there are any. Else one vocabulary for both languages is byte-level BPE, and where each
     has its own, merges are learned from both together and each language has the pieces that its training text uses.
@@ -164,32 +143,20 @@ def _settings(config: DataConfig, info: CorpusInfo, files: PairFiles) -> PairSet
     )
 
 
-def _build(
-    folder: Path,
-    info: CorpusInfo,
-    settings: PairSettings,
-    files: PairFiles,
-    sources: Sequence[Mapping[str, Any]],
-    report: Report,
-) -> None:
-    texts = folder / "texts"
-    texts.mkdir()
-    cleaning = _write_texts(files, settings, texts, report)
+def _build(folder: Path, info: CorpusInfo, settings: PairSettings, files: PairFiles, report: Report) -> Built:
+    """Write the lines of every split, then their ids."""
+    cleaning = dict.fromkeys(("given", "kept", "empty", "too_long", "ratio", "valid"), 0)
+    counts: dict[str, int] = {}
+    for split in files.splits:
+        report(f"reading {split}")
+        counts |= _write_lines(split, files, settings, folder, cleaning, report)
     report("making the vocabularies")
-    languages = _make_languages(settings, files.codes, texts, cleaning["kept"], report)
-    for side, language in zip(SIDES, languages, strict=True):
-        language.save(folder / side)
-    first, *others = files.splits
+    languages = _make_languages(settings, files.codes, folder, counts["train"], report)
     splits = {}
-    for split in [first, "valid", *others] if files.valid_every else files.splits:
+    for split in counts:
         report(f"encoding {split}")
-        counts = _encode(texts, folder, split, languages, settings)
-        written = sorted(path for path in folder.glob(f"{split}.*") if path.is_file())
-        splits[split] = PairSplit(**counts, sha256={path.name: sha256_of(path) for path in written})
-    # counted before neighbours are joined
-    here = {split: number_of_lines(texts / f"{split}.{_COLUMNS[0]}", "data.cache") for split in splits}
-    differs = prepared.differences(info, here)
-    marks = ["slice"] if differs else []
+        splits[split] = _encode(folder, split, languages, settings)
+    marks = []
     if info.languages is None:
         marks.append(", ".join(paths[0].name for paths in files.splits["train"].sides))
     elif files.languages != info.languages:
@@ -198,28 +165,20 @@ def _build(
         marks.append("not a language")
     if settings.concatenate is not None:
         marks.append(f"joined to {settings.concatenate} tokens")
-    shutil.rmtree(texts)
-    prepared.write_record(
-        folder,
-        info,
-        marks,
-        splits,
-        sources=sources,
-        settings=dataclasses.asdict(settings),
-        notes=files.notes,
-        differs=differs,
-        cleaning=cleaning,
-        codes=None if settings.codes is None else str(files.codes),
-        vocabulary={side: len(language) for side, language in zip(SIDES, languages, strict=True)},
-    )
+    tokenizers = dict(zip(SIDES, languages, strict=True))
+    details = {
+        "cleaning": cleaning,
+        "codes": None if settings.codes is None else str(files.codes),
+        "vocabulary": {side: len(language) for side, language in tokenizers.items()},
+    }
+    return Built(tokenizers, splits, counts, marks, details)
 
 
-# lines: cleaned, tokenized, and written to files of texts
+# lines: cleaned, tokenized, and written
 
 
-def _writer(folder: Path, split: str, columns: int, stack: ExitStack) -> Callable[[_Lines], None]:
-    """A function that writes the lines of a pair to the files `<split>.<column>`."""
-    names = (f"{split}.{column}" for column in _COLUMNS[:columns])
+def _open_columns(names: Iterable[str], folder: Path, stack: ExitStack) -> Callable[[_Lines], None]:
+    """A function that writes the lines of a pair, each to the file of its column."""
     files = [stack.enter_context((folder / name).open("w", encoding="utf-8", newline="\n")) for name in names]
 
     def write(pair: _Lines) -> None:
@@ -229,58 +188,67 @@ def _writer(folder: Path, split: str, columns: int, stack: ExitStack) -> Callabl
     return write
 
 
-def _fate(pair: _Lines, settings: PairSettings) -> str:
-    """`kept`, or why cleaning leaves a training pair out: a side is empty or has too many words, or the ratio of both."""
-    shorter, longer = sorted(len(side.split()) for side in pair[:2])
-    if shorter == 0:
-        return "empty"
-    if settings.max_length is not None and longer > settings.max_length:
-        return "too_long"
-    return "ratio" if settings.max_ratio is not None and longer > settings.max_ratio * shorter else "kept"
+def _write_lines(
+    split: str, files: PairFiles, settings: PairSettings, folder: Path, cleaning: dict[str, int], report: Report
+) -> dict[str, int]:
+    """Clean and tokenize a split and write its lines into `folder`; the number of pairs.
 
-
-def _write_texts(files: PairFiles, settings: PairSettings, folder: Path, report: Report) -> dict[str, int]:
-    """Clean and tokenize every split and write its lines into `folder`; counts of training pairs by their fate.
-
-    Only training pairs are left out. `valid` of those kept go to the validation split. InputError if none is left.
+    Training pairs may be left out, which `cleaning` counts; every `valid_every`-th of those kept goes to the validation split.
+    InputError if none is left.
     """
-    fates = dict.fromkeys(("given", "kept", "empty", "too_long", "ratio", "valid"), 0)
-    for split, content in files.splits.items():
-        report(f"reading {split}")
-        moses = settings.moses and not content.tokenized
-        languages = [
-            Language(name, Words(), MARKS, moses=moses, lowercase=settings.lowercase) for name in files.languages
-        ]
-        train = split == "train"
-        with ExitStack() as stack:
-            write = _writer(folder, split, 4 if moses else 2, stack)
-            write_valid = _writer(folder, "valid", 4 if moses else 2, stack) if train and files.valid_every else None
-            made = in_processes(partial(_rows, languages, moses), _chunks(content.pairs()), alone=not moses)
-            for number, row in enumerate(chain.from_iterable(made), start=1):
-                fate = _fate(row, settings) if train else None
-                if fate is not None:
-                    fates["given"] += 1
-                    fates[fate] += 1
-                if fate == "kept" and write_valid and files.valid_every and fates["kept"] % files.valid_every == 0:
-                    fates["valid"] += 1
-                    write_valid(row)
-                elif fate in (None, "kept"):
-                    write(row)
-                if number % _REPORT_EVERY == 0:
-                    report(f"reading {split}: {number:,} pairs")
-    if fates["kept"] == fates["valid"]:
+    content = files.splits[split]
+    moses = settings.moses and not content.tokenized
+    languages = [Language(name, Words(), MARKS, moses=moses, lowercase=settings.lowercase) for name in files.languages]
+    normalize = partial(_normalize_pairs, languages, moses)
+    rows = chain.from_iterable(in_processes(normalize, _chunks(content.pairs()), alone=not moses))
+    every = files.valid_every if split == "train" else None
+    counts = dict.fromkeys((split, "valid") if every else (split,), 0)
+    with ExitStack() as stack:
+        columns = _COLUMNS if moses else _COLUMNS[:2]
+        writers = {name: _open_columns([f"{name}.{end}" for end in columns], folder, stack) for name in counts}
+        kept = _clean(rows, settings, cleaning) if split == "train" else rows
+        for number, row in enumerate(kept, start=1):
+            name = "valid" if every and number % every == 0 else split
+            writers[name](row)
+            counts[name] += 1
+            if number % _REPORT_EVERY == 0:
+                report(f"reading {split}: {number:,} pairs")
+    if every:
+        cleaning["valid"] = counts["valid"]
+    if split == "train" and not counts["train"]:
         raise InputError(
-            f"{files.splits['train'].key}: none of {fates['given']:,} training pairs is left: {fates['empty']:,} with an "
-            f"empty side, {fates['too_long']:,} longer than data.max_length, {fates['ratio']:,} beyond data.max_ratio"
+            f"{content.key}: none of {cleaning['given']:,} training pairs is left: {cleaning['empty']:,} with an "
+            f"empty side, {cleaning['too_long']:,} longer than data.max_length, {cleaning['ratio']:,} beyond data.max_ratio"
         )
-    return fates
+    return counts
 
 
-def _rows(languages: Sequence[Language], moses: bool, pairs: Sequence[tuple[str, str]]) -> list[_Lines]:
+def _normalize_pairs(languages: Sequence[Language], moses: bool, pairs: Sequence[tuple[str, str]]) -> list[_Lines]:
     """The lines of pairs as they are encoded; with `moses` followed by those before that."""
-    raw = [(plain(source), plain(target)) for source, target in pairs]
-    texts = [tuple(language.prepared(line) for language, line in zip(languages, pair, strict=True)) for pair in raw]
-    return [(*text, *pair) for text, pair in zip(texts, raw, strict=True)] if moses else list(texts)
+    rows: list[_Lines] = []
+    for pair in pairs:
+        raw = tuple(map(clean_line, pair))
+        text = tuple(language.normalize(line) for language, line in zip(languages, raw, strict=True))
+        rows.append((*text, *raw) if moses else text)
+    return rows
+
+
+def _clean(rows: Iterable[_Lines], settings: PairSettings, cleaning: dict[str, int]) -> Iterator[_Lines]:
+    """The pairs that stay: of the others a side is empty or has too many words, or the ratio of both is too large."""
+    for row in rows:
+        shorter, longer = sorted(len(side.split()) for side in row[:2])
+        if shorter == 0:
+            fate = "empty"
+        elif settings.max_length is not None and longer > settings.max_length:
+            fate = "too_long"
+        elif settings.max_ratio is not None and longer > settings.max_ratio * shorter:
+            fate = "ratio"
+        else:
+            fate = "kept"
+        cleaning["given"] += 1
+        cleaning[fate] += 1
+        if fate == "kept":
+            yield row
 
 
 def _chunks(rows: Iterator[Row]) -> Iterator[list[Row]]:
@@ -292,28 +260,35 @@ def _chunks(rows: Iterator[Row]) -> Iterator[list[Row]]:
 
 
 def _make_languages(
-    settings: PairSettings, codes: Path | None, texts: Path, pairs: int, report: Report
+    settings: PairSettings, codes: Path | None, folder: Path, pairs: int, report: Report
 ) -> tuple[Language, Language]:
-    """Source and target language of the training `pairs` in `texts`. With a joint vocabulary they have the same entries."""
-    train = [texts / f"train.{column}" for column in _COLUMNS[:2]]
-    segmenter = _segmenter(settings, codes, train, pairs, report)
+    """Source and target language of the training `pairs` in `folder`. With a joint vocabulary they have the same entries."""
+    train = [folder / f"train.{column}" for column in _COLUMNS[:2]]
+    segmenter = _make_segmenter(settings, codes, train, pairs, report)
     counts: list[Counter[str]] = [Counter(), Counter()]
-    for path, counted in zip(train, counts, strict=True):
+    for path, side_counts in zip(train, counts, strict=True):
         for chunk in _chunks(lines(path, "data.cache")):
             for pieces in segmenter.segment(chunk):
-                counted.update(pieces)
+                side_counts.update(pieces)
     if settings.vocabulary == "joint":
         counts = [counts[0] + counts[1]] * 2
-    entries = (_entries(segmenter, each, settings) for each in counts)
     source, target = (
-        Language(name, segmenter, *each, moses=settings.moses, lowercase=settings.lowercase)
-        for name, each in zip(settings.languages, entries, strict=True)
+        Language(
+            name,
+            segmenter,
+            _rank_pieces(segmenter, side_counts, settings),
+            moses=settings.moses,
+            lowercase=settings.lowercase,
+        )
+        for name, side_counts in zip(settings.languages, counts, strict=True)
     )
     return source, target
 
 
-def _segmenter(settings: PairSettings, codes: Path | None, train: list[Path], pairs: int, report: Report) -> Segmenter:
-    def texts() -> Iterator[str]:
+def _make_segmenter(
+    settings: PairSettings, codes: Path | None, train: list[Path], pairs: int, report: Report
+) -> Segmenter:
+    def read_lines() -> Iterator[str]:
         return (line for path in train for line in lines(path, "data.cache"))
 
     size = settings.size or 0
@@ -325,29 +300,25 @@ def _segmenter(settings: PairSettings, codes: Path | None, train: list[Path], pa
             return load_codes(codes)
         case "codes":
             report(f"learning {size:,} merges of BPE")
-            return learn_codes(texts, size)
+            return learn_codes(read_lines, size)
     report(f"learning {settings.tokens}: {size:,} entries")
     if settings.segmenter == "byte_bpe":
-        return learn_byte_bpe(texts(), size - len(MARKS))
-    return learn_unigram(islice(texts(), 0, None, -(-2 * pairs // _UNIGRAM_LINES)), size - len(MARKS))
+        return learn_byte_bpe(read_lines(), size - len(MARKS))
+    return learn_unigram(islice(read_lines(), 0, None, -(-2 * pairs // _UNIGRAM_LINES)), size - len(MARKS))
 
 
-def _entries(segmenter: Segmenter, counts: Counter[str], settings: PairSettings) -> tuple[list[str], list[int]]:
-    """Entries and counts: the marks, then pieces, most frequent first. Pieces that are left out are counted under `<unk>`."""
-    table = dict(counts)
-    if settings.segmenter == "unigram":
-        table.pop(UNK, None)  # the piece of characters that it lacks
+def _rank_pieces(segmenter: Segmenter, counts: Mapping[str, int], settings: PairSettings) -> list[str]:
+    """Entries: the marks, then pieces, most frequent first."""
+    pieces = dict(counts)
+    if segmenter.kind in ("word", "unigram"):  # what stands for unknown; any other mark in a text is a word
+        pieces.pop(UNK, None)
     if segmenter.pieces is not None and settings.vocabulary == "joint":
-        table = dict.fromkeys(segmenter.pieces, 0) | table
-    words = settings.segmenter == "word"
-    unknown = table.pop(UNK, 0) if words else 0  # a word of published corpora; any other mark in a text is a word
-    kept, totals = ranked(table, keep=(), unk=False, min_count=0, max_vocabulary=None)
-    size = len(kept)
-    if words:
-        size = sum(total >= settings.min_count for total in totals)  # in falling order
-        if settings.size is not None:
-            size = min(size, settings.size - len(MARKS))
-    return [*MARKS, *kept[:size]], [0, unknown + sum(totals[size:]), *totals[:size]]
+        pieces = dict.fromkeys(segmenter.pieces, 0) | pieces
+    ranked = sorted(pieces, key=lambda piece: (-pieces[piece], piece))
+    if segmenter.kind == "word":
+        ranked = [piece for piece in ranked if pieces[piece] >= settings.min_count]
+        ranked = ranked[: None if settings.size is None else settings.size - len(MARKS)]
+    return [*MARKS, *ranked]
 
 
 # lines to token ids
@@ -355,48 +326,49 @@ def _entries(segmenter: Segmenter, counts: Counter[str], settings: PairSettings)
 _Encoded = tuple[_Lines, tuple[list[int], ...]]  # the lines of a pair, and the ids of both sides
 
 
-def _encoded(texts: Path, split: str, languages: tuple[Language, Language]) -> Iterator[_Encoded]:
-    paths = [path for path in (texts / f"{split}.{column}" for column in _COLUMNS) if path.exists()]
+def _encode_rows(paths: Sequence[Path], languages: tuple[Language, Language]) -> Iterator[_Encoded]:
     for columns in zip(*(_chunks(lines(path, "data.cache")) for path in paths), strict=True):
-        ids = (language.encode_prepared(column) for language, column in zip(languages, columns[:2], strict=True))
+        ids = (language.encode_normalized(column) for language, column in zip(languages, columns[:2], strict=True))
         yield from zip(zip(*columns, strict=True), zip(*ids, strict=True), strict=True)
 
 
-def concatenated(pairs: Iterable[_Encoded], most: int) -> Iterator[_Encoded]:
+def concatenate(pairs: Iterable[_Encoded], most: int) -> Iterator[_Encoded]:
     """Neighbours joined while neither side has more than `most` tokens, `<eos>` not counted."""
-    held: _Encoded | None = None
+    waiting: _Encoded | None = None
     for pair in pairs:
-        if held is not None:
-            ids = tuple(a + b for a, b in zip(held[1], pair[1], strict=True))
+        if waiting is not None:
+            ids = tuple(a + b for a, b in zip(waiting[1], pair[1], strict=True))
             if max(map(len, ids)) <= most:
-                pair = tuple(plain(f"{a} {b}") for a, b in zip(held[0], pair[0], strict=True)), ids
+                pair = tuple(clean_line(f"{a} {b}") for a, b in zip(waiting[0], pair[0], strict=True)), ids
             else:
-                yield held
-        held = pair
-    if held is not None:
-        yield held
+                yield waiting
+        waiting = pair
+    if waiting is not None:
+        yield waiting
 
 
-def _encode(
-    texts: Path, folder: Path, split: str, languages: tuple[Language, Language], settings: PairSettings
-) -> dict[str, int]:
-    """Write texts, ids and offsets of a split into `folder`; the counts of its `PairSplit`."""
-    pairs: Iterable[_Encoded] = _encoded(texts, split, languages)
-    if settings.concatenate is not None and (settings.concatenate_splits == "all" or split == "train"):
-        pairs = concatenated(pairs, settings.concatenate)
-    raw = (texts / f"{split}.{_COLUMNS[2]}").exists()
+def _encode(folder: Path, split: str, languages: tuple[Language, Language], settings: PairSettings) -> dict[str, int]:
+    """Write ids and offsets of the lines of a split, which are joined where that is asked for; its counts."""
+    paths = [path for path in (folder / f"{split}.{column}" for column in _COLUMNS) if path.exists()]
+    rows: Iterable[_Encoded] = _encode_rows(paths, languages)
     offsets = [array("q", [0]), array("q", [0])]
     words, unknown = [0, 0], [0, 0]
     with ExitStack() as stack:
-        write = _writer(folder, split, 4 if raw else 2, stack)
+        write = None
+        if settings.concatenate is not None and (settings.concatenate_splits == "all" or split == "train"):
+            rows = concatenate(rows, settings.concatenate)
+            write = _open_columns([f"joined.{path.name}" for path in paths], folder, stack)
         files = [stack.enter_context((folder / f"{split}.{side}.bin").open("wb")) for side in SIDES]
-        for text, both_ids in pairs:
-            write(text)
+        for text, both_ids in rows:
+            if write is not None:
+                write(text)
             for side, (language, ids) in enumerate(zip(languages, both_ids, strict=True)):
-                files[side].write(np.asarray(ids, dtype=prepared.id_type(len(language))).tobytes())
+                files[side].write(np.asarray(ids, dtype=id_type(len(language))).tobytes())
                 offsets[side].append(offsets[side][-1] + len(ids))
                 words[side] += len(text[side].split())
                 unknown[side] += ids.count(language.unk_id)
+    for path in folder.glob("joined.*"):
+        path.replace(folder / path.name.removeprefix("joined."))
     counts = {"pairs": len(offsets[0]) - 1}
     for number, name in enumerate(SIDES):
         (folder / f"{split}.{name}.offsets").write_bytes(np.asarray(offsets[number], dtype="<i8").tobytes())

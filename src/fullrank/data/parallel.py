@@ -23,10 +23,10 @@ from fullrank.files import silent, usable_cores
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-_LINES_EVERY = 10.0  # seconds between two lines of progress where there is no bar
+_REPORT_SECONDS = 10.0  # between two lines of progress where there is no bar
 _PARENT_DIED = 1  # PR_SET_PDEATHSIG of prctl(2)
 
-_work: Callable[[Any], Any]  # of a process that was forked: it comes with its memory, a vocabulary is not copied
+_work: Callable[[Any], Any]  # of a forked process, which has the memory of its parent: a vocabulary is not copied
 
 
 def in_processes(
@@ -43,9 +43,10 @@ def in_processes(
     if cores < 2 or len(first) < 2 or multiprocessing.current_process().daemon:
         yield from map(work, items)
         return
-    context, waiting = multiprocessing.get_context("fork"), deque[Future[Result]]()
+    waiting = deque[Future[Result]]()
+    fork = multiprocessing.get_context("fork")
     try:
-        with ProcessPoolExecutor(cores, context, initializer=_begin, initargs=(work, os.getpid())) as pool:
+        with ProcessPoolExecutor(cores, fork, initializer=_begin, initargs=(work,)) as pool:
             try:
                 for item in items:
                     with warnings.catch_warnings():  # of threads of PyTorch, of which the new processes use nothing
@@ -65,14 +66,12 @@ def in_processes(
         ) from error
 
 
-def _begin(work: Callable[[Any], Any], parent: int) -> None:
+def _begin(work: Callable[[Any], Any]) -> None:
     global _work
     _work = work
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that waits for this one
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    ctypes.CDLL(None).prctl(_PARENT_DIED, signal.SIGKILL)  # not to outlive that process, however it ends
-    if os.getppid() != parent:
-        os._exit(1)
+    ctypes.CDLL(None).prctl(_PARENT_DIED, signal.SIGKILL)  # not to outlive that process
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # threads of that library do not come along
 
 
@@ -83,7 +82,7 @@ def _do(item: Any) -> Any:
 @contextmanager
 def progress(doing: str, total: int, report: Report) -> Iterator[Callable[[int], None]]:
     """A function to call with the bytes that were read: a bar where stderr is a terminal, else a line now and then."""
-    if report is not silent and sys.stderr.isatty() and total > 0:
+    if report is not silent and sys.stderr.isatty():
         from rich.console import Console
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -92,13 +91,13 @@ def progress(doing: str, total: int, report: Report) -> Iterator[Callable[[int],
             task = bar.add_task(doing, total=total)
             yield lambda size: bar.update(task, advance=size, refresh=True)
         return
-    read, said = 0, time.monotonic()
+    done, reported = 0, time.monotonic()
 
     def advance(size: int) -> None:
-        nonlocal read, said
-        read += size
-        if time.monotonic() - said >= _LINES_EVERY and read < total:
-            said = time.monotonic()
-            report(f"{doing}: {read / 1e6:,.0f} of {total / 1e6:,.0f} MB")
+        nonlocal done, reported
+        done += size
+        if time.monotonic() - reported >= _REPORT_SECONDS and done < total:
+            reported = time.monotonic()
+            report(f"{doing}: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB")
 
     yield advance

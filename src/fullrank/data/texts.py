@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import tokenizers
 
 from fullrank.config.data import DataConfig
 from fullrank.core.errors import ConfigError, InputError
-from fullrank.data import builtin, prepared
+from fullrank.data import builtin
 from fullrank.data.corpora import CorpusInfo, text_corpus
-from fullrank.data.files import Piece, Report, Section, cache_root, note_returns, open_text, read_pieces
+from fullrank.data.files import Piece, Report, Section, open_text, read_pieces
 from fullrank.data.marks import EOS, SOS
 from fullrank.data.parallel import in_processes, progress
-from fullrank.data.prepared import Corpus, Split
-from fullrank.data.sources import SPLITS, TextSources, find_text, report_unread_folder
+from fullrank.data.prepared import IDS, SPLITS, Built, Corpus, Plan, id_type
+from fullrank.data.sources import TextSources, find_text
 from fullrank.data.tokenizers import (
     DEFAULT_BPE_SIZE,
     ByteVocabulary,
@@ -29,10 +30,9 @@ from fullrank.data.tokenizers import (
     WordVocabulary,
     train_bpe,
 )  # fmt: skip
-from fullrank.files import silent
 
 _BUILTIN_MIN_COUNT = 3
-_LABELS = {"byte": "bytes", "character": "characters", "bpe": "BPE"}  # of tokens, in a label; words are the usual
+_LABELS = {"byte": ["bytes"], "character": ["characters"], "bpe": ["BPE"]}  # of tokens, in a label; words are the usual
 
 
 @dataclass(frozen=True)
@@ -49,41 +49,36 @@ class Settings:
     line_start: bool = False  # <sos> stands before every line
 
 
-def prepare(
-    config: DataConfig, *, report: Report | None = None, allow_slice: bool = True, tokenizer: Tokenizer | None = None
-) -> Corpus:
-    """The text of a configuration: found or downloaded, checked against published counts, tokenized, and kept.
+def plan_text(config: DataConfig, cache: Path, report: Report, tokenizer: Tokenizer | None) -> Plan:
+    """How the text of a configuration is prepared. tokenizer: of another text, in place of one that is made from this one.
 
-    A second call with the same text and settings only opens it. `report` is called with a line at each step and with
-    every departure from the published corpus. `allow_slice=False` (paper scale) refuses a corpus whose counts differ.
-    tokenizer: of another text, in place of one that is made from this one.
-    Raises InputError for bad data or settings, RunError for a failed download or a full disk.
+    Raises InputError for bad data or settings, RunError for a failed download.
     """
-    say = report or silent
     info = text_corpus(config.name)
-    settings = _settings(config, info)
-    cache = cache_root(config.cache)
-    found = None if info.name == "builtin" else find_text(config, info, cache, say)
-    sources = [] if found is None else found.rows()
-    identity = {} if tokenizer is None else {"tokenizer": tokenizer.fingerprint}
-    returns: tuple[str, ...] = ()
-    if found is not None and settings.kind != "byte":
-        paths = {section.path for sections in found.sections.values() for section in sections}
-        returns = note_returns(sorted(paths), "data.train")
-        found = dataclasses.replace(found, notes=(*found.notes, *returns))
+    settings = _resolve_settings(config, info)
+    identity: dict[str, Any] = {"tokenizer": None if tokenizer is None else tokenizer.fingerprint}
+    if settings.kind == "bpe":
+        identity["tokenizers"] = tokenizers.__version__
     if info.name == "builtin":
-        report_unread_folder(config, say)
-        extraction = hashlib.sha256(Path(builtin.__file__).read_bytes()).hexdigest()
-        identity |= {"python": builtin.signature(), "extraction": extraction}
-    key = prepared.key_of(info, dataclasses.asdict(settings), sources, learned=settings.kind == "bpe", **identity)
-    folder = cache / "corpora" / f"{info.name}-{settings.kind}-{key}"
+        identity["extraction"] = hashlib.sha256(Path(builtin.__file__).read_bytes()).hexdigest()
+        identity["python"] = builtin.signature()
+        sources = None
+    else:
+        sources = find_text(config, info, cache, report)
 
-    def build(target: Path) -> None:
-        for note in returns:
-            say(note)
-        _build(target, info, settings, found, sources, say, tokenizer)
+    def build(folder: Path) -> Built:
+        if sources is not None:
+            return _build(folder, info, settings, sources, report, tokenizer)
+        report("builtin: reading the documentation of the running Python")
+        details = builtin.write(folder)
+        texts = {split: [Section(folder / f"{split}.txt")] for split in SPLITS}
+        built = _build(folder, info, settings, TextSources(texts), report, tokenizer)
+        for split in SPLITS:
+            (folder / f"{split}.txt").unlink()
+        return dataclasses.replace(built, marks=[f"Python {details['python']}", *built.marks], details=details)
 
-    return prepared.open_or_build(folder, prepared.load_corpus, build, say, allow_slice=allow_slice)
+    rows, notes = (sources.rows(), sources.notes) if sources is not None else ([], ())
+    return Plan(info, f"{info.name}-{settings.kind}", dataclasses.asdict(settings), rows, identity, notes, build)
 
 
 def encode_file(path: Path, tokenizer: Tokenizer, folder: Path, report: Report) -> Corpus:
@@ -93,21 +88,20 @@ def encode_file(path: Path, tokenizer: Tokenizer, folder: Path, report: Report) 
     """
     line_end, line_start = (bool(getattr(tokenizer, name, False)) for name in ("line_end", "line_start"))
     settings = Settings(tokenizer.kind, tokenizer.lowercase, line_end, "whitespace", 1, None, None, line_start)
-    split = _encode(tokenizer, [Section(path)], folder, settings, "text", report, key="--text")
-    return Corpus(folder, "text", path.name, False, {"text": split}, {}, tokenizer)
+    counts = _encode(tokenizer, [Section(path)], folder, settings, "text", report, key="--text")
+    return Corpus(folder, "text", path.name, False, {"text": counts}, {}, {}, {IDS: tokenizer})
 
 
-def _settings(config: DataConfig, info: CorpusInfo) -> Settings:
+def _resolve_settings(config: DataConfig, info: CorpusInfo) -> Settings:
     """Every `null` resolved; InputError for keys that the kind of tokens has no use for."""
     kind = config.tokens or info.tokens
     if problems := [*config.problems_of_tokens(kind)]:  # of a corpus of one's own, whose tokens are known here only
         raise ConfigError(*problems)
-    line_end = kind in ("word", "bpe") if config.eos is None else config.eos
     prose = info.name == "builtin" and kind == "word"
     return Settings(
         kind=kind,
         lowercase=config.lowercase or prose,
-        line_end=line_end,
+        line_end=kind in ("word", "bpe") if config.eos is None else config.eos,
         split="punctuation" if prose else "whitespace",
         min_count=config.min_count or (_BUILTIN_MIN_COUNT if prose else 1),
         max_vocabulary=config.max_vocabulary,
@@ -120,56 +114,39 @@ def _build(
     folder: Path,
     info: CorpusInfo,
     settings: Settings,
-    found: TextSources | None,
-    sources: Sequence[Mapping[str, Any]],
+    sources: TextSources,
     report: Report,
-    tokenizer: Tokenizer | None = None,
-) -> None:
-    extracted: Mapping[str, Any] = {}
-    if found is None:
-        report("builtin: reading the documentation of the running Python")
-        extracted = builtin.write(folder)
-        found = TextSources({split: [Section(folder / f"{split}.txt")] for split in SPLITS})
+    tokenizer: Tokenizer | None,
+) -> Built:
+    """Write the ids of every split."""
     if tokenizer is None:
         report(f"{info.name}: making a {settings.kind} vocabulary")
-        tokenizer = _make_tokenizer(found.sections["train"], settings, report)
-    tokenizer.save(folder)
-    splits = {}
+        tokenizer = _make_tokenizer(sources.sections["train"], settings, report)
+    counts = {}
     for split in SPLITS:
         report(f"{info.name}: encoding {split}")
-        splits[split] = _encode(tokenizer, found.sections[split], folder, settings, split, report)
-    if info.name == "builtin":
-        for split in SPLITS:
-            (folder / f"{split}.txt").unlink()
-    # a cut inside a character moves to its end
-    slack = 3 if info.unit == "bytes" and settings.kind != "byte" else 0
-    differs = prepared.differences(info, {split: getattr(counts, info.unit) for split, counts in splits.items()}, slack)
-    marks = [] if info.name != "builtin" else [f"Python {extracted['python']}"]
+        counts[split] = _encode(tokenizer, sources.sections[split], folder, settings, split, report)
+    marks = []
     if info.name == "text":
-        names = list(dict.fromkeys(section.path.name for section in found.sections["train"]))
-        kinds = [_LABELS[settings.kind]] if settings.kind in _LABELS else []
-        marks.append(", ".join([", ".join(names[:3]) + (" ..." if len(names) > 3 else ""), *kinds]))
-    if differs:
-        marks = ["slice"]
+        names = list(dict.fromkeys(section.path.name for section in sources.sections["train"]))
+        marks.append(", ".join([", ".join(names[:3]) + " ..." * (len(names) > 3), *_LABELS.get(settings.kind, [])]))
     if settings.line_start:
         marks.append(f"with {SOS}")
-    if splits["train"].tokens == settings.max_tokens and not differs:
+    if counts["train"]["tokens"] == settings.max_tokens and not info.published:
         marks.append(f"first {settings.max_tokens:,} tokens")
-    prepared.write_record(
-        folder, info, marks, splits, sources=sources, settings=dataclasses.asdict(settings), notes=found.notes,
-        differs=differs, **extracted,
-    )  # fmt: skip
-
-
-# text to token ids
+    # a cut inside a character moves to its end
+    slack = 3 if info.unit == "bytes" and settings.kind != "byte" else 0
+    published = {split: counts[split][info.unit] for split in SPLITS}
+    return Built({IDS: tokenizer}, counts, published, marks, slack=slack)
 
 
 def _read(sections: Sequence[Section], settings: Settings, doing: str, key: str, report: Report) -> Iterator[Piece]:
     """The pieces of all sections, one after another, with a progress bar."""
-    total = 0
     for section in sections:
         open_text(section.path, key).close()  # what is missing or empty is an error before the first piece
-        total += (section.end or section.path.stat().st_size) - section.start
+    total = sum(
+        (section.path.stat().st_size if section.end is None else section.end) - section.start for section in sections
+    )
     with progress(doing, total, report) as advance:
         for section in sections:
             for piece in read_pieces(section, exact=settings.kind == "byte", key=key):
@@ -177,56 +154,47 @@ def _read(sections: Sequence[Section], settings: Settings, doing: str, key: str,
                 advance(piece.size)
 
 
-def _names(sections: Sequence[Section]) -> str:
+def _list_names(sections: Sequence[Section]) -> str:
     return ", ".join(dict.fromkeys(str(section.path) for section in sections))
 
 
 def _make_tokenizer(sections: Sequence[Section], settings: Settings, report: Report) -> Tokenizer:
-    """The vocabulary of the training split (of its first `max_tokens`; BPE is trained on the whole split).
-
-    Raises InputError if the text has no words.
-    """
-    options: dict[str, Any] = {"lowercase": settings.lowercase}
-    if settings.kind == "byte":
+    """The vocabulary of the training split (of its first `max_tokens`; BPE is trained on the whole split)."""
+    kind, options = settings.kind, dict[str, Any](lowercase=settings.lowercase)
+    if kind == "byte":
         return ByteVocabulary(**options)
-    pieces = _read(sections, settings, f"counting {settings.kind}s", "data.train", report)
-    if settings.kind == "character":
-        vocabulary: type[WordVocabulary | CharacterVocabulary] = CharacterVocabulary
+    pieces = _read(sections, settings, f"counting {kind}s", "data.train", report)
+    limits = dict[str, Any](min_count=settings.min_count, max_vocabulary=settings.max_vocabulary)
+    if kind == "character":
         counts = _count(pieces, str.lower if settings.lowercase else str, settings)
-    else:
-        options |= {"line_end": settings.line_end, "line_start": settings.line_start}
-        if settings.kind == "bpe":
-            size = settings.max_vocabulary or DEFAULT_BPE_SIZE
-            return train_bpe((piece.text for piece in pieces), size=size, **options)
-        options["split"] = settings.split
-        vocabulary = WordVocabulary
-        counts = _count(pieces, WordVocabulary([EOS, SOS], **options).words, settings)
-        if counts.total() == counts[EOS] + counts[SOS]:
-            raise InputError(f"data.train: {_names(sections)}: there are no words in this text")
-    return vocabulary.from_counts(
-        counts, min_count=settings.min_count, max_vocabulary=settings.max_vocabulary, **options
-    )
+        return CharacterVocabulary.from_counts(counts, **limits, **options)
+    options |= {"line_end": settings.line_end, "line_start": settings.line_start}
+    if kind == "bpe":
+        size = settings.max_vocabulary or DEFAULT_BPE_SIZE
+        return train_bpe((piece.text for piece in pieces), size=size, **options)
+    split_words = WordVocabulary([EOS, SOS], split=settings.split, **options).words
+    counts = _count(pieces, split_words, settings)
+    if counts.keys() <= {EOS, SOS}:
+        raise InputError(f"data.train: {_list_names(sections)}: there are no words in this text")
+    return WordVocabulary.from_counts(counts, **limits, split=settings.split, **options)
 
 
 def _count(pieces: Iterator[Piece], split_up: Callable[[str], Sequence[str]], settings: Settings) -> Counter[str]:
     """Counts of the words or characters of a text, of its first `max_tokens` where that is set."""
 
-    def units_of(piece: Piece) -> Sequence[str]:
-        ended = settings.kind == "word" and settings.line_end and piece.open_end
-        units = split_up(piece.text + "\n" * ended)
+    def list_units(piece: Piece) -> Sequence[str]:
+        ends_line = settings.kind == "word" and settings.line_end and piece.open_end
+        units = split_up(piece.text + "\n" * ends_line)
         return units[1:] if settings.line_start and not piece.begins else units
 
     counts: Counter[str] = Counter()
     if settings.max_tokens is None:
-        for counted in in_processes(lambda piece: Counter(units_of(piece)), pieces):
-            counts.update(counted)
+        for piece_counts in in_processes(lambda piece: Counter(list_units(piece)), pieces):
+            counts.update(piece_counts)
         return counts
-    left = settings.max_tokens
     for piece in pieces:
-        units = units_of(piece)[:left]
-        counts.update(units)
-        left -= len(units)
-        if left == 0:
+        counts.update(list_units(piece)[: settings.max_tokens - counts.total()])
+        if counts.total() == settings.max_tokens:
             break
     return counts
 
@@ -239,45 +207,42 @@ def _encode(
     split: str,
     report: Report,
     key: str | None = None,
-) -> Split:
+) -> Mapping[str, int]:
     """Write the ids of a split into `folder` and count it. `max_tokens` cuts the training split.
 
     key: names the text in errors, `data.<split>` if not given.
 
     Raises InputError for text that cannot be encoded or has no token at all.
     """
-    dtype, key = prepared.id_type(len(tokenizer)), key or f"data.{split}"
+    dtype, key = id_type(len(tokenizer)), key or f"data.{split}"
     left = settings.max_tokens if split == "train" else None
 
     def encode(piece: Piece) -> tuple[np.ndarray, np.ndarray, bool]:
         ids = tokenizer.encode_array(piece.text + "\n" * (piece.open_end and settings.line_end), dtype)
         if settings.line_start and not piece.begins:
             ids = ids[1:]
-        return ids, _sizes(piece.text, piece.begins, piece.open_end), piece.begins
+        return ids, _measure(piece.text, piece.begins, piece.open_end), piece.begins
 
     pieces = _read(sections, settings, f"encoding {split}", key, report)
-    tokens, sizes, digest = 0, np.zeros(3, dtype=np.int64), hashlib.sha256()
-    with (folder / f"{split}.bin").open("wb") as file:
+    tokens, sizes = 0, np.zeros(3, dtype=np.int64)
+    with (folder / f"{split}.{IDS}.bin").open("wb") as file:
         for ids, piece_sizes, begins in in_processes(encode, pieces, alone=settings.kind == "byte"):
-            if left is not None:
-                if len(ids) > left:
-                    ids = ids[:left]
-                    piece_sizes = _sizes(tokenizer.decode(ids.tolist()), begins, False)
-                left -= len(ids)
+            if left is not None and len(ids) > left:
+                ids = ids[:left]
+                piece_sizes = _measure(tokenizer.decode(ids.tolist()), begins, False)
             tokens += len(ids)
             sizes += piece_sizes
-            data = ids.tobytes()
-            file.write(data)
-            digest.update(data)
-            if left == 0:
-                break
+            file.write(ids.tobytes())
+            if left is not None:
+                left -= len(ids)
+                if left == 0:
+                    break
     if tokens == 0:
-        raise InputError(f"{key}: {_names(sections)}: there is no token in this text")
-    words, characters, size = sizes.tolist()
-    return Split(tokens, words, characters, size, digest.hexdigest())
+        raise InputError(f"{key}: {_list_names(sections)}: there is no token in this text")
+    return {"tokens": tokens, **dict(zip(("words", "characters", "bytes"), sizes.tolist(), strict=True))}
 
 
-def _sizes(text: str, begins: bool, open_end: bool) -> np.ndarray:
+def _measure(text: str, begins: bool, open_end: bool) -> np.ndarray:
     """Words, characters and bytes of a piece; a word that began in the piece before does not count again."""
     words = len(text.split()) + text.count("\n") + open_end
     if not begins and not text[:1].isspace():

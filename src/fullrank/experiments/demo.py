@@ -110,6 +110,6 @@ def _measure_row(resolved: Resolved[RunConfig], corpus: Corpus) -> tuple[float, 
     config = with_vocabulary(resolved.config, corpus)
     parts = LanguageModelTask().parts(Prepared(config, corpus, corpus.label, {}), Path(), torch.device("cpu"))
     speed = measure_speed(parts, time.perf_counter)
-    valid, test = (corpus.splits[split].tokens for split in ("valid", "test"))
+    valid, test = (corpus.splits[split]["tokens"] for split in ("valid", "test"))
     final = (valid + test) / min(config.eval.max_tokens or valid, valid)
     return speed.evaluation * (_EVALUATIONS + final), speed.step

@@ -26,7 +26,6 @@ from fullrank.data import (
     Masking,
     Share,
     Streams,
-    load_corpus,
     load_tokenizer,
     masked_blocks,
     prepare,
@@ -84,20 +83,16 @@ _PROMPT, _SAMPLE, _TEMPERATURE = 12, 50, 0.8  # tokens, tokens: the text that a 
 
 def prepare_text(config: RunConfig, identity: Mapping[str, Any], allow_slice: bool, say: Say) -> Text:
     """The prepared text of one language (see `Task.prepare`)."""
-    corpus = prepared_again(identity, load_corpus, _checksums)
+    corpus = prepared_again(identity)
     if corpus is None:
         tokenizer = None if config.train.start is None else load_tokenizer(Path(config.train.start))
         corpus = prepare(config.data, allow_slice=allow_slice, report=say, tokenizer=tokenizer)
     known = {
-        "vocabulary": corpus.tokenizer.fingerprint,
-        "text": _checksums(corpus),
+        "vocabulary": corpus.vocabulary,
+        "text": corpus.text_checksums,
         "prepared": str(corpus.folder.resolve()),
     }
     return Prepared(with_vocabulary(config, corpus), corpus, corpus.label, known, corpus.tokenizer.save)
-
-
-def _checksums(corpus: Corpus) -> dict[str, str]:
-    return {split: info.sha256 for split, info in corpus.splits.items()}
 
 
 def with_vocabulary(config: RunConfig, corpus: Corpus) -> RunConfig:
@@ -145,8 +140,8 @@ def describe(corpus: Corpus, unigram: Mapping[str, float] | None = None) -> dict
         "name": corpus.name,
         "label": corpus.label,
         "is_slice": corpus.is_slice,
-        "tokens": {split: info.tokens for split, info in corpus.splits.items()},
-        "sha256": _checksums(corpus),
+        "tokens": {split: counts["tokens"] for split, counts in corpus.splits.items()},
+        "sha256": corpus.text_checksums,
         "vocabulary": len(corpus.tokenizer),
         "fingerprint": corpus.tokenizer.fingerprint,
         "unigram_perplexity": dict(unigram),
@@ -170,18 +165,18 @@ class LanguageModelTask(TextTask[Corpus, LanguageModel, EvaluationProtocol]):
         config, corpus = data.config, data.corpus
         model, batch_size = LanguageModel(config.model).to(device), config.eval.batch_size
         model.trained_length = config.train.segment_length
-        train_tokens, validation = corpus.splits["train"].tokens, corpus.ids("valid")[: config.eval.max_tokens]
+        train_tokens, validation = corpus.splits["train"]["tokens"], corpus.ids("valid")[: config.eval.max_tokens]
         while_training = validation_protocol(config)
         _check_positions(model, train_tokens // config.train.batch_size)
         check_training_length(model, config.train.segment_length, train_tokens)
         check_length(model, while_training, len(validation))
         for split in _MEASURED:
             protocol = self.protocol(config, split=split)
-            check_length(model, protocol, corpus.splits[split].tokens)
+            check_length(model, protocol, corpus.splits[split]["tokens"])
             if protocol.temperature_chosen or protocol.temperature != 1:
                 tempered(model, 2.0)
             if config.eval.dynamic is not None:
-                longest = max(corpus.splits[split].tokens, min(STATISTICS, train_tokens))
+                longest = max(corpus.splits[split]["tokens"], min(STATISTICS, train_tokens))
                 check_length(model, one_by_one(protocol, 0, 0), longest)
 
         identity = {} if config.train.distill is None else read_identity(folder)
@@ -218,7 +213,7 @@ class LanguageModelTask(TextTask[Corpus, LanguageModel, EvaluationProtocol]):
         A word model scores `<unk>` for words it lacks, so bits per character would flatter it.
         """
         corpus = data.corpus
-        info, tokenizer, ids = corpus.splits[split], corpus.tokenizer, corpus.ids(split)
+        counts, tokenizer, ids = corpus.splits[split], corpus.tokenizer, corpus.ids(split)
         start, batch_size = tokenizer.start_id, data.config.eval.batch_size
         kept = list[Tensor]() if keep is not None and data.config.eval.keep_log_probabilities else None
         if protocol.dynamic is not None:
@@ -231,7 +226,9 @@ class LanguageModelTask(TextTask[Corpus, LanguageModel, EvaluationProtocol]):
         starts = None if tokenizer.sos_id is None else int((ids == tokenizer.sos_id).sum())
         if tokenizer.kind == "word":
             return figures(total, words=total.tokens - (starts or 0), line_starts=starts)
-        return figures(total, words=info.words, characters=info.characters, bytes=info.bytes, line_starts=starts)
+        return figures(
+            total, words=counts["words"], characters=counts["characters"], bytes=counts["bytes"], line_starts=starts
+        )
 
     def settled(self, data: Text, model: LanguageModel, protocol: EvaluationProtocol) -> EvaluationProtocol:
         """The protocol with the temperature that gives the validation text the least nll, where it says so."""
@@ -318,7 +315,7 @@ class MaskedModelTask(TextTask[Corpus, MaskedLanguageModel, MaskedProtocol]):
         model = MaskedLanguageModel(config.model).to(device)
         masking, protocol = _masking(config, corpus, model), self.protocol(config)
         validation = corpus.ids("valid")[: config.eval.max_tokens]
-        check_training_length(model, options.segment_length, corpus.splits["train"].tokens)
+        check_training_length(model, options.segment_length, corpus.splits["train"]["tokens"])
         for ids in (validation, corpus.ids("test")):
             _check_measurable(model.max_length, masking, protocol, ids)
         unigram = {split: _unigram_of_masked(corpus, split, masking, protocol) for split in _MEASURED}

@@ -26,7 +26,6 @@ from fullrank.config.run import RunConfig
 from fullrank.config.training import SIZES, STREAM_KEYS, Budget
 from fullrank.core.errors import InputError
 from fullrank.core.translator import Translator
-from fullrank.data.prepared import Corpus
 from fullrank.data.sources import files_of
 from fullrank.experiments.speed import measure_speed
 from fullrank.experiments.task import Prepared, Say, TextTask
@@ -149,8 +148,7 @@ def settle(
     start = 0.0 if budget.cpu else clock()
     task = tasks[config.task]
     prepared = task.prepare(config, {}, True, say)
-    text = prepared.corpus.splits["train"]
-    have = text.target_tokens if has_pairs else text.tokens
+    have = prepared.corpus.splits["train"]["target_tokens" if has_pairs else "tokens"]
     if have < _LEAST_TOKENS:
         raise InputError(
             f"{prepared.label}: {have:,} tokens to train on, after validation and test are cut off, are too few; at least "
@@ -222,16 +220,18 @@ def _try(
     if clock is None:
         return trial
     speed = measure_speed(parts, clock)
-    if isinstance(corpus, Corpus):
-        judged, some = sum(corpus.splits[split].tokens for split in ("valid", "test")), corpus.splits["valid"].tokens
-        final = speed.evaluation * judged / min(config.eval.max_tokens or some, some)
+    unit = "pairs" if corpus.has_pairs else "tokens"
+    valid, test = (corpus.splits[split][unit] for split in ("valid", "test"))
+    judged = valid + test
+    if not corpus.has_pairs:
+        final = speed.evaluation * judged / min(config.eval.max_tokens or valid, valid)
     else:
         assert isinstance(parts.model, Translator)
-        judged, some = corpus.splits["valid"].pairs + corpus.splits["test"].pairs, min(16, corpus.splits["valid"].pairs)
+        some = min(16, valid)
         began = clock()
         translated(parts.model, corpus, "valid", Search.of(config.eval), some)
         searched = clock() - began
-        final = speed.evaluation * judged / corpus.splits["valid"].pairs + searched * judged / some
+        final = speed.evaluation * judged / valid + searched * judged / some
     step = speed.step * config.train.gradient_accumulation_steps
     return dataclasses.replace(trial, step=step, evaluation=speed.evaluation, final=final)
 
@@ -355,7 +355,7 @@ def _choose_evaluation(stated: Settings, amounts: _Amounts, prepared: Prepared[R
         yield "eval.max_sentences", 0, "while training, perplexity alone; BLEU of all sentences at the end"
         yield "eval.beams", 4, "width of the beam at the end"
         return
-    valid, length = prepared.corpus.splits["valid"].tokens, _choose_length(stated.get("train") or {}, config)
+    valid, length = prepared.corpus.splits["valid"]["tokens"], _choose_length(stated.get("train") or {}, config)
     rows = max(1, 2048 // length)
     if config.model.memory_length:
         rows = min(rows, max(1, valid // (20 * length)))

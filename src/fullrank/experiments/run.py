@@ -29,7 +29,7 @@ from fullrank.config.run import DynamicConfig, RunConfig
 from fullrank.config.training import read_budget
 from fullrank.core.errors import InputError
 from fullrank.data import encode_file, load_tokenizer
-from fullrank.data.prepared import Corpus, PairCorpus, check_sources
+from fullrank.data.prepared import Corpus, check_sources
 from fullrank.evaluation.perplexity import EvaluationProtocol, Flags
 from fullrank.experiments.finetuning import Finetuning
 from fullrank.experiments.language_model import LanguageModelTask, MaskedModelTask
@@ -155,7 +155,7 @@ def _begin(
     prepared = task.prepare(config, earlier or (known if same_text else {}), resolved.scale != "paper", say)
     if any(earlier.get(key) != prepared.identity[key] for key in ("text", "vocabulary") if earlier):
         raise InputError(f"{after} was trained on another text or vocabulary than is there now; restore the text")
-    if known and same_text and isinstance(prepared.corpus, Corpus | PairCorpus):
+    if known and same_text and isinstance(prepared.corpus, Corpus):
         check_sources(prepared.corpus, folder)
     identity = {
         "name": resolved.row or folder.name,

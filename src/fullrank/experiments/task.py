@@ -28,6 +28,7 @@ from fullrank.core.masked import MaskedLanguageModel
 from fullrank.core.penalty import orthogonality, overlap
 from fullrank.core.trace import Trace
 from fullrank.core.translator import Translator
+from fullrank.data import prepared
 from fullrank.data.batches import Part, Share
 from fullrank.evaluation.perplexity import EvaluationProtocol, MaskedProtocol
 from fullrank.experiments.translate import Search
@@ -139,15 +140,13 @@ class TextTask(Task[RunConfig, Corpus], Protocol[Corpus, Model, Reading]):
 # -- shared by the tasks with a model of ours ---------------------------------------------------------------------------
 
 
-def prepared_again(
-    identity: Mapping[str, Any], load: Callable[[Path], Corpus], checksums: Callable[[Corpus], Mapping[str, str]]
-) -> Corpus | None:
+def prepared_again(identity: Mapping[str, Any]) -> prepared.Corpus | None:
     """The prepared data that a run was started on, if they are still there and whole: the text may be gone by now."""
     try:
-        corpus = load(Path(identity["prepared"]))
+        corpus = prepared.load_corpus(Path(identity["prepared"]))
     except (KeyError, TypeError, FullRankError):
         return None
-    return corpus if checksums(corpus) == identity.get("text") else None
+    return corpus if corpus.text_checksums == identity.get("text") else None
 
 
 LOG_PROBABILITIES = "log_probabilities-{}.npy"  # in a run folder, by split

@@ -17,7 +17,7 @@ from fullrank.config.training import TrainConfig
 from fullrank.core.config import EncoderConfig
 from fullrank.core.errors import ConfigError, InputError
 from fullrank.core.translator import Translator
-from fullrank.data import PairBatch, PairBatches, PairCorpus, Pairs, load_pairs, prepare_pairs
+from fullrank.data import Corpus, PairBatch, PairBatches, Pairs, prepare
 from fullrank.data.language import is_unspaced
 from fullrank.decoding.sample import evaluating
 from fullrank.evaluation.perplexity import Evaluation, Tally, figures
@@ -41,10 +41,10 @@ from fullrank.training.device import device_of
 from fullrank.training.distributed import in_order, own_share, rank, summed
 from fullrank.training.values import Carry, EvaluationResult, Loss, TrainingPosition
 
-Sentences = Prepared[RunConfig, PairCorpus]
+Sentences = Prepared[RunConfig, Corpus]
 
 
-class TranslationTask(TextTask[PairCorpus, Translator, Search]):
+class TranslationTask(TextTask[Corpus, Translator, Search]):
     """The task of translation models."""
 
     model = Translator
@@ -54,8 +54,7 @@ class TranslationTask(TextTask[PairCorpus, Translator, Search]):
         return dataclasses.replace(Search.of(config.eval), **(changes or {}))
 
     def prepare(self, config: RunConfig, identity: Mapping[str, Any], allow_slice: bool, say: Say) -> Sentences:
-        corpus = prepared_again(identity, load_pairs, _checksums)
-        corpus = corpus or prepare_pairs(config.data, allow_slice=allow_slice, report=say)
+        corpus = prepared_again(identity) or prepare(config.data, allow_slice=allow_slice, report=say)
         bleu_of(bleu_tokens(config, corpus, say))  # an error here, not after training
 
         def save(folder: Path) -> None:
@@ -63,8 +62,8 @@ class TranslationTask(TextTask[PairCorpus, Translator, Search]):
             corpus.target.save(folder / TARGET)
 
         known = {
-            "vocabulary": _vocabulary(corpus),
-            "text": _checksums(corpus),
+            "vocabulary": corpus.vocabulary,
+            "text": corpus.text_checksums,
             "prepared": str(corpus.folder.resolve()),
         }
         return Prepared(with_vocabularies(config, corpus), corpus, corpus.label, known, save)
@@ -157,7 +156,7 @@ class TranslationObjective:
         return Loss(value, nll * own, own if part is None else part.tokens)
 
 
-def with_vocabularies(config: RunConfig, corpus: PairCorpus) -> RunConfig:
+def with_vocabularies(config: RunConfig, corpus: Corpus) -> RunConfig:
     """`config` with `model.vocab_size`, the target's, and `model.encoder.vocab_size` known.
 
     What is given stays: entries that the corpus has no piece for are never read, and a translation learns not to write them.
@@ -186,7 +185,7 @@ def with_vocabularies(config: RunConfig, corpus: PairCorpus) -> RunConfig:
     return dataclasses.replace(config, model=dataclasses.replace(model, vocab_size=target, encoder=encoder))
 
 
-def bleu_tokens(config: RunConfig, corpus: PairCorpus, say: Say = silent) -> str:
+def bleu_tokens(config: RunConfig, corpus: Corpus, say: Say = silent) -> str:
     """Tokens of BLEU, as sacreBLEU names them: `eval.bleu_tokenize`, else those of the target language.
 
     Characters, with a word to `say`, where the language's own need a package that is missing, and where a language that has
@@ -210,32 +209,21 @@ def bleu_tokens(config: RunConfig, corpus: PairCorpus, say: Say = silent) -> str
     return "char"
 
 
-def _vocabulary(corpus: PairCorpus) -> str:
-    return f"{corpus.source.fingerprint} {corpus.target.fingerprint}"
-
-
-def _checksums(corpus: PairCorpus) -> dict[str, str]:
-    """One line for each split: the checksums of its files in the order of their names."""
-    return {
-        split: " ".join(f"{name}:{value}" for name, value in sorted(info.sha256.items()))
-        for split, info in corpus.splits.items()
-    }
-
-
-def describe(corpus: PairCorpus) -> dict[str, Any]:
+def describe(corpus: Corpus) -> dict[str, Any]:
     """The entry `corpus` of result.json."""
     return {
         "name": corpus.name,
         "label": corpus.label,
         "is_slice": corpus.is_slice,
-        "pairs": {split: info.pairs for split, info in corpus.splits.items()},
+        "pairs": {split: counts["pairs"] for split, counts in corpus.splits.items()},
         "tokens": {
-            split: {"source": info.source_tokens, "target": info.target_tokens} for split, info in corpus.splits.items()
+            split: {side: counts[f"{side}_tokens"] for side in corpus.tokenizers}
+            for split, counts in corpus.splits.items()
         },
-        "sha256": _checksums(corpus),
+        "sha256": corpus.text_checksums,
         "vocabulary": {"source": len(corpus.source), "target": len(corpus.target)},
         "languages": {"source": corpus.source.name, "target": corpus.target.name},
-        "fingerprint": _vocabulary(corpus),
+        "fingerprint": corpus.vocabulary,
         "details": dict(corpus.details),
     }
 
@@ -270,7 +258,7 @@ def score(model: Translator, pairs: Pairs, config: RunConfig) -> Evaluation:
 
 
 def translated(
-    model: Translator, corpus: PairCorpus, split: str, search: Search, limit: int | None = None
+    model: Translator, corpus: Corpus, split: str, search: Search, limit: int | None = None
 ) -> tuple[list[str], list[str]]:
     """The first `limit` sentences of a split (None: all) in the model's translation.
 
