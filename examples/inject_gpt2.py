@@ -6,9 +6,7 @@ python examples/inject_gpt2.py [--steps 60]
 from __future__ import annotations
 
 import argparse
-import copy
 import tempfile
-from pathlib import Path
 from pydoc_data.topics import topics
 
 import torch
@@ -50,7 +48,7 @@ def main(steps: int) -> None:
     train(model, train_text, 2 * steps)
     print(f"plain:    {loss(model, test_text):.4f} nats per byte, {model.num_parameters():,} parameters")
 
-    base, ids = copy.deepcopy(model), test_text[None, :LENGTH]
+    ids = test_text[None, :LENGTH]
     before = model(ids).logits
     fr.inject(model, mix="position_wise")
     change = (model(ids).logits - before).abs().max()
@@ -63,11 +61,9 @@ def main(steps: int) -> None:
     print(f"trained:  {loss(model, test_text):.4f}, {mixing} mixing parameters alone")
 
     with tempfile.TemporaryDirectory() as folder:
-        fr.save_adapter(model, folder)
-        size = sum(file.stat().st_size for file in Path(folder).iterdir())
-        again = fr.load_adapter(base, folder)
-    same = torch.equal(again(ids).logits, model(ids).logits)
-    print(f"saved:    {size:,} bytes; loaded into the plain model, the same logits: {same}")
+        model.save_pretrained(folder)
+        again = fr.load_injected(folder).eval()
+    print(f"loaded:   the same logits: {torch.equal(again(ids).logits, model(ids).logits)}")
     written = again.generate(ids[:, :16], max_new_tokens=40, do_sample=False, pad_token_id=0)[0].tolist()
     print(f"writes:   {bytes(written).decode('utf-8', 'replace')!r}")
 

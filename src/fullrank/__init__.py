@@ -77,9 +77,7 @@ _HOMES = {
     "remove": "fullrank.hf.inject",
     "traced": "fullrank.hf.interface",
     "parameter_groups": "fullrank.hf.inject",
-    "save_adapter": "fullrank.hf.saving",
-    "load_adapter": "fullrank.hf.saving",
-    "load_injected": "fullrank.hf.saving",
+    "load_injected": "fullrank.hf.load",
 }
 
 _PACKAGES = ("analysis",)
@@ -128,9 +126,7 @@ if TYPE_CHECKING:
     from fullrank.hf.inject import parameter_groups as parameter_groups
     from fullrank.hf.inject import remove as remove
     from fullrank.hf.interface import traced as traced
-    from fullrank.hf.saving import load_adapter as load_adapter
-    from fullrank.hf.saving import load_injected as load_injected
-    from fullrank.hf.saving import save_adapter as save_adapter
+    from fullrank.hf.load import load_injected as load_injected
     from fullrank.kernels import kernel as kernel
     from fullrank.models import LoadedModel as LoadedModel
     from fullrank.models import open_model as open_model

@@ -40,7 +40,7 @@ def _folder_kind(folder: Path) -> Kind:
         return "run"
     if (folder / "config.yaml").is_file():
         return "saved model" if (folder / "model.safetensors").is_file() else "configuration"
-    if any((folder / file).is_file() for file in ("config.json", "fullrank_config.json", "adapter_config.json")):
+    if any((folder / file).is_file() for file in ("config.json", "adapter_config.json")):
         return "Hugging Face model"
     raise InputError(
         f"{folder}: no model there; give a recipe, a YAML file, a run folder, a folder written by model.save or "

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,56 +19,11 @@ from fullrank.config.load import read_yaml
 from fullrank.core.config import ModelConfig
 from fullrank.core.errors import InputError, RunError
 from fullrank.core.model import Model
-from fullrank.files import no_room, out_of_memory, read_json, remove_leftovers, visible
+from fullrank.files import no_room, out_of_memory, read_json, remove_leftovers
 from fullrank.seal import PLAIN, DamagedError, check_run, read_record, seal_file
 
 WEIGHTS, CONFIG = "model.safetensors", "config.yaml"
 HUGGING_FACE, PREFIX = "config.json", "model."  # in folders of Hugging Face: the configuration, the prefix of tensors
-
-
-# -- models that files name -------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Source:
-    """A model that a file may name: a folder, or a model of the Hugging Face hub. Neither runs code.
-
-    What the command line takes besides (a Python function, a model type, `~`) cannot become one.
-    """
-
-    location: str
-
-    @classmethod
-    def from_file(cls, name: Any, file: Path, key: str) -> Source:
-        """The source that `file` names under `key`; InputError unless it is a folder or a hub name.
-
-        A folder is an absolute path, or begins with `./` and lies below that of the file.
-        """
-        if not isinstance(name, str) or not name:
-            raise InputError(f"{file}: {key} does not say which model the adapter was made of; name it there")
-        path = file.parent / name  # the path itself where it is absolute
-        if Path(name).is_absolute() or name.startswith("./"):
-            if ".." not in Path(name).parts and "\0" not in name and path.is_dir():
-                return cls(str(path))
-            raise InputError(f"{file}: {key}: {name}: no such folder")
-        if not _HUB_NAME.fullmatch(name) or ".." in name:
-            raise InputError(
-                f"{file}: {key}: a folder or the name of a model on the Hugging Face hub, given {visible(name[:200])!r}; "
-                "a file names no code and no place outside of its folder"
-            )
-        return cls(name)
-
-
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)*", re.ASCII)
-
-
-def check_adapter(folder: Path) -> None:
-    """InputError for an adapter of PEFT in `folder` that names a module, which PEFT would import."""
-    file = folder / "adapter_config.json"
-    if file.is_file() and (about := read_json(file)).get("megatron_config"):
-        raise InputError(
-            f"{file}: megatron_config: PEFT would import {about.get('megatron_core')!r}; no code is run from a file"
-        )
 
 
 # -- saving and loading -----------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -188,17 +187,12 @@ def test_hugging_face(called: Called, tmp_path: Path) -> None:
 def test_every_kind_of_hugging_face_model(
     called: Called, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An injected model, its adapter and PEFT's, an export, a model type, a function: each is loaded with its mixing."""
+    """An injected model, an export, a model type, a function: each is loaded with its mixing."""
     plain = tiny.save(tiny.llama(), tmp_path / "plain", tokenizer=False)
     injected = fr.inject(type(tiny.llama()).from_pretrained(plain), mix="position_wise")
-    fr.save_adapter(injected, tmp_path / "adapter")
     tiny.save(injected, tmp_path / "injected", tokenizer=False)
     lora = peft.LoraConfig(target_modules=["q_proj"], modules_to_save=["fullrank"], r=2)
-    for name in ("injected", "plain"):
-        injected.name_or_path = str(tmp_path / name)
-        peft.get_peft_model(copy.deepcopy(injected), lora).save_pretrained(tmp_path / f"peft-of-{name}")
-    unsaved = peft.LoraConfig(target_modules=["q_proj"], r=2)
-    peft.get_peft_model(copy.deepcopy(injected), unsaved).save_pretrained(tmp_path / "peft-without-mixing")
+    peft.get_peft_model(injected, lora).save_pretrained(tmp_path / "peft")
     cli_runs.called("export", run, tmp_path / "export")
     (tmp_path / "mine.py").write_text(
         "import torch, hugging_face_models as t\ndef make(): return t.gpt2()\ndef bad(): return 3\n"
@@ -208,8 +202,6 @@ def test_every_kind_of_hugging_face_model(
     monkeypatch.chdir(tmp_path)
     mixed = {
         "injected": True,
-        "adapter": True,
-        "peft-of-injected": True,
         "export": True,
         "hf:plain": False,
         "hf:gpt2": False,
@@ -231,8 +223,7 @@ def test_every_kind_of_hugging_face_model(
         (["python:mine:make", "--text", "mine.py"], "has no tokenizer"),
         (["hf:gpt2", "--text", "mine.py"], "has no tokenizer"),
         (["hf:vit"], "no class that predicts next tokens"),
-        (["peft-of-plain"], "nothing is injected in"),
-        (["peft-without-mixing"], "nothing is injected in"),
+        (["peft"], "an adapter of PEFT; merge it into its model"),
     ):
         code, out, said = called(*words)
         assert (code, out, expected in said) == (2, "", True), said

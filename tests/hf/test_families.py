@@ -1,4 +1,4 @@
-"""Every named family: nothing changes at the start, on both paths; what is mixed is what an independent loop mixes.
+"""Properties of every named family with our attention inside: its start, its mixing, gradients, caches, saving, removing.
 
 `python -m pytest tests/hf/test_families.py` checks a new release of transformers; `benchmarks/families.py` looks at every
 model type that it has.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,15 +17,15 @@ from torch import Tensor
 
 transformers = pytest.importorskip("transformers")
 
-from tiny_families import FAMILIES, GENERATE, Inputs  # noqa: E402
+from tiny_families import CAUSAL, FAMILIES, ROTARY, SEQ2SEQ, Inputs, stir  # noqa: E402
 
 import fullrank as fr  # noqa: E402
 from fullrank import kernels  # noqa: E402
 
 # with a soft-cap, sinks, or a position bias: what our kernels do not compute
 OWN_RULES = {"gemma2", "gpt_oss", "granite_swa", "t5"}
-
-
+# as well as DeepSeek's values, which have another width than keys
+WITHOUT_KERNEL = OWN_RULES | {"deepseek_v2", "deepseek_v3", "deepseek_v3_without_rank"}
 # Mixhead A is a part of B: alone it is of the full tier
 mixings = pytest.mark.parametrize(
     "mix", [pytest.param("position_independent", marks=pytest.mark.full), "position_wise"]
@@ -41,10 +42,10 @@ def output(model: Any, inputs: Inputs) -> Tensor:
     return actual.logits if "logits" in actual else actual.last_hidden_state
 
 
-def own_output(model: Any, inputs: Inputs, **asked: Any) -> Any:
+def own_output(model: Any, inputs: Inputs, **options: Any) -> Any:
     own = copy.deepcopy(model)
     own.set_attn_implementation("eager")
-    return own(**inputs, **asked) if asked else output(own, inputs)
+    return own(**inputs, **options) if options else output(own, inputs)
 
 
 def on_tokens(values: Tensor, inputs: Inputs) -> Tensor:
@@ -53,14 +54,8 @@ def on_tokens(values: Tensor, inputs: Inputs) -> Tensor:
     return values if mask is None or mask.shape != values.shape[:2] else values[mask.bool()]
 
 
-def trained(model: Any) -> Any:
-    """Move the mixing far from the identity, so that it depends on the query, as training does."""
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if ".fullrank." in name:
-                parameter.add_(0.4 * torch.randn(parameter.shape, generator=generator))
-    return model
+def assert_near(actual: Tensor, expected: Tensor, limit: float) -> None:
+    torch.testing.assert_close(actual, expected, rtol=0, atol=limit * max(1, expected.abs().max().item()))
 
 
 @mixings
@@ -70,15 +65,12 @@ def test_output_is_the_models_own_at_the_start(family, mix):
     injected = fr.inject(model, mix=mix, cross_head=0.3)
     with fr.kernel("reference"):
         actual = output(injected, inputs)
-    if family == "granite_swa":  # it scales the output, where mixing has to scale weights
-        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-6 * max(1, expected.abs().max().item()))
-    else:
-        assert torch.equal(actual, expected)
+    # Granite scales its output, where mixing has to scale weights
+    assert_near(actual, expected, 1e-6 if family == "granite_swa" else 0)
     with kernels.chosen() as names:
         fast = output(injected, inputs)
-    difference = (on_tokens(fast, inputs) - on_tokens(expected, inputs)).abs().max()
-    assert difference <= 1e-6 * max(1, expected.abs().max())
-    assert bool(names) == (family not in OWN_RULES)
+    assert_near(on_tokens(fast, inputs), on_tokens(expected, inputs), 1e-6)
+    assert bool(names) == (family not in WITHOUT_KERNEL)
     assert injected.config.fullrank["query"] == "projected"
 
 
@@ -113,52 +105,61 @@ def slow_mixing(weights: Tensor, query: Tensor, value: Tensor, mixing: Tensor, f
     return out
 
 
-def projected_queries(model: Any) -> dict[Any, Tensor]:
-    """The output of each module's projection of queries, filled in a pass; of a fused projection the columns of queries."""
+def query_columns(name: str, heads: int, width: int) -> Tensor:
+    """Columns of a projection's output that are queries, head after head, from the published layouts of fused projections."""
+    columns = torch.arange(heads * width).view(heads, width)
+    by_head = {"gpt_neox": 3, "persimmon": 3, "qwen3_next": 2}  # q, k, v of a head; q and its gate
+    if name in by_head:
+        columns = columns + torch.arange(heads)[:, None] * (by_head[name] - 1) * width
+    if name == "codegen":  # four parts, each with its own q, v, k of one head here
+        columns = columns + torch.arange(heads)[:, None] * 2 * width
+    return columns
+
+
+def projected_queries(model: Any, family: str) -> dict[Any, Tensor]:
+    """The queries (B, N, H, D) of each module's projection, filled in a pass."""
+    names = ("q_b_proj", "q_proj", "query", "q_lin", "q", "query_key_value", "Wqkv", "qkv_proj", "c_attn")
     projected = {}
     for module in model.modules():
         if hasattr(module, "fullrank"):
-            names = ("q_proj", "query", "q_lin", "q", "query_key_value", "Wqkv", "c_attn")
-            name, layer = next((name, part) for name in names if (part := getattr(module, name, None)) is not None)
+            size = module.fullrank.size
+            columns = query_columns(family, size.num_heads, size.head_dim)
 
-            def keep(_: Any, __: Any, output: Tensor, module: Any = module, name: str = name) -> None:
-                if name == "query_key_value":  # q, k and v of each head
-                    output = output.unflatten(-1, (module.fullrank.size.num_heads, 3, -1))[..., 0, :]
-                projected[module] = output.chunk(3, -1)[0] if name in ("Wqkv", "c_attn") else output
+            def keep(_: Any, __: Any, output: Tensor, module: Any = module, columns: Tensor = columns) -> None:
+                projected[module] = output[..., columns]
 
-            layer.register_forward_hook(keep)
+            next(part for name in names if (part := getattr(module, name, None)) is not None).register_forward_hook(
+                keep
+            )
     return projected
 
 
 @mixings
 @pytest.mark.parametrize("kernel", [pytest.param("reference", marks=pytest.mark.full), "auto"])
-def test_mixing_is_that_of_the_equation(family, mix, kernel):
+def test_mixing_is_that_of_the_equation(family, mix, kernel, monkeypatch):
+    """The query is the projected one: before norms, rotation and scale."""
     from fullrank.hf import interface
 
     model, inputs = FAMILIES[family]()
-    injected, seen = trained(fr.inject(model, mix=mix)), []
-    attend = interface.attend
-    projected = projected_queries(injected)
+    injected, seen = stir(fr.inject(model, mix=mix)), []
+    projected = projected_queries(injected, family)
 
     def watched(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **given: Any) -> Any:
-        actual = attend(module, query, key, value, mask, **given)
+        actual = interface.attend(module, query, key, value, mask, **given)
         eager = inspect.unwrap(type(module).forward).__globals__["eager_attention_forward"]
         _, weights = eager(module, query, key, value, mask, **given)
         if family == "granite_swa":  # what its sink takes from a query is taken from the weights that are mixed
             scores = given["scaling"] * query @ key.repeat_interleave(2, 1).transpose(2, 3) + mask
             weights = weights * (scores.logsumexp(-1) - module.sinks.view(1, -1, 1)).sigmoid()[..., None]
-        stages, read = module.fullrank.mix, projected[module].view(query.transpose(1, 2).shape).transpose(1, 2)
-        seen.append(
-            (actual[0], slow_mixing(weights, read, value, stages.mixing, getattr(stages, "from_query", None)), mask)
-        )
+        stages, read = module.fullrank.mix, projected[module].reshape(query.transpose(1, 2).shape).transpose(1, 2)
+        slow = slow_mixing(weights, read, value, stages.mixing, getattr(stages, "from_query", None))
+        seen.append((actual[0], slow, mask))
         return actual
 
-    transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS.register("fullrank", watched)
-    try:
-        with torch.no_grad(), fr.kernel(kernel):
-            output(injected, inputs)
-    finally:
-        transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS.register("fullrank", attend)
+    functions = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS
+    monkeypatch.setitem(functions._global_mapping, "fullrank", watched)
+    with torch.no_grad(), fr.kernel(kernel):
+        output(injected, inputs)
     assert len(seen) >= 2
     for actual, slow, mask in seen:
         if mask is not None:  # queries that are padding may see others
@@ -166,12 +167,12 @@ def test_mixing_is_that_of_the_equation(family, mix, kernel):
             if inputs.get("attention_mask") is not None and inputs["attention_mask"].shape == actual.shape[:2]:
                 seen_by = seen_by & inputs["attention_mask"].bool()
             actual, slow = actual[seen_by], slow[seen_by]
-        torch.testing.assert_close(actual, slow, rtol=0, atol=2e-6 * max(1, slow.abs().max().item()))
+        assert_near(actual, slow, 2e-6)
 
 
 def test_every_mixing_matrix_has_a_gradient_and_both_paths_the_same(family):
     model, inputs = FAMILIES[family]()
-    injected = trained(fr.inject(model, mix="position_wise"))
+    injected = stir(fr.inject(model, mix="position_wise"))
     gradients = []
     for kernel in ("reference", "auto"):
         injected.zero_grad()
@@ -189,35 +190,119 @@ def test_every_mixing_matrix_has_a_gradient_and_both_paths_the_same(family):
         )
 
 
-@pytest.mark.parametrize("mix", ["position_independent", pytest.param("position_wise", marks=pytest.mark.full)])
-def test_weights_are_given_mixed(family, mix):
+def test_weights_are_given_mixed(family):
     model, inputs = FAMILIES[family]()
     own = own_output(model, inputs, output_attentions=True)
     key = next(key for key in ("attentions", "decoder_attentions") if own.get(key) is not None)
-    injected = fr.inject(model, mix=mix)
+    injected = fr.inject(model, mix="position_independent")
     actual = injected(**inputs, output_attentions=True)[key]
     assert len(actual) == len(own[key]) >= 2
-    if family != "granite_swa":  # its own function returns weights before its sinks take their part
-        assert all(map(torch.equal, actual, own[key]))
-    if (mix, key) == ("position_independent", "attentions") and family != "granite_swa":
+    if family in ("granite_swa", "diffllama"):  # weights before sinks take their part; two calls for a layer
+        return
+    assert all(map(torch.equal, actual, own[key]))
+    if key == "attentions":
         first = next(p for name, p in injected.named_parameters() if ".fullrank." in name)
         torch.nn.init.normal_(first)
         actual = injected(**inputs, output_attentions=True)[key][0]
         torch.testing.assert_close(actual, torch.einsum("bjnm,ji->binm", own[key][0], first))
 
 
-@pytest.mark.parametrize("name", GENERATE)
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # transformers 5.24 says `cache`
+@pytest.mark.parametrize("name", [*CAUSAL, *SEQ2SEQ])
+def test_with_a_cache_outputs_are_those_of_the_whole_text(name):
+    """In pieces, and token by token, behind padding on the left."""
+    model, inputs = FAMILIES[name]()
+    stir(fr.inject(model, mix="position_wise", cross_head=0.5))
+    key = "decoder_input_ids" if name in SEQ2SEQ else "input_ids"
+    if key == "input_ids":
+        inputs = {name: value.flip(1) for name, value in inputs.items()}
+    ids, mask, start, past, pieces = inputs.pop(key), inputs.get("attention_mask"), 0, None, []
+    with torch.no_grad():
+        for piece in ids.split([4, 1, 1, ids.shape[1] - 6], 1):
+            start += piece.shape[1]
+            if key == "input_ids":
+                inputs["attention_mask"] = mask[:, :start]
+            out = model(**inputs, **{key: piece}, use_cache=True, past_key_values=past)
+            past = out.past_key_values
+            pieces.append(out.logits)
+        whole = model(**inputs, **{key: ids}).logits
+    seen = mask.bool() if key == "input_ids" else ...
+    assert_near(torch.cat(pieces, 1)[seen], whole[seen], 1e-5)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "opt", "llama", "mistral", "gemma2", "gpt_oss", *SEQ2SEQ])
 @pytest.mark.parametrize("options", [{}, {"num_beams": 3}], ids=["greedy", "beam"])
 def test_generation_is_the_same_with_and_without_a_cache(name, options):
     model, inputs = FAMILIES[name]()
-    injected = trained(fr.inject(model, mix="position_wise", cross_head=0.5))
+    injected = stir(fr.inject(model, mix="position_wise", cross_head=0.5))
     inputs = {key: value for key, value in inputs.items() if not key.startswith("decoder")}
     if not model.config.is_encoder_decoder:
         inputs = {key: value.flip(1) for key, value in inputs.items()}  # padded on the left
-    results = [
-        injected.generate(**inputs, max_new_tokens=6, min_new_tokens=6, do_sample=False, use_cache=cache, **options)
-        for cache in (True, False)
-    ]
+    options = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, **options}
+    results = [injected.generate(**inputs, use_cache=cache, **options) for cache in (True, False)]
     assert torch.equal(*results)
-    assert not torch.equal(results[0], fr.remove(injected).generate(**inputs, max_new_tokens=6, min_new_tokens=6,
-                                                                  do_sample=False, **options))  # fmt: skip
+    assert not torch.equal(results[0], fr.remove(injected).generate(**inputs, **options))
+
+
+@pytest.mark.parametrize("kernel", [pytest.param("reference", marks=pytest.mark.full), "auto"])
+@pytest.mark.parametrize("name", ROTARY)
+@torch.no_grad()
+def test_the_same_text_further_right_has_the_same_output(name, kernel):
+    """Padded on the left without position_ids, as Trainer and lm-eval pass it; rotary attention sees distances alone."""
+    plain, _ = FAMILIES[name]()
+    model = stir(fr.inject(copy.deepcopy(plain), mix="position_wise"))
+    ids = torch.randint(3, 60, (1, 7), generator=torch.Generator().manual_seed(8))
+    mask = torch.nn.functional.pad(torch.ones_like(ids), (4, 0))
+    padded = {"input_ids": torch.nn.functional.pad(ids, (4, 0)), "attention_mask": mask}
+    with fr.kernel(kernel):
+        alone, behind = model(ids).logits, model(**padded).logits[:, 4:]
+    scale = max(1, alone.abs().max().item())
+    assert (alone - plain(ids).logits).abs().max() > 1e-2 * scale
+    as_plain = (plain(**padded).logits[:, 4:] - plain(ids).logits).abs().max().item()
+    assert (behind - alone).abs().max() <= max(1e-5 * scale, 3 * as_plain)
+    assert as_plain <= 1e-5 * max(1, plain(ids).logits.abs().max().item())
+
+
+def test_saved_loaded_and_removed(family, tmp_path: Path):
+    """Nothing is lost in saving, a plain load fails, and what is removed leaves the model as it was."""
+    plain, inputs = FAMILIES[family]()
+    model = stir(fr.inject(copy.deepcopy(plain), mix="position_wise", cross_head=0.1))
+    with torch.no_grad():
+        expected = output(model, inputs)
+        model.save_pretrained(tmp_path)
+        loaded = fr.load_injected(tmp_path).eval()
+        assert type(loaded) is type(plain)
+        assert loaded.config.fullrank == model.config.fullrank
+        assert torch.equal(output(loaded, inputs), expected)
+        with pytest.raises(ValueError, match=r"fullrank\.load_injected"):
+            type(plain).from_pretrained(tmp_path)
+        implementation = plain.config._attn_implementation
+        for injected in (model, loaded):
+            removed = fr.remove(injected)
+            assert removed.state_dict().keys() == plain.state_dict().keys()
+            assert not hasattr(removed.config, "fullrank")
+            assert not any(module._forward_hooks or module._forward_pre_hooks for module in removed.modules())
+            assert torch.equal(output(removed, inputs), output(plain, inputs))
+        assert model.config._attn_implementation == implementation
+
+
+@pytest.mark.parametrize("name", [*CAUSAL, "bert"])
+def test_spectra_and_weights_of_a_model_without_injection(name):
+    model, inputs = FAMILIES[name]()
+    before = copy.deepcopy(model.state_dict())
+    opened = fr.open_model(model)
+    mask = {"attention_mask": torch.ones_like(inputs["input_ids"])}
+    own = own_output(model, inputs | mask, output_attentions=True).attentions
+    if name not in ("granite_swa", "diffllama"):
+        for layer, weights in zip(opened.attention(inputs["input_ids"]), own, strict=True):
+            torch.testing.assert_close(layer.weights, weights)
+    assert fr.analysis.spectrum(model, inputs["input_ids"]) is not None
+    assert model.state_dict().keys() == before.keys()
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["gpt2", "llama", "mistral", "gemma2"])
+def test_the_check_passes(name):
+    model, _ = FAMILIES[name]()
+    assert fr.check(stir(fr.inject(model, mix="position_wise"), 0.1), quick=True).passes

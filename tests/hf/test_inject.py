@@ -1,4 +1,4 @@
-"""Injecting, removing and merging; a model that is refused gets one clear message, and nothing is changed."""
+"""Injecting, removing, saving; a model that is refused gets one clear message, and nothing is changed."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import copy
 import peft
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 transformers = pytest.importorskip("transformers")
 
-from tiny_families import FAMILIES  # noqa: E402
+from tiny_families import FAMILIES, stir  # noqa: E402
 
 import fullrank as fr  # noqa: E402
 from fullrank.core.errors import ConfigError, InputError  # noqa: E402
@@ -30,15 +31,6 @@ def test_cross_head_alone_stays_with_the_fused_attention(bert):
     assert sum(p.numel() for p in injected.parameters()) == sum(p.numel() for p in bert.parameters())
     torch.manual_seed(0)
     assert not torch.allclose(injected.train()(**INPUTS).logits, copy.deepcopy(bert).train()(**INPUTS).logits)
-
-
-def test_removed_is_as_before(bert):
-    names = set(bert.state_dict())
-    removed = fr.remove(fr.inject(copy.deepcopy(bert), mix="position_wise", cross_head=0.1))
-    assert set(removed.state_dict()) == names
-    assert removed.config._attn_implementation == bert.config._attn_implementation
-    assert not hasattr(removed.config, "fullrank")
-    assert torch.equal(removed(**INPUTS).logits, bert(**INPUTS).logits)
 
 
 @pytest.mark.parametrize("mix", ["position_independent", "position_wise"])
@@ -112,99 +104,124 @@ def test_groups_never_decay_mixing(bert):
     assert {group["weight_decay"] for group in groups if group is not of_mixing} == {0.0, 0.1}
 
 
-# -- refusals -----------------------------------------------------------------------------------------------------------
+# -- refusals: nothing is changed --------------------------------------------------------------------------------------
 
 SIZES = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 9}
-OFF_THE_INTERFACE = {
-    "DebertaV2Model": lambda: transformers.DebertaV2Config(**SIZES),
-    "XLNetModel": lambda: transformers.XLNetConfig(d_model=8, n_layer=1, n_head=2, d_inner=8, vocab_size=9),
-    "LongformerModel": lambda: transformers.LongformerConfig(**SIZES, attention_window=4),
-}  # fmt: skip
+B = {"mix": "position_wise"}
+SIGSOFTMAX = {"normalize": "sigsoftmax"}
 
 
-def unchanged(model, before):
-    return set(model.state_dict()) == set(before.state_dict()) and (
-        model.config._attn_implementation == before.config._attn_implementation
-        and not hasattr(model.config, "fullrank")
-    )
+def bert_with(**settings):
+    model = FAMILIES["bert"]()[0]
+    vars(model.config).update(settings)
+    return model
 
 
-@pytest.mark.parametrize("name", OFF_THE_INTERFACE)
-def test_models_off_the_interface_are_refused_by_name(name):
-    model = getattr(transformers, name)(OFF_THE_INTERFACE[name]())
-    with pytest.raises(InputError, match=f"{name}: .*attention interface"):
-        fr.inject(model, mix="position_wise")
-
-
-def test_our_own_models_have_it_in_their_configuration():
-    model = fr.LanguageModel(fr.ModelConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2))
-    with pytest.raises(InputError, match=r"model\.attention"):
-        fr.inject(model, mix="position_wise")
+def gpt2_that_reorders():
+    model = FAMILIES["gpt2"]()[0]
+    model.transformer.h[0].attn.reorder_and_upcast_attn = True
+    return model
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("make", "given", "message"),
     [
-        ({}, "nothing to inject"),
-        ({"mix": "position_wise", "layers": [0, 2]}, "layers: 2 .* it has 0, 1"),
-        ({"mix": "position_wise", "layers": ["encoder.layers"]}, "layers: 'encoder.layers'"),
-        ({"mix": "position_wise", "layers": 1}, "a list of layer numbers"),
-        ({"mix": "position_wise", "layers": []}, "a list of layer numbers"),
-        ({"mix": "position_wise", "layers": [True]}, "a list of layer numbers"),
+        (lambda: transformers.DebertaV2Model(transformers.DebertaV2Config(**SIZES)), B,
+         "DebertaV2Model: its attention .*DisentangledSelfAttention.* no family .*BERT.*interface="),
+        (lambda: transformers.LongformerModel(transformers.LongformerConfig(**SIZES, attention_window=4)), B,
+         "LongformerSelfAttention"),
+        (lambda: transformers.XLNetModel(transformers.XLNetConfig(d_model=8, n_layer=1, n_head=2, d_inner=8, vocab_size=9)), B,
+         "XLNetModel: .*interface="),
+        (lambda: fr.LanguageModel(fr.ModelConfig(**SIZES)), B, r"model\.attention"),
+        (bert_with, {}, "nothing to inject"),
+        (bert_with, {**B, "layers": [0, 2]}, "layers: 2 .* it has 0, 1"),
+        (bert_with, {**B, "layers": ["encoder.layers"]}, "layers: 'encoder.layers'"),
+        (bert_with, {**B, "layers": 1}, "a list of layer numbers"),
+        (bert_with, {**B, "layers": []}, "a list of layer numbers"),
+        (bert_with, {**B, "layers": [True]}, "a list of layer numbers"),
+        (bert_with, {"mix": "positionwise"}, "mix"),
+        (bert_with, {"normalize": "softmx"}, "normalize"),
+        (bert_with, {"cross_head": 1.5}, "cross_head"),
+        (bert_with, {**B, "interface": {"OwnAttention": {"query": "q"}}}, "interface: OwnAttention: no class"),
+        (bert_with, {**B, "interface": {"BertSelfAttention": {"queries": "q"}}}, "BertSelfAttention: a mapping with query"),
+        (lambda: bert_with(_attn_implementation_internal="flex_attention"), {"cross_head": 0.1},
+         r"set_attn_implementation\('sdpa'\)"),
+        (gpt2_that_reorders, B, "reorder_and_upcast_attn"),
+        (FAMILIES["gpt_oss"], SIGSOFTMAX, "soft-cap"),
+        (FAMILIES["granite_swa"], SIGSOFTMAX, "soft-cap"),
     ],
-)
-def test_layers_that_are_not_there(bert, given, message):
-    before = copy.deepcopy(bert)
-    with pytest.raises(InputError, match=message):
-        fr.inject(bert, **given)
-    assert unchanged(bert, before)
+)  # fmt: skip
+def test_what_cannot_be_injected_is_named(make, given, message):
+    made = make()
+    model = made[0] if isinstance(made, tuple) else made
+    before = set(model.state_dict())
+    with pytest.raises((InputError, ConfigError), match=message):
+        fr.inject(model, **given)
+    assert set(model.state_dict()) == before
+    assert not hasattr(model.config, "fullrank")
 
 
-@pytest.mark.parametrize("given", [{"mix": "positionwise"}, {"normalize": "softmx"}, {"cross_head": 1.5}])
-def test_unknown_words(bert, given):
-    with pytest.raises(ConfigError, match=next(iter(given))):
-        fr.inject(bert, **given)
+def test_a_soft_cap_is_an_argument_of_each_call():
+    model, inputs = FAMILIES["gemma2"]()
+    with pytest.raises(InputError, match="soft-cap"):
+        fr.inject(model, normalize="sigsoftmax")(**inputs)
 
 
-def test_once_is_enough(bert):
+def test_injected_once_and_removed_as_a_whole(bert):
+    with pytest.raises(InputError, match="nothing was injected"):
+        fr.remove(bert)
     fr.inject(bert, cross_head=0.1)
     with pytest.raises(InputError, match=r"fullrank\.remove"):
         fr.inject(bert, mix="position_wise")
     fr.inject(fr.remove(bert), mix="position_wise")
-
-
-@pytest.mark.parametrize("name", ["gemma2", "gpt_oss", "granite_swa"])
-def test_scores_that_are_more_than_products_keep_their_softmax(name):
-    model, _ = FAMILIES[name]()
-    before = copy.deepcopy(model)
-    if name == "gemma2":  # the soft-cap is an argument of each call, and may be left out
-        with pytest.raises(InputError, match="soft-cap"):
-            fr.inject(model, normalize="sigsoftmax")(**FAMILIES[name]()[1])
-        return
-    with pytest.raises(InputError, match="soft-cap"):
-        fr.inject(model, normalize="sigsoftmax")
-    assert unchanged(model, before)
-
-
-def test_gpt2_that_reorders_is_refused():
-    model, _ = FAMILIES["gpt2"]()
-    model.transformer.h[0].attn.reorder_and_upcast_attn = True
-    with pytest.raises(InputError, match="reorder_and_upcast_attn"):
-        fr.inject(model, mix="position_wise")
-
-
-def test_cross_head_alone_needs_an_attention_that_it_can_keep(bert):
-    bert.config._attn_implementation_internal = "flex_attention"
-    with pytest.raises(InputError, match=r"set_attn_implementation\('sdpa'\)"):
-        fr.inject(bert, cross_head=0.1)
-
-
-def test_only_the_whole_model_is_restored(bert):
-    with pytest.raises(InputError, match="nothing was injected"):
-        fr.remove(bert)
-    fr.inject(bert, mix="position_wise")
     with pytest.raises(InputError, match="only a part"):
         fr.remove(bert.bert)
+
+
+def test_attention_of_no_known_family_is_left_out_with_a_warning():
+    config = transformers.LongT5Config(vocab_size=9, d_model=8, d_kv=4, d_ff=8, num_layers=2, num_heads=2)
+    with pytest.warns(
+        UserWarning, match=r"LongT5Model: 2 attention modules .*encoder\.block\.1\.layer\.0\.LocalSelfAttention"
+    ):
+        model = fr.inject(transformers.LongT5Model(config), mix="position_wise")
+    fr.inject(fr.remove(model), mix="position_wise", layers=["decoder"])  # a warning would be an error
+
+
+# -- families of a user --------------------------------------------------------------------------------------------------
+
+
+def test_a_family_is_described_by_its_user(tmp_path):
+    """JetMoE's queries come from a mixture of experts, so that mixing reads those of the attention function."""
+    config = transformers.JetMoeConfig(vocab_size=60, hidden_size=32, num_hidden_layers=1, num_key_value_heads=2,
+                                       kv_channels=8, intermediate_size=16, num_local_experts=2)  # fmt: skip
+    model = transformers.JetMoeForCausalLM(config).eval()
+    with pytest.raises(InputError, match=r"JetMoeAttention.*interface="):
+        fr.inject(model, mix="position_wise")
+    ids = torch.arange(3, 12)[None]
+    expected = model(ids).logits
+    fr.inject(model, mix="position_wise", interface={"JetMoeAttention": {}})
+    torch.testing.assert_close(model(ids).logits, expected)
+    assert model.config.fullrank["query"] == "given"
+    stir(model).save_pretrained(tmp_path)
+    assert torch.equal(fr.load_injected(tmp_path).eval()(ids).logits, model(ids).logits)
+    assert model.model.layers[0].self_attention.fullrank.projection is None
+
+
+def test_a_description_goes_before_the_table(bert):
+    kind = type(bert.bert.encoder.layer[0].attention.self)
+    own = type("OwnSelfAttention", (kind,), {"forward": kind.forward, "__module__": kind.__module__})
+    for layer in bert.bert.encoder.layer:
+        layer.attention.self.__class__ = own
+    with pytest.raises(InputError, match="OwnSelfAttention"):
+        fr.inject(bert, mix="position_wise")
+    expected = stir(fr.inject(FAMILIES["bert"]()[0], mix="position_wise"))(**INPUTS).logits
+    fr.inject(bert, mix="position_wise", interface={"OwnSelfAttention": {"query": "query", "blocks": 1}})
+    assert bert.bert.encoder.layer[0].attention.self.fullrank.projection == "query"
+    assert bert.config.fullrank["query"] == "projected"
+    assert torch.equal(stir(bert)(**INPUTS).logits, expected)
+
+
+# -- layers and configurations -------------------------------------------------------------------------------------------
 
 
 def test_chosen_layers_alone_are_mixed():
@@ -220,24 +237,6 @@ def test_chosen_layers_alone_are_mixed():
         with fr.kernel("reference"):
             assert torch.equal(again(**inputs).logits, own(**inputs).logits)
         torch.testing.assert_close(again(**inputs).logits, own(**inputs).logits, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("mix", ["position_independent", "position_wise"])
-@pytest.mark.parametrize("name", ["bert", "llama", "distilbert", "t5"])
-def test_a_diagonal_mixing_is_merged_into_values(name, mix):
-    model, inputs = FAMILIES[name]()
-    fr.inject(model, mix=mix)
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for key, parameter in model.named_parameters():
-            if key.endswith("fullrank.mix.mixing"):
-                factors = torch.rand(2, generator=generator).repeat_interleave(2) + 0.5  # groups of two share values
-                parameter.copy_(torch.diag(factors))
-    expected = model(**inputs).logits
-    fr.remove(model, merge=True)
-    assert not any("fullrank" in name for name in model.state_dict())
-    mask = inputs["attention_mask"].bool() if expected.shape[:2] == inputs["attention_mask"].shape else ...
-    torch.testing.assert_close(model(**inputs).logits[mask], expected[mask], rtol=1e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize(
@@ -287,41 +286,51 @@ def test_models_of_one_configuration_do_not_meet(name):
     model(**inputs)
 
 
-def test_attention_off_the_interface_is_left_out_with_a_warning():
-    config = transformers.LongT5Config(vocab_size=9, d_model=8, d_kv=4, d_ff=8, num_layers=2, num_heads=2)
-    with pytest.warns(
-        UserWarning, match=r"LongT5Model: 2 attention modules .*encoder\.block\.1\.layer\.0\.LocalSelfAttention"
-    ):
-        model = fr.inject(transformers.LongT5Model(config), mix="position_wise")
-    fr.inject(fr.remove(model), mix="position_wise", layers=["decoder"])  # a warning would be an error
+# -- saving: stages are loaded, or loading fails; they are never left out and never made up ----------------------------------
 
 
-def test_what_cannot_be_merged_stays(bert):
-    llama = FAMILIES["llama"]()[0]
-    cases = [
-        (bert, {"mix": "average"}, None, "exchange weights"),
-        (bert, {"mix": "random"}, None, "exchange weights"),
-        (bert, {"normalize": "sigsoftmax"}, None, "normalised otherwise"),
-        (bert, {"mix": "position_independent"}, "mixing", "not diagonal"),
-        (bert, {"mix": "position_wise"}, "from_query", "depends on the query"),
-        (llama, {"mix": "position_independent"}, "diagonal", "share their values"),
-        (FAMILIES["gpt2"]()[0], {"mix": "position_independent"}, "diagonal", "no projection of values"),
-    ]
-    for model, given, changed, message in cases:
-        again = fr.inject(copy.deepcopy(model), **given)
-        with torch.no_grad():
-            for name, parameter in again.named_parameters():
-                if changed == "diagonal" and ".fullrank." in name:
-                    parameter.copy_(torch.diag(torch.tensor([0.5, 1.0, 1.5, 2.0])))
-                elif name.endswith(f"fullrank.mix.{changed}"):
-                    parameter.add_(0.1)
-        before = copy.deepcopy(again.state_dict())
+def test_a_model_with_configurations_inside_configurations(tmp_path):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48, "num_hidden_layers": 1}
+    text = {**sizes, "vocab_size": 60, "num_key_value_heads": 2, "head_dim": 8, "layer_types": ["full_attention"]}
+    encoder = {"text_config": text, "vision_config": {**sizes, "image_size": 16, "patch_size": 4}}
+    config = transformers.T5Gemma2Config(encoder=encoder, decoder=text, vocab_size=60, image_token_index=7)
+    model = stir(fr.inject(transformers.T5Gemma2ForConditionalGeneration(config).eval(), mix="position_wise"))
+    inputs = {"input_ids": torch.randint(10, 60, (2, 9)), "decoder_input_ids": torch.randint(10, 60, (2, 5))}
+    model.save_pretrained(tmp_path)
+    with torch.no_grad():
+        actual, expected = (each(**inputs).logits for each in (fr.load_injected(tmp_path).eval(), model))
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-6)
+
+
+def test_a_model_made_of_the_configuration_alone_refuses_to_run(bert):
+    for given in ({"mix": "position_wise"}, {"cross_head": 0.5}):
+        config = fr.inject(copy.deepcopy(bert), **given).config
+        with pytest.raises(InputError, match="load_injected"):
+            type(bert)(config)(**INPUTS)
+
+
+def test_other_classes_and_precisions_load_it_too(tmp_path, bert):
+    stir(fr.inject(bert, mix="position_wise")).save_pretrained(tmp_path)
+    expected = bert.bert(**INPUTS).last_hidden_state
+    for cls in (transformers.BertModel, transformers.AutoModel):
+        again = fr.load_injected(tmp_path, cls).eval()
+        assert type(again) is transformers.BertModel
+        assert torch.equal(again(**INPUTS).last_hidden_state, expected)
+    half = fr.load_injected(tmp_path, dtype=torch.bfloat16)
+    assert type(half) is transformers.BertForMaskedLM
+    assert {p.dtype for p in half.parameters()} == {torch.bfloat16}
+
+
+def test_what_is_missing_is_an_error(tmp_path, bert):
+    bert.save_pretrained(tmp_path / "plain")
+    for folder, message in (("plain", "nothing was injected"), ("nowhere", "no model that transformers can find")):
         with pytest.raises(InputError, match=message):
-            fr.remove(again, merge=True)
-        assert all(torch.equal(value, before[name]) for name, value in again.state_dict().items())
-
-
-def test_an_untouched_mixing_is_merged_without_a_trace(bert):
-    before = copy.deepcopy(bert.state_dict())
-    fr.remove(fr.inject(bert, mix="position_wise", cross_head=0.1), merge=True)
-    assert all(torch.equal(value, before[name]) for name, value in bert.state_dict().items())
+            fr.load_injected(tmp_path / folder)
+    fr.inject(bert, mix="position_wise").save_pretrained(tmp_path)
+    _, report = type(bert).from_pretrained(tmp_path, attn_implementation="sdpa", output_loading_info=True)
+    assert set(report["unexpected_keys"]) == {name for name in bert.state_dict() if ".fullrank." in name}
+    path = tmp_path / "model.safetensors"
+    save_file({k: v for k, v in load_file(path).items() if "from_query" not in k}, path, metadata={"format": "pt"})
+    with pytest.raises(InputError, match=r"lacks .*fullrank\.mix\.from_query"):
+        fr.load_injected(tmp_path)

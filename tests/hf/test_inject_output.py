@@ -169,7 +169,7 @@ def test_components_part_and_the_loss_falls(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_saved_loaded_and_removed(tmp_path, name):
-    """Alone and beside the other mechanisms; as a whole model and as an adapter."""
+    """Alone and beside the other mechanisms."""
     base = FAMILIES[name]()[0]
     base.save_pretrained(tmp_path / "base")
     for number, others in enumerate(({}, {"mix": "position_wise", "cross_head": 0.5, "layers": [1]})):
@@ -177,30 +177,22 @@ def test_saved_loaded_and_removed(tmp_path, name):
         stirred(fr.inject(model, output=CONFIG, **others))
         expected = model.eval()(**INPUTS).logits
         model.save_pretrained(tmp_path / f"whole{number}")
-        fr.save_adapter(model, tmp_path / f"adapter{number}")
         with pytest.raises(ValueError, match=r"fullrank\.load_injected"):
             type(model).from_pretrained(tmp_path / f"whole{number}")
-        for folder in (f"whole{number}", f"adapter{number}"):
-            again = fr.load_injected(tmp_path / folder).eval()
-            assert type(again) is type(model)
-            assert torch.equal(again(**INPUTS).logits, expected)
-            assert again.config.fullrank == model.config.fullrank
-            tied = again.get_output_embeddings().weight is again.get_input_embeddings().weight
-            assert tied == (name != "llama")
-            loss = again.train()(**INPUTS, labels=labels())
-            assert loss.logits is None
+        again = fr.load_injected(tmp_path / f"whole{number}").eval()
+        assert type(again) is type(model)
+        assert torch.equal(again(**INPUTS).logits, expected)
+        assert again.config.fullrank == model.config.fullrank
+        tied = again.get_output_embeddings().weight is again.get_input_embeddings().weight
+        assert tied == (name != "llama")
+        assert again.train()(**INPUTS, labels=labels()).logits is None
         assert torch.equal(copy.deepcopy(model)(**INPUTS).logits, expected)
-        with pytest.raises(InputError, match="cannot be merged"):
-            fr.remove(model, merge=True)
-        assert torch.equal(model(**INPUTS).logits, expected)
         removed = fr.remove(model)
         assert torch.equal(removed(**INPUTS).logits, base(**INPUTS).logits)
         assert removed.state_dict().keys() == base.state_dict().keys()
         assert type(removed.get_output_embeddings()) is torch.nn.Linear
         assert removed(**INPUTS, labels=labels()).logits is not None
         assert not hasattr(removed.config, "fullrank")
-    merged = fr.remove(fr.inject(copy.deepcopy(base), output=MOS), merge=True)
-    assert torch.equal(merged(**INPUTS).logits, base(**INPUTS).logits)
 
 
 @pytest.mark.parametrize("name", CAUSAL)

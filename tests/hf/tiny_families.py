@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from torch import Tensor
+from transformers.models.gptj import modeling_gptj as gptj
 from transformers.models.t5 import modeling_t5 as t5
 
 VOCABULARY, LENGTH = 60, 11
@@ -19,6 +20,10 @@ _SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "
 _CAUSAL = {**_SIZES, **_IDS, "num_key_value_heads": 2}
 _ENCODER = {**_SIZES, **_IDS, "max_position_embeddings": 32}
 _WINDOWS = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
+_LATENT = {**_CAUSAL, "num_key_value_heads": 4, "q_lora_rank": 12, "kv_lora_rank": 8, "qk_rope_head_dim": 4,
+           "qk_nope_head_dim": 8, "v_head_dim": 8, "first_k_dense_replace": 2, "moe_intermediate_size": 16,
+           "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}  # fmt: skip
+_GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32, "rotary_dim": 4, **_IDS}
 _IMAGE = {**_SIZES, "image_size": 16, "patch_size": 4, "num_channels": 3}
 Inputs = dict[str, Tensor]
 
@@ -98,6 +103,21 @@ FAMILIES = Families({
     "gpt_oss": _of("GptOssForCausalLM", "GptOssConfig", _texts, head_dim=16, num_local_experts=4, num_experts_per_tok=2,
                    **_WINDOWS, **_CAUSAL),
     "granite_swa": _of("GraniteSWAForCausalLM", "GraniteSWAConfig", _texts, **_CAUSAL),
+    "deepseek_v2": _of("DeepseekV2ForCausalLM", "DeepseekV2Config", _texts, **_LATENT),
+    "deepseek_v3": _of("DeepseekV3ForCausalLM", "DeepseekV3Config", _texts, **_LATENT),
+    "deepseek_v3_without_rank": _of("DeepseekV3ForCausalLM", "DeepseekV3Config", _texts, **{**_LATENT, "q_lora_rank": None}),
+    "phi": _of("PhiForCausalLM", "PhiConfig", _texts, qk_layernorm=True, **{**_CAUSAL, "num_key_value_heads": 4}),
+    "phi3": _of("Phi3ForCausalLM", "Phi3Config", _texts, **_CAUSAL),
+    "cohere": _of("CohereForCausalLM", "CohereConfig", _texts, use_qk_norm=True, **_CAUSAL),
+    "olmo2": _of("Olmo2ForCausalLM", "Olmo2Config", _texts, **_CAUSAL),
+    "stablelm": _of("StableLmForCausalLM", "StableLmConfig", _texts, **_CAUSAL),
+    "persimmon": _of("PersimmonForCausalLM", "PersimmonConfig", _texts, **_SIZES, **_IDS),
+    "diffllama": _of("DiffLlamaForCausalLM", "DiffLlamaConfig", _texts, **_CAUSAL),
+    "qwen3_next": _of("Qwen3NextForCausalLM", "Qwen3NextConfig", _texts, head_dim=16, num_experts=4, num_experts_per_tok=2,
+                      moe_intermediate_size=16, shared_expert_intermediate_size=16,
+                      layer_types=["full_attention", "full_attention"], **_CAUSAL),
+    "gptj": _of("GPTJForCausalLM", "GPTJConfig", _texts, **_GPT),
+    "codegen": _of("CodeGenForCausalLM", "CodeGenConfig", _texts, **_GPT),
     "t5": _of("T5ForConditionalGeneration", "T5Config", _pairs, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4,
               vocab_size=VOCABULARY, decoder_start_token_id=0),
     "bart": _of("BartForConditionalGeneration", "BartConfig", _pairs, d_model=32, encoder_layers=2, decoder_layers=2,
@@ -114,5 +134,23 @@ if "ALL_ATTENTION_FUNCTIONS" not in vars(t5):
     del FAMILIES["t5"]
 if not hasattr(transformers, "GraniteSWAForCausalLM"):
     del FAMILIES["granite_swa"]
+if "ALL_ATTENTION_FUNCTIONS" not in vars(gptj):
+    del FAMILIES["gptj"], FAMILIES["codegen"]
 
-GENERATE = ["gpt2", "opt", "llama", "mistral", "qwen3", "gemma2", "gpt_oss", "t5", "bart"]
+ROTARY = [name for name in FAMILIES if name in (
+    "gpt_neox", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt_oss", "deepseek_v2", "deepseek_v3",
+    "deepseek_v3_without_rank", "phi", "phi3", "cohere", "olmo2", "stablelm", "persimmon", "diffllama", "qwen3_next", "gptj",
+    "codegen",
+)]  # fmt: skip
+CAUSAL = [*ROTARY, "gpt2", "opt"]
+SEQ2SEQ = [name for name in FAMILIES if name in ("t5", "bart")]
+
+
+def stir(model: Any, scale: float = 0.4) -> Any:
+    """Move what was injected far from its start, as training does: mixing then depends on the query."""
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".fullrank." in name:
+                parameter.add_(scale * torch.randn(parameter.shape, generator=generator))
+    return model

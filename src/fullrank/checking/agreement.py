@@ -335,7 +335,7 @@ def reload(subject: Subject, folder: Path) -> Any:
     """A model of Hugging Face, saved and loaded."""
     model, load = subject.model, type(subject.model).from_pretrained
     if subject.injected:
-        from fullrank.hf.saving import load_injected as load
+        from fullrank.hf.load import load_injected as load
     with quiet_progress():
         copy.deepcopy(model).save_pretrained(folder)  # saving may write into its configuration
         loaded = load(folder, dtype=next(model.parameters()).dtype)

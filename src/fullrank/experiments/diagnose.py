@@ -429,7 +429,7 @@ def _parameters(subject: _Subject) -> Finding:
 def _parts(subject: _Subject) -> dict[str, int]:
     if subject.own is not None:
         return {part: size for part, size in parameters_by_part(subject.own).items() if part != "total"}
-    from fullrank.hf.inject import attention_modules
+    from fullrank.hf.families import attention_modules
 
     model = subject.model
     tables = [model.get_input_embeddings(), model.get_output_embeddings()]

@@ -6,12 +6,10 @@ engines:     the same, where the model's own function is plain scaled dot produc
 
 from __future__ import annotations
 
-import dis
 import functools
 import inspect
 import threading
-import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -20,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import masking_utils
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.output_capturing import _active_collector
@@ -34,54 +31,38 @@ from fullrank.core.layout import Layout
 from fullrank.core.mix import Mixing, mix_heads
 from fullrank.core.project import StochasticCrossHead
 from fullrank.core.score import Normalizer, Softmax
-from fullrank.core.stage import HeadSize, build_stage
+from fullrank.core.stage import build_stage
 from fullrank.core.trace import LayerTrace, Trace
+from fullrank.hf.families import Family, eager_of, head_size
 
-Eager = Callable[..., Any]
 MIXED = "fullrank"  # weights are mixed, or normalized in another way
 _PERMUTED = f"{MIXED}_"  # followed by the name of the model's own attention function: only heads are permuted
 FORMER = "fullrank_former"  # on every attention module of an injected model, on unchanged ones too: its former function
-
-
-@dataclass(frozen=True)
-class QueryProjection:
-    """The submodule of an attention module whose output (..., W) holds its queries, with their bias and before all else.
-
-    blocks: the output is that many blocks of equal width, and each begins with the queries of H / blocks heads.
-    """
-
-    name: str
-    blocks: int
-
-    def queries(self, output: Tensor, size: HeadSize) -> Tensor:
-        """Output (..., W) of all positions of a pass -> queries (..., H, D)."""
-        blocks = output.unflatten(-1, (self.blocks, -1))[..., : size.num_heads * size.head_dim // self.blocks]
-        return blocks.flatten(-2).unflatten(-1, (size.num_heads, size.head_dim))
 
 
 class Injected(nn.Module):
     """The stages that an attention module has as its submodule `fullrank`.
 
     route permutes key and value heads, normalize and mix act on the weights: they are the stages of our own models, with their
-    names and their start. eager is the model's own eager attention function. `attend` reads them; there is no forward pass.
-    projection: where the mixing finds its query; None: it reads the one that the attention function gets.
+    names and their start. `attend` reads them; there is no forward pass.
+    projection: the submodule of the attention module whose output holds the query that the mixing reads; None: it reads the
+    query that the attention function gets.
     """
 
-    def __init__(self, size: HeadSize, eager: Eager, mix: Stage, normalize: Stage, cross_head: float,
-                 projection: QueryProjection | None = None) -> None:  # fmt: skip
+    def __init__(self, module: nn.Module, family: Family, mix: Stage, normalize: Stage, cross_head: float) -> None:
         super().__init__()
-        self.normalize: Normalizer = build_stage("normalize", normalize, size)
-        self.mix: Mixing = build_stage("mix", mix, size)
+        self.size, self.eager, self.family = head_size(module), eager_of(module), family
+        self.normalize: Normalizer = build_stage("normalize", normalize, self.size)
+        self.mix: Mixing = build_stage("mix", mix, self.size)
         self.route = StochasticCrossHead(cross_head)
-        self.size, self.eager = size, eager
-        self.projection = projection if "query" in self.mix.needs else None
-        self._own: OwnAttention | None = None
+        self.projection = family.projection(module) if "query" in self.mix.needs else None
+        self._rules: EagerRules | None = None
 
-    def own(self, module: nn.Module) -> OwnAttention:
-        """The model's own attention in `module`, examined once: its parameters must have values."""
-        if self._own is None:
-            self._own = examine(module, self.eager, self.size)
-        return self._own
+    def rules(self, module: nn.Module) -> EagerRules:
+        """The rules of the model's own attention, tried out once: the parameters of `module` must have values."""
+        if self._rules is None:
+            self._rules = try_out(module, self)
+        return self._rules
 
 
 _trace: ContextVar[Trace | None] = ContextVar("trace", default=None)
@@ -105,7 +86,7 @@ def name_for(former: str, weights_change: bool) -> str:
     # a name without a mask would get none at all, not even a causal one
     if weights_change:
         ALL_ATTENTION_FUNCTIONS.register(MIXED, attend)
-        ALL_MASK_ATTENTION_FUNCTIONS.register(MIXED, eager_mask)
+        ALL_MASK_ATTENTION_FUNCTIONS.register(MIXED, ALL_MASK_ATTENTION_FUNCTIONS["eager"])
         return MIXED
     ALL_ATTENTION_FUNCTIONS.register(_PERMUTED + former, functools.partial(route, former))
     ALL_MASK_ATTENTION_FUNCTIONS.register(_PERMUTED + former, ALL_MASK_ATTENTION_FUNCTIONS[former])
@@ -134,8 +115,8 @@ def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attenti
         return _unmixed(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **arguments)
     key, value = injected.route(key, value)
     mixing = injected.mix.matrix(_query_of_mixing(injected, module, query))
-    own = injected.own(module)
-    if scaling is not None and _is_plain(own, query, key, value, arguments):
+    rules = injected.rules(module)
+    if scaling is not None and _is_plain(rules, query, key, value, arguments):
         if query.shape[2] == 1 and not module.training and type(injected.normalize) is Softmax:
             return _step(mixing, query, key, value, attention_mask, scaling), None
         layout = layout_of(attention_mask, query, key) if query.shape[2] > 1 else None
@@ -148,7 +129,7 @@ def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attenti
             if (out := engine.load().attend(problem)) is not None:
                 return out.transpose(1, 2).contiguous(), None
     return _definition(
-        injected, mixing, own, module, query, key, value, attention_mask, dropout, scaling=scaling, **arguments
+        injected, mixing, rules, module, query, key, value, attention_mask, dropout, scaling=scaling, **arguments
     )
 
 
@@ -185,13 +166,13 @@ def _query_of_mixing(injected: Injected, module: nn.Module, query: Tensor) -> Te
         return query
     if _handed.output is None:
         raise InputError(
-            f"{type(module).__name__}: its projection `{injected.projection.name}` was not called, whose output position-wise "
+            f"{type(module).__name__}: its projection `{injected.projection}` was not called, whose output position-wise "
             "mixing reads; inject with another mix"
         )
     output = _handed.output.reshape(query.shape[0], -1, _handed.output.shape[-1])
     start = _handed.position % output.shape[1]
     _handed.position = end = start + query.shape[2]
-    return injected.projection.queries(output[:, start:end], injected.size).transpose(1, 2).to(query.dtype)
+    return injected.family.split_queries(output[:, start:end], injected.size).transpose(1, 2).to(query.dtype)
 
 
 def prepare(module: Any, _: object) -> None:
@@ -205,15 +186,14 @@ def prepare(module: Any, _: object) -> None:
             "leaves out what was injected; call fullrank.remove(model), set_attn_implementation, then fullrank.inject again"
         )
     if module.fullrank.projection is not None:
-        projection = getattr(module, module.fullrank.projection.name)
+        projection = getattr(module, module.fullrank.projection)
         if hand_over not in projection._forward_hooks.values():
             projection.register_forward_hook(hand_over)
 
 
 def drop_hooks(module: nn.Module, *functions: Any) -> None:
     """Take hooks out of a module again."""
-    of_state = (module._state_dict_pre_hooks, module._load_state_dict_post_hooks)
-    for hooks in (module._forward_pre_hooks, module._forward_hooks, *of_state):
+    for hooks in (module._forward_pre_hooks, module._forward_hooks):
         for key in [key for key, hook in hooks.items() if hook in functions]:
             del hooks[key]
 
@@ -245,14 +225,14 @@ def _step(
     return (mixed @ _repeated(value, groups)).transpose(1, 2).contiguous()
 
 
-def _is_plain(own: OwnAttention, query: Tensor, key: Tensor, value: Tensor, arguments: dict[str, Any]) -> bool:
+def _is_plain(rules: EagerRules, query: Tensor, key: Tensor, value: Tensor, arguments: dict[str, Any]) -> bool:
     """True if a call is scaled dot-product attention, so that others than the model's own function may compute it."""
     return (
-        own.plain
+        rules.plain
         and kernels.forced() != "reference"
         and query.dtype == key.dtype == value.dtype
         and value.shape == key.shape
-        and all(arguments.get(name) is None for name in own.extras)
+        and all(arguments.get(name) is None for name in rules.extras)
         and not _weights_wanted(arguments)
     )
 
@@ -269,14 +249,14 @@ def _weights_wanted(arguments: dict[str, Any]) -> bool:
     return bool(collected) and any("attentions" in key for key in collected)
 
 
-def _definition(injected: Injected, mixing: Tensor | None, own: OwnAttention, module: nn.Module, query: Tensor, key: Tensor,
+def _definition(injected: Injected, mixing: Tensor | None, rules: EagerRules, module: nn.Module, query: Tensor, key: Tensor,
                 value: Tensor, mask: Tensor | None, dropout: float, **arguments: Any) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Attention by the model's own weights, then our stages."""
     own_dropout = 0.0
     if type(injected.normalize) is Softmax:
         weights, own_dropout = _own_weights(module, injected, query, key, value, mask, arguments)
     else:
-        if extras := sorted(name for name in own.extras if arguments.get(name) is not None):
+        if extras := sorted(name for name in rules.extras if arguments.get(name) is not None):
             raise InputError(
                 f"{type(module).__name__}: its attention takes a {', '.join(extras)} (a soft-cap or position biases), which "
                 "other normalisers than softmax would have to take apart; inject without normalize"
@@ -312,19 +292,19 @@ def _unmixed(
 
 # -- the model's own attention -------------------------------------------------------------------------------------------
 
-# arguments that every eager attention function takes
-_STANDARD = {"module", "query", "key", "value", "attention_mask", "scaling", "dropout"}
+# arguments of eager attention functions that change no plain weights; the mask holds the window
+_STANDARD = {"module", "query", "key", "value", "attention_mask", "scaling", "dropout", "sliding_window"}
 # attributes of the module that a plain function may read
 _HARMLESS = {"num_key_value_groups", "config", "is_causal", "scaling", "layer_idx", "head_dim"}
 
 
 @dataclass(frozen=True)
-class OwnAttention:
-    """Properties of a model's own eager attention function.
+class EagerRules:
+    """What a model's own eager attention function computes.
 
     plain: its weights are softmax(s Q K^T + mask), so that engines compute the same where no `extras` are given.
     after: it changes the weighted values further (Granite's sinks scale them), which belongs to the weights.
-    extras: the arguments beside the standard ones that it reads (a soft-cap, a position bias).
+    extras: its arguments beside the standard ones (a soft-cap, a position bias).
     """
 
     plain: bool
@@ -357,7 +337,7 @@ def _own_weights(module: nn.Module, injected: Injected, query: Tensor, key: Tens
     """
     keys = key.shape[2]
     without: Any = _WithoutDropout(module) if module.training else module
-    if injected.own(module).after:
+    if injected.rules(module).after:
         identity = torch.eye(keys, device=value.device, dtype=value.dtype).expand(*value.shape[:2], -1, -1)
         out, _ = injected.eager(without, query, key, identity, mask, dropout=0.0, **arguments)
         weights = out.transpose(1, 2)
@@ -380,26 +360,30 @@ def _scores(query: Tensor, key: Tensor, mask: Tensor | None, scaling: float | No
     return (scores + mask.masked_fill(hidden, 0)).masked_fill(hidden & ~padding, float("-inf"))
 
 
-def examine(module: nn.Module, eager: Eager, size: HeadSize) -> OwnAttention:
-    """Try `eager` on small random heads, the same ones every time.
+def try_out(module: nn.Module, injected: Injected) -> EagerRules:
+    """Call the eager attention function of a module on small random heads, the same ones every time.
 
     Raises InputError if it cannot be called like the others, gives no weights, or output in another shape.
     """
     without, like = _WithoutDropout(module), next(module.parameters(), torch.empty(0))
-    groups, heads, device = int(getattr(module, "num_key_value_groups", 1)), size.num_heads, like.device
-    shapes = ((2, heads, 3, size.head_dim), *((2, heads // groups, 5, size.head_dim),) * 2)
+    groups, heads, width = (
+        int(getattr(module, "num_key_value_groups", 1)),
+        injected.size.num_heads,
+        injected.size.head_dim,
+    )
+    shapes = ((2, heads, 3, width), *((2, heads // groups, 5, width),) * 2)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.random.default_generator.manual_seed(0)
-        query, key, value = (3 * torch.randn(shape, device="cpu").to(device) for shape in shapes)
-        mask = torch.zeros(2, 1, 3, 5, device=device)
+        query, key, value = (3 * torch.randn(shape, device="cpu").to(like.device) for shape in shapes)
+        mask = torch.zeros(2, 1, 3, 5, device=like.device)
         mask[..., 4] = torch.finfo(mask.dtype).min
         try:
-            out, weights = eager(without, query, key, value, mask, dropout=0.0, scaling=0.5)
+            out, weights = injected.eager(without, query, key, value, mask, dropout=0.0, scaling=0.5)
         except (AttributeError, RuntimeError, TypeError) as error:
             raise InputError(
                 f"{type(module).__name__}: its own (eager) attention function fails: {error}; choose others with `layers`"
             ) from error
-        if weights is None or weights.shape != (2, heads, 3, 5) or out.shape != (2, 3, heads, size.head_dim):
+        if weights is None or weights.shape != (2, heads, 3, 5) or out.shape != (2, 3, heads, width):
             raise InputError(
                 f"{type(module).__name__}: its own attention function gives no weights (B, H, N, M) to mix; "
                 "this model cannot be injected into"
@@ -408,143 +392,57 @@ def examine(module: nn.Module, eager: Eager, size: HeadSize) -> OwnAttention:
         # an attribute of unknown use may change weights: a parameter, a buffer, a number
         plain = without.read <= _HARMLESS and torch.allclose(weights, torch.softmax(scores, -1), atol=1e-6)
         after = not torch.allclose(out.transpose(1, 2), weights @ _repeated(value, groups), atol=1e-5)
-    read, all_keywords = _arguments_read(eager)
-    return OwnAttention(plain and not after and not all_keywords, after, frozenset(read - _STANDARD))
+    arguments = inspect.signature(injected.eager).parameters
+    named = {name for name, argument in arguments.items() if argument.kind is not argument.VAR_KEYWORD}
+    return EagerRules(plain and not after, after, frozenset(named - _STANDARD))
 
 
-def _arguments_read(eager: Eager) -> tuple[set[str], bool]:
-    """The arguments that a function reads by name, and True if it reads its `**kwargs`."""
-    code = inspect.unwrap(eager).__code__
-    loaded = {name for step in dis.get_instructions(code) if step.opname.startswith("LOAD")
-              for name in (step.argval if isinstance(step.argval, tuple) else (step.argval,))}  # fmt: skip
-    arguments = inspect.signature(inspect.unwrap(eager)).parameters.values()
-    keywords = {argument.name for argument in arguments if argument.kind is argument.VAR_KEYWORD}
-    read = loaded & {argument.name for argument in arguments if argument.kind is not argument.VAR_POSITIONAL}
-    return read - keywords, bool(read & keywords)
-
-
-def dispatcher(kind: type) -> types.FunctionType | None:
-    """The method of a class that looks up an attention function."""
-    for owner in kind.__mro__:
-        if not issubclass(owner, nn.Module) or owner is nn.Module:
-            continue
-        for item in vars(owner).values():
-            method = inspect.unwrap(item) if callable(item) else item
-            if isinstance(method, types.FunctionType) and "ALL_ATTENTION_FUNCTIONS" in method.__code__.co_names:
-                return method
-        if "forward" in vars(owner):
-            return None  # it overrides the lookup of a base class
-    return None
-
-
-def eager_of(module: nn.Module) -> Callable[..., Any]:
-    """The model's own attention function, which it uses as `attn_implementation="eager"`."""
-    method = dispatcher(type(module))
-    eager: Callable[..., Any] | None = None if method is None else method.__globals__.get("eager_attention_forward")
-    if eager is None or method is None:
-        raise InputError(
-            f"{type(module).__name__}: its file has no eager attention function, whose weights could be mixed; "
-            "this model cannot be injected into"
-        )
-    if ("eager", "sdpa") in method.__code__.co_consts or getattr(module, "reorder_and_upcast_attn", False):
-        raise InputError(
-            f"{type(module).__name__}: it computes something else where its attention is called neither 'eager' nor 'sdpa' "
-            "(sparse attention, or `reorder_and_upcast_attn`); this model cannot be injected into"
-        )
-    return eager
-
-
-# -- masks: those of eager attention, and the layouts that they describe -------------------------------------------------
-
-
-def eager_mask(**arguments: Any) -> Tensor | None:
-    """The additive mask (B, 1, N, M) of eager attention, or None where every query sees every key, made once for all layers."""
-    mask: Tensor | None = ALL_MASK_ATTENTION_FUNCTIONS["eager"](**arguments)
-    single = arguments.get("q_length") == 1  # which `_step` computes without a layout
-    if (
-        mask is not None
-        and not single
-        and not torch.compiler.is_compiling()
-        and (layout := _described(**arguments)) is not None
-    ):
-        _noted(mask, layout)
-    return mask
+# -- masks: the layouts that they describe -------------------------------------------------------------------------------
 
 
 def layout_of(mask: Tensor | None, query: Tensor, key: Tensor) -> Layout | None:
-    """The layout of a mask, None where none describes it. A mask without description is read once, by the first layer."""
+    """The layout of a mask, None where none describes it. A mask is read once, by the first layer."""
     queries, keys = query.shape[2], key.shape[2]
     if mask is None:
         return Layout.of(queries, keys, causal=False, device=query.device)
     if torch.compiler.is_compiling():
         return None
-    layout, version = vars(mask).get("fullrank_layout", (None, None))
-    if mask.is_inference() or version != mask._version:
-        layout = _noted(mask, _read(mask))
+    layout: Layout | None
+    if mask.is_inference():  # such a tensor does not count writes
+        layout = _read_layout(mask)
+    else:
+        layout, version = vars(mask).get("fullrank_layout", (None, None))
+        if version != mask._version:  # a mask that was written into has another layout
+            layout = _read_layout(mask)
+            mask.fullrank_layout = layout, mask._version  # type: ignore[attr-defined]
     return layout if layout is not None and layout.shape == (queries, keys) else None
 
 
-def _noted(mask: Tensor, layout: Layout | None) -> Layout | None:
-    """Keep the layout of a mask beside the version of the tensor: a mask that was written into has another layout."""
-    if not mask.is_inference():  # such a tensor does not count writes
-        mask.fullrank_layout = layout, mask._version  # type: ignore[attr-defined]
-    return layout
-
-
-def _described(*, q_length: int, kv_length: int, mask_function: Callable[..., Any], q_offset: int | Tensor = 0,
-               kv_offset: int = 0, attention_mask: Tensor | None = None, device: torch.device | None = None,
-               **others: Any) -> Layout | None:  # fmt: skip
-    """The layout of a mask that transformers makes of these arguments, None where no layout describes it."""
-    causal, window = _kind(mask_function)
-    if causal is None or (causal and (isinstance(q_offset, Tensor) or q_offset + q_length != kv_offset + kv_length)):
-        return None  # also a cache with room for more: its queries are not the last of the keys
-    tokens = masking_utils.prepare_padding_mask(attention_mask, kv_length, kv_offset)
-    if tokens is not None:
-        tokens = _unless_all(tokens[:, kv_offset : kv_offset + kv_length].bool())
-    return Layout.of(q_length, kv_length, causal=causal, device=device, key_mask=tokens, window=window)
-
-
-def _kind(mask_function: Callable[..., Any]) -> tuple[bool | None, int | None]:
-    """True for a causal mask function, and its window; (None, None) for one that is not known."""
-    if mask_function is masking_utils.bidirectional_mask_function:
-        return False, None
-    if mask_function is masking_utils.causal_mask_function:
-        return True, None
-    parts = list(_closure(mask_function).get("mask_functions", ()))  # of a mask function made of several
-    windowed = len(parts) == 2 and parts[0].__qualname__.startswith("sliding_window_overlay.")
-    if windowed and parts[1] is masking_utils.causal_mask_function:
-        return True, _closure(parts[0])["sliding_window"]
-    return None, None
-
-
-def _closure(function: Callable[..., Any]) -> dict[str, Any]:
-    """The variables that a function holds from the function that made it."""
-    closed = inspect.isfunction(function) and function.__closure__ is not None
-    return dict(inspect.getclosurevars(function).nonlocals) if closed else {}
-
-
-def _read(mask: Tensor) -> Layout | None:
-    """The layout of an additive mask (B or 1, 1, N or 1, M), read from its numbers: causal, padding, or both."""
+def _read_layout(mask: Tensor) -> Layout | None:
+    """The layout of an additive mask (B or 1, 1, N or 1, M): padding, alone or with causality and perhaps a window."""
     if mask.dim() != 4 or mask.shape[1] != 1 or not mask.is_floating_point() or mask.requires_grad:
         return None
-    hidden = _hidden(mask[:, 0])
-    if bool((mask[:, 0].masked_fill(hidden, 0) != 0).any()):
+    mask = mask[:, 0]
+    hidden = _hidden(mask)
+    if bool((mask.masked_fill(hidden, 0) != 0).any()):
         return None  # it is a bias as well
-    queries, keys = mask.shape[2:]
-    tokens = ~hidden[:, -1]  # the last query sees every token before it, which are all
-    if torch.equal(hidden, ~tokens[:, None].expand_as(hidden)):
-        return Layout.of(queries, keys, causal=False, device=mask.device, key_mask=_unless_all(tokens))
-    if queries <= keys:
-        before = torch.ones(queries, keys, dtype=torch.bool, device=mask.device).tril(keys - queries)
-        if torch.equal(hidden, ~(before & tokens[:, None])):
-            return Layout.of(queries, keys, causal=True, device=mask.device, key_mask=_unless_all(tokens))
+    visible, (queries, keys) = ~hidden, mask.shape[1:]
+    tokens = visible.any(1)
+    key_mask = None if bool(tokens.all()) else tokens
+    if torch.equal(visible, tokens[:, None].expand_as(visible)):
+        return Layout.of(queries, keys, causal=False, device=mask.device, key_mask=key_mask)
+    if queries > keys:
+        return None
+    positions = torch.arange(keys, device=mask.device)
+    distance = positions[keys - queries :, None] - positions  # (N, M)
+    farthest = int(distance.masked_fill(~visible.any(0), -1).max())
+    for window in (None, farthest + 1):
+        seen = (distance >= 0) & (distance < (window or keys)) & tokens[:, None]
+        if torch.equal(visible, seen):
+            return Layout.of(queries, keys, causal=True, device=mask.device, key_mask=key_mask, window=window)
     return None
 
 
 def _hidden(mask: Tensor) -> Tensor:
     """True where an additive mask hides a key."""
     return mask <= torch.finfo(mask.dtype).min / 2
-
-
-def _unless_all(tokens: Tensor) -> Tensor | None:
-    return None if bool(tokens.all()) else tokens

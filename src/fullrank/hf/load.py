@@ -1,9 +1,7 @@
-"""Loading models of transformers by name; code that comes with a model is never run."""
+"""Loading models of transformers, also injected and pruned ones; code that comes with a model is never run."""
 
 from __future__ import annotations
 
-import functools
-import importlib
 import importlib.util
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,12 +12,10 @@ import torch
 import transformers
 from huggingface_hub.utils import logging as hub_logging
 
-from fullrank import storage
 from fullrank.core.errors import FullRankError, InputError, one_line
-from fullrank.files import read_json
 from fullrank.hf import classes
-from fullrank.hf.inject import injected_parts
-from fullrank.hf.saving import load_adapter, load_injected
+from fullrank.hf.inject import LOADED_BY, arguments_of, inject, injected_modules
+from fullrank.hf.prune import keep_heads
 from fullrank.hf.tiny import tiny
 
 # files of which a saved tokenizer has at least one
@@ -27,9 +23,8 @@ TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model",
     "tekken.json", "vocab.json", "vocab.txt", "vocab.bpe",
 )  # fmt: skip
-
-# adapters, ours and PEFT's: the file that describes one, and its key for the model that the adapter was made of
-ADAPTERS = {"fullrank_config.json": "base_model", "adapter_config.json": "base_model_name_or_path"}
+# arguments of `from_pretrained` that say where a model lies
+_WHERE = ("cache_dir", "revision", "token", "subfolder", "local_files_only", "trust_remote_code")
 
 
 class Loaded(NamedTuple):
@@ -43,7 +38,7 @@ class Loaded(NamedTuple):
 def load_named(name: str, dtype: torch.dtype, *, causal: bool, tokenizer: bool) -> Loaded:
     """Load a folder, a name on the hub, or a small untrained model of a type of transformers (`hf:TYPE`).
 
-    Injected stages and adapters are loaded with the model; adapters of PEFT are merged.
+    Injected stages are loaded with the model.
     causal: as a causal model; else as the class that its configuration names, and of an encoder-decoder the encoder.
     tokenizer: False does not look for one.
     Raises InputError where there is no such model, or where it lacks some of its weights.
@@ -53,85 +48,24 @@ def load_named(name: str, dtype: torch.dtype, *, causal: bool, tokenizer: bool) 
         with quiet(), explain_errors(f"{name}: no small causal model", "; build one: python:MODULE:FUNCTION"):
             small = tiny(model_type)
         return Loaded(small.model.to(dtype), inputs=small.inputs)
-    return _load(location_of(model_type), dtype, causal, tokenizer)
-
-
-def _load(source: str, dtype: torch.dtype, causal: bool, tokenizer: bool, above: tuple[Path, ...] = ()) -> Loaded:
-    """`load_named` of a folder or a name on the hub. above: the folders of adapters that were made of it."""
+    source = location_of(model_type)
     folder = Path(source)
-    for file in ADAPTERS:
-        if (folder / file).is_file():
-            return _load_with_adapter(folder.resolve(), file, dtype, causal, tokenizer, above)
     has_tokenizer = not folder.is_dir() or any((folder / file).is_file() for file in TOKENIZER_FILES)
     words = None
     with quiet(), explain_errors(f"{source}: no {'causal ' if causal else ''}model"):
         config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
         if tokenizer and has_tokenizer:
             words = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-        auto = transformers.AutoModelForCausalLM if causal else _saved_class(config)
+        auto = None if causal else _find_saved_class(config)
         # the other implementations of experts lack double precision
-        model, loading = load_weights(auto, source, config, dtype, experts_implementation="eager")
+        model, loading = load_weights(
+            auto or transformers.AutoModelForCausalLM, source, config, dtype, experts_implementation="eager"
+        )
     if missing := sorted(loading["missing_keys"]):
         raise InputError(f"{source}: lacks weights of {type(model).__name__}: {', '.join(missing[:3])}")
     if config.is_encoder_decoder and not causal:
         model = model.get_encoder()
     return Loaded(model.eval(), words)
-
-
-def _saved_class(config: Any) -> Any:
-    """The class that a configuration names, of transformers or ours; else the causal one."""
-    for name in config.architectures or ():
-        for home in (transformers, classes):
-            saved = getattr(home, name, None)
-            if isinstance(saved, type) and issubclass(saved, transformers.PreTrainedModel):
-                return saved
-    return transformers.AutoModelForCausalLM
-
-
-def load_weights(auto: Any, source: Any, config: Any, dtype: torch.dtype, **options: Any) -> tuple[Any, dict[str, Any]]:
-    """Load a model, also an injected or a pruned one; with what transformers reports of its weights."""
-    if "/" in str(config._attn_implementation):  # code of the hub, which `trust_remote_code` does not stop
-        raise InputError(
-            f"{source}: config.json: attn_implementation names code, {config._attn_implementation!r}; take it out"
-        )
-    ours = read_injected_settings(config) is not None or is_pruned(config)
-    load = functools.partial(load_injected, cls=auto) if ours else auto.from_pretrained
-    model, loading = load(
-        source, config=config, dtype=dtype, trust_remote_code=False, output_loading_info=True, **options
-    )
-    return model, loading
-
-
-def _load_with_adapter(
-    folder: Path, file: str, dtype: torch.dtype, causal: bool, tokenizer: bool, above: tuple[Path, ...]
-) -> Loaded:
-    key = ADAPTERS[file]
-    if folder in above:
-        raise InputError(f"{folder / file}: {key} leads back to this folder; name the model itself")
-    about: dict[str, Any] = read_json(folder / file)
-    base = storage.Source.from_file(about.get(key), folder / file, key).location
-    loaded = _load(base, dtype, causal, tokenizer, (*above, folder))
-    if file == "fullrank_config.json":
-        with explain_errors(f"{folder}: no adapter"):
-            return loaded._replace(module=load_adapter(loaded.module, folder).eval())
-    return loaded._replace(module=_merge_peft(loaded.module, folder, base).eval())
-
-
-def _merge_peft(model: Any, folder: Path, base: str) -> Any:
-    """The model with an adapter of PEFT merged into its parameters."""
-    if importlib.util.find_spec("peft") is None:
-        raise InputError(f"{folder}: an adapter of PEFT, which is not installed: pip install peft")
-    peft: Any = importlib.import_module("peft")
-    storage.check_adapter(folder)
-    with explain_errors(f"{folder}: no adapter"):
-        config = peft.PeftConfig.from_pretrained(str(folder))
-        saved, excluded = (getattr(config, key, None) or () for key in ("modules_to_save", "exclude_modules"))
-        if ("fullrank" in saved or "fullrank" in excluded) and not injected_parts(model):
-            raise InputError(
-                f"{folder}: the adapter of an injected model, but nothing is injected in {base}; save the injected model "
-                "(model.save_pretrained) and name its folder in adapter_config.json, base_model_name_or_path"
-            )
-        return peft.PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
 
 
 def location_of(name: str) -> str:
@@ -145,10 +79,76 @@ def location_of(name: str) -> str:
             )
         return str(Path(package.origin).parent / "model")
     folder = Path(name).expanduser()
-    if not folder.is_dir() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
-        raise InputError(f"model.pretrained: {name}: no such folder")
-    storage.check_adapter(folder)  # transformers loads it, too
-    return str(folder) if folder.is_dir() else name
+    if not folder.is_dir():
+        if name.startswith((".", "/", "~")) or name.count("/") > 1:
+            raise InputError(f"model.pretrained: {name}: no such folder")
+        return name
+    if (folder / "adapter_config.json").is_file():  # it may name code, which PEFT would import
+        raise InputError(
+            f"{folder}: an adapter of PEFT; merge it into its model (merge_and_unload), and save and name that"
+        )
+    return str(folder)
+
+
+def load_weights(auto: Any, source: Any, config: Any, dtype: torch.dtype, **options: Any) -> tuple[Any, dict[str, Any]]:
+    """Load a model, also an injected or a pruned one; with what transformers reports of its weights."""
+    if "/" in str(config._attn_implementation):  # code of the hub, which `trust_remote_code` does not stop
+        raise InputError(
+            f"{source}: config.json: attn_implementation names code, {config._attn_implementation!r}; take it out"
+        )
+    options |= {"config": config, "dtype": dtype, "trust_remote_code": False, "output_loading_info": True}
+    if read_injected_settings(config) is not None or is_pruned(config):
+        model, loading = load_injected(source, auto, **options)
+    else:
+        model, loading = auto.from_pretrained(source, **options)
+    return model, loading
+
+
+def load_injected(folder: str | Path, cls: Any = None, **from_pretrained_arguments: Any) -> Any:
+    """Load a model with its injected stages or without pruned heads, from what `save_pretrained` wrote.
+
+    cls: the class to load, also one of the Auto classes; None: the one that was saved. Further arguments are those of
+    `from_pretrained`.
+    Raises InputError if nothing had been injected or pruned, if a parameter of the stages is missing, and for a folder without
+    model.
+    """
+    config = from_pretrained_arguments.pop("config", None)
+    if config is None:
+        where = {key: value for key, value in from_pretrained_arguments.items() if key in _WHERE}
+        try:
+            config = transformers.AutoConfig.from_pretrained(str(folder), **where)
+        except OSError as error:
+            raise InputError(f"{folder}: no model that transformers can find ({one_line(error, 120)})") from None
+    settings = read_injected_settings(config)
+    if settings is None and not is_pruned(config):
+        raise InputError(f"{folder}: nothing was injected into this model; load it with from_pretrained")
+    kind: Any = _choose_class(cls, config)
+    arguments = None if settings is None else arguments_of(settings)
+    _forget_injection(config)  # `inject` will write the settings again
+
+    class Injecting(kind):
+        def __init__(self, config: Any, *args: Any, **others: Any) -> None:
+            super().__init__(config, *args, **others)
+            if is_pruned(config):
+                keep_heads(self, [*map(range, config.fullrank_heads_by_layer)])
+            if arguments is not None:
+                inject(self, **arguments)
+
+    # transformers knows classes by their names
+    Injecting.__name__, Injecting.__qualname__, Injecting.__module__ = kind.__name__, kind.__qualname__, kind.__module__
+    returns_report = from_pretrained_arguments.pop("output_loading_info", False)
+    model: Any
+    model, report = Injecting.from_pretrained(
+        str(folder), config=config, output_loading_info=True, **from_pretrained_arguments
+    )
+    model.__class__ = kind
+    if lost := sorted(key for key in report["missing_keys"] if ".fullrank." in f".{key}"):
+        raise InputError(f"{folder}: its configuration says what was injected, but it lacks {', '.join(lost[:3])}")
+    for key, stages in injected_modules(model).items():
+        module = model.get_submodule(key.removesuffix(".fullrank"))
+        if not any(parameter.is_meta for parameter in module.parameters()):
+            stages.rules(module)  # now that its parameters have values
+    return (model, report) if returns_report else model
 
 
 def read_injected_settings(config: Any) -> Mapping[str, Any] | None:
@@ -160,6 +160,42 @@ def read_injected_settings(config: Any) -> Mapping[str, Any] | None:
 def is_pruned(config: Any) -> bool:
     """True for a model of transformers without some of its attention heads (see `fullrank.hf.prune`)."""
     return hasattr(config, "fullrank_heads_by_layer")
+
+
+def _forget_injection(config: Any) -> None:
+    """Take the settings out of a configuration and of all configurations inside it."""
+    vars(config).pop("fullrank", None)
+    if config._attn_implementation == LOADED_BY:
+        config._attn_implementation_internal = None
+    for key in config.sub_configs:
+        if (part := getattr(config, key, None)) is not None:
+            _forget_injection(part)
+
+
+def _find_saved_class(config: Any) -> Any:
+    """The class that a configuration names, of transformers or ours; None if there is none."""
+    for name in config.architectures or ():
+        for home in (transformers, classes):
+            saved = getattr(home, str(name), None)
+            if isinstance(saved, type) and issubclass(saved, transformers.PreTrainedModel):
+                return saved
+    return None
+
+
+def _choose_class(cls: Any, config: Any) -> Any:
+    """The class to load: `cls`, or of an Auto class the one for this configuration; None: the class that was saved."""
+    saved = _find_saved_class(config)
+    if cls is None:
+        if saved is None:
+            raise InputError(
+                f"transformers has no class {config.architectures}; give the class to load, load_injected(folder, cls)"
+            )
+        return saved
+    if not hasattr(cls, "_model_mapping"):
+        return cls
+    known = cls._model_mapping[type(config)]
+    several = known if isinstance(known, tuple | list) else (known,)
+    return saved if saved in several else several[0]
 
 
 def longest_text(model: Any) -> int | None:

@@ -136,17 +136,6 @@ def attach(model: Any, head: nn.Linear, settings: Mapping[str, Any]) -> None:
     model.register_forward_hook(_put_loss, with_kwargs=True, always_call=True)
 
 
-def check_merge(model: Any) -> None:
-    """InputError where a model without its mixture would have another output: the mixture was trained."""
-    head = mixture_head(model)
-    learned = () if head is None else (p for name, p in head.fullrank.named_parameters() if name != "prior.weight")
-    if any(bool((parameter != 0).any()) for parameter in learned):
-        raise InputError(
-            f"{type(model).__name__}: its mixture of softmaxes was trained and cannot be merged into one softmax; remove it "
-            "without merge, or keep it"
-        )
-
-
 def detach(model: Any) -> None:
     """Make the vocabulary layer of a model the old one again."""
     if (head := mixture_head(model)) is None:

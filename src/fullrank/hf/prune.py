@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from fullrank.core.errors import InputError
-from fullrank.hf.inject import HEAD_COUNTS, QUERIES, VALUES, attention_modules, head_size
+from fullrank.hf.families import HEAD_COUNTS, QUERIES, attention_modules, head_size
 
 _KEYS = ("k_proj", "key", "k_lin", "k", "key_proj")
+_VALUES = ("v_proj", "value", "v_lin", "v", "value_proj")
 _MERGES = ("o_proj", "out_proj", "c_proj", "out_lin", "o", "dense")
 
 
@@ -65,7 +66,7 @@ def _cuts(model: nn.Module, name: str, module: Any, heads: Sequence[int]) -> Ite
         cuts = [(fused, 1, torch.cat([query, query + width, query + 2 * width]), 3 * width)]
     else:
         cuts = [(find(module, QUERIES), 0, query, width)]
-        cuts += [(find(module, names), 0, key, width // groups) for names in (_KEYS, VALUES)]
+        cuts += [(find(module, names), 0, key, width // groups) for names in (_KEYS, _VALUES)]
     for layer, dim, index, whole in [*cuts, (merge, int(not isinstance(merge, Conv1D)), query, width)]:
         if not isinstance(layer, nn.Linear | Conv1D) or layer.weight.shape[dim] != whole:
             raise InputError(

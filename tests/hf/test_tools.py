@@ -1,0 +1,259 @@
+"""Injected models in other people's tools: PEFT, activation checkpointing, the compiler, halves, static caches."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import threading
+
+import peft
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+
+from tiny_families import FAMILIES, stir  # noqa: E402
+
+import fullrank as fr  # noqa: E402
+from fullrank import kernels  # noqa: E402
+from fullrank.core.errors import InputError  # noqa: E402
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.filterwarnings("ignore")
+def test_checkpointed_layers_draw_the_same_permutation_and_the_same_dropout(reentrant):
+    model, inputs = FAMILIES["bert"]()
+    stir(fr.inject(model, mix="position_wise", cross_head=0.5)).train()
+    assert model.config.attention_probs_dropout_prob > 0
+    gradients = []
+    for checkpointed in (False, True):
+        again = copy.deepcopy(model)
+        if checkpointed:
+            again.gradient_checkpointing_enable({"use_reentrant": reentrant})
+            if reentrant:
+                again.enable_input_require_grads()
+        for seed in range(4):
+            torch.manual_seed(seed)
+            again(**inputs, labels=inputs["input_ids"]).loss.backward()
+        gradients.append({name: p.grad for name, p in again.named_parameters() if p.grad is not None})
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-5, atol=1e-6, msg=name)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_peft_keeps_mixing_beside_lora(tmp_path):
+    base, inputs = FAMILIES["bert"]()
+    config = peft.LoraConfig(target_modules=["query", "value"], modules_to_save=["fullrank"], r=2)
+    model = peft.get_peft_model(fr.inject(copy.deepcopy(base), mix="position_wise", cross_head=0.1), config)
+    trained = [name for name, p in model.named_parameters() if p.requires_grad]
+    assert sum(".fullrank." in name for name in trained) == 4
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.2 * torch.randn_like(parameter))
+    groups = fr.parameter_groups(model, learning_rate=1e-3, mixing_learning_rate=0.1, weight_decay=0.1)
+    assert [len(group["params"]) for group in groups if group["lr"] == 0.1] == [4]
+    model.eval().save_pretrained(tmp_path)
+    expected = model(**inputs).logits
+    assert not torch.allclose(expected, base(**inputs).logits)
+    fresh = fr.inject(copy.deepcopy(base), mix="position_wise", cross_head=0.1)
+    again = peft.PeftModel.from_pretrained(fresh, tmp_path).eval()
+    assert torch.equal(again(**inputs).logits, expected)
+    with again.disable_adapter():
+        torch.testing.assert_close(again(**inputs).logits, base(**inputs).logits)
+    merged = again.merge_and_unload()
+    torch.testing.assert_close(merged(**inputs).logits, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_peft_before_injection_is_refused_with_the_right_order():
+    wrapped = peft.get_peft_model(FAMILIES["bert"]()[0], peft.LoraConfig(target_modules=["query"], r=2))
+    before = set(wrapped.state_dict())
+    for model in (wrapped, wrapped.base_model.model):
+        with pytest.raises(InputError, match=r"first, then get_peft_model with modules_to_save=\['fullrank'\]"):
+            fr.inject(model, mix="position_wise")
+    assert set(wrapped.state_dict()) == before
+    fr.inject(wrapped, cross_head=0.5)  # which has no parameters to lose
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "name", ["llama", *(pytest.param(name, marks=pytest.mark.full) for name in ("bert", "gpt2", "t5"))]
+)
+def test_compiled_in_one_graph_is_the_same(name):
+    """A mask of padding breaks no graph."""
+    if torch.__version__ < ("2.11" if name == "t5" else "2.9"):
+        pytest.skip(f"the compiler of torch {torch.__version__} breaks the graph of this model")
+    model, inputs = FAMILIES[name]()
+    assert not inputs["attention_mask"].all()
+    stir(fr.inject(model, mix="position_wise", cross_head=0.5))
+    with torch.no_grad():
+        with fr.kernel("reference"):
+            expected = model(**inputs).logits
+        torch.compiler.reset()
+        actual = torch.compile(model, backend="aot_eager", fullgraph=True)(**inputs).logits
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "t5"])
+def test_bf16_is_as_near_to_fp32_as_without_injection(name):
+    model, inputs = FAMILIES[name]()
+    mask = inputs["attention_mask"].bool() if name != "t5" else ...
+    expected = model(**inputs).logits[mask]
+    own = copy.deepcopy(model).to(torch.bfloat16)
+    own.set_attn_implementation("eager")
+    error = (own(**inputs).logits[mask].float() - expected).abs().mean()
+    fr.inject(model.to(torch.bfloat16), mix="position_wise")
+    for kernel in ("auto", "reference"):
+        with fr.kernel(kernel):
+            actual = model(**inputs).logits[mask]
+        assert actual.dtype == torch.bfloat16
+        assert (actual.float() - expected).abs().mean() < 1.5 * error
+
+
+def test_a_static_cache_generates_the_same():
+    model, inputs = FAMILIES["llama"]()
+    stir(fr.inject(model, mix="position_wise"))
+    inputs = {key: value.flip(1) for key, value in inputs.items()}
+    results = [
+        model.generate(**inputs, max_new_tokens=5, min_new_tokens=5, do_sample=False, disable_compile=True, **options)
+        for options in ({}, {"cache_implementation": "static"})
+    ]
+    assert torch.equal(*results)
+
+
+def test_a_kernel_by_name_computes_it_or_refuses():
+    model, inputs = FAMILIES["bert"]()
+    stir(fr.inject(model, mix="position_wise"))
+    with fr.kernel("blocks"):
+        actual = model(**inputs).logits
+    with fr.kernel("reference"):
+        torch.testing.assert_close(actual, model(**inputs).logits, rtol=0, atol=1e-5)
+    with fr.kernel("sdpa"), pytest.raises(InputError, match="sdpa"):
+        model(**inputs)
+
+
+def test_masks_of_every_kind_keep_their_meaning():
+    """A mask given whole: causal, padding, or neither; the fast path is taken where a layout can say it."""
+    model, inputs = FAMILIES["llama"]()
+    stir(fr.inject(model, mix="position_independent"))
+    ids, low = inputs["input_ids"], torch.finfo(torch.float32).min
+    length = ids.shape[1]
+    causal = torch.full((length, length), low).triu(1).expand(3, 1, -1, -1)
+    both = causal.masked_fill(torch.arange(length) > 7, low)
+    odd = causal.clone()
+    odd[:, :, 6, 3] = low
+    biased = causal + torch.linspace(0, 1, length)
+    for mask, fast in ((causal, True), (both, True), (odd, False), (biased, False)):
+        with fr.kernel("reference"):
+            expected = model(input_ids=ids, attention_mask=mask).logits
+        with kernels.chosen() as names:
+            actual = model(input_ids=ids, attention_mask=mask).logits
+        assert bool(names) == fast
+        shown = slice(0, 8) if mask is both else slice(None)
+        torch.testing.assert_close(actual[:, shown], expected[:, shown], rtol=0, atol=1e-5)
+
+
+def test_a_mask_that_was_written_into_is_read_again():
+    from fullrank.hf.interface import layout_of
+
+    mask = torch.zeros(1, 1, 4, 4)
+    query = torch.zeros(1, 1, 4, 2)
+    assert layout_of(mask, query, query).unrestricted
+    mask[..., 1:] = torch.finfo(torch.float32).min
+    assert layout_of(mask, query, query).key_mask.tolist() == [[True, False, False, False]]
+
+
+def test_sigsoftmax_is_that_of_the_equation():
+    model, inputs = FAMILIES["bert"]()
+    layer = model.bert.encoder.layer[0].attention.self
+    seen = {}
+    layer.register_forward_hook(lambda module, given, actual: seen.update(x=given[0], out=actual[0]))
+    fr.inject(model, normalize="sigsoftmax")
+    for kernel in ("reference", "auto"):
+        with fr.kernel(kernel), torch.no_grad():
+            model(**inputs)
+        x = seen["x"].double()
+        heads = [torch.nn.functional.linear(x, p.weight.double(), p.bias.double()).unflatten(-1, (4, 8)).transpose(1, 2)
+                 for p in (layer.query, layer.key, layer.value)]  # fmt: skip
+        scores = heads[0] @ heads[1].transpose(2, 3) / 8**0.5
+        raw = scores.exp() * scores.sigmoid() * inputs["attention_mask"][:, None, None]
+        expected = (raw / raw.sum(-1, keepdim=True) @ heads[2]).transpose(1, 2).flatten(2)
+        torch.testing.assert_close(seen["out"].double(), expected, rtol=0, atol=1e-5)
+
+
+IDS = torch.randint(3, 60, (1, 7), generator=torch.Generator().manual_seed(8))
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_neox"])
+@pytest.mark.filterwarnings("ignore")
+def test_gradients_are_the_same_with_checkpoints_and_in_other_threads(name):
+    """Nothing of a pass is left on the model: threads that share it, and passes that are computed again, do not meet."""
+    model = stir(fr.inject(FAMILIES[name]()[0], mix="position_wise"))
+    model(IDS, labels=IDS).loss.backward()
+    expected = {key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}
+    assert sum("from_query" in key for key in expected) == 2
+    model.zero_grad()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.train()(IDS, labels=IDS).loss.backward()
+    for key, gradient in expected.items():
+        torch.testing.assert_close(model.get_parameter(key).grad, gradient, rtol=1e-5, atol=1e-6, msg=key)
+    model.gradient_checkpointing_disable()
+    model.eval()
+    texts = [IDS[:, : 3 + n % 5] for n in range(16)]
+    with torch.no_grad():
+        alone, together = [model(text).logits for text in texts], {}
+
+        def run(number):
+            with torch.no_grad():
+                together[number] = model(texts[number]).logits
+
+        threads = [threading.Thread(target=run, args=(number,)) for number in range(len(texts))]
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        try:
+            for step in (threading.Thread.start, threading.Thread.join):
+                for thread in threads:
+                    step(thread)
+        finally:
+            sys.setswitchinterval(interval)
+    for number, logits in enumerate(alone):
+        torch.testing.assert_close(together[number], logits)
+
+
+@pytest.mark.filterwarnings("ignore")
+@torch.no_grad()
+def test_a_projection_that_peft_replaces_hands_over_with_its_adapter():
+    model = stir(fr.inject(FAMILIES["llama"]()[0], mix="position_wise"))
+    wrapped = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"], modules_to_save=["fullrank"], r=2))
+    for name, parameter in wrapped.named_parameters():
+        if "lora" in name:
+            parameter.normal_()
+    wrapped.eval()
+    trace, attention = fr.Trace(), wrapped.base_model.model.model.layers[0].self_attn
+    states = {}
+    attention.q_proj.register_forward_hook(lambda _, __, output: states.update(own=output))
+    with fr.traced(trace):
+        expected = wrapped(IDS).logits
+    query = states["own"].unflatten(-1, (4, -1))
+    mix = attention.fullrank.mix
+    torch.testing.assert_close(trace.layers[0].mixing, query @ mix.from_query + mix.mixing)
+    merged = wrapped.merge_and_unload()
+    torch.testing.assert_close(merged(IDS).logits, expected, rtol=1e-4, atol=1e-5)
+    fr.remove(merged)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in merged.modules())
+
+
+def test_images_of_a_batch_are_parts_of_one_projection():
+    """Qwen2-VL projects the patches of all images at once and attends to each image by itself."""
+    config = transformers.models.qwen2_vl.configuration_qwen2_vl.Qwen2VLVisionConfig(
+        depth=1, embed_dim=32, hidden_size=32, num_heads=4, mlp_ratio=1, patch_size=4)  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.models.qwen2_vl.modeling_qwen2_vl.Qwen2VisionTransformerPretrainedModel(config).eval()
+    stir(fr.inject(model, mix="position_wise"))
+    grid = torch.tensor([[1, 4, 4], [1, 2, 4]])
+    patches = torch.randn(24, 3 * 2 * 4 * 4)
+    with torch.no_grad():
+        both = model(patches, grid_thw=grid).last_hidden_state
+        each = [model(patches[:16], grid_thw=grid[:1]), model(patches[16:], grid_thw=grid[1:])]
+    torch.testing.assert_close(both, torch.cat([one.last_hidden_state for one in each]), rtol=0, atol=1e-5)
