@@ -72,7 +72,6 @@ _HOMES = {
     "FullRankForCausalLM": "fullrank.hf",
     "FullRankForMaskedLM": "fullrank.hf",
     "FullRankForSeq2SeqLM": "fullrank.hf",
-    "FullRankForSequenceClassification": "fullrank.hf",
     "inject": "fullrank.hf.inject",
     "remove": "fullrank.hf.inject",
     "traced": "fullrank.hf.interface",
@@ -121,7 +120,6 @@ if TYPE_CHECKING:
     from fullrank.hf import FullRankForCausalLM as FullRankForCausalLM
     from fullrank.hf import FullRankForMaskedLM as FullRankForMaskedLM
     from fullrank.hf import FullRankForSeq2SeqLM as FullRankForSeq2SeqLM
-    from fullrank.hf import FullRankForSequenceClassification as FullRankForSequenceClassification
     from fullrank.hf.inject import inject as inject
     from fullrank.hf.inject import parameter_groups as parameter_groups
     from fullrank.hf.inject import remove as remove

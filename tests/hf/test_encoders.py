@@ -7,14 +7,12 @@ from pathlib import Path
 import paired_models
 import pytest
 import torch
-from paired_models import CAUSAL, MULTILINEAR, VOCABULARY, masked_of, pair, small, tokens
-from torch.nn import functional as F
-from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
+from paired_models import MULTILINEAR, VOCABULARY, masked_of, small, tokens
+from transformers import AutoModelForMaskedLM
 
 import combinations
 import fullrank as fr
 from combinations import Combination
-from fullrank.core.errors import InputError
 
 every = pytest.mark.parametrize("combination", combinations.sparse(combinations.pairwise(), 3))
 ENCODERS = {
@@ -69,63 +67,3 @@ def test_hidden_states_and_attention_weights() -> None:
     assert len(out.hidden_states) == 3
     for given, layer in zip(out.attentions, trace.layers, strict=True):
         torch.testing.assert_close(given, layer.mixed)
-
-
-@encoders
-def test_an_encoder_classifies_by_the_mean_of_its_tokens(config: fr.ModelConfig, tmp_path: Path) -> None:
-    """From a checkpoint of the masked model; only the classifier is new, N(0, 0.02^2) with bias 0."""
-    hf_model, own = masked_of(config)
-    hf_model.save_pretrained(tmp_path)
-    model, info = AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=3, output_loading_info=True)
-    assert set(info["missing_keys"]) == {"classifier.weight", "classifier.bias"}
-    assert not info["unexpected_keys"]
-    assert (model.classifier.bias == 0).all()
-    assert 0.01 < float(model.classifier.weight.detach().std()) < 0.03
-    texts = [tokens(1, length, seed=length) for length in (3, 7)]
-    for side in ("left", "right"):
-        ids, mask = paired_models.padded(texts, side)
-        with torch.no_grad():
-            given = model(ids, mask).logits
-            for row, text in enumerate(texts):
-                expected = model.classifier(own.encoder(text)[0].mean(0))
-                torch.testing.assert_close(given[row], expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("config", CAUSAL.values(), ids=CAUSAL)
-def test_a_language_model_classifies_by_its_last_token(config: fr.ModelConfig, tmp_path: Path) -> None:
-    hf_model, own = pair(config)
-    hf_model.save_pretrained(tmp_path)
-    model, info = AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=2, output_loading_info=True)
-    assert set(info["missing_keys"]) == {"classifier.weight", "classifier.bias"}
-    assert not info["unexpected_keys"]
-    texts = [tokens(1, length, seed=length) for length in (3, 7)]
-    for side in ("left", "right"):
-        ids, mask = paired_models.padded(texts, side)
-        with torch.no_grad():
-            given = model(ids, mask).logits
-            for row, text in enumerate(texts):
-                expected = model.classifier(own.hidden(text).hidden[0, -1])
-                torch.testing.assert_close(given[row], expected, rtol=1e-5, atol=2e-5)
-            torch.testing.assert_close(model(texts[1]).logits[0], given[1], rtol=1e-5, atol=2e-5)
-    with torch.no_grad():
-        again = tmp_path / "again"
-        model.save_pretrained(again)
-        loaded = AutoModelForSequenceClassification.from_pretrained(again)
-        assert torch.equal(loaded(ids, mask).logits, model(ids, mask).logits)
-
-
-def test_the_losses_of_classes_and_of_values() -> None:
-    read = tokens(3)
-    for labels, count in ((torch.tensor([0, 2, 1]), 3), (torch.tensor([0.5, -1.0, 2.0]), 1)):
-        config = fr.FullRankConfig.of(small(), objective="masked", labels=count)
-        model = fr.FullRankForSequenceClassification(config).eval()
-        out = model(read, labels=labels)
-        expected = F.cross_entropy(out.logits, labels) if count == 3 else F.mse_loss(out.logits[:, 0], labels)
-        torch.testing.assert_close(out.loss, expected)
-    named = fr.FullRankConfig.of(small(), labels={0: "bad", 1: "good"})
-    assert (named.num_labels, named.label2id) == (2, {"bad": 0, "good": 1})
-
-
-def test_a_translation_model_classifies_nothing() -> None:
-    with pytest.raises(InputError, match="takes a model of objective causal or masked, given 'translation'"):
-        fr.FullRankForSequenceClassification(fr.FullRankConfig.of(small(), objective="translation"))

@@ -190,14 +190,3 @@ def test_pipelines() -> None:
         logits = own_masked(torch.tensor([[EOS, 4, VOCABULARY, 6]])).logits[0, 2]
     assert [choice["token"] for choice in choices] == logits.topk(3).indices.tolist()
     assert choices[0]["score"] == pytest.approx(logits.softmax(-1).max().item(), rel=1e-4)
-
-    labels = {0: "bad", 1: "good"}
-    classes = fr.FullRankForSequenceClassification(
-        fr.FullRankConfig.of(small(), labels=labels, pad_token_id=EOS)
-    ).eval()
-    judged = pipeline("text-classification", model=classes, tokenizer=words)(["w4 w5", "w6"], batch_size=2)
-    with torch.no_grad():
-        for text, verdict in zip(([EOS, 4, 5], [EOS, 6]), judged, strict=True):
-            shares = classes(torch.tensor([text])).logits.softmax(-1)[0]
-            assert verdict["label"] == labels[int(shares.argmax())]
-            assert verdict["score"] == pytest.approx(shares.max().item(), rel=1e-4)

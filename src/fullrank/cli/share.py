@@ -14,40 +14,30 @@ from fullrank.cli.options import Checkpoint, Json
 from fullrank.cli.output import tell
 from fullrank.core.errors import InputError
 
-_FORMATS = ("hf", "fullrank")
-
 
 @verb(
     "fullrank export runs/demo/b --to hf exported/b",
     "fullrank export runs/demo/b --checkpoint last --to hf exported/b-last",
-    "fullrank export exported/b --to fullrank models/b  # back",
 )
 def export(
-    run: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A run folder; with --to fullrank a folder that was exported.")
-    ],
+    run: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder, or one that model.save wrote.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write; it must be new or empty.")],
-    to: Annotated[
-        str,
-        typer.Option("--to", metavar="FORMAT", help="hf: a folder of Hugging Face; fullrank: what model.save writes."),
-    ] = "hf",
+    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="hf: a folder of Hugging Face.")] = "hf",
     checkpoint: Checkpoint = "best",
     json: Json = False,
 ) -> None:
     """Write a trained model as a folder that Hugging Face's `from_pretrained` reads, also without this package."""
-    if to not in _FORMATS:
-        raise InputError(f"--to: {' or '.join(_FORMATS)}, given '{to}'")
-    if to == "fullrank" and checkpoint != "best":
-        raise InputError("--checkpoint: goes with --to hf; an exported folder holds one model, leave it out")
-    from fullrank.hf.export import export_run, import_folder
+    if to != "hf":
+        raise InputError(f"--to: hf, given '{to}'")
+    from fullrank.hf.export import export_run
 
-    folder = export_run(run, out, checkpoint) if to == "hf" else import_folder(run, out)
+    folder = export_run(run, out, checkpoint)
     files = sorted(file.name for file in folder.iterdir())
-    content = {"from": str(run), "to": to, "folder": str(folder), "files": files}
-    lines = [f"{folder}: {', '.join(files)}"]
-    if to == "hf":
-        content["checkpoint"] = checkpoint
-        lines.append("  Check README.md, the model card, and state a licence there before you publish it.")
+    content = {"from": str(run), "to": to, "folder": str(folder), "files": files, "checkpoint": checkpoint}
+    lines = [
+        f"{folder}: {', '.join(files)}",
+        "  Check README.md, the model card, and state a licence there before you publish it.",
+    ]
     tell(content, lines, json=json)
 
 

@@ -19,7 +19,6 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoModelForSeq2SeqLM,
-    AutoModelForSequenceClassification,
     AutoTokenizer,
 )
 
@@ -28,7 +27,6 @@ from fullrank.hf.cache import FullRankCache as FullRankCache
 from fullrank.hf.classes import FullRankForCausalLM as FullRankForCausalLM
 from fullrank.hf.classes import FullRankForMaskedLM as FullRankForMaskedLM
 from fullrank.hf.classes import FullRankForSeq2SeqLM as FullRankForSeq2SeqLM
-from fullrank.hf.classes import FullRankForSequenceClassification as FullRankForSequenceClassification
 from fullrank.hf.configuration import FullRankConfig as FullRankConfig
 from fullrank.hf.transfo_xl import TransfoXLConfig as TransfoXLConfig
 from fullrank.hf.transfo_xl import TransfoXLLMHeadModel as TransfoXLLMHeadModel
@@ -40,7 +38,6 @@ for _auto, _kind in (
     (AutoModelForCausalLM, FullRankForCausalLM),
     (AutoModelForSeq2SeqLM, FullRankForSeq2SeqLM),
     (AutoModelForMaskedLM, FullRankForMaskedLM),
-    (AutoModelForSequenceClassification, FullRankForSequenceClassification),
 ):
     _auto.register(FullRankConfig, _kind, exist_ok=True)
 

@@ -17,7 +17,6 @@ from transformers.modeling_outputs import (
     CausalLMOutputWithPast,
     MaskedLMOutput,
     Seq2SeqLMOutput,
-    SequenceClassifierOutput,
 )
 from transformers.utils import can_return_tuple
 
@@ -59,7 +58,6 @@ class FullRankPreTrainedModel(PreTrainedModel):
         self.model: Any = self._build(config)
         # our constructors draw the numbers that a model starts with; under the meta device they cannot
         self._started = all(tensor.device.type != "meta" for tensor in self.model.parameters())
-        self._add_layers(config)
         self.post_init()
 
     @classmethod
@@ -67,9 +65,6 @@ class FullRankPreTrainedModel(PreTrainedModel):
         # from the plain section: in an export, `config` may come from a second copy of the same code
         kind: Callable[[ModelConfig], Model] = cls.kinds[str(config.objective)]
         return kind(ModelConfig.from_dict(config.fullrank or {}))
-
-    def _add_layers(self, config: FullRankConfig) -> None:
-        """Add layers above `model`."""
 
     # -- start of parameters ------------------------------------------------------------------------------------------
 
@@ -84,13 +79,8 @@ class FullRankPreTrainedModel(PreTrainedModel):
                 init.copy_(own[name], starts[name])
         super().initialize_weights()
 
-    @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """A layer above `model` starts at N(0, 0.02^2), its bias at 0."""
-        if isinstance(module, nn.Linear) and module in set(self.children()):
-            init.normal_(module.weight, std=0.02)
-            if module.bias is not None:
-                init.zeros_(module.bias)
+        """Nothing: `initialize_weights` has started all tensors."""
 
     # -- embeddings ---------------------------------------------------------------------------------------------------
 
@@ -329,54 +319,6 @@ class FullRankForMaskedLM(FullRankPreTrainedModel):
             hidden, labels = hidden[masked][None], labels[masked][None]
         logits, loss = self._predict(self.model.output, hidden, labels, num_items_in_batch)
         return MaskedLMOutput(loss=loss, logits=logits, **_traced(trace, states))
-
-
-class FullRankForSequenceClassification(FullRankPreTrainedModel):
-    """Texts to classes: a linear layer, `classifier`, over one vector of a text.
-
-    The vector is that of the last token in a language model, which has read all, and the mean over the tokens in an encoder.
-    The vocabulary layer is left out, so that a checkpoint of either kind loads and only `classifier` is new.
-    """
-
-    kinds: ClassVar[dict[str, type[Model]]] = {"causal": LanguageModel, "masked": MaskedLanguageModel}
-    accepts_loss_kwargs = False  # a mean over the rows of a batch
-    _keys_to_ignore_on_load_unexpected = [r"^model\.output\."]  # noqa: RUF012  Hugging Face reads a list
-
-    @classmethod
-    def _build(cls, config: FullRankConfig) -> Model:
-        model: Any = super()._build(config)
-        model.output = nn.Identity()
-        whole: Model = model
-        return whole
-
-    def _add_layers(self, config: FullRankConfig) -> None:
-        self.classifier = nn.Linear(self.model.config.hidden_size, config.num_labels)
-
-    @can_return_tuple
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None,
-                output_attentions: bool | None = None, output_hidden_states: bool | None = None) -> Any:  # fmt: skip
-        """input_ids (B, N) -> `SequenceClassifierOutput` with logits (B, num_labels).
-
-        attention_mask (B, N), 1 for tokens and 0 for padding on either side; without one every id is a token. labels (B,):
-        numbers of classes, or values where `num_labels` is 1; (B, num_labels) where a text has several.
-        """
-        trace = self._trace(output_attentions, output_hidden_states)
-        model, input_ids = self.model, self._without_padding(input_ids)
-        counts = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        if isinstance(model, LanguageModel):
-            hidden_behind = not model.config.sees_future
-            mask = mask_of_new(attention_mask, input_ids, None, hidden_behind=hidden_behind)
-            hidden = model.hidden(input_ids, attention_mask=mask, trace=trace).hidden
-            last = (counts.bool() * torch.arange(hidden.shape[1], device=hidden.device)).argmax(1)
-            pooled = hidden[torch.arange(len(hidden), device=hidden.device), last]  # (B, E)
-        else:
-            hidden = model.hidden(input_ids, attention_mask, trace=trace)
-            shares = counts.to(hidden.dtype)[..., None]
-            pooled = (hidden * shares).sum(1) / shares.sum(1).clamp_min(1)  # (B, E)
-        logits, loss = self.classifier(pooled), None
-        if labels is not None:
-            loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
-        return SequenceClassifierOutput(loss=loss, logits=logits, **_traced(trace, hidden))
 
 
 # -- translation -------------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import transformers
@@ -91,12 +90,10 @@ class FullRankConfig(PreTrainedConfig):
         model: ModelConfig,
         *,
         objective: str | None = None,
-        labels: Mapping[int, str] | int | None = None,
         **settings: Any,
     ) -> FullRankConfig:
         """Build a FullRankConfig from a ModelConfig and further `settings` of it, such as `eos_token_id`.
 
-        labels: names of classes by number, or how many classes there are.
         A translation begins with `eos_token_id` unless another token is given, as ours do; `<mask>` is the last entry.
         Raises ConfigError for a name that is no setting.
         """
@@ -108,10 +105,6 @@ class FullRankConfig(PreTrainedConfig):
             settings.setdefault("mask_token_id", model.vocab_size - 1)
         if objective == "translation" or model.encoder is not None or model.decoder is not None:
             settings.setdefault("decoder_start_token_id", settings.get("eos_token_id"))
-        if isinstance(labels, Mapping):
-            settings |= {"id2label": dict(labels), "label2id": {name: i for i, name in labels.items()}}
-        elif labels is not None:
-            settings["num_labels"] = labels
         return cls(fullrank=model.to_dict(), objective=objective, **settings)
 
     def model_config(self) -> ModelConfig:

@@ -1,11 +1,9 @@
-"""Export of a trained run as a folder that `transformers` reads, with our package or without it, and the way back."""
+"""Export of a trained run as a folder that `transformers` reads, with our package or without it."""
 
 from __future__ import annotations
 
 import glob
-import html
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -15,6 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
+import yaml
+from huggingface_hub import ModelCardData
 from jinja2 import Environment, PackageLoader
 from safetensors.torch import save_file
 from torch import nn
@@ -23,15 +23,7 @@ from fullrank import __version__, storage
 from fullrank.comparison.runs import Run, integer, is_run, mapping, number, read_run
 from fullrank.config.load import build, read_yaml
 from fullrank.config.run import MASKED_TOKEN, RunConfig
-from fullrank.core.config import (
-    NOT_NEXT_TOKEN,
-    AttentionConfig,
-    MixtureConfig,
-    ModelConfig,
-    MultiLinearConfig,
-    WeightedConfig,
-    stage_name,
-)
+from fullrank.core.config import NOT_NEXT_TOKEN, ModelConfig
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError, RunError
 from fullrank.core.masked import MaskedLanguageModel
@@ -99,27 +91,9 @@ def export_run(folder: str | Path, out: str | Path, checkpoint: str = "best") ->
         (new / storage.WEIGHTS).chmod(0o644)
         special, missing = ({}, "saved outside a run") if run is None else _write_tokenizers(new, folder, kind)
         _write_configuration(new, kind, config, special, run, next(iter(tensors.values())).dtype)
-        elements = sum(tensor.numel() for tensor in state.values())
-        code["README.md"] = _card(out.name, kind, config, record, checkpoint, elements, missing)
+        code["README.md"] = _make_card(out.name, kind, config, record, checkpoint, missing)
         for name, content in code.items():
             (new / name).write_text(content, encoding="utf-8")
-    return out
-
-
-def import_folder(folder: str | Path, out: str | Path) -> Path:
-    """Write the model of an exported folder as `model.save` does, into the new folder `out`; returns `out`.
-
-    `folder` may also come from `save_pretrained` of one of our classes for Hugging Face.
-    Raises InputError if `out` holds anything, and if `folder` holds no model of ours.
-    """
-    folder, out = Path(folder), Path(out)
-    _check_free(out)
-    if not (folder / storage.HUGGING_FACE).is_file():
-        raise InputError(f"{folder}: holds no {storage.HUGGING_FACE}; give a folder that `fullrank export` wrote")
-    file, _ = storage.find(folder, "best")
-    model = KINDS[storage.kind_of(storage.read(file))].built.load(folder)
-    with _new_folder(out) as new:
-        model.save(new)
     return out
 
 
@@ -213,143 +187,51 @@ def _write_configuration(
 
 # -- the model card: a description of the model, and the figures that `result.json` holds, no other ones -------------------
 
-# figures of a split that a card's header may carry, and their names there
-_HEADER = {"perplexity": "Perplexity", "bits_per_character": "Bits per character", "bits_per_byte": "Bits per byte",
-           "bleu": "BLEU"}  # fmt: skip
 
-
-def _card(title: str, kind: _Kind, config: ModelConfig, record: Run | None, checkpoint: str, elements: int,
-          without_tokenizer: str) -> str:  # fmt: skip
+def _make_card(
+    title: str, kind: _Kind, config: ModelConfig, record: Run | None, checkpoint: str, without_tokenizer: str
+) -> str:
     """`README.md`: a YAML header for the hub, then facts and figures. The licence is left to the publisher.
 
-    record: the run, None for a model that `model.save` wrote; elements: numbers in parameters and buffers; without_tokenizer:
-    the reason for which there is none.
+    record: the run, None for a model that `model.save` wrote; without_tokenizer: the reason for which there is none.
     """
     result = mapping(record.result) if record is not None else {}
     measured = mapping(result.get({"best": "final", "last": "last"}.get(checkpoint, "")))
     figures = {split: values for split in measured if (values := mapping(measured[split]))}
-    remark = MASKED_TOKEN if kind.objective == "masked" else NOT_NEXT_TOKEN if config.sees_future else None
+    data = ModelCardData(library_name="transformers", pipeline_tag=kind.pipeline, tags=["fullrank"])
     numbers = (key for values in figures.values() for key, value in values.items() if number(value) is not None)
     environment = Environment(
         loader=PackageLoader("fullrank.hf"), trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
-    environment.filters |= {"shown": _shown, "literal": _escape, "code": _code}
+    environment.filters |= {"show": _show, "yaml": _write_yaml}
     return environment.get_template("card.md").render(
-        title=title, kind=kind, config=config, checkpoint=checkpoint, trained=record is not None, remark=remark,
-        without_tokenizer=without_tokenizer, target=TARGET, result=result, corpus=mapping(result.get("corpus")),
-        header=_header(title, kind, result, {} if remark else figures),  # no ranking of a figure that compares with no other
-        figures=figures, keys=list(dict.fromkeys(numbers)),
-        signatures=dict.fromkeys(v["bleu_signature"] for v in figures.values() if "bleu_signature" in v),
-        model=_model_facts(config, mapping(result.get("parameters")), elements),
-        training=() if record is None else _training_facts(record, result),
+        title=title, kind=kind, config=config, checkpoint=checkpoint, trained=record is not None, result=result,
+        without_tokenizer=without_tokenizer, target=TARGET, header=data.to_yaml(), figures=figures,
+        keys=list(dict.fromkeys(numbers)), corpus=mapping(result.get("corpus")),
+        remark=MASKED_TOKEN if kind.objective == "masked" else NOT_NEXT_TOKEN if config.sees_future else None,
+        training={} if record is None else _training_facts(record, result),
     )  # fmt: skip
 
 
-def _header(title: str, kind: _Kind, result: Mapping[str, Any], figures: Mapping[str, Mapping[str, Any]]) -> str:
-    from huggingface_hub import EvalResult, ModelCardData
-
-    corpus = mapping(result.get("corpus"))
-    name = str(corpus.get("name") or "unknown")
-    dataset = {"dataset_type": name, "dataset_name": str(corpus.get("label") or name)}
-    results = [
-        EvalResult(
-            kind.pipeline, **dataset, dataset_split=split, metric_type=key, metric_name=words, metric_value=value
-        )
-        for split, values in figures.items()
-        for key, words in _HEADER.items()
-        if (value := number(values.get(key))) is not None
-    ]
-    data = ModelCardData(
-        model_name=title if results else None, library_name="transformers", pipeline_tag=kind.pipeline, tags=["fullrank"],
-        eval_results=results or None,
-    )  # fmt: skip
-    return str(data.to_yaml())
+def _training_facts(record: Run, result: Mapping[str, Any]) -> dict[str, object]:
+    """What was trained and where, as `result.json` says it."""
+    recipe, environment = record.get("recipe") or "", mapping(result.get("environment"))
+    facts = {
+        "recipe": Path(recipe).name if recipe.endswith((".yaml", ".yml")) else recipe,  # no path of a machine
+        "row": record.get("row"), "scale": record.get("scale"), "seed": record.seed,
+    }  # fmt: skip
+    facts |= {key: result.get(key) for key in ("parameters", "steps", "tokens_seen", "protocol", "corpus", "teacher")}
+    facts |= {key: environment.get(key) for key in ("fullrank", "commit", "torch", "python", "device", "precision")}
+    return {key: value for key, value in facts.items() if value not in (None, "", {})}
 
 
-def _escape(value: Any) -> str:
-    """A value as Markdown text: no HTML, link, code or column of a table begins in it."""
-    escaped = html.escape(" ".join(str(value).split()), quote=False)
-    return re.sub(r"[\\`|]|\](?=[(\[:]|$)", lambda found: f"&#{ord(found[0])};", escaped)
+def _write_yaml(values: Mapping[str, Any]) -> str:
+    """Values as YAML, each string on one line, so that no text ends the block of code."""
+    return yaml.safe_dump(dict(values), sort_keys=False, width=float("inf"), allow_unicode=True)
 
 
-def _code(value: Any) -> str:
-    """A value as Markdown code, in which nothing has a meaning; nothing for an empty one."""
-    text = " ".join(str(value).split()).replace("`", "'").replace("|", "/")
-    return f"`{text}`" if text else ""
-
-
-def _shown(value: Any) -> str:
+def _show(value: Any) -> str:
     whole, finite = integer(value), number(value)
     if whole is not None and not isinstance(value, float):
         return f"{whole:,}"
-    if finite is None:
-        return ""
-    return f"{finite:.4g}" if abs(finite) >= 1000 else f"{finite:.4f}".rstrip("0").rstrip(".")
-
-
-def _model_facts(config: ModelConfig, counts: Mapping[str, Any], elements: int) -> Iterator[tuple[str, object]]:
-    total = integer(counts.get("total"))
-    yield "parameters", f"{elements:,} (with buffers)" if total is None else f"{total:,}"
-    by_part = [f"{key} {value:,}" for key, value in counts.items() if key != "total" and value]
-    yield "by part", ", ".join(by_part).replace("_", " ")
-    encoder, decoder = config.encoder, config.decoder
-    for name, attention in (
-        ("attention", config.attention),
-        *(
-            (f"attention of layer {layer}", own)
-            for layer, own in enumerate(config.attentions)
-            if own != config.attention
-        ),
-        ("encoder attention", encoder.attention if encoder is not None else None),
-        ("decoder attention", decoder.attention if decoder is not None else None),
-        ("cross-attention", decoder.cross if decoder is not None else None),
-    ):
-        if attention is not None:
-            yield name, _mechanism(attention, config)
-    yield "layers", config.num_hidden_layers
-    yield "hidden size", config.hidden_size
-    yield "positions", config.position
-    yield "memory", f"{config.memory_length} tokens" if config.memory_length else None
-    yield "input", config.input.kind
-    mixtures = f", {config.output.mixtures} softmaxes" if isinstance(config.output, MixtureConfig) else ""
-    tied = ", tied to the input" if config.output.tied else ""
-    yield "output", f"{config.output.kind.replace('_', ' ')}{mixtures}{tied}"
-    yield "vocabulary", f"{config.vocab_size:,}" if config.vocab_size else None
-
-
-def _mechanism(attention: AttentionConfig, config: ModelConfig) -> str:
-    if isinstance(attention, MultiLinearConfig):
-        future = ", **tokens see later ones**" if attention.sees_future else ""
-        return (
-            f"multi-linear, {attention.cores} cores of rank {attention.rank}, output map {attention.output_map}{future}"
-        )
-    words = [f"{config.num_attention_heads} heads of {config.head_dim}", f"score {stage_name(attention.score)}"]
-    if isinstance(attention, WeightedConfig):
-        words += [stage_name(attention.normalize), f"mixed heads: {stage_name(attention.mix)}"]
-        if attention.cross_head:
-            words.append(f"cross-head probability {attention.cross_head} in training")
-        if attention.gate != "none":
-            words.append("output gates by head")
-        if attention.value_residual:
-            words.append("value residuals of the first layer")
-        if attention.stride is not None:
-            words.append(f"pattern strided, stride {attention.stride}")
-    return ", ".join(words).replace("_", " ")
-
-
-def _training_facts(record: Run, result: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
-    environment, corpus = mapping(result.get("environment")), mapping(result.get("corpus"))
-    recipe = record.get("recipe") or ""
-    if recipe.endswith((".yaml", ".yml")):
-        recipe = Path(recipe).name  # no path of the machine it was trained on
-    yield "recipe", " ".join(word for word in (recipe, record.get("row"), record.get("scale")) if word)
-    yield "corpus", corpus.get("label") or mapping(record.config.get("data")).get("name")
-    counts = mapping(corpus.get("tokens"))
-    tokens = [f"{split} {count:,}" for split in counts if (count := integer(counts[split])) is not None]
-    yield "tokens of text", ", ".join(tokens)
-    yield "distilled from", mapping(result.get("teacher")).get("name")
-    yield "seed", record.seed
-    yield "steps", result.get("steps")
-    yield "tokens seen", result.get("tokens_seen")
-    for key in ("fullrank", "commit", "torch", "python", "device", "precision"):
-        yield key, environment.get(key)
+    return "" if finite is None else f"{finite:.6g}"
