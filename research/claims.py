@@ -188,9 +188,11 @@ def find_side(claim: Claim, arm: Mapping[str, Any], rows: Sequence[Row]) -> Side
     config = resolve_any(recipe, name, claim.scale, overrides).config
     settings = differences(config, recipe, name, claim.scale) or {}
     of_row = [row for row in rows if [row["recipe"], row["row"], row["scale"]] == [recipe, name, claim.scale]]
-    chosen = [row for row in of_row if row["settings"] == settings and figure_of(row, claim.figure) is not None]
-    runs = {row["seed"]: row for row in sorted(chosen, key=lambda row: row["seed"])}
-    figures = {seed: figure_of(row, claim.figure) for seed, row in runs.items()}
+    runs, figures = {}, {}
+    for row in sorted(of_row, key=lambda row: row["seed"]):
+        figure = figure_of(row, claim.figure)
+        if row["settings"] == settings and figure is not None:
+            runs[row["seed"]], figures[row["seed"]] = row, figure
     usual = resolve_any(recipe, name, claim.scale).config.train.learning_rate
     rates = tried_rates(of_row, settings, usual, claim)
     seeds = ",".join(map(str, runs)) or "1,2,3"

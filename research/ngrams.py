@@ -50,12 +50,12 @@ def measure(row: Row, corpora: Path) -> dict[str, Any]:
     assert isinstance(config, RunConfig)
     corpus = prepare_text(config, {}, True, silent).corpus
     train, test = (np.asarray(corpus.ids(split), np.int64) for split in ("train", "test"))
-    options = {"vocab_size": len(corpus.tokenizer), "start_id": corpus.tokenizer.start_id}
-    orders = measure_ngrams(train, test, **options)
-    modified = measure_ngrams(train, test, order=4, modified=True, **options)
+    size, start_id = len(corpus.tokenizer), corpus.tokenizer.start_id
+    orders = measure_ngrams(train, test, vocab_size=size, start_id=start_id)
+    modified = measure_ngrams(train, test, vocab_size=size, start_id=start_id, order=4, modified=True)
     perplexities = {f"order{n}": round(value, 3) for n, value in enumerate(orders, start=1)}
     return {
-        "text.test": corpus.splits["test"]["sha256"][:16], "vocabulary": corpus.tokenizer.fingerprint[:16],
+        "text.test": str(corpus.splits["test"]["sha256"])[:16], "vocabulary": corpus.tokenizer.fingerprint[:16],
         "corpus": row["corpus"], "tokens": len(train), **perplexities, "modified4": round(modified[3], 3),
     }  # fmt: skip
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from fullrank.core.normalize import Softmax
 from torch import Tensor, nn
 
 import fullrank as fr
 from fullrank.core.engine import Components
 from fullrank.core.layout import Layout
 from fullrank.core.mix import AverageHeads
-from fullrank.core.normalize import Softmax
 from fullrank.core.output import SoftmaxOutput
 from fullrank.core.registry import register
 from fullrank.core.score import Score

@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from fullrank.core.errors import InputError, RunError
-from fullrank.files import no_room, plain_size, text_of
+from fullrank.files import no_room, text_of
 
 Report = Callable[[str], None]  # hears of every step, a line at a time
 _PIECE = 1 << 20
@@ -29,17 +29,16 @@ _NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EE
 
 def open_text(path: Path, key: str) -> BufferedReader:
     """The file, open for reading; InputError if it is missing, a folder or empty."""
+    if path.exists() and not path.is_file():
+        kind = "a folder" if path.is_dir() else "a device or a pipe"
+        raise InputError(f"{key}: {path} is {kind}; a text file is wanted")
     try:
-        size = plain_size(path)
         file = path.open("rb")
     except FileNotFoundError:
         raise InputError(f"{key}: no such file: {path}") from None
     except OSError as error:
         raise InputError(f"{key}: {path} cannot be read ({error.strerror})") from error
-    except ValueError:
-        kind = "a folder" if path.is_dir() else "a device or a pipe"
-        raise InputError(f"{key}: {path} is {kind}; a text file is wanted") from None
-    if size == 0:
+    if path.stat().st_size == 0:
         file.close()
         raise InputError(f"{key}: {path} is empty")
     return file
