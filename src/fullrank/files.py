@@ -37,10 +37,9 @@ def remove_leftovers(folder: Path, name: str = "*") -> None:
 
 
 def _lives(process: int) -> bool:
-    """True for the number of a process of this machine, and where that cannot be asked."""
+    """True for the number of a process of this machine."""
     try:
-        if os.name != "nt":  # where the question would end it
-            os.kill(process, 0)
+        os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:  # of another user

@@ -69,9 +69,7 @@ def seal_file(path: Path) -> dict[str, Any]:
 
 def sync(path: Path) -> None:
     """Force a file, or the list of a folder, to the disk."""
-    if os.name == "nt" and path.is_dir():
-        return  # Windows opens no folder
-    handle = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

@@ -15,10 +15,7 @@ from typing import Any
 import pytest
 import torch
 from training_toy import (
-    LENGTH,
-    STREAMS,
     Death,
-    Even,
     Recorder,
     ToyBatches,
     at_call,
@@ -31,7 +28,7 @@ from training_toy import (
 
 from fullrank.config.training import PhaseConfig, PlateauConfig
 from fullrank.core.errors import InputError, RunError
-from fullrank.training import EvaluationResult, Interrupted
+from fullrank.training import Interrupted
 
 PAUSES = (3, 3, 5, 16, 33)
 PHASES = [
@@ -147,59 +144,6 @@ def test_a_signal_finishes_the_step_and_saves(number: signal.Signals, tmp_path: 
     assert outcome(tmp_path / "stopped") == outcome(tmp_path / "whole")
 
 
-def links(folder: Path) -> dict[str, str]:
-    """Names and targets of links of checkpoints, and what else is there."""
-    checkpoints = folder / "checkpoints"
-    return {path.name: os.readlink(path) if path.is_symlink() else "" for path in checkpoints.iterdir()}
-
-
-@pytest.mark.parametrize(
-    "stop", [{"at": 2}, {"at": 5}, {"at": 8}, {"at": 11}, {"until": 4}, {"until": 7}, {"until": 11}]
-)
-def test_the_links_of_a_stopped_run_are_those_of_one_that_was_not(stop: dict[str, int], tmp_path: Path) -> None:
-    options = {"steps": 12, "save_every_steps": 3, "eval_options": {"every_steps": 6}}
-    train(tmp_path / "whole", **options)
-    for number in (stop, {"until": stop.get("until", stop.get("at", 0)) + 1}):  # twice in a row
-        if "until" in number:
-            train(tmp_path / "stopped", **options, until=number["until"])
-        else:
-            send = at_call(number["at"], lambda: os.kill(os.getpid(), signal.SIGTERM))
-            with pytest.raises(Interrupted):
-                train(tmp_path / "stopped", **options, objective=send)
-    train(tmp_path / "stopped", **options)
-    assert links(tmp_path / "stopped") == links(tmp_path / "whole")
-    assert outcome(tmp_path / "stopped") == outcome(tmp_path / "whole")
-
-
-def test_a_kernel_that_did_not_compute_before_is_told(tmp_path: Path) -> None:
-    heard = Recorder()
-    train(tmp_path, steps=9, until=3, engines={"native", "sdpa"})
-    record = json.loads((tmp_path / "checkpoints" / "last" / "checkpoint.json").read_text())
-    assert record["content"]["state"]["engines"] == ["native", "sdpa"]
-    train(tmp_path, steps=9, until=6, engines={"sdpa"}, observers=[heard])
-    assert heard.notices == []
-    train(tmp_path, steps=9, engines={"blocks"}, observers=[heard])
-    assert len(heard.notices) == 1
-    assert "by native, sdpa before step 7" in heard.notices[0]
-    assert "by blocks" in heard.notices[0]
-
-
-def test_the_plateau_goes_on_where_it_was(tmp_path: Path) -> None:
-    """The rate is halved by evaluations 3 and 5, the run dies before the fourth."""
-    nll = {5: 3.0, 10: 2.0, 15: 2.5, 20: 1.9, 25: 1.9, 30: 1.0}
-
-    def judged(model: Any) -> EvaluationResult:
-        return EvaluationResult(nll[int(model.seen) // (STREAMS * LENGTH)], 1)
-
-    options = {"steps": 30, "schedule": "plateau", "learning_rate": 0.8, "log_every_steps": 5, "evaluate": judged}
-    options |= {"batches": Even(), "patience": 9}
-    with pytest.raises(Death):
-        train(tmp_path, **options, objective=at_call(18, die))
-    train(tmp_path, **options)
-    found = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [line["lr"] for line in found if line["split"] == "train"] == [0.8, 0.8, 0.8, 0.4, 0.4, 0.2]
-
-
 def test_a_finished_run_is_left_as_it_is(tmp_path: Path) -> None:
     model, result = train(tmp_path, steps=7, averaging="ema")
     before = outcome(tmp_path)
@@ -236,12 +180,15 @@ def test_the_stream_of_dropout_depends_on_the_seed_alone(tmp_path: Path) -> None
 
 def test_a_checkpoint_of_another_configuration_is_refused(tmp_path: Path) -> None:
     train(tmp_path, steps=5)
-    with pytest.raises(InputError, match=r"7 batches an epoch, the data now gives 8.*train.batch_size"):
-        train(tmp_path, steps=10, batches=ToyBatches(8))
-    with pytest.raises(InputError, match=r"train section of config.yaml: it was trained with AdamW, not SGD"):
-        train(tmp_path, steps=10, optimizer="sgd")
-    with pytest.raises(InputError, match=r"train.averaging is 'ema', the checkpoint was made with 'none'"):
-        train(tmp_path, steps=10, averaging="ema")
+    other: list[tuple[dict[str, Any], str]] = [
+        ({"batches": ToyBatches(8)}, r"7 batches an epoch, the data now gives 8.*train.batch_size"),
+        ({"optimizer": "sgd"}, r"train section of config.yaml: it was trained with AdamW, not SGD"),
+        ({"averaging": "ema"}, r"train.averaging is 'ema', the checkpoint was made with 'none'"),
+        ({"eval_options": {"metric": "bleu"}}, r"was made with eval\.metric: loss, now it is bleu; set it back"),
+    ]
+    for options, words in other:
+        with pytest.raises(InputError, match=words):
+            train(tmp_path, steps=10, **options)
 
 
 def test_a_run_folder_belongs_to_one_process(tmp_path: Path) -> None:

@@ -9,9 +9,8 @@
 
 A checkpoint is written to a temporary folder, forced to the disk, renamed, and only then do the links move (a link is
 replaced in one atomic step); folders without a link are removed last. `previous` is the `last` before this one: should
-`last` be damaged, training resumes from there. A checkpoint that is there only because the run was stopped never becomes
-`previous`, which is the same link in a run that goes through. Kept weights are a hard link to the file of the checkpoint
-where the disk can do that. checkpoint.json seals the others and the run around them (`fullrank.seal`).
+`last` be damaged, training resumes from there. Kept weights are a hard link to the file of the checkpoint where the disk
+can do that. checkpoint.json seals the others and the run around them (`fullrank.seal`).
 Of several processes the first one writes the tensors that all of them gather; every process reads the files.
 """
 
@@ -37,7 +36,6 @@ from fullrank.training.distributed import barrier, full_tensor, gathered, rank
 
 WEIGHTS, TRAINING = "model.safetensors", "training.safetensors"
 KEPT = "kept"
-STOPPED = "stopped"  # in the state of a checkpoint that is there only because the run was stopped
 
 
 @dataclass(frozen=True)
@@ -86,12 +84,11 @@ def _write_checkpoint(folder: Path, snapshot: Snapshot, step: int, best: bool, k
     target = _find_free_name(folder, step)
     os.replace(temporary, target)
     sync(folder)
-    last = _read_link(folder, "last")
-    if last is not None and not _was_stopped(folder / last):
-        _link(folder, "previous", last)
     # before `last`: a run resumed from the former `last` repeats this step, one resumed from the new one does not
     if keep_weights is not None:
         _keep_weights(folder, target, step=step, number=keep_weights, run=snapshot.run)
+    if last := _read_link(folder, "last"):
+        _link(folder, "previous", last)
     if best:
         _link(folder, "best", target.name)
     _link(folder, "last", target.name)
@@ -106,13 +103,6 @@ def _remove_unlinked(folder: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
     for link in folder.glob(".link-*"):
         link.unlink()
-
-
-def _was_stopped(path: Path) -> bool:
-    try:
-        return STOPPED in read_record(path).state
-    except DamagedError:
-        return False
 
 
 def load_checkpoint(folder: Path, notice: Callable[[str], None]) -> Snapshot | None:
@@ -240,8 +230,6 @@ def _link(folder: Path, name: str, target: str) -> None:
     fresh = folder / f".link-{name}"
     fresh.unlink(missing_ok=True)
     os.symlink(target, fresh, target_is_directory=True)
-    if os.name == "nt":  # which replaces no link to a folder
-        (folder / name).unlink(missing_ok=True)
     os.replace(fresh, folder / name)
     sync(folder)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
@@ -67,13 +66,11 @@ def synchronize(device: torch.device) -> None:
 
 
 def peak_memory_mib(device: torch.device) -> float:
-    """Peak memory so far, in MiB: of tensors on a GPU, of this process otherwise (0 where the system does not count)."""
+    """Peak memory so far, in MiB: of tensors on a GPU, of this process otherwise."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
-    try:
-        import resource
-    except ImportError:  # not on Windows
-        return 0.0
+    import resource
+
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
 
@@ -186,8 +183,7 @@ def catch_signals() -> Iterator[Signals]:
     handlers |= {number: signal.getsignal(number) for number in ending}
     for number in ending:
         signal.signal(number, note_end)
-    if hasattr(signal, "SIGCONT"):
-        handlers[signal.SIGCONT] = signal.signal(signal.SIGCONT, note_continued)
+    handlers[signal.SIGCONT] = signal.signal(signal.SIGCONT, note_continued)
     try:
         yield request
     except BaseException:
@@ -208,28 +204,11 @@ def is_locked(folder: Path) -> bool:
         return True
 
 
-def _check_links(folder: Path) -> None:
-    """RunError if no links can be made in `folder`: checkpoints need them."""
-    probe = folder / f".link-{os.getpid()}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe.symlink_to("checkpoints", target_is_directory=True)
-        probe.unlink()
-    except OSError as error:
-        raise RunError(
-            f"{folder}: no links for checkpoints can be made there; on Windows switch on Developer Mode"
-        ) from error
-
-
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
     """RunError if another process trains in `folder`; the lock ends with the process, however it ends."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        _check_links(folder)
-        yield
-        return
+    import fcntl
+
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = open(folder / ".lock", "wb")  # noqa: SIM115 - held until the end of the block

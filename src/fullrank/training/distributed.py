@@ -99,8 +99,8 @@ def together(device: torch.device) -> Iterator[None]:
             raise SystemExit(1) from error
         if isinstance(error, RuntimeError) and _is_lost_connection(error):
             raise RunError(
-                f"process {rank()} of {count()} waited for another one, which is gone or did nothing for {seconds} seconds; "
-                "run the same command again to go on from the last checkpoint"
+                f"process {rank()} of {count()} waited for another one, which is gone or did nothing for "
+                f"{seconds} seconds; run the same command again to go on from the last checkpoint"
             ) from error
         raise
     else:

@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 from fullrank.config.training import TrainConfig
 from fullrank.core.errors import InputError, Interrupted, RunError
-from fullrank.training.checkpoint import STOPPED, load_checkpoint, save_checkpoint
+from fullrank.training.checkpoint import load_checkpoint, save_checkpoint
 from fullrank.training.device import (
     Signals,
     autocast,
@@ -196,8 +196,8 @@ class _Loop:
         processes = snapshot.state["processes"]
         if processes != count():
             self.observers.notice(
-                f"{last} was made with --procs {processes}, this is --procs {count()}: the same batches and draws follow, but "
-                "sums add up in another order, so that the last digits may differ"
+                f"{last} was made with --procs {processes}, this is --procs {count()}: the same batches and draws follow, "
+                "but sums add up in another order, so that the last digits may differ"
             )
         counters = state.counters
         self.plan.check_phase(counters, last)
@@ -223,10 +223,9 @@ class _Loop:
         self.state.model.train()
         self.parameters = [p for group in self.state.optimizer.param_groups for p in group["params"]]
         self.clock, self.saved_at = Clock(self.device, counters, signals), time.monotonic()
-        first_step = counters.step + 1
         while not counters.finished and counters.step < until:
             self.update(signals)
-            self.note_engines(first_step)
+            counters.engines = sorted({*counters.engines, *self.engines})
             self.observers.advance(counters.step, counters.tokens)
             counters.finished = plan.finished(counters)
             phase_over = plan.phase_over(counters)
@@ -239,23 +238,12 @@ class _Loop:
             keep = self.options.keep_checkpoints if evaluating else None
             is_due = plan.save_due(counters.step) or self.is_late or is_best or bool(keep) or counters.finished
             if is_due or self.is_ending or counters.step >= until:
-                self.save(is_best, keep, stopped=not is_due)
+                self.save(is_best, keep)
             if self.is_ending and not counters.finished:
                 raise Interrupted(
                     f"stopped by {signals.signal or 'a signal'} after step {counters.step} of {plan.total_steps}; everything "
                     f"is saved in {self.folder}"
                 )
-
-    def note_engines(self, first_step: int) -> None:
-        """Add the kernels that computed; tell of those that did not compute before this part of the training."""
-        counters = self.state.counters
-        earlier, new = counters.engines, sorted(self.engines - set(counters.engines))
-        if earlier and new and counters.step == first_step:
-            self.observers.notice(
-                f"attention was computed by {', '.join(earlier)} before step {first_step}, and now by {', '.join(new)} too: "
-                "the last digits may differ"
-            )
-        counters.engines = sorted([*earlier, *new])
 
     def update(self, signals: Signals) -> None:
         """One update of the parameters, from the mean gradient over the tokens of its batches.
@@ -375,11 +363,8 @@ class _Loop:
         elif not counters.finished:
             counters.stopped_early = counters.finished = True
 
-    def save(self, best: bool, keep: int | None, stopped: bool) -> None:
-        """Save a checkpoint of this step, and keep its weights as one of `keep`; RunError if they are not finite.
-
-        stopped: it is there because training is to stop, and a run that is not stopped has none of this step.
-        """
+    def save(self, best: bool, keep: int | None) -> None:
+        """Save a checkpoint of this step, and keep its weights as one of `keep`; RunError if they are not finite."""
         counters = self.state.counters
         self.check_loss()
         norms = torch._foreach_norm([local_tensor(p.detach()) for p in self.parameters])
@@ -389,8 +374,6 @@ class _Loop:
         if self.metrics is not None:
             counters.metrics_bytes = self.metrics.sync()
         snapshot = dataclasses.replace(self.state.capture(), run=self.seal)
-        if stopped:
-            snapshot.state[STOPPED] = True
         save_checkpoint(self.folder / "checkpoints", snapshot, step=counters.step, best=best, keep_weights=keep)
         self.saved_at = time.monotonic()
         self.clock.resume()

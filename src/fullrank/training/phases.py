@@ -36,14 +36,6 @@ class Phase:
             bounds.append(self.config.plateau.steps + 1)
         return min(bounds, default=0)
 
-    @property
-    def bound(self) -> str:
-        """The key and value behind `least`."""
-        key, config = f"train.phases.{self.config.name}", self.config
-        if config.plateau is not None and self.least != self.steps:
-            return f"{key}.plateau.steps {config.plateau.steps}"
-        return f"{key}.steps {config.steps}" if config.steps is not None else f"{key}.epochs {config.epochs:g}"
-
 
 def update_plateau(
     bests: list[tuple[int, float]], step: int, ppl: float, options: PlateauConfig
@@ -226,8 +218,7 @@ def _check_all_begin(phases: Sequence[Phase], total_steps: int, options: TrainCo
         steps = sum(phase.least for phase in phases[:index])
         if steps >= total_steps:
             key, value = next((key, value) for key, value in budgets.items() if value is not None)
-            bounds = ", ".join(phase.bound for phase in phases[:index])
             raise InputError(
-                f"train.phases.{phases[index].config.name} would never begin: the phases before it take at least {steps} steps "
-                f"({bounds}), the whole training has {total_steps} (train.{key} {value}); shorten them or raise train.{key}"
+                f"train.phases.{phases[index].config.name} would never begin: the phases before it take at least {steps} "
+                f"steps, the whole training has {total_steps} (train.{key} {value}); shorten them or raise train.{key}"
             )
