@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,6 @@ from fullrank.core.errors import InputError, RunError
 from fullrank.training import choose_device, compile_blocks, loop, prepare_machine, seed_everything
 from fullrank.training.device import (
     begin_pass,
-    check_cuda_graphs,
     detach_carry,
     eager_evaluation,
     explain_failures,
@@ -102,14 +99,6 @@ ON = TrainConfig(steps=1, compile=True, cuda_graphs=True)
 OFF = TrainConfig(steps=1, compile=True)
 
 
-def test_blocks_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[dict[str, Any]] = []
-    monkeypatch.setattr(nn.Module, "compile", lambda self, **given: asked.append(given))
-    compile_blocks(Toy(), cuda_graphs=True)
-    compile_blocks(Toy())
-    assert asked == [{"mode": "reduce-overhead"}, {}]
-
-
 def test_every_pass_is_marked_and_what_outlives_it_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     marks: list[None] = []
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: marks.append(None))
@@ -176,35 +165,6 @@ def test_operators_that_keep_tensors_are_not_recorded() -> None:
     for name in ("multilinear", "mixed_heads"):
         for operator in (getattr(torch.ops.fullrank, name), getattr(torch.ops.fullrank, f"{name}_backward")):
             assert torch.Tag.cudagraph_unsafe in operator.default.tags
-
-
-class OldTags:
-    """`torch.Tag` as it was before 2.9."""
-
-
-for _name in dir(torch.Tag):
-    if not _name.startswith("_") and _name != "cudagraph_unsafe":
-        setattr(OldTags, _name, getattr(torch.Tag, _name))
-
-
-def test_torch_without_the_tag_records_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "Tag", OldTags)
-    with pytest.raises(InputError, match=r"train.cuda_graphs: needs torch 2.9 or later"):
-        check_cuda_graphs(ON, torch.device("cuda"))
-    check_cuda_graphs(OFF, torch.device("cuda"))
-
-
-@pytest.mark.full
-def test_attention_is_there_in_torch_without_the_tag() -> None:
-    program = (
-        "import torch\n"
-        "kept = {n: getattr(torch.Tag, n) for n in dir(torch.Tag) if not n.startswith('_') and n != 'cudagraph_unsafe'}\n"
-        "new, check = torch.Tag, lambda cls, x: isinstance(x, new)\n"
-        "torch.Tag = type('Meta', (type,), {'__instancecheck__': check})('Tag', (), kept)\n"
-        "import fullrank.kernels.multilinear\n"
-        "assert 'cudagraph' not in str(torch.ops.fullrank.multilinear.default.tags)\n"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 @pytest.mark.parametrize("kind", ["everything", "causal", "bool", "float", "grouped"])

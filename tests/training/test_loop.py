@@ -26,13 +26,10 @@ from training_toy import (
     ToyBatches,
     at_call,
     die,
-    evaluate_scored,
-    outcome,
     train,
 )
 
 from fullrank.config.run import EvalConfig
-from fullrank.config.training import TrainConfig
 from fullrank.core.errors import ConfigError, InputError, RunError
 from fullrank.core.registry import register, unregister
 from fullrank.seal import read_record
@@ -93,13 +90,6 @@ def test_accumulation_is_the_big_batch(clip: float | None, tmp_path: Path) -> No
     assert not torch.equal(small.inner.weight, Toy().double().inner.weight)
     assert result.tokens == expected.tokens
     assert lines(tmp_path / "small", "train") == lines(tmp_path / "big", "train")
-
-
-def test_accumulation_of_unequal_batches_weights_by_tokens(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"steps": 2, "optimizer": "sgd", "learning_rate": 0.5, "objective": without_dropout}
-    small, _ = train(tmp_path / "small", gradient_accumulation_steps=7, **options)
-    big, _ = train(tmp_path / "big", batches=Grouped(7, ToyBatches()), **options)
-    torch.testing.assert_close(small.inner.weight, big.inner.weight, rtol=1e-12, atol=1e-12)
 
 
 def test_lines_are_means_over_tokens_since_the_line_before(tmp_path: Path) -> None:
@@ -195,9 +185,10 @@ def test_an_infinite_gradient_is_not_saved(tmp_path: Path) -> None:
         train(tmp_path / "b", steps=3, objective=breaking, max_grad_norm=1.0)
 
 
-def test_a_validation_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("result", [EvaluationResult(math.nan, 1), EvaluationResult(1.0, 1, {"bleu": math.nan})])
+def test_a_validation_figure_that_is_no_number_ends_the_run(result: EvaluationResult, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="the validation loss at step 5 is not a finite number"):
-        train(tmp_path, steps=10, evaluate=lambda model: EvaluationResult(math.nan, 1))
+        train(tmp_path, steps=10, evaluate=lambda model: result)
 
 
 def test_patience_ends_training_and_the_best_is_kept(tmp_path: Path) -> None:
@@ -209,12 +200,6 @@ def test_patience_ends_training_and_the_best_is_kept(tmp_path: Path) -> None:
     assert links == {"last": "step-00000025", "best": "step-00000010"}
     _, again = train(tmp_path, steps=30, patience=3, evaluate=lambda model: EvaluationResult(0.0, 1))
     assert again.steps == 25
-
-
-def test_patience_is_remembered_over_a_stop(tmp_path: Path) -> None:
-    train(tmp_path, steps=15, patience=3, evaluate=lambda model: EvaluationResult(7.0, 1))
-    _, result = train(tmp_path, steps=40, patience=3, evaluate=lambda model: EvaluationResult(7.0, 1))
-    assert (result.steps, result.best_step) == (20, 5)
 
 
 def test_a_budget_of_tokens_ends_with_the_step_that_reaches_it(tmp_path: Path) -> None:
@@ -326,50 +311,6 @@ def test_an_evaluation_without_the_score_is_said_with_the_key_to_change(tmp_path
         train(tmp_path, steps=5, eval_options=BY_BLEU)
     with pytest.raises(ConfigError, match=r"eval.metric: 'loss' or 'bleu', given 'chrf'"):
         EvalConfig(metric="chrf")  # type: ignore[arg-type]
-
-
-def test_a_score_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="validation loss at step 5 is not a finite number"):
-        train(tmp_path, steps=5, evaluate=lambda model: EvaluationResult(1.0, 1, {"bleu": math.nan}))
-
-
-def test_a_stopped_run_keeps_its_best(tmp_path: Path) -> None:
-    """The best evaluation lies before the stop: none after it may take its place."""
-    curve = [3.0, 1.0, 2.0, 2.5, 1.5]
-    options: dict[str, Any] = {"steps": 25, "batches": Even(), "patience": 4}
-    options["evaluate"] = following(curve, curve)
-    train(tmp_path / "whole", **options)
-    with pytest.raises(Death):
-        train(tmp_path / "killed", **options, objective=at_call(18, die))
-    _, result = train(tmp_path / "killed", **options)
-    assert (result.resumed_from, result.best_step, result.best_nll, result.best_metric) == (15, 10, 1.0, 1.0)
-    assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
-
-
-def test_a_checkpoint_of_another_metric_is_refused(tmp_path: Path) -> None:
-    options = {"steps": 5, "evaluate": evaluate_scored}
-    train(tmp_path, **options)
-    with pytest.raises(InputError, match=r"was made with eval\.metric: loss, now it is bleu; set it back"):
-        train(tmp_path, **options, eval_options=BY_BLEU)
-
-
-def test_an_evaluation_without_scores_is_as_it_was(tmp_path: Path) -> None:
-    train(tmp_path / "none", steps=10)
-    train(tmp_path / "empty", steps=10, evaluate=lambda model: EvaluationResult(1.0, 1))
-    train(tmp_path / "plain", steps=10, evaluate=lambda model: EvaluationResult(1.0, 1))
-    assert outcome(tmp_path / "empty") == outcome(tmp_path / "plain")
-    lines = [json.loads(line) for line in (tmp_path / "none" / "metrics.jsonl").read_text().splitlines()]
-    assert {key for line in lines for key in line} == {"step", "split", "nll", "ppl", "tokens", "lr"}
-    assert torch.isfinite(torch.tensor([line["nll"] for line in lines])).all()
-
-
-@pytest.mark.parametrize("key", ["batch_tokens", "keep_checkpoints"])
-@pytest.mark.parametrize("value", [0, -4, 2**63])
-def test_counts_are_positive_and_bounded(key: str, value: int) -> None:
-    with pytest.raises(ConfigError, match=rf"train\.{key}: .* given {value}"):
-        TrainConfig(**{key: value})  # type: ignore[arg-type]
-    assert getattr(TrainConfig(**{key: 4096}), key) == 4096  # type: ignore[arg-type]
-    assert getattr(TrainConfig(), key) is None
 
 
 def _pause(folder: Path) -> None:

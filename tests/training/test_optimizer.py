@@ -15,7 +15,7 @@ from training_toy import Toy
 import fullrank as fr
 from fullrank.config.training import TrainConfig
 from fullrank.core.errors import ConfigError
-from fullrank.core.registry import names, register, unregister
+from fullrank.core.registry import names
 from fullrank.training import make_optimizer, parameter_groups
 
 GRADIENTS = torch.randn(6, 3, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -177,21 +177,6 @@ def test_a_parameter_without_gradient_at_the_first_step_follows_later(name: str)
     torch.testing.assert_close(skipped.weight.detach(), expected, **CLOSE)
 
 
-@pytest.mark.parametrize("name", ["adamw", "muon"])
-def test_strong_decay_is_decoupled(name: str) -> None:
-    """p -= lr d p beside an update that does not know of it, here none: 30 times the usual decay (arXiv 2509.14786)."""
-    layer = nn.Linear(5, 4, bias=False, dtype=torch.float64)
-    before = layer.weight.detach().clone()
-    groups = parameter_groups(Layers(layer), 3.0, muon=name == "muon")
-    optimizer = make_optimizer(name, groups, TrainConfig(steps=1, optimizer=name, weight_decay=3.0))
-    for rate in RATES:
-        layer.weight.grad = torch.zeros_like(layer.weight)
-        optimizer.param_groups[0]["lr"] = rate
-        optimizer.step()
-    expected = before * math.prod(1 - 3.0 * rate for rate in RATES)
-    torch.testing.assert_close(layer.weight.detach(), expected, **CLOSE)
-
-
 def test_muon_takes_matrices_inside_blocks_and_adamw_the_rest() -> None:
     attention = fr.AttentionConfig(score="relative", mix="position_wise")
     sizes: dict[str, Any] = {"vocab_size": 13, "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
@@ -212,17 +197,6 @@ def test_muon_takes_matrices_inside_blocks_and_adamw_the_rest() -> None:
     assert "blocks.0.attention.attend.mix.from_query" in states  # a matrix, but of a mixing
     for name, parameter in model.named_parameters():
         assert (name in found) != torch.equal(parameter, copied.get_parameter(name)), name
-
-
-def test_muon_and_adamw_move_parameters_alike() -> None:
-    """`match_rms_adamw`: the first update of AdamW is the rate in every entry, and of Muon a fifth of it."""
-    for shape in ((48, 16), (16, 48), (32, 32)):
-        layer = nn.Linear(*shape, bias=False)
-        before = layer.weight.detach().clone()
-        layer.weight.grad = torch.randn_like(layer.weight)
-        options = TrainConfig(steps=1, optimizer="muon", learning_rate=0.01)
-        make_optimizer("muon", parameter_groups(Layers(layer), 0.0, muon=True), options).step()
-        assert float((layer.weight.detach() - before).square().mean().sqrt()) == pytest.approx(0.002, rel=0.2)
 
 
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon from 2.9 on")
@@ -249,18 +223,6 @@ def test_muon_is_that_of_torch(shape: tuple[int, int], device: str) -> None:
 def test_nag_without_momentum_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"train.momentum: nag needs a momentum above 0"):
         make_optimizer("nag", parameter_groups(Toy(), 0.0), TrainConfig(steps=1))
-
-
-def test_a_new_optimizer_is_one_function() -> None:
-    @register("optimizer", "still")
-    def still(groups: Any, options: TrainConfig) -> torch.optim.Optimizer:
-        return torch.optim.SGD(groups, lr=0.0)
-
-    try:
-        options = TrainConfig(steps=1, optimizer="still")
-        assert isinstance(make_optimizer("still", parameter_groups(Toy(), 0.0), options), torch.optim.SGD)
-    finally:
-        unregister("optimizer", "still")
 
 
 def test_the_embedding_has_groups_of_its_own() -> None:
