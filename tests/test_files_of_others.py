@@ -67,30 +67,25 @@ def test_a_file_that_is_written_again_takes_its_own_leftovers_along(dead: int, t
     assert {path.name for path in tmp_path.iterdir()} == {"a[b].json", f".ab.json.{dead}"}
 
 
-@pytest.mark.parametrize(
-    ("error", "full"),
-    [
-        (OSError(errno.ENOSPC, "x"), True),
-        (OSError(errno.EDQUOT, "x"), True),
-        (SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"), True),
-        (Exception("Disk quota exceeded (os error 122)"), True),
-        (OSError(errno.EACCES, "x"), False),
-        (ValueError("28"), False),
-    ],
-)
-def test_a_full_disk_is_known_whoever_says_it(error: Exception, full: bool) -> None:
-    assert no_room(error) == full
+FULL, WANT, OTHER = (True, False), (False, True), (False, False)
 
 
 @pytest.mark.parametrize(
-    ("error", "none"),
+    ("error", "expected"),
     [
-        (OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), True),
-        (SafetensorError("Error while opening: Cannot allocate memory (os error 12)"), True),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."), True),
-        (MemoryError(), True),
-        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), False),
+        (OSError(errno.ENOSPC, "x"), FULL),
+        (OSError(errno.EDQUOT, "x"), FULL),
+        (SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"), FULL),
+        (Exception("Disk quota exceeded (os error 122)"), FULL),
+        (OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), WANT),
+        (SafetensorError("Error while opening: Cannot allocate memory (os error 12)"), WANT),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."), WANT),
+        (MemoryError(), WANT),
+        (OSError(errno.EACCES, "x"), OTHER),
+        (ValueError("28"), OTHER),
     ],
 )
-def test_want_of_memory_is_known_whoever_says_it(error: Exception, none: bool) -> None:
-    assert out_of_memory(error) == none
+def test_a_full_disk_and_want_of_memory_are_known_whoever_says_it(
+    error: Exception, expected: tuple[bool, bool]
+) -> None:
+    assert (no_room(error), out_of_memory(error)) == expected

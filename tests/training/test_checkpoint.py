@@ -37,16 +37,18 @@ from fullrank.training.checkpoint import (
 )
 
 
-def snapshot(step: int) -> Snapshot:
-    """A checkpoint whose every part tells its step."""
+def snapshot(step: int, best_step: int | None = None) -> Snapshot:
+    """A checkpoint whose every part tells its step; the best one so far, unless another is said to be."""
     value = torch.full((3,), float(step))
-    return Snapshot({"w": value}, {"optimizer.w": value + 0.5}, {"step": step, "best_step": step, "pi": 0.1 + 0.2})
+    return Snapshot(
+        {"w": value}, {"optimizer.w": value + 0.5}, {"step": step, "best_step": best_step or step, "pi": 0.1 + 0.2}
+    )
 
 
 def check(found: Snapshot | None, *steps: int) -> None:
     assert found is not None
     assert found.state["step"] in steps
-    wanted = snapshot(found.state["step"])
+    wanted = snapshot(found.state["step"], found.state["best_step"])
     assert torch.equal(found.weights["w"], wanted.weights["w"])
     assert torch.equal(found.training["optimizer.w"], wanted.training["optimizer.w"])
     assert found.state == wanted.state
@@ -103,7 +105,7 @@ def test_no_moment_of_writing_loses_the_checkpoint_before(
     for number in itertools.count(1):
         folder = tmp_path / str(number)
         for step in (1, 2, 3):
-            save_checkpoint(folder, snapshot(step), step=step, best=step == 1, keep_weights=3)
+            save_checkpoint(folder, snapshot(step, 1), step=step, best=step == 1, keep_weights=3)
         with pytest.MonkeyPatch.context() as patch:
             calls = breaking_at(patch, number, error)
             with contextlib.suppress(Death if isinstance(error, Death) else RunError):
@@ -120,7 +122,7 @@ def test_no_moment_of_writing_loses_the_checkpoint_before(
         check(load_checkpoint(folder, refuse), 4)
         check(read_checkpoint(folder / "best"), 4)
         check_kept(folder, [2, 3, 4])
-        save_checkpoint(folder, snapshot(5), step=5, best=False)
+        save_checkpoint(folder, snapshot(5, 4), step=5, best=False)
         check(load_checkpoint(folder, refuse), 5)
         check(read_checkpoint(folder / "previous"), 4)
         assert len(list(folder.glob("step-*"))) == 2, "what no link points to is removed"

@@ -237,19 +237,6 @@ def test_observers_see_it_all_and_are_closed_even_after_a_failure(tmp_path: Path
     assert recorder.finished == 1
 
 
-def test_it_learns(tmp_path: Path) -> None:
-    """One fixed batch, learned by heart."""
-
-    @dataclass(frozen=True)
-    class Same(ToyBatches):
-        def batch(self, epoch: int, index: int) -> Tensor:
-            return torch.arange(STREAMS * LENGTH).view(STREAMS, LENGTH) % 11
-
-    train(tmp_path, steps=150, learning_rate=0.02, schedule="cosine", batches=Same(), log_every_steps=50)
-    curve = [line["nll"] for line in lines(tmp_path, "train")]
-    assert curve[-1] < 0.5 * curve[0]
-
-
 BY_BLEU = {"every_steps": 5, "metric": "bleu"}
 
 
@@ -314,8 +301,8 @@ def test_an_evaluation_without_the_score_is_said_with_the_key_to_change(tmp_path
 
 
 def _pause(folder: Path) -> None:
-    """Train the toy; in its 7th batch the process is stopped for a second."""
-    script = "sleep 0.2; kill -STOP $PPID; sleep 1; kill -CONT $PPID"
+    """Train the toy; in its 7th batch the process is stopped for four seconds."""
+    script = "sleep 0.2; kill -STOP $PPID; sleep 4; kill -CONT $PPID"
     train(folder, steps=12, objective=at_call(7, lambda: subprocess.Popen(["sh", "-c", script]).wait()))
 
 
@@ -325,17 +312,17 @@ def test_a_step_in_which_the_process_was_paused_is_not_timed(tmp_path: Path) -> 
     process.start()
     process.join()
     assert process.exitcode == 0
-    assert time.monotonic() - began > 1.2
+    assert time.monotonic() - began > 4.2
     lines = [json.loads(line) for line in (tmp_path / "timing.jsonl").read_text().splitlines()]
     assert [(line["step"], line.get("pauses")) for line in lines] == [(4, None), (8, 1), (12, None)]
-    assert lines[-1]["seconds"] < 0.9
+    assert lines[-1]["seconds"] < 3.5
     state = read_record(tmp_path / "checkpoints" / "last").state
     assert (state["step"], state["timed_steps"], state["total_steps"]) == (
         12,
         10,
         12,
     )  # neither the first nor the paused one
-    assert state["timed_seconds"] < 0.9
+    assert state["timed_seconds"] < 3.5
 
 
 def test_the_rate_follows_the_tokens_of_an_update(tmp_path: Path) -> None:

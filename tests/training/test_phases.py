@@ -18,7 +18,6 @@ from training_toy import (
     Death,
     Even,
     Objective,
-    Recorder,
     Toy,
     ToyBatches,
     at_call,
@@ -31,7 +30,6 @@ from fullrank.config.run import EvalConfig
 from fullrank.config.training import PhaseConfig, PlateauConfig, TrainConfig
 from fullrank.core.errors import InputError
 from fullrank.training import EvaluationResult, Loss, Plan, TrainingPosition, make_plan
-from fullrank.training.observers import Status
 from fullrank.training.phases import update_plateau
 
 
@@ -374,17 +372,3 @@ def test_other_phases_are_refused_and_longer_ones_are_not(tmp_path: Path) -> Non
     positions = Positions()
     _, result = train(tmp_path / "a", phases=[phase("a", steps=4), phase("b", steps=7)], objective=positions)
     assert (result.resumed_from, result.steps, positions.phases()) == (8, 11, "bbb")
-
-
-def test_observers_know_the_phase(tmp_path: Path) -> None:
-    recorder = Recorder()
-    train(tmp_path, phases=[phase("warm", steps=4), phase("cool", steps=4)], observers=[recorder])
-    assert recorder.began == (0, 8)
-    status = Status()
-    status.start(step=0, total_steps=8)
-    assert status.words() == "step 0/8"
-    for line in recorder.lines:
-        status.record(line)
-        if line.get("step") == 4:
-            assert status.words().startswith("step 0/8  phase warm  loss ")
-    assert status.words().startswith("step 0/8  phase cool  loss ")

@@ -89,9 +89,9 @@ def _write_checkpoint(folder: Path, snapshot: Snapshot, step: int, best: bool, k
         _keep_weights(folder, target, step=step, number=keep_weights, run=snapshot.run)
     if last := _read_link(folder, "last"):
         _link(folder, "previous", last)
+    _link(folder, "last", target.name)
     if best:
         _link(folder, "best", target.name)
-    _link(folder, "last", target.name)
     _remove_unlinked(folder)
 
 
@@ -118,13 +118,10 @@ def find_newest(folder: Path, notice: Callable[[str], None]) -> str | None:
     InputError if there are checkpoints and none is good.
     """
     _restore_links(folder)
-    last, best = _read_link(folder, "last"), _read_link(folder, "best")
+    last = _read_link(folder, "last")
     names = sorted((path.name for path in folder.glob("step-*")), reverse=True)
-    if last is not None:
-        # a later `best` is the checkpoint of a process that was killed before it could move its last link
-        names = [best, last, *names] if best is not None and best > last else [last, *names]
     damages: list[str] = []
-    for name in dict.fromkeys(names):
+    for name in dict.fromkeys([last, *names] if last is not None else names):
         try:
             state = verify_checkpoint(folder / name).state
         except DamagedError as damage:
@@ -132,8 +129,8 @@ def find_newest(folder: Path, notice: Callable[[str], None]) -> str | None:
             continue
         if name != last:
             _link(folder, "last", name)
-            if state.get("best_step") == state.get("step"):
-                _link(folder, "best", name)
+        if state["best_step"] == state["step"]:  # a kill between the two links, or `last` was damaged
+            _link(folder, "best", name)
         if damages:
             notice(f"{damages[0]}; going on from the checkpoint before it, {folder / name}")
         else:
@@ -168,7 +165,7 @@ def verify_checkpoint(path: Path) -> Record:
 
 def load_weights(model: nn.Module, path: Path) -> None:
     """Load the weights of a checkpoint folder (`checkpoints/best`); InputError if they are damaged or do not fit."""
-    put_weights(model, _read_weights(path, "use another checkpoint or train again"), path)
+    put_weights(model, _read_weights(path), path)
 
 
 def put_weights(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
@@ -187,11 +184,11 @@ def put_weights(model: nn.Module, weights: dict[str, Tensor], path: Path) -> Non
     model.load_state_dict(weights)
 
 
-def _read_weights(path: Path, advice: str) -> dict[str, Tensor]:
+def _read_weights(path: Path) -> dict[str, Tensor]:
     try:
         verify_checkpoint(path)
     except DamagedError as damage:
-        raise InputError(f"{path} is damaged: {damage}; {advice}") from damage
+        raise InputError(f"{path} is damaged: {damage}; use other weights or train again") from damage
     weights: dict[str, Tensor] = safetensors.torch.load_file(path / WEIGHTS)
     return weights
 
@@ -319,7 +316,7 @@ def mean_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
     """
     total: dict[str, Tensor] = {}
     for path in paths:
-        weights = _read_weights(path, "average fewer (--last), or train again")
+        weights = _read_weights(path)
         if total and {n: t.shape for n, t in weights.items()} != {n: t.shape for n, t in total.items()}:
             raise InputError(f"{path} and {paths[0]} are not of the same model: they hold other tensors")
         for name, tensor in weights.items():

@@ -423,8 +423,8 @@ class Engine:
     def unsharded(self) -> Iterator[None]:
         """Inside the block every process holds all parameters, for evaluation.
 
-        Hooks of FSDP2 do not run in it: they note the order of forward passes, by which the next backward pass gathers
-        parameters ahead, and that has to be the same in all processes; of a validation text each reads another part.
+        Hooks of FSDP2 do not run: by the forward passes that they note the next backward pass gathers parameters ahead, but
+        of a validation text each process reads another part.
         """
         if not self.sharded:
             yield
