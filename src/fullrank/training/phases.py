@@ -116,8 +116,8 @@ class Plan:
     def check_phase(self, counters: Counters, path: Path) -> None:
         """Raises InputError unless the checkpoint `path`, which holds `counters`, was made in one of these phases."""
         names = [phase.config.name for phase in self.phases]
-        fits = counters.phase in names if names else counters.phase is None
-        if not fits:
+        allowed: list[str | None] = [*names] or [None]
+        if counters.phase not in allowed:
             made = "without phases" if counters.phase is None else f"in phase '{counters.phase}'"
             raise InputError(
                 f"{path} was made {made}, train.phases now has {', '.join(names) or 'none'}; set it back or start again "
