@@ -106,10 +106,10 @@ def test_what_cannot_be_averaged(folder: Path, tmp_path: Path) -> None:
     assert "it has best, last, previous; `fullrank average` makes one that is called average" in " ".join(err.split())
     code, _, err = called("average", folder, "--last", 4)
     assert code == 2
-    assert "keeps 3 checkpoints to average (steps 12, 16, 18), --last asks for 4; lower it, or train with" in err
-    assert "train.keep_checkpoints: 4" in err
+    assert "keeps 3 checkpoints to average, given 4" in err
+    assert "train.keep_checkpoints" in err
     assert called("average", folder, "--last", 0)[0] == 2
-    with pytest.raises(InputError, match="--last: at least 1 checkpoint, given 0"):
+    with pytest.raises(InputError, match="--last: .* given 0"):
         average(folder, last=0)
     code, _, err = called("average", folder, "--out", "best")
     assert code == 2
@@ -117,7 +117,7 @@ def test_what_cannot_be_averaged(folder: Path, tmp_path: Path) -> None:
     shutil.rmtree(folder / "checkpoints" / "kept")
     code, _, err = called("average", folder)
     assert code == 2
-    assert "keeps no checkpoints to average; train with train.keep_checkpoints: 5 to keep the last ones" in err
+    assert "keeps no checkpoints to average" in err
     for place, words in ((tmp_path / "nowhere", "no such folder"), (tmp_path, "not a run folder")):
         code, _, err = called("average", place)
         assert code == 2

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,7 @@ import torch
 from torch import nn
 
 import fullrank
-from fullrank.comparison.measures import choose
-from fullrank.comparison.runs import find_runs, read_run
+from fullrank.comparison.runs import find_runs
 from fullrank.config.finetune import FinetuneConfig
 from fullrank.config.recipe import Resolved, chosen_rows, load, resolve_any, shipped
 from fullrank.config.run import DynamicConfig, RunConfig
@@ -52,7 +51,7 @@ from fullrank.experiments.run_folder import (
 )
 from fullrank.experiments.task import WRITES_FROM, Prepared, Say, Task, TextTask
 from fullrank.experiments.translation import TranslationTask
-from fullrank.files import sha256_of, visible, write_json
+from fullrank.files import sha256_of, silent, visible, write_json
 from fullrank.kernels import available, chosen, kernel
 from fullrank.seal import DamagedError, is_run, read_record, seal_run
 from fullrank.storage import find
@@ -109,18 +108,18 @@ def train(
     config = absolute(resolved.config)
     task_of(config).check(config)
     device = prepare_machine(config.train)
-    with together(device), ExitStack() as held:
+    with together(device), ExitStack() as exits:
         with first_before_others():
-            begun = _begin(config, resolved, folder, kernel_name, say, dict(trained or {}), held, after)
-        if gathered(isinstance(begun, dict))[0]:
-            return begun if isinstance(begun, dict) else {}
-        assert not isinstance(begun, dict)
-        return _train(begun, folder, device, quiet=quiet, until=until, say=say)
+            start = _begin(config, resolved, folder, kernel_name, say, trained or {}, exits, after)
+        if gathered(isinstance(start, dict))[0]:
+            return start if isinstance(start, dict) else {}
+        assert not isinstance(start, dict)
+        return _train(start, folder, device, quiet=quiet, until=until, say=say)
 
 
 @dataclass(frozen=True)
-class _Begun:
-    """A run whose folder and data are ready. kernel: the name of the kernel that it was begun with."""
+class _Start:
+    """A run whose folder and data are ready."""
 
     prepared: Prepared[Any, Any]
     identity: Mapping[str, Any]
@@ -133,29 +132,31 @@ def _begin(
     folder: Path,
     kernel_name: str,
     say: Say,
-    trained: dict[str, Path],
-    held: ExitStack,
+    trained: Mapping[str, Path],
+    exits: ExitStack,
     after: Path | None,
-) -> _Begun | dict[str, Any]:
-    """Prepare the data and claim the folder, whose lock is `held`; the result.json of a run that is finished."""
-    task, first = task_of(config), rank() == 0
-    say = say if first else lambda _: None
+) -> _Start | dict[str, Any]:
+    """Prepare the data and claim the folder, which is locked until `exits` end; the result.json of a run that is finished."""
+    task, is_first = task_of(config), rank() == 0
+    say = say if is_first else silent
     check_usable(folder)
-    before, known = open_any(folder) if is_run(folder) else (config, {})
-    begun = (folder / "metrics.jsonl").exists() or (folder / "checkpoints").exists()
-    same_text = begun or before.data == config.data  # else a start that failed, on another text
-    stated, continues = known.get("stated"), known.get("continues") if begun or before == config else None
-    earlier: Mapping[str, Any] = {}
-    if after is not None and continues is None and not begun:
-        earlier = open_any(after)[1]
+    earlier_config, recorded = open_any(folder) if is_run(folder) else (config, {})
+    has_trained = (folder / "metrics.jsonl").exists() or (folder / "checkpoints").exists()
+    has_same_text = has_trained or earlier_config.data == config.data  # else a start that failed, on another text
+    stated = recorded.get("stated")
+    continues = recorded.get("continues") if has_trained or earlier_config == config else None
+    origin: Mapping[str, Any] = {}
+    if after is not None and continues is None and not has_trained:
+        origin = open_any(after)[1]
         continues = {"folder": str(after.resolve()), "steps": (finished_result(after) or {}).get("steps")}
     if isinstance(config, RunConfig) and config.train.budget is not None:
         stated = resolved.stated
-        config = _settled(config.train.budget, stated, folder, known, kernel_name, say)
-    prepared = task.prepare(config, earlier or (known if same_text else {}), resolved.scale != "paper", say)
-    if any(earlier.get(key) != prepared.identity[key] for key in ("text", "vocabulary") if earlier):
+        config = _settle_budget(config.train.budget, stated, folder, recorded, kernel_name, say)
+    known_data = origin or (recorded if has_same_text else {})
+    prepared = task.prepare(config, known_data, resolved.scale != "paper", say)
+    if any(origin.get(key) != prepared.identity[key] for key in ("text", "vocabulary") if origin):
         raise InputError(f"{after} was trained on another text or vocabulary than is there now; restore the text")
-    if known and same_text and isinstance(prepared.corpus, Corpus):
+    if recorded and has_same_text and isinstance(prepared.corpus, Corpus):
         check_sources(prepared.corpus, folder)
     identity = {
         "name": resolved.row or folder.name,
@@ -169,67 +170,67 @@ def _begin(
         **prepared.identity,
     }
     if isinstance(config, RunConfig) and config.train.distill is not None:
-        identity["teacher"] = known.get("teacher") or teacher_of(config.train.distill.run, identity)
+        identity["teacher"] = recorded.get("teacher") or teacher_of(config.train.distill.run, identity)
     if isinstance(config, RunConfig) and config.train.start is not None:
-        weights = sha256_of(find(Path(config.train.start), "best")[0]) if "start" not in known else ""
-        identity["start"] = known.get("start") or {"folder": config.train.start, "sha256": weights}
-    begun = (folder / "checkpoints" / "last").exists()
-    source = None if begun or continues else trained.get(training_of(prepared.config, identity))
-    identity["training"] = whose_training(source) if source is not None else known.get("training") if begun else None
-    if continues and not begun:
+        weights = sha256_of(find(Path(config.train.start), "best")[0]) if "start" not in recorded else ""
+        identity["start"] = recorded.get("start") or {"folder": config.train.start, "sha256": weights}
+    has_checkpoint = (folder / "checkpoints" / "last").exists()
+    source = None if has_checkpoint or continues else trained.get(training_of(prepared.config, identity))
+    identity["training"] = recorded.get("training") if has_checkpoint else None
+    if source is not None:
+        identity["training"] = whose_training(source)
+    if continues and not has_checkpoint:
         source = Path(continues["folder"])
         if not source.is_dir():
             raise InputError(f"{folder} goes on with {source}, which is not there; restore it, or delete {folder}")
-    if not first:
-        return _Begun(prepared, identity, task)
-    held.enter_context(lock_folder(folder))
+    start = _Start(prepared, identity, task)
+    if not is_first:
+        return start
+    exits.enter_context(lock_folder(folder))
     if claim(folder, prepared.config, identity):
-        finished = finished_result(folder)
-        if finished is not None:
+        result = finished_result(folder)
+        if result is not None:
             say(f"{folder}: already finished")
-            return finished
-        if lacking := [name for name in _engines_of(folder) if not available(name)]:
+            return result
+        _check_engines(folder, say)
+    else:
+        prepared.save(folder)
+    if source is not None:
+        take_over(source, folder, prepared.config, goes_on=continues is not None)
+        if continues:
+            say(f"{folder}: goes on from {source} after update {continues['steps']}, with all of its state")
+        else:
+            say(f"{folder}: trained already as {source}; only its figures are measured")
+    if isinstance(config, RunConfig) and config.remark is not None:
+        say(f"{folder}: its perplexity is {config.remark}")
+    return start
+
+
+def _check_engines(folder: Path, say: Say) -> None:
+    """Say so if this machine lacks a kernel that the last checkpoint names."""
+    with suppress(DamagedError):
+        engines = read_record(folder / "checkpoints" / "last").state["engines"]
+        if lacking := [name for name in engines if not available(name)]:
             say(
                 f"{folder}: its attention was computed by the kernel {' and '.join(lacking)}, which this machine lacks (see "
                 "`--kernel`); another one goes on, and the last digits may differ"
             )
-    else:
-        prepared.save(folder)
-    if source is not None:
-        say(
-            f"{folder}: goes on from {source} after update {continues['steps']}, with its weights, optimizer, vocabulary and "
-            "place in the data"
-            if continues
-            else f"{folder}: trained already as {source}; only its figures are measured"
-        )
-        take_over(source, folder, prepared.config, goes_on=continues is not None)
-    if isinstance(config, RunConfig) and config.remark is not None:
-        say(f"{folder}: its perplexity is {config.remark}")
-    return _Begun(prepared, identity, task)
 
 
-def _engines_of(folder: Path) -> list[str]:
-    """The kernels that the last checkpoint names."""
-    try:
-        return list(read_record(folder / "checkpoints" / "last").state["engines"])
-    except DamagedError:
-        return []
-
-
-def _settled(
-    given: int | str,
+def _settle_budget(
+    text: int | str,
     stated: Mapping[str, Any] | None,
     folder: Path,
-    known: Mapping[str, Any],
+    recorded: Mapping[str, Any],
     kernel_name: str,
     say: Say,
 ) -> RunConfig:
     """Configuration by the rules of `train.budget` and the stated keys; of a run that has begun, the one it began with."""
-    budget = read_budget(str(given))
+    budget = read_budget(str(text))
     assert budget is not None
     if stated is None:
         raise InputError("train.budget: the rules need to know which keys are stated; give a YAML file, or train.steps")
-    if known.get("stated") == stated:
+    if recorded.get("stated") == stated:
         return open_run(folder)[0]
     if budget.seconds is not None and count() > 1:
         raise InputError(f"train.budget: a time is measured for one process, here are {count()}; give tokens")
@@ -257,29 +258,31 @@ class _Samples(Observer):
 
 
 def _train(
-    begun: _Begun, folder: Path, device: torch.device, *, quiet: bool, until: int | None, say: Say
+    start: _Start, folder: Path, device: torch.device, *, quiet: bool, until: int | None, say: Say
 ) -> dict[str, Any]:
     """Train and measure a run that has begun; the first of several processes writes its result.json."""
-    prepared, identity, first = begun.prepared, begun.identity, rank() == 0
+    prepared, identity, is_first = start.prepared, start.identity, rank() == 0
     with kernel(identity["kernel"]), chosen() as engines:  # the kernel of a run is chosen here and nowhere else
         seed_everything(prepared.config.train.seed)
-        parts = begun.task.parts(prepared, folder, device)
+        parts = start.task.parts(prepared, folder, device)
         options, settings = parts.options, prepared.config.to_dict()
-        if first and parts.remark:
+        if is_first and parts.remark:
             say(parts.remark)
         if "start" in identity and not (folder / "checkpoints" / "last").exists():
             load_weights(parts.model, Path(options.start or "") / "checkpoints" / "best")
         if options.sharding == "fsdp" and count() > 1:
             shard(parts.model, options)
         observers = []
-        if first:
-            measure, label = choose([read_run(folder)]), visible(str(identity["name"]))
-            bits = measure.short if measure.in_bits else None
+        if is_first:
+            label = visible(str(identity["name"]))
+            bits = None
+            if isinstance(prepared.corpus, Corpus) and not prepared.config.masks:
+                bits = {"byte": "bits/byte", "character": "bits/char"}.get(prepared.corpus.tokenizer.kind)
             observers = make_observers(
                 folder, track=options.track, config=settings, label=label, bits=bits, quiet=quiet
             )
             if getattr(parts.eval_options, "sample", False) and not quiet and count() == 1:
-                observers.append(_Samples(begun.task, parts.model, prepared.corpus, observers[0]))
+                observers.append(_Samples(start.task, parts.model, prepared.corpus, observers[0]))
         done = fit(
             parts.model,
             objective=parts.objective,
@@ -313,7 +316,7 @@ def _train(
             "peak_memory_mib": done.peak_memory_mib,
             "environment": {**environment(device, options.precision), **parts.versions},
         }
-        if first:
+        if is_first:
             write_json(folder / "result.json", result)
             if isinstance(prepared.config, FinetuneConfig):  # optimizer states take three times the room of the model
                 shutil.rmtree(folder / "checkpoints", ignore_errors=True)
@@ -411,23 +414,16 @@ def average(folder: Path, *, last: int | None = None, name: str = "average") -> 
     Raises InputError without a run, or where it keeps fewer checkpoints.
     """
     open_run(folder)
-    if last is not None and last < 1:
-        raise InputError(f"--last: at least 1 checkpoint, given {last}")
-    checkpoints = folder / "checkpoints"
-    kept = kept_checkpoints(checkpoints)
-    if not kept:
+    kept = kept_checkpoints(folder / "checkpoints")
+    number = len(kept) if last is None else last
+    if not 0 < number <= len(kept):
         raise InputError(
-            f"{folder} keeps no checkpoints to average; train with train.keep_checkpoints: {last or 5} to keep the last ones"
+            f"--last: {folder} keeps {len(kept) or 'no'} checkpoints to average, given {last}; give a number of them, or train "
+            "with train.keep_checkpoints to keep more"
         )
-    if last is not None and len(kept) < last:
-        raise InputError(
-            f"{folder} keeps {len(kept)} checkpoint{'s' * (len(kept) > 1)} to average (steps {', '.join(map(str, kept))}), "
-            f"--last asks for {last}; lower it, or train with train.keep_checkpoints: {last}"
-        )
-    steps = list(kept)[-last:] if last else list(kept)
-    target = write_mean(
-        checkpoints, name, mean_weights([kept[step] for step in steps]), steps, read_record(kept[steps[-1]]).run
-    )
+    steps = list(kept)[-number:]
+    mean = mean_weights([kept[step] for step in steps])
+    target = write_mean(folder / "checkpoints", name, mean, steps, read_record(kept[steps[-1]]).run)
     return {"run": str(folder), "checkpoint": name, "steps": steps, "folder": str(target)}
 
 
