@@ -156,7 +156,7 @@ def validation_protocol(config: RunConfig) -> EvaluationProtocol:
     if config.eval.valid is not None:
         return replace(final_protocol(config, split="valid"), temperature=1.0, temperature_chosen=False)
     model, segment = config.model, config.eval.segment_length or config.train.segment_length
-    return _whole_text(config, segment, config.eval.batch_size, model.memory_length, model.same_length, None)
+    return _make_protocol(config, segment, config.eval.batch_size, model.memory_length, model.same_length)
 
 
 def final_protocol(config: RunConfig, flags: Flags | None = None, split: str = "test") -> EvaluationProtocol:
@@ -169,18 +169,31 @@ def final_protocol(config: RunConfig, flags: Flags | None = None, split: str = "
     """
     flags = flags or Flags()
     settings = _settings(config, flags, split)
+    _check_settings(config, flags, settings)
+    segment, memory, same, clamp, temperature = (
+        settings[key].value for key in ("segment_length", "memory_length", "same_length", "clamp_length", "temperature")
+    )
+    context, stride = _window(settings, flags)
+    if memory and stride is not None:
+        name = settings["context" if flags.stride is None else "stride"].name
+        instead = "give --memory-length 0 too" if flags.memory_length is None else "give one of the two"
+        raise InputError(
+            f"{name}: a sliding window is for models without memory, given {settings['memory_length'].name} {memory}; {instead}"
+        )
+    streams = flags.batch_size or config.eval.batch_size
+    protocol = _make_protocol(config, segment, streams, memory, same, clamp, context, stride)
+    is_chosen = temperature == "valid"
+    return replace(protocol, temperature=1.0 if is_chosen else temperature or 1.0, temperature_chosen=is_chosen)
+
+
+def _check_settings(config: RunConfig, flags: Flags, settings: dict[str, _Setting]) -> None:
+    """InputError for settings that the model cannot have, before any work."""
+    memory, same, clamp = (settings[key].value for key in ("memory_length", "same_length", "clamp_length"))
     temperature, name = settings["temperature"]
     if temperature not in (None, 1) and config.model.output.normalize == "sigsoftmax":
         raise InputError(
             f"{name}: divides the logits of softmaxes, given model.output.normalize: sigsoftmax; leave it out"
         )
-    chosen = temperature == "valid"
-    protocol = _reading_of(config, flags, settings)
-    return replace(protocol, temperature=1.0 if chosen else temperature or 1.0, temperature_chosen=chosen)
-
-
-def _reading_of(config: RunConfig, flags: Flags, settings: dict[str, _Setting]) -> EvaluationProtocol:
-    memory, same, clamp = (settings[key].value for key in ("memory_length", "same_length", "clamp_length"))
     if flags.same_length and not memory:
         raise InputError(
             "--same-length: goes with a memory, and this run is measured without one; give --memory-length too"
@@ -190,44 +203,34 @@ def _reading_of(config: RunConfig, flags: Flags, settings: dict[str, _Setting]) 
             f"{settings['clamp_length'].name}: goes with model.position: relative, given model.position: "
             f"{config.model.position}; leave it out"
         )
-    try:  # refused here, before any work
+    try:
         with_memory(config.model, memory, same_length=same and memory > 0, clamp_length=clamp)
     except ConfigError as error:
         keys = ("memory_length", "same_length", "clamp_length")
         names = ", ".join(settings[key].name for key in keys if getattr(flags, key) is not None)
         raise InputError("; ".join(f"{names}: {problem}" for problem in error.problems)) from error
-    segment, streams = settings["segment_length"].value, flags.batch_size or config.eval.batch_size
-    context, stride = _window(settings, flags)
-    if context is None or stride is None:
-        return _whole_text(config, segment, streams, memory, same, clamp)
-    if memory:
-        name = settings["context" if flags.stride is None else "stride"].name
-        instead = "give --memory-length 0 too" if flags.memory_length is None else "give one of the two"
-        raise InputError(
-            f"{name}: a sliding window is for models without memory, given {settings['memory_length'].name} {memory}; {instead}"
-        )
-    if context == 0:
-        return _whole_text(config, stride, streams, 0, False, clamp)
-    return _protocol(config, clamp, kind="window", segment_length=context + stride, context=context, stride=stride)
 
 
-def _whole_text(
-    config: RunConfig, segment_length: int, streams: int, memory_length: int, same_length: bool, clamp: int | None
+def _make_protocol(
+    config: RunConfig,
+    segment_length: int,
+    streams: int,
+    memory_length: int,
+    same_length: bool,
+    clamp_length: int | None = None,
+    context: int | None = None,
+    stride: int | None = None,
 ) -> EvaluationProtocol:
-    """Blocks, or streams where there is a memory."""
-    if not memory_length:
-        return _protocol(config, clamp, kind="blocks", segment_length=segment_length)
-    return _protocol(
-        config, clamp, kind="memory", segment_length=segment_length, streams=streams, memory_length=memory_length,
-        same_length=same_length, memory_start=config.model.memory_start,
-    )  # fmt: skip
-
-
-def _protocol(config: RunConfig, clamp: int | None, **reading: Any) -> EvaluationProtocol:
-    """Protocol with the clamp of training if none is given (None without relative positions)."""
-    if clamp is None and config.model.position == "relative":
-        clamp = stage_options(config.model.attention.score).get("clamp_length")
-    protocol = EvaluationProtocol(clamp_length=clamp, **reading)
+    """Windows where there is a context, streams where there is a memory, else blocks; with the clamp of training by default."""
+    if clamp_length is None and config.model.position == "relative":
+        clamp_length = stage_options(config.model.attention.score).get("clamp_length")
+    reading: dict[str, Any] = {"kind": "blocks", "segment_length": stride or segment_length}
+    if context and stride:
+        reading = {"kind": "window", "segment_length": context + stride, "context": context, "stride": stride}
+    elif memory_length:
+        reading |= {"kind": "memory", "streams": streams, "memory_length": memory_length, "same_length": same_length}
+        reading["memory_start"] = config.model.memory_start
+    protocol = EvaluationProtocol(clamp_length=clamp_length, **reading)
     return replace(protocol, next_token=not config.model.sees_future or protocol.only_last)
 
 
