@@ -295,12 +295,10 @@ def test_one_function_says_how_a_python_process_is_started() -> None:
     assert found == {
         "files.py": ["sys.executable"],
         "data/builtin.py": ["sys.executable"],  # named in a message
-        "experiments/demo.py": ["subprocess.Popen"],
         "experiments/run.py": ["subprocess.run"],  # git
         "kernels/native/build.py": ["subprocess.run"],  # a compiler
     }
-    for name in ("experiments/demo.py", "training/distributed.py"):
-        assert "python_command(" in (ROOT / "src" / "fullrank" / name).read_text(encoding="utf-8")
+    assert "python_command(" in (ROOT / "src" / "fullrank" / "training/distributed.py").read_text(encoding="utf-8")
 
 
 def test_nothing_is_pickled() -> None:
