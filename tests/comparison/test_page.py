@@ -87,12 +87,8 @@ def test_control_characters_of_a_name_reach_no_terminal(tmp_path: Path) -> None:
     assert "\x1b" not in text
 
 
-def test_translations_have_curves_and_sentences(tmp_path: Path) -> None:
+def test_translations_have_curves(tmp_path: Path) -> None:
     runs = make_translation_table(tmp_path)
     page = build_report(runs).write(tmp_path / "page.html").read_text(encoding="utf-8")
     titles = re.findall(r"<figcaption><b>([^<]+)</b>", page)
     assert {"Validation BLEU", "Validation loss"} <= {*titles}
-    for file in ("test.reference.txt", "test.txt"):
-        lines = (runs[0] / "translations" / file).read_text(encoding="utf-8").splitlines()
-        assert lines[0] in page
-        assert lines[5] not in page

@@ -102,10 +102,6 @@ class Group:
             base = named.get("-".join([*words[:end], "plain"]), base)
         return None if self.is_marked or base is row else base
 
-    def compare(self, row: Row, base: Row) -> Record | None:
-        """Difference of two rows in the measure by which rows are judged."""
-        return compare_rows(row, base, self.measure, self.split)
-
 
 @dataclass(frozen=True)
 class Comparison:

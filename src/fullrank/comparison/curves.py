@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -16,46 +16,38 @@ from fullrank.records import Lines, Record
 
 _POINTS = 200  # more cannot be told apart at the width of a figure
 Reader = Callable[[Mapping[str, Any]], float | None]  # a value of a line of metrics.jsonl
-Drawn = Iterator[tuple[Lines, list[Record]]]
 _TRAINING = (
     ("nll", "Training loss", "nats per token"),
     ("lr", "Learning rate", "learning rate"),
     ("tokens_per_second", "Speed", "tokens per second"),
 )
-_CURVE = Lines("x", series=("row",), band="seed", x_title="training tokens")
+_CURVE = Lines(
+    "x",
+    series=("row",),
+    band="seed",
+    subtitle="Over several seeds the mean, in a band of ± one standard deviation.",
+    x_title="training tokens",
+)
 
 
-def find_curves(compared: Comparison) -> Drawn:
+def find_curves(compared: Comparison) -> Iterator[tuple[Lines, list[Record]]]:
     """Plots with their records: validation figure (of translations BLEU and loss), training loss, learning rate, speed."""
     rows = [*compared.rows, *compared.unfinished]
     measure = compared.measure
+    validation: dict[str, tuple[str, Reader]] = {measure.logged_unit: (measure.logged_unit, measure.logged_value)}
     if compared.task == TRANSLATION:
-        yield from _draw_twice("BLEU", "BLEU", _read_curves(rows, "valid", BLEU.logged_value))
-        yield from _draw_twice("loss", "nats per target token", _read_curves(rows, "valid", _select("nll")))
-    else:
-        yield from _draw_twice(
-            measure.logged_unit, measure.logged_unit, _read_curves(rows, "valid", measure.logged_value)
-        )
+        validation = {"BLEU": ("BLEU", BLEU.logged_value), "loss": ("nats per target token", _select("nll"))}
+    for name, (unit, read) in validation.items():
+        records = _read_curves(rows, "valid", read)
+        values = [record.value or 0.0 for record in records]
+        is_wide = "perplexity" in unit and max(values, default=0.0) > 4 * min(values, default=0.0) > 0
+        if records:
+            scale: Literal["linear", "log"] = "log" if is_wide else "linear"
+            yield dataclasses.replace(_CURVE, title=f"Validation {name}", y_title=unit, y_scale=scale), records
     for key, title, unit in _TRAINING:
         records = _read_curves(rows, "train", _select(key))
         if records:
             yield dataclasses.replace(_CURVE, title=title, y_title=unit, from_zero=key != "nll"), records
-
-
-def _draw_twice(name: str, unit: str, records: list[Record]) -> Drawn:
-    """The whole training, on a logarithmic axis where it falls far, and its second half alone."""
-    if not records:
-        return
-    values = [record.value or 0.0 for record in records]
-    is_wide = "perplexity" in unit and max(values) > 4 * min(values) > 0
-    note = "Over several seeds the mean, in a band of ± one standard deviation."
-    title = f"Validation {name}"
-    plot = dataclasses.replace(_CURVE, title=title, subtitle=note, y_title=unit)
-    yield dataclasses.replace(plot, y_scale="log" if is_wide else "linear"), records
-    places = [float(str(record.labels["x"])) for record in records]
-    later = [record for record, x in zip(records, places, strict=True) if x >= max(places) / 2]
-    if len(later) < len(records):
-        yield dataclasses.replace(plot, title=f"{title}, second half"), later
 
 
 def _select(key: str) -> Reader:

@@ -199,7 +199,9 @@ def choose(runs: Sequence[Run]) -> Measure:
     if tasks == {MASKED_MODELING}:
         return MASKED_PERPLEXITY
     if tasks == {TRANSLATION}:
-        return BLEU if set.intersection(*map(_find_splits_with_bleu, runs)) else PERPLEXITY
+        finished = [run for run in runs if run.result is not None]
+        has_bleu = any(all(BLEU.value(run, split) is not None for run in finished) for split in SPLITS)
+        return BLEU if has_bleu else PERPLEXITY
     kinds = {run.tokens for run in runs}
     is_stated = any(BITS_PER_BYTE.paper_figure(run, split) for run in runs for split in SPLITS)
     sources = find_sources(runs[0])
@@ -212,12 +214,6 @@ def choose(runs: Sequence[Run]) -> Measure:
             if PERPLEXITY.value(run, split) is not None and measure.value(run, split) is None:
                 return PERPLEXITY
     return measure
-
-
-def _find_splits_with_bleu(run: Run) -> set[str]:
-    """Splits with a final BLEU; of a run that has not finished both, where any line has one."""
-    is_logged = run.result is None and any(BLEU.logged_value(line) is not None for line in run.metrics)
-    return {split for split in SPLITS if is_logged or BLEU.value(run, split) is not None}
 
 
 def find_sources(run: Run) -> dict[str, Any]:

@@ -13,24 +13,23 @@ from typing import Any
 
 import yaml
 
-from fullrank.comparison.compare import Comparison, Group, compare
+from fullrank.comparison.compare import Comparison, compare
 from fullrank.comparison.curves import find_curves
-from fullrank.comparison.resampled import read_translations, resample_comparison
+from fullrank.comparison.resampled import resample_comparison
 from fullrank.comparison.rows import Row, find_signatures
-from fullrank.comparison.runs import TRANSLATION, Analysis, Run, integer, read_runs
+from fullrank.comparison.runs import Analysis, Run, integer, read_runs
 from fullrank.comparison.table import build_table, drop_labels
 from fullrank.comparison.words import Summary, name_split, summarize
 from fullrank.config.recipe import load
 from fullrank.core.config import NOT_NEXT_TOKEN
 from fullrank.core.errors import InputError
-from fullrank.records import Bars, Column, Dots, Record, Table
+from fullrank.records import Column, Dots, Record, Table
 from fullrank.render.blocks import Block, Cell, Code, Details, Facts, Grid, Heading, Legend, Page, Paragraph, Section
 from fullrank.render.blocks import Group as Blocks
 from fullrank.render.page import build_blocks, build_figure, write_page
 from fullrank.render.plots import find_points
 from fullrank.render.tables import build_grid, format_label, join_words
 
-_SENTENCES = 3  # shown with their translations
 _NOTE_WIDTH = 240  # characters of a recipe's notes on the terminal
 _FACTS = (
     "corpus.name", "corpus.label", "corpus.is_slice", "corpus.tokens", "corpus.pairs", "corpus.vocabulary", "examples",
@@ -128,8 +127,9 @@ def _build_comparison(content: Report) -> Iterator[Block]:
     slots = {row.name: row.slot for row in compared.rows}
     for group in compared.groups:
         yield build_table(group, content.records, len(compared.groups) > 1)
-    plots = _declare_dots(compared)
-    yield Blocks([build_figure(plot, content.records, slots) for plot in plots if find_points(plot, content.records)])
+    plots = [plot for plot in _declare_dots(compared) if find_points(plot, content.records)]
+    if plots:
+        yield Blocks([build_figure(plot, content.records, slots) for plot in plots])
     yield from (Paragraph(f"BLEU: sacreBLEU, {signature}.", "note") for signature in find_signatures(compared.runs))
     resampled, problems = content.resampled
     if resampled:
@@ -140,8 +140,10 @@ def _build_comparison(content: Report) -> Iterator[Block]:
         note = f"Notes of {recipe}: {text}"
         rest = f" ... (`fullrank recipes show {recipe}`)"
         yield Paragraph(note, "note", textwrap.shorten(note, _NOTE_WIDTH, placeholder=rest))
-    if compared.rows:
-        yield from _build_details(content)
+    of_runs = drop_labels([record for record in content.records if "run" in record.labels], "part")
+    if of_runs:
+        grid = build_grid(Table(("row", "seed", "run", "split")), of_runs)
+        yield Details(f"Single runs ({len(compared.runs)})", [grid])
 
 
 def _declare_dots(compared: Comparison) -> Iterator[Dots]:
@@ -154,21 +156,6 @@ def _declare_dots(compared: Comparison) -> Iterator[Dots]:
             for measure in group.measures:
                 title = f"{group.part} {name_split(group.split)} {measure.words}".strip()
                 yield Dots("row", measure.key, where, title, subtitle)
-
-
-def _build_details(content: Report) -> Iterator[Block]:
-    """Every figure of rows and of runs, and what the runs cost."""
-    records = drop_labels(content.records, "part")
-    figures = [record for record in records if "checkpoint" in record.labels and "baseline" not in record.labels]
-    means = [record for record in figures if record.measure.endswith("_mean")]
-    of_runs = [record for record in figures if "run" in record.labels]
-    costs = [record for record in records if "run" in record.labels and "split" not in record.labels]
-    yield Details("Means of every figure", [build_grid(Table(("row", "split", "checkpoint")), means)])
-    grids = [
-        build_grid(Table(("row", "seed", "run")), costs),
-        build_grid(Table(("row", "seed", "run", "split")), of_runs),
-    ]
-    yield Details(f"Single runs ({len(content.compared.runs)})", grids)
 
 
 # -- curves, analyses, samples -----------------------------------------------------------------------------------------
@@ -207,7 +194,7 @@ def _build_analyses(content: Report) -> Iterator[Block]:
 
 
 def _build_samples(content: Report) -> Iterator[Block]:
-    """A text that each row has written, or the first sentences with the translation of every row."""
+    """A text that each row has written."""
     compared = content.compared
     texts = []
     for row in compared.rows:
@@ -215,24 +202,9 @@ def _build_samples(content: Report) -> Iterator[Block]:
         if sample.get("text"):
             drawn = f"{sample.get('tokens')} tokens, temperature {sample.get('temperature')}, seed {sample.get('seed')}"
             texts.append((f"{row.name} ({drawn})", str(sample["text"])))
-    for group in compared.groups if compared.task == TRANSLATION else ():
-        texts += _find_sentences(group)
     if texts:
         yield Facts(texts, "samples")
         yield Paragraph("By the best checkpoint of the first seed. They show the road, not a ranking.", "note")
-
-
-def _find_sentences(group: Group) -> Iterator[tuple[str, str]]:
-    """The first references, each with its translations; a row that has kept none is left out."""
-    translations = {}
-    for row in group.rows:
-        with contextlib.suppress(InputError):
-            translations[row.name] = read_translations(row.first.folder, group.split)
-    shortest = min((len(references) for _, references in translations.values()), default=0)
-    for index in range(min(_SENTENCES, shortest)):
-        references = dict.fromkeys(references[index] for _, references in translations.values())
-        yield from (("Reference", reference) for reference in references)
-        yield from ((name, hypotheses[index]) for name, (hypotheses, _) in translations.items())
 
 
 # -- parameters, settings, unfinished runs ------------------------------------------------------------------------------
@@ -241,14 +213,10 @@ def _find_sentences(group: Group) -> Iterator[tuple[str, str]]:
 def _build_parameters(content: Report) -> Iterator[Block]:
     records = [record for record in content.records if record.measure == "parameters"]
     records.sort(key=lambda record: record.labels["component"] == "total")
-    parts = [record for record in records if record.labels["component"] != "total" and record.value]
-    if not parts:
-        return
-    if not content.compared.rows[0].first.finetunes:  # there parts overlap
-        yield build_figure(Bars("row", "component", "parameters", "Parameters"), parts, wide=True)
     names = dict.fromkeys(format_label(record.labels["component"]) for record in records if record.value)
     columns = [Column("parameters", name.replace("_", " "), {"component": name}, ",d") for name in names]
-    yield build_grid(Table("row", tuple(columns)), drop_labels(records, "part"))
+    if columns:
+        yield build_grid(Table("row", tuple(columns)), drop_labels(records, "part"))
 
 
 def _build_settings(content: Report) -> Iterator[Block]:

@@ -83,7 +83,6 @@ class Run:
     result: Mapping[str, Any] | None = None
     problems: tuple[str, ...] = ()
     identity: Mapping[str, Any] = field(default_factory=dict)
-    vocabulary: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -118,29 +117,26 @@ class Run:
     @property
     def finetunes(self) -> bool:
         """Fine-tuning of a pretrained encoder: its figures are scores of a task, not of a text."""
-        return self.get("kind") == "finetuning" or finetunes(self.config)
+        return finetunes(self.config)
 
     @property
     def task(self) -> str:
         """`translation`, `masked_modeling` or `language_modeling`; of fine-tuning `glue/cola`, `squad` and so on."""
         data = str(self.settings.get("data.name"))
-        recorded = self.get("task")
-        if recorded or self.finetunes:
-            return str(recorded or data)
+        if self.finetunes:
+            return data
         if data in PAIR_CORPORA:
             return TRANSLATION
         return MASKED_MODELING if self.settings.get("train.objective") == "masked" else LANGUAGE_MODELING
 
     @property
     def seed(self) -> int | None:
-        seed = self.get("seed")
-        return integer(self.settings.get("train.seed") if seed is None else seed)
+        return integer(self.settings.get("train.seed"))
 
     @property
     def tokens(self) -> str:
         """`word`, `byte`, `character` or `bpe`; empty if not recorded."""
-        kind = self.get("corpus.details.settings.kind") or self.vocabulary.get("kind")
-        return str(kind or self.settings.get("data.tokens") or "")
+        return str(self.get("corpus.details.settings.kind") or self.settings.get("data.tokens") or "")
 
     @property
     def sees_future(self) -> bool:
@@ -258,7 +254,6 @@ def read_run(folder: Path) -> Run:
         ),
         # written when a run began: whatever is wrong with them, the rest of the folder says more
         identity=_read(folder / "run.json", read_json, []) or {},
-        vocabulary=_read(folder / "vocabulary.json", read_json, []) or {},
     )
     try:
         check_run(folder)

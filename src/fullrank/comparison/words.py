@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from fullrank.comparison.compare import Comparison, Group
+from fullrank.comparison.compare import Comparison, Group, compare_rows
 from fullrank.comparison.measures import Measure
 from fullrank.comparison.resampled import DIFFERENCE
 from fullrank.comparison.rows import Row, compare_texts, find_unequal_terms, identify_text
@@ -75,7 +75,7 @@ def write_headline(group: Group, resampled: Sequence[Record]) -> str:
     other = base or others[0]
     if measure.show(best.mean(measure, split)) == measure.show(other.mean(measure, split)):
         return f"{best.name} and {other.name} are equal to the digits shown: {figure}"
-    difference = group.compare(best, other)
+    difference = compare_rows(best, other, measure, split)
     if difference is None or difference.value is None:
         return f"{best.name} is {measure.extreme}: {figure}"
     size = measure.show_difference(abs(difference.value)).removeprefix("+")
