@@ -58,7 +58,6 @@ _HOMES = {
     "Column": "fullrank.records",
     "Lines": "fullrank.records",
     "HeatMap": "fullrank.records",
-    "Bars": "fullrank.records",
     "Dots": "fullrank.records",
     "measurement": "fullrank.records",
     "check": "fullrank.checking",
@@ -128,7 +127,6 @@ if TYPE_CHECKING:
     from fullrank.kernels import kernel as kernel
     from fullrank.models import LoadedModel as LoadedModel
     from fullrank.models import open_model as open_model
-    from fullrank.records import Bars as Bars
     from fullrank.records import Column as Column
     from fullrank.records import Dots as Dots
     from fullrank.records import HeatMap as HeatMap

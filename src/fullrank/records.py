@@ -154,17 +154,6 @@ class HeatMap:
 
 
 @dataclass(frozen=True)
-class Bars:
-    """A bar for each value of the label `rows`, in parts by the label `parts`."""
-
-    rows: str
-    parts: str
-    measure: str
-    title: str = ""
-    subtitle: str = ""
-
-
-@dataclass(frozen=True)
 class Dots:
     """A line of dots for each value of the label `rows`: a dot a record, a mark at their mean."""
 
@@ -175,8 +164,8 @@ class Dots:
     subtitle: str = ""
 
 
-Plot = Lines | HeatMap | Bars | Dots
-_DECLARATIONS = {kind.__name__: kind for kind in (Table, Lines, HeatMap, Bars, Dots)}
+Plot = Lines | HeatMap | Dots
+_DECLARATIONS = {kind.__name__: kind for kind in (Table, Lines, HeatMap, Dots)}
 
 
 def declaration_to_dict(declared: Table | Plot) -> dict[str, Any]:

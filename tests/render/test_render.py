@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from fullrank.core.errors import InputError
-from fullrank.records import Bars, Column, Dots, HeatMap, Lines, Plot, Record, Table
+from fullrank.records import Column, Dots, HeatMap, Lines, Plot, Record, Table
 from fullrank.render.blocks import Code, Details, Facts, Group, Legend, Page, Paragraph, Section
 from fullrank.render.figures import draw_svg, save_plot
 from fullrank.render.page import build_figure, render_page, write_page
@@ -91,7 +91,6 @@ PLOTS: list[Plot] = [
     Lines(x="tokens", series=("row",), band="seed", title="Curves", marks=(("y", "bound"),)),
     Dots("row", "perplexity", {"tokens": 20}, title="Seeds"),
     HeatMap("seed", "tokens", "perplexity", ("row",), title="Map"),
-    Bars("row", "seed", "perplexity", title="Parts"),
 ]
 
 
@@ -110,7 +109,7 @@ def make_page() -> Page:
     grid = build_grid(Table("layer", columns="head"), CHANGES)
     blocks = [
         Paragraph("lead <b>"), Facts([("term", "text")]), grid, Legend([(0, "plain")]),
-        Group([build_figure(PLOTS[0], CURVES)]), Code("fullrank train x", "b", 1), Details("more", [Paragraph("inside")]),
+        Group([build_figure(PLOTS[0], CURVES)]), Code("fullrank train x", "b"), Details("more", [Paragraph("inside")]),
     ]  # fmt: skip
     return Page("title", "sub", "b is best", [Paragraph("words")], [Section("First part", blocks, badge="perhaps")])
 

@@ -14,7 +14,6 @@ class Cell:
     text: str
     lines: tuple[str, ...] = ()
     strong: bool = False
-    quiet: bool = False
     badge: str = ""
     slot: int | None = None
 
@@ -71,7 +70,6 @@ class Code:
 
     text: str
     caption: str = ""
-    slot: int | None = None
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,6 @@ class Facts:
 
     items: Sequence[tuple[str, str]]
     kind: str = "rows"
-    title: str = ""
 
 
 @dataclass(frozen=True)
@@ -95,7 +92,6 @@ class Group:
     """Blocks that stand beside each other where there is room."""
 
     blocks: Sequence[Block]
-    small: bool = False
 
 
 @dataclass(frozen=True)

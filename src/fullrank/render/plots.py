@@ -12,9 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from fullrank.records import Bars, Dots, HeatMap, Label, Lines, Plot, Record, is_finite
+from fullrank.records import Dots, HeatMap, Label, Lines, Plot, Record, is_finite
 from fullrank.render.tables import format_label, format_short, format_value, group_records
 
 INK, MUTED, LINE, SURFACE = "#1b1d22", "#5c616b", "#dfe0e3", "#fefefe"
@@ -94,8 +94,6 @@ def draw_plot(
             return drawing
         case HeatMap():
             return _draw_heat_map(plot, points)
-        case Bars():
-            return _draw_bars(plot, points)
         case Dots():
             return _draw_dots(plot, points, slots)
 
@@ -118,8 +116,6 @@ def _needed_labels(plot: Plot) -> tuple[set[str], Mapping[str, Label]]:
             return {plot.x}, plot.where
         case HeatMap():
             return {plot.x, plot.y}, plot.where
-        case Bars():
-            return {plot.rows, plot.parts}, {}
         case Dots():
             return {plot.rows}, plot.where
 
@@ -379,36 +375,7 @@ def _name_cells(axes: Axes, columns: list[Label], rows: list[Label]) -> None:
     axes.tick_params(axis="x", rotation=90 if longest > 2 else 0)
 
 
-# -- bars and dots -----------------------------------------------------------------------------------------------------
-
-
-def _draw_bars(plot: Bars, points: Records) -> Drawing:
-    rows = _unique_labels(points, plot.rows)
-    figure, axes = _new_axes(height=0.9 + 0.32 * len(rows))
-    drawing = Drawing(figure)
-    left = {_name(row): 0.0 for row in rows}
-    for (part,), of_part in group_records(points, (plot.parts,)).items():
-        name = _name(part).replace("_", " ")
-        color = drawing.color_of(name)
-        for number, record in enumerate(of_part):
-            row = _name(record.labels[plot.rows])
-            value = _value(record)
-            bar = axes.barh(
-                row,
-                value,
-                left=left[row],
-                height=0.7,
-                color=color,
-                label=None if number else name,
-            )
-            title = f"{row}, {name}: {format_value(value)}"
-            bar.patches[0].set_gid(drawing.add_title(title))
-            left[row] += value
-    axes.invert_yaxis()
-    axes.xaxis.set_major_locator(MaxNLocator(5))
-    _format_ticks(axes.xaxis, "linear")
-    figure.legend(loc="outside lower left", ncols=4)
-    return drawing
+# -- dots -----------------------------------------------------------------------------------------------------------
 
 
 def _draw_dots(plot: Dots, points: Records, slots: Slots | None) -> Drawing:

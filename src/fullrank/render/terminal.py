@@ -119,6 +119,6 @@ def _cell_text(cell: Cell) -> Text:
     text = cell.text
     if cell.badge:
         text = f"{text} ({cell.badge})"
-    style = "bold" if cell.strong else "dim" if cell.quiet else ""
+    style = "bold" if cell.strong else ""
     lines = map(visible, (text, *cell.lines))
     return Text("\n".join(lines), style)
