@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 import tomllib
 from importlib.metadata import EntryPoint
@@ -36,7 +35,7 @@ RUNS = {
     "bpe": ["data.tokens=bpe", "data.max_vocabulary=290", "model.position=learned", "model.max_position_embeddings=20"],
 }
 
-each_kind = pytest.mark.parametrize("name", ["word", "byte", pytest.param("bpe", marks=pytest.mark.full)])
+each_kind = pytest.mark.parametrize("name", ["word", "byte"])
 
 
 @pytest.fixture(scope="module")
@@ -103,14 +102,6 @@ def test_loglikelihood_equals_a_loop_over_tokens(runs: dict[str, Path], name: st
         assert greedy is best
 
 
-def test_what_greedy_decoding_writes_is_greedy_and_anything_else_is_not(runs: dict[str, Path]) -> None:
-    lm = model_of(runs["byte"])
-    (written,) = lm.generate_until(asked(("the dogs ", {"max_gen_toks": 6})), disable_tqdm=True)
-    changed = written[:-1] + ("x" if written[-1] != "x" else "y")
-    found = lm.loglikelihood(asked(("the dogs ", written), ("the dogs ", changed)), disable_tqdm=True)
-    assert [greedy for _, greedy in found] == [True, False]
-
-
 def test_a_token_across_the_border_counts_to_the_continuation(runs: dict[str, Path]) -> None:
     """`mor` + `ning` is one word, whose probability is asked for after what precedes it."""
     lm = model_of(runs["word"])
@@ -135,10 +126,8 @@ def test_probabilities_follow_the_chain_rule(runs: dict[str, Path], name: str) -
 PROTOCOLS: list[Any] = [
     ("word", {"context": 5, "stride": 3}),
     ("byte", {}),
-    pytest.param("byte", {"streams": 4}, marks=pytest.mark.full),
+    ("byte", {"streams": 4}),
     ("byte", {"memory_length": 11, "segment_length": 4, "same_length": True, "clamp_length": 7}),
-    pytest.param("byte", {"memory_length": 0}, marks=pytest.mark.full),
-    pytest.param("bpe", {"segment_length": 20}, marks=pytest.mark.full),
 ]
 
 
@@ -195,30 +184,6 @@ def test_lm_eval_says_what_fullrank_eval_says(
     lm_eval_model.main()
     figures = results[0]["results"]["whole_split"]
     assert figures["bits_per_byte,none"] == pytest.approx(as_eval(runs["byte"], {})["bits_per_byte"], rel=1e-6)
-
-
-@pytest.mark.full
-def test_words_as_lm_eval_counts_them(runs: dict[str, Path]) -> None:
-    """lm-eval's own count leaves line ends out: the exponent between its figure and ours is the ratio of the counts."""
-    from lm_eval.api.task import PerplexityTask
-
-    text = (runs["word"].parent / "test.txt").read_text()
-    lines = text.count("\n")
-    (log_prob,) = model_of(runs["word"]).loglikelihood_rolling(asked((text,)), disable_tqdm=True)
-    theirs = PerplexityTask.count_words(text)
-    assert theirs == len(text.split()) + 1  # the empty piece after the last newline
-    ours = evaluate(runs["word"], "test", device_name="cpu")["perplexity_per_word"]
-    assert math.exp(-log_prob / theirs) ** (theirs / (theirs - 1 + lines)) == pytest.approx(ours, rel=1e-6)
-
-
-def test_documents_do_not_see_each_other(runs: dict[str, Path]) -> None:
-    texts = [
-        (f"the {noun} sleep in the {'morning ' * i}",) for i, noun in enumerate(["cats", "dogs", "fish", "mice", ""])
-    ]
-    together = model_of(runs["byte"], batch_size=5).loglikelihood_rolling(asked(*texts), disable_tqdm=True)
-    alone = [model_of(runs["byte"]).loglikelihood_rolling(asked(text), disable_tqdm=True)[0] for text in texts]
-    assert together == pytest.approx(alone, rel=1e-6)
-    assert model_of(runs["byte"]).loglikelihood_rolling(asked(("",)), disable_tqdm=True) == [0.0]
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------

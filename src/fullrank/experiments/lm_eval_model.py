@@ -6,7 +6,6 @@ This module needs lm-eval: pip install 'fullrank[eval]'.
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -136,14 +135,16 @@ class FullRankLM(LM):
         The context is read from the start mark of a text on. A token that holds the end of the context and the beginning of
         the continuation counts to the latter.
         """
-        texts = [ending(*self._joined(*request.args), self.max_length) for request in requests]
-        return self._scored(texts, "loglikelihood", disable_tqdm, greedy=True)
+        texts = [ending(*self._join(*request.args), self.max_length) for request in requests]
+        return self._score(texts, disable_tqdm, greedy=True)
 
-    def _joined(self, context: str, continuation: str) -> tuple[list[int], int]:
+    def _join(self, context: str, continuation: str) -> tuple[list[int], int]:
         """Start mark, context and continuation as tokens, and the first one of the continuation."""
         whole, before = (encode_given(self.words, text) for text in (context + continuation, context))
-        same = next((i for i, (a, b) in enumerate(zip(whole, before, strict=False)) if a != b), None)
-        return [self.words.start_id, *whole], 1 + (min(len(before), len(whole)) if same is None else same)
+        shared = 0
+        while shared < min(len(whole), len(before)) and whole[shared] == before[shared]:
+            shared += 1
+        return [self.words.start_id, *whole], 1 + shared
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """log p(document) in nats, of each (document,): all of its tokens, read as the protocol says."""
@@ -152,26 +153,20 @@ class FullRankLM(LM):
             ids = encode_given(self.words, request.args[0])
             check_length(self.model, self.protocol, len(ids))
             texts.append(passages(ids, self.protocol, self.words.start_id))
-        return [nats for nats, _ in self._scored(texts, "loglikelihood_rolling", disable_tqdm, greedy=False)]
+        return [nats for nats, _ in self._score(texts, disable_tqdm, greedy=False)]
 
-    def _scored(
-        self, texts: Sequence[Sequence[Passage]], name: str, quiet: bool, *, greedy: bool
-    ) -> list[tuple[float, bool]]:
+    def _score(self, texts: Sequence[Sequence[Passage]], quiet: bool, *, greedy: bool) -> list[tuple[float, bool]]:
         """Log-probability and greedy flag of texts, each of which is one or several passages."""
         parts = [part for text in texts for part in text]
-        with self._reading(), tqdm(total=len(parts), desc=f"Running {name} requests", disable=quiet) as bar:
-            scores = iter(
-                score(
-                    self.model,
-                    parts,
-                    segment_length=self.protocol.segment_length,
-                    batch_size=self.batch_size,
-                    greedy=greedy,
-                    report=bar.update,
-                )
-            )
-        by_text = [list(itertools.islice(scores, len(text))) for text in texts]
-        return [(-sum(one.nll for one in some), all(one.greedy for one in some)) for some in by_text]
+        with self._reading(), tqdm(total=len(parts), desc="Running loglikelihood requests", disable=quiet) as bar:
+            length = self.protocol.segment_length
+            options: dict[str, Any] = {"batch_size": self.batch_size, "greedy": greedy, "report": bar.update}
+            scores = iter(score(self.model, parts, segment_length=length, **options))
+        results = []
+        for text in texts:
+            of_text = list(itertools.islice(scores, len(text)))
+            results.append((-sum(one.nll for one in of_text), all(one.greedy for one in of_text)))
+        return results
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """The continuation of each (context, settings), up to the first string of `until`.
@@ -179,21 +174,21 @@ class FullRankLM(LM):
         Greedy unless `temperature` is above 0 (and `do_sample` not false). Draws depend on lm-eval's `--seed` and on the
         position of the request in the list alone.
         """
-        groups: dict[str, list[int]] = {}
+        groups: dict[Completion, list[int]] = {}
         for i, request in enumerate(requests):
-            groups.setdefault(json.dumps(request.args[1], sort_keys=True, default=str), []).append(i)
+            groups.setdefault(read_completion(request.args[1], self.max_gen_toks), []).append(i)
         texts: dict[int, str] = {}
         seed = torch.initial_seed() % 2**31
         with (
             self._reading(),
             tqdm(total=len(requests), desc="Running generate_until requests", disable=disable_tqdm) as bar,
         ):
-            for group in groups.values():
+            for how, group in groups.items():
                 written = complete(
                     self.model,
                     self.words,
                     [requests[i].args[0] for i in group],
-                    completion(requests[group[0]].args[1], self.max_gen_toks),
+                    how,
                     segment_length=self.protocol.segment_length,
                     batch_size=self.batch_size,
                     seeds=[seed + i for i in group],
@@ -208,7 +203,7 @@ class FullRankLM(LM):
             yield
 
 
-def completion(settings: Mapping[str, Any], max_gen_toks: int) -> Completion:
+def read_completion(settings: Mapping[str, Any], max_gen_toks: int) -> Completion:
     """The generation settings of a task; InputError for one that would be ignored.
 
     until: a string or several; max_gen_toks (or max_new_tokens, max_tokens, max_completion_tokens), temperature, do_sample,
@@ -219,9 +214,7 @@ def completion(settings: Mapping[str, Any], max_gen_toks: int) -> Completion:
         raise InputError(f"generation settings {', '.join(wrong)}: known are {', '.join(known)}")
     until = settings.get("until") or []
     stop = tuple(word for word in ([until] if isinstance(until, str) else until) if word)
-    temperature = float(settings.get("temperature") or 0.0)
-    if settings.get("do_sample") is True and "temperature" not in settings:
-        temperature = 1.0
+    temperature = float(settings.get("temperature", 1.0 if settings.get("do_sample") else 0.0) or 0.0)
     if settings.get("do_sample") is False:
         temperature = 0.0
     longest = next((settings[name] for name in _LENGTH_NAMES if settings.get(name) is not None), max_gen_toks)
