@@ -51,7 +51,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         options = parts.options
         tokens = options.batch_tokens or options.batch_size * options.segment_length
         sizes.append(sum(p.numel() for p in parts.model.parameters()))
-        return Speed(tokens * (1e-5 + 1e-12 * sizes[-1]), tokens, 2.0)
+        return Speed(tokens * (1e-5 + 1e-12 * sizes[-1]), 2.0)
 
     monkeypatch.setattr(rules, "measure_speed", measure)
     monkeypatch.setattr(rules, "translated", lambda *some: None)  # timed, and it takes long
@@ -62,8 +62,6 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     ("wish", "states"),
     [
         ({"tokens": "character"}, {"segment_length": 128, "order": "shuffled"}),
-        pytest.param({"tokens": "byte"}, {"segment_length": 128}, marks=pytest.mark.full),
-        pytest.param({"tokens": "word"}, {"segment_length": 64}, marks=pytest.mark.full),
         ({"tokens": "bpe"}, {"segment_length": 64}),
         ({"memory": True}, {"order": "contiguous"}),
         ({"task": "translation", "languages": ("de", "en")}, {"label_smoothing": 0.1}),
@@ -105,27 +103,6 @@ def test_steps_fill_the_time_that_evaluation_leaves(minutes: float, book: str, t
     assert config.train.steps >= 2000 or per_step == 512
     assert config.model.dropout.residual == (0.0 if reads <= 4 * have else 0.1 if reads <= 12 * have else 0.2)
     assert config.train.learning_rate == pytest.approx(0.5 / 64, rel=1e-3)
-
-
-def test_more_time_and_more_text_take_a_larger_model(book: str, tmp_path: Path, slow: list[int]) -> None:
-    def width(minutes: float) -> int:
-        return write_configuration(
-            Request([book], tokens="character", minutes=minutes), tmp_path / "my.yaml", force=True, say=silent
-        ).model.hidden_size
-
-    assert width(1.0) == 64
-    assert width(60.0) == 64  # 200,000 parameters at most for 50,000 characters
-    write_lines(Path(book), 12_000, 0)
-    assert width(1.0) == 128
-
-
-def test_short_texts_are_read_by_characters_and_others_by_subwords(book: str, tmp_path: Path, slow: list[int]) -> None:
-    def tokens() -> str:
-        return write_configuration(Request([book]), tmp_path / "my.yaml", force=True, say=silent).data.tokens
-
-    assert tokens() == "character"
-    write_lines(Path(book), 4_000, 0)  # 128,000 bytes
-    assert tokens() == "bpe"
 
 
 def test_a_large_vocabulary_has_clusters(tmp_path: Path, slow: list[int]) -> None:

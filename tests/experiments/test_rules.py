@@ -180,7 +180,7 @@ def test_another_amount_leaves_the_other_rules(end: dict[str, int], steps: int |
 
 def test_time_is_spent_on_preparation_too(book: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """At 1 ms a token, of 100 s: 6 for the start, what was spent before, 6 evaluations and those of the final figures."""
-    monkeypatch.setattr(rules, "measure_speed", lambda parts, clock: Speed(0.512, 512, 1.0))
+    monkeypatch.setattr(rules, "measure_speed", lambda parts, clock: Speed(0.512, 1.0))
     monkeypatch.setattr(rules.time, "process_time", lambda: 10.0)
     stated = {"data": {"train": book}, "model": SIZES["tiny"]}
     final = 2 * 2050 / 2048  # validation and test; an evaluation while training reads 2,048 tokens of it

@@ -5,23 +5,21 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from fullrank.experiments.task import Parts
-from fullrank.training.device import detach_carry
+from fullrank.training.device import detach_carry, device_of, synchronize
 from fullrank.training.optimizer import make_optimizer
 from fullrank.training.values import TrainingPosition
 
 
-@dataclass(frozen=True)
-class Speed:
-    """Seconds of a training step, tokens that it predicts, and seconds of one evaluation as it is done while training."""
+class Speed(NamedTuple):
+    """Seconds of a training step, and of one evaluation as it is done while training."""
 
     step: float
-    tokens: float
     evaluation: float
 
 
@@ -32,7 +30,6 @@ def measure_speed(parts: Parts, clock: Callable[[], float], spend: float = 1.0) 
     parameters = [p for group in groups for p in group["params"]]
     carry: dict[str, torch.Tensor] = {}
     times: list[float] = []
-    tokens = 0
     end = time.perf_counter() + spend
     parts.model.train()
     while len(times) < 4 or (time.perf_counter() < end and len(times) < 200):
@@ -44,10 +41,10 @@ def measure_speed(parts: Parts, clock: Callable[[], float], spend: float = 1.0) 
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         carry = {name: detach_carry(tensor, parts.options) for name, tensor in loss.carry.items()}
-        tokens += int(loss.tokens)  # on a GPU this waits for the step
+        synchronize(device_of(parts.model))
         times.append(clock() - begin)
     parts.model.eval()
     begin = clock()
     with torch.no_grad():
         parts.evaluate(parts.model)
-    return Speed(statistics.median(times[1:]), tokens / len(times), clock() - begin)
+    return Speed(statistics.median(times[1:]), clock() - begin)
