@@ -109,7 +109,7 @@ def test_what_cannot_be_averaged(folder: Path, tmp_path: Path) -> None:
     assert "keeps 3 checkpoints to average, given 4" in err
     assert "train.keep_checkpoints" in err
     assert called("average", folder, "--last", 0)[0] == 2
-    with pytest.raises(InputError, match="--last: .* given 0"):
+    with pytest.raises(InputError, match=r"--last: .* given 0"):
         average(folder, last=0)
     code, _, err = called("average", folder, "--out", "best")
     assert code == 2

@@ -16,7 +16,6 @@ from fullrank.data import (
     Blocks,
     Share,
     Streams,
-    Windows,
 )
 
 START = 10_000  # no token of the texts below
@@ -66,41 +65,6 @@ def test_blocks_score_every_token_once(size, shuffle, seed, epoch):
 
 @given(sizes)
 @settings(deadline=None)
-def test_kept_streams_score_every_token_once(size):
-    tokens, rows, length = size
-    streams = Streams(text(tokens), batch_size=rows, segment_length=length, start_id=START, remainder="keep")
-    assert sorted(scored(streams)) == list(range(tokens))
-    assert streams.tokens_per_epoch == tokens
-    assert streams.tokens_of_batches(0) == [streams.batch(0, i).tokens for i in range(streams.batches_per_epoch)]
-
-
-@given(st.integers(1, 300), st.integers(1, 9), st.integers(0, 40), st.integers(1, 40))
-@settings(deadline=None)
-def test_windows_score_every_token_once_with_the_context_before_it(tokens, rows, context, stride):
-    windows = Windows(text(tokens), batch_size=rows, context=context, stride=stride, start_id=START)
-    assert windows.tokens_per_epoch == tokens
-    assert windows.batches_per_epoch == ceil(ceil(tokens / stride) / rows)
-    found, counted = [], 0
-    for index in range(windows.batches_per_epoch):
-        batch = windows.batch(0, index)
-        assert batch.inputs.dtype == batch.targets.dtype == torch.int64
-        assert batch.weights.dtype == torch.float32
-        assert set(batch.weights.unique().tolist()) <= {0.0, 1.0}
-        counted += batch.tokens
-        for x, y, w in zip(batch.inputs.tolist(), batch.targets.tolist(), batch.weights.tolist(), strict=True):
-            first = len(found) // stride * stride  # the window's own tokens begin here
-            begins, ends = max(0, first - context), min(first + stride, tokens)
-            size = ends - begins
-            assert y[:size] == list(range(begins, ends))
-            assert x[:size] == [START if t == 0 else t - 1 for t in y[:size]]
-            assert w == [0.0] * (first - begins) + [1.0] * (ends - first) + [0.0] * (len(w) - size)
-            found += [target for target, counts in zip(y, w, strict=True) if counts]
-    assert found == list(range(tokens))
-    assert counted == tokens
-
-
-@given(sizes)
-@settings(deadline=None)
 def test_dropped_streams_are_contiguous(size):
     tokens, rows, length = size
     if tokens < rows * length:
@@ -130,17 +94,8 @@ def test_a_worked_example():
     assert second.inputs.tolist() == [[8, 1]]
     assert second.targets[0, 0] == 9
     assert second.weights.tolist() == [[1, 0]]
-    streams = Streams(np.array([5, 6, 7, 8, 9]), batch_size=2, segment_length=2, start_id=1, remainder="keep")
-    assert streams.batch(0, 0).inputs.tolist() == [[1, 5], [7, 8]]
-    assert streams.batch(0, 1).weights.tolist() == [[1, 0], [0, 0]]
-
-
-def test_a_worked_example_of_windows():
-    windows = Windows(np.array([5, 6, 7, 8, 9]), batch_size=3, context=3, stride=2, start_id=1)
-    batch = windows.batch(0, 0)
-    assert batch.inputs.tolist() == [[1, 5, 1, 1], [1, 5, 6, 7], [5, 6, 7, 8]]
-    assert batch.targets[1:].tolist() == [[5, 6, 7, 8], [6, 7, 8, 9]]
-    assert batch.weights.tolist() == [[1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 0, 1]]
+    streams = Streams(np.array([5, 6, 7, 8, 9]), batch_size=2, segment_length=2, start_id=1)
+    assert streams.batch(0, 0).inputs.tolist() == [[1, 5], [6, 7]]
 
 
 def test_batches_do_not_depend_on_what_was_asked_before():
@@ -173,16 +128,10 @@ def test_batch_moves_with_its_weights():
 
 def test_a_segment_beyond_the_text_is_the_whole_text_and_not_padding() -> None:
     """Otherwise one block of 2^31 - 1 tokens would ask for tens of gigabytes."""
-    for source in (
-        Blocks(text(23), batch_size=4, segment_length=2**31 - 1, start_id=START),
-        Streams(text(23), batch_size=4, segment_length=2**31 - 1, start_id=START, remainder="keep"),
-    ):
-        assert source.batches_per_epoch == 1
-        assert scored(source) == list(range(23))
-        assert source.batch(0, 0).targets.numel() <= 24
-    for context, stride in ((2**31 - 1, 10), (10, 2**31 - 1)):
-        windows = Windows(text(23), batch_size=4, context=context, stride=stride, start_id=START)
-        assert windows.batch(0, 0).targets.numel() <= 4 * 23
+    source = Blocks(text(23), batch_size=4, segment_length=2**31 - 1, start_id=START)
+    assert source.batches_per_epoch == 1
+    assert scored(source) == list(range(23))
+    assert source.batch(0, 0).targets.numel() <= 24
 
 
 def streams(tokens: int = 4003, **options: object) -> Streams:
@@ -270,12 +219,9 @@ def test_impossible_sizes_and_places() -> None:
         (Blocks, 0, {}, "non-empty sequence"),
         (Streams, 5, {"batch_size": 0}, "train.batch_size: a positive number, given 0"),
         (Blocks, 5, {"segment_length": -1}, "train.segment_length: a positive number, given -1"),
-        (Windows, 5, {"context": -1}, "eval.context: zero or more tokens, given -1"),
-        (Windows, 5, {"stride": 0}, "eval.stride: a positive number, given 0"),
     ):
-        sizes = {"context": 2, "stride": 2} if kind is Windows else {"segment_length": 1}
         with pytest.raises(InputError, match=said):
-            kind(text(tokens), **{"batch_size": 1, "start_id": 0, **sizes, **changed})
+            kind(text(tokens), **{"batch_size": 1, "start_id": 0, "segment_length": 1, **changed})
     blocks = Blocks(text(10), batch_size=2, segment_length=2, start_id=START)
     for place in [(0, 3), (0, -1), (-1, 0)]:
         with pytest.raises(IndexError, match="an epoch has batches 0 to 2"):

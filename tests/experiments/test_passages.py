@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import fullrank as fr
 from fullrank.evaluation.perplexity import EvaluationProtocol
@@ -54,6 +56,25 @@ def by_hand(
         nll -= float(log_probs[text[n]])
         greedy = greedy and int(log_probs.argmax()) == text[n]
     return nll, greedy
+
+
+@given(st.integers(0, 90), st.integers(0, 40), st.integers(1, 40), st.integers(1, 9))
+@settings(deadline=None)
+def test_every_token_counts_once_after_the_context_before_it(
+    tokens: int, context: int, stride: int, streams: int
+) -> None:
+    ids = np.arange(1, tokens + 1)
+    windows = EvaluationProtocol(kind="window", segment_length=context + stride, context=context, stride=stride)
+    memory = EvaluationProtocol(kind="memory", segment_length=4, streams=streams, memory_length=6)
+    for protocol, before in ((windows, context), (memory, 0)):
+        parts = passages(ids, protocol, 0)
+        counted = [target for part in parts for target in part.ids[part.unscored + 1 :].tolist()]
+        assert counted == ids.tolist()
+        for part in parts:
+            first = part.ids[part.unscored + 1]
+            assert part.unscored == min(before, first - 1)
+            assert part.ids.tolist() == list(range(part.ids[0], part.ids[-1] + 1))
+    assert len(passages(ids, memory, 0)) <= streams
 
 
 @pytest.mark.parametrize("name", MODELS)

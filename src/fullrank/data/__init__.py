@@ -26,12 +26,12 @@ from fullrank.data.tokenizers import (
 )
 
 if TYPE_CHECKING:
-    from fullrank.data.batches import Batch, Blocks, Share, Streams, Windows
+    from fullrank.data.batches import Batch, Blocks, Share, Streams
     from fullrank.data.masked import MaskedBatch, MaskedBatches, Masking, masked_blocks
     from fullrank.data.pair_batches import PairBatch, PairBatches, pair_batch
 
 _BATCHES = {
-    **dict.fromkeys(("Batch", "Blocks", "Share", "Streams", "Windows"), "batches"),
+    **dict.fromkeys(("Batch", "Blocks", "Share", "Streams"), "batches"),
     **dict.fromkeys(("MaskedBatch", "MaskedBatches", "Masking", "masked_blocks"), "masked"),
     **dict.fromkeys(("PairBatch", "PairBatches", "pair_batch"), "pair_batches"),
 }
@@ -54,7 +54,6 @@ __all__ = [
     "Share",
     "Streams",
     "Tokenizer",
-    "Windows",
     "WordVocabulary",
     "encode_file",
     "known_corpora",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -218,11 +218,10 @@ class Blocks(_TextBatches):
 class Streams(_TextBatches):
     """`batch_size` contiguous streams read side by side: row b of batch t+1 continues row b of batch t.
 
-    remainder="drop": streams of equal length, whole segments; up to batch_size * segment_length + batch_size - 2 tokens
-    at the ends of streams are never targets. remainder="keep": every token is a target exactly once; streams and their
-    last segments are padded with weight 0 (for evaluation). All epochs are alike.
+    Streams are of equal length and of whole segments; up to batch_size * segment_length + batch_size - 2 tokens at their ends
+    are never targets.
 
-    For training (remainder="drop"), with draws from (seed, epoch):
+    With draws from (seed, epoch):
     deviation, half: lengths of segments are random, N(L, deviation^2), a share `half` of them N(L / 2, deviation^2), five
     tokens at least (Merity et al. 2018, §4.1). An epoch has the number of segments that fill a stream on average, and their
     lengths are stretched by the few thousandths that make them fill it exactly. multiple: all but the last are multiples of it.
@@ -232,29 +231,24 @@ class Streams(_TextBatches):
 
     def __init__(
         self, ids: np.ndarray, *, batch_size: int, segment_length: int, start_id: int,
-        remainder: Literal["drop", "keep"] = "drop", share: Share = ALL_ROWS, seed: int = 0, deviation: float = 0.0,
-        half: float = 0.0, multiple: int = 1, context: int = 0, shuffle: bool = False,
+        share: Share = ALL_ROWS, seed: int = 0, deviation: float = 0.0, half: float = 0.0, multiple: int = 1,
+        context: int = 0, shuffle: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(ids, batch_size, segment_length, start_id, share)
         self._seed, self._deviation, self._half, self._context, self._shuffle = seed, deviation, half, context, shuffle
         self._random, self._multiple = deviation > 0 or half > 0, multiple
-        if remainder == "drop":
-            self._stream = len(ids) // batch_size
-            segments = self._stream // segment_length
-            if segments == 0:
-                raise InputError(
-                    f"{len(ids):,} tokens are too few for {batch_size} streams of at least {segment_length}; "
-                    "lower train.batch_size or train.segment_length"
-                )
-            self._used = segments * segment_length
-            if self._random:
-                segments = max(1, round(self._stream / (segment_length * (1 - half / 2))))
-                self._used = self._stream
-            self.tokens_per_epoch = batch_size * self._used
-        else:
-            self._used = self._stream = -(-len(ids) // batch_size)
-            self._length = min(segment_length, self._stream)
-            segments = -(-self._stream // self._length)
+        self._stream = len(ids) // batch_size
+        segments = self._stream // segment_length
+        if segments == 0:
+            raise InputError(
+                f"{len(ids):,} tokens are too few for {batch_size} streams of at least {segment_length}; "
+                "lower train.batch_size or train.segment_length"
+            )
+        self._used = segments * segment_length
+        if self._random:
+            segments = max(1, round(self._stream / (segment_length * (1 - half / 2))))
+            self._used = self._stream
+        self.tokens_per_epoch = batch_size * self._used
         self._rows = segments * batch_size
 
     def _spans(self, epoch: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -263,9 +257,8 @@ class Streams(_TextBatches):
         if self._random:
             cuts = self._cuts(epoch)
             return first + cuts[segments], first + cuts[segments + 1]
-        ends = np.minimum(first + self._used, len(self._ids))
-        starts = np.minimum(first + segments * self._length, ends)
-        return starts, np.minimum(starts + self._length, ends)
+        starts = first + segments * self._length
+        return starts, starts + self._length
 
     def _cuts(self, epoch: int) -> np.ndarray:
         """The borders of the segments of an epoch, from 0 to the length of a stream."""
@@ -314,29 +307,3 @@ def _random_cuts(
     cuts = np.rint(places).astype(np.int64) * multiple
     cuts[-1] = total
     return cuts
-
-
-class Windows(_TextBatches):
-    """Overlapping windows of `context + stride` inputs; the last `stride` targets of each count, in reading order.
-
-    Window k reads from token k * stride - context on (the first ones from the beginning of the text, so they are shorter) and
-    scores tokens k * stride .. k * stride + stride - 1. Every token is a target exactly once. Weights are 0 where a target is
-    context; windows shorter than others of their batch are padded at their ends, with weight 0. All epochs are alike.
-    """
-
-    def __init__(self, ids: np.ndarray, *, batch_size: int, context: int, stride: int, start_id: int) -> None:
-        if context < 0:
-            raise InputError(f"eval.context: zero or more tokens, given {context}")
-        if stride < 1:
-            raise InputError(f"eval.stride: a positive number, given {stride}")
-        super().__init__(ids, batch_size, stride, start_id)
-        self._context = min(context, len(ids))
-
-    def batch(self, epoch: int, index: int) -> Batch:
-        """Batch `index` of an epoch; IndexError if there is none."""
-        scored, ends = self._spans_of_batch(epoch, index)
-        starts = np.maximum(scored - self._context, 0)
-        batch = self._read(starts, ends, int((ends - starts).max()))
-        weights = torch.ones(batch.targets.shape) if batch.weights is None else batch.weights
-        weights[torch.arange(weights.shape[1]) < torch.from_numpy(scored - starts)[:, None]] = 0
-        return Batch(batch.inputs, batch.targets, weights)
