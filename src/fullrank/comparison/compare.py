@@ -45,7 +45,7 @@ Values = Mapping[int | str, float]  # by seed
 _ORDER = {"test": 0, "valid": 1}  # of splits
 _OF_RUNS = ("run", "seed")  # labels by which runs of a row differ
 _COSTS = ("tokens_per_second", "wall_seconds", "peak_memory_mib", "steps", "tokens_seen")
-_ATTRIBUTES = ("name", "seed", "task", "is_slice", "next_token", "problems")
+_ATTRIBUTES = ("name", "seed", "task", "is_slice", "problems")
 _RUN_KEYS = (
     "recipe", "scale", "protocol", "protocols", "training", "checkpoint", "examples", "slice", "sha256", "steps",
     "epochs", "environment", "paper",
@@ -361,6 +361,7 @@ def _collect_facts(row: Row, run: Run, baseline: Row | None) -> dict[str, Any]:
         "text": row.text,
         **{name: getattr(run, name) for name in _ATTRIBUTES},
         **{key: run.get(key) for key in _RUN_KEYS},
+        "next_token": None if run.finetunes else run.next_token,
         "corpus": run.label,
         "baseline": baseline and baseline.name,
         "remark": remark,

@@ -208,7 +208,11 @@ def _name_row(row: Sequence[Run]) -> str:
     if run.get("row"):
         return str(run.get("row"))
     if run.finetunes:
-        return ", ".join(f"{key} {value}" for key, value in find_attention(run).items()) or "plain"
+        words = []
+        for key, value in find_attention(run).items():
+            name = mapping(value).get("name", value)
+            words.append(name if isinstance(name, str) else f"{key} {name}")
+        return ", ".join(words) or "plain"
     return _remove_seed(run.name) if len(row) > 1 else run.name
 
 

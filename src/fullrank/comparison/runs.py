@@ -124,7 +124,7 @@ class Run:
         """`translation`, `masked_modeling` or `language_modeling`; of fine-tuning `glue/cola`, `squad` and so on."""
         data = str(self.settings.get("data.name"))
         if self.finetunes:
-            return data
+            return str(self.get("task") or data)  # which says if its examples were invented
         if data in PAIR_CORPORA:
             return TRANSLATION
         return MASKED_MODELING if self.settings.get("train.objective") == "masked" else LANGUAGE_MODELING
