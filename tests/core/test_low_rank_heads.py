@@ -1,8 +1,7 @@
-"""Mixhead Theorems 1 and 2: what one small head cannot reach, what mixed heads reach (docs/derivations/low_rank_heads.md)."""
+"""Mixhead Theorem 1: what one small head cannot reach, what mixed heads reach (docs/derivations/low_rank_heads.md)."""
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import pytest
@@ -156,44 +155,3 @@ def test_mixed_heads_reach_what_none_of_them_can(tokens: int, head_dim: int, cau
     heads, mixed = weights_of(layer, x, causal)
     torch.testing.assert_close(mixed[0], weights, atol=1e-10, rtol=0)
     assert all(float((head - weights).abs().max()) > 0.01 for head in heads)
-
-
-# -- Theorem 2 -----------------------------------------------------------------------------------------------------------
-
-
-def rank(matrix: Tensor) -> int:
-    return int(torch.linalg.matrix_rank(matrix))
-
-
-def meeting(a: Tensor, b: Tensor) -> tuple[int, int]:
-    """c and d of Eq. 17 and 18: the dimensions in which column spaces and row spaces meet."""
-    total = rank(a) + rank(b)
-    return total - rank(torch.cat([a, b], 1)), total - rank(torch.cat([a, b], 0))
-
-
-def test_equation_19_of_every_pair_of_small_matrices() -> None:
-    """All pairs of 2 x 2 matrices of -1, 0 and 1; the bound is reached with c and d from 0 to 2."""
-    matrices = [torch.tensor(e, dtype=torch.float64).view(2, 2) for e in itertools.product((-1, 0, 1), repeat=4)]
-    ranks = {id(m): rank(m) for m in matrices}
-    tight = set()
-    for a, b in itertools.product(matrices[::4], matrices):
-        c, d = meeting(a, b)
-        least = ranks[id(a)] + ranks[id(b)] - c - d
-        found = rank(a + b)
-        assert found >= least
-        if found == least:
-            tight.add((c, d))
-    assert {(0, 0), (1, 0), (0, 1), (1, 1), (2, 2)} <= tight
-
-
-def test_what_equation_19_says_of_attention_weights() -> None:
-    """Rows sum to one, so that column spaces meet; of two weights of full rank it says nothing."""
-    a, b = some_weights(6, 1), some_weights(6, 2)
-    assert meeting(a, b) == (6, 6)
-    assert rank(a) + rank(b) - 12 == 0 < rank(a + b)
-    narrow = [w[:, :2] @ w[3:5] for w in (a, b)]
-    stochastic = [w / w.sum(-1, keepdim=True) for w in narrow]
-    assert [rank(w) for w in stochastic] == [2, 2]
-    assert meeting(*stochastic) == (1, 0)
-    assert bool((a @ b.T > 0).all())
-    assert bool((a.T @ b > 0).all())

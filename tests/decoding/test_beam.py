@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from decoding_standin import PROMPTS, Recurrent, WithoutCache, all_texts, keeps, log_prob, padded
+from decoding_standin import PROMPTS, Recurrent, all_texts, keeps, log_prob, padded
 
 from fullrank.core.errors import InputError
 from fullrank.decoding import beam_search, sample
@@ -126,16 +126,6 @@ def test_a_beam_finds_what_greedy_misses() -> None:
     assert better >= 3
 
 
-def test_a_model_without_cache_gives_the_same() -> None:
-    model = Recurrent(6, seed=1, sharpness=1.0).eval()
-    ids, mask = padded(PROMPTS)
-    options = {"max_new_tokens": 6, "beams": 4, "n_best": 4, "eos_id": 2, "attention_mask": mask}
-    cached = beam_search(model, ids, **options)
-    bare = beam_search(WithoutCache(model), ids, use_cache=False, **options)
-    assert cached.ids.tolist() == bare.ids.tolist()
-    torch.testing.assert_close(cached.scores, bare.scores, rtol=0, atol=1e-12)
-
-
 def test_search_stops_when_nothing_can_be_gained() -> None:
     model = Recurrent(5, seed=0, sharpness=0.2).eval()
     model.bias[2] = 3.0  # <eos> is likely from the start
@@ -174,20 +164,6 @@ def test_fewer_texts_than_asked_for_are_marked() -> None:
     assert found.scores[0, 3:].tolist() == [-float("inf")] * 5
 
 
-def test_a_single_token_that_ends_the_text() -> None:
-    found = beam_search(Recurrent(1).eval(), torch.tensor([[0]]), max_new_tokens=4, beams=3, eos_id=0)
-    assert found.ids.tolist() == [[[0]]]
-    assert found.scores.tolist() == [[0.0]]
-
-
-def test_dropout_is_off_while_searching_and_on_again_after() -> None:
-    model = Recurrent(6, seed=2).train()
-    prompt = torch.tensor([[1, 3]])
-    searched = beam_search(model, prompt, max_new_tokens=5, beams=3)
-    assert model.dropout.training
-    assert searched.scores.item() == beam_search(model.eval(), prompt, max_new_tokens=5, beams=3).scores.item()
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -204,15 +180,6 @@ def test_values_out_of_range_are_refused(options: dict[str, object], message: st
     with pytest.raises(InputError, match=message):
         beam_search(model, torch.tensor([[1, 2]]), **{"max_new_tokens": 4, **options})
     assert model.calls == 0
-
-
-def test_eos_counts_in_the_length() -> None:
-    model = Recurrent(3, seed=1).eval()
-    found = beam_search(model, torch.tensor([[0]]), max_new_tokens=3, beams=20, n_best=5, length_penalty=1.0, eos_id=2)
-    for n in range(5):
-        text = tuple(found.ids[0, n, : int(found.lengths[0, n])].tolist())
-        assert found.scores[0, n].item() == pytest.approx(log_prob(model, [0], text) / len(text), abs=1e-12)
-    assert {int(length) for length in found.lengths[0]} > {1}
 
 
 @pytest.mark.parametrize("columns", [7, 128 * 12, 128 * 12 + 1, 5000])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from decoding_standin import padded as left_padded
 from torch import Tensor
 
 import fullrank as fr
-from fullrank.core.errors import InputError
 from fullrank.decoding import beam_search, sample
 from fullrank.experiments.generation import MemoryReader
 from moving import moved
@@ -99,13 +97,6 @@ def padded(sentences: list[list[int]], longest: int | None = None, filler: int =
     )
 
 
-def forced(model: fr.Translator, sentence: list[int], text: tuple[int, ...]) -> Tensor:
-    """log p of every next token, (N + 1, V), by reading <eos> and the whole text once."""
-    with torch.no_grad():
-        out = model(torch.tensor([[*sentence, EOS]]), torch.tensor([[EOS, *text]]))
-    return out.logits[0].log_softmax(-1)
-
-
 @pytest.mark.parametrize("name", ALL)
 def test_token_by_token_is_one_pass(name: str) -> None:
     """Batched and padded, rows repeated and in another order half-way, as beams do."""
@@ -158,23 +149,6 @@ def test_a_batch_is_its_sentences_one_by_one(name: str) -> None:
             torch.testing.assert_close(together.log_probs[b], alone.log_probs[0], rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", ["position_wise, sigsoftmax, rotary, 0.5", "multi-linear decoder", "adaptive"])
-def test_one_beam_is_greedy(name: str) -> None:
-    model = translator(ALL[name])
-    ids, mask = padded(SENTENCES)
-    reader, start = model.of_source(model.encode(ids, mask)), torch.full((4, 1), EOS)
-    found = beam_search(reader, start, max_new_tokens=7, beams=1, eos_id=EOS)
-    greedy = sample(reader, start, max_new_tokens=7, greedy=True, eos_id=EOS)
-    assert found.ids[:, 0].tolist() == greedy.ids.tolist()
-    assert found.lengths[:, 0].tolist() == greedy.lengths.tolist()
-    for sentence, text, length, total in zip(
-        SENTENCES, greedy.ids.tolist(), greedy.lengths.tolist(), found.log_probs[:, 0].tolist(), strict=True
-    ):
-        table = forced(model, sentence, tuple(text[: length - 1]))  # by hand: the likeliest of each step
-        assert text[:length] == table.argmax(-1).tolist()
-        assert total == pytest.approx(table.amax(-1).sum().item(), abs=1e-10)
-
-
 def every_text(longest: int) -> list[tuple[int, ...]]:
     """All texts that end with their only <eos>, and those of full length without one."""
     others = range(1, TARGETS)
@@ -216,30 +190,6 @@ def test_a_wide_beam_is_exhaustive_search(name: str, penalty: float, shortest: i
         for n, (score, text) in enumerate(ranked[:12]):
             assert tuple(found.ids[b, n, : int(found.lengths[b, n])].tolist()) == text
             assert found.scores[b, n].item() == pytest.approx(score, abs=1e-10)
-
-
-def test_samples_come_as_often_as_the_model_says() -> None:
-    """2,000 texts of up to two tokens of each of two sentences, every one within 4.5 standard deviations of its probability."""
-    model = translator(config({"mix": "position_wise"}))
-    draws, sentences = 2000, SENTENCES[:2]
-    ids, mask = padded(sentences)
-    ids, mask = ids.repeat_interleave(draws, 0), mask.repeat_interleave(draws, 0)
-    found = sample(
-        model.of_source(model.encode(ids, mask)), torch.full((2 * draws, 1), EOS), max_new_tokens=2, eos_id=EOS, seed=7
-    )
-    for b, sentence in enumerate(sentences):
-        texts = found.ids[b * draws : (b + 1) * draws]
-        sums = found.log_probs[b * draws : (b + 1) * draws].sum(1)
-        counted = 0
-        for text in every_text(2):
-            table = forced(model, sentence, text[:-1])
-            log_p = sum(float(table[n, token]) for n, token in enumerate(text))
-            p = math.exp(log_p)
-            seen = texts.eq(torch.tensor([*text, EOS][:2])).all(1)
-            counted += int(seen.sum())
-            assert abs(seen.double().mean().item() - p) <= 4.5 * math.sqrt(p * (1 - p) / draws) + 1e-12, text
-            assert sums[seen].tolist() == pytest.approx([log_p] * int(seen.sum()), abs=1e-10)
-        assert counted == draws
 
 
 @pytest.mark.parametrize("mix", ["none", "position_wise", "average"])
@@ -304,13 +254,6 @@ def test_cache_and_padding_change_nothing(mix: str, position: str) -> None:
         torch.testing.assert_close(batch.log_probs[b, :length], alone.log_probs[0], rtol=0, atol=1e-10)
         scores = beam_search(lm, text, beams=3, n_best=3, **options).scores
         torch.testing.assert_close(found.scores[b], scores[0], rtol=0, atol=1e-10)
-
-
-def test_learned_positions_limit_the_length() -> None:
-    lm = language_model("none", "learned")
-    assert sample(lm, torch.ones(1, 6, dtype=torch.int64), max_new_tokens=10, seed=0).ids.shape == (1, 10)
-    with pytest.raises(InputError, match="make 17, but the model takes at most 16"):
-        sample(lm, torch.ones(1, 6, dtype=torch.int64), max_new_tokens=11, seed=0)
 
 
 @pytest.mark.parametrize("position", ["relative", "rotary"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from itertools import pairwise as neighbours
 from typing import Any
@@ -11,7 +10,6 @@ import pytest
 import torch
 from calls import LAYOUTS, UNORDERED, call, check, equation, relative_can
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 import fullrank as fr
 from fullrank.core.engine import Problem
@@ -72,11 +70,6 @@ def test_sizes_at_which_there_are_blocks(layout: fr.Layout, mixing: str) -> None
     problem = call(layout, mixing, relative=True)
     assert len({block.rows.start for block in plan(problem)}) > 1
     check(problem, attend(problem), 1e-12)
-
-
-def test_short_sequences_share_a_block() -> None:
-    assert len(plan(call(fr.Layout.of(8), batch=40))) == 1
-    assert len({block.batch.start for block in plan(call(fr.Layout.of(600), batch=4))}) == 4
 
 
 def test_blocks_leave_out_what_no_row_sees(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,33 +174,6 @@ def test_masks_are_a_function_of_one_number_of_the_default_generator() -> None:
     assert not torch.equal(first[0], first[1])
 
 
-def test_every_weight_is_dropped_equally_often_and_alone() -> None:
-    p, problem = 0.3, call(fr.Layout.of(16, causal=False), p=0.3, size=16)
-    kept = torch.stack([mask(problem, seed) for seed in range(300)])  # (S, B, H, N, M)
-    assert abs(float(kept.mean()) - (1 - p)) < 5 * math.sqrt(p * (1 - p) / kept.numel())
-    assert float((kept.mean(0) - (1 - p)).abs().max()) < 6 * math.sqrt(p * (1 - p) / 300)
-    together = (kept[..., 1:] * kept[..., :-1]).mean() - kept.mean() ** 2
-    assert abs(float(together)) < 5 * p * (1 - p) / math.sqrt(kept.numel())
-
-
-def test_dropout_with_probability_one_leaves_nothing() -> None:
-    problem = call(fr.Layout.of(5), "A", p=1.0)
-    out = attend(problem)
-    assert torch.equal(out, torch.zeros_like(out))
-    for gradient in torch.autograd.grad(out.sum(), differentiable(problem)):
-        assert torch.equal(gradient, torch.zeros_like(gradient))
-
-
-def test_dropout_under_checkpointing() -> None:
-    """The forward pass that runs again restores the default generator, and with it the seed."""
-    problem, found = call(fr.Layout.of(13), "B", p=0.4), []
-    for again in (False, True):
-        torch.manual_seed(4)
-        out = checkpoint(attend, problem, use_reentrant=False) if again else attend(problem)
-        found.append([out, *torch.autograd.grad(out.square().sum(), differentiable(problem))])
-    assert all(map(torch.equal, *found))
-
-
 # -- precision, memory, limits ----------------------------------------------------------------------------------------
 
 
@@ -243,17 +209,6 @@ def test_nothing_as_large_as_the_weights_is_kept(mixing: str) -> None:
     torch.autograd.grad(out.sum(), differentiable(problem))
 
 
-@pytest.mark.parametrize("wanted", range(7))
-def test_a_gradient_of_one_input_only(wanted: int) -> None:
-    problem = call(fr.Layout.of(9), "A", relative=True)
-    leaves = [x.detach().requires_grad_(i == wanted) for i, x in enumerate(differentiable(problem))]
-    assert problem.distances is not None
-    far = replace(problem.distances, keys=leaves[4], u=leaves[5], v=leaves[6])
-    problem = replace(problem, query=leaves[0], keys=leaves[1], values=leaves[2], mixing=leaves[3], distances=far)
-    found, expected = (torch.autograd.grad(f(problem).sin().sum(), leaves[wanted])[0] for f in (attend, equation))
-    assert torch.allclose(found, expected, rtol=0, atol=1e-12)
-
-
 def test_second_derivatives_are_refused_and_changed_inputs_noticed() -> None:
     problem = call(fr.Layout.of(5), "A")
     with pytest.raises(RuntimeError, match="second derivative"):
@@ -264,23 +219,6 @@ def test_second_derivatives_are_refused_and_changed_inputs_noticed() -> None:
         problem.mixing.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.sum().backward()
-
-
-def test_functorch_is_refused() -> None:
-    problem = call(fr.Layout.of(5), "A")
-    with pytest.raises(RuntimeError, match="functorch"):
-        torch.func.grad(lambda query: attend(replace(problem, query=query)).sum())(problem.query)
-
-
-def test_autocast_and_the_default_device_change_nothing() -> None:
-    problem, found = call(LAYOUTS["window and padding"], "B", p=0.4, dtype=torch.float32), []
-    for context in (torch.device("cpu"), torch.device("meta"), torch.autocast("cpu", dtype=torch.bfloat16)):
-        torch.manual_seed(4)
-        with context:
-            out = attend(problem)
-            found.append((out, *torch.autograd.grad(out.sum(), differentiable(problem))))
-    assert all(map(torch.equal, found[0], found[1]))
-    assert all(map(torch.equal, found[0], found[2]))
 
 
 def test_what_it_does_not_compute() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -18,8 +17,6 @@ from fullrank.kernels.native.call import attend
 from fullrank.kernels.problem import differentiable
 
 DOUBLE, SINGLE = torch.float64, torch.float32
-PLACES = ["causal", "window", "gaps", "gaps and window"]
-PADDINGS = ["left", "right", "holes", "empty", "cross", "cross, holes", "cross, empty"]
 
 
 @pytest.fixture(autouse=True)
@@ -99,31 +96,6 @@ def test_equals_the_equation(
     check(problem, out, 3e-6 if dtype == SINGLE else 1e-12)
 
 
-def test_equals_the_equation_wherever() -> None:
-    draw = random.Random(11)
-    for _ in range(30):
-        queries, relative = draw.randint(1, 90), draw.random() < 0.5
-        where = draw.choice(PLACES if relative else PLACES + PADDINGS)
-        keys = draw.randint(1, 90) if where.startswith("cross") else queries + draw.choice([0, draw.randint(1, 90)])
-        batch = draw.randint(1, 3)
-        problem = call(
-            layout(where, queries, keys, batch), draw.choice(["none", "A", "B"]), relative=relative, batch=batch,
-            normalize=draw.choice(["softmax", "sigsoftmax"]), heads=draw.randint(1, 13), size=draw.randint(1, 40),
-        )  # fmt: skip
-        check(problem, attend(problem), 1e-12)
-
-
-@pytest.mark.parametrize(("relative", "normalize"), [(False, "sigsoftmax"), (True, "softmax")])
-def test_large_scores(relative: bool, normalize: str) -> None:
-    """Scores of some hundreds: fp32 knows a score of 200, and so its weight, to 1e-5."""
-    for dtype, tolerance in ((DOUBLE, 1e-11), (SINGLE, 1e-3)):
-        problem = call(
-            fr.Layout.of(35, 50), "B", relative=relative, normalize=normalize, size=16, dtype=dtype, times=8.0
-        )
-        assert (problem.scale * problem.query @ problem.keys.transpose(2, 3)).abs().max() > 200
-        check(problem, attend(problem), tolerance)
-
-
 @pytest.mark.parametrize(("normalize", "where"), [("softmax", "empty"), ("sigsoftmax", "causal")])
 def test_no_less_exact_than_the_equation_in_fp32(where: str, normalize: str) -> None:
     """The logarithm of the sum is rounded as the scores are; gradients of a row's scores must add up to zero all the same."""
@@ -156,34 +128,6 @@ def test_scores_far_from_zero(normalize: str, offset: float) -> None:
 
 def small(**choices: object) -> Problem:
     return call(fr.Layout.of(35, 40), **{"mixing": "B", **choices})  # type: ignore[arg-type]
-
-
-def test_expanded_inputs() -> None:
-    """Keys shared by all sequences, and values that are one number: gradients are summed over the reads."""
-    problem, number = small(), torch.tensor(0.7, dtype=DOUBLE, requires_grad=True)
-    one = problem.keys.detach()[:1].requires_grad_()
-    spread = replace(problem, keys=one.expand(2, -1, -1, -1), values=number.expand_as(problem.values))
-    both = [torch.autograd.grad(f(spread).square().sum(), [one, number]) for f in (attend, equation)]
-    for ours, expected in zip(*both, strict=True):
-        assert torch.allclose(ours, expected, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("wanted", range(7))
-def test_gradient_of_one_input_only(wanted: int) -> None:
-    problem = call(layout("gaps", 35, 40), "B", relative=True)
-    leaves = [x.detach().requires_grad_(i == wanted) for i, x in enumerate(differentiable(problem))]
-    assert problem.distances is not None
-    far = replace(problem.distances, keys=leaves[4], u=leaves[5], v=leaves[6])
-    problem = replace(problem, query=leaves[0], keys=leaves[1], values=leaves[2], mixing=leaves[3], distances=far)
-    both = [torch.autograd.grad(f(problem).sin().sum(), leaves[wanted])[0] for f in (attend, equation)]
-    assert torch.allclose(*both, rtol=1e-12, atol=1e-12)
-
-
-def test_without_gradients() -> None:
-    problem = small()
-    for context in (torch.no_grad(), torch.inference_mode()):
-        with context:
-            assert torch.allclose(attend(problem), equation(problem), atol=1e-13)
 
 
 @pytest.fixture
@@ -225,15 +169,6 @@ def test_shapes_that_do_not_fit_are_not_computed() -> None:
         replace(problem, layout=fr.Layout.of(35, 40, key_mask=torch.ones(3, 40, dtype=torch.bool))),
     ):
         assert "shapes" in str(reason(wrong))
-
-
-def test_a_default_device_elsewhere() -> None:
-    """`torch.device` as a context moves what is made inside it, but not which keys are seen."""
-    problem = call(layout("gaps", 35, 40), "B", relative=True)
-    expected = attend(problem)
-    with torch.device("meta"):
-        assert torch.equal(attend(problem), expected)
-        assert attend(replace(problem, dropout=0.5)).isfinite().all()
 
 
 class TestNumbersThatAreNone:

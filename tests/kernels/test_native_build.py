@@ -112,13 +112,6 @@ def test_compiles_once(workshop: Workshop, caplog: pytest.LogCaptureFixture) -> 
     assert not warnings_of(caplog)
 
 
-def test_without_openmp(workshop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
-    workshop.compiler(f'case "$*" in *-fopenmp*) exit 1;; esac\n{COPIES}')
-    assert computed() == ({"native"}, True)
-    assert workshop.calls == 2
-    assert not warnings_of(caplog)
-
-
 @pytest.mark.parametrize("fault", FAULTS)
 def test_compiler_with_a_fault(fault: str, workshop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
     does, said = FAULTS[fault]
@@ -145,12 +138,6 @@ def test_no_compiler(variable: str, workshop: Workshop, caplog: pytest.LogCaptur
     assert "no C++ compiler" in warning
 
 
-def test_compiler_with_options(workshop: Workshop) -> None:
-    workshop.patch.setenv("CXX", f"{workshop.compiler(COPIES)} -pipe")
-    assert library() is not None
-    assert "-pipe" in (workshop.tools / "calls").read_text()
-
-
 @pytest.mark.parametrize("value", ["0", "off", "False", "no"])
 def test_not_wanted(value: str, workshop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
     workshop.compiler(COPIES)
@@ -162,13 +149,6 @@ def test_not_wanted(value: str, workshop: Workshop, caplog: pytest.LogCaptureFix
     assert workshop.calls == 0
     with pytest.raises(InputError, match="FULLRANK_NATIVE"), fr.kernel("native"):
         kernels.attend(PROBLEM)
-
-
-def test_no_folder_for_it(workshop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
-    workshop.compiler(COPIES)
-    workshop.cache.write_text("a file where the folder should be")
-    assert library() is None
-    assert str(workshop.cache) in warnings_of(caplog)[0]
 
 
 @pytest.mark.parametrize("damage", ["cut off", "flipped bytes", "empty", "another library", "no checksum"])

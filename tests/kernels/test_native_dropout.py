@@ -65,17 +65,6 @@ def test_share_and_scale(p: float) -> None:
     assert abs(float((mask == 0).double().mean()) - p) < 4 * spread
 
 
-def test_everything_dropped() -> None:
-    assert not masks(1 - 1e-12, 4).any()
-
-
-def test_draws_nothing_without_dropout() -> None:
-    problem = call(fr.Layout.of(20), "A")
-    state = torch.get_rng_state()
-    attend(problem)
-    assert torch.equal(torch.get_rng_state(), state)
-
-
 def test_comes_from_torchs_seed() -> None:
     assert torch.equal(masks(0.5, 4), masks(0.5, 4))
     assert not torch.equal(masks(0.5, 4), masks(0.5, 5))

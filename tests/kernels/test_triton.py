@@ -102,21 +102,6 @@ def test_intervals_wherever_tensors_are_made_by_default() -> None:
         assert [n for n in range(5) if first[n] <= key < end[n]] == list(range(begin, stop))
 
 
-def test_strides_and_gradients_that_nobody_wants() -> None:
-    """Heads as views of a projection (B, N, H, D), and only some gradients asked for."""
-    problem = fp32(of(5), batch=2)
-    expected = attend(problem)
-    assert not problem.query.is_contiguous()
-    for name in ("query", "keys", "values"):
-        x = getattr(problem, name)
-        alone = {n: getattr(problem, n).detach() for n in ("query", "keys", "values", "mixing") if n != name}
-        out = attend(replace(problem, **alone))
-        assert torch.equal(out, expected)
-        (own,) = torch.autograd.grad(out.square().sum(), x)
-        (right,) = torch.autograd.grad(expected.square().sum(), x, retain_graph=True)
-        assert torch.equal(own, right)
-
-
 def test_no_look_ahead() -> None:
     problem = fp32(of(18), "B")
     with torch.no_grad():
@@ -125,17 +110,6 @@ def test_no_look_ahead() -> None:
         after = attend(problem)
     assert torch.equal(before[:, :, :15], after[:, :, :15])
     assert not torch.equal(before[:, :, 15:], after[:, :, 15:])
-
-
-def with_gradients(problem: Problem, seed: int = 5) -> list[Tensor]:
-    torch.manual_seed(seed)
-    out = attend(problem)
-    return [out, *torch.autograd.grad(out.square().sum(), differentiable(problem))]
-
-
-def test_the_same_call_gives_the_same_bits() -> None:
-    problem = fp32(of(7), p=0.3, heads=3)
-    assert all(map(torch.equal, with_gradients(problem), with_gradients(problem)))
 
 
 def test_no_second_derivative() -> None:
@@ -182,19 +156,6 @@ def shown_mask(problem: Problem) -> Tensor:
     seen = problem.layout.visible().expand(*problem.query.shape[:2], -1, -1)
     ratio = (dropped / whole.where(whole != 0, 1))[..., :keys]
     return torch.where(seen, ratio, torch.ones_like(ratio))
-
-
-@pytest.mark.full
-@pytest.mark.skipif(DEVICE == "cuda", reason="a GPU chooses its groups itself")
-def test_groups_of_heads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Groups of four, for which dropout draws once, and groups with a rest."""
-    from fullrank.kernels.triton import launch
-
-    problem = fp32(of(3), "B", heads=8, p=0.4)
-    expected = with_gradients(problem)
-    monkeypatch.setattr(launch, "INTERPRETED", {**launch.INTERPRETED, "G": 5, "GJ": 8})
-    for own, right in zip(with_gradients(problem), expected, strict=True):
-        assert (own - right).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("mixing", [pytest.param("none", marks=pytest.mark.full), "B"])

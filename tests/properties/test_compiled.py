@@ -38,7 +38,6 @@ def everyday() -> list[Combination]:
 
 
 COMBINATIONS = everyday()
-OTHERS = [c for c in combinations.pairwise() if c.initializer == "fairseq" and c not in COMBINATIONS]
 
 
 def outputs(block: Block, function: object, layout: fr.Layout) -> dict[str, Tensor]:
@@ -64,15 +63,6 @@ def compare(block: Block, compiled: object, tolerance: float, layouts: list[fr.L
             assert off <= tolerance * scale, f"{name} is off by {off:.1e}"
 
 
-def test_combinations_were_found() -> None:
-    found = combinations.slots()
-    assert {c.attend for c in COMBINATIONS} == set(found["attend"])
-    assert {c.score for c in COMBINATIONS} == set(found["score"])
-    assert {c.mix for c in COMBINATIONS} == set(found["mix"])
-    assert {c.position for c in COMBINATIONS} == set(found["position"])
-    assert {c.normalize for c in COMBINATIONS} == set(found["normalize"])
-
-
 @pytest.mark.parametrize(
     "combination",
     [pytest.param(row, id=str(row), marks=() if i < 3 else pytest.mark.full) for i, row in enumerate(COMBINATIONS)],
@@ -80,12 +70,6 @@ def test_combinations_were_found() -> None:
 def test_whole_graph_equals_eager(combination: Combination) -> None:
     """With padding; weights without it are compiled in models below."""
     whole_graph_equals_eager(combination, [padded()] if combination.weighted else [fr.Layout.of(7), padded()])
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("combination", [*COMBINATIONS, *OTHERS], ids=str)
-def test_whole_graph_equals_eager_with_padding_and_without(combination: Combination) -> None:
-    whole_graph_equals_eager(combination, [fr.Layout.of(7), padded()])
 
 
 def whole_graph_equals_eager(combination: Combination, layouts: list[fr.Layout]) -> None:

@@ -168,7 +168,7 @@ class FullRankPreTrainedModel(PreTrainedModel):
 
 def _checkpointed(func: Callable[..., Any], block: nn.Module, *args: Any, **kwargs: Any) -> Any:
     run = partial(type(block).forward, block, **kwargs)
-    if not (block.training and torch.is_grad_enabled()) or any(isinstance(value, Trace) for value in args):
+    if not (block.training and torch.is_grad_enabled()) or isinstance(kwargs.get("trace"), Trace):
         return run(*args)
     return func(run, *args)
 

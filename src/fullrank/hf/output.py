@@ -55,7 +55,7 @@ class MixtureHead(nn.Linear, Output):
 
     def components(self, hidden: Tensor) -> Components:
         states, log_prior = self.fullrank(hidden)
-        return Components(states, log_prior, (Cluster(self.weight, self.bias),), "softmax")
+        return Components(states, log_prior, (Cluster(self.weight, self.bias),))
 
     def forward(self, hidden: Tensor) -> Tensor:
         request = None if torch.compiler.is_compiling() else _requested.get()
