@@ -208,6 +208,7 @@ class Attention(nn.Module):
         if layout.shape != (x.shape[1], keys):
             raise InputError(f"the layout is of {layout.shape} queries and keys, the call of {(x.shape[1], keys)}")
         layout = self.attend.view(layout)
+        after: Past
         if isinstance(past, DecayedSums):
             out, after = self.attend.after(self.project(x, source, layout), past, layout, trace)
         else:

@@ -49,6 +49,15 @@ class Buffer:
         return buffer.storage[:, :, :end], buffer
 
 
+def _join(old: Tensor | None, buffer: Buffer | None, new: Tensor | None) -> tuple[Tensor | None, Buffer | None]:
+    """Old tokens, then new ones; concatenated without a buffer, with gradients, in compiled code and for another dtype."""
+    if old is None or new is None:
+        return None, None
+    if buffer is None or torch.is_grad_enabled() or torch.compiler.is_compiling() or old.dtype != new.dtype:
+        return torch.cat((old.to(new.dtype), new), dim=2), None
+    return buffer.append(old.shape[2], new)
+
+
 class KeyValues(NamedTuple):
     """Keys and values (B, H, M, D) of earlier tokens, and keys of distances (H, T, D).
 
@@ -63,24 +72,13 @@ class KeyValues(NamedTuple):
 
     @classmethod
     def after(cls, past: KeyValues | None, keys: Tensor | None, values: Tensor, relative: Tensor | None) -> KeyValues:
-        """Those of `past`, then new ones (B, H, N, D); relative: keys of distances for the next call.
-
-        With gradients, in compiled code and for another dtype they are concatenated, without a buffer.
-        """
+        """Those of `past`, then new ones (B, H, N, D); relative: keys of distances for the next call."""
         if past is None:  # buffers without space: the next call allocates some
             return cls(keys, values, relative, (None if keys is None else Buffer(keys, -1), Buffer(values, -1)))
-        both, buffers = [], []
-        for old, buffer, new in ((past.keys, past.buffers[0], keys), (past.values, past.buffers[1], values)):
-            if old is None or new is None:
-                joined, buffer = None, None
-            elif buffer is None or torch.is_grad_enabled() or torch.compiler.is_compiling() or old.dtype != new.dtype:
-                joined, buffer = torch.cat((old.to(new.dtype), new), dim=2), None
-            else:
-                joined, buffer = buffer.append(old.shape[2], new)
-            both.append(joined)
-            buffers.append(buffer)
-        assert both[1] is not None
-        return cls(both[0], both[1], relative, (buffers[0], buffers[1]))
+        joined_keys, key_buffer = _join(past.keys, past.buffers[0], keys)
+        joined_values, value_buffer = _join(past.values, past.buffers[1], values)
+        assert joined_values is not None
+        return cls(joined_keys, joined_values, relative, (key_buffer, value_buffer))
 
     @property
     def length(self) -> int:

@@ -84,6 +84,7 @@ class LanguageModel(Layers):
             before = (memory or self.new_memory()) if self.memory_length and cache is None else None
             return Pass(self._finish(self.final_norm(self.embedding(input_ids)), trace), before, cache)
         x = self.embed(self.embedding, input_ids)
+        state: State
         if self.memory_length and cache is None:
             state = self._after_memory(memory or self.new_memory(), input_ids, attention_mask, x)
         else:

@@ -128,7 +128,7 @@ class PositionTerm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size.head_dim, size.hidden_size))
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))  # as `nn.Linear` starts
-        self.biases: nn.Module | None = biases
+        self.biases: Any = biases
 
     def factors(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from fullrank.config.training import PhaseConfig, TrainConfig
 from fullrank.core import registry
@@ -48,7 +48,7 @@ class CausalObjective:
         own, part = batch.tokens, batch.part  # counted here, before it goes to a GPU
         place_draws(part, len(batch.inputs))
         batch = batch.to(self.device)
-        after: Carry = {}
+        after: dict[str, Tensor] = {}
         for name, extra in self.parts.items():
             known, carry = _split(carry, f"{name}.")
             after |= {f"{name}.{key}": tensor for key, tensor in extra.read(batch, known).items()}

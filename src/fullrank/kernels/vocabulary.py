@@ -417,7 +417,9 @@ class _Groups:
         sizes = [len(cluster.weight) for cluster in self.clusters]
         self.words = sizes[0] - (len(sizes) - 1)  # the head has a row for each tail, too
         self.starts = list(itertools.accumulate([self.words, *sizes[1:-1]]))
-        self.cluster = sum((ids >= start).long() for start in self.starts)
+        self.cluster = torch.zeros_like(ids)
+        for start in self.starts:
+            self.cluster += ids >= start
         ordered, self.order = self.cluster.sort(stable=True)
         last = torch.arange(len(self.clusters), device=ids.device)
         self.ends: list[int] = torch.searchsorted(ordered, last, right=True).tolist()
