@@ -217,8 +217,6 @@ class LanguageModel(Layers):
         anew, as a text of their own. By default the segments of the run that the model was loaded from, else
         `max_position_embeddings`; a memory slides by itself.
         """
-        if engine.generate is None:
-            raise RuntimeError("generate needs the package fullrank; an exported model has Hugging Face's own")
         return engine.generate(
             self, input_ids, beams=beams, length_penalty=length_penalty, window=window, attention_mask=attention_mask,
             max_new_tokens=max_new_tokens, min_new_tokens=min_new_tokens, no_repeat_ngram_size=no_repeat_ngram_size,

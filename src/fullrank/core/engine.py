@@ -9,16 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from torch import Tensor
 
-    from .config import ModelConfig
     from .layout import Layout
-    from .model import Model
 
 
 @dataclass(frozen=True)
@@ -172,23 +168,12 @@ class NoEngines(Engines):
     """The definition computes everything, as in an exported model."""
 
 
-class Storage(Protocol):
-    """Folders of saved models: safetensors and a configuration."""
-
-    def save(self, model: Model, config: ModelConfig, folder: Path) -> None: ...
-
-    def load(
-        self, kind: type[Model], path: Path, checkpoint: str, change: Callable[[ModelConfig], ModelConfig]
-    ) -> Model: ...
+def _needs_package(*arguments: Any, **options: Any) -> Any:
+    raise RuntimeError(
+        "this needs the package fullrank; an exported model has save_pretrained, from_pretrained and generate of its own"
+    )
 
 
 load: Callable[[], Engines] = NoEngines
-load_storage: Callable[[], Storage] | None = None
-generate: Callable[..., Tensor] | None = None  # text, for `LanguageModel.generate`
-
-
-def storage() -> Storage:
-    """The storage that the package sets; an exported model is saved by Hugging Face's `save_pretrained` instead."""
-    if load_storage is None:
-        raise RuntimeError("saving and loading needs the package fullrank; use save_pretrained and from_pretrained")
-    return load_storage()
+load_storage: Callable[[], Any] = _needs_package  # folders of saved models: `fullrank.storage`
+generate: Callable[..., Tensor] = _needs_package  # text, for `LanguageModel.generate`

@@ -93,7 +93,7 @@ class Model(nn.Module):
 
     def save(self, folder: str | Path) -> None:
         """Write `model.safetensors` and `config.yaml` into `folder`."""
-        engine.storage().save(self, self.config, Path(folder))
+        engine.load_storage().save(self, self.config, Path(folder))
 
     @classmethod
     def load(cls, path: str | Path, checkpoint: str = "best") -> Self:
@@ -105,7 +105,7 @@ class Model(nn.Module):
 
     @classmethod
     def _load(cls, path: str | Path, checkpoint: str, change: Callable[[ModelConfig], ModelConfig]) -> Self:
-        model: Any = engine.storage().load(cls, Path(path), checkpoint, change)
+        model: Any = engine.load_storage().load(cls, Path(path), checkpoint, change)
         return model
 
 
