@@ -333,5 +333,3 @@ def test_a_table_is_tried_without_any_file(place: Place, tmp_path: Path, recipe:
     assert set(result["final"]) == ({"dev"} if recipe.endswith("6") else {"dev", "dev_mismatched"})
     given = place.say(*words[:-3], "data.dir=x", "--out", tmp_path / "other")
     assert (given.code, "data.dir: no file is read with data.invented: true" in given.err) == (2, True)
-    tested = place.say(*words[:-3], "eval.test=true", "--out", tmp_path / "other")
-    assert (tested.code, "eval.test: " in tested.err) == (2, True)

@@ -173,7 +173,6 @@ def test_what_is_accepted_can_be_trained(place: Path, seed: int, count: int) -> 
         ({"data": {"tokens": "character", "max_vocabulary": 2}}, "data.max_vocabulary"),
         ({"data": {"name": "glue/cola"}, "train": {"optimizer": "nag"}}, "train.optimizer"),
         ({"data": {"name": "glue/cola"}, "train": {"betas": [0.9, 1.0]}}, "train.betas"),
-        ({"data": {"name": "squad"}, "eval": {"test": True}}, "eval.test"),
         ({"data": {"name": "synthetic-translation"}, "train": {"batch_tokens": 64}, "model": {"decoder": {"attention": {
             "kind": "multilinear", "causal": "as_published", "not_next_token_perplexity": True}}}}, "model.decoder.attention"),
     ],

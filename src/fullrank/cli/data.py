@@ -96,8 +96,8 @@ def _read_task(
     else:
         task = glue_task(name.partition("/")[2])
         folder = None if source is None else Path(source).expanduser()
-        missing = [split for split in task.splits[1:] if folder is not None and locate(task, split, folder) is None]
-        parts = [load_glue(task, split, folder, to, say) for split in task.splits if split not in missing]
+        missing = [split for split in [*task.sizes][1:] if folder is not None and locate(task, split, folder) is None]
+        parts = [load_glue(task, split, folder, to, say) for split in task.sizes if split not in missing]
         label = f"GLUE {task.folder}"
         facts = {"title": task.title, "labels": task.labels, "metrics": task.metrics, "missing": missing}
     is_slice = any(part.is_slice for part in parts)

@@ -179,12 +179,6 @@ class FinetuneEvalConfig(Section):
     every_epochs: Positive | None = key(None, "epochs between evaluations; without every_steps too: once, at the end")
     every_steps: Count | None = key(None, "updates between evaluations")
     checkpoint: Literal["last", "best"] = key("last", "weights that the figures are of")
-    test: bool = key(
-        False,
-        "write the predictions of the unlabelled test splits of GLUE, too",
-        needs="data.invented=false, data.answers=false",
-    )
-    n_best: Size = key(20, "SQuAD: candidates of each end of an answer")
     max_answer_length: Size = key(30, "SQuAD: tokens of the longest answer")
     null_score_diff_threshold: float = key(0.0, "SQuAD 2: no answer where its score is better by more than this")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 from fullrank.core.errors import InputError, suggest
@@ -19,9 +19,8 @@ class GlueTask:
 
     folder: its usual name, that of its folder. sentences, hub_sentences: the columns of its one or two sentences, in files and
     on the hub. labels: names of the classes, in the order of their ids, which is the hub's; None where a score is predicted.
-    metrics: the first is the one that runs are compared by. sizes: published number of rows of each split; older_sizes: of an
-    earlier release. label_names: files hold the names of the classes, not their ids.
-    The split `ax` of mnli is GLUE's diagnostic set.
+    metrics: the first is the one that runs are compared by. sizes: published number of rows of each split with labels.
+    label_names: files hold the names of the classes, not their ids.
     """
 
     name: str
@@ -35,9 +34,6 @@ class GlueTask:
     label_column: str = "label"
     metrics: tuple[str, ...] = ("accuracy",)
     label_names: bool = False
-    dev_splits: tuple[str, ...] = ("dev",)
-    test_splits: tuple[str, ...] = ("test",)
-    older_sizes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def outputs(self) -> int:
@@ -55,26 +51,15 @@ class GlueTask:
         return ids
 
     @property
-    def splits(self) -> tuple[str, ...]:
-        """Every split: train, then those with labels to judge by, then those whose labels only the test server has."""
-        return ("train", *self.dev_splits, *self.test_splits)
-
-    @property
     def files(self) -> dict[str, str]:
         """The official file of each split."""
-        files = {split: f"{self.folder}/{split}.tsv" for split in self.splits}
-        if self.name == "mnli":
-            files |= {"dev": "MNLI/dev_matched.tsv", "test": "MNLI/test_matched.tsv", "ax": "AX/AX.tsv"}
-        return files
-
-    def is_published(self, split: str, rows: int) -> bool:
-        """True if the split was published with so many rows."""
-        return rows in (self.sizes[split], self.older_sizes.get(split))
+        files = {split: f"{self.folder}/{split}.tsv" for split in self.sizes}
+        return files | {"dev": "MNLI/dev_matched.tsv"} if self.name == "mnli" else files
 
     def check_split(self, split: str) -> None:
         """InputError for a split that the task does not have."""
-        if split not in self.splits:
-            near = suggest(split, self.splits, whole=True)
+        if split not in self.sizes:
+            near = suggest(split, self.sizes, whole=True)
             raise InputError(f"GLUE {self.folder} has no split '{split}'; {near}")
 
 
@@ -85,62 +70,58 @@ _ALL = (
     GlueTask(
         name="cola", title="Corpus of Linguistic Acceptability", folder="CoLA",
         sentences=("sentence",), labels=("unacceptable", "acceptable"), metrics=("matthews_correlation",),
-        sizes={"train": 8_551, "dev": 1_043, "test": 1_063},
+        sizes={"train": 8_551, "dev": 1_043},
         licence="sentences from published linguistics, for research",
     ),
     GlueTask(
         name="sst2", title="Stanford Sentiment Treebank", folder="SST-2",
         sentences=("sentence",), labels=("negative", "positive"),
-        sizes={"train": 67_349, "dev": 872, "test": 1_821},
+        sizes={"train": 67_349, "dev": 872},
         licence="film reviews, no stated licence",
     ),
     GlueTask(
         name="mrpc", title="Microsoft Research Paraphrase Corpus", folder="MRPC",
         sentences=("#1 String", "#2 String"), hub_sentences=_PAIR, label_column="Quality",
         labels=("not_equivalent", "equivalent"), metrics=("accuracy", "f1"),
-        sizes={"train": 3_668, "dev": 408, "test": 1_725},
+        sizes={"train": 3_668, "dev": 408},
         licence="Microsoft Research, non-commercial",
     ),
     GlueTask(
         name="qqp", title="Quora Question Pairs", folder="QQP",
         sentences=("question1", "question2"), label_column="is_duplicate",
         labels=("not_duplicate", "duplicate"), metrics=("accuracy", "f1"),
-        sizes={"train": 363_846, "dev": 40_430, "test": 390_965},
-        older_sizes={"train": 363_849},
+        sizes={"train": 363_846, "dev": 40_430},
         licence="Quora, non-commercial",
     ),
     GlueTask(
         name="stsb", title="Semantic Textual Similarity Benchmark", folder="STS-B",
         sentences=_PAIR, label_column="score", labels=None, metrics=("pearson", "spearman"),
-        sizes={"train": 5_749, "dev": 1_500, "test": 1_379},
+        sizes={"train": 5_749, "dev": 1_500},
         licence="scores CC BY-SA 4.0, texts under their own terms",
     ),
     GlueTask(
         name="mnli", title="Multi-Genre Natural Language Inference", folder="MNLI",
         sentences=_PAIR, hub_sentences=("premise", "hypothesis"), label_column="gold_label",
         labels=("entailment", "neutral", "contradiction"),
-        sizes={
-            "train": 392_702, "dev": 9_815, "dev_mismatched": 9_832, "test": 9_796, "test_mismatched": 9_847, "ax": 1_104,
-        },
+        sizes={"train": 392_702, "dev": 9_815, "dev_mismatched": 9_832},
         licence="OANC, CC BY and others", label_names=True,
-        dev_splits=("dev", "dev_mismatched"), test_splits=("test", "test_mismatched", "ax"),
     ),
     GlueTask(
         name="qnli", title="Question-answering Natural Language Inference", folder="QNLI",
         sentences=("question", "sentence"), labels=_ENTAILMENT, label_names=True,
-        sizes={"train": 104_743, "dev": 5_463, "test": 5_463},
+        sizes={"train": 104_743, "dev": 5_463},
         licence="CC BY-SA 4.0",
     ),
     GlueTask(
         name="rte", title="Recognizing Textual Entailment", folder="RTE",
         sentences=_PAIR, labels=_ENTAILMENT, label_names=True,
-        sizes={"train": 2_490, "dev": 277, "test": 3_000},
+        sizes={"train": 2_490, "dev": 277},
         licence="for research",
     ),
     GlueTask(
         name="wnli", title="Winograd Natural Language Inference", folder="WNLI",
         sentences=_PAIR, labels=("not_entailment", "entailment"),
-        sizes={"train": 635, "dev": 71, "test": 146},
+        sizes={"train": 635, "dev": 71},
         licence="CC BY 4.0",
     ),
 )  # fmt: skip

@@ -100,13 +100,11 @@ _ENCODER = "those of the model"  # that is fine-tuned
 
 
 def _glue(task: GlueTask) -> CorpusInfo:
-    others = [split for split in task.splits if split not in ("train", "dev", "test")]
     return CorpusInfo(
         name=f"glue/{task.name}",
         tokens=_ENCODER,
         licence=task.licence,
-        source=f"GLUE, {task.title} ({', '.join(task.metrics)}): a local folder, or the Hugging Face hub through `datasets`"
-        + (f"; further splits: {', '.join(others)}" if others else ""),
+        source=f"GLUE, {task.title} ({', '.join(task.metrics)}): a local folder, or the Hugging Face hub through `datasets`",
         unit="rows",
         published=task.sizes,
         files={split: (name,) for split, name in task.files.items()},

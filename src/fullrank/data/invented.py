@@ -44,11 +44,10 @@ def invented_examples(task: GlueTask, split: str) -> Examples:
         first=[first for first, _, _ in rows],
         second=[second for _, second, _ in rows] if len(task.sentences) == 2 else None,
         labels=labels,
-        ids=[str(number) for number in range(len(rows))],
         task=task,
         split=split,
         is_slice=True,
-        path=None,
+        source="invented",
         sha256=_digest(rows),
     )
 

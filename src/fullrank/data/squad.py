@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fullrank.core.errors import InputError
 from fullrank.data.corpora import SQUAD, SQUAD_HUB, SQUAD_SIZES, hub_rows
-from fullrank.data.files import Report
-from fullrank.files import mended, parse_json, silent, text_of
+from fullrank.data.files import Report, open_text
+from fullrank.files import digest, mended, parse_json, silent, text_of
 
 _CHUNK = 1024  # questions that the tokenizer gets at once
 NO_ANSWER = 0  # the position of [CLS], which stands for "not in this window"
@@ -88,38 +86,7 @@ class SquadSplit:
         }
 
 
-# the official form
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True)
-
-
-class _Answer(_Strict):
-    text: str
-    answer_start: int
-
-
-class _Entry(_Strict):
-    id: str
-    question: str
-    answers: list[_Answer]
-    is_impossible: bool | None = None
-
-
-class _Paragraph(_Strict):
-    context: str
-    qas: list[_Entry]
-
-
-class _Article(_Strict):
-    title: str = ""
-    paragraphs: list[_Paragraph]
-
-
-class _Official(_Strict):
-    version: Any = None
-    data: list[_Article]
+# reading
 
 
 def read_squad(
@@ -133,30 +100,28 @@ def read_squad(
     """A split ("train" or "dev") of SQuAD "1.1" or "2.0".
 
     `where`: a file in the official JSON form; a folder that holds it under its official name (train-v1.1.json), else a
-    slice of it (train-v1.1.slice.json, or the one file named train*.slice.json); or None: the hub, which keeps its copy in
-    `cache`. Every answer is checked to stand where the file says. `report` hears of a slice and of a download.
+    slice of it (train-v1.1.slice.json); or None: the hub, which keeps its copy in `cache`. Every answer is checked to stand
+    where the file says. `report` hears of a slice and of a download.
     Raises InputError for files that are missing, empty, cut short, of the other version or without a key they need, for an
     answer that is not in its context, and for two questions with the same id; RunError if the hub cannot be reached.
     """
     if where is None:
-        loaded = _from_hub(split, version, None if cache is None else Path(cache), report)
+        loaded = _read_hub(split, version, None if cache is None else Path(cache), report)
     else:
-        loaded = _from_file(Path(where).expanduser(), split, version)
+        loaded = _read_file(Path(where).expanduser(), split, version)
     ids: set[str] = set()
     for question in loaded.questions:
-        at = f"{loaded.source}: question {question.id}"
+        place = f"{loaded.source}: question {question.id}"
         if question.id in ids:
-            raise InputError(f"{at}: two questions have this id; ids must differ")
+            raise InputError(f"{place}: two questions have this id; ids must differ")
         ids.add(question.id)
-        if question.impossible and question.answers:
-            raise InputError(f"{at} is marked is_impossible, and yet has an answer")
-        if not question.impossible and not question.answers:
-            raise InputError(f"{at} has no answer; only in SQuAD 2.0 may that be, where it is marked is_impossible")
+        if bool(question.impossible) == bool(question.answers):
+            raise InputError(f"{place}: a question has an answer, or (SQuAD 2.0) is marked is_impossible, and not both")
         for text, start in zip(question.answers, question.starts, strict=True):
             passage = question.context[start : start + len(text)] if start >= 0 else ""
             if not text or passage != text:
                 raise InputError(
-                    f"{at}: answer_start {start} does not point at its answer {text!r}, but at {passage!r}"
+                    f"{place}: answer_start {start} does not point at its answer {text!r}, but at {passage!r}"
                 )
     if loaded.is_slice:
         counts = f"{len(loaded):,} questions, published are {SQUAD_SIZES[version][split]:,}"
@@ -164,70 +129,51 @@ def read_squad(
     return loaded
 
 
-def _from_file(path: Path, split: str, version: str) -> SquadSplit:
+def _read_file(path: Path, split: str, version: str) -> SquadSplit:
     file = _find_file(path, split, version) if path.is_dir() else path
+    with open_text(file, "data.dir") as opened:
+        raw = opened.read()
     try:
-        raw = file.read_bytes()
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read ({error.strerror}); give {split}-v{version}.json") from error
-    official = _parse(file, text_of(raw, str(file)))
-    questions = []
-    for article in official.data:
-        for paragraph in article.paragraphs:
-            for entry in paragraph.qas:
-                texts = tuple(answer.text for answer in entry.answers)
-                starts = tuple(answer.answer_start for answer in entry.answers)
-                about = (entry.id, article.title, paragraph.context, entry.question)
-                questions.append(Question(*about, texts, starts, entry.is_impossible))
+        questions = _parse(mended(parse_json(text_of(raw, str(file)))))
+    except InputError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{file}: not in the official form of SQuAD ({error!r}); was it copied or downloaded in part?"
+        ) from error
     if not questions:
         raise InputError(f"{file}: no question in it; is it a SQuAD file?")
     states = {question.impossible for question in questions}
-    is_v2 = str(official.version).removeprefix("v").startswith("2") or True in states
-    if (version == "1.1" and is_v2) or (version == "2.0" and states == {None}):
+    if (version == "2.0") != (states != {None}):
         other = "2.0" if version == "1.1" else "1.1"
-        raise InputError(
-            f"{file}: a file of SQuAD {other}, but {version} is asked for; set data.name={_NAMES[other]}, or give the file "
-            f"of {version}"
-        )
+        raise InputError(f"{file}: a file of SQuAD {other}, but {version} is asked for; set data.name={_NAMES[other]}")
     return SquadSplit(version, split, questions, str(file), hashlib.sha256(raw).hexdigest())
 
 
-def _parse(file: Path, text: str) -> _Official:
-    """The content of a file; InputError with the first place where it departs from the official form."""
-    try:
-        return _Official.model_validate(mended(parse_json(text)))
-    except json.JSONDecodeError as error:
-        short = error.pos >= len(text.rstrip()) - 1 or "Unterminated" in error.msg
-        why = "it ends too early: copied or downloaded in part?" if short else "is it a SQuAD file?"
-        raise InputError(f"{file}: no valid JSON at line {error.lineno}, column {error.colno}; {why}") from error
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
-        raise InputError(
-            f"{file}: {place or 'the file'}: {first['msg']}, given {repr(first['input'])[:40]}; is it a file in the official "
-            "form of SQuAD?"
-        ) from error
-    except ValueError as error:
-        raise InputError(f"{file}: no valid JSON: {error}") from error
+def _parse(content: dict[str, Any]) -> list[Question]:
+    """The questions of a file in the official form; KeyError or TypeError where it departs from that."""
+    questions = []
+    for article in content["data"]:
+        for paragraph in article["paragraphs"]:
+            for entry in paragraph["qas"]:
+                texts = tuple(str(answer["text"]) for answer in entry["answers"])
+                starts = tuple(int(answer["answer_start"]) for answer in entry["answers"])
+                about = (entry["id"], article.get("title", ""), paragraph["context"], entry["question"])
+                questions.append(Question(*about, texts, starts, entry.get("is_impossible")))
+    return questions
 
 
 def _find_file(folder: Path, split: str, version: str) -> Path:
     """The file of a split: the official name in any of the accepted folders comes before a slice in any of them."""
-    folders = [inner for inner in (*(folder / name for name in _FOLDERS[version]), folder) if inner.is_dir()]
+    folders = [folder / name for name in (*_FOLDERS[version], "")]
     names = [f"{split}-v{version}.json", f"{split}-v{version}.slice.json"]
     for path in [inner / name for name in names for inner in folders]:
         if path.is_file():
             return path
-    other = next(name for name in SQUAD_SIZES if name != version)
-    paths = [path for inner in folders for path in sorted(inner.glob(f"{split}*.slice.json"))]
-    slices = [path for path in paths if f"v{other}" not in path.name]  # those of the other version are not meant
-    if len(slices) == 1:
-        return slices[0]
-    found = f"several slices ({', '.join(path.name for path in slices)})" if slices else f"no file of SQuAD {version}"
-    raise InputError(f"{folder}: {found}; data.dir is the folder that holds {names[0]} or {names[1]}")
+    raise InputError(f"data.dir: {folder}: no file of SQuAD {version}; give the folder that holds {' or '.join(names)}")
 
 
-def _from_hub(split: str, version: str, cache: Path | None, report: Report) -> SquadSplit:
+def _read_hub(split: str, version: str, cache: Path | None, report: Report) -> SquadSplit:
     rows = hub_rows(
         SQUAD_HUB[version],
         "validation" if split == "dev" else split,
@@ -238,15 +184,13 @@ def _from_hub(split: str, version: str, cache: Path | None, report: Report) -> S
         local=f"give a local folder that holds {split}-v{version}.json: --from DIR (data.dir=DIR)",
         report=report,
     )
-    questions, digest = [], hashlib.sha256()
+    questions = []
     for row in map(mended, rows):
         texts = tuple(row["answers"]["text"])
         starts = tuple(int(start) for start in row["answers"]["answer_start"])
-        impossible = version == "2.0" and not texts
         about = (row["id"], row["title"], row["context"], row["question"])
-        questions.append(Question(*about, texts, starts, impossible))
-        digest.update(json.dumps([row["id"], row["context"], row["question"], texts, starts]).encode())
-    return SquadSplit(version, split, questions, SQUAD_HUB[version], digest.hexdigest())
+        questions.append(Question(*about, texts, starts, not texts if version == "2.0" else None))
+    return SquadSplit(version, split, questions, SQUAD_HUB[version], digest([*map(asdict, questions)]))
 
 
 # windows

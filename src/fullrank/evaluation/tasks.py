@@ -249,43 +249,13 @@ def squad_v2_scores(predictions: Mapping[str, str], references: References) -> d
     An empty prediction says that there is no answer.
     """
     exact, f1 = _score_questions(predictions, references, v2=True)
-    parts = {
-        "": list(references),
-        "HasAns_": [name for name, texts in references.items() if texts],
-        "NoAns_": [name for name, texts in references.items() if not texts],
-    }
-    figures: dict[str, float] = {}
-    for prefix, names in parts.items():
+    figures: dict[str, float] = {"exact": fmean(exact.values()), "f1": fmean(f1.values())}
+    for prefix, has_answer in (("HasAns", True), ("NoAns", False)):
+        names = [name for name, texts in references.items() if bool(texts) == has_answer]
         if names:
-            figures[f"{prefix}exact"] = fmean(exact[name] for name in names)
-            figures[f"{prefix}f1"] = fmean(f1[name] for name in names)
-            figures[f"{prefix}total"] = len(names)
-    del figures["total"]
-    return figures
-
-
-def best_thresholds(
-    predictions: Mapping[str, str], references: References, null_odds: Mapping[str, float]
-) -> dict[str, float]:
-    """v2: `best_exact` and `best_f1` of the best threshold of the odds of no answer, and that threshold (`_thresh`).
-
-    predictions: the best answers that are not empty. As in the official script, questions of equal odds are not kept together.
-    """
-    figures = {}
-    by_odds = sorted(references, key=lambda name: null_odds[name])
-    for metric, scores in zip(("exact", "f1"), _score_questions(predictions, references, v2=True), strict=True):
-        # all questions begin empty, and the predictions come back in the order of their odds
-        total = best = float(sum(not texts for texts in references.values()))
-        threshold = 0.0
-        for name in by_odds:
-            if references[name]:
-                total += scores[name]
-            elif predictions[name]:
-                total -= 1
-            if total > best:
-                best, threshold = total, null_odds[name]
-        figures[f"best_{metric}"] = best / len(references)
-        figures[f"best_{metric}_thresh"] = threshold
+            figures[f"{prefix}_exact"] = fmean(exact[name] for name in names)
+            figures[f"{prefix}_f1"] = fmean(f1[name] for name in names)
+            figures[f"{prefix}_total"] = len(names)
     return figures
 
 

@@ -22,13 +22,12 @@ from fullrank.training.values import Carry, Loss, TrainingPosition
 class EncodedSplit:
     """A split as a model reads it.
 
-    source: `Examples` or `SquadSplit`. targets: a row for each encoded example; None where the test server keeps them.
-    windows: of SQuAD.
+    source: `Examples` or `SquadSplit`. targets: a row for each encoded example. windows: of SQuAD.
     """
 
     source: Any
     encoded: Encoded
-    targets: Tensor | None
+    targets: Tensor
     windows: Sequence[Any] = ()
 
 

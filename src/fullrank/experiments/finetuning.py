@@ -42,14 +42,12 @@ class Finetuning(Task[FinetuneConfig, dict[str, Any]]):
     ) -> Prepared[FinetuneConfig, dict[str, Any]]:
         benchmark = benchmark_of(config)
         splits = {}
-        # test splits are read before training, so that a file that is not whole is found in time
-        for name in [*benchmark.list_splits(say), *benchmark.test_splits]:
-            source, most = benchmark.read(name, say), config.data.max_eval
-            if name == "train":
-                most = config.data.max_train
-            rows = choose_subset(len(source), None if name in benchmark.test_splits else most, config.data.subset_seed)
+        for name in benchmark.list_splits(say):
+            source = benchmark.read(name, say)
+            most = config.data.max_train if name == "train" else config.data.max_eval
+            rows = choose_subset(len(source), most, config.data.subset_seed)
             splits[name] = source if len(rows) == len(source) else source.take(rows)
-        checksums = {name: source.sha256 for name, source in splits.items() if name not in benchmark.test_splits}
+        checksums = {name: source.sha256 for name, source in splits.items()}
         return Prepared(config, splits, config.data.label, {"text": checksums})
 
     def parts(self, data: Prepared[FinetuneConfig, dict[str, Any]], folder: Path, device: torch.device) -> Parts:
@@ -60,7 +58,6 @@ class Finetuning(Task[FinetuneConfig, dict[str, Any]]):
         model = pretrained.model.to(device)
         splits = {name: benchmark.encode(pretrained, source) for name, source in data.corpus.items()}
         train, dev = splits["train"], splits["dev"]
-        assert train.targets is not None
         batches = ExampleBatches(
             train.encoded,
             batch_size=config.train.batch_size,
@@ -89,7 +86,6 @@ class Finetuning(Task[FinetuneConfig, dict[str, Any]]):
                 model.save_pretrained(folder / "model")
                 pretrained.tokenizer.save_pretrained(folder / "model")
             parameters = dict(model.named_parameters())
-            labelled = {name: split for name, split in splits.items() if name not in benchmark.test_splits}
             return {
                 "kind": "finetuning",
                 "parameters": {
@@ -97,15 +93,15 @@ class Finetuning(Task[FinetuneConfig, dict[str, Any]]):
                     "mixing": sum(parameters[name].numel() for name in mixing_names(model)),
                     "fresh": sum(parameters[name].numel() for name in pretrained.fresh if name in parameters),
                 },
-                "final": {name: figures[name] for name in labelled if name != "train"},
+                "final": figures,
                 "metrics": list(benchmark.metrics),
                 "checkpoint": config.eval.checkpoint,
                 "best": {"step": done.best_step, benchmark.metrics[0]: done.best_metric},
                 "task": config.data.label,
                 "title": benchmark.title,
-                "slice": {name: split.source.is_slice for name, split in labelled.items()},
-                "examples": {name: len(split.source) for name, split in labelled.items()},
-                **({"windows": {name: len(split.windows) for name, split in labelled.items()}} if dev.windows else {}),
+                "slice": {name: split.source.is_slice for name, split in splits.items()},
+                "examples": {name: len(split.source) for name, split in splits.items()},
+                **({"windows": {name: len(split.windows) for name, split in splits.items()}} if dev.windows else {}),
                 "protocol": benchmark.protocol,
                 "sha256": data.identity["text"],
                 "ms_per_step": done.ms_per_step,

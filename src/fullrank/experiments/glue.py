@@ -32,13 +32,12 @@ class GlueBenchmark:
         self.config, self.task = config, GLUE[config.data.task]
         self.title, self.labels, self.metrics = self.task.title, self.task.labels, self.task.metrics
         self.outputs = self.task.outputs
-        self.test_splits = self.task.test_splits if config.eval.test else ()
         self.protocol = f"development split, fp32, at most {config.data.max_length} tokens"
 
     def list_splits(self, say: Say) -> list[str]:
-        data, splits = self.config.data, ["train"]
-        for split in self.task.dev_splits:
-            if split != "dev" and data.dir is not None and locate(self.task, split, Path(data.dir)) is None:
+        data, splits = self.config.data, []
+        for split in self.task.sizes:
+            if split == "dev_mismatched" and data.dir is not None and locate(self.task, split, Path(data.dir)) is None:
                 say(f"{data.name}: measured without {split}, for {data.dir} has no file of it")
             else:
                 splits.append(split)
@@ -52,7 +51,7 @@ class GlueBenchmark:
 
     def encode(self, pretrained: PretrainedEncoder, source: Examples) -> EncodedSplit:
         encoded = encode(pretrained, source, self.config.data.max_length)
-        return EncodedSplit(source, encoded, None if source.labels is None else torch.from_numpy(source.labels))
+        return EncodedSplit(source, encoded, torch.from_numpy(source.labels))
 
     def compute_logits(self, model: nn.Module, batch: ExampleBatch) -> Tensor:
         logits: Tensor = model(**inputs_of(model, batch)).logits
@@ -69,11 +68,9 @@ class GlueBenchmark:
         predictions = predict_labels(table)
         if folder is not None and rank() == 0:
             _write_predictions(folder / f"predictions-{split.source.split}.tsv", predictions, split.source)
-        if split.targets is None:
-            return {}
         targets = split.targets.double() if self.labels is None else split.targets
         loss = float(self.compute_loss(table.double(), targets))
-        scores = glue_scores(self.task, predictions, split.source.require_labels())
+        scores = glue_scores(self.task, predictions, split.source.labels)
         return {**scores, "loss": loss, "examples": len(split.source)}
 
 
@@ -103,8 +100,7 @@ def predict_labels(logits: Tensor) -> np.ndarray:
 
 
 def _write_predictions(path: Path, predictions: np.ndarray, examples: Examples) -> None:
-    """Write a line of index, label and prediction for every example; the label of a test split is `nan`."""
-    labels = np.full(len(examples), np.nan) if examples.labels is None else examples.labels
-    rows = zip(examples.ids, labels, predictions, strict=True)
-    lines = [f"{name}\t{label:g}\t{prediction:.6g}\n" for name, label, prediction in rows]
+    """Write a line of index, label and prediction for every example."""
+    rows = enumerate(zip(examples.labels, predictions, strict=True))
+    lines = [f"{number}\t{label:g}\t{prediction:.6g}\n" for number, (label, prediction) in rows]
     path.write_text("".join(["index\tlabel\tprediction\n", *lines]), encoding="utf-8")

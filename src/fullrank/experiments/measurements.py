@@ -119,7 +119,7 @@ def measure_task_heads(name: str, *, device: str = "auto", say: Say = print) -> 
     """
     run = reopen(Path(name).expanduser(), say)
     run.model.to(choose_device(device, "--device"))
-    labels, metric = run.split.source.require_labels(), run.benchmark.metrics[0]
+    labels, metric = run.split.source.labels, run.benchmark.metrics[0]
     with_all, without = ablate(run.model, run.predict)
     draws = np.random.default_rng(0).integers(len(labels), size=(_RESAMPLINGS, len(labels)))
 
