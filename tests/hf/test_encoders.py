@@ -51,10 +51,6 @@ def test_the_loss_of_what_is_asked_for(config: fr.ModelConfig) -> None:
     nll = own.nll(read, labels.clamp_min(0)).per_token[labels != -100]
     torch.testing.assert_close(hf_model(read, labels=labels).loss, nll.mean())
     torch.testing.assert_close(hf_model(read, labels=labels, num_items_in_batch=5).loss, nll.sum() / 5)
-    hf_model.config.chunked_loss = True
-    out = hf_model.train()(read, labels=labels, num_items_in_batch=5)
-    torch.testing.assert_close(out.loss, nll.sum() / 5)
-    assert out.logits is None
 
 
 def test_hidden_states_and_attention_weights() -> None:

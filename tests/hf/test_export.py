@@ -280,38 +280,6 @@ def test_with_the_package_no_remote_code_is_needed(tmp_path: Path) -> None:
     assert target("a dog runs").input_ids == [2, 3, 6, 0]
 
 
-def test_layers_of_their_own(own_stages: None, tmp_path: Path) -> None:
-    """Exported with the code of a stage that only one layer has."""
-    import transformers
-
-    layers = [
-        {"at": [0], "attention": {"kind": "multilinear", "rank": 3}},
-        {"at": [2], "attention": {"mix": "own-mix"}},
-    ]
-    config = fr.ModelConfig(
-        vocab_size=9,
-        hidden_size=8,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        max_position_embeddings=16,
-        layers=layers,
-    )
-    torch.manual_seed(1)
-    model = moved(fr.LanguageModel(config).eval())
-    model.save(tmp_path / "model")
-    out = export_run(tmp_path / "model", tmp_path / "out")
-    ids = torch.randint(9, (2, 7))
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(out).eval()
-    with torch.no_grad():
-        read = loaded(ids, output_attentions=True)
-        torch.testing.assert_close(read.logits, model(ids).logits)
-    assert len(read.attentions) == 2  # those of the layers that have weights
-    back = fr.LanguageModel.load(out)
-    assert back.config == config
-    assert torch.equal(back(ids).logits, model(ids).logits)
-    assert any("own-mix" in code for code in code_files(config).values())
-
-
 def test_it_is_read_as_a_model_of_ours(run: Path, tmp_path: Path) -> None:
     """Both checkpoints, a translator and a masked model: the same configuration and tensors."""
     write_run(tmp_path / "pairs")
@@ -576,25 +544,3 @@ def test_an_exported_translator_searches_as_its_eval_section_says(evaluation: di
         if evaluation.get("no_repeat_ngram_size") != 1:  # transformers counts the start, which is <eos>, and never ends
             end = written.index(0) if 0 in written else None
             assert written[:end] == list(translator.translate([line])[0][0].ids)
-
-
-@pytest.mark.parametrize(
-    "evaluation",
-    [
-        {"beams": 1, "length_penalty": 0.0},
-        {"segment_length": 4, "context": 2, "stride": 2, "batch_size": 1},
-        {"memory_length": 8, "every_steps": 3, "temperature": 0.5},
-        {"temperature": "valid", "dynamic": {"rate": 0.1, "decay": 0.0}, "keep_log_probabilities": True},
-        {"valid": {"context": 1}, "test": {"stride": 3}},
-    ],
-    ids=str,
-)
-def test_a_language_model_is_exported_with_any_eval_section(evaluation: dict[str, Any], tmp_path: Path) -> None:
-    import transformers
-
-    write_language_run(tmp_path / "run", evaluation=evaluation)
-    export_run(tmp_path / "run", tmp_path / "out")
-    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    ids = torch.tensor([[2, 3, 5]])
-    given = model.generate(ids, max_new_tokens=4, do_sample=False)
-    assert torch.equal(given, fr.LanguageModel.load(tmp_path / "run").generate(ids, max_new_tokens=4, temperature=0.0))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 
-import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -77,18 +76,6 @@ def test_other_starts_of_mixing_in_an_injected_model(bert, tmp_path):
     assert (first - second).abs().max() > 0.1 < (first - torch.eye(4)).abs().max()
     drawn.save_pretrained(tmp_path)
     assert torch.equal(fr.load_injected(tmp_path)(**INPUTS).logits, drawn(**INPUTS).logits)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_penalties_of_a_model_in_peft_are_of_the_trained_mixing(bert):
-    model = fr.inject(bert, mix="position_independent")
-    wrapped = peft.get_peft_model(model, peft.LoraConfig(target_modules=["query"], modules_to_save=["fullrank"]))
-    trained = [p for name, p in wrapped.named_parameters() if "mixing" in name and p.requires_grad]
-    for parameter in trained:
-        torch.nn.init.normal_(parameter)
-    expected = sum((m.mT @ m - torch.eye(4)).square().sum() for m in trained)
-    assert len(trained) == 2
-    torch.testing.assert_close(fr.orthogonality(wrapped), expected)
 
 
 def test_groups_never_decay_mixing(bert):

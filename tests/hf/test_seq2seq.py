@@ -13,7 +13,6 @@ from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq, PreTrainedModel
 
 import fullrank as fr
-import translator_models
 from fullrank.core.errors import InputError
 from fullrank.decoding import beam_search, sample
 from translator_models import MECHANISMS, config, padding, sentences
@@ -90,25 +89,6 @@ def test_beams_are_ours(mechanism: str) -> None:
                 assert written == expected.ids[row, 0, :length].tolist(), (beams, penalty, use_cache)
 
 
-def test_beams_of_a_sentence_read_its_source_once() -> None:
-    """`generate` copies the source for every beam; the cache holds it once."""
-    hf_model, own = translator_of(config("B"))
-    source, _ = sentences(own, rows=2)
-    out = hf_model.generate(
-        source, num_beams=3, num_return_sequences=3, max_new_tokens=4, do_sample=False, return_dict_in_generate=True
-    )
-    held = out.past_key_values.self_attention_cache.layers[0].state
-    assert (held.batch, held.source.layers[0].batch) == (6, 2)
-    with torch.no_grad():  # rows that do not come in groups are read one by one
-        uneven = source[[0, 0, 1]]
-        past = hf_model(uneven, None, torch.full((3, 1), EOS), use_cache=True).past_key_values
-        assert past.state.source.layers[0].batch == 3
-        past.batch_select_indices(torch.tensor([2, 0]))
-        again = hf_model(source[[1, 0]], None, torch.full((2, 1), 4), past_key_values=past).logits
-        expected = own(source[[1, 0]], torch.tensor([[EOS, 4]] * 2)).logits[:, 1:]
-    torch.testing.assert_close(again, expected, rtol=1e-5, atol=1e-5)
-
-
 def test_a_prompt_of_the_target_may_be_padded_on_the_left() -> None:
     hf_model, own = translator_of(config("B"))
     source, _ = sentences(own, rows=2)
@@ -148,10 +128,6 @@ def test_the_loss_of_labels(mechanism: str) -> None:
     nll = own.nll(source, inputs, labels.clamp_min(0)).per_token[counts]
     torch.testing.assert_close(hf_model(source, labels=labels).loss, nll.mean())
     torch.testing.assert_close(hf_model(source, labels=labels, num_items_in_batch=20).loss, nll.sum() / 20)
-    hf_model.config.chunked_loss = True
-    out = hf_model.train()(source, labels=labels, num_items_in_batch=20)
-    torch.testing.assert_close(out.loss, nll.sum() / 20)
-    assert out.logits is None
     features = [{"input_ids": [3, 4], "labels": [5, EOS]}, {"input_ids": [3], "labels": [EOS]}]
 
     class Padding:
@@ -218,7 +194,3 @@ def test_activation_checkpointing_of_both_halves() -> None:
         gradients.append([parameter.grad.clone() for parameter in hf_model.parameters()])
     for one, other in zip(*gradients, strict=True):
         assert torch.equal(one, other)
-
-
-def test_every_mechanism_was_found() -> None:
-    assert set(FEW) <= set(translator_models.MECHANISMS)

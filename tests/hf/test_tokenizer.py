@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pydoc_data.topics
 import random
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -67,17 +66,13 @@ OWN: dict[str, Any] = {
     "words": lambda: words(),
     "words, lower case": lambda: words(lowercase=True),
     "words and punctuation": lambda: words(split="punctuation", lowercase=True),
-    "words and punctuation of lines that begin": lambda: words(True, split="punctuation"),
     "words without line ends": lambda: words(line_end=False),
     "lines that begin": lambda: words(True),
     "characters": lambda: CharacterVocabulary.from_counts(Counter(READ), min_count=3),
-    "characters, lower case": lambda: CharacterVocabulary.from_counts(Counter(READ.lower()), lowercase=True),
     "bytes": lambda: ByteVocabulary(),
-    "bytes, lower case": lambda: ByteVocabulary(lowercase=True),
     "bpe": lambda: train_bpe([READ], size=700),
     "bpe, lower case": lambda: train_bpe([READ], size=700, lowercase=True),
     "bpe without line ends": lambda: train_bpe([READ], size=700, line_end=False),
-    "bpe of lines that begin": lambda: train_bpe([READ], size=700, line_start=True),
 }
 
 
@@ -142,29 +137,6 @@ def test_a_sentence_of_a_translation_ends_in_eos(kind: str, tmp_path: Path) -> N
     assert loaded.decode([*own.encode(line), 0], skip_special_tokens=True) == own.decode(own.encode(line))
 
 
-@pytest.mark.parametrize("kind", ["word", "unigram", "bpe"])
-@pytest.mark.parametrize("known", [True, False])
-def test_marks_in_sentences_have_our_ids(kind: str, known: bool, tmp_path: Path) -> None:
-    """Their ids are ours, whether the training text had them or lacks even their characters; padding is none of them."""
-    marked = [line for line in ODD if any(mark in line for mark in MARKS)]
-    lines = [line for text in (marked if known else ["abc abd dab"]) for line in text.split("\n") if line.strip()] * 3
-    segmenter: Any = {"word": lambda lines, _: Words(), "unigram": learn_unigram, "bpe": learn_byte_bpe}[kind](
-        lines, 330
-    )
-    seen = Counter(piece for pieces in segmenter.segment(lines) for piece in pieces)
-    pieces = dict.fromkeys([*(segmenter.pieces or ()), *(piece for piece in seen if piece != "<unk>")])
-    own = Language("en", segmenter, ["<eos>", "<unk>", *pieces])
-    of_language(own).save_pretrained(tmp_path)
-    loaded = AutoTokenizer.from_pretrained(tmp_path)
-    for line in (line for text in ODD for line in text.split("\n")):
-        expected = own.encode(line)
-        assert loaded(line)["input_ids"] == [*expected, own.eos_id], repr(line)
-        assert loaded.pad_token_id not in expected
-        if own.unk_id not in expected:
-            assert loaded.decode(expected, skip_special_tokens=True) == own.decode(expected)
-    assert loaded.pad_token_id not in (loaded.eos_token_id, loaded.unk_token_id)
-
-
 @pytest.mark.parametrize("objective", ["causal", "masked"])
 def test_that_of_a_run(objective: str, tmp_path: Path) -> None:
     own = words()
@@ -197,26 +169,3 @@ def test_what_no_tokenizer_of_theirs_does_is_refused() -> None:
     segmenter = learn_byte_bpe(["a b c"], 256)
     with pytest.raises(InputError, match="leaves out pieces"):
         of_language(Language("en", segmenter, ["<eos>", "<unk>", *segmenter.pieces[5:]]))
-
-
-def test_letters_are_the_same_for_both() -> None:
-    """Both tokenizers agree on the characters of a word, over the basic plane; else a corpus has other tokens."""
-    every = [chr(i) for i in range(sys.maxunicode + 1) if not 0xD800 <= i < 0xE000][: 0x10000 - 0x800]
-    splitter = WordVocabulary(["<eos>"], split="punctuation")
-    backend = of_vocabulary(words(split="punctuation")).backend_tokenizer
-    text = "".join(f"a{character}b " for character in every if not character.isspace())
-    expected = splitter.words(text)
-    normal = backend.normalizer.normalize_str(text)
-    given = [word for word, _ in backend.pre_tokenizer.pre_tokenize_str(normal)]
-    different = set(given) ^ set(expected)
-    assert len(different) <= 40, sorted(different)[:60]  # letters that one of the two Unicode versions lacks
-
-
-def test_line_ends_of_an_export_are_kept(tmp_path: Path) -> None:
-    """Also where special tokens are left out, as pipelines do; a literal <eos> is no newline."""
-    own = words()
-    of_vocabulary(own).save_pretrained(tmp_path)
-    loaded = AutoTokenizer.from_pretrained(tmp_path)
-    ids = loaded("the\nvalue of\n\nthe", add_special_tokens=False)["input_ids"]
-    assert loaded.decode(ids, skip_special_tokens=True) == "the\nvalue of\n\nthe"
-    assert loaded.decode(loaded("the <eos> of", add_special_tokens=False)["input_ids"]) == "the <unk> of"

@@ -58,13 +58,11 @@ def test_resuming_is_bitwise_equal(tmp_path: Path) -> None:
     assert any(not torch.equal(tensor, start[name]) for name, tensor in whole.model.state_dict().items())
 
 
-@pytest.mark.parametrize("chunked_loss", [False, pytest.param(True, marks=pytest.mark.full)])
-def test_accumulated_gradients_are_those_of_the_whole_batch(tmp_path: Path, chunked_loss: bool) -> None:
+def test_accumulated_gradients_are_those_of_the_whole_batch(tmp_path: Path) -> None:
     """Also where the parts of a batch have different numbers of labels."""
     states = []
     for size, steps in ((4, 1), (1, 4)):
         model = begun(CAUSAL["keys and values"])
-        model.config.chunked_loss = chunked_loss
         how: dict[str, Any] = {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps}
         trainer(model, tmp_path, rows(padded=True), optim="sgd", max_steps=2, **how).train()
         states.append(model.state_dict())
@@ -85,10 +83,9 @@ def padding_runs() -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("chunked_loss", [False, True])
 @pytest.mark.parametrize("kind", padding_runs())
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_every_token_of_a_padded_batch_is_a_target(kind: str, side: str, chunked_loss: bool) -> None:
+def test_every_token_of_a_padded_batch_is_a_target(kind: str, side: str) -> None:
     """Unknown words, line ends and the byte 0 as well; the mean loss is that of the texts one by one."""
     own = padding_runs()[kind]
     tokenizer = of_vocabulary(own)
@@ -98,7 +95,6 @@ def test_every_token_of_a_padded_batch_is_a_target(kind: str, side: str, chunked
     config = small(vocab_size=len(own), output={"tied": False})
     torch.manual_seed(3)
     model = fr.FullRankForCausalLM(fr.FullRankConfig.of(config, pad_token_id=tokenizer.pad_token_id)).train()
-    model.config.chunked_loss = chunked_loss
     batch = DataCollatorForLanguageModeling(tokenizer, mlm=False)([tokenizer(text) for text in texts])
     ids = [own.encode(text) for text in texts]
     assert all(tokenizer.pad_token_id not in row for row in ids)
@@ -114,19 +110,17 @@ def test_every_token_of_a_padded_batch_is_a_target(kind: str, side: str, chunked
 
 @pytest.mark.parametrize("num_items", [None, 0, 5])
 def test_a_batch_without_labels_has_one_loss(num_items: int | None) -> None:
-    """Zero by both ways to a loss, with gradients of zero, in language models, masked ones and translators."""
+    """Zero, with gradients of zero, in language models, masked ones and translators."""
     ids = tokens(2, 5)
     labels = torch.full_like(ids, -100)
     translator = fr.FullRankForSeq2SeqLM(fr.FullRankConfig.of(translator_models.config(), eos_token_id=0))
     ids = ids % translator_models.TARGET
     models = [(begun(small()), {}), (masked_of(small())[0], {}), (translator, {"decoder_input_ids": ids})]
     for model, more in models:
-        for chunked_loss in (False, True):
-            model.train().config.chunked_loss = chunked_loss
-            loss = model(input_ids=ids, labels=labels, num_items_in_batch=num_items, **more).loss
-            loss.backward()
-            assert loss.item() == 0
-            assert all(p.grad is None or not p.grad.any() for p in model.parameters())
+        loss = model.train()(input_ids=ids, labels=labels, num_items_in_batch=num_items, **more).loss
+        loss.backward()
+        assert loss.item() == 0
+        assert all(p.grad is None or not p.grad.any() for p in model.parameters())
 
 
 def test_prompts_of_a_batch_are_padded_beyond_the_vocabulary() -> None:

@@ -22,7 +22,6 @@ from transformers import (
     AutoTokenizer,
 )
 
-from fullrank.hf import configuration as configuration  # first: it refuses a transformers that is too old
 from fullrank.hf.cache import FullRankCache as FullRankCache
 from fullrank.hf.classes import FullRankForCausalLM as FullRankForCausalLM
 from fullrank.hf.classes import FullRankForMaskedLM as FullRankForMaskedLM

@@ -75,24 +75,10 @@ class StateLayer(CacheLayerMixin):
     def reset(self) -> None:
         self.state = None
 
-    def offload(self) -> None:
-        raise InputError("the cache of a fullrank model stays on its device; leave offloading out")
-
-    prefetch = offload
-
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Rows `beam_idx`, in that order; they may repeat."""
         if self.state is not None:
             self.state = self.state.reorder(beam_idx)
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        if indices.dtype == torch.bool:
-            indices = indices.nonzero()[:, 0]
-        self.reorder_cache(indices)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        if self.batch_size > 0:
-            self.reorder_cache(torch.arange(self.batch_size, device=self.device).repeat_interleave(repeats))
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last -tokens_to_remove tokens; InputError where that is impossible."""

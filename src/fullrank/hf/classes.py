@@ -138,32 +138,21 @@ class FullRankPreTrainedModel(PreTrainedModel):
         """
         return ids.masked_fill(ids == self.config.vocab_size, replacement)
 
-    @property
-    def _without_logits(self) -> bool:
-        """True if a loss is formed chunk by chunk."""
-        return bool(self.config.chunked_loss and self.training)
-
     def _predict(self, output: Output, hidden: Tensor, labels: Tensor | None, num_items: Tensor | int | None,
-                 logits_to_keep: int | Tensor = 0) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
-        """Logits (B, N, V) of hidden (B, N, E), and the loss of labels (B, N) in nats; None for what is not asked for.
+                 logits_to_keep: int | Tensor = 0) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        """Logits (B, N, V) of hidden (B, N, E), and the loss of labels (B, N) in nats, None without labels.
 
         The loss is the mean over labels other than -100, or their sum over num_items; 0 where there is no such label.
         """
-        if labels is not None:
-            labels = self._without_padding(labels, IGNORED)
-        items = None if num_items is None else torch.as_tensor(num_items).clamp_min(1)
-        if labels is not None and self._without_logits:
-            counts = labels != IGNORED
-            loss: Tensor = output.loss(hidden, labels.masked_fill(~counts, 0), counts)[0]
-            return None, loss if items is None else loss * counts.sum() / items
         kept = slice(-logits_to_keep or None, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits: Tensor = output(hidden[:, kept])
         if labels is None:
             return logits, None
+        labels = self._without_padding(labels[:, kept], IGNORED).flatten()
         precise = logits if logits.dtype == torch.float64 else logits.float()
-        labels = labels[:, kept]
-        loss = F.cross_entropy(precise.flatten(0, -2), labels.flatten(), ignore_index=IGNORED, reduction="sum")
-        return logits, loss / ((labels != IGNORED).sum().clamp_min(1) if items is None else items)
+        loss = F.cross_entropy(precise.flatten(0, -2), labels, ignore_index=IGNORED, reduction="sum")
+        items = (labels != IGNORED).sum() if num_items is None else torch.as_tensor(num_items)
+        return logits, loss / items.clamp_min(1)
 
 
 def _checkpointed(func: Callable[..., Any], block: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -308,15 +297,11 @@ class FullRankForMaskedLM(FullRankPreTrainedModel):
                 output_hidden_states: bool | None = None) -> Any:  # fmt: skip
         """input_ids (B, N) -> `MaskedLMOutput` with logits (B, N, V) at every position.
 
-        attention_mask (B, N), 1 for tokens and 0 for padding on either side. labels (B, N): the masked tokens, -100 elsewhere;
-        with `config.chunked_loss` the output layer then computes these alone.
+        attention_mask (B, N), 1 for tokens and 0 for padding on either side. labels (B, N): the masked tokens, -100 elsewhere.
         """
         trace = self._trace(output_attentions, output_hidden_states)
         states = self.model.encoder.encode(self._without_padding(input_ids), attention_mask, trace=trace).hidden
         hidden = self.model.output_dropout(states)
-        if labels is not None and self._without_logits:
-            masked = labels != IGNORED
-            hidden, labels = hidden[masked][None], labels[masked][None]
         logits, loss = self._predict(self.model.output, hidden, labels, num_items_in_batch)
         return MaskedLMOutput(loss=loss, logits=logits, **_traced(trace, states))
 
@@ -399,7 +384,7 @@ class FullRankForSeq2SeqLM(_Writing):
             hidden_behind = not model.config.sees_future
             mask = mask_of_new(decoder_attention_mask, decoder_input_ids, None, hidden_behind=hidden_behind)
             return model.decoder.hidden(decoder_input_ids, attention_mask=mask, trace=trace, source=source).hidden
-        state = layer.state_of(TranslationCache) or self._new_state(source)
+        state = layer.state_of(TranslationCache) or self.model.of_source(source).new_cache()
         mask = mask_of_new(decoder_attention_mask, decoder_input_ids, state.written, hidden_behind=False)
         after = model.decoder_while_decoding().hidden(
             decoder_input_ids, cache=state.written, attention_mask=mask, trace=trace, source=state.source
@@ -407,20 +392,6 @@ class FullRankForSeq2SeqLM(_Writing):
         assert after.cache is not None
         layer.keep(TranslationCache(after.cache, state.source), decoder_input_ids.device)
         return after.hidden
-
-    def _new_state(self, source: Source) -> TranslationCache:
-        """The state before the first target token. Beams of one sentence, which `generate` copies, share one source again."""
-        hidden, mask = source.hidden, source.mask
-        same = (hidden[1:] == hidden[:-1]).flatten(1).all(1)
-        if mask is not None:
-            same &= (mask[1:] == mask[:-1]).all(1)
-        sentences = torch.cat((same.new_zeros(1), ~same)).cumsum(0)
-        counts = sentences.bincount()
-        beams = int(counts[0])
-        if bool((counts != beams).any()) or beams == 1:
-            return self.model.of_source(source).new_cache()
-        first = torch.arange(0, len(hidden), beams, device=hidden.device)
-        return self.model.of_source(source.rows(first)).new_cache().reorder(sentences)
 
     @property
     def _is_stateful(self) -> bool:

@@ -4,20 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import transformers
-
-from fullrank.core.config import ModelConfig, with_memory
-from fullrank.core.errors import ConfigError, InputError, suggest
-
-# the versions before have other configurations, masks and caches
-if tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 20):
-    raise InputError(
-        f"transformers {transformers.__version__} is too old for Hugging Face models of fullrank, which need 5.20 or later; "
-        "update it: pip install -U 'transformers>=5.20'"
-    )
-
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
+
+from fullrank.core.config import ModelConfig, with_memory
+from fullrank.core.errors import ConfigError, suggest
 
 OBJECTIVES = ("causal", "masked", "translation")
 # sizes that the tools of Hugging Face ask a configuration for
@@ -30,7 +21,6 @@ class FullRankConfig(PreTrainedConfig):
 
     objective: `causal` (a language model), `masked` (an encoder that predicts masked tokens) or `translation`; null: what the
     section describes. use_cache: generation keeps keys and values; memory is part of a model and always on.
-    chunked_loss: the training loss is formed chunk by chunk, without logits (`out.logits` is None then).
     `memory_length` may be changed at evaluation: `from_pretrained(folder, memory_length=512)`.
     Raises ConfigError, with every fault, for a section that describes no model, and for sizes that contradict it.
     """
@@ -51,7 +41,6 @@ class FullRankConfig(PreTrainedConfig):
     mask_token_id: int | None = None
     decoder_start_token_id: int | None = None
     use_cache: bool = True
-    chunked_loss: bool = False
     tie_word_embeddings: bool = False  # our modules share their tensors themselves
 
     def __post_init__(self, **kwargs: Any) -> None:

@@ -69,18 +69,12 @@ class TransfoXLConfig(PreTrainedConfig):
         self.cutoffs, clusters = list(self.cutoffs), len(self.cutoffs) + 1
         self.tie_projs = self.tie_projs or [False] + [self.proj_share_all_but_first] * (clusters - 1)
         faults = []
-        if (kind := kwargs.get("attn_type", 0)) != 0:
-            faults.append(f"attn_type: 0, the only one that transformers had, given {kind}")
         if any(first >= last for first, last in self.clusters):
             faults.append(f"cutoffs: rising, from 1 to vocab_size - 1 = {self.vocab_size - 1}, given {self.cutoffs}")
-        if len(self.tie_projs) != clusters:
-            faults.append(f"tie_projs: {clusters} values, one for each cluster, given {len(self.tie_projs)}")
         if self.div_val < 1 or self.d_embed < self.div_val ** (clusters - 1):
             faults.append(
                 f"div_val: from 1, and its power {clusters - 1} at most d_embed = {self.d_embed}, given {self.div_val}"
             )
-        if self.d_model % 2:
-            faults.append(f"d_model: an even number, given {self.d_model}")
         if self.same_length and self.mem_len < 1:
             faults.append("same_length: a token would see mem_len = 0 tokens; set same_length to false")
         if faults:
@@ -295,13 +289,11 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
         self.post_init()
 
     @can_return_tuple
-    def forward(self, input_ids: Tensor | None = None, mems: list[Tensor] | None = None, inputs_embeds: Tensor | None = None,
-                output_attentions: bool | None = None, output_hidden_states: bool | None = None) -> Any:  # fmt: skip
-        """input_ids (B, N) or inputs_embeds (B, N, E), and the `mems` of the segment before -> `TransfoXLOutput`."""
+    def forward(self, input_ids: Tensor, mems: list[Tensor] | None = None, output_attentions: bool | None = None,
+                output_hidden_states: bool | None = None) -> Any:  # fmt: skip
+        """input_ids (B, N), and the `mems` of the segment before -> `TransfoXLOutput`."""
         config = self.config
-        if (input_ids is None) == (inputs_embeds is None):
-            raise InputError("input_ids or inputs_embeds: one of them")
-        x = self.drop(self.word_emb(input_ids) if inputs_embeds is None else inputs_embeds)
+        x = self.drop(self.word_emb(input_ids))
         if mems is None and config.mem_len > 0:
             mems = [x.new_zeros(config.mem_len, len(x), config.d_model)] * config.n_layer
         shape = (len(x), config.d_model)
@@ -359,16 +351,14 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):
         self.post_init()
 
     @can_return_tuple
-    def forward(self, input_ids: Tensor | None = None, mems: list[Tensor] | None = None, inputs_embeds: Tensor | None = None,
-                labels: Tensor | None = None, output_attentions: bool | None = None, output_hidden_states: bool | None = None,
+    def forward(self, input_ids: Tensor, mems: list[Tensor] | None = None, labels: Tensor | None = None,
+                output_attentions: bool | None = None, output_hidden_states: bool | None = None,
                 logits_to_keep: int = 0) -> Any:  # fmt: skip
         """The inputs of `TransfoXLModel` -> `TransfoXLOutput` with prediction scores; with labels their loss and no scores.
 
         labels (B, N): input_ids again, -100 where there is no loss. logits_to_keep: of the last so many tokens, 0: of all.
         """
-        out = self.transformer(
-            input_ids, mems, inputs_embeds, output_attentions, output_hidden_states, return_dict=True
-        )
+        out = self.transformer(input_ids, mems, output_attentions, output_hidden_states, return_dict=True)
         hidden, out.last_hidden_state = out.last_hidden_state, None
         if labels is None:
             return TransfoXLOutput(**out, prediction_scores=self.crit(hidden[:, -logits_to_keep:]))
