@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fullrank as fr
-import fullrank.hf
 import hugging_face_models as tiny
 from fullrank.core.errors import InputError
 from fullrank.data.tokenizers import WordVocabulary
@@ -173,12 +172,11 @@ def test_what_a_model_lacks_is_refused_by_name(make: Callable[[], Any], need: st
 
 
 def test_a_causal_model_without_an_output_embedding() -> None:
-    """Transformer-XL has an adaptive softmax."""
-    sizes = {"d_model": 8, "d_embed": 8, "n_head": 2, "d_head": 4, "d_inner": 16, "n_layer": 1}
-    config = fr.hf.TransfoXLConfig(vocab_size=47, cutoffs=[20], div_val=1, mem_len=4, same_length=False, **sizes)
-    module = fr.hf.TransfoXLLMHeadModel(config).eval()
+    """Its vocabulary layer is more than one matrix."""
+    module = tiny.llama().double()
+    module.get_output_embeddings = lambda: None
     model = fr.open_model(module)
-    assert (model.predicts, model.has) == ("next tokens", {"logits"})
+    assert (model.predicts, model.has) == ("next tokens", {"logits", "step", "attention"})
     torch.testing.assert_close(model.logits(IDS), module(IDS).logits)
 
 

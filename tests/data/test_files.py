@@ -16,7 +16,6 @@ from fullrank.data.language import load_codes
 from fullrank.data.squad import read_squad
 from fullrank.experiments.check import check_scoring_named
 from fullrank.files import read_text
-from fullrank.hf.transfo_xl_tokenizer import read_vocabulary
 
 
 def pieces(section: Section, exact: bool = False, **keys: str) -> list[str]:
@@ -99,7 +98,6 @@ def test_every_reader_names_the_file_and_the_byte(tmp_path, before):
         "read_text": lambda: read_text(path),
         "codes": lambda: load_codes(path),
         "yaml": lambda: read_yaml(path),
-        "words of Transformer-XL": lambda: read_vocabulary(path),
         "scoring": lambda: check_scoring_named("os:getcwd", text=path),
         "squad": lambda: read_squad(path, "train", "1.1"),
     }

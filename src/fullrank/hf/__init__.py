@@ -15,11 +15,9 @@ if importlib.util.find_spec("transformers") is None:
 
 from transformers import (
     AutoConfig,
-    AutoModel,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoModelForSeq2SeqLM,
-    AutoTokenizer,
 )
 
 from fullrank.hf.cache import FullRankCache as FullRankCache
@@ -27,10 +25,6 @@ from fullrank.hf.classes import FullRankForCausalLM as FullRankForCausalLM
 from fullrank.hf.classes import FullRankForMaskedLM as FullRankForMaskedLM
 from fullrank.hf.classes import FullRankForSeq2SeqLM as FullRankForSeq2SeqLM
 from fullrank.hf.configuration import FullRankConfig as FullRankConfig
-from fullrank.hf.transfo_xl import TransfoXLConfig as TransfoXLConfig
-from fullrank.hf.transfo_xl import TransfoXLLMHeadModel as TransfoXLLMHeadModel
-from fullrank.hf.transfo_xl import TransfoXLModel as TransfoXLModel
-from fullrank.hf.transfo_xl_tokenizer import TransfoXLTokenizer as TransfoXLTokenizer
 
 AutoConfig.register("fullrank", FullRankConfig, exist_ok=True)
 for _auto, _kind in (
@@ -39,8 +33,3 @@ for _auto, _kind in (
     (AutoModelForMaskedLM, FullRankForMaskedLM),
 ):
     _auto.register(FullRankConfig, _kind, exist_ok=True)
-
-AutoConfig.register("transfo-xl", TransfoXLConfig, exist_ok=True)
-AutoModel.register(TransfoXLConfig, TransfoXLModel, exist_ok=True)
-AutoModelForCausalLM.register(TransfoXLConfig, TransfoXLLMHeadModel, exist_ok=True)
-AutoTokenizer.register(TransfoXLConfig, TransfoXLTokenizer, exist_ok=True)
