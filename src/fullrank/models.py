@@ -209,12 +209,9 @@ class Adapter:
     def __init__(self, module: Any, lacks: Mapping[str, str] | None = None) -> None:
         self.module, self.lacks = module, dict(lacks or {})
 
-    def logits(self, ids: Tensor) -> Tensor:
-        raise NotImplementedError(f"{type(self).__name__} lacks logits, which `LoadedModel.require` refuses before")
-
     def nll(self, ids: Tensor, targets: Tensor, memory: Any) -> tuple[Tensor, Any]:
         """The nll (B, N) from logits, and the memory of the next call."""
-        logits, counts = self.logits(ids), targets != IGNORED
+        logits, counts = self.logits(ids), targets != IGNORED  # type: ignore[attr-defined]  # of subclasses that have them
         wide = logits[counts].to(torch.promote_types(logits.dtype, torch.float32))
         return _spread(F.cross_entropy(wide, targets[counts], reduction="none"), counts), None
 
@@ -292,23 +289,18 @@ class TransformersModel(Adapter):
     """A model of transformers that reads one sequence. head: its output embedding, None without one."""
 
     def __init__(self, module: Any) -> None:
-        from transformers.models.auto import modeling_auto as auto
-
         from fullrank.hf.inject import weighted_modules
         from fullrank.hf.load import longest_text
 
         super().__init__(module)
-        name, arguments = type(module).__name__, read_arguments(module)
+        arguments = read_arguments(module)
         read_head = getattr(module, "get_output_embeddings", None)
         self.head: Any = read_head() if callable(read_head) else None
         self.takes_mask, self.cache_argument = "attention_mask" in arguments, cache_argument(arguments)
         self.max_length = longest_text(module)
         self.vocab_size = getattr(module.config.get_text_config(), "vocab_size", None)
         writes = callable(getattr(module, "can_generate", None)) and module.can_generate()
-        masked = name in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES.values() or (
-            name in auto.MODEL_FOR_PRETRAINING_MAPPING_NAMES.values() and not writes
-        )
-        if masked and name not in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+        if not writes:
             self.predicts = "masked tokens"
             self.lacks["step"] = "it predicts masked tokens, all at once"
         elif not self.cache_argument:
