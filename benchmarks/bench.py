@@ -7,11 +7,12 @@ from typing import Any, Literal
 
 import torch
 from rich import box
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from candidates import Settings, Suite
-from fullrank.cli.output import print_json, say, show
+from fullrank.cli.output import print_json, say
 from fullrank.core.errors import InputError, suggest
 from fullrank.training.device import choose_device
 from machine import environment
@@ -149,6 +150,13 @@ def _print(outcome: Outcome, threads: int) -> None:
         show(_growth(outcome))
     for name, reason in outcome.skipped.items():
         print(f"{name}: {reason}")
+
+
+def show(table: Table) -> None:
+    """A table at its own width, also where the terminal is narrower: no figure is cut off."""
+    console = Console(highlight=False)
+    wide = console.measure(table, options=console.options.update(max_width=1000)).maximum
+    Console(width=max(wide, console.width), highlight=False).print(table, soft_wrap=True)
 
 
 def _new_table(*headings: str, words: int) -> Table:

@@ -8,7 +8,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -116,7 +115,6 @@ def test_a_module_that_is_asked_for_is_found_there(shadows: Path, monkeypatch: p
         ("recipes list --json", ">/dev/full", 1),
         ("recipes list --json", "| true", 0),
         pytest.param("--help", "| true", 0, marks=pytest.mark.full),
-        ("config validate nowhere.yaml", "2>&1 | true", 2),
     ],
 )
 def test_streams_that_nobody_reads_change_no_exit_status(words: str, streams: str, status: int) -> None:
@@ -124,24 +122,6 @@ def test_streams_that_nobody_reads_change_no_exit_status(words: str, streams: st
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=environment())
     assert done.returncode == status
     assert done.stderr == ("fullrank: no space left on the disk\n" if status == 1 else "")
-
-
-def test_no_file_takes_the_place_of_a_closed_stream() -> None:
-    """A checkpoint that is opened as number 2 would hold what libraries print there."""
-    script = "from fullrank.cli import _open_streams as o; o(); print(open('/dev/null').fileno(), file=open('{}', 'w'))"
-    with tempfile.NamedTemporaryFile("r") as told:
-        code = shlex.quote(script.format(told.name))
-        subprocess.run(f"{sys.executable} -c {code} <&- >&- 2>&-", shell=True, check=True, env=environment())
-        assert int(told.read()) > 2
-
-
-def test_wrong_words_on_the_command_line_end_in_one_line() -> None:
-    for words, message in {
-        ("train", "--nonsense"): "fullrank train: No such option: --nonsense (fullrank train --help)",
-        ("eval",): "fullrank eval: Missing argument 'DIR'. (fullrank eval --help)",
-        ("evall", "x"): "fullrank: No such command 'evall'. Did you mean 'eval'? (fullrank --help)",
-    }.items():
-        assert fails(*words) == (2, message + "\n")
 
 
 def test_info_counts_exactly_without_allocating() -> None:
@@ -271,74 +251,6 @@ def test_nothing_is_destroyed(config: Path, run: Path, tmp_path: Path) -> None:
     assert code == 2
     assert "not empty" in said
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
-
-
-WRONG = {
-    "unknown recipe": (["train", "mixhead/table1-vanila"], "did you mean 'mixhead/table1-vanilla'"),
-    "unknown row": (["info", "mixhead/table1-vanilla", "--row", "c"], "has no row 'c'"),
-    "unknown scale": (["info", "mixhead/table1-vanilla", "--scale", "huge"], "has no scale 'huge'"),
-    "unknown key": (["info", "mixhead/table1-vanilla", "model.hidden_sizes=5"], "did you mean 'model.hidden_size'"),
-    "key without its section": (
-        ["info", "mixhead/table1-vanilla", "hidden_size=5"],
-        "did you mean 'model.hidden_size'",
-    ),
-    "wrong type": (["info", "mixhead/table1-vanilla", "model.hidden_size=wide"], "model.hidden_size"),
-    "impossible size": (["info", "mixhead/table1-vanilla", "model.num_attention_heads=7"], "not divisible"),
-    "too many layers": (["info", "mixhead/table1-vanilla", "model.num_hidden_layers=1000000"], "up to 10,000"),
-    "endless value": (["info", "mixhead/table1-vanilla", f"model.hidden_size={'9' * 4000}"], "9 [...] 9"),
-    "no equals sign": (["info", "mixhead/table1-vanilla", "steps"], "key=value"),
-    "two ends": (["info", "mixhead/table1-vanilla", "train.steps=5", "train.epochs=1"], "exactly one of"),
-    "missing file": (["train", "nowhere.yaml"], "no such file"),
-    "unknown corpus": (["data", "prepare", "pbt"], "ptb"),
-    "unknown kernel": (["eval", "{run}", "--kernel", "fast"], "kernel: 'fast'"),
-    "unknown split": (["eval", "{run}", "--split", "dev"], "--split"),
-    "no run": (["eval", "{text}"], "not a run folder"),
-    "a file for a run": (["generate", "{text}/train.txt"], "a file; give a run folder"),
-    "no folder": (["generate", "{text}/nothing"], "no such folder"),
-    "beam too small": (["generate", "{run}", "--beam", "1", "-n", "2"], "--beam"),
-    "a run with further options": (["train", "{run}", "--row", "b"], "resumed as it was configured"),
-    "no more of a run": (["train", "{run}", "train.steps=5"], "has done 30 steps; give more, as in train.steps=60"),
-    "a batch larger than the text": (
-        ["train", "{config}", "train.order=shuffled", "train.batch_size=100000", "--out", "{text}/v"],
-        "shorter than one batch",
-    ),
-    "not a number": (["demo", "--minutes", "-1"], "--minutes"),
-    "vocabulary too small": (["train", "{config}", "model.vocab_size=3", "--out", "{text}/v"], "model.vocab_size"),
-    "missing text": (["train", "{config}", "data.train={text}/none.txt", "--out", "{text}/v"], "none.txt"),
-    "empty text": (["train", "{config}", "data.train={text}/empty.txt", "--out", "{text}/v"], "empty"),
-    "not UTF-8": (["train", "{config}", "data.train={text}/latin.txt", "--out", "{text}/v"], "UTF-8"),
-    "text shorter than a batch": (
-        ["train", "{config}", "train.batch_size=5000", "--out", "{text}/v"],
-        "train.batch_size",
-    ),
-    "a report of nothing": (["report", "{text}/hollow"], "not a run"),
-}
-
-
-@pytest.mark.parametrize(
-    ("settings", "unit"),
-    [({"kind": "bpe"}, " in subwords"), ({"kind": "character"}, " in characters"), ({"kind": "byte"}, " in bytes"),
-     ({"kind": "word"}, " in words"), ({"tokens": "unigram"}, " in subwords"), ({}, "")],
-)  # fmt: skip
-def test_a_summary_names_the_unit_of_the_tokens(settings: dict[str, str], unit: str, run: Path) -> None:
-    from fullrank.cli.train import _summary
-
-    result = json.loads((run / "result.json").read_text(encoding="utf-8"))
-    result["corpus"] = {"label": "text (novel.txt)", "details": {"unit": "words", "settings": settings}}
-    assert f"text (novel.txt){unit}, seed 1" in next(iter(_summary(result, run, run / "report.html")))
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_bad_input_is_one_clear_message(case: str, run: Path, config: Path, text: Path) -> None:
-    (text / "hollow").mkdir(exist_ok=True)
-    (text / "empty.txt").write_text("", encoding="utf-8")
-    (text / "latin.txt").write_bytes("caf\xe9 au lait\n".encode("latin-1") * 50)
-    words, expected = WRONG[case]
-    code, said = fails(*(word.format(run=run, text=text, config=config) for word in words))
-    assert code == 2
-    assert expected in said
-    assert len(said.splitlines()) <= 8
-    assert not (text / "v" / "result.json").exists()
 
 
 def test_a_damaged_checkpoint_is_told(run: Path, tmp_path: Path) -> None:

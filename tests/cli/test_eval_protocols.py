@@ -215,39 +215,6 @@ def test_figures_per_word_character_and_byte(plain: Path, xl: Path) -> None:
     assert trained[1].endswith(f"test {found['bits_per_byte']:.3f}")
 
 
-@pytest.mark.parametrize(
-    ("which", "flags", "said"),
-    [
-        ("plain", ["--context", 8], "--context: shorter than the segment, and train.segment_length is 8; given 8"),
-        (
-            "plain",
-            ["--context", 8, "--stride", 2, "--segment-length", 8],
-            "--segment-length: a window has context + stride = 10 tokens, given 8; give two of",
-        ),
-        (
-            "xl",
-            ["--context", 4],
-            "--context: a sliding window is for models without memory, given eval.test.memory_length 24",
-        ),
-        ("xl", ["--stride", 4], "give --memory-length 0 too"),
-        ("plain", ["--stride", 4, "--memory-length", 4], "--stride: a sliding window is for models without memory"),
-        ("plain", ["--stride", 9, "--segment-length", 8], "--stride: at most the segment, and --segment-length is 8"),
-        ("plain", ["--same-length"], "--same-length: goes with a memory"),
-        ("xl", ["--same-length", "--memory-length", 0], "--same-length: goes with a memory"),
-        ("plain", ["--clamp-length", 5], "--clamp-length: goes with model.position: relative"),
-        ("plain", ["--context", -1], "--context"),
-        ("plain", ["--stride", 0], "--stride"),
-        ("plain", ["--memory-length", -1], "--memory-length"),
-        ("plain", ["--clamp-length", 0], "--clamp-length"),
-    ],
-)
-def test_flags_that_cannot_be(which: str, flags: list[object], said: str, plain: Path, xl: Path) -> None:
-    code, out, err = on_cpu("eval", plain if which == "plain" else xl, *flags)
-    assert (code, out) == (2, "")
-    assert said in " ".join(err.split())
-    assert "Traceback" not in err
-
-
 def test_keys_that_cannot_be_are_refused_before_any_work(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = write_config(text / "wrong.yaml", text, text / "cache", steps=12)
     for settings, said in (
@@ -340,23 +307,6 @@ def test_reports_keep_dynamic_figures_apart(tuned: Path, tmp_path: Path) -> None
     assert build_report([other]).build_page("title") == page
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--dynamic-rate", 0.1], "--dynamic-rate, --dynamic-decay: of dynamic evaluation; give --dynamic too"),
-        (["--dynamic", "--dynamic-rate", 0], "eval.dynamic.rate"),
-        (["--dynamic", "--dynamic-decay", 1.5], "eval.dynamic.decay"),
-        (["--temperature", "cold"], "temperature: a number from 0.01 to 100 or 'valid', given 'cold'"),
-    ],
-)
-def test_flags_of_temperature_and_dynamic_evaluation_that_cannot_be(
-    flags: list[object], said: str, plain: Path
-) -> None:
-    code, out, err = on_cpu("eval", plain, *flags)
-    assert (code, out) == (2, "")
-    assert said in " ".join(err.split())
-
-
 @pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.full), "xl"])
 def test_any_file_is_measured_as_a_split_is(
     kind: str, text: Path, tmp_path: Path, request: pytest.FixtureRequest
@@ -367,14 +317,3 @@ def test_any_file_is_measured_as_a_split_is(
     same = ("nll", "tokens", "perplexity", "protocol") + (("bits_per_byte",) if kind == "xl" else ())
     assert {key: file[key] for key in same} == {key: split[key] for key in same}
     assert (file["split"], file["corpus"]) == ("text", "other.txt")
-
-
-def test_a_file_that_cannot_be_measured(plain: Path, tmp_path: Path) -> None:
-    (tmp_path / "empty.txt").write_text("")
-    for words, said in (
-        (["--text", tmp_path / "empty.txt"], "--text"),
-        (["--text", tmp_path / "none.txt"], "none.txt"),
-        (["--text", tmp_path / "empty.txt", "--dynamic"], "--dynamic"),
-    ):
-        code, _, err = on_cpu("eval", plain, *words)
-        assert (code, said in err) == (2, True), err

@@ -40,9 +40,3 @@ def test_a_stage_of_ones_own_trains_generates_and_is_checked(stage: str, config:
     assert f"fullrank generate run --import {stage}" in trained.stdout
     assert call("generate", "run", "--import", stage, "--prompt", "the", "--max-new-tokens", 2).returncode == 0
     assert call("info", "run", "--import", stage, "--json").returncode == 0
-
-
-def test_a_module_that_cannot_be_imported_is_one_line():
-    failed = call("info", "mos/table1-ptb", "--import", "no_such_module")
-    assert failed.returncode == 2
-    assert "--import no_such_module: cannot be imported" in failed.stderr

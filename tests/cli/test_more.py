@@ -19,51 +19,6 @@ from fullrank.experiments.init import Request
 from fullrank.files import write_json
 
 
-@pytest.mark.parametrize(
-    ("words", "parts"),
-    [
-        (["--beam", "2", "--top-k", "3"], ["--beam", "--top-k"]),
-        (["--beam", "2", "--temperature", "1.0"], ["--beam", "--temperature"]),
-        (["--beam", "2", "--top-p", "0.5", "--seed", "0"], ["--beam", "--top-p", "--seed"]),
-        (["--beam", "2", "--greedy"], ["--beam", "--greedy"]),
-        (["--greedy", "--temperature", "0.5", "--top-k", "3"], ["--greedy", "--temperature", "--top-k"]),
-        (["--greedy", "--number", "2"], ["--greedy", "--number"]),
-        (["--length-penalty", "0.5"], ["--length-penalty", "--beam"]),
-        (["--seed", "-1"], ["--seed"]),
-        (["--seed", str(2**63)], ["--seed"]),
-    ],
-)
-def test_options_of_generate_that_exclude_each_other(words: list[str], parts: list[str]) -> None:
-    code, out, said = called("generate", "nowhere", *words)
-    assert (code, out) == (2, "")
-    assert all(part in said for part in parts), said
-    assert "no such folder" not in said
-
-
-@pytest.mark.parametrize("minutes", ["nan", "inf", "10001", "0", "-inf"])
-def test_minutes_of_a_demo(minutes: str, tmp_path: Path) -> None:
-    code, _, said = called("demo", f"--minutes={minutes}", "--out", tmp_path / "demo")
-    assert code == 2
-    assert "--minutes" in said
-    assert not (tmp_path / "demo").exists()
-
-
-def test_an_unknown_corpus_lists_the_known_ones_once() -> None:
-    code, _, said = called("data", "prepare", "nope")
-    assert code == 2
-    assert said.count("wikitext-103") == 1
-
-
-def test_training_half_a_run_is_refused(config: Path, tmp_path: Path) -> None:
-    half = tmp_path / "half"
-    half.mkdir()
-    (half / "config.yaml").write_text(config.read_text(encoding="utf-8"), encoding="utf-8")
-    code, _, said = called("train", half)
-    assert code == 2
-    assert "it lacks run.json" in said
-    assert [path.name for path in half.iterdir()] == ["config.yaml"]
-
-
 def test_quiet_is_quiet(config: Path, tmp_path: Path) -> None:
     """Also about the preparation of data, which this first run has to do."""
     words = ["train", config, *SMALL, "train.steps=2", f"data.cache={tmp_path}", "--out", tmp_path / "run", "--quiet"]

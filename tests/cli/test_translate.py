@@ -15,8 +15,6 @@ from cli_runs import command, environment
 
 import fullrank as fr
 from fullrank.cli import main
-from fullrank.config.load import to_yaml
-from fullrank.config.run import RunConfig
 from fullrank.experiments.translate import LineTranslator, Search
 from translation_runs import LINES, languages, write_run
 
@@ -69,7 +67,7 @@ def test_lines_in_lines_out_in_order(run: Path, translate: Translate) -> None:
     lines = LINES * 3
     expected = [best[0].text for best in LineTranslator(run, Search(beams=3)).translate(lines)]
     assert len(set(expected)) > 3
-    found = translate(run, "--beam", 3, "--batch-size", 4, "--buffer-lines", 7, given=text(lines))
+    found = translate(run, "--beam", 3, "--batch-size", 4, given=text(lines))
     assert found.returncode == 0, found.stderr
     assert found.stdout == text(expected)
     last = found.stderr.decode().splitlines()[-1]
@@ -102,7 +100,7 @@ def test_lists_of_the_best_as_text_and_as_json_lines(run: Path, translate: Trans
 def test_samples_are_repeatable_whatever_the_batches(run: Path, translate: Translate) -> None:
     options = [run, "--sample", "--temperature", 1.4, "--top-k", 9, "--top-p", 0.9, "--n-best", 2, "--quiet"]
     first = translate(*options, "--seed", 5, given=text(LINES)).stdout
-    again = translate(*options, "--seed", 5, "--batch-size", 1, "--buffer-lines", 2, given=text(LINES)).stdout
+    again = translate(*options, "--seed", 5, "--batch-size", 1, given=text(LINES)).stdout
     assert first == again
     assert first != translate(*options, "--seed", 6, given=text(LINES)).stdout
     assert len(first.splitlines()) == 2 * 4 + 2  # an empty line has one translation
@@ -153,56 +151,3 @@ def test_what_is_not_utf8_is_named_after_the_lines_before_it(run: Path, translat
     assert found.returncode == 2
     assert len(found.stdout.splitlines()) == 2
     assert b"the input is not UTF-8 text: line 3 has the byte 0xe4 at offset 16 " in found.stderr
-
-
-def test_mistakes_are_named_in_a_line(run: Path, translate: Translate, tmp_path: Path) -> None:
-    language_model = tmp_path / "lm"
-    language_model.mkdir()
-    (language_model / "config.yaml").write_text(to_yaml(RunConfig()), encoding="utf-8")
-    (language_model / "run.json").write_text("{}", encoding="utf-8")
-    here = run.parent / "same.txt"
-    here.write_text("rot\n", encoding="utf-8")
-    for words, message in (
-        ([language_model], "`fullrank generate`"),
-        ([tmp_path], "not a run folder"),
-        ([run, "--temperature", 2], "--temperature: of sampling; give --sample too"),
-        ([run, "--sample", "--beam", 3], "--sample draws without a beam: leave out --beam"),
-        ([run, "--n-best", 9], "n_best: from 1 to the number of beams (5), given 9"),
-        ([run, "--length-penalty", "nan"], "length_penalty: an exponent from -10 to 10"),
-        ([run, "--max-length-a", "inf"], "max_length_a and max_length_b"),
-        ([run, "--sample", "--top-p", 1.5], "top_p: a share above 0"),
-        ([run, "--input", tmp_path / "none"], "cannot be read (No such file"),
-        ([run, "--input", here, "--output", here], "is the input, too"),
-        ([run, "--output", tmp_path], "cannot be written (Is a directory)"),
-        ([run, "--attention-layer", 0], "give --attention FILE.png too"),
-        ([run, "--attention", "a.pdf"], "a PNG is drawn"),
-        (
-            [run, "--attention", "a.png", "--attention-layer", 2],
-            "--attention-layer: from 0 to 1 (the decoder has 2 layers)",
-        ),
-        ([run, "--checkpoint", "average"], "average"),
-        ([run, "--device", "tpu"], "--device: 'tpu'"),
-    ):
-        found = translate(*words, "--quiet", given=b"rot\n")
-        assert found.returncode == 2, words
-        assert message in found.stderr.decode(), (words, found.stderr)
-        assert len(found.stderr.decode().splitlines()) <= 2
-        assert found.stdout == b""
-    assert here.read_text(encoding="utf-8") == "rot\n"
-    two = translate(run, "--attention", tmp_path / "a.png", given=b"rot\nrot\n")
-    assert two.returncode == 2
-    assert b"give one line that is not empty, given 2 lines" in two.stderr
-
-
-@pytest.mark.full
-def test_attention_is_drawn(run: Path, translate: Translate, tmp_path: Path) -> None:
-    drawn = []
-    for extra in ([], ["--attention-layer", 1]):
-        file = tmp_path / f"{len(drawn)}.png"
-        found = translate(run, "--attention", file, *extra, given=text(LINES[:1]))
-        assert found.returncode == 0, found.stderr
-        assert len(found.stdout.splitlines()) == 1
-        drawn.append(file.read_bytes())
-        assert drawn[-1].startswith(b"\x89PNG")
-    assert drawn[0] != drawn[1]
-    assert translate(run, "--help").stdout.count(b"JSON lines") == 1

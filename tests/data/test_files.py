@@ -84,7 +84,7 @@ def test_lines_end_at_line_ends_only(tmp_path, content, expected):
     path.write_bytes(content.encode())
     assert list(text.lines(path, "key")) == expected
     assert text.count_lines(path, "key") == len(expected)
-    found = [line for part in buffers(io.BytesIO(content.encode()), 1, None) for line in part]
+    found = [line for part in buffers(io.BytesIO(content.encode()), 1) for line in part]
     assert found == expected
 
 

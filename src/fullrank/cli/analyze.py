@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
@@ -13,30 +14,15 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from fullrank.cli.app import app, examples, load_modules, verb
-from fullrank.cli.options import (
-    Checkpoint,
-    Config,
-    Device,
-    Json,
-    Models,
-    Overrides,
-    Row,
-    Scale,
-    SegmentLength,
-    TextFile,
-    Texts,
-    check_models,
-)
-from fullrank.cli.output import exclude, say, tell
+from fullrank.cli.options import Choice, Json, Models, Number, TextOptions, check_models, expand, set_parameters
+from fullrank.cli.output import drop_missing, exclude, say, tell
 from fullrank.core.errors import InputError
 from fullrank.records import Measurement, describe_measurements, find_measurement
 
 if TYPE_CHECKING:
     from fullrank.experiments.measurements import Measured
 
-Out = Annotated[
-    Path | None, typer.Option("--out", metavar="DIR", help="Draw the figures into this folder, PNG and SVG.")
-]
+Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Draw the figures into this folder, PNG and SVG.")]
 
 
 class MeasurementGroup(TyperGroup):
@@ -86,30 +72,17 @@ app.add_typer(analyze, name="analyze")
 def build_command(measurement: Measurement) -> Any:
     """The verb of a measurement: shared options, and one for each keyword parameter of its function."""
 
-    def run(
-        names: Models,
-        text: TextFile = None,
-        texts: Texts = measurement.texts,
-        segment_length: SegmentLength = None,
-        checkpoint: Checkpoint = "best",
-        out: Out = None,
-        device: Device = "auto",
-        json: Json = False,
-        **options: Any,
-    ) -> None:
-        from fullrank.experiments.analyze import Reading
+    def run(names: Models, texts: TextOptions, out: Out = None, json: Json = False, **options: Any) -> None:
+        show_measured(_measure(measurement, names, texts, options), out, json=json)
 
-        reading = Reading(text, segment_length, checkpoint, device, say, texts)
-        show_measured(_run(measurement, names, reading, options), out, json=json)
-
-    signature = inspect.signature(run, eval_str=True)
-    shared = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    command = expand(run)
+    shared = [parameter for parameter in inspect.signature(command).parameters.values() if parameter.name != "options"]
+    usual = [p.replace(default=measurement.texts) if p.name == "texts" else p for p in shared]
     own = [p.replace(annotation=_option_type(name, p.annotation)) for name, p in measurement.options.items()]
-    run.__signature__ = signature.replace(parameters=[*shared, *own])  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in (*shared, *own)}
-    run.__doc__ = measurement.help
+    set_parameters(command, [*usual, *own])
+    command.__doc__ = measurement.help
     verbs = typer.Typer(add_completion=False, rich_markup_mode="rich")
-    verb(f"fullrank analyze {measurement.name} runs/mine --json", name=measurement.name, group=verbs)(run)
+    verb(f"fullrank analyze {measurement.name} runs/mine --json", name=measurement.name, group=verbs)(command)
     return get_command(verbs)
 
 
@@ -124,10 +97,10 @@ def _option_type(name: str, annotation: Any) -> Any:
     return annotation
 
 
-def _run(measurement: Measurement, names: list[str], reading: Any, options: dict[str, Any]) -> Measured:
+def _measure(measurement: Measurement, names: list[str], texts: TextOptions, options: dict[str, Any]) -> Measured:
     from fullrank.experiments.measurements import measure_models
 
-    return measure_models(measurement, names, reading, **options)
+    return measure_models(measurement, names, texts.to_reading(), **options)
 
 
 def show_measured(
@@ -155,18 +128,12 @@ def show_measured(
 )
 def heads(
     names: Models,
-    text: TextFile = None,
+    texts: TextOptions,
     prune: Annotated[
         float | None,
-        typer.Option(
-            "--prune", metavar="N", help="Save a model without the N least important heads (below 1: a share) in --out."
-        ),
+        typer.Option(metavar="N", help="Save a model without the N least important heads (below 1: a share) in --out."),
     ] = None,
-    texts: Texts = 16,
-    segment_length: SegmentLength = None,
-    checkpoint: Checkpoint = "best",
     out: Out = None,
-    device: Device = "auto",
     json: Json = False,
 ) -> None:
     """Each head ablated in turn: the change of perplexity by layer and head (Skip Cross-head Table 3).
@@ -177,7 +144,6 @@ def heads(
     An encoder predicts masked tokens, 15 % of each segment. Of a run of GLUE it is the change of the task's metric on the
     development split.
     """
-    from fullrank.experiments.analyze import Reading
     from fullrank.experiments.measurements import is_finetuned, measure_task_heads, prune_heads
 
     if any(map(is_finetuned, names)):
@@ -185,18 +151,20 @@ def heads(
             raise InputError(f"MODEL: a fine-tuned run is measured alone, given {len(names)} models")
         exclude(
             "MODEL (a fine-tuned run)", "reads its own development split",
-            {"--text": text, "--prune": prune, "--segment-length": segment_length, "--out": out},
+            drop_missing(
+                {"text": texts.text, "prune": prune, "segment_length": texts.segment_length, "out": out}
+            ),
         )  # fmt: skip
-        show_measured(measure_task_heads(names[0], device=device, say=say), None, json=json)
+        show_measured(measure_task_heads(names[0], device=texts.device, say=say), None, json=json)
         return
     if prune is not None and (out is None or len(names) > 1):
         raise InputError("--prune: give one model, and --out DIR, where the smaller model is saved")
-    reading = Reading(text, segment_length, checkpoint, device, say, texts)
-    measured = _run(find_measurement("heads"), names, reading, {})
+    texts = replace(texts, texts=texts.texts or 16)
+    measured = _measure(find_measurement("heads"), names, texts, {})
     if prune is None or out is None:
         show_measured(measured, out, json=json)
         return
-    pruned = prune_heads(names[0], reading, measured.records, prune, out / "pruned")
+    pruned = prune_heads(names[0], texts.to_reading(), measured.records, prune, out / "pruned")
     lines = [
         f"{record.measure} {record.labels['model']}: {record.value:,.6g}"
         for record in pruned
@@ -213,23 +181,19 @@ def heads(
     group=analyze,
 )
 def context(
-    name: Config,
-    overrides: Overrides = None,
-    row: Row = None,
-    scale: Scale = None,
+    choice: Choice,
     phase: Annotated[
-        str | None, typer.Option("--phase", metavar="NAME", help="A phase of train.phases; the first that skips.")
+        str | None, typer.Option(metavar="NAME", help="A phase of train.phases; the first that skips.")
     ] = None,
     drifting: Annotated[
         int | None,
-        typer.Option(
-            "--drifting", metavar="STEPS", min=0, max=10**12,
-            help="Add the positions that the released code assumes after STEPS steps (gaps: drifting).",
+        Number(
+            min=0, max=10**12, help="Add the positions that the released code assumes after N steps (gaps: drifting)."
         ),
     ] = None,
     out: Out = None,
     json: Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Reach of each layer's memory under Skip-Retain: its exact distribution, beside the paper's Eq. 6.
 
     Layers are counted from 0; the reach is in tokens before the first query of a segment.
@@ -237,5 +201,7 @@ def context(
     from fullrank.config.recipe import resolve
     from fullrank.experiments.phase_reach import measure_reach
 
-    measured, remarks = measure_reach(resolve(name, row, scale, overrides or []), phase, drifting)
+    measured, remarks = measure_reach(
+        resolve(choice.config, choice.row, choice.scale, choice.settings), phase, drifting
+    )
     show_measured(measured, out, json=json, lines=remarks, extra={"remarks": remarks})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import inspect
 import re
@@ -12,6 +11,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 from typer.models import ArgumentInfo
 
+from fullrank.cli.options import expand, make_parameter, set_parameters
 from fullrank.core.errors import FullRankError, InputError, one_line
 from fullrank.plugins import import_module
 
@@ -34,44 +34,27 @@ def examples(*commands: str) -> str:
     return "\n  ".join(["Examples:", *(f"[cyan]{one}[/cyan]" for one in commands)])
 
 
+_MODELS = {"CONFIG", "MODEL", "DIR", "TABLE"}  # names of arguments that may need a plug-in
+
+
 def verb(*commands: str, name: str | None = None, group: typer.Typer = app, **options: Any) -> Callable[[Verb], Verb]:
     """Make a function a verb of the command line, with commands as examples for its help page.
 
-    A verb that takes a configuration, a model or a run also takes `--import MODULE`.
+    A parameter that is a bundle of options stands for them. A verb that takes a configuration, a model or a run also takes
+    `--import MODULE`.
     """
 
     def register(function: Verb) -> Verb:
         words = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.getdoc(function) or "")  # the terminal wraps its paragraphs
-        command = _with_imports(function) if _takes_model(function) else function
+        command = expand(function)
+        parameters = [*inspect.signature(command).parameters.values()]
+        notes = [note for parameter in parameters for note in getattr(parameter.annotation, "__metadata__", ())]
+        if any(isinstance(note, ArgumentInfo) and note.metavar in _MODELS for note in notes):
+            set_parameters(command, [*parameters, make_parameter("imports", Imports, None)])
         group.command(name, help=words, epilog=examples(*commands), **options)(command)
         return function
 
     return register
-
-
-_MODELS = {"CONFIG", "MODEL", "DIR", "TABLE"}  # names of arguments that may need a plug-in
-
-
-def _takes_model(function: Callable[..., None]) -> bool:
-    parameters = inspect.signature(function, eval_str=True).parameters.values()
-    notes = [note for parameter in parameters for note in getattr(parameter.annotation, "__metadata__", ())]
-    return any(isinstance(note, ArgumentInfo) and note.metavar in _MODELS for note in notes)
-
-
-def _with_imports(function: Callable[..., None]) -> Callable[..., None]:
-    """The verb with the option `--import`, whose modules are imported before anything else is read."""
-
-    @functools.wraps(function)
-    def command(*arguments: Any, imports: Any = None, **given: Any) -> None:
-        function(*arguments, **given)
-
-    signature = inspect.signature(function, eval_str=True)
-    imports = inspect.Parameter("imports", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Imports)
-    parameters = [*signature.parameters.values(), imports]
-    command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    del command.__wrapped__
-    return command
 
 
 loaded_modules: list[str] = []  # of this command line, in their order

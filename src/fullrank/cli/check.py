@@ -11,25 +11,21 @@ import typer
 from fullrank.cli.app import verb
 from fullrank.cli.options import (
     Checkpoint,
-    Device,
     Json,
     Model,
     Number,
     Overrides,
     Row,
     Scale,
-    SegmentLength,
-    TextFile,
+    TextOptions,
     complete_recipe,
 )
-from fullrank.cli.output import clear_progress, print_json, say, table_of, tell
+from fullrank.cli.output import clear_progress, print_json, say, tell
 from fullrank.core.errors import InputError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-    from rich.text import Text
-
     from fullrank.checking import Report
+    from fullrank.render.blocks import Cell, Grid
 
 
 @verb(
@@ -56,16 +52,12 @@ def check(
     ] = False,
     text: Annotated[
         Path | None,
-        typer.Option(
-            "--text", metavar="FILE", help="Text for the last-position test of a trained model; a run has its own."
-        ),
+        typer.Option(metavar="FILE", help="Text for the last-position test of a trained model; a run has its own."),
     ] = None,
     checkpoint: Checkpoint = "best",
-    length: Annotated[
-        int | None, typer.Option("--length", min=3, metavar="N", help="Tokens of the texts, about 67 by default.")
-    ] = None,
+    length: Annotated[int | None, Number(min=3, help="Tokens of the texts, about 67 by default.")] = None,
     vocab_size: Annotated[
-        int | None, Number("--vocab-size", min=2, help="Token ids that it knows, where a model does not say it.")
+        int | None, Number(min=2, help="Token ids that it knows, where a model does not say it.")
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Without compiling, training, saving and rare code paths: a second or two.")
@@ -73,7 +65,6 @@ def check(
     scoring: Annotated[
         str | None,
         typer.Option(
-            "--scoring",
             metavar="MODULE:FUNCTION",
             help="In place of a model: is the perplexity true that is made of this function, which returns the nll of a text? "
             "It gets token ids (--vocab-size), or the lines of --text as strings.",
@@ -105,11 +96,8 @@ def check(
         raise typer.Exit(1)
 
 
-_STYLES = {"passes": "green", "fails": "bold red", "not applicable": "dim"}
-
-
-def _report_lines(report: Report) -> Iterator[str | Table | Text]:
-    from rich.text import Text
+def _report_lines(report: Report) -> Iterator[str | Grid]:
+    from fullrank.render.blocks import Cell, Grid, Heading
 
     about = report.description
     row = f", row {about['row']}, scale {about['scale']}" if about.get("row") else ""
@@ -120,52 +108,47 @@ def _report_lines(report: Report) -> Iterator[str | Table | Text]:
         yield f"{about['name']}: {about['source']}, called {about['calls']:,} times"
     if report.shrunk:
         yield f"made small for the check (--full: as it is): {'; '.join(report.shrunk)}"
-    rows: list[list[str | Text]] = [
-        [
-            finding.check,
-            Text(finding.verdict, style=_STYLES[finding.verdict]),
-            _figure(finding.difference),
-            _figure(finding.tolerance),
-        ]
-        for finding in report.findings
+    headings = [
+        Heading("check", left=True),
+        Heading("verdict", left=True),
+        Heading("largest", "difference"),
+        Heading("tolerance"),
     ]
-    yield table_of(("check", "verdict", "largest\ndifference", "tolerance"), rows, left=2)
+    rows = []
+    for finding in report.findings:
+        applies = finding.verdict != "not applicable"
+        verdict = Cell(finding.verdict, strong=finding.verdict == "fails", quiet=not applies)
+        rows.append([Cell(finding.check), verdict, _show(finding.difference), _show(finding.tolerance)])
+    yield Grid(headings, rows)
     for finding in report.findings:
         if finding.verdict == "not applicable" or finding.remark:
-            words = finding.reason if finding.verdict == "not applicable" else finding.words
-            yield Text(finding.check, style=_STYLES[finding.verdict]).append(f": {words}", style="default")
-    yield ""
-    yield Text(report.headline, style="bold green" if report.passes else "bold red")
+            yield f"{finding.check}: {finding.reason if finding.verdict == 'not applicable' else finding.words}"
+    yield f"\n{report.headline}"
     if report.layers and about.get("sees_future"):
-        yield Text(f"{', '.join(report.layers)}: {about['sees_future']}", style="bold red")
+        yield f"{', '.join(report.layers)}: {about['sees_future']}"
     if lines := next((finding.reproduction for finding in report.failures if finding.reproduction), ""):
-        yield "Two lines that show it, with the model as `model`; what they print would be 0:"
-        yield from (Text(line, style="cyan") for line in lines.splitlines())
+        yield f"Two lines that show it, with the model as `model`; what they print would be 0:\n{lines}"
 
 
-def _figure(value: float | None) -> str:
-    if value is None:
-        return ""
-    return "0" if value == 0 else f"{value:.1e}"
+def _show(value: float | None) -> Cell:
+    from fullrank.render.blocks import Cell
+
+    return Cell("" if value is None else "0" if value == 0 else f"{value:.1e}")
 
 
 @verb("fullrank diagnose runs/mine", "fullrank diagnose gpt2 --text book.txt --out gpt2.html")
 def diagnose(
     name: Model,
-    text: TextFile = None,
-    segment_length: SegmentLength = None,
-    checkpoint: Checkpoint = "best",
+    texts: TextOptions,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="The page; diagnosis.html in a run's folder, or here.")
+        Path | None, typer.Option(metavar="FILE", help="The page; diagnosis.html in a run's folder, or here.")
     ] = None,
-    device: Device = "auto",
     json: Json = False,
 ) -> None:
     """Which bottleneck a model is in, on one page: small heads, one softmax, short context, redundant heads, parameters.
 
     Each finding has its figures, the rule behind its verdict, and what to try.
     """
-    from fullrank.experiments.analyze import Reading
     from fullrank.experiments.diagnose import diagnose as diagnose_model
     from fullrank.files import check_own
     from fullrank.render.page import BEGINNING, write_page
@@ -173,14 +156,13 @@ def diagnose(
 
     if out is not None:
         check_own(out, BEGINNING, "a report")  # before the model is read
-    found = diagnose_model(name, Reading(text, segment_length, checkpoint, device, say))
-    folder = Path(name).expanduser() if found.source == "run" else Path()
-    page = out or folder / "diagnosis.html"
-    built = found.build_page()
-    path = write_page(built, page)
+    diagnosis = diagnose_model(name, texts.to_reading())
+    folder = Path(name).expanduser() if diagnosis.source == "run" else Path()
+    page = diagnosis.build_page()
+    path = write_page(page, out or folder / "diagnosis.html")
     clear_progress()
     if json:
-        print_json({**found.to_dict(), "page": str(path)})
+        print_json({**diagnosis.to_dict(), "page": str(path)})
         return
-    print_page(built)
+    print_page(page)
     print(path)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fullrank.cli.app import examples, verb
-from fullrank.cli.options import Json, Source, with_source
+from fullrank.cli.options import Json, Overrides, Source
 from fullrank.cli.output import describe, say, tell
 
 if TYPE_CHECKING:
@@ -46,9 +46,7 @@ def list_data(json: Json = False) -> None:
 )
 def prepare_data(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A corpus (`fullrank data list`).")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings such as data.tokens=bpe")
-    ] = None,
+    overrides: Overrides = None,
     source: Source = None,
     to: Annotated[
         Path | None, typer.Option("--to", metavar="DIR", help="Where prepared corpora are kept (data.cache).")
@@ -66,7 +64,8 @@ def prepare_data(
     if is_task(name):
         tell(*_read_task(name, overrides or [], source, to), json=json)
         return
-    words = [*with_source(overrides, source), *([f"data.cache={to}"] if to else [])]
+    words = list(overrides or [])
+    words += [f"data.{name}={folder}" for name, folder in (("dir", source), ("cache", to)) if folder]
     raw: dict[str, Any] = {"data": {"name": name}}
     if name in PAIR_CORPORA:
         raw["train"] = {"batch_tokens": 1}  # a run of translation has to say it; nothing is trained here

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
 
 from fullrank.cli.app import app, examples, verb
 from fullrank.cli.data import data
-from fullrank.cli.options import Config, Json, Number, Overrides, Row, Scale, Source, complete_recipe, with_source
+from fullrank.cli.options import Choice, Json, Number, complete_recipe
 from fullrank.cli.output import describe, print_json, say, tell
 
 recipes = typer.Typer(
@@ -30,11 +32,7 @@ app.add_typer(config, name="config")
 
 @verb("fullrank info mixhead/table1-vanilla --row b --json")
 def info(
-    name: Config,
-    overrides: Overrides = None,
-    row: Row = None,
-    scale: Scale = None,
-    source: Source = None,
+    choice: Choice,
     length: Annotated[
         int | None, Number("--length", help="Sequence length; the training segment's, of translations 25.")
     ] = None,
@@ -47,9 +45,8 @@ def info(
     For fine-tuning: the pretrained encoder, and the mixing parameters that are injected.
     """
     from fullrank.config.finetune import FinetuneConfig
-    from fullrank.config.recipe import resolve_any
 
-    resolved = resolve_any(name, row, scale, with_source(overrides, source))
+    resolved = choice.resolve()
     if getattr(resolved.config.model, "vocab_size", 0) is None:  # the data have it
         from fullrank.data.sources import check_data
 
@@ -78,12 +75,12 @@ def list_recipes(json: Json = False) -> None:
     """All shipped recipes."""
     from fullrank.config.recipe import load, shipped
 
-    known = [load(name) for name in shipped()]
-    content = [
-        {"name": r.name, "rows": list(r.rows), "paper": r.paper, "table": r.table, "scales": list(r.scales)}
-        for r in known
-    ]
-    lines = [f"{r.name}\n  {r.table}\n  rows: {', '.join(r.rows)}   scales: {', '.join(r.scales)}" for r in known]
+    content, lines = [], []
+    for name in shipped():
+        recipe = load(name)
+        rows, scales = list(recipe.rows), list(recipe.scales)
+        content.append({"name": name, "rows": rows, "paper": recipe.paper, "table": recipe.table, "scales": scales})
+        lines.append(f"{name}\n  {recipe.table}\n  rows: {', '.join(rows)}   scales: {', '.join(scales)}")
     tell(content, lines, json=json)
 
 
@@ -98,32 +95,16 @@ def show_recipe(
     from fullrank.config.recipe import load
 
     recipe = load(name)
-    content: dict[str, Any] = {
-        "name": recipe.name,
-        "table": recipe.table,
-        "paper": recipe.paper,
-        "notes": recipe.notes,
-        "rows": dict(recipe.rows),
-        "base": dict(recipe.base),
-        "scales": dict(recipe.scales),
-    }
+    content = {key: getattr(recipe, key) for key in ("name", "table", "paper", "notes", "rows", "base", "scales")}
     tell(content, yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=110).splitlines(), json=json)
 
 
 @verb("fullrank config show mixhead/table1-vanilla --row b train.steps=100", name="show", group=config)
-def show_config(
-    name: Config,
-    overrides: Overrides = None,
-    row: Row = None,
-    scale: Scale = None,
-    source: Source = None,
-    json: Json = False,
-) -> None:
+def show_config(choice: Choice, json: Json = False) -> None:
     """The resolved configuration, every value stated."""
     from fullrank.config.load import to_yaml
-    from fullrank.config.recipe import resolve_any
 
-    resolved = resolve_any(name, row, scale, with_source(overrides, source)).config
+    resolved = choice.resolve().config
     tell(resolved.to_dict(), to_yaml(resolved).splitlines(), json=json)
 
 
@@ -138,31 +119,26 @@ def show_schema(
 
 
 @verb("fullrank config validate my.yaml", name="validate", group=config)
-def validate_config(
-    name: Config, overrides: Overrides = None, row: Row = None, scale: Scale = None, json: Json = False
-) -> None:
+def validate_config(choice: Choice, json: Json = False) -> None:
     """Check a configuration (every row and scale of a recipe) and report all errors at once."""
-    from fullrank.config.recipe import load, resolve_any
+    from fullrank.config.recipe import load
     from fullrank.core.errors import ConfigError
 
-    recipe = load(name)
-    rows: list[str | None] = [row] if row or not recipe.rows else list(recipe.rows)
-    scales: list[str | None] = [scale] if scale or not recipe.scales else list(recipe.scales)
+    recipe = load(choice.config)
+    rows = [choice.row] if choice.row or not recipe.rows else list(recipe.rows)
+    scales = [choice.scale] if choice.scale or not recipe.scales else list(recipe.scales)
     problems: dict[str, None] = {}
-    for one in rows:
-        for other in scales:
-            try:
-                resolve_any(name, one, other, overrides or [])
-            except ConfigError as error:
-                problems |= dict.fromkeys(error.problems)
+    for row, scale in itertools.product(rows, scales):
+        try:
+            replace(choice, row=row, scale=scale).resolve()
+        except ConfigError as error:
+            problems |= dict.fromkeys(error.problems)
     if json:
         print_json({"valid": not problems, "problems": list(problems)})
-        if problems:
-            raise typer.Exit(2)
-        return
+        raise typer.Exit(2 if problems else 0)
     if problems:
         raise ConfigError(*problems)
-    print(f"{name}: valid" + (f" ({len(rows)} rows, {len(scales)} scales)" if recipe.rows else ""))
+    print(f"{choice.config}: valid" + (f" ({len(rows)} rows, {len(scales)} scales)" if recipe.rows else ""))
 
 
 def describe_size(size: dict[str, Any]) -> list[str]:

@@ -1,15 +1,27 @@
-"""Options that several verbs share."""
+"""Options that several verbs share: alone, in bundles, and made from the keys of a section of the configuration."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import inspect
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import typer
 
 from fullrank.core.errors import FullRankError, InputError
+from fullrank.core.section import Allowed, Section, hints_of
+
+if TYPE_CHECKING:
+    from fullrank.config.finetune import FinetuneConfig
+    from fullrank.config.recipe import Resolved
+    from fullrank.config.run import RunConfig
+    from fullrank.experiments.analyze import Reading
 
 Number = partial(typer.Option, metavar="N", min=1)  # a whole number; `min=0` is given where it may be nothing
 
@@ -34,12 +46,12 @@ def complete_rows(context: typer.Context, incomplete: str) -> list[str]:
     """Rows of the recipe or table that stands on the line; of a list with commas, its last."""
     from fullrank.config.recipe import load, tables
 
-    begun = incomplete[: incomplete.rfind(",") + 1]
+    before = incomplete[: incomplete.rfind(",") + 1]
     for word in (*context.params.values(), *context.args):
         with contextlib.suppress(FullRankError):
-            known = {begun + row for one in tables(word) for row in load(one).rows} if isinstance(word, str) else set()
-            if rows := sorted(row for row in known if row.startswith(incomplete)):
-                return rows
+            rows = {before + row for one in tables(word) for row in load(one).rows} if isinstance(word, str) else set()
+            if matches := sorted(row for row in rows if row.startswith(incomplete)):
+                return matches
     return []
 
 
@@ -48,6 +60,8 @@ def _complete_scale() -> list[str]:
 
     return list(SCALES)
 
+
+# -- alone -----------------------------------------------------------------------------------------------------------
 
 Config = Annotated[
     str,
@@ -62,44 +76,34 @@ Overrides = Annotated[
 ]
 Row = Annotated[
     str | None,
-    typer.Option(
-        "--row", help="The row of the recipe's table; the first one if not given.", autocompletion=complete_rows
-    ),
+    typer.Option(help="The row of the recipe's table; the first one if not given.", autocompletion=complete_rows),
 ]
 Rows = Annotated[
-    str | None,
-    typer.Option("--rows", metavar="A,B", help="These rows, one after another.", autocompletion=complete_rows),
+    str | None, typer.Option(metavar="A,B", help="These rows, one after another.", autocompletion=complete_rows)
 ]
 Scale = Annotated[
     str | None,
-    typer.Option(
-        "--scale", help="paper, small or tiny; the recipe's largest if not given.", autocompletion=_complete_scale
-    ),
+    typer.Option(help="paper, small or tiny; the recipe's largest if not given.", autocompletion=_complete_scale),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else on stdout.")]
 Kernel = Annotated[
     str,
     typer.Option(
-        "--kernel",
         help="The attention kernel: auto, reference (for the vocabulary layer, too), sdpa, blocks, native, triton or "
         "multilinear.",
     ),
 ]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:0.")]
-Checkpoint = Annotated[
-    str, typer.Option("--checkpoint", help="Of a run: best, last, or average, as `fullrank average` makes it.")
-]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:0.")]
+Checkpoint = Annotated[str, typer.Option(help="Of a run: best, last, or average, as `fullrank average` makes it.")]
 Source = Annotated[
     str | None, typer.Option("--from", metavar="DIR", help="A local folder that holds the corpus (data.dir).")
 ]
 Column = Annotated[
-    str | None, typer.Option("--column", metavar="NAME", help="Of a table (csv, tsv, jsonl): the column of the text.")
+    str | None, typer.Option(metavar="NAME", help="Of a table (csv, tsv, jsonl): the column of the text.")
 ]
 Reuse = Annotated[
     Path | None,
-    typer.Option(
-        "--reuse", metavar="DIR", help="A finished run in DIR that is this training is taken over, not repeated."
-    ),
+    typer.Option(metavar="DIR", help="A finished run in DIR that is this training is taken over, not repeated."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
 Run = Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")]
@@ -122,25 +126,171 @@ Models = Annotated[
 TextFile = Annotated[
     Path | None, typer.Option("--text", metavar="FILE", help="Text to read; a run's own valid split if not given.")
 ]
-Texts = Annotated[int | None, Number("--texts", help="Segments of the text that are read.")]
-SegmentLength = Annotated[
-    int | None, Number("--segment-length", min=2, help="Tokens read at a time; as evaluated, or 128.")
-]
-Split = Annotated[str, typer.Option("--split", help="train, valid, test or another one of the corpus.")]
-Temperature = Annotated[
-    float | None,
-    typer.Option(
-        "--temperature", min=0.0, help="Divides the logits: below 1 less random, above 1 more; 1 if not given."
-    ),
-]
-TopK = Annotated[int | None, Number("--top-k", help="Only the k likeliest tokens.")]
-TopP = Annotated[float | None, typer.Option("--top-p", help="Only the likeliest tokens that make up p.")]
-Seed = Annotated[int | None, typer.Option("--seed", min=0, max=2**63 - 1, help="Makes samples repeatable.")]
+Split = Annotated[str, typer.Option(help="train, valid, test or another one of the corpus.")]
 
 
-def with_source(overrides: list[str] | None, source: str | None) -> list[str]:
-    """`--from DIR` as the override it stands for."""
-    return [*(overrides or []), *([f"data.dir={source}"] if source else [])]
+# -- bundles: a parameter of a verb that is one of these stands for its options ---------------------------------------
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A configuration, and the settings that are laid on it."""
+
+    config: Config
+    overrides: Overrides = None
+    row: Row = None
+    scale: Scale = None
+    source: Source = None
+
+    @property
+    def settings(self) -> list[str]:
+        """The settings, `--from DIR` among them."""
+        return [*(self.overrides or []), *([f"data.dir={self.source}"] if self.source else [])]
+
+    def resolve(self) -> Resolved[RunConfig | FinetuneConfig]:
+        from fullrank.config.recipe import resolve_any
+
+        return resolve_any(self.config, self.row, self.scale, self.settings)
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """The text that a model reads, and how."""
+
+    text: TextFile = None
+    texts: Annotated[int | None, Number(help="Segments of the text that are read.")] = None
+    segment_length: Annotated[int | None, Number(min=2, help="Tokens read at a time; as evaluated, or 128.")] = None
+    checkpoint: Checkpoint = "best"
+    device: Device = "auto"
+
+    def to_reading(self) -> Reading:
+        from fullrank.cli.output import say
+        from fullrank.experiments.analyze import Reading
+
+        return Reading(self.text, self.segment_length, self.checkpoint, self.device, say, self.texts)
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How tokens are drawn."""
+
+    temperature: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="Divides the logits: below 1 less random, above 1 more; 1 if not given."),
+    ] = None
+    top_k: Annotated[int | None, Number(help="Only the k likeliest tokens.")] = None
+    top_p: Annotated[float | None, typer.Option(help="Only the likeliest tokens that make up p.")] = None
+    seed: Annotated[int | None, typer.Option(min=0, max=2**63 - 1, help="Makes samples repeatable.")] = None
+
+
+_SHORT = {"beams": "beam", "no_repeat_ngram_size": "no_repeat_ngram"}  # keys whose options have other names
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Options that are made from keys of a section, as `Annotated[Given, Keys(EvalConfig, "context", "stride")]`.
+
+    The verb gets those that were given, by key. Without keys: all of the section. prefix: before the names of the options.
+    """
+
+    section: type[Section]
+    keys: tuple[str, ...] = ()
+    prefix: str = ""
+
+    def get_parameters(self) -> Iterator[inspect.Parameter]:
+        """A parameter for each key, of the type and with the description of the key."""
+        fields = {field.name: field for field in dataclasses.fields(self.section)}
+        for key in self.keys or fields:
+            kind, least = _read_type(hints_of(self.section)[key])
+            word = name_option(key, self.prefix)
+            option = typer.Option(
+                f"{word}/--no-{word[2:]}" if kind is bool else word,
+                metavar="N" if kind is int else None,
+                min=least,
+                help=f"{fields[key].metadata['description'].capitalize()}.",
+            )
+            yield make_parameter(self.prefix + key, Annotated[kind | None, option], None)
+
+    def take(self, values: dict[str, Any]) -> Given:
+        """Take the values of the keys out of those of all parameters; those that were not given are left out."""
+        taken = {key: values.pop(self.prefix + key) for key in self.keys or hints_of(self.section)}
+        return {key: value for key, value in taken.items() if value is not None}
+
+
+def name_option(key: str, prefix: str = "") -> str:
+    """The option of a key."""
+    return f"--{prefix}{_SHORT.get(key, key)}".replace("_", "-")
+
+
+Given = dict[str, Any]  # keys with the values that were given
+
+
+def make_parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    """A parameter of a verb."""
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _read_type(hint: Any) -> tuple[Any, int | None]:
+    """The type of an option, and the least whole number that its key allows."""
+    if get_origin(hint) in (types.UnionType, Union):
+        kinds = [kind for kind in get_args(hint) if kind is not types.NoneType and get_origin(kind) is not list]
+        return (str, None) if any(get_origin(kind) is Literal for kind in kinds) else _read_type(kinds[0])
+    if get_origin(hint) is not Annotated:
+        return hint, None
+    kind, *marks = get_args(hint)
+    if kind is not int:
+        return kind, None
+    return int, 0 if all(mark.test(0) for mark in marks if isinstance(mark, Allowed)) else 1
+
+
+def expand(function: Any) -> Any:
+    """The function with the options of its bundles as parameters of their own, which typer reads."""
+    bundles: dict[str, Any] = {}
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(function, eval_str=True).parameters.values():
+        marks = [mark for mark in getattr(parameter.annotation, "__metadata__", ()) if isinstance(mark, Keys)]
+        if marks:
+            bundles[parameter.name] = marks[0]
+            parameters += marks[0].get_parameters()
+        elif dataclasses.is_dataclass(parameter.annotation):
+            bundles[parameter.name] = parameter.annotation
+            parameters += get_bundle_parameters(parameter.annotation)
+        else:
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+
+    def command(imports: Any = None, **values: Any) -> None:  # what is imported is known by now
+        for name, bundle in bundles.items():
+            values[name] = _take_bundle(bundle, values)
+        function(**values)
+
+    command.__name__, command.__doc__ = function.__name__, function.__doc__
+    set_parameters(command, parameters)
+    return command
+
+
+def set_parameters(command: Any, parameters: list[inspect.Parameter]) -> None:
+    """Make these the parameters of a verb."""
+    command.__signature__ = inspect.Signature(parameters)
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+
+
+def get_bundle_parameters(bundle: Any) -> list[inspect.Parameter]:
+    """The parameters that a bundle stands for."""
+    hints = get_type_hints(bundle, include_extras=True)
+    return [
+        make_parameter(
+            field.name,
+            hints[field.name],
+            inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default,
+        )
+        for field in dataclasses.fields(bundle)
+    ]
+
+
+def _take_bundle(bundle: Any, values: dict[str, Any]) -> Any:
+    if isinstance(bundle, Keys):
+        return bundle.take(values)
+    return bundle(**{field.name: values.pop(field.name) for field in dataclasses.fields(bundle)})
 
 
 def read_seeds(text: str | None) -> list[int] | None:
@@ -149,7 +299,7 @@ def read_seeds(text: str | None) -> list[int] | None:
         return None
     words = [word.strip() for word in text.split(",")]
     numbers = [int(word) for word in words if word.isdecimal()]
-    named = "," in text
-    if len(numbers) < len([word for word in words if word]) or not numbers or (not named and numbers[0] < 1):
+    is_list = "," in text
+    if len(numbers) < len([word for word in words if word]) or not numbers or (not is_list and numbers[0] < 1):
         raise InputError(f"--seeds: a number of seeds (3), or the seeds (1,5 or 26,), given {text!r}")
-    return list(dict.fromkeys(numbers)) if named else list(range(1, numbers[0] + 1))
+    return list(dict.fromkeys(numbers)) if is_list else list(range(1, numbers[0] + 1))

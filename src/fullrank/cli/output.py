@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from fullrank.cli.options import name_option
 from fullrank.core.errors import FullRankError, InputError
 from fullrank.files import as_json, no_room, out_of_memory, visible
 
 if TYPE_CHECKING:
-    from rich.table import Table
-    from rich.text import Text
-
     from fullrank.render.blocks import Grid
 
 _LONGEST = 2000  # characters of a line
@@ -120,8 +118,8 @@ def _shorten(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
-def tell(content: Any, lines: Iterable[str | Path | Grid | Table | Text], *, json: bool) -> None:
-    """The result of a verb: as one JSON document, or as lines, tables and styled lines for people."""
+def tell(content: Any, lines: Iterable[str | Path | Grid], *, json: bool) -> None:
+    """The result of a verb: as one JSON document, or as lines and tables for people."""
     from fullrank.render.blocks import Grid
     from fullrank.render.terminal import print_grid
 
@@ -130,12 +128,10 @@ def tell(content: Any, lines: Iterable[str | Path | Grid | Table | Text], *, jso
         print_json(content)
         return
     for line in lines:
-        if isinstance(line, str | Path):
-            print(visible(str(line)))
-        elif isinstance(line, Grid):
+        if isinstance(line, Grid):
             print_grid(line)
         else:
-            show(line)
+            print(visible(str(line)))
 
 
 def show_report(
@@ -160,40 +156,12 @@ def show_report(
     print(path)
 
 
-def exclude(option: str, does: str, others: Mapping[str, object]) -> None:
-    """InputError if any of `others` was given: beside `option` it would change nothing."""
-    if named := given(others):
-        raise InputError(f"{option} {does}: leave out {named}, or {option}")
+def exclude(option: str, does: str, others: Iterable[str]) -> None:
+    """InputError if there are `others`: beside `option` they would change nothing."""
+    if names := ", ".join(map(name_option, others)):
+        raise InputError(f"{option} {does}: leave out {names}, or {option}")
 
 
 def drop_missing(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options that have a value."""
     return {name: value for name, value in options.items() if value is not None}
-
-
-def given(options: Mapping[str, object]) -> str:
-    """The names of the options that have a value."""
-    return ", ".join(drop_missing(options))
-
-
-def table_of(headings: Sequence[str], rows: Iterable[Sequence[str | Text]], left: int = 0) -> Table:
-    """A table whose first `left` columns are text, and whose others are figures. A str is no markup."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for number, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if number < left else "right", no_wrap=True, vertical="bottom")
-    for row in rows:
-        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
-    return table
-
-
-def show(content: Table | Text) -> None:
-    """A table, or a styled line, at its own width, also where the terminal is narrower: no figure is cut off."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    wide = console.measure(content, options=console.options.update(max_width=1000)).maximum
-    Console(width=max(wide, console.width), highlight=False).print(content, soft_wrap=True)

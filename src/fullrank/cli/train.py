@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -13,21 +13,19 @@ import typer
 
 from fullrank.cli.app import import_options, verb
 from fullrank.cli.options import (
+    Choice,
     Column,
-    Config,
     Json,
     Kernel,
     Number,
     Overrides,
     Quiet,
     Reuse,
-    Row,
     Rows,
     Scale,
     Source,
     complete_recipe,
     read_seeds,
-    with_source,
 )
 from fullrank.cli.output import say, show_progress, show_report, tell
 from fullrank.core.errors import InputError
@@ -38,15 +36,16 @@ if TYPE_CHECKING:
     from fullrank.config.finetune import FinetuneConfig
     from fullrank.config.recipe import Resolved
     from fullrank.config.run import RunConfig
+    from fullrank.experiments.run import Cell
 
 
 @verb("fullrank demo", "fullrank demo --minutes 2 --out runs/quick")
 def demo(
     minutes: Annotated[
-        float, typer.Option("--minutes", metavar="MINUTES", max=10_000, help="Of the whole demo, with evaluation.")
+        float, typer.Option(metavar="MINUTES", max=10_000, help="Of the whole demo, with evaluation.")
     ] = 5.0,
-    out: Annotated[Path, typer.Option("--out", help="Folder of the runs and the report.")] = Path("runs/demo"),
-    seed: Annotated[int, typer.Option("--seed", help="Seed of every model.")] = 1,
+    out: Annotated[Path, typer.Option(help="Folder of the runs and the report.")] = Path("runs/demo"),
+    seed: Annotated[int, typer.Option(help="Seed of every model.")] = 1,
     json: Json = False,
 ) -> None:
     """Train a plain Transformer and its bottleneck-free variants on the built-in text, on equal terms, and compare them.
@@ -72,21 +71,21 @@ def init(
             help="Text files, folders, patterns, or a table with --column; for translation a prefix of two files, or both.",
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", help="The file to write.")] = Path("my.yaml"),
-    task: Annotated[str, typer.Option("--task", help="lm or translation.")] = "lm",
+    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("my.yaml"),
+    task: Annotated[str, typer.Option(help="lm or translation.")] = "lm",
     tokens: Annotated[
-        str | None, typer.Option("--tokens", help="character, word, bpe or byte; by the amount of text if not given.")
+        str | None, typer.Option(help="character, word, bpe or byte; by the amount of text if not given.")
     ] = None,
     size: Annotated[
         str | None,
-        typer.Option("--size", help="tiny, small, medium or large; the largest that the time can train if not given."),
+        typer.Option(help="tiny, small, medium or large; the largest that the time can train if not given."),
     ] = None,
     minutes: Annotated[
-        float, typer.Option("--minutes", metavar="MINUTES", help="Of training on this machine, with evaluation.")
+        float, typer.Option(metavar="MINUTES", help="Of training on this machine, with evaluation.")
     ] = 5.0,
     memory: Annotated[bool, typer.Option("--memory", help="A model that remembers the segment before.")] = False,
-    source: Annotated[str | None, typer.Option("--source", help="Translation: suffix of the source files.")] = None,
-    target: Annotated[str | None, typer.Option("--target", help="Translation: suffix of the target files.")] = None,
+    source: Annotated[str | None, typer.Option(help="Translation: suffix of the source files.")] = None,
+    target: Annotated[str | None, typer.Option(help="Translation: suffix of the target files.")] = None,
     column: Column = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
 ) -> None:
@@ -115,33 +114,22 @@ def init(
 )
 def train(
     context: typer.Context,
-    config: Config,
-    overrides: Overrides = None,
-    row: Row = None,
-    scale: Scale = None,
-    out: Annotated[Path | None, typer.Option("--out", help="The run folder; runs/... if not given.")] = None,
+    choice: Choice,
+    out: Annotated[Path | None, typer.Option(help="The run folder; runs/... if not given.")] = None,
     more: Annotated[
         str | None,
-        typer.Option(
-            "--more", metavar="AMOUNT", help="Of a finished run: '5 minutes', '3M tokens', '500 steps', '2 epochs'."
-        ),
+        typer.Option(metavar="AMOUNT", help="Of a finished run: '5 minutes', '3M tokens', '500 steps', '2 epochs'."),
     ] = None,
     from_run: Annotated[
         Path | None,
-        typer.Option(
-            "--from-run", metavar="DIR", help="Begin with weights and vocabulary of a finished run (train.start)."
-        ),
+        typer.Option(metavar="DIR", help="Begin with weights and vocabulary of a finished run (train.start)."),
     ] = None,
     column: Column = None,
-    source: Source = None,
     reuse: Reuse = None,
     kernel: Kernel = "auto",
-    procs: Annotated[int, Number("--procs", help="Processes that train together on this machine.")] = 1,
+    procs: Annotated[int, Number(help="Processes that train together on this machine.")] = 1,
     until: Annotated[
-        int | None,
-        typer.Option(
-            "--until", min=1, metavar="STEP", help="Pause after this update, saved and not measured; later go on."
-        ),
+        int | None, Number(metavar="STEP", help="Pause after this update, saved and not measured; later go on.")
     ] = None,
     quiet: Quiet = False,
     json: Json = False,
@@ -164,35 +152,32 @@ def train(
     from fullrank.experiments.run_folder import continuation, default_folder, finished_trainings, open_any, started
 
     # what can be refused is refused before torch is imported, and once for all processes
-    if _is_text(config):
-        config = _configuration_of(config, column)
+    if _is_text(choice.config):
+        choice = replace(choice, config=_write_configuration(choice.config, column))
     elif column is not None:
-        raise InputError(f"--column: of a table (csv, tsv, jsonl) to train on, given {config}")
-    after = Path(config) if Path(config).is_dir() and (overrides or more or out) else None
-    whole = _is_whole_run(Path(config), [row, scale, from_run, source, reuse, kernel != "auto"])
-    folder = Path(config)
+        raise InputError(f"--column: of a table (csv, tsv, jsonl) to train on, given {choice.config}")
+    folder = Path(choice.config)
+    is_run = _is_whole_run(folder, [choice.row, choice.scale, from_run, choice.source, reuse, kernel != "auto"])
+    after = folder if is_run and (choice.overrides or more or out) else None
     resolved: Resolved[RunConfig | FinetuneConfig]
     if after is not None:
-        resolved, usual = continuation(after, overrides or [], more)
+        resolved, usual = continuation(after, choice.settings, more)
         folder, kernel = out or usual, str(open_any(after)[1].get("kernel", "auto"))
     elif more is not None:
-        raise InputError(f"--more: goes on with a finished run; give its folder, given {config}")
-    elif whole:
-        resolved = Resolved(open_any(folder)[0], config)
+        raise InputError(f"--more: goes on with a finished run; give its folder, given {choice.config}")
+    elif is_run:
+        resolved = Resolved(open_any(folder)[0], choice.config)
     else:
-        settings = with_source(overrides, source) + ([] if from_run is None else [f"train.start={from_run}"])
-        resolved = started(_checked(config, row, scale, settings, out))
+        begun_from = [] if from_run is None else [f"train.start={from_run}"]
+        resolved = started(_check(replace(choice, overrides=[*(choice.overrides or []), *begun_from]), out))
         folder = out or default_folder(resolved)
     if procs > 1:
-        context.params |= {"config": config, "column": None}
+        context.params |= {"config": choice.config, "column": None}
         _train_together(context)
     if isinstance(resolved.config, FinetuneConfig):
         if until is not None:
             raise InputError(f"--until: fine-tuning is not paused; leave out --until {until}")
-        finetune(
-            config, overrides, row=row, scale=scale, out=out, source=source, reuse=reuse, kernel=kernel, quiet=quiet,
-            json=json,
-        )  # fmt: skip
+        finetune(choice, out=out, reuse=reuse, kernel=kernel, quiet=quiet, json=json)
         return
     from fullrank.comparison.page import build_report
     from fullrank.comparison.runs import find_runs
@@ -201,7 +186,7 @@ def train(
     from fullrank.training.distributed import is_first
 
     progress = silent if quiet else say
-    if whole and after is None:
+    if is_run and after is None:
         result = resume(folder, quiet=quiet, say=progress, until=until)
     else:
         trained = {} if reuse is None else finished_trainings(find_runs(reuse))
@@ -231,8 +216,8 @@ def _is_text(name: str) -> bool:
     return path.suffix in (".txt", ".csv", ".tsv", ".jsonl") or (glob.has_magic(name) and bool(glob.glob(name)))
 
 
-def _configuration_of(text: str, column: str | None) -> str:
-    """The configuration that `init` writes for a text, into the working directory; one that is there is kept."""
+def _write_configuration(text: str, column: str | None) -> str:
+    """Write the configuration that `init` would into the working directory; one that is there is kept."""
     stem = re.sub(r"[^\w.-]+", "-", Path(text).stem or Path(text).resolve().name).strip("-") or "my"
     out = Path(f"{stem}.yaml")
     if out.exists():
@@ -244,13 +229,9 @@ def _configuration_of(text: str, column: str | None) -> str:
     return str(out)
 
 
-def _checked(
-    config: str, row: str | None, scale: str | None, overrides: Sequence[str], out: Path | None
-) -> Resolved[RunConfig | FinetuneConfig]:
+def _check(choice: Choice, out: Path | None) -> Resolved[RunConfig | FinetuneConfig]:
     """The configuration of a training, and of a new one its files: InputError before torch is imported."""
-    from fullrank.config.recipe import resolve_any
-
-    resolved = resolve_any(config, row, scale, overrides)
+    resolved = choice.resolve()
 
     from fullrank.data.sources import check_data
     from fullrank.experiments.run_folder import default_folder
@@ -298,13 +279,12 @@ def reproduce(
     seeds: Annotated[
         str | None,
         typer.Option(
-            "--seeds",
             metavar="N",
             help="Seeds 1 to N, or a list (1,5; one alone as 26,). If not given, the paper's at paper scale, else one.",
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Folder of the runs and the report; runs/TABLE if not given.")
+        Path | None, typer.Option(help="Folder of the runs and the report; runs/TABLE if not given.")
     ] = None,
     source: Source = None,
     kernel: Kernel = "auto",
@@ -326,35 +306,22 @@ def reproduce(
     if not load(recipes[0]).rows:
         verb = "finetune" if finetuning else "train"
         raise InputError(f"{table} is a single configuration, not a table; use `fullrank {verb} {table}`")
-    chosen = chosen_rows(recipes, None if rows is None else _names(rows), of_paper=paper_rows)
-    settings, wanted = with_source(overrides, source), read_seeds(seeds)
-    for recipe, own in chosen.items():
-        _checked(recipe, own[0], scale, settings, out)
+    rows_of = chosen_rows(recipes, None if rows is None else _split_names(rows), of_paper=paper_rows)
+    wanted = read_seeds(seeds)
+    for recipe, names in rows_of.items():
+        _check(Choice(recipe, overrides, names[0], scale, source), out)
 
     from fullrank.experiments.run import cells, shared_rows
     from fullrank.experiments.run import reproduce as train_table
 
-    planned = [
-        cell
-        for one, own in chosen.items()
-        for cell in cells(
-            one, own, scale, wanted, settings, of_paper=True,
-            out=out if out is None or len(recipes) == 1 else out / Path(one).name,
-        )
-    ]  # fmt: skip
+    planned = []
+    for recipe, names in rows_of.items():
+        folder = out if out is None or len(recipes) == 1 else out / Path(recipe).name
+        settings = Choice(recipe, overrides, source=source).settings
+        planned += cells(recipe, names, scale, wanted, settings, of_paper=True, out=folder)
     if list_only:
-        shared = shared_rows(scale)
-        status: list[dict[str, Any]] = [
-            {"recipe": c.resolved.recipe, "row": c.row, "seed": c.seed, "folder": str(c.folder), "finished": c.finished,
-             "same_training": shared.get((c.resolved.recipe, c.row), [])}
-            for c in planned
-        ]  # fmt: skip
-        lines = []
-        for one in status:
-            others = f"  (one training with {', '.join(one['same_training'])})" if one["same_training"] else ""
-            state = "finished" if one["finished"] else "open"
-            lines.append(f"{state:<9} {one['row']:<16} seed {one['seed']}  {one['folder']}{others}")
-        tell(status, lines, json=json)
+        status = [_describe_cell(cell, shared_rows(scale)) for cell in planned]
+        tell(status, map(_line_of_cell, status), json=json)
         return
     train_table(
         table, planned, kernel_name=kernel, quiet=quiet or finetuning, say=silent if quiet else say,
@@ -362,14 +329,28 @@ def reproduce(
         among=[Path("runs"), *([] if out is None else [out])],
     )  # fmt: skip
     folders, parent = [cell.folder for cell in planned], planned[0].folder.parent
-    if len(chosen) > 1:
+    if len(rows_of) > 1:
         parent = out or parent.with_name(table.replace("/", "-"))
         show_report(folders, parent / "report.html", json=json, title=table, table=table)
     else:
-        show_report(folders, parent / "report.html", json=json, title=next(iter(chosen)))
+        show_report(folders, parent / "report.html", json=json, title=next(iter(rows_of)))
 
 
-def _names(text: str) -> list[str]:
+def _describe_cell(cell: Cell, shared: Mapping[tuple[str, str], list[str]]) -> dict[str, Any]:
+    """A row of a table with one seed, as JSON has it."""
+    return {
+        "recipe": cell.resolved.recipe, "row": cell.row, "seed": cell.seed, "folder": str(cell.folder),
+        "finished": cell.finished, "same_training": shared.get((cell.resolved.recipe, cell.row), []),
+    }  # fmt: skip
+
+
+def _line_of_cell(one: Mapping[str, Any]) -> str:
+    others = f"  (one training with {', '.join(one['same_training'])})" if one["same_training"] else ""
+    state = "finished" if one["finished"] else "open"
+    return f"{state:<9} {one['row']:<16} seed {one['seed']}  {one['folder']}{others}"
+
+
+def _split_names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
@@ -441,19 +422,13 @@ def _figures(record: Run, checkpoint: str) -> Iterator[str]:
     "fullrank finetune my.yaml data.name=glue/rte model.attention.mix=position_wise",
 )
 def finetune(
-    config: Config,
-    overrides: Overrides = None,
-    row: Row = None,
+    choice: Choice,
     rows: Rows = None,
-    scale: Scale = None,
     seeds: Annotated[
         str | None,
-        typer.Option("--seeds", metavar="N", help="Seeds 1 to N, or those of a list (1,5); train.seed if not given."),
+        typer.Option(metavar="N", help="Seeds 1 to N, or those of a list (1,5); train.seed if not given."),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="The run folder; of several runs, the folder they go into.")
-    ] = None,
-    source: Source = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder; of several runs, the folder they go into.")] = None,
     reuse: Reuse = None,
     kernel: Kernel = "auto",
     quiet: Quiet = False,
@@ -469,9 +444,9 @@ def finetune(
     from fullrank.experiments.run_folder import open_any
 
     progress = silent if quiet or json else say
-    folder = Path(config)
-    if _is_whole_run(folder, [overrides, row, rows, scale, seeds, out, source, reuse, kernel != "auto"]):
-        if not is_finetuning(config):
+    folder, row, scale = Path(choice.config), choice.row, choice.scale
+    if _is_whole_run(folder, [choice.settings, row, rows, scale, seeds, out, reuse, kernel != "auto"]):
+        if not is_finetuning(choice.config):
             raise InputError(
                 f"{folder}: not a run of fine-tuning, but one on {open_any(folder)[0].data.name}; see `fullrank train`"
             )
@@ -485,23 +460,22 @@ def finetune(
         return
     if row is not None and rows is not None:
         raise InputError("--row and --rows: give one of them")
-    settings = with_source(overrides, source)
-    if not is_finetuning(config, None, scale, settings):
+    if not is_finetuning(choice.config, None, scale, choice.settings):
         raise InputError(
             "data.name: fine-tuning is on a task of GLUE or SQuAD, as in data.name=glue/cola; `fullrank train` trains on texts"
         )
-    wanted = [row] if row else None if rows is None else _names(rows)
-    _checked(config, None if wanted is None or wanted == ["all"] else wanted[0], scale, settings, out)
+    wanted = [row] if row else None if rows is None else _split_names(rows)
+    _check(replace(choice, row=None if wanted is None or wanted == ["all"] else wanted[0]), out)
 
     from fullrank.experiments.run import cells, reproduce
     from fullrank.training.distributed import is_first
 
-    planned = cells(config, wanted, scale, read_seeds(seeds), settings, out=out)
+    planned = cells(choice.config, wanted, scale, read_seeds(seeds), choice.settings, out=out)
     several, among = len(planned) > 1, [] if reuse is None else [reuse]
     if out is not None and not several:
         planned = [replace(planned[0], folder=out)]
     reproduce(
-        config, planned, kernel_name=kernel, quiet=quiet or several, say=progress, among=among,
+        choice.config, planned, kernel_name=kernel, quiet=quiet or several, say=progress, among=among,
         progress=silent if progress is silent else show_progress,
     )  # fmt: skip
     folders = [cell.folder for cell in planned]

@@ -10,8 +10,21 @@ from typing import Annotated, Any
 import typer
 
 from fullrank.cli.app import verb
-from fullrank.cli.options import Checkpoint, Device, Json, Kernel, Number, Run, Seed, Split, Temperature, TopK, TopP
-from fullrank.cli.output import drop_missing, exclude, given, say, show_report, tell
+from fullrank.cli.options import (
+    Checkpoint,
+    Device,
+    Given,
+    Json,
+    Kernel,
+    Keys,
+    Number,
+    Run,
+    SamplingOptions,
+    Split,
+    name_option,
+)
+from fullrank.cli.output import drop_missing, exclude, say, show_report, tell
+from fullrank.config.run import PROTOCOL_KEYS, DynamicConfig, EvalConfig
 from fullrank.core.errors import InputError
 
 
@@ -26,47 +39,14 @@ from fullrank.core.errors import InputError
 )
 def evaluate(
     run: Run,
+    protocol: Annotated[Given, Keys(EvalConfig, (*PROTOCOL_KEYS, "batch_size"))],
+    search: Annotated[Given, Keys(EvalConfig, ("beams", "length_penalty"))],
+    steps: Annotated[Given, Keys(DynamicConfig, prefix="dynamic_")],
     split: Split = "test",
-    text: Annotated[
-        Path | None, typer.Option("--text", metavar="FILE", help="Any text in place of a split of the run.")
-    ] = None,
-    segment_length: Annotated[int | None, Number("--segment-length", help="Tokens read at a time.")] = None,
-    batch_size: Annotated[
-        int | None, Number("--batch-size", help="Blocks or windows at a time; with memory, streams.")
-    ] = None,
-    context: Annotated[
-        int | None, Number("--context", min=0, help="Slide: tokens that each window reads again, unscored.")
-    ] = None,
-    stride: Annotated[
-        int | None, Number("--stride", help="Slide: tokens each window scores; the segment less --context.")
-    ] = None,
-    memory_length: Annotated[
-        int | None, Number("--memory-length", min=0, help="Tokens that every layer remembers; 0: blocks.")
-    ] = None,
-    same_length: Annotated[
-        bool | None,
-        typer.Option("--same-length/--no-same-length", help="Every query sees as many keys as the memory has tokens."),
-    ] = None,
-    clamp_length: Annotated[int | None, Number("--clamp-length", help="Longer distances count as this one.")] = None,
-    temperature: Annotated[
-        str | None, typer.Option("--temperature", help="Divides the logits; valid: chosen on the validation text.")
-    ] = None,
+    text: Annotated[Path | None, typer.Option(metavar="FILE", help="Any text in place of a split of the run.")] = None,
     dynamic: Annotated[
         bool, typer.Option("--dynamic", help="Dynamic evaluation, too: every segment is scored, then learned.")
     ] = False,
-    dynamic_rate: Annotated[
-        float | None,
-        typer.Option(
-            "--dynamic-rate", help="Size of its steps; of those of eval.dynamic the best on valid if not given."
-        ),
-    ] = None,
-    dynamic_decay: Annotated[
-        float | None, typer.Option("--dynamic-decay", help="Share of the way back to the trained parameters; likewise.")
-    ] = None,
-    beam: Annotated[int | None, Number("--beam", help="Translation: width of the beam; 1 is greedy.")] = None,
-    length_penalty: Annotated[
-        float | None, typer.Option("--length-penalty", help="Translation: beam score / length ** this.")
-    ] = None,
     checkpoint: Checkpoint = "best",
     device: Device = "auto",
     kernel: Kernel = "auto",
@@ -76,7 +56,6 @@ def evaluate(
 
     For a masked language model: perplexity and accuracy at masked tokens.
     """
-    from fullrank.config.run import DynamicConfig
     from fullrank.experiments.run_folder import open_run
 
     config = open_run(run)[0]
@@ -86,11 +65,6 @@ def evaluate(
     from fullrank.evaluation.perplexity import Flags
     from fullrank.experiments.run import evaluate as measure
 
-    protocol = {
-        "segment_length": segment_length, "batch_size": batch_size, "context": context, "stride": stride,
-        "memory_length": memory_length, "same_length": same_length, "clamp_length": clamp_length, "temperature": temperature,
-    }  # fmt: skip
-    steps = drop_missing({"rate": dynamic_rate, "decay": dynamic_decay})
     if steps and not dynamic:
         raise InputError("--dynamic-rate, --dynamic-decay: of dynamic evaluation; give --dynamic too")
     if dynamic and (config.task != "language_model" or config.model.sees_future):
@@ -98,24 +72,20 @@ def evaluate(
             f"--dynamic: for models that predict the next token of a text, and {run} is none; leave it out"
         )
     if text is not None and (config.translates or dynamic):
-        given_too = "--dynamic" if dynamic else f"{run}, which translates sentences"
-        raise InputError(f"--text: one text for a language model as it was trained, given {given_too}; leave one out")
-    of_search = {"--beam": beam, "--length-penalty": length_penalty}
-    of_segments = {f"--{key.replace('_', '-')}": value for key, value in protocol.items()}
-    if not config.translates and (wrong := given(of_search)):
-        raise InputError(f"{wrong}: {run} is no translation run, and has nothing to search for; leave it out")
-    if config.translates and (wrong := given(of_segments)):
-        raise InputError(
-            f"{wrong}: how a running text is read, and {run} translates sentences; its options are --beam and --length-penalty"
-        )
+        excluded = "--dynamic" if dynamic else f"{run}, which translates sentences"
+        raise InputError(f"--text: one text for a language model as it was trained, given {excluded}; leave one out")
+    wrong, what = (protocol, "translates sentences") if config.translates else (search, "translates nothing")
+    if wrong:
+        names = ", ".join(map(name_option, wrong))
+        raise InputError(f"{names}: {run} {what}, and has no such setting; leave it out")
     figures = measure(
         run,
         split,
         text=text,
         checkpoint=checkpoint,
-        flags=Flags(**protocol),  # type: ignore[arg-type]  # read by its section
+        flags=Flags(**protocol),
         dynamic=replace(config.eval.dynamic or DynamicConfig(), **steps) if dynamic else None,
-        search=drop_missing({"beams": beam, "length_penalty": length_penalty}),
+        search=search,
         device_name=device,
         kernel_name=kernel,
         say=say,
@@ -173,37 +143,27 @@ def _figure_lines(figures: Mapping[str, Any], first: str, *, masked: bool = Fals
 )
 def generate(
     run: Run,
-    prompt: Annotated[str, typer.Option("--prompt", help="The text to continue.")] = "",
-    max_new_tokens: Annotated[int, Number("--max-new-tokens", help="Number of new tokens.")] = 100,
-    temperature: Temperature = None,
-    top_k: TopK = None,
-    top_p: TopP = None,
+    sampling: SamplingOptions,
+    search: Annotated[Given, Keys(EvalConfig, ("beams", "length_penalty"))],
+    memory: Annotated[Given, Keys(EvalConfig, ("memory_length",))],
+    prompt: Annotated[str, typer.Option(help="The text to continue.")] = "",
+    max_new_tokens: Annotated[int, Number(help="Number of new tokens.")] = 100,
     greedy: Annotated[bool, typer.Option("--greedy", help="Always the likeliest token.")] = False,
-    beam: Annotated[int | None, Number("--beam", help="Beam search of this width.")] = None,
-    length_penalty: Annotated[
-        float | None, typer.Option("--length-penalty", help="Beam score / length ** this; 1 if not given.")
-    ] = None,
-    seed: Seed = None,
     number: Annotated[int, Number("--number", "-n", help="Number of texts.")] = 1,
-    stop: Annotated[
-        bool, typer.Option("--stop/--no-stop", help="Stop at the end of the line or text (<eos>).")
-    ] = False,
-    memory_length: Annotated[
-        int | None, Number("--memory-length", min=0, help="Tokens remembered, 0: all of them; as trained if not given.")
-    ] = None,
+    stop: Annotated[bool, typer.Option("--stop", help="Stop at the end of the line or text (<eos>).")] = False,
     checkpoint: Checkpoint = "best",
     device: Device = "auto",
     kernel: Kernel = "auto",
     json: Json = False,
 ) -> None:
     """Continue a prompt by sampling or beam search."""
-    drawing = {"--temperature": temperature, "--top-k": top_k, "--top-p": top_p}
-    if beam is not None:
-        exclude("--beam", "searches", {**drawing, "--greedy": greedy or None, "--seed": seed})
-    elif length_penalty is not None:
+    drawing = drop_missing(vars(sampling)) | ({"greedy": True} if greedy else {})
+    if "beams" in search:
+        exclude("--beam", "searches", drawing)
+    elif search:
         raise InputError("--length-penalty is of beam search: give --beam too, or leave it out")
     if greedy:
-        exclude("--greedy", "always takes the likeliest token", drawing)
+        exclude("--greedy", "always takes the likeliest token", drawing.keys() - {"greedy", "seed"})
         if number > 1:
             raise InputError(f"--greedy writes the same text every time: --number must be 1, given {number}")
 
@@ -213,18 +173,15 @@ def generate(
 
     from fullrank.experiments.generation import write
 
-    drawing_or_search = {
-        "temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed, "greedy": greedy or None, "beams": beam,
-        "length_penalty": length_penalty,
-    }  # fmt: skip
     content = write(
         run,
         prompt,
-        **drop_missing(drawing_or_search),
+        **drawing,
+        **search,
+        **memory,
         max_new_tokens=max_new_tokens,
         number=number,
         stop=stop,
-        memory_length=memory_length,
         checkpoint=checkpoint,
         device_name=device,
         kernel_name=kernel,
@@ -236,8 +193,8 @@ def generate(
 @verb("fullrank report runs/demo/* --out comparison.html")
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="DIR", help="Run folders.")],
-    out: Annotated[Path | None, typer.Option("--out", help="The page; report.html in the only run, or here.")] = None,
-    title: Annotated[str | None, typer.Option("--title", help="Headline of the page.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The page; report.html in the only run, or here.")] = None,
+    title: Annotated[str | None, typer.Option(help="Headline of the page.")] = None,
     json: Json = False,
 ) -> None:
     """Write one self-contained HTML page: table, curves, differences between the runs, environment.
@@ -257,12 +214,8 @@ def report(
 @verb("fullrank average runs/mine --last 5", "fullrank eval runs/mine --checkpoint average")
 def average(
     run: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder, trained with train.keep_checkpoints.")],
-    last: Annotated[
-        int | None, Number("--last", help="Number of kept checkpoints, the newest ones; all if not given.")
-    ] = None,
-    out: Annotated[
-        str, typer.Option("--out", metavar="NAME", help="Name for --checkpoint: DIR/checkpoints/NAME.")
-    ] = "average",
+    last: Annotated[int | None, Number(help="Number of kept checkpoints, the newest ones; all if not given.")] = None,
+    out: Annotated[str, typer.Option(metavar="NAME", help="Name for --checkpoint: DIR/checkpoints/NAME.")] = "average",
     json: Json = False,
 ) -> None:
     """Average the weights of a run's last kept checkpoints (train.keep_checkpoints), for `--checkpoint average`."""

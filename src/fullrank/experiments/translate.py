@@ -1,4 +1,4 @@
-"""Translating: sentences as ids to their best translations, lines of text by a run, and what a translation attends to."""
+"""Translating: sentences as ids to their best translations, and lines of text by a run."""
 
 from __future__ import annotations
 
@@ -7,17 +7,13 @@ import math
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from fullrank.config.run import EvalConfig, RunConfig
-from fullrank.core.attention import WeightedValues
 from fullrank.core.errors import InputError
-from fullrank.core.trace import LayerTrace, Trace
 from fullrank.core.translator import Translator
 from fullrank.data import Language, load_language
 from fullrank.data.pair_batches import padded
@@ -26,7 +22,6 @@ from fullrank.decoding.sample import evaluating
 from fullrank.experiments.measure import batches_by_length
 from fullrank.experiments.run_folder import open_run
 from fullrank.kernels import kernel
-from fullrank.records import HeatMap, Record
 from fullrank.training.device import choose_device, device_of
 
 SOURCE, TARGET = "tokenizer/source", "tokenizer/target"  # the languages in a run folder
@@ -268,72 +263,3 @@ class LineTranslator:
                 "translated"
             )
         return ids[:most]
-
-
-# -- what a translation attends to -------------------------------------------------------------------------------------
-
-_SPACE = "\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}"  # how byte-level BPE begins a word
-_WORD = "\N{LOWER ONE EIGHTH BLOCK}"  # and how that is shown
-
-
-CROSS_ATTENTION = HeatMap(
-    "source", "written", "weight", ("part",), title="Cross-attention",
-    subtitle="rows: tokens written, columns: tokens of the source; weights after mixing",
-)  # fmt: skip
-
-
-def cross_attention(
-    translator: LineTranslator, line: str, translation: Translation, layer: int | None = None
-) -> list[Record]:
-    """The cross-attention of a translation of `line`: of each layer the mean over its heads, or all heads of `layer`.
-
-    The weights are those that multiply the values, after mixing, in one pass over the whole translation. A row belongs to the
-    token that the model wrote there, <eos> last; its query is made of the tokens before it.
-    Raises InputError for a layer that the model does not have, an empty line, and multi-linear cross-attention.
-    """
-    model = translator.model
-    attends = [block.cross_attention.attend for block in model.decoder.blocks]
-    if not all(hasattr(attend, "mix") for attend in attends):
-        raise InputError(
-            "--attention: the cross-attention of this run is multi-linear, which has no attention weights to draw; it needs "
-            "model.decoder.cross.kind: weighted"
-        )
-    if layer is not None and layer >= len(attends):
-        raise InputError(
-            f"--attention-layer: from 0 to {len(attends) - 1} (the decoder has {len(attends)} layers), given {layer}"
-        )
-    ids = translator.encoded(line)
-    if not ids:
-        raise InputError("an empty line has no attention; give a sentence")
-    source, target = [*ids, translator.source.eos_id], [*translation.ids, translator.target.eos_id]
-    traces = cross_weights(model, source, [translator.target.eos_id, *translation.ids][: model.max_length])
-    if layer is None:
-        parts = {f"layer {number}": trace.mixed[0].mean(0) for number, trace in enumerate(traces)}
-    else:
-        heads = traces[layer].mixed[0]
-        parts = {"mean": heads.mean(0)} | {f"head {number}": head for number, head in enumerate(heads)}
-    columns = [f"{number} {shown(translator.source, token)}" for number, token in enumerate(source)]
-    rows = [f"{number} {shown(translator.target, token)}" for number, token in enumerate(target)]
-    return [
-        Record({"part": part, "written": rows[row], "source": columns[column]}, "weight", weight)
-        for part, weights in parts.items()
-        for (row, column), weight in np.ndenumerate(weights.cpu().numpy())
-    ]
-
-
-def cross_weights(model: Translator, source: list[int], target: list[int]) -> list[LayerTrace]:
-    """The trace of each decoder layer's cross-attention: weights (1, H, N, M) of target inputs and source, <eos> included."""
-    device, trace = device_of(model), Trace()
-    with torch.no_grad():
-        model.hidden(torch.tensor([source], device=device), torch.tensor([target], device=device), trace=trace)
-    # a layer of self-attention comes before each of them, if it has weights
-    ends = [*accumulate(1 + isinstance(block.attention.attend, WeightedValues) for block in model.decoder.blocks)]
-    return [trace.layers[end - 1 - ends[-1]] for end in ends]
-
-
-def shown(language: Language, token: int) -> str:
-    """A piece in readable form: the beginning of a word is a low line."""
-    piece = language.entries[token]
-    if token == language.eos_id or language.segmenter.kind != "byte_bpe":
-        return piece
-    return _WORD * piece.startswith(_SPACE) + language.segmenter.join([piece])
