@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from fullrank.config.load import flatten, lay, read_yaml, undotted
+from fullrank.config.load import flatten, lay, merge, read_yaml
 from fullrank.config.recipe import resolve_any
 from fullrank.evaluation.statistics import Interval, deviation_change, deviation_interval
 from research import build
@@ -77,7 +77,7 @@ class Claim:
 
     def settings_of(self, arm: Mapping[str, Any]) -> list[str]:
         """The settings of one side as `key=value`."""
-        settings = flatten(lay(undotted(self.set), arm.get("set") or {}))
+        settings = flatten(lay(merge({}, self.set), arm.get("set") or {}))
         return [f"{key}={json.dumps(value)}" for key, value in settings.items()]
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from fullrank.config.finetune import FinetuneConfig
-from fullrank.config.load import flatten, lay, read_yaml, undotted
+from fullrank.config.load import flatten, lay, merge, read_yaml
 from fullrank.config.recipe import chosen_rows, resolve_any, tables
 from fullrank.core.errors import FullRankError, InputError
 from fullrank.experiments.run_folder import default_folder
@@ -72,7 +72,7 @@ def read_plan(path: Path) -> list[Entry]:
     content = read_yaml(path)
     if set(content) - {"set", "trainings"} or not content.get("trainings"):
         raise InputError(f"{path}: keys are set and trainings, and at least one training; given {', '.join(content)}")
-    below = undotted(content.get("set") or {})
+    below = merge({}, content.get("set") or {})
     entries = [build(Entry, entry, str(path)) for entry in content["trainings"]]
     return [Entry(**{**vars(entry), "set": flatten(lay(below, entry.set))}) for entry in entries]
 

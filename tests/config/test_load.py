@@ -14,8 +14,6 @@ from fullrank.config.load import (
     merge,
     parse_yaml,
     read_yaml,
-    set_dotted,
-    undotted,
 )
 from fullrank.config.recipe import parse
 from fullrank.core.config import ModelConfig
@@ -81,7 +79,7 @@ def test_names_of_other_libraries_and_of_the_papers(setting: str, ours: str) -> 
     """The line names our key, or the setting that is meant, as `key=value` and in YAML; it lists no others."""
     for raw in (apply_overrides({}, [setting]), parse_yaml(": ".join(setting.split("=")), "here")):
         with pytest.raises(ConfigError) as caught:
-            build(undotted(raw))
+            build(merge({}, raw))
         (line,) = caught.value.problems
         assert line.partition("did you mean ")[2].startswith(f"'{ours}'")
         assert len(line) < 170
@@ -307,7 +305,7 @@ def test_merging_and_flattening() -> None:
     assert merge(base, {"a": {"y": {"w": 4}}, "b": {"c": 5}}) == {"a": {"x": 1, "y": {"z": 2, "w": 4}}, "b": {"c": 5}}
     assert base == {"a": {"x": 1, "y": {"z": 2}}, "b": 3}
     assert flatten(base) == {"a.x": 1, "a.y.z": 2, "b": 3}
-    assert set_dotted({}, "a.b.c", 1) == {"a": {"b": {"c": 1}}}
+    assert merge({}, {"a.b.c": 1}) == {"a": {"b": {"c": 1}}}
 
 
 def test_a_model_section_alone() -> None:

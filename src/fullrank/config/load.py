@@ -5,7 +5,6 @@ Every fault is found in one pass and named with its full key; an unknown key sug
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Hashable, Iterable, Mapping
 from pathlib import Path
@@ -51,33 +50,11 @@ _UniqueKeys.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _map
 def parse_yaml(text: str, origin: str) -> Any:
     """YAML text as plain objects; InputError names `origin` and the place of a syntax error."""
     try:
-        loader = _UniqueKeys(text)
-        node = loader.get_single_node()
-        if node is not None and _size(node, {}) > _MOST_VALUES:  # before anything is made of a bomb of aliases
-            raise ValueError(f"it stands for more than {_MOST_VALUES:,} values")
-        return None if node is None else loader.construct_document(node)
+        return yaml.load(text, _UniqueKeys)
     except RecursionError:
         raise InputError(f"{origin}: not valid YAML: brackets inside brackets without end") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a day 30 of February, endless digits
         raise InputError(f"{origin}: not valid YAML: {' '.join(str(error).split())}") from error
-
-
-_MOST_VALUES = 100_000
-
-
-def _size(node: yaml.Node, known: dict[int, int]) -> int:
-    """The number of values that a node stands for, each alias counted as what it repeats; one inside itself is endless."""
-    if (size := known.get(id(node))) is None:
-        known[id(node)] = _MOST_VALUES + 1
-        if isinstance(node, yaml.ScalarNode):
-            size = 1
-            if "\0" in node.value:
-                raise ValueError("a text holds the character NUL")
-        else:
-            inner = itertools.chain.from_iterable(node.value) if isinstance(node, yaml.MappingNode) else node.value
-            size = 1 + sum(_size(child, known) for child in inner)
-        known[id(node)] = size
-    return size
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -93,47 +70,40 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` laid on `base`: mappings merge key by key, anything else replaces."""
+    """`over` laid on `base`: mappings merge key by key, a dotted key is one inside, anything else replaces.
+
+    A bare stage name on the way to a dotted key becomes `{name: ...}`.
+    """
     merged = dict(base)
     for key, value in over.items():
-        old = merged.get(key)
-        merged[key] = merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+        head, _, rest = key.partition(".") if isinstance(key, str) else (key, "", "")
+        inner = {rest: value} if rest else value
+        if isinstance(inner, Mapping):
+            old = merged.get(head)
+            stage = {"name": old} if rest and isinstance(old, str) else old
+            inner = merge(stage if isinstance(stage, Mapping) else {}, inner)
+        merged[head] = inner
     return merged
-
-
-def set_dotted(raw: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
-    """A copy of `raw` with `a.b.c` set; a bare stage name on the way becomes `{name: ...}`."""
-    head, _, rest = key.partition(".")
-    copy = dict(raw)
-    if not rest:
-        copy[head] = value
-        return copy
-    inner = copy.get(head)
-    if isinstance(inner, str):
-        inner = {"name": inner}
-    copy[head] = set_dotted(dict(inner) if isinstance(inner, Mapping) else {}, rest, value)
-    return copy
 
 
 _ENDS = ("steps", "epochs", "tokens", "budget")  # of training: exactly one of them counts
 
 
 def lay(raw: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` (nested or dotted keys) laid on `raw`; a new end of training replaces the old one instead of adding to it.
+    """`over` merged into `raw`; a new end of training replaces the old one instead of adding to it.
 
     On a budget, an end is another amount of it: what the rules of a budget decide is left to them.
     """
-    merged = undotted(over, raw)
-    train, before = undotted(over).get("train"), undotted(raw).get("train")
-    given = [end for end in _ENDS if isinstance(train, Mapping) and end in train]
-    if given and isinstance(merged.get("train"), dict):
-        kept = {k: v for k, v in merged["train"].items() if k not in _ENDS}
-        ends = {end: merged["train"][end] for end in given}
-        amount = next(iter(ends.values()))
-        if isinstance(before, Mapping) and before.get("budget") and len(ends) == 1 and amount is not None:
-            ends = {"budget": amount if "budget" in ends else f"{amount} {given[0]}"}
-        merged["train"] = kept | ends
-    return merged
+    before, merged = raw.get("train"), merge(raw, over)
+    new = merge({}, over).get("train")
+    ends = {end: new[end] for end in _ENDS if end in new} if isinstance(new, Mapping) else {}
+    if not ends:
+        return merged
+    (name, amount), *others = ends.items()
+    if isinstance(before, Mapping) and before.get("budget") and not others and amount is not None:
+        ends = {"budget": amount if name == "budget" else f"{amount} {name}"}
+    kept = {key: value for key, value in merged["train"].items() if key not in _ENDS}
+    return {**merged, "train": kept | ends}
 
 
 def sized(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,17 +117,8 @@ def sized(raw: Mapping[str, Any]) -> dict[str, Any]:
     return {**raw, "model": {**SIZES[model["size"]], **stated}}
 
 
-def undotted(raw: Mapping[str, Any], base: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Dotted keys as nested mappings, laid on `base`."""
-    nested = dict(base or {})
-    for key, value in raw.items():
-        dotted = isinstance(key, str) and "." in key
-        nested = set_dotted(nested, key, value) if dotted else merge(nested, {key: value})
-    return nested
-
-
 def apply_overrides(raw: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """`raw` with `key=value` texts applied; values are read as YAML (`true`, `1e-3`, `[0.9, 0.98]`)."""
+    """`raw` with `key=value` texts laid on it; values are read as YAML (`true`, `1e-3`, `[0.9, 0.98]`)."""
     over: dict[str, Any] = {}
     for text in overrides:
         key, equals, value = text.partition("=")
@@ -175,11 +136,12 @@ def build_any(raw: Mapping[str, Any]) -> RunConfig | FinetuneConfig:
 
 def build(raw: Mapping[str, Any]) -> RunConfig:
     """The checked configuration of a run that trains a model of ours; InputError for one of fine-tuning."""
-    if finetunes(raw):
+    config = build_any(raw)
+    if isinstance(config, FinetuneConfig):
         raise InputError(
-            f"data.name: {raw['data']['name']} is a task on which a pretrained encoder is fine-tuned; use `fullrank finetune`"
+            f"data.name: {config.data.name} is a task on which a pretrained encoder is fine-tuned; use `fullrank finetune`"
         )
-    return RunConfig.from_dict(raw)
+    return config
 
 
 def to_yaml(config: Section) -> str:

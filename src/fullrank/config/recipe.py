@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, get_args
 
 from fullrank.config.finetune import FinetuneConfig, finetunes
-from fullrank.config.load import apply_overrides, build, build_any, lay, parse_yaml, read_yaml, sized, undotted
+from fullrank.config.load import apply_overrides, build, build_any, lay, merge, parse_yaml, read_yaml, sized
 from fullrank.config.run import RunConfig
 from fullrank.core.errors import InputError, suggest
 from fullrank.core.section import Count, CountOrZero, Section, key
@@ -69,9 +69,7 @@ class Resolved(Generic[Config]):
     row: str | None = None
     scale: str | None = None
     paper: Mapping[str, Any] | None = None
-    stated: Mapping[str, Any] | None = (
-        None  # settings as they were given, of which `train.budget` makes a configuration
-    )
+    stated: Mapping[str, Any] | None = None  # settings as they were given, which the rules of a budget complete
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,17 +121,17 @@ def parse(name: str, raw: Mapping[str, Any], folder: Path | None = None, below: 
     if "rows" not in raw:
         if "extends" in raw:
             raise InputError(f"{name}: `extends` belongs to a recipe; name its `rows`")
-        return Recipe(name, name, "", undotted(raw), {}, {})
+        return Recipe(name, name, "", merge({}, raw), {}, {})
     file = RecipeFile.of_file(raw, name)
     if not file.rows:
         raise InputError(f"{name}: `rows` names no row; name one, or leave `rows` out for a single configuration")
-    base, paper, seeds = file.base or {}, file.paper or "", file.seeds
-    scales: dict[str, Settings] = {scale: settings or {} for scale, settings in (file.scales or {}).items()}
+    base, paper, seeds = merge({}, file.base or {}), file.paper or "", file.seeds
+    scales: dict[str, Settings] = {scale: merge({}, settings or {}) for scale, settings in (file.scales or {}).items()}
     if file.extends is not None:
         parent = _extended(name, file.extends, folder, (*below, name))
-        base = lay(undotted(parent.base), base)
+        base = lay(parent.base, base)
         scales = {
-            scale: lay(undotted(parent.scales.get(scale, {})), scales.get(scale, {}))
+            scale: lay(parent.scales.get(scale, {}), scales.get(scale, {}))
             for scale in SCALES
             if scale in parent.scales or scale in scales
         }
@@ -246,39 +244,43 @@ def resolve_any(
 
     By default the only or first row, at `paper` scale. `config.task` tells what the run does.
     """
-    settings = _settings(name, row, scale, overrides)
-    return replace(settings, config=build_any(settings.config), stated=settings.config)
+    return _resolve(name, row, scale, overrides, build_any)
 
 
 def resolve(
     name: str, row: str | None = None, scale: str | None = None, overrides: Iterable[str] = ()
 ) -> Resolved[RunConfig]:
     """The checked configuration of one row that trains a model of ours; InputError for a recipe of fine-tuning."""
-    settings = _settings(name, row, scale, overrides)
-    return replace(settings, config=build(settings.config), stated=settings.config)
+    return _resolve(name, row, scale, overrides, build)
 
 
 def is_finetuning(name: str, row: str | None = None, scale: str | None = None, overrides: Iterable[str] = ()) -> bool:
     """True for a configuration of fine-tuning, by `data.name`; nothing else of it is checked."""
-    return finetunes(_settings(name, row, scale, overrides).config)
+    return _resolve(name, row, scale, overrides, finetunes).config
 
 
-def _settings(name: str, row: str | None, scale: str | None, overrides: Iterable[str]) -> Resolved[Any]:
-    """The settings of one row at one scale as a plain mapping, not checked yet."""
+def _resolve(
+    name: str, row: str | None, scale: str | None, overrides: Iterable[str], read: Callable[[Settings], Any]
+) -> Resolved[Any]:
+    """What `read` makes of the settings of one row at one scale: file, then scale, row and overrides laid on it."""
     recipe = load(name)
-    raw = undotted(recipe.base)
-    if not recipe.rows:
-        for kind, chosen in (("row", row), ("scale", scale)):
-            if chosen is not None:
-                raise InputError(f"{name} is a single configuration; it has no {kind} '{chosen}'")
-        return Resolved(sized(apply_overrides(raw, overrides)), name)
-    row = row or next(iter(recipe.rows))
-    if row not in recipe.rows:
-        raise InputError(f"{name} has no row '{row}'; {suggest(row, recipe.rows, whole=True)}")
-    scale = scale or next((s for s in SCALES if s in recipe.scales), "paper")
-    if recipe.scales and scale not in recipe.scales:
-        raise InputError(f"{name} has no scale '{scale}'; scales: {', '.join(recipe.scales)}")
-    content = recipe.rows[row]
-    for settings in (recipe.scales.get(scale), content.get("set"), (content.get("scales") or {}).get(scale)):
-        raw = lay(raw, settings or {})
-    return Resolved(sized(apply_overrides(raw, overrides)), name, row, scale, content.get("paper"))
+    layers: list[Mapping[str, Any] | None] = []
+    paper = None
+    if recipe.rows:
+        row = row or next(iter(recipe.rows))
+        if row not in recipe.rows:
+            raise InputError(f"{name} has no row '{row}'; {suggest(row, recipe.rows, whole=True)}")
+        scale = scale or next((s for s in SCALES if s in recipe.scales), "paper")
+        if recipe.scales and scale not in recipe.scales:
+            raise InputError(f"{name} has no scale '{scale}'; scales: {', '.join(recipe.scales)}")
+        content = recipe.rows[row]
+        paper = content.get("paper")
+        layers = [recipe.scales.get(scale), content.get("set"), (content.get("scales") or {}).get(scale)]
+    elif row is not None or scale is not None:
+        missing = f"scale '{scale}'" if row is None else f"row '{row}'"
+        raise InputError(f"{name} is a single configuration; it has no {missing}")
+    settings = dict(recipe.base)
+    for layer in layers:
+        settings = lay(settings, layer or {})
+    settings = sized(apply_overrides(settings, overrides))
+    return Resolved(read(settings), name, row, scale, paper, settings)
