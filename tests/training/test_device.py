@@ -148,9 +148,9 @@ def test_the_loop_marks_every_batch(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 def test_what_cannot_be_recorded_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"train.cuda_graphs: .*set train.compile: true"):
+    with pytest.raises(InputError, match=r"train.cuda_graphs: .*set train.compile"):
         TrainConfig(steps=1, cuda_graphs=True)
-    with pytest.raises(InputError, match=r"train.gradient_accumulation_steps: 1, given 2"):
+    with pytest.raises(InputError, match=r"train.gradient_accumulation_steps: 1"):
         TrainConfig(steps=1, compile=True, cuda_graphs=True, gradient_accumulation_steps=2)
     phases = [PhaseConfig(name="skipping", skip="linear", steps=3), PhaseConfig(name="all", steps=3)]
     with pytest.raises(InputError, match=r"train.phases.skipping.skip is 'linear', allowed is 'none'"):

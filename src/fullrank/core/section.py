@@ -486,10 +486,11 @@ def _needs_in(section: Section, prefix: str) -> Iterator[tuple[str, Any, Need]]:
 
 
 def _describe_unmet(need: Need, target: str, value: Any, other: Any, decided_by: str | None) -> str:
+    given = "this section" if isinstance(value, Section) else repr(value)
     if not need.sign:
-        return f"{need.describe(target)}, given {value!r}; set {target}"
+        return f"{need.describe(target)}, given {given}; set {target}"
     words = need.describe(target) if decided_by is None else need.describe("")
-    return f"{words}, given {value!r} with '{_word(other)}'; leave it out or change {decided_by or target}"
+    return f"{words}, given {given} with '{_word(other)}'; leave it out or change {decided_by or target}"
 
 
 def _plain(value: Any) -> Any:
