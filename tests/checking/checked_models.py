@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 import fullrank as fr
-from fullrank.checking import Finding
+from fullrank.checking import Finding, run_guarded
 from fullrank.checking.opening import subject_of
 from fullrank.checking.subject import Subject
 
@@ -39,3 +39,8 @@ def off(finding: Finding) -> bool:
     """It fails by its figure, and not because something could not be run."""
     assert finding.difference is not None, finding
     return finding.verdict == "fails"
+
+
+def run(check: Any, subject: Subject, *args: Any, **options: Any) -> Finding:
+    """The finding of a check, also of one that does not apply."""
+    return run_guarded(lambda subject: check(subject, *args, **options), subject)

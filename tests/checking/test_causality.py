@@ -8,6 +8,7 @@ from typing import Any
 import leaky_models as leaky
 import pytest
 import torch
+from checked_models import run
 from torch import Tensor, nn
 
 import fullrank as fr
@@ -27,9 +28,9 @@ def verdicts(model: nn.Module) -> tuple[dict[str, str], dict[str, tuple[str, ...
     outcome = {}
     for training in (False, True):
         when = "training" if training else "evaluation"
-        outcome[f"by perturbation, {when}"] = by_perturbation(subject, CodePath("", training))
-        outcome[f"by gradient, {when}"] = by_gradient(subject, training=training)
-    outcome["with padding"] = by_perturbation(subject, CodePath("", padding="right"))
+        outcome[f"by perturbation, {when}"] = run(by_perturbation, subject, CodePath("", training))
+        outcome[f"by gradient, {when}"] = run(by_gradient, subject, training=training)
+    outcome["with padding"] = run(by_perturbation, subject, CodePath("", padding="right"))
     return {way: f.verdict for way, f in outcome.items()}, {
         w: f.layers for w, f in outcome.items() if f.verdict == "fails"
     }
@@ -125,7 +126,7 @@ def test_leaks_are_found_and_the_layer_is_named(kind: str) -> None:
 
 def test_every_layer_that_leaks_is_named() -> None:
     model = leaky.Model({0: leaky.Convolution(ahead=True), 2: leaky.Attention(leaky.everything)})
-    outcome = by_perturbation(subject_of(model), CodePath(""))
+    outcome = run(by_perturbation, subject_of(model), CodePath(""))
     assert outcome.layers == ("blocks.0.attention.taps", "blocks.2.attention")
 
 
@@ -155,9 +156,9 @@ def test_one_token_ahead_at_any_position() -> None:
             return out
 
     for place in (1, 7, 16):
-        outcome = by_perturbation(subject_of(leaky.Model({1: Somewhere(place)})), CodePath(""))
+        outcome = run(by_perturbation, subject_of(leaky.Model({1: Somewhere(place)})), CodePath(""))
         assert (outcome.verdict, outcome.layers) == ("fails", ("blocks.1.attention",))
-        assert f"token {place} (from 0)" in outcome.remark
+        assert f"see tokens from {place} on" in outcome.remark
 
 
 def test_positions_that_are_looked_at() -> None:
@@ -189,7 +190,7 @@ def test_passes_that_differ_by_themselves_fail() -> None:
             self.calls += 1
             return super().forward(input_ids) * self.calls
 
-    outcome = by_perturbation(subject_of(Counting()), CodePath(""))
+    outcome = run(by_perturbation, subject_of(Counting()), CodePath(""))
     assert outcome.verdict == "fails"
     assert "two passes over the same tokens differ" in outcome.remark
 
@@ -248,7 +249,7 @@ def test_fp32_constants_are_checked_in_fp32() -> None:
 
     subject = subject_of(Single())
     assert subject.dtype == torch.float32
-    assert by_perturbation(subject, CodePath("")).verdict == "passes"
+    assert run(by_perturbation, subject, CodePath("")).verdict == "passes"
 
 
 # -- the last position --------------------------------------------------------------------------------------------------

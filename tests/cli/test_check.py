@@ -31,9 +31,9 @@ CHECKS = [
     "future, by perturbation, after a cache", "future, by perturbation, training, gradients on, other seeds",
     "future, prefix = whole", "future, by gradient, evaluation", "future, by gradient, training",
     "rows of a batch are independent", "rows of a batch are independent, training", "padding changes nothing",
-    "incremental decoding = one pass", "evaluation is deterministic", "saved and loaded: same numbers",
+    "incremental decoding = one pass",
     "starts as plain attention", "kernels = reference, fp64", "kernels = reference, fp32", "memory in segments = one pass",
-    "probabilities sum to one", "future, after training on random tokens",
+    "future, after training on random tokens",
 ]  # fmt: skip
 
 Called = Callable[..., tuple[object, str, str]]
@@ -75,7 +75,7 @@ def test_the_table(called: Called, tmp_path: Path) -> None:
     for check in CHECKS:
         assert out.count(f"\n {check}  ") == 1
     headline = " ".join(out.split()).rpartition("No leak found ")[2]
-    assert headline.endswith("in texts of 67 and 64 tokens, 3 rows and one; 27 checks pass, 1 are not applicable.")
+    assert headline.endswith("in texts of 67 and 64 tokens, 3 rows and one; 24 checks pass, 1 are not applicable.")
     assert "made small" not in out  # it is small
     assert "vocabulary 30, float64" in out
     assert "memory in segments = one pass: model.memory_length is 0" in out
@@ -269,7 +269,6 @@ def test_a_recipe_of_translation_is_made_small_and_passes(called: Called) -> Non
     verdicts = {one["check"]: one["verdict"] for one in found["checks"]}
     assert verdicts.pop("memory in segments = one pass") == "not applicable"
     assert set(verdicts.values()) == {"passes"}
-    assert "the whole source is seen" in verdicts
     assert "starts as plain attention" in verdicts
     assert found["source"] == "a translation model of fullrank"
     assert (found["vocab_size"], found["row"]) == (32, "h4-b")

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullrank.checking.agreement import decoding, determinism, packing, padding, prefixes, saving
+from fullrank.checking.agreement import decoding, packing, padding, prefixes
 from fullrank.checking.causality import by_gradient, by_perturbation, independent_rows
-from fullrank.checking.definition import kernels, memory, plain_start, probabilities, whole_source
 from fullrank.checking.learnt import last_position, on_random_tokens
 from fullrank.checking.opening import subject_of
 from fullrank.checking.paths import MODES, CannotRun, list_paths
@@ -33,17 +32,10 @@ _SOURCES = {
 }
 _SEGMENTS = 512  # of a text, for the last-position test
 Check = Callable[[Subject], Finding]
-_DEFINITION: dict[str, Check] = {  # of models that are made of our parts, with short texts
-    "starts as plain attention": plain_start,
-    "kernels = reference, fp64": partial(kernels, precision="fp64"),
-    "kernels = reference, fp32": partial(kernels, precision="fp32"),
-    "memory in segments = one pass": memory,
-    "probabilities sum to one": probabilities,
-}
 _OTHER_LENGTHS = (padding, decoding, on_random_tokens, prefixes)  # checks that read texts of other lengths
 
 
-def checks_of(subject: Subject, segments: Tensor | None = None, *, quick: bool = False) -> dict[str, Check]:
+def list_checks(subject: Subject, segments: Tensor | None = None, *, quick: bool = False) -> dict[str, Check]:
     """All checks by name, in the order in which they run. quick: only those that take a second or two of a small model."""
     checks: dict[str, Check] = {}
     for path in list_paths(subject, quick=quick):
@@ -53,27 +45,19 @@ def checks_of(subject: Subject, segments: Tensor | None = None, *, quick: bool =
         checks[f"future, by gradient, {when}"] = partial(by_gradient, training=training)
     for more, training in MODES:
         checks[f"rows of a batch are independent{more}"] = partial(independent_rows, training=training)
-    if subject.translates:
-        checks["the whole source is seen"] = whole_source
     checks["padding changes nothing"] = padding
     if not subject.ours:
         checks["packed documents are independent"] = packing
     checks["incremental decoding = one pass"] = decoding
-    checks["evaluation is deterministic"] = determinism
-    if not quick:
-        checks["saved and loaded: same numbers"] = saving
-        if subject.ours or subject.core.ours or subject.injected:
-            for name, run in _DEFINITION.items():
-                checks[name] = partial(check_short, run=run)
+    if not quick and (subject.ours or subject.core.ours or subject.injected):
+        from fullrank.checking.definition import CHECKS  # it imports a compiler
+
+        checks |= CHECKS
     if segments is not None:
         checks["last position"] = partial(last_position, segments=segments)
     elif not quick:
         checks["future, after training on random tokens"] = on_random_tokens
     return checks
-
-
-def check_short(subject: Subject, run: Check) -> Finding:
-    return run(subject.short())
 
 
 def check(
@@ -102,7 +86,7 @@ def check(
     71 that no size of the model equals, since layers that leak are recognised by the dimension of positions.
     step(ids (B, n), cache or None): gives logits and the next cache, for a module with a cache of its own kind.
     text (S, N + 1) or (T,): token ids of a text it was trained for, for the last-position test; without one, a copy of a small
-    model is trained on random tokens. quick: without compiling, training, saving and rare code paths.
+    model is trained on random tokens. quick: without compiling, training and rare code paths.
     only: the checks whose names begin so. description, shrunk: for the report. say: is told each verdict (`say=print`).
     Raises InputError for a model that gives no logits.
     """
@@ -111,7 +95,7 @@ def check(
         raise InputError("text: for models of running text; a translation model is checked with random sentences")
     subject = subject_of(model, vocab_size, length, inputs, sequence, step)
     segments = None if text is None else read_segments(text, subject)
-    checks = checks_of(subject, segments, quick=quick)
+    checks = list_checks(subject, segments, quick=quick)
     wanted = (only,) if isinstance(only, str) else tuple(only)
     for prefix in wanted:
         if not any(title.startswith(prefix) for title in checks):
@@ -160,7 +144,7 @@ def run_guarded(run: Check, subject: Subject) -> Finding:
         return inapplicable(str(reason))
     except Exception as error:
         remark = f"{type(error).__name__}: {one_line(error, 240)}"
-        if subject.given is not None and run in _OTHER_LENGTHS:
+        if subject.has_example and run in _OTHER_LENGTHS:
             return inapplicable(f"beside the other inputs no text of another length can be read: {remark}")
         return Finding("fails", reason="the model has to run", remark=remark)
 

@@ -18,13 +18,13 @@ from fullrank.checking.layers import (
     OWN_FORWARD,
     Before,
     Calls,
-    are_apart,
     find_layer_by_gradient,
+    find_layer_of_rows,
     find_leaking_layers,
     observe,
 )
-from fullrank.checking.paths import CACHE, COMPILED, NO_MODES, SCALED, SEEDS, STATIC, CannotRun, CodePath, Run, running
-from fullrank.checking.report import Finding, bounded, inapplicable
+from fullrank.checking.paths import CACHE, COMPILED, NO_MODES, SCALED, SEEDS, CannotRun, CodePath, Run, running
+from fullrank.checking.report import Finding, inapplicable, judge
 from fullrank.checking.shown import show_leak
 from fullrank.checking.subject import ROWS, Subject
 from fullrank.core.errors import one_line
@@ -33,7 +33,6 @@ _AT_ONCE = 20_000_000  # logits of a batch
 _WORK = 1_000_000_000  # parameters times tokens of the texts that are read along a path
 _WORD = 100  # parameters that a word of the vocabulary is worth
 _FEW, _FEWEST, _SEEDS = 16, 3, (2, 3, 4, 5, 6)  # cuts, where rows are read one by one, and of each of the seeds
-_PAIRS = 32  # tokens that are changed one by one, in a batch
 
 
 def spread(length: int, most: int) -> list[int]:
@@ -64,8 +63,8 @@ def by_perturbation(subject: Subject, path: CodePath) -> Finding:
     try:
         findings = [in_both_precisions(find_leak)(subject, path=one) for one in seeds]
         return next((finding for finding in findings if finding.verdict == "fails"), findings[0])
-    except CannotRun as reason:
-        return inapplicable(str(reason))
+    except CannotRun:
+        raise
     except Exception as error:
         if path.attention or path.how:
             return inapplicable(f"it cannot be run so: {type(error).__name__}: {one_line(error)}")
@@ -90,7 +89,7 @@ def find_leak(subject: Subject, path: CodePath) -> Finding:
         again = 0.0 if is_seeded else largest(run(texts), logits)
         if again > limit:
             remark = "two passes over the same tokens differ, although random numbers begin at the same seed"
-            return Finding("fails", looked_at, again, limit, reason, remark, path=words)
+            return judge(looked_at, again, limit, reason, remark=remark, path=words)
         if len(texts) > ROWS and not (path.training or path.padding):  # rows elsewhere in the batch: rounding
             noise = largest(run(texts.roll(ROWS, 0)).roll(-ROWS, 0), logits)
             if noise > limit:
@@ -101,16 +100,16 @@ def find_leak(subject: Subject, path: CodePath) -> Finding:
         ranked = sorted(shares, key=lambda cut: (math.isnan(shares[cut]), shares[cut]), reverse=True)
         # in half precision one rounding may choose another expert: a leak is seen from several cuts
         cut = ranked[min(2, len(ranked) - 1) if dtype.itemsize == 2 else 0]
-        finding = replace(bounded(looked_at, shares[cut], limit, reason), path=words)
         if path.how and not math.isfinite(shares[cut]):
             return inapplicable(f"{path.how}: logits are not finite")
+        finding = judge(looked_at, shares[cut], limit, reason, path=words)
         if finding.verdict == "passes" or not math.isfinite(shares[cut]):
             return finding
         try:
             return explain(subject, run, finding, cut, limit)
         except Exception as error:  # a leak is a leak, even one that nobody can explain
             remark = f"no layer: {type(error).__name__}: {error}"
-            return replace(finding, leaks=f"positions before {cut}", remark=remark)
+            return replace(finding, leaks=describe_cut(subject, cut), remark=remark)
 
 
 def batch_texts(subject: Subject, run: Run, times: int) -> tuple[Tensor, Tensor]:
@@ -150,27 +149,25 @@ def make_variants(subject: Subject, texts: Tensor, cuts: list[int]) -> Iterator[
 
 
 def explain(subject: Subject, run: Run, finding: Finding, cut: int, least: float) -> Finding:
-    """A finding of a leak, with the positions, the layer, and what shows it; passes where only rows see each other."""
+    """A finding of a leak, with the layers and what shows it; passes where only rows see each other."""
     path = run.path
-    if path.training and not path.padding:  # an expert drops entries in the order of its tokens
-        with mock.patch("torch.nn.functional.dropout", drop_alike):
-            if not find_own_leaks(subject, run, cut, least):
-                remark = "dropout alone falls on other entries"
-                return replace(finding, verdict="passes", difference=0.0, remark=remark)
     if not (path.padding or subject.fixed or path.how == COMPILED):
-        own = find_own_leaks(subject, run, cut, least)
+        # an expert drops entries in the order of its tokens, and so does its dropout
+        with mock.patch("torch.nn.functional.dropout", drop_alike) if path.training else ExitStack():
+            own = find_own_leaks(subject, run, cut, least)
         if not own:
-            remark = "rows of a batch see each other, no text its own end"
+            remark = "rows of a batch see each other, or dropout falls on other entries; no text sees its own end"
             return replace(finding, verdict="passes", difference=0.0, remark=remark)
         cut = own[0]
-    leaks = describe_pairs(subject, find_pairs(subject, run, least), cut)
-    return replace(
-        finding,
-        layers=find_layers(subject, run, cut, least),
-        remark=leaks + name_purpose(subject),
-        leaks=leaks,
-        reproduction=show_leak(subject, path, cut),
-    )
+    leaks = describe_cut(subject, cut)
+    layers = find_layers(subject, run, cut, least)
+    return replace(finding, layers=layers, remark=leaks, leaks=leaks, reproduction=show_leak(subject, path, cut))
+
+
+def describe_cut(subject: Subject, cut: int) -> str:
+    """Which positions see which tokens, and the key of the configuration that wants it so."""
+    purpose = f"; {subject.sees_future} leaves the mask out" if subject.sees_future else ""
+    return f"positions before {cut} see tokens from {cut} on (from 0){purpose}"
 
 
 def find_own_leaks(subject: Subject, run: Run, cut: int, least: float) -> list[int]:
@@ -184,35 +181,10 @@ def find_own_leaks(subject: Subject, run: Run, cut: int, least: float) -> list[i
     return [cut] if leaks(cut) else [other for other in spread(subject.length, 16) if leaks(other)]
 
 
-def find_pairs(subject: Subject, run: Run, least: float) -> list[tuple[int, int]]:
-    """(i, k), i < k: logits at i change when the token at k alone is changed. At most 64 tokens are tried, spread evenly."""
-    pairs, tried = [], spread(subject.length, 64)
-    rows = ROWS if run.path.how == COMPILED else _PAIRS
-    positions = torch.arange(subject.length, device=subject.ids.device)
-    for start in range(0, len(tried), rows):
-        part = tried[start : start + rows]
-        texts = subject.ids[torch.arange(len(part)) % ROWS]
-        changed = subject.change(texts, positions == torch.tensor(part, device=texts.device)[:, None])
-        moved = (run(changed) - run(texts)).abs().flatten(2).amax(2) > least
-        pairs += [(int(i), part[row]) for row, i in moved.nonzero().tolist() if i < part[row]]
-    return pairs
-
-
-def describe_pairs(subject: Subject, pairs: list[tuple[int, int]], cut: int) -> str:
-    """Which positions see which tokens, in words."""
-    if not pairs:
-        return f"positions before {cut} see what stands from {cut} on (from 0), all of it together"
-    ahead = [k - i for i, k in pairs]
-    share = max(len(pairs) / (subject.length * (subject.length - 1) / 2), 0.001)
-    i, k = min(pairs, key=lambda pair: (pair[1] - pair[0], pair))
-    reach = f"{min(ahead)} to {max(ahead)}" if min(ahead) < max(ahead) else f"{ahead[0]}"
-    return f"position {i} sees token {k} (from 0); leaks reach {reach} ahead, {share:.1%} of all pairs"
-
-
 def find_layers(subject: Subject, run: Run, cut: int, least: float) -> tuple[str, ...]:
     """Layers that leak before `cut`; of a text in two pieces within the one in which the cut lies."""
     texts, start, stop = subject.ids, 0, subject.length
-    if run.path.how in (CACHE, STATIC):
+    if run.path.how == CACHE:
         start, stop = (0, stop // 2) if cut < stop // 2 else (stop // 2, stop)
     before = Before(ROWS, stop - start, cut - start, past=start)
     with ExitStack() as stack:
@@ -231,10 +203,6 @@ def find_layers(subject: Subject, run: Run, cut: int, least: float) -> tuple[str
     return () if run.path.how == COMPILED and layers[0].startswith(OWN_FORWARD) else layers
 
 
-def name_purpose(subject: Subject) -> str:
-    return f"; {subject.sees_future} leaves the mask out" if subject.sees_future else ""
-
-
 def drop_alike(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     """Dropout whose entries for the first rows are the same, however many rows there are."""
     if not training:
@@ -250,8 +218,7 @@ def drop_alike(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool =
 def independent_rows(subject: Subject, *, training: bool) -> Finding:
     """All tokens of a row are changed; the logits of the other rows may not change."""
     path = CodePath(training=training)
-    limit, worst, layers = tolerance(subject.dtype), 0.0, tuple[str, ...]()
-    remark = ""
+    limit, worst, layers, remark = tolerance(subject.dtype), 0.0, tuple[str, ...](), ""
     with running(subject, path) as run, mock.patch("torch.nn.functional.dropout", drop_alike):
         texts = torch.cat((subject.ids, subject.ids.roll(1, 1)))
         logits = run(texts)
@@ -265,22 +232,13 @@ def independent_rows(subject: Subject, *, training: bool) -> Finding:
             if not float(moved.max()) <= worst:
                 worst = float(moved.max())
                 if not worst <= limit:
-                    remark, layers = f"other rows see row {row}", find_layer_of_rows(run, texts, changed, row)
+                    remark, layers = (
+                        f"other rows see row {row}",
+                        (find_layer_of_rows(run.model, run, texts, changed, row),),
+                    )
     words = path.describe(subject)
     looked_at = f"logits of rows after all tokens of another row were changed; {words}"
-    reason = rounding(subject.dtype)
-    return replace(bounded(looked_at, worst, limit, reason, remark=remark, layers=layers), path=words)
-
-
-def find_layer_of_rows(run: Run, clean: Tensor, changed: Tensor, row: int) -> tuple[str, ...]:
-    """The first module whose output for the other rows differs."""
-    others = [i for i in range(len(clean)) if i != row]
-    known = observe(run.model, lambda: run(clean)).outputs
-    for call, output in observe(run.model, lambda: run(changed)).outputs.items():
-        is_batch = call in known and len(output) == len(clean) and known[call].shape == output.shape
-        if is_batch and are_apart(output[others], known[call][others]):
-            return (call[0],)
-    return ()
+    return judge(looked_at, worst, limit, rounding(subject.dtype), remark=remark, layers=layers, path=words)
 
 
 # -- by gradient ------------------------------------------------------------------------------------------------------
@@ -299,7 +257,7 @@ class Leaves:
             return None
         if not out.is_floating_point() or out.dim() != 3 or out.shape[:2] != read.shape:
             return None
-        is_turned = not is_same(read, self.ids)  # (N, B) where time comes first
+        is_turned = not is_same(read, self.ids)  # (N, B) inside a function that reads (B, N)
         if is_turned and not is_same(read.mT, self.ids):
             return None
         leaf = (out.transpose(0, 1) if is_turned else out).detach().requires_grad_()
@@ -355,11 +313,11 @@ def judge_gradients(subject: Subject, path: CodePath, calls: Calls, leaves: Leav
         return inapplicable("no gradient reaches the embeddings")
     looked_at = f"gradient of the logits before {len(cuts)} cuts with respect to embeddings after them; {path.name}"
     limit, reason = tolerance(subject.dtype), f"{rounding(subject.dtype)}: the largest gradient"
-    finding = replace(bounded(looked_at, later / whole, limit, reason), path=path.describe(subject))
+    finding = judge(looked_at, later / whole, limit, reason, path=path.describe(subject))
     if finding.verdict == "passes":
         return finding
     before = Before(ROWS, subject.length, worst)
     value = (logits[:, :worst] * weights[:, :worst]).sum()
     layer = find_layer_by_gradient(calls, leaves.tensors, value, before, whole * limit)
-    leaks = f"logits before token {worst} (from 0) depend on embeddings from there on{name_purpose(subject)}"
+    leaks = describe_cut(subject, worst)
     return replace(finding, remark=leaks, layers=(layer,), leaks=leaks)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fullrank.checking.paths import CannotRun
-from fullrank.checking.report import Finding, bounded
+from fullrank.checking.report import Finding, judge
 from fullrank.checking.subject import Subject
 
 Pair = tuple[str, Tensor, Tensor]  # a description, what was computed, what is expected
@@ -78,7 +78,7 @@ def compare_pairs(subject: Subject, looked_at: str, pairs: list[Pair], remark: s
     for description, values, expected in pairs:
         if values.shape != expected.shape:
             shapes = f"{tuple(values.shape)} instead of {tuple(expected.shape)}"
-            return bounded(looked_at, math.nan, 0.0, "", remark=f"{description}: {shapes}")
+            return judge(looked_at, math.nan, 0.0, "", remark=f"{description}: {shapes}")
         divide = divide_by_size(expected)
         share = largest(divide(values), divide(expected))
         if not share <= worst:
@@ -88,7 +88,7 @@ def compare_pairs(subject: Subject, looked_at: str, pairs: list[Pair], remark: s
     limit, reason = tolerance(subject.rounds), rounding(subject.rounds)
     if subject.rounds != subject.dtype:
         reason += "; a model that is not ours may compute parts so in float64, too"
-    return bounded(looked_at, worst, limit, reason, remark=remark if worst <= limit else f"worst: {name}")
+    return judge(looked_at, worst, limit, reason, remark=remark if worst <= limit else f"worst: {name}")
 
 
 def in_both_precisions(check: Callable[..., Finding]) -> Callable[..., Finding]:

@@ -176,23 +176,43 @@ def find_leaking_layers(
 
 
 @torch.no_grad()
+def find_first_layer(
+    model: nn.Module, right: Callable[[], Tensor], wrong: Callable[[], Tensor], differ: Callable[[Tensor, Tensor], bool]
+) -> str:
+    """The first module whose output differs between two runs, or that calls it where its input differs already."""
+    expected, calls = observe(model, right), observe(model, wrong)
+
+    def is_wrong(call: Call) -> bool:
+        return call in expected.inputs and any(map(differ, calls.inputs[call], expected.inputs[call]))
+
+    for call, output in calls.outputs.items():
+        if call in expected.outputs and differ(output, expected.outputs[call]):
+            return calls.find_guilty(call, is_wrong)
+    return OWN_FORWARD
+
+
 def find_layer_of_length(model: nn.Module, run: Callable[[Tensor], Tensor], ids: Tensor, end: int) -> str:
     """The first module whose output for the first `end` tokens of `ids` (B, N) is another one in the whole text."""
     before = Before(len(ids), ids.shape[1], end)
-    whole = observe(model, lambda: run(ids))
-    known = observe(model, lambda: run(ids[:, :end].contiguous()))
 
-    def differs(tensor: Tensor, expected: Tensor) -> bool:
+    def differ(tensor: Tensor, expected: Tensor) -> bool:
         view = before.view(tensor)
         return view is not None and not before.is_unclear(tensor) and are_apart(view, expected)
 
-    def is_wrong(call: Call) -> bool:
-        return call in known.inputs and any(map(differs, whole.inputs[call], known.inputs[call]))
+    return find_first_layer(model, lambda: run(ids[:, :end].contiguous()), lambda: run(ids), differ)
 
-    for call, output in whole.outputs.items():
-        if call in known.outputs and differs(output, known.outputs[call]):
-            return whole.find_guilty(call, is_wrong)
-    return OWN_FORWARD
+
+def find_layer_of_rows(
+    model: nn.Module, run: Callable[[Tensor], Tensor], clean: Tensor, changed: Tensor, row: int
+) -> str:
+    """The first module whose output for other rows than `row` differs."""
+    others = torch.arange(len(clean)) != row
+
+    def differ(tensor: Tensor, expected: Tensor) -> bool:
+        is_batch = tensor.shape == expected.shape and tensor.dim() > 0 and len(tensor) == len(clean)
+        return is_batch and are_apart(tensor[others], expected[others])
+
+    return find_first_layer(model, lambda: run(clean), lambda: run(changed), differ)
 
 
 def find_layer_by_gradient(calls: Calls, leaves: list[Tensor], later: Tensor, before: Before, least: float) -> str:

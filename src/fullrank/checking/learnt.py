@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fullrank.checking.causality import find_leak
 from fullrank.checking.copies import duplicate, mode
 from fullrank.checking.paths import TRAINED, CodePath
-from fullrank.checking.report import Finding, bounded, inapplicable
+from fullrank.checking.report import Finding, inapplicable, judge
 from fullrank.checking.subject import SHORT, Subject, random_ids
 
 _NEVER = 700.0  # nats below the likeliest token: the probability is zero, as of words that are masked
@@ -53,8 +53,7 @@ def on_random_tokens(subject: Subject) -> Finding:
     leak = find_leak(replace(subject, model=model.eval(), dtype=torch.float32), CodePath("trained", how=TRAINED))
     if leak.verdict == "fails":
         return leak
-    segments = words[random_ids(_SEGMENTS, length + 1, len(words), 7).to(words.device)]
-    nll = compute_nll(subject, model, segments)
+    nll = compute_nll(subject, model, words[random_ids(_SEGMENTS, length + 1, len(words), 7).to(words.device)])
     looked_at = (
         f"{steps} steps on fresh random tokens, then {_SEGMENTS} other segments of {length}: no honest perplexity is "
         f"below {len(words)}; and a perturbation after them"
@@ -65,7 +64,7 @@ def on_random_tokens(subject: Subject) -> Finding:
     most = max(_GAIN, 5 * float(nll.mean(dim=1).std()) / len(nll) ** 0.5)
     if finding.verdict == "passes" and not gain <= most:
         reason = "nats below log V, which is the least of an honest model; 5 standard errors"
-        return bounded(looked_at, gain, most, reason, remark=finding.remark)
+        return judge(looked_at, gain, most, reason, remark=finding.remark)
     return finding
 
 
@@ -82,17 +81,13 @@ def train_on_random(subject: Subject, model: Any, words: Tensor, length: int) ->
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trained:
         return 0
-    step, limit = 0, _STEPS
+    step, start = 0, time.process_time()
     optimizer = torch.optim.Adam(trained, lr=3e-3)
     with mode(model, training=True, seed=2), torch.enable_grad():
-        while step < limit:
-            start = time.process_time()
+        while step < _STEPS and (step < _FEWER or time.process_time() < start + _SECONDS):
             tokens = words[random_ids(_ROWS, length + 1, len(words), 1000 + step).to(words.device)]
-            if subject.kind == "fullrank":
-                loss = model.loss(tokens[:, :-1], tokens[:, 1:])
-            else:
-                logits = subject.all_logits(tokens[:, :-1], model=model).float()
-                loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+            logits = subject.all_logits(tokens[:, :-1], model=model).float()
+            loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
             if not loss.requires_grad:
                 return 0
             optimizer.zero_grad(set_to_none=True)
@@ -100,9 +95,6 @@ def train_on_random(subject: Subject, model: Any, words: Tensor, length: int) ->
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             step += 1
-            if step == 3:
-                seconds = max(1e-9, time.process_time() - start)
-                limit = min(limit, max(_FEWER, int(_SECONDS / seconds)))
     return step
 
 
@@ -122,10 +114,7 @@ def compare_last(nll: Tensor, looked_at: str) -> Finding:
     gap = last - ordinary
     limit = max(_GAP, 5 * float(gap.std()) / len(gap) ** 0.5)
     reason = f"nats, the last position minus all; {'5 standard errors' if limit > _GAP else 'more than overfitting makes it'}"
-    remark = f"perplexity {show_perplexity(last)} at the last position, ordinarily {show_perplexity(ordinary)}"
-    return bounded(looked_at, float(gap.mean()), limit, reason, remark=remark)
-
-
-def show_perplexity(nll: Tensor) -> str:
-    mean = float(nll.mean())
-    return f"{math.exp(mean):,.2f}" if mean < 50 else f"exp({mean:,.0f})"
+    perplexity = (
+        f"{math.exp(float(last.mean())):,.2f} at the last position, ordinarily {math.exp(float(ordinary.mean())):,.2f}"
+    )
+    return judge(looked_at, float(gap.mean()), limit, reason, remark=f"perplexity {perplexity}")

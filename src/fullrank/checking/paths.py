@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,23 +12,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullrank.checking.copies import AsModule, duplicate, list_arguments, mode, move_copy
+from fullrank.checking.copies import AsModule, duplicate, list_arguments, mode, move_copy, stand_in
 from fullrank.checking.subject import ROWS, SIDES, Subject, take_turns
 from fullrank.core.errors import one_line
 from fullrank.forward import cache_argument, logits_in
 
-TRAINED = "after training on random tokens"
 NO_MODES = "a function in which no module was found has no modes: training was not tried; give the module"
-SCALED, CACHE, STATIC, PACKED = "parameters scaled", "after a cache", "static cache", "packed documents"
-COMPILED, ONE_ROW = "compiled", "one row of {} tokens"
-AUTOCAST, SEEDS = "under autocast", "gradients on, other seeds"
+SCALED, CACHE, PACKED, COMPILED = "parameters scaled", "after a cache", "packed documents", "compiled"
+TRAINED, AUTOCAST, SEEDS = "after training on random tokens", "under autocast", "gradients on, other seeds"
 TYPES: dict[str, torch.dtype] = {
     "in bfloat16": torch.bfloat16,
     "in float16": torch.float16,
     "in float32": torch.float32,
     AUTOCAST: torch.bfloat16,
 }
-RARE = (STATIC, COMPILED, *TYPES)  # which a quick check leaves out
+RARE = (COMPILED, *TYPES)  # which a quick check leaves out
 IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention")
 GAIN = 1000.0  # of each scaled matrix: scores of attention are then a million, more than a mask of -1e4
 MODES = (("", False), (", training", True))
@@ -85,11 +82,9 @@ def list_paths(subject: Subject, *, quick: bool) -> list[CodePath]:
         if has_implementation(subject.model, name):
             paths.append(CodePath(f"{name}, training", True, attention=name))
             paths += [CodePath(f"{name}, {padded}", False, side, name) for side, padded in sides.items()]
-    one_row = ONE_ROW.format(subject.even)
+    one_row = f"one row of {subject.even} tokens"
     paths += [CodePath(one_row + more, training, how=one_row) for more, training in MODES]
     special = [SCALED, CACHE, *(() if subject.ours else (PACKED,)), *(() if quick else RARE)]
-    if subject.kind != "hugging_face" and STATIC in special:
-        special.remove(STATIC)
     return [*paths, *(CodePath(how, how=how) for how in special), CodePath(f"training, {SEEDS}", True, how=SEEDS)]
 
 
@@ -192,30 +187,19 @@ def compile_copy(model: Any) -> Any:
 def scale_copy(model: Any) -> Any:
     """A copy whose matrices make their inputs about `GAIN` times larger: a mask that is a finite number is overcome."""
     copied = duplicate(model)
-    matrices = [
-        parameter
-        for module in copied.modules()
-        if not isinstance(module, nn.Embedding)
-        for parameter in module.parameters(recurse=False)
-        if parameter.is_floating_point() and parameter.dim() >= 2
-    ]
+    tables = {parameter for m in copied.modules() if isinstance(m, nn.Embedding) for parameter in m.parameters()}
     with torch.no_grad():
-        for matrix in matrices:
-            matrix.mul_(GAIN / float(matrix.norm() / matrix.shape[0] ** 0.5 + 1e-9))
+        for parameter in copied.parameters():
+            if parameter.is_floating_point() and parameter.dim() >= 2 and parameter not in tables:
+                parameter.mul_(GAIN / float(parameter.norm() / parameter.shape[0] ** 0.5 + 1e-9))
     return copied
 
 
 def choose_reader(subject: Subject, model: Any, path: CodePath) -> Callable[..., Tensor]:
     """Logits of ids and a mask along what is special about a path."""
-    if path.how in (CACHE, STATIC):
-        half, read = subject.length // 2, open_cache(subject, model, static=path.how == STATIC)
-
-        def read_halves(ids: Tensor, mask: Tensor | None) -> Tensor:
-            first, state = read(ids[:, :half], None)
-            second, _ = read(ids[:, half:], state)
-            return torch.cat((first, second), dim=1)
-
-        return read_halves
+    if path.how == CACHE:
+        step = open_cache(subject, model)
+        return lambda ids, mask: read_pieces(ids, [0, subject.length // 2, subject.length], step)
     documents = split_positions(subject) if path.how == PACKED else {}
     if documents or path.is_one_row:
 
@@ -239,11 +223,20 @@ def split_positions(subject: Subject) -> dict[str, Tensor]:
 Step = Callable[[Tensor, Any], tuple[Tensor, Any]]
 
 
-def open_cache(subject: Subject, model: Any, *, static: bool = False, pieces: bool = True) -> Step:
+def read_pieces(ids: Tensor, bounds: list[int], step: Step) -> Tensor:
+    """Logits of a text that is read piece by piece, each after the state that the one before left."""
+    parts, state = [], None
+    for start, end in itertools.pairwise(bounds):
+        logits, state = step(ids[:, start:end], state)
+        parts.append(logits)
+    return torch.cat(parts, dim=1)
+
+
+def open_cache(subject: Subject, model: Any, *, pieces: bool = True) -> Step:
     """Reads tokens after a cache: read(ids, cache or None) gives logits and the next cache.
 
     pieces: of several tokens, which a model with a recurrent state may not read after its first ones.
-    Raises CannotRun where the model has no cache, or no static one.
+    Raises CannotRun where the model has no cache.
     """
     if subject.sees_future:
         raise CannotRun(f"{subject.sees_future}: a token that sees later ones cannot be read before them")
@@ -251,10 +244,8 @@ def open_cache(subject: Subject, model: Any, *, static: bool = False, pieces: bo
         raise CannotRun("a recurrent state is read token by token, as its maker says (_is_stateful)")
     if subject.kind == "fullrank" and model.config.memory_start == "zeros":
         raise CannotRun("model.memory_start is zeros, which stand before the text; a cache begins with nothing")
-    if static and (subject.step is not None or subject.kind != "hugging_face"):
-        raise CannotRun("it has one cache, which grows")
     if subject.step is not None:
-        return lambda ids, cache: subject.read_step(ids, cache, model)
+        return lambda ids, cache: step_module(subject, model, ids, cache)
     if subject.ours:
         return lambda ids, cache: step_own(subject, model, ids, cache)
     name = cache_argument(list_arguments(model))
@@ -262,42 +253,46 @@ def open_cache(subject: Subject, model: Any, *, static: bool = False, pieces: bo
         raise CannotRun("forward takes no past_key_values with use_cache, and no step=... was given")
     if getattr(subject.call(subject.ids[:, :1], model=model, use_cache=True), name, None) is None:
         raise CannotRun(f"the model returns no {name}")
-    can_compile = getattr(model, "_can_compile_fullgraph", False) and not subject.has_state
-    if static and (subject.sequence or not can_compile):
-        raise CannotRun("its maker offers no static cache (_can_compile_fullgraph)")
 
     def read(ids: Tensor, state: Any) -> tuple[Tensor, Any]:
-        if state is None:
-            state = (new_static_cache(model, subject.length) if static else None, 0)
-        cache, seen = state
+        cache, seen = (None, 0) if state is None else state
         options: dict[str, Any] = {name: cache, "use_cache": True}
         if subject.first_position is not None:  # as `generate` gives them
             places = torch.arange(seen, seen + ids.shape[1], device=ids.device) + subject.first_position
             options["position_ids"] = places.expand(len(ids), -1)
         out = subject.call(ids, model=model, **options)
-        return subject.select(subject.turn(logits_in(out))), (getattr(out, name), seen + ids.shape[1])
+        return subject.select(logits_in(out)), (getattr(out, name), seen + ids.shape[1])
 
     return read
 
 
-def new_static_cache(model: Any, length: int) -> Any:
-    config = model.config.get_text_config(decoder=True)
-    return sys.modules["transformers"].StaticCache(config=config, max_cache_len=length + 9)
-
-
-def open_decoder(subject: Subject, model: Any) -> Any:
-    """What decoding calls with a cache: a model of ours, or a translation model of some sources."""
-    if not subject.translates:
-        return model
-    return model.of_source(model.encode(subject.fixed["input_ids"], subject.fixed.get("attention_mask")))
+def step_module(subject: Subject, model: Any, ids: Tensor, cache: Any) -> tuple[Tensor, Any]:
+    """The step of a user, which reads a copy of the model in its place."""
+    assert subject.step is not None
+    with stand_in([subject.own], [model]):
+        logits, cache = subject.step(ids, cache)
+    return subject.select(logits), cache
 
 
 def step_own(subject: Subject, model: Any, ids: Tensor, cache: Any) -> tuple[Tensor, Any]:
     """A step of a model of ours. cache: the decoder and its cache."""
     if cache is None:
-        decoder = open_decoder(subject, model)
+        decoder = model.of_source(model.encode(subject.fixed["input_ids"])) if subject.translates else model
         cache = (decoder, decoder.new_cache())
         if subject.translates and len(ids) != ROWS:
             cache = (decoder, cache[1].reorder(torch.arange(len(ids), device=ids.device) % ROWS))
     out = cache[0](ids, cache=cache[1], attention_mask=None)
     return subject.select(out.logits), (cache[0], out.cache)
+
+
+def reorder_cache(state: Any, order: Tensor) -> Any:
+    """The state of a step after rows were chosen, as beam search does; None for a cache that cannot."""
+    if not isinstance(state, tuple) or len(state) != 2:
+        return None
+    decoder, cache = state
+    if hasattr(cache, "reorder"):  # of ours
+        return decoder, cache.reorder(order)
+    if hasattr(state[0], "reorder_cache"):  # of Hugging Face
+        state[0].reorder_cache(order)
+        return state
+    return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -147,11 +146,10 @@ class Report:
         }
 
 
-def bounded(looked_at: str, difference: float, tolerance: float, reason: str, *, remark: str = "",
-            layers: tuple[str, ...] = ()) -> Finding:  # fmt: skip
-    """Finding that passes where the difference is at most the tolerance; NaN fails."""
-    fails = math.isnan(difference) or difference > tolerance
-    return Finding("fails" if fails else "passes", looked_at, difference, tolerance, reason, remark, layers)
+def judge(looked_at: str, difference: float, tolerance: float, reason: str, **more: Any) -> Finding:
+    """Finding that passes where the difference is at most the tolerance; NaN fails. more: other fields of it."""
+    verdict: Literal["passes", "fails"] = "passes" if difference <= tolerance else "fails"
+    return Finding(verdict, looked_at, difference, tolerance, reason, **more)
 
 
 def inapplicable(reason: str) -> Finding:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fullrank.checking.compare import tolerance
-from fullrank.checking.report import Finding, bounded
+from fullrank.checking.report import Finding, judge
 from fullrank.core.errors import InputError, one_line
 
 ROUNDING = "rounding in the precision of the scores, and what a second call changes"
@@ -43,25 +43,23 @@ class Scorer:
         self.score, self.form, self.many, self.ranked = score, form, many, {"rank", "world_size"} <= names
         self.unit, self.noise, self.calls, self.seconds = tolerance(torch.float32), 0.0, 0, 0.0
         self.skipped: int | None = None
-        self.bare = False  # a number alone, whose meaning nothing says
-        self.sums: list[float] = []  # totals and means, as they were returned
 
     def read(self, *texts: Any, rank: int = 0, world_size: int = 1) -> Reading:
-        given: list[Any] = [self.form(text) for text in texts]
+        inputs: list[Any] = [self.form(text) for text in texts]
         self.calls += 1
-        begun = time.perf_counter()
+        start = time.perf_counter()
         what = (
-            f"a {type(given[0]).__name__} of {len(texts[0])} {'characters' if isinstance(texts[0], str) else 'tokens'}"
+            f"a {type(inputs[0]).__name__} of {len(texts[0])} {'characters' if isinstance(texts[0], str) else 'tokens'}"
         )
         try:
             parts = {"rank": rank, "world_size": world_size} if self.ranked else {}
-            value = self.score(given if self.many else given[0], **parts)
+            value = self.score(inputs if self.many else inputs[0], **parts)
         except Exception as error:
             raise InputError(
                 f"score: failed on {'a list with ' if self.many else ''}{what} ({type(error).__name__}: {one_line(error)}); "
                 "texts= changes the kind of text, many=True gives lists of texts, length= shorter ones"
             ) from error
-        self.seconds += time.perf_counter() - begun
+        self.seconds += time.perf_counter() - start
         try:
             reading = self._reading(value, len(texts) == 1)
         except (TypeError, ValueError, RuntimeError) as error:
@@ -84,14 +82,11 @@ class Scorer:
             means = {key: float(value[key]) for key in ("loss", "perplexity") if key in value}
             if "nll" not in value:
                 if not means or not counts:
-                    given = ", ".join(map(str, value)) or "nothing"
-                    raise InputError(f"score: returned a mapping with {given}; it has to return {_RETURNS}")
-                self.sums += [means["loss"]] if "loss" in means else [math.log(means["perplexity"])]
+                    keys = ", ".join(map(str, value)) or "nothing"
+                    raise InputError(f"score: returned a mapping with {keys}; it has to return {_RETURNS}")
                 mean, count = means.get("loss", math.log(means.get("perplexity", 1.0))), next(iter(counts.values()))
                 return Reading(0.0 if count == 0 else mean * count, None, counts, means)
             value = value["nll"]
-        else:
-            self.bare = isinstance(value, int | float) or getattr(value, "ndim", 1) == 0
         if isinstance(value, list | tuple) and any(
             isinstance(row, list | tuple) or getattr(row, "ndim", 0) for row in value
         ):
@@ -100,7 +95,6 @@ class Scorer:
             rows = list(numbers)
         else:
             total = float(numbers.sum())
-            self.sums += [total] if numbers.dim() == 0 else []
             return Reading(total, None if numbers.dim() == 0 or self.many else numbers, counts, means)
         total = float(sum(float(row.sum()) for row in rows))
         return Reading(total, rows[0] if len(rows) == 1 and single else None, counts, means)
@@ -131,16 +125,6 @@ class Scorer:
             )
         return each
 
-    @property
-    def half(self) -> torch.dtype | None:
-        """The half precision in which sums and means were rounded, whatever type they have now; None for full precision."""
-        sums = torch.tensor([one for one in self.sums if one and math.isfinite(one)], dtype=torch.float64)
-        if len(sums) < 8 or bool((sums * 16 == (sums * 16).round()).all()):  # figures as round as those are their own
-            return None
-        halves = (torch.bfloat16, torch.float16)
-        exact = (one for one in halves if bool(((sums.to(one).double() - sums).abs() <= 1e-12 * sums.abs()).all()))
-        return next(exact, None)
-
     def allowed(self, *figures: Tensor) -> float:
         """The error that rounding may cause in sums of these."""
         sizes = [float(one[one.isfinite()].abs().max()) for one in figures if one.isfinite().any()]
@@ -152,4 +136,4 @@ def sum_texts(scorer: Scorer, texts: Sequence[Any]) -> Tensor:
 
 
 def count_faults(faults: list[str], looked_at: str, remark: str = "") -> Finding:
-    return bounded(looked_at, float(len(faults)), 0.0, "a count", remark="; ".join(faults) or remark)
+    return judge(looked_at, float(len(faults)), 0.0, "a count", remark="; ".join(faults) or remark)

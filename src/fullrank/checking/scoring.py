@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import torch
 
 from fullrank.checking.compare import largest
-from fullrank.checking.report import Finding, Report, bounded, inapplicable
+from fullrank.checking.report import Finding, Report, inapplicable, judge
 from fullrank.checking.scorer import ROUNDING, Scorer, count_faults, sum_texts
 from fullrank.checking.sums import LATER, ONCE, SUM, over_vocabulary
 from fullrank.core.errors import InputError
@@ -19,7 +18,6 @@ from fullrank.core.errors import InputError
 SAME, ADD, RANKS = "the same text gets the same score", "texts in one call add up", "ranks add up"
 COUNTS = "counts and means are what they say"
 _SECONDS = 20.0  # of calls of a score with a large vocabulary
-_PRECISION = 1e-4  # nats for each token that the rounding of a total may cost
 _TRUE = {"tokens": "{:g} are scored", "words": "text.split() has {:g}", "bytes": "the text has {:g} in UTF-8"}
 Text = list[int] | str
 
@@ -58,11 +56,11 @@ def check_scoring(
         raise InputError(
             f"vocab_size, length, window: at least 2, 4 and 1; given {size}, {length} and {window}; raise the one below"
         )
-    given = list(texts or draw_texts(max([length, *(2 * one + 3 for one in windows)]), size or 2))
-    form: Callable[[Any], Any] = str if is_text else list if isinstance(given[0], list) else torch.tensor
+    samples = list(texts or draw_texts(max([length, *(2 * one + 3 for one in windows)]), size or 2))
+    form: Callable[[Any], Any] = str if is_text else list if isinstance(samples[0], list) else torch.tensor
     if vocabulary:
         form = lambda ids: "".join(vocabulary[one] for one in ids)  # noqa: E731
-    chosen: list[Text] = [text if is_text else torch.as_tensor(text).tolist() for text in given]
+    chosen: list[Text] = [text if is_text else torch.as_tensor(text).tolist() for text in samples]
     base = max(chosen, key=len)
     if len(base) < 4:
         raise InputError(f"texts: the longest has {len(base)} tokens; give one of 4 or more")
@@ -76,10 +74,9 @@ def check_scoring(
         mend = inapplicable("not tested: the score of a text changes from call to call; mend that first")
         findings |= dict.fromkeys((SUM, ONCE, LATER, ADD, RANKS, COUNTS), mend)
     else:
-        refuse_other_figures(scorer, sorted(chosen, key=len), size)
         if calls is None:
             calls = max(10_000, min(3 * (size or 0), int(_SECONDS * scorer.calls / max(scorer.seconds, 1e-9))))
-        findings |= find_half(scorer, base, size) or over_vocabulary(scorer, base, size, windows, end_mark, calls)
+        findings |= over_vocabulary(scorer, base, size, windows, end_mark, calls)
         findings[ADD], findings[RANKS] = add_texts(scorer, chosen), add_ranks(scorer, chosen)
         findings[COUNTS] = compare_counts(scorer, chosen, end_mark)
     about = {"model": getattr(score, "__name__", type(score).__name__), "source": "a scoring function"}
@@ -113,70 +110,7 @@ def score_twice(scorer: Scorer, texts: Sequence[Text]) -> Finding:
         if abs(after[0] - after[1]) <= allowed < abs(after[0] - after[2]):
             remark = "a memory of the text before is kept between calls: begin each text without it"
     looked_at = f"{len(texts)} texts, each scored again after the others, in nats"
-    return bounded(looked_at, difference, allowed, ROUNDING, remark=remark)
-
-
-Meaning = Callable[[float, int], float]  # from a figure of a text and its tokens to the total that it means
-_MEANINGS: dict[str, tuple[str, Meaning]] = {  # what a bare number may be
-    "a perplexity": ('return {"perplexity": x, "tokens": n}', lambda figure, tokens: tokens * math.log(figure)),
-    "a mean for each token": ('return {"loss": x, "tokens": n}', lambda figure, tokens: tokens * figure),
-    "a mean in bits": (
-        'return {"loss": x * log(2), "tokens": n}',
-        lambda figure, tokens: tokens * figure * math.log(2),
-    ),
-    "a total in bits": ("return x * log(2)", lambda figure, tokens: figure * math.log(2)),
-}
-
-
-def refuse_other_figures(scorer: Scorer, texts: Sequence[Text], size: int | None) -> None:
-    """Raise InputError for a bare number that is no total in nats: one that adds up as another figure, or does not grow."""
-    base, looks = texts[-1], ""
-    if not scorer.bare:
-        return
-    if size is not None:
-        texts = [base[:n] for n in range(4, min(len(base), 40) + 1)]
-    values = [scorer.total(text) for text in texts]
-    if min(values) <= 0:
-        return
-    if size is not None and size <= 2000:
-        sums = {n: (scorer.total(base[:n]), [scorer.total([*base[:n], v]) for v in range(size)]) for n in (2, 3)}
-        if min(min(before, *after) for before, after in sums.values()) <= 0 or adds_up(sums, lambda x, n: x):
-            return
-        looks = next((name for name, (_, meaning) in _MEANINGS.items() if adds_up(sums, meaning)), "")
-    falls = sum(later < earlier for earlier, later in pairwise(values)) / len(values)
-    is_flat = len(base) >= 5 * len(texts[0]) and max(values) < 2 * min(values)
-    if not looks and (is_flat or (len(values) >= 16 and size and falls > 0.3)):  # a total grows, token by token
-        looks = "a perplexity" if values[-1] > 2 * math.log(size or 2) else "a mean for each token"
-    if looks:
-        hint = _MEANINGS[looks][0]
-        raise InputError(f"score: a bare number is read as a total in nats; this looks like {looks}: {hint}")
-
-
-def adds_up(sums: Mapping[int, tuple[float, list[float]]], meaning: Meaning) -> bool:
-    """Sums over the vocabulary are one after two and after three tokens, if the first token is scored, or if not."""
-
-    def measure(n: int, skipped: int) -> float:
-        before, after = sums[n]
-        totals = torch.tensor([meaning(figure, n + 1 - skipped) for figure in after])
-        return abs(float(torch.logsumexp(meaning(before, n - skipped) - totals, 0)))
-
-    return any(max(measure(n, skipped) for n in sums) <= 1e-3 for skipped in (0, 1))
-
-
-def find_half(scorer: Scorer, base: Text, size: int | None) -> dict[str, Finding]:
-    """The findings of totals in half precision; none where they are not."""
-    for n in range(2, 1 + min(len(base), 12)) if size is not None else ():
-        scorer.read(base[:n])
-    whole = scorer.read(base)
-    if scorer.half is None:
-        return {}
-    kind, error = str(scorer.half).removeprefix("torch."), torch.finfo(scorer.half).eps / 2
-    error *= max(1.0, abs(whole.total)) / len(base)
-    looked_at = f"the rounding of a total of {whole.total:.6g} nats, for each of {len(base)} tokens"
-    remark = f"totals are sums or means in {kind}, a precision of {error * len(base):.2g} nats: add in float32"
-    coarse = inapplicable(f"not tested: scores are rounded to {kind}; return them in float32")
-    reason = "a perplexity is right to one in ten thousand"
-    return {SUM: bounded(looked_at, error, _PRECISION, reason, remark=remark), ONCE: coarse, LATER: coarse}
+    return judge(looked_at, difference, allowed, ROUNDING, remark=remark)
 
 
 def add_texts(scorer: Scorer, texts: Sequence[Text]) -> Finding:
@@ -196,24 +130,24 @@ def add_texts(scorer: Scorer, texts: Sequence[Text]) -> Finding:
         remark = f"together {float(together[0]):.6g} nats, one by one {float(expected):.6g}: {remark}, or texts see each other"
     lengths = ", ".join(str(len(text)) for text in texts)
     looked_at = f"{len(texts)} texts of {lengths} in one call, against one by one, in nats"
-    return bounded(looked_at, difference, allowed, ROUNDING, remark=remark)
+    return judge(looked_at, difference, allowed, ROUNDING, remark=remark)
 
 
 def add_ranks(scorer: Scorer, texts: Sequence[Text]) -> Finding:
     if not scorer.ranked:
         return inapplicable("score has no arguments rank and world_size")
-    given = texts if scorer.many else [max(texts, key=len)]
-    whole, faults, worst = scorer.read(*given), [], 0.0
+    samples = texts if scorer.many else [max(texts, key=len)]
+    whole, faults, worst = scorer.read(*samples), [], 0.0
     expected = {"nats": whole.total, **whole.counts}
     for world in (2, 3):
-        parts = [scorer.read(*given, rank=rank, world_size=world) for rank in range(world)]
+        parts = [scorer.read(*samples, rank=rank, world_size=world) for rank in range(world)]
         for key, one in expected.items():
             total = sum(part.total if key == "nats" else part.counts.get(key, 0.0) for part in parts)
             worst = max(worst, abs(total - one))
             if not abs(total - one) <= (10 * scorer.allowed(torch.tensor([one])) if key == "nats" else 0.0):
                 faults.append(f"{world} ranks add up to {total:.6g} {key}, one to {one:.6g}")
     allowed = 10 * scorer.allowed(torch.tensor([whole.total]))
-    return bounded("sums over 2 and 3 ranks, against one", worst, allowed, ROUNDING, remark="; ".join(faults))
+    return judge("sums over 2 and 3 ranks, against one", worst, allowed, ROUNDING, remark="; ".join(faults))
 
 
 def compare_counts(scorer: Scorer, texts: Sequence[Text], end_mark: bool) -> Finding:

@@ -1,4 +1,4 @@
-"""A model as the checks see it: ids in, logits out. All that the checks know of a model's inside stands here."""
+"""The model under test as the checks see it: ids in, logits out. All that the checks know of a model's inside stands here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fullrank.checking.copies import AsModule, find_dtype, list_arguments, mode, move_copy, stand_in
+from fullrank.checking.copies import AsModule, find_dtype, list_arguments, mode, move_copy
 from fullrank.core.attention import Attention
 from fullrank.core.decoder import LanguageModel
 from fullrank.forward import logits_in
@@ -32,13 +32,14 @@ MASKS: tuple[MaskForm, ...] = (  # forms of a mask of padding; the mask of ones 
 
 @dataclass(frozen=True)
 class Subject:
-    """model: a copy, every parameter moved a little, in double precision where the model can be; own: as it was passed.
+    """A model under test, with its texts.
 
+    model: a copy, every parameter moved a little, in double precision where the model can be; own: as it was passed.
     kind: our LanguageModel, our Translator, a model of Hugging Face, or any module. ids (3, N): random tokens, or vectors
     (3, N, E) of a model that reads these. The end of the last row is padding by `padding_id`, for models that look for it
     in the ids (None: they do not). fixed: the other inputs, by name; sequence: the name of the input that `ids` are (empty:
-    the first one); given: the inputs of a user, as they were given. step(ids, cache): logits and the next cache, of a module
-    with a cache of its own. time_first: the model reads ids (N, B) and gives logits (N, B, V).
+    the first one); has_example: the inputs are those of a user. step(ids, cache): logits and the next cache, of a module
+    with a cache of its own.
     """
 
     model: Any
@@ -51,92 +52,51 @@ class Subject:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     sequence: str = ""
     step: Callable[..., tuple[Tensor, Any]] | None = None
-    given: Any = None
-    time_first: bool = False
+    has_example: bool = False
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
     def call(self, ids: Tensor, mask: Tensor | None = None, *, model: Any = None, **options: Any) -> Any:
         """Output of the model for rows of ids; the fixed inputs take turns, as the rows of a mask (3, N) do."""
         model = self.model if model is None else model
-        inputs = self.fixed_rows(len(ids), find_dtype(model, self.dtype))
+        inputs = {name: take_turns(convert(value, model), len(ids)) for name, value in self.fixed.items()}
         if mask is not None:
             form = self.mask_form or MASKS[0]
-            inputs[self.mask_name] = convert(form(mask if len(mask) == len(ids) else take_turns(mask, len(ids))), model)
+            inputs[self.mask_name] = convert(form(take_turns(mask, len(ids))), model)
         if "use_cache" in list_arguments(self.model):
             options.setdefault("use_cache", False)
-        ids = self.turn(convert(ids, model))
+        ids = convert(ids, model)
         if self.sequence:
             return model(**{**inputs, **options, self.sequence: ids})
         return model(ids, **{**inputs, **options})
 
     def all_logits(self, ids: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
         """Logits (B, N, V)."""
-        return self.turn(logits_in(self.call(ids, mask, **options)))
+        return logits_in(self.call(ids, mask, **options))
 
     def logits(self, ids: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
         """Logits that are compared (B, N, V): of a large vocabulary those of `words`."""
         return self.select(self.all_logits(ids, mask, **options))
 
     def select(self, logits: Tensor) -> Tensor:
-        known = logits.shape[-1]
-        return logits[..., self.words[self.words < known]] if len(self.words) < min(self.vocab_size, known) else logits
-
-    def compute(self, method: str, ids: Tensor, *args: Any, model: Any = None, **options: Any) -> Any:
-        """A method of a model of ours; of a translation model with its sources and their mask."""
-        model = self.model if model is None else model
-        if not self.translates:
-            return getattr(model, method)(ids, *args, **options)
-        inputs = self.fixed_rows(len(ids))
-        return getattr(model, method)(inputs["input_ids"], ids, *args, inputs.get("attention_mask"), **options)
-
-    def log_prob(self, ids: Tensor, model: Any = None) -> Tensor:
-        """Log-probabilities (B, N, V) of a model of ours, by its output layer."""
-        model = self.model if model is None else model
-        hidden = self.compute("hidden", ids, model=model)
-        log_prob: Tensor = (
-            model.decoder.output.log_prob(hidden) if self.translates else model.output.log_prob(hidden.hidden)
-        )
-        return log_prob
-
-    def read_step(self, ids: Tensor, cache: Any, model: Any = None) -> tuple[Tensor, Any]:
-        """The step of a user, which reads a copy of the model in its place."""
-        assert self.step is not None
-        with stand_in([self.own], [self.model if model is None else model]):
-            logits, cache = self.step(ids, cache)
-        return self.select(logits), cache
-
-    def turn(self, tensor: Tensor) -> Tensor:
-        """(B, N, ..) as the model reads it, and back again."""
-        return tensor.transpose(0, 1) if self.time_first else tensor
-
-    def fixed_rows(self, rows: int, dtype: torch.dtype | None = None) -> dict[str, Any]:
-        """The fixed inputs of some rows, which take turns with the three that there are."""
-        inputs = {}
-        for name, value in self.fixed.items():
-            if isinstance(value, Tensor):
-                value = value.to(dtype) if value.is_floating_point() else value
-                value = take_turns(value, rows) if value.dim() and len(value) == ROWS else value
-            inputs[name] = value
-        return inputs
+        return logits[..., self.stride // 2 :: self.stride]
 
     def one_row(self, row: int) -> Subject:
         """With the fixed inputs of one row."""
-        fixed = {}
-        for name, value in self.fixed.items():
-            batched = isinstance(value, Tensor) and value.dim() and len(value) == ROWS
-            fixed[name] = value[row : row + 1].expand(ROWS, *value.shape[1:]) if batched else value
+        fixed = {name: v[row : row + 1].expand(v.shape) if has_rows(v) else v for name, v in self.fixed.items()}
         return replace(self, fixed=fixed)
 
     # -- texts --------------------------------------------------------------------------------------------------------
 
     @functools.cached_property
     def words(self) -> Tensor:
-        """Token ids that texts are made of, in order: all, or some that are drawn at random."""
-        if self.vocab_size <= 2 * WORDS:
-            return torch.arange(self.vocab_size, device=self.ids.device)
-        drawn = torch.randperm(self.vocab_size, generator=torch.Generator().manual_seed(SEED))[:WORDS]
-        return drawn.sort().values.to(self.ids.device)
+        """Token ids that texts are made of: all, or of a large vocabulary some, evenly spread."""
+        return torch.arange(self.stride // 2, self.vocab_size, self.stride, device=self.ids.device)
+
+    @property
+    def stride(self) -> int:
+        """Of a large vocabulary every so many words are looked at."""
+        return max(1, self.vocab_size // WORDS)
 
     def tokens(self, rows: int, length: int, seed: int) -> Tensor:
         return self.replace_padding(self.words[random_ids(rows, length, len(self.words), seed).to(self.ids.device)])
@@ -180,7 +140,7 @@ class Subject:
     @property
     def even(self) -> int:
         """The length of a text as people train with: a power of two."""
-        return self.length if self.given is not None else 1 << (self.length.bit_length() - 1)
+        return self.length if self.has_example else 1 << (self.length.bit_length() - 1)
 
     @property
     def reads_tokens(self) -> bool:
@@ -272,17 +232,17 @@ class Subject:
             return None
         if self.kind != "module":
             return MASKS[0]
-        given = self.fixed.get(self.mask_name)
-        if isinstance(given, Tensor) and given.shape[:2] != self.ids.shape[:2]:
+        example = self.fixed.get(self.mask_name)
+        if isinstance(example, Tensor) and example.shape[:2] != self.ids.shape[:2]:
             return None  # a square one
         ranks = dict[MaskForm, int]()
         with torch.no_grad(), mode(self.model, training=False):
             for form in MASKS:
                 with contextlib.suppress(Exception):
-                    ranks[form] = self._rank_form(form)
+                    ranks[form] = self.rank_form(form)
         return max(ranks, key=lambda form: ranks[form], default=None)
 
-    def _rank_form(self, form: MaskForm) -> int:
+    def rank_form(self, form: MaskForm) -> int:
         """1 where it can be given, 2 where a mask without padding changes nothing, 3 where padding is hidden too."""
 
         def read(ids: Tensor, mask: Tensor) -> Tensor:
@@ -294,17 +254,17 @@ class Subject:
         ones = torch.ones(self.ids.shape[:2], dtype=torch.int64, device=self.ids.device)
         hidden = torch.cat((0 * ones[:, :1], ones[:, 1:]), 1)
         other = torch.cat((self.ids.roll(1, 0)[:, :1], self.ids[:, 1:]), 1)
-        same, without = read(self.ids, ones), read(self.ids, hidden)
-        if not agree(same, self.logits(self.ids)):
+        if not agree(read(self.ids, ones), self.logits(self.ids)):
             return 1
-        return 2 + agree(without[:, 1:], read(other, hidden)[:, 1:])
+        return 2 + agree(read(self.ids, hidden)[:, 1:], read(other, hidden)[:, 1:])
 
     def masks(self) -> dict[str, Tensor]:
-        """Attention masks (3, N) by the side of the padding, and one of ones."""
-        masks = padding_masks(self.ids)
-        if not self.pads_left:
-            del masks["left"]
-        return {**masks, "ones": torch.ones_like(masks["right"])}
+        """Attention masks (3, N) of rows of unequal lengths by the side of the padding, and one of ones."""
+        ones = torch.ones(self.ids.shape[:2], dtype=torch.int64, device=self.ids.device)
+        right = ones.clone()
+        right[1, -(self.length // 3) :] = 0
+        right[2, -(self.length // 2) :] = 0
+        return {"right": right, **({"left": right.flip(1)} if self.pads_left else {}), "ones": ones}
 
     @functools.cached_property
     def pads_left(self) -> bool:
@@ -313,11 +273,11 @@ class Subject:
             return True
         if self.mask_form is None or self.has_state or not self.reads_tokens:
             return False
-        mask = padding_masks(self.ids)["left"]
-        real = mask[1].bool()
+        real = torch.arange(self.length, device=self.ids.device) >= self.length // 3
         with torch.no_grad(), mode(self.model, training=False), contextlib.suppress(Exception):
             alone = self.one_row(1).logits(self.ids[1:2, real])[0]
-            return bool(torch.isclose(self.logits(self.ids, mask)[1, real], alone, 1e-4, 1e-4).all())
+            padded = self.logits(self.ids, real.long().expand(ROWS, -1))[1, real]
+            return bool(torch.isclose(padded, alone, 1e-4, 1e-4).all())
         return False
 
     @functools.cached_property
@@ -345,22 +305,20 @@ class Subject:
         return {"position_ids": (mask.cumsum(1) - 1).clamp_min(0) + self.first_position}
 
 
-def take_turns(rows: Tensor, count: int) -> Tensor:
-    """`count` rows, which are the given ones in turn."""
-    return rows[torch.arange(count, device=rows.device) % len(rows)]
+def has_rows(value: Any) -> bool:
+    """True for an input with something for each of the three texts."""
+    return isinstance(value, Tensor) and value.dim() > 0 and len(value) == ROWS
 
 
-def convert(tensor: Tensor, model: Any) -> Tensor:
-    """Vectors in the type of the model; token ids as they are."""
-    return tensor.to(find_dtype(model, tensor.dtype)) if tensor.is_floating_point() else tensor
+def take_turns(value: Any, count: int) -> Any:
+    """`count` rows, which are the three of `value` in turn; another input as it is."""
+    return value[torch.arange(count, device=value.device) % ROWS] if has_rows(value) and count != ROWS else value
 
 
-def padding_masks(ids: Tensor) -> dict[str, Tensor]:
-    """Masks (3, N) of rows of unequal lengths, by the side of the padding."""
-    right = torch.ones(ids.shape[:2], dtype=torch.int64, device=ids.device)
-    right[1, -(ids.shape[1] // 3) :] = 0
-    right[2, -(ids.shape[1] // 2) :] = 0
-    return {"right": right, "left": right.flip(1)}
+def convert(value: Any, model: Any) -> Any:
+    """Vectors in the type of the model; token ids and others as they are."""
+    is_vector = isinstance(value, Tensor) and value.is_floating_point()
+    return value.to(find_dtype(model, value.dtype)) if is_vector else value
 
 
 def random_ids(rows: int, length: int, vocab_size: int, seed: int) -> Tensor:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fullrank.checking.compare import largest
-from fullrank.checking.report import Finding, bounded, inapplicable
+from fullrank.checking.report import Finding, inapplicable, judge
 from fullrank.checking.scorer import ROUNDING, Scorer, count_faults, sum_texts
 
 SUM, ONCE, LATER = "probabilities sum to one", "every token is scored once", "later tokens change no earlier score"
@@ -37,58 +37,30 @@ def over_vocabulary(
     if size is None:
         give = "vocabulary=[...], pieces of text that are one token each"
         return dict.fromkeys(names, inapplicable(f"not tested: texts are strings of unknown tokens; give {give}"))
-    exact = size <= calls
+    if size > calls:
+        many = f"a sum takes {size:,} calls of score, and calls={calls:,} are allowed; raise calls"
+        return dict.fromkeys(names, inapplicable(f"not tested: {many}"))
     near = [m * w + i for w in windows for m in (1, 2) for i in (-1, 0, 1)]
     powers = [2**i + j for i in range(2, 20) for j in (0, -1)]
     wanted = dict.fromkeys([1, len(base) - 1, 0, 2, *near, 3, *powers, *range(len(base))])
-    most = calls // size if exact else max(calls // 4, 16)
-    positions = sorted([n for n in wanted if 0 <= n < len(base)][: max(most, 1)])
+    positions = sorted([n for n in wanted if 0 <= n < len(base)][: calls // size])
     shown = (
         f"{len(positions)} of {len(base)} positions of a text"
         if len(positions) < len(base)
         else f"{len(base)} positions"
     )
-    values = range(size) if exact else torch.randint(size, (4,), generator=torch.Generator().manual_seed(1)).tolist()
+    values = range(size)
     whole = scorer.read(base)
     if scorer.allowed(torch.tensor([whole.total]) if whole.each is None else whole.each) > _COARSE:
         return dict.fromkeys(
             names, inapplicable("not tested: the scores are rounded too coarsely; return them in fp32")
         )
     if whole.each is not None:
-        found = judge_scores(scorer, base, positions, values, shown, size, end_mark)
-    elif end_mark:
+        return judge_scores(scorer, base, positions, values, shown, size, end_mark)
+    if end_mark:
         why = "not tested: a total does not tell the end mark from the tokens; return nll per token, or leave the mark off"
         return dict.fromkeys(names, inapplicable(why))
-    else:
-        found = judge_totals(scorer, base, positions, values, shown, size, calls)
-    if not exact:
-        found[SUM] = estimate_sum(scorer, base, positions[1:] or positions, size, calls)
-    return found
-
-
-def estimate_sum(scorer: Scorer, base: Any, positions: list[int], size: int, calls: int) -> Finding:
-    """Sums over the vocabulary from tokens drawn at random: well below one says nothing, as the likeliest may be missing."""
-    many = f"not tested: a sum takes {size:,} calls of score, and calls={calls:,} are allowed; raise calls"
-    places = positions[:: max(1, len(positions) // 4)][:4]
-    drawn = calls // len(places)
-    if drawn < 2 * _SAMPLES:
-        return inapplicable(many)
-    generator, off, errors = torch.Generator().manual_seed(4), [], []
-    for n in places:
-        before, values = scorer.total(base[:n]), torch.randint(size, (drawn,), generator=generator).tolist()
-        shares = (before - sum_texts(scorer, [[*base[:n], v] for v in values])).exp() * size
-        off.append(float(shares.mean()) - 1)
-        errors.append(float(shares.std()) / math.sqrt(drawn))
-    sure = max(5 * max(errors), scorer.allowed(torch.zeros(1)))
-    worst, looked_at = (
-        max(off),
-        f"sum over v of exp(T(x) - T(x v)) at {len(places)} positions, {drawn} of {size:,} tokens drawn",
-    )
-    reason = "five standard errors of the estimate"
-    if worst > sure or max(map(abs, off)) <= sure <= _COARSE:
-        remark = describe_sum(places[off.index(worst)], math.log1p(worst)) if worst > sure else ""
-        return bounded(looked_at, max(worst, *map(abs, off)), sure, reason, remark=remark)
-    return inapplicable(f"{many}; {drawn} tokens drawn at random do not tell")
+    return judge_totals(scorer, base, positions, values, shown, size, calls)
 
 
 def name_positions(positions: Sequence[int]) -> str:
@@ -165,9 +137,9 @@ def judge_scores(
     looked_at = f"{shown}, each with {len(values):,} tokens in it"
     once = f"{looked_at}, and texts of {lengths[0]} to {len(base)} tokens"
     return {
-        SUM: bounded(f"sum over v of exp(-nll), {looked_at}", off, allowed, ROUNDING, remark=remark),
+        SUM: judge(f"sum over v of exp(-nll), {looked_at}", off, allowed, ROUNDING, remark=remark),
         ONCE: count_faults(faults, once, _UNSCORED if scorer.skipped else ""),
-        LATER: bounded(f"scores before a token that is changed, {looked_at}", max(moved.values(), default=0.0), allowed,
+        LATER: judge(f"scores before a token that is changed, {looked_at}", max(moved.values(), default=0.0), allowed,
                        ROUNDING, remark=leak),
     }  # fmt: skip
 
@@ -186,7 +158,7 @@ _REREAD = "scores change with the number (not the identity) of later tokens, as 
 def judge_totals(
     scorer: Scorer, base: Any, positions: list[int], values: Sequence[int], shown: str, size: int, calls: int
 ) -> dict[str, Finding]:
-    faults, silent, sums, twice, exact = [], [], {}, [], len(values) == size
+    faults, silent, sums, twice = [], [], {}, []
     allowed = scorer.allowed(sum_texts(scorer, [base]))
 
     def halved(text: Any) -> bool:
@@ -203,10 +175,10 @@ def judge_totals(
                 silent.append(n)
             continue
         sums[n] = float(torch.logsumexp(before - after, 0))
-        if abs(sums[n]) > allowed and exact and halved(base[:n]) and halved(base[n - 1 :: -1] if n else base[:n]):
+        if abs(sums[n]) > allowed and halved(base[:n]) and halved(base[n - 1 :: -1] if n else base[:n]):
             twice.append(n)  # of two texts: of one it may be chance
     scorer.skipped = scorer.skipped or 0
-    off = {n: one for n, one in sums.items() if abs(one) > allowed} if exact else {}
+    off = {n: one for n, one in sums.items() if abs(one) > allowed}
     if silent:
         faults.append(f"{name_positions(silent)}: never scored when last, whatever stands there costs the same")
     remark, blamed = "", {}
@@ -240,7 +212,7 @@ def judge_totals(
     sampled = bool(remark) and not blamed
     looked_at = f"sum over v of exp(T(x) - T(x v)), {shown}, each with {len(values):,} tokens in it"
     return {
-        SUM: bounded(looked_at, worst, allowed, ROUNDING, remark=remark),
+        SUM: judge(looked_at, worst, allowed, ROUNDING, remark=remark),
         ONCE: count_faults(faults, looked_at, "" if not scorer.skipped or sampled else _UNSCORED),
         LATER: _TOTALS,
     }

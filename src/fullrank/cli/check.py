@@ -116,8 +116,7 @@ def _report_lines(report: Report) -> Iterator[str | Grid]:
     ]
     rows = []
     for finding in report.findings:
-        applies = finding.verdict != "not applicable"
-        verdict = Cell(finding.verdict, strong=finding.verdict == "fails", quiet=not applies)
+        verdict = Cell(finding.verdict, strong=finding.verdict == "fails")
         rows.append([Cell(finding.check), verdict, _show(finding.difference), _show(finding.tolerance)])
     yield Grid(headings, rows)
     for finding in report.findings:

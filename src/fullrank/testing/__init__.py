@@ -31,19 +31,19 @@ def assert_causal(model: Any, inputs: Any = None, *, quick: bool = True, **optio
     tokens, too.
     """
     __tracebackhide__ = True
-    return _checked(model, inputs, CAUSAL, "", quick=quick, **options)
+    return check_or_raise(model, inputs, CAUSAL, "", quick=quick, **options)
 
 
 def assert_cache_consistent(model: Any, inputs: Any = None, **options: Any) -> Report:
     """With its cache, token by token and in pieces, the model gives the logits of one pass. step=...: a cache of its own."""
     __tracebackhide__ = True
-    return _checked(model, inputs, CACHE, CACHE[0], **options)
+    return check_or_raise(model, inputs, CACHE, CACHE[0], **options)
 
 
 def assert_padding_invariant(model: Any, inputs: Any = None, **options: Any) -> Report:
     """A text in a padded batch has the logits that it has alone, and no padding lets it see the future."""
     __tracebackhide__ = True
-    return _checked(model, inputs, PADDING, PADDING[0], **options)
+    return check_or_raise(model, inputs, PADDING, PADDING[0], **options)
 
 
 def assert_scoring_true(score: Callable[..., Any], texts: Any = None, **options: Any) -> Report:
@@ -53,26 +53,26 @@ def assert_scoring_true(score: Callable[..., Any], texts: Any = None, **options:
 
     report = check_scoring(score, texts, **options)
     if not report.passes:
-        raise AssertionError(f"{getattr(score, '__name__', 'score')}: {_words(report)}")
+        raise AssertionError(f"{getattr(score, '__name__', 'score')}: {describe_failures(report)}")
     return report
 
 
-def _checked(model: Any, inputs: Any, only: tuple[str, ...], needed: str, **options: Any) -> Report:
+def check_or_raise(model: Any, inputs: Any, only: tuple[str, ...], needed: str, **options: Any) -> Report:
     """needed: the check without which nothing was said."""
     __tracebackhide__ = True  # pytest then shows the line of the test
     from fullrank.checking import check
 
-    given: dict[str, Any] = {"quick": True, "say": lambda line: None} | options
-    report = check(model, inputs, only=only, **given)
+    settings: dict[str, Any] = {"quick": True, "say": lambda line: None} | options
+    report = check(model, inputs, only=only, **settings)
     if not report.passes:
-        raise AssertionError(_words(report))
+        raise AssertionError(describe_failures(report))
     for finding in report.findings:
         if needed and finding.check.startswith(needed) and finding.verdict == "not applicable":
             raise AssertionError(f"{finding.check}: it could not be checked: {finding.reason}")
     return report
 
 
-def _words(report: Report) -> str:
+def describe_failures(report: Report) -> str:
     lines = [report.headline]
     for finding in report.failures:
         lines.append(f"- {finding.check}: {finding.words}")

@@ -25,16 +25,16 @@ def leak_check(request: pytest.FixtureRequest) -> Callable[..., Report]:
 
     marker = request.node.get_closest_marker("leak_check")
 
-    def checked(model: Any, inputs: Any = None, **options: Any) -> Report:
+    def check_leaks(model: Any, inputs: Any = None, **options: Any) -> Report:
         __tracebackhide__ = True
-        told: list[str] = []
+        verdicts: list[str] = []
         try:
             return testing.assert_causal(
-                model, inputs, **{**(marker.kwargs if marker else {}), **options, "say": told.append}
+                model, inputs, **{**(marker.kwargs if marker else {}), **options, "say": verdicts.append}
             )
         finally:
-            for line in told:
+            for line in verdicts:
                 name, _, verdict = line.rpartition(": ")
                 request.node.user_properties.append((f"fullrank.{name}", verdict))
 
-    return checked
+    return check_leaks

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import types
 from typing import Any
 
 import leaky_models as leaky
@@ -10,20 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from museum.exhibit import EVERY_WAY, SCALED, Exhibit, future, later, plainly, with_block
-
-
-class RoFormer(leaky.Model):
-    """`is_decoder` of the configuration is not read where the mask is made: the decoder sees the whole text.
-
-    RoFormer, BigBird, RemBert and MegatronBert of transformers since 5.9.0.
-    https://github.com/huggingface/transformers/issues/48745
-    """
-
-    def __init__(self, reads_configuration: bool) -> None:
-        torch.manual_seed(3)
-        self_sees = leaky.causal if reads_configuration else leaky.everything
-        super().__init__({i: leaky.Attention(self_sees) for i in range(leaky.LAYERS)})
-        self.config = types.SimpleNamespace(is_decoder=True, vocab_size=leaky.VOCABULARY)
 
 
 class Gemma2(leaky.Attention):
@@ -67,43 +52,6 @@ class GPT2(leaky.Attention):
         return scores.masked_fill(~leaky.causal(x.shape[1]), self.forbidden).softmax(-1) @ value
 
 
-class TCAN(leaky.Attention):
-    """Softmax over the queries: a weight is divided by a sum over later queries. 26.92 on PTB stood in a public list.
-
-    https://github.com/haohy/TCAN/issues/7
-    """
-
-    def __init__(self, dim: int) -> None:
-        super().__init__(leaky.causal)
-        self.dim = dim
-
-    def forward(self, x: Tensor) -> Tensor:
-        query, key, value = self.project(x).chunk(3, dim=-1)
-        scores = query @ key.transpose(1, 2) / leaky.WIDTH**0.5
-        return scores.masked_fill(~leaky.causal(x.shape[1]), float("-inf")).softmax(self.dim) @ value
-
-
-class Tensorized(nn.Module):
-    """Products of a query, any key and any value, summed up without a mask: `attn_mask` is an argument that nobody reads.
-
-    The released language model of "A Tensorized Transformer for Language Modeling".
-    https://github.com/szhangtju/The-compression-of-Transformer
-    """
-
-    def __init__(self, masked: bool) -> None:
-        super().__init__()
-        self.project = nn.Linear(leaky.WIDTH, 3 * leaky.WIDTH)
-        self.core = nn.Parameter(torch.ones(leaky.WIDTH))
-        self.masked = masked
-
-    def forward(self, x: Tensor) -> Tensor:
-        query, key, value = self.project(x).chunk(3, dim=-1)
-        if self.masked:
-            count = torch.arange(1, x.shape[1] + 1, device=x.device)[:, None]
-            return self.core * query * (key.cumsum(1) / count) * (value.cumsum(1) / count)
-        return self.core * query * key.mean(1, keepdim=True) * value.mean(1, keepdim=True)
-
-
 class Unsloth(leaky.Padded):
     """Where a text is padded, the mask of the padding stands in for that of the future. A mask of ones is dropped first.
 
@@ -136,15 +84,6 @@ def _unsloth(instead: int | None) -> nn.Module:
 
 EXHIBITS = [
     Exhibit(
-        "RoFormer, BigBird, RemBert, MegatronBert: a decoder without a mask",
-        "https://github.com/huggingface/transformers/issues/48745",
-        lambda: RoFormer(False),
-        lambda: RoFormer(True),
-        later(),
-        EVERY_WAY,
-        layer="blocks.0.attention",
-    ),
-    Exhibit(
         "Gemma 2: a window erases the mask of longer texts",
         "https://github.com/huggingface/transformers/issues/31673",
         with_block(lambda: Gemma2(True)),
@@ -159,22 +98,6 @@ EXHIBITS = [
         with_block(lambda: GPT2(float("-inf"))),
         later(_scaled),
         SCALED,
-    ),
-    Exhibit(
-        "TCAN: softmax over the queries",
-        "https://github.com/haohy/TCAN/issues/7",
-        with_block(lambda: TCAN(dim=1)),
-        with_block(lambda: TCAN(dim=2)),
-        later(),
-        EVERY_WAY,
-    ),
-    Exhibit(
-        "Tensorized Transformer: no mask",
-        "https://github.com/szhangtju/The-compression-of-Transformer",
-        with_block(lambda: Tensorized(False)),
-        with_block(lambda: Tensorized(True)),
-        later(),
-        EVERY_WAY,
     ),
     Exhibit(
         "unsloth-zoo: the mask of padding instead of the causal one",

@@ -8,7 +8,7 @@ import leaky_models as leaky
 import torch
 from torch import Tensor, nn
 
-from museum.exhibit import BY_PERTURBATION, EVERY_WAY, Exhibit, another_row, later, with_block
+from museum.exhibit import BY_PERTURBATION, Exhibit, another_row, later, with_block
 
 EXPERTS, CAPACITY = 4, 6
 
@@ -67,38 +67,6 @@ def capacity_over_batch(x: Tensor, gates: Tensor) -> Tensor:
     return flat[0].unflatten(0, x.shape[:2])
 
 
-def of_mean(x: Tensor, gates: Tensor) -> Tensor:
-    """One route for the text, by the mean of its tokens.
-
-    https://github.com/Shwai-He/MEO/issues/2
-    """
-    return gates.mean(1, keepdim=True).expand_as(gates)
-
-
-def of_running_mean(x: Tensor, gates: Tensor) -> Tensor:
-    count = torch.arange(1, x.shape[1] + 1, device=x.device)[:, None]
-    return gates.cumsum(1) / count
-
-
-class MixtureOfTokens(nn.Module):
-    """An expert gets a mixture of the tokens at the same position of different texts: no later token, but another text.
-
-    https://github.com/llm-random/llm-random/issues/464
-    """
-
-    def __init__(self, mixed: bool) -> None:
-        super().__init__()
-        self.router = nn.Linear(leaky.WIDTH, 1)
-        self.expert = nn.Linear(leaky.WIDTH, leaky.WIDTH)
-        self.mixed = mixed
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.mixed:
-            return self.expert(x)
-        weights = self.router(x).softmax(0)  # over the texts
-        return weights * self.expert((weights * x).sum(0, keepdim=True))
-
-
 def _only(gates: Tensor, kept: Tensor, dim: int) -> Tensor:
     return torch.zeros_like(gates).scatter(dim, kept, gates.gather(dim, kept))
 
@@ -125,28 +93,10 @@ EXHIBITS = [
         layer="blocks.1.feed_forward",
     ),
     Exhibit(
-        "MEO: a route for the whole text",
-        "https://github.com/Shwai-He/MEO/issues/2",
-        with_block(feed_forward=lambda: Mixture(of_mean)),
-        with_block(feed_forward=lambda: Mixture(of_running_mean)),
-        later(),
-        EVERY_WAY,
-        layer="blocks.1.feed_forward",
-    ),
-    Exhibit(
         "marin: a capacity for the whole batch",
         "https://github.com/marin-community/marin/issues/8134",
         with_block(feed_forward=lambda: Mixture(capacity_over_batch)),
         with_block(feed_forward=lambda: Mixture(capacity_by_order)),
-        another_row(),
-        ROWS,
-        layer="blocks.1.feed_forward",
-    ),
-    Exhibit(
-        "Mixture of Tokens: tokens of other texts",
-        "https://github.com/llm-random/llm-random/issues/464",
-        with_block(feed_forward=lambda: MixtureOfTokens(mixed=True)),
-        with_block(feed_forward=lambda: MixtureOfTokens(mixed=False)),
         another_row(),
         ROWS,
         layer="blocks.1.feed_forward",

@@ -231,13 +231,6 @@ class OwnForward(leaky.Model):
         return x
 
 
-class TimeFirst(leaky.Model):
-    """Reads (N, B), as recurrent models of torch do."""
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        return self.output(self.hidden(input_ids.mT)).transpose(0, 1)
-
-
 class BooleanMask(leaky.Padded):
     """Its mask of padding is boolean, and true at padding if `hidden`; nothing else is taken."""
 
@@ -250,10 +243,6 @@ class BooleanMask(leaky.Padded):
             raise TypeError(f"a boolean mask is needed, not one of {attention_mask.dtype}")
         inverted = attention_mask is not None and self.hides
         return super().forward(input_ids, ~attention_mask if inverted else attention_mask)  # type: ignore[operator]
-
-
-def _by_time(model: nn.Module, ids: Tensor) -> Tensor:
-    return plainly(model, ids.mT).transpose(0, 1)
 
 
 def _one_row(model: nn.Module, ids: Tensor) -> Tensor:
@@ -429,14 +418,6 @@ EXHIBITS = [
         later(),
         EVERY_WAY,
         layer=f"{OWN_FORWARD}, before blocks.0",
-    ),
-    Exhibit(
-        "time comes first",
-        "",
-        lambda: TimeFirst({1: leaky.Attention(leaky.everything)}),
-        TimeFirst,
-        later(_by_time),
-        EVERY_WAY,
     ),
     *(
         Exhibit(

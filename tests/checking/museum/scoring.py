@@ -199,14 +199,9 @@ def axis(of_softmax: int) -> Callable[[Tensor], Tensor]:
 
 
 def tempered(temperature: float) -> Callable[[Tensor], Tensor]:
-    """Scores divided by a temperature, over more words than there are calls for; nothing adds up to one."""
+    """Scores divided by a temperature: nothing adds up to one."""
     words = 0.7 * torch.randn(3000, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     return lambda text: -words.log_softmax(0)[text] / temperature
-
-
-def rounded(kind: torch.dtype) -> Callable[[Tensor], float]:
-    """Added in half precision, and handed on as a number of Python."""
-    return lambda text: float(nll(text).to(kind).sum())
 
 
 def of_ranks(multiplied: bool) -> Callable[..., float]:
@@ -243,8 +238,6 @@ SCORED = [
     _scored("a text is cut, its count is not", "https://github.com/facebookresearch/lingua/issues/46", truncated, True, False,
             ONCE, window=16),
     _scored("softmax over the wrong axis", f"{_JADORE}/issues/19", axis, 0, -1, SUM, LATER),
-    _scored("a temperature, by draws", "", tempered, 1.3, 1.0, SUM, vocab_size=3000),
     _scored("a temperature, in full", "", tempered, 0.8, 1.0, SUM, vocab_size=3000, calls=None),
-    _scored("added in half precision", "", rounded, torch.float16, torch.float32, SUM),
     _scored("ranks multiply", f"{_TRANSFORMERS}/issues/35078", of_ranks, True, False, RANKS),
 ]  # fmt: skip

@@ -26,7 +26,7 @@ def spread(summaries: Tensor, size: int, length: int, late: bool) -> Tensor:
 class BlockSummaries(leaky.Attention):
     """Queries, keys and values get the means of their block of 16 tokens, later ones among them. 0.024 bits per byte.
 
-    The first of https://github.com/karpathy/nanochat/issues/844 (there 64 tokens)
+    https://github.com/karpathy/nanochat/issues/844 (there 64 tokens)
     """
 
     size = 16
@@ -41,52 +41,6 @@ class BlockSummaries(leaky.Attention):
         query, key, value = projected.chunk(3, dim=-1)
         scores = query @ key.transpose(1, 2) / leaky.WIDTH**0.5
         return scores.masked_fill(~leaky.causal(x.shape[1]), float("-inf")).softmax(-1) @ value
-
-
-class ChunkRecurrence(nn.Module):
-    """A recurrent state over the means of chunks: causal between chunks, but each token gets the state of its own chunk.
-
-    The second of https://github.com/karpathy/nanochat/issues/844
-    """
-
-    size = 8
-
-    def __init__(self, late: bool) -> None:
-        super().__init__()
-        self.carry = nn.Linear(leaky.WIDTH, leaky.WIDTH)
-        self.late = late
-
-    def forward(self, x: Tensor) -> Tensor:
-        state, states = x.new_zeros(len(x), leaky.WIDTH), []
-        for mean in means(x, self.size).unbind(1):
-            state = torch.tanh(mean + self.carry(state))
-            states.append(state)
-        if not states:
-            return torch.zeros_like(x)
-        return spread(torch.stack(states, dim=1), self.size, x.shape[1], self.late)
-
-
-class Spectral(nn.Module):
-    """A free response for every frequency: padding with zeros does not make the filter one-sided. 0.0018 bits per byte.
-
-    The third of https://github.com/karpathy/nanochat/issues/844
-    """
-
-    size = 256  # of the transform: texts of up to 128 tokens
-
-    def __init__(self, one_sided: bool) -> None:
-        super().__init__()
-        self.response = nn.Parameter(torch.randn(self.size // 2 + 1, leaky.WIDTH, 2) / 4)
-        self.one_sided = one_sided
-
-    def forward(self, x: Tensor) -> Tensor:
-        wide = x.float() if x.dtype == torch.bfloat16 else x
-        response = torch.view_as_complex(self.response.to(wide.dtype))
-        if self.one_sided:
-            taps = torch.fft.irfft(response, self.size, dim=0)[: self.size // 2]
-            response = torch.fft.rfft(taps, self.size, dim=0)
-        filtered = torch.fft.irfft(torch.fft.rfft(wide, self.size, dim=1) * response, self.size, dim=1)
-        return filtered[:, : x.shape[1]].to(x.dtype)
 
 
 class Wrapped(nn.Module):
@@ -112,9 +66,8 @@ class Compressed(leaky.Attention):
     """Attention to itself and to the `chosen` best of compressed blocks, each of which stands for `ratio` tokens.
 
     An indexer scores the blocks. seen: "all" blocks (https://github.com/huggingface/transformers/issues/45820, DeepSeek-V4);
-    "begun" ones, among them that of the query itself (https://github.com/vllm-project/tpu-inference/issues/3536); "later"
-    ones, by a function that says what is masked where one was wanted that says what is seen
-    (https://github.com/tilde-research/nsa-release/issues/3); or the "complete" ones.
+    "begun" ones, among them that of the query itself (https://github.com/vllm-project/tpu-inference/issues/3536); or the
+    "complete" ones.
     """
 
     ratio, chosen = 4, 8
@@ -131,8 +84,8 @@ class Compressed(leaky.Attention):
         blocks = torch.arange(n // self.ratio, device=x.device)
         position = torch.arange(n, device=x.device)[:, None]
         last = {"all": blocks.max() + 1 if n >= self.ratio else 0, "begun": position // self.ratio,
-                "complete": (position + 1) // self.ratio - 1, "later": 0}[self.seen]  # fmt: skip
-        allowed = blocks <= last if self.seen != "later" else blocks >= (position + 1) // self.ratio
+                "complete": (position + 1) // self.ratio - 1}[self.seen]  # fmt: skip
+        allowed = blocks <= last
         index = (index_query @ means(index_key, self.ratio).transpose(1, 2)).masked_fill(~allowed, float("-inf"))
         best = index.topk(min(self.chosen, len(blocks)), dim=-1).indices
         taken = torch.zeros_like(index, dtype=torch.bool).scatter(-1, best, True) & allowed
@@ -180,22 +133,6 @@ EXHIBITS = [
         EVERY_WAY,
     ),
     Exhibit(
-        "nanochat, second: recurrent states of chunks",
-        "https://github.com/karpathy/nanochat/issues/844",
-        with_block(lambda: ChunkRecurrence(late=False)),
-        with_block(lambda: ChunkRecurrence(late=True)),
-        later(),
-        EVERY_WAY,
-    ),
-    Exhibit(
-        "nanochat, third: a filter that is not one-sided",
-        "https://github.com/karpathy/nanochat/issues/844",
-        with_block(lambda: Spectral(one_sided=False)),
-        with_block(lambda: Spectral(one_sided=True)),
-        later(),
-        EVERY_WAY,
-    ),
-    Exhibit(
         "a filter that wraps around: from more than 60 tokens ahead only",
         "https://github.com/state-spaces/s4/pull/104",
         with_block(lambda: Wrapped(padding=0)),
@@ -218,14 +155,6 @@ EXHIBITS = [
         with_block(lambda: Compressed("begun")),
         with_block(lambda: Compressed("complete")),
         later(cut=42),
-        EVERY_WAY,
-    ),
-    Exhibit(
-        "native sparse attention: a mask upside down",
-        "https://github.com/tilde-research/nsa-release/issues/3",
-        with_block(lambda: Compressed("later")),
-        with_block(lambda: Compressed("complete")),
-        later(),
         EVERY_WAY,
     ),
     Exhibit(
