@@ -128,31 +128,6 @@ def test_the_papers_models() -> None:
     assert [layer.layer for layer in flat.farthest] == [0, 2, 3]
 
 
-def test_the_drifting_label_is_that_of_the_released_bookkeeping() -> None:
-    """The counters of the released code, played out: the label after t steps has mean 1 + t p and variance t p (1 - p)."""
-    probabilities = np.array(fr.SkipRetain("linear", num_layers=15).probabilities)
-    rng = np.random.default_rng(0)
-    runs, steps = 200, 400
-    labels = np.zeros((runs, 15))
-    for run in range(runs):
-        current, of_memory = 0, np.zeros(15, dtype=int)
-        for rests in rng.random((steps, 15)) < probabilities:
-            current += 1
-            lowest = of_memory.min()  # subtracted from both, which changes no difference
-            current, of_memory = current - lowest, of_memory - lowest
-            of_memory[~rests] += 1
-        labels[run] = current + 1 - of_memory
-    reach = context(probabilities.tolist(), memory_length=512, segment_length=512)
-    for layer, found in zip(reach.layers, labels.T, strict=True):
-        drift = layer.drifting(steps)
-        assert abs(found.mean() - drift.blocks) <= 4 * drift.deviation / math.sqrt(runs)
-        assert found.std() == pytest.approx(drift.deviation, rel=5 / math.sqrt(2 * runs))
-        assert drift.tokens == pytest.approx(512 * drift.blocks)  # M = N: the oldest token of a block that far back
-    far = reach.farthest[0].drifting(4000)  # between two evaluations of the paper
-    assert far.blocks == pytest.approx(1 + 4000 * 13 / 30)
-    assert reach.layers[0].drifting(4000).blocks == 1
-
-
 def test_large_memories_and_rare_runs() -> None:
     """(1 - p)^j is below the smallest float here; mean and deviation still come out of the distribution."""
     layer = LayerReach(0, 0.4, 5000, 1)
@@ -179,5 +154,3 @@ def test_large_memories_and_rare_runs() -> None:
 def test_what_has_no_reach_is_refused(probabilities: list[float], lengths: tuple[int, int], message: str) -> None:
     with pytest.raises(InputError, match=message):
         context(probabilities, memory_length=lengths[0], segment_length=lengths[1])
-    with pytest.raises(InputError, match="steps: zero or more, given -1"):
-        LayerReach(0, 0.5, 4, 4).drifting(-1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -212,100 +211,10 @@ def test_deviations_of_the_papers_table() -> None:
         assert compared.value == pytest.approx(change, abs=3)
 
 
-def test_the_least_important_heads_leave_one_in_each_layer() -> None:
-    layers = tuple(
-        LayerHeads(np.zeros((3, 1)), np.array(changes), (None,) * 3, np.eye(3))
-        for changes in ([0.1, -0.2, 0.0], [5.0, 3.0, 4.0])
-    )
-    found = Heads(layers, ("a", "b"), np.zeros(1), "", 1, "")
-    assert found.least(2) == {0: [1, 2]}
-    assert found.least(4) == {0: [1, 2], 1: [1, 2]}
-    with pytest.raises(InputError, match="at most 4, as each of 2 layers keeps one; given 5"):
-        found.least(5)
-
-
 def test_models_without_heads_are_named() -> None:
     model = fr.LanguageModel(config(attention=fr.AttentionConfig(kind="multilinear", cores=1, rank=4)))
     with pytest.raises(InputError, match="has no attention weights"):
         heads(model, IDS)
-
-
-PRUNABLE: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "relative": {"position": "relative", "memory_length": 5, "attention": fr.AttentionConfig(score="relative")},
-    "dense": {"attention": fr.AttentionConfig(score="dense_synthesizer"), "max_position_embeddings": 16},
-    "random": {"attention": fr.AttentionConfig(score="random_synthesizer"), "max_position_embeddings": 16},
-    "without biases": {"attention": fr.AttentionConfig(bias=False), "output": fr.OutputConfig(tied=True)},
-}
-
-
-@pytest.mark.parametrize("case", PRUNABLE)
-def test_pruned_is_ablated_and_smaller(case: str, tmp_path: Path) -> None:
-    torch.manual_seed(7)
-    model = moved(fr.LanguageModel(config(**PRUNABLE[case]))).eval()
-    smaller = fr.analysis.prune(model, {0: [0, 2], 1: [1]})
-    assert smaller.config.heads_by_layer == [1, 2]
-    smaller.save(tmp_path)
-    loaded = fr.LanguageModel.load(tmp_path).double()
-    for block, gone in zip(model.blocks, ([0, 2], [1]), strict=True):
-        with torch.no_grad():
-            for head in gone:
-                block.attention.merge.weight[:, head * SIZE : (head + 1) * SIZE] = 0
-    memory = other = None
-    for ids in (IDS, IDS.flip(0)):
-        expected, found = model(ids, memory), smaller(ids, other)
-        memory, other = expected.memory, found.memory
-        torch.testing.assert_close(found.logits, expected.logits, rtol=0, atol=1e-10)
-    torch.testing.assert_close(loaded(IDS).logits, smaller(IDS).logits, rtol=0, atol=1e-4)  # saved in fp64
-    torch.testing.assert_close(
-        smaller.generate(IDS[:1], 4, greedy=True), model.generate(IDS[:1], 4, greedy=True), rtol=0, atol=0
-    )
-    # of a head: rows of query, key, value (and keys of distances), columns of the output projection, and what its score has
-    width, bias = 24, 0 if case == "without biases" else 1
-    projections = {"dense": 3, "random": 2, "relative": 5}.get(case, 4)
-    biased = {"dense": 2, "random": 1}.get(case, 3) * bias
-    own = {"random": 16 * 16}.get(case, 0) + projections * SIZE * width + biased * SIZE
-    shared = 2 * SIZE * (1 + 2 - HEADS) if case == "relative" else 0  # u and v: one pair of all heads, then one a layer
-    assert model.num_parameters() - smaller.num_parameters() == 3 * own - shared
-
-
-def test_what_cannot_be_pruned_is_named() -> None:
-    model = fr.LanguageModel(config())
-    for gone, message in (
-        ({0: [0, 1, 2]}, "layer 0 has 0 to 2 and keeps one of them"),
-        ({1: [3]}, "layer 1 has 0 to 2"),
-        ({2: [0]}, "layers 0 to 1, given 2"),
-    ):
-        with pytest.raises(InputError, match=message):
-            fr.analysis.prune(model, gone)
-    mixed = fr.LanguageModel(config(attention=fr.AttentionConfig(mix="position_wise")))
-    with pytest.raises(InputError, match="position_wise - the heads that stay read the weights of those that would go"):
-        fr.analysis.prune(mixed, {0: [0]})
-    with pytest.raises(InputError, match="a number above 0 for each of 2 layers"):
-        config(heads_by_layer=[1])
-    with pytest.raises(InputError, match="shared_biases: false"):
-        config(heads_by_layer=[1, 2], position="relative", attention=fr.AttentionConfig(score="relative"))
-
-
-def test_pruned_models_are_pruned_again_and_encoders_too() -> None:
-    model = moved(fr.MaskedLanguageModel(config())).eval()
-    once = fr.analysis.prune(model, {0: [1]})
-    twice = fr.analysis.prune(once, {0: [1], 1: [0]})
-    together = fr.analysis.prune(model, {0: [1, 2], 1: [0]})
-    assert twice.config == together.config
-    torch.testing.assert_close(twice(IDS).logits, together(IDS).logits)
-    assert [len(layer.change) for layer in heads(twice, IDS).layers] == [1, 2]
-
-
-def test_pruned_models_load_from_pretrained(tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
-    smaller = fr.analysis.prune(fr.LanguageModel(config()).eval(), {1: [0, 2]})
-    exported = fr.FullRankForCausalLM(fr.FullRankConfig.of(smaller.config)).eval()
-    exported.model.load_state_dict(smaller.state_dict())
-    exported.save_pretrained(tmp_path)
-    loaded = fr.FullRankForCausalLM.from_pretrained(tmp_path)
-    torch.testing.assert_close(loaded(IDS).logits, smaller(IDS).logits)
-    assert fr.LanguageModel.load(tmp_path).config.heads_by_layer == [3, 1]
 
 
 def test_any_figure_of_a_task_by_head() -> None:

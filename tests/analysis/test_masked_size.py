@@ -48,12 +48,6 @@ def test_latents_of_a_mixture_work_on_the_same_share() -> None:
     assert all_of_them - few == 2 * (latents + 3 * 16 * 101)
 
 
-def test_multilinear_attention_beside_multi_head() -> None:
-    attention = fr.AttentionConfig(kind="multilinear", rank=5, cores=2, output_map="decayed")
-    found = masked_size(fr.ModelConfig(**SIZES, attention=attention), 10, 1, 0.15)
-    assert found["attention_block"]["multi_head"]["total"] == 4 * 16 * 17
-
-
 def test_no_masked_model() -> None:
     with pytest.raises(ConfigError, match=r"model\.memory_length"):
         masked_size(fr.ModelConfig(**SIZES, memory_length=4), 10, 1, 0.15)

@@ -70,7 +70,6 @@ def test_after_a_layer_norm_a_bias_adds_nothing(bias: bool) -> None:
     found = fr.analysis.rank(random_model({"bias": bias}, final_norm=True), ids())
     assert found.rank == 8 + 1
     assert found.layer.bound == 8 + 1 + bias
-    assert found.layer.normed
 
 
 @pytest.mark.parametrize("div_val", [1, 2])

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 import fullrank as fr
 import hugging_face_models as tiny
-from fullrank.analysis.rank import soft_cap
 from fullrank.core.errors import InputError
 
 IDS = torch.randint(tiny.VOCABULARY, (8, 12), generator=torch.Generator().manual_seed(3))
@@ -38,25 +37,12 @@ def test_d_is_the_width_of_the_head() -> None:
     assert (found.layer.hidden_size, found.rank) == (6, 7)
 
 
-def test_a_soft_cap_is_named_exempt_and_escapes() -> None:
+def test_a_soft_cap_is_exempt_and_escapes() -> None:
     for cap in (30.0, 2.0):
         found = fr.analysis.rank(tiny.gemma2(cap), IDS, contexts=30)
-        assert found.layer.kind == f"softmax, soft-cap {cap:g}"
-        assert found.layer.exempt == f"the soft-cap {cap:g} tanh(z / {cap:g}) of every logit z is not linear"
+        assert "more follows after it" in str(found.layer.exempt)
         assert found.layer.bound == 9
         assert found.rank == 30
-
-
-def test_a_soft_cap_inside_the_configuration_of_the_text_model() -> None:
-    class Outer:
-        final_logit_softcapping = None
-
-        def get_text_config(self) -> object:
-            return type("Text", (), {"final_logit_softcapping": 12.0})()
-
-    assert soft_cap(Outer()) == 12
-    assert soft_cap(type("Recurrent", (), {"logits_soft_cap": 7.0})()) == 7
-    assert soft_cap(object()) is None
 
 
 def test_figures_are_those_of_numpy_on_its_logits() -> None:

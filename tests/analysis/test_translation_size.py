@@ -80,17 +80,6 @@ def test_caches() -> None:
     assert (sizes["state_per_text_fp32"], sizes["weights_fp32"]) == (0, 4 * 39_469_056)
 
 
-def test_multi_linear_attention_is_shown_where_it_is() -> None:
-    found = translation_size(resolve("tensorized/table3", "core1", "paper").config.model, LENGTH)
-    assert list(found["attention_block"]) == ["encoder"]
-    block = found["attention_block"]["encoder"]
-    multi_head = 4 * E * E + 4 * E
-    assert block["all_layers"]["multi_head"] == 6 * multi_head
-    assert block["all_layers"]["multilinear"] == found["by_place"]["encoder"]["attention"]
-    assert block["whole_model"]["multi_head"] == 52_330_496
-    assert translation_size(table4("h4-plain"), LENGTH)["attention_block"] is None
-
-
 def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     with pytest.raises(SystemExit) as stopped:
         main(list(words))

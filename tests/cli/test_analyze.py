@@ -47,7 +47,7 @@ def values(content: dict[str, Any], measure: str, **labels: object) -> list[floa
 
 def test_numbers_by_hand(config: Path) -> None:
     """Eq. 1 with M = N = 512: p = i / 30, mean M / (1 - p), deviation M sqrt(p) / (1 - p), P(K = k) = p^k (1 - p)."""
-    content = measured(config, "--drifting", "300")
+    content = measured(config)
     about = content["models"][0]
     assert (about["phase"], about["skip"]) == ("skip_retain", "linear")
     assert values(content, "memory length") == values(content, "segment length") == [512]
@@ -55,7 +55,7 @@ def test_numbers_by_hand(config: Path) -> None:
         p = layer / 30 if layer < 14 else 0.0
         expected = {
             "skipped": 100 * p, "mean reach": 512 / (1 - p), "deviation": 512 * math.sqrt(p) / (1 - p),
-            "mean nearest": 1 + 512 * p / (1 - p), "drifting label": 512 * (1 + 300 * p),
+            "mean nearest": 1 + 512 * p / (1 - p),
         }  # fmt: skip
         for measure, number in expected.items():
             assert values(content, measure, layer=layer) == [pytest.approx(number)]
@@ -87,7 +87,7 @@ def test_remarks_name_what_changes_the_reach(config: Path) -> None:
     drifting = "train.phases=[{name: a, skip: uniform, p: 0.1, gaps: drifting, steps: 3}]"
     remarks = " ".join(measured(config, "model.same_length=true", drifting)["remarks"])
     assert "same_length" in remarks
-    assert "--drifting" in remarks
+    assert "farther away with every step" in remarks
 
 
 def test_a_run_folder_and_a_row_of_a_recipe(config: Path, tmp_path: Path) -> None:
@@ -134,7 +134,6 @@ WRONG = {
     ),
     "unknown key": (["model.memory_lenght=5"], ["did you mean 'model.memory_length'"]),
     "a row": (["--row", "b"], ["has no row 'b'"]),
-    "negative steps": (["--drifting", "-1"], ["--drifting"]),
     "a file for a folder": (["--out", "{config}"], ["--out", "a file of that name exists"]),
 }
 

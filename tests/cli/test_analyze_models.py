@@ -131,9 +131,9 @@ def test_the_text_is_the_runs_own(called: Called, place: Path) -> None:
 def test_hugging_face_models(called: Called, place: Path) -> None:
     content = measured(called, "@gpt2", "@gemma2", "--text", "@words.txt", "--segment-length", "12")
     assert value(content, "rank", model="gpt2") == value(content, "bound", model="gpt2") == 9
-    assert value(content, "rank", output="softmax, soft-cap 30") == 47
+    assert value(content, "rank", model="gemma2") == 47
     assert values(content, "bound", model="gemma2") == []
-    assert "soft-cap" in notes(content)
+    assert "more follows after it" in notes(content)
     assert value(content, "contexts", model="gpt2") == 52
     assert value(content, "repeated contexts", model="gpt2") == 4  # <bos> begins every segment
     words = (place / "words.txt").read_text().split()
@@ -331,36 +331,6 @@ def test_an_encoder_predicts_masked_tokens(place: Path, capsys: pytest.CaptureFi
     assert "bert has no logits" in said
     code, out, _ = analyzed(capsys, "spectrum", *words)
     assert (code, {record["labels"]["layer"] for record in json.loads(out)["records"]}) == (0, {0})
-
-
-def test_pruned_heads_are_saved(place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    words = ["heads", place / "mixture", "--texts", 3]
-    code, _, said = analyzed(capsys, *words, "--prune", 2)
-    assert (code, "--out DIR" in said) == (2, True)
-    code, _, said = analyzed(capsys, *words, "--prune", 1.5, "--out", tmp_path)
-    assert (code, "a whole number of heads, or a share of the 8 that there are; given 1.5" in said) == (2, True)
-    code, _, said = analyzed(capsys, *words, "--prune", 2, "--out", tmp_path)
-    assert (code, "position_wise - the heads that stay read the weights" in said) == (2, True)
-    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
-    saved = tmp_path / "saved"
-    fr.LanguageModel(fr.ModelConfig(vocab_size=62, **sizes)).save(saved)
-    for name in ("vocabulary.json", "tokenizer.json"):
-        shutil.copy(place / "plain" / name, saved)
-    words = ["heads", saved, "--text", place / "words.txt", "--texts", 3, "--out", tmp_path, "--prune", 0.25, "--json"]
-    code, out, said = analyzed(capsys, *words)
-    assert (code, said) == (0, "")
-    content = json.loads(out)
-    pruned = {"records": content["pruned"]}
-    (gone,) = [record["labels"] for record in content["pruned"] if record["measure"] == "pruned"]
-    least = min(values(content, "change"))
-    assert value(content, "change", **gone) == least
-    before, after = (value(pruned, "perplexity", model=when) for when in ("before", "after"))
-    assert after - before == pytest.approx(least, abs=1e-4)
-    smaller = fr.LanguageModel.load(content["folder"])
-    assert value(pruned, "parameters", model="after") == smaller.num_parameters()
-    code, out, _ = analyzed(capsys, "spectrum", tmp_path / "pruned", "--text", place / "words.txt", "--json")
-    heads = [len(values(json.loads(out), "stable rank", layer=layer, weights="after")) - 1 for layer in (0, 1)]
-    assert (code, heads) == (0, smaller.config.heads_by_layer)
 
 
 def test_mixing_over_training(place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

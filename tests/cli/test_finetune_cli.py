@@ -316,8 +316,6 @@ def test_heads_of_a_run_by_the_metric_of_its_task(place: Place, tmp_path: Path) 
         low, high = changes[1, head]["interval"]
         assert low <= high
     assert any(change["value"] for change in changes.values())
-    refused = place.say("analyze", "heads", tmp_path / "run", "--prune", 2)
-    assert (refused.code, "leave out --prune" in refused.err) == (2, True)
 
 
 @pytest.mark.parametrize(("recipe", "row"), [("mixhead/table5", "mnli-b"), ("mixhead/table6", "plain")])

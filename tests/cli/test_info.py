@@ -37,14 +37,11 @@ def wikitext103(tmp_path: Path) -> Path:
 
 def test_the_block_is_larger(capsys: pytest.CaptureFixture[str], wikitext103: Path) -> None:
     found = json.loads(told(capsys, "info", wikitext103, "--json"))
-    block = found["attention_block"]
-    assert block["parameters"]["total"] == 1_679_400
-    assert block["ratio"] == 262_144 / 1_679_400
-    assert block["all_layers"]["multilinear"] == 10_076_480
+    assert found["parameters"]["attention"] == 10_076_480
     assert found["bytes"]["cache_per_token_fp32"] == 4 * 6 * 2 * 40
     assert found["memory"]["parameters"] == 4 * found["parameters"]["total"] == 4 * 85_356_626
     shown = told(capsys, "info", wikitext103)
-    for number in ("85,356,626", "1,679,400", "262,144", "0.1561", "7.5"):
+    for number in ("85,356,626", "10,076,480", "7.5"):
         assert number in shown
 
 
@@ -52,11 +49,8 @@ def test_a_map_of_any_length(capsys: pytest.CaptureFixture[str], wikitext103: Pa
     changes = ["model.attention.output_map=decayed", "model.attention.score=dot_product", "model.position=none",
                "model.attention.bias=true"]  # fmt: skip
     found = json.loads(told(capsys, "info", wikitext103, *changes, "--length", 5000, "--json"))
-    pieces = {"projections": 30_720, "output_map": 8 * 40 * 256 + 2 * 8, "cores": 40, "position_term": 0, "bias": 376}
-    block = found["attention_block"]
-    assert block["parameters"] == {"total": sum(pieces.values()), **pieces}
-    assert block["multi_head"]["total"] == 262_144 + 1024
-    assert block["positions"] is None
+    projections, output_map, cores, biases = 30_720, 8 * 40 * 256 + 2 * 8, 40, 376
+    assert found["parameters"]["attention"] == 6 * (projections + output_map + cores + biases)
     assert found["bytes"]["state_per_text_fp32"] == 15 * 2**10  # 6 layers, 2 S R numbers of 4 bytes
     assert found["bytes"]["cache_per_token_fp32"] == 0
 
@@ -66,8 +60,3 @@ def test_too_long_for_the_map(capsys: pytest.CaptureFixture[str], wikitext103: P
         main(["info", str(wikitext103), "--length", "81"])
     assert stopped.value.code == 2
     assert "each pair of 80 positions" in capsys.readouterr().err
-
-
-def test_others_have_no_such_block(capsys: pytest.CaptureFixture[str]) -> None:
-    assert json.loads(told(capsys, "info", "mixhead/table1-vanilla", "--row", "b", "--json"))["attention_block"] is None
-    assert "block" not in told(capsys, "info", "mixhead/table1-vanilla", "--row", "b")

@@ -1,8 +1,8 @@
 """The papers' analyses: each reads a model or a configuration, and gives figures."""
 
-from fullrank.analysis.context import Distribution, Drift, LayerReach, Reach, context
+from fullrank.analysis.context import Distribution, LayerReach, Reach, context
 from fullrank.analysis.gradient import GradientShare, gradient_share
-from fullrank.analysis.heads import Heads, LayerHeads, ablate, heads, nats_per_token, prune
+from fullrank.analysis.heads import Heads, LayerHeads, ablate, heads, nats_per_token
 from fullrank.analysis.mixing import LayerMixing, mixing
 from fullrank.analysis.rank import LogProbRank, OutputLayer, rank
 from fullrank.analysis.spectrum import AttentionSpectrum, LayerSpectrum, Spectrum, spectrum
@@ -12,7 +12,6 @@ __all__ = [
     "AttentionSpectrum",
     "ContextUse",
     "Distribution",
-    "Drift",
     "GradientShare",
     "Heads",
     "LayerHeads",
@@ -30,7 +29,6 @@ __all__ = [
     "heads",
     "mixing",
     "nats_per_token",
-    "prune",
     "rank",
     "spectrum",
 ]

@@ -33,20 +33,6 @@ class Distribution:
 
 
 @dataclass(frozen=True)
-class Drift:
-    """Distance at which the released code labels a layer's memory after `steps` steps: it drifts (`gaps: drifting`).
-
-    blocks: the expected label, in segments before the current one: 1 + steps p. deviation: its standard deviation.
-    tokens: the expected distance that is given to the oldest remembered token, from the first query of a segment.
-    """
-
-    steps: int
-    blocks: float
-    deviation: float
-    tokens: float
-
-
-@dataclass(frozen=True)
 class LayerReach:
     """The reach of one layer's memory at a step in which the layer runs, long after the start.
 
@@ -93,14 +79,6 @@ class LayerReach:
         """The distribution of the distance of the nearest remembered token from the first query: 1 + N G, G geometric."""
         skips = skips_before(1, self.probability)
         return Distribution(1 + self.segment_length * np.arange(skips.size), skips)
-
-    def drifting(self, steps: int) -> Drift:
-        """The labels that the released code gives after `steps` steps: 1 + Binomial(steps, p) segments."""
-        if steps < 0:
-            raise InputError(f"steps: zero or more, given {steps}")
-        p = self.probability
-        far = self.memory_length + self.segment_length * steps * p
-        return Drift(steps, 1 + steps * p, math.sqrt(steps * p * (1 - p)), far)
 
     @property
     def _odds(self) -> float:
@@ -191,7 +169,6 @@ REACH_TABLE = Table(
         Column("deviation", format=",.1f"),
         *(Column(f"reach, {share:.0%} quantile", format=",d") for share in QUANTILES),
         Column("mean nearest", "nearest token, mean", format=",.1f"),
-        Column("drifting label", format=",.0f"),
     ),
 )
 REACH_PLOT = Lines(
@@ -206,11 +183,8 @@ REACH_PLOT = Lines(
 )
 
 
-def reach_records(reach: Reach, drifting: int | None = None) -> Iterator[Record]:
-    """The reach of every layer; drifting: also the labels of the released code after so many steps.
-
-    The distribution is given up to its 99.9 % quantile.
-    """
+def reach_records(reach: Reach) -> Iterator[Record]:
+    """The reach of every layer; its distribution up to its 99.9 % quantile."""
     yield Record({}, "memory length", reach.memory_length, "tokens")
     yield Record({}, "segment length", reach.segment_length, "tokens")
     yield Record({}, "skipped layers", reach.resting, note="Mean number of layers that are skipped at a step.")
@@ -226,8 +200,6 @@ def reach_records(reach: Reach, drifting: int | None = None) -> Iterator[Record]
         for share in QUANTILES:
             yield Record(labels, f"reach, {share:.0%} quantile", layer.reach.quantile(share), "tokens")
         yield Record(labels, "mean nearest", layer.nearest_mean, "tokens")
-        if drifting is not None:
-            yield Record(labels, "drifting label", layer.drifting(drifting).tokens, "tokens")
         farthest, reached = layer.reach.quantile(0.999), 1.0
         for tokens, probability in zip(layer.reach.tokens, layer.reach.probabilities, strict=True):
             if tokens <= farthest:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import math
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fullrank.core.config import AttentionConfig, WeightedConfig, stage_name, stage_options
 from fullrank.core.errors import InputError
 from fullrank.core.mix import Mixing
 from fullrank.core.output import IGNORED
@@ -37,14 +34,12 @@ class LayerHeads:
     nll (H, S): nats per token of each text without the head. change (H,): of the perplexity of all texts.
     intervals: 95 % intervals of the changes over the choice of texts, None where there are too few or all are equal.
     similarity (H, H): linear CKA of the outputs of two heads, from 0 to 1 (the same but for rotation and scale).
-    group: heads that share keys and values.
     """
 
     nll: np.ndarray
     change: np.ndarray
     intervals: tuple[Interval | None, ...]
     similarity: np.ndarray
-    group: int = 1
 
     @property
     def deviation(self) -> float | None:
@@ -77,10 +72,6 @@ class Heads:
     def perplexity(self) -> float:
         """exp(nats per token), all heads in place."""
         return math.exp(self.nll.mean())
-
-    def least(self, count: int) -> dict[int, list[int]]:
-        """`least_important` heads of these layers."""
-        return least_important([layer.change for layer in self.layers], [layer.group for layer in self.layers], count)
 
 
 # -- ablation ------------------------------------------------------------------------------------------------------------
@@ -145,8 +136,8 @@ def heads(
     attention = loaded.attention_layers
     ablated = open_model(attention.module)
     nll, without = _ablated(attention, lambda _: _nll(ablated, batches))
-    parts = zip(without, similarities, attention.groups, strict=True)
-    layers = [_layer(nll, np.stack(some), alike, group) for some, alike, group in parts]
+    parts = zip(without, similarities, strict=True)
+    layers = [_layer(nll, np.stack(some), alike) for some, alike in parts]
     return Heads(tuple(layers), attention.names, nll, objective, texts[0].shape[1], attention.weights)
 
 
@@ -183,12 +174,12 @@ def nats_per_token(
     return _nll(loaded, predictions(loaded, rows_of(input_ids), mask_id, marks)[1])
 
 
-def _layer(nll: np.ndarray, without: np.ndarray, similarity: np.ndarray, group: int) -> LayerHeads:
+def _layer(nll: np.ndarray, without: np.ndarray, similarity: np.ndarray) -> LayerHeads:
     perplexity = math.exp(nll.mean())
     found = (paired_interval(nll.tolist(), one.tolist()) for one in without)
     intervals = (end and Interval(*(perplexity * math.expm1(difference) for difference in end)) for end in found)
     change = perplexity * np.expm1((without - nll).mean(axis=1))
-    return LayerHeads(without, change, tuple(intervals), similarity, group)
+    return LayerHeads(without, change, tuple(intervals), similarity)
 
 
 # -- nats per token ------------------------------------------------------------------------------------------------------
@@ -256,94 +247,6 @@ def _similarities(traces: Iterable[Sequence[LayerTrace]]) -> list[np.ndarray]:
     return found
 
 
-# -- pruning -------------------------------------------------------------------------------------------------------------
-
-Prunable = TypeVar("Prunable", bound=nn.Module)
-
-
-def prune(model: Prunable, heads: Mapping[int, Sequence[int]]) -> Prunable:
-    """A smaller model without these heads, by layer: its outputs are those of `model` with the heads ablated.
-
-    One of ours has `heads_by_layer` in its configuration, and with relative scores u and v for each layer, as one pair no
-    longer fits all. One of Hugging Face is loaded by `load_injected`; that its outputs are those of the ablated model was
-    tried on a text of random tokens.
-    Raises InputError for heads that are not there, for the last head of a layer, and where heads are mixed: P'_i of the
-    heads that stay reads the weights P_j of all, so that of an ablated head only the values could go. Of Hugging Face also for
-    a part of the heads that share keys and values, and for attention whose projections are not known.
-    """
-    loaded = open_model(model)
-    layers, own = loaded.attention_layers, loaded.own
-    counts, kept = [stage.size.num_heads for stage in layers.stages], list[list[int]]()
-    for layer, count in enumerate(counts):
-        gone = set(heads.get(layer, ()))
-        kept.append([head for head in range(count) if head not in gone])
-        if not kept[layer] or not gone <= set(range(count)):
-            raise InputError(f"heads: layer {layer} has 0 to {count - 1} and keeps one of them, given {heads[layer]}")
-    if unknown := set(heads) - set(range(len(counts))):
-        raise InputError(f"heads: layers 0 to {len(counts) - 1}, given {min(unknown)}")
-    if own is None or loaded.predicts is None:
-        return cast(Prunable, _pruned_foreign(model, layers, heads, kept))
-    for attention in own.config.attentions:
-        if isinstance(attention, WeightedConfig) and stage_name(attention.mix) != "none":
-            raise InputError(
-                f"model.attention.mix: {stage_name(attention.mix)} - the heads that stay read the weights of those that "
-                "would go, so they cannot be pruned; ablate them, or prune a model without mixing"
-            )
-    config = own.config.with_attention(_with_own_biases, heads_by_layer=[*map(len, kept)])
-    with torch.random.fork_rng(devices=[]):
-        smaller: Any = type(own)(config)
-    smaller.to(next(own.parameters())).train(own.training)
-    smaller.trained_length = own.trained_length
-    tensors, chosen = own.state_dict(), {}
-    for name, wanted in smaller.state_dict().items():
-        former = name if name in tensors else re.sub(r"blocks\.\d+\.attention\.attend\.score", "position", name)
-        tensor, place = tensors[former], re.search(r"blocks\.(\d+)\.", name)
-        for dim in range(tensor.dim()):
-            if place is not None and tensor.shape[dim] != wanted.shape[dim]:  # head after head
-                number = int(place[1])
-                index = torch.tensor(kept[number], device=tensor.device)
-                by_head = tensor.unflatten(dim, (counts[number], -1))
-                tensor = by_head.index_select(dim, index).flatten(dim, dim + 1)
-        chosen[name] = tensor
-    smaller.load_state_dict(chosen)
-    return cast(Prunable, smaller)
-
-
-def _with_own_biases(attention: AttentionConfig) -> AttentionConfig:
-    if stage_name(attention.score) != "relative":
-        return attention
-    return replace(attention, score={"name": "relative", **stage_options(attention.score), "shared_biases": False})
-
-
-def _pruned_foreign(
-    model: Any, layers: AttentionLayers, heads: Mapping[int, Sequence[int]], kept: list[list[int]]
-) -> nn.Module:
-    from fullrank.hf.inject import injected_modules
-    from fullrank.hf.prune import keep_heads
-
-    name = type(model).__name__
-    if not hasattr(model, "get_input_embeddings"):
-        raise InputError(f"{name}: give a language model, causal or masked, of fullrank or of Hugging Face")
-    if injected_modules(model):
-        raise InputError(f"{name}: attention of ours is inside; take it out (fullrank.remove), prune, and inject again")
-    smaller: nn.Module = keep_heads(copy.deepcopy(model), kept)
-    vocabulary, draws = model.get_input_embeddings().num_embeddings, torch.Generator().manual_seed(0)
-    ids = torch.randint(vocabulary, (2, 16), generator=draws).to(model.device)
-    with ablatable(layers) as keeps, evaluating(layers.module), evaluating(smaller):
-        for layer, gone in heads.items():
-            keeps[layer][[*gone]] = 0
-        expected = layers.module(input_ids=ids)[0]
-        try:
-            difference = (smaller(input_ids=ids)[0] - expected).norm() / expected.norm()
-        except RuntimeError as error:
-            raise InputError(f"{name}: cannot be pruned, its layers fix the number of heads ({error})") from error
-    if not difference < torch.finfo(expected.dtype).eps ** 0.5:  # half of the digits
-        raise InputError(
-            f"{name}: without these heads its outputs are not those of the ablated model, by {difference:.1e}"
-        )
-    return smaller
-
-
 # -- the measurement ---------------------------------------------------------------------------------------------------
 
 
@@ -399,28 +302,3 @@ def measure_heads(model: LoadedModel, text: Text) -> Iterator[Record]:
             yield Record(labels, "similarity", layer.redundancy)
         for (head, other), value in np.ndenumerate(layer.similarity):
             yield Record({**labels, "head": head, "other head": other}, "similarity", value)
-
-
-def least_important(changes: Sequence[np.ndarray], groups: Sequence[int], count: int) -> dict[int, list[int]]:
-    """The `count` heads without which perplexity changes least (or falls most), by layer; every layer keeps one head.
-
-    changes (H,) and groups, heads that share keys and values, of each layer; such heads go together, by the sum of changes.
-    Raises InputError if there are not so many.
-    """
-    units = []
-    for layer, (change, group) in enumerate(zip(changes, groups, strict=True)):
-        units += [(total, layer, unit) for unit, total in enumerate(change.reshape(-1, group).sum(1))]
-    chosen: dict[int, list[int]] = {}
-    left = count
-    for _, layer, unit in sorted(units):
-        group = groups[layer]
-        if group <= left and len(chosen.get(layer, [])) + group < len(changes[layer]):
-            chosen.setdefault(layer, []).extend(range(unit * group, (unit + 1) * group))
-            left -= group
-    if left:
-        most = sum(len(change) - group for change, group in zip(changes, groups, strict=True))
-        together = f", {groups[0]} at a time, which share keys and values" if groups[0] > 1 else ""
-        raise InputError(
-            f"heads to prune: at most {most}{together}, as each of {len(changes)} layers keeps one; given {count}"
-        )
-    return {layer: sorted(heads) for layer, heads in sorted(chosen.items())}

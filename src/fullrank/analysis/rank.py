@@ -27,8 +27,6 @@ from fullrank.text import Text
 MOST_BYTES = 1 << 30  # of the matrix, beyond which a part of the vocabulary is looked at ...
 LARGEST_SQUARE = 1 << 32  # ... but never fewer words than contexts, up to this
 _CHUNK = 1 << 23  # log-probabilities that are made at a time
-# where Hugging Face configurations keep a soft-cap on the logits
-_SOFT_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,6 @@ class OutputLayer:
     kind: in words. hidden_size d: the width of what its matrix is multiplied with. bias: whether logits have one.
     clusters: softmaxes that a word's probability may be taken from, 1 but for an adaptive softmax.
     exempt: why log-probabilities of this model are not bounded, None where they are.
-    normed: a LayerNorm stands right before the layer, so that hidden states lie in a plane of d - 1 dimensions.
     """
 
     kind: str
@@ -46,7 +43,6 @@ class OutputLayer:
     bias: bool
     clusters: int = 1
     exempt: str | None = None
-    normed: bool = False
 
     @property
     def bound(self) -> int:
@@ -180,14 +176,12 @@ def rank(
 def of_config(config: ModelConfig) -> OutputLayer:
     """The output layer of a `LanguageModel`."""
     out = config.output
-    latent = isinstance(out, MixtureConfig) and out.latent
     return OutputLayer(
         kind=_kind(out),
         hidden_size=config.hidden_size,
         bias=bool(out.bias),
         clusters=len(out.cutoffs or ()) + 1 if isinstance(out, ClusteredConfig) else 1,
         exempt=_exempt(out),
-        normed=(bool(config.final_norm) or config.norm == "post") and not latent,
     )
 
 
@@ -213,29 +207,13 @@ def _exempt(out: OutputConfig) -> str | None:
     return None
 
 
-def of_head(head: Any, config: Any) -> OutputLayer:
-    """The output layer of a model of transformers: its output embedding, and a soft-cap that its configuration names.
+def of_head(head: Any) -> OutputLayer:
+    """The output layer of a model of transformers: its output embedding.
 
-    What else stands between the output embedding and the logits shows only when the model is run.
+    What else stands between the output embedding and the logits, such as a soft-cap, shows only when the model is run.
     """
     width = getattr(head, "in_features", None) or head.weight.shape[-1]
-    cap = soft_cap(config)
-    return OutputLayer(
-        kind="softmax" if cap is None else f"softmax, soft-cap {cap:g}",
-        hidden_size=int(width),
-        bias=getattr(head, "bias", None) is not None,
-        exempt=None if cap is None else f"the soft-cap {cap:g} tanh(z / {cap:g}) of every logit z is not linear",
-    )
-
-
-def soft_cap(config: Any) -> float | None:
-    """The soft-cap on the logits that a Hugging Face configuration, or the one of its text model, asks for."""
-    read = getattr(config, "get_text_config", None)
-    for owner in (config, read() if callable(read) else None):
-        for key in _SOFT_CAPS:
-            if value := getattr(owner, key, None):
-                return float(value)
-    return None
+    return OutputLayer("softmax", int(width), getattr(head, "bias", None) is not None)
 
 
 # -- reading a model in double precision -------------------------------------------------------------------------------
@@ -248,7 +226,7 @@ def _output_layer(model: LoadedModel) -> tuple[OutputLayer, int, int]:
     vocab_size = model.logits(torch.zeros(1, 1, dtype=torch.long)).shape[-1]
     known_ids = len(model.module.get_input_embeddings().weight)
     adapter: Any = model.adapter
-    return of_head(adapter.head, model.module.config), vocab_size, known_ids
+    return of_head(adapter.head), vocab_size, known_ids
 
 
 def doubled(model: Any) -> Any:
@@ -464,8 +442,6 @@ def explain_rank(measured: LogProbRank) -> list[str]:
         )
     else:
         remarks.append(f"The rank is above {bound}, which such an output layer exceeds by rounding only.")
-    if layer.exempt is None and layer.normed and layer.bias and measured.rank == layer.bound - 1:
-        remarks.append("It is one less: the LayerNorm before the output layer leaves hidden states d - 1 dimensions.")
     if measured.vocab_size <= layer.bound:
         remarks.append(f"A vocabulary of {measured.vocab_size:,} words cannot have a higher rank.")
     elif not measured.conclusive:

@@ -119,7 +119,7 @@ def size(config: ModelConfig, length: int, batch: int = 1) -> dict[str, Any]:
     stack = _Stack(config, [block.attention for block in model.blocks], keys)
     linear = 2 * _matrices(model) + model.embedding.flops_per_token() + model.output.flops_per_token()
     flops = _flops([stack], length, batch, linear, _memory_flops(model, length))
-    document = _document(model, stack, length, flops)
+    document = _document(model, length, flops)
     token_bytes, text_bytes = _cached(stack.layers)
     document["bytes"] |= {
         "cache_per_token_fp32": token_bytes,
@@ -141,7 +141,7 @@ def masked_size(config: ModelConfig, length: int, batch: int, share: float) -> d
     stack = _Stack(encoder.config, [block.attention for block in encoder.blocks], length, causal=False)
     linear = 2 * _matrices(encoder) + encoder.embedding.flops_per_token()
     linear += share * (2 * _matrices(model.output) + model.output.flops_per_token())
-    return _document(model, stack, length, _flops([stack], length, batch, linear))
+    return _document(model, length, _flops([stack], length, batch, linear))
 
 
 def translation_size(config: ModelConfig, length: int, batch: int = 1) -> dict[str, Any]:
@@ -168,14 +168,9 @@ def translation_size(config: ModelConfig, length: int, batch: int = 1) -> dict[s
     source = _flops([stacks["encoder"]], length, batch, source_linear)
     target = _flops([stacks["decoder"], stacks["cross"]], length, batch, target_linear)
     flops = {name: source[name] + target[name] for name in source}
-    document = _document(model, stacks["decoder"], length, {**flops, "source": source, "target": target})
+    document = _document(model, length, {**flops, "source": source, "target": target})
     # every parameter has one place: a table that both languages share is the decoder's
     places = {place: parameters_by_part(model, place) for place in PLACES}
-    blocks = {}
-    for place, stack in stacks.items():
-        block = attention_block(stack, places[place]["attention"], document["parameters"]["total"])
-        if block is not None:
-            blocks[place] = block
     token_bytes, text_bytes = _cached(stacks["decoder"].layers)
     document["bytes"] |= {
         "cache_per_token_fp32": token_bytes,
@@ -183,14 +178,13 @@ def translation_size(config: ModelConfig, length: int, batch: int = 1) -> dict[s
         "state_per_text_fp32": text_bytes,
         "memory_per_text_fp32": 0,
     }
-    return {**document, "by_place": places, "attention_block": blocks or None}
+    return {**document, "by_place": places}
 
 
-def _document(model: nn.Module, stack: _Stack, length: int, flops: dict[str, Any]) -> dict[str, Any]:
+def _document(model: nn.Module, length: int, flops: dict[str, Any]) -> dict[str, Any]:
     parts = parameters_by_part(model)
     return {
         "parameters": parts,
-        "attention_block": attention_block(stack, parts["attention"], parts["total"]),
         "bytes": {"weights_fp32": 4 * parts["total"], "training_adam_fp32": 16 * parts["total"]},
         "flops_per_token": {"length": length, **flops},
     }
@@ -338,63 +332,3 @@ def _memory_flops(model: LanguageModel, length: int) -> float:
         if isinstance(config, MultiLinearConfig) and config.decays is not None:
             numbers += 2 * config.decays * config.rank  # and made into sums: S R multiply-adds for keys and for values
     return 2 * numbers * model.memory_length / length
-
-
-# -- multi-linear attention beside multi-head attention --------------------------------------------------------------
-
-_PIECES = {  # names within the layer begin so; biases of projections and output apart
-    "project.": "projections",
-    "attend.weight": "output_map",
-    "attend.decayed.": "output_map",
-    "attend.cores.": "cores",
-    "attend.score.": "position_term",  # with u and v where each layer has its own
-}
-
-
-def attention_block(stack: _Stack, in_all: int, in_model: int) -> dict[str, Any] | None:
-    """Parameters of one multi-linear attention layer by piece, beside those of multi-head attention of the same width.
-
-        multi-head: 4 E^2 (+ 4 E with biases), whatever the number of heads
-
-    None for attention of another kind, and where layers differ. Attention of the stack has `in_all` parameters, the u and v
-    that layers share included, in a model of `in_model`. A `ratio` is multi-head / multi-linear, above one where multi-linear
-    attention is smaller. `all_layers` is all attention of the stack; `whole_model` is the model as it is and as it would be
-    with multi-head attention there. `positions`: P of an output map with a row for each of P^2 pairs, None for one that does
-    not grow with length. `paper_formula` is (3 h d) / (3 d + h) (Ma et al. 2019, §3.3), h heads and factors of width d: h
-    heads each as wide as a factor against three shared projections and h cores. It has W_O on neither side.
-    """
-    config, attention = stack.config, stack.config.attention
-    if not isinstance(attention, MultiLinearConfig) or any(other != attention for other in config.attentions):
-        return None
-    counts = Counter(dict.fromkeys([*_PIECES.values(), "bias"], 0))
-    for name, parameter in stack.layers[0].named_parameters():
-        piece = next((piece for begin, piece in _PIECES.items() if name.startswith(begin)), "other")
-        counts["bias" if name.endswith(".bias") else piece] += parameter.numel()
-    total, heads, rank = sum(counts.values()), config.num_attention_heads, attention.rank
-    width, bias = config.hidden_size, 4 * config.hidden_size * attention.bias
-    multi_head = 4 * width**2 + bias
-    all_multi_head = config.num_hidden_layers * multi_head
-    return {
-        "parameters": {"total": total, **counts},
-        "multi_head": {
-            "total": multi_head,
-            "projections": 3 * width**2,
-            "output_map": width**2,
-            "bias": bias,
-            "heads": heads,
-        },
-        "ratio": multi_head / total,
-        "positions": config.max_position_embeddings if attention.tied_to_length else None,
-        "all_layers": _beside(in_all, all_multi_head),
-        "whole_model": _beside(in_model, in_model - in_all + all_multi_head),
-        "paper_formula": {
-            "ratio": 3 * heads * rank / (3 * rank + heads),
-            "heads": heads,
-            "factor_width": rank,
-            "counts": "projections and cores only; the output map W_O is left out",
-        },
-    }
-
-
-def _beside(multilinear: int, multi_head: int) -> dict[str, Any]:
-    return {"multilinear": multilinear, "multi_head": multi_head, "ratio": multi_head / multilinear}

@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from fullrank.cli.app import app, examples, load_modules, verb
-from fullrank.cli.options import Choice, Json, Models, Number, TextOptions, check_models, expand, set_parameters
+from fullrank.cli.options import Choice, Json, Models, TextOptions, check_models, expand, set_parameters
 from fullrank.cli.output import drop_missing, exclude, say, tell
 from fullrank.core.errors import InputError
 from fullrank.records import Measurement, describe_measurements, find_measurement
@@ -123,16 +123,11 @@ def show_measured(
 
 @verb(
     "fullrank analyze heads runs/plain runs/cross_head --out figures",
-    "fullrank analyze heads runs/plain --prune 0.25 --out smaller",
     group=analyze,
 )
 def heads(
     names: Models,
     texts: TextOptions,
-    prune: Annotated[
-        float | None,
-        typer.Option(metavar="N", help="Save a model without the N least important heads (below 1: a share) in --out."),
-    ] = None,
     out: Out = None,
     json: Json = False,
 ) -> None:
@@ -144,52 +139,30 @@ def heads(
     An encoder predicts masked tokens, 15 % of each segment. Of a run of GLUE it is the change of the task's metric on the
     development split.
     """
-    from fullrank.experiments.measurements import is_finetuned, measure_task_heads, prune_heads
+    from fullrank.experiments.measurements import is_finetuned, measure_task_heads
 
     if any(map(is_finetuned, names)):
         if len(names) > 1:
             raise InputError(f"MODEL: a fine-tuned run is measured alone, given {len(names)} models")
         exclude(
             "MODEL (a fine-tuned run)", "reads its own development split",
-            drop_missing(
-                {"text": texts.text, "prune": prune, "segment_length": texts.segment_length, "out": out}
-            ),
+            drop_missing({"text": texts.text, "segment_length": texts.segment_length, "out": out}),
         )  # fmt: skip
         show_measured(measure_task_heads(names[0], device=texts.device, say=say), None, json=json)
         return
-    if prune is not None and (out is None or len(names) > 1):
-        raise InputError("--prune: give one model, and --out DIR, where the smaller model is saved")
     texts = replace(texts, texts=texts.texts or 16)
-    measured = _measure(find_measurement("heads"), names, texts, {})
-    if prune is None or out is None:
-        show_measured(measured, out, json=json)
-        return
-    pruned = prune_heads(names[0], texts.to_reading(), measured.records, prune, out / "pruned")
-    lines = [
-        f"{record.measure} {record.labels['model']}: {record.value:,.6g}"
-        for record in pruned
-        if "model" in record.labels
-    ]
-    folder = str(out / "pruned")
-    extra = {"pruned": [record.to_dict() for record in pruned], "folder": folder}
-    show_measured(measured, out, json=json, lines=[*lines, folder], extra=extra)
+    show_measured(_measure(find_measurement("heads"), names, texts, {}), out, json=json)
 
 
 @verb(
     "fullrank analyze context my.yaml model.memory_length=256 --json",
-    "fullrank analyze context runs/mine --phase skip_retain --drifting 4000 --out figures",
+    "fullrank analyze context runs/mine --phase skip_retain --out figures",
     group=analyze,
 )
 def context(
     choice: Choice,
     phase: Annotated[
         str | None, typer.Option(metavar="NAME", help="A phase of train.phases; the first that skips.")
-    ] = None,
-    drifting: Annotated[
-        int | None,
-        Number(
-            min=0, max=10**12, help="Add the positions that the released code assumes after N steps (gaps: drifting)."
-        ),
     ] = None,
     out: Out = None,
     json: Json = False,
@@ -201,7 +174,5 @@ def context(
     from fullrank.config.recipe import resolve
     from fullrank.experiments.phase_reach import measure_reach
 
-    measured, remarks = measure_reach(
-        resolve(choice.config, choice.row, choice.scale, choice.settings), phase, drifting
-    )
+    measured, remarks = measure_reach(resolve(choice.config, choice.row, choice.scale, choice.settings), phase)
     show_measured(measured, out, json=json, lines=remarks, extra={"remarks": remarks})

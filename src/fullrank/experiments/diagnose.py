@@ -17,7 +17,6 @@ from fullrank.analysis.heads import nats_per_token, predictions
 from fullrank.analysis.rank import effective_rank, explain_rank
 from fullrank.analysis.size import parameters_by_part
 from fullrank.config.recipe import resolve
-from fullrank.core.config import WeightedConfig, stage_name
 from fullrank.core.errors import ConfigError, InputError
 from fullrank.core.model import Model
 from fullrank.experiments.analyze import Reading, open_all
@@ -49,11 +48,6 @@ class _Subject:
         """The model of ours, also inside an exported one; None for any other."""
         own: Model | None = self.loaded.own
         return own
-
-    @property
-    def given(self) -> str:
-        """The folder or the name of the model, as commands take it."""
-        return str(self.loaded.folder or self.loaded.name)
 
     @property
     def length(self) -> int:
@@ -360,11 +354,6 @@ def _heads(subject: _Subject) -> Finding:
     advice = []
     if verdict != "no bottleneck":
         advice = subject.trained_with("model.attention.cross_head=0.1") + subject.injected(cross_head=0.1)
-        group = read.layers[0].group
-        most = min(idle, sum(len(layer.change) - layer.group for layer in read.layers)) // group * group
-        if most and _can_be_pruned(subject):
-            text = "" if loaded.source == "run" else f" --text {subject.text.name}"
-            advice.append(f"fullrank analyze heads {subject.given}{text} --prune {most} --out pruned")
     records: list[Record] = []
     for index, layer in enumerate(read.layers):
         points = enumerate(100 * np.sort(layer.change / read.perplexity), start=1)
@@ -376,16 +365,6 @@ def _heads(subject: _Subject) -> Finding:
         "similarity": [layer.redundancy for layer in read.layers],
     }  # fmt: skip
     return Finding(verdict, words, figures, advice, records, plots=(plot,))
-
-
-def _can_be_pruned(subject: _Subject) -> bool:
-    """No heads are mixed (see `fullrank.analysis.prune`)."""
-    if subject.own is None:
-        from fullrank.hf.inject import injected_modules
-
-        return not injected_modules(subject.model)
-    attentions = subject.own.config.attentions
-    return all(isinstance(one, WeightedConfig) and stage_name(one.mix) == "none" for one in attentions)
 
 
 # -- parameters --------------------------------------------------------------------------------------------------------

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fullrank.analysis import ablate, prune
-from fullrank.analysis.heads import HEADS_TABLES, least_important, nats_per_token
+from fullrank.analysis import ablate
+from fullrank.analysis.heads import HEADS_TABLES
 from fullrank.config.finetune import FinetuneConfig
-from fullrank.core.errors import InputError
 from fullrank.evaluation.tasks import glue_scores
 from fullrank.experiments.analyze import Reading, open_all
 from fullrank.experiments.finetuning import reopen
@@ -103,7 +100,7 @@ def keep_records(
     write_json(folder / "analysis" / f"{measurement.name}.json", content)
 
 
-# -- heads of fine-tuned runs, and pruning -----------------------------------------------------------------------------
+# -- heads of fine-tuned runs ------------------------------------------------------------------------------
 
 
 def is_finetuned(name: str) -> bool:
@@ -141,47 +138,3 @@ def measure_task_heads(name: str, *, device: str = "auto", say: Say = print) -> 
                 Record({"layer": number}, "deviation", float(np.std(changes, ddof=1)), metric, protocol=protocol)
             )
     return Measured("heads", records, HEADS_TABLES, (), [{"model": Path(name).name, "source": "run"}])
-
-
-def prune_heads(name: str, reading: Reading, records: Sequence[Record], amount: float, folder: Path) -> list[Record]:
-    """Take the least important heads of a model out, and save it with its tokenizer in `folder`.
-
-    records: of the measurement `heads` of this model. amount: the number of heads, or below 1 their share. Returns what is
-    left: parameters, perplexity, and seconds of reading the text (the best of three), before and after.
-    Raises InputError for a folder that is not empty, and for a number of heads that cannot go.
-    """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(
-            f"--out: {folder} is there, and nothing in it is overwritten; give another folder or remove it"
-        )
-    ((model, text),) = open_all([name], reading)
-    changes: dict[Any, list[float]] = {}
-    for record in records:
-        if record.measure == "change":
-            changes.setdefault(record.labels["layer"], []).append(record.value or 0.0)
-    total = sum(map(len, changes.values()))
-    count = round(amount * total) if amount < 1 else round(amount)
-    if count < 1 or (amount > 1 and count != amount):
-        raise InputError(
-            f"--prune: a whole number of heads, or a share of the {total} that there are; given {amount:g}"
-        )
-    chosen = least_important(list(map(np.array, changes.values())), model.attention_layers.groups, count)
-    smaller = prune(model.module, chosen)
-    for part in (smaller, model.tokenizer):
-        part.save_pretrained(folder) if model.source == "Hugging Face" else part.save(folder)
-    rows = text.rows(reading.texts)
-    labels = [{"layer": layer, "head": head} for layer, heads in chosen.items() for head in heads]
-    pruned = [Record(one, "pruned", 1) for one in labels]
-    return pruned + list(_compare_sizes(model, {"before": model.module, "after": smaller}, rows))
-
-
-def _compare_sizes(model: LoadedModel, modules: Mapping[str, Any], rows: Sequence[Any]) -> Iterator[Record]:
-    for when, module in modules.items():
-        seconds = math.inf
-        for _ in range(3):
-            start = time.perf_counter()
-            nats = nats_per_token(module, rows, mask_id=model.mask_id, marks=model.marks)
-            seconds = min(seconds, time.perf_counter() - start)
-        values = {"parameters": module.num_parameters(), "perplexity": math.exp(nats.mean()), "seconds": seconds}
-        for measure, value in values.items():
-            yield Record({"model": when}, measure, value)

@@ -13,12 +13,10 @@ from fullrank.experiments.measurements import Measured
 from fullrank.experiments.objective import skip_schedule
 
 
-def measure_reach(
-    resolved: Resolved[RunConfig], name: str | None = None, drifting: int | None = None
-) -> tuple[Measured, list[str]]:
+def measure_reach(resolved: Resolved[RunConfig], name: str | None = None) -> tuple[Measured, list[str]]:
     """The reach of each layer's memory in the phase `name`, and what the numbers do not say themselves.
 
-    name: None is the first phase that skips layers. drifting: also the labels of the released code after so many steps.
+    name: None is the first phase that skips layers.
     Raises InputError for a model without memory, an unknown phase, and probabilities that give no reach.
     """
     run = resolved.config
@@ -37,7 +35,7 @@ def measure_reach(
     probabilities = skip_schedule(phase, layers).probabilities if phase else (0.0,) * layers
     try:
         reach = context(probabilities, memory_length=run.model.memory_length, segment_length=run.train.segment_length)
-        records = list(reach_records(reach, drifting))
+        records = list(reach_records(reach))
     except InputError as error:
         raise InputError(f"train.phases.{phase.name}.p: {error}" if phase else str(error)) from error
     recipe = Path(resolved.recipe).name if Path(resolved.recipe).exists() else resolved.recipe
@@ -78,7 +76,5 @@ def explain_reach(run: RunConfig, phase: PhaseConfig | None, reach: Reach) -> li
     if run.model.same_length:
         remarks.append(f"model.same_length hides what is {memory:,} or more tokens before a query.")
     if phase is not None and phase.gaps == "drifting":
-        remarks.append(
-            "gaps: drifting tells the model that these tokens are farther away with every step (--drifting STEPS)."
-        )
+        remarks.append("gaps: drifting tells the model that these tokens are farther away with every step.")
     return remarks

@@ -151,12 +151,12 @@ def _inject(model: Any, config: PretrainedConfig) -> None:
 
 
 def _holds_injected(config: PretrainedConfig, known: Any) -> bool:
-    """True for a checkpoint with attention of ours, which has to be what is asked for (InputError), or without some heads."""
-    from fullrank.hf.load import is_pruned, read_injected_settings
+    """True for a checkpoint with attention of ours, which has to be what is asked for (InputError)."""
+    from fullrank.hf.load import read_injected_settings
 
     settings = read_injected_settings(known)
     if settings is None:
-        return is_pruned(known)
+        return False
     keys = ("mix", "normalize", "cross_head", "layers")
     there = {key: settings.get(key) for key in keys}
     if there != config.attention.to_dict() | {"layers": config.layers}:

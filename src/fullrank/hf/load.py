@@ -15,7 +15,6 @@ from huggingface_hub.utils import logging as hub_logging
 from fullrank.core.errors import FullRankError, InputError, one_line
 from fullrank.hf import classes
 from fullrank.hf.inject import LOADED_BY, arguments_of, inject, injected_modules
-from fullrank.hf.prune import keep_heads
 from fullrank.hf.tiny import tiny
 
 # files of which a saved tokenizer has at least one
@@ -91,13 +90,13 @@ def location_of(name: str) -> str:
 
 
 def load_weights(auto: Any, source: Any, config: Any, dtype: torch.dtype, **options: Any) -> tuple[Any, dict[str, Any]]:
-    """Load a model, also an injected or a pruned one; with what transformers reports of its weights."""
+    """Load a model, also an injected one; with what transformers reports of its weights."""
     if "/" in str(config._attn_implementation):  # code of the hub, which `trust_remote_code` does not stop
         raise InputError(
             f"{source}: config.json: attn_implementation names code, {config._attn_implementation!r}; take it out"
         )
     options |= {"config": config, "dtype": dtype, "trust_remote_code": False, "output_loading_info": True}
-    if read_injected_settings(config) is not None or is_pruned(config):
+    if read_injected_settings(config) is not None:
         model, loading = load_injected(source, auto, **options)
     else:
         model, loading = auto.from_pretrained(source, **options)
@@ -105,11 +104,11 @@ def load_weights(auto: Any, source: Any, config: Any, dtype: torch.dtype, **opti
 
 
 def load_injected(folder: str | Path, cls: Any = None, **from_pretrained_arguments: Any) -> Any:
-    """Load a model with its injected stages or without pruned heads, from what `save_pretrained` wrote.
+    """Load a model with its injected stages, from what `save_pretrained` wrote.
 
     cls: the class to load, also one of the Auto classes; None: the one that was saved. Further arguments are those of
     `from_pretrained`.
-    Raises InputError if nothing had been injected or pruned, if a parameter of the stages is missing, and for a folder without
+    Raises InputError if nothing had been injected, if a parameter of the stages is missing, and for a folder without
     model.
     """
     config = from_pretrained_arguments.pop("config", None)
@@ -120,19 +119,16 @@ def load_injected(folder: str | Path, cls: Any = None, **from_pretrained_argumen
         except OSError as error:
             raise InputError(f"{folder}: no model that transformers can find ({one_line(error, 120)})") from None
     settings = read_injected_settings(config)
-    if settings is None and not is_pruned(config):
+    if settings is None:
         raise InputError(f"{folder}: nothing was injected into this model; load it with from_pretrained")
     kind: Any = _choose_class(cls, config)
-    arguments = None if settings is None else arguments_of(settings)
+    arguments = arguments_of(settings)
     _forget_injection(config)  # `inject` will write the settings again
 
     class Injecting(kind):
         def __init__(self, config: Any, *args: Any, **others: Any) -> None:
             super().__init__(config, *args, **others)
-            if is_pruned(config):
-                keep_heads(self, [*map(range, config.fullrank_heads_by_layer)])
-            if arguments is not None:
-                inject(self, **arguments)
+            inject(self, **arguments)
 
     # transformers knows classes by their names
     Injecting.__name__, Injecting.__qualname__, Injecting.__module__ = kind.__name__, kind.__qualname__, kind.__module__
@@ -155,11 +151,6 @@ def read_injected_settings(config: Any) -> Mapping[str, Any] | None:
     """Settings of the injected attention in a configuration of transformers; None if nothing was injected."""
     settings = None if config.model_type == "fullrank" else getattr(config, "fullrank", None)
     return settings if isinstance(settings, Mapping) else None
-
-
-def is_pruned(config: Any) -> bool:
-    """True for a model of transformers without some of its attention heads (see `fullrank.hf.prune`)."""
-    return hasattr(config, "fullrank_heads_by_layer")
 
 
 def _forget_injection(config: Any) -> None:
