@@ -125,13 +125,13 @@ def parse(name: str, raw: Mapping[str, Any], folder: Path | None = None, below: 
     file = RecipeFile.of_file(raw, name)
     if not file.rows:
         raise InputError(f"{name}: `rows` names no row; name one, or leave `rows` out for a single configuration")
-    base, paper, seeds = merge({}, file.base or {}), file.paper or "", file.seeds
-    scales: dict[str, Settings] = {scale: merge({}, settings or {}) for scale, settings in (file.scales or {}).items()}
+    base, paper, seeds = file.base or {}, file.paper or "", file.seeds
+    scales: dict[str, Settings] = {scale: settings or {} for scale, settings in (file.scales or {}).items()}
     if file.extends is not None:
         parent = _extended(name, file.extends, folder, (*below, name))
-        base = lay(parent.base, base)
+        base = lay(merge({}, parent.base), base)
         scales = {
-            scale: lay(parent.scales.get(scale, {}), scales.get(scale, {}))
+            scale: lay(merge({}, parent.scales.get(scale, {})), scales.get(scale, {}))
             for scale in SCALES
             if scale in parent.scales or scale in scales
         }
@@ -279,7 +279,7 @@ def _resolve(
     elif row is not None or scale is not None:
         missing = f"scale '{scale}'" if row is None else f"row '{row}'"
         raise InputError(f"{name} is a single configuration; it has no {missing}")
-    settings = dict(recipe.base)
+    settings = merge({}, recipe.base)
     for layer in layers:
         settings = lay(settings, layer or {})
     settings = sized(apply_overrides(settings, overrides))
