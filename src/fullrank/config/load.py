@@ -70,20 +70,27 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` laid on `base`: mappings merge key by key, a dotted key is one inside, anything else replaces.
-
-    A bare stage name on the way to a dotted key becomes `{name: ...}`.
-    """
+    """`over` laid on `base`: mappings merge key by key, a dotted key replaces the one inside, anything else replaces."""
     merged = dict(base)
     for key, value in over.items():
-        head, _, rest = key.partition(".") if isinstance(key, str) else (key, "", "")
-        inner = {rest: value} if rest else value
-        if isinstance(inner, Mapping):
-            old = merged.get(head)
-            stage = {"name": old} if rest and isinstance(old, str) else old
-            inner = merge(stage if isinstance(stage, Mapping) else {}, inner)
-        merged[head] = inner
+        old = merged.get(key)
+        if isinstance(key, str) and "." in key:
+            merged = _set_dotted(merged, key, value)
+        elif isinstance(value, Mapping):
+            merged[key] = merge(old if isinstance(old, Mapping) else {}, value)
+        else:
+            merged[key] = value
     return merged
+
+
+def _set_dotted(raw: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
+    """A copy of `raw` with `a.b.c` set; a bare stage name on the way becomes `{name: ...}`."""
+    head, _, rest = key.partition(".")
+    if not rest:
+        return {**raw, head: value}
+    inner = raw.get(head)
+    stage = {"name": inner} if isinstance(inner, str) else inner
+    return {**raw, head: _set_dotted(stage if isinstance(stage, Mapping) else {}, rest, value)}
 
 
 _ENDS = ("steps", "epochs", "tokens", "budget")  # of training: exactly one of them counts
