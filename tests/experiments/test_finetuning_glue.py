@@ -170,7 +170,7 @@ def test_a_finished_run_is_not_trained_again(place: Path, finished: tuple[Path, 
     with pytest.raises(InputError, match="fine-tuning on glue/cola"):
         open_run(folder)
     with pytest.raises(InputError, match=r"train\.seed"):
-        run({**settings(place, seed=2), "eval": {"test": True}}, folder)
+        run(settings(place, seed=2), folder)
 
 
 def test_a_task_of_numbers_is_regression(place: Path, tmp_path: Path) -> None:
@@ -201,7 +201,6 @@ def test_what_cannot_be_done_is_said_before_training(place: Path, tmp_path: Path
         ({"data": {**raw["data"], "max_length": 41}}, r"data\.max_length: .* at most 40 tokens, given 41"),
         ({"model": {"pretrained": "./nowhere"}}, r"model\.pretrained: \./nowhere"),
         ({"model": {"pretrained": str(tmp_path / "empty")}}, r"model\.pretrained: "),
-        ({"data": {**raw["data"], "name": "glue/stsb"}, "eval": {"test": True}}, r"test\.tsv"),
         ({"model": {**raw["model"], "attention": {}}, "train": {"orthogonality": 0.1}}, r"train\.orthogonality: "),
     ]
     for sections, message in faults:

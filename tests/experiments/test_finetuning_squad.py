@@ -155,7 +155,6 @@ def test_version_2_says_when_there_is_no_answer(place: Path, tmp_path: Path) -> 
 def test_what_cannot_be_done_is_said_before_training(place: Path, tmp_path: Path) -> None:
     raw = settings(place)
     faults = [
-        ({"eval": {"test": True}}, r"eval\.test: "),
         ({"data": {**raw["data"], "max_length": 41}}, r"data\.max_length: .* at most 40 tokens, given 41"),
         ({"data": {**raw["data"], "max_length": 5}}, r"data\.max_length: 5 leaves no room"),
         ({"data": {**raw["data"], "dir": str(tmp_path)}}, r"train-v1\.1\.json"),
