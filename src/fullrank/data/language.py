@@ -25,7 +25,7 @@ from fullrank.core.errors import InputError, pip_install
 from fullrank.data import backends
 from fullrank.data.files import open_text
 from fullrank.data.marks import BLOCK, BLOCK_OF_TEXT, EOS, NEVER, UNK
-from fullrank.data.tokenizers import Vocabulary, digest, load_tokenizer
+from fullrank.data.tokenizers import MADE_OF_OPTIONS, Vocabulary, digest, load_tokenizer
 from fullrank.files import mended, parse_json, text_of
 
 MARKS = (EOS, UNK)  # the first two entries of a language, known by their position: a text may hold the same words
@@ -352,6 +352,9 @@ class Language(Vocabulary):
     def from_saved(cls, name: str, segmenter: str, state: str, pieces: list[str], **options: bool) -> Language:
         """The language of the options that `save` wrote."""
         return cls(name, load_segmenter(segmenter, state), pieces, **options)
+
+
+MADE_OF_OPTIONS[Language.kind] = Language.from_saved
 
 
 def load_language(folder: Path) -> Language:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -303,6 +303,10 @@ class BpeTokenizer(Tokenizer):
         return "\n".join(self._trained.decode_batch(self._cut_lines(ids), skip_special_tokens=False))
 
 
+# kinds of tokenizers whose options are all that they are made from; `language` adds its own
+MADE_OF_OPTIONS: dict[str, Callable[..., Tokenizer]] = {ByteVocabulary.kind: ByteVocabulary}
+
+
 def train_bpe(
     texts: Iterable[str],
     *,
@@ -340,12 +344,8 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 def _build_tokenizer(folder: Path, meta: Mapping[str, Any]) -> Tokenizer:
     options = {key: meta[key] for key in meta if key not in ("kind", "entries", "fingerprint")}
-    if meta["kind"] == "byte":
-        return ByteVocabulary(**options)
-    if meta["kind"] == "sentences":
-        from fullrank.data.language import Language
-
-        return Language.from_saved(**options)
+    if meta["kind"] in MADE_OF_OPTIONS:
+        return MADE_OF_OPTIONS[meta["kind"]](**options)
     state = (folder / TOKENIZER_FILE).read_text(encoding="utf-8")
     lines = {key: bool(meta.get(key)) for key in ("line_end", "line_start")}
     if meta["kind"] == "bpe":
