@@ -55,7 +55,7 @@ def measure(row: Row, corpora: Path) -> dict[str, Any]:
     modified = measure_ngrams(train, test, vocab_size=size, start_id=start_id, order=4, modified=True)
     perplexities = {f"order{n}": round(value, 3) for n, value in enumerate(orders, start=1)}
     return {
-        "text.test": str(corpus.splits["test"]["sha256"])[:16], "vocabulary": corpus.tokenizer.fingerprint[:16],
+        "text.test": corpus.text_checksums["test"][:16], "vocabulary": corpus.tokenizer.fingerprint[:16],
         "corpus": row["corpus"], "tokens": len(train), **perplexities, "modified4": round(modified[3], 3),
     }  # fmt: skip
 

@@ -431,5 +431,3 @@ def test_v2_over_all_with_and_without_answers(v2):
     assert (scores["HasAns_total"], scores["NoAns_total"]) == (len(groups["HasAns_"]), len(groups["NoAns_"]))
     only_empty = squad_v2_scores({"a": ""}, {"a": []})
     assert only_empty == {"exact": 1.0, "f1": 1.0, "NoAns_exact": 1.0, "NoAns_f1": 1.0, "NoAns_total": 1}
-
-
