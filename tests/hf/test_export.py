@@ -444,7 +444,9 @@ class Foreign(AverageHeads):
 """
 
 
-def test_stages_whose_code_cannot_be_copied_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stages_whose_code_cannot_be_copied_are_named(
+    own_stages: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     inside: dict[str, Any] = {"AverageHeads": AverageHeads}
     exec("class Typed(AverageHeads): pass", inside)
     (tmp_path / "foreign_stage.py").write_text(FOREIGN)
