@@ -174,6 +174,17 @@ def test_the_measure_follows_the_tokens_and_the_paper(runs: list[Run], measure: 
     assert choose(runs) is measure
 
 
+def test_a_row_above_the_4_gram_line_is_marked(tmp_path: Path) -> None:
+    corpus = CORPUS | {"fourgram_perplexity": {"valid": 95.0, "test": 95.0}}
+    runs = [make_run(tmp_path / "p", test=100.0, corpus=corpus)]
+    runs += [make_run(tmp_path / "b", row="b", test=90.0, valid=90.0, mix="average", corpus=corpus)]
+    report = build_report(runs)
+    assert find(report.records, "perplexity_fourgram", row="b", split="test").value == 95.0
+    assert any("above that of counting 4-grams" in caution for caution in report.summary.cautions)
+    marked = [row.name for group in report.compared.groups for row in group.above_fourgrams]
+    assert marked == ["plain"]
+
+
 def test_bits_are_compared_in_bits_and_unigrams_take_the_tokens_of_the_run(tmp_path: Path) -> None:
     runs = [
         make_spelling_run(tmp_path / f"{row}{seed}", row=row, seed=seed, test=test, paper=BITS)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from fullrank.config.data import DataConfig
+from fullrank.data import prepare
 from fullrank.evaluation.ngram import measure_ngrams
+from fullrank.experiments.language_model import fourgram_perplexities
 
 VOCAB, START = 7, 0
 
@@ -84,3 +89,18 @@ def test_unknown_words_share_what_the_first_order_leaves() -> None:
     """Two words of the text are in no n-gram: one count of 4 is discounted by 0.5, and every word has its part of that."""
     measured = measure_ngrams(np.array([1, 1, 1, 1]), np.array([5, 5]), vocab_size=VOCAB, start_id=START, order=1)
     assert measured == [pytest.approx(4 * VOCAB / 0.5)]
+
+
+def test_the_4_gram_line_is_kept_with_its_corpus(tmp_path: Path) -> None:
+    """It is that of `measure_ngrams` on the splits, and is read again while the texts stay the same."""
+    corpus = prepare(DataConfig(name="builtin", tokens="word", max_tokens=2_000, cache=str(tmp_path)))
+    line = fourgram_perplexities(corpus)
+    train, test = (np.asarray(corpus.ids(split)) for split in ("train", "test"))
+    size, start_id = len(corpus.tokenizer), corpus.tokenizer.start_id
+    assert line["test"] == measure_ngrams(train, test, vocab_size=size, start_id=start_id)[3]
+    file = corpus.folder / "fourgrams.json"
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps({**content, "perplexity": {"valid": 1.0, "test": 2.0}}))
+    assert fourgram_perplexities(corpus) == {"valid": 1.0, "test": 2.0}
+    file.write_text(json.dumps({**content, "texts": {"train": "another"}}))
+    assert fourgram_perplexities(corpus) == line

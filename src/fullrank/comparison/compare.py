@@ -10,9 +10,10 @@ from typing import Any
 
 from fullrank.comparison.measures import (
     BLEU,
+    COUNTED,
+    COUNTING,
     PERPLEXITY,
     TOKENISED_BLEU,
-    UNIGRAMS,
     Measure,
     choose,
     find_metric,
@@ -83,7 +84,13 @@ class Group:
 
     @property
     def undertrained(self) -> list[Row]:
-        return [] if self.is_marked else [row for row in self.rows if row.is_undertrained(self.measure)]
+        """Rows that are worse than word frequencies."""
+        return [] if self.is_marked else [row for row in self.rows if row.is_above(self.measure, "unigram")]
+
+    @property
+    def above_fourgrams(self) -> list[Row]:
+        """Rows that have not learned trigrams: counting 4-grams is better."""
+        return [] if self.is_marked else [row for row in self.rows if row.is_above(self.measure, "fourgram")]
 
     @property
     def ranking(self) -> list[Row]:
@@ -306,10 +313,11 @@ def _describe_row(group: Group, row: Row) -> Iterator[Record]:
         yield Record(row.labels, "parameters_added", total - base_total)
     for split in group.splits:
         place = {**row.labels, "split": split}
-        for measure in UNIGRAMS:
-            unigram = measure.unigram(run, split)
-            if unigram is not None:
-                yield Record({**place, "checkpoint": "final"}, f"{measure.key}_unigram", unigram)
+        for measure in COUNTED:
+            for model in COUNTING:
+                counted = measure.counted(run, split, model)
+                if counted is not None:
+                    yield Record({**place, "checkpoint": "final"}, f"{measure.key}_{model}", counted)
         for measure in group.measures:
             yield from _describe_paper(measure, run, split, place)
         for measure in group.measures:

@@ -74,14 +74,16 @@ class Measure:
             return value - base
         return value / base - 1 if base else None
 
-    def unigram(self, run: Run, split: str) -> float | None:
-        """Figure of word frequencies alone, from their recorded perplexity p per token; None for scores.
+    def counted(self, run: Run, split: str, model: str = "unigram") -> float | None:
+        """Figure of a model that only counts, from its recorded perplexity p per token; None for scores.
+
+        model: `unigram`, word frequencies, or `fourgram`, words after the three before them.
 
             bits = log2(p) * b / log2(q)        q, b: the run's own perplexity and bits per byte (or character)
 
         b / log2(q) is tokens per byte, because both count one text.
         """
-        recorded = number(run.get(f"corpus.unigram_perplexity.{split}"))
+        recorded = number(run.get(f"corpus.{model}_perplexity.{split}"))
         if recorded is None or recorded <= 0 or self.higher:
             return None
         if not self.in_bits:
@@ -165,8 +167,9 @@ WITHOUT_SOS = Measure("perplexity_without_sos", "perplexity without <sos>", "ppl
 LAST_POSITION = Measure("last_position.perplexity", "perplexity at last positions", "ppl at last positions")
 LENGTH_RATIO = Measure("length_ratio", "length ratio", "length ratio", "other")
 LOSS = Measure("loss", "loss", "loss", "other")
-UNIGRAMS = (PERPLEXITY, BITS_PER_BYTE, BITS_PER_CHARACTER)  # a model of word frequencies has them, too
-MEASURES = (*UNIGRAMS, BLEU, TOKENISED_BLEU, CHRF, ACCURACY)
+COUNTED = (PERPLEXITY, BITS_PER_BYTE, BITS_PER_CHARACTER)  # a model that only counts has them, too
+COUNTING = {"unigram": "word frequencies", "fourgram": "4-grams"}
+MEASURES = (*COUNTED, BLEU, TOKENISED_BLEU, CHRF, ACCURACY)
 FURTHER = (TOKENISED_BLEU, CHRF, ACCURACY, WITHOUT_SOS, LAST_POSITION)  # shown beside those by which rows are judged
 
 

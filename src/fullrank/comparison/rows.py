@@ -81,11 +81,11 @@ class Row:
         values = self.values(measure, split)
         return statistics.fmean(values.values()) if values else None
 
-    def is_undertrained(self, measure: Measure) -> bool:
-        """True if some figure is above that of word frequencies alone."""
+    def is_above(self, measure: Measure, model: str) -> bool:
+        """True if some figure is above that of a model that only counts (`Measure.counted`)."""
         for split in SPLITS:
-            mean, unigram = self.mean(measure, split), measure.unigram(self.first, split)
-            if mean is not None and unigram is not None and mean > unigram:
+            mean, counted = self.mean(measure, split), measure.counted(self.first, split, model)
+            if mean is not None and counted is not None and mean > counted:
                 return True
         return False
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 
 from fullrank.comparison.compare import Group
-from fullrank.comparison.measures import FURTHER
+from fullrank.comparison.measures import COUNTING, FURTHER
 from fullrank.core.config import NOT_NEXT_TOKEN
 from fullrank.records import Column, Record, Table
 from fullrank.render.blocks import Cell, Grid
@@ -68,7 +68,8 @@ def _declare_figures(group: Group, records: Sequence[Record]) -> Iterator[Column
             least = min(_find_values(records, f"{key}_difference"), default=1.0)
             yield Column(f"{key}_difference", "difference", where, measure.format_difference(least), group=name)
             yield Column(f"{key}_paper", "paper", {"split": split}, form, f"{key}_paper_deviation", group=name)
-            yield Column(f"{key}_unigram", "word frequencies", where, form, group=name, page_only=True)
+            for model, heading in COUNTING.items():
+                yield Column(f"{key}_{model}", heading, where, form, group=name, page_only=model == "unigram")
             for ending, heading, further_form in _FURTHER_COLUMNS:
                 yield Column(f"{key}_{ending}", heading, {"split": split}, further_form, group=name)
     for measure in FURTHER:
@@ -92,9 +93,12 @@ def _declare_costs(group: Group) -> Iterator[Column]:
 
 
 def _mark_row(cells: Sequence[Cell], group: Group) -> Sequence[Cell]:
-    """Colour and badges at the name of a row: a slice, undertrained."""
+    """Colour and badges at the name of a row: a slice, and what it has not learned."""
     row = next(row for row in group.rows if row.name == cells[0].text)
     badges = ["slice"] if row.first.is_slice else []
-    badges += ["undertrained"] if row in group.undertrained else []
+    if row in group.undertrained:
+        badges.append("undertrained")
+    elif row in group.above_fourgrams:
+        badges.append("has not learned trigrams")
     name = f"{row.name} †" if group.is_marked else row.name
     return [dataclasses.replace(cells[0], text=name, slot=row.slot, badge=", ".join(badges)), *cells[1:]]

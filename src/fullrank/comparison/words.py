@@ -171,6 +171,9 @@ def _find_cautions(compared: Comparison) -> Iterator[str]:
         is_reduced = first.is_slice or any(run.get("scale") not in (None, "paper") for run in group.runs)
         if is_reduced and not first.finetunes and any(run.get("paper") for run in group.runs):
             yield f"The paper's figures are of scale paper and the full corpus: on {first.label} the levels do not compare."
+        if group.above_fourgrams:
+            above = join_words(row.name for row in group.above_fourgrams)
+            yield f"{above}: {group.measure.words} above that of counting 4-grams, so that a difference says little yet."
         for keys, sentence in _SHARED:
             # batches of whole sentences do not end at the same token with every seed
             if first.task == TRANSLATION and keys == ("tokens_seen",):

@@ -67,7 +67,8 @@ def run_demo(
     corpus, lowest = results[best]["corpus"], math.exp(results[best]["final"]["test"]["nll"])
     console.print(
         f"Perplexity is the number of words among which the model hesitates at each place: {lowest:.0f} for the best of these, "
-        f"{corpus['unigram_perplexity']['test']:.0f} for one that knows only how often a word occurs. Each read "
+        f"{corpus['unigram_perplexity']['test']:.0f} for one that knows only how often a word occurs, "
+        f"{corpus['fourgram_perplexity']['test']:.0f} for one that counts what followed the last three words. Each read "
         f"{results[best]['tokens_seen']:,} tokens of {corpus['label']}. One seed shows the road, not a ranking."
     )
     console.print(f"Report: {path} ({(time.monotonic() - started) / 60:.1f} minutes)")

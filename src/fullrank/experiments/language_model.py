@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from fullrank.config.run import RunConfig
 from fullrank.config.training import TrainConfig
 from fullrank.core.decoder import LanguageModel
-from fullrank.core.errors import ConfigError, InputError
+from fullrank.core.errors import ConfigError, InputError, RunError
 from fullrank.core.masked import MaskedLanguageModel
 from fullrank.data import (
     Blocks,
@@ -35,6 +36,7 @@ from fullrank.data import (
 from fullrank.data.batches import ALL_ROWS
 from fullrank.data.marks import MASK
 from fullrank.decoding.sample import evaluating
+from fullrank.evaluation.ngram import measure_ngrams
 from fullrank.evaluation.perplexity import (
     EvaluationProtocol,
     MaskedEvaluation,
@@ -70,6 +72,7 @@ from fullrank.experiments.task import (
     trace_for,
     training_parts,
 )
+from fullrank.files import read_json, write_json
 from fullrank.seal import read_identity
 from fullrank.training.device import device_of
 from fullrank.training.distributed import count, rank, summed
@@ -78,6 +81,7 @@ from fullrank.training.values import Carry, EvaluationResult, Loss, TrainingPosi
 Text = Prepared[RunConfig, Corpus]
 
 _MEASURED = ("valid", "test")
+COUNTED_TOKENS = 50_000_000  # most tokens of a training text whose 4-grams are counted: about 3 GB
 _PROMPT, _SAMPLE, _TEMPERATURE = 12, 50, 0.8  # tokens, tokens: the text that a finished run shows
 
 
@@ -134,6 +138,7 @@ def training_batches(config: RunConfig, corpus: Corpus, share: Share = ALL_ROWS)
 
 def describe(corpus: Corpus, unigram: Mapping[str, float] | None = None) -> dict[str, Any]:
     """The entry `corpus` of result.json. `unigram`: perplexity of word frequencies, where not that of all tokens."""
+    is_masked = unigram is not None
     if unigram is None:
         unigram = {split: unigram_perplexity(corpus, split) for split in _MEASURED}
     return {
@@ -145,8 +150,33 @@ def describe(corpus: Corpus, unigram: Mapping[str, float] | None = None) -> dict
         "vocabulary": len(corpus.tokenizer),
         "fingerprint": corpus.tokenizer.fingerprint,
         "unigram_perplexity": dict(unigram),
+        "fourgram_perplexity": {} if is_masked else fourgram_perplexities(corpus),
         "details": dict(corpus.details),
     }
+
+
+def fourgram_perplexities(corpus: Corpus) -> dict[str, float]:
+    """Perplexity of the 4-gram model of the training text on each split; kept with the corpus, whose texts it names.
+
+    None of a corpus of more than `COUNTED_TOKENS`, whose counts would fill the memory.
+    """
+    if corpus.splits["train"]["tokens"] > COUNTED_TOKENS:
+        return {}
+    file, texts = corpus.folder / "fourgrams.json", corpus.text_checksums
+    with contextlib.suppress(InputError):
+        kept = read_json(file)
+        if kept.get("texts") == texts:
+            return dict(kept["perplexity"])
+    tokenizer, train = corpus.tokenizer, np.asarray(corpus.ids("train"))
+    perplexity = {
+        split: measure_ngrams(
+            train, np.asarray(corpus.ids(split)), vocab_size=len(tokenizer), start_id=tokenizer.start_id, order=4
+        )[-1]
+        for split in _MEASURED
+    }
+    with contextlib.suppress(RunError):  # a corpus that others own
+        write_json(file, {"texts": texts, "perplexity": perplexity})
+    return perplexity
 
 
 # -- causal models -----------------------------------------------------------------------------------------------------
