@@ -11,6 +11,7 @@ committed tree is not trained again, and a run that was stopped is resumed. To u
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
@@ -121,12 +122,19 @@ def reads_corpus(config: Any) -> bool:
     return config.data.name not in ("text", "parallel")
 
 
+def lower_priority(process: int) -> None:
+    """Let the session of a process give way: Linux shares the processor between sessions before it looks at niceness."""
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{process}/autogroup").write_text(str(NICENESS))
+
+
 def train(training: Training, ledger: Path) -> str:
     """Train in a process of its own, and add the run to the ledger. Returns `finished`, `failed` or `stopped`."""
     process = subprocess.Popen(
         training.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         start_new_session=True, env={**os.environ, **ONE_THREAD},
     )  # fmt: skip
+    lower_priority(process.pid)
     stops: list[int] = []
 
     def stop(number: int, frame: object) -> None:
