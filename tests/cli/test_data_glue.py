@@ -36,7 +36,7 @@ def test_every_task_is_listed_with_counts_and_the_hub():
         assert entry["published"] == dict(task.sizes)
         assert entry["hub"] == f"nyu-mll/glue, {name}"
         assert entry["unit"] == "rows"
-        assert set(entry["files"]) == set(task.splits)
+        assert set(entry["files"]) == set(task.sizes)
     assert listed["squad"]["published"] == {"train": 87_599, "dev": 10_570}
     assert listed["squad-v2"]["hub"] == "rajpurkar/squad_v2"
 
@@ -47,17 +47,17 @@ def test_a_task_is_read_through_and_counted(folder):
     found = json.loads(out)
     assert (found["name"], found["label"], found["is_slice"]) == ("glue/wnli", "GLUE WNLI (slice)", True)
     assert (found["labels"], found["metrics"], found["missing"]) == (
-        ["not_entailment", "entailment"], ["accuracy"], ["test"],
+        ["not_entailment", "entailment"], ["accuracy"], [],
     )  # fmt: skip
     train, dev = found["splits"]["train"], found["splits"]["dev"]
     assert (train["rows"], train["published"], train["is_slice"]) == (4, 635, True)
     assert train["labels"] == {"not_entailment": 0.75, "entailment": 0.25}
-    assert (dev["rows"], dev["is_slice"], dev["file"]) == (71, False, str(folder / "WNLI" / "dev.tsv"))
+    assert (dev["rows"], dev["is_slice"], dev["source"]) == (71, False, str(folder / "WNLI" / "dev.tsv"))
     assert [line.startswith("GLUE WNLI (slice): train has 4 rows") for line in err.splitlines()] == [True]
     assert not [path for path in folder.rglob("*") if path.suffix != ".tsv" and path.is_file()], "nothing is written"
     code, out, _ = called("data", "prepare", "glue/stsb", "--from", folder, "--json")
     scores = json.loads(out)
-    assert (scores["labels"], scores["missing"]) == (None, ["dev", "test"])
+    assert (scores["labels"], scores["missing"]) == (None, ["dev"])
     assert scores["splits"]["train"]["labels"] == {"mean": 2.5, "deviation": 1.5}
     code, out, _ = called("data", "prepare", "glue/stsb", "--from", folder)
     assert "mean 2.5, deviation 1.5" in out

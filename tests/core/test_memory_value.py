@@ -133,7 +133,7 @@ def test_misuse() -> None:
         model(memory_length=0)(ids, memory)
     with pytest.raises(InputError, match=r"attention_mask must be \(2, 19\)"):
         made(ids, attention_mask=torch.ones(2, 3))
-    with pytest.raises(InputError, match="same_length: goes with a memory"):
+    with pytest.raises(InputError, match=r"same_length: goes with `model\.memory_length`"):
         made.with_memory(0, same_length=True)
     with pytest.raises(InputError, match=r"clamp_length: .* model\.position: sinusoidal"):
         made.with_memory(clamp_length=3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import random
@@ -118,7 +117,7 @@ def test_what_may_change(run: Path) -> None:
 
 @pytest.mark.parametrize(("name", "key"), [("vocabulary.json", "lowercase"), ("vocabulary.json", "line_end")])
 def test_changed_flags_of_a_vocabulary_are_refused(run: Path, name: str, key: str) -> None:
-    for folder in (run, next((run.parent / "cache" / "corpora").glob("text-*"))):
+    for folder in (run, next((run.parent / "cache" / "corpora").glob("text-*/ids"))):
         edit(folder / name, lambda meta: meta.update({key: not meta[key]}))
     with pytest.raises(InputError, match=f"{name} was changed"):
         nll(run)
@@ -246,15 +245,10 @@ def test_a_damaged_result_is_named(content: str, run: Path, capsys: pytest.Captu
 
 # -- files that nobody would write -------------------------------------------------------------------------------------
 
-BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"{b}: &{b} [*{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}]\n" for a, b in itertools.pairwise("abcdefghi")
-)
 CONFIGURATIONS = {
-    "a bomb of aliases": (BOMB, "stands for more than 100,000 values"),
-    "an alias inside itself": ("a: &a [*a]", "stands for more than 100,000 values"),
+    "an alias inside itself": ("a: &a [*a]", "not valid YAML"),
     "open brackets": ("[" * 100_000, "brackets inside brackets without end|exceeded maximum nesting depth"),
     "a number as a key": ("model: {1: 2}", "keys should be strings, given 1"),
-    "NUL in a name": ('data: {name: text, train: "a\\0b"}', "the character NUL"),
     "a name too long": (f"data: {{name: text, train: {'x' * 256}}}", "data.train: a name is at most 255 bytes"),
 }
 

@@ -249,13 +249,6 @@ def test_folders_patterns_and_several_files_are_one_text(tmp_path: Path, slow: l
             Request([str(text) for text in texts], minutes=1), tmp_path / "my.yaml", force=True, say=silent
         )
         assert len(files_of(config.data, "train")) == count
-    model = tmp_path / "runs" / "a"
-    model.mkdir(parents=True)
-    (model / "config.json").write_text("{}")
-    write_lines(model / "vocab.txt", 600, 3)
-    for folder in (model, model.parent):  # of a model, and of runs
-        with pytest.raises(InputError, match="models or runs"):
-            write_configuration(Request([str(folder)]), tmp_path / "other.yaml", say=silent)
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"holds no .txt file"):
         write_configuration(Request([str(tmp_path / "empty")]), tmp_path / "other.yaml", say=silent)

@@ -121,5 +121,5 @@ def test_nothing_is_read_piece_by_piece() -> None:
     model, ids = build(), torch.tensor([[1, 2, 3]])
     with pytest.raises(InputError, match="cannot be read piece by piece"):
         model(ids, cache=model.new_cache())
-    with pytest.raises(InputError, match=r"model\.memory_length: not with model\.attention\.causal: as_published"):
+    with pytest.raises(InputError, match=r"model\.attention\.causal: goes with `model\.memory_length: 0`"):
         model.with_memory(4)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from fullrank.core.normalize import Softmax
 from torch import Tensor, nn
 
 import fullrank as fr
@@ -14,7 +13,7 @@ from fullrank.core.layout import Layout
 from fullrank.core.mix import AverageHeads
 from fullrank.core.output import SoftmaxOutput
 from fullrank.core.registry import register
-from fullrank.core.score import Score
+from fullrank.core.score import Score, Softmax
 from fullrank.core.stage import HeadSize
 
 SCALE = 2.0

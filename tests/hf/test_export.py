@@ -336,7 +336,7 @@ def test_the_card_has_the_figures_of_the_result_and_no_others(run: Path, tmp_pat
     blocks = re.findall(r"```yaml\n(.+?)^```", cards["best"], re.DOTALL | re.MULTILINE)
     model, training = map(yaml.safe_load, blocks)
     assert model == fr.LanguageModel.load(run).config.to_dict()
-    assert (training["seed"], training["commit"], training["recipe"]) == (7, "abc123", "run.yaml")
+    assert (training["seed"], training["commit"], training["recipe"]) == (1, "abc123", "run.yaml")
     assert (training["protocol"], training["parameters"]["total"]) == (evil, 12345)
     assert "| test | 2.6 | 13.5 | 2,000 |" in cards["best"]
     assert "**A slice**" in cards["best"]

@@ -209,7 +209,7 @@ def test_whole_graph_with_memory_and_cross_head(score: str, layout: fr.Layout) -
     block = moved(Block(combination.config(attention={"cross_head": 1.0}))).train()
     compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
     expected, given = (
-        outputs(block, lambda x, where, run=run: run(x, where, None, memory), layout) for run in (block, compiled)
+        outputs(block, lambda x, where, run=run: run(x, where, memory=memory), layout) for run in (block, compiled)
     )
     for name, want in expected.items():
         off, scale = float((given[name] - want).abs().max()), max(1.0, float(want.abs().max()))

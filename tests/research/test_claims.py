@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_runs import RECIPE, make_row, make_rows
+from made_rows import RECIPE, make_row, make_rows
 from scipy import stats
 
 from fullrank.core.errors import InputError

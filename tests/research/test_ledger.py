@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from made_runs import RECIPE, make_run
+from made_rows import RECIPE, make_run
 
 from fullrank.config.recipe import resolve_any
 from fullrank.core.errors import InputError

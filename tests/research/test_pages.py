@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from made_runs import RECIPE, make_row, make_rows
+from made_rows import RECIPE, make_row, make_rows
 
 from fullrank.core.errors import InputError
 from research import RESULTS

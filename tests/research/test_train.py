@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from made_runs import make_row
+from made_rows import make_row
 
 from fullrank.core.errors import InputError
 from research import LEDGER, RESEARCH, train

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 
 import typer
 
+from fullrank.cli.output import name_option, say
 from fullrank.core.errors import FullRankError, InputError
 from fullrank.core.section import Allowed, Section, hints_of
 
@@ -164,7 +165,6 @@ class TextOptions:
     device: Device = "auto"
 
     def to_reading(self) -> Reading:
-        from fullrank.cli.output import say
         from fullrank.experiments.analyze import Reading
 
         return Reading(self.text, self.segment_length, self.checkpoint, self.device, say, self.texts)
@@ -181,9 +181,6 @@ class SamplingOptions:
     top_k: Annotated[int | None, Number(help="Only the k likeliest tokens.")] = None
     top_p: Annotated[float | None, typer.Option(help="Only the likeliest tokens that make up p.")] = None
     seed: Annotated[int | None, typer.Option(min=0, max=2**63 - 1, help="Makes samples repeatable.")] = None
-
-
-_SHORT = {"beams": "beam", "no_repeat_ngram_size": "no_repeat_ngram"}  # keys whose options have other names
 
 
 @dataclass(frozen=True)
@@ -215,11 +212,6 @@ class Keys:
         """Take the values of the keys out of those of all parameters; those that were not given are left out."""
         taken = {key: values.pop(self.prefix + key) for key in self.keys or hints_of(self.section)}
         return {key: value for key, value in taken.items() if value is not None}
-
-
-def name_option(key: str, prefix: str = "") -> str:
-    """The option of a key."""
-    return f"--{prefix}{_SHORT.get(key, key)}".replace("_", "-")
 
 
 Given = dict[str, Any]  # keys with the values that were given

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fullrank.cli.options import name_option
 from fullrank.core.errors import FullRankError, InputError
 from fullrank.files import as_json, no_room, out_of_memory, visible
 
@@ -20,7 +19,13 @@ if TYPE_CHECKING:
     from fullrank.render.blocks import Grid
 
 _LONGEST = 2000  # characters of a line
+_SHORT = {"beams": "beam", "no_repeat_ngram_size": "no_repeat_ngram"}  # keys whose options have other names
 UsageError: Any = typer.BadParameter.__bases__[0]  # a wrong word on the command line: Typer gives its class no name
+
+
+def name_option(key: str, prefix: str = "") -> str:
+    """The option of a key."""
+    return f"--{prefix}{_SHORT.get(key, key)}".replace("_", "-")
 
 
 def explain(error: Exception) -> str:

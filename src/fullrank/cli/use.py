@@ -21,9 +21,8 @@ from fullrank.cli.options import (
     Run,
     SamplingOptions,
     Split,
-    name_option,
 )
-from fullrank.cli.output import drop_missing, exclude, say, show_report, tell
+from fullrank.cli.output import drop_missing, exclude, name_option, say, show_report, tell
 from fullrank.config.run import PROTOCOL_KEYS, DynamicConfig, EvalConfig
 from fullrank.core.errors import InputError
 

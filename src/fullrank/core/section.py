@@ -489,7 +489,9 @@ def _describe_unmet(need: Need, target: str, value: Any, other: Any, decided_by:
     given = "this section" if isinstance(value, Section) else repr(value)
     if not need.sign:
         return f"{need.describe(target)}, given {given}; set {target}"
-    words = need.describe(target) if decided_by is None else need.describe("")
+    words = need.describe(target)
+    if decided_by is not None:  # a property, which no key is called
+        words = words.replace(target, target.rpartition(".")[2].replace("_", " ")).replace("`", "")
     return f"{words}, given {given} with '{_word(other)}'; leave it out or change {decided_by or target}"
 
 

@@ -276,7 +276,8 @@ def _train(
         if is_first:
             label = visible(str(identity["name"]))
             bits = None
-            if isinstance(prepared.corpus, Corpus) and not prepared.config.masks:
+            is_text = isinstance(prepared.corpus, Corpus) and not prepared.corpus.has_pairs
+            if is_text and not prepared.config.masks:
                 bits = {"byte": "bits/byte", "character": "bits/char"}.get(prepared.corpus.tokenizer.kind)
             observers = make_observers(
                 folder, track=options.track, config=settings, label=label, bits=bits, quiet=quiet
@@ -419,7 +420,7 @@ def average(folder: Path, *, last: int | None = None, name: str = "average") -> 
     if not 0 < number <= len(kept):
         raise InputError(
             f"--last: {folder} keeps {len(kept) or 'no'} checkpoints to average, given {last}; give a number of them, or train "
-            "with train.keep_checkpoints to keep more"
+            f"with train.keep_checkpoints: {last or 5} to keep more"
         )
     steps = list(kept)[-number:]
     mean = mean_weights([kept[step] for step in steps])
