@@ -431,7 +431,7 @@ def open_model(
 ) -> LoadedModel:
     """Open a model: a module, a function of token ids, or a name; a LoadedModel is returned as it is.
 
-    Names are a run folder, a folder written by `save` or `save_pretrained`, an adapter, a name on the Hugging Face hub,
+    Names are a run folder, a folder written by `save` or `save_pretrained`, a name on the Hugging Face hub,
     `hf:TYPE` (small and untrained) and `python:MODULE:FUNCTION` (what the function returns). Of a translation run the encoder
     is opened.
     checkpoint: of a run. dtype and device: of a named model; None is fp32 for one of transformers, and as saved for ours.

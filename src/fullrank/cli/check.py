@@ -40,7 +40,7 @@ def check(
         typer.Argument(
             metavar="MODEL",
             help="A recipe, a YAML file, a run folder, a saved model, a Hugging Face model (folder or hub name; also an "
-            "export, an injected model, an adapter; hf:TYPE: a small one of a model type), or python:MODULE:FUNCTION.",
+            "export or an injected model; hf:TYPE: a small one of a model type), or python:MODULE:FUNCTION.",
             autocompletion=complete_recipe,
         ),
     ] = None,
@@ -60,7 +60,7 @@ def check(
         int | None, Number(min=2, help="Token ids that it knows, where a model does not say it.")
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Without compiling, training, saving and rare code paths: a second or two.")
+        bool, typer.Option("--quick", help="Without compiling, training and rare code paths: a second or two.")
     ] = False,
     scoring: Annotated[
         str | None,
@@ -74,8 +74,8 @@ def check(
 ) -> None:
     """Check that no token depends on later ones, and that all ways to compute a model agree.
 
-    The code path, the positions and the layer that leak are named, with two lines of Python that show it. --json states
-    what each check looked at, and why its tolerance. Exit status 1 if one fails.
+    The code path, the positions and the layer that leak are named; two lines of Python show a leak of plain evaluation
+    or training. --json states what each check looked at, and why its tolerance. Exit status 1 if one fails.
     """
     from fullrank.experiments.check import check_named, check_scoring_named
 

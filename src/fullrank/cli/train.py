@@ -438,7 +438,7 @@ def finetune(
 
     A stopped command goes on when it is given again.
 
-    `--rows all` is every row. Several seeds end in a table: mean, deviation, and its change against the first row in percent.
+    `--rows all` is every row. Several seeds end in a table: mean, deviation, and the change of both against the plain row.
     """
     from fullrank.config.recipe import is_finetuning
     from fullrank.experiments.run_folder import open_any

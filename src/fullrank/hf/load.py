@@ -1,4 +1,4 @@
-"""Loading models of transformers, also injected and pruned ones; code that comes with a model is never run."""
+"""Loading models of transformers, also injected ones; code that comes with a model is never run."""
 
 from __future__ import annotations
 

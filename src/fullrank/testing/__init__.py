@@ -1,4 +1,4 @@
-"""Assertions about models and scores for tests: a failing one says the code path, the positions, the layer, and two lines.
+"""Assertions about models and scores for tests: a failing one says the code path, the positions and the layer.
 
     from fullrank.testing import assert_causal
 
