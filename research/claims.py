@@ -25,7 +25,14 @@ from scipy import stats
 
 from fullrank.config.load import flatten, lay, merge, read_yaml
 from fullrank.config.recipe import resolve_any
-from fullrank.evaluation.statistics import Interval, deviation_change, deviation_interval
+from fullrank.evaluation.statistics import (
+    STILL_FALLING,
+    Interval,
+    deviation_change,
+    deviation_interval,
+    interpolate,
+    measure_late_gain,
+)  # fmt: skip
 from research import build
 from research.ledger import Row, differences, setting_of
 
@@ -36,7 +43,6 @@ FEWEST_SEEDS = 3
 FEWEST_RATES = 3
 SIGNIFICANCE = 0.05  # of p-values after Holm's correction
 MATTERS = 0.005  # the share of a figure below which a difference does not matter
-STILL_FALLING = 0.01  # the share of perplexity that a training loses in its last tenth, if it is not at its end
 EQUAL = 1e-9  # deviations of this share of the figures are rounding
 RATE = "train.learning_rate"
 
@@ -51,6 +57,7 @@ class Claim:
     claim: str
     why: str | None = None
     remark: str | None = None
+    key: str = ""
     recipe: str = ""
     scale: str = "small"
     set: Mapping[str, Any] = field(default_factory=dict)
@@ -336,17 +343,6 @@ def explain_line(side: Side, lines: Lines) -> str:
     if line is None or perplexity <= line:
         return ""
     return f"{side.row} has {perplexity:.1f}, counting 4-grams {line:.1f}: it has not learned trigrams"
-
-
-def measure_late_gain(curve: Sequence[Sequence[float]]) -> float | None:
-    """The share by which validation perplexity falls in the last tenth of a curve. None with fewer than two evaluations."""
-    return 1 - math.exp(interpolate(curve, 1) - interpolate(curve, 0.9)) if len(curve) > 1 else None
-
-
-def interpolate(curve: Sequence[Sequence[float]], share: float) -> float:
-    """The logarithm of perplexity after a share of the steps of a curve (step, perplexity); a line between evaluations."""
-    steps, perplexities = np.array(curve, dtype=float).T
-    return float(np.interp(share * steps[-1], steps, np.log(perplexities)))
 
 
 def explain_open_rate(side: Side) -> str:

@@ -34,6 +34,11 @@ def prose(text: Any) -> str:
     return "".join(pieces)
 
 
+def make_anchor(heading: str) -> str:
+    """The name by which GitHub links to a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
 def readable(key: str) -> str:
     """A key as words."""
     return key.replace("_", " ")

@@ -1,4 +1,4 @@
-"""Make the pages of docs/results from the ledger, the claims, the benchmarks and the census. No figure is typed by hand.
+"""Make docs/results and docs/which.md from the ledger, the claims, the benchmarks and the census. No figure is typed by hand.
 
 python -m research.pages --add RUNS        add finished runs to the ledger, then make the pages
 python -m research.pages                   make the pages
@@ -11,18 +11,19 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fullrank.config.load import flatten, read_yaml
 from fullrank.core.errors import FullRankError, InputError
 from fullrank.files import write_text
-from research import LEDGER, RESEARCH, RESULTS, census, leaderboard, ngrams, read_json, read_json_lines
+from research import LEDGER, RESEARCH, RESULTS, census, leaderboard, ngrams, read_json, read_json_lines, which
 from research import ledger as book
 from research import markdown as md
 from research.claims import VERDICTS, Side, Verdict, judge, read_claims
 from research.ledger import SPLITS, Row, figures_of
+from research.which import describe_difference, name_figure
 
 HEAD = "<!-- Made by `python -m research.pages`; change the ledger or the claims, not this page. -->"
 INTRODUCTION = """The [ledger](ledger.csv) has a row for every finished run, written from its folder by
@@ -41,11 +42,13 @@ def make_pages(ledger: Path = LEDGER, research: Path = RESEARCH) -> dict[str, st
     lines = ngrams.read_lines(research / "ngrams.csv")
     pages: dict[str, Iterator[str] | list[str]] = {}
     index, papers = [], []
+    cited: dict[str, tuple[str, Verdict]] = {}
     for path in sorted((research / "claims").glob("*.yaml")):
         title, claims = read_claims(path)
         verdicts = judge(claims, rows, lines)
         own_rows = [row for row in rows if row["recipe"].startswith(f"{path.stem}/")]
         papers.append(path.stem)
+        cited |= link_claims(path.stem, verdicts, cited)
         pages[f"{path.stem}.md"] = [
             f"# {md.prose(title)}",
             *describe_claims(verdicts),
@@ -71,8 +74,12 @@ def make_pages(ledger: Path = LEDGER, research: Path = RESEARCH) -> dict[str, st
         pages["census.md"] = census.make_page(checked, read_yaml(research / "census_notes.yaml"))
         links.append(f"- [Census](census.md): the check of {len(checked)} classes of transformers")
     pages["README.md"] = ["# Results", INTRODUCTION, "## Claims", md.make_table(index), "## Others", "\n".join(links)]
+    further = leaderboard.draw_curves(rows)
+    if (research / "which.yaml").exists():
+        further |= which.make_pages(research, cited)
+        pages[which.PAGE] = [further.pop(which.PAGE)]
     texts = {name: "\n\n".join(filter(None, [HEAD, *pieces])) + "\n" for name, pieces in pages.items()}
-    return texts | leaderboard.draw_curves(rows)
+    return texts | further
 
 
 def write_pages(results: Path = RESULTS, research: Path = RESEARCH, *, check: bool = False) -> list[str]:
@@ -81,10 +88,10 @@ def write_pages(results: Path = RESULTS, research: Path = RESEARCH, *, check: bo
     check: write nothing, and raise InputError if a page would change.
     """
     pages = make_pages(results / "ledger.csv", research)
-    files = [*results.glob("*.md"), *results.glob("curves/*.svg")]
-    existing = {path.relative_to(results).as_posix(): path.read_text(encoding="utf-8") for path in files}
+    existing = {name: (results / name).read_text(encoding="utf-8") for name in pages if (results / name).exists()}
     changed = [name for name, page in pages.items() if existing.get(name) != page]
-    unused = [name for name in existing if name.endswith(".svg") and name not in pages]
+    curves = [path.relative_to(results).as_posix() for path in results.glob("curves/*.svg")]
+    unused = [name for name in curves if name not in pages]
     if check and (changed or unused):
         names = ", ".join([*changed, *unused])
         raise InputError(f"{names}: not what the ledger and the claims say; run `python -m research.pages`")
@@ -102,7 +109,7 @@ def write_pages(results: Path = RESULTS, research: Path = RESEARCH, *, check: bo
 def describe_claims(verdicts: Sequence[Verdict]) -> Iterator[str]:
     """A table of all verdicts, then what each rests on."""
     yield "## Claims"
-    names = [f"{place}. {md.prose(verdict.claim.table)}" for place, verdict in enumerate(verdicts, start=1)]
+    names = list_names(verdicts)
     table = []
     for name, verdict in zip(names, verdicts, strict=True):
         table.append({
@@ -116,11 +123,20 @@ def describe_claims(verdicts: Sequence[Verdict]) -> Iterator[str]:
         yield "\n".join(f"- {line}" for line in describe_verdict(verdict))
 
 
-def describe_difference(verdict: Verdict) -> str:
-    if verdict.estimate is None:
-        return md.MISSING
-    unit = " %" if verdict.claim.statistic == "deviation" else ""
-    return md.show_difference(verdict.estimate.difference, verdict.estimate.interval, unit)
+def list_names(verdicts: Sequence[Verdict]) -> list[str]:
+    return [f"{place}. {md.prose(verdict.claim.table)}" for place, verdict in enumerate(verdicts, start=1)]
+
+
+def link_claims(page: str, verdicts: Sequence[Verdict], known: Collection[str]) -> dict[str, tuple[str, Verdict]]:
+    """Verdicts with their links from docs, by the key of the claim. Raises InputError for a key that another claim has."""
+    links: dict[str, tuple[str, Verdict]] = {}
+    for name, verdict in zip(list_names(verdicts), verdicts, strict=True):
+        key = verdict.claim.key
+        if key and (key in known or key in links):
+            raise InputError(f"{page}.yaml: another claim has the key {key}")
+        if key:
+            links[key] = (f"results/{page}.md#{md.make_anchor(f'{name}: {md.prose(verdict.claim.claim)}')}", verdict)
+    return links
 
 
 def describe_verdict(verdict: Verdict) -> Iterator[str]:
@@ -132,9 +148,8 @@ def describe_verdict(verdict: Verdict) -> Iterator[str]:
     if comparison is None:
         return
     if estimate is not None:
-        figure = md.readable(claim.figure.removeprefix("final.").replace(".", " "))
-        words = f"{figure}, {claim.direction} is claimed"
-        words = f"deviation over seeds of {words}, difference in %" if claim.statistic == "deviation" else words
+        words = f"{name_figure(claim)}, {claim.direction} is claimed"
+        words = f"{words}, difference in %" if claim.statistic == "deviation" else words
         pooled = f"; deviation of a run {md.show(estimate.deviation)}" if estimate.deviation is not None else ""
         yield (
             f"{words}: {describe_difference(verdict)}; seeds {md.show_seeds(comparison.seeds)}{pooled}; p = "

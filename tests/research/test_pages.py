@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from pathlib import Path
 
 import pytest
 from made_rows import RECIPE, make_row, make_rows
 
+from fullrank.config.load import read_yaml
+from fullrank.config.recipe import resolve_any
 from fullrank.core.errors import InputError
-from research import RESULTS
+from research import RESEARCH, RESULTS
+from research.claims import FEWEST_SEEDS
 from research.ledger import write_ledger
 from research.markdown import prose, show_difference, show_duration, show_seeds
 from research.pages import make_pages, rows_at, write_pages
@@ -88,3 +93,61 @@ def test_numbers_for_readers() -> None:
         "2 h 05 min",
     ]
     assert prose("every <eos> and `a < b` and <b>") == "every `<eos>` and `a < b` and &lt;b>"
+
+
+def test_which_mechanism_to_use_follows_from_the_verdicts(folder: Path) -> None:
+    """Supported: use it. With fewer seeds, or above the 4-gram line, nothing is decided; a training is named that would."""
+    results = folder / "docs" / "results"
+    results.mkdir(parents=True)
+    (folder / "src" / "fullrank" / "experiments").mkdir(parents=True)
+    claims = folder / "claims" / "mixhead.yaml"
+    claims.write_text(claims.read_text().replace("claim: b is better,", "claim: b is better, key: b,"))
+    situation = (
+        "situations:\n  - have: a plain model\n    finding: attention\n    options: {b: mixing by `b`}\n"
+        "    deciding: [fullrank train b]\n"
+    )
+    (folder / "which.yaml").write_text(situation)
+    write_ledger(results / "ledger.csv", make_rows([100, 110, 120], [90, 99, 111]))
+    write_pages(results, folder)
+    (line,) = [line for line in (folder / "docs" / "which.md").read_text().splitlines() if line.startswith("| **")]
+    cells = line.strip("| ").split(" | ")
+    assert cells[:3] == ["**a plain model**", "mixing by `b`", "–"]
+    link = "[supported here](results/mixhead.md#1-table-1-b-is-better)"
+    assert cells[3] == f"mixing by `b`: test perplexity −10.00 [−12.48 to −7.52], {link}"
+    assert cells[4] == f"`{RECIPE}`: 1,000 parameters, 600,000 tokens read, a corpus (slice), plain 110, seeds 1–3"
+    assert cells[5] == "`fullrank train b`"
+    quotes = json.loads((folder / "src" / "fullrank" / "experiments" / "which.json").read_text())
+    assert quotes["attention"][0]["measured"] == "test perplexity −10.00 [−12.48 to −7.52]"
+    write_ledger(results / "ledger.csv", make_rows([100, 110], [90, 99]))
+    write_pages(results, folder)
+    assert "| nothing is decided; not measured with three seeds yet | – |" in (folder / "docs" / "which.md").read_text()
+    write_ledger(results / "ledger.csv", make_rows([100, 110, 120], [90, 99, 111]))
+    (folder / "ngrams.csv").write_text("text.test,vocabulary,tokens,order4\naa,ff,7000,95.0\n")
+    write_pages(results, folder)
+    page = (folder / "docs" / "which.md").read_text()
+    assert "| nothing is decided; counting 4-grams is better than these models | – |" in page
+    assert "a corpus (slice) of 7,000 tokens, 4-grams 95.0, plain 110, seeds 1–3" in page
+    (folder / "which.yaml").write_text(situation.partition("    deciding")[0])
+    with pytest.raises(InputError, match="name trainings"):
+        make_pages(results / "ledger.csv", folder)
+    (folder / "which.yaml").write_text(situation.replace("{b: ", "{c: "))
+    with pytest.raises(InputError, match="no claim has the key c"):
+        make_pages(results / "ledger.csv", folder)
+
+
+def test_what_diagnose_quotes_belongs_to_its_findings() -> None:
+    quotes = json.loads(make_pages()["../../src/fullrank/experiments/which.json"])
+    assert quotes.keys() <= {"overfits", "attention", "output", "context", "heads", "parameters"}
+    assert any(quotes.values())
+
+
+def test_what_would_decide_can_be_trained() -> None:
+    situations = read_yaml(RESEARCH / "which.yaml")["situations"]
+    commands = [shlex.split(command) for situation in situations for command in situation["deciding"]]
+    assert commands
+    for fullrank, verb, recipe, *words in commands:
+        options, settings = words[:6], words[6:]
+        assert [fullrank, verb, *options[::2]] == ["fullrank", "reproduce", "--rows", "--scale", "--seeds"]
+        assert len(options[5].split(",")) >= FEWEST_SEEDS
+        for row in options[1].split(","):
+            resolve_any(recipe, row, options[3], settings)

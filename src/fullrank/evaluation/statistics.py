@@ -7,6 +7,7 @@ a is always the baseline, b the other arm, and differences are b - a. A result t
 
 from __future__ import annotations
 
+import math
 import statistics
 import warnings
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from fullrank.core.errors import InputError
 from fullrank.evaluation.tasks import Metric
 
 SEED = 12345
+STILL_FALLING = 0.01  # the share of perplexity that a training loses in its last tenth, if it is not at its end
 _EQUAL = 1e-12  # differences of this share of the scores are rounding
 
 
@@ -161,3 +163,17 @@ def brown_forsythe(a: Sequence[float], b: Sequence[float]) -> float | None:
     from scipy import stats
 
     return float(stats.levene(a, b, center="median").pvalue)
+
+
+# -- curves of validation perplexity -----------------------------------------------------------------------------------
+
+
+def measure_late_gain(curve: Sequence[Sequence[float]]) -> float | None:
+    """The share by which validation perplexity falls in the last tenth of a curve. None with fewer than two evaluations."""
+    return 1 - math.exp(interpolate(curve, 1) - interpolate(curve, 0.9)) if len(curve) > 1 else None
+
+
+def interpolate(curve: Sequence[Sequence[float]], share: float) -> float:
+    """The logarithm of perplexity after a share of the steps of a curve (step, perplexity); a line between evaluations."""
+    steps, perplexities = np.array(curve, dtype=float).T
+    return float(np.interp(share * steps[-1], steps, np.log(perplexities)))

@@ -1,0 +1,151 @@
+"""docs/which.md: which mechanism to use in which situation, by the verdicts on claims. `fullrank diagnose` quotes them.
+
+which.yaml has the situations and names the claims behind each. Answers and figures are made from the verdicts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from fullrank.config.load import read_yaml
+from fullrank.core.errors import InputError
+from research import build, ngrams
+from research import markdown as md
+from research.claims import VERDICTS, Claim, Verdict
+
+PAGE, QUOTES = "../which.md", "../../src/fullrank/experiments/which.json"  # beside docs/results
+QUOTED = ("mechanism", "measured", "verdict", "runs")
+YES, NO, SAME = DECIDED = VERDICTS[:3]
+UNMEASURED = "not measured with three seeds yet"
+Option = Mapping[str, str]  # a mechanism and what was measured of it, all in words
+
+
+@dataclass(frozen=True, kw_only=True)
+class Situation:
+    """A line of the table; the keys are explained at the head of which.yaml."""
+
+    have: str
+    options: Mapping[str, str]
+    finding: str = ""
+    deciding: Sequence[str] = ()
+
+
+def make_pages(research: Path, cited: Mapping[str, tuple[str, Verdict]]) -> dict[str, str]:
+    """The page without its head, and what `fullrank diagnose` quotes. cited: link and verdict by the key of a claim."""
+    path, texts = research / "which.yaml", ngrams.read_values(research / "ngrams.csv")
+    lines: list[dict[str, str]] = []
+    every: dict[str, Option] = {}
+    quotes: dict[str, list[Option]] = {}
+    for content in read_yaml(path)["situations"]:
+        situation = build(Situation, content, str(path))
+        if unknown := situation.options.keys() - cited.keys():
+            raise InputError(f"{path}: no claim has the key {', '.join(sorted(unknown))}")
+        options = [describe_option(words, *cited[key], texts) for key, words in situation.options.items()]
+        options.sort(key=lambda option: VERDICTS.index(option["verdict"]))
+        lines.append(describe_situation(situation, options))
+        every |= {option["link"]: option for option in options}
+        measured = [option for option in options if option["measured"] != UNMEASURED]
+        quotes.setdefault(situation.finding, []).extend(map(quote, measured))
+    quotes.pop("", None)
+    page = ["# Which mechanism should I use?", *introduce(list(every.values())), md.make_table(lines)]
+    return {PAGE: "\n\n".join(page), QUOTES: json.dumps(quotes, indent=1, ensure_ascii=False) + "\n"}
+
+
+def introduce(options: Sequence[Option]) -> Iterator[str]:
+    """What a newcomer reads in a minute."""
+    counts = Counter(option["verdict"] for option in options)
+    decided = sum(counts[word] for word in DECIDED)
+    yield (
+        "Begin with a plain model and tune it: its learning rate, its weight decay, how often it reads the text. Add a "
+        f"mechanism only where this table says so. Of its {len(options)} comparisons {decided} are decided, "
+        f"{counts['too early']} are *too early* and {counts['open']} *open*; the last column has the training that decides."
+    )
+    words = {YES: "Use", NO: "Do not use"}
+    answers = [option for option in options if option["verdict"] in words]
+    yield "\n".join(f"- **{words[option['verdict']]}** {option['answer']}. {option['runs']}." for option in answers)
+    yield (
+        "An answer holds for the model, the text and the tokens in its line, all of them small. For yours it is a guess: "
+        "train both sides, with three seeds and three learning rates. Differences are to the row whose figure stands beside "
+        "them, with 95 % intervals; a lower perplexity is better. [The results](results/README.md) explain the words, and "
+        "[`fullrank diagnose`](bottleneck.md) quotes these figures."
+    )
+
+
+def describe_situation(situation: Situation, options: Sequence[Option]) -> dict[str, str]:
+    """A situation as a line of the table."""
+    verdicts = [option["verdict"] for option in options]
+    use = name_options(options, YES) or md.MISSING
+    if not set(verdicts) & set(DECIDED):
+        use = f"nothing is decided; {'; '.join(dict.fromkeys(option['unsure'] for option in options))}"
+        if not situation.deciding:
+            raise InputError(f"which.yaml: {situation.have}: nothing is decided; name trainings that would, `deciding`")
+    return {
+        "you have": f"**{md.prose(situation.have)}**",
+        "use": use,
+        "do not use": name_options(options, NO) or md.MISSING,
+        "by how much": "<br>".join(option["answer"] for option in options),
+        "measured on": "<br>".join(dict.fromkeys(option["runs"] for option in options)),
+        "what would decide the rest": "<br>".join(map(md.code, situation.deciding)) or md.MISSING,
+    }
+
+
+def name_options(options: Sequence[Option], verdict: str) -> str:
+    return "<br>".join(option["mechanism"] for option in options if option["verdict"] == verdict)
+
+
+def describe_option(words: str, link: str, verdict: Verdict, texts: Mapping[Any, Mapping[str, str]]) -> Option:
+    mechanism, measured, unsure = md.prose(words), UNMEASURED, UNMEASURED
+    if verdict.estimate is not None:
+        measured = f"{name_figure(verdict.claim)} {describe_difference(verdict)}"
+        unsure = "the difference may be that of seeds or of learning rates"
+    if verdict.word == "too early":
+        is_above = "4-grams" in verdict.reason
+        unsure = "counting 4-grams is better than these models" if is_above else "these models were still learning"
+    answer = f"{mechanism}: {measured}, [{verdict.word}]({link})"
+    option = {
+        "mechanism": mechanism,
+        "measured": measured,
+        "verdict": verdict.word,
+        "runs": describe_runs(verdict, texts),
+    }
+    return {**option, "answer": answer, "link": link, "unsure": unsure}
+
+
+def quote(option: Option) -> Option:
+    return {key: option[key].replace("`", "") for key in QUOTED}
+
+
+def describe_runs(verdict: Verdict, texts: Mapping[Any, Mapping[str, str]]) -> str:
+    """Recipe, size, text, 4-gram line, figure and seeds of the runs that a claim compares with."""
+    recipe, comparison = md.code(verdict.claim.recipe), verdict.comparison
+    if comparison is None or not comparison.than.runs:
+        return f"{recipe}: not trained yet"
+    side = comparison.than
+    first = next(iter(side.runs.values()))
+    words = [f"{recipe}: {first['parameters']:,} parameters", md.prose(first["corpus"])]
+    if first["tokens_seen"]:
+        words.insert(1, f"{first['tokens_seen']:,} tokens read")
+    counted = texts.get((first.get("text.test", ""), first.get("vocabulary", "")))
+    if counted is not None:
+        words[-1] += f" of {int(counted['tokens']):,} tokens"
+        words.append(f"4-grams {float(counted[ngrams.LINE]):.1f}")
+    words += [f"{side.row} {md.show(fmean(side.figures.values()))}", f"seeds {md.show_seeds(comparison.seeds)}"]
+    return ", ".join(words)
+
+
+def name_figure(claim: Claim) -> str:
+    figure = md.readable(claim.figure.removeprefix("final.").replace(".", " "))
+    return f"deviation over seeds of {figure}" if claim.statistic == "deviation" else figure
+
+
+def describe_difference(verdict: Verdict) -> str:
+    if verdict.estimate is None:
+        return md.MISSING
+    unit = " %" if verdict.claim.statistic == "deviation" else ""
+    return md.show_difference(verdict.estimate.difference, verdict.estimate.interval, unit)
