@@ -374,6 +374,7 @@ def test_diagnose_says_of_an_untrained_model_that_it_is_one_and_nothing_else(
     assert gpt2["perplexity"] > gpt2["unigram_perplexity"]
     assert f"{gpt2['unigram_perplexity']:,.1f}" in gpt2["headline"]
     assert gpt2["headline"] in page
+    assert gpt2["findings"].pop("reading")["verdict"] == "bottleneck"
     assert {finding["verdict"] for finding in gpt2["findings"].values()} == {"not measured"}
     assert not any(finding["advice"] for finding in gpt2["findings"].values())
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fullrank.experiments.diagnose import _memory, _Subject, unigram_perplexity
+from fullrank.comparison.runs import read_run
+from fullrank.experiments import diagnose
+from fullrank.experiments.diagnose import _memory, _overfits, _quote, _reading, _Subject, unigram_perplexity
+from fullrank.experiments.diagnosis import Finding
 from fullrank.models import open_model
 from fullrank.text import Text
 
@@ -61,3 +67,70 @@ def test_the_unigram_model_counts_all_tokens_but_the_one_that_it_predicts() -> N
         others = tokens[:place] + tokens[place + 1 :]
         nll -= math.log((others.count(token) + 1) / (len(others) + len(set(tokens))))
     assert unigram_perplexity(tokens) == pytest.approx(math.exp(nll / len(tokens)))
+
+
+def examined(examine: Any, folder: Path, train: list[float], valid: list[float], fourgrams: float = 200.0) -> Finding:
+    """The finding on a run with these perplexities every 10 steps; its test perplexity is 100."""
+    lines = [
+        {"step": 10 * place, "split": split, "nll": math.log(perplexity), "ppl": perplexity}
+        for split, curve in (("train", train), ("valid", valid))
+        for place, perplexity in enumerate(curve, start=1)
+    ]
+    folder.mkdir(exist_ok=True)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    result = {"final": {"test": {"perplexity": 100.0}}, "corpus": {"fourgram_perplexity": {"test": fourgrams}}}
+    (folder / "result.json").write_text(json.dumps(result))
+    subject = _Subject(open_model(LooksBack(1)), Text.from_ids([1, 2], 2))
+    subject.__dict__["run"] = read_run(folder)
+    finding: Finding = examine(subject)
+    return finding
+
+
+@pytest.mark.parametrize(
+    ("last", "valid", "verdict"),
+    [(40.0, 100.0, "bottleneck"), (60.0, 100.0, "perhaps"), (80.0, 100.0, "no bottleneck")],
+)
+def test_a_run_that_learned_its_text_by_heart(tmp_path: Path, last: float, valid: float, verdict: str) -> None:
+    """Only the last tenth of the training counts, and the last validation."""
+    finding = examined(_overfits, tmp_path, [300.0] * 18 + [last, last], [500.0, valid])
+    assert finding.verdict == verdict
+    assert finding.figures["ratio"] == pytest.approx(valid / last)
+
+
+def test_overfitting_needs_the_losses_of_a_run(tmp_path: Path) -> None:
+    assert examined(_overfits, tmp_path, [], [100.0]).verdict == "not measured"
+    assert _overfits(_Subject(open_model(LooksBack(1)), Text.from_ids([1, 2], 2))).verdict == "not measured"
+
+
+@pytest.mark.parametrize(
+    ("valid", "fourgrams", "says"),
+    [
+        ([200.0] * 9 + [100.0], 200.0, "falls by 50.0% in the last tenth"),
+        ([100.0] * 10, 99.0, "On its test text it has 100.0, counting 4-grams has 99.0"),
+    ],
+)
+def test_a_run_that_reads_too_little(tmp_path: Path, valid: list[float], fourgrams: float, says: str) -> None:
+    finding = examined(_reading, tmp_path, [], valid, fourgrams)
+    assert finding.verdict == "bottleneck"
+    assert says in " ".join(finding.words)
+    assert bool(finding.advice) == ("falls" in says)
+
+
+def test_a_run_that_has_read_enough(tmp_path: Path) -> None:
+    finding = examined(_reading, tmp_path, [], [100.0] * 9 + [99.5])
+    assert (finding.verdict, finding.advice) == ("no bottleneck", [])
+    assert finding.figures["late_gain"] == pytest.approx(0.005)
+
+
+def test_a_model_that_is_worse_than_counting_words_reads_too_little() -> None:
+    subject = _Subject(open_model(LooksBack(1)), Text.from_ids([1, 2], 2), perplexity=50.0, unigram=40.0)
+    assert _reading(subject).verdict == "bottleneck"
+
+
+def test_advice_quotes_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    quotes = [
+        {"mechanism": f"m{n}", "measured": "−1 [−2 to 0]", "verdict": "too early", "runs": "a: 7"} for n in range(9)
+    ]
+    monkeypatch.setattr(diagnose, "read_json", lambda path: {"output": quotes})
+    assert _quote("output")[0] == "Measured here: m0: −1 [−2 to 0], too early (a: 7)."
+    assert (len(_quote("output")), _quote("heads")) == (4, [])

@@ -1,4 +1,4 @@
-"""Which bottleneck a model is in: heads, output layer, memory, redundant heads, parameters; each with what to try."""
+"""Which bottleneck a model is in: training, heads, output layer, memory, parameters; each with what to try."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,11 +18,14 @@ from fullrank.analysis import GradientShare, context_use, gradient_share, heads,
 from fullrank.analysis.heads import nats_per_token, predictions
 from fullrank.analysis.rank import effective_rank, explain_rank
 from fullrank.analysis.size import parameters_by_part
+from fullrank.comparison.runs import SPLITS, Run, number, read_run
 from fullrank.config.recipe import resolve
 from fullrank.core.errors import ConfigError, InputError
 from fullrank.core.model import Model
+from fullrank.evaluation.statistics import STILL_FALLING, measure_late_gain
 from fullrank.experiments.analyze import Reading, open_all
 from fullrank.experiments.diagnosis import Diagnosis, Finding, Verdict, examines, record_curve
+from fullrank.files import read_json
 from fullrank.models import LoadedModel
 from fullrank.records import Column, Lines, Record, Table
 from fullrank.text import Text
@@ -30,6 +35,8 @@ _GRADIENTS, _CONTEXTS = 4096, 64  # tokens whose gradient is read; segments over
 _USEFUL = 0.005  # rules behind the verdicts, stated with them: nats per token
 _IDLE = 0.001  # of the perplexity
 _ATTENTION, _VOCABULARY = 1 / 3, 1 / 2  # shares of all parameters
+_BY_HEART, _PERHAPS_BY_HEART = 2.0, 1.5  # ratios of the perplexities of validation and training
+_QUOTES = 4  # measurements that are quoted for an advice
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,14 @@ class _Subject:
 
     loaded: LoadedModel
     text: Text
+    perplexity: float | None = None
+    unigram: float = math.inf
+
+    @cached_property
+    def run(self) -> Run | None:
+        """Its run; None for a model of another source."""
+        folder = self.loaded.folder
+        return read_run(folder) if self.loaded.source == "run" and folder is not None else None
 
     @property
     def model(self) -> Any:
@@ -92,12 +107,15 @@ def diagnose(name: str, reading: Reading) -> Diagnosis:
     subject, length = _Subject(model, text), text.segment_length
     text.rows(1)
     perplexity, unigram = _perplexity(subject), unigram_perplexity(tokens)
+    subject = replace(subject, perplexity=perplexity, unigram=unigram)
     undertrained = perplexity is not None and perplexity > unigram
     findings = []
-    for examine in (_attention, _output, _memory, _heads, _parameters):
+    for examine in (_reading, _overfits, _attention, _output, _memory, _heads, _parameters):
         finding = examine(subject)
-        if undertrained:
+        if undertrained and examine is not _reading:
             finding = replace(finding, verdict="not measured", advice=())
+        if finding.verdict in ("bottleneck", "perhaps"):
+            finding = replace(finding, words=[*finding.words, *_quote(finding.name)])
         reading.say(f"{finding.title}: {finding.verdict}")
         findings.append(finding)
     parameters = sum(parameter.numel() for parameter in model.module.parameters())
@@ -135,6 +153,82 @@ def _judge(value: float, bottleneck: float, perhaps: float) -> Verdict:
     if value > bottleneck:
         return "bottleneck"
     return "perhaps" if value > perhaps else "no bottleneck"
+
+
+def _quote(finding: str) -> list[str]:
+    """What was measured of the mechanisms that a finding advises, as docs/which.md has it."""
+    quotes = read_json(Path(__file__).with_name("which.json")).get(finding, [])
+    return [
+        f"Measured here: {quote['mechanism']}: {quote['measured']}, {quote['verdict']} ({quote['runs']})."
+        for quote in quotes[:_QUOTES]
+    ]
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
+
+
+@examines(
+    "reading",
+    "Reading",
+    "too little reading",
+    "A bottleneck where the perplexity of its run is above that of counting 4-grams, where that here is above that of "
+    f"counting words, or where its validation perplexity falls by more than {STILL_FALLING:.0%} in the last tenth of training.",
+)
+def _reading(subject: _Subject) -> Finding:
+    run, words, advice = subject.run, [], []
+    if subject.perplexity is not None and subject.perplexity > subject.unigram:
+        words.append(f"Its perplexity is {subject.perplexity:,.1f}, that of counting words {subject.unigram:,.1f}.")
+    if run is None:
+        return Finding("bottleneck" if words else "no bottleneck", words or ["It predicts better than counting words."])
+    fourgrams = {split: number(run.get(f"corpus.fourgram_perplexity.{split}")) for split in SPLITS}
+    for split, counted in fourgrams.items():
+        perplexity = run.final(split, "perplexity")
+        if perplexity is not None and counted is not None and perplexity > counted:
+            words.append(f"On its {split} text it has {perplexity:,.1f}, counting 4-grams has {counted:,.1f}.")
+    gain = measure_late_gain(_read_curve(run, "valid", "ppl"))
+    if gain is not None and gain > STILL_FALLING:
+        words.append(f"Its validation perplexity falls by {gain:.1%} in the last tenth of training.")
+        advice.append(f"fullrank train {run.folder} --more '5 minutes' --out {run.folder}-more")
+    figures = {"fourgram_perplexity": fourgrams, "late_gain": gain}
+    verdict: Verdict = "bottleneck" if words else "no bottleneck"
+    return Finding(verdict, words or ["It predicts better than counting, and has stopped learning."], figures, advice)
+
+
+@examines(
+    "overfits",
+    "Overfitting",
+    "learning its text by heart",
+    f"A bottleneck where the last validation perplexity of its run is more than {_BY_HEART:g} times the perplexity of training "
+    f"in the last tenth of the steps; perhaps where it is more than {_PERHAPS_BY_HEART:g} times that.",
+)
+def _overfits(subject: _Subject) -> Finding:
+    if subject.run is None:
+        raise InputError("Only a run has the loss of its training")
+    train, valid = _read_curve(subject.run, "train", "nll"), _read_curve(subject.run, "valid", "nll")
+    if not train or not valid:
+        raise InputError("metrics.jsonl of its run lacks losses of training or validation")
+    last = float(np.mean([nll for step, nll in train if step > 0.9 * train[-1][0]]))
+    ratio = math.exp(valid[-1][1] - last)
+    verdict = _judge(ratio, _BY_HEART, _PERHAPS_BY_HEART)
+    words = [
+        f"The last validation loss is {valid[-1][1]:.3f}, that of training {last:.3f}: {ratio:.2f} of its perplexity."
+    ]
+    figures = {"train_nll": last, "valid_nll": valid[-1][1], "ratio": ratio}
+    changes = (
+        ("train.weight_decay=1.0", "train.optimizer=adamw"),
+        ("train.partial_shuffle=true",),
+        ("model.dropout.words=0.2",),
+    )
+    advice = (
+        [] if verdict == "no bottleneck" else [line for change in changes for line in subject.trained_with(*change)]
+    )
+    return Finding(verdict, words, figures, advice)
+
+
+def _read_curve(run: Run, split: str, key: str) -> list[tuple[float, float]]:
+    """Steps and values of a figure in metrics.jsonl."""
+    points = [(number(line.get("step")), number(line.get(key))) for line in run.metrics if line.get("split") == split]
+    return [(step, value) for step, value in points if step is not None and value is not None]
 
 
 # -- small heads -------------------------------------------------------------------------------------------------------
@@ -236,10 +330,7 @@ def _output(subject: _Subject) -> Finding:
     )
     advice = []
     if verdict == "perhaps":
-        words.append(
-            "Measured by us (docs/mechanisms/mixture_of_softmaxes.md): on a small tuned model four softmaxes that start as one "
-            "gain at equal tokens, in about 2.4 of the time; the published mixture lost. mixtures=1 is the control."
-        )
+        words.append("Four softmaxes take about 2.4 of the time of one; mixtures=1 is the control.")
         mixture = {"kind": "mixture_of_softmaxes", "mixtures": 4, "latent": "residual"}
         advice = subject.trained_with(*(f"model.output.{key}={value}" for key, value in mixture.items()))
         advice += subject.trained_with("model.output.normalize=sigsoftmax")
