@@ -250,5 +250,5 @@ def test_folders_patterns_and_several_files_are_one_text(tmp_path: Path, slow: l
         )
         assert len(files_of(config.data, "train")) == count
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match=r"holds no .txt file"):
+    with pytest.raises(InputError, match=r"no file matches"):
         write_configuration(Request([str(tmp_path / "empty")]), tmp_path / "other.yaml", say=silent)
