@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
 from fullrank.config.recipe import shipped
@@ -20,19 +20,26 @@ INTRODUCTION = (
     "validation perplexity of each seed while training; runs that were added before the ledger kept it have none."
 )
 Board = list[list[Row]]
+Texts = Mapping[tuple[str, str], Mapping[str, str]]  # the lines of ngrams.csv by checksums of test text and vocabulary
 
 
-def find_boards(rows: Sequence[Row]) -> dict[tuple[str, str, str], Board]:
-    """Groups of seeds by text, measure and protocol, the best first. Texts with one group have no board."""
-    boards: dict[tuple[str, str, str], Board] = {}
+def find_boards(rows: Sequence[Row]) -> dict[tuple[str, ...], Board]:
+    """Groups of seeds by corpus, measure, protocol, text and vocabulary, the best first. Texts with one group have no board."""
+    boards: dict[tuple[str, ...], Board] = {}
     for group in group_by_setting(rows):
         measure = next((name for name in MEASURES if name in figures_of(group[0], "test")), "")
         if measure and group[0]["next_token"] != "no":
             words = "; signature ".join(filter(None, (group[0]["protocol.test"], group[0]["signature"])))
-            boards.setdefault((group[0]["corpus"], measure, words), []).append(group)
-    for (_, measure, _), board in boards.items():
+            texts = identify_text(group[0]) if measure == "perplexity" else ("", "")
+            boards.setdefault((group[0]["corpus"], measure, words, *texts), []).append(group)
+    for (_, measure, *_), board in boards.items():
         board.sort(key=lambda group: fmean(test_figures(group)), reverse=measure == "bleu")
     return {key: boards[key] for key in sorted(boards) if len(boards[key]) > 1}
+
+
+def identify_text(row: Row) -> tuple[str, str]:
+    """The checksums of the test text and of the vocabulary."""
+    return row.get("text.test") or "", row.get("vocabulary") or ""
 
 
 def test_figures(group: Sequence[Row]) -> list[float]:
@@ -40,25 +47,31 @@ def test_figures(group: Sequence[Row]) -> list[float]:
     return [next(iter(figures_of(row, "test").values())) for row in group]
 
 
-def make_page(rows: Sequence[Row]) -> Iterator[str]:
+def make_page(rows: Sequence[Row], texts: Texts) -> Iterator[str]:
     """The pieces of the page."""
     yield "# Leaderboard"
     yield INTRODUCTION
-    for (text, measure, words), board in find_boards(rows).items():
-        yield f"## {md.prose(text)}: {MEASURES[measure]}"
+    for (corpus, measure, words, *text), board in find_boards(rows).items():
+        counted = texts.get((text[0], text[1])) if measure == "perplexity" else None
+        size = f", {int(counted['tokens']):,} tokens to train on" if counted else ""
+        yield f"## {md.prose(corpus)}{size}: {MEASURES[measure]}"
         yield md.prose(f"{words[:1].upper()}{words[1:]}.")
-        yield md.make_table([make_line(place, group) for place, group in enumerate(board, start=1)])
+        line = float(counted["order4"]) if counted else math.inf
+        if counted:
+            yield f"Counting 4-grams has {line:.1f}. A row above it has not learned trigrams; it is marked *."
+        yield md.make_table([make_line(place, group, line) for place, group in enumerate(board, start=1)])
 
 
-def make_line(place: int, group: Sequence[Row]) -> dict[str, str]:
-    """A line of a board: the rows of one setting."""
+def make_line(place: int, group: Sequence[Row], line: float) -> dict[str, str]:
+    """A line of a board: the rows of one setting. line: the perplexity of counting 4-grams."""
     first, is_shipped = group[0], group[0]["recipe"] in shipped()
     recipe, teacher = first["recipe"], first["teacher"]
     name = f"[{recipe}](../../src/fullrank/recipes/{recipe}.yaml)" if is_shipped else md.code(recipe)
+    figures = test_figures(group)
     commits = {row["commit"][:7] or md.MISSING for row in group}
     return {
         "": str(place),
-        "test": md.show_spread(test_figures(group), lambda figure: f"{figure:.1f}"),
+        "test": md.show_spread(figures, lambda figure: f"{figure:.1f}") + (" \\*" if fmean(figures) > line else ""),
         "configuration": f"{name} {first['row']}" + (f", taught by {teacher}" if teacher else ""),
         "seeds": md.show_seeds(row["seed"] for row in group),
         "parameters": md.show_count([first["parameters"]]),

@@ -168,7 +168,8 @@ def setting_of(recipe: str, row: str | None, scale: str | None, settings: Mappin
 
 def group_by_setting(rows: Iterable[Row]) -> list[list[Row]]:
     """Group rows that differ in nothing but their seed."""
-    columns = ("recipe", "row", "scale", "settings", "corpus", "signature", *(f"protocol.{split}" for split in SPLITS))
+    columns = ["recipe", "row", "scale", "settings", "corpus", "vocabulary", "text.test", "signature"]
+    columns += [f"protocol.{split}" for split in SPLITS]
     groups: dict[str, list[Row]] = {}
     for row in rows:
         setting = json.dumps([row.get(column) for column in columns], sort_keys=True)

@@ -61,7 +61,7 @@ def make_pages(ledger: Path = LEDGER, research: Path = RESEARCH) -> dict[str, st
     others = [row for row in rows if row["recipe"].partition("/")[0] not in papers]
     text = "Runs of recipes that belong to no paper's claims."
     pages["other_runs.md"] = ["# Other runs", text, *describe_runs(others)]
-    pages["leaderboard.md"] = leaderboard.make_page(rows)
+    pages["leaderboard.md"] = leaderboard.make_page(rows, ngrams.read_values(research / "ngrams.csv"))
     links = [
         "- [Leaderboard](leaderboard.md): the best rows on each text, with their curves and commands",
         f"- [Other runs](other_runs.md): {len(others)}",

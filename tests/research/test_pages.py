@@ -69,6 +69,19 @@ def test_a_leaderboard_has_the_best_first_with_curve_and_command(folder: Path) -
     assert curve.count('points="60.0,3.0 117.0,29.0"') == 3  # steps to the right, perplexity upwards
 
 
+def test_rows_above_the_4_gram_line_are_marked_and_texts_have_boards_of_their_own(folder: Path) -> None:
+    header = "text.test,vocabulary,corpus,tokens,order1,order2,order3,order4,order5,modified4"
+    (folder / "ngrams.csv").write_text(f"{header}\naa,ff,a corpus,1000,9,9,9,105.0,9,9\n")
+    other = [make_row(name, 1, 50.0, **{"text.test": "another"}) for name in ("plain", "b")]
+    write_ledger(folder / "ledger.csv", [*make_rows([100, 110, 120], [90, 99, 111]), *other])
+    board, without_line = make_pages(folder / "ledger.csv", folder)["leaderboard.md"].split("## ")[1:]
+    assert board.startswith("a corpus (slice), 1,000 tokens to train on: perplexity")
+    assert "Counting 4-grams has 105.0." in board
+    figures = [line.split(" | ")[1] for line in board.splitlines() if "table1" in line]
+    assert figures == ["100.0 ± 10.5", r"110.0 ± 10.0 \*"]
+    assert "Counting" not in without_line
+
+
 def test_tables_of_benchmarks_follow_their_paths() -> None:
     rows = [
         {"shape": "short", "against": [{"peer": "x", "time": {"middle": 0.5}}, {"peer": "y", "time": {"middle": 2.0}}]},
