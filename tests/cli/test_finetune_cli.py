@@ -331,4 +331,4 @@ def test_a_table_is_tried_without_any_file(place: Place, tmp_path: Path, recipe:
     assert set(result["final"]) == ({"dev"} if recipe.endswith("6") else {"dev", "dev_mismatched"})
     given = place.say(*words[:-3], "data.dir=x", "--out", tmp_path / "other")
     assert given.code == 2
-    assert "data.dir: goes with `data.invented: false`" in given.err
+    assert "data.invented: goes with `data.dir: null`" in given.err

@@ -82,7 +82,9 @@ def test_killed_at_random_moments(name: str, tmp_path: Path) -> None:
     for _ in range(4):
         process, batches = start(tmp_path / "killed")
         for _ in range(random.randint(1, 14)):  # of 60 and more
-            if batches.poll(20):  # on a busy machine the run before this one may have come to its end
+            while process.is_alive() and not batches.poll(0.02):  # the run before this one may have come to its end
+                pass
+            if batches.poll():
                 batches.recv()
         time.sleep(random.uniform(0, 0.005))
         process.kill()
