@@ -10,6 +10,7 @@ from statistics import fmean
 
 from fullrank.config.recipe import shipped
 from research import markdown as md
+from research import ngrams
 from research.ledger import Row, figures_of, group_by_setting
 
 MEASURES = {"bleu": "BLEU", "perplexity": "perplexity"}  # of the test text
@@ -56,7 +57,7 @@ def make_page(rows: Sequence[Row], texts: Texts) -> Iterator[str]:
         size = f", {int(counted['tokens']):,} tokens to train on" if counted else ""
         yield f"## {md.prose(corpus)}{size}: {MEASURES[measure]}"
         yield md.prose(f"{words[:1].upper()}{words[1:]}.")
-        line = float(counted["order4"]) if counted else math.inf
+        line = float(counted[ngrams.LINE]) if counted else math.inf
         if counted:
             yield f"Counting 4-grams has {line:.1f}. A row above it has not learned trigrams; it is marked *."
         yield md.make_table([make_line(place, group, line) for place, group in enumerate(board, start=1)])

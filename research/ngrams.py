@@ -51,8 +51,8 @@ def measure(row: Row, corpora: Path) -> dict[str, Any]:
     corpus = prepare_text(config, {}, True, silent).corpus
     train, test = (np.asarray(corpus.ids(split), np.int64) for split in ("train", "test"))
     size, start_id = len(corpus.tokenizer), corpus.tokenizer.start_id
-    orders = measure_ngrams(train, test, vocab_size=size, start_id=start_id)
-    modified = measure_ngrams(train, test, vocab_size=size, start_id=start_id, order=4, modified=True)
+    (orders,) = measure_ngrams(train, [test], vocab_size=size, start_id=start_id)
+    (modified,) = measure_ngrams(train, [test], vocab_size=size, start_id=start_id, order=4, modified=True)
     perplexities = {f"order{n}": round(value, 3) for n, value in enumerate(orders, start=1)}
     return {
         "text.test": corpus.text_checksums["test"][:16], "vocabulary": corpus.tokenizer.fingerprint[:16],

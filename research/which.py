@@ -58,7 +58,7 @@ def make_pages(research: Path, cited: Mapping[str, tuple[str, Verdict]]) -> dict
 
 
 def introduce(options: Sequence[Option]) -> Iterator[str]:
-    """What a newcomer reads in a minute."""
+    """The introduction of the page: the decided comparisons, and what they hold for."""
     counts = Counter(option["verdict"] for option in options)
     decided = sum(counts[word] for word in DECIDED)
     yield (

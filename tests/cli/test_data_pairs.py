@@ -66,7 +66,7 @@ FAULTS = {
         None,
         None,
         ["data.eos=true"],
-        "data.eos: goes with content: text",
+        "data.eos: goes with `content: text`",
         "leave it out",
     ),
 }

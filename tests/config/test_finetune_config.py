@@ -66,5 +66,5 @@ def test_faults_are_named(settings: dict[str, object], message: str) -> None:
 
 
 def test_the_objective_of_fine_tuning_is_for_fine_tuning() -> None:
-    with pytest.raises(ConfigError, match=r"train\.objective: goes with task: finetuning"):
+    with pytest.raises(ConfigError, match=r"train\.objective: goes with `task: finetuning`"):
         build({"train": {"objective": "labels"}})

@@ -138,7 +138,7 @@ def test_whole_words_are_dropped_in_the_whole_batch() -> None:
     torch.manual_seed(1)
     words = Dropout(0.25)
     ids = torch.randint(4000, (40, 50))
-    factor = words.of_words(ids, 4000)
+    factor = words.draw_words(ids, 4000)
     assert factor is not None
     by_word: dict[int, set[float]] = {}
     for word, kept in zip(ids.flatten().tolist(), factor.flatten().tolist(), strict=True):
@@ -147,7 +147,7 @@ def test_whole_words_are_dropped_in_the_whole_batch() -> None:
     assert sorted(set().union(*by_word.values())) == pytest.approx([0.0, 4 / 3])
     share = sum(values == {0.0} for values in by_word.values()) / len(by_word)
     assert abs(share - 0.25) < 5 * math.sqrt(0.25 * 0.75 / len(by_word))
-    assert words.eval().of_words(ids, 4000) is None
+    assert words.eval().draw_words(ids, 4000) is None
 
 
 def test_a_dropped_word_is_almost_a_zero_vector_and_still_predicted() -> None:

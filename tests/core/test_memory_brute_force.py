@@ -34,7 +34,7 @@ def check(setting: Setting, pattern: tuple[set[int], ...], drifting: bool = Fals
                     where = f"segment {number}, {kernel}, cached={cached}"
                     ids, targets = text[:, first : first + size], text[:, first + 1 : first + size + 1]
                     memory = memory or model.new_memory()
-                    memory = DriftingMemory.of_memory(memory) if drifting else memory
+                    memory = DriftingMemory.from_memory(memory) if drifting else memory
                     hidden, memory, _ = model.hidden(ids, memory, skip=frozenset(resting))
                     found = model.output.nll(hidden, targets).detach().numpy()
                     close(found, np.array([one.nll[number] for one in expected]), where)

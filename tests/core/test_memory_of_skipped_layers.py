@@ -102,7 +102,7 @@ def test_drifting_labels_are_the_released_ones() -> None:
     for step, skip in enumerate([(), (1,), (), (1,), ()]):
         part = ids[:, 4 * step : 4 * step + 4]
         before = memory
-        out = made.hidden(part, DriftingMemory.of_memory(memory or made.new_memory()), skip=skip)
+        out = made.hidden(part, DriftingMemory.from_memory(memory or made.new_memory()), skip=skip)
         memory = out.memory
     # the last step, layer 1: it rested twice, so its memory is labelled 8 tokens farther than it is
     x = made.embedding(part)

@@ -67,7 +67,8 @@ class Definition:
 @pytest.mark.parametrize("modified", [False, True])
 def test_perplexities_are_those_of_the_definition(modified: bool) -> None:
     train, text = draw_text(400, seed=1), draw_text(60, seed=2)
-    measured = measure_ngrams(train, text, vocab_size=VOCAB, start_id=START, order=4, modified=modified)
+    texts = [draw_text(30, seed=4), text]  # what precedes a text in the call is not its history
+    _, measured = measure_ngrams(train, texts, vocab_size=VOCAB, start_id=START, order=4, modified=modified)
     for order in (1, 2, 3, 4):
         definition = Definition(train.tolist(), order, modified)
         padded = [START] * order + text.tolist()
@@ -87,7 +88,7 @@ def test_probabilities_of_all_words_sum_to_one(modified: bool) -> None:
 
 def test_unknown_words_share_what_the_first_order_leaves() -> None:
     """Two words of the text are in no n-gram: one count of 4 is discounted by 0.5, and every word has its part of that."""
-    measured = measure_ngrams(np.array([1, 1, 1, 1]), np.array([5, 5]), vocab_size=VOCAB, start_id=START, order=1)
+    (measured,) = measure_ngrams(np.array([1, 1, 1, 1]), [np.array([5, 5])], vocab_size=VOCAB, start_id=START, order=1)
     assert measured == [pytest.approx(4 * VOCAB / 0.5)]
 
 
@@ -97,7 +98,7 @@ def test_the_4_gram_line_is_kept_with_its_corpus(tmp_path: Path) -> None:
     line = fourgram_perplexities(corpus)
     train, test = (np.asarray(corpus.ids(split)) for split in ("train", "test"))
     size, start_id = len(corpus.tokenizer), corpus.tokenizer.start_id
-    assert line["test"] == measure_ngrams(train, test, vocab_size=size, start_id=start_id)[3]
+    assert line["test"] == pytest.approx(measure_ngrams(train, [test], vocab_size=size, start_id=start_id)[0][3])
     file = corpus.folder / "fourgrams.json"
     content = json.loads(file.read_text())
     file.write_text(json.dumps({**content, "perplexity": {"valid": 1.0, "test": 2.0}}))

@@ -233,7 +233,7 @@ def test_the_temperature_of_a_protocol() -> None:
         ({"eval": {"dynamic": {"rate": 0}}}, "eval.dynamic.rate"),
         ({"eval": {"dynamic": {"decay": 2}}}, "eval.dynamic.decay"),
         ({"eval": {"dynamic": {"rate": []}}}, "eval.dynamic.rate: a number, or a list of one at least"),
-        ({"eval": {"dynamic": {}}, "train": {"objective": "masked"}}, "eval.dynamic: goes with task: language_model"),
+        ({"eval": {"dynamic": {}}, "train": {"objective": "masked"}}, "eval.dynamic: goes with `task: language_model`"),
         ({"eval": {"temperature": 2}, "train": {"objective": "masked"}}, "eval.temperature"),
         (
             {
@@ -242,7 +242,7 @@ def test_the_temperature_of_a_protocol() -> None:
                     "attention": {"kind": "multilinear", "causal": "as_published", "not_next_token_perplexity": True}
                 },
             },
-            "eval.dynamic: goes with sees future: false",
+            "eval.dynamic: goes with `sees future: false`",
         ),
     ],
 )

@@ -240,7 +240,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"eval": {"same_length": True}}, "eval.same_length"),
     ({"eval": {"mask_seed": -1}}, "eval.mask_seed"),
     ({"eval": {"metric": "bleu"}}, "eval.metric"),
-    ({"data": {"name": "multi30k-de-en"}}, "train.objective: goes with content: text"),
+    ({"data": {"name": "multi30k-de-en"}}, "train.objective: goes with `content: text`"),
     (
         {"model": {"attention": {"kind": "multilinear", "causal": "as_published", "not_next_token_perplexity": True}}},
         "model.attention.causal",

@@ -242,7 +242,7 @@ def test_teachers_that_are_refused(text: Path, teacher: Path, tmp_path: Path) ->
         build(configuration(text, distill={"weight": 1.0}))
     with pytest.raises(ConfigError, match=r"train\.distill: goes with `train\.sharding: ddp`"):
         build(taught(text, teacher, sharding="fsdp"))
-    with pytest.raises(ConfigError, match=r"train\.distill: goes with task: language_model"):
+    with pytest.raises(ConfigError, match=r"train\.distill: goes with `task: language_model`"):
         build(taught(text, teacher, PLAIN, objective="masked"))
 
 

@@ -95,7 +95,7 @@ class Subject:
 
     @property
     def stride(self) -> int:
-        """Of a large vocabulary every so many words are looked at."""
+        """The step from one word that is looked at to the next: above 1 in a large vocabulary."""
         return max(1, self.vocab_size // WORDS)
 
     def tokens(self, rows: int, length: int, seed: int) -> Tensor:

@@ -57,7 +57,7 @@ def name_split(split: str) -> str:
 
 
 def write_headline(group: Group, resampled: Sequence[Record]) -> str:
-    """What the rows of a group show, and no more: a row `is best` only where its intervals leave out 0."""
+    """The headline of a group. A row `is best` only where its intervals leave out 0."""
     measure, split = group.measure, group.split
     names = join_words(row.name for row in group.rows)
     if group.undertrained:

@@ -82,7 +82,7 @@ class DataConfig(Section):
 
     @property
     def content(self) -> str:
-        """What the corpus holds."""
+        """The content of the corpus: text or sentence pairs."""
         return "sentence pairs" if self.has_pairs else "text"
 
     def _faults(self) -> Iterator[str]:

@@ -262,7 +262,7 @@ def is_finetuning(name: str, row: str | None = None, scale: str | None = None, o
 def _resolve(
     name: str, row: str | None, scale: str | None, overrides: Iterable[str], read: Callable[[Settings], Any]
 ) -> Resolved[Any]:
-    """What `read` makes of the settings of one row at one scale: file, then scale, row and overrides laid on it."""
+    """Read the settings of one row at one scale by `read`: the file, then scale, row and overrides laid on it."""
     recipe = load(name)
     layers: list[Mapping[str, Any] | None] = []
     paper = None

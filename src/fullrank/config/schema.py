@@ -66,7 +66,7 @@ def _section(cls: type[Section], definitions: dict[str, Any]) -> dict[str, Any]:
 
 
 def _describe(field: dataclasses.Field[Any]) -> str:
-    """What a key is, and what it goes with."""
+    """Describe a key, and what it goes with."""
     needs = [(f"'{need.only}' " if need.only else "") + need.describe(need.key) for need in field.metadata["needs"]]
     return "; ".join([field.metadata["description"], *needs])
 

@@ -72,7 +72,7 @@ class KeyValues(NamedTuple):
 
     @classmethod
     def after(cls, past: KeyValues | None, keys: Tensor | None, values: Tensor, relative: Tensor | None) -> KeyValues:
-        """Those of `past`, then new ones (B, H, N, D); relative: keys of distances for the next call."""
+        """Append new keys and values (B, H, N, D) to those of `past`; relative: keys of distances for the next call."""
         if past is None:  # buffers without space: the next call allocates some
             return cls(keys, values, relative, (None if keys is None else Buffer(keys, -1), Buffer(values, -1)))
         joined_keys, key_buffer = _join(past.keys, past.buffers[0], keys)
@@ -312,7 +312,7 @@ def _source_layout(
 
 
 class Known(NamedTuple):
-    """What a layer reads beside the new tokens: the layout of all, and earlier tokens as keys and values or hidden states."""
+    """Input of a layer beside the new tokens: the layout of all, and earlier tokens as keys and values or hidden states."""
 
     layout: Layout
     past: Past | None = None

@@ -86,14 +86,16 @@ class LanguageModel(Layers):
         x = self.embed(self.embedding, input_ids)
         state: State
         if self.memory_length and cache is None:
-            state = self._after_memory(memory or self.new_memory(), input_ids, attention_mask, x)
+            state = self._make_memory_state(memory or self.new_memory(), input_ids, attention_mask, x)
         else:
-            state = self._after_cache(cache, input_ids, attention_mask)
+            state = self._make_cache_state(cache, input_ids, attention_mask)
         hidden = self._finish(self.run(x, state, source=source, trace=trace, skip=skip), trace)
         next_memory = state.next() if isinstance(state, MemoryState) else None
         return Pass(hidden, next_memory, state.next() if isinstance(state, CacheState) else None)
 
-    def _after_memory(self, memory: Memory, input_ids: Tensor, attention_mask: Tensor | None, x: Tensor) -> MemoryState:
+    def _make_memory_state(
+        self, memory: Memory, input_ids: Tensor, attention_mask: Tensor | None, x: Tensor
+    ) -> MemoryState:
         """The next segment (B, N) after the memory of each layer; x (B, N, E): its vectors."""
         rows, tokens = input_ids.shape
         memory = released.start_memory(self.config, memory, x)
@@ -104,7 +106,7 @@ class LanguageModel(Layers):
         clamp_length, window = self.position.clamp_length, self._window
         return MemoryState(memory, segment, self.blocks, x, clamp_length, self.memory_length, window, self._place)
 
-    def _after_cache(self, cache: Cache | None, input_ids: Tensor, attention_mask: Tensor | None) -> State:
+    def _make_cache_state(self, cache: Cache | None, input_ids: Tensor, attention_mask: Tensor | None) -> State:
         """New tokens (B, N) after those of a cache, if there is one."""
         before = self.new_cache() if cache is None else cache.clamped(self.position.clamp_length)
         before.check(len(self.blocks), len(input_ids))

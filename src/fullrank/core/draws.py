@@ -204,7 +204,7 @@ class Dropout(nn.Module):
             return dropout(x, self.p, shared)
         return x * dropout(torch.ones_like(x[..., :1, :]), self.p, shared or selecting())
 
-    def of_words(self, input_ids: Tensor, vocab_size: int) -> Tensor | None:
+    def draw_words(self, input_ids: Tensor, vocab_size: int) -> Tensor | None:
         """Factor of each token, (B, N, 1): 0 for a dropped word wherever it stands, else 1/(1 - p); None: no word is dropped.
 
         Dropout of rows of the embedding (Gal & Ghahramani 2016; Merity et al. 2018, §4.3). Every process draws alike.

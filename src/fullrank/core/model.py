@@ -141,7 +141,7 @@ class Layers(Model):
         """Vectors (B, N, E) of the tokens, without positions."""
         vectors: Tensor = embedding(input_ids)
         assert self.config.vocab_size is not None
-        kept = self.word_dropout.of_words(input_ids, self.config.vocab_size)
+        kept = self.word_dropout.draw_words(input_ids, self.config.vocab_size)
         if kept is None:
             return vectors
         # not 0: from a first token of zeros, post-norm layers compute zeros, and its gradient grows beyond every number

@@ -238,7 +238,7 @@ class Relative(Position):
 
         A cache gets a table of more distances than needed, so that it is not made again for every token.
         """
-        encodings, layout = None, released.FromLast.of_layout(layout) if self.as_published else layout
+        encodings, layout = None, released.FromLast.from_layout(layout) if self.as_published else layout
         if self.places is not None:
             encodings = encode_places(self.places, self.places, self.size, like)
         elif not serves(known.relative if isinstance(known, KeyValues) else None, layout):

@@ -40,7 +40,7 @@ class FromLast(Layout):
     """
 
     @classmethod
-    def of_layout(cls, layout: Layout) -> FromLast:
+    def from_layout(cls, layout: Layout) -> FromLast:
         """The same queries and keys."""
         return cls(**{field.name: getattr(layout, field.name) for field in fields(layout)})
 
@@ -68,7 +68,7 @@ class DriftingMemory(Memory):
     after it ran again."""
 
     @classmethod
-    def of_memory(cls, memory: Memory) -> DriftingMemory:
+    def from_memory(cls, memory: Memory) -> DriftingMemory:
         """The same memory, which drifts from now on."""
         return cls(**vars(memory))
 

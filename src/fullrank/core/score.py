@@ -111,7 +111,7 @@ class XLRelative(Score):
         return content @ keys.transpose(-1, -2) + by_distance.gather(-1, index)
 
     def view(self, layout: Layout) -> Layout:
-        return released.FromLast.of_layout(layout) if self.as_published else layout
+        return released.FromLast.from_layout(layout) if self.as_published else layout
 
     def terms(self, query: Tensor, keys: Tensor, relative: Tensor, layout: Layout) -> Terms | str:
         if self.as_published:

@@ -138,11 +138,10 @@ class Need(NamedTuple):
         """True if the other key has a value that is allowed."""
         return (_word(value) in self.values.split("|")) == (self.sign == "=") if self.sign else bool(value)
 
-    def describe(self, key: str) -> str:
-        """The need as the schema and errors have it; key: empty for what no key has as its value."""
-        values = self.values.replace("|", " or ")
-        setting = f"`{key}: {values}`" if self.sign and key else f"`{key}`" if key else values
-        return f"{'not' if self.sign == '!=' else 'goes'} with {setting}"
+    def describe(self, name: str) -> str:
+        """The need as the schema and errors have it; name: the key, or a property in words."""
+        setting = f"{name}: {self.values.replace('|', ' or ')}" if self.sign else name
+        return f"{'not' if self.sign == '!=' else 'goes'} with `{setting}`"
 
 
 def _read_needs(needs: str | Mapping[str, str]) -> Iterator[Need]:
@@ -489,10 +488,8 @@ def _describe_unmet(need: Need, target: str, value: Any, other: Any, decided_by:
     given = "this section" if isinstance(value, Section) else repr(value)
     if not need.sign:
         return f"{need.describe(target)}, given {given}; set {target}"
-    words = need.describe(target)
-    if decided_by is not None:  # a property, which no key is called
-        words = words.replace(target, target.rpartition(".")[2].replace("_", " ")).replace("`", "")
-    return f"{words}, given {given} with '{_word(other)}'; leave it out or change {decided_by or target}"
+    name = target if decided_by is None else target.rpartition(".")[2].replace("_", " ")
+    return f"{need.describe(name)}, given {given} with '{_word(other)}'; leave it out or change {decided_by or target}"
 
 
 def _plain(value: Any) -> Any:

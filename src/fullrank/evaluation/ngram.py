@@ -13,6 +13,8 @@ and Goodman (1999), D_k = k - (k + 1) Y n_{k+1} / n_k for the counts 1, 2, and 3
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,24 +25,28 @@ LARGEST_COUNT = 3  # counts above it have its discount
 
 
 def measure_ngrams(
-    train: Ids, text: Ids, *, vocab_size: int, start_id: int, order: int = 5, modified: bool = False
-) -> list[float]:
-    """Perplexities per token of `text` under the n-gram models of `train` with n = 1 .. order; ids (T,) each.
+    train: Ids, texts: Sequence[Ids], *, vocab_size: int, start_id: int, order: int = 5, modified: bool = False
+) -> list[list[float]]:
+    """Perplexities per token of each text under the n-gram models of `train` with n = 1 .. order; ids (T,) each.
 
     Texts are read as one stream each, which `start_id` precedes.
     """
     padding = np.full(order, start_id)
-    tokens = np.concatenate([padding, train, padding, text]).astype(np.int64)
-    trained = np.arange(order, order + len(train))
-    scored = np.arange(len(tokens) - len(text), len(tokens))
+    streams = [np.concatenate([padding, ids]) for ids in (train, *texts)]
+    tokens = np.concatenate(streams).astype(np.int64)
+    starts = np.cumsum([0, *map(len, streams)])
+    trained, *parts = [np.arange(start + order, end) for start, end in pairwise(starts.tolist())]
+    scored = np.concatenate(parts)
+    borders = np.cumsum([len(part) for part in parts])[:-1]
     grams = np.zeros(len(tokens), np.int64)  # the n-gram that ends at each token, of the order n so far
-    lower = np.full(len(text), 1 / vocab_size)
-    perplexities = []
+    lower = np.full(len(scored), 1 / vocab_size)
+    perplexities: list[list[float]] = [[] for _ in texts]
     for n in range(1, order + 1):
         history = np.concatenate([[0], grams[:-1]])
         grams = _number_pairs(history, tokens, vocab_size)
         highest = _predict(history, grams, trained, scored, lower, modified)
-        perplexities.append(math.exp(-np.log(highest).mean()))
+        for figures, probabilities in zip(perplexities, np.split(highest, borders), strict=True):
+            figures.append(math.exp(-np.log(probabilities).mean()))
         if n < order:
             longer = _number_pairs(np.concatenate([[0], grams[:-1]]), tokens, vocab_size)
             different = trained[np.unique(longer[trained], return_index=True)[1]]

@@ -162,20 +162,17 @@ def fourgram_perplexities(corpus: Corpus) -> dict[str, float]:
     """
     if corpus.splits["train"]["tokens"] > COUNTED_TOKENS:
         return {}
-    file, texts = corpus.folder / "fourgrams.json", corpus.text_checksums
+    file, checksums = corpus.folder / "fourgrams.json", corpus.text_checksums
     with contextlib.suppress(InputError):
         kept = read_json(file)
-        if kept.get("texts") == texts:
+        if kept.get("texts") == checksums:
             return dict(kept["perplexity"])
     tokenizer, train = corpus.tokenizer, np.asarray(corpus.ids("train"))
-    perplexity = {
-        split: measure_ngrams(
-            train, np.asarray(corpus.ids(split)), vocab_size=len(tokenizer), start_id=tokenizer.start_id, order=4
-        )[-1]
-        for split in _MEASURED
-    }
+    texts = [np.asarray(corpus.ids(split)) for split in _MEASURED]
+    orders = measure_ngrams(train, texts, vocab_size=len(tokenizer), start_id=tokenizer.start_id, order=4)
+    perplexity = {split: figures[-1] for split, figures in zip(_MEASURED, orders, strict=True)}
     with contextlib.suppress(RunError):  # a corpus that others own
-        write_json(file, {"texts": texts, "perplexity": perplexity})
+        write_json(file, {"texts": checksums, "perplexity": perplexity})
     return perplexity
 
 

@@ -54,7 +54,7 @@ class CausalObjective:
             after |= {f"{name}.{key}": tensor for key, tensor in extra.read(batch, known).items()}
         memory = Memory.from_tensors(carry) if carry else None
         if memory is not None and phase is not None and phase.gaps == "drifting":
-            memory = DriftingMemory.of_memory(memory)
+            memory = DriftingMemory.from_memory(memory)
         value, nll, memory = self.model.loss_parts(
             batch.inputs,
             batch.targets,
