@@ -51,7 +51,7 @@ def run_demo(
     settings = [f"train.steps={steps}", f"train.seed={seed}", f"eval.every_steps={-(-steps // _EVALUATIONS)}"]
     results = {}
     for row in rows:
-        resolved = resolve(RECIPE, row, overrides=[*settings, "train.device=cpu"])
+        resolved = resolve(RECIPE, row, overrides=[*settings, "train.device=cpu", "train.threads=1"])
         results[row] = train(resolved, out / row, say=remarks.print)
     best = min(rows, key=lambda row: results[row]["final"]["test"]["nll"])
     text = generate(out / best, _PROMPT, max_new_tokens=_SAMPLED, temperature=0.8, top_p=0.9, seed=seed)
@@ -93,6 +93,7 @@ def _plan_steps(minutes: float, out: Path, seed: int, rows: Sequence[str], remar
     remarks.print("Preparing the built-in text: the documentation of this Python's standard library ...")
     corpus = prepare(resolve(RECIPE).config.data, report=remarks.print)
     remarks.print("Measuring the speed of this machine ...")
+    torch.set_num_threads(1)  # models as small as these take longer on two
     speeds = [_measure_row(resolve(RECIPE, row), corpus) for row in rows]
     evaluation, step = (sum(seconds) for seconds in zip(*speeds, strict=True))
     left = 60 * minutes - (time.monotonic() - start) - _REPORT - len(rows) * _STARTUP
