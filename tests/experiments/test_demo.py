@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import functools
 import io
+import itertools
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
+from fullrank.cli import main
 from fullrank.config.recipe import load, resolve
 from fullrank.core.errors import InputError
 from fullrank.experiments import demo
@@ -23,17 +29,6 @@ rows: {{plain: {{}}, b: {{set: {{model.attention.mix: position_wise}}}}}}
 """
 
 
-@pytest.fixture
-def _small_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A text and a model that are smaller than those of the demo."""
-    for split, lines in (("train", 1000), ("valid", 50), ("test", 50)):
-        (tmp_path / split).write_text("a line of the text\n" * lines, encoding="utf-8")
-    (tmp_path / "small.yaml").write_text(SMALL.format(tmp_path), encoding="utf-8")
-    monkeypatch.setattr(demo, "RECIPE", str(tmp_path / "small.yaml"))
-    monkeypatch.setattr(demo, "measure_speed", functools.partial(demo.measure_speed, spend=0.05))
-    monkeypatch.setenv("COLUMNS", "110")
-
-
 def test_the_shipped_demo() -> None:
     """Every row is a configuration; tokens and seeds are equal, and so are the sizes but for the mechanism."""
     runs = {row: resolve(demo.RECIPE, row).config for row in load(demo.RECIPE).rows}
@@ -43,9 +38,27 @@ def test_the_shipped_demo() -> None:
         assert (row.train, row.eval, row.model.hidden_size) == (runs["plain"].train, runs["plain"].eval, 128)
 
 
-@pytest.mark.usefixtures("_small_recipe")
-def test_demo_trains_rows_on_equal_terms(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def here(command: list[str], **options: object) -> SimpleNamespace:
+    """The command in this process, which saves a start."""
+    assert command[:4] == [sys.executable, "-P", "-m", "fullrank"]
+    with pytest.raises(SystemExit) as stopped:
+        main([*command[4:], "--quiet"])
+    return SimpleNamespace(poll=lambda: stopped.value.code or 0)
+
+
+def test_demo_trains_rows_on_equal_terms(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a text and a model that are smaller than those of the demo."""
     out, rows = tmp_path / "demo", ("plain", "b")
+    for split, lines in (("train", 1000), ("valid", 50), ("test", 50)):
+        (tmp_path / split).write_text("a line of the text\n" * lines, encoding="utf-8")
+    (tmp_path / "small.yaml").write_text(SMALL.format(tmp_path), encoding="utf-8")
+    monkeypatch.setattr(demo, "RECIPE", str(tmp_path / "small.yaml"))
+    monkeypatch.setattr(demo, "measure_speed", functools.partial(demo.measure_speed, spend=0.05))
+    monkeypatch.setattr(demo, "_PATIENCE", 10_000)  # the machine of a test may be busy
+    monkeypatch.setattr(demo, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": here}))
+    monkeypatch.setenv("COLUMNS", "110")
     demo.run_demo(0.01, out, 1)
     results = [json.loads((out / row / "result.json").read_text(encoding="utf-8")) for row in rows]
     assert len({(r["tokens_seen"], r["seed"], r["steps"], r["corpus"]["fingerprint"]) for r in results}) == 1
@@ -69,20 +82,66 @@ def test_demo_trains_rows_on_equal_terms(tmp_path: Path, capsys: pytest.CaptureF
     assert (out / "plain" / "metrics.jsonl").read_bytes() == before
 
 
-@pytest.mark.usefixtures("_small_recipe")
 def test_evaluation_counts_in_the_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three rows, one after another: each begins (2 s), evaluates 20 s and trains 0.1 s a step; the report takes 10 s."""
-    monkeypatch.setattr(demo, "_measure_row", lambda resolved, corpus: (20.0, 0.1))
-    steps = demo._plan_steps(3.0, tmp_path / "out", 1, ["plain", "b", "b"], Console(file=io.StringIO()))
-    assert 170 < 3 * (2 + 20 + 0.1 * steps) + 10 <= 180
+    """Two rows at a time: each begins (7 s), trains 1 ms a token and evaluates 20 s, all at 0.85 of its speed alone."""
+    (tmp_path / "text").write_text("a line of the text\n" * 1000, encoding="utf-8")
+    (tmp_path / "small.yaml").write_text(
+        "extends: demo/builtin\nrows: {plain: {}, b: {}, c: {}}\nbase:\n"
+        f"  data: {{name: text, tokens: byte, train: {tmp_path}/text, cache: {tmp_path}/cache}}",
+        encoding="utf-8",
+    )
+    monkeypatch.setattr(demo, "RECIPE", str(tmp_path / "small.yaml"))
+    monkeypatch.setattr(demo, "_speed", lambda resolved, corpus: (1e-3, 20.0))
+    monkeypatch.setattr(demo, "_workers", lambda: 2)
+    remarks = Console(file=io.StringIO())
+    plan = demo._plan(3.0, tmp_path / "out", 1, ["plain", "b", "c"], remarks, time.monotonic())
+    rounds = 2
+    assert 180 - 10 < rounds * (7 + (20 + plan["steps"] * 512 * 1e-3) / 0.85) + 8 <= 180
+
+
+class Endless:
+    """A training that never ends."""
+
+    row, finished, folder, stopped = "plain", False, Path("nothing"), False
+
+    def start(self, settings: list[str]) -> None:
+        self.process = self
+
+    def progress(self) -> tuple[int, str]:
+        return 20, "perplexity: valid 9"
+
+    def ended(self) -> bool:
+        return False
+
+    def terminate(self) -> None:
+        self.stopped = True
+
+    def wait(self, timeout: float) -> None:
+        pass
+
+
+def test_a_busy_machine_ends_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = itertools.count(0.0, 0.5)
+    monkeypatch.setattr(demo.time, "monotonic", lambda: next(now))
+    monkeypatch.setattr(demo.time, "sleep", lambda seconds: None)
+    training = Endless()
+    demo._train_all([training], [], 20, Console(file=io.StringIO()), until=250.0)
+    assert training.stopped
 
 
 def test_other_settings_need_another_place(tmp_path: Path) -> None:
-    plan = {"minutes": 8.0, "seed": 1, "rows": ["plain"], "steps": 5}
-    (tmp_path / "demo.json").write_text(json.dumps(plan), encoding="utf-8")
+    (tmp_path / "demo.json").write_text(
+        json.dumps({"minutes": 8.0, "seed": 1, "rows": ["plain"], "steps": 5}), encoding="utf-8"
+    )
     with pytest.raises(InputError, match="--out"):
         demo.run_demo(2.0, tmp_path, 1)
     (tmp_path / "demo.json").unlink()
     (tmp_path / "letter").write_text("", encoding="utf-8")
     with pytest.raises(InputError, match="not empty"):
         demo.run_demo(2.0, tmp_path, 1)
+
+
+def test_the_last_to_finish_decides() -> None:
+    assert demo._makespan([1.0, 1.0, 1.0], 2) == 2.0
+    assert demo._makespan([1.0, 2.0, 1.5, 1.0], 2) == 3.0
+    assert demo._makespan([1.0, 2.0], 1) == 3.0

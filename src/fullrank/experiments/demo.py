@@ -1,37 +1,99 @@
-"""The main job: a plain Transformer and its variants on the built-in text, the same budget of tokens for each."""
+"""The main job: a plain Transformer and its variants on the built-in text, the same budget of tokens for each.
+
+Models train two at a time with one thread each, which on a small or busy machine beats one at a time with all threads.
+"""
 
 from __future__ import annotations
 
+import bisect
 import math
+import os
+import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 
-from fullrank.comparison.page import build_report
 from fullrank.config.recipe import Resolved, load, resolve
 from fullrank.config.run import RunConfig
-from fullrank.core.errors import InputError
+from fullrank.core.errors import InputError, RunError
 from fullrank.data import Corpus, prepare
 from fullrank.experiments.analyze import Reading
 from fullrank.experiments.generation import generate
 from fullrank.experiments.language_model import LanguageModelTask, with_vocabulary
 from fullrank.experiments.measurements import measure_models
-from fullrank.experiments.run import train
 from fullrank.experiments.speed import measure_speed
 from fullrank.experiments.task import Prepared
-from fullrank.files import read_json, silent, write_json
+from fullrank.files import parse_json, python_command, read_json, silent, usable_cores, write_json
 from fullrank.records import find_measurement
-from fullrank.render.page import write_page
-from fullrank.render.terminal import print_page
+from fullrank.training.device import catch_signals, is_locked
 
 RECIPE = "demo/builtin"
-_STARTUP, _REPORT = 2.0, 10.0  # seconds: of a model until it trains and after its figures; of the report at the end
-_LEAST_STEPS, _EVALUATIONS = 20, 5
+_STARTUP, _REPORT = 7.0, 8.0  # seconds: of a model until it trains and after its figures; of the report at the end
+_ALONE = 0.85  # speed of a model with another one beside it, against alone
+_LEAST_STEPS, _MOST_STEPS, _EVALUATIONS = 20, 1_000_000, 5
 _PROMPT, _SAMPLED = "This function", 60  # of the text that the best model writes
+_PATIENCE = 2  # a machine that has become busy stops the demo after so many times its minutes
+
+
+@dataclass
+class _Training:
+    """One row: the folder it trains in, the process that trains it, and its log."""
+
+    row: str
+    folder: Path
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def finished(self) -> bool:
+        return (self.folder / "result.json").is_file()
+
+    @property
+    def log(self) -> Path:
+        return self.folder.parent / f"{self.row}.log"
+
+    def start(self, settings: Sequence[str]) -> None:
+        """Start it, or resume it: the command is the same."""
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        words = ["-m", "fullrank", "train", RECIPE, *settings, "--row", self.row, "--out", str(self.folder)]
+        with self.log.open("a", encoding="utf-8") as log:
+            self.process = subprocess.Popen(
+                python_command(words),
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+                start_new_session=True,  # Ctrl-C reaches this process alone, which then tells the models once
+            )
+
+    def ended(self) -> bool:
+        """True once the process is over; RunError with the end of its log if it failed."""
+        status = None if self.process is None else self.process.poll()
+        if status is None:
+            return False
+        if status != 0 or not self.finished:
+            tail = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:]
+            failure = f"the training of '{self.row}' failed (exit status {status}; {self.log}):"
+            raise RunError("\n".join([failure, *tail]))
+        return True
+
+    def progress(self) -> tuple[int, str]:
+        """Steps made, and the newest figures in words."""
+        try:
+            lines = (self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        except OSError:
+            return 0, ""
+        records = []
+        for line in lines[-80:]:
+            with suppress(ValueError):  # half a line: being written
+                records.append(parse_json(line))
+        newest = {record["split"]: record for record in records}
+        words = "  ".join(f"{split} {newest[split]['ppl']:.0f}" for split in ("train", "valid") if split in newest)
+        return max((record["step"] for record in records), default=0), f"perplexity: {words}" if words else ""
 
 
 def run_demo(
@@ -42,76 +104,150 @@ def run_demo(
     A demo that was stopped is resumed; a finished one shows its table again. aside: all goes to stderr, the table, too.
     Raises InputError if `out` holds another demo.
     """
+    from rich.console import Console
+
+    from fullrank.comparison.page import build_report
+    from fullrank.render.page import write_page
+    from fullrank.render.terminal import print_page
+
     if not minutes > 0:  # NaN passes a comparison that is written the other way
         raise InputError(f"--minutes: a positive number up to 10000, given {minutes}")
     started = time.monotonic()
-    console, remarks = Console(stderr=aside, highlight=False), Console(stderr=True, highlight=False)
+    console, remarks = Console(stderr=aside), Console(stderr=True, highlight=False)
     rows = list(rows or load(RECIPE).rows)
-    steps = _plan_steps(minutes, out, seed, rows, remarks)
-    settings = [f"train.steps={steps}", f"train.seed={seed}", f"eval.every_steps={-(-steps // _EVALUATIONS)}"]
-    results = {}
-    for row in rows:
-        resolved = resolve(RECIPE, row, overrides=[*settings, "train.device=cpu", "train.threads=1"])
-        results[row] = train(resolved, out / row, say=remarks.print)
-    best = min(rows, key=lambda row: results[row]["final"]["test"]["nll"])
-    text = generate(out / best, _PROMPT, max_new_tokens=_SAMPLED, temperature=0.8, top_p=0.9, seed=seed)
-    console.print(f"{best} writes, after “{_PROMPT}”:\n")
-    lines = "\n".join(f"    {line}" for line in text.splitlines() if line.strip())  # a line of the text ends at <eos>
-    console.print(f"{lines}\n", markup=False)
-    folders = [out / row for row in rows]
+    plan = _plan(minutes, out, seed, rows, remarks, started)
+    trainings = [_Training(row, out / row) for row in rows]
+    settings = [f"train.steps={plan['steps']}", f"train.seed={seed}", "train.threads=1", "train.device=cpu"]
+    settings.append(f"eval.every_steps={-(-plan['steps'] // _EVALUATIONS)}")
+    waiting = [training for training in trainings if not training.finished]
+    if waiting:
+        _train_all(waiting, settings, plan["steps"], remarks, until=started + _PATIENCE * minutes * 60)
+    folders = [training.folder for training in trainings if training.finished]
+    if len(folders) < len(trainings):
+        open_rows = ", ".join(training.row for training in trainings if not training.finished)
+        remarks.print(
+            f"Not finished after {_PATIENCE} times {minutes:g} minutes, as this machine is busy: {open_rows}. "
+            "The same command goes on from here."
+        )
+    if not folders:
+        raise RunError(f"no model of the demo was finished in {_PATIENCE * minutes:g} minutes; give more --minutes")
+    results = [read_json(folder / "result.json") for folder in folders]
+    best = min(range(len(folders)), key=lambda i: results[i]["final"]["test"]["nll"])
+    words = generate(folders[best], _PROMPT, max_new_tokens=_SAMPLED, temperature=0.8, top_p=0.9, seed=seed)
+    console.print(f"{folders[best].name} writes, after “{_PROMPT}”:\n", highlight=False)
+    lines = "\n".join(f"    {line}" for line in words.splitlines() if line.strip())  # a line of the text ends at <eos>
+    console.print(f"{lines}\n", highlight=False, markup=False)
     measure_models(find_measurement("spectrum"), list(map(str, folders)), Reading(device="cpu", say=silent, texts=8))
-    report = build_report(folders)
-    page = report.build_page("A Transformer without its bottlenecks")
-    path = write_page(page, out / "report.html")
-    print_page(page, console)
-    corpus, lowest = results[best]["corpus"], math.exp(results[best]["final"]["test"]["nll"])
+    table = build_report(folders)
+    built = table.build_page("A Transformer without its bottlenecks")
+    page = write_page(built, out / "report.html")
+    print_page(built, console)
+    corpus, lowest = results[0]["corpus"], math.exp(results[best]["final"]["test"]["nll"])
     console.print(
         f"Perplexity is the number of words among which the model hesitates at each place: {lowest:.0f} for the best of these, "
         f"{corpus['unigram_perplexity']['test']:.0f} for one that knows only how often a word occurs, "
         f"{corpus['fourgram_perplexity']['test']:.0f} for one that counts what followed the last three words. Each read "
-        f"{results[best]['tokens_seen']:,} tokens of {corpus['label']}. One seed shows the road, not a ranking."
+        f"{results[0]['tokens_seen']:,} tokens of {corpus['label']}. One seed shows the road, not a ranking.",
+        highlight=False,
     )
-    console.print(f"Report: {path} ({(time.monotonic() - started) / 60:.1f} minutes)")
-    return {"report": str(path), **report.to_dict()}
+    spent = f"{(time.monotonic() - started) / 60:.1f} minutes" if waiting else "already trained"
+    console.print(f"Report: {page} ({spent})", highlight=False)
+    return {"report": str(page), **table.to_dict()}
 
 
-def _plan_steps(minutes: float, out: Path, seed: int, rows: Sequence[str], remarks: Console) -> int:
+def _plan(minutes: float, out: Path, seed: int, rows: Sequence[str], remarks: Any, started: float) -> dict[str, Any]:
     """The steps of each model, all with the same batches: as written in `out/demo.json`, else from a probe of this machine."""
     wanted = {"minutes": minutes, "seed": seed, "rows": list(rows)}
     file = out / "demo.json"
     if file.is_file():
-        plan = read_json(file)
+        plan: dict[str, Any] = read_json(file)
         if {key: plan.get(key) for key in wanted} == wanted:
-            return int(plan["steps"])
+            return plan
         raise InputError(
             f"{out} holds a demo with other settings (--minutes {plan.get('minutes')}, --seed {plan.get('seed')}); "
             "use those to see or finish it, or give another --out"
         )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out} is not empty and holds no demo; give another --out")
-    start = time.monotonic()
     remarks.print("Preparing the built-in text: the documentation of this Python's standard library ...")
-    corpus = prepare(resolve(RECIPE).config.data, report=remarks.print)
+    corpus = prepare(resolve(RECIPE).config.data, report=lambda text: remarks.print(text))
     remarks.print("Measuring the speed of this machine ...")
-    torch.set_num_threads(1)  # models as small as these take longer on two
-    speeds = [_measure_row(resolve(RECIPE, row), corpus) for row in rows]
-    evaluation, step = (sum(seconds) for seconds in zip(*speeds, strict=True))
-    left = 60 * minutes - (time.monotonic() - start) - _REPORT - len(rows) * _STARTUP
-    steps = max(int((left - evaluation) / step), _LEAST_STEPS)
-    write_json(file, {**wanted, "steps": steps})
+    speeds = [_speed(resolve(RECIPE, row), corpus) for row in rows]
     options = resolve(RECIPE).config.train
+    per_step = options.batch_size * options.segment_length
+    left = minutes * 60 - (time.monotonic() - started) - _REPORT
+
+    def duration(steps: int) -> float:
+        seconds = (_STARTUP + (evaluation + steps * per_step * token) / _ALONE for token, evaluation in speeds)
+        return _makespan([*seconds], _workers())
+
+    steps = max(bisect.bisect_right(range(_MOST_STEPS), left, key=duration) - 1, _LEAST_STEPS)
+    plan = {**wanted, "steps": steps}
+    write_json(file, plan)
     remarks.print(
-        f"Each of the {len(rows)} models will read {steps * options.batch_size * options.segment_length:,} tokens: about "
-        f"{(evaluation + steps * step) / 60:.1f} minutes for all, evaluation included."
+        f"Each of the {len(rows)} models will read {steps * per_step:,} tokens, {_workers()} at a time: about "
+        f"{duration(steps) / 60:.1f} minutes, evaluation included."
     )
-    return steps
+    return plan
 
 
-def _measure_row(resolved: Resolved[RunConfig], corpus: Corpus) -> tuple[float, float]:
-    """Seconds of all evaluation of a row, and of a training step, on the machine as busy as it is."""
+def _makespan(times: Sequence[float], workers: int) -> float:
+    """The end of the last of them; each begins, in their order, at the worker that is free first."""
+    ends = [0.0] * workers
+    for time_ in times:
+        ends[ends.index(min(ends))] += time_
+    return max(ends)
+
+
+def _workers() -> int:
+    """The number of models that train at a time."""
+    return min(2, len(usable_cores()))
+
+
+def _speed(resolved: Resolved[RunConfig], corpus: Corpus) -> tuple[float, float]:
+    """Seconds of a token of training, and of all evaluation, of a row with one thread on the machine as busy as it is."""
     config = with_vocabulary(resolved.config, corpus)
-    parts = LanguageModelTask().parts(Prepared(config, corpus, corpus.label, {}), Path(), torch.device("cpu"))
-    speed = measure_speed(parts, time.perf_counter)
+    per_step = config.train.batch_size * config.train.segment_length
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        parts = LanguageModelTask().parts(Prepared(config, corpus, corpus.label, {}), Path(), torch.device("cpu"))
+        speed = measure_speed(parts, time.perf_counter)
+    finally:
+        torch.set_num_threads(threads)
     valid, test = (corpus.splits[split]["tokens"] for split in ("valid", "test"))
     final = (valid + test) / min(config.eval.max_tokens or valid, valid)
-    return speed.evaluation * (_EVALUATIONS + final), speed.step
+    return speed.step / per_step, speed.evaluation * (_EVALUATIONS + final)
+
+
+def _train_all(trainings: Sequence[_Training], settings: Sequence[str], steps: int, remarks: Any, until: float) -> None:
+    """Run every training in a process of its own, `_workers()` at a time, and show how far they are; stop at `until`."""
+    from rich.progress import Progress, TextColumn
+
+    waiting, running = list(trainings), list[_Training]()
+    columns = [*Progress.get_default_columns(), TextColumn("{task.fields[words]}")]
+    with catch_signals() as signals, Progress(*columns, console=remarks, disable=not remarks.is_terminal) as progress:
+        bars = {training.row: progress.add_task(training.row, total=steps, words="") for training in trainings}
+        try:
+            while (waiting or running) and time.monotonic() < until and signals.signal is None:
+                # a process of an earlier demo, which was killed, may still train there
+                while waiting and len(running) < _workers() and not is_locked(waiting[0].folder):
+                    running.append(waiting.pop(0))
+                    running[-1].start(settings)
+                time.sleep(0.5)
+                for training in list(running):
+                    step, words = training.progress()
+                    progress.update(bars[training.row], completed=step, words=words)
+                    if training.ended():
+                        running.remove(training)
+                        if not remarks.is_terminal:
+                            remarks.print(f"{training.row}: trained  {words}")
+        finally:
+            processes = [training.process for training in running if training.process is not None]
+            for process in processes:  # SIGTERM: they save and leave, so that the demo can go on later
+                process.terminate()
+            for process in processes:
+                process.wait(timeout=60)
+    if signals.signal is not None:
+        remarks.print("Stopped; the same command goes on from here.")
+        raise KeyboardInterrupt
