@@ -69,6 +69,50 @@ def test_report_and_reproduce_give_json_of_one_shape(
         assert "table-b plain, seed 1: one training with" in " ".join(shown.split())
 
 
+def test_reproduce_trains_and_measures_the_rows_of_a_figure(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fullrank.config import recipe
+
+    table = tmp_path / "table.yaml"
+    table.write_text(
+        "rows: {plain: {}, a: {set: {model.attention.mix: position_independent}}, average: {}}\n"
+        "base:\n  model: {hidden_size: 8, num_hidden_layers: 1, num_attention_heads: 2}\n"
+        f"  data: {{name: text, train: {text}/train.txt, valid: {text}/valid.txt, test: {text}/test.txt, "
+        f"cache: {text}/cache}}\n  train: {{steps: 3, batch_size: 4, segment_length: 8, threads: 1, device: cpu}}\n",
+        encoding="utf-8",
+    )
+    figure = recipe.Figure("ours", {str(table): ["plain", "a"]}, "spectrum", 2)
+    monkeypatch.setattr(recipe, "read_figures", lambda: {"own/figure1": figure})
+    out = tmp_path / "figure"
+    code, printed, said = called("reproduce", "own/figure1", "--out", out, "--quiet", "--json")
+    assert code == 0, said
+    measured = json.loads(printed)
+    assert measured["measurement"] == "spectrum"
+    names = ["plain-seed1", "a-seed1"]
+    assert [model["model"] for model in measured["models"]] == names
+    assert {record["labels"]["model"] for record in measured["records"]} == set(names)
+    assert {Path(file).suffix for file in measured["files"]} == {".png", ".svg"}
+    assert Path(measured["report"]) == out / "report.html"
+    report = (out / "report.html").read_text(encoding="utf-8")
+    assert "spectrum" in report
+    assert all(row in report for row in ("plain", "position_independent"))
+    code, printed, said = called("reproduce", "own/figure1", "--rows", "average", "--out", out, "--quiet")
+    assert code == 2
+    assert "--rows" in said
+    assert "shows plain, a" in said
+
+
+def test_figures_of_the_papers_name_rows_and_measurements_that_exist() -> None:
+    from fullrank.config.recipe import load, read_figures
+    from fullrank.records import find_measurement
+
+    assert set(read_figures()) == {"mixhead/figure1", "mixhead/figure3", "skip-cross-head/table3"}
+    for figure in read_figures().values():
+        find_measurement(figure.measurement)
+        assert all(set(rows) <= set(load(name).rows) for name, rows in figure.rows.items())
+
+
 def test_a_table_of_several_backbones_is_one_command() -> None:
     code, out, _ = called("reproduce", "mixhead/table1", "--scale", "tiny", "--rows", "plain,b", "--list", "--json")
     assert code == 0

@@ -34,7 +34,7 @@ from fullrank.files import silent
 if TYPE_CHECKING:
     from fullrank.comparison.runs import Run
     from fullrank.config.finetune import FinetuneConfig
-    from fullrank.config.recipe import Resolved
+    from fullrank.config.recipe import Figure, Resolved
     from fullrank.config.run import RunConfig
     from fullrank.experiments.run import Cell
 
@@ -261,6 +261,7 @@ def _train_together(context: typer.Context) -> NoReturn:
 @verb(
     "fullrank reproduce mixhead/table1-vanilla --scale tiny",
     "fullrank reproduce mixhead/table1 --scale small --rows plain,b --seeds 3",
+    "fullrank reproduce mixhead/figure3 --scale small",
     "fullrank reproduce mos/table2 --paper-rows --list",
 )
 def reproduce(
@@ -268,7 +269,7 @@ def reproduce(
         str,
         typer.Argument(
             metavar="TABLE",
-            help="A table, with all of its backbones, or a recipe with rows.",
+            help="A table, with all of its backbones, a figure, or a recipe with rows.",
             autocompletion=complete_recipe,
         ),
     ],
@@ -297,9 +298,10 @@ def reproduce(
     """Train the rows of a paper's table, then print it with the paper's figures beside ours.
 
     A stopped command goes on when it is given again. Rows that are one training are trained once, also those of other tables,
-    and of runs in runs/ that have finished: the others are evaluated, each by its own protocol.
+    and of runs in runs/ that have finished: the others are evaluated, each by its own protocol. A figure (mixhead/figure1,
+    mixhead/figure3, skip-cross-head/table3) trains rows of tables, then measures them as `fullrank analyze` does.
     """
-    from fullrank.config.recipe import chosen_rows, is_finetuning, load, tables
+    from fullrank.config.recipe import chosen_rows, is_finetuning, load, read_figures, tables
 
     recipes = tables(table)
     finetuning = is_finetuning(recipes[0], None, scale, overrides or [])
@@ -307,6 +309,8 @@ def reproduce(
         verb = "finetune" if finetuning else "train"
         raise InputError(f"{table} is a single configuration, not a table; use `fullrank {verb} {table}`")
     rows_of = chosen_rows(recipes, None if rows is None else _split_names(rows), of_paper=paper_rows)
+    if (figure := read_figures().get(table)) is not None:
+        rows_of = figure.select(rows_of)
     wanted = read_seeds(seeds)
     for recipe, names in rows_of.items():
         _check(Choice(recipe, overrides, names[0], scale, source), out)
@@ -329,11 +333,29 @@ def reproduce(
         among=[Path("runs"), *([] if out is None else [out])],
     )  # fmt: skip
     folders, parent = [cell.folder for cell in planned], planned[0].folder.parent
-    if len(rows_of) > 1:
+    if figure is not None:
+        _show_figure(table, figure, folders, out or parent.with_name(table.replace("/", "-")), json=json)
+    elif len(rows_of) > 1:
         parent = out or parent.with_name(table.replace("/", "-"))
         show_report(folders, parent / "report.html", json=json, title=table, table=table)
     else:
         show_report(folders, parent / "report.html", json=json, title=next(iter(rows_of)))
+
+
+def _show_figure(name: str, figure: Figure, folders: Sequence[Path], out: Path, *, json: bool) -> None:
+    """Measure trained rows, print the table and write its pictures and the report of the rows into `out`."""
+    from fullrank.cli.analyze import show_measured
+    from fullrank.comparison.page import build_report
+    from fullrank.experiments.analyze import Reading
+    from fullrank.experiments.measurements import measure_models
+    from fullrank.records import find_measurement
+    from fullrank.render.page import write_page
+
+    show_progress(f"measuring {figure.measurement} ...")
+    measurement = find_measurement(figure.measurement)
+    measured = measure_models(measurement, list(map(str, folders)), Reading(say=silent, texts=figure.texts))
+    page = write_page(build_report(folders, name).build_page(figure.title), out / "report.html")
+    show_measured(measured, out, json=json, lines=[str(page)], extra={"report": str(page)})
 
 
 def _describe_cell(cell: Cell, shared: Mapping[tuple[str, str], list[str]]) -> dict[str, Any]:

@@ -152,6 +152,29 @@ def shipped() -> list[str]:
     )
 
 
+@dataclass(frozen=True)
+class Figure:
+    """What a paper measures on trained rows of its tables. texts: segments that are read; None: all."""
+
+    title: str
+    rows: Mapping[str, Sequence[str]]
+    measurement: str
+    texts: int | None = None
+
+    def select(self, rows_of: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+        """Those rows of each recipe that the figure shows. Raises InputError where none is left."""
+        selected = {name: [row for row in rows if row in self.rows[name]] for name, rows in rows_of.items()}
+        if not any(selected.values()):
+            shown = ", ".join(dict.fromkeys(row for rows in self.rows.values() for row in rows))
+            raise InputError(f"--rows: none of them is in {self.title}, which shows {shown}")
+        return {name: rows for name, rows in selected.items() if rows}
+
+
+def read_figures() -> dict[str, Figure]:
+    """Figures and tables of measurements by name (`mixhead/figure3`)."""
+    return {name: Figure(**content) for name, content in _shipped_yaml("figures").items()}
+
+
 def named_in_part(name: str) -> list[str]:
     """The recipes of a paper (`mixhead`), or of all papers that have a table of this name (`table2`)."""
     return [
@@ -162,7 +185,9 @@ def named_in_part(name: str) -> list[str]:
 
 
 def tables(name: str) -> list[str]:
-    """The recipes of a paper's table: one, or those of its parts (`mixhead/table1`, and `mixhead/table4-long`)."""
+    """The recipes of a paper's table or figure: one, or those of its parts (`mixhead/table1`, and `mixhead/table4-long`)."""
+    if name in read_figures():
+        return list(read_figures()[name].rows)
     if Path(name).exists() or not re.search(r"/table\d+$", name):
         return [name]
     return [one for one in shipped() if one == name or one.startswith(f"{name}-")] or [name]
@@ -232,9 +257,8 @@ def load(name: str, below: tuple[str, ...] = ()) -> Recipe:
 
 @functools.cache
 def _shipped_yaml(name: str) -> Any:
-    folder, _, leaf = name.partition("/")
-    text = (resources.files("fullrank") / "recipes" / folder / f"{leaf}.yaml").read_text(encoding="utf-8")
-    return parse_yaml(text, name)
+    file = resources.files("fullrank").joinpath("recipes", f"{name}.yaml")
+    return parse_yaml(file.read_text(encoding="utf-8"), name)
 
 
 def resolve_any(
