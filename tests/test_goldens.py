@@ -27,7 +27,7 @@ from fullrank.cli.app import load
 from fullrank.data.builtin import synthetic_pairs
 
 GOLDENS = Path(__file__).resolve().parent / "goldens"
-RELATIVE, ABSOLUTE = 1e-4, 1e-6
+RELATIVE, ABSOLUTE = 1e-4, 1e-5  # differences of perplexities in fp32 vary by 3e-6 between processors
 LONGEST = 12  # entries of a list that is kept whole
 
 # -- runs: the invented sentences are the same text in every Python -----------------------------------------------------
