@@ -40,7 +40,18 @@ CONTENTS = (
     "wall_seconds",
     "ms_per_step",
 )  # of result.json, as they are
-MACHINE = ("precision", "device", "cpu", "threads", "commit", "fullrank", "torch", "transformers")
+MACHINE = (
+    "precision",
+    "device",
+    "cpu",
+    "cpu_flags",
+    "engines",
+    "threads",
+    "commit",
+    "fullrank",
+    "torch",
+    "transformers",
+)
 COLUMNS = (
     *("run", "recipe", "row", "scale", "seed", "settings", "trained_as", "teacher", "corpus", "vocabulary"),
     *("tokens_seen", "steps", "parameters", "ms_per_step", "wall_seconds", *MACHINE, "date"),
@@ -123,9 +134,17 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
 def add_runs(path: Path, folders: Iterable[Path]) -> int:
     """Add the rows of finished runs. Returns how many rows are new or changed.
 
-    A row takes the place of the row of the same run, and of one that was trained alike from an uncommitted tree.
+    A row takes the place of the row of the same run, and of one that was trained alike from an uncommitted tree, which older
+    ledgers have. Raises InputError for a run from an uncommitted tree.
     """
-    added = {row["run"]: row for row in map(row_of, folders)}
+    added = {}
+    for folder in folders:
+        row = row_of(folder)
+        if not is_committed(row):
+            raise InputError(
+                f"{folder}: trained from a tree with uncommitted changes ({row['commit']}); train it again"
+            )
+        added[row["run"]] = row
     path.parent.mkdir(parents=True, exist_ok=True)
     with one_at_a_time(path.parent):
         rows = {row["run"]: without_empty(row) for row in read_ledger(path)}
@@ -214,7 +233,7 @@ def columns_of_result(result: Mapping[str, Any], texts: Mapping[str, Any]) -> di
     checksums = result.get("sha256") or corpus.get("sha256") or texts
     columns: dict[str, Any] = {
         **{column: result.get(column) for column in CONTENTS},
-        **{column: machine.get(column) for column in MACHINE},
+        **{column: join(machine.get(column)) for column in MACHINE},
         "recipe": short_name(result["recipe"]),
         "trained_as": f"{short_name(origin['recipe'])} {origin.get('row')}" if origin else None,
         "teacher": (result.get("teacher") or {}).get("name"),
@@ -240,17 +259,28 @@ def columns_of_result(result: Mapping[str, Any], texts: Mapping[str, Any]) -> di
     return columns
 
 
+def join(value: Any) -> Any:
+    """Write a list as words."""
+    return " ".join(value) if isinstance(value, list) else value
+
+
 def columns_of_spectrum(file: Path) -> dict[str, Any]:
     """Effective rank of attention weights, mean over layers and heads, if `fullrank analyze spectrum` measured it."""
     if not file.is_file():
         return {}
     spectrum = read_json(file)
-    segments, length, text = spectrum["texts"], spectrum["segment_length"], spectrum["text"]
     columns: dict[str, Any] = {
-        "protocol.attention": f"attention weights over {segments} segments of {length} tokens of {text}"
+        "protocol.attention": f"attention weights over {spectrum['texts']} segments of {spectrum['segment_length']} tokens "
+        f"of {spectrum['text']}"
     }
-    for measure, when in (("effective_rank", "after"), ("effective_rank_before_mixing", "before")):
-        ranks = [rank for layer in spectrum["layers"] for rank in layer[when]["effective_rank"]]
+    for measure, weights in (("effective_rank", "after"), ("effective_rank_before_mixing", "before")):
+        ranks = [
+            record["value"]
+            for record in spectrum["records"]
+            if record["measure"] == "effective rank"
+            and record["labels"].keys() == {"layer", "weights"}
+            and record["labels"]["weights"] == weights
+        ]
         columns[f"final.attention.{measure}"] = fmean(ranks)
     return columns
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from made_rows import RECIPE, make_run
 
 from fullrank.config.recipe import resolve_any
 from fullrank.core.errors import InputError
-from research.ledger import add_runs, differences, find_runs, read_ledger, row_of, without_empty
+from fullrank.experiments.run import train
+from fullrank.records import Record
+from research.ledger import add_runs, differences, find_runs, read_ledger, row_of, without_empty, write_ledger
 
 ROW = (RECIPE, "b", "small")
 
@@ -42,8 +46,13 @@ def test_a_run_that_shares_a_training_has_the_machine_of_that_one(tmp_path: Path
 def test_the_spectrum_of_an_analysed_run_is_in_its_row(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
     (folder / "analysis").mkdir()
-    layers = [{"before": {"effective_rank": [1.0, 2.0]}, "after": {"effective_rank": [4.0, 5.0]}}]
-    content = {"texts": 3, "segment_length": 6, "text": "a corpus, valid", "layers": layers}
+    ranks = {("before", 0): 1.0, ("before", 1): 2.0, ("after", 0): 4.0, ("after", 1): 5.0}
+    records = [
+        Record({"layer": layer, "weights": weights}, "effective rank", rank) for (weights, layer), rank in ranks.items()
+    ]
+    records.append(Record({"layer": 0, "weights": "before", "head": 0}, "effective rank", 9.0))
+    content = {"texts": 3, "segment_length": 6, "text": "a corpus, valid"}
+    content["records"] = [record.to_dict() for record in records]
     (folder / "analysis" / "spectrum.json").write_text(json.dumps(content), encoding="utf-8")
     row = row_of(folder)
     assert (row["final.attention.effective_rank"], row["final.attention.effective_rank_before_mixing"]) == (4.5, 1.5)
@@ -68,12 +77,40 @@ def test_rows_survive_the_file(tmp_path: Path) -> None:
 
 def test_a_row_from_a_committed_tree_replaces_one_that_is_not(tmp_path: Path) -> None:
     ledger = tmp_path / "ledger.csv"
-    changed = make_run(tmp_path / "changed", commit="abc+changes")
-    other = make_run(tmp_path / "other", "train.epochs=2", commit="abc+changes")
-    add_runs(ledger, [changed, other])
+    old = [
+        row_of(make_run(tmp_path / name, *settings)) | {"commit": "abc+changes"}
+        for name, settings in (("changed", []), ("other", ["train.epochs=2"]))
+    ]
+    write_ledger(ledger, old)
     add_runs(ledger, [make_run(tmp_path / "anew", perplexity=88.0)])
     assert [row["commit"] for row in read_ledger(ledger)] == ["abc+changes", "abc"]
     assert [row["final.test.perplexity"] for row in read_ledger(ledger)] == [90.5, 88.0]
+    with pytest.raises(InputError, match="uncommitted changes"):
+        add_runs(ledger, [make_run(tmp_path / "not committed", commit="abd+changes")])
+
+
+def test_a_row_is_made_again_from_its_record(tmp_path: Path) -> None:
+    """Recipe, row, scale, settings and seed train the same model; engines and processor are recorded, as digits follow them."""
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"{split}.txt").write_text(f"the {split} text has a few words and a full stop .\n" * 200, "utf-8")
+    files = [f"data.{split}={tmp_path}/{split}.txt" for split in ("train", "valid", "test")]
+    files += [f"data.cache={tmp_path}/cache", "train.device=cpu"]
+
+    def train_row(folder: str, words: Sequence[str]) -> dict[str, Any]:
+        resolved = resolve_any(RECIPE, "b", "tiny", [*words, *files])
+        train(resolved, tmp_path / folder, quiet=True, say=lambda _: None)
+        return row_of(tmp_path / folder)
+
+    words = ["data.name=text", "model.hidden_size=16", "train.tokens=null", "train.steps=4", "train.seed=5"]
+    first = train_row("first", [*words, "model.dropout.attention=0.1"])
+    recorded = [f"{name}={json.dumps(value)}" for name, value in first["settings"].items()]
+    again = train_row("again", [*recorded, f"train.seed={first['seed']}"])
+    assert again["final.test.perplexity"] == first["final.test.perplexity"]
+    assert {name: again[name] for name in again if name not in ("run", "wall_seconds", "ms_per_step")} == {
+        name: first[name] for name in first if name not in ("run", "wall_seconds", "ms_per_step")
+    }
+    assert first["engines"]
+    assert set(first["cpu_flags"].split()) <= {"avx2", "avx512f", "avx512_bf16", "amx_bf16"}
 
 
 @pytest.mark.parametrize(("text", "damaged"), [("5120", "many"), ("5120,", ""), ("[[10", "[10"), ('"{}"', "{")])

@@ -315,7 +315,7 @@ def _train(
             "tokens_per_second": done.tokens_per_second,
             "wall_seconds": done.seconds,
             "peak_memory_mib": done.peak_memory_mib,
-            "environment": {**environment(device, options.precision), **parts.versions},
+            "environment": {**environment(device, options.precision), "engines": done.engines, **parts.versions},
         }
         if is_first:
             write_json(folder / "result.json", result)
@@ -539,7 +539,8 @@ def environment(device: torch.device, precision: str) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "platform": platform.platform(),
-        "cpu": _processor(),
+        "cpu": _read_cpuinfo("model name") or platform.processor() or platform.machine(),
+        "cpu_flags": sorted(_CPU_FLAGS & set(_read_cpuinfo("flags").split())),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
@@ -548,13 +549,21 @@ def environment(device: torch.device, precision: str) -> dict[str, Any]:
     }
 
 
-def _processor() -> str:
+_CPU_FLAGS = {
+    "avx2",
+    "avx512f",
+    "avx512_bf16",
+    "amx_bf16",
+}  # instructions by which PyTorch and our C++ choose a code path
+
+
+def _read_cpuinfo(name: str) -> str:
+    """The first value of a name in /proc/cpuinfo; empty where there is none."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, "") or platform.processor() or platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
 
 
 def read_commit(package: Path) -> str | None:

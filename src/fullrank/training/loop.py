@@ -158,6 +158,7 @@ def _make_result(counters: Counters, plan: Plan, resumed_from: int | None) -> Fi
         seconds=counters.seconds,
         peak_memory_mib=counters.peak_memory_mib,
         resumed_from=resumed_from,
+        engines=counters.engines,
     )
 
 

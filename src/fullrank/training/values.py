@@ -117,7 +117,7 @@ class FitResult:
     `ms_per_step`: training alone, without evaluation, saving and the first step of each part and phase.
     `ms_per_step_by_phase`: the same for each phase that was timed, `train` where there are no phases.
     `stopped_early`: by `train.patience`, or by the plateau of the last phase.  `seconds`: wall clock.
-    `resumed_from`: the step this part began at, None for a run begun here.
+    `resumed_from`: the step this part began at, None for a run begun here.  `engines`: kernels that computed attention.
     """
 
     steps: int
@@ -133,6 +133,7 @@ class FitResult:
     seconds: float
     peak_memory_mib: float
     resumed_from: int | None
+    engines: list[str]
 
 
 class Observer:
