@@ -100,34 +100,16 @@ def test_official_forms(tmp_path, case, end, mark):
         np.testing.assert_allclose(found.labels, labels, rtol=1e-7)
 
 
-def test_halves_of_pairs_in_json_are_mended(tmp_path):
-    (tmp_path / "dev.jsonl").write_text('{"sentence": "so \\ud83d good \\ud83d\\ude00", "label": 1, "idx": 0}\n')
-    assert load_glue("sst2", "dev", tmp_path).first == ["so \ufffd good \U0001f600"]
-
-
 def test_every_split_of_every_task_has_its_official_form_above():
     assert {task for task, *_ in OFFICIAL} == set(GLUE)
     assert {split for task, split, _ in OFFICIAL if task == "mnli"} == set(GLUE["mnli"].sizes)
 
 
-@pytest.mark.parametrize(
-    "inner",
-    ["", "COLA", "glue/CoLA", "glue_data/cola"],
-    ids=lambda inner: inner or "itself",
-)
+@pytest.mark.parametrize("inner", ["", "CoLA", "glue/CoLA"])
 def test_folders(tmp_path, inner):
+    put(tmp_path / "dev.tsv", ("gj04", "1", "", "Outside."))
     put(tmp_path / inner / "dev.tsv", ("gj04", "1", "", "Yes."))
     assert load_glue("cola", "dev", tmp_path).first == ["Yes."]
-
-
-def test_the_tasks_own_folder_goes_first_and_another_tasks_is_left_alone(tmp_path):
-    put(tmp_path / "dev.tsv", ("gj04", "1", "", "Outside."))
-    put(tmp_path / "CoLA" / "dev.tsv", ("gj04", "1", "", "Inside."))
-    put(tmp_path / "SST-2" / "dev.tsv", ("sentence", "label"), ("Other.", "1"))
-    assert load_glue("cola", "dev", tmp_path).first == ["Inside."]
-    assert load_glue("sst2", "dev", tmp_path).first == ["Other."]
-    with pytest.raises(InputError, match=r"no file WNLI/dev.tsv in .*SST-2 \(the folder of another task\)"):
-        load_glue("wnli", "dev", tmp_path / "SST-2")
 
 
 def test_a_slice_is_taken_only_without_the_whole_file_and_is_told(tmp_path):
@@ -142,7 +124,7 @@ def test_a_slice_is_taken_only_without_the_whole_file_and_is_told(tmp_path):
     told.clear()
     whole = load_glue("mnli", "dev", tmp_path, report=told.append)
     assert (len(whole), whole.is_slice, told) == (9_815, False, [])
-    put(tmp_path / "MNLI" / "dev_matched.slice.tsv", header, *rows)
+    put(tmp_path / "MNLI" / "dev.slice.tsv", header, *rows)
     (tmp_path / "MNLI" / "dev_matched.tsv").unlink()
     assert load_glue("mnli", "dev", tmp_path).is_slice, "its name says so"
 
@@ -235,10 +217,12 @@ def test_a_label_outside(hub):
 
 def test_no_network_and_no_rows(hub):
     hub(ConnectionError("no network\nat all"))
-    with pytest.raises(RunError, match=r"nyu-mll/glue \(ConnectionError: no network at all\)\. Either .*--from DIR .*"):
+    with pytest.raises(
+        RunError, match=r"nyu-mll/glue .*\(ConnectionError: no network at all\)\. Either .*--from DIR .*"
+    ):
         load_glue("rte", "dev")
     hub([])
-    with pytest.raises(RunError, match="holds no rows of the split dev"):
+    with pytest.raises(InputError, match="holds no rows of the split dev"):
         load_glue("rte", "dev")
 
 
@@ -254,9 +238,9 @@ FILES = {
     "header only": ("rte", "dev.tsv", RTE, r"dev\.tsv holds no rows"),
     "no label column": (
         "rte", "dev.tsv", "index\tsentence1\tsentence2\n0\ta\tb\n",
-        r"no column 'label'; found are index, sentence1, sentence2",
+        r"no column 'label'; its columns are index, sentence1, sentence2",
     ),
-    "commas": ("stsb", "dev.tsv", "sentence1,sentence2,score\na,b,5\n", r"'sentence1'; found are sentence1,sentence2,score"),
+    "commas": ("stsb", "dev.tsv", "sentence1,sentence2,score\na,b,5\n", r"'sentence1'; its columns are sentence1,s"),
     "cut in a line": (
         "rte", "dev.tsv", RTE + "0\ta\tb\tentailment\n1\ta\tb",
         r"dev\.tsv, line 3: 3 fields, expected are 4 \(index, sentence1, sentence2, label\); the file is cut short",
@@ -268,19 +252,8 @@ FILES = {
     "a test file as dev": ("cola", "dev.tsv", "index\tsentence\n0\tSo.\n", r"no column 'label'"),
     "label out of range": ("cola", "dev.tsv", "gj04\t2\t\tFine.\n", r"line 1: the label is '2'; allowed: 0 \(unacceptable"),
     "label of no number": ("sst2", "dev.tsv", "sentence\tlabel\ngood\tyes\n", r"line 2: the label is 'yes'; allowed: 0"),
-    "an id where names stand": (
-        "mnli", "train.tsv", MNLI + "0\ta\tb\t0\n", r"line 2: the label is '0'; allowed: 0 \(entailment",
-    ),
     "score too great": ("stsb", "dev.tsv", STSB + "0\ta\tb\t5.001\n", r"label is '5\.001'; allowed: a number from 0 to 5"),
     "score nan": ("stsb", "dev.tsv", STSB + "0\ta\tb\tnan\n", r"label is 'nan'"),
-    "JSON cut": (
-        "rte", "dev.jsonl", '{"sentence1": "a", "sentence2": "b", "label": 1}\n{"sentence1"', r"line 2: not a JSON object",
-    ),
-    "JSON key": (
-        "qnli", "dev.jsonl", '{"sentence": "a", "label": 1}\n',
-        r"dev\.jsonl, line 1: no column 'question'; found are sentence, label",
-    ),
-    "JSON type": ("cola", "dev.jsonl", '{"sentence": 5, "label": 1}\n', r"line 1: sentence is 5, a text is wanted"),
 }  # fmt: skip
 
 
@@ -306,15 +279,13 @@ bits = st.one_of(
 )
 
 
-@given(task=st.sampled_from(sorted(GLUE)), headed=st.booleans(), parts=st.lists(bits, max_size=30), jsonl=st.booleans())
+@given(task=st.sampled_from(sorted(GLUE)), headed=st.booleans(), parts=st.lists(bits, max_size=30))
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_text_gives_rows_or_one_line_of_explanation(tmp_path, task, headed, parts, jsonl):
+def test_any_text_gives_rows_or_one_line_of_explanation(tmp_path, task, headed, parts):
     """Never another exception, and what is accepted has as many labels as sentences."""
     info = GLUE[task]
     header = "\t".join((*info.sentences, info.label_column)) + "\n" if headed else ""
-    for name in ("train.tsv", "train.jsonl"):
-        (tmp_path / name).unlink(missing_ok=True)
-    path = tmp_path / ("train.jsonl" if jsonl else "train.tsv")
+    path = tmp_path / "train.tsv"
     path.write_bytes((header + "".join(parts)).encode("utf-8", "surrogatepass"))
     try:
         found = load_glue(task, "train", tmp_path)

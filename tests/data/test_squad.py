@@ -123,7 +123,7 @@ def with_(value, *path, base=V1):
         (json.dumps(V1)[:200], "official form .*copied or downloaded in part"),
         ("[" * 100_000, "official form"),
         ("[]", "official form"),
-        ({"version": "1.1", "data": []}, "no question"),
+        ({"version": "1.1", "data": []}, "no questions"),
         (without("data"), "official form .*'data'"),
         (without(*PARAGRAPH, "context"), "official form .*'context'"),
         (without(*FIRST, "answers", 1, "text"), "official form .*'text'"),
@@ -131,8 +131,8 @@ def with_(value, *path, base=V1):
         (with_(-1, *FIRST, "answers", 0, "answer_start"), "answer_start -1"),
         (with_("", *FIRST, "answers", 0, "text"), "question a: answer_start"),
         (with_([], *FIRST, "answers"), "question a: a question has an answer"),
-        (with_("b", *FIRST, "id"), "question b: two questions"),
-        (V2, "SQuAD 2.0, but 1.1 .*data.name=squad-v2"),
+        (with_("b", *FIRST, "id"), "two with the same id"),
+        (V2, "not of SQuAD 1.1; .*squad-v2"),
     ],
 )
 def test_faults_of_a_file(tmp_path, content, message):
@@ -146,7 +146,7 @@ def test_faults_of_a_file(tmp_path, content, message):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (V1, r"SQuAD 1\.1, but 2\.0 .*data\.name=squad"),
+        (V1, r"not of SQuAD 2\.0; set data\.name: squad"),
         (with_(True, *FIRST, "is_impossible", base=V2), "question a: .*is_impossible"),
         (with_([], *FIRST, "answers", base=V2), "question a: .*is_impossible"),
     ],
@@ -174,7 +174,7 @@ def test_files_that_cannot_be_read(tmp_path):
 def hub(monkeypatch, rows):
     asked = []
 
-    def load_dataset(name, **settings):
+    def load_dataset(name, configuration, **settings):
         asked.append({"name": name, **settings})
         if isinstance(rows, Exception):
             raise rows

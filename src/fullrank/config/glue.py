@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from typing import Any
 
 from fullrank.core.errors import InputError, suggest
 
@@ -18,9 +19,9 @@ class GlueTask:
     """One task.
 
     folder: its usual name, that of its folder. sentences, hub_sentences: the columns of its one or two sentences, in files and
-    on the hub. labels: names of the classes, in the order of their ids, which is the hub's; None where a score is predicted.
-    metrics: the first is the one that runs are compared by. sizes: published number of rows of each split with labels.
-    label_names: files hold the names of the classes, not their ids.
+    on the hub (None: the same). labels: names of the classes, in the order of their ids, which is the hub's; None where a score
+    is predicted. metrics: the first is the one that runs are compared by. sizes: published number of rows of each split with
+    labels.
     """
 
     name: str
@@ -33,22 +34,28 @@ class GlueTask:
     hub_sentences: tuple[str, ...] | None = None
     label_column: str = "label"
     metrics: tuple[str, ...] = ("accuracy",)
-    label_names: bool = False
 
     @property
     def outputs(self) -> int:
         """Numbers that a model of the task gives: one for each class, or a score."""
         return 1 if self.labels is None else len(self.labels)
 
-    @cached_property
-    def label_ids(self) -> dict[str | int, int]:
-        """The ids of classes by what may stand for them: names and, where the official files have them, numbers as text."""
-        ids: dict[str | int, int] = {}
-        for i, name in enumerate(self.labels or ()):
-            ids |= {name: i, i: i}
-            if not self.label_names:
-                ids[str(i)] = i
-        return ids
+    def read_label(self, label: Any, where: str) -> float:
+        """The id of a class by its name or id, or a score; InputError, which says `where`, for any other label."""
+        if self.labels is None:
+            allowed = f"a number from {SCORES[0]:g} to {SCORES[1]:g}"
+            try:
+                score = float(label)
+            except ValueError:
+                score = math.nan
+            if SCORES[0] <= score <= SCORES[1]:
+                return score
+        else:
+            allowed = ", ".join(f"{number} ({name})" for number, name in enumerate(self.labels))
+            for number, name in enumerate(self.labels):
+                if label in (name, number, str(number)):
+                    return number
+        raise InputError(f"{where}: the label is {label!r}; allowed: {allowed}")
 
     @property
     def files(self) -> dict[str, str]:
@@ -104,17 +111,17 @@ _ALL = (
         sentences=_PAIR, hub_sentences=("premise", "hypothesis"), label_column="gold_label",
         labels=("entailment", "neutral", "contradiction"),
         sizes={"train": 392_702, "dev": 9_815, "dev_mismatched": 9_832},
-        licence="OANC, CC BY and others", label_names=True,
+        licence="OANC, CC BY and others",
     ),
     GlueTask(
         name="qnli", title="Question-answering Natural Language Inference", folder="QNLI",
-        sentences=("question", "sentence"), labels=_ENTAILMENT, label_names=True,
+        sentences=("question", "sentence"), labels=_ENTAILMENT,
         sizes={"train": 104_743, "dev": 5_463},
         licence="CC BY-SA 4.0",
     ),
     GlueTask(
         name="rte", title="Recognizing Textual Entailment", folder="RTE",
-        sentences=_PAIR, labels=_ENTAILMENT, label_names=True,
+        sentences=_PAIR, labels=_ENTAILMENT,
         sizes={"train": 2_490, "dev": 277},
         licence="for research",
     ),
@@ -129,16 +136,11 @@ _ALL = (
 GLUE: Mapping[str, GlueTask] = {task.name: task for task in _ALL}
 
 
-def plain(name: str) -> str:
-    """A name of a task or folder without case, hyphens and underscores: SST-2 and sst2 are the same."""
-    return name.casefold().replace("-", "").replace("_", "")
-
-
 def glue_task(name: str | GlueTask) -> GlueTask:
     """The task of that name, as `sst2` or `SST-2`; InputError suggests the nearest one."""
     if isinstance(name, GlueTask):
         return name
-    task = GLUE.get(plain(name))
-    if task is None:
-        raise InputError(f"unknown GLUE task '{name}'; {suggest(plain(name), GLUE, whole=True)}")
-    return task
+    plain = name.casefold().replace("-", "")
+    if plain not in GLUE:
+        raise InputError(f"unknown GLUE task '{name}'; {suggest(plain, GLUE, whole=True)}")
+    return GLUE[plain]

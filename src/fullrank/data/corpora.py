@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import shutil
 import sys
@@ -16,7 +15,7 @@ from typing import Any, Literal
 
 from fullrank.config.data import PAIR_CORPORA, USUAL_TOKENS
 from fullrank.config.glue import GLUE, HUB, GlueTask
-from fullrank.core.errors import InputError, RunError, pip_install, suggest
+from fullrank.core.errors import InputError, RunError, suggest
 from fullrank.data import builtin
 from fullrank.data.files import Report, file_digest, new_folder
 from fullrank.files import no_room
@@ -318,7 +317,7 @@ USUAL_SETTINGS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-# downloads, which go into a temporary folder first and are verified, and the Hugging Face hub
+# downloads, which go into a temporary folder first and are verified
 
 
 def download(info: CorpusInfo, cache: Path, report: Report) -> Path:
@@ -380,41 +379,3 @@ def _verify(info: CorpusInfo, folder: Path) -> None:
         expected = info.sha256.get(split)
         if expected and file_digest(path, "data.name") != expected:
             raise RunError(f"{info.name}: the downloaded {name} is not the published file (its sha256 differs)")
-
-
-def hub_rows(
-    name: str,
-    split: str,
-    *,
-    configuration: str | None = None,
-    revision: str,
-    cache: Path | None,
-    what: str,
-    licence: str,
-    local: str,
-    report: Report,
-) -> Iterable[dict[str, Any]]:
-    """The rows of a split of a data set on the Hugging Face hub, through `datasets`.
-
-    `what` names the data in messages, `local` says how local files are given instead.
-    Raises InputError where `datasets` is not installed, RunError where the hub cannot be reached; both name the local way.
-    """
-    if importlib.util.find_spec("datasets") is None:
-        raise InputError(f"{what}: {local}; or install what the Hugging Face hub ({name}) needs: {pip_install('hf')}")
-    report(f"{what}: {split} from the Hugging Face hub, {name} ({licence})")
-    try:
-        import datasets
-
-        rows: Iterable[dict[str, Any]] = datasets.load_dataset(
-            *((name, configuration) if configuration else (name,)),
-            split=split,
-            revision=revision,
-            cache_dir=None if cache is None else str(cache / "hub"),
-        )
-    except Exception as error:  # of many libraries: no network, no such revision, a full disk
-        words = " ".join(str(error).split())[:300]
-        raise RunError(
-            f"{what} could not be had from the Hugging Face hub, {name} ({type(error).__name__}: {words}). Either connect to "
-            f"the network, or {local}"
-        ) from error
-    return rows

@@ -7,7 +7,6 @@ context becomes several windows that overlap.
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullrank.core.errors import InputError
-from fullrank.data.corpora import SQUAD, SQUAD_HUB, SQUAD_SIZES, hub_rows
-from fullrank.data.files import Report, open_text
+from fullrank.data.corpora import SQUAD, SQUAD_HUB, SQUAD_SIZES
+from fullrank.data.files import Report, file_digest, open_text
+from fullrank.data.hub import load_hub_rows
 from fullrank.files import digest, mended, parse_json, silent, text_of
 
 _CHUNK = 1024  # questions that the tokenizer gets at once
 NO_ANSWER = 0  # the position of [CLS], which stands for "not in this window"
-_FOLDERS = {"1.1": ("squad", "squad-v1.1"), "2.0": ("squad-v2", "squad_v2", "squad-v2.0", "squad")}
 _NAMES = {version: name for name, version in SQUAD.items()}
 _HUB_REVISIONS = {
     "1.1": "7b6d24c440a36b6815f21b70d25016731768db1f",
@@ -99,98 +98,92 @@ def read_squad(
 ) -> SquadSplit:
     """A split ("train" or "dev") of SQuAD "1.1" or "2.0".
 
-    `where`: a file in the official JSON form; a folder that holds it under its official name (train-v1.1.json), else a
-    slice of it (train-v1.1.slice.json); or None: the hub, which keeps its copy in `cache`. Every answer is checked to stand
-    where the file says. `report` hears of a slice and of a download.
-    Raises InputError for files that are missing, empty, cut short, of the other version or without a key they need, for an
+    `where`: a file in the official JSON form; a folder that holds it, or the folder `squad` or `squad-v2` with it, under its
+    official name (train-v1.1.json), else a slice of it (train-v1.1.slice.json); or None: the hub, which keeps its copy in
+    `cache`. Every answer is checked to stand where the file says. `report` hears of a slice and of a download.
+    Raises InputError for files that are missing, cut short, of the other version or without a key they need, for an
     answer that is not in its context, and for two questions with the same id; RunError if the hub cannot be reached.
     """
     if where is None:
-        loaded = _read_hub(split, version, None if cache is None else Path(cache), report)
+        source, questions = SQUAD_HUB[version], _read_hub(split, version, cache, report)
+        checksum = digest([*map(asdict, questions)])
     else:
-        loaded = _read_file(Path(where).expanduser(), split, version)
-    ids: set[str] = set()
-    for question in loaded.questions:
-        place = f"{loaded.source}: question {question.id}"
-        if question.id in ids:
-            raise InputError(f"{place}: two questions have this id; ids must differ")
-        ids.add(question.id)
-        if bool(question.impossible) == bool(question.answers):
-            raise InputError(f"{place}: a question has an answer, or (SQuAD 2.0) is marked is_impossible, and not both")
-        for text, start in zip(question.answers, question.starts, strict=True):
-            passage = question.context[start : start + len(text)] if start >= 0 else ""
-            if not text or passage != text:
-                raise InputError(
-                    f"{place}: answer_start {start} does not point at its answer {text!r}, but at {passage!r}"
-                )
+        file = _find_file(Path(where).expanduser(), split, version)
+        source, questions, checksum = str(file), _read_file(file), file_digest(file, "data.dir")
+    _check_questions(questions, source, version)
+    loaded = SquadSplit(version, split, questions, source, checksum)
     if loaded.is_slice:
         counts = f"{len(loaded):,} questions, published are {SQUAD_SIZES[version][split]:,}"
-        report(f"SQuAD {version} (slice): {split} has {counts} ({loaded.source})")
+        report(f"SQuAD {version} (slice): {split} has {counts} ({source})")
     return loaded
 
 
-def _read_file(path: Path, split: str, version: str) -> SquadSplit:
-    file = _find_file(path, split, version) if path.is_dir() else path
+def _find_file(where: Path, split: str, version: str) -> Path:
+    """`where` if it is a file; in a folder, the official file in any of the accepted places comes before a slice."""
+    if not where.is_dir():
+        return where
+    names = [f"{split}-v{version}.json", f"{split}-v{version}.slice.json"]
+    places = [where / _NAMES[version], where / "squad", where]
+    for path in [place / name for name in names for place in places]:
+        if path.is_file():
+            return path
+    raise InputError(f"data.dir: {where}: no file of SQuAD {version}; give the folder that holds {' or '.join(names)}")
+
+
+def _read_file(file: Path) -> list[Question]:
+    """The questions of a file in the official form; InputError where it departs from that."""
     with open_text(file, "data.dir") as opened:
-        raw = opened.read()
+        text = text_of(opened.read(), str(file))
+    questions = []
     try:
-        questions = _parse(mended(parse_json(text_of(raw, str(file)))))
-    except InputError:
-        raise
+        for article in mended(parse_json(text))["data"]:
+            for paragraph in article["paragraphs"]:
+                for entry in paragraph["qas"]:
+                    texts = tuple(answer["text"] for answer in entry["answers"])
+                    starts = tuple(answer["answer_start"] for answer in entry["answers"])
+                    about = (entry["id"], article.get("title", ""), paragraph["context"], entry["question"])
+                    questions.append(Question(*about, texts, starts, entry.get("is_impossible")))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"{file}: not in the official form of SQuAD ({error!r}); was it copied or downloaded in part?"
         ) from error
-    if not questions:
-        raise InputError(f"{file}: no question in it; is it a SQuAD file?")
-    states = {question.impossible for question in questions}
-    if (version == "2.0") != (states != {None}):
-        other = "2.0" if version == "1.1" else "1.1"
-        raise InputError(f"{file}: a file of SQuAD {other}, but {version} is asked for; set data.name={_NAMES[other]}")
-    return SquadSplit(version, split, questions, str(file), hashlib.sha256(raw).hexdigest())
-
-
-def _parse(content: dict[str, Any]) -> list[Question]:
-    """The questions of a file in the official form; KeyError or TypeError where it departs from that."""
-    questions = []
-    for article in content["data"]:
-        for paragraph in article["paragraphs"]:
-            for entry in paragraph["qas"]:
-                texts = tuple(str(answer["text"]) for answer in entry["answers"])
-                starts = tuple(int(answer["answer_start"]) for answer in entry["answers"])
-                about = (entry["id"], article.get("title", ""), paragraph["context"], entry["question"])
-                questions.append(Question(*about, texts, starts, entry.get("is_impossible")))
     return questions
 
 
-def _find_file(folder: Path, split: str, version: str) -> Path:
-    """The file of a split: the official name in any of the accepted folders comes before a slice in any of them."""
-    folders = [folder / name for name in (*_FOLDERS[version], "")]
-    names = [f"{split}-v{version}.json", f"{split}-v{version}.slice.json"]
-    for path in [inner / name for name in names for inner in folders]:
-        if path.is_file():
-            return path
-    raise InputError(f"data.dir: {folder}: no file of SQuAD {version}; give the folder that holds {' or '.join(names)}")
-
-
-def _read_hub(split: str, version: str, cache: Path | None, report: Report) -> SquadSplit:
-    rows = hub_rows(
+def _read_hub(split: str, version: str, cache: str | Path | None, report: Report) -> list[Question]:
+    rows = load_hub_rows(
         SQUAD_HUB[version],
         "validation" if split == "dev" else split,
         revision=_HUB_REVISIONS[version],
         cache=cache,
-        what=f"SQuAD {version}",
         licence="CC BY-SA 4.0",
-        local=f"give a local folder that holds {split}-v{version}.json: --from DIR (data.dir=DIR)",
+        files=f"{split}-v{version}.json",
         report=report,
     )
     questions = []
-    for row in map(mended, rows):
-        texts = tuple(row["answers"]["text"])
-        starts = tuple(int(start) for start in row["answers"]["answer_start"])
+    for row in rows:
+        texts, starts = (tuple(row["answers"][key]) for key in ("text", "answer_start"))
         about = (row["id"], row["title"], row["context"], row["question"])
         questions.append(Question(*about, texts, starts, not texts if version == "2.0" else None))
-    return SquadSplit(version, split, questions, SQUAD_HUB[version], digest([*map(asdict, questions)]))
+    return questions
+
+
+def _check_questions(questions: list[Question], source: str, version: str) -> None:
+    """InputError for no question, those of another version, two with one id, and an answer that is not where it should be."""
+    if len({question.id for question in questions}) < max(len(questions), 1):
+        raise InputError(f"{source}: no questions, or two with the same id; ids must differ")
+    for question in questions:
+        place = f"{source}: question {question.id}"
+        if (question.impossible is None) == (version == "2.0"):
+            raise InputError(f"{place}: not of SQuAD {version}; set data.name: squad for 1.1, squad-v2 for 2.0")
+        if bool(question.impossible) == bool(question.answers):
+            raise InputError(f"{place}: a question has an answer, or (SQuAD 2.0) is marked is_impossible, and not both")
+        for text, start in zip(question.answers, question.starts, strict=True):
+            passage = question.context[start : start + len(text)]
+            if start < 0 or not text or passage != text:
+                raise InputError(
+                    f"{place}: answer_start {start} does not point at its answer {text!r}, but at {passage!r}"
+                )
 
 
 # windows
