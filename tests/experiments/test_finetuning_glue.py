@@ -14,7 +14,6 @@ from tests.tiny_encoder import tiny_encoder, write_cola, write_stsb
 from torch.nn import functional as F
 
 import fullrank as fr
-from fullrank.config.finetune import PretrainedConfig
 from fullrank.config.glue import GLUE
 from fullrank.config.load import build_any
 from fullrank.config.recipe import Resolved
@@ -249,38 +248,3 @@ def test_a_pipeline_names_the_labels_of_the_saved_model(name: str, tmp_path: Pat
             assert found["score"] == pytest.approx(float(row[2]), rel=1e-4)
         else:
             assert found["label"] == task.labels[int(row[2])]
-
-
-def test_a_checkpoint_with_its_labels_in_another_order_scores_what_it_scored(tmp_path: Path) -> None:
-    """The name entailment keeps its meaning: in the figures of the run, its predictions and the saved model."""
-    names = ["CONTRADICTION", "ENTAILMENT", "NEUTRAL"]
-    torch.manual_seed(3)
-    given = load_pretrained(PretrainedConfig(pretrained="random"), "classification", num_labels=3)
-    given.model.config.id2label = dict(enumerate(names))
-    given.model.config.label2id = {name: place for place, name in enumerate(names)}
-    raw = {
-        "model": {"pretrained": str(tmp_path / "given")},
-        "data": {"name": "glue/mnli", "invented": True, "max_train": 8, "max_eval": 40},
-        "train": {"steps": 1, "batch_size": 8, "learning_rate": 1e-9},
-    }
-    dev = Finetuning().prepare(build_any(raw), {}, True, lambda _: None).corpus["dev"]
-    encoded, classifier = encode(given, dev, 128), given.model.classifier
-    with torch.no_grad():  # each label comes, far from ties
-        classifier.weight *= 100
-        classifier.bias -= logits_of(given.model, encoded).mean(0)
-    given.model.save_pretrained(tmp_path / "given")
-    given.tokenizer.save_pretrained(tmp_path / "given")
-    told: list[str] = []
-    result = train(Resolved(build_any(raw), "test"), tmp_path / "run", quiet=True, say=told.append)
-    logits = logits_of(given.model, encoded)
-    meant = [names[place].casefold() for place in logits.argmax(-1)]
-    assert len(set(meant)) == 3
-    labels = GLUE["mnli"].labels
-    right = [labels[int(place)] for place in dev.labels]
-    assert result["final"]["dev"]["accuracy"] == pytest.approx(
-        np.mean([a == b for a, b in zip(meant, right, strict=True)])
-    )
-    saved = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "run" / "model")
-    again = logits_of(saved, encoded).argmax(-1)
-    assert [saved.config.id2label[int(place)] for place in again] == meant
-    assert sum("CONTRADICTION" in line for line in told) == 1

@@ -46,8 +46,8 @@ def load_pretrained(
 
     labels: names of the outputs, in their order; None: numbers, or ends of answers, which have no names. The fresh parameters
     are drawn from torch's random numbers: seed them first. An output layer that is there already is kept where it has the
-    right shape and the same names, whose order may differ (`_name_labels`). Our attention is injected where it is asked for;
-    a checkpoint that holds it already keeps it, and has to be asked for it.
+    right shape and the same names in the same order. Our attention is injected where it is asked for; a checkpoint that holds
+    it already keeps it, and has to be asked for it.
     Raises InputError where transformers is missing, where there is no such encoder or tokenizer, and where the checkpoint
     holds another attention of ours than `config` says.
     """
@@ -79,7 +79,7 @@ def load_pretrained(
     if not getattr(tokenizer, "is_fast", False):
         raise InputError(f"{key} has a tokenizer without a fast version; fine-tuning needs tokenizer.json")
     _set_padding(config.pretrained, model, tokenizer)
-    redrawn, remark = _name_labels(model, labels, fresh)
+    redrawn, remark = _name_labels(model, labels, fresh) if labels else ([], "")
     if not injected:
         _inject(model, config)
     if mismatched and kind == "classification":
@@ -97,49 +97,33 @@ def _describe_outputs(kind: str, num_labels: int) -> dict[str, Any]:
     return {"num_labels": num_labels, "problem_type": problem}
 
 
-def _name_labels(model: Any, labels: Sequence[str] | None, fresh: Set[str]) -> tuple[list[str], str]:
-    """Write the names of labels into the configuration of `model`, with its output layer in their order.
+def _name_labels(model: Any, labels: Sequence[str], fresh: Set[str]) -> tuple[list[str], str]:
+    """Write the names of labels into the configuration of `model`, whose output layer is drawn anew unless it is for them.
 
-    Rows of a pretrained output layer are permuted where the same names stand in another order, letter case and marks aside.
-    Where they are other names the layer is drawn anew; where it has none (`LABEL_0`), it is taken to be in this order.
+    It is for them where it names them in this order, letter case and marks aside, or names none (`LABEL_0`).
     Returns the names of parameters that were drawn, and a remark for people.
     """
     config = model.config
     names = [str(config.id2label[i]) for i in sorted(config.id2label)]
-    unnamed = [f"LABEL_{i}" for i in range(len(names))]
-    wanted = unnamed if labels is None else list(labels)
-    config.id2label = dict(enumerate(wanted))
-    config.label2id = {name: i for i, name in enumerate(wanted)}
-    order = [re.sub(r"[\W_]", "", name.casefold()) for name in names]
-    wanted_order = [re.sub(r"[\W_]", "", name.casefold()) for name in wanted]
-    if labels is None or order == wanted_order:
-        return [], ""
-    layer_name, layer = _find_output_layer(model, len(wanted))
-    if f"{layer_name}.weight" in fresh:
-        return [], ""
-    if names == unnamed:
-        return [], f"its output layer names no labels; they are taken to be {', '.join(wanted)}, in this order"
-    parameters = dict(layer.named_parameters())
-    with torch.no_grad():
-        if sorted(order) == sorted(wanted_order):
-            for parameter in parameters.values():
-                parameter.copy_(parameter[[order.index(name) for name in wanted_order]])
-            return [], f"the labels of its output layer ({', '.join(names)}) are put in the order {', '.join(wanted)}"
-        layer.weight.normal_(std=getattr(config, "initializer_range", 0.02))
-        if layer.bias is not None:
-            layer.bias.zero_()
-    remark = f"its output layer is for other labels ({', '.join(names)}) than {', '.join(wanted)}, and is drawn anew"
-    return [f"{layer_name}.{parameter}" for parameter in parameters], remark
-
-
-def _find_output_layer(model: Any, outputs: int) -> tuple[str, torch.nn.Linear]:
-    """The last layer of so many outputs behind the encoder, and its name."""
+    config.id2label = dict(enumerate(labels))
+    config.label2id = {name: i for i, name in enumerate(labels)}
     layers = [
         (name, part)
         for name, part in model.named_modules()
-        if isinstance(part, torch.nn.Linear) and part.out_features == outputs
+        if isinstance(part, torch.nn.Linear) and part.out_features == len(labels)
     ]
-    return next(pair for pair in reversed(layers) if not pair[0].startswith(f"{model.base_model_prefix}."))
+    name, layer = next(pair for pair in reversed(layers) if not pair[0].startswith(f"{model.base_model_prefix}."))
+    plain, wanted = ([re.sub(r"[\W_]", "", label.casefold()) for label in some] for some in (names, labels))
+    if plain == wanted or f"{name}.weight" in fresh:
+        return [], ""
+    if all(label.startswith("LABEL_") for label in names):
+        return [], f"its output layer names no labels; they are taken to be {', '.join(labels)}, in this order"
+    with torch.no_grad():
+        layer.weight.normal_(std=getattr(config, "initializer_range", 0.02))
+        if layer.bias is not None:
+            layer.bias.zero_()
+    remark = f"its output layer is for other labels ({', '.join(names)}) than {', '.join(labels)}, and is drawn anew"
+    return [f"{name}.{parameter}" for parameter, _ in layer.named_parameters()], remark
 
 
 def _inject(model: Any, config: PretrainedConfig) -> None:
@@ -170,18 +154,13 @@ def _holds_injected(config: PretrainedConfig, known: Any) -> bool:
 
 
 def _set_padding(name: str, model: Any, tokenizer: Any) -> None:
-    """One padding token for both: a decoder is read at its last token that is none, so that it has to know it.
-
-    A tokenizer without one gets the mark that ends a text, which is masked there.
-    """
+    """One padding token for both, as a decoder is read at its last token that is none: by default the end of a text."""
     if tokenizer.pad_token_id is None:
-        end = tokenizer.eos_token or tokenizer.sep_token
-        if end is None:
-            raise InputError(
-                f"model.pretrained: {name}: its tokenizer has no padding token and no token that ends a text; set "
-                "tokenizer.pad_token and save the tokenizer there"
-            )
-        tokenizer.pad_token = end
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.sep_token
+    if tokenizer.pad_token_id is None:
+        raise InputError(
+            f"model.pretrained: {name}: its tokenizer has no padding token; set pad_token and save it there"
+        )
     model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
 
 
