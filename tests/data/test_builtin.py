@@ -12,7 +12,7 @@ import pytest
 from fullrank.config.data import DataConfig
 from fullrank.core.errors import InputError
 from fullrank.data import Corpus, builtin, prepare
-from fullrank.data.builtin import SYNTHETIC_SIZES, synthetic_pairs
+from fullrank.data.synthetic import SIZES, make_pairs
 
 SOURCE = b'''#!/usr/bin/env python
 # -*- coding: utf-8 -*-
@@ -41,7 +41,7 @@ class C:
 
 
 def test_docstrings_and_comments_in_their_order():
-    assert builtin.module_lines(SOURCE) == [
+    assert builtin.read_module(SOURCE) == [
         "Module docstring.",
         "It has two sentences",
         ">>> indented_example(1)",
@@ -56,24 +56,24 @@ def test_docstrings_and_comments_in_their_order():
 
 
 def test_what_is_no_prose_is_left_out():
-    assert builtin.module_lines(b"decoding_table = (\n    'a'  # 0x00 -> NULL\n)\n") == []
-    assert builtin.module_lines(b"print 'Python 2'\n") == []
-    assert list(builtin.sentences("****\n\nword\n\n-----")) == ["word"]
+    assert builtin.read_module(b"decoding_table = (\n    'a'  # 0x00 -> NULL\n)\n") == []
+    assert builtin.read_module(b"print 'Python 2'\n") == []
+    assert list(builtin.cut_sentences("****\n\nword\n\n-----")) == ["word"]
 
 
 def test_long_lines_stay_in_their_first_document():
     long, short = "this very licence text is long enough", "see also"
-    found = builtin.without_repeats([("a", [long, short, long]), ("b", [short, long.upper(), "b only"])])
+    found = builtin.drop_repeats([("a", [long, short, long]), ("b", [short, long.upper(), "b only"])])
     assert list(found) == [("a", [long, short, long], 0), ("b", [short, "b only"], 1)]
 
 
 def test_split_by_name_about_90_5_5():
-    places = [builtin.split_of(f"document{i}") for i in range(20_000)]
+    places = [builtin.choose_split(f"document{i}") for i in range(20_000)]
     for split, share in {"train": 0.90, "valid": 0.05, "test": 0.05}.items():
         expected = 20_000 * share
         assert abs(places.count(split) - expected) < 5 * (expected * (1 - share)) ** 0.5
     # fixed for ever: a document must not change its split with the version (sha256("json.decoder")[:8] mod 100 = 65)
-    assert builtin.split_of("json.decoder") == "train"
+    assert builtin.choose_split("json.decoder") == "train"
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def extracted(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def corpus(extracted) -> Corpus:
     """The corpus; the text that it is made from is kept, since extracting it takes seconds."""
-    write = builtin.write
+    write = builtin.write_text
 
     def write_and_keep(folder: Path) -> dict[str, object]:
         record = write(folder)
@@ -94,7 +94,7 @@ def corpus(extracted) -> Corpus:
         return record
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(builtin, "write", write_and_keep)
+        patch.setattr(builtin, "write_text", write_and_keep)
         return prepare(DataConfig(cache=str(extracted / "cache")))
 
 
@@ -131,11 +131,9 @@ def test_ids_are_those_of_the_text(corpus, extracted):
 
 
 def test_stripped_documentation_is_said(monkeypatch, tmp_path):
-    monkeypatch.setattr(builtin, "topics", dict)
-    monkeypatch.setattr(builtin, "modules", lambda: [("os", Path(builtin.ast.__file__))])
-    with pytest.raises(
-        InputError, match=r"'builtin' reads the documentation .* in 0 help topics and 1 modules.*stripped it"
-    ):
+    monkeypatch.setattr(builtin, "read_topics", dict)
+    monkeypatch.setattr(builtin, "list_modules", lambda: [("os", Path(builtin.ast.__file__))])
+    with pytest.raises(InputError, match=r"'builtin' reads the documentation .*stripped it"):
         prepare(DataConfig(cache=str(tmp_path)))
     assert list((tmp_path / "corpora").iterdir()) == []
 
@@ -144,8 +142,8 @@ def test_stripped_documentation_is_said(monkeypatch, tmp_path):
 
 
 def test_the_same_sentences_on_every_machine():
-    text = json.dumps(synthetic_pairs()).encode()
-    assert hashlib.sha256(text).hexdigest() == "f5cd78c52c37538a58f2b62d8a390b9f63521486468b2267b7eb2abf52e08948"
+    text = json.dumps(make_pairs()).encode()
+    assert hashlib.sha256(text).hexdigest() == "cdcbc27acf19d2d2367310763dda9f89aea5246ce9c0379f0a50ebf834844870"
 
 
 def test_prepared_as_a_corpus(tmp_path):
@@ -153,7 +151,7 @@ def test_prepared_as_a_corpus(tmp_path):
     corpus = prepare(config)
     assert corpus.label == "synthetic-translation (not a language)"
     assert not corpus.is_slice
-    assert {split: counts["pairs"] for split, counts in corpus.splits.items()} == SYNTHETIC_SIZES
+    assert {split: counts["pairs"] for split, counts in corpus.splits.items()} == SIZES
     for split in ("valid", "test"):
         assert corpus.splits[split]["source_unknown"] == corpus.splits[split]["target_unknown"] == 0
     assert (corpus.source.name, corpus.target.name) == ("svo", "sov")

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fullrank.core.errors import InputError, RunError
-from fullrank.data.builtin import synthetic_pairs
+from fullrank.data.synthetic import make_pairs
 from fullrank.data.tokenizers import (
     ByteVocabulary,
     CharacterVocabulary,
@@ -125,13 +125,13 @@ def test_another_process_with_other_hashes_gives_the_same():
     """BPE, the synthetic pairs."""
     code = (
         "import hashlib, json\n"
-        "from fullrank.data import train_bpe; from fullrank.data.builtin import synthetic_pairs\n"
+        "from fullrank.data import train_bpe; from fullrank.data.synthetic import make_pairs\n"
         f"print(train_bpe([{TEXT!r} * 3], size=300).fingerprint)\n"
-        "print(hashlib.sha256(json.dumps(synthetic_pairs()).encode()).hexdigest())"
+        "print(hashlib.sha256(json.dumps(make_pairs()).encode()).hexdigest())"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "7"}
     there = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    here = hashlib.sha256(json.dumps(synthetic_pairs()).encode()).hexdigest()
+    here = hashlib.sha256(json.dumps(make_pairs()).encode()).hexdigest()
     assert there.stdout.split() == [BPE[True].fingerprint, here]
 
 

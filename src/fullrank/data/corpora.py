@@ -16,7 +16,7 @@ from typing import Any, Literal
 from fullrank.config.data import PAIR_CORPORA, USUAL_TOKENS
 from fullrank.config.glue import GLUE, HUB, GlueTask
 from fullrank.core.errors import InputError, RunError, suggest
-from fullrank.data import builtin
+from fullrank.data import synthetic
 from fullrank.data.files import Report, file_digest, new_folder
 from fullrank.files import no_room
 
@@ -227,15 +227,15 @@ _ALL = (
         urls=(("https://www.statmt.org/lm-benchmark/1-billion-word-language-modeling-benchmark-r13output.tar.gz",),),
     ),
     CorpusInfo(
-        name=builtin.SYNTHETIC,
+        name=synthetic.SYNTHETIC,
         tokens="word",
         licence="none needed: made by a program",
         source="two invented languages and a grammar that translates the one into the other; nothing is downloaded, and "
         "nothing that is true of them need be true of a language",
         unit="pairs",
-        languages=builtin.SYNTHETIC_LANGUAGES,
-        published=builtin.SYNTHETIC_SIZES,
-        files=_pair_files(_PLAIN_NAMES, builtin.SYNTHETIC_LANGUAGES),
+        languages=synthetic.LANGUAGES,
+        published=synthetic.SIZES,
+        files=_pair_files(_PLAIN_NAMES, synthetic.LANGUAGES),
     ),
     CorpusInfo(
         name="parallel",
@@ -311,7 +311,7 @@ FOLDERS: Mapping[str, tuple[str, ...]] = {
 }
 CODES: Mapping[str, tuple[str, ...]] = {"iwslt14-de-en": ("bpe10k.codes", "code"), "wmt16-en-de": ("bpe.32000",)}
 USUAL_SETTINGS: Mapping[str, Mapping[str, Any]] = {
-    builtin.SYNTHETIC: {"vocabulary": "separate"},
+    synthetic.SYNTHETIC: {"vocabulary": "separate"},
     "iwslt14-de-en": {"vocabulary": "separate", "lowercase": True, "moses": True, "max_length": 175, "max_ratio": 1.5},
     "wmt16-en-de": {"moses": None, "size": 32_000},  # Moses where the files are tokenized
 }

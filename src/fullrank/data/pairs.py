@@ -19,7 +19,7 @@ import tokenizers
 
 from fullrank.config.data import DataConfig
 from fullrank.core.errors import InputError
-from fullrank.data import builtin
+from fullrank.data import synthetic
 from fullrank.data.corpora import USUAL_SETTINGS, CorpusInfo, pair_corpus
 from fullrank.data.files import Report, file_digest, lines
 from fullrank.data.language import (
@@ -161,7 +161,7 @@ def _build(folder: Path, info: CorpusInfo, settings: PairSettings, files: PairFi
         marks.append(", ".join(paths[0].name for paths in files.splits["train"].sides))
     elif files.languages != info.languages:
         marks.append(" to ".join(files.languages))
-    if info.name == builtin.SYNTHETIC:
+    if info.name == synthetic.SYNTHETIC:
         marks.append("not a language")
     if settings.concatenate is not None:
         marks.append(f"joined to {settings.concatenate} tokens")

@@ -18,7 +18,7 @@ from typing import Any
 from fullrank.config.data import DataConfig
 from fullrank.config.finetune import TaskDataConfig
 from fullrank.core.errors import InputError
-from fullrank.data import builtin
+from fullrank.data import synthetic
 from fullrank.data.corpora import CODES, FOLDERS, CorpusInfo, download, iwslt_files, text_corpus
 from fullrank.data.files import (
     Report,
@@ -43,8 +43,8 @@ _IWSLT_SEGMENT = re.compile(r'<seg id="[0-9]*">\s*|\s*</seg>\s*')
 
 def _list_folders(config: DataConfig, info: CorpusInfo, cache: Path, report: Report) -> list[Path]:
     """Folders that may hold the files of a corpus, which is downloaded where no folder is named."""
-    if info.name == builtin.SYNTHETIC:
-        return [builtin.synthetic_files(cache)]
+    if info.name == synthetic.SYNTHETIC:
+        return [synthetic.write_files(cache)]
     if config.dir is not None:
         folder = existing_folder(Path(config.dir).expanduser(), info.file_names())
     elif info.urls:
@@ -113,7 +113,7 @@ def _match_files(path: Path, key: str) -> list[Path]:
 
 def check_data(config: DataConfig | TaskDataConfig) -> None:
     """InputError for files of one's own, or a folder of a corpus, that are not there; reads no more than their names."""
-    if config.dir is not None and config.name not in (builtin.SYNTHETIC, "builtin"):
+    if config.dir is not None and config.name not in (synthetic.SYNTHETIC, "builtin"):
         existing_folder(Path(config.dir).expanduser(), "the files of the corpus")
     if not isinstance(config, DataConfig):
         return

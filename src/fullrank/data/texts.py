@@ -61,7 +61,7 @@ def plan_text(config: DataConfig, cache: Path, report: Report, tokenizer: Tokeni
         identity["tokenizers"] = tokenizers.__version__
     if info.name == "builtin":
         identity["extraction"] = hashlib.sha256(Path(builtin.__file__).read_bytes()).hexdigest()
-        identity["python"] = builtin.signature()
+        identity["python"] = builtin.compute_signature()
         sources = None
     else:
         sources = find_text(config, info, cache, report)
@@ -70,7 +70,7 @@ def plan_text(config: DataConfig, cache: Path, report: Report, tokenizer: Tokeni
         if sources is not None:
             return _build(folder, info, settings, sources, report, tokenizer)
         report("builtin: reading the documentation of the running Python")
-        details = builtin.write(folder)
+        details = builtin.write_text(folder)
         texts = {split: [Section(folder / f"{split}.txt")] for split in SPLITS}
         built = _build(folder, info, settings, TextSources(texts), report, tokenizer)
         for split in SPLITS:
