@@ -35,11 +35,11 @@ def raw_talks(folder: Path) -> None:
             if i == 9:
                 text = "lang " * 176
             rows.append(text)
-        put(folder / "de-en" / f"train.tags.de-en.{side}", rows)
+        put(folder / f"train.tags.de-en.{side}", rows)
         for name in TEST_SETS:
             seg = f"{name} Das ist’s gut." if side == "de" else f"{name} That’s it."
             put(
-                folder / "de-en" / f"IWSLT14.{name}.de-en.{side}.xml",
+                folder / f"IWSLT14.{name}.de-en.{side}.xml",
                 [
                     "<?xml version='1.0'?>",
                     "<doc>",
@@ -80,10 +80,10 @@ def test_raw_talks_become_the_usual_files(tmp_path):
     back = iwslt(tmp_path, max_vocabulary=50, source="en")
     assert back.pairs("train").references()[0] == "satz 0"
     assert back.label == "iwslt14-de-en (slice; en to de)"
-    put(tmp_path / "de-en" / "IWSLT14.TED.tst2012.de-en.en.xml", ['<seg id="1">one</seg>'])
+    put(tmp_path / "IWSLT14.TED.tst2012.de-en.en.xml", ['<seg id="1">one</seg>'])
     with pytest.raises(InputError, match=r"tst2012.de-en.de.xml has 10 lines and .* has 9"):
         iwslt(tmp_path)
-    (tmp_path / "de-en" / "IWSLT14.TED.tst2012.de-en.en.xml").unlink()
+    (tmp_path / "IWSLT14.TED.tst2012.de-en.en.xml").unlink()
     with pytest.raises(InputError, match=r"lacks train.de, train.en, valid.de"):
         iwslt(tmp_path)
 
@@ -112,20 +112,16 @@ def test_prepared_talks_are_not_tokenized_twice(tmp_path):
     assert corpus.target.tokens(test.target(0)) == ENGLISH[0]
 
 
-def test_prepared_talks_split_by_bpe_are_put_together(tmp_path):
-    put(tmp_path / "iwslt14.tokenized.de-en" / "code", ["#version: 0.2", "g u", "gu t</w>"])
+def test_the_codes_beside_the_talks_are_used(tmp_path):
+    folder = tmp_path / "iwslt14.de-en"
+    put(folder / "code", ["#version: 0.2", "g u", "gu t</w>"])
     for split in SPLITS:
-        put(tmp_path / "iwslt14.tokenized.de-en" / f"{split}.de", ["er sa@@ g@@ te gut@@", "g@@ ut"])
-        put(tmp_path / "iwslt14.tokenized.de-en" / f"{split}.en", ["he s@@ aid so@@", "g@@ ood"])
+        put(folder / f"{split}.de", ["er sagte gut", "gut"])
+        put(folder / f"{split}.en", ["he said so", "good"])
     corpus = iwslt(tmp_path, moses=False)
-    assert corpus.pairs("train").source_tokens() == ["er sagte gut", "gut"]
-    assert corpus.pairs("test").references() == ["he said so", "good"]
-    assert corpus.details["notes"][0] == "train: the marks @@ of BPE are taken out of train.*"
-    # the codes that lie there are used
     assert corpus.details["codes"].endswith("code")
     assert [corpus.source.entries[i] for i in corpus.source.encode("gut")] == ["gut"]
-    other = tmp_path / "mine.codes"
-    other.write_text("#version: 0.2\nu t</w>\n", encoding="utf-8")
+    put(tmp_path / "mine.codes", ["#version: 0.2", "u t</w>"])
     mine = iwslt(tmp_path, moses=False, codes="mine.codes")
     assert [mine.source.entries[i] for i in mine.source.encode("gut")] == ["g@@", "ut"]
     assert mine.folder != corpus.folder

@@ -161,9 +161,9 @@ _MULTI30K_NAMES = {
     "test2017": ("test_2017_flickr", "test2017"),
 }  # fmt: skip
 _WMT_NAMES = {
-    "train": ("train.tok.clean", "train.tok", "train.tok.clean.bpe.32000", "train", "train.10k.tok"),
-    "valid": ("newstest2013.tok", "newstest2013.tok.bpe.32000", "newstest2013", "valid", "newstest2012.tok"),
-    "test": ("newstest2014.tok", "newstest2014.tok.bpe.32000", "newstest2014", "test"),
+    "train": ("train.tok.clean", "train.tok", "train", "train.10k.tok"),
+    "valid": ("newstest2013.tok", "newstest2013", "valid", "newstest2012.tok"),
+    "test": ("newstest2014.tok", "newstest2014", "test"),
 }
 
 _ALL = (
@@ -302,13 +302,9 @@ _ALL = (
 )
 
 CORPORA: Mapping[str, CorpusInfo] = {info.name: info for info in _ALL}
-# of corpora by name: names of their folders besides their own, the best first; files of BPE merges that come with them; and
-# settings of sentence pairs where the configuration leaves them open
-FOLDERS: Mapping[str, tuple[str, ...]] = {
-    "multi30k-de-en": ("multi30k",),
-    "iwslt14-de-en": ("iwslt14.de-en", "iwslt14.tokenized.de-en/tmp", "iwslt14.tokenized.de-en", "de-en", "tmp"),
-    "wmt16-en-de": ("wmt.en-de", "wmt16_en_de"),
-}
+# of corpora by name: the name of their folder besides their own; files of BPE merges that come with them; and settings of
+# sentence pairs where the configuration leaves them open
+FOLDERS = {"multi30k-de-en": "multi30k", "iwslt14-de-en": "iwslt14.de-en", "wmt16-en-de": "wmt.en-de"}
 CODES: Mapping[str, tuple[str, ...]] = {"iwslt14-de-en": ("bpe10k.codes", "code"), "wmt16-en-de": ("bpe.32000",)}
 USUAL_SETTINGS: Mapping[str, Mapping[str, Any]] = {
     synthetic.SYNTHETIC: {"vocabulary": "separate"},

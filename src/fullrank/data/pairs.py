@@ -82,7 +82,7 @@ def plan_pairs(config: DataConfig, cache: Path, report: Report) -> Plan:
     settings = _resolve_settings(config, info, files)
     sources = [
         {"split": split, "side": side, "file": str(path.absolute()), "sha256": file_digest(path, f"data.{split}")}
-        | ({} if content.span is None else {"lines": content.span})
+        | ({"lines": content.span} if any(content.span) else {})
         for split, content in files.splits.items()
         for side, paths in zip(SIDES, content.sides, strict=True)
         for path in paths
@@ -133,7 +133,7 @@ def _resolve_settings(config: DataConfig, info: CorpusInfo, files: PairFiles) ->
         codes=None if codes is None else file_digest(codes, "data.codes"),
         vocabulary=vocabulary,
         lowercase=config.lowercase or usual.get("lowercase", False),
-        moses=any(content.tokenized for content in files.splits.values()) if moses is None else moses,
+        moses=any(content.is_tokenized for content in files.splits.values()) if moses is None else moses,
         min_count=config.min_count or 1,
         size=size,
         max_length=config.max_length or usual.get("max_length"),
@@ -197,10 +197,10 @@ def _write_lines(
     InputError if none is left.
     """
     content = files.splits[split]
-    moses = settings.moses and not content.tokenized
+    moses = settings.moses and not content.is_tokenized
     languages = [Language(name, Words(), MARKS, moses=moses, lowercase=settings.lowercase) for name in files.languages]
     normalize = partial(_normalize_pairs, languages, moses)
-    rows = chain.from_iterable(in_processes(normalize, _chunks(content.pairs()), alone=not moses))
+    rows = chain.from_iterable(in_processes(normalize, _chunks(content.read_pairs()), alone=not moses))
     every = files.valid_every if split == "train" else None
     counts = dict.fromkeys((split, "valid") if every else (split,), 0)
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""The source files of a corpus: downloaded, or found in a local folder; of text for language models, and of sentence pairs.
+"""The source files of a corpus: downloaded, or in a local folder; of text for language models, and of sentence pairs.
 
 IWSLT 2014 as it was published is read as everybody prepares it since Ranzato et al. (2016): the training file without its
 address, keyword and id lines and without the tags of title and description; the test set is dev2010, dev2012, tst2010, tst2011
@@ -10,7 +10,7 @@ from __future__ import annotations
 import glob
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,18 +33,16 @@ from fullrank.data.files import (
 
 SPLITS = ("train", "valid", "test")
 _MOST_CUT = 1000  # pairs of a split that is cut from the training files
-_HEAD = 200  # lines that say whether a file was split by BPE
-_BPE_MARK = re.compile("@@( |$)")
 _IWSLT_VALID_EVERY = 23
 _IWSLT_DROPPED = re.compile("<url>|<talkid>|<keywords>")
 _IWSLT_TAGS = re.compile("</?title>|</?description>")
 _IWSLT_SEGMENT = re.compile(r'<seg id="[0-9]*">\s*|\s*</seg>\s*')
 
 
-def _list_folders(config: DataConfig, info: CorpusInfo, cache: Path, report: Report) -> list[Path]:
-    """Folders that may hold the files of a corpus, which is downloaded where no folder is named."""
+def _choose_folder(config: DataConfig, info: CorpusInfo, cache: Path, report: Report) -> Path:
+    """The folder with the files of a corpus, which is downloaded where no folder is named."""
     if info.name == synthetic.SYNTHETIC:
-        return [synthetic.write_files(cache)]
+        return synthetic.write_files(cache)
     if config.dir is not None:
         folder = existing_folder(Path(config.dir).expanduser(), info.file_names())
     elif info.urls:
@@ -53,51 +51,48 @@ def _list_folders(config: DataConfig, info: CorpusInfo, cache: Path, report: Rep
         raise InputError(
             f"data.name: {info.name} is not downloaded; give its folder with --from DIR (data.dir): {info.source}"
         )
-    candidates = (*(folder / name for name in (info.name, *FOLDERS.get(info.name, ()))), folder)
-    return [candidate for candidate in candidates if candidate.is_dir()]
+    inner = [folder / name for name in (info.name, FOLDERS.get(info.name, info.name))]
+    return next((candidate for candidate in inner if candidate.is_dir()), folder)
 
 
 def _choose_files(
-    info: CorpusInfo, folders: Sequence[Path], names: Mapping[str, Sequence[str]], suffixes: Sequence[str]
-) -> tuple[Path, dict[str, str]]:
-    """The folder that holds most splits, and of each split the first of its accepted `names` that has every suffix there.
+    info: CorpusInfo, folder: Path, names: Mapping[str, Sequence[str]], suffixes: Sequence[str] = ("",)
+) -> dict[str, list[Path]]:
+    """Of each split the first of its accepted `names` that has every suffix in `folder`: a file for each suffix.
 
     InputError for a split that is missing; splits beyond train, valid and test may be.
     """
-
-    def find_names(folder: Path) -> dict[str, str]:
-        chosen = {}
-        for split, accepted in names.items():
-            for name in reversed(accepted):
-                if all((folder / f"{name}{suffix}").is_file() for suffix in suffixes):
-                    chosen[split] = name
-        return chosen
-
-    folder = max(folders, key=lambda candidate: len(find_names(candidate)))
-    chosen = find_names(folder)
-    lacking = [names[split][0] for split in names if split not in chosen and split in (*SPLITS, "all")]
-    missing = [f"{name}{suffix}" for name in lacking for suffix in suffixes]
-    missing = [name for name in missing if not (folder / name).is_file()]
+    files, missing = {}, []
+    for split, accepted in names.items():
+        choices = [[folder / f"{name}{suffix}" for suffix in suffixes] for name in accepted]
+        complete = next((paths for paths in choices if all(path.is_file() for path in paths)), None)
+        if complete is not None:
+            files[split] = complete
+        elif split in (*SPLITS, "all"):
+            missing += [path.name for path in choices[0] if not path.is_file()]
     if missing:
         hint = ". Without data.dir the corpus is downloaded" if info.urls else ""
         raise InputError(f"data.dir: {info.name}: {folder} lacks {', '.join(missing)}{hint}")
-    return folder, chosen
-
-
-def _list_names(split: str, value: str | list[str] | None, kind: str) -> list[str]:
-    """The files or prefixes that a configuration gives for a split."""
-    if value == []:
-        raise InputError(f"data.{split}: an empty list of {kind}")
-    return [value] if isinstance(value, str) else value or []
+    return files
 
 
 def files_of(config: DataConfig, split: str) -> list[Path]:
     """The files of a split of one's own text or sentence pairs; of a text, a pattern is all files that match."""
-    base = Path(config.dir or "").expanduser()
-    paths = [base / Path(name).expanduser() for name in _list_names(split, getattr(config, split), "files")]
+    paths = _list_paths(config, split)
     if config.has_pairs:
         return [Path(f"{path}.{str(side).lstrip('.')}") for path in paths for side in (config.source, config.target)]
     return [file for path in paths for file in _match_files(path, f"data.{split}")]
+
+
+def _list_paths(config: DataConfig, split: str) -> list[Path]:
+    """The files or prefixes that a configuration gives for a split."""
+    value = getattr(config, split)
+    if value == []:
+        raise InputError(f"data.{split}: an empty list; give a file, or null")
+    return [
+        Path(config.dir or "").expanduser() / Path(name).expanduser()
+        for name in ([value] if isinstance(value, str) else value or [])
+    ]
 
 
 def _match_files(path: Path, key: str) -> list[Path]:
@@ -135,7 +130,7 @@ class TextSources:
     sections: Mapping[str, Sequence[Section]]
     notes: tuple[str, ...] = ()
 
-    def rows(self) -> list[dict[str, Any]]:
+    def describe(self) -> list[dict[str, Any]]:
         """Files and their sha256, for the record of the corpus."""
         digests: dict[Path, str] = {}
         rows = []
@@ -152,13 +147,13 @@ def find_text(config: DataConfig, info: CorpusInfo, cache: Path, report: Report)
     """The text of a corpus of files. Raises InputError for folders or files that are missing, empty or of the wrong kind."""
     if info.name == "text":
         return _find_own_text(config, report)
-    folders = _list_folders(config, info, cache, report)
+    folder = _choose_folder(config, info, cache, report)
     if info.name == "lm1b":
-        return _find_lm1b(folders[0])
-    folder, names = _choose_files(info, folders, info.files, ("",))
+        return _find_lm1b(folder)
+    files = _choose_files(info, folder, info.files)
     if info.name == "enwik8":
-        return _cut_by_bytes(info, folder / names["all"])
-    return TextSources({split: [Section(folder / names[split])] for split in SPLITS})
+        return _cut_by_bytes(info, files["all"][0])
+    return TextSources({split: [Section(files[split][0])] for split in SPLITS})
 
 
 def _cut_by_bytes(info: CorpusInfo, path: Path) -> TextSources:
@@ -167,9 +162,8 @@ def _cut_by_bytes(info: CorpusInfo, path: Path) -> TextSources:
     part = size // 20
     if part == 0:
         raise InputError(f"data.dir: {path} has {size} bytes, too few to cut 90, 5 and 5 % from")
-    borders = (0, size - 2 * part, size - part, size)
-    parts = zip(SPLITS, itertools.pairwise(borders), strict=True)
-    sections = {split: [Section(path, start, end)] for split, (start, end) in parts}
+    borders = itertools.pairwise((0, size - 2 * part, size - part, size))
+    sections = {split: [Section(path, *ends)] for split, ends in zip(SPLITS, borders, strict=True)}
     is_whole = size == sum(info.published.values())
     return TextSources(sections, () if is_whole else (f"{path.name}: {size:,} bytes cut 90/5/5 in their order",))
 
@@ -212,56 +206,45 @@ def _find_own_text(config: DataConfig, report: Report) -> TextSources:
 # sentence pairs
 
 
-def _drop_bpe_marks(rows: Iterator[str]) -> Iterator[str]:
-    return (_BPE_MARK.sub("", row) for row in rows)
-
-
-def _read_iwslt_training(rows: Iterator[str]) -> Iterator[str]:
-    return (_IWSLT_TAGS.sub("", row) for row in rows if not _IWSLT_DROPPED.search(row))
-
-
-def _read_iwslt_test(rows: Iterator[str]) -> Iterator[str]:
-    return (_IWSLT_SEGMENT.sub("", row).replace("\u2019", "'") for row in rows if "<seg id" in row)
-
-
 @dataclass(frozen=True)
 class SplitFiles:
     """Files of both sides of a split; several of a side are read one after another.
 
-    `key`: the configuration key that errors name. `reader`: sentences of the rows of a file, where they are not the same.
-    `tokenized`: with Moses' rules already. `span`: the first of the lines, and the one after the last; None: all.
+    `key`: the configuration key that errors name. `is_raw`: files of IWSLT with their tags. `is_tokenized`: with Moses' rules
+    already. `span`: the first of the lines, and the one after the last; None: all.
     """
 
     key: str
     sides: tuple[Sequence[Path], Sequence[Path]]
-    reader: Callable[[Iterator[str]], Iterator[str]] | None = None
-    tokenized: bool = False
-    span: tuple[int, int] | None = None
+    is_raw: bool = False
+    is_tokenized: bool = False
+    span: tuple[int, int | None] = (0, None)
 
-    def _read_file(self, path: Path) -> Iterator[str]:
-        rows = lines(path, self.key) if self.span is None else itertools.islice(lines(path, self.key), *self.span)
-        return rows if self.reader is None else self.reader(rows)
+    def _read_side(self, paths: Sequence[Path]) -> Iterator[str]:
+        for path in paths:
+            rows = itertools.islice(lines(path, self.key), *self.span)
+            yield from _read_iwslt(path, rows) if self.is_raw else rows
 
-    def pairs(self) -> Iterator[tuple[str, str]]:
+    def read_pairs(self) -> Iterator[tuple[str, str]]:
         """The lines of both sides, side by side."""
-        source, target = (itertools.chain.from_iterable(map(self._read_file, paths)) for paths in self.sides)
-        return zip(source, target, strict=True)
+        return zip(*map(self._read_side, self.sides), strict=True)
 
     def check(self) -> None:
         """InputError if the two sides have different numbers of lines, or none."""
-
-        def count(path: Path) -> int:
-            if self.reader is None and self.span is None:
-                return count_lines(path, self.key)
-            return sum(1 for _ in self._read_file(path))
-
-        m, n = (sum(map(count, paths)) for paths in self.sides)
+        m, n = (sum(1 for _ in self._read_side(paths)) for paths in self.sides)
         if m != n:
             source, target = (" + ".join(map(str, paths)) for paths in self.sides)
             raise InputError(
                 f"{self.key}: {source} has {m:,} lines and {target} has {n:,}; line k of the one must be the translation of "
                 "line k of the other (where there is none, an empty line)"
             )
+
+
+def _read_iwslt(path: Path, rows: Iterator[str]) -> Iterator[str]:
+    """Sentences of a published file: of the test set from XML, of the training set without their tags."""
+    if path.suffix == ".xml":
+        return (_IWSLT_SEGMENT.sub("", row).replace("\u2019", "'") for row in rows if "<seg id" in row)
+    return (_IWSLT_TAGS.sub("", row) for row in rows if not _IWSLT_DROPPED.search(row))
 
 
 @dataclass(frozen=True)
@@ -282,38 +265,42 @@ def find_pairs(config: DataConfig, info: CorpusInfo, cache: Path, report: Report
     Raises InputError for folders or files that are missing, empty, or of different numbers of lines; RunError if a
     download fails.
     """
-    base = Path(config.dir or "").expanduser()
-    codes = None if config.codes is None else base / Path(config.codes).expanduser()
     if info.languages is None:
-        files = _find_own_pairs(config, base, codes, report)
+        files = _find_own_pairs(config, report)
     else:
-        languages = _choose_languages(config, info, info.languages)
-        folders = _list_folders(config, info, cache, report)
-        files = _find_iwslt(info, languages, folders, codes) or _find_known(config, info, languages, folders, codes)
+        source = config.source or next(side for side in info.languages if side != config.target)
+        target = config.target or next(side for side in info.languages if side != source)
+        if {source, target} != set(info.languages):
+            raise InputError(
+                f"data.source, data.target: {info.name} has the languages {' and '.join(info.languages)}, given {source} "
+                f"and {target}"
+            )
+        folder = _choose_folder(config, info, cache, report)
+        files = _find_iwslt(info, (source, target), folder) or _find_known(config, info, (source, target), folder)
+    if config.codes is not None:
+        files = replace(files, codes=Path(config.dir or "").expanduser() / Path(config.codes).expanduser())
     for content in files.splits.values():
         content.check()
     return files
 
 
-def _find_own_pairs(config: DataConfig, base: Path, codes: Path | None, report: Report) -> PairFiles:
+def _find_own_pairs(config: DataConfig, report: Report) -> PairFiles:
     """The files of `data.name: parallel`. A prefix with the part `tok`, as in `train.tok`, names tokenized files.
 
     Splits that are not given are cut from the end of the training pairs.
     """
-    suffixes = str(config.source).lstrip("."), str(config.target).lstrip(".")
     splits = {}
-    for split, value in zip(SPLITS, (config.train, config.valid, config.test), strict=True):
-        prefixes = [base / Path(prefix).expanduser() for prefix in _list_names(split, value, "prefixes")]
-        source, target = ([Path(f"{prefix}.{suffix}") for prefix in prefixes] for suffix in suffixes)
-        if prefixes:
-            splits[split] = SplitFiles(f"data.{split}", (source, target), tokenized=all(map(_is_tokenized, source)))
+    for split in SPLITS:
+        if paths := files_of(config, split):
+            tokenized = all(map(_is_tokenized, paths))
+            splits[split] = SplitFiles(f"data.{split}", (paths[::2], paths[1::2]), is_tokenized=tokenized)
     notes = []
     if absent := [split for split in SPLITS if split not in splits]:
         splits |= _cut_from_training(splits["train"], absent)
         notes.append(f"{' and '.join(absent)}: the last pairs of the training files, 5 % each, at most {_MOST_CUT:,}")
         report(notes[-1])
-    source_language, target_language = (suffix.removesuffix(".txt").rpartition(".")[2] for suffix in suffixes)
-    return PairFiles(splits, (source_language, target_language), codes, notes=tuple(notes))
+    source, target = (str(side).removesuffix(".txt").rpartition(".")[2] for side in (config.source, config.target))
+    return PairFiles(splits, (source, target), notes=tuple(notes))
 
 
 def _cut_from_training(train: SplitFiles, absent: Sequence[str]) -> dict[str, SplitFiles]:
@@ -325,14 +312,13 @@ def _cut_from_training(train: SplitFiles, absent: Sequence[str]) -> dict[str, Sp
         raise InputError(
             f"data.{absent[0]}: cut from the training pairs only where these are one prefix; give its prefix"
         )
-    train.check()
     total = count_lines(train.sides[0][0], train.key)
     part = min(total // 20, _MOST_CUT)
     if part == 0:
         raise InputError(
             f"data.train: {total} pairs are too few to cut {' and '.join(absent)} from; give their prefixes"
         )
-    borders = [0, *(total - part * left for left in range(len(absent), -1, -1))]
+    borders = [0, *(total - part * left for left in range(len(absent), 0, -1)), None]
     return {
         split: replace(train, key=f"data.{split}", span=span)
         for split, span in zip(["train", *absent], itertools.pairwise(borders), strict=True)
@@ -343,55 +329,31 @@ def _is_tokenized(path: Path) -> bool:
     return "tok" in path.name.split(".")
 
 
-def _choose_languages(config: DataConfig, info: CorpusInfo, sides: tuple[str, str]) -> tuple[str, str]:
-    """Source and target of a known corpus, which `data.source` and `data.target` may turn round."""
-    source = config.source or next(side for side in sides if side != config.target)
-    target = config.target or next(side for side in sides if side != source)
-    if {source, target} != set(sides):
-        raise InputError(
-            f"data.source, data.target: {info.name} has the languages {' and '.join(sides)}, given {source} and {target}"
-        )
-    return source, target
-
-
-def _find_iwslt(
-    info: CorpusInfo, languages: tuple[str, str], folders: Sequence[Path], codes: Path | None
-) -> PairFiles | None:
+def _find_iwslt(info: CorpusInfo, languages: tuple[str, str], folder: Path) -> PairFiles | None:
     """The files of IWSLT 2014 as it was published; None where they are not there."""
-    for folder in folders if info.name == "iwslt14-de-en" else ():
-        source, target = ([folder / name for name in iwslt_files(side)] for side in languages)
-        if all(path.is_file() for path in (*source, *target)):
-            splits = {
-                "train": SplitFiles("data.dir", (source[:1], target[:1]), _read_iwslt_training),
-                "test": SplitFiles("data.dir", (source[1:], target[1:]), _read_iwslt_test),
-            }
-            note = f"every {_IWSLT_VALID_EVERY}rd training pair that cleaning keeps is in the validation split"
-            return PairFiles(splits, languages, codes, _IWSLT_VALID_EVERY, (note,))
-    return None
+    source, target = ([folder / name for name in iwslt_files(side)] for side in languages)
+    if info.name != "iwslt14-de-en" or not all(path.is_file() for path in (*source, *target)):
+        return None
+    splits = {
+        "train": SplitFiles("data.dir", (source[:1], target[:1]), is_raw=True),
+        "test": SplitFiles("data.dir", (source[1:], target[1:]), is_raw=True),
+    }
+    note = f"every {_IWSLT_VALID_EVERY}rd training pair that cleaning keeps is in the validation split"
+    return PairFiles(splits, languages, valid_every=_IWSLT_VALID_EVERY, notes=(note,))
 
 
-def _find_known(
-    config: DataConfig, info: CorpusInfo, languages: tuple[str, str], folders: Sequence[Path], codes: Path | None
-) -> PairFiles:
-    """The files of a corpus by their known names."""
+def _find_known(config: DataConfig, info: CorpusInfo, languages: tuple[str, str], folder: Path) -> PairFiles:
+    """The files of a corpus by their known names, with the BPE merges beside them unless a size is asked for."""
     accepted: dict[str, list[str]] = {}
     for name, file_names in info.files.items():
         accepted[name.rpartition(".")[0]] = [file.rpartition(".")[0] for file in file_names]
-    folder, prefixes = _choose_files(info, folders, accepted, [f".{language}" for language in languages])
-    if codes is None and config.max_vocabulary is None:
-        around = (folder, folder.parent) if folder.name == "tmp" else (folder,)
-        candidates = (place / name for place in around for name in CODES.get(info.name, ()))
-        codes = next((path for path in candidates if path.is_file()), None)
-    splits, notes = {}, []
-    for split, prefix in prefixes.items():
-        source, target = ([folder / f"{prefix}.{language}"] for language in languages)
-        head = list(itertools.islice(lines(source[0], "data.dir"), _HEAD))
-        has_bpe_marks = 2 * sum("@@ " in line for line in head) > len(head)
-        if has_bpe_marks:
-            notes.append(f"{split}: the marks @@ of BPE are taken out of {prefix}.*")
-        reader = _drop_bpe_marks if has_bpe_marks else None
-        tokenized = info.name == "iwslt14-de-en" or _is_tokenized(source[0])
-        splits[split] = SplitFiles("data.dir", (source, target), reader, tokenized)
-    if tokenized_splits := [split for split, content in splits.items() if content.tokenized]:
-        notes.append(f"tokenized already: {', '.join(tokenized_splits)}")
-    return PairFiles(splits, languages, codes, notes=tuple(notes))
+    splits = {}
+    for split, (source, target) in _choose_files(info, folder, accepted, [f".{side}" for side in languages]).items():
+        tokenized = info.name == "iwslt14-de-en" or _is_tokenized(source)
+        splits[split] = SplitFiles("data.dir", ([source], [target]), is_tokenized=tokenized)
+    codes = None
+    if config.max_vocabulary is None:
+        codes = next((folder / name for name in CODES.get(info.name, ()) if (folder / name).is_file()), None)
+    tokenized_splits = [split for split, content in splits.items() if content.is_tokenized]
+    notes = (f"tokenized already: {', '.join(tokenized_splits)}",) if tokenized_splits else ()
+    return PairFiles(splits, languages, codes, notes=notes)

@@ -77,7 +77,7 @@ def plan_text(config: DataConfig, cache: Path, report: Report, tokenizer: Tokeni
             (folder / f"{split}.txt").unlink()
         return dataclasses.replace(built, marks=[f"Python {details['python']}", *built.marks], details=details)
 
-    rows, notes = (sources.rows(), sources.notes) if sources is not None else ([], ())
+    rows, notes = (sources.describe(), sources.notes) if sources is not None else ([], ())
     return Plan(info, f"{info.name}-{settings.kind}", dataclasses.asdict(settings), rows, identity, notes, build)
 
 
