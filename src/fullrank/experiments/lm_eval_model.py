@@ -9,8 +9,6 @@ import itertools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,6 @@ from fullrank.experiments.measure import Passage, as_read, check_length, ending,
 from fullrank.experiments.run_folder import open_causal
 from fullrank.kernels import kernel
 from fullrank.models import open_model
-from fullrank.training.device import choose_device
 
 _LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 _log = logging.getLogger(__name__)
@@ -47,6 +44,7 @@ class FullRankLM(LM):
         path: str,
         checkpoint: str = "best",
         batch_size: int | str | None = None,
+        max_batch_size: int | None = None,
         device: str = "auto",
         kernel: str = "auto",
         streams: int = 1,
@@ -56,50 +54,23 @@ class FullRankLM(LM):
         super().__init__()
         folder = Path(str(path)).expanduser()
         config = open_causal(folder)
-        self.protocol = final_protocol(config, Flags(batch_size=_positive("streams", streams), **protocol))
+        self.protocol = final_protocol(config, Flags.from_dict({"batch_size": streams, **protocol}))
         if self.protocol.temperature_chosen:
             raise InputError(
                 "temperature: lm-eval has no validation text to choose it on; give a number, as temperature=1"
             )
-        loaded = open_model(folder, checkpoint=checkpoint, device="cpu", causal=True)
+        if device.startswith("cuda") and not torch.cuda.is_available():
+            device = "cpu"  # lm-eval says cuda:0 where nobody chose a device
+        loaded = open_model(folder, checkpoint=checkpoint, device=device, causal=True)
         loaded.require({"tokenizer"}, "lm-eval")
-        self.words = loaded.tokenizer
+        self.words, self._device = loaded.tokenizer, loaded.device
         self.model = as_read(loaded.own, self.protocol)
-        self._device = choose_device(str(device), "device")
-        self.model.to(self._device)
-        usual = batch_size is None or str(batch_size).startswith("auto")
-        self.batch_size = config.eval.batch_size if usual else _positive("batch_size", batch_size)
-        self.max_gen_toks = _positive("max_gen_toks", max_gen_toks)
-        self._kernel, self._folder, self._checkpoint = kernel, folder, checkpoint
+        is_chosen = batch_size is not None and not str(batch_size).startswith("auto")
+        self.batch_size = int(str(batch_size)) if is_chosen else config.eval.batch_size
+        self.max_gen_toks = max_gen_toks
+        self._kernel, self._checkpoint = kernel, checkpoint
         with self._reading():  # an unknown kernel is an error now
             _log.info("%s, checkpoint %s: %s", folder, checkpoint, self.protocol.in_words())
-
-    @classmethod
-    def create_from_arg_obj(
-        cls, arg_dict: Mapping[str, Any], additional_config: Mapping[str, Any] | None = None
-    ) -> FullRankLM:
-        """From `--model_args`, and from the options of lm_eval's command line, which the former overrule.
-
-        That command line says `cuda:0` where nobody chose a device; without a GPU it is the CPU then.
-        """
-        options = {key: value for key, value in (additional_config or {}).items() if value is not None}
-        options.pop("max_batch_size", None)
-        if str(options.get("device", "")).startswith("cuda") and not torch.cuda.is_available():
-            options["device"] = "auto"
-        known = [*signature(cls).parameters, *(key.name for key in fields(Flags) if key.name != "batch_size")]
-        known.remove("protocol")
-        if wrong := [key for key in arg_dict if key not in known]:
-            raise InputError(f"--model_args {', '.join(wrong)}: known are {', '.join(known)}")
-        if "path" not in arg_dict:
-            raise InputError("--model_args: path=DIR is needed, the folder of a run")
-        return cls(**{**options, **arg_dict})
-
-    @classmethod
-    def create_from_arg_string(cls, arg_string: str, additional_config: Mapping[str, Any] | None = None) -> FullRankLM:
-        """Build the model from `key=value,key=value`."""
-        from lm_eval.utils import simple_parse_args_string
-
-        return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
 
     # -- what lm-eval asks about a model ------------------------------------------------------------------------------
 
@@ -213,24 +184,16 @@ def read_completion(settings: Mapping[str, Any], max_gen_toks: int) -> Completio
     if wrong := [key for key in settings if key not in known]:
         raise InputError(f"generation settings {', '.join(wrong)}: known are {', '.join(known)}")
     until = settings.get("until") or []
-    stop = tuple(word for word in ([until] if isinstance(until, str) else until) if word)
-    temperature = float(settings.get("temperature", 1.0 if settings.get("do_sample") else 0.0) or 0.0)
-    if settings.get("do_sample") is False:
-        temperature = 0.0
-    longest = next((settings[name] for name in _LENGTH_NAMES if settings.get(name) is not None), max_gen_toks)
+    draws = settings.get("do_sample")
+    temperature = 0.0 if draws is False else float(settings.get("temperature", 1.0 if draws else 0.0) or 0.0)
+    lengths = (settings[name] for name in _LENGTH_NAMES if settings.get(name) is not None)
     return Completion(
-        stop, _positive("max_gen_toks", longest), temperature, settings.get("top_k") or None, settings.get("top_p")
+        stop=tuple(word for word in ([until] if isinstance(until, str) else until) if word),
+        max_new_tokens=int(next(lengths, max_gen_toks)),
+        temperature=temperature,
+        top_k=settings.get("top_k") or None,
+        top_p=settings.get("top_p"),
     )
-
-
-def _positive(key: str, given: object) -> int:
-    try:
-        value = int(str(given))
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise InputError(f"{key}: a positive number, given {given}")
-    return value
 
 
 def main() -> None:
