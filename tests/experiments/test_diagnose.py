@@ -6,7 +6,6 @@ import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -14,12 +13,12 @@ from torch import Tensor, nn
 
 from fullrank.comparison.runs import read_run
 from fullrank.experiments import diagnose
-from fullrank.experiments.diagnose import _memory, _overfits, _quote, _reading, _Subject, unigram_perplexity
-from fullrank.experiments.diagnosis import Finding
+from fullrank.experiments.diagnose import CHECKS, Finding, Subject, read_quotes, unigram_perplexity
 from fullrank.models import open_model
 from fullrank.text import Text
 
 PERIOD, VOCABULARY = 16, 20
+BY_NAME = {check.name: check for check in CHECKS}
 
 
 class LooksBack(nn.Module):
@@ -41,7 +40,7 @@ class LooksBack(nn.Module):
 
 def diagnosed(distance: int, length: int) -> tuple[str, dict[str, float], int]:
     text = torch.randperm(VOCABULARY, generator=torch.Generator().manual_seed(0))[:PERIOD].repeat(length * 5).tolist()
-    found = _memory(_Subject(open_model(LooksBack(distance)), Text.from_ids(text, length)))
+    found = BY_NAME["context"].examine(Subject(open_model(LooksBack(distance)), Text.from_ids(text, length)))
     return found.verdict, dict(found.figures["perplexity"]), found.figures["reach"]
 
 
@@ -69,7 +68,7 @@ def test_the_unigram_model_counts_all_tokens_but_the_one_that_it_predicts() -> N
     assert unigram_perplexity(tokens) == pytest.approx(math.exp(nll / len(tokens)))
 
 
-def examined(examine: Any, folder: Path, train: list[float], valid: list[float], fourgrams: float = 200.0) -> Finding:
+def examined(name: str, folder: Path, train: list[float], valid: list[float], fourgrams: float = 200.0) -> Finding:
     """The finding on a run with these perplexities every 10 steps; its test perplexity is 100."""
     lines = [
         {"step": 10 * place, "split": split, "nll": math.log(perplexity), "ppl": perplexity}
@@ -77,13 +76,11 @@ def examined(examine: Any, folder: Path, train: list[float], valid: list[float],
         for place, perplexity in enumerate(curve, start=1)
     ]
     folder.mkdir(exist_ok=True)
+    (folder / "config.yaml").write_text("data: {name: builtin}")
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     result = {"final": {"test": {"perplexity": 100.0}}, "corpus": {"fourgram_perplexity": {"test": fourgrams}}}
     (folder / "result.json").write_text(json.dumps(result))
-    subject = _Subject(open_model(LooksBack(1)), Text.from_ids([1, 2], 2))
-    subject.__dict__["run"] = read_run(folder)
-    finding: Finding = examine(subject)
-    return finding
+    return BY_NAME[name].examine(Subject(open_model(LooksBack(1)), Text.from_ids([1, 2], 2), read_run(folder)))
 
 
 @pytest.mark.parametrize(
@@ -92,14 +89,15 @@ def examined(examine: Any, folder: Path, train: list[float], valid: list[float],
 )
 def test_a_run_that_learned_its_text_by_heart(tmp_path: Path, last: float, valid: float, verdict: str) -> None:
     """Only the last tenth of the training counts, and the last validation."""
-    finding = examined(_overfits, tmp_path, [300.0] * 18 + [last, last], [500.0, valid])
+    finding = examined("overfits", tmp_path, [300.0] * 18 + [last, last], [500.0, valid])
     assert finding.verdict == verdict
     assert finding.figures["ratio"] == pytest.approx(valid / last)
 
 
 def test_overfitting_needs_the_losses_of_a_run(tmp_path: Path) -> None:
-    assert examined(_overfits, tmp_path, [], [100.0]).verdict == "not measured"
-    assert _overfits(_Subject(open_model(LooksBack(1)), Text.from_ids([1, 2], 2))).verdict == "not measured"
+    assert examined("overfits", tmp_path, [], [100.0]).verdict == "not measured"
+    foreign = Subject(open_model(LooksBack(1)), Text.from_ids([1, 2], 2))
+    assert BY_NAME["overfits"].examine(foreign).verdict == "not measured"
 
 
 @pytest.mark.parametrize(
@@ -110,21 +108,21 @@ def test_overfitting_needs_the_losses_of_a_run(tmp_path: Path) -> None:
     ],
 )
 def test_a_run_that_reads_too_little(tmp_path: Path, valid: list[float], fourgrams: float, says: str) -> None:
-    finding = examined(_reading, tmp_path, [], valid, fourgrams)
+    finding = examined("reading", tmp_path, [], valid, fourgrams)
     assert finding.verdict == "bottleneck"
     assert says in " ".join(finding.words)
     assert bool(finding.advice) == ("falls" in says)
 
 
 def test_a_run_that_has_read_enough(tmp_path: Path) -> None:
-    finding = examined(_reading, tmp_path, [], [100.0] * 9 + [99.5])
-    assert (finding.verdict, finding.advice) == ("no bottleneck", [])
+    finding = examined("reading", tmp_path, [], [100.0] * 9 + [99.5])
+    assert (finding.verdict, finding.advice) == ("no bottleneck", ())
     assert finding.figures["late_gain"] == pytest.approx(0.005)
 
 
 def test_a_model_that_is_worse_than_counting_words_reads_too_little() -> None:
-    subject = _Subject(open_model(LooksBack(1)), Text.from_ids([1, 2], 2), perplexity=50.0, unigram=40.0)
-    assert _reading(subject).verdict == "bottleneck"
+    subject = Subject(open_model(LooksBack(1)), Text.from_ids([1, 2], 2), perplexity=50.0, unigram=40.0)
+    assert BY_NAME["reading"].examine(subject).verdict == "bottleneck"
 
 
 def test_advice_quotes_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,5 +130,5 @@ def test_advice_quotes_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> Non
         {"mechanism": f"m{n}", "measured": "−1 [−2 to 0]", "verdict": "too early", "runs": "a: 7"} for n in range(9)
     ]
     monkeypatch.setattr(diagnose, "read_json", lambda path: {"output": quotes})
-    assert _quote("output")[0] == "Measured here: m0: −1 [−2 to 0], too early (a: 7)."
-    assert (len(_quote("output")), _quote("heads")) == (4, [])
+    assert read_quotes("output")[0] == "Measured here: m0: −1 [−2 to 0], too early (a: 7)."
+    assert (len(read_quotes("output")), read_quotes("heads")) == (4, [])

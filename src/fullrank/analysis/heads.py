@@ -73,6 +73,20 @@ class Heads:
         """exp(nats per token), all heads in place."""
         return math.exp(self.nll.mean())
 
+    def to_records(self) -> Iterator[Record]:
+        """Changes and similarities of heads, and their summary for each layer."""
+        protocol = f"{self.objective}, weights {self.weights}"
+        yield Record({}, "perplexity", self.perplexity, "perplexity", protocol=protocol)
+        for number, layer in enumerate(self.layers):
+            labels = {"layer": number}
+            for head, (change, interval) in enumerate(zip(layer.change, layer.intervals, strict=True)):
+                yield Record({**labels, "head": head}, "change", change, "perplexity", interval, protocol)
+            if layer.deviation is not None:
+                yield Record(labels, "deviation", layer.deviation, "perplexity", protocol=protocol)
+                yield Record(labels, "similarity", layer.redundancy)
+            for (head, other), value in np.ndenumerate(layer.similarity):
+                yield Record({**labels, "head": head, "other head": other}, "similarity", value)
+
 
 # -- ablation ------------------------------------------------------------------------------------------------------------
 
@@ -290,15 +304,4 @@ def measure_heads(model: LoadedModel, text: Text) -> Iterator[Record]:
     Deviation: over the heads of a layer. Similarity: linear CKA of the outputs of two heads. Intervals: 95 %, over segments.
     An encoder predicts masked tokens, 15 % of each segment. Of a fine-tuned run it is the change of the task's metric.
     """
-    read = heads(model, text)
-    protocol = f"{read.objective}, weights {read.weights}"
-    yield Record({}, "perplexity", read.perplexity, "perplexity", protocol=protocol)
-    for number, layer in enumerate(read.layers):
-        labels = {"layer": number}
-        for head, (change, interval) in enumerate(zip(layer.change, layer.intervals, strict=True)):
-            yield Record({**labels, "head": head}, "change", change, "perplexity", interval, protocol)
-        if layer.deviation is not None:
-            yield Record(labels, "deviation", layer.deviation, "perplexity", protocol=protocol)
-            yield Record(labels, "similarity", layer.redundancy)
-        for (head, other), value in np.ndenumerate(layer.similarity):
-            yield Record({**labels, "head": head, "other head": other}, "similarity", value)
+    return heads(model, text).to_records()

@@ -19,6 +19,8 @@ from fullrank.models import LoadedModel, open_model
 from fullrank.records import Column, Lines, Record, Table, measurement
 from fullrank.text import Text, rows_of
 
+_RANKS = ("effective rank", "stable rank")
+
 
 @dataclass(frozen=True, eq=False)
 class Spectrum:
@@ -52,6 +54,20 @@ class AttentionSpectrum:
     texts: int
     length: int
     weights: str
+
+    def to_records(self) -> Iterator[Record]:
+        """Ranks of each head and their means, and the mean curve, of each layer before and after mixing."""
+        for number, layer in enumerate(self.layers):
+            for weights, values in (("before", layer.before), ("after", layer.after)):
+                labels = {"layer": number, "weights": weights}
+                for measure, ranks in zip(_RANKS, (values.effective_rank, values.stable_rank), strict=True):
+                    yield Record(labels, measure, ranks.mean(), protocol=self.weights)
+                    for head, rank in enumerate(ranks):
+                        yield Record({**labels, "head": head}, measure, rank, protocol=self.weights)
+                curve = values.curves.mean(0)
+                for k, share in enumerate(curve, start=1):
+                    labels_of_share = {**labels, "share": k / len(curve)}
+                    yield Record(labels_of_share, "cumulative share", share, protocol=self.weights)
 
 
 def spectrum_of(weights: Tensor) -> Spectrum:
@@ -98,8 +114,6 @@ def _mean(layers: Sequence[LayerSpectrum]) -> LayerSpectrum:
 
 # -- the measurement ---------------------------------------------------------------------------------------------------
 
-_RANKS = ("effective rank", "stable rank")
-
 
 @measurement(
     "spectrum",
@@ -132,17 +146,4 @@ def measure_spectrum(model: LoadedModel, text: Text) -> Iterator[Record]:
     Effective rank: exp(entropy) of the singular values as shares of their sum. Stable rank: sum of their squares over the
     largest square. Means over texts, and in the table over heads; --json has each head, too.
     """
-    read = spectrum(model, text)
-    for number, layer in enumerate(read.layers):
-        for weights, values in (("before", layer.before), ("after", layer.after)):
-            yield from _spectrum_records({"layer": number, "weights": weights}, values, read.weights)
-
-
-def _spectrum_records(labels: dict[str, int | str], values: Spectrum, protocol: str) -> Iterator[Record]:
-    for measure, ranks in zip(_RANKS, (values.effective_rank, values.stable_rank), strict=True):
-        yield Record(labels, measure, ranks.mean(), protocol=protocol)
-        for head, rank in enumerate(ranks):
-            yield Record({**labels, "head": head}, measure, rank, protocol=protocol)
-    curve = values.curves.mean(0)
-    for number, share in enumerate(curve, start=1):
-        yield Record({**labels, "share": number / len(curve)}, "cumulative share", share, protocol=protocol)
+    return spectrum(model, text).to_records()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,9 +12,11 @@ from torch import Tensor, nn
 
 from fullrank.evaluation.statistics import Interval, paired_interval
 from fullrank.models import LoadedModel, open_model
+from fullrank.records import Lines, Record
 
 _SHORTEST, _LOGITS = 8, 1 << 24  # tokens of context; numbers in a block of logits
 _LARGE = 1 << 16  # a vocabulary, where its size is not known
+CONTEXT_PLOT = Lines("tokens of context", series=(), title="Perplexity by context")
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +48,10 @@ class ContextUse:
             return None
         *_, before, after = self.nll.values()
         return paired_interval(after.tolist(), before.tolist())
+
+    def to_records(self) -> Iterator[Record]:
+        for length, perplexity in self.perplexity.items():
+            yield Record({"tokens of context": length}, "perplexity", perplexity)
 
 
 def context_use(

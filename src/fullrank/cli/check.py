@@ -156,7 +156,7 @@ def diagnose(
     if out is not None:
         check_own(out, BEGINNING, "a report")  # before the model is read
     diagnosis = diagnose_model(name, texts.to_reading())
-    folder = Path(name).expanduser() if diagnosis.source == "run" else Path()
+    folder = Path(name).expanduser() if diagnosis.subject.run is not None else Path()
     page = diagnosis.build_page()
     path = write_page(page, out or folder / "diagnosis.html")
     clear_progress()
