@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import math
 import re
 from pathlib import Path
@@ -210,29 +208,6 @@ def test_the_examples_are_configurations() -> None:
         tasks.add((config.task, config.data.tokens, bool(config.model.memory_length)))
     assert {("language_model", kind, False) for kind in ("character", "word", "bpe")} < tasks
     assert {("translation", "bpe", False), ("language_model", "character", True)} < tasks
-
-
-TABLE = [{"id": 1, "text": "the first review, with a comma"}, {"id": 2, "text": 'the second "review"'}]
-
-
-@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl"])
-def test_the_text_of_a_table_is_a_column(kind: str, tmp_path: Path, slow: list[int]) -> None:
-    path, rows = tmp_path / f"reviews.{kind}", [row for row in TABLE for _ in range(400)]
-    with path.open("w", encoding="utf-8", newline="") as file:
-        if kind == "jsonl":
-            file.writelines(json.dumps(row) + "\n" for row in rows)
-        else:
-            writer = csv.DictWriter(file, ["id", "text"], delimiter="," if kind == "csv" else "\t")
-            writer.writeheader()
-            writer.writerows(rows)
-    with pytest.raises(InputError, match="--column names its text, one of id, text"):
-        write_configuration(Request([str(path)]), tmp_path / "my.yaml", say=silent)
-    with pytest.raises(InputError, match="no column 'texts'"):
-        write_configuration(Request([str(path)], column="texts"), tmp_path / "my.yaml", say=silent)
-    config = write_configuration(Request([str(path)], minutes=1, column="text"), tmp_path / "my.yaml", say=silent)
-    assert isinstance(config.data.train, str)
-    assert Path(config.data.train).read_text(encoding="utf-8").splitlines() == [row["text"] for row in rows]
-    assert config.eval.sample
 
 
 def test_folders_patterns_and_several_files_are_one_text(tmp_path: Path, slow: list[int]) -> None:

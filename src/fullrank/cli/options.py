@@ -99,9 +99,6 @@ Checkpoint = Annotated[str, typer.Option(help="Of a run: best, last, or average,
 Source = Annotated[
     str | None, typer.Option("--from", metavar="DIR", help="A local folder that holds the corpus (data.dir).")
 ]
-Column = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Of a table (csv, tsv, jsonl): the column of the text.")
-]
 Reuse = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="A finished run in DIR that is this training is taken over, not repeated."),

@@ -14,7 +14,6 @@ import typer
 from fullrank.cli.app import import_options, verb
 from fullrank.cli.options import (
     Choice,
-    Column,
     Json,
     Kernel,
     Number,
@@ -60,7 +59,6 @@ def demo(
 @verb(
     "fullrank init book.txt",
     "fullrank init book.txt --tokens word --minutes 30 --out words.yaml",
-    "fullrank init reviews.csv --column text",
     "fullrank init corpus/train --task translation --source de --target en",
 )
 def init(
@@ -68,7 +66,7 @@ def init(
         list[str],
         typer.Argument(
             metavar="TEXT",
-            help="Text files, folders, patterns, or a table with --column; for translation a prefix of two files, or both.",
+            help="Text files, folders or patterns; for translation a prefix of two files, or both.",
         ),
     ],
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("my.yaml"),
@@ -86,7 +84,6 @@ def init(
     memory: Annotated[bool, typer.Option("--memory", help="A model that remembers the segment before.")] = False,
     source: Annotated[str | None, typer.Option(help="Translation: suffix of the source files.")] = None,
     target: Annotated[str | None, typer.Option(help="Translation: suffix of the target files.")] = None,
-    column: Column = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
 ) -> None:
     """Write a configuration with comments for your own text: size, rate, batch, dropout and steps by rules.
@@ -99,7 +96,7 @@ def init(
 
     languages = None if source is None or target is None else (source, target)
     write_configuration(
-        Request(texts, task, tokens, size, minutes, memory, languages, column), out, force=force, say=say
+        Request(texts, task, tokens, size, minutes, memory, languages), out, force=force, say=say
     )
     print(out.read_text(encoding="utf-8"), end="")
 
@@ -124,7 +121,6 @@ def train(
         Path | None,
         typer.Option(metavar="DIR", help="Begin with weights and vocabulary of a finished run (train.start)."),
     ] = None,
-    column: Column = None,
     reuse: Reuse = None,
     kernel: Kernel = "auto",
     procs: Annotated[int, Number(help="Processes that train together on this machine.")] = 1,
@@ -136,7 +132,7 @@ def train(
 ) -> None:
     """Train a recipe or a YAML file. Given a run folder, resume it exactly where it stopped.
 
-    Given a text (a file, a folder, a pattern, a table with --column), write the configuration that `fullrank init` would, in
+    Given a text (a file, a folder, a pattern), write the configuration that `fullrank init` would, in
     five minutes' size, and train it.
 
     A finished run goes on, into a new folder, with a later end (train.steps, train.epochs, train.tokens) or --more: weights,
@@ -153,9 +149,7 @@ def train(
 
     # what can be refused is refused before torch is imported, and once for all processes
     if _is_text(choice.config):
-        choice = replace(choice, config=_write_configuration(choice.config, column))
-    elif column is not None:
-        raise InputError(f"--column: of a table (csv, tsv, jsonl) to train on, given {choice.config}")
+        choice = replace(choice, config=_write_configuration(choice.config))
     folder = Path(choice.config)
     is_run = _is_whole_run(folder, [choice.row, choice.scale, from_run, choice.source, reuse, kernel != "auto"])
     after = folder if is_run and (choice.overrides or more or out) else None
@@ -172,7 +166,7 @@ def train(
         resolved = started(_check(replace(choice, overrides=[*(choice.overrides or []), *begun_from]), out))
         folder = out or default_folder(resolved)
     if procs > 1:
-        context.params |= {"config": choice.config, "column": None}
+        context.params |= {"config": choice.config}
         _train_together(context)
     if isinstance(resolved.config, FinetuneConfig):
         if until is not None:
@@ -213,10 +207,10 @@ def _is_text(name: str) -> bool:
     path = Path(name)
     if path.is_dir():
         return not any((path / file).exists() for file in ("config.yaml", "run.json")) and any(path.rglob("*.txt"))
-    return path.suffix in (".txt", ".csv", ".tsv", ".jsonl") or (glob.has_magic(name) and bool(glob.glob(name)))
+    return path.suffix == ".txt" or (glob.has_magic(name) and bool(glob.glob(name)))
 
 
-def _write_configuration(text: str, column: str | None) -> str:
+def _write_configuration(text: str) -> str:
     """Write the configuration that `init` would into the working directory; one that is there is kept."""
     stem = re.sub(r"[^\w.-]+", "-", Path(text).stem or Path(text).resolve().name).strip("-") or "my"
     out = Path(f"{stem}.yaml")
@@ -225,7 +219,7 @@ def _write_configuration(text: str, column: str | None) -> str:
     else:
         from fullrank.experiments.init import Request, write_configuration
 
-        write_configuration(Request([text], column=column), out, say=say)
+        write_configuration(Request([text]), out, say=say)
     return str(out)
 
 
