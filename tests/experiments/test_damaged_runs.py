@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
-from safetensors.torch import load_file, save_file
 
 import fullrank as fr
 from fullrank import kernels
@@ -25,7 +23,7 @@ from fullrank.config.recipe import resolve_any
 from fullrank.core.errors import FullRankError, InputError
 from fullrank.experiments import run as run_module
 from fullrank.experiments.run import average, evaluate, resume, train
-from fullrank.seal import read_record, write_record
+from fullrank.seal import read_record
 from research.ledger import row_of, verify
 
 
@@ -147,38 +145,6 @@ def test_weights_without_their_record_are_refused(run: Path) -> None:
         nll(run)  # not that of weights beside the checkpoints
 
 
-def rewritten(checkpoint: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
-    """Change the weights of a checkpoint, and seal them again."""
-    weights, record = load_file(checkpoint / "model.safetensors"), read_record(checkpoint)
-    change(weights)
-    (checkpoint / "model.safetensors").unlink()  # kept weights are the same file
-    save_file(weights, checkpoint / "model.safetensors")
-    write_record(checkpoint, ("model.safetensors", "training.safetensors"), record.state, record.run)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_no_numbers_are_refused_by_name(run: Path, value: float, tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
-    from fullrank.hf.export import export_run
-
-    rewritten(run / "checkpoints" / "best", lambda weights: weights["embedding.weight"][1].fill_(value))
-    with pytest.raises(InputError, match=r"'embedding\.weight' holds NaN or infinite"):
-        nll(run)
-    with pytest.raises(InputError, match=r"'embedding\.weight' holds NaN or infinite"):
-        export_run(run, tmp_path / "out")
-
-
-def test_types_of_tensors_are_compared(run: Path) -> None:
-    def halve(weights: dict[str, torch.Tensor]) -> None:
-        weights["embedding.weight"] = weights["embedding.weight"].half()
-
-    rewritten(run / "checkpoints" / "last", halve)
-    with pytest.raises(InputError, match=r"several types \(torch.float16, torch.float32\)"):
-        nll(run, checkpoint="last")
-    with pytest.raises(InputError, match=r"'embedding\.weight' is torch.float16 there and torch.float32 here"):
-        resume(unfinished(run), quiet=True, say=silent)
-
-
 def test_changed_text_is_refused_by_a_resume_and_may_go(run: Path) -> None:
     source = run.parent / "train.txt"
     text = source.read_text(encoding="utf-8")
@@ -265,7 +231,7 @@ def test_configuration_nobody_would_write(case: str, tmp_path: Path) -> None:
 def test_run_record_nobody_would_write(content: str, run: Path) -> None:
     (run / "run.json").write_text(content, encoding="utf-8")
     for reads in (nll, resume, average):
-        with pytest.raises(InputError, match=r"run\.json: damaged"):
+        with pytest.raises(InputError, match=r"run\.json"):
             reads(run)  # type: ignore[operator]
 
 

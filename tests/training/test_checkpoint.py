@@ -273,11 +273,11 @@ def test_the_weights_are_a_plain_file_by_the_names_of_the_model(averaging: str, 
 def test_weights_that_do_not_fit_name_the_tensor(tmp_path: Path) -> None:
     train(tmp_path, steps=1)
     best = tmp_path / "checkpoints" / "best"
-    with pytest.raises(InputError, match=r"does not fit the model: the checkpoint has no 'bias'"):
+    with pytest.raises(InputError, match=r"does not fit the model: Missing key.*bias"):
         load_weights(nn.Linear(2, 2), best)
     model = Toy()
     model.inner = nn.Linear(6, 4)
-    with pytest.raises(InputError, match=r"'inner.bias' is \(6,\) there and \(4,\) here; check the model section"):
+    with pytest.raises(InputError, match=r"size mismatch for inner.bias.*check the model section"):
         load_weights(model, best)
     flip(best / "model.safetensors")
     with pytest.raises(InputError, match=r"is damaged: model.safetensors does not match its checksum"):

@@ -149,12 +149,9 @@ def diagnose(
     Each finding has its figures, the rule behind its verdict, and what to try.
     """
     from fullrank.experiments.diagnose import diagnose as diagnose_model
-    from fullrank.files import check_own
-    from fullrank.render.page import BEGINNING, write_page
+    from fullrank.render.page import write_page
     from fullrank.render.terminal import print_page
 
-    if out is not None:
-        check_own(out, BEGINNING, "a report")  # before the model is read
     diagnosis = diagnose_model(name, texts.to_reading())
     folder = Path(name).expanduser() if diagnosis.subject.run is not None else Path()
     page = diagnosis.build_page()

@@ -30,6 +30,7 @@ from fullrank.core.masked import MaskedLanguageModel
 from fullrank.core.translator import Translator
 from fullrank.data import load_tokenizer
 from fullrank.files import no_room, remove_leftovers, write_json
+from fullrank.forward import load_tensors
 from fullrank.hf.code import code_files
 from fullrank.hf.configuration import FullRankConfig
 from fullrank.hf.tokenizer import tokenizer_of
@@ -81,7 +82,7 @@ def export_run(folder: str | Path, out: str | Path, checkpoint: str = "best") ->
     code = code_files(config)
     with torch.device("meta"):
         model: nn.Module = kind.built(config)
-    storage.assign(model, tensors, file)  # raises for tensors that do not fit
+    load_tensors(model, tensors, file, assign=True)  # raises for tensors that do not fit
     record = read_run(folder) if (folder / "run.json").is_file() and is_run(folder) else None
     run = build(read_yaml(folder / "config.yaml")) if record is not None else None
     with _new_folder(out) as new:

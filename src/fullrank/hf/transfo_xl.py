@@ -17,6 +17,7 @@ from fullrank.core.config import DropoutConfig, InputConfig, ModelConfig, Output
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError
 from fullrank.files import read_json
+from fullrank.forward import load_tensors
 
 # settings of an old configuration by which its model is another one, and the only values that are read
 _ONLY = {
@@ -53,7 +54,7 @@ def load_transfo_xl(
         raise InputError(f"{folder}: its {storage.HUGGING_FACE} or {storage.WEIGHTS} lacks {error}") from error
     own = model.state_dict()
     fresh = {name: tensor for name, tensor in own.items() if ".attend.mix." in name}
-    storage.assign(model, fresh | named, folder / storage.WEIGHTS)
+    load_tensors(model, fresh | named, folder / storage.WEIGHTS, assign=True)
     return model.eval()
 
 

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from fullrank.core.errors import InputError, RunError
 from fullrank.files import no_room
+from fullrank.forward import load_tensors
 from fullrank.seal import LINKS, DamagedError, Record, read_record, seal_file, sync, write_record
 from fullrank.training.distributed import barrier, full_tensor, gathered, rank
 
@@ -165,23 +166,7 @@ def verify_checkpoint(path: Path) -> Record:
 
 def load_weights(model: nn.Module, path: Path) -> None:
     """Load the weights of a checkpoint folder (`checkpoints/best`); InputError if they are damaged or do not fit."""
-    put_weights(model, _read_weights(path), path)
-
-
-def put_weights(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
-    """`model.load_state_dict`, strictly; InputError names the first tensor of `path` that does not fit."""
-    expected = model.state_dict()
-    for name in sorted(expected.keys() | weights.keys()):
-        if name not in expected or name not in weights:
-            why = f"the {'model' if name not in expected else 'checkpoint'} has no '{name}'"
-        elif expected[name].shape != weights[name].shape:
-            why = f"'{name}' is {tuple(weights[name].shape)} there and {tuple(expected[name].shape)} here"
-        elif expected[name].dtype != weights[name].dtype:
-            why = f"'{name}' is {weights[name].dtype} there and {expected[name].dtype} here"
-        else:
-            continue
-        raise InputError(f"{path} does not fit the model: {why}; check the model section of config.yaml")
-    model.load_state_dict(weights)
+    load_tensors(model, _read_weights(path), path)
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:

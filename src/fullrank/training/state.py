@@ -22,7 +22,8 @@ from fullrank.config.training import TrainConfig
 from fullrank.core.errors import ConfigError, InputError, one_line
 from fullrank.core.section import CountOrZero, read_value
 from fullrank.decoding.sample import evaluating
-from fullrank.training.checkpoint import Snapshot, put_weights
+from fullrank.forward import load_tensors
+from fullrank.training.checkpoint import Snapshot
 from fullrank.training.device import (
     Signals,
     autocast,
@@ -356,7 +357,7 @@ class TrainingState:
         self._check_counters(counters, path)
         layouts = {name: layout_of(tensor) for name, tensor in self.model.state_dict().items()}
         weights = {name: distribute(tensor, layouts.get(name)) for name, tensor in snapshot.weights.items()}
-        put_weights(self.model, weights, path)
+        load_tensors(self.model, weights, path)
         parts: dict[str, dict[str, Tensor]] = {}
         for name, tensor in snapshot.training.items():
             prefix, _, rest = name.partition(".")
