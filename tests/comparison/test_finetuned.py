@@ -77,19 +77,6 @@ def test_what_was_watched_otherwise_is_a_seed_of_the_same_arm(tmp_path: Path) ->
     assert len(build_report([a, other]).compared.groups) == 2
 
 
-def test_unequal_terms_are_warned_of(tmp_path: Path) -> None:
-    plain = make_finetuned_run(tmp_path / "plain", 0.4, row="plain")
-    longer = make_finetuned_run(
-        tmp_path / "b", 0.5, row="b", steps=1072, model={"attention": {"mix": "position_wise"}},
-        train={"learning_rate": 5e-5}, sha256={"train": "another", "dev": "bb"}, checkpoint="best",
-    )  # fmt: skip
-    summary = build_report([plain, longer]).summary
-    for words in ("steps is 1072 in b, 804 in plain", "train.learning_rate is 5e-05 in b, 2e-05", "sha256.train"):
-        assert words in summary.warnings[0]
-    assert any("it flatters them" in caution for caution in summary.cautions)
-    assert build_report(make_arms(tmp_path / "equal", BASE, OTHER)).summary.warnings == ()
-
-
 @pytest.mark.parametrize(
     ("task", "metrics", "metric"),
     [
@@ -136,6 +123,6 @@ def test_json_and_unfinished_runs(tmp_path: Path) -> None:
     document = build_report([*make_arms(tmp_path, BASE, OTHER), half, diverged]).to_dict()
     json.dumps(document, allow_nan=False)
     assert [run["name"] for run in document["unfinished"]] == ["half", "diverged"]
-    assert "no finite score" in document["unfinished"][1]["problems"][-1]
+    assert "no finite figure" in document["unfinished"][1]["problems"][-1]
     pair = [make_finetuned_run(tmp_path / "x", -0.02), make_finetuned_run(tmp_path / "y", 0.0, seed=2)]
     assert find(build_report(pair).records, f"{KEY}_mean").value == -1

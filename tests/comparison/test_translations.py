@@ -1,4 +1,4 @@
-"""Translations in a report: BLEU with its signature, compared over seeds and on resampled test sets."""
+"""Translations in a report: BLEU with its signature, compared over seeds."""
 
 from __future__ import annotations
 
@@ -19,10 +19,6 @@ from made_runs import (
 
 from fullrank.comparison.measures import BLEU, PERPLEXITY
 from fullrank.comparison.page import Report, build_report
-from fullrank.comparison.resampled import read_translations
-from fullrank.core.errors import InputError
-from fullrank.evaluation.statistics import compare_resampled
-from fullrank.evaluation.tasks import metric_named
 
 
 @pytest.fixture(scope="module")
@@ -45,29 +41,6 @@ def test_means_differences_and_papers_figures_are_of_bleu(content: Report) -> No
     assert find(content.records, "bleu", row="b", seed=1, **place).value == pytest.approx(b[0])
     measures = {record.measure for record in content.records}
     assert {"chrf_mean", "tokenised_bleu_mean", "perplexity_mean", "length_ratio_mean"} <= measures
-
-
-def test_rows_are_compared_on_resampled_sentences(content: Report) -> None:
-    lines, metric = draw_references("test"), metric_named("bleu")
-    plain, *others = (
-        [metric.statistics(draw_hypotheses("test", wrong + 0.005 * seed, seed, lines), lines) for seed in (1, 2)]
-        for wrong in (0.24, 0.19, 0.18)
-    )
-    for row, arm in zip("ab", others, strict=True):
-        pair = compare_resampled(plain, arm, metric)
-        difference = find(content.records, "bleu_resampled_difference", row=row, split="test")
-        assert (difference.value, difference.interval) == (pair.difference, (pair.low, pair.high))
-        assert find(content.records, "bleu_resampled_p", row=row).value == pair.p_value
-
-
-def test_rows_that_cannot_be_resampled_are_left_out(tmp_path: Path) -> None:
-    plain, a = make_translation_run(tmp_path / "plain"), make_translation_run(tmp_path / "a", row="a", mix="random")
-    lost = make_translation_run(tmp_path / "lost", row="lost", mix="average", keep=("valid",))
-    (a / "translations" / "test.txt").write_text("".join("other words\n" for _ in range(40)))
-    records, left_out = build_report([plain, a, lost]).resampled
-    assert {record.labels["split"] for record in records} <= {"valid"}
-    assert any("its result says" in words for words in left_out)
-    assert any("test.txt: no such file" in words for words in left_out)
 
 
 @pytest.mark.parametrize(
@@ -110,16 +83,3 @@ def test_without_bleu_perplexity_and_a_bleu_of_nothing_is_a_figure(tmp_path: Pat
     assert content.compared.groups[0].measure is BLEU
     difference = find(content.records, "bleu_difference", row="b", split="test")
     assert difference.value == find(content.records, "bleu_mean", row="b", split="test", checkpoint="final").value
-
-
-def test_lines_end_where_files_say(tmp_path: Path) -> None:
-    """Characters that Python's splitlines takes for ends of lines are none, and an empty translation is a line."""
-    run = make_translation_run(tmp_path / "x")
-    folder = run / "translations"
-    (folder / "test.txt").write_text("one\u2028two\n\nthree\x0cfour\n", encoding="utf-8")
-    (folder / "test.reference.txt").write_text("a\nb\nc\n", encoding="utf-8")
-    assert read_translations(run, "test")[0] == ["one\u2028two", "", "three\x0cfour"]
-    for content, words in ((b"", "0 hypotheses and 3 references"), (b"\xff\n\n\n", "not UTF-8")):
-        (folder / "test.txt").write_bytes(content)
-        with pytest.raises(InputError, match=words):
-            read_translations(run, "test")

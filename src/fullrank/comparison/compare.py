@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,10 +39,9 @@ from fullrank.evaluation.statistics import (
     paired_interval,
     welch_interval,
 )
-from fullrank.records import Interval, Label, Record
+from fullrank.records import Record
 from fullrank.render.tables import group_records
 
-Values = Mapping[int | str, float]  # by seed
 _ORDER = {"test": 0, "valid": 1}  # of splits
 _OF_RUNS = ("run", "seed")  # labels by which runs of a row differ
 _COSTS = ("tokens_per_second", "wall_seconds", "peak_memory_mib", "steps", "tokens_seen")
@@ -244,23 +243,18 @@ def compare_rows(row: Row, base: Row, measure: Measure, split: str) -> Record | 
     change = measure.compare(statistics.fmean(after.values()), mean)
     if change is None:
         return None
-    ends, protocol = _measure_interval(before, after)
+    ends, protocol = None, "paired over seeds"
+    if before.keys() == after.keys():
+        ends = paired_interval(list(before.values()), [after[seed] for seed in before])
+    if ends is None:
+        ends = welch_interval(list(before.values()), list(after.values()))
+        protocol = "Welch, over seeds" if ends else ""
     interval = None
     if ends is not None:
-        low, high = (measure.compare(mean + end, mean) or 0.0 for end in ends)
-        interval = (low, high)
+        interval = (measure.compare(mean + ends.low, mean) or 0.0, measure.compare(mean + ends.high, mean) or 0.0)
     labels = {**row.labels, "split": split, "checkpoint": "final", "baseline": base.name}
     unit = "points" if measure.higher else "share"
     return Record(labels, f"{measure.key}_difference", change, unit, interval, protocol)
-
-
-def _measure_interval(before: Values, after: Values) -> tuple[Interval | None, str]:
-    if before.keys() == after.keys():
-        paired = paired_interval(list(before.values()), [after[seed] for seed in before])
-        if paired is not None:
-            return paired, "paired over seeds"
-    ends = welch_interval(list(before.values()), list(after.values()))
-    return ends, "Welch, over seeds" if ends else ""
 
 
 # -- records -----------------------------------------------------------------------------------------------------------
@@ -302,7 +296,7 @@ def _summarize_runs(records: Sequence[Record]) -> Iterator[Record]:
 
 def _describe_row(group: Group, row: Row) -> Iterator[Record]:
     """Parameters of a row, word frequencies, the paper's figures beside ours, and its differences from the baseline."""
-    run = row.first
+    run, base = row.first, group.baseline_of(row)
     yield Record(row.labels, "seeds", len(row.runs))
     for part, size in flatten(run.get_mapping("parameters")).items():
         count = integer(size)
@@ -319,30 +313,23 @@ def _describe_row(group: Group, row: Row) -> Iterator[Record]:
                 if counted is not None:
                     yield Record({**place, "checkpoint": "final"}, f"{measure.key}_{model}", counted)
         for measure in group.measures:
-            yield from _describe_paper(measure, run, split, place)
+            stated = measure.paper_figure(run, split)
+            if stated is not None:
+                source = stated.source
+                note = f"The paper's figure is of the {source}: of other examples than ours." if source else ""
+                yield Record(place, f"{measure.key}_paper", stated.mean, protocol=source, note=note)
+                if stated.deviation is not None:
+                    yield Record(place, f"{measure.key}_paper_deviation", stated.deviation)
         for measure in group.measures:
-            yield from _compare_with_baseline(group, row, measure, split)
+            difference = compare_rows(row, base, measure, split) if base else None
+            if base is not None and difference is not None:
+                yield difference
+                if run.finetunes:
+                    yield from _compare_deviations(row, base, measure, split)
 
 
-def _describe_paper(measure: Measure, run: Run, split: str, place: Mapping[str, Label]) -> Iterator[Record]:
-    stated = measure.paper_figure(run, split)
-    if stated is None:
-        return
-    note = f"The paper's figure is of the {stated.source}: of other examples than ours." if stated.source else ""
-    yield Record(place, f"{measure.key}_paper", stated.mean, protocol=stated.source, note=note)
-    if stated.deviation is not None:
-        yield Record(place, f"{measure.key}_paper_deviation", stated.deviation)
-
-
-def _compare_with_baseline(group: Group, row: Row, measure: Measure, split: str) -> Iterator[Record]:
-    """The difference from the baseline; in fine-tuning also the change of the deviation (Skip Cross-head, Table 4)."""
-    base = group.baseline_of(row)
-    difference = compare_rows(row, base, measure, split) if base else None
-    if base is None or difference is None:
-        return
-    yield difference
-    if not row.first.finetunes:
-        return
+def _compare_deviations(row: Row, base: Row, measure: Measure, split: str) -> Iterator[Record]:
+    """The change of the deviation over seeds, ours and the paper's (Skip Cross-head, Table 4)."""
     labels = {**row.labels, "split": split, "baseline": base.name}
     a, b = (list(one.values(measure, split).values()) for one in (base, row))
     paper = None

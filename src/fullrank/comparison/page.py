@@ -15,7 +15,6 @@ import yaml
 
 from fullrank.comparison.compare import Comparison, compare
 from fullrank.comparison.curves import find_curves
-from fullrank.comparison.resampled import resample_comparison
 from fullrank.comparison.rows import Row, find_signatures
 from fullrank.comparison.runs import Analysis, Run, integer, read_runs
 from fullrank.comparison.table import build_table, drop_labels
@@ -44,18 +43,13 @@ class Report:
     compared: Comparison
 
     @cached_property
-    def resampled(self) -> tuple[list[Record], list[str]]:
-        """Records of resampled test sets, and why other runs have none."""
-        return resample_comparison(self.compared)
-
-    @cached_property
     def summary(self) -> Summary:
-        return summarize(self.compared, self.resampled[0])
+        return summarize(self.compared)
 
     @cached_property
     def records(self) -> list[Record]:
         """Every number of the report."""
-        return self.compared.collect_records() + self.resampled[0]
+        return self.compared.collect_records()
 
     @property
     def notes(self) -> dict[str, str]:
@@ -131,10 +125,6 @@ def _build_comparison(content: Report) -> Iterator[Block]:
     if plots:
         yield Blocks([build_figure(plot, content.records, slots) for plot in plots])
     yield from (Paragraph(f"BLEU: sacreBLEU, {signature}.", "note") for signature in find_signatures(compared.runs))
-    resampled, problems = content.resampled
-    if resampled:
-        yield Paragraph(f"Over sentences: {resampled[0].protocol} (Koehn 2004), about these very models.", "note")
-    yield from (Paragraph(f"Left out over sentences: {problem}.", "note") for problem in problems)
     yield from (Paragraph(caution, "note") for caution in content.summary.cautions)
     for recipe, text in content.notes.items():
         note = f"Notes of {recipe}: {text}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -94,11 +93,10 @@ class Row:
 
 
 def identify_text(run: Run, in_bits: bool = False) -> dict[str, Any]:
-    """Identity of the text behind a figure: corpus, splits and vocabulary, as far as recorded.
+    """Identity of the text behind a figure, as far as recorded. Another training text is another model, not another text.
 
-    BLEU is of text, however a vocabulary cuts it: there pairs, reference translations and signature decide. So are figures
-    in bits: there the texts themselves decide where they are recorded. Another training text makes another model, not
-    another measurement.
+    Figures in bits are of the text, however it is cut into tokens; other perplexities are of its tokens. BLEU is of
+    reference translations by a signature. Scores of fine-tuning are of the examples.
     """
     sources = find_sources(run) if in_bits else {}
     if sources:
@@ -109,7 +107,9 @@ def identify_text(run: Run, in_bits: bool = False) -> dict[str, Any]:
     keys = _PAIRS if run.task == TRANSLATION else _TOKENS
     text = {name: run.get(key) for name, key in keys.items()}
     if run.task == TRANSLATION:
-        text["BLEU signature"] = next(map(remove_version, find_signatures([run])), None)
+        # another version of sacreBLEU alone makes no other measurement
+        signature = next(iter(find_signatures([run])), None)
+        text["BLEU signature"] = signature and re.sub(r"\|version:[^|]*", "", signature)
         text |= {f"{split} references": run.references.get(split) for split in SPLITS}
     return {name: value for name, value in text.items() if value is not None}
 
@@ -118,11 +118,6 @@ def find_signatures(runs: Sequence[Run]) -> list[str]:
     """sacreBLEU's signatures of the BLEU of runs, each once."""
     signatures = [run.get(f"final.{split}.bleu_signature") for run in runs for split in SPLITS]
     return list(dict.fromkeys(str(signature) for signature in signatures if signature))
-
-
-def remove_version(signature: str) -> str:
-    """A signature of sacreBLEU without its version, which alone makes no other measurement."""
-    return re.sub(r"\|version:[^|]*", "", signature)
 
 
 def compare_texts(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
@@ -138,11 +133,10 @@ def number_texts(rows: Sequence[Sequence[Run]], in_bits: bool) -> list[int]:
     numbers = []
     for row in rows:
         text = identify_text(row[0], in_bits)
-        equal = (index for index, other in enumerate(distinct) if not compare_texts(other, text))
-        index = next(equal, len(distinct))
-        if index == len(distinct):
+        equal = [index for index, other in enumerate(distinct) if not compare_texts(other, text)]
+        numbers.append(equal[0] if equal else len(distinct))
+        if not equal:
             distinct.append(text)
-        numbers.append(index)
     return numbers
 
 
@@ -166,27 +160,17 @@ def group_by_seed(runs: Sequence[Run]) -> list[tuple[Run, ...]]:
 
 
 def _is_another_seed(run: Run, row: Sequence[Run]) -> bool:
-    if run.seed is None or run.seed in {other.seed for other in row}:
+    if run.seed is None or any(run.seed == other.seed for other in row):
         return False
-    if _make_row_key(run) != _make_row_key(row[0]):
+    if read_settings(run) != read_settings(row[0]):
         return False
     return not any(compare_texts(identify_text(other), identify_text(run)) for other in row)
 
 
 def read_settings(run: Run) -> dict[str, Any]:
-    """The settings that make a row, as dotted keys."""
-    return {key: value for key, value in run.settings.items() if key not in CIRCUMSTANCES}
-
-
-def _make_row_key(run: Run) -> tuple[object, ...]:
-    """Equal for runs that differ only in their seed or their text."""
-    settings = read_settings(run)
-    name = "" if settings else _remove_seed(run.name)
-    return run.get("recipe"), run.get("row"), run.get("scale"), name, settings
-
-
-def _remove_seed(name: str) -> str:
-    return _SEED_SUFFIX.sub("", name) or name
+    """The settings that make a row: recipe, row and scale, and the configuration as dotted keys."""
+    settings = {key: value for key, value in run.settings.items() if key not in CIRCUMSTANCES}
+    return {"scale": run.get("scale"), "recipe": run.get("recipe"), "row": run.get("row"), **settings}
 
 
 # -- names -------------------------------------------------------------------------------------------------------------
@@ -197,8 +181,11 @@ def name_rows(rows: Sequence[Sequence[Run]]) -> list[str]:
     names = [_name_row(row) for row in rows]
     longer = []
     for name, row in zip(names, rows, strict=True):
-        others = [other[0] for other, same in zip(rows, names, strict=True) if same == name]
-        words = _describe_difference(row[0], others)
+        others = [read_settings(other[0]) for other, same in zip(rows, names, strict=True) if same == name]
+        words = []
+        for key, value in read_settings(row[0]).items():
+            if any(other.get(key) != value for other in others):
+                words.append(f"{key.removesuffix('.name').rpartition('.')[2]} {value}")
         longer.append(f"{name} · {', '.join(words)}" if 0 < len(words) < 4 else name)
     return number_names(longer)
 
@@ -213,29 +200,15 @@ def _name_row(row: Sequence[Run]) -> str:
             name = mapping(value).get("name", value)
             words.append(name if isinstance(name, str) else f"{key} {name}")
         return ", ".join(words) or "plain"
-    return _remove_seed(run.name) if len(row) > 1 else run.name
-
-
-def _describe_difference(run: Run, others: Sequence[Run]) -> list[str]:
-    """`max_train 500` for each setting in which some other run differs."""
-    settings = [
-        {"scale": one.get("scale"), "recipe": one.get("recipe"), **read_settings(one)} for one in (run, *others)
-    ]
-    words = []
-    for key, value in settings[0].items():
-        if any(other.get(key) != value for other in settings):
-            name = key.removesuffix(".name").rpartition(".")[2]
-            words.append(f"{name} {value}")
-    return words
+    return _SEED_SUFFIX.sub("", run.name) if len(row) > 1 else run.name
 
 
 def number_names(names: Sequence[str]) -> list[str]:
     """Equal names made distinct by `(2)`, `(3)` ..."""
-    counts: Counter[str] = Counter()
     distinct = []
-    for name in names:
-        counts[name] += 1
-        distinct.append(name if counts[name] == 1 else f"{name} ({counts[name]})")
+    for index, name in enumerate(names):
+        count = names[: index + 1].count(name)
+        distinct.append(name if count == 1 else f"{name} ({count})")
     return distinct
 
 
@@ -251,15 +224,3 @@ def find_attention(run: Run) -> dict[str, Any]:
         if value != plain:
             injected[key] = value
     return injected
-
-
-def find_unequal_terms(row: Row, base: Row) -> dict[str, tuple[Any, Any]]:
-    """Settings besides the mechanism in which two rows of fine-tuning differ: of each key both values."""
-    settings, others = read_settings(row.first), read_settings(base.first)
-    terms = {}
-    for key in dict.fromkeys((*settings, *others)):
-        # a mixing parameter's learning rate belongs to the mechanism, whose paper says that it is larger
-        is_mechanism = key.startswith(("model.attention.", "model.layers", "train.mixing_learning_rate"))
-        if not is_mechanism and settings.get(key) != others.get(key):
-            terms[key] = (settings.get(key), others.get(key))
-    return terms

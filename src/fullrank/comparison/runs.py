@@ -1,4 +1,4 @@
-"""Run folders. A fault of a file becomes a sentence in `problems`; what a comparison reads has the types of `_Result`."""
+"""Run folders. A fault of a file becomes a sentence in `problems`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 
 from fullrank.config.data import PAIR_CORPORA
 from fullrank.config.finetune import finetunes
 from fullrank.config.load import flatten, read_yaml
 from fullrank.core.errors import InputError
-from fullrank.files import as_record, read_json, sha256_of, visible
+from fullrank.files import as_record, read_json, sha256_of
 from fullrank.records import Record, declaration_from_dict
 from fullrank.seal import check_run
 
@@ -23,28 +23,6 @@ SPLITS = ("valid", "test")
 RUN_FILES = ("config.yaml", "metrics.jsonl", "result.json")
 TRANSLATIONS = "translations"  # the folder with <split>.txt and <split>.reference.txt
 TRANSLATION, LANGUAGE_MODELING, MASKED_MODELING = "translation", "language_modeling", "masked_modeling"
-
-_Entries = dict[str, Any] | None
-_Splits = dict[str, dict[str, Any]] | None
-
-
-class _Result(TypedDict):
-    """The part of result.json that has to have its type; other keys stay."""
-
-    recipe: NotRequired[str | None]
-    row: NotRequired[str | None]
-    task: NotRequired[str | None]
-    protocol: NotRequired[str | None]
-    seed: NotRequired[int | None]
-    metrics: NotRequired[list[str] | None]
-    final: NotRequired[_Splits]
-    last: NotRequired[_Splits]
-    protocols: NotRequired[_Splits]
-    corpus: NotRequired[_Entries]
-    parameters: NotRequired[_Entries]
-    environment: NotRequired[_Entries]
-    paper: NotRequired[_Entries]
-    training: NotRequired[_Entries]
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
@@ -54,12 +32,8 @@ def mapping(value: Any) -> Mapping[str, Any]:
 
 def number(value: Any) -> float | None:
     """`value` as a finite float, else None."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:
-        return None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and math.isfinite(value) else None
 
 
 def integer(value: Any) -> int | None:
@@ -172,6 +146,14 @@ class Run:
                     scores[split, metric] = 100 * value
         return scores
 
+    @property
+    def has_figures(self) -> bool:
+        """False for a result without any final figure."""
+        if self.finetunes:
+            return bool(self.scores)
+        values = [self.final(split, key) for split in SPLITS for key in ("perplexity", "bleu")]
+        return any(value is not None and value > 0 for value in values)
+
     @cached_property
     def references(self) -> Mapping[str, str]:
         """sha256 of the reference translations that the run has kept, by split."""
@@ -233,75 +215,58 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
 
 def read_run(folder: Path) -> Run:
     """Read a run folder; InputError if the folder is not a run at all."""
-    if not folder.is_dir():
-        raise InputError(f"{folder}: no such folder; give run folders (each holds {', '.join(RUN_FILES)})")
     if not is_run(folder):
-        inside = find_runs(folder)
-        hint = f"; it holds runs: {', '.join(str(path) for path in inside[:4])}" if inside else ""
-        raise InputError(f"{folder}: not a run folder, it has none of {', '.join(RUN_FILES)}{hint}")
+        inside = ", ".join(str(path) for path in find_runs(folder)[:4])
+        raise InputError(
+            f"{folder}: no run folder, it has none of {', '.join(RUN_FILES)}"
+            + (f"; it holds runs: {inside}" if inside else "")
+        )
     problems: list[str] = []
-    run = Run(
-        folder,
-        folder.resolve().name,
-        _read(folder / "config.yaml", read_yaml, problems) or {},
-        _read_lines(folder / "metrics.jsonl", problems),
-        _read_lines(folder / "timing.jsonl", problems),
-        _read(
-            folder / "result.json",
-            lambda path: read_json(path, _Result),
-            problems,
-            "no result.json: the run has not finished",
-        ),
-        # written when a run began: whatever is wrong with them, the rest of the folder says more
-        identity=_read(folder / "run.json", read_json, []) or {},
-    )
+    config = _read(folder / "config.yaml", read_yaml, problems)
+    metrics = _read(folder / "metrics.jsonl", partial(_read_lines, problems), problems)
+    timing = _read(folder / "timing.jsonl", partial(_read_lines, problems), problems)
+    result = _read(folder / "result.json", read_json, problems)
+    identity = _read(folder / "run.json", read_json, [])
     try:
         check_run(folder)
     except InputError as error:
         problems.append(str(error))
-    result = run.result
-    if result is not None and not _has_figures(run):
-        figure = "score" if run.finetunes else "perplexity or BLEU" if run.task == TRANSLATION else "perplexity"
-        problems.append(f"result.json holds no finite {figure} under `final`: the run diverged or the file is damaged")
-        result = None
-    name = visible(str(run.get("name") or run.name))
-    return dataclasses.replace(run, name=name, result=result, problems=tuple(problems))
+    run = Run(
+        folder,
+        str({**identity, **result}.get("name") or folder.resolve().name),
+        config,
+        metrics or (),
+        timing or (),
+        result or None,
+        tuple(problems),
+        identity,
+    )
+    if result and not run.has_figures:
+        problem = "result.json holds no finite figure under `final`: the run diverged or the file is damaged"
+        return dataclasses.replace(run, result=None, problems=(*problems, problem))
+    return run
 
 
-def _has_figures(run: Run) -> bool:
-    """A result without any final figure is no result."""
-    if run.finetunes:
-        return bool(run.scores)
-    values = [run.final(split, key) for split in SPLITS for key in ("perplexity", "bleu")]
-    return any(value is not None and value > 0 for value in values)
+def _read(path: Path, parse: Callable[[Path], Any], problems: list[str]) -> Any:
+    """Content of a file; an empty mapping, with a sentence in `problems`, if it is missing or damaged."""
+    try:
+        return parse(path)
+    except (InputError, OSError) as error:
+        missing = "is missing" if path.name != "result.json" else "is missing: the run has not finished"
+        problems.append(str(error).replace(str(path), path.name) if path.exists() else f"{path.name} {missing}")
+    return {}
 
 
-def _read_lines(path: Path, problems: list[str]) -> list[Mapping[str, Any]]:
+def _read_lines(problems: list[str], path: Path) -> list[Mapping[str, Any]]:
     """The JSON objects of a file with one per line; unreadable lines are counted, not fatal."""
     lines: list[Mapping[str, Any]] = []
-    damaged: list[str] = []
-    content = _read(path, Path.read_bytes, problems) or b""
-    for index, line in enumerate(content.split(b"\n"), start=1):
-        if not line.strip():
-            continue
+    damaged = []
+    for index, line in enumerate(path.read_bytes().split(b"\n"), start=1):
         try:
-            lines.append(as_record(dict[str, Any], line, f"line {index}"))
+            if line.strip():
+                lines.append(as_record(dict[str, Any], line, f"line {index}"))
         except InputError as error:
             damaged.append(str(error))
     if damaged:
         problems.append(f"{path.name}: {len(damaged)} unreadable lines were left out, the first: {damaged[0]}")
     return lines
-
-
-def _read(path: Path, parse: Callable[[Path], Any], problems: list[str], missing: str = "") -> Any:
-    """Content of a file; None, with a sentence in `problems`, if it is missing or damaged."""
-    if not path.is_file():
-        problems.append(missing or f"{path.name} is missing")
-        return None
-    try:
-        return parse(path)
-    except OSError as error:
-        problems.append(f"{path.name} cannot be read ({error.strerror})")
-    except InputError as error:
-        problems.append(str(error).replace(str(path), path.name))
-    return None

@@ -12,12 +12,10 @@ from fullrank.records import Column, Record, Table
 from fullrank.render.blocks import Cell, Grid
 from fullrank.render.tables import build_grid
 
-_FURTHER_COLUMNS = (  # of fine-tuning the deviations over seeds (Skip Cross-head, Table 4), of translations other sentences
+_DEVIATION_COLUMNS = (  # of fine-tuning: deviations over seeds (Skip Cross-head, Table 4)
     ("deviation_change", "deviation", "+.1f"),
     ("deviation_change_paper", "deviation, paper", "+.1f"),
     ("deviation_p", "p of equal deviations", ".3f"),
-    ("resampled_difference", "over sentences", "+.2f"),
-    ("resampled_p", "p over sentences", ".3f"),
 )
 
 
@@ -70,7 +68,7 @@ def _declare_figures(group: Group, records: Sequence[Record]) -> Iterator[Column
             yield Column(f"{key}_paper", "paper", {"split": split}, form, f"{key}_paper_deviation", group=name)
             for model, heading in COUNTING.items():
                 yield Column(f"{key}_{model}", heading, where, form, group=name, page_only=model == "unigram")
-            for ending, heading, further_form in _FURTHER_COLUMNS:
+            for ending, heading, further_form in _DEVIATION_COLUMNS:
                 yield Column(f"{key}_{ending}", heading, {"split": split}, further_form, group=name)
     for measure in FURTHER:
         if measure not in group.measures:

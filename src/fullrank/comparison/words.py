@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fullrank.comparison.compare import Comparison, Group, compare_rows
 from fullrank.comparison.measures import Measure
-from fullrank.comparison.resampled import DIFFERENCE
-from fullrank.comparison.rows import Row, compare_texts, find_unequal_terms, identify_text
+from fullrank.comparison.rows import Row, compare_texts, identify_text
 from fullrank.comparison.runs import TRANSLATION
 from fullrank.core.config import NOT_NEXT_TOKEN
-from fullrank.records import Record
 from fullrank.render.tables import join_words
 
 
@@ -26,10 +24,10 @@ class Summary:
     cautions: tuple[str, ...]
 
 
-def summarize(compared: Comparison, resampled: Sequence[Record] = ()) -> Summary:
+def summarize(compared: Comparison) -> Summary:
     """Summary of a comparison; every claim is one that its figures support."""
     groups = compared.groups
-    claims = [write_headline(group, resampled) for group in groups]
+    claims = [write_headline(group) for group in groups]
     parts = len({group.part for group in groups})
     headline = claims[0] if claims else "No run has finished yet"
     paragraphs: list[str] = []
@@ -40,12 +38,8 @@ def summarize(compared: Comparison, resampled: Sequence[Record] = ()) -> Summary
         paragraphs = [f"{name}: {claim}." for name, claim in zip(names, claims, strict=True)]
     if compared.mixed_texts:
         headline = "Not one comparison: the runs differ in text, vocabulary or signature"
-    return Summary(
-        headline,
-        tuple(paragraphs),
-        tuple(_find_warnings(compared)),
-        tuple(dict.fromkeys(_find_cautions(compared))),
-    )
+    cautions = tuple(dict.fromkeys(_find_cautions(compared)))
+    return Summary(headline, tuple(paragraphs), tuple(_find_warnings(compared)), cautions)
 
 
 def name_split(split: str) -> str:
@@ -56,8 +50,8 @@ def name_split(split: str) -> str:
 # -- the headline ------------------------------------------------------------------------------------------------------
 
 
-def write_headline(group: Group, resampled: Sequence[Record]) -> str:
-    """The headline of a group. A row `is best` only where its intervals leave out 0."""
+def write_headline(group: Group) -> str:
+    """The headline of a group. A row `is best` only where its interval leaves out 0."""
     measure, split = group.measure, group.split
     names = join_words(row.name for row in group.rows)
     if group.undertrained:
@@ -71,10 +65,7 @@ def write_headline(group: Group, resampled: Sequence[Record]) -> str:
     figure = f"{name_split(split)} {measure.words} {_show_spread(best, measure, split)}"
     if not others:
         return f"{best.name}: {figure}"
-    base = group.baseline_of(best)
-    other = base or others[0]
-    if measure.show(best.mean(measure, split)) == measure.show(other.mean(measure, split)):
-        return f"{best.name} and {other.name} are equal to the digits shown: {figure}"
+    other = group.baseline_of(best) or others[0]
     difference = compare_rows(best, other, measure, split)
     if difference is None or difference.value is None:
         return f"{best.name} is {measure.extreme}: {figure}"
@@ -83,16 +74,11 @@ def write_headline(group: Group, resampled: Sequence[Record]) -> str:
     if difference.interval is None:
         seeds = "one seed" if min(len(best.runs), len(other.runs)) == 1 else "no scatter over the seeds"
         return f"{best.name} is {measure.extreme}: {figure} ({seeds}, no interval)"
-    low, high = map(measure.show_difference, difference.interval)
-    figure += f" (95 % interval {low.removesuffix(' points')} to {high})"
-    if base is None:
-        return f"{best.name}, the first row, stays {measure.extreme}: {figure}"
-    if not is_decided(difference):
+    low, high = difference.interval
+    ends = [measure.show_difference(end).removesuffix(" points") for end in (low, high)]
+    figure += f" (95 % interval {' to '.join(ends)})"
+    if low <= 0 <= high:
         return f"{best.name} is {measure.extreme}, but other seeds might turn it round: {figure}"
-    labels = {"row": best.name, "split": split, "baseline": base.name}
-    pairs = [record for record in resampled if record.measure == DIFFERENCE and record.has(labels)]
-    if not all(map(is_decided, pairs)):
-        return f"{best.name} is {measure.extreme}, but other sentences might turn it round: {figure}"
     return f"{best.name} is best: {figure}"
 
 
@@ -101,12 +87,6 @@ def _show_spread(row: Row, measure: Measure, split: str) -> str:
     values = list(row.values(measure, split).values())
     text = measure.show(statistics.fmean(values))
     return text if len(values) < 2 else f"{text} ± {measure.show(statistics.stdev(values))}"
-
-
-def is_decided(difference: Record) -> bool:
-    """0 is outside of the interval."""
-    low, high = difference.interval or (0.0, 0.0)
-    return low > 0 or high < 0
 
 
 # -- what forbids a comparison -----------------------------------------------------------------------------------------
@@ -121,48 +101,27 @@ def _find_warnings(compared: Comparison) -> Iterator[str]:
         yield f"Not comparable: the runs differ in {', '.join(fields)}. Compare only within a table: {labels}."
     if compared.left_out:
         names = join_words(f"{run.name} ({run.folder})" for run in compared.left_out)
-        task = compared.task.replace("_", " ")
-        yield f"These are runs of {task}, as the first is. Runs of another task are left out: {names}."
+        yield f"Compared are runs of the task of the first; others are left out: {names}."
     marked = [row.name for group in compared.groups if group.is_marked for row in group.rows]
     if marked:
         yield (
             f"† {join_words(marked)}: {NOT_NEXT_TOKEN}. Such a figure compares with no other; that of the last position of "
             "every segment is an ordinary perplexity, for its target is not read."
         )
-    for group in compared.groups:
-        for row in group.rows:
-            base = group.baseline_of(row)
-            if base is not None and row.first.finetunes:
-                yield from _find_unequal_terms(row, base)
-
-
-def _find_unequal_terms(row: Row, base: Row) -> Iterator[str]:
-    """Differences of fine-tuning besides the mechanism."""
-    terms = find_unequal_terms(row, base)
-    for key in ("steps", "sha256.train"):
-        value, other = row.first.get(key), base.first.get(key)
-        if value != other:
-            terms[key] = (value, other)
-    words = [f"{key} is {value} in {row.name}, {other} in {base.name}" for key, (value, other) in terms.items()]
-    if words:
-        yield f"Not equal terms: {'; '.join(words)}."
 
 
 # -- what weakens one --------------------------------------------------------------------------------------------------
 
+_MACHINES = "The runs were not all made on the same kind of machine; tokens/s, ms and wall time do not compare."
 # what the runs of a comparison should share, as keys of their results, and what is said where they do not
-_SHARED = (
-    (
-        ("protocol",),
-        "Rows were not all evaluated by the same protocol; part of a difference may come from that: {values}.",
-    ),
-    (("corpus.vocabulary",), "The rows have different vocabularies: figures per token do not compare."),
-    (("tokens_seen",), "The runs did not train on equally many tokens: {values}."),
-    (
-        tuple(f"environment.{key}" for key in ("platform", "cpu", "threads", "device", "precision")),
-        "The runs were not all made on the same kind of machine; tokens/s, ms and wall time do not compare.",
-    ),
-)
+_SHARED = {
+    "protocol": "Rows were not all evaluated by the same protocol; part of a difference may come from that.",
+    "corpus.vocabulary": "The rows have different vocabularies: figures per token do not compare.",
+    "tokens_seen": "The runs did not train on equally many tokens.",
+    "environment.cpu": _MACHINES,
+    "environment.device": _MACHINES,
+    "environment.threads": _MACHINES,
+}
 
 
 def _find_cautions(compared: Comparison) -> Iterator[str]:
@@ -174,13 +133,11 @@ def _find_cautions(compared: Comparison) -> Iterator[str]:
         if group.above_fourgrams:
             above = join_words(row.name for row in group.above_fourgrams)
             yield f"{above}: {group.measure.words} above that of counting 4-grams, so that a difference says little yet."
-        for keys, sentence in _SHARED:
+        for key, sentence in _SHARED.items():
+            values = {str(run.get(key)) for run in group.runs}
             # batches of whole sentences do not end at the same token with every seed
-            if first.task == TRANSLATION and keys == ("tokens_seen",):
-                continue
-            values = dict.fromkeys(", ".join(str(run.get(key)) for key in keys) for run in group.runs)
-            if len(values) > 1:
-                yield sentence.format(values="; ".join(values))
+            if len(values) > 1 and (first.task, key) != (TRANSLATION, "tokens_seen"):
+                yield sentence
     if any(run.finetunes and run.get("checkpoint") == "best" for run in compared.runs):
         yield "Figures are of the best evaluation, which was chosen on the very split that they are of: it flatters them."
     for row in compared.rows:
