@@ -21,7 +21,6 @@ from fullrank.evaluation.tasks import (
     glue_scores,
     metric_named,
     normalize_answer,
-    settings_of,
     squad_scores,
     squad_v2_scores,
     token_f1,
@@ -127,7 +126,6 @@ def test_tokens_of_bleu_are_those_that_are_asked_for(tokenize: str) -> None:
     theirs = sacrebleu.BLEU(tokenize=tokenize).corpus_score(hypotheses, [references])
     assert found["bleu"] == theirs.score
     assert (found["bleu"] > 50) == (tokenize in ("zh", "char"))
-    assert settings_of(found["bleu_signature"]) == {"lowercase": False, "tokenize": tokenize}
 
 
 @pytest.mark.parametrize(
@@ -142,18 +140,6 @@ def test_tokens_of_bleu_are_those_that_are_asked_for(tokenize: str) -> None:
 )
 def test_tokens_of_bleu_by_language(tokenize: str | None, languages: list[str]) -> None:
     assert [tokenization_of(language) for language in languages] == [tokenize] * len(languages)
-
-
-@pytest.mark.parametrize(
-    ("signature", "settings"),
-    [
-        ("nrefs:1|case:lc|eff:no|tok:ja-mecab-0.996-IPA|smooth:exp|version:2.6.0", (True, "ja-mecab")),
-        ("nrefs:1|case:mixed|eff:no|tok:ko-mecab-0.996/ko-0.9.2-KO|smooth:exp", (False, "ko-mecab")),
-        ("", (False, "13a")),
-    ],
-)
-def test_settings_of_a_signature(signature: str, settings: tuple[bool, str]) -> None:
-    assert tuple(settings_of(signature).values()) == settings
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
-"""Statistics of comparisons: resampled test sets (Koehn 2004), means and deviations over seeds.
+"""Statistics of comparisons: means and deviations over seeds.
 
-Two questions that are easily confused. A bootstrap over sentences asks if a difference would hold on other test
-sentences, for these very models; an interval over seeds asks if it would hold for models trained again.
 a is always the baseline, b the other arm, and differences are b - a. A result that too few scores cannot give is None.
 """
 
@@ -15,10 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fullrank.core.errors import InputError
-from fullrank.evaluation.tasks import Metric
-
-SEED = 12345
 STILL_FALLING = 0.01  # the share of perplexity that a training loses in its last tenth, if it is not at its end
 _EQUAL = 1e-12  # differences of this share of the scores are rounding
 
@@ -28,58 +22,6 @@ class Interval(NamedTuple):
 
     low: float
     high: float
-
-
-# -- resampled test sets ----------------------------------------------------------------------------------------------
-
-
-class Resampled(NamedTuple):
-    """Difference of scores on a test set, with its interval and p-value over resampled test sets."""
-
-    difference: float
-    low: float
-    high: float
-    p_value: float
-
-
-def compare_resampled(
-    a: Sequence[np.ndarray], b: Sequence[np.ndarray], metric: Metric, *, samples: int = 1000, seed: int = SEED
-) -> Resampled:
-    """Paired bootstrap of an arm b with an arm a (Koehn 2004, section 4); both see the same samples.
-
-        d = mean score of b's runs - mean score of a's        p_value = (1 + #{i : |d_i - mean d| >= |d|}) / (samples + 1)
-
-    a, b: of each run the counts (S, F) from `metric.statistics`.
-    `difference` is d on the test set itself. `low` and `high` leave out 2.5 % of the samples d_i at each side. `p_value` is
-    two-sided. Seed and order of drawing are sacreBLEU's, so the samples are the same.
-    All of this is about the choice of sentences, none about the choice of seeds.
-    Raises InputError for fewer than two sentences.
-    """
-    means, sampled = [], []
-    for runs in (a, b):
-        means.append(statistics.fmean(float(metric.score(counts.sum(axis=0))) for counts in runs))
-        sampled.append(_resample(runs, metric, samples, seed).mean(axis=0))
-    difference = means[1] - means[0]
-    differences = sampled[1] - sampled[0]
-    extreme = np.abs(differences - differences.mean()) >= abs(difference)
-    ordered, left_out = np.sort(differences), samples // 40
-    return Resampled(
-        difference,
-        float(ordered[left_out]),
-        float(ordered[samples - left_out - 1]),
-        (1 + int(extreme.sum())) / (1 + samples),
-    )
-
-
-def _resample(runs: Sequence[np.ndarray], metric: Metric, samples: int, seed: int) -> np.ndarray:
-    """Scores of runs with counts (S, F) on the resampled test sets, (runs, samples); the samples are those of the seed."""
-    sentences = len(runs[0])
-    if sentences < 2:
-        raise InputError("one sentence: every sample of it is the same, so nothing can be said of chance; give more")
-    generator = np.random.default_rng(seed)
-    counts = np.concatenate(runs, axis=1)
-    sums = [counts[generator.integers(sentences, size=sentences)].sum(axis=0) for _ in range(samples)]
-    return metric.score(np.stack(sums).reshape(samples, len(runs), -1)).T
 
 
 # -- means over seeds -------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from statistics import fmean
 from types import ModuleType
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -119,7 +119,7 @@ def tokenised_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> dict
 
 @dataclass(frozen=True)
 class Metric:
-    """A corpus score that is a function of counts which add up over sentences: resampled test sets are sums of rows.
+    """A corpus score that is a function of counts which add up over sentences.
 
     `scorer`: sacreBLEU's BLEU or CHRF, whose significance tests read counts by the same two methods.
     """
@@ -149,14 +149,6 @@ def metric_named(name: str, *, lowercase: bool = False, tokenize: str = "13a") -
         case "tokenised_bleu":
             return Metric(name, bleu_of("none", lowercase=True, smooth_method="none", force=True))
     raise InputError(f"metric: '{name}' is none; {suggest(name, ('bleu', 'chrf', 'tokenised_bleu'))}")
-
-
-def settings_of(signature: str) -> dict[str, Any]:
-    """`lowercase` and `tokenize` of the BLEU that a signature of sacreBLEU describes; those of most if it states none."""
-    stated = dict(part.split(":", 1) for part in signature.split("|") if ":" in part)
-    tokens = stated.get("tok", "13a")  # MeCab's are followed by its version: ja-mecab-0.996-IPA
-    known = (name for name in get_args(Tokenization) if tokens == name or tokens.startswith(f"{name}-"))
-    return {"lowercase": stated.get("case") == "lc", "tokenize": next(known, tokens)}
 
 
 # -- GLUE: fractions in double precision ------------------------------------------------------------------------------
