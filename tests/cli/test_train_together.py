@@ -135,7 +135,7 @@ def test_a_group_that_cannot_be_formed_is_one_message(
     former = signal.getsignal(signal.SIGTERM)
     begun = time.monotonic()
     try:
-        with pytest.raises(error, match=words), distributed.together(torch.device("cpu")):
+        with pytest.raises(error, match=words), distributed.process_group(torch.device("cpu")):
             pass
     finally:
         signal.signal(signal.SIGTERM, former)
@@ -145,4 +145,4 @@ def test_a_group_that_cannot_be_formed_is_one_message(
 def test_a_rank_without_a_world_is_no_other_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.setenv("RANK", "3")
-    assert distributed.is_first()
+    assert distributed.is_main_process()

@@ -177,7 +177,7 @@ def train(
     from fullrank.comparison.runs import find_runs
     from fullrank.experiments.run import resume
     from fullrank.experiments.run import train as train_model
-    from fullrank.training.distributed import is_first
+    from fullrank.training.distributed import is_main_process
 
     progress = silent if quiet else say
     if is_run and after is None:
@@ -187,7 +187,7 @@ def train(
         result = train_model(
             resolved, folder, kernel_name=kernel, quiet=quiet, say=progress, trained=trained, until=until, after=after
         )
-    if not is_first():
+    if not is_main_process():
         return
     if until is not None:
         progress(f"{folder}: paused, and not measured; without --until it goes on")
@@ -467,11 +467,11 @@ def finetune(
                 f"{folder}: not a run of fine-tuning, but one on {open_any(folder)[0].data.name}; see `fullrank train`"
             )
         from fullrank.experiments.run import resume
-        from fullrank.training.distributed import is_first
+        from fullrank.training.distributed import is_main_process
 
         open_any(folder)
         resume(folder, quiet=quiet, say=progress)
-        if is_first():
+        if is_main_process():
             show_report([folder], folder / "report.html", json=json)
         return
     if row is not None and rows is not None:
@@ -484,7 +484,7 @@ def finetune(
     _check(replace(choice, row=None if wanted is None or wanted == ["all"] else wanted[0]), out)
 
     from fullrank.experiments.run import cells, reproduce
-    from fullrank.training.distributed import is_first
+    from fullrank.training.distributed import is_main_process
 
     planned = cells(choice.config, wanted, scale, read_seeds(seeds), choice.settings, out=out)
     several, among = len(planned) > 1, [] if reuse is None else [reuse]
@@ -495,5 +495,5 @@ def finetune(
         progress=silent if progress is silent else show_progress,
     )  # fmt: skip
     folders = [cell.folder for cell in planned]
-    if is_first():
+    if is_main_process():
         show_report(folders, (folders[0] if len(folders) == 1 else folders[0].parent) / "report.html", json=json)

@@ -14,7 +14,7 @@ from fullrank.data.examples import Encoded, ExampleBatch, iterate_by_length
 from fullrank.decoding.sample import evaluating
 from fullrank.experiments.task import penalized, place_draws, shared, trace_for
 from fullrank.training.device import device_of
-from fullrank.training.distributed import count, gathered, rank
+from fullrank.training.distributed import all_gather, rank, world_size
 from fullrank.training.values import Carry, Loss, TrainingPosition
 
 
@@ -66,9 +66,9 @@ def logits_by_example(model: nn.Module, examples: Encoded, batch_size: int, logi
     own = dict[int, Tensor]()
     with evaluating(model):
         for number, batch in enumerate(iterate_by_length(examples, batch_size)):
-            if number % count() == rank():
+            if number % world_size() == rank():
                 own.update(zip(batch.indices.tolist(), logits(model, batch).cpu(), strict=True))
-    rows = {index: row for part in gathered(own) for index, row in part.items()}
+    rows = {index: row for part in all_gather(own) for index, row in part.items()}
     return [rows[index] for index in range(len(examples))]
 
 

@@ -75,7 +75,7 @@ from fullrank.experiments.task import (
 from fullrank.files import read_json, write_json
 from fullrank.seal import read_identity
 from fullrank.training.device import device_of
-from fullrank.training.distributed import count, rank, summed
+from fullrank.training.distributed import all_reduce, rank, world_size
 from fullrank.training.values import Carry, EvaluationResult, Loss, TrainingPosition
 
 Text = Prepared[RunConfig, Corpus]
@@ -449,11 +449,11 @@ def measure_masked(
     tokens = 0
     with evaluating(model):
         for index, batch in enumerate(_masked_blocks(ids, masking, protocol, batch_size)):
-            if batch.tokens and index % count() == rank():
+            if batch.tokens and index % world_size() == rank():
                 batch = batch.to(device)
                 hidden = model.hidden(batch.inputs, batch.attention_mask, padded_right=True).flatten(0, 1)[batch.at]
                 nats += model.output.nll(hidden[None], batch.targets[None]).double().sum()
                 hits += (first_choice(model, hidden) == batch.targets).sum()
                 tokens += batch.tokens
-    nll, correct, read = summed(torch.stack((nats, hits.double(), nats.new_tensor(tokens)))).tolist()
+    nll, correct, read = all_reduce(torch.stack((nats, hits.double(), nats.new_tensor(tokens)))).tolist()
     return MaskedEvaluation(nll, int(read), int(correct))

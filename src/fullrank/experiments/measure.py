@@ -22,7 +22,7 @@ from fullrank.core.stage import with_parts
 from fullrank.decoding.sample import evaluating
 from fullrank.evaluation.perplexity import Evaluation, EvaluationProtocol, Tally
 from fullrank.training.device import device_of
-from fullrank.training.distributed import count, rank, summed
+from fullrank.training.distributed import all_reduce, rank, world_size
 
 
 def measure(
@@ -46,7 +46,7 @@ def measure(
     """
     assert isinstance(model, LanguageModel)
     alone = kept is not None  # each of several processes reads everything, in the order of the text
-    tally = Tally(device_of(model), kept) if alone else Tally(device_of(model), sums=summed)
+    tally = Tally(device_of(model), kept) if alone else Tally(device_of(model), sums=all_reduce)
     batches = make_batches(model, ids, protocol, batch_size=batch_size, start_id=start_id, alone=alone)
     with evaluating(model):
         changed = as_read(model, protocol)
@@ -82,7 +82,8 @@ def best_temperature(
     best = 1.2
     for step, each_side in ((0.1, 8), (0.01, 9)):
         tallies = {
-            round(best + step * k, 2): Tally(device_of(model), sums=summed) for k in range(-each_side, each_side + 1)
+            round(best + step * k, 2): Tally(device_of(model), sums=all_reduce)
+            for k in range(-each_side, each_side + 1)
         }
         with evaluating(model):
             for batch in make_batches(model, ids, protocol, batch_size=batch_size, start_id=start_id):
@@ -192,7 +193,7 @@ def make_batches(
     alone: all of them. Raises InputError where the model cannot read so many tokens (`check_length`).
     """
     check_length(model, protocol, len(ids))
-    first, step = (0, 1) if alone else (rank(), count())
+    first, step = (0, 1) if alone else (rank(), world_size())
     parts = passages(ids, protocol, start_id)
     if protocol.kind == "memory":  # streams are shared, else batches
         return [own] if (own := parts[first::step]) else []

@@ -57,7 +57,7 @@ from fullrank.seal import DamagedError, is_run, read_record, seal_run
 from fullrank.storage import find
 from fullrank.training.checkpoint import kept_checkpoints, load_weights, mean_weights, write_mean
 from fullrank.training.device import choose_device, lock_folder, prepare_machine
-from fullrank.training.distributed import count, first_before_others, gathered, rank, shard, together
+from fullrank.training.distributed import all_gather, main_process_first, process_group, rank, shard, world_size
 from fullrank.training.loop import fit
 from fullrank.training.observers import make_observers
 from fullrank.training.optimizer import make_optimizer, make_schedule
@@ -108,10 +108,10 @@ def train(
     config = absolute(resolved.config)
     task_of(config).check(config)
     device = prepare_machine(config.train)
-    with together(device), ExitStack() as exits:
-        with first_before_others():
+    with process_group(device), ExitStack() as exits:
+        with main_process_first():
             start = _begin(config, resolved, folder, kernel_name, say, trained or {}, exits, after)
-        if gathered(isinstance(start, dict))[0]:
+        if all_gather(isinstance(start, dict))[0]:
             return start if isinstance(start, dict) else {}
         assert not isinstance(start, dict)
         return _train(start, folder, device, quiet=quiet, until=until, say=say)
@@ -232,8 +232,8 @@ def _settle_budget(
         raise InputError("train.budget: the rules need to know which keys are stated; give a YAML file, or train.steps")
     if recorded.get("stated") == stated:
         return open_run(folder)[0]
-    if budget.seconds is not None and count() > 1:
-        raise InputError(f"train.budget: a time is measured for one process, here are {count()}; give tokens")
+    if budget.seconds is not None and world_size() > 1:
+        raise InputError(f"train.budget: a time is measured for one process, here are {world_size()}; give tokens")
     with kernel(kernel_name):
         settled = settle(stated, budget, TEXT_TASKS, say)
     for line in settled.table():
@@ -270,7 +270,7 @@ def _train(
             say(parts.remark)
         if "start" in identity and not (folder / "checkpoints" / "last").exists():
             load_weights(parts.model, Path(options.start or "") / "checkpoints" / "best")
-        if options.sharding == "fsdp" and count() > 1:
+        if options.sharding == "fsdp" and world_size() > 1:
             shard(parts.model, options)
         observers = []
         if is_first:
@@ -282,7 +282,7 @@ def _train(
             observers = make_observers(
                 folder, track=options.track, config=settings, label=label, bits=bits, quiet=quiet
             )
-            if getattr(parts.eval_options, "sample", False) and not quiet and count() == 1:
+            if getattr(parts.eval_options, "sample", False) and not quiet and world_size() == 1:
                 observers.append(_Samples(start.task, parts.model, prepared.corpus, observers[0]))
         done = fit(
             parts.model,
@@ -544,7 +544,7 @@ def environment(device: torch.device, precision: str) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "processes": count(),
+        "processes": world_size(),
         "precision": precision,
     }
 

@@ -238,7 +238,7 @@ def in_words(protocols: Mapping[str, EvaluationProtocol | MaskedProtocol | Searc
 
 def own_rows() -> Share:
     """The rows of each batch that this process reads."""
-    return Share(distributed.rank(), distributed.count())
+    return Share(distributed.rank(), distributed.world_size())
 
 
 def place_draws(part: Part | None, rows: int) -> None:

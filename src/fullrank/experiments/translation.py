@@ -38,7 +38,7 @@ from fullrank.experiments.task import (
 from fullrank.experiments.translate import SOURCE, TARGET, Search, named, translate_ids
 from fullrank.files import silent, write_text
 from fullrank.training.device import device_of
-from fullrank.training.distributed import in_order, own_share, rank, summed
+from fullrank.training.distributed import all_reduce, merge_shares, rank, share_of_process
 from fullrank.training.values import Carry, EvaluationResult, Loss, TrainingPosition
 
 Sentences = Prepared[RunConfig, Corpus]
@@ -247,9 +247,9 @@ def score(model: Translator, pairs: Pairs, config: RunConfig) -> Evaluation:
     longest = int(max(pairs.source_lengths.max(), pairs.target_lengths.max())) + 1
     batches = PairBatches(pairs, batch_tokens=max(config.train.batch_tokens or 4096, longest), seed=0, shuffle=False)
     device, sees_future = device_of(model), model.config.of_decoder().sees_future
-    tally = Tally(device, sums=summed)
+    tally = Tally(device, sums=all_reduce)
     with evaluating(model):
-        for index in own_share(batches.batches_per_epoch):
+        for index in share_of_process(batches.batches_per_epoch):
             batch = batches.batch(0, index).to(device)
             seen = batch.weights if sees_future else None
             nll = model.nll(batch.source_ids, batch.inputs, batch.targets, batch.source_mask, seen)
@@ -266,7 +266,7 @@ def translated(
     """
     pairs, target = corpus.pairs(split), corpus.target
     count = len(pairs) if limit is None else min(limit, len(pairs))
-    sentences = [pairs.source(i).tolist() for i in own_share(count)]
+    sentences = [pairs.source(i).tolist() for i in share_of_process(count)]
     best = translate_ids(model, sentences, search, source_eos=pairs.source_eos_id, target_eos=pairs.target_eos_id)
-    ids = in_order([named(translations[0].ids, target) for translations in best])
+    ids = merge_shares([named(translations[0].ids, target) for translations in best])
     return [target.decode(line) for line in ids], [target.tokens(line) for line in ids]

@@ -33,7 +33,7 @@ from fullrank.core.errors import InputError, RunError
 from fullrank.files import no_room
 from fullrank.forward import load_tensors
 from fullrank.seal import LINKS, DamagedError, Record, read_record, seal_file, sync, write_record
-from fullrank.training.distributed import barrier, full_tensor, gathered, rank
+from fullrank.training.distributed import all_gather, barrier, full_tensor, rank
 
 WEIGHTS, TRAINING = "model.safetensors", "training.safetensors"
 KEPT = "kept"
@@ -108,7 +108,7 @@ def _remove_unlinked(folder: Path) -> None:
 
 def load_checkpoint(folder: Path, notice: Callable[[str], None]) -> Snapshot | None:
     """The newest good checkpoint in `folder`, `last` first; None if there is none at all. Errors as `find_newest`."""
-    name = gathered(find_newest(folder, notice) if rank() == 0 else None)[0]
+    name = all_gather(find_newest(folder, notice) if rank() == 0 else None)[0]
     return None if name is None else read_checkpoint(folder / name)
 
 

@@ -42,7 +42,7 @@ def is_distributed() -> bool:
     return _read_variable("WORLD_SIZE", 1) > 1
 
 
-def is_first() -> bool:
+def is_main_process() -> bool:
     """True in the first of several processes, also before and after they form a group, and alone."""
     return not is_distributed() or _read_variable("RANK", 0) == 0
 
@@ -58,7 +58,7 @@ def _read_variable(name: str, default: int) -> int:
 _START = "start with torchrun or `fullrank train --procs N`, or unset WORLD_SIZE"
 
 
-def count() -> int:
+def world_size() -> int:
     """The number of processes that train together."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
@@ -74,7 +74,7 @@ def local_device(name: str) -> str:
 
 
 @contextmanager
-def together(device: torch.device) -> Iterator[None]:
+def process_group(device: torch.device) -> Iterator[None]:
     """Inside the block the processes that torchrun started are a group; alone, nothing happens. The group stays for the next.
 
     A process that fails ends the others: the first one to fail says why, the others only that they end.
@@ -99,7 +99,7 @@ def together(device: torch.device) -> Iterator[None]:
             raise SystemExit(1) from error
         if isinstance(error, RuntimeError) and _is_lost_connection(error):
             raise RunError(
-                f"process {rank()} of {count()} waited for another one, which is gone or did nothing for "
+                f"process {rank()} of {world_size()} waited for another one, which is gone or did nothing for "
                 f"{seconds} seconds; run the same command again to go on from the last checkpoint"
             ) from error
         raise
@@ -185,23 +185,23 @@ def launch(processes: int, words: Sequence[str]) -> int:
 # -- collective operations -------------------------------------------------------------------------------------------
 
 
-def summed(numbers: Tensor) -> Tensor:
+def all_reduce(numbers: Tensor) -> Tensor:
     """Sums over all processes, of each number."""
-    if count() > 1:
+    if world_size() > 1:
         dist.all_reduce(numbers)
     return numbers
 
 
 def barrier() -> None:
     """Wait for all processes."""
-    if count() > 1:
+    if world_size() > 1:
         dist.barrier()
 
 
 @contextmanager
-def first_before_others() -> Iterator[None]:
+def main_process_first() -> Iterator[None]:
     """Run the block in the first process, and then in the others, which find there what it has prepared."""
-    if count() == 1:
+    if world_size() == 1:
         yield
         return
     store, name = dist.distributed_c10d._get_default_store(), f"fullrank_prepared_{next(_PREPARED)}"
@@ -215,23 +215,23 @@ def first_before_others() -> Iterator[None]:
 _PREPARED = itertools.count()
 
 
-def gathered(value: Value) -> list[Value]:
+def all_gather(value: Value) -> list[Value]:
     """The values of all processes, in their order; plain Python objects."""
-    if count() == 1:
+    if world_size() == 1:
         return [value]
-    values: list[Any] = [None] * count()
+    values: list[Any] = [None] * world_size()
     dist.all_gather_object(values, value)
     return values
 
 
-def own_share(total: int) -> range:
+def share_of_process(total: int) -> range:
     """The numbers of this process among `total` things that are read one by one."""
-    return range(rank(), total, count())
+    return range(rank(), total, world_size())
 
 
-def in_order(results: list[Value]) -> list[Value]:
-    """The results of all processes for their shares (`own_share`), in order."""
-    shares = gathered(results)
+def merge_shares(results: list[Value]) -> list[Value]:
+    """The results of all processes for their shares (`share_of_process`), in order."""
+    shares = all_gather(results)
     total = sum(len(share) for share in shares)
     return [shares[i % len(shares)][i // len(shares)] for i in range(total)]
 
@@ -274,14 +274,14 @@ def rows_layout() -> Layout:
     from torch.distributed.tensor import Shard
 
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-    return init_device_mesh(device, (count(),)), [Shard(0)]
+    return init_device_mesh(device, (world_size(),)), [Shard(0)]
 
 
 def as_dtensor(rows: Tensor) -> Tensor:
     """The rows of all processes as one tensor, of which each holds its own."""
     from torch.distributed.tensor import DTensor
 
-    return DTensor.from_local(rows.contiguous(), *rows_layout(), run_check=False) if count() > 1 else rows
+    return DTensor.from_local(rows.contiguous(), *rows_layout(), run_check=False) if world_size() > 1 else rows
 
 
 def distribute(tensor: Tensor, layout: Layout | None) -> Tensor:
@@ -371,7 +371,7 @@ class Engine:
         self.reached = torch.zeros(len(self.parameters), dtype=torch.float64)
         self.sharded = any(isinstance(p, Gatherable) for p in model.parameters())
         self.wrapped: nn.parallel.DistributedDataParallel | None = None
-        if count() > 1 and not self.sharded:
+        if world_size() > 1 and not self.sharded:
             with warnings.catch_warnings():  # of a name that torch before 2.13 has alone
                 warnings.filterwarnings("ignore", "`broadcast_buffers`", FutureWarning)
                 self.wrapped = nn.parallel.DistributedDataParallel(
@@ -403,7 +403,7 @@ class Engine:
         """
         figures = torch.stack([torch.as_tensor(number, dtype=torch.float64).cpu() for number in numbers])
         device = next(self.model.parameters()).device
-        sums = summed(torch.cat((figures, self.reached)).to(device)).cpu()
+        sums = all_reduce(torch.cat((figures, self.reached)).to(device)).cpu()
         if self.wrapped is not None:
             for parameter, reached in zip(self.parameters, sums[len(figures) :].tolist(), strict=True):
                 parameter.grad = parameter.grad if reached else None

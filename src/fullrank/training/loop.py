@@ -37,7 +37,7 @@ from fullrank.training.device import (
     lock_folder,
     peak_memory_mib,
 )
-from fullrank.training.distributed import Engine, count, full_tensor, gathered, local_tensor, rank
+from fullrank.training.distributed import Engine, all_gather, full_tensor, local_tensor, rank, world_size
 from fullrank.training.observers import JsonLines, ObserverGroup, metrics_line, perplexity, timing_line
 from fullrank.training.optimizer import Schedule
 from fullrank.training.phases import Plan, make_plan
@@ -195,9 +195,9 @@ class _Loop:
             return None
         state.restore(snapshot, last)
         processes = snapshot.state["processes"]
-        if processes != count():
+        if processes != world_size():
             self.observers.notice(
-                f"{last} was made with --procs {processes}, this is --procs {count()}: the same batches and draws follow, "
+                f"{last} was made with --procs {processes}, this is --procs {world_size()}: the same batches and draws follow, "
                 "but sums add up in another order, so that the last digits may differ"
             )
         counters = state.counters
@@ -256,8 +256,8 @@ class _Loop:
         loss, nll, tokens, seen = self.gradient(step)
         self.is_ending = signals.signal is not None
         self.is_late = self.options.save_every_steps is None and time.monotonic() - self.saved_at > SAVE_SECONDS
-        if count() > 1:
-            mean, nats, *flags = self.engine.agree(loss / count(), nll, float(self.is_ending), float(self.is_late))
+        if world_size() > 1:
+            mean, nats, *flags = self.engine.agree(loss / world_size(), nll, float(self.is_ending), float(self.is_late))
             loss, nll = loss.new_tensor(mean), nll.new_tensor(nats)
             self.is_ending, self.is_late = (flag > 0 for flag in flags)
         if self.options.max_grad_norm is not None:
@@ -369,7 +369,7 @@ class _Loop:
         counters = self.state.counters
         self.check_loss()
         norms = torch._foreach_norm([local_tensor(p.detach()) for p in self.parameters])
-        if any(gathered(not all(bool(torch.isfinite(norm)) for norm in norms))):
+        if any(all_gather(not all(bool(torch.isfinite(norm)) for norm in norms))):
             raise self.diverged("a parameter", counters.step)
         self.clock.pause()
         if self.metrics is not None:

@@ -30,7 +30,7 @@ from fullrank.training.device import (
     eager_evaluation,
     synchronize,
 )
-from fullrank.training.distributed import as_dtensor, count, distribute, layout_of, local_tensor, rows_layout
+from fullrank.training.distributed import as_dtensor, distribute, layout_of, local_tensor, rows_layout, world_size
 from fullrank.training.optimizer import Schedule
 from fullrank.training.values import Carry, Evaluate, EvaluationResult
 
@@ -331,7 +331,7 @@ class TrainingState:
                     weights[alias] = self.average.averages[names[id(parameter)]]
         state = dataclasses.asdict(self.counters) | {
             "window_tokens": self.running.tokens,
-            "processes": count(),
+            "processes": world_size(),
             "optimizer": type(self.optimizer).__name__,
             "schedule": self.schedule.state(),
             "average": self.average.state(),
@@ -342,7 +342,7 @@ class TrainingState:
         """The part that this process holds of a tensor by its name in `training.safetensors`."""
         kind, _, rest = name.partition(".")
         if kind == "carry":
-            return distribute(tensor, rows_layout() if count() > 1 and tensor.ndim > 1 else None)
+            return distribute(tensor, rows_layout() if world_size() > 1 and tensor.ndim > 1 else None)
         parameter = self.average.parameters.get(rest.rpartition("|")[0] if kind == "optimizer" else rest)
         if parameter is None or parameter.shape != tensor.shape:
             return distribute(tensor, None)
