@@ -35,7 +35,6 @@ from fullrank.hf import FullRankCache as FullRankCache
 from fullrank.hf import FullRankConfig as FullRankConfig
 from fullrank.hf import FullRankForCausalLM as FullRankForCausalLM
 from fullrank.hf import FullRankForMaskedLM as FullRankForMaskedLM
-from fullrank.hf import FullRankForSeq2SeqLM as FullRankForSeq2SeqLM
 from fullrank.hf.inject import inject as inject
 from fullrank.hf.inject import parameter_groups as parameter_groups
 from fullrank.hf.inject import remove as remove

@@ -69,16 +69,6 @@ def padded(texts: list[Tensor], side: str = "left") -> tuple[Tensor, Tensor]:
     return ids, mask
 
 
-def translator_of(config: fr.ModelConfig, **options: Any) -> tuple[Any, fr.Translator]:
-    """(translation model of Hugging Face's kind, the same model of ours), both in evaluation mode."""
-    torch.manual_seed(3)
-    hf_config = fr.FullRankConfig.of(config, objective="translation", **IDS | options)
-    hf_model = moved(fr.FullRankForSeq2SeqLM(hf_config)).eval()
-    own = fr.Translator(config)
-    own.load_state_dict({name.removeprefix("model."): tensor for name, tensor in hf_model.state_dict().items()})
-    return hf_model, own.eval()
-
-
 def masked_of(config: fr.ModelConfig, **options: Any) -> tuple[Any, fr.MaskedLanguageModel]:
     """(masked language model of Hugging Face's kind, the same model of ours), both in evaluation mode."""
     torch.manual_seed(3)

@@ -91,7 +91,7 @@ def test_the_configuration(tmp_path: Path) -> None:
         ({"fullrank": {"hidden_sise": 8}}, "did you mean 'model.hidden_size'"),
         ({"fullrank": {"hidden_size": 10, "num_attention_heads": 3}}, "not divisible"),
         ({"hidden_size": 99}, "hidden_size: 512 by `fullrank`, given 99"),
-        ({"objective": "casual"}, "causal, masked, translation, given 'casual'"),
+        ({"objective": "casual"}, "causal, masked, given 'casual'"),
         ({"objective": "masked", "fullrank": {"memory_length": 4}}, "model.memory_length"),
         ({"tie_word_embeddings": True}, "output.tied"),
     ],

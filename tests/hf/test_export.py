@@ -37,12 +37,11 @@ from fullrank.core.errors import InputError
 from fullrank.core.mix import AverageHeads
 from fullrank.core.registry import register, unregister
 from fullrank.data import WordVocabulary
-from fullrank.experiments.translate import LineTranslator
 from fullrank.hf import export
 from fullrank.hf.code import code_files
 from fullrank.hf.export import export_run
 from moving import moved
-from translation_runs import LINES, write_run
+from translation_runs import write_run
 
 WORDS = ["<eos>", "<unk>", "the", "cat", "dog", "sleeps", "barks", "."]
 
@@ -70,10 +69,7 @@ for job in jobs:
         model.save_pretrained(work + "/once-more")
         model = getattr(transformers, auto).from_pretrained(work + "/once-more", trust_remote_code=True)
     with torch.no_grad():
-        if auto == "AutoModelForSeq2SeqLM":
-            actual[name] = model(input_ids=ids, decoder_input_ids=given[name + ".target"]).logits
-        else:
-            actual[name] = model(ids).logits
+        actual[name] = model(ids).logits
     if name + ".read" in given:
         tokenizer = transformers.AutoTokenizer.from_pretrained(work + "/" + name)
         actual[name + ".read"] = tokenizer("the cat sleeps .\\nthe bird", return_tensors="pt").input_ids
@@ -187,8 +183,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory, own_stages: None) -> tupl
         models[name] = write_language_run(work / "runs" / name, None, attention, **settings)
     masked = fr.MaskedLanguageModel(fr.ModelConfig(vocab_size=9, hidden_size=16, num_hidden_layers=1)).double().eval()
     moved(masked).save(work / "runs" / "masked")
-    mixed = fr.AttentionConfig(mix="position_wise")
-    models |= {"masked": masked, "translator": write_run(work / "runs" / "translator", attention=mixed)}
+    models["masked"] = masked
     for name in models:
         export_run(work / "runs" / name, work / name)
     return work, models
@@ -202,16 +197,13 @@ def test_a_process_without_the_package_computes_the_same(exported: tuple[Path, d
     """All kinds; language models also write, and what was saved there is read again."""
     work, models = exported
     with torch.no_grad():
-        expected = {
-            name: model(IDS, IDS[:, :4]).logits if name == "translator" else model(IDS).logits
-            for name, model in models.items()
-        }
+        expected = {name: model(IDS).logits for name, model in models.items()}
     given, jobs = dict.fromkeys(models, IDS), [f"{name}:AutoModelForCausalLM" for name in KINDS]
     for name in KINDS:
         expected[f"{name}.text"] = written(models[name])
     shutil.copytree(work / "own", work / "again", dirs_exist_ok=True)
-    jobs += ["again:AutoModelForCausalLM", "masked:AutoModelForMaskedLM", "translator:AutoModelForSeq2SeqLM"]
-    given |= {"again": IDS, "translator.target": IDS[:, :4].contiguous(), "memory.read": torch.zeros(1)}
+    jobs += ["again:AutoModelForCausalLM", "masked:AutoModelForMaskedLM"]
+    given |= {"again": IDS, "memory.read": torch.zeros(1)}
     expected |= {"again": expected["own"], "again.text": expected["own.text"]}
     expected["memory.read"] = torch.tensor([[0, 2, 3, 5, 7, 0, 2, 1]])  # behind the `<eos>` that a text begins after
     actual = alone(work, jobs, given)
@@ -262,45 +254,26 @@ def test_with_the_package_no_remote_code_is_needed(tmp_path: Path) -> None:
     import transformers
 
     model = write_language_run(tmp_path / "run", None, {"mix": "position_wise"}, memory_length=3)
-    translator = write_run(tmp_path / "pairs")
     ids = torch.randint(2, len(WORDS), (2, 6))
     own = transformers.AutoModelForCausalLM.from_pretrained(export_run(tmp_path / "run", tmp_path / "out"))
-    pairs = transformers.AutoModelForSeq2SeqLM.from_pretrained(export_run(tmp_path / "pairs", tmp_path / "pairs-out"))
-    assert {type(own).__module__, type(pairs).__module__} == {"fullrank.hf.classes"}
+    assert type(own).__module__ == "fullrank.hf.classes"
     with torch.no_grad():
         check_close(own(ids).logits, model(ids).logits)
-        check_close(pairs(ids, decoder_input_ids=ids).logits, translator(ids, ids).logits)
     own.save_pretrained(tmp_path / "again")  # what our classes save is read, too
     assert torch.equal(fr.LanguageModel.load(tmp_path / "again")(ids).logits, model(ids).logits)
-    source, target = (
-        transformers.AutoTokenizer.from_pretrained(tmp_path / "pairs-out", subfolder=name)
-        for name in ("", "target_tokenizer")
-    )
-    assert source("ein hund rennt").input_ids == [2, 3, 6, 0]
-    assert target("a dog runs").input_ids == [2, 3, 6, 0]
 
 
 def test_it_is_read_as_a_model_of_ours(run: Path, tmp_path: Path) -> None:
-    """Both checkpoints, a translator and a masked model: the same configuration and tensors."""
-    write_run(tmp_path / "pairs")
+    """Both checkpoints and a masked model: the same configuration and tensors."""
     fr.MaskedLanguageModel(fr.ModelConfig(vocab_size=9, hidden_size=16, num_hidden_layers=1)).save(tmp_path / "masked")
     for folder, kind, checkpoint in (
-        (run, fr.LanguageModel, "best"), (run, fr.LanguageModel, "last"), (tmp_path / "pairs", fr.Translator, "best"),
-        (tmp_path / "masked", fr.MaskedLanguageModel, "best"),
+        (run, fr.LanguageModel, "best"), (run, fr.LanguageModel, "last"), (tmp_path / "masked", fr.MaskedLanguageModel, "best"),
     ):  # fmt: skip
         out = export_run(folder, tmp_path / f"{kind.__name__}-{checkpoint}", checkpoint)
         expected, loaded = kind.load(folder, checkpoint), kind.load(out)
         assert loaded.config == expected.config
         for name, tensor in expected.state_dict().items():
             assert torch.equal(loaded.state_dict()[name], tensor), name
-    config, generation = (
-        json.loads((tmp_path / "Translator-best" / name).read_text())
-        for name in ("config.json", "generation_config.json")
-    )
-    assert (config["is_encoder_decoder"], config["decoder_start_token_id"], config["eos_token_id"]) == (True, 0, 0)
-    assert (generation["num_beams"], generation["decoder_start_token_id"]) == (5, 0)
-    with pytest.raises(InputError, match="holds a translation model, not a language model"):
-        fr.LanguageModel.load(tmp_path / "Translator-best")
     assert json.loads((out / "config.json").read_text())["mask_token_id"] == 8
     assert not (out / "generation_config.json").exists()
 
@@ -374,14 +347,14 @@ def test_nothing_is_overwritten(run: Path, tmp_path: Path, capsys: pytest.Captur
     assert call(capsys, "export", run, out)[0] == 0  # an empty folder is as good as none
 
 
-@pytest.mark.parametrize("place", ["save_file", "_write_tokenizers", "_write_configuration", "_make_card"])
+@pytest.mark.parametrize("place", ["save_file", "_write_tokenizer", "_write_configuration", "_make_card"])
 def test_a_full_disk_leaves_nothing_that_looks_whole(
     place: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Said by the system, by safetensors or by tokenizers."""
     errors = {
         "save_file": SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
-        "_write_tokenizers": Exception("No space left on device (os error 28)"),
+        "_write_tokenizer": Exception("No space left on device (os error 28)"),
     }
 
     def full(*given: Any, **options: Any) -> None:
@@ -401,6 +374,7 @@ def test_what_cannot_be_exported_is_named(run: Path, tmp_path: Path, capsys: pyt
     empty.mkdir()
     tuned.mkdir()
     (tuned / "config.yaml").write_text("data: {name: glue/cola}\n")
+    write_run(tmp_path / "pairs")
     out = tmp_path / "out"
     export_run(run, tmp_path / "exported")
     broken = shutil.copytree(run, tmp_path / "broken")
@@ -409,6 +383,7 @@ def test_what_cannot_be_exported_is_named(run: Path, tmp_path: Path, capsys: pyt
         ((tmp_path / "nowhere", out), "no such folder; give a run folder"),
         ((empty, out), "holds no config.yaml; give a run folder"),
         ((tmp_path / "exported", out), "already a folder of Hugging Face"),
+        ((tmp_path / "pairs", out), "a translation model"),
         ((tuned, out), "a run of fine-tuning on glue/cola"),
         ((run, out, "--checkpoint", "average"), "`fullrank average` makes one"),
         ((run, out, "--to", "onnx"), "--to: hf, given 'onnx'"),
@@ -454,7 +429,6 @@ def test_stages_whose_code_cannot_be_copied_are_named(
     for stage, said in (
         (inside["Typed"], "without a source file"),
         (functools.partial(AverageHeads), "without a source file"),
-        (type("Other", (AverageHeads,), {"__module__": "own_stages"}), r"has no register"),
         (None, r"imports yaml, which a reader .* may import torch"),
     ):
         if stage is None:
@@ -510,39 +484,3 @@ def test_the_verb_in_json(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert code == 0
     assert (told["to"], told["checkpoint"], told["folder"]) == ("hf", "last", str(tmp_path / "out"))
     assert {"config.json", "model.safetensors", "README.md", "modeling_fullrank.py"} <= set(told["files"])
-
-
-SEARCHES: list[dict[str, Any]] = [
-    {"beams": 1},
-    {"beams": 1, "length_penalty": 0.6, "no_repeat_ngram_size": 3},
-    {"beams": 1, "length_penalty": -10.0, "max_length_a": 0.0, "max_length_b": 3},
-    {"beams": 2, "length_penalty": 10.0},
-    {"beams": 5, "length_penalty": 0.0, "no_repeat_ngram_size": 2},
-    {"beams": 3, "no_repeat_ngram_size": 1},
-    {"beams": 13, "max_length_a": 3.0, "max_length_b": 0},
-    {"beams": 30, "max_length_a": 0.0, "max_length_b": 1},
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "evaluation",
-    [pytest.param(e, id=str(e), marks=() if i % 3 == 1 else pytest.mark.full) for i, e in enumerate(SEARCHES)],
-)
-def test_an_exported_translator_searches_as_its_eval_section_says(evaluation: dict[str, Any], tmp_path: Path) -> None:
-    """Given a limit of tokens, which depends on the source in ours, its ids are those of our search."""
-    import transformers
-
-    write_run(tmp_path / "run", evaluation=evaluation)
-    export_run(tmp_path / "run", tmp_path / "out")
-    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out")
-    assert model.generation_config.num_beams == evaluation["beams"]
-    translator = LineTranslator(tmp_path / "run")
-    for line in (line for line in LINES if line.strip()):
-        source = [*translator.encoded(line), translator.source.eos_id]
-        limit = translator.search.longest(len(source), translator.model.max_length)
-        own = {} if evaluation.get("max_length_a") == 0 else {"max_new_tokens": limit}
-        written = model.generate(torch.tensor([source]), **own)[0, 1:].tolist()
-        assert len(written) <= limit
-        if evaluation.get("no_repeat_ngram_size") != 1:  # transformers counts the start, which is <eos>, and never ends
-            end = written.index(0) if 0 in written else None
-            assert written[:end] == list(translator.translate([line])[0][0].ids)

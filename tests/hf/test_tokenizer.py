@@ -17,10 +17,8 @@ from fullrank.config.run import RunConfig
 from fullrank.config.training import TrainConfig
 from fullrank.core.config import ModelConfig
 from fullrank.core.errors import InputError
-from fullrank.data import ByteVocabulary, CharacterVocabulary, Language, WordVocabulary, train_bpe
-from fullrank.data.language import Words, learn_byte_bpe, learn_unigram
-from fullrank.hf.tokenizer import of_language, of_vocabulary, tokenizer_of
-from translation_runs import languages, write_run
+from fullrank.data import ByteVocabulary, CharacterVocabulary, WordVocabulary, train_bpe
+from fullrank.hf.tokenizer import of_vocabulary, tokenizer_of
 
 REAL = [text for _, text in sorted(pydoc_data.topics.topics.items())][:40]
 READ = "".join(REAL[:25])
@@ -112,31 +110,6 @@ def test_a_mask_is_the_last_entry(name: str, tmp_path: Path) -> None:
     assert len(ids) == len(own.encode("the ")) + 1 + len(own.encode(" is"))
 
 
-def language(kind: str) -> Language:
-    lines = [line for line in READ.split("\n") if line.strip()]
-    if kind == "word":
-        seen = Counter(word for line in lines for word in line.split())
-        return Language(
-            "en", Words(), ["<eos>", "<unk>", *(w for w, n in seen.items() if n > 1 and w not in ("<eos>", "<unk>"))]
-        )
-    segmenter: Any = learn_unigram(lines, 400) if kind == "unigram" else learn_byte_bpe(lines, 500)
-    return Language("en", segmenter, ["<eos>", "<unk>", *reversed(segmenter.pieces)], lowercase=kind == "bpe")
-
-
-@pytest.mark.parametrize("kind", ["word", "unigram", "bpe"])
-def test_a_sentence_of_a_translation_ends_in_eos(kind: str, tmp_path: Path) -> None:
-    own = language(kind)
-    of_language(own).save_pretrained(tmp_path)
-    loaded = AutoTokenizer.from_pretrained(tmp_path)
-    for text in texts():
-        for line in text.split("\n"):
-            expected = own.encode(line)
-            assert loaded(line)["input_ids"] == [*expected, own.eos_id], repr(line)
-            assert loaded(text_target=line)["input_ids"] == [*expected, own.eos_id]
-    line = "the value of the name"
-    assert loaded.decode([*own.encode(line), 0], skip_special_tokens=True) == own.decode(own.encode(line))
-
-
 @pytest.mark.parametrize("objective", ["causal", "masked"])
 def test_that_of_a_run(objective: str, tmp_path: Path) -> None:
     own = words()
@@ -151,21 +124,3 @@ def test_that_of_a_run(objective: str, tmp_path: Path) -> None:
     )
     with pytest.raises(InputError, match="cannot be read"):
         tokenizer_of(tmp_path / "nothing")
-
-
-def test_those_of_a_translation_run(tmp_path: Path) -> None:
-    write_run(tmp_path, subwords=True)
-    source, target = languages(subwords=True)
-    line = "ein hund schläft im park ."
-    assert tokenizer_of(tmp_path, "source")(line)["input_ids"] == [*source.encode(line), 0]
-    assert tokenizer_of(str(tmp_path))("a dog")["input_ids"] == [*target.encode("a dog"), 0]
-    with pytest.raises(InputError, match="source or target, given 'de'"):
-        tokenizer_of(tmp_path, "de")
-
-
-def test_what_no_tokenizer_of_theirs_does_is_refused() -> None:
-    with pytest.raises(InputError, match=r"Moses' tokenizer.*fullrank translate"):
-        of_language(Language("de", Words(), ["<eos>", "<unk>"], moses=True))
-    segmenter = learn_byte_bpe(["a b c"], 256)
-    with pytest.raises(InputError, match="leaves out pieces"):
-        of_language(Language("en", segmenter, ["<eos>", "<unk>", *segmenter.pieces[5:]]))

@@ -13,23 +13,13 @@ from fullrank.core.errors import InputError, pip_install
 if importlib.util.find_spec("transformers") is None:
     raise InputError(f"transformers is not installed, and Hugging Face models need it; install it: {pip_install('hf')}")
 
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    AutoModelForSeq2SeqLM,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
 from fullrank.hf.cache import FullRankCache as FullRankCache
 from fullrank.hf.classes import FullRankForCausalLM as FullRankForCausalLM
 from fullrank.hf.classes import FullRankForMaskedLM as FullRankForMaskedLM
-from fullrank.hf.classes import FullRankForSeq2SeqLM as FullRankForSeq2SeqLM
 from fullrank.hf.configuration import FullRankConfig as FullRankConfig
 
 AutoConfig.register("fullrank", FullRankConfig, exist_ok=True)
-for _auto, _kind in (
-    (AutoModelForCausalLM, FullRankForCausalLM),
-    (AutoModelForSeq2SeqLM, FullRankForSeq2SeqLM),
-    (AutoModelForMaskedLM, FullRankForMaskedLM),
-):
-    _auto.register(FullRankConfig, _kind, exist_ok=True)
+AutoModelForCausalLM.register(FullRankConfig, FullRankForCausalLM, exist_ok=True)
+AutoModelForMaskedLM.register(FullRankConfig, FullRankForMaskedLM, exist_ok=True)

@@ -13,10 +13,9 @@ from transformers.cache_utils import CacheLayerMixin
 from fullrank.core.cache import Cache
 from fullrank.core.errors import InputError
 from fullrank.core.memory import Memory
-from fullrank.core.translator import TranslationCache
 
-State: TypeAlias = Cache | Memory | TranslationCache
-Held = TypeVar("Held", Cache, Memory, TranslationCache)
+State: TypeAlias = Cache | Memory
+Held = TypeVar("Held", Cache, Memory)
 
 
 class StateLayer(CacheLayerMixin):
@@ -48,8 +47,7 @@ class StateLayer(CacheLayerMixin):
     @property
     def is_croppable(self) -> bool:
         """True if the last tokens can be taken out again: keys and values can, sums and a memory cannot."""
-        state = self.state.written if isinstance(self.state, TranslationCache) else self.state
-        return state is None or (isinstance(state, Cache) and state.croppable)
+        return self.state is None or (isinstance(self.state, Cache) and self.state.croppable)
 
     @property
     def batch_size(self) -> int:
@@ -105,7 +103,7 @@ class FullRankCache(HuggingFaceCache):
 
     @property
     def state(self) -> State | None:
-        """`Cache`, `Memory` or `TranslationCache` of our models; None at the beginning."""
+        """`Cache` or `Memory` of our models; None at the beginning."""
         state: State | None = self.layers[0].state
         return state
 

@@ -12,15 +12,10 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import GenerationMixin, LogitsProcessorList, PreTrainedModel
 from transformers import initialization as init
-from transformers.modeling_outputs import (
-    BaseModelOutput,
-    CausalLMOutputWithPast,
-    MaskedLMOutput,
-    Seq2SeqLMOutput,
-)
+from transformers.modeling_outputs import CausalLMOutputWithPast, MaskedLMOutput
 from transformers.utils import can_return_tuple
 
-from fullrank.core.cache import Cache, Source
+from fullrank.core.cache import Cache
 from fullrank.core.config import ModelConfig
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError
@@ -29,7 +24,6 @@ from fullrank.core.memory import Memory
 from fullrank.core.model import Model
 from fullrank.core.output import IGNORED, Output
 from fullrank.core.trace import Trace
-from fullrank.core.translator import TranslationCache, Translator
 from fullrank.hf.cache import FullRankCache, StateLayer, layer_of, mask_of_new
 from fullrank.hf.configuration import FullRankConfig
 
@@ -86,10 +80,9 @@ class FullRankPreTrainedModel(PreTrainedModel):
 
     def get_input_embeddings(self) -> nn.Module:
         """The input layer that reads input_ids."""
-        if isinstance(self.model, LanguageModel):
-            return self.model.embedding
-        embedding: nn.Module | None = self.model.encoder.embedding
-        return self.model.decoder.embedding if embedding is None else embedding
+        reader = self.model if isinstance(self.model, LanguageModel) else self.model.encoder
+        embedding: nn.Module = reader.embedding
+        return embedding
 
     def set_input_embeddings(self, value: nn.Module) -> None:
         raise InputError(
@@ -169,35 +162,6 @@ def _traced(trace: Trace | None, last: Tensor) -> dict[str, tuple[Tensor, ...] |
     return {"hidden_states": states, "attentions": weights}
 
 
-class _Writing(FullRankPreTrainedModel, GenerationMixin):
-    """A model that writes a text token by token."""
-
-    _has_memory = False
-
-    def prepare_inputs_for_generation(self, input_ids: Tensor, **kwargs: Any) -> dict[str, Any]:
-        """Inputs of `forward` in `generate`; InputError for a model that cannot write a text token by token."""
-        if self.model.config.sees_future:
-            raise InputError(
-                "generate: the tokens of this model see later ones (model.attention.causal: as_published), so it cannot "
-                "write a text token by token; train with model.attention.causal: masked to generate"
-            )
-        inputs: dict[str, Any] = super().prepare_inputs_for_generation(input_ids, **kwargs)
-        return inputs
-
-    def _prepare_cache_for_generation(
-        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> None:
-        if (kind := generation_config.cache_implementation) not in (None, "dynamic"):
-            raise InputError(f"cache_implementation: this model keeps a cache of its own, given {kind!r}; leave it out")
-        if self._has_memory:
-            generation_config.use_cache = True  # a copy of this call; without memory it is another model
-        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
-
-    def _get_logits_processor(self, *args: Any, **kwargs: Any) -> LogitsProcessorList:
-        processors = super()._get_logits_processor(*args, **kwargs)
-        return _WithPadding(processors) if self.config.pad_token_id == self.config.vocab_size else processors
-
-
 class _WithPadding(LogitsProcessorList):
     """Processors that may look up the score of padding, which has an id beyond the vocabulary."""
 
@@ -207,7 +171,7 @@ class _WithPadding(LogitsProcessorList):
         )
 
 
-class FullRankForCausalLM(_Writing):
+class FullRankForCausalLM(FullRankPreTrainedModel, GenerationMixin):
     """p(x_{n+1} | x_1 .. x_n): a `LanguageModel` under `model`.
 
     `logits` are log-probabilities where the output layer is adaptive or a mixture; their softmax is right either way.
@@ -245,8 +209,31 @@ class FullRankForCausalLM(_Writing):
         logits, loss = self._predict(self.model.output, hidden, labels, num_items_in_batch, logits_to_keep)
         return CausalLMOutputWithPast(loss, logits, past, **_traced(trace, hidden))
 
+    def prepare_inputs_for_generation(self, input_ids: Tensor, **kwargs: Any) -> dict[str, Any]:
+        """Inputs of `forward` in `generate`; InputError for a model that cannot write a text token by token."""
+        if self.model.config.sees_future:
+            raise InputError(
+                "generate: the tokens of this model see later ones (model.attention.causal: as_published), so it cannot "
+                "write a text token by token; train with model.attention.causal: masked to generate"
+            )
+        inputs: dict[str, Any] = super().prepare_inputs_for_generation(input_ids, **kwargs)
+        return inputs
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> None:
+        if (kind := generation_config.cache_implementation) not in (None, "dynamic"):
+            raise InputError(f"cache_implementation: this model keeps a cache of its own, given {kind!r}; leave it out")
+        if self._has_memory:
+            generation_config.use_cache = True  # a copy of this call; without memory it is another model
+        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+
+    def _get_logits_processor(self, *args: Any, **kwargs: Any) -> LogitsProcessorList:
+        processors = super()._get_logits_processor(*args, **kwargs)
+        return _WithPadding(processors) if self.config.pad_token_id == self.config.vocab_size else processors
+
     @property
-    def _has_memory(self) -> bool:  # type: ignore[override]
+    def _has_memory(self) -> bool:
         return bool(self.model.memory_length)
 
     @property
@@ -304,117 +291,3 @@ class FullRankForMaskedLM(FullRankPreTrainedModel):
         hidden = self.model.output_dropout(states)
         logits, loss = self._predict(self.model.output, hidden, labels, num_items_in_batch)
         return MaskedLMOutput(loss=loss, logits=logits, **_traced(trace, states))
-
-
-# -- translation -------------------------------------------------------------------------------------------------------
-
-
-class FullRankForSeq2SeqLM(_Writing):
-    """p(y_{n+1} | y_1 .. y_n, x): a `Translator` under `model`. A translation begins with `decoder_start_token_id`.
-
-    `logits` are log-probabilities where the output layer is adaptive or a mixture. Where `decoder.released_decoding` is set,
-    heads are mixed in training and in `generate(use_cache=False)`, and not with a cache, as in Mixhead's released code.
-    """
-
-    kinds: ClassVar[dict[str, type[Model]]] = {"translation": Translator}
-
-    def get_encoder(self, modality: str | None = None) -> SourceEncoder:
-        """The encoder as `generate` calls it."""
-        return SourceEncoder(self)
-
-    @can_return_tuple
-    def forward(self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None,
-                decoder_input_ids: Tensor | None = None, decoder_attention_mask: Tensor | None = None,
-                encoder_outputs: Any = None, past_key_values: Any = None, labels: Tensor | None = None,
-                use_cache: bool | None = None, logits_to_keep: int | Tensor = 0,
-                num_items_in_batch: Tensor | int | None = None, output_attentions: bool | None = None,
-                output_hidden_states: bool | None = None, cache: Any = None) -> Any:  # fmt: skip
-        """input_ids (B, M) of the source -> `Seq2SeqLMOutput` with logits (B, N, V) of the target.
-
-        encoder_outputs: of `get_encoder()`, instead of input_ids. attention_mask (B, M): that of the source, padding on either
-        side. decoder_input_ids (B, N): the target so far, or without them labels (B, N) shifted to the right. labels: -100
-        where there is no loss. decoder_attention_mask (B, N) is for targets that are padded on the left.
-        past_key_values: as of a language model; one is returned where one is given, or with `use_cache`.
-        """
-        if decoder_input_ids is None:
-            if labels is None:
-                raise InputError("decoder_input_ids or labels: the target so far, or the target to learn")
-            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
-        if encoder_outputs is None:
-            if input_ids is None:
-                raise InputError("input_ids or encoder_outputs: a translation needs its source")
-            encoder_outputs = self.get_encoder()(input_ids, attention_mask, output_attentions, output_hidden_states)
-        past = cache if past_key_values is None else past_key_values
-        if past is None and use_cache:
-            past = FullRankCache()
-        trace = self._trace(output_attentions, output_hidden_states)
-        source = Source.of(encoder_outputs[0], attention_mask)
-        decoder_input_ids = self._without_padding(decoder_input_ids)
-        hidden = self._read(decoder_input_ids, decoder_attention_mask, source, layer_of(past), trace)
-        logits, loss = self._predict(self.model.decoder.output, hidden, labels, num_items_in_batch, logits_to_keep)
-        traced = _traced(trace, hidden)
-        weights = traced["attentions"]  # of self-attention and of cross-attention in turn
-        return Seq2SeqLMOutput(
-            loss,
-            logits,
-            past,
-            decoder_hidden_states=traced["hidden_states"],
-            decoder_attentions=None if weights is None else weights[::2],
-            cross_attentions=None if weights is None else weights[1::2],
-            encoder_last_hidden_state=encoder_outputs[0],
-            encoder_hidden_states=getattr(encoder_outputs, "hidden_states", None),
-            encoder_attentions=getattr(encoder_outputs, "attentions", None),
-        )
-
-    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
-        """Labels (B, N) shifted to the right behind `decoder_start_token_id`; collators call it."""
-        start = self.config.decoder_start_token_id
-        if start is None:
-            raise InputError(
-                "decoder_start_token_id: the configuration has none; set it to the first token of a translation"
-            )
-        first = labels.new_full((len(labels), 1), start)
-        return torch.cat((first, labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, start)), dim=1)
-
-    def _read(self, decoder_input_ids: Tensor, decoder_attention_mask: Tensor | None, source: Source,
-              layer: StateLayer | None, trace: Trace | None) -> Tensor:  # fmt: skip
-        """Input of the output layer, (B, N, E); `layer` then holds the state after these tokens."""
-        model: Translator = self.model
-        if layer is None:
-            hidden_behind = not model.config.sees_future
-            mask = mask_of_new(decoder_attention_mask, decoder_input_ids, None, hidden_behind=hidden_behind)
-            return model.decoder.hidden(decoder_input_ids, attention_mask=mask, trace=trace, source=source).hidden
-        state = layer.state_of(TranslationCache) or self.model.of_source(source).new_cache()
-        mask = mask_of_new(decoder_attention_mask, decoder_input_ids, state.written, hidden_behind=False)
-        after = model.decoder_while_decoding().hidden(
-            decoder_input_ids, cache=state.written, attention_mask=mask, trace=trace, source=state.source
-        )
-        assert after.cache is not None
-        layer.keep(TranslationCache(after.cache, state.source), decoder_input_ids.device)
-        return after.hidden
-
-    @property
-    def _is_stateful(self) -> bool:
-        """True if speculation is impossible: a sum cannot forget rejected tokens."""
-        return not self.model.decoder.new_cache().croppable
-
-
-class SourceEncoder:
-    """The encoder of a translation model as `generate` calls it. No module: the encoder's tensors have names already."""
-
-    main_input_name = "input_ids"
-
-    def __init__(self, whole: FullRankForSeq2SeqLM) -> None:
-        self._whole, self.config = whole, whole.config
-
-    @can_return_tuple
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, output_attentions: bool | None = None,
-                output_hidden_states: bool | None = None) -> Any:  # fmt: skip
-        """input_ids (B, M) -> `BaseModelOutput` with last_hidden_state (B, M, E)."""
-        trace = self._whole._trace(output_attentions, output_hidden_states)
-        encoder = self._whole.model.encoder
-        known = input_ids.masked_fill(input_ids == encoder.config.vocab_size, 0)  # as `_without_padding`, of the source
-        hidden = encoder.encode(known, attention_mask, trace=trace).hidden
-        return BaseModelOutput(last_hidden_state=hidden, **_traced(trace, hidden))
-
-    __call__ = forward

@@ -90,10 +90,6 @@ def _stages_elsewhere(section: Section, key: str) -> Iterator[tuple[str, str, st
 def _read_stage(key: str, slot: str, name: str) -> tuple[str, str]:
     """Name and text of the file that registers a stage."""
     item, where = registry.lookup(slot, name), f"{key}: '{name}'"
-    home = getattr(item, "__module__", "")
-    if home.partition(".")[0] == "torch":
-        registers = f"from .registry import register\n\nregister({slot!r}, {name!r})({item.__name__})\n"
-        return f"stage_{slot}_{item.__name__}.py", f"from {home} import {item.__name__}\n{registers}"
     try:
         path = Path(inspect.getsourcefile(item) or "")
         source = path.read_text(encoding="utf-8")
@@ -102,12 +98,7 @@ def _read_stage(key: str, slot: str, name: str) -> tuple[str, str]:
             f"{where}: {item!r} was registered without a source file (typed at a prompt?) and cannot be exported; put it into "
             "a file and import that"
         ) from error
-    tree = ast.parse(source)
-    if not any(_registers(node, slot, name) for node in ast.walk(tree)):
-        raise InputError(
-            f'{where}: {path} has no register("{slot}", "{name}"), by which a reader of the export would know it'
-        )
-    for module in _imported_modules(tree):
+    for module in _imported_modules(ast.parse(source)):
         ours = module in ("fullrank", "fullrank.config") or module.startswith("fullrank.core")
         if not ours and module.partition(".")[0] not in _ALLOWED:
             raise InputError(
@@ -116,12 +107,6 @@ def _read_stage(key: str, slot: str, name: str) -> tuple[str, str]:
             )
     stem = re.sub(r"\W", "_", path.stem)
     return f"stage_{stem}.py", _relative(source)
-
-
-def _registers(node: ast.AST, slot: str, name: str) -> bool:
-    if not isinstance(node, ast.Call) or ast.unparse(node.func).rpartition(".")[2] != "register":
-        return False
-    return [argument.value for argument in node.args if isinstance(argument, ast.Constant)] == [slot, name]
 
 
 def _imported_modules(tree: ast.AST) -> Iterator[str]:

@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig
 from fullrank.core.config import ModelConfig, with_memory
 from fullrank.core.errors import ConfigError, suggest
 
-OBJECTIVES = ("causal", "masked", "translation")
+OBJECTIVES = ("causal", "masked")
 # sizes that the tools of Hugging Face ask a configuration for
 _SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
 
@@ -19,8 +19,8 @@ _SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads
 class FullRankConfig(PreTrainedConfig):
     """`fullrank` is the `model` section of a run, whole; what else describes the model is derived from it.
 
-    objective: `causal` (a language model), `masked` (an encoder that predicts masked tokens) or `translation`; null: what the
-    section describes. use_cache: generation keeps keys and values; memory is part of a model and always on.
+    objective: `causal` (a language model) or `masked` (an encoder that predicts masked tokens).
+    use_cache: generation keeps keys and values; memory is part of a model and always on.
     `memory_length` may be changed at evaluation: `from_pretrained(folder, memory_length=512)`.
     Raises ConfigError, with every fault, for a section that describes no model, and for sizes that contradict it.
     """
@@ -29,7 +29,7 @@ class FullRankConfig(PreTrainedConfig):
     keys_to_ignore_at_inference = ["past_key_values", "cache"]  # noqa: RUF012  Hugging Face reads a list
 
     fullrank: dict[str, Any] | None = None
-    objective: str | None = None
+    objective: str = "causal"
     vocab_size: int | None = None
     hidden_size: int | None = None
     num_hidden_layers: int | None = None
@@ -39,15 +39,12 @@ class FullRankConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = None
     pad_token_id: int | None = None
     mask_token_id: int | None = None
-    decoder_start_token_id: int | None = None
     use_cache: bool = True
     tie_word_embeddings: bool = False  # our modules share their tensors themselves
 
     def __post_init__(self, **kwargs: Any) -> None:
         model = self.model_config()
         self.fullrank = model.to_dict()
-        translates = model.encoder is not None or model.decoder is not None
-        self.objective = self.objective or ("translation" if translates else "causal")
         problems = []
         if self.objective not in OBJECTIVES:
             problems.append(f"objective: {', '.join(OBJECTIVES)}, given '{self.objective}'")
@@ -55,12 +52,8 @@ class FullRankConfig(PreTrainedConfig):
             problems.append("tie_word_embeddings: tied outputs are set in `fullrank` (output.tied); leave it false")
         if self.objective == "masked":
             problems += model.problems_of_masked()
-        elif self.objective == "translation":
-            problems += model.problems_of_translation()
-        elif translates:
-            problems.append(
-                f"objective: 'translation' for a model with an encoder and a decoder, given '{self.objective}'"
-            )
+        if model.encoder is not None or model.decoder is not None:
+            problems.append("fullrank: a language model or an encoder, given a translation model")
         for name in _SIZES:
             given, derived = getattr(self, name), getattr(model, name)
             if given is not None and given != derived:
@@ -70,7 +63,6 @@ class FullRankConfig(PreTrainedConfig):
             setattr(self, name, derived)
         if problems:
             raise ConfigError(*problems)
-        self.is_encoder_decoder = self.objective == "translation"
         super().__post_init__(**kwargs)
 
     @classmethod
@@ -78,12 +70,12 @@ class FullRankConfig(PreTrainedConfig):
         cls,
         model: ModelConfig,
         *,
-        objective: str | None = None,
+        objective: str = "causal",
         **settings: Any,
     ) -> FullRankConfig:
         """Build a FullRankConfig from a ModelConfig and further `settings` of it, such as `eos_token_id`.
 
-        A translation begins with `eos_token_id` unless another token is given, as ours do; `<mask>` is the last entry.
+        `<mask>` is the last entry of a masked model's vocabulary.
         Raises ConfigError for a name that is no setting.
         """
         if unknown := [name for name in settings if not hasattr(cls, name)]:
@@ -92,8 +84,6 @@ class FullRankConfig(PreTrainedConfig):
             )
         if objective == "masked" and model.vocab_size is not None:
             settings.setdefault("mask_token_id", model.vocab_size - 1)
-        if objective == "translation" or model.encoder is not None or model.decoder is not None:
-            settings.setdefault("decoder_start_token_id", settings.get("eos_token_id"))
         return cls(fullrank=model.to_dict(), objective=objective, **settings)
 
     def model_config(self) -> ModelConfig:

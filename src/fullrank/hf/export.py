@@ -21,13 +21,11 @@ from torch import nn
 
 from fullrank import __version__, storage
 from fullrank.comparison.runs import Run, integer, is_run, mapping, number, read_run
-from fullrank.config.load import build, read_yaml
-from fullrank.config.run import MASKED_TOKEN, RunConfig
+from fullrank.config.run import MASKED_TOKEN
 from fullrank.core.config import NOT_NEXT_TOKEN, ModelConfig
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError, RunError
 from fullrank.core.masked import MaskedLanguageModel
-from fullrank.core.translator import Translator
 from fullrank.data import load_tokenizer
 from fullrank.files import no_room, remove_leftovers, write_json
 from fullrank.forward import load_tensors
@@ -53,13 +51,8 @@ KINDS = {
         _Kind(LanguageModel, "causal", "FullRankForCausalLM", "AutoModelForCausalLM", "text-generation", "language model"),
         _Kind(MaskedLanguageModel, "masked", "FullRankForMaskedLM", "AutoModelForMaskedLM", "fill-mask",
               "masked language model"),
-        _Kind(Translator, "translation", "FullRankForSeq2SeqLM", "AutoModelForSeq2SeqLM", "translation",
-              "translation model"),
     )
 }  # fmt: skip
-
-TARGET = "target_tokenizer"  # the folder of the target's tokenizer in an exported translator
-_LONGEST = 256  # tokens of a translation without other limit
 
 
 def export_run(folder: str | Path, out: str | Path, checkpoint: str = "best") -> Path:
@@ -78,20 +71,21 @@ def export_run(folder: str | Path, out: str | Path, checkpoint: str = "best") ->
         )
     file, config = storage.find(folder, checkpoint)
     tensors = storage.read(file)
-    kind = KINDS[storage.kind_of(tensors)]
+    kind = KINDS.get(storage.kind_of(tensors))
+    if kind is None:
+        raise InputError(f"{folder}: a translation model, which transformers has no class for; use fullrank translate")
     code = code_files(config)
     with torch.device("meta"):
         model: nn.Module = kind.built(config)
     load_tensors(model, tensors, file, assign=True)  # raises for tensors that do not fit
     record = read_run(folder) if (folder / "run.json").is_file() and is_run(folder) else None
-    run = build(read_yaml(folder / "config.yaml")) if record is not None else None
     with _new_folder(out) as new:
         state = model.state_dict()
         named = {f"{storage.PREFIX}{name}": tensor.contiguous() for name, tensor in state.items()}
         save_file(named, new / storage.WEIGHTS, metadata={"format": "pt"})
         (new / storage.WEIGHTS).chmod(0o644)
-        special, missing = ({}, "saved outside a run") if run is None else _write_tokenizers(new, folder, kind)
-        _write_configuration(new, kind, config, special, run, next(iter(tensors.values())).dtype)
+        special, missing = ({}, "saved outside a run") if record is None else _write_tokenizer(new, folder)
+        _write_configuration(new, kind, config, special, next(iter(tensors.values())).dtype)
         code["README.md"] = _make_card(out.name, kind, config, record, checkpoint, missing)
         for name, content in code.items():
             (new / name).write_text(content, encoding="utf-8")
@@ -130,60 +124,35 @@ def _new_folder(out: Path) -> Iterator[Path]:
         shutil.rmtree(new, ignore_errors=True)
 
 
-def _write_tokenizers(new: Path, folder: Path, kind: _Kind) -> tuple[dict[str, Any], str]:
-    """Write the tokenizer of a run; of a translator the source's, and the target's in a folder of its own.
-
-    Returns the ids of special tokens of the language that the model writes, and the reason if there is no tokenizer.
-    """
-    ids: dict[str, Any] = {}
+def _write_tokenizer(new: Path, folder: Path) -> tuple[dict[str, Any], str]:
+    """Write the tokenizer of a run. Returns the ids of its special tokens, and the reason if there is no tokenizer."""
     try:
-        if kind.objective == "translation":
-            source, written = (tokenizer_of(folder, side) for side in ("source", "target"))
-            source.save_pretrained(new)
-            written.save_pretrained(new / TARGET)
-        else:
-            written, own = tokenizer_of(folder), load_tokenizer(folder)
-            written.save_pretrained(new)
-            if own.eos_id is not None:  # which has no name in a tokenizer where it is the end of a line
-                ids = dict.fromkeys(("bos_token_id", "eos_token_id"), own.eos_id)
+        tokenizer, vocabulary = tokenizer_of(folder), load_tokenizer(folder)
     except InputError as error:
         return {}, str(error)
-    ids = {f"{name}_token_id": getattr(written, f"{name}_token_id") for name in ("bos", "eos", "pad", "mask")} | ids
+    tokenizer.save_pretrained(new)
+    ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad", "mask")}
+    if vocabulary.eos_id is not None:  # it has no name in a tokenizer where it is the end of a line
+        ids |= dict.fromkeys(("bos_token_id", "eos_token_id"), vocabulary.eos_id)
     return {name: token for name, token in ids.items() if token is not None}, ""
 
 
 def _write_configuration(
-    new: Path, kind: _Kind, config: ModelConfig, special: dict[str, Any], run: RunConfig | None, dtype: torch.dtype
+    new: Path, kind: _Kind, config: ModelConfig, special: dict[str, Any], dtype: torch.dtype
 ) -> None:
     """`config.json` and, for models that write, `generation_config.json`."""
-    made = FullRankConfig.of(config, objective=kind.objective, **special)
-    made.architectures, made.dtype = [kind.architecture], str(dtype).removeprefix("torch.")
-    content = made.to_diff_dict()
+    settings = FullRankConfig.of(config, objective=kind.objective, **special)
+    settings.architectures, settings.dtype = [kind.architecture], str(dtype).removeprefix("torch.")
+    content = settings.to_diff_dict()
     content["auto_map"] = {
         "AutoConfig": "configuration_fullrank.FullRankConfig",
         kind.auto: f"modeling_fullrank.{kind.architecture}",
     }
     content |= {"transformers_version": transformers.__version__, "fullrank_version": __version__}
     write_json(new / storage.HUGGING_FACE, content)
-    if kind.objective == "masked" or config.sees_future:
-        return
-    wanted: dict[str, Any] = {"bos_token_id": special.get("bos_token_id")}  # a text goes on past the end of a line
-    if kind.objective == "translation":
-        wanted = {key: special.get(key) for key in ("eos_token_id", "pad_token_id")}
-        wanted |= {
-            "decoder_start_token_id": made.decoder_start_token_id,
-            "max_new_tokens": _LONGEST,
-            "min_new_tokens": 1,
-        }
-        if run is not None:
-            search = run.eval
-            wanted |= {"num_beams": search.beams, "no_repeat_ngram_size": search.no_repeat_ngram_size}
-            if search.beams > 1:  # greedy search is refused with these
-                wanted |= {"length_penalty": search.length_penalty, "early_stopping": True}  # as our search ends
-            if search.max_length_a == 0:
-                wanted["max_new_tokens"] = search.max_length_b
-    wanted = {key: value for key, value in wanted.items() if value is not None}
-    transformers.GenerationConfig(**wanted).save_pretrained(new)
+    if kind.objective == "causal" and not config.sees_future:
+        start = {key: token for key, token in special.items() if key == "bos_token_id"}  # a text goes on past a line
+        transformers.GenerationConfig(**start).save_pretrained(new)
 
 
 # -- the model card: a description of the model, and the figures that `result.json` holds, no other ones -------------------
@@ -207,7 +176,7 @@ def _make_card(
     environment.filters |= {"show": _show, "yaml": _write_yaml}
     return environment.get_template("card.md").render(
         title=title, kind=kind, config=config, checkpoint=checkpoint, trained=record is not None, result=result,
-        without_tokenizer=without_tokenizer, target=TARGET, header=data.to_yaml(), figures=figures,
+        without_tokenizer=without_tokenizer, header=data.to_yaml(), figures=figures,
         keys=list(dict.fromkeys(numbers)), corpus=mapping(result.get("corpus")),
         remark=MASKED_TOKEN if kind.objective == "masked" else NOT_NEXT_TOKEN if config.sees_future else None,
         training={} if record is None else _training_facts(record, result),

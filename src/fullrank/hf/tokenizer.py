@@ -12,10 +12,8 @@ from fullrank.core.errors import InputError
 from fullrank.data import (
     BpeTokenizer,
     ByteVocabulary,
-    Language,
     Tokenizer,
     WordVocabulary,
-    load_language,
     load_tokenizer,
 )
 from fullrank.data.backends import byte_signs
@@ -25,13 +23,13 @@ _PAD = "<pad>\ufdd0"  # a name that no text has: Unicode keeps this character fo
 _NO_BYTE = byte_signs()[0xFF]  # in no UTF-8
 
 
-def tokenizer_of(folder: str | Path, side: str = "target") -> PreTrainedTokenizerFast:
-    """The tokenizer of the run in `folder`; for a translation run of one `side`, `source` or `target`.
+def tokenizer_of(folder: str | Path) -> PreTrainedTokenizerFast:
+    """The tokenizer of the language model in the run folder `folder`.
 
     Without special tokens it gives the ids that our own gives. With them, a text begins with the token that our models read
-    first (`<eos>`, or a newline of bytes and characters); a sentence of a translation ends in `<eos>`. Where lines end in
-    `<eos>`, that token is called newline and is no special one, so that decoding keeps the ends of lines also with
-    `skip_special_tokens`. Marks in a text are text. A masked language model's has `<mask>` as its last entry.
+    first (`<eos>`, or a newline of bytes and characters). Where lines end in `<eos>`, that token is called newline and is no
+    special one, so that decoding keeps the ends of lines also with `skip_special_tokens`. Marks in a text are text. A masked
+    language model's has `<mask>` as its last entry.
 
     Padding is on the right, and by an entry that no text has: a byte that is no UTF-8, `<mask>`, or an entry beyond the
     vocabulary, which our models take for padding. `padding_side="left"` is for `generate`.
@@ -40,9 +38,7 @@ def tokenizer_of(folder: str | Path, side: str = "target") -> PreTrainedTokenize
     folder = Path(folder)
     config = build(read_yaml(folder / "config.yaml"))
     if config.data.has_pairs:
-        if side not in ("source", "target"):
-            raise InputError(f"side: source or target, given '{side}'")
-        return of_language(load_language(folder / "tokenizer" / side))
+        raise InputError(f"{folder}: a translation run, which has two vocabularies; use fullrank translate")
     return of_vocabulary(load_tokenizer(folder), masks=config.masks)
 
 
@@ -57,29 +53,13 @@ def of_vocabulary(own: Tokenizer, *, masks: bool = False) -> PreTrainedTokenizer
     # Decoding may leave out every token that has a name here, so that a newline has none.
     if isinstance(own, WordVocabulary | BpeTokenizer) and not own.line_end:
         marks |= {"eos_token": EOS, "bos_token": EOS}
-    padding = MASK if masks else _NO_BYTE if is_bytes else _PAD
-    # marks inside a text are text; but `<mask>` is found where no word can be one
-    return _finish(own.backend(masks=masks), marks, words or not masks, padding)
-
-
-def of_language(own: Language) -> PreTrainedTokenizerFast:
-    """Build the tokenizer of one side of a translation run; a text ends in `<eos>`.
-
-    Raises InputError for Moses' tokenizer and for merges of subword-nmt, which that library has not.
-    """
-    backend = own.backend()
-    padding = _NO_BYTE if own.segmenter.kind == "byte_bpe" else _PAD
-    return _finish(backend, {"eos_token": backend.id_to_token(own.eos_id), "unk_token": UNK}, True, padding)
-
-
-def _finish(backend: Any, marks: dict[str, Any], as_text: bool, padding: str) -> PreTrainedTokenizerFast:
-    """`as_text`: marks that stand in a text are read by the model like any other text."""
     return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        split_special_tokens=as_text,
+        tokenizer_object=own.backend(masks=masks),
+        split_special_tokens=words
+        or not masks,  # marks in a text are text, but `<mask>` is found where no word can be one
         clean_up_tokenization_spaces=False,
         model_input_names=["input_ids", "attention_mask"],
         padding_side="right",
-        pad_token=padding,
+        pad_token=MASK if masks else _NO_BYTE if is_bytes else _PAD,
         **marks,
     )
