@@ -75,7 +75,7 @@ def beam_search(
         raise InputError(f"n_best: from 1 to the number of beams ({beams}), given {n_best}")
     if not -10 <= length_penalty <= 10:
         raise InputError(f"length_penalty: an exponent from -10 to 10 (usual are 0 to 2), given {length_penalty}")
-    constraints = Constraints.build(prompt_ids, max_new_tokens, min_new_tokens, no_repeat_ngram_size, eos_id, beams)
+    constraints = Constraints.build(prompt_ids, max_new_tokens, min_new_tokens, no_repeat_ngram_size, eos_id)
     with evaluating(model):
         log_probs, reading = read_prompts(
             model, prompt_ids, attention_mask, constraints.longest, use_cache=use_cache, window=window

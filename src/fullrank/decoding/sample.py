@@ -83,10 +83,10 @@ def sample(
     stop: asked after every token with all new tokens (B, T): which rows end here too, (B,) bool.
     Raises InputError for values out of range and for sequences longer than the model can take.
     """
-    _check(temperature, top_k, top_p)
+    _check_options(temperature, top_k, top_p)
     constraints = Constraints.build(prompt_ids, max_new_tokens, min_new_tokens, no_repeat_ngram_size, eos_id)
     greedy = greedy or temperature == 0
-    generators = _generators(seed, prompt_ids)
+    generators = _make_generators(seed, prompt_ids)
     with evaluating(model):
         log_probs, reading = read_prompts(
             model, prompt_ids, attention_mask, constraints.longest, use_cache=use_cache, window=window
@@ -98,7 +98,7 @@ def sample(
         ended = torch.zeros_like(lengths, dtype=torch.bool)
         while True:
             length = ids.shape[1]
-            if constraints.forbid(length):
+            if constraints.forbids(length):
                 log_probs = constraints.apply(log_probs, ids)
                 ended = ended | (log_probs.amax(dim=-1) == -math.inf)
                 log_probs = log_probs.masked_fill(ended[:, None], 0.0)  # any token will do there
@@ -148,7 +148,7 @@ def distribution(
     return torch.zeros_like(probs).scatter(-1, index, probs)
 
 
-def _check(temperature: float, top_k: int | None, top_p: float | None) -> None:
+def _check_options(temperature: float, top_k: int | None, top_p: float | None) -> None:
     if not (temperature >= 0 and math.isfinite(temperature)):
         raise InputError(f"temperature: zero or more, given {temperature}")
     if top_k is not None and top_k < 1:
@@ -157,24 +157,24 @@ def _check(temperature: float, top_k: int | None, top_p: float | None) -> None:
         raise InputError(f"top_p: a share above 0 and at most 1, given {top_p}")
 
 
-def _generators(seed: int | Sequence[int] | None, prompt_ids: Tensor) -> list[torch.Generator]:
-    """One for all rows, or one for each."""
+def _make_generators(seed: int | Sequence[int] | None, prompt_ids: Tensor) -> list[torch.Generator]:
+    """One generator for all rows, or one for each."""
+    generator = torch.Generator(prompt_ids.device)
     if seed is None:
-        generator = torch.Generator(prompt_ids.device)
         generator.seed()
         return [generator]
-    seeds = [seed] if isinstance(seed, int) else list(seed)
-    if not isinstance(seed, int) and len(seeds) != prompt_ids.shape[0]:
-        raise InputError(f"seed: a number, or one for each of {prompt_ids.shape[0]} prompts, given {len(seeds)}")
-    return [torch.Generator(prompt_ids.device).manual_seed(one) for one in seeds]
+    if isinstance(seed, int):
+        return [generator.manual_seed(seed)]
+    if len(seed) != len(prompt_ids):
+        raise InputError(f"seed: a number, or one for each of {len(prompt_ids)} prompts, given {len(seed)}")
+    return [torch.Generator(prompt_ids.device).manual_seed(number) for number in seed]
 
 
 def _draw(probs: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
     """A token for each row of probs (B, V), (B,)."""
-    if len(generators) == 1:
-        return torch.multinomial(probs, 1, generator=generators[0]).squeeze(1)
-    draws = [torch.multinomial(row, 1, generator=own) for row, own in zip(probs, generators, strict=True)]
-    return torch.cat(draws)
+    rows = probs.split(1) if len(generators) > 1 else (probs,)
+    draws = [torch.multinomial(row, 1, generator=draw) for row, draw in zip(rows, generators, strict=True)]
+    return torch.cat(draws).squeeze(1)
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
@@ -198,17 +198,16 @@ class Reading:
 
     def next(self, tokens: Tensor) -> tuple[Tensor, Reading]:
         """Read one more token in every row, (B,): log p(next token), (B, V), and the new reading."""
-        new = tokens[:, None]
+        new, length = tokens[:, None], self.ids.shape[1]
         mask = None if self.mask is None else torch.ones_like(new, dtype=torch.bool)
-        if self.window is None or self.ids.shape[1] < self.window:
+        if self.window is None or length < self.window:
             return self.read(new, mask)
-        kept = self.window // 2 + self.window % 2 - 1
-        old = self.ids[:, self.ids.shape[1] - kept :]
+        start = length - (self.window + 1) // 2 + 1
         if self.mask is not None and mask is not None:
-            mask = torch.cat((self.mask[:, self.ids.shape[1] - kept :], mask), dim=1)
+            mask = torch.cat((self.mask[:, start:], mask), dim=1)
         cache = None if self.cache is None else self.model.new_cache()
-        begun = replace(self, ids=new[:, :0], mask=None if mask is None else mask[:, :0], cache=cache)
-        return begun.read(torch.cat((old, new), dim=1), mask)
+        empty = replace(self, ids=new[:, :0], mask=None if mask is None else mask[:, :0], cache=cache)
+        return empty.read(torch.cat((self.ids[:, start:], new), dim=1), mask)
 
     def rows(self, index: Tensor) -> Reading:
         """The reading of rows `index` (K,) of this one, in that order; rows may repeat."""
@@ -246,7 +245,7 @@ def read_prompts(
     max_new_tokens: of the longest text that may follow. Raises InputError for prompts, masks or lengths that cannot be
     decoded, before the model is called.
     """
-    mask = _checked_mask(prompt_ids, attention_mask)
+    mask = _check_mask(prompt_ids, attention_mask)
     wanted = prompt_ids.shape[1] + max_new_tokens
     if window is not None:
         prompt_ids, mask = prompt_ids[:, -window:], None if mask is None else mask[:, -window:]
@@ -260,16 +259,8 @@ def read_prompts(
     return start.read(prompt_ids, mask)
 
 
-def _checked_mask(prompt_ids: Tensor, attention_mask: Tensor | None) -> Tensor | None:
+def _check_mask(prompt_ids: Tensor, attention_mask: Tensor | None) -> Tensor | None:
     """The mask as booleans, None when nothing is padded."""
-    if prompt_ids.dim() != 2 or prompt_ids.is_floating_point():
-        raise InputError(
-            f"prompt_ids: whole numbers of shape (B, N), given {prompt_ids.dtype} of shape {tuple(prompt_ids.shape)}"
-        )
-    if 0 in prompt_ids.shape:
-        raise InputError(
-            "prompt_ids: at least one row with one token; an empty text starts with the tokenizer's start_id"
-        )
     if attention_mask is None:
         return None
     mask = attention_mask.bool()
@@ -307,8 +298,6 @@ def evaluating(model: Any) -> Iterator[None]:
 
 # -- constraints ------------------------------------------------------------------------------------------------------
 
-_MOST_TOKENS = 1 << 24  # of one call, in all of its texts
-
 
 @dataclass(frozen=True)
 class Constraints:
@@ -332,65 +321,47 @@ class Constraints:
         min_new_tokens: int,
         no_repeat_ngram_size: int | None,
         eos_id: int | None,
-        beams: int = 1,
     ) -> Constraints:
-        """Constraints for prompts (B, N). Raises InputError for values that no text can satisfy, or no memory holds."""
-        rows = prompt_ids.shape[:1]
-        longest = max_new_tokens
-        if isinstance(longest, Tensor):
-            longest = int(longest.max()) if longest.numel() else 1
-        if (texts := prompt_ids.shape[0] * beams) * longest > _MOST_TOKENS:
+        """Constraints for prompts (B, N). Raises InputError for prompts of another form, and for limits that no text meets."""
+        if prompt_ids.dim() != 2 or prompt_ids.is_floating_point() or not prompt_ids.numel():
             raise InputError(
-                f"max_new_tokens: {texts:,} texts of {longest:,} new tokens; one call writes at most {_MOST_TOKENS:,} tokens: "
-                "lower max_new_tokens, or the number of texts or beams"
+                f"prompt_ids: whole numbers of shape (B, N), at least one row with one token, given {prompt_ids.dtype} of "
+                f"shape {tuple(prompt_ids.shape)}; an empty text starts with the tokenizer's start_id"
             )
-        if isinstance(max_new_tokens, Tensor):
-            if max_new_tokens.is_floating_point() or max_new_tokens.shape != rows:
-                raise InputError(
-                    f"max_new_tokens: a number, or whole numbers of shape {tuple(rows)}, one a prompt; given "
-                    f"{max_new_tokens.dtype} of shape {tuple(max_new_tokens.shape)}"
-                )
-            max_lengths = max_new_tokens.to(prompt_ids.device)
-        else:
-            max_lengths = torch.full(rows, max_new_tokens, device=prompt_ids.device)
-        shortest = int(max_lengths.min()) if max_lengths.numel() else 1
+        max_lengths = torch.as_tensor(max_new_tokens, device=prompt_ids.device).expand(prompt_ids.shape[0])
+        shortest, ngram = int(max_lengths.min()), no_repeat_ngram_size or 0
         if shortest < 1:
             raise InputError(f"max_new_tokens: one or more, given {shortest}")
         if not 0 <= min_new_tokens <= shortest:
-            where = " in the shortest row" if rows.numel() > 1 else ""
-            raise InputError(f"min_new_tokens: from 0 to max_new_tokens ({shortest}{where}), given {min_new_tokens}")
-        if no_repeat_ngram_size is not None and no_repeat_ngram_size < 0:
-            raise InputError(
-                f"no_repeat_ngram_size: a number of tokens, or 0 for no rule, given {no_repeat_ngram_size}"
-            )
-        return cls(max_lengths, min_new_tokens, no_repeat_ngram_size or 0, eos_id)
+            raise InputError(f"min_new_tokens: from 0 to max_new_tokens ({shortest}), given {min_new_tokens}")
+        if ngram < 0:
+            raise InputError(f"no_repeat_ngram_size: a number of tokens, or 0 for no rule, given {ngram}")
+        return cls(max_lengths, min_new_tokens, ngram, eos_id)
 
     @property
     def longest(self) -> int:
         """Largest of all max_lengths."""
-        return int(self.max_lengths.max()) if self.max_lengths.numel() else 1
+        return int(self.max_lengths.max())
 
-    def forbid(self, length: int) -> bool:
-        """Anything can be forbidden as the next token of texts of `length` new tokens."""
-        early = self.eos_id is not None and length < self.min_length
-        return early or 0 < self.ngram <= length
+    def forbids(self, length: int) -> bool:
+        """True if some token may be forbidden after texts of `length` new tokens."""
+        return (self.eos_id is not None and length < self.min_length) or 0 < self.ngram <= length
 
     def apply(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
         """log p(next token) (K, V) after new tokens (K, t), with -inf for tokens that may not come next."""
         length = tokens.shape[1]
-        if not self.forbid(length):
+        if not self.forbids(length):
             return log_probs
         log_probs = log_probs.clone()
         if self.eos_id is not None and length < self.min_length:
             log_probs[:, self.eos_id] = -math.inf
         if 0 < self.ngram <= length:
-            following = tokens[:, self.ngram - 1 :]  # (K, t - n + 1): the last tokens of all n-grams
-            repeated = torch.ones_like(following, dtype=torch.bool)
+            last = tokens[:, self.ngram - 1 :]  # (K, t - n + 1): the last tokens of all n-grams
+            repeated = torch.ones_like(last, dtype=torch.bool)
             if self.ngram > 1:  # those whose first n - 1 tokens are the last ones of the text
                 starts = tokens[:, :-1].unfold(1, self.ngram - 1, 1)  # (K, t - n + 1, n - 1)
                 repeated = (starts == tokens[:, None, length - self.ngram + 1 :]).all(dim=-1)
             # several n-grams may end with the same token, and one that does not match must not free it again
-            log_probs.scatter_reduce_(
-                1, following, torch.where(repeated, -math.inf, math.inf).to(log_probs.dtype), reduce="amin"
-            )
+            limits = torch.where(repeated, -math.inf, math.inf).to(log_probs.dtype)
+            log_probs.scatter_reduce_(1, last, limits, reduce="amin")
         return log_probs
