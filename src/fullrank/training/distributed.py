@@ -48,7 +48,7 @@ def is_main_process() -> bool:
 
 
 def _read_variable(name: str, default: int) -> int:
-    """A whole number of the environment, as torchrun sets it. InputError for anything else."""
+    """A whole number of the environment. InputError for anything else."""
     text = os.environ.get(name, str(default))
     if not text.isdecimal():
         raise InputError(f"{name}: a whole number, which torchrun sets; given '{text}'; {_START}")
@@ -157,7 +157,7 @@ def launch(processes: int, words: Sequence[str]) -> int:
     Interrupted: a signal has ended them.
     """
     if "LOGLEVEL" not in os.environ:
-        logging.disable()  # what torchrun has to say, a process has said
+        logging.disable()  # a process that fails says why; torchrun's lines would bury it
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import get_args_parser, run
@@ -204,7 +204,7 @@ def main_process_first() -> Iterator[None]:
     if world_size() == 1:
         yield
         return
-    store, name = dist.distributed_c10d._get_default_store(), f"fullrank_prepared_{next(_PREPARED)}"
+    store, name = dist.distributed_c10d._get_default_store(), f"fullrank_prepared_{next(_NUMBERS)}"
     if rank() > 0:
         store.wait([name], timedelta(days=7))
     yield
@@ -212,7 +212,7 @@ def main_process_first() -> Iterator[None]:
         store.set(name, "1")
 
 
-_PREPARED = itertools.count()
+_NUMBERS = itertools.count()
 
 
 def all_gather(value: Value) -> list[Value]:
@@ -250,9 +250,6 @@ class Gatherable(Protocol):
     def to_local(self) -> Tensor: ...
 
 
-Layout = tuple[Any, Any]  # mesh and placements of a DTensor
-
-
 def full_tensor(tensor: Tensor) -> Tensor:
     """All of a tensor of which each process holds a part; any other as it is."""
     return tensor.full_tensor() if isinstance(tensor, Gatherable) else tensor
@@ -263,35 +260,28 @@ def local_tensor(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, Gatherable) else tensor
 
 
-def layout_of(tensor: Tensor) -> Layout | None:
-    """The layout of a tensor in parts; None for any other."""
-    return (tensor.device_mesh, tensor.placements) if isinstance(tensor, Gatherable) else None
-
-
-def rows_layout() -> Layout:
-    """The layout of a tensor of whose rows each process holds as many, in their order."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Shard
-
-    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-    return init_device_mesh(device, (world_size(),)), [Shard(0)]
-
-
-def as_dtensor(rows: Tensor) -> Tensor:
-    """The rows of all processes as one tensor, of which each holds its own."""
-    from torch.distributed.tensor import DTensor
-
-    return DTensor.from_local(rows.contiguous(), *rows_layout(), run_check=False) if world_size() > 1 else rows
-
-
-def distribute(tensor: Tensor, layout: Layout | None) -> Tensor:
-    """A copy of a tensor of which each process holds a part; of all of it without a layout."""
-    if layout is None:
+def distribute_like(tensor: Tensor, example: Tensor | None) -> Tensor:
+    """A copy of a whole tensor, of which this process holds the part that it holds of `example`."""
+    if not isinstance(example, Gatherable):
         return tensor.clone()
     from torch.distributed.tensor import distribute_tensor
 
-    mesh, placements = layout
-    return distribute_tensor(tensor.to(mesh.device_type), mesh, placements)
+    mesh = example.device_mesh
+    return distribute_tensor(tensor.to(mesh.device_type), mesh, example.placements)
+
+
+def gather_rows(tensor: Tensor) -> Tensor:
+    """The rows of all processes, in their order; a tensor with fewer than two dimensions is the same in all."""
+    if world_size() == 1 or tensor.ndim < 2:
+        return tensor
+    rows = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(world_size())]
+    dist.all_gather(rows, tensor.contiguous())
+    return torch.cat(rows)
+
+
+def take_rows(tensor: Tensor) -> Tensor:
+    """The rows of this process of a tensor that `gather_rows` made."""
+    return tensor if world_size() == 1 or tensor.ndim < 2 else tensor.chunk(world_size())[rank()].clone()
 
 
 # -- the model -------------------------------------------------------------------------------------------------------
@@ -308,10 +298,12 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     """The blocks of a model; of a pretrained one the members of its longest lists of layers."""
     if isinstance(model, HasBlocks):
         return list(model.compile_targets())
-    lists = [
-        module for name, module in model.named_modules() if isinstance(module, nn.ModuleList) and ".layer" in f".{name}"
+    return [
+        block
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and ".layer" in f".{name}"
+        for block in module
     ]
-    return list(itertools.chain.from_iterable(lists))
 
 
 def shard(model: nn.Module, options: TrainingConfig) -> None:

@@ -30,7 +30,7 @@ from fullrank.training.device import (
     eager_evaluation,
     synchronize,
 )
-from fullrank.training.distributed import as_dtensor, distribute, layout_of, local_tensor, rows_layout, world_size
+from fullrank.training.distributed import distribute_like, gather_rows, take_rows, world_size
 from fullrank.training.optimizer import Schedule
 from fullrank.training.values import Carry, Evaluate, EvaluationResult
 
@@ -320,7 +320,7 @@ class TrainingState:
         for name, tensor in _name_optimizer_tensors(self.model, self.optimizer).items():
             training[f"optimizer.{name}"] = tensor
         for name, tensor in self.carry.items():
-            training[f"carry.{name}"] = as_dtensor(tensor) if tensor.ndim > 1 else tensor
+            training[f"carry.{name}"] = gather_rows(tensor)
         for name, parameter in parameters.items():
             if self.average.active or name not in weights:
                 training[f"own.{name}"] = parameter
@@ -342,11 +342,10 @@ class TrainingState:
         """The part that this process holds of a tensor by its name in `training.safetensors`."""
         kind, _, rest = name.partition(".")
         if kind == "carry":
-            return distribute(tensor, rows_layout() if world_size() > 1 and tensor.ndim > 1 else None)
+            return take_rows(tensor)
         parameter = self.average.parameters.get(rest.rpartition("|")[0] if kind == "optimizer" else rest)
-        if parameter is None or parameter.shape != tensor.shape:
-            return distribute(tensor, None)
-        return distribute(tensor, layout_of(parameter))
+        is_alike = parameter is not None and parameter.shape == tensor.shape
+        return distribute_like(tensor, parameter if is_alike else None)
 
     def restore(self, snapshot: Snapshot, path: Path) -> None:
         """Go back to `snapshot`; InputError, naming `path`, if it belongs to another model or configuration."""
@@ -355,8 +354,8 @@ class TrainingState:
         except ConfigError as error:
             raise InputError(f"{path}: damaged ({one_line(error)}); start again with --out") from error
         self._check_counters(counters, path)
-        layouts = {name: layout_of(tensor) for name, tensor in self.model.state_dict().items()}
-        weights = {name: distribute(tensor, layouts.get(name)) for name, tensor in snapshot.weights.items()}
+        current = self.model.state_dict()
+        weights = {name: distribute_like(tensor, current.get(name)) for name, tensor in snapshot.weights.items()}
         load_tensors(self.model, weights, path)
         parts: dict[str, dict[str, Tensor]] = {}
         for name, tensor in snapshot.training.items():
@@ -371,7 +370,7 @@ class TrainingState:
             self.average.restore(state["average"], parts.get("own", {}))
             _restore_optimizer(self.model, self.optimizer, parts.get("optimizer", {}))
             self.schedule.restore(state["schedule"])
-            self.carry = {name: local_tensor(tensor).to(device) for name, tensor in parts.get("carry", {}).items()}
+            self.carry = {name: tensor.to(device) for name, tensor in parts.get("carry", {}).items()}
             self.running.nll = parts["window"]["nll"].to(device).reshape(())
         except (KeyError, ValueError, TypeError, RuntimeError) as error:
             raise InputError(
