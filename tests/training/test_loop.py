@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import multiprocessing
-import subprocess
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,8 +29,9 @@ from training_toy import (
 from fullrank.config.run import EvalConfig
 from fullrank.core.errors import ConfigError, InputError, RunError
 from fullrank.core.registry import register, unregister
-from fullrank.seal import read_record
 from fullrank.training import EvaluationResult, Loss, TrainingPosition, load_weights
+from fullrank.training.device import Signals
+from fullrank.training.state import Clock, Counters
 
 
 def lines(folder: Path, split: str) -> list[dict[str, Any]]:
@@ -300,29 +298,17 @@ def test_an_evaluation_without_the_score_is_said_with_the_key_to_change(tmp_path
         EvalConfig(metric="chrf")  # type: ignore[arg-type]
 
 
-def _pause(folder: Path) -> None:
-    """Train the toy; in its 7th batch the process is stopped for four seconds."""
-    script = "sleep 0.2; kill -STOP $PPID; sleep 4; kill -CONT $PPID"
-    train(folder, steps=12, objective=at_call(7, lambda: subprocess.Popen(["sh", "-c", script]).wait()))
-
-
-def test_a_step_in_which_the_process_was_paused_is_not_timed(tmp_path: Path) -> None:
-    process = multiprocessing.get_context("forkserver").Process(target=_pause, args=(tmp_path,))
-    began = time.monotonic()
-    process.start()
-    process.join()
-    assert process.exitcode == 0
-    assert time.monotonic() - began > 4.2
-    lines = [json.loads(line) for line in (tmp_path / "timing.jsonl").read_text().splitlines()]
-    assert [(line["step"], line.get("pauses")) for line in lines] == [(4, None), (8, 1), (12, None)]
-    assert lines[-1]["seconds"] < 3.5
-    state = read_record(tmp_path / "checkpoints" / "last").state
-    assert (state["step"], state["timed_steps"], state["total_steps"]) == (
-        12,
-        10,
-        12,
-    )  # neither the first nor the paused one
-    assert state["timed_seconds"] < 3.5
+def test_an_interval_in_which_the_process_was_stopped_is_not_timed() -> None:
+    """Intervals of 3, 4 and 2 steps, the second with a stop; neither is the first step of a part."""
+    counters, signals = Counters(), Signals()
+    clock = Clock(torch.device("cpu"), counters, signals)
+    for steps, stopped in ((4, False), (4, True), (2, False)):
+        for _ in range(steps):
+            clock.step(10)
+        signals.continued = stopped
+        clock.pause()
+    assert (counters.timed_steps, counters.timed_tokens) == (5, 50)
+    assert 0 < counters.timed_seconds < counters.seconds
 
 
 def test_the_rate_follows_the_tokens_of_an_update(tmp_path: Path) -> None:

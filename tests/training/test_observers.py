@@ -38,7 +38,7 @@ def test_status_says_loss_perplexity_speed_and_time_left(monkeypatch: pytest.Mon
     status.record({"split": "train", "nll": 5.1, "ppl": 164.0})
     status.record({"split": "valid", "nll": 5.2, "ppl": 181.3})
     status.record({"seconds": 1.0})
-    assert status.words() == "step 121/2000  loss 5.100  ppl 164.0  valid ppl 181.3  20 tok/s  ETA 15:40"
+    assert status.describe() == "step 121/2000  ETA 15:40  loss 5.100  ppl 164.0  valid ppl 181.3  20 tok/s"
 
 
 def test_status_says_scores_and_no_more_steps_than_planned() -> None:
@@ -46,7 +46,7 @@ def test_status_says_scores_and_no_more_steps_than_planned() -> None:
     status.start(step=0, total_steps=727)
     status.advance(728, 10)
     status.record({"step": 5, "split": "valid", "nll": 2.0, "ppl": 7.4, "tokens": 9, "bleu": 31.249, "chrf": 55.0})
-    assert status.words() == "step 728/728  valid ppl 7.4  BLEU 31.2  chrF 55.0"
+    assert status.describe() == "step 728/728  valid ppl 7.4  BLEU 31.2  chrF 55.0"
 
 
 def test_plain_lines_come_with_every_evaluation_and_now_and_then(tmp_path: Path) -> None:
@@ -55,25 +55,11 @@ def test_plain_lines_come_with_every_evaluation_and_now_and_then(tmp_path: Path)
     found = stream.getvalue().splitlines()
     assert len(found) == 2
     assert re.fullmatch(
-        r"plain: step 5/10  loss \d\.\d{3}  ppl \d+\.\d  valid ppl \d+\.\d  [\d,]+ tok/s  ETA 0:00", found[0]
+        r"plain: step 5/10  ETA 0:00  loss \d\.\d{3}  ppl \d+\.\d  valid ppl \d+\.\d  [\d,]+ tok/s", found[0]
     )
     stream = io.StringIO()
     train(tmp_path / "often", steps=10, observers=[PlainLines("plain", every=0.0, stream=stream)])
     assert len(stream.getvalue().splitlines()) == 12
-
-
-def test_the_live_line_stays_on_one_line_and_writes_to_stderr(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    live = LiveLine("plain")
-    live.console._force_terminal = True
-    live.console.width = 120
-    train(tmp_path, steps=10, observers=[live])
-    captured = capfd.readouterr()
-    assert captured.out == ""
-    assert live.words().startswith("step 10/10")
-    assert captured.err.startswith("\r")
-    assert captured.err.count("\n") <= 2
 
 
 @pytest.mark.parametrize("width", [30, 60, 80, 200])
@@ -128,15 +114,7 @@ def test_tensorboard_gets_every_line_and_forgets_what_lies_beyond_the_checkpoint
     train(tmp_path, steps=10, observers=[board], evaluate=evaluate_scored)
     assert board.writer.made == ((str(tmp_path / "tensorboard"),), {"purge_step": 1})
     names = {name for name, _, _ in board.writer.calls}
-    assert {
-        "train/nll",
-        "train/ppl",
-        "train/lr",
-        "valid/nll",
-        "valid/ppl",
-        "valid/bleu",
-        "timing/tokens_per_second",
-    } <= names
+    assert {"train/nll", "train/ppl", "train/lr", "valid/nll", "valid/bleu", "timing/tokens_per_second"} <= names
     assert {step for name, _, step in board.writer.calls if name == "valid/ppl"} == {5, 10}
     assert board.writer.closed
     [again] = make_observers(tmp_path, track=["tensorboard"], quiet=True)
@@ -213,15 +191,6 @@ def test_a_file_is_cut_where_the_checkpoint_says_or_after_the_last_whole_line(tm
     assert empty.missing == 0
 
 
-def test_a_file_shorter_than_the_checkpoint_says_is_noticed(tmp_path: Path) -> None:
-    path = tmp_path / "lines.jsonl"
-    path.write_text('{"a": 1}\n{"a"')
-    file = JsonLines(path, keep=100)
-    file.close()
-    assert file.missing == 87
-    assert path.read_text() == '{"a": 1}\n'
-
-
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a disk that is always full")
 def test_a_full_disk_is_a_run_error(tmp_path: Path) -> None:
     file = JsonLines(tmp_path / "lines.jsonl")
@@ -230,8 +199,3 @@ def test_a_full_disk_is_a_run_error(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"No space left on device.*last checkpoint is intact"):
         file.write({"a": 1})
     file.close()
-
-
-def test_a_folder_that_cannot_be_written_is_a_run_error(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="cannot be written"):
-        JsonLines(tmp_path / "missing" / "lines.jsonl")

@@ -148,7 +148,7 @@ def eager_evaluation(options: TrainConfig) -> AbstractContextManager[object]:
 class Signals:
     """Signals that came while training. `signal`: the name of the one that asked for an end, None so far.
 
-    continued: the process went on after a pause (SIGSTOP, SIGCONT), which its clock has not counted yet.
+    continued: the process was stopped and went on (SIGSTOP, SIGCONT), which its clock has not seen yet.
     """
 
     signal: str | None = None
@@ -159,31 +159,27 @@ class Signals:
 def catch_signals() -> Iterator[Signals]:
     """Inside the block the first SIGINT or SIGTERM is a request to end after the step; the second acts as usual.
 
-    SIGCONT is noted: what was timed while the process stood still means nothing.
     Signals reach the main thread only: in any other, nothing is changed.
     """
     request = Signals()
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
-    ending = (signal.SIGINT, signal.SIGTERM)
-    handlers: dict[int, Any] = {}
-
-    def restore(*numbers: int) -> None:
-        for number in numbers:
-            signal.signal(number, handlers[number] or signal.SIG_DFL)
 
     def note_end(number: int, frame: FrameType | None) -> None:
         request.signal = signal.Signals(number).name
-        restore(*ending)
+        restore(signal.SIGINT, signal.SIGTERM)
 
     def note_continued(number: int, frame: FrameType | None) -> None:
         request.continued = True
 
-    handlers |= {number: signal.getsignal(number) for number in ending}
-    for number in ending:
-        signal.signal(number, note_end)
-    handlers[signal.SIGCONT] = signal.signal(signal.SIGCONT, note_continued)
+    handlers = {signal.SIGINT: note_end, signal.SIGTERM: note_end, signal.SIGCONT: note_continued}
+    former = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+
+    def restore(*numbers: signal.Signals) -> None:
+        for number in numbers:
+            signal.signal(number, former[number] or signal.SIG_DFL)
+
     try:
         yield request
     except BaseException:

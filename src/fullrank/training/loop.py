@@ -323,7 +323,7 @@ class _Loop:
             self.write(split="train", nll=state.running.take_mean(), lr=rate)
         speed = self.clock.lap()
         counters.peak_memory_mib = max(counters.peak_memory_mib, peak_memory_mib(self.device))
-        line = timing_line(counters.step, counters.seconds, speed, counters.peak_memory_mib, self.clock.take_pauses())
+        line = timing_line(counters.step, counters.seconds, speed, counters.peak_memory_mib)
         if self.timing is not None:
             self.timing.write(line)
         self.observers.record(line)

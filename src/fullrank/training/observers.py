@@ -16,7 +16,8 @@ import os
 import sys
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -50,12 +51,12 @@ def metrics_line(
     `scores`: other figures of an evaluation, by name; ValueError for the name of a fixed key.
     """
     scores = scores or {}
-    if taken := sorted(scores.keys() & set(_FIXED)):
-        raise ValueError(f"a score may not be called {taken[0]}: every line of metrics has one")
-    line = {"step": step, "split": split, "nll": _short(nll), "ppl": _short(perplexity(nll)), "tokens": tokens}
-    line |= {name: _short(score) for name, score in scores.items()}
+    if fixed := scores.keys() & set(_FIXED):
+        raise ValueError(f"a score may not be called {min(fixed)}: every line of metrics has one")
+    line = {"step": step, "split": split, "nll": _round(nll), "ppl": _round(perplexity(nll)), "tokens": tokens}
+    line |= {name: _round(score) for name, score in scores.items()}
     if lr is not None:
-        line["lr"] = _short(lr)
+        line["lr"] = _round(lr)
     if objective != "causal":
         line["objective"] = objective
     if phase is not None:
@@ -63,25 +64,14 @@ def metrics_line(
     return line
 
 
-def scores_of(line: Mapping[str, Any]) -> dict[str, float]:
-    """The scores in a line of metrics about an evaluation."""
-    return {name: value for name, value in line.items() if name not in _FIXED}
-
-
-def timing_line(
-    step: int, seconds: float, tokens_per_second: float, peak_memory_mib: float, pauses: int = 0
-) -> dict[str, Any]:
-    """A line of timing.jsonl; `seconds` since the start of training, summed over the parts of a resumed run.
-
-    `pauses`: how often the process was stopped and continued since the last line; those steps are not in the seconds.
-    """
-    line = {
+def timing_line(step: int, seconds: float, tokens_per_second: float, peak_memory_mib: float) -> dict[str, Any]:
+    """A line of timing.jsonl; `seconds` since the start of training, summed over the parts of a resumed run."""
+    return {
         "step": step,
         "seconds": round(seconds, 3),
         "tokens_per_second": round(tokens_per_second, 1),
         "peak_memory_mib": round(peak_memory_mib, 1),
     }
-    return line | {"pauses": pauses} if pauses else line
 
 
 def perplexity(nll: float) -> float:
@@ -89,7 +79,7 @@ def perplexity(nll: float) -> float:
     return math.exp(min(nll, 700.0))
 
 
-def _short(value: float) -> float:
+def _round(value: float) -> float:
     return float(f"{value:.9g}")
 
 
@@ -99,33 +89,34 @@ class JsonLines:
     def __init__(self, path: Path, keep: int | None = None) -> None:
         """Open `path`, cut to its first `keep` bytes, or, if `keep` is None, after its last whole line."""
         self.path = path
-        try:
+        with self._explain_errors():
             path.touch()
             content = path.read_bytes()
             self.missing = max(0, (keep or 0) - len(content))  # bytes a checkpoint speaks of that are not there
             os.truncate(path, content.rfind(b"\n") + 1 if keep is None or self.missing else keep)
             self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
-        except OSError as error:
-            raise RunError(f"{path}: cannot be written ({error.strerror})") from error
 
-    def write(self, line: Mapping[str, Any]) -> None:
-        """Append one line, in one write."""
-        data = (json.dumps(line, allow_nan=False) + "\n").encode()
+    @contextmanager
+    def _explain_errors(self) -> Iterator[None]:
         try:
-            if self._file.write(data) < len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            yield
         except OSError as error:
             raise RunError(
                 f"{self.path}: cannot be written ({error.strerror}); the last checkpoint is intact: make room and run the "
                 "same command again to go on from there"
             ) from error
 
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Append one line, in one write."""
+        data = (json.dumps(line, allow_nan=False) + "\n").encode()
+        with self._explain_errors():
+            if self._file.write(data) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
     def sync(self) -> int:
         """Force the file to the disk; returns its length in bytes."""
-        try:
+        with self._explain_errors():
             os.fsync(self._file.fileno())
-        except OSError as error:
-            raise RunError(f"{self.path}: cannot be written ({error.strerror})") from error
         return self._file.tell()
 
     def close(self) -> None:
@@ -186,7 +177,7 @@ class ObserverGroup(Observer):
 
 
 class Status(Observer):
-    """The progress of training in words: `step 120/2000  loss 5.100  ppl 164.0  valid ppl 171.2  2,500 tok/s  ETA 1:20`."""
+    """The progress of training in words: `step 120/2000  ETA 1:20  loss 5.100  ppl 164.0  valid ppl 171.2  2,500 tok/s`."""
 
     def __init__(self, bits: str | None = None) -> None:
         self.bits = bits
@@ -207,16 +198,16 @@ class Status(Observer):
         if "split" in line:
             self.lines.pop(line["split"], None)
             self.lines[line["split"]] = line
-        elif "pauses" in line:
-            self.timed_from = None
 
-    def words(self) -> str:
-        """The figures in one line."""
-        return "  ".join(self.parts())
-
-    def parts(self) -> list[str]:
-        """The figures, one by one; those that are not known yet are left out."""
-        parts = [f"step {self.step}/{self.total}"]
+    def describe(self) -> str:
+        """The figures in one line; those that are not known yet are left out."""
+        parts, speed = [f"step {self.step}/{self.total}"], []
+        if self.timed_from is not None and self.step > self.timed_from[0]:
+            step, tokens, begin = self.timed_from
+            seconds = max(time.monotonic() - begin, 1e-9)
+            remaining = (self.total - self.step) * seconds / (self.step - step)
+            parts.append(f"ETA {_format_duration(remaining)}")
+            speed = [f"{(self.tokens - tokens) / seconds:,.0f} tok/s"]
         parts += [f"phase {line['phase']}" for line in self.lines.values() if "phase" in line][-1:]
         if "train" in self.lines:
             parts += describe_loss(self.lines["train"], self.bits)
@@ -224,13 +215,9 @@ class Status(Observer):
             line = self.lines["valid"]
             parts.append(f"valid {describe_loss(line, self.bits)[-1]}")
             digits = 3 if line.get("objective") == "labels" else 1  # scores of labels are fractions
-            parts += [f"{_WRITTEN.get(name, name)} {score:.{digits}f}" for name, score in scores_of(line).items()]
-        if self.timed_from is not None and self.step > self.timed_from[0]:
-            step, tokens, begin = self.timed_from
-            seconds = max(time.monotonic() - begin, 1e-9)
-            left = (self.total - self.step) * seconds / (self.step - step)
-            parts += [f"{(self.tokens - tokens) / seconds:,.0f} tok/s", f"ETA {_duration(left)}"]
-        return parts
+            scores = {name: score for name, score in line.items() if name not in _FIXED}
+            parts += [f"{_WRITTEN.get(name, name)} {score:.{digits}f}" for name, score in scores.items()]
+        return "  ".join(parts + speed)
 
 
 def describe_loss(line: Mapping[str, Any], bits: str | None) -> list[str]:
@@ -245,14 +232,8 @@ def describe_loss(line: Mapping[str, Any], bits: str | None) -> list[str]:
     return [loss, f"{name} {perplexity(nll):.1f}"]
 
 
-_BAR = 12  # characters
-
-
 class LiveLine(Status):
-    """A single line with a progress bar, for terminals; it is taken away in the end.
-
-    On a narrow terminal figures in its middle are left out: where training is and when it ends stay.
-    """
+    """A single line with a progress bar, for terminals, cut at its end where it is too long; it is taken away in the end."""
 
     def __init__(self, label: str, bits: str | None = None) -> None:
         from rich.console import Console
@@ -261,31 +242,22 @@ class LiveLine(Status):
 
         super().__init__(bits)
         self.label, self.console = label, Console(stderr=True)
-        name = TextColumn("{task.description}", table_column=Column(no_wrap=True))
+        width = max(self.console.width // 3, 1)
+        name = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", max_width=width))
         words = TextColumn("{task.fields[words]}", table_column=Column(no_wrap=True, overflow="ellipsis"))
-        bar = BarColumn(bar_width=_BAR)
-        self.progress = Progress(name, bar, words, console=self.console, refresh_per_second=4, transient=True)
+        columns = name, BarColumn(bar_width=12), words
+        self.progress = Progress(*columns, console=self.console, refresh_per_second=4, transient=True)
 
     def start(self, *, step: int, total_steps: int) -> None:
         super().start(step=step, total_steps=total_steps)
-        most = self.console.width // 3
-        label = self.label if len(self.label) <= most else f"{self.label[: most - 3]}..."
-        self.room = self.console.width - len(label) - _BAR - 2
-        self.task = self.progress.add_task(label, total=total_steps, completed=step, words=self._shorten())
+        self.task = self.progress.add_task(self.label, total=total_steps, completed=step, words=self.describe())
         if self.console.is_terminal:
             self.console.file.write("\r\x1b[2K")  # over what was said before in a line that changes
         self.progress.start()
 
     def advance(self, step: int, tokens: int) -> None:
         super().advance(step, tokens)
-        self.progress.update(self.task, completed=step, words=self._shorten())
-
-    def _shorten(self) -> str:
-        """The words that fit beside label and bar."""
-        parts = self.parts()
-        while len(parts) > 1 and len("  ".join(parts)) > self.room:
-            del parts[1 if len(parts) > 2 else 0]
-        return "  ".join(parts)[: max(self.room, 0)]
+        self.progress.update(self.task, completed=step, words=self.describe())
 
     def notice(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False)
@@ -300,11 +272,11 @@ class PlainLines(Status):
     def __init__(self, label: str, every: float = 30.0, stream: TextIO | None = None, bits: str | None = None) -> None:
         super().__init__(bits)
         self.label, self.every, self.stream = label, every, stream or sys.stderr
-        self.last = time.monotonic()
+        self.printed_at = time.monotonic()
 
     def advance(self, step: int, tokens: int) -> None:
         super().advance(step, tokens)
-        if time.monotonic() - self.last >= self.every:
+        if time.monotonic() - self.printed_at >= self.every:
             self._print()
 
     def record(self, line: Mapping[str, Any]) -> None:
@@ -316,8 +288,8 @@ class PlainLines(Status):
         print(f"{self.label}: {text}", file=self.stream, flush=True)
 
     def _print(self) -> None:
-        self.last = time.monotonic()
-        self.notice(self.words())
+        self.printed_at = time.monotonic()
+        self.notice(self.describe())
 
 
 class TensorBoard(Observer):
@@ -352,15 +324,17 @@ class WandB(Observer):
         self.run: Any = None
 
     def start(self, *, step: int, total_steps: int) -> None:
-        note = self.folder / "wandb-id.txt"
-        identity = note.read_text(encoding="utf-8").strip() if note.is_file() else ""
-        if not identity:
-            identity = uuid.uuid4().hex
+        file = self.folder / "wandb-id.txt"
+        if not file.is_file():
             self.folder.mkdir(parents=True, exist_ok=True)
-            note.write_text(identity + "\n", encoding="utf-8")
-        folder, name = str(self.folder), self.folder.name
+            file.write_text(uuid.uuid4().hex + "\n", encoding="utf-8")
         self.run = self.wandb.init(
-            project="fullrank", name=name, dir=folder, id=identity, resume="allow", config=self.config
+            project="fullrank",
+            name=self.folder.name,
+            dir=str(self.folder),
+            id=file.read_text(encoding="utf-8").strip(),
+            resume="allow",
+            config=self.config,
         )
 
     def record(self, line: Mapping[str, Any]) -> None:
@@ -379,7 +353,7 @@ def _scalars(line: Mapping[str, Any]) -> dict[str, float]:
     return {f"{prefix}/{names.get(name, name)}": value for name, value in line.items() if name not in other}
 
 
-def _duration(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -215,35 +215,31 @@ class RunningLoss:
 class Clock:
     """Seconds of wall clock, and of training alone, by phase, added to the counters.
 
-    The first step of a part and of a phase is not typical (compiling, first touch) and left out. A step, an evaluation or a
-    saving during which the process was paused (SIGSTOP, SIGCONT) counts nowhere.
+    The first step of a part and of a phase is not typical (compiling, first touch) and left out. So are the steps of an
+    interval in which the process was stopped and continued (SIGSTOP, SIGCONT): their time means nothing.
     """
 
     def __init__(self, device: torch.device, counters: Counters, signals: Signals) -> None:
         self.device, self.counters, self.signals = device, counters, signals
-        self.mark = self.last = time.perf_counter()  # last: the end of the last step
-        self.pauses = 0  # of the process, since the last `take_pauses`
-        self.first = True
-        self.steps = self.tokens = 0  # since the last pause
+        self.interval_start = time.perf_counter()
+        self.is_first = True
+        self.steps = self.tokens = 0  # of the interval
         self.last_lap = (counters.timed_seconds, counters.timed_tokens)
 
     def step(self, tokens: int) -> None:
         """Count a step on `tokens` tokens."""
-        if self.signals.continued:
-            self.pause()  # counts the steps before this one
-            return
-        if self.first:
+        if self.is_first:
             self.resume()
-            self.first = False
+            self.is_first = False
             return
         self.steps += 1
         self.tokens += tokens
-        self.last = time.perf_counter()
 
     def pause(self) -> None:
         """Stop the time of training; the counters now hold all of it, so a checkpoint may be written."""
-        seconds, counters = self.resume(), self.counters
-        if not self.first:
+        was_stopped, counters = self.signals.continued, self.counters
+        seconds = self.resume()
+        if self.steps and not was_stopped:
             counters.timed_seconds += seconds
             counters.timed_steps += self.steps
             counters.timed_tokens += self.tokens
@@ -254,33 +250,26 @@ class Clock:
         self.steps = self.tokens = 0
 
     def resume(self) -> float:
-        """Start the time of training again; what has passed, returned, counts as wall clock only."""
+        """Begin another interval; the seconds of the last one, returned, count as wall clock only."""
         synchronize(self.device)
-        now = end = time.perf_counter()
-        if self.signals.continued:
-            self.signals.continued = False
-            self.pauses += 1
-            end = self.last
-        passed = end - self.mark
-        self.counters.seconds += passed
-        self.mark = self.last = now
-        return passed
+        now = time.perf_counter()
+        seconds = now - self.interval_start
+        self.counters.seconds += seconds
+        self.interval_start = now
+        self.signals.continued = False
+        return seconds
 
     def new_phase(self) -> None:
         """Begin another phase with the next step; to be called before the counters name that phase."""
         self.pause()
-        self.first = True
-
-    def take_pauses(self) -> int:
-        """The number of pauses of the process since the last call."""
-        pauses, self.pauses = self.pauses, 0
-        return pauses
+        self.is_first = True
 
     def lap(self) -> float:
         """Tokens per second since the last lap, 0 if unknown."""
         self.pause()
-        seconds, tokens = self.counters.timed_seconds - self.last_lap[0], self.counters.timed_tokens - self.last_lap[1]
-        self.last_lap = (self.counters.timed_seconds, self.counters.timed_tokens)
+        current = (self.counters.timed_seconds, self.counters.timed_tokens)
+        seconds, tokens = current[0] - self.last_lap[0], current[1] - self.last_lap[1]
+        self.last_lap = current
         return tokens / seconds if seconds > 0 else 0.0
 
 
