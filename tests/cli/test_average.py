@@ -113,7 +113,7 @@ def test_what_cannot_be_averaged(folder: Path, tmp_path: Path) -> None:
         average(folder, last=0)
     code, _, err = called("average", folder, "--out", "best")
     assert code == 2
-    assert "'best' is not the name of an average" in err
+    assert "a name for the average that nothing else has" in err
     shutil.rmtree(folder / "checkpoints" / "kept")
     code, _, err = called("average", folder)
     assert code == 2

@@ -159,7 +159,7 @@ def test_no_space_is_one_clear_message(first: bool, tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(safetensors.torch, "save_file", full)
     kept = "there is no earlier checkpoint" if first else r"last \(step-00000001\) is intact"
-    with pytest.raises(RunError, match=rf"checkpoint of step 2 could not .* no space left on the disk .*{kept}"):
+    with pytest.raises(RunError, match=rf"checkpoint of step 2 could not .* no space left on the disk; .*{kept}"):
         save_checkpoint(tmp_path, snapshot(2), step=2, best=False)
     assert not list(tmp_path.glob(".writing*"))
 
@@ -398,10 +398,8 @@ def test_a_mean_is_written_whole_and_replaces_an_earlier_one(tmp_path: Path, mon
     assert [path.name for path in tmp_path.iterdir()] == ["average"]
 
 
-@pytest.mark.parametrize("name", ["last", "kept", "step-00000004", "", "..", "a/b", ".hidden"])
+@pytest.mark.parametrize("name", ["last", "kept", "", "..", "a/b", ".hidden", "mine"])
 def test_a_mean_takes_no_name_of_something_else(name: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"--out: .* is not the name of an average"):
-        write_mean(tmp_path, name, {"w": torch.zeros(2)}, [1])
     (tmp_path / "mine").mkdir()
-    with pytest.raises(InputError, match="mine is there and is not an average; give another name"):
-        write_mean(tmp_path, "mine", {"w": torch.zeros(2)}, [1])
+    with pytest.raises(InputError, match=r"--out: a name for the average"):
+        write_mean(tmp_path, name, {"w": torch.zeros(2)}, [1])

@@ -70,7 +70,7 @@ def save_checkpoint(
             _write_checkpoint(folder, snapshot, step, best, keep_weights)
         except (OSError, SafetensorError) as error:
             _remove_unlinked(folder)
-            raise RunError(_explain_failure(folder, snapshot, step, error)) from error
+            raise RunError(_explain_failure(folder, step, error)) from error
     barrier()
 
 
@@ -178,11 +178,8 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
     return weights
 
 
-def _explain_failure(folder: Path, snapshot: Snapshot, step: int, error: Exception) -> str:
-    why, last = str(error), _read_link(folder, "last")
-    if no_room(error):
-        size = sum(t.nbytes for tensors in (snapshot.weights, snapshot.training) for t in tensors.values()) / 2**20
-        why = f"no space left on the disk (it takes about {max(size, 0.1):.1f} MiB)"
+def _explain_failure(folder: Path, step: int, error: Exception) -> str:
+    why, last = "no space left on the disk" if no_room(error) else str(error), _read_link(folder, "last")
     intact = f"{folder / 'last'} ({last}) is intact" if last else "there is no earlier checkpoint"
     return (
         f"the checkpoint of step {step} could not be written to {folder}: {why}; {intact}. "
@@ -324,18 +321,11 @@ def write_mean(
 
     InputError if `name` cannot be used; RunError if the disk does not take it.
     """
-    target, reserved = folder / name, (*LINKS, KEPT)
-    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name) or name in reserved or name.startswith("step-"):
+    target = folder / name
+    if not re.fullmatch(r"\w[\w.-]*", name) or (target.exists() and not _is_mean(target)) or name in (*LINKS, KEPT):
         raise InputError(
-            f"--out: '{name}' is not the name of an average; take letters, digits, dots, lines, and none of "
-            f"{', '.join(reserved)} and step-..."
+            f"--out: a name for the average that nothing else has, in letters, digits, dots and lines, given '{name}'"
         )
-    try:
-        is_mean = "averaged" in read_record(target).state
-    except DamagedError:
-        is_mean = False
-    if target.exists() and not is_mean:
-        raise InputError(f"--out: {target} is there and is not an average; give another name")
     fresh = folder / f".averaging-{name}"
     try:
         shutil.rmtree(fresh, ignore_errors=True)  # of a process that was killed
@@ -347,6 +337,13 @@ def write_mean(
         shutil.rmtree(fresh, ignore_errors=True)
         raise RunError(f"{target} could not be written: {error}; make room and run the same command again") from error
     return target
+
+
+def _is_mean(folder: Path) -> bool:
+    try:
+        return "averaged" in read_record(folder).state
+    except DamagedError:
+        return False
 
 
 def _replace(folder: Path, fresh: Path, target: Path) -> None:

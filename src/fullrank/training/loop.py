@@ -411,11 +411,7 @@ class _Loop:
 
 def _read_metric(result: EvaluationResult, nll: float, metric: str) -> float:
     """The value of `eval.metric`; InputError if this evaluation does not have it."""
-    if metric == "loss":
-        return nll
-    if metric not in result.scores:
-        raise InputError(
-            f"eval.metric: the evaluation of this task gives no '{metric}' (it gives {', '.join(['loss', *result.scores])}); "
-            "set eval.metric: loss"
-        )
-    return float(result.scores[metric])
+    values = {"loss": nll, **result.scores}
+    if metric not in values:
+        raise InputError(f"eval.metric: one of {', '.join(values)} in this task, given {metric}")
+    return values[metric]
