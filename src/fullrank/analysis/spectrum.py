@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -59,7 +60,7 @@ class AttentionSpectrum:
         """Ranks of each head and their means, and the mean curve, of each layer before and after mixing."""
         for number, layer in enumerate(self.layers):
             for weights, values in (("before", layer.before), ("after", layer.after)):
-                labels = {"layer": number, "weights": weights}
+                labels: dict[str, Any] = {"layer": number, "weights": weights}
                 for measure, ranks in zip(_RANKS, (values.effective_rank, values.stable_rank), strict=True):
                     yield Record(labels, measure, ranks.mean(), protocol=self.weights)
                     for head, rank in enumerate(ranks):

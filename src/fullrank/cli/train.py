@@ -95,9 +95,7 @@ def init(
     from fullrank.experiments.init import Request, write_configuration
 
     languages = None if source is None or target is None else (source, target)
-    write_configuration(
-        Request(texts, task, tokens, size, minutes, memory, languages), out, force=force, say=say
-    )
+    write_configuration(Request(texts, task, tokens, size, minutes, memory, languages), out, force=force, say=say)
     print(out.read_text(encoding="utf-8"), end="")
 
 

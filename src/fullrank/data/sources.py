@@ -318,10 +318,10 @@ def _cut_from_training(train: SplitFiles, absent: Sequence[str]) -> dict[str, Sp
         raise InputError(
             f"data.train: {total} pairs are too few to cut {' and '.join(absent)} from; give their prefixes"
         )
-    borders = [0, *(total - part * left for left in range(len(absent), 0, -1)), None]
+    starts = [0, *(total - part * left for left in range(len(absent), 0, -1))]
     return {
-        split: replace(train, key=f"data.{split}", span=span)
-        for split, span in zip(["train", *absent], itertools.pairwise(borders), strict=True)
+        split: replace(train, key=f"data.{split}", span=(start, end))
+        for split, start, end in zip(["train", *absent], starts, [*starts[1:], None], strict=True)
     }
 
 
