@@ -15,7 +15,7 @@ import pytest
 from fullrank.config.data import DataConfig
 from fullrank.core.errors import InputError, RunError
 from fullrank.data import prepare, unigram_perplexity
-from fullrank.data.corpora import CORPORA, CorpusInfo, download
+from fullrank.data.corpora import CorpusInfo, download, list_corpora
 from fullrank.files import silent
 
 SPLITS = ("train", "valid", "test")
@@ -202,7 +202,7 @@ def server(running, monkeypatch):
 def three_files(server: Server) -> CorpusInfo:
     server.files = {f"ptb.{split}.txt": text for split, text in TEXTS.items()}
     return dataclasses.replace(
-        CORPORA["ptb"],
+        list_corpora()["ptb"],
         urls=tuple((f"{server.url}/ptb.{split}.txt",) for split in SPLITS),
         sha256={split: hashlib.sha256(text).hexdigest() for split, text in TEXTS.items()},
     )
@@ -260,7 +260,7 @@ def test_the_second_mirror_and_an_archive(server, tmp_path):
     archive = zipped({f"wikitext-103/wiki.{split}.tokens": text for split, text in TEXTS.items()} | {"README": b"no"})
     server.files = {"good/w.zip": archive, "bad/w.zip": b"<html>moved</html>"}
     urls = (tuple(f"{server.url}/{mirror}/w.zip" for mirror in ("gone", "bad", "good")),)
-    info = dataclasses.replace(CORPORA["wikitext-103"], urls=urls, sha256={})
+    info = dataclasses.replace(list_corpora()["wikitext-103"], urls=urls, sha256={})
     assert read(download(info, tmp_path, silent)) == {f"wiki.{split}.tokens": text for split, text in TEXTS.items()}
 
 
@@ -271,12 +271,12 @@ def test_the_archive_of_lm1b(server, tmp_path):
         "news.en.heldout-00001-of-00050": b"c\n",
     }
     server.files = {"lm1b.tar.gz": tarred(wanted | {"news.en.heldout-00002-of-00050": b"d\n", "README": b"e\n"})}
-    info = dataclasses.replace(CORPORA["lm1b"], urls=((f"{server.url}/lm1b.tar.gz",),))
+    info = dataclasses.replace(list_corpora()["lm1b"], urls=((f"{server.url}/lm1b.tar.gz",),))
     assert read(download(info, tmp_path, silent)) == wanted
 
 
 def test_all_files_of_an_archive_must_be_there(server, tmp_path):
-    info = dataclasses.replace(CORPORA["iwslt14-de-en"], urls=((f"{server.url}/de-en.tgz",),))
+    info = dataclasses.replace(list_corpora()["iwslt14-de-en"], urls=((f"{server.url}/de-en.tgz",),))
     texts = {name: name.encode() for name in info.packed}
     server.files = {"de-en.tgz": tarred({name: text for name, text in texts.items() if name != info.packed[-1]})}
     with pytest.raises(RunError, match=rf"holds no {info.packed[-1]}"):

@@ -13,7 +13,7 @@ from fullrank.config.data import DataConfig
 from fullrank.core.errors import InputError, RunError
 from fullrank.data import load_corpus, prepare
 from fullrank.data import pairs as pairs_module
-from fullrank.data.corpora import CORPORA
+from fullrank.data.corpora import list_corpora
 
 GERMAN = ["ein Hund läuft .", "eine Katze läuft .", "ein Hund schläft nicht .", "zwei Katzen schlafen ."]
 ENGLISH = ["a dog runs .", "a cat runs .", "a dog does not sleep .", "two cats sleep ."]
@@ -277,4 +277,6 @@ def test_multi30k_is_the_published_one(corpora, real_multi30k):
     words = np.diff(np.fromfile(corpus.folder / "test.target.offsets", dtype="<i8"))
     assert int(words.sum()) + 1000 == corpus.splits["test"]["target_tokens"]
     record = json.loads((corpus.folder / "corpus.json").read_text(encoding="utf-8"))
-    assert {row["sha256"] for row in record["details"]["sources"]} == set(CORPORA["multi30k-de-en"].sha256.values())
+    assert {row["sha256"] for row in record["details"]["sources"]} == set(
+        list_corpora()["multi30k-de-en"].sha256.values()
+    )

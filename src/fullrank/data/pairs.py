@@ -20,7 +20,7 @@ import tokenizers
 from fullrank.config.data import DataConfig
 from fullrank.core.errors import InputError
 from fullrank.data import synthetic
-from fullrank.data.corpora import USUAL_SETTINGS, CorpusInfo, pair_corpus
+from fullrank.data.corpora import CorpusInfo, pair_corpus, read_extra
 from fullrank.data.files import Report, file_digest, lines
 from fullrank.data.language import (
     MARKS,
@@ -113,7 +113,7 @@ def _resolve_settings(config: DataConfig, info: CorpusInfo, files: PairFiles) ->
     BPE is by the codes of `files` if there are any. Else one vocabulary for both languages is byte-level BPE, and where each
     has its own, merges are learned from both together and each language has the pieces that its training text uses.
     """
-    usual = USUAL_SETTINGS.get(info.name, {})
+    usual = read_extra(info.name, "settings", {})
     tokens = config.tokens or info.tokens
     vocabulary = config.vocabulary or usual.get("vocabulary", "joint")
     size = config.max_vocabulary

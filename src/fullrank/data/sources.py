@@ -19,7 +19,7 @@ from fullrank.config.data import DataConfig
 from fullrank.config.finetune import TaskDataConfig
 from fullrank.core.errors import InputError
 from fullrank.data import synthetic
-from fullrank.data.corpora import CODES, FOLDERS, CorpusInfo, download, iwslt_files, text_corpus
+from fullrank.data.corpora import CorpusInfo, download, read_extra, text_corpus
 from fullrank.data.files import (
     Report,
     Section,
@@ -51,7 +51,7 @@ def _choose_folder(config: DataConfig, info: CorpusInfo, cache: Path, report: Re
         raise InputError(
             f"data.name: {info.name} is not downloaded; give its folder with --from DIR (data.dir): {info.source}"
         )
-    inner = [folder / name for name in (info.name, FOLDERS.get(info.name, info.name))]
+    inner = [folder / name for name in (info.name, read_extra(info.name, "folder", info.name))]
     return next((candidate for candidate in inner if candidate.is_dir()), folder)
 
 
@@ -331,8 +331,9 @@ def _is_tokenized(path: Path) -> bool:
 
 def _find_iwslt(info: CorpusInfo, languages: tuple[str, str], folder: Path) -> PairFiles | None:
     """The files of IWSLT 2014 as it was published; None where they are not there."""
-    source, target = ([folder / name for name in iwslt_files(side)] for side in languages)
-    if info.name != "iwslt14-de-en" or not all(path.is_file() for path in (*source, *target)):
+    files = [folder / name for name in info.packed]
+    source, target = ([path for path in files if path.name.removesuffix(".xml").endswith(side)] for side in languages)
+    if not files or not all(path.is_file() for path in files):
         return None
     splits = {
         "train": SplitFiles("data.dir", (source[:1], target[:1]), is_raw=True),
@@ -353,7 +354,7 @@ def _find_known(config: DataConfig, info: CorpusInfo, languages: tuple[str, str]
         splits[split] = SplitFiles("data.dir", ([source], [target]), is_tokenized=tokenized)
     codes = None
     if config.max_vocabulary is None:
-        codes = next((folder / name for name in CODES.get(info.name, ()) if (folder / name).is_file()), None)
+        codes = next((folder / name for name in read_extra(info.name, "codes", ()) if (folder / name).is_file()), None)
     tokenized_splits = [split for split, content in splits.items() if content.is_tokenized]
     notes = (f"tokenized already: {', '.join(tokenized_splits)}",) if tokenized_splits else ()
     return PairFiles(splits, languages, codes, notes=notes)
