@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import itertools
 import os
@@ -24,18 +23,15 @@ from fullrank.files import no_room, text_of
 Report = Callable[[str], None]  # hears of every step, a line at a time
 _PIECE = 1 << 20
 _LONGEST_LINE = 16 << 20  # a longer line is cut
-_NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
 
 
 def open_text(path: Path, key: str) -> BufferedReader:
     """The file, open for reading; InputError if it is missing, a folder or empty."""
-    if path.exists() and not path.is_file():
-        kind = "a folder" if path.is_dir() else "a device or a pipe"
-        raise InputError(f"{key}: {path} is {kind}; a text file is wanted")
+    if not path.is_file():
+        problem = "a folder or a device, no file" if path.exists() else "no such file"
+        raise InputError(f"{key}: {problem}: {path}")
     try:
         file = path.open("rb")
-    except FileNotFoundError:
-        raise InputError(f"{key}: no such file: {path}") from None
     except OSError as error:
         raise InputError(f"{key}: {path} cannot be read ({error.strerror})") from error
     if path.stat().st_size == 0:
@@ -198,7 +194,7 @@ def cache_root(cache: str | None) -> Path:
 def new_folder(final: Path) -> Iterator[Path]:
     """A folder to fill, which gets the name `final` at the end. If another process was first, its folder stays.
 
-    Raises RunError if the disk is full, InputError if the cache may not be written.
+    Raises RunError if the disk is full, InputError if the cache cannot be written.
     """
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
@@ -215,9 +211,7 @@ def new_folder(final: Path) -> Iterator[Path]:
                 f"no space left on the disk of {final.parent}; free some, or set data.cache (or FULLRANK_CACHE) "
                 "to a folder on another disk"
             ) from error
-        if error.errno in _NOT_WRITABLE:
-            raise InputError(
-                f"data.cache: cannot write to {final.parent} ({error.strerror}); set data.cache (or FULLRANK_CACHE) "
-                "to a folder of yours"
-            ) from error
-        raise
+        raise InputError(
+            f"data.cache: cannot write to {final.parent} ({error.strerror}); set data.cache (or FULLRANK_CACHE) "
+            "to a folder of yours"
+        ) from error

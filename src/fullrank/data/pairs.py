@@ -34,7 +34,7 @@ from fullrank.data.language import (
     load_codes,
 )  # fmt: skip
 from fullrank.data.marks import UNK
-from fullrank.data.parallel import in_processes
+from fullrank.data.parallel import map_in_processes
 from fullrank.data.prepared import SIDES, Built, Plan, id_type
 from fullrank.data.sources import PairFiles, find_pairs
 from fullrank.data.tokenizers import DEFAULT_BPE_SIZE
@@ -200,7 +200,7 @@ def _write_lines(
     moses = settings.moses and not content.is_tokenized
     languages = [Language(name, Words(), MARKS, moses=moses, lowercase=settings.lowercase) for name in files.languages]
     normalize = partial(_normalize_pairs, languages, moses)
-    rows = chain.from_iterable(in_processes(normalize, _chunks(content.read_pairs()), alone=not moses))
+    rows = chain.from_iterable(map_in_processes(normalize, _chunks(content.read_pairs()), alone=not moses))
     every = files.valid_every if split == "train" else None
     counts = dict.fromkeys((split, "valid") if every else (split,), 0)
     with ExitStack() as stack:

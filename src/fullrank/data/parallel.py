@@ -7,29 +7,26 @@ import multiprocessing
 import os
 import signal
 import sys
-import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from itertools import chain, islice
 from typing import Any, TypeVar
 
 from fullrank.core.errors import RunError
-from fullrank.data.files import Report
+from fullrank.data.files import Piece, Report
 from fullrank.files import silent, usable_cores
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-_REPORT_SECONDS = 10.0  # between two lines of progress where there is no bar
 _PARENT_DIED = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 _work: Callable[[Any], Any]  # of a forked process, which has the memory of its parent: a vocabulary is not copied
 
 
-def in_processes(
+def map_in_processes(
     work: Callable[[Item], Result], items: Iterable[Item], *, alone: bool = False
 ) -> Generator[Result, None, None]:
     """`work` of each item, in order. Few items are under way at a time.
@@ -40,25 +37,21 @@ def in_processes(
     items = iter(items)
     first = list(islice(items, 2))
     items = chain(first, items)
-    if cores < 2 or len(first) < 2 or multiprocessing.current_process().daemon:
+    if cores < 2 or len(first) < 2:
         yield from map(work, items)
         return
     waiting = deque[Future[Result]]()
     fork = multiprocessing.get_context("fork")
     try:
         with ProcessPoolExecutor(cores, fork, initializer=_begin, initargs=(work,)) as pool:
-            try:
-                for item in items:
-                    with warnings.catch_warnings():  # of threads of PyTorch, of which the new processes use nothing
-                        warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
-                        waiting.append(pool.submit(_do, item))
-                    if len(waiting) > 2 * cores:
-                        yield waiting.popleft().result()
-                while waiting:
+            for item in items:
+                with warnings.catch_warnings():  # of threads of PyTorch, of which the new processes use nothing
+                    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+                    waiting.append(pool.submit(_do, item))
+                if len(waiting) > 2 * cores:
                     yield waiting.popleft().result()
-            finally:
-                for future in waiting:
-                    future.cancel()
+            while waiting:
+                yield waiting.popleft().result()
     except BrokenProcessPool as error:
         raise RunError(
             "a process that was making token ids was killed (by the system, for want of memory?); on fewer cores (taskset) "
@@ -79,25 +72,15 @@ def _do(item: Any) -> Any:
     return _work(item)
 
 
-@contextmanager
-def progress(doing: str, total: int, report: Report) -> Iterator[Callable[[int], None]]:
-    """A function to call with the bytes that were read: a bar where stderr is a terminal, else a line now and then."""
-    if report is not silent and sys.stderr.isatty():
-        from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+def show_progress(pieces: Iterable[Piece], doing: str, total: int, report: Report) -> Iterator[Piece]:
+    """The pieces of `total` bytes, one by one, with a bar where stderr is a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-        columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
-            task = bar.add_task(doing, total=total)
-            yield lambda size: bar.update(task, advance=size, refresh=True)
-        return
-    done, reported = 0, time.monotonic()
-
-    def advance(size: int) -> None:
-        nonlocal done, reported
-        done += size
-        if time.monotonic() - reported >= _REPORT_SECONDS and done < total:
-            reported = time.monotonic()
-            report(f"{doing}: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB")
-
-    yield advance
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    console, is_off = Console(stderr=True), report is silent or not sys.stderr.isatty()
+    with Progress(*columns, console=console, transient=True, auto_refresh=False, disable=is_off) as bar:
+        task = bar.add_task(doing, total=total)
+        for piece in pieces:
+            yield piece
+            bar.update(task, advance=piece.size, refresh=True)

@@ -7,6 +7,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +20,7 @@ from fullrank.data import builtin
 from fullrank.data.corpora import CorpusInfo, text_corpus
 from fullrank.data.files import Piece, Report, Section, open_text, read_pieces
 from fullrank.data.marks import EOS, SOS
-from fullrank.data.parallel import in_processes, progress
+from fullrank.data.parallel import map_in_processes, show_progress
 from fullrank.data.prepared import IDS, SPLITS, Built, Corpus, Plan, id_type
 from fullrank.data.sources import TextSources, find_text
 from fullrank.data.tokenizers import (
@@ -144,14 +145,9 @@ def _read(sections: Sequence[Section], settings: Settings, doing: str, key: str,
     """The pieces of all sections, one after another, with a progress bar."""
     for section in sections:
         open_text(section.path, key).close()  # what is missing or empty is an error before the first piece
-    total = sum(
-        (section.path.stat().st_size if section.end is None else section.end) - section.start for section in sections
-    )
-    with progress(doing, total, report) as advance:
-        for section in sections:
-            for piece in read_pieces(section, exact=settings.kind == "byte", key=key):
-                yield piece
-                advance(piece.size)
+    total = sum((section.end or section.path.stat().st_size) - section.start for section in sections)
+    pieces = (read_pieces(section, exact=settings.kind == "byte", key=key) for section in sections)
+    return show_progress(chain.from_iterable(pieces), doing, total, report)
 
 
 def _list_names(sections: Sequence[Section]) -> str:
@@ -189,7 +185,7 @@ def _count(pieces: Iterator[Piece], split_up: Callable[[str], Sequence[str]], se
 
     counts: Counter[str] = Counter()
     if settings.max_tokens is None:
-        for piece_counts in in_processes(lambda piece: Counter(list_units(piece)), pieces):
+        for piece_counts in map_in_processes(lambda piece: Counter(list_units(piece)), pieces):
             counts.update(piece_counts)
         return counts
     for piece in pieces:
@@ -226,7 +222,7 @@ def _encode(
     pieces = _read(sections, settings, f"encoding {split}", key, report)
     tokens, sizes = 0, np.zeros(3, dtype=np.int64)
     with (folder / f"{split}.{IDS}.bin").open("wb") as file:
-        for ids, piece_sizes, begins in in_processes(encode, pieces, alone=settings.kind == "byte"):
+        for ids, piece_sizes, begins in map_in_processes(encode, pieces, alone=settings.kind == "byte"):
             if left is not None and len(ids) > left:
                 ids = ids[:left]
                 piece_sizes = _measure(tokenizer.decode(ids.tolist()), begins, False)
