@@ -211,10 +211,8 @@ def test_what_cannot_be_scored(score: object) -> None:
     assert callable(score)
     with pytest.raises(InputError, match="1,001 hypotheses and 1,000 references"):
         score(["a"] * 1001, ["a"] * 1000)
-    with pytest.raises(InputError, match="no sentences"):
+    with pytest.raises(InputError, match="0 hypotheses"):
         score([], [])
-    with pytest.raises(InputError, match="hypotheses: a list of sentences"):
-        score("a dog", ["a dog"])
 
 
 def test_unknown_metric() -> None:

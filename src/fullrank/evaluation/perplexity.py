@@ -384,27 +384,18 @@ def figures(
     `last_position` has nll, perplexity and tokens of the last targets alone, where they were counted.
     On enwik8, what papers call bits per character (bpc) is `bits_per_byte`: they count bytes.
     A figure that is not finite (a perplexity beyond every float, a diverged model) is left out.
-    Raises InputError for a count that is not positive.
     """
-    for name, count in (("tokens", evaluation.tokens), ("words", words), ("characters", characters), ("bytes", bytes)):
-        if count is not None and count < 1:
-            raise InputError(f"{name}: a positive count of what was evaluated, given {count}")
-    if line_starts is not None and not 0 <= line_starts < evaluation.tokens:
-        raise InputError(f"line_starts: fewer than the {evaluation.tokens} tokens evaluated, given {line_starts}")
-    result: dict[str, Any] = {
-        "nll": evaluation.nll / evaluation.tokens,
-        "perplexity": _exp(evaluation.nll / evaluation.tokens),
-        "tokens": evaluation.tokens,
-    }
+    nats, tokens = evaluation.nll, evaluation.tokens
+    result: dict[str, Any] = {"nll": nats / tokens, "perplexity": _exp(nats / tokens), "tokens": tokens}
     if line_starts is not None:
-        result["tokens_without_sos"] = evaluation.tokens - line_starts
-        result["perplexity_without_sos"] = _exp(evaluation.nll / (evaluation.tokens - line_starts))
+        result["tokens_without_sos"] = tokens - line_starts
+        result["perplexity_without_sos"] = _exp(nats / (tokens - line_starts))
     if words is not None:
-        result["perplexity_per_word"] = _exp(evaluation.nll / words)
+        result["perplexity_per_word"] = _exp(nats / words)
     if characters is not None:
-        result["bits_per_character"] = evaluation.nll / (math.log(2) * characters)
+        result["bits_per_character"] = nats / (math.log(2) * characters)
     if bytes is not None:
-        result["bits_per_byte"] = evaluation.nll / (math.log(2) * bytes)
+        result["bits_per_byte"] = nats / (math.log(2) * bytes)
     result = {key: value for key, value in result.items() if math.isfinite(value)}
     if evaluation.last_position is not None:
         result["last_position"] = figures(evaluation.last_position)

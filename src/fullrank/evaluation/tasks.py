@@ -68,15 +68,10 @@ def bleu_of(tokenize: str = "13a", **options: Any) -> Any:
 
 def check_pairs(hypotheses: Sequence[str], references: Sequence[str]) -> None:
     """InputError unless there is one reference for each hypothesis, and at least one; empty lines are allowed."""
-    for name, lines in (("hypotheses", hypotheses), ("references", references)):
-        if isinstance(lines, str):
-            raise InputError(f"{name}: a list of sentences, given one string")
-    if len(hypotheses) != len(references):
+    if len(hypotheses) != len(references) or not hypotheses:
         raise InputError(
             f"{len(hypotheses):,} hypotheses and {len(references):,} references: give one line of each for every sentence"
         )
-    if not hypotheses:
-        raise InputError("no sentences to score: hypotheses and references are empty")
 
 
 def translation_scores(
@@ -165,22 +160,21 @@ def glue_scores(task: GlueTask, predictions: ArrayLike, labels: ArrayLike) -> di
     return {name: METRICS[name](predicted, right) for name in task.metrics}
 
 
-def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
+def measure_accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
     """Share of predictions that are right."""
     return float(np.mean(np.equal(predictions, labels)))
 
 
-def f1(predictions: np.ndarray, labels: np.ndarray) -> float:
+def measure_f1(predictions: np.ndarray, labels: np.ndarray) -> float:
     """Harmonic mean of precision and recall of class 1, that of paraphrases and duplicates; 0 where it is nowhere.
 
     F1 = 2 TP / (2 TP + FP + FN)
     """
     predicted, right = np.equal(predictions, 1), np.equal(labels, 1)
-    either = predicted.sum() + right.sum()  # 2 TP + FP + FN
-    return float(2 * (predicted & right).sum() / either) if either else 0.0
+    return float(2 * (predicted & right).sum() / max(predicted.sum() + right.sum(), 1))
 
 
-def pearson(predictions: np.ndarray, labels: np.ndarray) -> float:
+def correlate(predictions: np.ndarray, labels: np.ndarray) -> float:
     """Linear correlation; 0 where either side is constant.
 
     Of two classes it is their Matthews correlation, (TP TN - FP FN) / sqrt((TP + FP) (TP + FN) (TN + FP) (TN + FN)).
@@ -190,19 +184,19 @@ def pearson(predictions: np.ndarray, labels: np.ndarray) -> float:
     return float(np.corrcoef(predictions, labels)[0, 1])
 
 
-def spearman(predictions: np.ndarray, labels: np.ndarray) -> float:
+def correlate_ranks(predictions: np.ndarray, labels: np.ndarray) -> float:
     """Linear correlation of the ranks, where equal numbers share the mean of their ranks; 0 where either side is constant."""
     from scipy.stats import rankdata
 
-    return pearson(rankdata(predictions), rankdata(labels))
+    return correlate(rankdata(predictions), rankdata(labels))
 
 
 METRICS: Mapping[str, Callable[[np.ndarray, np.ndarray], float]] = {
-    "accuracy": accuracy,
-    "f1": f1,
-    "matthews_correlation": pearson,  # CoLA has two classes
-    "pearson": pearson,
-    "spearman": spearman,
+    "accuracy": measure_accuracy,
+    "f1": measure_f1,
+    "matthews_correlation": correlate,  # CoLA has two classes
+    "pearson": correlate,
+    "spearman": correlate_ranks,
 }
 
 
