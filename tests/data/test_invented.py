@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from fullrank.config.glue import GLUE
-from fullrank.data.invented import WORDS, invented_examples, invented_questions
+from fullrank.data.invented import WORDS, make_examples, make_questions
 
 DULL = {"grey", "slow", "sad", "rough", "cold", "dull"}
 
 
 @pytest.mark.parametrize("task", GLUE)
 def test_labels_follow_from_the_words(task: str) -> None:
-    made = invented_examples(GLUE[task], "dev")
-    assert (len(made), len(invented_examples(GLUE[task], "train")), made.is_slice) == (400, 2000, True)
+    made = make_examples(GLUE[task], "dev")
+    assert (len(made), len(make_examples(GLUE[task], "train")), made.is_slice) == (400, 2000, True)
     labels = made.labels
     for first, second, label in zip(made.first, made.second or made.first, labels, strict=True):
         one, two = first.split(), second.split()
@@ -35,16 +35,16 @@ def test_labels_follow_from_the_words(task: str) -> None:
 
 
 def test_splits_differ_and_are_the_same_in_every_process() -> None:
-    cola = {split: invented_examples(GLUE["cola"], split) for split in ("train", "dev")}
+    cola = {split: make_examples(GLUE["cola"], split) for split in ("train", "dev")}
     assert cola["train"].first[:400] != cola["dev"].first
-    assert cola["dev"].sha256 == invented_examples(GLUE["cola"], "dev").sha256
-    assert cola["dev"].sha256 != invented_examples(GLUE["sst2"], "dev").sha256
-    assert invented_questions("dev", "1.1").sha256 == invented_questions("dev", "1.1").sha256
+    assert cola["dev"].sha256 == make_examples(GLUE["cola"], "dev").sha256
+    assert cola["dev"].sha256 != make_examples(GLUE["sst2"], "dev").sha256
+    assert make_questions("dev", "1.1").sha256 == make_questions("dev", "1.1").sha256
 
 
 @pytest.mark.parametrize("version", ["1.1", "2.0"])
 def test_answers_stand_where_the_question_says(version: str) -> None:
-    made = invented_questions("dev", version)
+    made = make_questions("dev", version)
     assert made.is_slice
     for one in made.questions:
         assert {*one.context.split(), *one.question.split()} <= set(WORDS)

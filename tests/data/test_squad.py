@@ -17,7 +17,7 @@ import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 from fullrank.core.errors import InputError, RunError
-from fullrank.data.squad import Question, SquadSplit, most_context, read_squad, squad_windows
+from fullrank.data.squad import Question, SquadSplit, choose_windows, read_squad, squad_windows
 from fullrank.evaluation.tasks import normalize_answer
 
 CONTEXT = "  The Rhine rises in Switzerland. Überall flows the Rhine."
@@ -301,7 +301,7 @@ def test_windows_and_most_context_as_in_berts_script(bert, num_tokens, room, doc
     assert len(windows) == len(expected)
     for window, (start, end) in zip(windows, expected, strict=True):
         assert window.offsets.tolist() == [[2 * token, 2 * token + 1] for token in range(start, end)]
-    best = most_context(expected, num_tokens)
+    best = choose_windows(expected, num_tokens)
     for position in range(num_tokens):
         scores = [
             min(position - start, end - 1 - position) + 0.01 * (end - start) if start <= position < end else -1

@@ -5,7 +5,7 @@ import pytest
 
 from fullrank.config.finetune import FinetuneEvalConfig
 from fullrank.core.errors import RunError
-from fullrank.data.squad import Question, Window, most_context
+from fullrank.data.squad import Question, Window, choose_windows
 from fullrank.experiments.squad import find_answers
 
 
@@ -15,7 +15,7 @@ def made(generator, number, num_tokens, room, first=4, step=2, alphabet="ab"):
     question = Question(f"q{number}", "t", context, "?", (), (), impossible=True)
     starts = range(0, max(num_tokens - room, 0) + step, step)
     parts = [(start, min(start + room, num_tokens)) for start in starts]
-    best = most_context(parts, num_tokens)
+    best = choose_windows(parts, num_tokens)
     windows = [
         Window(
             question=number,

@@ -155,7 +155,7 @@ class _TextBatches:
     def batch(self, epoch: int, index: int) -> Batch:
         """Batch `index` of an epoch; IndexError if there is none."""
         starts, ends = self._spans_of_batch(epoch, index)
-        length = self._longest(epoch, index)
+        length = self._measure_longest(epoch, index)
         part = self._share.part(len(starts), int((ends - starts).sum()))
         if part is None:
             return self._read(starts, ends, length, epoch)
@@ -163,7 +163,7 @@ class _TextBatches:
         weights = batch.weights if part.rows else torch.zeros(batch.targets.shape)
         return dataclasses.replace(batch, weights=weights, part=part)
 
-    def _longest(self, epoch: int, index: int) -> int:
+    def _measure_longest(self, epoch: int, index: int) -> int:
         """Targets of the longest row of a batch, and of every row of it where all are padded alike."""
         return self._length
 
@@ -273,7 +273,7 @@ class Streams(_TextBatches):
             self._multiple,
         )
 
-    def _longest(self, epoch: int, index: int) -> int:
+    def _measure_longest(self, epoch: int, index: int) -> int:
         if not self._random:
             return self._length
         cuts = self._cuts(epoch)

@@ -34,7 +34,7 @@ WORDS = (*_OTHERS, *_ADJECTIVES[0], *_ADJECTIVES[1], *_ANIMALS, *_VERBS, *_THING
 _SAME = ("entailment", "equivalent", "duplicate")
 
 
-def invented_examples(task: GlueTask, split: str) -> Examples:
+def make_examples(task: GlueTask, split: str) -> Examples:
     """A split of a task of GLUE, 2,000 examples to train on and 400 of any other, marked as a slice."""
     draw = Random(zlib.crc32(f"{task.name} {split}".encode()))
     make = _sentence if len(task.sentences) == 1 else _pair
@@ -52,7 +52,7 @@ def invented_examples(task: GlueTask, split: str) -> Examples:
     )
 
 
-def invented_questions(split: str, version: str) -> SquadSplit:
+def make_questions(split: str, version: str) -> SquadSplit:
     """A split of SQuAD, as large; in version 2.0 a third of the questions is about an animal that the context does not name."""
     draw = Random(zlib.crc32(f"squad {version} {split}".encode()))
     questions = []
@@ -78,13 +78,13 @@ def _words(draw: Random, adjectives: tuple[str, ...]) -> list[str]:
     return [first, draw.choice(_ANIMALS), draw.choice(_VERBS), second, draw.choice(_THINGS)]
 
 
-def _written(words: list[str]) -> str:
+def _join_words(words: list[str]) -> str:
     return f"the {words[0]} {words[1]} {words[2]} the {words[3]} {words[4]}"
 
 
 def _sentence(task: GlueTask, draw: Random) -> tuple[str, str, float]:
     label = draw.randrange(2)
-    return _written(_words(draw, _ADJECTIVES[label])), "", label
+    return _join_words(_words(draw, _ADJECTIVES[label])), "", label
 
 
 def _pair(task: GlueTask, draw: Random) -> tuple[str, str, float]:
@@ -93,9 +93,9 @@ def _pair(task: GlueTask, draw: Random) -> tuple[str, str, float]:
         kept = [draw.random() < draw.choice((0.2, 0.8)) for _ in words]
         mixed = [mine if keep else new for mine, new, keep in zip(words, other, kept, strict=True)]
         common = sum(mine == new for mine, new in zip(words, mixed, strict=True))
-        return _written(words), _written(mixed), SCORES[1] * common / len(words)
+        return _join_words(words), _join_words(mixed), SCORES[1] * common / len(words)
     label = draw.randrange(len(task.labels))
     name = task.labels[label]
     _, animal, verb, _, thing = words if name in _SAME or name == "contradiction" else other
     never = "never " if name == "contradiction" else ""
-    return _written(words), f"the {animal} {never}{verb} the {thing}", label
+    return _join_words(words), f"the {animal} {never}{verb} the {thing}", label

@@ -38,10 +38,12 @@ def pair_batch(pairs: Pairs, indices: np.ndarray, share: Share = ALL_ROWS) -> Pa
     source_lengths, target_lengths = pairs.source_lengths[indices] + 1, pairs.target_lengths[indices] + 1
     part = share.part(len(indices), int(target_lengths.sum()))
     own = indices if part is None else indices[part.slice]
-    source_ids, source_mask = padded(
+    source_ids, source_mask = pad_sentences(
         [pairs.source(int(i)) for i in own], pairs.source_eos_id, int(source_lengths.max())
     )
-    targets, target_mask = padded([pairs.target(int(i)) for i in own], pairs.target_eos_id, int(target_lengths.max()))
+    targets, target_mask = pad_sentences(
+        [pairs.target(int(i)) for i in own], pairs.target_eos_id, int(target_lengths.max())
+    )
     inputs = targets.roll(1, dims=1)  # at least one <eos> is at the end of the longest
     inputs[:, 0] = pairs.target_eos_id
     weights = None if target_mask is None else target_mask.float()
@@ -50,7 +52,7 @@ def pair_batch(pairs: Pairs, indices: np.ndarray, share: Share = ALL_ROWS) -> Pa
     return PairBatch(inputs, targets, weights, source_ids=source_ids, source_mask=source_mask, part=part)
 
 
-def padded(
+def pad_sentences(
     sentences: Sequence[np.ndarray | Sequence[int]], eos_id: int, width: int | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """(B, N) int64: sentences with `<eos>` and padding; (B, N) bool: True at tokens, None if all are. width: N."""
@@ -97,9 +99,9 @@ class PairBatches:
         self._starts = np.array([*starts, len(pairs)])
         self.tokens_per_epoch = int(target.sum())
         self.batches_per_epoch = len(starts)
-        self._orders = lru_cache(maxsize=2)(self._ordered)
+        self._orders = lru_cache(maxsize=2)(self._draw_order)
 
-    def _ordered(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+    def _draw_order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Pairs in the order of their lengths, and the numbers of the batches in the order in which they come."""
         source, target, longer = self._lengths
         if not self._shuffle:

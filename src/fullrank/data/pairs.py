@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
+from importlib.util import find_spec
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import tokenizers
@@ -41,7 +43,6 @@ from fullrank.data.tokenizers import DEFAULT_BPE_SIZE
 
 _CHUNK = 4096  # lines that are encoded together
 _UNIGRAM_LINES = 1_000_000  # at most so many lines, evenly spread, teach a unigram model: it is slow to learn
-_REPORT_EVERY = 500_000  # pairs between two progress messages
 
 # a pair of lines: both sides as they are encoded; where Moses changes them, both sides before that as well
 _Lines = tuple[str, ...]
@@ -59,9 +60,9 @@ class PairSettings:
 
     languages: tuple[str, str]
     tokens: str
-    segmenter: Literal["word", "byte_bpe", "codes", "unigram"]
+    segmenter: str
     codes: str | None  # sha256 of the file
-    vocabulary: Literal["joint", "separate"]
+    vocabulary: str
     lowercase: bool
     moses: bool
     min_count: int
@@ -69,7 +70,7 @@ class PairSettings:
     max_length: int | None
     max_ratio: float | None
     concatenate: int | None
-    concatenate_splits: Literal["all", "train"]
+    concatenate_splits: str
 
 
 def plan_pairs(config: DataConfig, cache: Path, report: Report) -> Plan:
@@ -89,7 +90,7 @@ def plan_pairs(config: DataConfig, cache: Path, report: Report) -> Plan:
     ]
     identity: dict[str, Any] = {}
     if settings.moses:
-        identity["sacremoses"] = _read_version("sacremoses")
+        identity["sacremoses"] = version("sacremoses") if find_spec("sacremoses") else None
     if settings.segmenter != "word" and settings.codes is None:
         identity["tokenizers"] = tokenizers.__version__
 
@@ -98,13 +99,6 @@ def plan_pairs(config: DataConfig, cache: Path, report: Report) -> Plan:
 
     name = f"{info.name}-{'-'.join(files.languages)}-{settings.tokens}"
     return Plan(info, name, dataclasses.asdict(settings), sources, identity, files.notes, build)
-
-
-def _read_version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:  # the error comes where it is needed
-        return None
 
 
 def _resolve_settings(config: DataConfig, info: CorpusInfo, files: PairFiles) -> PairSettings:
@@ -116,16 +110,16 @@ def _resolve_settings(config: DataConfig, info: CorpusInfo, files: PairFiles) ->
     usual = read_extra(info.name, "settings", {})
     tokens = config.tokens or info.tokens
     vocabulary = config.vocabulary or usual.get("vocabulary", "joint")
-    size = config.max_vocabulary
     codes = files.codes if tokens == "bpe" else None
-    segmenter: Literal["word", "byte_bpe", "codes", "unigram"]
+    segmenter = tokens
     if tokens == "bpe":
         segmenter = "codes" if codes is not None or vocabulary == "separate" else "byte_bpe"
-    else:
-        segmenter = "unigram" if tokens == "unigram" else "word"
+    size = config.max_vocabulary
     if segmenter != "word":
         size = None if codes is not None else size or usual.get("size", DEFAULT_BPE_SIZE)
     moses = usual.get("moses", False) if config.moses is None else config.moses
+    if moses is None:
+        moses = any(content.is_tokenized for content in files.splits.values())
     return PairSettings(
         languages=files.languages,
         tokens=tokens,
@@ -133,7 +127,7 @@ def _resolve_settings(config: DataConfig, info: CorpusInfo, files: PairFiles) ->
         codes=None if codes is None else file_digest(codes, "data.codes"),
         vocabulary=vocabulary,
         lowercase=config.lowercase or usual.get("lowercase", False),
-        moses=any(content.is_tokenized for content in files.splits.values()) if moses is None else moses,
+        moses=moses,
         min_count=config.min_count or 1,
         size=size,
         max_length=config.max_length or usual.get("max_length"),
@@ -149,7 +143,7 @@ def _build(folder: Path, info: CorpusInfo, settings: PairSettings, files: PairFi
     counts: dict[str, int] = {}
     for split in files.splits:
         report(f"reading {split}")
-        counts |= _write_lines(split, files, settings, folder, cleaning, report)
+        counts |= _write_lines(split, files, settings, folder, cleaning)
     report("making the vocabularies")
     languages = _make_languages(settings, files.codes, folder, counts["train"], report)
     splits = {}
@@ -189,7 +183,7 @@ def _open_columns(names: Iterable[str], folder: Path, stack: ExitStack) -> Calla
 
 
 def _write_lines(
-    split: str, files: PairFiles, settings: PairSettings, folder: Path, cleaning: dict[str, int], report: Report
+    split: str, files: PairFiles, settings: PairSettings, folder: Path, cleaning: dict[str, int]
 ) -> dict[str, int]:
     """Clean and tokenize a split and write its lines into `folder`; the number of pairs.
 
@@ -211,8 +205,6 @@ def _write_lines(
             name = "valid" if every and number % every == 0 else split
             writers[name](row)
             counts[name] += 1
-            if number % _REPORT_EVERY == 0:
-                report(f"reading {split}: {number:,} pairs")
     if every:
         cleaning["valid"] = counts["valid"]
     if split == "train" and not counts["train"]:
@@ -235,16 +227,16 @@ def _normalize_pairs(languages: Sequence[Language], moses: bool, pairs: Sequence
 
 def _clean(rows: Iterable[_Lines], settings: PairSettings, cleaning: dict[str, int]) -> Iterator[_Lines]:
     """The pairs that stay: of the others a side is empty or has too many words, or the ratio of both is too large."""
+    max_length, max_ratio = settings.max_length or math.inf, settings.max_ratio or math.inf
     for row in rows:
         shorter, longer = sorted(len(side.split()) for side in row[:2])
+        fate = "kept"
         if shorter == 0:
             fate = "empty"
-        elif settings.max_length is not None and longer > settings.max_length:
+        elif longer > max_length:
             fate = "too_long"
-        elif settings.max_ratio is not None and longer > settings.max_ratio * shorter:
+        elif longer > max_ratio * shorter:
             fate = "ratio"
-        else:
-            fate = "kept"
         cleaning["given"] += 1
         cleaning[fate] += 1
         if fate == "kept":
@@ -292,16 +284,14 @@ def _make_segmenter(
         return (line for path in train for line in lines(path, "data.cache"))
 
     size = settings.size or 0
-    match settings.segmenter:
-        case "word":
-            return Words()
-        case "codes" if codes is not None:
-            report(f"BPE with the merges of {codes}")
-            return load_codes(codes)
-        case "codes":
-            report(f"learning {size:,} merges of BPE")
-            return learn_codes(read_lines, size)
-    report(f"learning {settings.tokens}: {size:,} entries")
+    if settings.segmenter == "word":
+        return Words()
+    if settings.segmenter == "codes" and codes is not None:
+        report(f"BPE with the merges of {codes}")
+        return load_codes(codes)
+    report(f"learning {settings.tokens}: {size:,} {'merges' if settings.segmenter == 'codes' else 'entries'}")
+    if settings.segmenter == "codes":
+        return learn_codes(read_lines, size)
     if settings.segmenter == "byte_bpe":
         return learn_byte_bpe(read_lines(), size - len(MARKS))
     return learn_unigram(islice(read_lines(), 0, None, -(-2 * pairs // _UNIGRAM_LINES)), size - len(MARKS))

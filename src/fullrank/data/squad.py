@@ -261,7 +261,7 @@ def _cut_windows(
     context.truncate(room, stride=room - step)
     parts = [context, *context.overflowing]
     spans = [(number * step, number * step + len(part)) for number, part in enumerate(parts)]
-    best = most_context(spans, len(offsets))
+    best = choose_windows(spans, len(offsets))
     windows = []
     for number, (part, (start, end)) in enumerate(zip(parts, spans, strict=True)):
         # the parts one by one: of parts that overflow, the tokenizer gives the wrong types
@@ -275,7 +275,7 @@ def _cut_windows(
     return windows
 
 
-def most_context(windows: Sequence[tuple[int, int]], num_tokens: int) -> NDArray[np.int64]:
+def choose_windows(windows: Sequence[tuple[int, int]], num_tokens: int) -> NDArray[np.int64]:
     """The window in which each context token is scored (num_tokens,).
 
     The one where the smaller of the numbers of tokens to its left and to its right, plus 0.01 of the window's length, is

@@ -15,7 +15,7 @@ from fullrank.config.glue import GLUE
 from fullrank.core.errors import InputError
 from fullrank.data.examples import Encoded, ExampleBatch
 from fullrank.data.glue import Examples, load_glue, locate
-from fullrank.data.invented import invented_examples
+from fullrank.data.invented import make_examples
 from fullrank.evaluation.tasks import glue_scores
 from fullrank.experiments.benchmark import EncodedSplit, inputs_of
 from fullrank.experiments.pretrained import PretrainedEncoder, check_length, padding_of
@@ -46,7 +46,7 @@ class GlueBenchmark:
     def read(self, split: str, say: Say) -> Examples:
         data = self.config.data
         if data.invented:
-            return invented_examples(self.task, split)
+            return make_examples(self.task, split)
         return load_glue(self.task, split, data.dir, data.cache, say)
 
     def encode(self, pretrained: PretrainedEncoder, source: Examples) -> EncodedSplit:

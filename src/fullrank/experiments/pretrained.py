@@ -219,7 +219,7 @@ def pretrained_size(config: FinetuneConfig) -> dict[str, Any]:
     kind = "answers" if config.data.answers else "classification"
     outputs = _describe_outputs(kind, 2 if config.data.answers else GLUE[config.data.task].outputs)
     with quiet():
-        known = _local_configuration(transformers, config.model, outputs)
+        known = _load_local_configuration(transformers, config.model, outputs)
         with torch.device("meta"):
             model = getattr(transformers, _CLASSES[kind]).from_config(known)
     base = getattr(model, model.base_model_prefix, model)
@@ -241,7 +241,7 @@ def pretrained_size(config: FinetuneConfig) -> dict[str, Any]:
     }
 
 
-def _local_configuration(transformers: Any, config: PretrainedConfig, outputs: dict[str, Any]) -> Any:
+def _load_local_configuration(transformers: Any, config: PretrainedConfig, outputs: dict[str, Any]) -> Any:
     """The encoder's configuration, from a folder, the cache of the hub, or transformers' own defaults."""
     if config.pretrained == "random":
         return _random_configuration(transformers, outputs)

@@ -16,7 +16,7 @@ from fullrank.config.finetune import FinetuneConfig, FinetuneEvalConfig
 from fullrank.core.errors import RunError
 from fullrank.data.corpora import SQUAD
 from fullrank.data.examples import Encoded, ExampleBatch
-from fullrank.data.invented import invented_questions
+from fullrank.data.invented import make_questions
 from fullrank.data.squad import NO_ANSWER, Question, SquadSplit, Window, read_squad, squad_windows
 from fullrank.evaluation.tasks import squad_scores, squad_v2_scores
 from fullrank.experiments.benchmark import EncodedSplit, inputs_of
@@ -53,7 +53,7 @@ class SquadBenchmark:
     def read(self, split: str, say: Say) -> SquadSplit:
         data = self.config.data
         if data.invented:
-            return invented_questions(split, self.version)
+            return make_questions(split, self.version)
         return read_squad(data.dir, split, self.version, cache=data.cache, report=say)
 
     def encode(self, pretrained: PretrainedEncoder, source: SquadSplit) -> EncodedSplit:
