@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from fullrank.core.errors import InputError
 from fullrank.data import (
-    Batch,
     Blocks,
     Share,
     Streams,
@@ -119,13 +118,6 @@ def test_batches_are_writable_copies_of_a_memory_map(tmp_path):
     assert ids[3] == 3
 
 
-def test_batch_moves_with_its_weights():
-    batch = Batch(torch.ones(1, 2, dtype=torch.int64), torch.ones(1, 2, dtype=torch.int64), torch.tensor([[1.0, 0.0]]))
-    moved = batch.to("meta")
-    assert moved.inputs.device.type == moved.targets.device.type == moved.weights.device.type == "meta"
-    assert batch.tokens == 1
-
-
 def test_a_segment_beyond_the_text_is_the_whole_text_and_not_padding() -> None:
     """Otherwise one block of 2^31 - 1 tokens would ask for tens of gigabytes."""
     source = Blocks(text(23), batch_size=4, segment_length=2**31 - 1, start_id=START)
@@ -212,17 +204,3 @@ def test_processes_share_the_rows_of_random_segments() -> None:
     assert torch.equal(torch.cat([part.inputs for part in parts]), whole.inputs)
     assert torch.equal(torch.cat([part.targets for part in parts]), whole.targets)
     assert all(part.part is not None and part.part.tokens == whole.tokens for part in parts)
-
-
-def test_impossible_sizes_and_places() -> None:
-    for kind, tokens, changed, said in (
-        (Blocks, 0, {}, "non-empty sequence"),
-        (Streams, 5, {"batch_size": 0}, "train.batch_size: a positive number, given 0"),
-        (Blocks, 5, {"segment_length": -1}, "train.segment_length: a positive number, given -1"),
-    ):
-        with pytest.raises(InputError, match=said):
-            kind(text(tokens), **{"batch_size": 1, "start_id": 0, "segment_length": 1, **changed})
-    blocks = Blocks(text(10), batch_size=2, segment_length=2, start_id=START)
-    for place in [(0, 3), (0, -1), (-1, 0)]:
-        with pytest.raises(IndexError, match="an epoch has batches 0 to 2"):
-            blocks.batch(*place)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from fullrank.core.errors import InputError
 from fullrank.data import (
     Batch,
     Blocks,
@@ -143,10 +141,3 @@ def test_padding_is_not_asked_for() -> None:
     assert targets[0, 0] == 3, "the text itself is left alone"
     moved = batch.to("cpu")
     assert torch.equal(moved.inputs, batch.inputs)
-
-
-def test_the_mask_is_no_entry_of_the_text(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"model.vocab_size: .*at least 21, .*given 20"):
-        Masking.of(TOKENIZER, WORDS - 1, probability=0.15, replaced=0.8, drawn=0.1)
-    with pytest.raises(InputError, match="nothing to mask"):
-        Masking.of(WordVocabulary(["<eos>"]), 1, probability=0.15, replaced=0.8, drawn=0.1)

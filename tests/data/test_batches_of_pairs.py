@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from fullrank.config.data import DataConfig
-from fullrank.core.errors import InputError
 from fullrank.data import (
     PairBatches,
     pair_batch,
@@ -141,27 +140,3 @@ def test_a_batch_depends_on_seed_epoch_and_index_alone(corpus):
     assert shapes(0) == shapes(1)
     unshuffled = PairBatches(pairs, batch_tokens=128, seed=5, shuffle=False)
     assert epoch_of(unshuffled, 0) == epoch_of(unshuffled, 3)
-
-
-def test_pairs_are_sorted_by_length_so_little_is_padding(corpus):
-    pairs = corpus.pairs("train")
-    batches = PairBatches(pairs, batch_tokens=256, seed=1)
-    padded = real = 0
-    for index in range(batches.batches_per_epoch):
-        batch = batches.batch(0, index)
-        padded += batch.source_ids.numel() + batch.targets.numel()
-        real += batch.tokens + int(pairs.source_lengths[batches.indices(0, index)].sum()) + len(batch.targets)
-    assert 1 - real / padded < 0.12
-
-
-def test_what_cannot_be_a_batch(corpus):
-    pairs = corpus.pairs("train")
-    longest = int(max(pairs.source_lengths.max(), pairs.target_lengths.max())) + 1
-    assert PairBatches(pairs, batch_tokens=longest, seed=1).batches_per_epoch > 0
-    message = (
-        rf"train.batch_tokens: pair [\d,]+ of train has {longest} tokens .* batch of {longest - 1} .*data.max_length"
-    )
-    with pytest.raises(InputError, match=message):
-        PairBatches(pairs, batch_tokens=longest - 1, seed=1)
-    with pytest.raises(InputError, match=r"train.batch_tokens: a positive number, given 0"):
-        PairBatches(pairs, batch_tokens=0, seed=1)

@@ -8,14 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fullrank.cli.translate import buffers
-from fullrank.config.load import read_yaml
 from fullrank.core.errors import InputError
 from fullrank.data import files as text
 from fullrank.data.files import Section, cut_by_lines, read_pieces
-from fullrank.data.language import load_codes
-from fullrank.data.squad import read_squad
-from fullrank.experiments.check import check_scoring_named
-from fullrank.files import read_text
 
 
 def pieces(section: Section, exact: bool = False, **keys: str) -> list[str]:
@@ -86,24 +81,6 @@ def test_lines_end_at_line_ends_only(tmp_path, content, expected):
     assert text.count_lines(path, "key") == len(expected)
     found = [line for part in buffers(io.BytesIO(content.encode()), 1) for line in part]
     assert found == expected
-
-
-@pytest.mark.parametrize("before", ["", "word\r\n" * 3])
-def test_every_reader_names_the_file_and_the_byte(tmp_path, before):
-    path = tmp_path / "latin1.txt"
-    path.write_bytes(before.encode() + b"a caf\xe9\n")
-    readers = {
-        "lines": lambda: list(text.lines(path, "key")),
-        "pieces": lambda: pieces(Section(path)),
-        "read_text": lambda: read_text(path),
-        "codes": lambda: load_codes(path),
-        "yaml": lambda: read_yaml(path),
-        "scoring": lambda: check_scoring_named("os:getcwd", text=path),
-        "squad": lambda: read_squad(path, "train", "1.1"),
-    }
-    for reader in readers.values():
-        with pytest.raises(InputError, match=rf"latin1.txt.*0xe9 at offset {len(before) + 5} "):
-            reader()
 
 
 @pytest.mark.parametrize("before", [0, 7, (1 << 20) + 3, 3 << 20])

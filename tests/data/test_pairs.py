@@ -195,43 +195,6 @@ def test_concatenation_joins_neighbours_up_to_a_number_of_tokens(folder):
     assert len(bytes_too) < 6
 
 
-FAULTS = {
-    "other number of lines": ("valid.en", b"one\n", r"data.valid: .*valid.de has 2 lines and .*valid.en has 1; line k"),
-    "last line without end": ("valid.en", b"one\ntwo\nthree", r"valid.de has 2 lines and .*valid.en has 3"),
-    "no file": ("test.en", None, r"data.test: no such file: .*test.en"),
-    "empty": ("train.de", b"", r"data.train: .*train.de is empty"),
-    "not UTF-8": (
-        "valid.de",
-        b"gut\nsch\xf6n\n",
-        r"data.valid: .*valid.de is not UTF-8 text: line 2 has the byte 0xf6",
-    ),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_faults_of_files(folder, fault):
-    name, data, message = FAULTS[fault]
-    if data is None:
-        (folder / name).unlink()
-    else:
-        (folder / name).write_bytes(data)
-    with pytest.raises(InputError, match=message):
-        prepare(config(folder))
-    assert not list((folder / "cache").rglob("*.bin"))
-
-
-@pytest.mark.parametrize(
-    "keys", [{"tokens": "unigram", "max_vocabulary": 60}, {"tokens": "word"}, {"max_vocabulary": 300}]
-)
-def test_marks_in_sentences_come_back(folder, keys):
-    marked = ["Was<unk>", "<eos> x", "a@@ b", "\u2581c \u0120d", "e</w> <pad> <s>", "x<unk>y <unk>"]
-    write(folder, "train", GERMAN * 3 + marked, ENGLISH * 3 + marked)
-    corpus = prepare(config(folder, **keys))
-    pairs = corpus.pairs("train")
-    assert [corpus.source.decode(pairs.source(i)) for i in range(len(pairs))] == GERMAN * 3 + marked
-    assert [corpus.target.decode(pairs.target(i)) for i in range(len(pairs))] == ENGLISH * 3 + marked
-
-
 def multi30k(folder: Path, counts=(3, 2, 2, 2)) -> None:
     for name, count in zip(("train", "valid", "test2016", "test2017"), counts, strict=True):
         write(folder / "multi30k", name, GERMAN[:count], ENGLISH[:count])

@@ -197,16 +197,10 @@ ERRORS = {
     "folder": ({"valid": "nothing"}, r"data.valid: no file matches .*nothing"),
     "empty": ({"test": "empty.txt"}, r"data.test: .*empty.txt is empty"),
     "no words": ({"train": "blank.txt"}, r"data.train: .*blank.txt: there are no words"),
-    "no files": ({"train": []}, "data.name: goes with `data.train`, given 'text'; set data.train"),
     "too few lines": (
         {"train": "valid.txt", "valid": None},
         r"data.train: .*valid.txt: 1 lines are too few to cut 2 splits",
     ),
-    "<eos> of bytes": ({"tokens": "byte", "eos": True}, "data.eos: byte tokens keep the newline"),
-    "rare bytes": ({"tokens": "byte", "min_count": 2}, "data.min_count: nothing is rare"),
-    "few bytes": ({"tokens": "byte", "max_vocabulary": 9}, "data.max_vocabulary: byte tokens have 256 entries"),
-    "small bpe": ({"tokens": "bpe", "max_vocabulary": 9}, "data.max_vocabulary: at least 257"),
-    "small words": ({"max_vocabulary": 1}, "data.max_vocabulary: more than 2"),
 }
 
 

@@ -193,20 +193,6 @@ def test_mixing_parameters_have_a_rate_of_their_own_and_no_decay(place: Path) ->
     assert sum(len(group["params"]) for group in groups) == len(names)
 
 
-def test_what_cannot_be_done_is_said_before_training(place: Path, tmp_path: Path) -> None:
-    raw = settings(place)
-    (tmp_path / "empty").mkdir()
-    faults = [
-        ({"data": {**raw["data"], "max_length": 41}}, r"data\.max_length: .* at most 40 tokens, given 41"),
-        ({"model": {"pretrained": "./nowhere"}}, r"model\.pretrained: \./nowhere"),
-        ({"model": {"pretrained": str(tmp_path / "empty")}}, r"model\.pretrained: "),
-        ({"model": {**raw["model"], "attention": {}}, "train": {"orthogonality": 0.1}}, r"train\.orthogonality: "),
-    ]
-    for sections, message in faults:
-        with pytest.raises(InputError, match=message):
-            run({**raw, **sections}, tmp_path / "run")
-
-
 def test_a_run_killed_before_its_result_is_written_is_not_trained_again(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

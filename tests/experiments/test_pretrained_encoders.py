@@ -61,17 +61,6 @@ def test_a_decoder_is_read_at_the_last_token_of_each_text(tmp_path: Path, paddin
     assert together.std(0).min() > 0
 
 
-def test_a_tokenizer_that_cannot_pad_is_refused(tmp_path: Path) -> None:
-    tiny_gpt2(tmp_path, padding=False, end=True)
-    for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        if (tmp_path / name).exists():
-            kept = json.loads((tmp_path / name).read_text())
-            kept.pop("eos_token", None)
-            (tmp_path / name).write_text(json.dumps(kept))
-    with pytest.raises(InputError, match="its tokenizer has no padding token"):
-        load(tmp_path)
-
-
 def test_positions_that_are_counted_from_behind_the_padding_leave_fewer_tokens(tmp_path: Path) -> None:
     tiny_tokenizer(tmp_path)
     config = transformers.RobertaConfig(vocab_size=20, hidden_size=16, num_hidden_layers=1, num_attention_heads=4,
