@@ -1,11 +1,14 @@
-"""The nine tasks of GLUE: their sentences, labels, metrics, published sizes and files."""
+"""The nine tasks of GLUE: their sentences, labels, metrics, published sizes and files. They are listed in glue.yaml."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from fullrank.core.errors import InputError, suggest
 
@@ -28,9 +31,9 @@ class GlueTask:
     title: str
     folder: str
     sentences: tuple[str, ...]
-    labels: tuple[str, ...] | None
     sizes: Mapping[str, int]
     licence: str
+    labels: tuple[str, ...] | None = None
     hub_sentences: tuple[str, ...] | None = None
     label_column: str = "label"
     metrics: tuple[str, ...] = ("accuracy",)
@@ -70,70 +73,15 @@ class GlueTask:
             raise InputError(f"GLUE {self.folder} has no split '{split}'; {near}")
 
 
-_PAIR = ("sentence1", "sentence2")
-_ENTAILMENT = ("entailment", "not_entailment")
+def _read_tasks() -> dict[str, GlueTask]:
+    tasks = {}
+    for name, entry in yaml.safe_load(Path(__file__).with_name("glue.yaml").read_bytes()).items():
+        columns = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
+        tasks[name] = GlueTask(name=name, **columns)
+    return tasks
 
-_ALL = (
-    GlueTask(
-        name="cola", title="Corpus of Linguistic Acceptability", folder="CoLA",
-        sentences=("sentence",), labels=("unacceptable", "acceptable"), metrics=("matthews_correlation",),
-        sizes={"train": 8_551, "dev": 1_043},
-        licence="sentences from published linguistics, for research",
-    ),
-    GlueTask(
-        name="sst2", title="Stanford Sentiment Treebank", folder="SST-2",
-        sentences=("sentence",), labels=("negative", "positive"),
-        sizes={"train": 67_349, "dev": 872},
-        licence="film reviews, no stated licence",
-    ),
-    GlueTask(
-        name="mrpc", title="Microsoft Research Paraphrase Corpus", folder="MRPC",
-        sentences=("#1 String", "#2 String"), hub_sentences=_PAIR, label_column="Quality",
-        labels=("not_equivalent", "equivalent"), metrics=("accuracy", "f1"),
-        sizes={"train": 3_668, "dev": 408},
-        licence="Microsoft Research, non-commercial",
-    ),
-    GlueTask(
-        name="qqp", title="Quora Question Pairs", folder="QQP",
-        sentences=("question1", "question2"), label_column="is_duplicate",
-        labels=("not_duplicate", "duplicate"), metrics=("accuracy", "f1"),
-        sizes={"train": 363_846, "dev": 40_430},
-        licence="Quora, non-commercial",
-    ),
-    GlueTask(
-        name="stsb", title="Semantic Textual Similarity Benchmark", folder="STS-B",
-        sentences=_PAIR, label_column="score", labels=None, metrics=("pearson", "spearman"),
-        sizes={"train": 5_749, "dev": 1_500},
-        licence="scores CC BY-SA 4.0, texts under their own terms",
-    ),
-    GlueTask(
-        name="mnli", title="Multi-Genre Natural Language Inference", folder="MNLI",
-        sentences=_PAIR, hub_sentences=("premise", "hypothesis"), label_column="gold_label",
-        labels=("entailment", "neutral", "contradiction"),
-        sizes={"train": 392_702, "dev": 9_815, "dev_mismatched": 9_832},
-        licence="OANC, CC BY and others",
-    ),
-    GlueTask(
-        name="qnli", title="Question-answering Natural Language Inference", folder="QNLI",
-        sentences=("question", "sentence"), labels=_ENTAILMENT,
-        sizes={"train": 104_743, "dev": 5_463},
-        licence="CC BY-SA 4.0",
-    ),
-    GlueTask(
-        name="rte", title="Recognizing Textual Entailment", folder="RTE",
-        sentences=_PAIR, labels=_ENTAILMENT,
-        sizes={"train": 2_490, "dev": 277},
-        licence="for research",
-    ),
-    GlueTask(
-        name="wnli", title="Winograd Natural Language Inference", folder="WNLI",
-        sentences=_PAIR, labels=("not_entailment", "entailment"),
-        sizes={"train": 635, "dev": 71},
-        licence="CC BY 4.0",
-    ),
-)  # fmt: skip
 
-GLUE: Mapping[str, GlueTask] = {task.name: task for task in _ALL}
+GLUE: Mapping[str, GlueTask] = _read_tasks()
 
 
 def glue_task(name: str | GlueTask) -> GlueTask:
