@@ -114,7 +114,8 @@ def train_loop(
 @torch.no_grad()
 def nats(model: GPT, ids: np.ndarray, start_id: int, reading: dict[str, int]) -> float:
     """Nats per token, every token scored once, from the very batches that `fullrank eval` reads."""
-    from fullrank.data import Blocks, Windows
+    from fullrank.data import Windows
+    from fullrank.data.batches import Blocks
 
     if "stride" in reading:
         source: Any = Windows(

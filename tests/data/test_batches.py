@@ -11,11 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fullrank.core.errors import InputError
-from fullrank.data import (
-    Blocks,
-    Share,
-    Streams,
-)
+from fullrank.data.batches import Blocks, Share, Streams
 
 START = 10_000  # no token of the texts below
 

@@ -8,15 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from fullrank.data import (
-    Batch,
-    Blocks,
-    Masking,
-    Streams,
-    WordVocabulary,
-    masked_blocks,
-)
-from fullrank.data.masked import MaskedBatch, MaskedBatches
+from fullrank.data import WordVocabulary
+from fullrank.data.batches import Batch, Blocks, Streams
+from fullrank.data.masked import MaskedBatch, MaskedBatches, Masking, masked_blocks
 
 WORDS = 20
 TOKENIZER = WordVocabulary(["<eos>", *(f"w{i}" for i in range(WORDS - 2)), "<sos>"], line_start=True)

@@ -9,11 +9,8 @@ import pytest
 import torch
 
 from fullrank.config.data import DataConfig
-from fullrank.data import (
-    PairBatches,
-    pair_batch,
-    prepare,
-)
+from fullrank.data import prepare
+from fullrank.data.pair_batches import PairBatches, pair_batch
 
 
 def lengths(seed: int, count: int) -> list[tuple[int, int]]:

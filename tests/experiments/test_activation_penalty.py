@@ -9,7 +9,7 @@ import torch
 
 import fullrank as fr
 from fullrank.config.training import TrainConfig
-from fullrank.data import Batch
+from fullrank.data.batches import Batch
 from fullrank.experiments.objective import CausalObjective
 from fullrank.training.values import TrainingPosition
 

@@ -20,7 +20,8 @@ from fullrank.config.recipe import Resolved
 from fullrank.config.run import MASKED_TOKEN
 from fullrank.config.training import TrainConfig
 from fullrank.core.errors import ConfigError, InputError
-from fullrank.data import ByteVocabulary, MaskedBatch, Masking, load_corpus, masked_blocks
+from fullrank.data import ByteVocabulary, load_corpus
+from fullrank.data.masked import MaskedBatch, Masking, masked_blocks
 from fullrank.evaluation.perplexity import Flags
 from fullrank.experiments.generation import generate
 from fullrank.experiments.language_model import MaskedObjective

@@ -18,7 +18,7 @@ from fullrank.config.recipe import Resolved
 from fullrank.config.training import PhaseConfig, TrainConfig
 from fullrank.core.errors import ConfigError, InputError
 from fullrank.core.skip_retain import SkipRetain
-from fullrank.data import Streams
+from fullrank.data.batches import Streams
 from fullrank.experiments.little_data import Distillation
 from fullrank.experiments.objective import CausalObjective
 from fullrank.experiments.run import resume, train

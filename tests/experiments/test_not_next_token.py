@@ -13,7 +13,7 @@ import torch
 import fullrank as fr
 from fullrank.config.training import TrainConfig
 from fullrank.core.errors import InputError
-from fullrank.data import Blocks
+from fullrank.data.batches import Blocks
 from fullrank.evaluation.perplexity import Evaluation, EvaluationProtocol
 from fullrank.experiments.measure import check_training_length, measure
 from fullrank.experiments.objective import CausalObjective

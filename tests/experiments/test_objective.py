@@ -13,8 +13,7 @@ from torch.nn import functional as F
 import fullrank as fr
 from fullrank.analysis.size import parameters_by_part
 from fullrank.config.training import TrainConfig
-from fullrank.data import Batch, Blocks
-from fullrank.data.batches import Part
+from fullrank.data.batches import Batch, Blocks, Part
 from fullrank.evaluation.perplexity import EvaluationProtocol
 from fullrank.experiments.measure import measure
 from fullrank.experiments.objective import CausalObjective

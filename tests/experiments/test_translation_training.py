@@ -19,7 +19,7 @@ from fullrank.config.run import EvalConfig, RunConfig
 from fullrank.config.training import TrainConfig
 from fullrank.core.errors import InputError
 from fullrank.core.translator import Translator
-from fullrank.data import PairBatches
+from fullrank.data.pair_batches import PairBatches
 from fullrank.evaluation.perplexity import Evaluation
 from fullrank.experiments import translation
 from fullrank.experiments.run import average, corpus_of, evaluate, train

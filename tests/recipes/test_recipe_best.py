@@ -7,7 +7,7 @@ import pytest
 from recipe_counts import config_of, total
 
 from fullrank.config.recipe import load, tables
-from fullrank.data import Streams
+from fullrank.data.batches import Streams
 from fullrank.training import make_plan, make_schedule
 
 

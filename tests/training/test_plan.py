@@ -12,7 +12,7 @@ from training_toy import ToyBatches
 from fullrank.config.run import EvalConfig
 from fullrank.config.training import TrainConfig
 from fullrank.core.errors import InputError
-from fullrank.data import Blocks
+from fullrank.data.batches import Blocks
 from fullrank.training import Plan, make_plan
 
 

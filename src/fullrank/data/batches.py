@@ -250,6 +250,7 @@ class Streams(_TextBatches):
             self._used = self._stream
         self.tokens_per_epoch = batch_size * self._used
         self._rows = segments * batch_size
+        self._cuts = lru_cache(maxsize=2)(self._draw_cuts)  # of this epoch and the next
 
     def _spans(self, epoch: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         segments, streams = np.divmod(rows, self._batch_size)
@@ -260,18 +261,16 @@ class Streams(_TextBatches):
         starts = first + segments * self._length
         return starts, starts + self._length
 
-    def _cuts(self, epoch: int) -> np.ndarray:
-        """The borders of the segments of an epoch, from 0 to the length of a stream."""
-        return _random_cuts(
-            self._seed,
-            epoch,
-            self._used,
-            self.batches_per_epoch,
-            self._length,
-            self._deviation,
-            self._half,
-            self._multiple,
-        )
+    def _draw_cuts(self, epoch: int) -> np.ndarray:
+        """The borders of the segments of an epoch, of random lengths, from 0 to the length of a stream."""
+        count = self.batches_per_epoch
+        drawn = np.random.default_rng([self._seed % (1 << 64), epoch, _LENGTHS])
+        means = np.where(drawn.random(count) < self._half, self._length / 2, self._length)
+        lengths = np.maximum(drawn.normal(means, self._deviation), min(5, self._length))
+        places = np.concatenate(([0.0], np.cumsum(lengths))) * (self._used / lengths.sum() / self._multiple)
+        cuts = np.rint(places).astype(np.int64) * self._multiple
+        cuts[-1] = self._used
+        return cuts
 
     def _measure_longest(self, epoch: int, index: int) -> int:
         if not self._random:
@@ -293,17 +292,3 @@ class Streams(_TextBatches):
         read = torch.from_numpy(self._ids[np.maximum(at, 0)].astype(np.int64))
         read[torch.from_numpy(at < 0)] = self._start_id
         return Batch(read[:, :-1].clone(), read[:, 1 + context :].clone())
-
-
-@lru_cache(maxsize=2)  # of this epoch and the next
-def _random_cuts(
-    seed: int, epoch: int, total: int, count: int, length: int, deviation: float, half: float, multiple: int
-) -> np.ndarray:
-    """Borders (count + 1,) of `count` segments of random lengths, from 0 to `total`."""
-    drawn = np.random.default_rng([seed % (1 << 64), epoch, _LENGTHS])
-    means = np.where(drawn.random(count) < half, length / 2, length)
-    lengths = np.maximum(drawn.normal(means, deviation), min(5, length))
-    places = np.concatenate(([0.0], np.cumsum(lengths))) * (total / lengths.sum() / multiple)
-    cuts = np.rint(places).astype(np.int64) * multiple
-    cuts[-1] = total
-    return cuts

@@ -19,22 +19,10 @@ from fullrank.config.training import TrainConfig
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import ConfigError, InputError, RunError
 from fullrank.core.masked import MaskedLanguageModel
-from fullrank.data import (
-    Blocks,
-    Corpus,
-    MaskedBatch,
-    MaskedBatches,
-    Masking,
-    Share,
-    Streams,
-    load_tokenizer,
-    masked_blocks,
-    prepare,
-    unigram_nats,
-    unigram_perplexity,
-)
-from fullrank.data.batches import ALL_ROWS
+from fullrank.data import Corpus, load_tokenizer, prepare, unigram_nats, unigram_perplexity
+from fullrank.data.batches import ALL_ROWS, Blocks, Share, Streams
 from fullrank.data.marks import MASK
+from fullrank.data.masked import MaskedBatch, MaskedBatches, Masking, masked_blocks
 from fullrank.decoding.sample import evaluating
 from fullrank.evaluation.ngram import measure_ngrams
 from fullrank.evaluation.perplexity import (

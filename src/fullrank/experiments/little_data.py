@@ -20,7 +20,7 @@ from fullrank.core.errors import InputError
 from fullrank.core.memory import Memory
 from fullrank.core.output import IGNORED, SoftmaxOutput, log_probabilities, scale_tokens
 from fullrank.core.registry import register
-from fullrank.data import Batch
+from fullrank.data.batches import Batch
 from fullrank.experiments.run_folder import teacher_of
 from fullrank.training.values import Carry
 

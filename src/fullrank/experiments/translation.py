@@ -17,8 +17,9 @@ from fullrank.config.training import TrainConfig
 from fullrank.core.config import EncoderConfig
 from fullrank.core.errors import ConfigError, InputError
 from fullrank.core.translator import Translator
-from fullrank.data import Corpus, PairBatch, PairBatches, Pairs, prepare
+from fullrank.data import Corpus, Pairs, prepare
 from fullrank.data.language import is_unspaced
+from fullrank.data.pair_batches import PairBatch, PairBatches
 from fullrank.decoding.sample import evaluating
 from fullrank.evaluation.perplexity import Evaluation, Tally, figures
 from fullrank.evaluation.tasks import bleu_of, tokenised_bleu, tokenization_of, translation_scores
