@@ -76,7 +76,9 @@ class GlueTask:
 def _read_tasks() -> dict[str, GlueTask]:
     tasks = {}
     for name, entry in yaml.safe_load(Path(__file__).with_name("glue.yaml").read_bytes()).items():
-        columns = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
+        columns: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()
+        }
         tasks[name] = GlueTask(name=name, **columns)
     return tasks
 

@@ -248,21 +248,14 @@ def _window(settings: dict[str, _Setting], flags: Flags) -> tuple[int | None, in
     if context is None and stride is None:
         return None, None
     if context is None:
-        if stride > segment:
-            raise InputError(
-                f"{settings['stride'].name}: at most the segment, and {settings['segment_length']}; given {stride}"
-            )
-        return segment - stride, stride
+        context = segment - stride
     if stride is None:
-        if context >= segment:
-            raise InputError(
-                f"{settings['context'].name}: shorter than the segment, and {settings['segment_length']}; given {context}"
-            )
-        return context, segment - context
-    if flags.segment_length not in (None, context + stride):
+        stride = segment - context
+    if context < 0 or stride < 1 or flags.segment_length not in (None, context + stride):
+        keys = [key for key in ("context", "stride", "segment_length") if settings[key].value is not None]
         raise InputError(
-            f"--segment-length: a window has context + stride = {context + stride} tokens, given {flags.segment_length}; "
-            "give two of --segment-length, --context and --stride"
+            f"{settings[keys[0]].name}: a window has context + stride tokens, and a stride of 1 or more; given are "
+            f"{', '.join(str(settings[key]) for key in keys)}; change one of them"
         )
     return context, stride
 
