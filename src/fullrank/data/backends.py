@@ -97,10 +97,10 @@ def build_words(
     end = name_line_end(line_end, line_start)
     names = [end if entry == EOS else entry for entry in entries] + [MASK] * masks
     backend = Tokenizer(_levels(names))
-    whole = split == "whitespace"
-    steps = [*_lower(lowercase), _SEPARATORS, _WORD_EOS if whole else _ANY_EOS]
+    is_whitespace = split == "whitespace"
+    steps = [*_lower(lowercase), _SEPARATORS, _WORD_EOS if is_whitespace else _ANY_EOS]
     backend.normalizer = normalizers.Sequence([*steps, *(_begin_lines(SOS, " ") if line_start else ())])
-    if whole:
+    if is_whitespace:
         backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     else:
         marks = f"{SOS}|" * line_start + f"{MASK}|" * masks

@@ -85,8 +85,8 @@ class ExampleBatches:
         part = self._share.part(len(chosen), len(chosen), int(self._lengths[chosen].sum()))
         if part is None:
             return ExampleBatch(self._examples.rows(chosen), chosen)
-        own = chosen[part.slice]
-        return ExampleBatch(self._examples.rows(own, int(self._lengths[chosen].max())), own, part)
+        rows = chosen[part.slice]
+        return ExampleBatch(self._examples.rows(rows, int(self._lengths[chosen].max())), rows, part)
 
     def _draw_epoch(self, epoch: int) -> list[np.ndarray]:
         """The examples of each batch of an epoch."""

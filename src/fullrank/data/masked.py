@@ -46,8 +46,8 @@ class MaskedBatch(Tensors):
     def rows(self, part: Part) -> MaskedBatch:
         """A part of the batch; where no token of it is to be predicted, one target is -100, which does not count."""
         rows, width = part.slice, self.inputs.shape[1]
-        own = (self.at >= part.first * width) & (self.at < (part.first + part.rows) * width)
-        at, targets = self.at[own] - part.first * width, self.targets[own]
+        in_rows = (self.at >= part.first * width) & (self.at < (part.first + part.rows) * width)
+        at, targets = self.at[in_rows] - part.first * width, self.targets[in_rows]
         if not len(at):
             at, targets = torch.zeros(1, dtype=torch.int64), torch.full((1,), -100)
         mask = None if self.attention_mask is None else self.attention_mask[rows]
@@ -121,9 +121,9 @@ class MaskedBatches:
     def batch(self, epoch: int, index: int) -> MaskedBatch:
         """Batch `index` of an epoch; IndexError if there is none."""
         text = self._text.batch(epoch, index)
-        whole = self._masking.batch(text, np.random.default_rng([_TRAINING, self._seed % (1 << 64), epoch, index]))
-        part = self._share.part(len(whole.inputs), whole.tokens, whole.read)
-        return whole if part is None else whole.rows(part)
+        masked = self._masking.batch(text, np.random.default_rng([_TRAINING, self._seed % (1 << 64), epoch, index]))
+        part = self._share.part(len(masked.inputs), masked.tokens, masked.read)
+        return masked if part is None else masked.rows(part)
 
 
 def masked_blocks(

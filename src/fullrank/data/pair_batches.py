@@ -37,12 +37,12 @@ def pair_batch(pairs: Pairs, indices: np.ndarray, share: Share = ALL_ROWS) -> Pa
     """The batch of these pairs, in this order; of a share its rows, as wide as the whole batch."""
     source_lengths, target_lengths = pairs.source_lengths[indices] + 1, pairs.target_lengths[indices] + 1
     part = share.part(len(indices), int(target_lengths.sum()))
-    own = indices if part is None else indices[part.slice]
+    rows = indices if part is None else indices[part.slice]
     source_ids, source_mask = pad_sentences(
-        [pairs.source(int(i)) for i in own], pairs.source_eos_id, int(source_lengths.max())
+        [pairs.source(int(i)) for i in rows], pairs.source_eos_id, int(source_lengths.max())
     )
     targets, target_mask = pad_sentences(
-        [pairs.target(int(i)) for i in own], pairs.target_eos_id, int(target_lengths.max())
+        [pairs.target(int(i)) for i in rows], pairs.target_eos_id, int(target_lengths.max())
     )
     inputs = targets.roll(1, dims=1)  # at least one <eos> is at the end of the longest
     inputs[:, 0] = pairs.target_eos_id

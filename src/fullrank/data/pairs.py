@@ -200,8 +200,8 @@ def _write_lines(
     with ExitStack() as stack:
         columns = _COLUMNS if moses else _COLUMNS[:2]
         writers = {name: _open_columns([f"{name}.{end}" for end in columns], folder, stack) for name in counts}
-        kept = _clean(rows, settings, cleaning) if split == "train" else rows
-        for number, row in enumerate(kept, start=1):
+        remaining = _clean(rows, settings, cleaning) if split == "train" else rows
+        for number, row in enumerate(remaining, start=1):
             name = "valid" if every and number % every == 0 else split
             writers[name](row)
             counts[name] += 1

@@ -169,8 +169,8 @@ class WordVocabulary(Vocabulary):
         if self.lowercase:
             text = text.lower()
         if EOS in text:
-            whole = self.split == "punctuation"
-            text = text.replace(EOS, EOS_OF_TEXT) if whole else _WORD_EOS.sub(EOS_OF_TEXT, text)
+            is_punctuation = self.split == "punctuation"
+            text = text.replace(EOS, EOS_OF_TEXT) if is_punctuation else _WORD_EOS.sub(EOS_OF_TEXT, text)
         if self.line_start and text:
             inner, last = (text[:-1], f" {EOS}") if text.endswith("\n") else (text, "")
             text = f"{SOS} " + inner.replace("\n", f" {EOS} {SOS} ") + last

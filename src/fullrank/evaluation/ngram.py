@@ -70,8 +70,8 @@ def _predict(
     after = history[first]
     total = np.bincount(after, counts[grams[first]], history.max() + 1)[history[scored]]
     left = np.bincount(after, taken[grams[first]], history.max() + 1)[history[scored]]
-    kept = (counts - taken)[grams[scored]]
-    return np.where(total > 0, (kept + left * lower) / np.maximum(total, 1), lower)
+    discounted = (counts - taken)[grams[scored]]
+    return np.where(total > 0, (discounted + left * lower) / np.maximum(total, 1), lower)
 
 
 def _choose_discounts(counts: Ids, modified: bool) -> NDArray[np.float64]:

@@ -146,8 +146,8 @@ def _settings(config: RunConfig, flags: Flags, split: str) -> dict[str, _Setting
     settings = {}
     for key in PROTOCOL_KEYS:
         flag = _Setting(getattr(flags, key), f"--{key.replace('_', '-')}")
-        own = _Setting(*config.eval.protocol_setting(key, split))
-        settings[key] = next((one for one in (flag, own) if one.value is not None), trained.get(key, own))
+        configured = _Setting(*config.eval.protocol_setting(key, split))
+        settings[key] = next((one for one in (flag, configured) if one.value is not None), trained.get(key, configured))
     return settings
 
 

@@ -51,24 +51,24 @@ class ExampleObjective:
         from fullrank.hf.interface import traced  # a configuration is checked without transformers
 
         trace, rows, part = trace_for(self.options), len(batch.indices), batch.part
-        own = rows if part is None else part.rows
+        count_here = rows if part is None else part.rows
         place_draws(part, rows)
         with traced(trace):
             logits = self.logits(self.model, batch)
         value = self.loss(logits, self.targets[torch.from_numpy(batch.indices)].to(logits.device))
-        whole, read = (rows, batch.tokens) if part is None else (part.tokens, part.read)
-        loss = penalized(shared(value, own, part), trace, self.options, part)
-        return Loss(loss, value.detach() * own, whole, read=read)
+        total, read = (rows, batch.tokens) if part is None else (part.tokens, part.read)
+        loss = penalized(shared(value, count_here, part), trace, self.options, part)
+        return Loss(loss, value.detach() * count_here, total, read=read)
 
 
 def logits_by_example(model: nn.Module, examples: Encoded, batch_size: int, logits: Logits) -> list[Tensor]:
     """The logits of each example, in order, on the CPU; in evaluation mode."""
-    own = dict[int, Tensor]()
+    logits_here = dict[int, Tensor]()
     with evaluating(model):
         for number, batch in enumerate(iterate_by_length(examples, batch_size)):
-            if number % world_size() == rank():
-                own.update(zip(batch.indices.tolist(), logits(model, batch).cpu(), strict=True))
-    rows = {index: row for part in all_gather(own) for index, row in part.items()}
+            if number % count() == rank():
+                logits_here.update(zip(batch.indices.tolist(), logits(model, batch).cpu(), strict=True))
+    rows = {index: row for part in gathered(logits_here) for index, row in part.items()}
     return [rows[index] for index in range(len(examples))]
 
 

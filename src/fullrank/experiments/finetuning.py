@@ -166,8 +166,8 @@ def reopen(folder: Path, say: Say) -> Reopened:
         raise InputError(f"{folder}: no run of GLUE")
     if not (folder / "model").is_dir():
         raise InputError(f"{folder}: holds no model/; fine-tune it with train.keep_model: true")
-    kept = replace(config.model, pretrained=str(folder / "model"), revision=None)
-    config = replace(with_own_cache(config), model=kept)
+    model = replace(config.model, pretrained=str(folder / "model"), revision=None)
+    config = replace(with_own_cache(config), model=model)
     benchmark = GlueBenchmark(config)
     pretrained = load_encoder(benchmark)
     dev = Finetuning().prepare(config, identity, True, say).corpus["dev"]
