@@ -9,7 +9,7 @@ import torch
 from decoding_standin import PROMPTS, Recurrent, all_texts, keeps, log_prob, padded
 
 from fullrank.decoding import beam_search, sample
-from fullrank.decoding.beam import largest
+from fullrank.decoding.beam import take_largest
 
 Text = tuple[int, ...]
 
@@ -161,7 +161,7 @@ def test_the_largest_are_those_of_topk(columns: int, k: int) -> None:
         scores = torch.randn(6, columns, generator=generator, dtype=torch.float64)
         if impossible:
             scores[:, : columns - 5] = -math.inf  # what is left stands at the end
-        values, places = largest(scores, k)
+        values, places = take_largest(scores, k)
         expected = scores.topk(k)
         assert torch.equal(values, expected.values)
         assert torch.equal(scores.gather(1, places), values)

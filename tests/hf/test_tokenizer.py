@@ -18,7 +18,7 @@ from fullrank.config.training import TrainConfig
 from fullrank.core.config import ModelConfig
 from fullrank.core.errors import InputError
 from fullrank.data import ByteVocabulary, CharacterVocabulary, WordVocabulary, train_bpe
-from fullrank.hf.tokenizer import of_vocabulary, tokenizer_of
+from fullrank.hf.tokenizer import tokenizer_of, tokenizer_of_vocabulary
 
 REAL = [text for _, text in sorted(pydoc_data.topics.topics.items())][:40]
 READ = "".join(REAL[:25])
@@ -78,7 +78,7 @@ OWN: dict[str, Any] = {
 def test_the_ids_are_ours(name: str, tmp_path: Path) -> None:
     """Also after saving; with special tokens the text begins as our models read it."""
     own = OWN[name]()
-    built = of_vocabulary(own)
+    built = tokenizer_of_vocabulary(own)
     built.save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
     ends = own.eos_id is not None and getattr(own, "line_end", False)
@@ -99,7 +99,7 @@ def test_the_ids_are_ours(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["words", "words and punctuation", "characters", "bytes", "bpe"])
 def test_a_mask_is_the_last_entry(name: str, tmp_path: Path) -> None:
     own = OWN[name]()
-    of_vocabulary(own, masks=True).save_pretrained(tmp_path)
+    tokenizer_of_vocabulary(own, masks=True).save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
     assert (len(loaded), loaded.mask_token_id, loaded.pad_token_id) == (len(own) + 1, len(own), len(own))
     for text in texts():

@@ -13,7 +13,7 @@ from transformers import DataCollatorForLanguageModeling, Trainer, TrainingArgum
 
 import fullrank as fr
 from fullrank.data import ByteVocabulary, CharacterVocabulary, WordVocabulary, train_bpe
-from fullrank.hf.tokenizer import of_vocabulary
+from fullrank.hf.tokenizer import tokenizer_of_vocabulary
 
 WORDS = ["<unk>", "w1", "<eos>", *(f"w{i}" for i in range(3, VOCABULARY))]
 DROPPING = fr.DropoutConfig(embedding=0.1, attention=0.2, residual=0.1)
@@ -87,7 +87,7 @@ def padding_runs() -> dict[str, Any]:
 def test_every_token_of_a_padded_batch_is_a_target(kind: str, side: str) -> None:
     """Unknown words, line ends and the byte 0 as well; the mean loss is that of the texts one by one."""
     own = padding_runs()[kind]
-    tokenizer = of_vocabulary(own)
+    tokenizer = tokenizer_of_vocabulary(own)
     assert tokenizer.padding_side == "right"
     tokenizer.padding_side = side
     texts = ["a b unseen\nc a b \x00\n", "zz", "\u00e9 a\n"]
@@ -122,7 +122,7 @@ def test_a_batch_without_labels_has_one_loss(num_items: int | None) -> None:
 def test_prompts_of_a_batch_are_padded_beyond_the_vocabulary() -> None:
     """Penalties look scores of the prompt up; a text that has ended is padded."""
     own = padding_runs()["word"]
-    tokenizer = of_vocabulary(own)
+    tokenizer = tokenizer_of_vocabulary(own)
     config = fr.FullRankConfig.of(small(vocab_size=len(own)), pad_token_id=tokenizer.pad_token_id)
     model = fr.FullRankForCausalLM(config).double().eval()
     how: dict[str, Any] = {
@@ -163,7 +163,7 @@ def test_evaluating_and_generating_after_training(tmp_path: Path) -> None:
 
 def test_pipelines() -> None:
     own_words = WordVocabulary(WORDS)
-    words = of_vocabulary(own_words)
+    words = tokenizer_of_vocabulary(own_words)
     hf_model, _ = pair(CAUSAL["memory"])
     (given,) = pipeline("text-generation", model=hf_model, tokenizer=words)(
         "w4 w5 w6", max_new_tokens=5, min_new_tokens=5, do_sample=False, return_full_text=False
@@ -174,7 +174,7 @@ def test_pipelines() -> None:
 
     config = small(vocab_size=VOCABULARY + 1)
     masked, own_masked = masked_of(config, pad_token_id=EOS)
-    names = of_vocabulary(own_words, masks=True)
+    names = tokenizer_of_vocabulary(own_words, masks=True)
     choices = pipeline("fill-mask", model=masked, tokenizer=names, top_k=3)("w4 <mask> w6")
     with torch.no_grad():
         logits = own_masked(torch.tensor([[EOS, 4, VOCABULARY, 6]])).logits[0, 2]

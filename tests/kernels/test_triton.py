@@ -19,7 +19,7 @@ import fullrank as fr
 from fullrank.core.engine import Distances, Problem
 from fullrank.kernels import KERNELS
 from fullrank.kernels.problem import differentiable
-from fullrank.kernels.triton.call import _installed, _intervals, attend
+from fullrank.kernels.triton.call import _intervals, _is_installed, attend
 
 if sys.platform != "linux":
     pytest.importorskip("triton", reason="Triton is for Linux")
@@ -234,7 +234,7 @@ def test_triton_of_another_distribution(version: str, usable: bool, monkeypatch:
 
     monkeypatch.setattr(importlib.metadata, "version", missing)
     monkeypatch.setattr("triton.__version__", version)
-    assert _installed.__wrapped__() is usable
+    assert _is_installed.__wrapped__() is usable
 
 
 @pytest.mark.full

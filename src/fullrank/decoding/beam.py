@@ -116,7 +116,7 @@ def beam_search(
                 # sums only fall, and a given (negative) sum scores best at the next length or at the last
                 reach = min(max_lengths[prompt] ** -length_penalty, (length + 1) ** -length_penalty)
                 hope = sums[row][0] * reach if sums[row] else -math.inf
-                if not _decided(ended[prompt], hope, beams=beams, n_best=n_best):
+                if not _is_decided(ended[prompt], hope, beams=beams, n_best=n_best):
                     active.append(row)
             if not active:
                 break
@@ -125,7 +125,7 @@ def beam_search(
             totals, tokens, source = totals[rows], tokens[rows], source[rows]
             reading = reading.rows((source + rows[:, None] * width).flatten())
             log_probs, reading = reading.next(tokens[:, :, -1].flatten())
-    return _best(ended, n_best, eos_id, prompt_ids, totals)
+    return _collect_best(ended, n_best, eos_id, prompt_ids, totals)
 
 
 def _candidates(totals: Tensor, log_probs: Tensor, beams: int, eos_id: int | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -136,11 +136,11 @@ def _candidates(totals: Tensor, log_probs: Tensor, beams: int, eos_id: int | Non
     """
     (rows, width), vocabulary = totals.shape, log_probs.shape[-1]
     scores = totals[:, :, None] + log_probs.view(rows, width, vocabulary)
-    best, index = largest(scores.flatten(1), min(beams * (1 if eos_id is None else 2), width * vocabulary))
+    best, index = take_largest(scores.flatten(1), min(beams * (1 if eos_id is None else 2), width * vocabulary))
     return best, index // vocabulary, index % vocabulary
 
 
-def largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def take_largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest of each row of scores (R, N) and their indices, both (R, k), largest first, as `topk` gives them.
 
     `topk` sorts more than it must: of blocks of columns, the k largest numbers lie in the k blocks with the largest maxima,
@@ -160,14 +160,14 @@ def largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return best.values, index.gather(1, best.indices)
 
 
-def _decided(ended: list[_Hypothesis], hope: float, *, beams: int, n_best: int) -> bool:
+def _is_decided(ended: list[_Hypothesis], hope: float, *, beams: int, n_best: int) -> bool:
     """Nothing can be gained any more. `hope` is the best score that an unfinished text can reach."""
     if len(ended) >= beams or hope == -math.inf:
         return True
     return len(ended) >= n_best and hope < sorted(text.score for text in ended)[-n_best]
 
 
-def _best(
+def _collect_best(
     ended: list[list[_Hypothesis]], n_best: int, eos_id: int | None, prompt_ids: Tensor, totals: Tensor
 ) -> Hypotheses:
     kept = [sorted(texts, key=lambda text: -text.score)[:n_best] for texts in ended]

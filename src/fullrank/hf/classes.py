@@ -115,7 +115,7 @@ class FullRankPreTrainedModel(PreTrainedModel):
         for i, block in enumerate(self.model.compile_targets()):
             block.__dict__.pop("forward", None)
             if enable and i % every_n_layers == 0:
-                block.forward = partial(_checkpointed, gradient_checkpointing_func, block)
+                block.forward = partial(_run_checkpointed, gradient_checkpointing_func, block)
 
     # -- outputs ------------------------------------------------------------------------------------------------------
 
@@ -125,7 +125,7 @@ class FullRankPreTrainedModel(PreTrainedModel):
         states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         return Trace(weights=bool(weights), states=[] if states else None) if weights or states else None
 
-    def _without_padding(self, ids: Tensor, replacement: int = 0) -> Tensor:
+    def _replace_padding(self, ids: Tensor, replacement: int = 0) -> Tensor:
         """Ids of the vocabulary. The first id beyond it is padding where every entry may stand in a text: it is read as some
         entry, as its outputs mean nothing.
         """
@@ -141,21 +141,21 @@ class FullRankPreTrainedModel(PreTrainedModel):
         logits: Tensor = output(hidden[:, kept])
         if labels is None:
             return logits, None
-        labels = self._without_padding(labels[:, kept], IGNORED).flatten()
+        labels = self._replace_padding(labels[:, kept], IGNORED).flatten()
         precise = logits if logits.dtype == torch.float64 else logits.float()
         loss = F.cross_entropy(precise.flatten(0, -2), labels, ignore_index=IGNORED, reduction="sum")
         items = (labels != IGNORED).sum() if num_items is None else torch.as_tensor(num_items)
         return logits, loss / items.clamp_min(1)
 
 
-def _checkpointed(func: Callable[..., Any], block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def _run_checkpointed(func: Callable[..., Any], block: nn.Module, *args: Any, **kwargs: Any) -> Any:
     run = partial(type(block).forward, block, **kwargs)
     if not (block.training and torch.is_grad_enabled()) or isinstance(kwargs.get("trace"), Trace):
         return run(*args)
     return func(run, *args)
 
 
-def _traced(trace: Trace | None, last: Tensor) -> dict[str, tuple[Tensor, ...] | None]:
+def _collect_traced(trace: Trace | None, last: Tensor) -> dict[str, tuple[Tensor, ...] | None]:
     """Inputs of the blocks, then the input `last` of the output layer; mixed attention weights (B, H, N, M) of each layer."""
     states = None if trace is None or trace.states is None else (*trace.states, last)
     weights = None if trace is None or not trace.weights else tuple(layer.mixed for layer in trace.layers)
@@ -200,14 +200,14 @@ class FullRankForCausalLM(FullRankPreTrainedModel, GenerationMixin):
         past = cache if past_key_values is None else past_key_values
         if past is None and self._begins_cache(use_cache, labels is not None):
             past = FullRankCache()
-        hidden = self._read(self._without_padding(input_ids), attention_mask, layer_of(past), trace)
+        hidden = self._read(self._replace_padding(input_ids), attention_mask, layer_of(past), trace)
         if labels is not None:  # each token predicts the next one, and padding predicts nothing
             if attention_mask is not None:
                 seen = attention_mask[:, -labels.shape[1] :].bool()
                 labels = labels.masked_fill(~torch.cat((seen[:, :1], seen[:, :-1]), dim=1), IGNORED)
             labels = torch.cat((labels[:, 1:], labels.new_full((len(labels), 1), IGNORED)), dim=1)
         logits, loss = self._predict(self.model.output, hidden, labels, num_items_in_batch, logits_to_keep)
-        return CausalLMOutputWithPast(loss, logits, past, **_traced(trace, hidden))
+        return CausalLMOutputWithPast(loss, logits, past, **_collect_traced(trace, hidden))
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, **kwargs: Any) -> dict[str, Any]:
         """Inputs of `forward` in `generate`; InputError for a model that cannot write a text token by token."""
@@ -287,7 +287,7 @@ class FullRankForMaskedLM(FullRankPreTrainedModel):
         attention_mask (B, N), 1 for tokens and 0 for padding on either side. labels (B, N): the masked tokens, -100 elsewhere.
         """
         trace = self._trace(output_attentions, output_hidden_states)
-        states = self.model.encoder.encode(self._without_padding(input_ids), attention_mask, trace=trace).hidden
+        states = self.model.encoder.encode(self._replace_padding(input_ids), attention_mask, trace=trace).hidden
         hidden = self.model.output_dropout(states)
         logits, loss = self._predict(self.model.output, hidden, labels, num_items_in_batch)
-        return MaskedLMOutput(loss=loss, logits=logits, **_traced(trace, states))
+        return MaskedLMOutput(loss=loss, logits=logits, **_collect_traced(trace, states))

@@ -98,7 +98,7 @@ def _read_stage(key: str, slot: str, name: str) -> tuple[str, str]:
             f"{where}: {item!r} was registered without a source file (typed at a prompt?) and cannot be exported; put it into "
             "a file and import that"
         ) from error
-    for module in _imported_modules(ast.parse(source)):
+    for module in _list_imports(ast.parse(source)):
         ours = module in ("fullrank", "fullrank.config") or module.startswith("fullrank.core")
         if not ours and module.partition(".")[0] not in _ALLOWED:
             raise InputError(
@@ -109,7 +109,7 @@ def _read_stage(key: str, slot: str, name: str) -> tuple[str, str]:
     return f"stage_{stem}.py", _relative(source)
 
 
-def _imported_modules(tree: ast.AST) -> Iterator[str]:
+def _list_imports(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -79,7 +79,7 @@ def export_run(folder: str | Path, out: str | Path, checkpoint: str = "best") ->
         model: nn.Module = kind.built(config)
     load_tensors(model, tensors, file, assign=True)  # raises for tensors that do not fit
     record = read_run(folder) if (folder / "run.json").is_file() and is_run(folder) else None
-    with _new_folder(out) as new:
+    with _make_folder(out) as new:
         state = model.state_dict()
         named = {f"{storage.PREFIX}{name}": tensor.contiguous() for name, tensor in state.items()}
         save_file(named, new / storage.WEIGHTS, metadata={"format": "pt"})
@@ -100,7 +100,7 @@ def _check_free(out: Path) -> None:
 
 
 @contextmanager
-def _new_folder(out: Path) -> Iterator[Path]:
+def _make_folder(out: Path) -> Iterator[Path]:
     """A new folder that is renamed to `out` when it is complete, and removed if anything fails."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

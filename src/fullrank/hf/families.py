@@ -244,7 +244,7 @@ def unknown_modules(model: nn.Module) -> list[str]:
     ]
 
 
-def chosen_modules(model: nn.Module, layers: Sequence[int | str] | None) -> dict[str, Any]:
+def choose_modules(model: nn.Module, layers: Sequence[int | str] | None) -> dict[str, Any]:
     """The attention modules of `layers`: numbers (the first one in a module's name), or parts of names; None: all.
 
     Negative numbers count from the end of each list of layers.

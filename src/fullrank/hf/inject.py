@@ -15,7 +15,7 @@ from fullrank.core.errors import InputError
 from fullrank.hf import output as vocabulary
 from fullrank.hf.families import (
     attention_modules,
-    chosen_modules,
+    choose_modules,
     describe_families,
     family_of,
     unknown_modules,
@@ -67,12 +67,12 @@ def inject(model: Any, *, mix: Stage = "none", normalize: Stage = "softmax", cro
         raise InputError(
             f"layers: those of mix, normalize and cross_head, and none of these is given; given {layers!r}"
         )
-    if injected_parts(model):
+    if find_injected_parts(model):
         raise InputError(
             f"{type(model).__name__}: has been injected into already; take it out first, fullrank.remove(model)"
         )
     describe_families(model, interface or {})
-    chosen = chosen_modules(model, layers) if attends else {}
+    chosen = choose_modules(model, layers) if attends else {}
     formers = {module.config._attn_implementation for module in chosen.values()}
     if not weights_change and not formers <= {"eager", "sdpa"}:
         raise InputError(
@@ -169,7 +169,7 @@ def injected_modules(model: nn.Module) -> dict[str, Injected]:
     return {name: module for name, module in model.named_modules() if isinstance(module, Injected)}
 
 
-def injected_parts(model: nn.Module) -> dict[str, nn.Module]:
+def find_injected_parts(model: nn.Module) -> dict[str, nn.Module]:
     """All that was injected by its names in the model: stages of attention, and the latent states of a mixture."""
     modules = dict(model.named_modules())
     heads = tuple(f"{name}." for name, module in modules.items() if isinstance(module, vocabulary.MixtureHead))
@@ -189,7 +189,7 @@ def complete(model: Any) -> tuple[Any, set[int]]:
     modules = weighted_modules(model)
     had = {name for name, module in modules.items() if "fullrank" in module._modules}
     settings: dict[str, Any] = {"mix": "none", "normalize": "softmax", "output": None}
-    settings = settings_of(model) if injected_parts(model) else settings
+    settings = settings_of(model) if find_injected_parts(model) else settings
     mixed = _changes_weights(settings["mix"], settings["normalize"])
     if mixed and had == set(modules):
         return model, set()
@@ -201,7 +201,11 @@ def complete(model: Any) -> tuple[Any, set[int]]:
     else:
         head = vocabulary.mixture_head(model)
         latents = None if head is None else head.fullrank
-        inject(remove(model) if injected_parts(model) else model, mix="position_independent", output=settings["output"])
+        inject(
+            remove(model) if find_injected_parts(model) else model,
+            mix="position_independent",
+            output=settings["output"],
+        )
         if head is not None and latents is not None:
             head.fullrank = latents
     return model, {number for number, name in enumerate(modules) if not mixed or name not in had}
@@ -209,7 +213,7 @@ def complete(model: Any) -> tuple[Any, set[int]]:
 
 def weighted_modules(model: Any) -> dict[str, Any]:
     """All layers of attention, whose weights can be read; InputError where some attention is of no known family."""
-    modules = chosen_modules(model, None)
+    modules = choose_modules(model, None)
     if unknown := unknown_modules(model):
         raise InputError(
             f"{type(model).__name__}: {unknown[0]} is of no known family of attention, whose weights can be read"
@@ -219,7 +223,7 @@ def weighted_modules(model: Any) -> dict[str, Any]:
 
 def settings_of(model: Any) -> dict[str, Any]:
     """The arguments with which `inject` was called on a model."""
-    if not injected_parts(model):
+    if not find_injected_parts(model):
         raise InputError(f"{type(model).__name__}: nothing was injected into it; call fullrank.inject first")
     return arguments_of(model.config.fullrank)
 
@@ -235,7 +239,7 @@ def remove(model: Any) -> Any:
     The latent states of a mixture of softmaxes are lost, and the vocabulary layer keeps what it has learned.
     Raises InputError if nothing was injected; then nothing is changed.
     """
-    if not injected_parts(model):
+    if not find_injected_parts(model):
         raise InputError(f"{type(model).__name__}: nothing was injected into it")
     if _FORMERS not in vars(model):
         raise InputError(f"{type(model).__name__}: only a part of an injected model; remove it from the whole one")

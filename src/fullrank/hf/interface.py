@@ -96,7 +96,7 @@ def name_for(former: str, weights_change: bool) -> str:
 def route(former: str, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
           **arguments: Any) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Cross-head attention alone: keys and values permuted, then the model's former attention function."""
-    injected = _injected(module)
+    injected = _find_stages(module)
     if injected is not None:
         key, value = injected.route(key, value)
     attention: Any = eager_of(module) if former == "eager" else ALL_ATTENTION_FUNCTIONS[former]
@@ -110,9 +110,9 @@ def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attenti
 
     Weights are mixed over query heads, key and value heads are permuted. Engines give no weights, the definition does.
     """
-    injected = _injected(module)
+    injected = _find_stages(module)
     if injected is None:
-        return _unmixed(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **arguments)
+        return _attend_unmixed(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **arguments)
     key, value = injected.route(key, value)
     mixing = injected.mix.matrix(_query_of_mixing(injected, module, query))
     rules = injected.rules(module)
@@ -124,8 +124,9 @@ def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attenti
             groups, p = query.shape[1] // key.shape[1], dropout if module.training else 0.0
             problem: Problem | str = f"no engine knows the normaliser {type(injected.normalize).__name__}"
             if injected.normalize.engine is not None:
-                problem = Problem(query, _repeated(key, groups), _repeated(value, groups), mixing, None, layout, scaling,
-                                  injected.normalize.engine, p)  # fmt: skip
+                keys, values = _repeat_heads(key, groups), _repeat_heads(value, groups)
+                normalize = injected.normalize.engine
+                problem = Problem(query, keys, values, mixing, None, layout, scaling, normalize, p)
             if (out := engine.load().attend(problem)) is not None:
                 return out.transpose(1, 2).contiguous(), None
     return _definition(
@@ -198,7 +199,7 @@ def drop_hooks(module: nn.Module, *functions: Any) -> None:
             del hooks[key]
 
 
-def _injected(module: nn.Module) -> Injected | None:
+def _find_stages(module: nn.Module) -> Injected | None:
     """The stages of a module, None for a layer without any. InputError where a whole model has none."""
     stages: Any = module._modules.get("fullrank")  # an Injected, or PEFT's wrapper around it
     if stages is None and FORMER not in vars(module):
@@ -215,14 +216,14 @@ def _step(
 ) -> Tensor:
     """Plain attention of a single query, in few operations: in decoding each costs more than its numbers."""
     groups = query.shape[1] // key.shape[1]
-    scores = query @ _repeated(key, groups).mT * scaling
+    scores = query @ _repeat_heads(key, groups).mT * scaling
     dtype = None if query.dtype == torch.float64 else torch.float32
     weights = torch.softmax(scores if mask is None else scores + mask, -1, dtype=dtype).to(query.dtype)
     if matrix is not None and matrix.dim() == 4:  # the product of `mix_heads`, without an einsum to plan
         mixed = (matrix.to(weights).mT @ weights.transpose(1, 2)).transpose(1, 2)
     else:
         mixed = mix_heads(weights, matrix)
-    return (mixed @ _repeated(value, groups)).transpose(1, 2).contiguous()
+    return (mixed @ _repeat_heads(value, groups)).transpose(1, 2).contiguous()
 
 
 def _is_plain(rules: EagerRules, query: Tensor, key: Tensor, value: Tensor, arguments: dict[str, Any]) -> bool:
@@ -254,7 +255,7 @@ def _definition(injected: Injected, mixing: Tensor | None, rules: EagerRules, mo
     """Attention by the model's own weights, then our stages."""
     own_dropout = 0.0
     if type(injected.normalize) is Softmax:
-        weights, own_dropout = _own_weights(module, injected, query, key, value, mask, arguments)
+        weights, own_dropout = _compute_weights(module, injected, query, key, value, mask, arguments)
     else:
         if extras := sorted(name for name in rules.extras if arguments.get(name) is not None):
             raise InputError(
@@ -263,7 +264,7 @@ def _definition(injected: Injected, mixing: Tensor | None, rules: EagerRules, mo
             )
         weights = injected.normalize(_scores(query, key, mask, arguments["scaling"])).to(query.dtype)
     mixed = mix_heads(weights, mixing)
-    values = _repeated(value, query.shape[1] // value.shape[1])
+    values = _repeat_heads(value, query.shape[1] // value.shape[1])
     if not torch.compiler.is_compiling() and (trace := _trace.get()) is not None:
         trace.layers.append(LayerTrace(weights, mixed, mixing, injected.mix.learned, values))
     p = max(dropout, own_dropout) if module.training else 0.0
@@ -273,12 +274,12 @@ def _definition(injected: Injected, mixing: Tensor | None, rules: EagerRules, mo
     return out.transpose(1, 2).contiguous(), mixed
 
 
-def _repeated(heads: Tensor, groups: int) -> Tensor:
+def _repeat_heads(heads: Tensor, groups: int) -> Tensor:
     """(B, H_kv, M, D) -> (B, H, M, D): each key and value head once for each of its query heads."""
     return heads if groups == 1 else heads.repeat_interleave(groups, dim=1)
 
 
-def _unmixed(
+def _attend_unmixed(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **arguments: Any
 ) -> Any:
     """A layer of an injected model that was left as it is: its former function, under the mask of eager attention."""
@@ -328,7 +329,7 @@ class _WithoutDropout:
         return value
 
 
-def _own_weights(module: nn.Module, injected: Injected, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
+def _compute_weights(module: nn.Module, injected: Injected, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
                  arguments: dict[str, Any]) -> tuple[Tensor, float]:  # fmt: skip
     """The weights (B, H, N, M) of a module's own attention function before dropout, and its rate of dropout.
 
@@ -351,7 +352,7 @@ def _scores(query: Tensor, key: Tensor, mask: Tensor | None, scaling: float | No
 
     A query that sees no key is padding: it sees all keys here, so that no weight becomes NaN.
     """
-    keys = _repeated(key, query.shape[1] // key.shape[1])
+    keys = _repeat_heads(key, query.shape[1] // key.shape[1])
     scores = query @ keys.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     if mask is None:
         return scores
@@ -388,10 +389,10 @@ def try_out(module: nn.Module, injected: Injected) -> EagerRules:
                 f"{type(module).__name__}: its own attention function gives no weights (B, H, N, M) to mix; "
                 "this model cannot be injected into"
             )
-        scores = 0.5 * query @ _repeated(key, groups).transpose(2, 3) + mask
+        scores = 0.5 * query @ _repeat_heads(key, groups).transpose(2, 3) + mask
         # an attribute of unknown use may change weights: a parameter, a buffer, a number
         plain = without.read <= _HARMLESS and torch.allclose(weights, torch.softmax(scores, -1), atol=1e-6)
-        after = not torch.allclose(out.transpose(1, 2), weights @ _repeated(value, groups), atol=1e-5)
+        after = not torch.allclose(out.transpose(1, 2), weights @ _repeat_heads(value, groups), atol=1e-5)
     arguments = inspect.signature(injected.eager).parameters
     named = {name for name, argument in arguments.items() if argument.kind is not argument.VAR_KEYWORD}
     return EagerRules(plain and not after, after, frozenset(named - _STANDARD))

@@ -148,14 +148,14 @@ def detach(model: Any) -> None:
 # -- the loss of a whole model, formed in its vocabulary layer ------------------------------------------------------------
 
 
-def _masked(model: Any) -> bool:
+def _is_masked(model: Any) -> bool:
     return model.loss_type == "ForMaskedLM"
 
 
 def _targets(model: Any, arguments: Mapping[str, Any]) -> Tensor:
     """The label of every position: shifted by one token, unless the model is a masked one or they are shifted already."""
     labels: Tensor = arguments["labels"]
-    if _masked(model):
+    if _is_masked(model):
         return labels
     shifted: Tensor | None = arguments.get("shift_labels")
     return F.pad(labels[..., 1:], (0, 1), value=IGNORED) if shifted is None else shifted

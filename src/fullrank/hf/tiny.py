@@ -50,7 +50,7 @@ def tiny(model_type: str, class_name: str | None = None, **settings: Any) -> Tin
     if reason := _INAPPLICABLE.get(model_type):
         raise InputError(f"hf:{model_type}: not a model of tokens alone: {reason}")
     cls = getattr(transformers, class_name or named[0])
-    config = _small_config(transformers.CONFIG_MAPPING[model_type], **settings)
+    config = _make_small_config(transformers.CONFIG_MAPPING[model_type], **settings)
     parts = [part for part in vars(config).values() if isinstance(part, cls.config_class)]
     if not isinstance(config, cls.config_class) and parts:
         config = parts[0]  # the class is that of a part of the model
@@ -157,13 +157,13 @@ _DRAFTS = "it drafts tokens from the hidden states and the cache of another mode
 _INAPPLICABLE = {"gemma4_assistant": _DRAFTS, "gemma4_unified_assistant": _DRAFTS}
 
 
-def _small_config(config_class: Any, **settings: Any) -> Any:
+def _make_small_config(config_class: Any, **settings: Any) -> Any:
     """The configuration that the class stands for, with small sizes, in its parts too."""
     windows = {field.name: True for field in dataclasses.fields(config_class) if field.name == "use_sliding_window"}
-    return config_class(**_small_settings(config_class(**windows)) | windows | settings)
+    return config_class(**_shrink_settings(config_class(**windows)) | windows | settings)
 
 
-def _small_settings(config: Any) -> dict[str, Any]:
+def _shrink_settings(config: Any) -> dict[str, Any]:
     from transformers import PreTrainedConfig
 
     fields = {field.name: field.default for field in dataclasses.fields(config) if field.init}
@@ -171,11 +171,11 @@ def _small_settings(config: Any) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, PreTrainedConfig):
-            settings[name] = type(value)(**_small_settings(value))
+            settings[name] = type(value)(**_shrink_settings(value))
         elif value is None and name in _OPEN:
             settings[name] = _OPEN[name]
         elif fields[name] is not None:
-            settings[name] = _small(name, value)
+            settings[name] = _shrink(name, value)
     heads, groups = values.get("num_attention_heads"), "num_key_value_heads"
     if groups in settings and values[groups] == heads:
         settings[groups] = 4
@@ -184,9 +184,9 @@ def _small_settings(config: Any) -> dict[str, Any]:
     return settings | _layers(config, values) | _SPECIAL.get(config.model_type, {})
 
 
-def _small(name: str, value: Any) -> Any:
+def _shrink(name: str, value: Any) -> Any:
     if isinstance(value, list) and name.endswith("token_id"):
-        return [_small(name, one) for one in value]
+        return [_shrink(name, one) for one in value]
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
     most = next((most for pattern, most in _MOST if pattern.search(name)), None)
@@ -209,7 +209,7 @@ def _layers(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
         rest = [place for place in range(count) if place not in kept]
         best = max(rest, key=[len(kind & wanted) for kind in kinds].__getitem__)
         kept, wanted = sorted([*kept, best]), wanted - kinds[best]
-    cut: dict[str, Any] = {name: [_small(name, value[place]) for place in kept] for name, value in lists.items()}
+    cut: dict[str, Any] = {name: [_shrink(name, value[place]) for place in kept] for name, value in lists.items()}
     if values.get("num_kv_shared_layers"):  # the later half uses the keys and values of the earlier one
         cut = {name: [*entries, *entries] for name, entries in cut.items()} | {"num_kv_shared_layers": len(kept)}
         kept = [*kept, *kept]

@@ -39,10 +39,10 @@ def tokenizer_of(folder: str | Path) -> PreTrainedTokenizerFast:
     config = build(read_yaml(folder / "config.yaml"))
     if config.data.has_pairs:
         raise InputError(f"{folder}: a translation run, which has two vocabularies; use fullrank translate")
-    return of_vocabulary(load_tokenizer(folder), masks=config.masks)
+    return tokenizer_of_vocabulary(load_tokenizer(folder), masks=config.masks)
 
 
-def of_vocabulary(own: Tokenizer, *, masks: bool = False) -> PreTrainedTokenizerFast:
+def tokenizer_of_vocabulary(own: Tokenizer, *, masks: bool = False) -> PreTrainedTokenizerFast:
     """Build the tokenizer of a `fullrank.data.Tokenizer`; `masks`: with `<mask>` as last entry."""
     words, is_bytes = isinstance(own, WordVocabulary), isinstance(own, BpeTokenizer | ByteVocabulary)
     marks: dict[str, Any] = {}

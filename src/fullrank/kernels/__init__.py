@@ -29,7 +29,7 @@ Reason = Callable[[Problem], str | None]  # None: the kernel computes the call
 _PLAIN_ONLY = "it computes the dot product, softmax and no mixing only"
 
 
-def _fused(problem: Problem) -> Tensor:
+def _attend_fused(problem: Problem) -> Tensor:
     layout = problem.layout
     causal = layout.plain_causal and not layout.unrestricted
     return F.scaled_dot_product_attention(
@@ -61,7 +61,7 @@ class Kernel:
 
 
 KERNELS: dict[str, Kernel] = {
-    "sdpa": Kernel(_fused, refuses=lambda problem: None if is_plain(problem) else _PLAIN_ONLY),
+    "sdpa": Kernel(_attend_fused, refuses=lambda problem: None if is_plain(problem) else _PLAIN_ONLY),
     "blocks": Kernel(blocks.attend, declines),
     "native": Kernel(native_call.attend, native_call.declines, native_call.refuses),
     "triton": Kernel(triton_call.attend, triton_call.declines, triton_call.refuses),
@@ -123,13 +123,13 @@ def attend(problem: Problem | str) -> Tensor | None:
     if _forced == "reference":
         return None
     if _forced is not None:
-        return _fixed(_forced, problem)
+        return _run_fixed(_forced, problem)
     name = "reference" if isinstance(problem, str) else _fastest(problem)
     _note(name)
     return None if isinstance(problem, str) or name == "reference" else KERNELS[name].run(problem)
 
 
-def _fixed(name: str, problem: Problem | str) -> Tensor | None:
+def _run_fixed(name: str, problem: Problem | str) -> Tensor | None:
     refused: str | None
     if name not in KERNELS:
         refused = "it computes attention without weights"

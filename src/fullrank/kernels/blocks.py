@@ -28,7 +28,7 @@ from fullrank.core.draws import dropout, keep_mask
 from fullrank.core.engine import Distances, Problem
 from fullrank.core.layout import Layout
 from fullrank.core.mix import mix_heads
-from fullrank.kernels.problem import normalized, refuse_second_order, table_row, visible_keys
+from fullrank.kernels.problem import normalize_scores, refuse_second_order, table_row, visible_keys
 
 # Scores of a block, about. On a CPU they stay in the cache that a core has beside the first; elsewhere launches cost more
 # than memory. A long sequence has 64 rows a block at least: with fewer, matrix products become slow.
@@ -71,7 +71,7 @@ def attend(problem: Problem) -> Tensor:
     operands = (problem.query, problem.keys, problem.values, problem.mixing, *relative)
     choices: Choices = (problem.layout, problem.scale, problem.normalize, problem.dropout)
     if torch.compiler.is_compiling():
-        return _one_block(choices, operands)
+        return _attend_whole(choices, operands)
     with torch.autocast(problem.query.device.type, enabled=False):
         seed = tuple(draws.seed().tolist()) if problem.dropout else (0, 0)
         out: Tensor = _Blocks.apply(choices, seed, *operands)
@@ -164,7 +164,7 @@ def scores_of(problem: Problem, block: Block) -> Tensor:
 def _attend_block(problem: Problem, block: Block, hidden: Tensor | None, kept: Tensor | None) -> Tensor:
     """The definition for one block. hidden: -inf where a row does not see a key, else 0; kept: the factors of dropout."""
     scores = scores_of(problem, block)
-    weights = normalized(scores if hidden is None else scores.add_(hidden), problem.normalize)
+    weights = normalize_scores(scores if hidden is None else scores.add_(hidden), problem.normalize)
     mixing = problem.mixing
     if mixing is not None and mixing.dim() == 2:  # one product, without a copy in another order
         mixed = (mixing.t().to(weights) @ weights.flatten(2)).view(weights.shape)
@@ -226,7 +226,7 @@ def _indices(block: Block, mixing: Tensor | None) -> list[tuple[slice, ...]]:
     return [rows, keys, keys, (block.batch, block.rows) if by_query else (every,), *[(every,)] * 3]
 
 
-def _one_block(choices: Choices, operands: Operands) -> Tensor:
+def _attend_whole(choices: Choices, operands: Operands) -> Tensor:
     """All rows at once, for a compiler."""
     problem, every = _problem(choices, operands), slice(None)
     layout, far, p = problem.layout, problem.distances, problem.dropout
@@ -251,7 +251,7 @@ class _Blocks(torch.autograd.Function):
         ctx.choices, ctx.seed = choices, seed
         ctx.save_for_backward(*operands)
         problem = _problem(choices, operands)
-        blocks, tensors = _prepared(problem, operands)
+        blocks, tensors = _prepare_blocks(problem, operands)
         out = torch.empty_like(problem.query)
         for block, hidden, kept in _parts(problem, blocks, seed):
             indices = _indices(block, problem.mixing)
@@ -264,7 +264,7 @@ class _Blocks(torch.autograd.Function):
         refuse_second_order("this attention kernel", "keeps the weights")
         operands, wanted = ctx.saved_tensors, ctx.needs_input_grad[2:]
         problem = _problem(ctx.choices, operands)
-        blocks, tensors = _prepared(problem, operands)
+        blocks, tensors = _prepare_blocks(problem, operands)
         wide = torch.promote_types(problem.query.dtype, torch.float32)
         # gradients by number of the operand, summed over blocks
         sums = {i: torch.zeros_like(x, dtype=wide) for i, x in enumerate(tensors) if x is not None and wanted[i]}
@@ -282,7 +282,7 @@ class _Blocks(torch.autograd.Function):
         return None, None, *(sums[i].to(x.dtype) if i in sums else None for i, x in enumerate(operands))
 
 
-def _prepared(problem: Problem, operands: Operands) -> tuple[list[Block], Operands]:
+def _prepare_blocks(problem: Problem, operands: Operands) -> tuple[list[Block], Operands]:
     """The blocks of a call, and its operands with the descending table as distances."""
     blocks, far = plan(problem), problem.distances
     return blocks, operands if far is None else (*operands[:4], descending(far.keys, blocks), *operands[5:])

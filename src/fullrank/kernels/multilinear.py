@@ -196,7 +196,7 @@ class _Operands:
 
     def rows(self, step: Step) -> Tensor:
         """W (p, E) of the pairs of a step."""
-        if (rows := _whole(self.weight, step)) is not None:
+        if (rows := _view_rows(self.weight, step)) is not None:
             return rows.to(self.dtype)
         rows = self.weight.new_empty(step.pairs, self.width, dtype=self.dtype)
         for (j0, j1, m0, m1), part in _parts(rows, step):
@@ -213,7 +213,7 @@ def _later(rectangles: tuple[Rectangle, ...], first: int, last: int, device: tor
         return (torch.cat(times) > position[first:last, None])[None]
 
 
-def _whole(weight: Tensor, step: Step) -> Tensor | None:
+def _view_rows(weight: Tensor, step: Step) -> Tensor | None:
     """The rows (p, E) of weight (L, L, E) as a view, where the pairs of a step lie together."""
     j0, j1, m0, m1 = step.rectangles[0]
     together = len(step.rectangles) == 1 and (m0, m1) == (0, weight.shape[1]) and weight.is_contiguous()
@@ -306,7 +306,7 @@ def _backward(cotangent: Tensor, states: Tensor, wants_weight: bool, *arguments:
 
 def _write(d_weight: Tensor, x: Tensor, d_y: Tensor, step: Step) -> None:
     """dW of the pairs of a step, X^T dY."""
-    rows = _whole(d_weight, step)
+    rows = _view_rows(d_weight, step)
     if rows is not None and rows.dtype == x.dtype:
         torch.mm(x, d_y, out=rows)
     else:
@@ -346,7 +346,7 @@ def _(cotangent: Tensor, states: Tensor, wants_weight: bool, *arguments: Any) ->
     return [*factors, weight if wants_weight else weight.new_empty(0)]
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _save_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.choices = inputs[5:]
     ctx.save_for_backward(*inputs[:5], output[1])
     ctx.set_materialize_grads(False)
@@ -363,7 +363,7 @@ def _gradients(ctx: Any, cotangent: Tensor | None, _: Tensor | None) -> tuple[Te
     return *gradients, d_weight if wants_weight else None, None, None, None
 
 
-_operator.register_autograd(_gradients, setup_context=_keep)
+_operator.register_autograd(_gradients, setup_context=_save_context)
 
 
 def declines(problem: Pairs | Tokens) -> str | None:

@@ -66,7 +66,7 @@ def needs_grad(problem: Problem) -> bool:
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in differentiable(problem))
 
 
-def normalized(scores: Tensor, normalize: str) -> Tensor:
+def normalize_scores(scores: Tensor, normalize: str) -> Tensor:
     """Masked scores (.., M) to weights."""
     if normalize == "sigsoftmax":
         scores = scores + F.logsigmoid(scores)

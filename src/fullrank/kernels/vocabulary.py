@@ -84,15 +84,15 @@ class _Pass:
 
         def compute(z: Tensor, tokens: slice, log_prior: Tensor | None) -> _Block:
             if log_prior is None:
-                block = _one(z, ids[tokens], smoothing)
+                block = _compute_softmax(z, ids[tokens], smoothing)
             elif smoothing:
-                block = _smoothed(z, ids[tokens], smoothing, log_prior)
+                block = _compute_smoothed(z, ids[tokens], smoothing, log_prior)
             else:
-                block = _mixed(z, ids[tokens], log_prior)
+                block = _compute_mixture(z, ids[tokens], log_prior)
             loss[tokens], nll[tokens] = block.loss, block.nll
             return block
 
-        self._each(compute, scale)
+        self._run_chunks(compute, scale)
         return loss, nll
 
     def log_prob(self) -> Tensor:
@@ -101,9 +101,9 @@ class _Pass:
 
         def compute(z: Tensor, tokens: slice, log_prior: Tensor | None) -> None:
             assert log_prior is not None
-            out[tokens] = _mixed_log_prob(z, log_prior)[0]
+            out[tokens] = _mixture_log_prob(z, log_prior)[0]
 
-        self._each(compute, None)
+        self._run_chunks(compute, None)
         return out
 
     def log_prob_backward(self, cotangent: Tensor) -> None:
@@ -111,10 +111,10 @@ class _Pass:
 
         def compute(z: Tensor, tokens: slice, log_prior: Tensor | None) -> _Block:
             assert log_prior is not None
-            log_prob, gradient, prior = _coupled(z, log_prior, -cotangent[tokens].to(z.dtype))
+            log_prob, gradient, prior = _couple_gradients(z, log_prior, -cotangent[tokens].to(z.dtype))
             return _Block(log_prob, log_prob, gradient, None, prior)
 
-        self._each(compute, cotangent.new_ones(self.tokens, dtype=self.wide))
+        self._run_chunks(compute, cotangent.new_ones(self.tokens, dtype=self.wide))
 
     def gradients(self) -> tuple[Tensor | None, ...]:
         """With respect to hidden, log_prior, weight and bias."""
@@ -123,12 +123,14 @@ class _Pass:
     def _rows(self, tokens: slice) -> slice:
         return slice(tokens.start * self.mixtures, tokens.stop * self.mixtures)
 
-    def _each(self, compute: Callable[[Tensor, slice, Tensor | None], _Block | None], scale: Tensor | None) -> None:
+    def _run_chunks(
+        self, compute: Callable[[Tensor, slice, Tensor | None], _Block | None], scale: Tensor | None
+    ) -> None:
         for chunk, logits in self._chunks():
             scales = logits.new_empty(logits.shape[0], dtype=self.wide)
             for piece, scores in self._blocks(logits):
                 tokens, rows = slice(chunk.start + piece.start, chunk.start + piece.stop), self._rows(piece)
-                z, slope = _normalized(scores, self.normalize, any(self.needs))
+                z, slope = _normalize(scores, self.normalize, any(self.needs))
                 block = compute(z, tokens, None if self.log_prior is None else self.log_prior[tokens])
                 if not any(self.needs):
                     continue
@@ -201,7 +203,7 @@ def _pieces(total: int, longest: int) -> Iterator[slice]:
 # -- losses and gradients of a block of tokens ------------------------------------------------------------------------
 
 
-def _normalized(scores: Tensor, normalize: str, slope: bool) -> tuple[Tensor, Tensor | None]:
+def _normalize(scores: Tensor, normalize: str, slope: bool) -> tuple[Tensor, Tensor | None]:
     """z, and d z / d s where it is not one and `slope` is wanted; overwrites `scores`."""
     if normalize == "softmax":
         return scores, None
@@ -221,7 +223,7 @@ def _softmax_and_nll(z: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return probability, (top - target) + above, top + above
 
 
-def _one(z: Tensor, ids: Tensor, e: float) -> _Block:
+def _compute_softmax(z: Tensor, ids: Tensor, e: float) -> _Block:
     """A single softmax: d loss / d z = softmax(z) - q."""
     gradient, nll, total = _softmax_and_nll(z, ids)
     loss = nll
@@ -232,7 +234,7 @@ def _one(z: Tensor, ids: Tensor, e: float) -> _Block:
     return _Block(loss, nll, gradient)
 
 
-def _mixed(z: Tensor, ids: Tensor, log_prior: Tensor) -> _Block:
+def _compute_mixture(z: Tensor, ids: Tensor, log_prior: Tensor) -> _Block:
     """A mixture where only the target counts: K cross entropies, weighted by how much each explains of it."""
     tokens, mixtures = log_prior.shape
     ids = ids.repeat_interleave(mixtures)
@@ -244,25 +246,25 @@ def _mixed(z: Tensor, ids: Tensor, log_prior: Tensor) -> _Block:
     return _Block(-total, -total, gradient, share, -share)
 
 
-def _smoothed(z: Tensor, ids: Tensor, e: float, log_prior: Tensor) -> _Block:
+def _compute_smoothed(z: Tensor, ids: Tensor, e: float, log_prior: Tensor) -> _Block:
     """A mixture with label smoothing: every word counts."""
     q = z.new_full((len(ids), z.shape[1]), e / z.shape[1])
     q.scatter_add_(1, ids[:, None], z.new_full((1, 1), 1 - e).expand(len(ids), 1))
-    log_prob, gradient, prior = _coupled(z, log_prior, q)
+    log_prob, gradient, prior = _couple_gradients(z, log_prior, q)
     loss, nll = -(q * log_prob).sum(1), -log_prob.gather(1, ids[:, None]).squeeze(1)
     return _Block(loss, nll, gradient, None, prior)
 
 
-def _coupled(z: Tensor, log_prior: Tensor, q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _couple_gradients(z: Tensor, log_prior: Tensor, q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """log p (C, V), and the gradients of -sum_v q_v log p(v) with respect to z (C K, V) and log pi (C, K); q (C, V)."""
-    log_prob, joint = _mixed_log_prob(z, log_prior)
+    log_prob, joint = _mixture_log_prob(z, log_prior)
     explained = torch.exp(joint - log_prob[:, None]).mul_(q[:, None])  # q_v gamma_kv
     share = explained.sum(2)
     gradient = joint.sub_(log_prior[:, :, None]).exp_().mul_(share[:, :, None]).sub_(explained)
     return log_prob, gradient.view_as(z), -share
 
 
-def _mixed_log_prob(z: Tensor, log_prior: Tensor) -> tuple[Tensor, Tensor]:
+def _mixture_log_prob(z: Tensor, log_prior: Tensor) -> tuple[Tensor, Tensor]:
     """log p (C, V) and the logarithms of its summands, log pi_k softmax(z_k)_v (C, K, V)."""
     joint = torch.log_softmax(z, dim=1).view(*log_prior.shape, -1).add_(log_prior[:, :, None])
     return torch.logsumexp(joint, dim=1), joint
@@ -341,7 +343,7 @@ def _token_nll(
     return nll
 
 
-def _weighted_loss(
+def _compute_weighted_loss(
     components: Components, cluster: Cluster, states: Tensor, ids: Tensor, scale: Tensor, smoothing: float = 0.0,
     log_prior: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
@@ -385,14 +387,14 @@ def vocabulary_loss(
     head, *tails = components.clusters
     if not tails:
         states, log_prior = components.states, components.log_prior
-        return _weighted_loss(components, head, states, ids, scale, label_smoothing, log_prior)
+        return _compute_weighted_loss(components, head, states, ids, scale, label_smoothing, log_prior)
     if components.log_prior is not None or label_smoothing:
         return None
     groups = _Groups(components, ids)
-    loss, nll = _weighted_loss(components, head, components.states, groups.head_targets(), scale)
+    loss, nll = _compute_weighted_loss(components, head, components.states, groups.head_targets(), scale)
     for tail, positions, states, targets in groups.tails():
         with draws.selected(positions, len(ids)):
-            part, plain = _weighted_loss(components, tail, states, targets, scale[positions])
+            part, plain = _compute_weighted_loss(components, tail, states, targets, scale[positions])
         loss, nll = loss + part, nll + plain
     return loss, nll
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fullrank.config.training import TrainConfig, TrainingConfig
 from fullrank.core.errors import InputError, RunError
 from fullrank.files import out_of_memory, remove_leftovers
-from fullrank.training.distributed import HasBlocks, ignore_sigterm, local_device
+from fullrank.training.distributed import HasBlocks, choose_local_device, ignore_sigterm
 
 # -- device and precision --------------------------------------------------------------------------------------------
 
@@ -30,7 +30,7 @@ def choose_device(name: str, key: str = "train.device") -> torch.device:
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    name = local_device(name)
+    name = choose_local_device(name)
     try:
         device = torch.device(name)
     except RuntimeError:

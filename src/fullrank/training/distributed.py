@@ -68,7 +68,7 @@ def rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def local_device(name: str) -> str:
+def choose_local_device(name: str) -> str:
     """The device of this process: with several GPUs the one of its number on this machine."""
     return f"cuda:{_read_variable('LOCAL_RANK', 0)}" if name == "cuda" and is_distributed() else name
 
@@ -412,7 +412,7 @@ class Engine:
         return nullcontext()
 
     @contextmanager
-    def unsharded(self) -> Iterator[None]:
+    def gather_parameters(self) -> Iterator[None]:
         """Inside the block every process holds all parameters, for evaluation.
 
         Hooks of FSDP2 do not run: by the forward passes that they note the next backward pass gathers parameters ahead, but

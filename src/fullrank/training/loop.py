@@ -235,7 +235,7 @@ class _Loop:
             evaluating = plan.evaluation_due(counters.step) or counters.finished
             is_best, on_plateau = self.evaluate_model() if evaluating else (False, False)
             if phase_over or on_plateau:
-                self.next_phase()
+                self.begin_next_phase()
             keep = self.options.keep_checkpoints if evaluating else None
             is_due = plan.save_due(counters.step) or self.is_late or is_best or bool(keep) or counters.finished
             if is_due or self.is_ending or counters.step >= until:
@@ -336,13 +336,13 @@ class _Loop:
         counters = self.state.counters
         self.check_loss()
         self.clock.pause()
-        result = self.state.evaluate(self.evaluate, self.options, self.engine.unsharded())
+        result = self.state.evaluate(self.evaluate, self.options, self.engine.gather_parameters())
         self.clock.resume()
         if not result.tokens:
             raise InputError("the validation has no token to measure; give a longer validation text")
         nll = float(result.nll) / result.tokens
         if not all(math.isfinite(value) for value in (nll, *result.scores.values())):
-            raise self.diverged("the validation loss", counters.step)
+            raise self.explain_divergence("the validation loss", counters.step)
         value = _read_metric(result, nll, counters.metric)
         is_best = counters.note_evaluation(nll, value)
         self.write(split="valid", nll=nll, scores=result.scores)
@@ -353,7 +353,7 @@ class _Loop:
             counters.stopped_early = counters.finished = True
         return is_best, on_plateau
 
-    def next_phase(self) -> None:
+    def begin_next_phase(self) -> None:
         """End the phase with this step: log its last lines, then begin the next one, or end training."""
         counters = self.state.counters
         if self.state.running.tokens:
@@ -370,7 +370,7 @@ class _Loop:
         self.check_loss()
         norms = torch._foreach_norm([local_tensor(p.detach()) for p in self.parameters])
         if any(all_gather(not all(bool(torch.isfinite(norm)) for norm in norms))):
-            raise self.diverged("a parameter", counters.step)
+            raise self.explain_divergence("a parameter", counters.step)
         self.clock.pause()
         if self.metrics is not None:
             counters.metrics_bytes = self.metrics.sync()
@@ -396,9 +396,9 @@ class _Loop:
     def check_loss(self) -> None:
         step = self.state.running.bad_step()
         if step is not None:
-            raise self.diverged("the loss", step)
+            raise self.explain_divergence("the loss", step)
 
-    def diverged(self, what: str, step: int) -> RunError:
+    def explain_divergence(self, what: str, step: int) -> RunError:
         options, last = self.options, self.folder / "checkpoints" / "last"
         clip = "none" if options.max_grad_norm is None else str(options.max_grad_norm)
         bf16 = " or set train.precision=fp32" if options.precision == "bf16" else ""

@@ -53,7 +53,7 @@ class DecayDeclaration(Protocol):
     no_weight_decay: bool
 
 
-def _declared_exempt(item: object) -> bool:
+def _is_declared_exempt(item: object) -> bool:
     return isinstance(item, DecayDeclaration) and item.no_weight_decay
 
 
@@ -73,8 +73,8 @@ def parameter_groups(
     true, nor a parameter marked so itself: mixing matrices start at the identity, and decay would pull them to zero.
     A tied parameter appears once, and stays out of decay if any of its owners says so. Order is the model's own.
     """
-    exempt = {id(p) for m in model.modules() if _declared_exempt(m) for p in m.parameters()}
-    exempt |= {id(p) for p in model.parameters() if p.ndim < 2 or _declared_exempt(p)}
+    exempt = {id(p) for m in model.modules() if _is_declared_exempt(m) for p in m.parameters()}
+    exempt |= {id(p) for p in model.parameters() if p.ndim < 2 or _is_declared_exempt(p)}
     matrices: set[int] = set()
     if muon:
         matrices = {id(p) for block in blocks_of(model) for p in block.parameters() if p.ndim == 2} - exempt
@@ -103,7 +103,7 @@ def make_optimizer(name: str, groups: Groups, options: TrainConfig) -> Optimizer
     return build(groups, options)
 
 
-def _shared_options(groups: Groups, options: TrainConfig) -> dict[str, Any]:
+def _make_shared_options(groups: Groups, options: TrainConfig) -> dict[str, Any]:
     """The learning rate, and torch's one-pass kernels where they apply: the fastest, adding in a fixed order."""
     parameters = (parameter for group in groups for parameter in group["params"])
     fused = all(p.device.type in ("cpu", "cuda") and torch.is_floating_point(p) for p in parameters)
@@ -116,7 +116,7 @@ def sgd(groups: Groups, options: TrainConfig, *, nesterov: bool = False) -> Opti
 
     Velocities start at zero: torch's fused step fails if only some are missing, as those of a layer skipped at first.
     """
-    shared = _shared_options(groups, options)
+    shared = _make_shared_options(groups, options)
     if any(isinstance(parameter, Gatherable) for group in groups for parameter in group["params"]):
         shared["fused"] = False  # torch has no such step for parameters in parts
     optimizer = torch.optim.SGD(groups, momentum=options.momentum, nesterov=nesterov, **shared)
@@ -138,13 +138,13 @@ def nag(groups: Groups, options: TrainConfig) -> Optimizer:
 @register("optimizer", "adam")
 def adam(groups: Groups, options: TrainConfig) -> Optimizer:
     """Adam; weight decay is added to the gradient."""
-    return torch.optim.Adam(groups, betas=options.betas, eps=options.eps, **_shared_options(groups, options))
+    return torch.optim.Adam(groups, betas=options.betas, eps=options.eps, **_make_shared_options(groups, options))
 
 
 @register("optimizer", "adamw")
 def adamw(groups: Groups, options: TrainConfig) -> Optimizer:
     """Adam with decoupled weight decay."""
-    return torch.optim.AdamW(groups, betas=options.betas, eps=options.eps, **_shared_options(groups, options))
+    return torch.optim.AdamW(groups, betas=options.betas, eps=options.eps, **_make_shared_options(groups, options))
 
 
 @register("optimizer", "muon")
@@ -219,9 +219,9 @@ class Schedule:
         if step <= options.warmup_steps:
             share = step / options.warmup_steps
             return options.warmup_from + (options.learning_rate - options.warmup_from) * share
-        return self.after_warmup(step)
+        return self.rate_after_warmup(step)
 
-    def after_warmup(self, step: int) -> float:
+    def rate_after_warmup(self, step: int) -> float:
         """The learning rate of an update after the warm-up."""
         assert self.function is not None
         return self.function(step, self.total_steps, self.options)
@@ -245,7 +245,7 @@ def make_schedule(options: TrainConfig, total_steps: int) -> Schedule:
     return Schedule(options, total_steps, registered)
 
 
-def _decayed_share(step: int, total: int, options: TrainConfig) -> float:
+def _compute_decayed_share(step: int, total: int, options: TrainConfig) -> float:
     """The share of training after the warm-up that is done, 0 to 1."""
     return min(1.0, (step - options.warmup_steps) / max(1, total - options.warmup_steps))
 
@@ -260,7 +260,7 @@ def constant(step: int, total: int, options: TrainConfig) -> float:
 def cosine(step: int, total: int, options: TrainConfig) -> float:
     """rate(t) = min + (lr - min) (1 + cos(pi (t - w) / (T - w))) / 2, with min = `min_learning_rate`"""
     low, high = options.min_learning_rate, options.learning_rate
-    return low + (high - low) * (1 + math.cos(math.pi * _decayed_share(step, total, options))) / 2
+    return low + (high - low) * (1 + math.cos(math.pi * _compute_decayed_share(step, total, options))) / 2
 
 
 @register("schedule", "cosine_restarts")
@@ -312,7 +312,7 @@ class CosineWave(Schedule):
 def linear(step: int, total: int, options: TrainConfig) -> float:
     """rate(t) = lr + (min - lr) (t - w) / (T - w), with min = `min_learning_rate`"""
     low, high = options.min_learning_rate, options.learning_rate
-    return high + (low - high) * _decayed_share(step, total, options)
+    return high + (low - high) * _compute_decayed_share(step, total, options)
 
 
 @register("schedule", "inverse_sqrt")
@@ -334,7 +334,7 @@ class Plateau(Schedule):
     best: float | None = None
     waited = divisions = 0
 
-    def after_warmup(self, step: int) -> float:
+    def rate_after_warmup(self, step: int) -> float:
         divided = self.options.learning_rate / self.options.plateau_factor**self.divisions
         return max(self.options.min_learning_rate, divided)
 

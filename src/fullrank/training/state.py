@@ -286,7 +286,7 @@ class TrainingState:
     carry: Carry = field(default_factory=dict)
 
     def evaluate(
-        self, evaluate: Evaluate, options: TrainConfig, unsharded: AbstractContextManager[None]
+        self, evaluate: Evaluate, options: TrainConfig, gather_parameters: AbstractContextManager[None]
     ) -> EvaluationResult:
         """Evaluate the model as it would be saved now: with averaged weights when averaging, and all of them.
 
@@ -295,7 +295,7 @@ class TrainingState:
         device = self.running.device
         with (
             self.average.applied(),
-            unsharded,
+            gather_parameters,
             evaluating(self.model),
             eager_evaluation(options),
             autocast(options.precision, device),

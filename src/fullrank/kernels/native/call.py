@@ -179,17 +179,17 @@ def _narrow(queries: int) -> bool:
     return queries <= 16 or 32 < queries <= 48
 
 
-def _computed(*arguments: Any) -> tuple[Tensor, Tensor]:
+def _compute(*arguments: Any) -> tuple[Tensor, Tensor]:
     """The output and the logarithms of the sums, (B, H, N)."""
-    given = _wide(arguments)
+    given = _widen(arguments)
     out, lse = torch.empty_like(given.query), given.query.new_empty(given.query.shape[:3])
     _run(given, {"out": out, "lse": lse}, backward=False)
     return out.to(arguments[0].dtype), lse
 
 
-def _differentiated(cotangent: Tensor, lse: Tensor, *arguments: Any) -> list[Tensor]:
+def _differentiate(cotangent: Tensor, lse: Tensor, *arguments: Any) -> list[Tensor]:
     """The gradients of the operands; of those that are not there, something empty."""
-    given = _wide(arguments)
+    given = _widen(arguments)
     gradients = [None if tensor is None else torch.empty_like(tensor) for tensor in given[:6]]
     others = {f"d_{name}": gradient for name, gradient in zip(given._fields[:6], gradients, strict=True)}
     _run(given, others | {"lse": lse, "d_out": cotangent.to(lse.dtype).contiguous()}, backward=True)
@@ -197,13 +197,13 @@ def _differentiated(cotangent: Tensor, lse: Tensor, *arguments: Any) -> list[Ten
     return [cotangent.new_empty(0) if gradient is None else gradient.to(x.dtype) for gradient, x in pairs]
 
 
-def _wide(arguments: Sequence[Any]) -> Arguments:
+def _widen(arguments: Sequence[Any]) -> Arguments:
     """Operands in fp32 at least: the kernel has no products of halves, and is faster than those of PyTorch even so."""
     operands = (x if x is None else x.to(torch.promote_types(x.dtype, torch.float32)) for x in arguments[:6])
     return Arguments._make((*operands, *arguments[6:]))
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _save_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.choices = inputs[12:]
     ctx.save_for_backward(*inputs[:12], output[1])
     ctx.set_materialize_grads(False)
@@ -225,15 +225,15 @@ class Native(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
-        output = _computed(*arguments)
-        _keep(ctx, arguments, output)
+        output = _compute(*arguments)
+        _save_context(ctx, arguments, output)
         ctx.mark_non_differentiable(output[1])
         return output
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
         refuse_second_order("this attention kernel", "keeps the weights")
-        return _gradients(ctx, cotangent, _differentiated)
+        return _gradients(ctx, cotangent, _differentiate)
 
 
 _ARGUMENTS = (
@@ -241,11 +241,11 @@ _ARGUMENTS = (
     "Tensor own, Tensor? base, Tensor? tokens, Tensor? seed, float scale, bool sigsoftmax, float dropout"
 )
 operator = torch.library.custom_op(
-    "fullrank::mixed_attention", _computed, mutates_args=(), schema=f"({_ARGUMENTS}) -> (Tensor, Tensor)"
+    "fullrank::mixed_attention", _compute, mutates_args=(), schema=f"({_ARGUMENTS}) -> (Tensor, Tensor)"
 )
 _backward_operator = torch.library.custom_op(
     "fullrank::mixed_attention_backward",
-    _differentiated,
+    _differentiate,
     mutates_args=(),
     schema=f"(Tensor cotangent, Tensor lse, {_ARGUMENTS}) -> Tensor[]",
 )
@@ -267,7 +267,7 @@ def _operator_gradients(ctx: Any, cotangent: Tensor | None, _: Tensor | None) ->
     return _gradients(ctx, cotangent, _backward_operator)
 
 
-operator.register_autograd(_operator_gradients, setup_context=_keep)
+operator.register_autograd(_operator_gradients, setup_context=_save_context)
 
 
 def _ordinary(given: Arguments) -> bool:

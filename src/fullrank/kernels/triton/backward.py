@@ -26,7 +26,7 @@ from fullrank.kernels.triton.forward import (
 
 
 @triton.jit(do_not_specialize=["LONG", "least"])
-def of_mixing(
+def mixing_gradient(
     Q, K, V, D_OUT, TOTAL, D_MIXING, FIRST, END, OWN, TOKENS, SEED, N, M, unit, least, kept, LONG,
     H: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, SIGMOID: tl.constexpr,
     PADDED: tl.constexpr, DROP: tl.constexpr, PRECISION: tl.constexpr, EACH: tl.constexpr,
@@ -81,7 +81,7 @@ def of_mixing(
 
 
 @triton.jit(do_not_specialize=["LONG", "least"])
-def of_queries(
+def query_gradient(
     Q, K, V, MIXING, D_OUT, TOTAL, DELTA, D_Q, FIRST, END, OWN, TOKENS, SEED, N, M, scale, unit, least, kept, LONG,
     H: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, MIX: tl.constexpr, SIGMOID: tl.constexpr,
     PADDED: tl.constexpr, DROP: tl.constexpr, PRECISION: tl.constexpr, EACH: tl.constexpr,
@@ -132,7 +132,7 @@ def of_queries(
 
 
 @triton.jit(do_not_specialize=["LONG", "least"])
-def of_values(
+def value_gradient(
     Q, K, MIXING, D_OUT, TOTAL, D_V, FIRST, END, OWN, TOKENS, LOOKS, LOOKED, SEED, N, M, unit, least, kept, LONG,
     H: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, MIX: tl.constexpr, SIGMOID: tl.constexpr,
     PADDED: tl.constexpr, DROP: tl.constexpr, PRECISION: tl.constexpr, EACH: tl.constexpr,
@@ -177,7 +177,7 @@ def of_values(
 
 
 @triton.jit(do_not_specialize=["LONG", "least"])
-def of_keys(
+def key_gradient(
     Q, K, V, MIXING, D_OUT, TOTAL, DELTA, D_K, FIRST, END, OWN, TOKENS, LOOKS, LOOKED, SEED,
     N, M, scale, unit, least, kept, LONG,
     H: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, MIX: tl.constexpr, SIGMOID: tl.constexpr,

@@ -13,7 +13,8 @@ group of g of the H heads that are made. For each tile of the other side it goes
 to the g mixed tiles, which stay in registers, and multiplies those at the end. For each score of each head that takes so many
 products of D numbers (plain fused attention: 2 forward, and 7 backward in two kernels):
 
-    totals 1,  outputs H/g + 1,  of_mixing H/g + H/g',  of_values H/g + 1,  of_queries H/g + 2,  of_keys H/g + 2
+    totals 1,  outputs H/g + 1
+    mixing_gradient H/g + H/g',  value_gradient H/g + 1,  query_gradient H/g + 2,  key_gradient H/g + 2
 
 Groups are as large as registers allow (`launch.py`): with one group of all heads 3 forward and 10 backward, with two 4
 and 14. Beside that each kernel but the first spends H multiply-adds on each score, and all as many exponentials as products
@@ -23,8 +24,8 @@ Memory: the heads, the output, one number for each head and query, an M(n) in an
 Scores, normalisers, mixing and sums are fp32, products have the dtype of the heads. A product of fp32 is made of three in TF32,
 which keeps the precision, or is one where torch allows TF32. Gradients do not depend on the order in which programs run.
 Dropout is drawn from one saved seed in every kernel: one draw serves four heads where groups are fours, but one head in
-`of_queries` and `of_keys`. Limits: differentiable once, no functorch transforms; relative scores, fp64 and heads larger than
-128 are left to others.
+`query_gradient` and `key_gradient`. Limits: differentiable once, no functorch transforms; relative scores, fp64 and heads
+larger than 128 are left to others.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ _OLDEST_TRITON = (3, 4)  # tuples of tiles as the kernels use them
 
 @torch.compiler.assume_constant_result
 @functools.cache
-def _installed() -> bool:
+def _is_installed() -> bool:
     if importlib.util.find_spec("triton") is None:
         return False
     import triton  # its distribution has other names too: nightlies, ROCm, Windows
@@ -87,9 +88,11 @@ def _runs_on(device: torch.device) -> bool:
     """A GPU that is new enough, or a CPU under Triton's interpreter (TRITON_INTERPRET=1), which is for tests."""
     if device.type == "cuda":
         return (
-            _installed() and torch.version.hip is None and torch.cuda.get_device_properties(device).major >= _OLDEST_GPU
+            _is_installed()
+            and torch.version.hip is None
+            and torch.cuda.get_device_properties(device).major >= _OLDEST_GPU
         )
-    return _installed() and _INTERPRETED and device.type == "cpu"
+    return _is_installed() and _INTERPRETED and device.type == "cpu"
 
 
 def available() -> bool:
@@ -152,8 +155,8 @@ def _forward_op(
 
     query, keys, values = query.contiguous(), keys.contiguous(), values.contiguous()
     out, total = _shapes(query, keys, values)
-    common, heads = _common(query, keys, mixing, *options), {"Q": query, "K": keys, "TOTAL": total}
-    with _on(query.device):
+    common, heads = _make_arguments(query, keys, mixing, *options), {"Q": query, "K": keys, "TOTAL": total}
+    with _use_device(query.device):
         launch("totals", common, **heads)
         launch("outputs", common, **heads, V=values, MIXING=_matrix(mixing, query), OUT=out)
     return out, total
@@ -180,24 +183,24 @@ def _backward_op(
     for_query, for_keys, for_values, for_mixing = wanted
     query, keys, values, cotangent = (x.contiguous() for x in (query, keys, values, cotangent))
     found, matrix = _gradients(cotangent, total, wanted, query, keys, values, mixing), _matrix(mixing, query)
-    common = _common(query, keys, mixing, *options)
+    common = _make_arguments(query, keys, mixing, *options)
     heads = {"Q": query, "K": keys, "D_OUT": cotangent, "TOTAL": total}
-    with _on(query.device):
+    with _use_device(query.device):
         if for_values:
-            launch("of_values", common, **heads, MIXING=matrix, D_V=found[2])
+            launch("value_gradient", common, **heads, MIXING=matrix, D_V=found[2])
         if for_query or for_keys or for_mixing:
             batch, count, queries, _ = query.shape
             shares = total.new_empty(batch, count, count, queries)
-            launch("of_mixing", common, **heads, V=values, D_MIXING=shares)
+            launch("mixing_gradient", common, **heads, V=values, D_MIXING=shares)
             if for_mixing:
                 found[3].copy_(shares.sum((0, 3)) if found[3].dim() == 2 else shares.permute(0, 3, 1, 2))
             if mixing is not None:
                 shares.mul_(matrix[..., None] if mixing.dim() == 2 else matrix)
             heads |= {"V": values, "MIXING": matrix, "DELTA": shares.sum(2)}
         if for_query:
-            launch("of_queries", common, **heads, D_Q=found[0])
+            launch("query_gradient", common, **heads, D_Q=found[0])
         if for_keys:
-            launch("of_keys", common, **heads, D_K=found[1])
+            launch("key_gradient", common, **heads, D_K=found[1])
     return found
 
 
@@ -245,7 +248,7 @@ def _differentiate(ctx: Any, cotangent: Tensor, _: None) -> tuple[Tensor | None,
 _forward.register_autograd(_differentiate, setup_context=_save)
 
 
-def _common(
+def _make_arguments(
     query: Tensor, keys: Tensor, mixing: Tensor | None, key_mask: Tensor | None, seed: Tensor | None,
     causal: bool, runs: Sequence[int], window: int, scale: float, sigmoid: bool, dropout: float,
 ) -> dict[str, Any]:  # fmt: skip
@@ -305,5 +308,5 @@ def _matrix(mixing: Tensor | None, query: Tensor) -> Tensor:
     return ordered.float().contiguous()
 
 
-def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+def _use_device(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()

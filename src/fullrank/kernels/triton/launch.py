@@ -1,7 +1,8 @@
 """Block sizes of the Triton kernels: which are tried, and the launch of the fastest. The interpreter has nothing to try.
 
 A program is as large as its registers allow. What must stay in them is estimated as fp32 numbers for each thread
-(`_registers`); the bounds come from compiling the kernels for an H200 and looking at what the compiler put into memory instead.
+(`_count_registers`). The bounds come from compiling the kernels for an H200: they are where the compiler begins to use memory
+instead.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from fullrank.kernels.triton import backward, forward
 KERNELS: dict[str, Any] = {
     "totals": forward.totals,
     "outputs": forward.outputs,
-    "of_mixing": backward.of_mixing,
-    "of_values": backward.of_values,
-    "of_queries": backward.of_queries,
-    "of_keys": backward.of_keys,
+    "mixing_gradient": backward.mixing_gradient,
+    "value_gradient": backward.value_gradient,
+    "query_gradient": backward.query_gradient,
+    "key_gradient": backward.key_gradient,
 }
 INTERPRETED = {"G": 4, "GJ": 3, "BM": 16, "BN": 32}  # small, so that tests with few numbers have several blocks
 
@@ -30,7 +31,7 @@ _TILES = ((64, 64, 8, 2), (64, 64, 4, 2), (128, 64, 8, 2), (64, 32, 4, 2), (32, 
 _MOST_TRIED = 4  # each takes seconds to compile
 _REGISTERS = {"ieee": 192, "tf32": 128, "tf32x3": 64}  # bounds of the estimate, by the precision of products
 _REGISTERS_OF_MIXING = {"ieee": 150, "tf32": 110, "tf32x3": 64}
-_PAIRS = ((4, 4), (2, 8), (2, 4), (2, 2), (1, 1))  # groups of sources and heads in `of_mixing`
+_PAIRS = ((4, 4), (2, 8), (2, 4), (2, 2), (1, 1))  # groups of sources and heads in `mixing_gradient`
 
 
 def launch(name: str, common: dict[str, Any], **tensors: Tensor) -> None:
@@ -39,7 +40,7 @@ def launch(name: str, common: dict[str, Any], **tensors: Tensor) -> None:
     shared = {key: common[key] for key in kernel.arg_names if key in common}
 
     def grid(sizes: dict[str, Any]) -> tuple[int, int, int]:
-        over_keys = name in ("of_values", "of_keys")
+        over_keys = name in ("value_gradient", "key_gradient")
         tiles = triton.cdiv(common["M"], sizes["BN"]) if over_keys else triton.cdiv(common["N"], sizes["BM"])
         groups = triton.cdiv(heads, sizes.get("G", 1)) * triton.cdiv(heads, sizes.get("GJ", heads))
         return tiles, groups, common["B"]
@@ -50,12 +51,12 @@ def launch(name: str, common: dict[str, Any], **tensors: Tensor) -> None:
         kernel[grid](**tensors, **shared, **sizes)
     else:
         query = tensors["Q"]
-        tuned = _tuned(name, heads, common["BD"], query.element_size(), common["PRECISION"], query.device.index)
+        tuned = _make_tuned(name, heads, common["BD"], query.element_size(), common["PRECISION"], query.device.index)
         tuned[grid](**tensors, **shared, enable_fp_fusion=True)
 
 
 @functools.cache
-def _tuned(name: str, heads: int, width: int, size: int, precision: str, device: int) -> Any:
+def _make_tuned(name: str, heads: int, width: int, size: int, precision: str, device: int) -> Any:
     """The kernel with what it tries, of which Triton remembers the best for each kind of call."""
     shared = triton.runtime.driver.active.utils.get_device_properties(device)["max_shared_mem"]
     configs = [
@@ -74,44 +75,47 @@ def choices(
 
     At least one, the smallest, even where it is beyond the bounds.
     """
-    most = (_REGISTERS_OF_MIXING if name == "of_mixing" else _REGISTERS)[precision if size == 4 else "ieee"]
-    configs: dict[tuple[tuple[str, int], ...], tuple[dict[str, int], int, int]] = {}
+    most = (_REGISTERS_OF_MIXING if name == "mixing_gradient" else _REGISTERS)[precision if size == 4 else "ieee"]
+    configs: list[tuple[dict[str, int], int, int]] = []
     for rows, columns, warps, stages in _TILES:
-        pairs = _PAIRS if name == "of_mixing" else tuple((1, most_heads) for most_heads in range(heads, 0, -1))
+        pairs = _PAIRS if name == "mixing_gradient" else tuple((1, most_heads) for most_heads in range(heads, 0, -1))
         for sources, group in pairs:
-            sources, group = _even(heads, sources), _even(heads, group)
+            sources, group = _split_evenly(heads, sources), _split_evenly(heads, group)
             sizes = {"BM": rows, "BN": columns}
             if name != "totals":
                 sizes["G"] = group
-            if name == "of_mixing":
+            if name == "mixing_gradient":
                 sizes["GJ"] = sources
-            last = (rows, columns, warps, stages) == _TILES[-1] and (sources, group) == (1, 1)
-            fits = _registers(name, sizes, warps, width) <= most and _shared(name, sizes, stages, width, size) <= shared
-            if fits or (last and not configs):
-                configs.setdefault((*sizes.items(), ("warps", warps), ("stages", stages)), (sizes, warps, stages))
+            config = (sizes, warps, stages)
+            is_last = (rows, columns, warps, stages) == _TILES[-1] and (sources, group) == (1, 1)
+            has_registers = _count_registers(name, sizes, warps, width) <= most
+            has_memory = _count_shared_bytes(name, sizes, stages, width, size) <= shared
+            if (has_registers and has_memory) or (is_last and not configs):
+                if config not in configs:
+                    configs.append(config)
                 break  # the largest group of this tile
-    return list(configs.values())[:_MOST_TRIED]
+    return configs[:_MOST_TRIED]
 
 
-def _even(heads: int, group: int) -> int:
+def _split_evenly(heads: int, group: int) -> int:
     """The size of as many groups as that takes, made as equal as can be."""
     return triton.cdiv(heads, triton.cdiv(heads, group))
 
 
-def _registers(name: str, sizes: dict[str, int], warps: int, width: int) -> float:
+def _count_registers(name: str, sizes: dict[str, int], warps: int, width: int) -> float:
     """Numbers of fp32 that a thread holds: tiles of the group, their sums, and two tiles on the way."""
     group, sources, rows, columns = sizes.get("G", 0), sizes.get("GJ", 0), sizes["BM"], sizes["BN"]
     tiles = (2 + (sources or group)) * rows * columns
-    if name == "of_mixing":
+    if name == "mixing_gradient":
         return tiles / (32 * warps) + 2 * sources * group
-    own = columns if name in ("of_values", "of_keys") else rows
+    own = columns if name in ("value_gradient", "key_gradient") else rows
     return (tiles + group * own * width) / (32 * warps)
 
 
-def _shared(name: str, sizes: dict[str, int], stages: int, width: int, size: int) -> float:
+def _count_shared_bytes(name: str, sizes: dict[str, int], stages: int, width: int, size: int) -> float:
     """Bytes of shared memory: what stays there during the loop, and loads under way."""
     group, sources, rows, columns = sizes.get("G", 0), sizes.get("GJ", 0), sizes["BM"], sizes["BN"]
-    if name == "of_mixing":
+    if name == "mixing_gradient":
         return (sources + group) * (rows + stages * columns) * width * size
-    held = {"totals": rows, "of_queries": group * rows, "of_keys": group * columns}.get(name, 0)
+    held = {"totals": rows, "query_gradient": group * rows, "key_gradient": group * columns}.get(name, 0)
     return (held + stages * (rows + columns)) * width * size + 2 * rows * columns * size
