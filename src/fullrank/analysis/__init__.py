@@ -1,6 +1,6 @@
 """The papers' analyses: each reads a model or a configuration, and gives figures."""
 
-from fullrank.analysis.context import Distribution, LayerReach, Reach, context
+from fullrank.analysis.context import LayerReach, context
 from fullrank.analysis.gradient import GradientShare, gradient_share
 from fullrank.analysis.heads import Heads, LayerHeads, ablate, heads, nats_per_token
 from fullrank.analysis.mixing import LayerMixing, mixing
@@ -11,7 +11,6 @@ from fullrank.analysis.use import ContextUse, context_use
 __all__ = [
     "AttentionSpectrum",
     "ContextUse",
-    "Distribution",
     "GradientShare",
     "Heads",
     "LayerHeads",
@@ -20,7 +19,6 @@ __all__ = [
     "LayerSpectrum",
     "LogProbRank",
     "OutputLayer",
-    "Reach",
     "Spectrum",
     "ablate",
     "context",

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from fullrank.analysis.context import REACH_PLOT, REACH_TABLE, Reach, context, reach_records
+from fullrank.analysis.context import (
+    REACH_PLOT,
+    REACH_TABLE,
+    LayerReach,
+    compute_published_reach,
+    context,
+    reach_records,
+)
 from fullrank.config.recipe import Resolved
 from fullrank.config.run import RunConfig
 from fullrank.config.training import PhaseConfig
@@ -20,11 +28,6 @@ def measure_reach(resolved: Resolved[RunConfig], name: str | None = None) -> tup
     Raises InputError for a model without memory, an unknown phase, and probabilities that give no reach.
     """
     run = resolved.config
-    if run.model.sees_future:
-        raise InputError(
-            "model.attention.causal: as_published sees every token of its segment and can have no memory, so no layer "
-            "reaches beyond it; analyse a 'masked' model with model.memory_length"
-        )
     if not run.model.memory_length:
         raise InputError(
             "model.memory_length: 0, so no layer has a memory that could reach anywhere; set it to some tokens "
@@ -53,25 +56,23 @@ def find_phase(run: RunConfig, name: str | None) -> PhaseConfig | None:
     if name is None:
         layers = run.model.num_hidden_layers
         return next((phase for phase in phases.values() if any(skip_schedule(phase, layers).probabilities)), None)
-    if not phases:
-        raise InputError(f"--phase {name}: the configuration has no phases (train.phases)")
     if name not in phases:
-        raise InputError(f"--phase {name}: the configuration has no such phase; {suggest(name, phases)}")
+        raise InputError(f"--phase {name}: train.phases has no such phase; {suggest(name, phases)}")
     return phases[name]
 
 
-def explain_reach(run: RunConfig, phase: PhaseConfig | None, reach: Reach) -> list[str]:
+def explain_reach(run: RunConfig, phase: PhaseConfig | None, layers: Sequence[LayerReach]) -> list[str]:
     """Sentences about what the numbers do not say themselves."""
-    memory = reach.memory_length
+    memory = run.model.memory_length
     remarks = []
-    if phase is None or not reach.resting:
+    if not any(layer.probability for layer in layers):
         remarks.append(f"No layer is skipped: every layer remembers the {memory:,} tokens before the segment.")
     else:
-        far = reach.farthest[0]
-        short = f" (short form: {reach.published_short:,.0f})" if phase.skip == "linear" else ""
+        farthest = max(layer.mean for layer in layers)
         remarks.append(
-            f"The paper's Eq. 6 gives {reach.published:,.0f} tokens{short}. It adds p 2M over the layers, which is the context "
-            f"of no layer, and takes memory and segment as equal. The farthest layer reaches {far.mean:,.0f} tokens on average."
+            f"The paper's Eq. 6 gives {compute_published_reach(layers):,.0f} tokens. It adds p 2M over the layers, which is "
+            f"the context of no layer, and takes memory and segment as equal. The farthest layer reaches {farthest:,.0f} tokens on "
+            "average."
         )
     if run.model.same_length:
         remarks.append(f"model.same_length hides what is {memory:,} or more tokens before a query.")
