@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,15 +16,14 @@ import torch
 from scipy.special import xlogy
 from torch import Tensor, nn
 
-from fullrank.core.config import ClusteredConfig, MixtureConfig, ModelConfig, OutputConfig
+from fullrank.core.config import ClusteredConfig, MixtureConfig, ModelConfig
 from fullrank.core.errors import InputError, RunError
 from fullrank.core.masked import MaskedLanguageModel
 from fullrank.models import LoadedModel, TransformersModel, open_model
 from fullrank.records import Column, Lines, Record, Table, measurement
 from fullrank.text import Text
 
-MOST_BYTES = 1 << 30  # of the matrix, beyond which a part of the vocabulary is looked at ...
-LARGEST_SQUARE = 1 << 32  # ... but never fewer words than contexts, up to this
+MOST_BYTES = 1 << 30  # of the matrix, beyond which a part of the vocabulary is looked at, no fewer words than contexts
 _CHUNK = 1 << 23  # log-probabilities that are made at a time
 
 
@@ -130,8 +128,8 @@ def rank(
     is a token and all before it in its row; contexts that repeat an earlier one are left out.
     contexts T: 2 (d + 2) + 32 if not given, and at most what input_ids hold.
     most_bytes: a larger matrix is made of fewer words, drawn with `seed`, but not of fewer words than contexts.
-    Raises InputError for another kind of model, ids it does not know, or too few or too many contexts; RunError for
-    log-probabilities that are not finite.
+    Raises InputError for another kind of model, ids it does not know, or too few contexts; RunError for log-probabilities
+    that are not finite.
     """
     if contexts is not None and contexts < 2:
         raise InputError(f"contexts: two or more, given {contexts}")
@@ -146,18 +144,11 @@ def rank(
     chosen = choose_contexts(batches, wanted, known_ids)
     if chosen.count < 2:
         raise InputError(f"the text has {chosen.count} different contexts; a rank needs two or more")
-    if 8 * chosen.count**2 > (allowed := max(most_bytes, LARGEST_SQUARE)):
-        raise InputError(
-            f"contexts: {chosen.count:,} of them need as many words, a matrix of {8 * chosen.count**2 / 2**30:.1f} GiB; give "
-            f"fewer, at most {math.isqrt(allowed // 8):,}, or allow more (most_bytes)"
-        )
     columns, most = None, max(most_bytes // (8 * chosen.count), chosen.count)
     if most < vocab_size:
         drawn = torch.randperm(vocab_size, generator=torch.Generator().manual_seed(seed))
         columns = drawn[:most].sort().values
     matrix, eps, exempt = collect(double, chosen, columns)
-    if not bool(matrix.any()):
-        raise InputError("every log-probability is zero: the vocabulary has one word only")
     return LogProbRank(
         layer=layer if layer.exempt else replace(layer, exempt=exempt),
         singular_values=singular_values(matrix.to(double.device)),
@@ -176,35 +167,24 @@ def rank(
 def of_config(config: ModelConfig) -> OutputLayer:
     """The output layer of a `LanguageModel`."""
     out = config.output
-    return OutputLayer(
-        kind=_kind(out),
-        hidden_size=config.hidden_size,
-        bias=bool(out.bias),
-        clusters=len(out.cutoffs or ()) + 1 if isinstance(out, ClusteredConfig) else 1,
-        exempt=_exempt(out),
-    )
-
-
-def _kind(out: OutputConfig) -> str:
-    words = {"softmax": "softmax", "adaptive": "adaptive softmax"}.get(out.kind, out.kind)
-    if isinstance(out, MixtureConfig):
-        plain = "softmax" if out.components == "softmax" else "adaptive softmax"
-        words = f"mixture of {out.mixtures} {plain}es" if out.mixtures != 1 else f"{plain} of a latent state"
-        if not out.latent:
-            words = plain
-    return words.replace("softmax", "sigsoftmax") if out.normalize == "sigsoftmax" else words
-
-
-def _exempt(out: OutputConfig) -> str | None:
+    is_mixture = isinstance(out, MixtureConfig) and out.mixtures != 1
+    plain = "adaptive softmax" if "adaptive" in (out.kind, getattr(out, "components", None)) else "softmax"
+    kind = plain
+    if isinstance(out, MixtureConfig) and out.latent:
+        kind = f"mixture of {out.mixtures} {plain}es" if is_mixture else f"{plain} of a latent state"
+    exempt = None
     if out.kind not in ("softmax", "adaptive", "mixture_of_softmaxes"):
-        return f"no bound is known for output layers of kind '{out.kind}'"
-    if isinstance(out, MixtureConfig) and out.mixtures != 1:
-        return "the logarithm of a sum of softmaxes is not linear in their logits"
+        kind, exempt = out.kind, f"no bound is known for output layers of kind '{out.kind}'"
+    elif is_mixture:
+        exempt = "the logarithm of a sum of softmaxes is not linear in their logits"
+    elif out.normalize == "sigsoftmax":
+        exempt = "sigsoftmax adds log sigmoid(z) to every logit z, which is not linear"
+    elif isinstance(out, MixtureConfig) and out.epsilon:
+        exempt = f"log(p + {out.epsilon:g}) is not linear in the logits"
     if out.normalize == "sigsoftmax":
-        return "sigsoftmax adds log sigmoid(z) to every logit z, which is not linear"
-    if isinstance(out, MixtureConfig) and out.epsilon:
-        return f"log(p + {out.epsilon:g}) is not linear in the logits"
-    return None
+        kind = kind.replace("softmax", "sigsoftmax")
+    clusters = len(out.cutoffs or ()) + 1 if isinstance(out, ClusteredConfig) else 1
+    return OutputLayer(kind, config.hidden_size, bool(out.bias), clusters, exempt)
 
 
 def of_head(head: Any) -> OutputLayer:
@@ -345,23 +325,20 @@ def collect(model: LoadedModel, contexts: Contexts, columns: Tensor | None) -> t
 
     With their rounding, and the first reason why the bound does not hold. Raises RunError where one is not finite.
     """
-    parts, roundings, reasons = list[Tensor](), list[float](), list[str]()
+    parts, rounding, reason = list[Tensor](), 0.0, None
     for ids, positions in contexts.batches:
         ids, positions = ids.to(model.device), positions.to(model.device)
-        rows = (
-            _read_foreign(model.adapter, ids, positions)
-            if isinstance(model.adapter, TransformersModel)
-            else _read_own(model.own, ids, positions)
-        )
+        if isinstance(model.adapter, TransformersModel):
+            rows = _read_foreign(model.adapter, ids, positions)
+        else:
+            rows = _read_own(model.own, ids, positions)
         for log_probs, eps, exempt in rows:
             part = log_probs if columns is None else log_probs[:, columns.to(model.device)]
             if not bool(torch.isfinite(part).all()):
                 raise RunError("a log-probability is NaN or infinite: such a matrix has no singular values")
             parts.append(part.cpu())
-            roundings.append(eps)
-            if exempt is not None:
-                reasons.append(exempt)
-    return torch.cat(parts), max(roundings), next(iter(reasons), None)
+            rounding, reason = max(rounding, eps), reason or exempt
+    return torch.cat(parts), rounding, reason
 
 
 def singular_values(matrix: Tensor) -> np.ndarray:
@@ -432,30 +409,20 @@ def explain_rank(measured: LogProbRank) -> list[str]:
     """What the numbers mean, in sentences."""
     layer = measured.layer
     bound = f"{layer.in_words} = {layer.bound:,}"
-    remarks = []
     if layer.exempt is not None:
-        remarks.append(f"The bound of a single softmax, {bound}, does not hold here: {layer.exempt}.")
+        remarks = [f"The bound of a single softmax, {bound}, does not hold here: {layer.exempt}."]
     elif measured.rank <= layer.bound:
-        remarks.append(
-            f"The softmax bottleneck: the rank stays at or below {bound} however many contexts are read: log p is linear "
-            f"in the {layer.hidden_size:,} hidden dimensions except for its normaliser."
-        )
+        remarks = [f"The softmax bottleneck: the rank stays at or below {bound} however many contexts are read."]
     else:
-        remarks.append(f"The rank is above {bound}, which such an output layer exceeds by rounding only.")
-    if measured.vocab_size <= layer.bound:
-        remarks.append(f"A vocabulary of {measured.vocab_size:,} words cannot have a higher rank.")
-    elif not measured.conclusive:
+        remarks = [f"The rank is above {bound}, which such an output layer exceeds by rounding only."]
+    if not measured.conclusive:
         remarks.append(
-            f"Too few contexts or words to show a rank above {bound}: read more (--contexts, a longer --text)."
+            f"A rank above {bound} takes more contexts (--contexts, a longer --text) or words than there are."
         )
-    elif measured.full:
-        remarks.append("The rank is the highest that so many contexts and words can show.")
     if measured.contexts < measured.wanted:
         remarks.append(f"The text has fewer different contexts than the {measured.wanted:,} that were asked for.")
     if measured.columns < measured.vocab_size:
         remarks.append("The words were drawn from the vocabulary, over all of which probabilities are normalised.")
     if measured.eps > 1e-15:
-        remarks.append(
-            f"The model gives logits in a lower precision (rounding {measured.eps:.1e}); so is the tolerance."
-        )
+        remarks.append(f"The model gives logits in a lower precision (rounding {measured.eps:.1e}).")
     return remarks
