@@ -21,7 +21,6 @@ from fullrank.cli import main
 from fullrank.comparison.runs import read_run
 from fullrank.config.recipe import resolve_any
 from fullrank.core.errors import FullRankError, InputError
-from fullrank.experiments import run as run_module
 from fullrank.experiments.run import average, evaluate, resume, train
 from fullrank.seal import read_record
 from research.ledger import row_of, verify
@@ -235,16 +234,10 @@ def test_run_record_nobody_would_write(content: str, run: Path) -> None:
             reads(run)  # type: ignore[operator]
 
 
-def test_a_machine_without_the_kernel_of_a_run_says_so(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernels that computed are in the checkpoint."""
-    state = read_record(run / "checkpoints" / "last").state
-    assert state["engines"]
-    assert set(state["engines"]) <= set(kernels.NAMES)
-    for lacks, told in ((state["engines"][0], 1), ("triton", 0)):
-        said = list[str]()
-        monkeypatch.setattr(run_module, "available", lambda name, lacks=lacks: name != lacks)
-        resume(unfinished(run), quiet=True, say=said.append)
-        assert sum("which this machine lacks" in line and lacks in line for line in said) == told
+def test_the_kernels_that_computed_are_in_the_checkpoint(run: Path) -> None:
+    engines = read_record(run / "checkpoints" / "last").state["engines"]
+    assert engines
+    assert set(engines) <= set(kernels.NAMES)
 
 
 def test_leftovers_of_a_killed_training_go_with_the_next_start(run: Path) -> None:

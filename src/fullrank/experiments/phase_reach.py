@@ -68,11 +68,11 @@ def explain_reach(run: RunConfig, phase: PhaseConfig | None, layers: Sequence[La
     if not any(layer.probability for layer in layers):
         remarks.append(f"No layer is skipped: every layer remembers the {memory:,} tokens before the segment.")
     else:
-        farthest = max(layer.mean for layer in layers)
+        eq6, farthest = compute_published_reach(layers), max(layer.mean for layer in layers)
         remarks.append(
-            f"The paper's Eq. 6 gives {compute_published_reach(layers):,.0f} tokens. It adds p 2M over the layers, which is "
-            f"the context of no layer, and takes memory and segment as equal. The farthest layer reaches {farthest:,.0f} tokens on "
-            "average."
+            f"The paper's Eq. 6 gives {eq6:,.0f} tokens. It adds p 2M over the layers, which is "
+            f"the context of no layer, and takes memory and segment as equal. The farthest layer reaches {farthest:,.0f} "
+            "tokens on average."
         )
     if run.model.same_length:
         remarks.append(f"model.same_length hides what is {memory:,} or more tokens before a query.")

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,11 +49,11 @@ from fullrank.experiments.run_folder import (
     whose_training,
     with_own_cache,
 )
-from fullrank.experiments.task import WRITES_FROM, Prepared, Say, Task, TextTask
+from fullrank.experiments.task import WRITES_FROM, Parts, Prepared, Say, Task, TextTask
 from fullrank.experiments.translation import TranslationTask
 from fullrank.files import sha256_of, silent, visible, write_json
-from fullrank.kernels import available, chosen, kernel
-from fullrank.seal import DamagedError, is_run, read_record, seal_run
+from fullrank.kernels import chosen, kernel
+from fullrank.seal import is_run, read_record, seal_run
 from fullrank.storage import find
 from fullrank.training.checkpoint import kept_checkpoints, load_weights, mean_weights, write_mean
 from fullrank.training.device import choose_device, lock_folder, prepare_machine
@@ -70,6 +70,7 @@ TEXT_TASKS: dict[str, TextTask[Any, Any, Any]] = {
     "masked_model": MaskedModelTask(),
     "translation": TranslationTask(),
 }
+_DATA = {"text", "vocabulary"}  # keys of an identity
 
 
 def task_of(config: RunConfig | FinetuneConfig) -> Task[Any, Any]:
@@ -108,116 +109,111 @@ def train(
     config = absolute(resolved.config)
     task_of(config).check(config)
     device = prepare_machine(config.train)
-    with process_group(device), ExitStack() as exits:
-        with main_process_first():
-            start = _begin(config, resolved, folder, kernel_name, say, trained or {}, exits, after)
-        if all_gather(isinstance(start, dict))[0]:
-            return start if isinstance(start, dict) else {}
-        assert not isinstance(start, dict)
-        return _train(start, folder, device, quiet=quiet, until=until, say=say)
+    with together(device), ExitStack() as exits:
+        with first_before_others():
+            start = prepare_run(
+                config, resolved, folder, kernel_name, say if rank() == 0 else silent, trained or {}, after
+            )
+            result = claim_folder(start, folder, say, exits) if rank() == 0 else None
+        if gathered(result is not None)[0]:
+            return result or {}
+        return fit_run(start, folder, device, quiet=quiet, until=until, say=say)
 
 
 @dataclass(frozen=True)
-class _Start:
-    """A run whose folder and data are ready."""
+class Start:
+    """A run whose data are ready. identity: its run.json. source: the run whose training it takes over or goes on with."""
 
+    task: Task[Any, Any]
     prepared: Prepared[Any, Any]
     identity: Mapping[str, Any]
-    task: Task[Any, Any]
+    source: Path | None
 
 
-def _begin(
+def prepare_run(
     config: RunConfig | FinetuneConfig,
     resolved: Resolved[RunConfig | FinetuneConfig],
     folder: Path,
     kernel_name: str,
     say: Say,
     trained: Mapping[str, Path],
-    exits: ExitStack,
     after: Path | None,
-) -> _Start | dict[str, Any]:
-    """Prepare the data and claim the folder, which is locked until `exits` end; the result.json of a run that is finished."""
-    task, is_first = task_of(config), rank() == 0
-    say = say if is_first else silent
+) -> Start:
+    """Prepare the data of a run, and say in its identity what it is trained on and what it goes on with."""
     check_usable(folder)
+    task = task_of(config)
     earlier_config, recorded = open_any(folder) if is_run(folder) else (config, {})
-    has_trained = (folder / "metrics.jsonl").exists() or (folder / "checkpoints").exists()
+    has_checkpoint = (folder / "checkpoints" / "last").exists()
+    has_trained = has_checkpoint or (folder / "metrics.jsonl").exists()
     has_same_text = has_trained or earlier_config.data == config.data  # else a start that failed, on another text
-    stated = recorded.get("stated")
-    continues = recorded.get("continues") if has_trained or earlier_config == config else None
-    origin: Mapping[str, Any] = {}
-    if after is not None and continues is None and not has_trained:
-        origin = open_any(after)[1]
-        continues = {"folder": str(after.resolve()), "steps": (finished_result(after) or {}).get("steps")}
-    if isinstance(config, RunConfig) and config.train.budget is not None:
-        stated = resolved.stated
-        config = _settle_budget(config.train.budget, stated, folder, recorded, kernel_name, say)
-    known_data = origin or (recorded if has_same_text else {})
-    prepared = task.prepare(config, known_data, resolved.scale != "paper", say)
-    if any(origin.get(key) != prepared.identity[key] for key in ("text", "vocabulary") if origin):
-        raise InputError(f"{after} was trained on another text or vocabulary than is there now; restore the text")
-    if recorded and has_same_text and isinstance(prepared.corpus, Corpus):
-        check_sources(prepared.corpus, folder)
-    identity = {
+    identity: dict[str, Any] = {
         "name": resolved.row or folder.name,
         "recipe": resolved.recipe,
         "row": resolved.row,
         "scale": resolved.scale,
         "paper": resolved.paper,
         "kernel": kernel_name,
-        **({} if stated is None else {"stated": stated}),
-        **({} if continues is None else {"continues": continues}),
-        **prepared.identity,
     }
+    for key in ("stated", "continues") if has_trained or earlier_config == config else ("stated",):
+        if recorded.get(key) is not None:
+            identity[key] = recorded[key]
+    known_data: Mapping[str, Any] = recorded if has_same_text else {}
+    if after is not None and not has_trained and "continues" not in identity:
+        known_data = open_any(after)[1]
+        identity["continues"] = {
+            "folder": str(after.resolve()), "steps": (finished_result(after) or {}).get("steps"),
+        }  # fmt: skip
+    if isinstance(config, RunConfig) and config.train.budget is not None:
+        identity["stated"] = resolved.stated
+        config = settle_budget(config.train.budget, resolved.stated, folder, recorded, kernel_name, say)
+    prepared = task.prepare(config, known_data, resolved.scale != "paper", say)
+    if known_data is not recorded and any(
+        known_data[key] != prepared.identity[key] for key in known_data.keys() & _DATA
+    ):
+        raise InputError(f"{after} was trained on another text or vocabulary than is there now; restore the text")
+    if recorded and has_same_text and isinstance(prepared.corpus, Corpus):
+        check_sources(prepared.corpus, folder)
+    identity |= prepared.identity
     if isinstance(config, RunConfig) and config.train.distill is not None:
         identity["teacher"] = recorded.get("teacher") or teacher_of(config.train.distill.run, identity)
     if isinstance(config, RunConfig) and config.train.start is not None:
-        weights = sha256_of(find(Path(config.train.start), "best")[0]) if "start" not in recorded else ""
-        identity["start"] = recorded.get("start") or {"folder": config.train.start, "sha256": weights}
-    has_checkpoint = (folder / "checkpoints" / "last").exists()
-    source = None if has_checkpoint or continues else trained.get(training_of(prepared.config, identity))
+        identity["start"] = recorded.get("start") or {
+            "folder": config.train.start, "sha256": sha256_of(find(Path(config.train.start), "best")[0]),
+        }  # fmt: skip
+    source = None
     identity["training"] = recorded.get("training") if has_checkpoint else None
-    if source is not None:
-        identity["training"] = whose_training(source)
-    if continues and not has_checkpoint:
-        source = Path(continues["folder"])
+    if not has_checkpoint and "continues" in identity:
+        source = Path(identity["continues"]["folder"])
         if not source.is_dir():
             raise InputError(f"{folder} goes on with {source}, which is not there; restore it, or delete {folder}")
-    start = _Start(prepared, identity, task)
-    if not is_first:
-        return start
+    elif not has_checkpoint and (source := trained.get(training_of(prepared.config, identity))) is not None:
+        identity["training"] = whose_training(source)
+    return Start(task, prepared, identity, source)
+
+
+def claim_folder(start: Start, folder: Path, say: Say, exits: ExitStack) -> dict[str, Any] | None:
+    """Make `folder` the home of the run, locked until `exits` end; the result.json of a run that is finished."""
     exits.enter_context(lock_folder(folder))
-    if claim(folder, prepared.config, identity):
+    config, continues = start.prepared.config, start.identity.get("continues")
+    if claim(folder, config, start.identity):
         result = finished_result(folder)
         if result is not None:
             say(f"{folder}: already finished")
             return result
-        _check_engines(folder, say)
     else:
-        prepared.save(folder)
-    if source is not None:
-        take_over(source, folder, prepared.config, goes_on=continues is not None)
+        start.prepared.save(folder)
+    if start.source is not None:
+        take_over(start.source, folder, config, goes_on=continues is not None)
         if continues:
-            say(f"{folder}: goes on from {source} after update {continues['steps']}, with all of its state")
+            say(f"{folder}: goes on from {start.source} after update {continues['steps']}, with all of its state")
         else:
-            say(f"{folder}: trained already as {source}; only its figures are measured")
+            say(f"{folder}: trained already as {start.source}; only its figures are measured")
     if isinstance(config, RunConfig) and config.remark is not None:
         say(f"{folder}: its perplexity is {config.remark}")
-    return start
+    return None
 
 
-def _check_engines(folder: Path, say: Say) -> None:
-    """Say so if this machine lacks a kernel that the last checkpoint names."""
-    with suppress(DamagedError):
-        engines = read_record(folder / "checkpoints" / "last").state["engines"]
-        if lacking := [name for name in engines if not available(name)]:
-            say(
-                f"{folder}: its attention was computed by the kernel {' and '.join(lacking)}, which this machine lacks (see "
-                "`--kernel`); another one goes on, and the last digits may differ"
-            )
-
-
-def _settle_budget(
+def settle_budget(
     text: int | str,
     stated: Mapping[str, Any] | None,
     folder: Path,
@@ -257,10 +253,10 @@ class _Samples(Observer):
             self.shown_by.notice(f"{written['prompt']} [...] {visible(written['text'].strip())}")
 
 
-def _train(
-    start: _Start, folder: Path, device: torch.device, *, quiet: bool, until: int | None, say: Say
+def fit_run(
+    start: Start, folder: Path, device: torch.device, *, quiet: bool, until: int | None, say: Say
 ) -> dict[str, Any]:
-    """Train and measure a run that has begun; the first of several processes writes its result.json."""
+    """Train and measure a run; the first of several processes writes its result.json."""
     prepared, identity, is_first = start.prepared, start.identity, rank() == 0
     with kernel(identity["kernel"]), chosen() as engines:  # the kernel of a run is chosen here and nowhere else
         seed_everything(prepared.config.train.seed)
@@ -272,18 +268,6 @@ def _train(
             load_weights(parts.model, Path(options.start or "") / "checkpoints" / "best")
         if options.sharding == "fsdp" and world_size() > 1:
             shard(parts.model, options)
-        observers = []
-        if is_first:
-            label = visible(str(identity["name"]))
-            bits = None
-            is_text = isinstance(prepared.corpus, Corpus) and not prepared.corpus.has_pairs
-            if is_text and not prepared.config.masks:
-                bits = {"byte": "bits/byte", "character": "bits/char"}.get(prepared.corpus.tokenizer.kind)
-            observers = make_observers(
-                folder, track=options.track, config=settings, label=label, bits=bits, quiet=quiet
-            )
-            if getattr(parts.eval_options, "sample", False) and not quiet and world_size() == 1:
-                observers.append(_Samples(start.task, parts.model, prepared.corpus, observers[0]))
         done = fit(
             parts.model,
             objective=parts.objective,
@@ -295,7 +279,7 @@ def _train(
             eval_options=parts.eval_options,
             folder=folder,
             seal=seal_run(folder, settings),
-            observers=observers,
+            observers=build_observers(start, parts, folder, quiet=quiet) if is_first else [],
             locked=True,
             until=until,
             engines=engines if identity["kernel"] == "auto" else {identity["kernel"]},
@@ -322,6 +306,19 @@ def _train(
             if isinstance(prepared.config, FinetuneConfig):  # optimizer states take three times the room of the model
                 shutil.rmtree(folder / "checkpoints", ignore_errors=True)
         return result
+
+
+def build_observers(start: Start, parts: Parts, folder: Path, *, quiet: bool) -> list[Observer]:
+    """The display of progress and the trackers."""
+    config, corpus, bits = start.prepared.config, start.prepared.corpus, None
+    if isinstance(corpus, Corpus) and not corpus.has_pairs and not config.masks:
+        bits = {"byte": "bits/byte", "character": "bits/char"}.get(corpus.tokenizer.kind)
+    label = visible(str(start.identity["name"]))
+    settings = config.to_dict()
+    observers = make_observers(folder, track=parts.options.track, config=settings, label=label, bits=bits, quiet=quiet)
+    if getattr(parts.eval_options, "sample", False) and not quiet and count() == 1:
+        observers.append(_Samples(start.task, parts.model, corpus, observers[0]))
+    return observers
 
 
 def resume(folder: Path, *, quiet: bool = False, say: Say = print, until: int | None = None) -> dict[str, Any]:
@@ -468,18 +465,19 @@ def cells(
     `of_paper` those that the recipe states, at paper scale. out: the folder of the runs, in place of `runs/RECIPE`.
     Raises InputError for an unknown recipe, row or scale, and for a seed given twice.
     """
-    every = rows is not None and list(rows) == ["all"]
-    wanted = [] if rows is None else chosen_rows([name], None if every else rows)[name]
     if seeds is not None and any(text.partition("=")[0].strip() == "train.seed" for text in overrides):
         raise InputError("train.seed: --seeds says which seeds are trained; give one of the two")
-    by_row: dict[str | None, Sequence[int | None]] = dict.fromkeys(wanted or (None,), seeds or (None,))
+    names: Sequence[str | None] = (None,)
+    if rows is not None:
+        names = chosen_rows([name], None if list(rows) == ["all"] else rows)[name]
+    by_row: dict[str | None, Sequence[int | None]] = dict.fromkeys(names, seeds or (None,))
     if of_paper and seeds is None and scale in (None, "paper"):
-        by_row = {row: load(name).seeds_of(row) or (None,) for row in wanted}
+        by_row = {row: load(name).seeds_of(row) or (None,) for row in names if row is not None}
     planned = []
     for number in range(max(map(len, by_row.values()))):
-        for row, own in by_row.items():
-            if number < len(own):
-                seed = [] if own[number] is None else [f"train.seed={own[number]}"]
+        for row, of_row in by_row.items():
+            if number < len(of_row):
+                seed = [] if of_row[number] is None else [f"train.seed={of_row[number]}"]
                 resolved = resolve_any(name, row, scale, [*seed, *overrides])
                 folder = default_folder(resolved)
                 planned.append(Cell(resolved, folder if out is None else out / folder.name))
@@ -491,14 +489,13 @@ def shared_rows(scale: str | None) -> dict[tuple[str, str], list[str]]:
     by_training: dict[str, list[tuple[str, str]]] = {}
     for name in shipped():
         recipe = load(name)
-        if (scale or "paper") in recipe.scales:
-            for row in recipe.rows:
-                by_training.setdefault(training_of(resolve_any(name, row, scale).config), []).append((name, row))
+        for row in recipe.rows if (scale or "paper") in recipe.scales else ():
+            by_training.setdefault(training_of(resolve_any(name, row, scale).config), []).append((name, row))
     return {
-        one: [" ".join(other) for other in alike if other != one]
+        pair: [" ".join(other) for other in alike if other != pair]
         for alike in by_training.values()
-        for one in alike
         if len(alike) > 1
+        for pair in alike
     }
 
 
@@ -539,8 +536,7 @@ def environment(device: torch.device, precision: str) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "platform": platform.platform(),
-        "cpu": _read_cpuinfo("model name") or platform.processor() or platform.machine(),
-        "cpu_flags": sorted(_CPU_FLAGS & set(_read_cpuinfo("flags").split())),
+        "cpu": read_processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
@@ -549,21 +545,12 @@ def environment(device: torch.device, precision: str) -> dict[str, Any]:
     }
 
 
-_CPU_FLAGS = {
-    "avx2",
-    "avx512f",
-    "avx512_bf16",
-    "amx_bf16",
-}  # instructions by which PyTorch and our C++ choose a code path
-
-
-def _read_cpuinfo(name: str) -> str:
-    """The first value of a name in /proc/cpuinfo; empty where there is none."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
+def read_processor() -> str:
+    """The name of the processor."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()
 
 
 def read_commit(package: Path) -> str | None:
@@ -573,13 +560,11 @@ def read_commit(package: Path) -> str | None:
     """
 
     def git(*words: str) -> str:
-        done = subprocess.run(
-            ["git", "-C", str(package), *words], capture_output=True, text=True, timeout=10, check=True
-        )
-        return done.stdout.strip()
+        command = ["git", "-C", str(package), *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
 
     try:
-        if git("ls-files", "__init__.py") == "":
+        if not git("ls-files", "__init__.py"):
             return None  # installed into somebody else's repository
         changed = git("status", "--porcelain", "--untracked-files=no", ".")
         return git("rev-parse", "--short=12", "HEAD") + ("+changes" if changed else "")
