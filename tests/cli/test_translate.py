@@ -97,16 +97,6 @@ def test_lists_of_the_best_as_text_and_as_json_lines(run: Path, translate: Trans
         ]
 
 
-def test_samples_are_repeatable_whatever_the_batches(run: Path, translate: Translate) -> None:
-    options = [run, "--sample", "--temperature", 1.4, "--top-k", 9, "--top-p", 0.9, "--n-best", 2, "--quiet"]
-    first = translate(*options, "--seed", 5, given=text(LINES)).stdout
-    again = translate(*options, "--seed", 5, "--batch-size", 1, given=text(LINES)).stdout
-    assert first == again
-    assert first != translate(*options, "--seed", 6, given=text(LINES)).stdout
-    assert len(first.splitlines()) == 2 * 4 + 2  # an empty line has one translation
-
-
-@pytest.mark.full
 def test_a_line_is_answered_before_the_next_one_comes_and_a_reader_may_leave_early(run: Path) -> None:
     """A program that waits for the translation of each line gets it, though the buffer is not full; leaving is no error."""
     expected = [best[0].text for best in LineTranslator(run).translate(["rot", "ein hund schläft"])]

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fullrank.cli.app import verb
-from fullrank.cli.options import Checkpoint, Device, Given, Kernel, Keys, Number, Quiet, SamplingOptions
-from fullrank.cli.output import clear_progress, drop_missing, exclude, name_option, say, show_progress
+from fullrank.cli.options import Checkpoint, Device, Given, Kernel, Keys, Number, Quiet
+from fullrank.cli.output import clear_progress, say, show_progress
 from fullrank.config.run import EvalConfig
 from fullrank.core.errors import InputError, RunError
 from fullrank.files import text_of
@@ -37,7 +37,6 @@ _LINES = 1024  # read, sorted by length, and written in order again
 def translate(
     run: Annotated[Path, typer.Argument(metavar="DIR", help="A translation run's folder.")],
     search: Annotated[Given, Keys(EvalConfig, _SEARCH)],
-    sampling: SamplingOptions,
     source: Annotated[
         Path | None,
         typer.Option(
@@ -51,7 +50,6 @@ def translate(
         ),
     ] = None,
     n_best: Annotated[int, Number(help="Translations of a line, as `line ||| text ||| score`.")] = 1,
-    sampled: Annotated[bool, typer.Option("--sample", help="Draw translations instead of searching.")] = False,
     batch_size: Annotated[int, Number(help="Lines translated together.")] = 64,
     checkpoint: Checkpoint = "best",
     device: Device = "auto",
@@ -66,24 +64,14 @@ def translate(
     Lines of a file are translated 1024 at a time, those of a pipe or a terminal as they come.
     An empty line stays empty. A line that is longer than the model can read is cut, with a warning.
     """
-    drawing = drop_missing(vars(sampling))
-    if sampled:
-        exclude("--sample", "draws without a beam", search.keys() & {"beams"})
-    elif drawing:
-        raise InputError(f"{', '.join(map(name_option, drawing))}: of sampling; give --sample too, or leave it out")
     if source is not None and target is not None and target.exists() and target.samefile(source):
         raise InputError(f"--output {target}: is the input, too; give another file")
 
-    from fullrank.experiments.translate import LineTranslator, Sampling, Search, open_translation_run
+    from fullrank.experiments.translate import LineTranslator, Search, open_translation_run
 
     translator = LineTranslator(
         run,
-        dataclasses.replace(
-            Search.of(open_translation_run(run).eval),
-            **search,
-            n_best=n_best,
-            sampling=Sampling(**drawing) if sampled else None,
-        ),
+        dataclasses.replace(Search.of(open_translation_run(run).eval), **search, n_best=n_best),
         checkpoint=checkpoint,
         batch_size=batch_size,
         device_name=device,
