@@ -12,7 +12,6 @@ import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,24 +36,19 @@ _STARTUP, _REPORT = 7.0, 8.0  # seconds: of a model until it trains and after it
 _ALONE = 0.85  # speed of a model with another one beside it, against alone
 _LEAST_STEPS, _MOST_STEPS, _EVALUATIONS = 20, 1_000_000, 5
 _PROMPT, _SAMPLED = "This function", 60  # of the text that the best model writes
-_PATIENCE = 2  # a machine that has become busy stops the demo after so many times its minutes
 
 
-@dataclass
 class _Training:
-    """One row: the folder it trains in, the process that trains it, and its log."""
+    """One row: the folder it trains in, its log, and from `start` on the process that trains it."""
 
-    row: str
-    folder: Path
-    process: subprocess.Popen[bytes] | None = None
+    process: subprocess.Popen[bytes]
+
+    def __init__(self, row: str, folder: Path) -> None:
+        self.row, self.folder, self.log = row, folder, folder.parent / f"{row}.log"
 
     @property
     def finished(self) -> bool:
         return (self.folder / "result.json").is_file()
-
-    @property
-    def log(self) -> Path:
-        return self.folder.parent / f"{self.row}.log"
 
     def start(self, settings: Sequence[str]) -> None:
         """Start it, or resume it: the command is the same."""
@@ -72,14 +66,12 @@ class _Training:
 
     def ended(self) -> bool:
         """True once the process is over; RunError with the end of its log if it failed."""
-        status = None if self.process is None else self.process.poll()
-        if status is None:
-            return False
-        if status != 0 or not self.finished:
+        status = self.process.poll()
+        if status is not None and (status != 0 or not self.finished):
             tail = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:]
             failure = f"the training of '{self.row}' failed (exit status {status}; {self.log}):"
             raise RunError("\n".join([failure, *tail]))
-        return True
+        return status is not None
 
     def progress(self) -> tuple[int, str]:
         """Steps made, and the newest figures in words."""
@@ -116,25 +108,16 @@ def run_demo(
     console, remarks = Console(stderr=aside), Console(stderr=True, highlight=False)
     rows = list(rows or load(RECIPE).rows)
     plan = _plan(minutes, out, seed, rows, remarks, started)
-    trainings = [_Training(row, out / row) for row in rows]
-    settings = [f"train.steps={plan['steps']}", f"train.seed={seed}", "train.threads=1", "train.device=cpu"]
-    settings.append(f"eval.every_steps={-(-plan['steps'] // _EVALUATIONS)}")
-    waiting = [training for training in trainings if not training.finished]
+    waiting = [training for row in rows if not (training := _Training(row, out / row)).finished]
     if waiting:
-        _train_all(waiting, settings, plan["steps"], remarks, until=started + _PATIENCE * minutes * 60)
-    folders = [training.folder for training in trainings if training.finished]
-    if len(folders) < len(trainings):
-        open_rows = ", ".join(training.row for training in trainings if not training.finished)
-        remarks.print(
-            f"Not finished after {_PATIENCE} times {minutes:g} minutes, as this machine is busy: {open_rows}. "
-            "The same command goes on from here."
-        )
-    if not folders:
-        raise RunError(f"no model of the demo was finished in {_PATIENCE * minutes:g} minutes; give more --minutes")
-    results = [read_json(folder / "result.json") for folder in folders]
-    best = min(range(len(folders)), key=lambda i: results[i]["final"]["test"]["nll"])
-    words = generate(folders[best], _PROMPT, max_new_tokens=_SAMPLED, temperature=0.8, top_p=0.9, seed=seed)
-    console.print(f"{folders[best].name} writes, after “{_PROMPT}”:\n", highlight=False)
+        settings = [f"train.steps={plan['steps']}", f"train.seed={seed}", "train.threads=1", "train.device=cpu"]
+        settings.append(f"eval.every_steps={-(-plan['steps'] // _EVALUATIONS)}")
+        _train_all(waiting, settings, plan["steps"], remarks)
+    folders = [out / row for row in rows]
+    results = {folder: read_json(folder / "result.json") for folder in folders}
+    best = min(folders, key=lambda folder: results[folder]["final"]["test"]["nll"])
+    words = generate(best, _PROMPT, max_new_tokens=_SAMPLED, temperature=0.8, top_p=0.9, seed=seed)
+    console.print(f"{best.name} writes, after “{_PROMPT}”:\n", highlight=False)
     lines = "\n".join(f"    {line}" for line in words.splitlines() if line.strip())  # a line of the text ends at <eos>
     console.print(f"{lines}\n", highlight=False, markup=False)
     measure_models(find_measurement("spectrum"), list(map(str, folders)), Reading(device="cpu", say=silent, texts=8))
@@ -142,12 +125,13 @@ def run_demo(
     built = table.build_page("A Transformer without its bottlenecks")
     page = write_page(built, out / "report.html")
     print_page(built, console)
-    corpus, lowest = results[0]["corpus"], math.exp(results[best]["final"]["test"]["nll"])
+    result = results[best]
+    corpus, lowest = result["corpus"], math.exp(result["final"]["test"]["nll"])
     console.print(
         f"Perplexity is the number of words among which the model hesitates at each place: {lowest:.0f} for the best of these, "
         f"{corpus['unigram_perplexity']['test']:.0f} for one that knows only how often a word occurs, "
         f"{corpus['fourgram_perplexity']['test']:.0f} for one that counts what followed the last three words. Each read "
-        f"{results[0]['tokens_seen']:,} tokens of {corpus['label']}. One seed shows the road, not a ranking.",
+        f"{result['tokens_seen']:,} tokens of {corpus['label']}. One seed shows the road, not a ranking.",
         highlight=False,
     )
     spent = f"{(time.monotonic() - started) / 60:.1f} minutes" if waiting else "already trained"
@@ -220,8 +204,8 @@ def _speed(resolved: Resolved[RunConfig], corpus: Corpus) -> tuple[float, float]
     return speed.step / per_step, speed.evaluation * (_EVALUATIONS + final)
 
 
-def _train_all(trainings: Sequence[_Training], settings: Sequence[str], steps: int, remarks: Any, until: float) -> None:
-    """Run every training in a process of its own, `_workers()` at a time, and show how far they are; stop at `until`."""
+def _train_all(trainings: Sequence[_Training], settings: Sequence[str], steps: int, remarks: Any) -> None:
+    """Run every training in a process of its own, `_workers()` at a time, and show how far they are."""
     from rich.progress import Progress, TextColumn
 
     waiting, running = list(trainings), list[_Training]()
@@ -229,7 +213,7 @@ def _train_all(trainings: Sequence[_Training], settings: Sequence[str], steps: i
     with catch_signals() as signals, Progress(*columns, console=remarks, disable=not remarks.is_terminal) as progress:
         bars = {training.row: progress.add_task(training.row, total=steps, words="") for training in trainings}
         try:
-            while (waiting or running) and time.monotonic() < until and signals.signal is None:
+            while (waiting or running) and signals.signal is None:
                 # a process of an earlier demo, which was killed, may still train there
                 while waiting and len(running) < _workers() and not is_locked(waiting[0].folder):
                     running.append(waiting.pop(0))
@@ -243,11 +227,10 @@ def _train_all(trainings: Sequence[_Training], settings: Sequence[str], steps: i
                         if not remarks.is_terminal:
                             remarks.print(f"{training.row}: trained  {words}")
         finally:
-            processes = [training.process for training in running if training.process is not None]
-            for process in processes:  # SIGTERM: they save and leave, so that the demo can go on later
-                process.terminate()
-            for process in processes:
-                process.wait(timeout=60)
+            for training in running:  # SIGTERM: they save and leave, so that the demo can go on later
+                training.process.terminate()
+            for training in running:
+                training.process.wait(timeout=60)
     if signals.signal is not None:
         remarks.print("Stopped; the same command goes on from here.")
         raise KeyboardInterrupt
