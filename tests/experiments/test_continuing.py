@@ -12,7 +12,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fullrank.cli import main
 from fullrank.config.load import build, read_yaml
 from fullrank.config.recipe import Resolved
 from fullrank.config.run import RunConfig
@@ -167,24 +166,18 @@ def test_it_is_another_training_than_one_of_the_same_settings(home: Path, short:
 @pytest.mark.parametrize(
     ("overrides", "more", "named"),
     [
-        ([], None, ["train.steps", "10", "--more"]),
-        (["train.steps=10"], None, ["train.steps=20"]),
-        (["train.epochs=0.01"], None, ["train.epochs"]),
-        (["train.learning_rate=1e-4"], None, ["train.steps"]),
-        (["train.steps=20", "model.hidden_size=16"], None, ["model.hidden_size", "--from-run"]),
-        (["train.steps=20", "data.lowercase=true"], None, ["data.lowercase", "--from-run"]),
-        (["train.steps=20", "train.batch_size=8"], None, ["train.batch_size"]),
-        (["train.steps=20", "train.optimizer=adam"], None, ["train.optimizer"]),
-        (["train.steps=20", "train.seed=2"], None, ["train.seed"]),
-        (["train.stps=20"], None, ["train.steps"]),
-        ([], "soon", ["--more", "`10 minutes`", "`2 epochs`"]),
+        ([], None, "train.steps"),
+        (["train.steps=10"], None, "train.steps"),
+        (["train.steps=20", "model.hidden_size=16"], None, "model.hidden_size"),
+        (["train.steps=20", "data.lowercase=true"], None, "data.lowercase"),
+        (["train.steps=20", "train.batch_size=8"], None, "train.batch_size"),
+        (["train.steps=20", "train.optimizer=adam"], None, "train.optimizer"),
+        ([], "soon", "--more"),
     ],
 )
-def test_what_cannot_go_on(short: Path, overrides: list[str], more: str | None, named: list[str]) -> None:
-    with pytest.raises(InputError) as caught:
+def test_what_cannot_go_on(short: Path, overrides: list[str], more: str | None, named: str) -> None:
+    with pytest.raises(InputError, match=named):
         continuation(short, overrides, more)
-    for words in named:
-        assert words in str(caught.value)
 
 
 def test_an_unfinished_run_is_finished_first(short: Path, tmp_path: Path) -> None:
@@ -211,24 +204,6 @@ def test_amounts(short: Path, more: str, steps: int, monkeypatch: pytest.MonkeyP
     resolved, folder = continuation(short, [], more)
     assert resolved.config.train.steps == steps
     assert folder == short.with_name(f"short-steps{steps}")
-
-
-def test_on_the_command_line(short: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(short.parent)
-
-    def called(*words: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as stopped:
-            main(["train", *words])
-        told = capsys.readouterr()
-        return int(stopped.value.code or 0), told.out, told.err
-
-    status, out, _ = called("short", "--more", "5 steps")
-    assert (status, "after update 10" in out, "short-steps15" in out) == (0, True, True)
-    assert called("short-steps15", "--quiet")[0] == 0  # finished: its figures again
-    status, _, err = called("short", "--row", "b")
-    assert status == 2
-    assert all(words in err for words in ("train.steps=", "--more", "--from-run"))
-    assert called("my.yaml", "--more", "5 steps")[0] == 2
 
 
 # -- from the weights of a run ----------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 import torch
 
 import fullrank as fr
-from fullrank.cli import main
 from fullrank.config.recipe import resolve
 from fullrank.data import load_corpus
 from fullrank.experiments.generation import write
@@ -125,25 +123,3 @@ def test_what_is_written_begins_a_line(
     text = found["texts"][0]["text"]
     assert text.startswith(prompt)
     assert "<sos>" not in text
-
-
-def test_what_the_command_line_says(
-    worse: tuple[Path, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder, result = worse
-    shutil.copytree(folder, tmp_path / "run", symlinks=True)
-    stated = result | {"paper": {"test": 92.95, "checkpoint": "last"}}
-    (tmp_path / "run" / "result.json").write_text(json.dumps(stated), encoding="utf-8")
-    for words in (["train", str(tmp_path / "run")], ["eval", str(folder), "--device", "cpu"]):
-        with pytest.raises(SystemExit):
-            main(words)
-    said = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    lines = {
-        checkpoint: f"perplexity without <sos> valid {found['valid']['perplexity_without_sos']:.2f} "
-        f"test {found['test']['perplexity_without_sos']:.2f}"
-        for checkpoint, found in (("best", result["final"]), ("last", result["last"]))
-    }
-    assert lines["best"] != lines["last"]
-    place = said.index("the last checkpoint, as the paper's figures are:")
-    assert said.index(lines["best"]) < place < said.index(lines["last"])
-    assert f"... without <sos> {result['final']['test']['perplexity_without_sos']:.4f}" in said

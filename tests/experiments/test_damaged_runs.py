@@ -86,9 +86,7 @@ def unfinished(run: Path) -> Path:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("model.hidden_act", "gelu"), ("model.norm", "post"), ("model.position", "none"),
-        ("train.learning_rate", 0.5), ("train.seed", 9), ("train.steps", 24), ("train.label_smoothing", 0.1),
-        ("data.lowercase", True), ("eval.segment_length", 4),
+        ("model.hidden_act", "gelu"), ("train.seed", 9), ("data.lowercase", True), ("eval.segment_length", 4),
     ],
 )  # fmt: skip
 def test_changed_configuration_is_refused_by_every_reader(run: Path, key: str, value: object) -> None:
@@ -124,13 +122,6 @@ def test_changed_flags_of_a_vocabulary_are_refused(run: Path, name: str, key: st
     shutil.rmtree(run / "checkpoints")
     with pytest.raises(FullRankError, match="checksum"):
         fr.data.load_tokenizer(run)
-
-
-def test_a_folder_in_place_of_a_vocabulary_is_refused(run: Path) -> None:
-    (unfinished(run) / "tokenizer.json").unlink()
-    (run / "tokenizer.json").mkdir()
-    with pytest.raises(InputError, match=r"tokenizer\.json was changed"):
-        resume(run, quiet=True, say=silent)
 
 
 def test_weights_without_their_record_are_refused(run: Path) -> None:
@@ -209,21 +200,6 @@ def test_a_damaged_result_is_named(content: str, run: Path, capsys: pytest.Captu
 
 
 # -- files that nobody would write -------------------------------------------------------------------------------------
-
-CONFIGURATIONS = {
-    "an alias inside itself": ("a: &a [*a]", "not valid YAML"),
-    "open brackets": ("[" * 100_000, "brackets inside brackets without end|exceeded maximum nesting depth"),
-    "a number as a key": ("model: {1: 2}", "keys should be strings, given 1"),
-    "a name too long": (f"data: {{name: text, train: {'x' * 256}}}", "data.train: a name is at most 255 bytes"),
-}
-
-
-@pytest.mark.parametrize("case", CONFIGURATIONS)
-def test_configuration_nobody_would_write(case: str, tmp_path: Path) -> None:
-    text, said = CONFIGURATIONS[case]
-    (tmp_path / "run.yaml").write_text(text, encoding="utf-8")
-    with pytest.raises(InputError, match=said):
-        resolve_any(str(tmp_path / "run.yaml"))
 
 
 @pytest.mark.parametrize("content", ["null", "[" * 100_000, '{"text": 5}', ""])

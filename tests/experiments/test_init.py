@@ -146,37 +146,25 @@ def test_pairs_without_validation_files_are_cut_from_training(tmp_path: Path, sl
 
 
 @pytest.mark.parametrize(
-    ("wish", "message"),
+    ("content", "wish", "message"),
     [
-        ({"texts": ["nothing.txt"]}, "TEXT: no such file: nothing.txt"),
-        ({"texts": ["EMPTY"]}, "is empty"),
-        ({"texts": ["SMALL"]}, "at least 2,000 are needed"),
-        ({"texts": ["LINE"]}, "too few to cut 3 splits"),
-        ({"task": "speech"}, "--task: one of lm, translation, given 'speech'"),
-        ({"tokens": "letter"}, "--tokens: one of character, word, bpe, byte"),
-        ({"size": "giant"}, "--size: one of tiny, small, medium, large"),
-        ({"minutes": -1.0}, "--minutes: a positive number, given -1"),
-        ({"minutes": float("nan")}, "--minutes: a positive number"),
-        ({"task": "translation", "memory": True}, "no --memory"),
-        ({"task": "translation"}, "not one for each of two languages"),
-        ({"texts": ["BOOK", "BOOK", "BOOK"], "task": "translation"}, "of translations a prefix or two files, given 3"),
+        (None, {}, "TEXT"),
+        ("", {}, "is empty"),
+        ("a line\n" * 100, {}, "2,000"),
+        ("word " * 5000, {}, "too few"),
+        ("a line\n" * 1000, {"task": "speech"}, "--task"),
+        ("a line\n" * 1000, {"tokens": "letter"}, "--tokens"),
+        ("a line\n" * 1000, {"size": "giant"}, "--size"),
+        ("a line\n" * 1000, {"minutes": float("nan")}, "--minutes"),
+        ("a line\n" * 1000, {"task": "translation", "memory": True}, "--memory"),
+        ("a line\n" * 1000, {"task": "translation"}, "two languages"),
     ],
 )
-def test_what_is_refused(wish, message: str, book: str, tmp_path: Path) -> None:
-    texts = {
-        "BOOK": book,
-        "EMPTY": str(tmp_path / "empty"),
-        "SMALL": str(tmp_path / "small"),
-        "LINE": str(tmp_path / "line"),
-    }
-    Path(texts["EMPTY"]).touch()
-    Path(texts["SMALL"]).write_text("a line\n" * 100, encoding="utf-8")
-    Path(texts["LINE"]).write_text("word " * 5000, encoding="utf-8")
-    given = Request(**{"texts": ["BOOK"], **wish})
-    given = Request(**{**vars(given), "texts": [texts.get(name, name) for name in given.texts]})
-    with pytest.raises(InputError) as error:
-        write_configuration(given, tmp_path / "my.yaml", say=silent)
-    assert message in str(error.value)
+def test_what_is_refused(content: str | None, wish, message: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "text").write_text(content, encoding="utf-8")
+    with pytest.raises(InputError, match=message):
+        write_configuration(Request([str(tmp_path / "text")], **wish), tmp_path / "my.yaml", say=silent)
     assert not (tmp_path / "my.yaml").exists()
 
 

@@ -23,7 +23,6 @@ from fullrank.core.errors import ConfigError, InputError
 from fullrank.data import ByteVocabulary, load_corpus
 from fullrank.data.masked import MaskedBatch, Masking, masked_blocks
 from fullrank.evaluation.perplexity import Flags
-from fullrank.experiments.generation import generate
 from fullrank.experiments.language_model import MaskedObjective
 from fullrank.experiments.run import evaluate, train
 from fullrank.training import TrainingPosition
@@ -127,26 +126,15 @@ def test_figures(run: tuple[Path, dict[str, Any]]) -> None:
     assert result["corpus"]["unigram_perplexity"]["test"] == pytest.approx(math.exp(nats))
 
 
-def test_what_is_said_of_the_figures(run: tuple[Path, dict[str, Any]]) -> None:
+def test_the_protocol_of_the_figures(run: tuple[Path, dict[str, Any]]) -> None:
     folder, result = run
-    for said in (
-        result["protocol"],
-        result["best"]["protocol"],
-        evaluate(folder, "test", device_name="cpu")["protocol"],
-    ):
-        assert said.endswith(f"; {MASKED_TOKEN}")
-        assert "15 % of the tokens asked for, chosen by seed 0" in said
+    measured = evaluate(folder, "valid", device_name="cpu")
+    assert measured["remark"] == MASKED_TOKEN
+    assert measured["protocol"] == result["protocol"]
     assert result["protocol_settings"]["next_token"] is result["best"]["next_token"] is False
-    assert evaluate(folder, "valid", device_name="cpu")["remark"] == MASKED_TOKEN
-    found = lines(folder)
-    assert {line["objective"] for line in found} == {"masked"}
-    judged = [line for line in found if line["split"] == "valid"]
+    judged = [line for line in lines(folder) if line["split"] == "valid"]
     assert [line["step"] for line in judged] == [50, 100, 120]
-    best = min(judged, key=lambda line: line["nll"])
-    assert (best["step"], best["accuracy_percent"]) == (
-        result["best"]["step"],
-        pytest.approx(result["final"]["valid"]["accuracy_percent"]),
-    )
+    assert min(judged, key=lambda line: line["nll"])["step"] == result["best"]["step"]
     assert "bits_per_byte" not in result["final"]["test"], "most of the text was given"
 
 
@@ -159,11 +147,6 @@ def test_saved_and_loaded(run: tuple[Path, dict[str, Any]]) -> None:
     assert chr(int(model(ids).logits[0, 5].argmax())) == "C"
     with pytest.raises(InputError, match=r"MaskedLanguageModel\.load"):
         fr.LanguageModel.load(folder)
-
-
-def test_it_writes_no_text(run: tuple[Path, dict[str, Any]]) -> None:
-    with pytest.raises(InputError, match=r"train.objective: masked"):
-        generate(run[0], "a", device_name="cpu")
 
 
 def test_masks_are_new_in_every_epoch_and_depend_on_the_seed(text: Path, tmp_path: Path) -> None:
@@ -222,40 +205,27 @@ def test_steps_where_nothing_is_asked_for(text: Path, tmp_path: Path) -> None:
     assert math.isfinite(result["final"]["test"]["nll"])
 
 
-WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"train": {"objective": "mask"}}, "train.objective"),
-    ({"train": {"mlm_probability": 0.0}}, "train.mlm_probability: between 0 and 1, given 0.0"),
-    ({"train": {"mlm_probability": 1.0}}, "train.mlm_probability"),
-    ({"train": {"mask_replace_prob": 1.1}}, "train.mask_replace_prob: a probability from 0 to 1, given 1.1"),
-    (
-        {"train": {"random_replace_prob": 0.3}},
-        "train.random_replace_prob: together with train.mask_replace_prob at most 1",
-    ),
-    ({"train": {"phases": [{"name": "a", "skip": "linear", "steps": 5}]}}, "train.phases.a.skip: .*given 'linear'"),
-    ({"model": {"memory_length": 8}}, "model.memory_length: .*given 8"),
-    ({"model": {"memory_length": 8, "same_length": True}}, "model.memory_length: .*given 8"),
-    ({"model": {"decoder": {}}}, "model.decoder"),
-    ({"eval": {"memory_length": 8}}, "eval.memory_length: .*given 8"),
-    ({"eval": {"context": 8}}, "eval.context"),
-    ({"eval": {"stride": 8}}, "eval.stride"),
-    ({"eval": {"same_length": True}}, "eval.same_length"),
-    ({"eval": {"mask_seed": -1}}, "eval.mask_seed"),
-    ({"eval": {"metric": "bleu"}}, "eval.metric"),
-    ({"data": {"name": "multi30k-de-en"}}, "train.objective: goes with `content: text`"),
-    (
-        {"model": {"attention": {"kind": "multilinear", "causal": "as_published", "not_next_token_perplexity": True}}},
-        "model.attention.causal",
-    ),
+WRONG: list[dict[str, Any]] = [
+    {"train": {"objective": "mask"}},
+    {"train": {"mlm_probability": 0.0}},
+    {"train": {"mask_replace_prob": 1.1}},
+    {"train": {"random_replace_prob": 0.3}},
+    {"model": {"memory_length": 8}},
+    {"model": {"decoder": {}}},
+    {"eval": {"memory_length": 8}},
+    {"eval": {"context": 8}},
+    {"eval": {"metric": "bleu"}},
 ]
 
 
-@pytest.mark.parametrize(("changes", "message"), WRONG)
-def test_what_does_not_go_with_it(changes: dict[str, Any], message: str) -> None:
-    raw = {"train": {"objective": "masked"} | changes.get("train", {})} | {
-        key: value for key, value in changes.items() if key != "train"
-    }
-    with pytest.raises(ConfigError, match=message):
-        build(raw)
+@pytest.mark.parametrize("changes", WRONG)
+def test_what_does_not_go_with_it(changes: dict[str, Any]) -> None:
+    ((section, keys),) = changes.items()
+    with pytest.raises(ConfigError, match=f"{section}.{next(iter(keys))}"):
+        build(
+            {"train": {"objective": "masked"}}
+            | {section: {"objective": "masked", **keys} if section == "train" else keys}
+        )
 
 
 def test_defaults_are_those_of_bert() -> None:
@@ -290,41 +260,18 @@ def test_a_text_in_which_nothing_is_asked_for(text: Path, tmp_path: Path) -> Non
         trained(tmp_path / "run", configuration(tmp_path / "text", steps=1, mlm_probability=0.01))
 
 
-def test_the_command_line(
-    run: tuple[Path, dict[str, Any]], text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_line(run: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
     folder, result = run
 
-    def said(*words: str, status: int = 0) -> str:
+    def call(*words: str, status: int = 0) -> str:
         with pytest.raises(SystemExit) as stopped:
             main(list(words))
         assert (stopped.value.code or 0) == status
         out, err = capsys.readouterr()
-        return " ".join((out or err).split())
+        return out or err
 
-    file = tmp_path / "run.json"
-    file.write_text(json.dumps(configuration(text)), encoding="utf-8")
-    test = result["final"]["test"]
-    shutil.copytree(folder, tmp_path / "run", symlinks=True)
-    summary = said("train", str(tmp_path / "run"), "--quiet")
-    assert (
-        f"masked-token perplexity valid {result['final']['valid']['perplexity']:.2f} test {test['perplexity']:.2f}"
-        in summary
-    )
-    assert MASKED_TOKEN in summary
-    evaluated = said("eval", str(folder), "--device", "cpu")
-    assert f"{test['tokens']:,} masked tokens masked-token perplexity {test['perplexity']:.4f}" in evaluated
-    assert f"accuracy in % {test['accuracy_percent']:.4f} nats per masked token {test['nll']:.4f}" in evaluated
-    assert MASKED_TOKEN in evaluated
-    found = json.loads(said("eval", str(folder), "--device", "cpu", "--json"))
-    assert (found["remark"], found["tokens"]) == (MASKED_TOKEN, test["tokens"])
-    assert "--context: says how next tokens are read" in said("eval", str(folder), "--context", "8", status=2)
-    assert "--memory-length" in said("eval", str(folder), "--memory-length", "8", status=2)
-    assert "train.objective: masked" in said("generate", str(folder), status=2)
-    assert "MaskedLanguageModel.load" in said("check", str(folder), status=2)
-    assert "every token sees every other" in said("check", str(file), status=2)
-    about = json.loads(said("info", str(file), "model.vocab_size=257", "--json"))
-    assert about["parameters"]["total"] == result["parameters"]["total"]
-    assert (about["next_token"], about["remark"]) == (False, f"its perplexity is {MASKED_TOKEN}")
-    assert MASKED_TOKEN in said("info", str(file), "model.vocab_size=257")
-    assert "objective: masked" in said("config", "show", str(file))
+    measured = json.loads(call("eval", str(folder), "--device", "cpu", "--json"))
+    assert (measured["remark"], measured["tokens"]) == (MASKED_TOKEN, result["final"]["test"]["tokens"])
+    assert "--context" in call("eval", str(folder), "--context", "8", status=2)
+    assert "train.objective: masked" in call("generate", str(folder), status=2)
+    assert "MaskedLanguageModel.load" in call("check", str(folder), status=2)

@@ -220,30 +220,22 @@ def test_a_result_names_the_teacher(plain: Any, text: Path, teacher: Path, tmp_p
 
 
 def test_teachers_that_are_refused(text: Path, teacher: Path, tmp_path: Path) -> None:
-    def refused(message: str, raw: Mapping[str, Any], folder: Path = tmp_path / "run") -> None:
-        with pytest.raises(InputError, match=message):
-            trained(folder, raw)
-
     begun = tmp_path / "begun"
     trained(begun, configuration(text, steps=2))
     (begun / "result.json").unlink()
-    refused("begun is not finished; train the teacher to its end first", taught(text, begun))
-    refused("no such folder", taught(text, tmp_path / "nowhere"))
     other = taught(text, teacher)
-    words = {**other, "data": {**other["data"], "tokens": "character"}}
-    refused("elder has another vocabulary", words)
     (tmp_path / "more.txt").write_text((text / "train.txt").read_text() * 2)
-    more = {**other, "data": {**other["data"], "train": str(tmp_path / "more.txt"), "cache": str(tmp_path / "cache")}}
-    refused("elder was trained on another text, which would be outside data", more)
-    refused("has a memory, so train.order has to be contiguous", taught(text, teacher, PLAIN, context=4))
-    wider = taught(text, teacher, {**MODEL, "vocab_size": 300})
-    refused("its model.vocab_size is 256, this one's 300", wider, tmp_path / "wider")
-    with pytest.raises(ConfigError, match=r"train\.distill\.run: give the folder"):
-        build(configuration(text, distill={"weight": 1.0}))
-    with pytest.raises(ConfigError, match=r"train\.distill: goes with `train\.sharding: ddp`"):
-        build(taught(text, teacher, sharding="fsdp"))
-    with pytest.raises(ConfigError, match=r"train\.distill: goes with `task: language_model`"):
-        build(taught(text, teacher, PLAIN, objective="masked"))
+    for raw, message in (
+        (taught(text, begun), "not finished"),
+        (taught(text, tmp_path / "nowhere"), "no such folder"),
+        ({**other, "data": {**other["data"], "tokens": "character"}}, "another vocabulary"),
+        ({**other, "data": {**other["data"], "train": str(tmp_path / "more.txt")}}, "another text"),
+        (taught(text, teacher, PLAIN, context=4), "train.order has to be contiguous"),
+        (taught(text, teacher, sharding="fsdp"), "train.distill"),
+        (taught(text, teacher, PLAIN, objective="masked"), "train.distill"),
+    ):
+        with pytest.raises(InputError, match=message):
+            trained(tmp_path / "run", raw)
 
 
 def test_a_run_goes_on_with_the_teacher_that_it_began_with(text: Path, teacher: Path, tmp_path: Path) -> None:
