@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import fullrank as fr
 from fullrank.analysis import LogProbRank
-from fullrank.analysis.rank import of_config
+from fullrank.analysis.rank import describe_output
 from fullrank.core.errors import InputError, RunError
 
 V = 47
@@ -223,11 +223,11 @@ def test_autocast_around_the_call_changes_nothing() -> None:
 
 def test_an_output_layer_of_ones_own() -> None:
     """No bound is known for it."""
-    layer = of_config(random_model({}).config)
+    layer = describe_output(random_model({}).config)
     assert layer.exempt is None
     config = random_model({}).config
     object.__setattr__(config.output, "kind", "my_own")
-    own = of_config(config)
+    own = describe_output(config)
     assert own.exempt == "no bound is known for output layers of kind 'my_own'"
 
 

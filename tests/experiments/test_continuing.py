@@ -200,7 +200,7 @@ def test_an_unfinished_run_is_finished_first(short: Path, tmp_path: Path) -> Non
 def test_amounts(short: Path, more: str, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """10 updates of 32 tokens, a tenth of an epoch, took a second."""
     known = {"steps": 10, "epochs": 0.1, "tokens_seen": 320, "wall_seconds": 1.0}
-    monkeypatch.setattr("fullrank.experiments.run_folder.finished_result", lambda _: known)
+    monkeypatch.setattr("fullrank.experiments.run_folder.read_result", lambda _: known)
     resolved, folder = continuation(short, [], more)
     assert resolved.config.train.steps == steps
     assert folder == short.with_name(f"short-steps{steps}")

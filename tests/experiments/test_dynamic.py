@@ -29,8 +29,8 @@ from fullrank.config.run import DynamicConfig
 from fullrank.core.errors import ConfigError, InputError
 from fullrank.evaluation.perplexity import Evaluation, EvaluationProtocol, Flags, final_protocol, validation_protocol
 from fullrank.experiments import dynamic
-from fullrank.experiments.dynamic import choose, measure_dynamically, one_by_one, root_mean_squares
-from fullrank.experiments.measure import best_temperature
+from fullrank.experiments.dynamic import choose, make_dynamic, measure_dynamically, root_mean_squares
+from fullrank.experiments.measure import find_temperature
 
 TRAINING = np.random.default_rng(1).integers(0, VOCABULARY, 60).astype(np.uint16)
 PROTOCOLS = {"blocks": blocks(7), "windows": windows(7, 4), "memory": remembering(6, 5, 3)}
@@ -46,7 +46,7 @@ def measured_dynamically(
     rate: float = RATE,
     decay: float = DECAY,
 ) -> Evaluation:
-    asked = one_by_one(protocol, rate, decay)
+    asked = make_dynamic(protocol, rate, decay)
     r = root_mean_squares(model, TRAINING, asked, START)
     return measure_dynamically(model, ids, asked, r, start_id=START, kept=kept)
 
@@ -95,7 +95,7 @@ def test_every_score_is_that_of_the_equation(protocol: EvaluationProtocol, decay
     expected = ByHand(model, protocol).scores(IDS, RATE, decay)
     assert torch.allclose(torch.cat(kept), expected, rtol=1e-9)
     check(found, Evaluation(float(expected.sum()), len(IDS)))
-    static = measured(model, one_by_one(protocol, RATE, decay))
+    static = measured(model, make_dynamic(protocol, RATE, decay))
     assert abs(found.nll - static.nll) > 1e-2
 
 
@@ -165,7 +165,7 @@ def test_rate_and_decay_are_those_of_least_nll_on_the_validation_text() -> None:
     assert (found.dynamic.rate, found.dynamic.decay) == min(nll, key=nll.__getitem__)
     assert measure_dynamically(model, IDS, found, statistics, start_id=START).nll == min(nll.values())
     single = choose(model, TRAINING, IDS[:0], blocks(7), DynamicConfig(rate=1.0, decay=0.0), START)[0]
-    assert single == one_by_one(blocks(7), 1.0, 0.0)  # without a text to choose on
+    assert single == make_dynamic(blocks(7), 1.0, 0.0)  # without a text to choose on
     assert single.in_words() == (
         f"{blocks(7).in_words()}; dynamic evaluation: a gradient step on every segment, rate 1, decay 0; "
         "scored before it is learned"
@@ -174,8 +174,8 @@ def test_rate_and_decay_are_those_of_least_nll_on_the_validation_text() -> None:
 
 def test_streams_side_by_side_become_one() -> None:
     """A stream would learn from later text otherwise."""
-    assert one_by_one(remembering(6, 5, 3), 1e-3, 0.0).streams == 1
-    assert "1 stream, begun without memory" in one_by_one(remembering(6, 5, 3), 1e-3, 0.0).in_words()
+    assert make_dynamic(remembering(6, 5, 3), 1e-3, 0.0).streams == 1
+    assert "1 stream, begun without memory" in make_dynamic(remembering(6, 5, 3), 1e-3, 0.0).in_words()
 
 
 # -- temperature ------------------------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def test_a_temperature_is_measured_and_the_best_is_found(protocol: EvaluationPro
     def at(temperature: float) -> float:
         return measured(model, dataclasses.replace(protocol, temperature=temperature), ids=ids).nll
 
-    best = best_temperature(model, ids, protocol, batch_size=4, start_id=START)
+    best = find_temperature(model, ids, protocol, batch_size=4, start_id=START)
     assert 0.4 < best < 2.0
     assert best != 1.0
     assert at(best) < min(at(best - 0.01), at(best + 0.01), at(1.0))

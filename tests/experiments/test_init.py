@@ -52,7 +52,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return Speed(tokens * (1e-5 + 1e-12 * sizes[-1]), 2.0)
 
     monkeypatch.setattr(rules, "measure_speed", measure)
-    monkeypatch.setattr(rules, "translated", lambda *some: None)  # timed, and it takes long
+    monkeypatch.setattr(rules, "translate_split", lambda *some: None)  # timed, and it takes long
     return sizes
 
 

@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from fullrank.experiments.translate import LineTranslator, named
+from fullrank.experiments.translate import LineTranslator, replace_unknown
 from translation_runs import languages, write_run
 
 
 def test_entries_that_only_the_model_has_are_unknown_words() -> None:
     target = languages()[1]
-    assert named((3, len(target), len(target) + 5, len(target) - 1), target) == (3, 1, 1, len(target) - 1)
+    assert replace_unknown((3, len(target), len(target) + 5, len(target) - 1), target) == (3, 1, 1, len(target) - 1)
 
 
 def test_a_model_with_spare_entries_translates(tmp_path: Path) -> None:

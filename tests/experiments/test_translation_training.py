@@ -101,7 +101,7 @@ def test_tokens_of_bleu_by_target_language_and_key(
     remarks = [line for line in told if "BLEU" in line]
     assert len(remarks) == bool(said)
     assert all(said in line for line in remarks)
-    monkeypatch.setattr(translation, "translated", lambda *_: ([text, text], [text, text]))
+    monkeypatch.setattr(translation, "translate_split", lambda *_: ([text, text], [text, text]))
     monkeypatch.setattr(translation, "score", lambda *_: Evaluation(1.0, 1))
     model = Translator(prepared.config.model)
     figures = TranslationTask().figures(prepared, model, "test", Search())

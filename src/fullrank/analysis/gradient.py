@@ -63,12 +63,14 @@ def gradient_share(model: nn.Module | LoadedModel, batches: Iterable[tuple[Tenso
     """
     loaded = open_model(model)
     loaded.require({"logits", "hidden"}, "share of the gradient")
-    weights, read = _of_own(loaded.adapter) if isinstance(loaded.adapter, OwnModel) else _of_foreign(loaded.adapter)
+    weights, read = (
+        _read_own_layer(loaded.adapter) if isinstance(loaded.adapter, OwnModel) else _read_foreign_layer(loaded.adapter)
+    )
     bases = [_basis(weight) for weight in weights]
     squares, let_through, tokens = 0.0, 0.0, 0
     for ids, targets in batches:
         tokens += int((targets != IGNORED).sum())
-        with evaluating(loaded.module), _frozen(loaded.module), torch.enable_grad():
+        with evaluating(loaded.module), _freeze_parameters(loaded.module), torch.enable_grad():
             for number, gradient in read(ids.to(loaded.device), targets.to(loaded.device)):
                 wide = gradient.double()
                 squares += float(wide.square().sum())
@@ -88,7 +90,7 @@ def _basis(weight: Tensor) -> Tensor:
 
 
 @contextmanager
-def _frozen(model: nn.Module) -> Iterator[None]:
+def _freeze_parameters(model: nn.Module) -> Iterator[None]:
     """No parameter asks for a gradient inside the block."""
     asked = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in asked:
@@ -104,7 +106,7 @@ def _frozen(model: nn.Module) -> Iterator[None]:
 Layer = tuple[list[Tensor], Callable[[Tensor, Tensor], Gradients]]
 
 
-def _of_foreign(adapter: Any) -> Layer:
+def _read_foreign_layer(adapter: Any) -> Layer:
     def gradients(ids: Tensor, targets: Tensor) -> Gradients:
         scores: list[Tensor] = []
 
@@ -126,7 +128,7 @@ def _of_foreign(adapter: Any) -> Layer:
     return [adapter.head.weight], gradients
 
 
-def _of_own(adapter: OwnModel) -> Layer:
+def _read_own_layer(adapter: OwnModel) -> Layer:
     layer = adapter.own.output
     with torch.no_grad():
         width = adapter.own.config.hidden_size

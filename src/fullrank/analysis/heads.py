@@ -149,7 +149,7 @@ def heads(
     similarities = _similarities(loaded.attentions(texts))
     attention = loaded.attention_layers
     ablated = open_model(attention.module)
-    nll, without = _ablated(attention, lambda _: _nll(ablated, batches))
+    nll, without = _ablate_each(attention, lambda _: _nll(ablated, batches))
     parts = zip(without, similarities, strict=True)
     layers = [_layer(nll, np.stack(some), alike) for some, alike in parts]
     return Heads(tuple(layers), attention.names, nll, objective, texts[0].shape[1], attention.weights)
@@ -160,10 +160,10 @@ def ablate(model: nn.Module | LoadedModel, measure: Callable[[Any], Result]) -> 
 
     measure: called with the model, or with a copy of it that can be ablated; in evaluation mode, without gradients.
     """
-    return _ablated(open_model(model).attention_layers, measure)
+    return _ablate_each(open_model(model).attention_layers, measure)
 
 
-def _ablated(layers: AttentionLayers, measure: Callable[[Any], Result]) -> tuple[Result, list[list[Result]]]:
+def _ablate_each(layers: AttentionLayers, measure: Callable[[Any], Result]) -> tuple[Result, list[list[Result]]]:
     without = []
     with ablatable(layers) as keeps, evaluating(layers.module):
         whole = measure(layers.module)

@@ -66,10 +66,10 @@ def mixing(
                 traced = layers[number].mixing
                 if traced is not None and traced.dim() == 4:
                     matrices.append(traced.flatten(0, 1))
-    return tuple(_of_layer(number, attention.names[number], matrices) for number, matrices in found.items())
+    return tuple(_measure_layer(number, attention.names[number], matrices) for number, matrices in found.items())
 
 
-def _of_layer(number: int, name: str, matrices: list[Tensor]) -> LayerMixing:
+def _measure_layer(number: int, name: str, matrices: list[Tensor]) -> LayerMixing:
     over_positions = matrices[0].dim() == 3
     m = (torch.cat(matrices) if over_positions else matrices[0][None]).detach().double().cpu()  # (positions, H, H)
     identity = torch.eye(m.shape[-1], dtype=m.dtype)

@@ -137,7 +137,7 @@ def rank(
     source.require({"logits", "hidden"}, "rank")
     if isinstance(source.own, MaskedLanguageModel):
         raise InputError("rank: give a causal model, of fullrank or of transformers; given a MaskedLanguageModel")
-    double = open_model(doubled(source.module))
+    double = open_model(convert_to_double(source.module))
     layer, vocab_size, known_ids = _output_layer(double)
     wanted = contexts or 2 * (layer.hidden_size + 2) + 32
     batches = [input_ids] if isinstance(input_ids, torch.Tensor) else input_ids
@@ -164,7 +164,7 @@ def rank(
 # -- the bound of an output layer --------------------------------------------------------------------------------------
 
 
-def of_config(config: ModelConfig) -> OutputLayer:
+def describe_output(config: ModelConfig) -> OutputLayer:
     """The output layer of a `LanguageModel`."""
     out = config.output
     is_mixture = isinstance(out, MixtureConfig) and out.mixtures != 1
@@ -187,7 +187,7 @@ def of_config(config: ModelConfig) -> OutputLayer:
     return OutputLayer(kind, config.hidden_size, bool(out.bias), clusters, exempt)
 
 
-def of_head(head: Any) -> OutputLayer:
+def describe_head(head: Any) -> OutputLayer:
     """The output layer of a model of transformers: its output embedding.
 
     What else stands between the output embedding and the logits, such as a soft-cap, shows only when the model is run.
@@ -202,14 +202,14 @@ def of_head(head: Any) -> OutputLayer:
 def _output_layer(model: LoadedModel) -> tuple[OutputLayer, int, int]:
     """The output layer, the V of the log-probabilities, and the number of ids that the model reads."""
     if model.own is not None:
-        return of_config(model.own.config), model.own.config.vocab_size, model.own.config.vocab_size
+        return describe_output(model.own.config), model.own.config.vocab_size, model.own.config.vocab_size
     vocab_size = model.logits(torch.zeros(1, 1, dtype=torch.long)).shape[-1]
     known_ids = len(model.module.get_input_embeddings().weight)
     adapter: Any = model.adapter
-    return of_head(adapter.head), vocab_size, known_ids
+    return describe_head(adapter.head), vocab_size, known_ids
 
 
-def doubled(model: Any) -> Any:
+def convert_to_double(model: Any) -> Any:
     """The model in double precision and evaluation mode: itself if it is so, else a copy."""
     numbers = [p for p in model.parameters() if p.is_floating_point()]
     if all(p.dtype == torch.float64 for p in numbers) and not any(module.training for module in model.modules()):
@@ -253,7 +253,7 @@ def _read_foreign(adapter: TransformersModel, ids: Tensor, positions: Tensor) ->
             exempt = "its output embedding is not called, so that what makes the logits cannot be seen"
         else:
             scores = head[..., :vocab_size].flatten(0, 1)[chosen]  # some models cut padding off their vocabulary
-            scaled, error = _scaled(scores, rows)
+            scaled, error = _scale_rows(scores, rows)
             eps_of_head = torch.finfo(head.dtype).eps
             if error > 32 * max(eps, eps_of_head):
                 exempt = "its logits are not those of the output embedding up to a factor: more follows after it"
@@ -263,7 +263,7 @@ def _read_foreign(adapter: TransformersModel, ids: Tensor, positions: Tensor) ->
         yield torch.log_softmax(rows.double(), dim=-1), max(eps, torch.finfo(torch.float64).eps), exempt
 
 
-def _scaled(head: Tensor, logits: Tensor) -> tuple[Tensor, float]:
+def _scale_rows(head: Tensor, logits: Tensor) -> tuple[Tensor, float]:
     """`head` (rows, V) scaled row by row so that it is nearest to `logits`, up to a shift; the error, relative to them."""
     z, wanted = head.double(), logits.double()
     z, wanted = z - z.mean(1, keepdim=True), wanted - wanted.mean(1, keepdim=True)

@@ -114,13 +114,13 @@ def size(config: ModelConfig, length: int, batch: int = 1) -> dict[str, Any]:
     which evaluation does not. Decoding keeps `cache_per_token_fp32`, and `state_per_text_fp32` whatever the length.
     Raises InputError for a length that the output map of multi-linear attention is too small for.
     """
-    model = on_meta(LanguageModel, config)
+    model = build_on_meta(LanguageModel, config)
     keys = config.memory_length if config.same_length else config.memory_length + (length + 1) / 2
     stack = _Stack(config, [block.attention for block in model.blocks], keys)
     linear = 2 * _matrices(model) + model.embedding.flops_per_token() + model.output.flops_per_token()
     flops = _flops([stack], length, batch, linear, _memory_flops(model, length))
     document = _document(model, length, flops)
-    token_bytes, text_bytes = _cached(stack.layers)
+    token_bytes, text_bytes = _count_cache(stack.layers)
     document["bytes"] |= {
         "cache_per_token_fp32": token_bytes,
         "state_per_text_fp32": text_bytes,
@@ -136,7 +136,7 @@ def masked_size(config: ModelConfig, length: int, batch: int, share: float) -> d
     that is masked. Nothing is decoded, so there is no cache.
     Raises ConfigError for a configuration of no masked language model, InputError for a length that it cannot take.
     """
-    model = on_meta(MaskedLanguageModel, config)
+    model = build_on_meta(MaskedLanguageModel, config)
     encoder = cast(Any, model.encoder)
     stack = _Stack(encoder.config, [block.attention for block in encoder.blocks], length, causal=False)
     linear = 2 * _matrices(encoder) + encoder.embedding.flops_per_token()
@@ -153,7 +153,7 @@ def translation_size(config: ModelConfig, length: int, batch: int = 1) -> dict[s
     `cache_per_token_fp32` of each target token, `cache_per_source_token_fp32`, and `state_per_text_fp32` whatever the length.
     Raises ConfigError for a configuration of no translation model, InputError for a length that it cannot take.
     """
-    model = on_meta(Translator, config)
+    model = build_on_meta(Translator, config)
     encoder, decoder = model.encoder, cast(Any, model.decoder)
     stacks = {
         "encoder": _Stack(config.of_encoder(), [block.attention for block in encoder.blocks], length, causal=False),
@@ -171,10 +171,10 @@ def translation_size(config: ModelConfig, length: int, batch: int = 1) -> dict[s
     document = _document(model, length, {**flops, "source": source, "target": target})
     # every parameter has one place: a table that both languages share is the decoder's
     places = {place: parameters_by_part(model, place) for place in PLACES}
-    token_bytes, text_bytes = _cached(stacks["decoder"].layers)
+    token_bytes, text_bytes = _count_cache(stacks["decoder"].layers)
     document["bytes"] |= {
         "cache_per_token_fp32": token_bytes,
-        "cache_per_source_token_fp32": _cached(stacks["cross"].layers)[0],
+        "cache_per_source_token_fp32": _count_cache(stacks["cross"].layers)[0],
         "state_per_text_fp32": text_bytes,
         "memory_per_text_fp32": 0,
     }
@@ -190,7 +190,7 @@ def _document(model: nn.Module, length: int, flops: dict[str, Any]) -> dict[str,
     }
 
 
-def on_meta(cls: Callable[[ModelConfig], Model], config: ModelConfig) -> Model:
+def build_on_meta(cls: Callable[[ModelConfig], Model], config: ModelConfig) -> Model:
     """Build a model that allocates nothing."""
     with warnings.catch_warnings(), torch.device("meta"):
         warnings.simplefilter("ignore")
@@ -216,7 +216,7 @@ def parameters_by_part(model: nn.Module, place: str | None = None) -> dict[str, 
     return {"total": sum(counts.values()), **counts}
 
 
-def _cached(layers: Iterable[Attention]) -> tuple[int, int]:
+def _count_cache(layers: Iterable[Attention]) -> tuple[int, int]:
     """Bytes that decoding keeps in fp32: of each token, and of a text whatever its length."""
     token_numbers = text_numbers = 0
     for layer in layers:

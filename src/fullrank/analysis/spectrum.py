@@ -92,12 +92,12 @@ def spectrum(model: nn.Module | LoadedModel, input_ids: Tensor | Iterable[Tensor
     attention = loaded.attention_layers
     texts = []
     for traces in loaded.attentions(rows):
-        texts.append([_of_layer(layer, number in attention.plain) for number, layer in enumerate(traces)])
+        texts.append([_measure_layer(layer, number in attention.plain) for number, layer in enumerate(traces)])
     layers = tuple(map(_mean, zip(*texts, strict=True)))
     return AttentionSpectrum(layers, len(rows), rows[0].shape[1], attention.weights)
 
 
-def _of_layer(layer: LayerTrace, plain: bool) -> LayerSpectrum:
+def _measure_layer(layer: LayerTrace, plain: bool) -> LayerSpectrum:
     before = spectrum_of(layer.weights)
     return LayerSpectrum(before, before if plain or layer.mixing is None else spectrum_of(layer.mixed))
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fullrank.config.finetune import FinetuneTrainConfig
 from fullrank.data.examples import Encoded, ExampleBatch, iterate_by_length
 from fullrank.decoding.sample import evaluating
-from fullrank.experiments.task import penalized, place_draws, shared, trace_for
+from fullrank.experiments.task import add_penalties, place_draws, shared, trace_for
 from fullrank.training.device import device_of
 from fullrank.training.distributed import all_gather, rank, world_size
 from fullrank.training.values import Carry, Loss, TrainingPosition
@@ -56,9 +56,9 @@ class ExampleObjective:
         with traced(trace):
             logits = self.logits(self.model, batch)
         value = self.loss(logits, self.targets[torch.from_numpy(batch.indices)].to(logits.device))
-        total, read = (rows, batch.tokens) if part is None else (part.tokens, part.read)
-        loss = penalized(shared(value, count_here, part), trace, self.options, part)
-        return Loss(loss, value.detach() * count_here, total, read=read)
+        whole, read = (rows, batch.tokens) if part is None else (part.tokens, part.read)
+        loss = add_penalties(shared(value, own, part), trace, self.options, part)
+        return Loss(loss, value.detach() * own, whole, read=read)
 
 
 def logits_by_example(model: nn.Module, examples: Encoded, batch_size: int, logits: Logits) -> list[Tensor]:

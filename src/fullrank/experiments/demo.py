@@ -64,7 +64,7 @@ class _Training:
                 start_new_session=True,  # Ctrl-C reaches this process alone, which then tells the models once
             )
 
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """True once the process is over; RunError with the end of its log if it failed."""
         status = self.process.poll()
         if status is not None and (status != 0 or not self.finished):
@@ -222,7 +222,7 @@ def _train_all(trainings: Sequence[_Training], settings: Sequence[str], steps: i
                 for training in list(running):
                     step, words = training.progress()
                     progress.update(bars[training.row], completed=step, words=words)
-                    if training.ended():
+                    if training.has_ended():
                         running.remove(training)
                         if not remarks.is_terminal:
                             remarks.print(f"{training.row}: trained  {words}")

@@ -23,14 +23,14 @@ from fullrank.config.run import DynamicConfig
 from fullrank.core.decoder import LanguageModel
 from fullrank.decoding.sample import evaluating
 from fullrank.evaluation.perplexity import DynamicProtocol, Evaluation, EvaluationProtocol, Tally
-from fullrank.experiments.measure import as_read, make_batches, read_states
+from fullrank.experiments.measure import apply_protocol, make_batches, read_states
 from fullrank.training.device import device_of
 
 STATISTICS = 1 << 15  # tokens of the training text that r is taken from
 _EPSILON = 1.0
 
 
-def one_by_one(protocol: EvaluationProtocol, rate: float, decay: float, chosen: bool = False) -> EvaluationProtocol:
+def make_dynamic(protocol: EvaluationProtocol, rate: float, decay: float, chosen: bool = False) -> EvaluationProtocol:
     """The dynamic protocol to a static one: a single stream, since side by side a stream would learn from later text."""
     streams = None if protocol.streams is None else 1
     return replace(protocol, streams=streams, dynamic=DynamicProtocol(rate=rate, decay=decay, chosen=chosen))
@@ -46,15 +46,15 @@ def choose(
 ) -> tuple[EvaluationProtocol, list[Tensor]]:
     """The dynamic protocol to a static one, with the rate and decay of least nll on the validation text, and statistics."""
     grid = options.grid()
-    statistics = root_mean_squares(model, training, one_by_one(protocol, *grid[0]), start_id)
+    statistics = root_mean_squares(model, training, make_dynamic(protocol, *grid[0]), start_id)
     if len(grid) == 1:
-        return one_by_one(protocol, *grid[0]), statistics
+        return make_dynamic(protocol, *grid[0]), statistics
 
     def nll(one: EvaluationProtocol) -> float:
         found = measure_dynamically(model, validation, one, statistics, start_id=start_id).nll
         return found if math.isfinite(found) else math.inf
 
-    return min((one_by_one(protocol, *pair, chosen=True) for pair in grid), key=nll), statistics
+    return min((make_dynamic(protocol, *pair, chosen=True) for pair in grid), key=nll), statistics
 
 
 def root_mean_squares(
@@ -69,7 +69,7 @@ def root_mean_squares(
         for square, gradient in zip(squares, gradients, strict=True):
             square.addcmul_(gradient, gradient)
 
-    _each_segment(model, ids[:STATISTICS], protocol, start_id, add)
+    _visit_segments(model, ids[:STATISTICS], protocol, start_id, add)
     return [square.div_(segments).sqrt_() for square in squares]
 
 
@@ -99,7 +99,7 @@ def measure_dynamically(
             parameter.add_(back.sub_(gradient.div(r + _EPSILON * mean), alpha=rate))
 
     try:
-        _each_segment(model, ids, protocol, start_id, learn)
+        _visit_segments(model, ids, protocol, start_id, learn)
     finally:
         with torch.no_grad():
             torch._foreach_copy_(parameters, trained)
@@ -110,7 +110,7 @@ def _trainable(model: LanguageModel) -> list[Tensor]:
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
-def _each_segment(
+def _visit_segments(
     model: LanguageModel,
     ids: np.ndarray,
     protocol: EvaluationProtocol,
@@ -123,7 +123,7 @@ def _each_segment(
     """
     batches = make_batches(model, ids, protocol, batch_size=1, start_id=start_id, alone=True)
     with evaluating(model), torch.enable_grad():
-        changed = as_read(model, protocol)
+        changed = apply_protocol(model, protocol)
         for batch in batches:
             for states in read_states(changed, batch, protocol.segment_length):
                 nll = changed.output.nll(states.hidden, states.targets)

@@ -162,7 +162,7 @@ def complete(
         own = {"stop": _Stop(tokenizer, rows, how.stop) if how.stop else None, "seed": [seeds[i] for i in batch]}
         drawn = sample(reader, ids.to(device), attention_mask=mask.to(device), **{**vars(how), **own})
         for i, row, new, length in zip(batch, rows, drawn.ids.tolist(), drawn.lengths.tolist(), strict=True):
-            texts[i] = _before(_written(tokenizer, row, new[:length]), how.stop)
+            texts[i] = _cut_before(_decode_new(tokenizer, row, new[:length]), how.stop)
         if report is not None:
             report(len(batch))
     return [texts[i] for i in range(len(prompts))]
@@ -177,18 +177,18 @@ class _Stop:
     stop: tuple[str, ...]
 
     def __call__(self, ids: Tensor) -> Tensor:
-        texts = [_written(self.tokenizer, row, new) for row, new in zip(self.prompts, ids.tolist(), strict=True)]
+        texts = [_decode_new(self.tokenizer, row, new) for row, new in zip(self.prompts, ids.tolist(), strict=True)]
         return torch.tensor([any(word in text for word in self.stop) for text in texts], device=ids.device)
 
 
-def _written(tokenizer: Tokenizer, prompt: Sequence[int], new: Sequence[int]) -> str:
+def _decode_new(tokenizer: Tokenizer, prompt: Sequence[int], new: Sequence[int]) -> str:
     """The text of new tokens after those of a prompt (words are joined with a space)."""
     seen = list(prompt[-_SEEN:])
     before, whole = tokenizer.decode(seen), tokenizer.decode([*seen, *new])
     return whole[len(before) :] if whole.startswith(before) else tokenizer.decode(new)
 
 
-def _before(text: str, stop: Sequence[str]) -> str:
+def _cut_before(text: str, stop: Sequence[str]) -> str:
     """The text up to the first of the stop strings."""
     ends = [text.find(word) for word in stop if word in text]
     return text[: min(ends)] if ends else text

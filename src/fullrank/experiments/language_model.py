@@ -35,15 +35,15 @@ from fullrank.evaluation.perplexity import (
     masked_protocol,
     validation_protocol,
 )
-from fullrank.experiments.dynamic import STATISTICS, choose, measure_dynamically, one_by_one
+from fullrank.experiments.dynamic import STATISTICS, choose, make_dynamic, measure_dynamically
 from fullrank.experiments.measure import (
-    best_temperature,
     check_block,
     check_length,
     check_training_length,
-    first_choice,
+    choose_first,
+    divide_logits,
+    find_temperature,
     measure,
-    tempered,
 )
 from fullrank.experiments.objective import CausalObjective
 from fullrank.experiments.task import (
@@ -52,10 +52,10 @@ from fullrank.experiments.task import (
     Prepared,
     Say,
     TextTask,
+    add_penalties,
     own_rows,
-    penalized,
     place_draws,
-    prepared_again,
+    reuse_prepared,
     shared,
     trace_for,
     training_parts,
@@ -75,7 +75,7 @@ _PROMPT, _SAMPLE, _TEMPERATURE = 12, 50, 0.8  # tokens, tokens: the text that a 
 
 def prepare_text(config: RunConfig, identity: Mapping[str, Any], allow_slice: bool, say: Say) -> Text:
     """The prepared text of one language (see `Task.prepare`)."""
-    corpus = prepared_again(identity)
+    corpus = reuse_prepared(identity)
     if corpus is None:
         tokenizer = None if config.train.start is None else load_tokenizer(Path(config.train.start))
         corpus = prepare(config.data, allow_slice=allow_slice, report=say, tokenizer=tokenizer)
@@ -189,10 +189,10 @@ class LanguageModelTask(TextTask[Corpus, LanguageModel, EvaluationProtocol]):
             protocol = self.protocol(config, split=split)
             check_length(model, protocol, corpus.splits[split]["tokens"])
             if protocol.temperature_chosen or protocol.temperature != 1:
-                tempered(model, 2.0)
+                divide_logits(model, 2.0)
             if config.eval.dynamic is not None:
                 longest = max(corpus.splits[split]["tokens"], min(STATISTICS, train_tokens))
-                check_length(model, one_by_one(protocol, 0, 0), longest)
+                check_length(model, make_dynamic(protocol, 0, 0), longest)
 
         identity = {} if config.train.distill is None else read_identity(folder)
 
@@ -250,7 +250,7 @@ class LanguageModelTask(TextTask[Corpus, LanguageModel, EvaluationProtocol]):
         if not protocol.temperature_chosen:
             return protocol
         ids, start, batch_size = data.corpus.ids("valid"), data.corpus.tokenizer.start_id, data.config.eval.batch_size
-        best = best_temperature(model, ids, protocol, batch_size=batch_size, start_id=start)
+        best = find_temperature(model, ids, protocol, batch_size=batch_size, start_id=start)
         return dataclasses.replace(protocol, temperature=best)
 
     def apart(
@@ -385,7 +385,7 @@ class MaskedObjective:
             trace=trace,
             padded_right=True,
         )
-        value = penalized(shared(value, own, part), trace, self.options, part)
+        value = add_penalties(shared(value, own, part), trace, self.options, part)
         return Loss(value, nll * own, tokens, read=read)
 
 
@@ -399,7 +399,7 @@ def _masking(config: RunConfig, corpus: Corpus, model: MaskedLanguageModel) -> M
     )
 
 
-def _masked_blocks(
+def _iterate_blocks(
     ids: np.ndarray, masking: Masking, protocol: MaskedProtocol, batch_size: int
 ) -> Iterator[MaskedBatch]:
     length, seed = protocol.segment_length, protocol.mask_seed
@@ -409,7 +409,7 @@ def _masked_blocks(
 def _check_measurable(limit: int | None, masking: Masking, protocol: MaskedProtocol, ids: np.ndarray) -> None:
     """Raises InputError where nothing could be measured: before training, not after it."""
     check_block(limit, min(len(ids), protocol.segment_length))
-    if not any(batch.tokens for batch in _masked_blocks(ids, masking, protocol, 1)):
+    if not any(batch.tokens for batch in _iterate_blocks(ids, masking, protocol, 1)):
         raise InputError(
             f"no token of the {len(ids):,} to be measured is asked for; raise train.mlm_probability (now "
             f"{masking.probability}), choose another eval.mask_seed, or give more text"
@@ -419,7 +419,7 @@ def _check_measurable(limit: int | None, masking: Masking, protocol: MaskedProto
 def _unigram_of_masked(corpus: Corpus, split: str, masking: Masking, protocol: MaskedProtocol) -> float:
     """Perplexity of word frequencies at the masked tokens: the baseline of a model that reads nothing."""
     nats = unigram_nats(corpus, masking.marks.tolist())
-    targets = [batch.targets.numpy() for batch in _masked_blocks(corpus.ids(split), masking, protocol, 64)]
+    targets = [batch.targets.numpy() for batch in _iterate_blocks(corpus.ids(split), masking, protocol, 64)]
     return math.exp(float(nats[np.concatenate(targets)].mean()))
 
 
@@ -436,12 +436,12 @@ def measure_masked(
     hits = torch.zeros((), dtype=torch.int64, device=device)
     tokens = 0
     with evaluating(model):
-        for index, batch in enumerate(_masked_blocks(ids, masking, protocol, batch_size)):
-            if batch.tokens and index % world_size() == rank():
+        for index, batch in enumerate(_iterate_blocks(ids, masking, protocol, batch_size)):
+            if batch.tokens and index % count() == rank():
                 batch = batch.to(device)
                 hidden = model.hidden(batch.inputs, batch.attention_mask, padded_right=True).flatten(0, 1)[batch.at]
                 nats += model.output.nll(hidden[None], batch.targets[None]).double().sum()
-                hits += (first_choice(model, hidden) == batch.targets).sum()
+                hits += (choose_first(model, hidden) == batch.targets).sum()
                 tokens += batch.tokens
     nll, correct, read = all_reduce(torch.stack((nats, hits.double(), nats.new_tensor(tokens)))).tolist()
     return MaskedEvaluation(nll, int(read), int(correct))

@@ -20,7 +20,7 @@ from tqdm import tqdm
 from fullrank.core.errors import InputError
 from fullrank.evaluation.perplexity import Flags, final_protocol
 from fullrank.experiments.generation import Completion, complete, encode_given
-from fullrank.experiments.measure import Passage, as_read, check_length, ending, passages, score
+from fullrank.experiments.measure import Passage, apply_protocol, check_length, ending, passages, score
 from fullrank.experiments.run_folder import open_causal
 from fullrank.kernels import kernel
 from fullrank.models import open_model
@@ -64,7 +64,7 @@ class FullRankLM(LM):
         loaded = open_model(folder, checkpoint=checkpoint, device=device, causal=True)
         loaded.require({"tokenizer"}, "lm-eval")
         self.words, self._device = loaded.tokenizer, loaded.device
-        self.model = as_read(loaded.own, self.protocol)
+        self.model = apply_protocol(loaded.own, self.protocol)
         is_chosen = batch_size is not None and not str(batch_size).startswith("auto")
         self.batch_size = int(str(batch_size)) if is_chosen else config.eval.batch_size
         self.max_gen_toks = max_gen_toks

@@ -49,7 +49,7 @@ def measure(
     tally = Tally(device_of(model), kept) if alone else Tally(device_of(model), sums=all_reduce)
     batches = make_batches(model, ids, protocol, batch_size=batch_size, start_id=start_id, alone=alone)
     with evaluating(model):
-        changed = as_read(model, protocol)
+        changed = apply_protocol(model, protocol)
         if model.config.sees_future and protocol.kind != "memory":
             result = _score_padded(changed, batches, tally)
             return replace(result, last_position=None) if protocol.next_token else result
@@ -59,20 +59,20 @@ def measure(
     return tally.total()
 
 
-def as_read(model: LanguageModel, protocol: EvaluationProtocol) -> LanguageModel:
+def apply_protocol(model: LanguageModel, protocol: EvaluationProtocol) -> LanguageModel:
     """The model with the memory, the clamp and the temperature of a protocol; it shares all parameters."""
     changed = model.with_memory(
         protocol.memory_length, same_length=protocol.same_length, clamp_length=protocol.clamp_length
     )
-    return tempered(changed, protocol.temperature)
+    return divide_logits(changed, protocol.temperature)
 
 
-def tempered(model: LanguageModel, temperature: float) -> LanguageModel:
+def divide_logits(model: LanguageModel, temperature: float) -> LanguageModel:
     """The model with its logits divided by a temperature; ConfigError for an output layer that has none."""
     return model if temperature == 1 else with_parts(model, output=Tempered(model.output, temperature))
 
 
-def best_temperature(
+def find_temperature(
     model: LanguageModel, ids: np.ndarray, protocol: EvaluationProtocol, *, batch_size: int, start_id: int
 ) -> float:
     """The temperature that gives the text `ids` the least nll: of the tenths from 0.4 to 2, then of the hundredths around it.
@@ -87,9 +87,9 @@ def best_temperature(
         }
         with evaluating(model):
             for batch in make_batches(model, ids, protocol, batch_size=batch_size, start_id=start_id):
-                for states in read_states(as_read(model, protocol), batch, protocol.segment_length):
+                for states in read_states(apply_protocol(model, protocol), batch, protocol.segment_length):
                     for temperature, tally in tallies.items():
-                        tally.add(tempered(model, temperature).output.nll(states.hidden, states.targets))
+                        tally.add(divide_logits(model, temperature).output.nll(states.hidden, states.targets))
         best = min(tallies, key=lambda temperature: tallies[temperature].total().nll)
     return best
 
@@ -308,7 +308,7 @@ def score(
             for states in read_states(model, [texts[i] for i in batch], segment_length):
                 nats.index_add_(0, states.rows, model.output.nll(states.hidden, states.targets)[0].double())
                 if greedy:
-                    wrong = first_choice(model, states.hidden[0]) != states.targets[0]
+                    wrong = choose_first(model, states.hidden[0]) != states.targets[0]
                     missed.index_add_(0, states.rows, wrong.double())
         for i, nll, miss in zip(batch, nats.tolist(), missed.tolist(), strict=True):
             scores[i] = Score(nll, miss == 0)
@@ -317,7 +317,7 @@ def score(
     return [scores[i] for i in range(len(texts))]
 
 
-def first_choice(model: LanguageModel | MaskedLanguageModel, hidden: Tensor) -> Tensor:
+def choose_first(model: LanguageModel | MaskedLanguageModel, hidden: Tensor) -> Tensor:
     """The most probable token after each of hidden (T, E), (T,); a few tokens at a time, to save memory."""
     assert model.config.vocab_size is not None
     rows = max(_LOGITS // model.config.vocab_size, 1)

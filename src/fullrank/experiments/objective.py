@@ -15,8 +15,8 @@ from fullrank.core.memory import Memory
 from fullrank.core.released import DriftingMemory
 from fullrank.core.skip_retain import SkipRetain
 from fullrank.core.trace import Trace
-from fullrank.data.batches import Batch
-from fullrank.experiments.task import penalized, place_draws, shared, trace_for
+from fullrank.data import Batch
+from fullrank.experiments.task import add_penalties, place_draws, shared, trace_for
 from fullrank.training.values import Carry, Loss, TrainingPosition
 
 
@@ -69,7 +69,7 @@ class CausalObjective:
         for extra in self.parts.values():
             assert trace is not None
             value = extra.add(value, trace.hidden, batch)
-        value = penalized(shared(value, own, part), trace, options, part, batch.targets.shape[1])
+        value = add_penalties(shared(value, own, part), trace, options, part, batch.targets.shape[1])
         after |= {} if memory is None else memory.to_tensors()
         return Loss(value, nll * own, own if part is None else part.tokens, after)
 

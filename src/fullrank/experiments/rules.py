@@ -30,7 +30,7 @@ from fullrank.data.sources import files_of
 from fullrank.experiments.speed import measure_speed
 from fullrank.experiments.task import Prepared, Say, TextTask
 from fullrank.experiments.translate import Search
-from fullrank.experiments.translation import translated
+from fullrank.experiments.translation import translate_split
 from fullrank.training.device import choose_device
 from fullrank.training.phases import make_plan
 
@@ -66,7 +66,7 @@ class Settled:
         """The values as lines of YAML: key, value and, as a comment, the reason."""
         lines = []
         for section, values in self.values.items():
-            stated = {key: f"{key}: {_on_one_line(value)}" for key, value in values.items()}
+            stated = {key: f"{key}: {_write_line(value)}" for key, value in values.items()}
             width = min(max(map(len, stated.values())), 44)
             lines.append(f"{section}:")
             for key, words in stated.items():
@@ -74,7 +74,7 @@ class Settled:
         return lines
 
 
-def _on_one_line(value: Any) -> str:
+def _write_line(value: Any) -> str:
     style = '"' if isinstance(value, str) and not value.isprintable() else None  # such names stay on one line
     text: str = yaml.safe_dump(value, default_flow_style=True, default_style=style, allow_unicode=True, width=10_000)
     return text.removesuffix("\n...\n").strip()
@@ -229,7 +229,7 @@ def _try(
         assert isinstance(parts.model, Translator)
         some = min(16, valid)
         began = clock()
-        translated(parts.model, corpus, "valid", Search.of(config.eval), some)
+        translate_split(parts.model, corpus, "valid", Search.of(config.eval), some)
         searched = clock() - began
         final = speed.evaluation * judged / valid + searched * judged / some
     step = speed.step * config.train.gradient_accumulation_steps

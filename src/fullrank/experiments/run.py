@@ -38,15 +38,15 @@ from fullrank.experiments.run_folder import (
     check_usable,
     claim,
     default_folder,
-    finished_result,
+    find_training,
     finished_trainings,
     open_any,
     open_run,
+    read_result,
     started,
     take_over,
     teacher_of,
     training_of,
-    whose_training,
     with_own_cache,
 )
 from fullrank.experiments.task import WRITES_FROM, Parts, Prepared, Say, Task, TextTask
@@ -161,7 +161,7 @@ def prepare_run(
     if after is not None and not has_trained and "continues" not in identity:
         known_data = open_any(after)[1]
         identity["continues"] = {
-            "folder": str(after.resolve()), "steps": (finished_result(after) or {}).get("steps"),
+            "folder": str(after.resolve()), "steps": (read_result(after) or {}).get("steps"),
         }  # fmt: skip
     if isinstance(config, RunConfig) and config.train.budget is not None:
         identity["stated"] = resolved.stated
@@ -187,7 +187,7 @@ def prepare_run(
         if not source.is_dir():
             raise InputError(f"{folder} goes on with {source}, which is not there; restore it, or delete {folder}")
     elif not has_checkpoint and (source := trained.get(training_of(prepared.config, identity))) is not None:
-        identity["training"] = whose_training(source)
+        identity["training"] = find_training(source)
     return Start(task, prepared, identity, source)
 
 
@@ -196,7 +196,7 @@ def claim_folder(start: Start, folder: Path, say: Say, exits: ExitStack) -> dict
     exits.enter_context(lock_folder(folder))
     config, continues = start.prepared.config, start.identity.get("continues")
     if claim(folder, config, start.identity):
-        result = finished_result(folder)
+        result = read_result(folder)
         if result is not None:
             say(f"{folder}: already finished")
             return result

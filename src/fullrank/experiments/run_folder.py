@@ -118,7 +118,7 @@ def open_causal(folder: Path) -> RunConfig:
     return config
 
 
-def finished_result(folder: Path) -> dict[str, Any] | None:
+def read_result(folder: Path) -> dict[str, Any] | None:
     """The result.json of a finished run; None if the run is not finished, or the file is damaged."""
     try:
         result: dict[str, Any] = read_json(folder / "result.json")
@@ -137,7 +137,7 @@ def teacher_of(run: str, identity: Mapping[str, Any]) -> dict[str, Any]:
     folder = Path(run)
     open_causal(folder)
     own, known = read_identity(folder), f"train.distill.run: {folder}"
-    if finished_result(folder) is None:
+    if read_result(folder) is None:
         raise InputError(f"{known} is not finished; train the teacher to its end first")
     if own.get("vocabulary") != identity.get("vocabulary"):
         raise InputError(f"{known} has another vocabulary; train the teacher on the same data section")
@@ -171,7 +171,7 @@ def continuation(folder: Path, overrides: Sequence[str], more: str | None) -> tu
     belong to what is carried over: model, text, batches and optimizer.
     """
     config, identity = open_run(folder)
-    result = finished_result(folder)
+    result = read_result(folder)
     if result is None:
         raise InputError(
             f"{folder} is not finished: `fullrank train {folder}` goes on with it; more comes after its end"
@@ -232,7 +232,7 @@ def started(resolved: Resolved[RunConfig | FinetuneConfig]) -> Resolved[RunConfi
 
     folder = Path(config.train.start).expanduser()
     other, _ = open_run(folder)
-    if finished_result(folder) is None:
+    if read_result(folder) is None:
         raise InputError(f"train.start: {folder} is not finished; `fullrank train {folder}` goes on with it")
     if other.task != config.task:
         raise InputError(
@@ -278,15 +278,15 @@ def finished_trainings(folders: Iterable[Path]) -> dict[str, Path]:
     """The first finished run of each training in `folders`, by `training_of`."""
     trainings: dict[str, Path] = {}
     for folder in folders:
-        if is_run(folder) and finished_result(folder) and (folder / "checkpoints" / "last").is_symlink():
+        if is_run(folder) and read_result(folder) and (folder / "checkpoints" / "last").is_symlink():
             with contextlib.suppress(FullRankError):  # changed, or of another version
                 trainings.setdefault(training_of(*open_any(folder)), folder)
     return trainings
 
 
-def whose_training(folder: Path) -> dict[str, Any]:
+def find_training(folder: Path) -> dict[str, Any]:
     """The entry `training` of a run that takes over the training of the finished run in `folder`."""
-    result = finished_result(folder) or {}
+    result = read_result(folder) or {}
     origin = {key: result.get(key) for key in ("recipe", "row", "environment")}
     return result.get("training") or {"folder": str(folder), **origin}
 

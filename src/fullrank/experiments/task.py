@@ -140,7 +140,7 @@ class TextTask(Task[RunConfig, Corpus], Protocol[Corpus, Model, Reading]):
 # -- shared by the tasks with a model of ours ---------------------------------------------------------------------------
 
 
-def prepared_again(identity: Mapping[str, Any]) -> prepared.Corpus | None:
+def reuse_prepared(identity: Mapping[str, Any]) -> prepared.Corpus | None:
     """The prepared data that a run was started on, if they are still there and whole: the text may be gone by now."""
     try:
         corpus = prepared.load_corpus(Path(identity["prepared"]))
@@ -267,7 +267,7 @@ def _activation_penalty(hidden: Tensor, options: TrainConfig) -> Tensor:
     return penalty
 
 
-def penalized(
+def add_penalties(
     value: Tensor, trace: Trace | None, options: TrainingConfig, part: Part | None = None, targets: int = 0
 ) -> Tensor:
     """`value` plus the penalties of Mixhead Eq. 16 and 20, over the layers in `trace` (none where all are skipped), and AR and

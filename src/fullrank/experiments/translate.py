@@ -136,7 +136,7 @@ def translate_ids(
     return hypotheses
 
 
-def named(ids: Sequence[int], language: Language) -> tuple[int, ...]:
+def replace_unknown(ids: Sequence[int], language: Language) -> tuple[int, ...]:
     """`ids` with unknown words for entries that only the model has (a larger `vocab_size`)."""
     return tuple(token if token < len(language) else language.unk_id for token in ids)
 
@@ -212,7 +212,7 @@ class LineTranslator:
 
     def _decode(self, translation: Translation) -> Translation:
         """With its text, a single line, whatever the model wrote."""
-        words = self.target.decode(named(translation.ids, self.target)).split()
+        words = self.target.decode(replace_unknown(translation.ids, self.target)).split()
         return replace(translation, text=" ".join(words))
 
     def encode(self, line: str, number: int = 1) -> list[int]:

@@ -28,15 +28,15 @@ from fullrank.experiments.task import (
     Prepared,
     Say,
     TextTask,
+    add_penalties,
     own_rows,
-    penalized,
     place_draws,
-    prepared_again,
+    reuse_prepared,
     shared,
     trace_for,
     training_parts,
 )
-from fullrank.experiments.translate import SOURCE, TARGET, Search, named, translate_ids
+from fullrank.experiments.translate import SOURCE, TARGET, Search, replace_unknown, translate_ids
 from fullrank.files import silent, write_text
 from fullrank.training.device import device_of
 from fullrank.training.distributed import all_reduce, merge_shares, rank, share_of_process
@@ -55,7 +55,7 @@ class TranslationTask(TextTask[Corpus, Translator, Search]):
         return dataclasses.replace(Search.of(config.eval), **(changes or {}))
 
     def prepare(self, config: RunConfig, identity: Mapping[str, Any], allow_slice: bool, say: Say) -> Sentences:
-        corpus = prepared_again(identity) or prepare(config.data, allow_slice=allow_slice, report=say)
+        corpus = reuse_prepared(identity) or prepare(config.data, allow_slice=allow_slice, report=say)
         bleu_of(bleu_tokens(config, corpus, say))  # an error here, not after training
 
         def save(folder: Path) -> None:
@@ -85,7 +85,7 @@ class TranslationTask(TextTask[Corpus, Translator, Search]):
             if not references:
                 return EvaluationResult(total.nll, total.tokens)
             with torch.autocast(device.type, enabled=False):  # one token at a time: casting weights would cost the most
-                texts, _ = translated(model, corpus, "valid", greedy, len(references))
+                texts, _ = translate_split(model, corpus, "valid", greedy, len(references))
             scores = translation_scores(texts, references, tokenize=tokenize)
             return EvaluationResult(total.nll, total.tokens, {"bleu": scores["bleu"]})
 
@@ -116,7 +116,7 @@ class TranslationTask(TextTask[Corpus, Translator, Search]):
         config, corpus = data.config, data.corpus
         pairs = corpus.pairs(split)
         measured = figures(score(model, pairs, config))
-        (texts, tokens), references = translated(model, corpus, split, protocol), pairs.references()
+        (texts, tokens), references = translate_split(model, corpus, split, protocol), pairs.references()
         measured |= translation_scores(texts, references, tokenize=bleu_tokens(config, corpus))
         if corpus.target.moses:  # else tokens are not what fairseq counted
             measured |= tokenised_bleu(tokens, pairs.reference_tokens())
@@ -153,7 +153,7 @@ class TranslationObjective:
             trace=trace,
             padded_right=True,
         )
-        value = penalized(shared(value, own, part), trace, options, part)
+        value = add_penalties(shared(value, own, part), trace, options, part)
         return Loss(value, nll * own, own if part is None else part.tokens)
 
 
@@ -258,7 +258,7 @@ def score(model: Translator, pairs: Pairs, config: RunConfig) -> Evaluation:
     return tally.total()
 
 
-def translated(
+def translate_split(
     model: Translator, corpus: Corpus, split: str, search: Search, limit: int | None = None
 ) -> tuple[list[str], list[str]]:
     """The first `limit` sentences of a split (None: all) in the model's translation.
@@ -269,5 +269,5 @@ def translated(
     count = len(pairs) if limit is None else min(limit, len(pairs))
     sentences = [pairs.source(i).tolist() for i in share_of_process(count)]
     best = translate_ids(model, sentences, search, source_eos=pairs.source_eos_id, target_eos=pairs.target_eos_id)
-    ids = merge_shares([named(translations[0].ids, target) for translations in best])
+    ids = in_order([replace_unknown(translations[0].ids, target) for translations in best])
     return [target.decode(line) for line in ids], [target.tokens(line) for line in ids]
