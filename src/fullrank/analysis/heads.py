@@ -123,20 +123,14 @@ def ablatable(layers: AttentionLayers) -> Iterator[list[Tensor]]:
             stage.mix = mix
 
 
-def heads(
-    model: nn.Module | LoadedModel,
-    input_ids: Tensor | Iterable[Tensor],
-    *,
-    mask_id: int | None = None,
-    marks: Sequence[int] = (),
-) -> Heads:
+def heads(model: nn.Module | LoadedModel, input_ids: Tensor | Iterable[Tensor]) -> Heads:
     """Ablate each head of `model` in turn; change of perplexity over texts, and similarity of heads.
 
     A head i is ablated where heads are merged: its output O_i = P'_i V_i is zero, as if its columns of the output projection
     were. With mixing, P'_i is its mixed weights; other heads go on reading P_i.
     model, input_ids: as for `spectrum`. Each text is read by itself, and its first token is not predicted; a model with memory
-    reads them as one text in segments. The models of `MaskedLanguageModel`, and others for which `mask_id` is given, predict
-    15 % of the tokens of each text, read as <mask>, chosen once for all heads and never among `marks`.
+    reads them as one text in segments. Models with a `LoadedModel.mask_id` predict
+    15 % of the tokens of each text, read as <mask>, chosen once for all heads and never among its marks.
         change_i = exp(nats_i) - exp(nats)     with nats per token over all texts
     Its interval is Student's of the differences of nats over texts (paired), put into the same equation.
     Similarity: linear CKA (Kornblith et al. 2019, §3), ||C_ij||^2 / (||C_ii|| ||C_jj||) with the covariances C of O_i and
@@ -145,7 +139,7 @@ def heads(
     """
     loaded, texts = open_model(model), rows_of(input_ids)
     loaded.require({"attention", "logits"}, "heads")
-    objective, batches = predictions(loaded, texts, mask_id, marks)
+    objective, batches = predictions(loaded, texts)
     similarities = _similarities(loaded.attentions(texts))
     attention = loaded.attention_layers
     ablated = open_model(attention.module)
@@ -176,16 +170,9 @@ def _ablate_each(layers: AttentionLayers, measure: Callable[[Any], Result]) -> t
     return whole, without
 
 
-def nats_per_token(
-    model: nn.Module | LoadedModel,
-    input_ids: Tensor | Iterable[Tensor],
-    *,
-    mask_id: int | None = None,
-    marks: Sequence[int] = (),
-) -> np.ndarray:
+def nats_per_token(model: LoadedModel, input_ids: Tensor | Iterable[Tensor]) -> np.ndarray:
     """Nats per token of each text (S,), of the tokens that `heads` looks at."""
-    loaded = open_model(model)
-    return _nll(loaded, predictions(loaded, rows_of(input_ids), mask_id, marks)[1])
+    return _nll(model, predictions(model, rows_of(input_ids))[1])
 
 
 def _layer(nll: np.ndarray, without: np.ndarray, similarity: np.ndarray) -> LayerHeads:
@@ -202,9 +189,7 @@ def _layer(nll: np.ndarray, without: np.ndarray, similarity: np.ndarray) -> Laye
 Batch = tuple[Tensor, Tensor]  # inputs and targets (B, N); -100 at targets that do not count
 
 
-def predictions(
-    model: LoadedModel, texts: list[Tensor], mask_id: int | None = None, marks: Sequence[int] = ()
-) -> tuple[str, list[Batch]]:
+def predictions(model: LoadedModel, texts: list[Tensor]) -> tuple[str, list[Batch]]:
     """The tokens of texts (1, N) that are predicted, in words, and the batches in which they are (see `heads`)."""
     together, length = torch.cat(texts).cpu(), texts[0].shape[1]
     rows = max(1, _AT_ONCE // length)
@@ -212,16 +197,17 @@ def predictions(
         stream = together.flatten()[None]
         pairs = zip(stream[:, :-1].split(length, 1), stream[:, 1:].split(length, 1), strict=True)
         return "next tokens, with memory", list(pairs)
-    mask_id, marks = model.mask_id if mask_id is None else mask_id, marks or model.marks
-    if mask_id is None and model.predicts == "masked tokens":
-        raise InputError(f"{model.name}: predicts masked tokens; give mask_id=tokenizer.mask_token_id")
-    if mask_id is None:
+    if model.mask_id is None and model.predicts == "masked tokens":
+        raise InputError(
+            f"{model.name}: predicts masked tokens; open it with its tokenizer, or set mask_id of fr.open_model(...)"
+        )
+    if model.mask_id is None:
         return "next tokens", [(batch[:, :-1], batch[:, 1:]) for batch in together.split(rows)]
     draws = torch.rand(together.shape, generator=torch.Generator().manual_seed(0))
-    draws[torch.isin(together, torch.tensor([*marks]))] = 2.0  # after all others
+    draws[torch.isin(together, torch.tensor([*model.marks]))] = 2.0  # after all others
     count = max(1, round(MASKED_SHARE * length))
     masked = torch.zeros_like(together, dtype=torch.bool).scatter(1, draws.argsort(1)[:, :count], True)
-    inputs, targets = together.masked_fill(masked, mask_id), together.masked_fill(~masked, IGNORED)
+    inputs, targets = together.masked_fill(masked, model.mask_id), together.masked_fill(~masked, IGNORED)
     return f"{count} masked tokens a text", list(zip(inputs.split(rows), targets.split(rows), strict=True))
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fullrank.analysis.rank import effective_rank
 from fullrank.core.trace import LayerTrace
 from fullrank.models import LoadedModel, open_model
-from fullrank.records import Column, Lines, Record, Table, measurement
+from fullrank.records import Column, Label, Lines, Record, Table, measurement
 from fullrank.text import Text, rows_of
 
 _RANKS = ("effective rank", "stable rank")
@@ -60,15 +60,15 @@ class AttentionSpectrum:
         """Ranks of each head and their means, and the mean curve, of each layer before and after mixing."""
         for number, layer in enumerate(self.layers):
             for weights, values in (("before", layer.before), ("after", layer.after)):
-                labels: dict[str, Any] = {"layer": number, "weights": weights}
+                labels: dict[str, Label] = {"layer": number, "weights": weights}
                 for measure, ranks in zip(_RANKS, (values.effective_rank, values.stable_rank), strict=True):
                     yield Record(labels, measure, ranks.mean(), protocol=self.weights)
                     for head, rank in enumerate(ranks):
                         yield Record({**labels, "head": head}, measure, rank, protocol=self.weights)
                 curve = values.curves.mean(0)
                 for k, share in enumerate(curve, start=1):
-                    labels_of_share = {**labels, "share": k / len(curve)}
-                    yield Record(labels_of_share, "cumulative share", share, protocol=self.weights)
+                    place = {**labels, "share": k / len(curve)}
+                    yield Record(place, "cumulative share", share, protocol=self.weights)
 
 
 def spectrum_of(weights: Tensor) -> Spectrum:

@@ -245,7 +245,7 @@ class LanguageModelTask(TextTask[Corpus, LanguageModel, EvaluationProtocol]):
             total, words=counts["words"], characters=counts["characters"], bytes=counts["bytes"], line_starts=starts
         )
 
-    def settled(self, data: Text, model: LanguageModel, protocol: EvaluationProtocol) -> EvaluationProtocol:
+    def settle(self, data: Text, model: LanguageModel, protocol: EvaluationProtocol) -> EvaluationProtocol:
         """The protocol with the temperature that gives the validation text the least nll, where it says so."""
         if not protocol.temperature_chosen:
             return protocol
@@ -253,7 +253,7 @@ class LanguageModelTask(TextTask[Corpus, LanguageModel, EvaluationProtocol]):
         best = find_temperature(model, ids, protocol, batch_size=batch_size, start_id=start)
         return dataclasses.replace(protocol, temperature=best)
 
-    def apart(
+    def measure_apart(
         self,
         data: Text,
         model: LanguageModel,

@@ -380,14 +380,14 @@ def evaluate(
         corpora = [corpus_of(folder, name, say) for name in read_splits]
         model = task.model.load(folder, checkpoint).to(device)
         if searches:
-            protocol = task.settled(Prepared(config, corpora[0], corpora[0].label, {}), model, protocol)
+            protocol = task.settle(Prepared(config, corpora[0], corpora[0].label, {}), model, protocol)
         if text is None:
             corpus = corpora[-1]
         else:
             ids_folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             corpus, split = encode_file(text, load_tokenizer(folder), ids_folder, say), "text"
         data = Prepared(config, corpus, corpus.label, {})
-        figures = task.figures(data, model, split, protocol) | task.apart(data, model, {split: protocol})
+        figures = task.figures(data, model, split, protocol) | task.measure_apart(data, model, {split: protocol})
     settings = dataclasses.asdict(protocol)
     read, trained = settings.get("segment_length", 0), config.train.segment_length
     if read > trained and not settings.get("memory_length"):

@@ -118,11 +118,11 @@ class TextTask(Task[RunConfig, Corpus], Protocol[Corpus, Model, Reading]):
         """The figures of a split, in fp32. keep: the run folder, for what is written on the way."""
         ...
 
-    def settled(self, data: Prepared[RunConfig, Corpus], model: Model, protocol: Reading) -> Reading:
+    def settle(self, data: Prepared[RunConfig, Corpus], model: Model, protocol: Reading) -> Reading:
         """The protocol with what is chosen on the validation text; by default nothing is."""
         return protocol
 
-    def apart(
+    def measure_apart(
         self,
         data: Prepared[RunConfig, Corpus],
         model: Model,
@@ -174,34 +174,27 @@ def training_parts(
     config, device = data.config, device_of(model)
     stated = {split: task.protocol(config, split=split) for split in splits}
 
-    def loaded(checkpoint: str) -> Model:
-        return type(model).load(folder, checkpoint).to(device)
-
-    def measured(trained: Model, protocols: Mapping[str, Reading], keep: Path | None) -> dict[str, Any]:
-        return {split: task.figures(data, trained, split, protocols[split], keep) for split in splits}
-
-    def settled(trained: Model) -> dict[str, Reading]:
-        chosen = {protocol: task.settled(data, trained, protocol) for protocol in set(stated.values())}
-        return {split: chosen[protocol] for split, protocol in stated.items()}
+    def measure(checkpoint: str, keep: Path | None = None) -> tuple[Model, dict[str, Reading], dict[str, Any]]:
+        trained = type(model).load(folder, checkpoint).to(device)
+        chosen = {protocol: task.settle(data, trained, protocol) for protocol in set(stated.values())}
+        protocols = {split: chosen[protocol] for split, protocol in stated.items()}
+        return (
+            trained,
+            protocols,
+            {split: task.figures(data, trained, split, protocols[split], keep) for split in splits},
+        )
 
     def result(done: FitResult) -> dict[str, Any]:
-        best = loaded("best")
-        protocols = settled(best)
-        final = measured(best, protocols, folder)
-        apart = task.apart(data, best, protocols, folder)
+        best, protocols, final = measure("best", folder)
+        more = task.measure_apart(data, best, protocols, folder)
         text = task.sample(best, data.corpus) if done.steps >= WRITES_FROM else None
-        if done.best_step == done.steps:
-            last = final
-        else:
-            ended = loaded("last")
-            last = measured(ended, settled(ended), None)
         counts = parameters_by_part(model)
         return {
             "parameters": counts,
             "mixing_parameters": counts["mixing"],
             "final": final,
-            "last": last,
-            **apart,
+            "last": final if done.best_step == done.steps else measure("last")[2],
+            **more,
             "best": {"step": done.best_step, "nll": done.best_nll, config.eval.metric: done.best_metric, **evaluation},
             **({"task": task.name} if task.name else {}),
             "protocol": in_words(protocols),
