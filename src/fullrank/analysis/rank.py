@@ -417,7 +417,7 @@ def explain_rank(measured: LogProbRank) -> list[str]:
         remarks = [f"The rank is above {bound}, which such an output layer exceeds by rounding only."]
     if not measured.conclusive:
         remarks.append(
-            f"A rank above {bound} takes more contexts (--contexts, a longer --text) or words than there are."
+            f"Too few contexts or words to show a rank above {bound}: read more (--contexts, a longer --text)."
         )
     if measured.contexts < measured.wanted:
         remarks.append(f"The text has fewer different contexts than the {measured.wanted:,} that were asked for.")
