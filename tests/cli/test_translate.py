@@ -136,8 +136,7 @@ def test_a_long_line_and_unknown_characters_are_translated_with_a_warning(tmp_pa
     assert "more than the 23 that the model takes" in warnings[0]
 
 
-def test_what_is_not_utf8_is_named_after_the_lines_before_it(run: Path, translate: Translate) -> None:
+def test_what_is_not_utf8_is_named(run: Path, translate: Translate) -> None:
     found = translate(run, "--quiet", given=b"rot\nein hund\nsch\xe4ft\nrot\n")
     assert found.returncode == 2
-    assert len(found.stdout.splitlines()) == 2
-    assert b"the input is not UTF-8 text: line 3 has the byte 0xe4 at offset 16 " in found.stderr
+    assert b"the input is not UTF-8 text: line 3 has the byte 0xe4 " in found.stderr

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fullrank.cli.translate import buffers
+from fullrank.cli.translate import read_lines
+from fullrank.config.load import read_yaml
 from fullrank.core.errors import InputError
 from fullrank.data import files as text
 from fullrank.data.files import Section, cut_by_lines, read_pieces
@@ -79,7 +80,7 @@ def test_lines_end_at_line_ends_only(tmp_path, content, expected):
     path.write_bytes(content.encode())
     assert list(text.lines(path, "key")) == expected
     assert text.count_lines(path, "key") == len(expected)
-    found = [line for part in buffers(io.BytesIO(content.encode()), 1) for line in part]
+    found = [line for part in read_lines(io.BytesIO(content.encode())) for line in part]
     assert found == expected
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -26,12 +26,11 @@ from fullrank.cli.options import (
     complete_recipe,
     read_seeds,
 )
-from fullrank.cli.output import say, show_progress, show_report, tell
+from fullrank.cli.output import print_json, say, show_progress, show_report, tell
 from fullrank.core.errors import InputError
 from fullrank.files import silent
 
 if TYPE_CHECKING:
-    from fullrank.comparison.runs import Run
     from fullrank.config.finetune import FinetuneConfig
     from fullrank.config.recipe import Figure, Resolved
     from fullrank.config.run import RunConfig
@@ -190,14 +189,18 @@ def train(
     if until is not None:
         progress(f"{folder}: paused, and not measured; without --until it goes on")
         tell({"folder": str(folder), "paused": until}, (), json=json)
-    else:
-        page = build_report([folder]).write(folder / "report.html")
-        try:
-            tell({"folder": str(folder), **result}, _summary(result, folder, page), json=json)
-        except (LookupError, TypeError, ValueError, AttributeError) as error:  # the run was finished before
-            raise InputError(
-                f"{folder / 'result.json'}: damaged ({error!r}); delete it, and `fullrank train {folder}` writes it again"
-            ) from error
+        return
+    page = folder / "report.html"
+    if json:
+        build_report([folder]).write(page)
+        print_json({"folder": str(folder), **result})
+        return
+    show_report([folder], page)
+    modules = "".join(f" {word}" for word in import_options())
+    if not (resolved.config.translates or resolved.config.masks):
+        print(
+            f"next: fullrank generate {folder}{modules} --prompt ...   fullrank train {folder}{modules} --more '5 minutes'"
+        )
 
 
 def _is_text(name: str) -> bool:
@@ -317,7 +320,7 @@ def reproduce(
         planned += cells(recipe, names, scale, wanted, settings, of_paper=True, out=folder)
     if list_only:
         status = [_describe_cell(cell, shared_rows(scale)) for cell in planned]
-        tell(status, map(_line_of_cell, status), json=json)
+        tell(status, map(_show_cell, status), json=json)
         return
     train_table(
         table, planned, kernel_name=kernel, quiet=quiet or finetuning, say=silent if quiet else say,
@@ -352,16 +355,17 @@ def _show_figure(name: str, figure: Figure, folders: Sequence[Path], out: Path, 
 
 def _describe_cell(cell: Cell, shared: Mapping[tuple[str, str], list[str]]) -> dict[str, Any]:
     """A row of a table with one seed, as JSON has it."""
+    recipe = cell.resolved.recipe
     return {
-        "recipe": cell.resolved.recipe, "row": cell.row, "seed": cell.seed, "folder": str(cell.folder),
-        "finished": cell.finished, "same_training": shared.get((cell.resolved.recipe, cell.row), []),
+        "recipe": recipe, "row": cell.row, "seed": cell.seed, "folder": str(cell.folder), "finished": cell.finished,
+        "same_training": shared.get((recipe, cell.row), []),
     }  # fmt: skip
 
 
-def _line_of_cell(one: Mapping[str, Any]) -> str:
-    others = f"  (one training with {', '.join(one['same_training'])})" if one["same_training"] else ""
-    state = "finished" if one["finished"] else "open"
-    return f"{state:<9} {one['row']:<16} seed {one['seed']}  {one['folder']}{others}"
+def _show_cell(cell: Mapping[str, Any]) -> str:
+    others = f"  (one training with {', '.join(cell['same_training'])})" if cell["same_training"] else ""
+    state = "finished" if cell["finished"] else "open"
+    return f"{state:<9} {cell['row']:<16} seed {cell['seed']}  {cell['folder']}{others}"
 
 
 def _split_names(text: str) -> list[str]:
@@ -384,50 +388,6 @@ def _is_whole_run(folder: Path, options: Sequence[object]) -> bool:
             f"--from-run {folder}` begins another training with its weights"
         )
     return True
-
-
-_UNITS = {"word": "words", "byte": "bytes", "character": "characters", "bpe": "subwords", "unigram": "subwords"}
-
-
-def _summary(result: dict[str, Any], folder: Path, page: Path) -> Iterator[str]:
-    from fullrank.comparison.runs import LANGUAGE_MODELING, read_run
-
-    final, record = result["final"], read_run(folder)
-    size = f"{result['parameters']['total']:,} parameters"
-    settings = result["corpus"].get("details", {}).get("settings", {})  # of a text its `kind`, of pairs their `tokens`
-    unit = _UNITS.get(settings.get("kind", settings.get("tokens")))
-    text = result["corpus"]["label"] + (f" in {unit}" if unit else "")
-    yield f"{result['name']}: {size}, {text}, seed {result['seed']}"
-    if (before := result.get("continues")) is not None:
-        yield f"  goes on from {before['folder']} after update {before['steps']:,}"
-    if (start := result.get("start")) is not None:
-        yield f"  began with the weights and the vocabulary of {start['folder']}"
-    yield from _figures(record, "final")
-    if (result["paper"] or {}).get("checkpoint") == "last" and result.get("last", final) != final:
-        yield "  the last checkpoint, as the paper's figures are:"
-        yield from _figures(record, "last")
-    if "bleu_signature" in final["test"]:
-        yield f"  BLEU is sacreBLEU's: {final['test']['bleu_signature']}"
-    yield f"  {result['protocol']}"
-    speed = f"{result['tokens_seen']:,} tokens at {result['tokens_per_second']:,.0f} tokens/s"
-    if (processes := result["environment"]["processes"]) > 1:
-        speed += f" by {processes} processes"
-    yield f"  {speed}   {folder}   {page}"
-    if record.task == LANGUAGE_MODELING:
-        plugins = "".join(f" {word}" for word in import_options())
-        yield f"  next: fullrank generate {folder}{plugins} --prompt ...   fullrank train {folder}{plugins} --more '5 minutes'"
-
-
-def _figures(record: Run, checkpoint: str) -> Iterator[str]:
-    """A line for each figure that was measured, that of the task first."""
-    from fullrank.comparison.measures import LAST_POSITION, MEASURES, WITHOUT_SOS, choose
-
-    first = choose([record])
-    others = [one for one in (*MEASURES, WITHOUT_SOS, LAST_POSITION) if one.key != first.key]
-    for measure in (first, *others):
-        values = {split: measure.value(record, split, checkpoint) for split in ("valid", "test")}
-        if any(value is not None for value in values.values()):
-            yield f"  {measure.words}  {'   '.join(f'{split} {measure.show(v)}' for split, v in values.items())}"
 
 
 @verb(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import stat
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -20,14 +18,13 @@ from fullrank.cli.app import verb
 from fullrank.cli.options import Checkpoint, Device, Given, Kernel, Keys, Number, Quiet
 from fullrank.cli.output import clear_progress, say, show_progress
 from fullrank.config.run import EvalConfig
-from fullrank.core.errors import InputError, RunError
+from fullrank.core.errors import InputError
 from fullrank.files import text_of
 
 if TYPE_CHECKING:
     from fullrank.experiments.translate import Translation
 
 _SEARCH = ("beams", "length_penalty", "no_repeat_ngram_size", "max_length_a", "max_length_b")
-_LINES = 1024  # read, sorted by length, and written in order again
 
 
 @verb(
@@ -61,7 +58,7 @@ def translate(
 ) -> None:
     """Translate lines of text, one sentence a line, in order: `fullrank translate DIR < source > target`.
 
-    Lines of a file are translated 1024 at a time, those of a pipe or a terminal as they come.
+    Lines of a pipe or a terminal are translated as they come.
     An empty line stays empty. A line that is longer than the model can read is cut, with a warning.
     """
     if source is not None and target is not None and target.exists() and target.samefile(source):
@@ -89,8 +86,7 @@ def translate(
     with FileIO(0, closefd=False) if source is None else FileIO(source) as stream, written as out:
         if stream.isatty() and not quiet:
             say("a sentence a line; Ctrl-D ends")
-        is_file = stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
-        for lines in buffers(stream, _LINES, eager=not is_file):
+        for lines in read_lines(stream):
             translations = translator.translate(lines, first=done + 1, progress=show)
             clear_progress()
             for line, best in zip(lines, translations, strict=True):
@@ -111,42 +107,20 @@ def format_line(number: int, source: str, best: Sequence[Translation], style: st
     return [json.dumps({"line": number, "source": source, "translations": texts}, ensure_ascii=False)]
 
 
-def buffers(stream: RawIOBase, size: int, eager: bool = False) -> Iterator[list[str]]:
-    """The lines of a stream of UTF-8, without line ends, in lists of `size`. eager: fewer where input pauses.
+def read_lines(stream: RawIOBase) -> Iterator[list[str]]:
+    """The lines of a stream of UTF-8, without line ends, as many at a time as have arrived.
 
-    Only a line feed (after a carriage return or not) ends a line, a carriage return only where there is no line feed. Raises
-    InputError that names the first line that is not UTF-8, after those before it, and RunError where reading fails.
+    Only a line feed (after a carriage return or not) ends a line. InputError names the first line that is not UTF-8.
     """
-    lines: list[str] = []
-    number = offset = 0
-    for arrived in _read_lines(stream):
-        for line in arrived:
-            number += 1
-            try:
-                text = text_of(line, "the input", offset, line=number)
-            except InputError:
-                yield from [lines] if lines else []
-                raise
-            offset += len(line)
-            lines.append(text.removesuffix("\n").replace("\n", " "))
-            if len(lines) == size:
-                yield lines
-                lines = []
-        if eager and lines:
-            yield lines
-            lines = []
-    yield from [lines] if lines else []
-
-
-def _read_lines(stream: RawIOBase) -> Iterator[list[bytes]]:
-    """The lines of a stream, each with its line feed: those that have arrived, whenever some have."""
-    rest, is_fed = b"", False
-    try:
-        while data := stream.read(1 << 16):
-            *lines, rest = (rest + data).split(b"\n")
-            is_fed = is_fed or bool(lines)
-            yield [line + b"\n" for line in lines]
-    except OSError as error:
-        raise RunError(f"the input cannot be read: {error}") from error
+    rest, number = b"", 0
+    while data := stream.read(1 << 16):
+        *lines, rest = (rest + data).split(b"\n")
+        if lines:
+            yield [decode_line(line, number + place) for place, line in enumerate(lines, start=1)]
+            number += len(lines)
     if rest:
-        yield [rest] if is_fed else rest.removesuffix(b"\r").split(b"\r")
+        yield [decode_line(rest, number + 1)]
+
+
+def decode_line(line: bytes, number: int) -> str:
+    return text_of(line.removesuffix(b"\r"), "the input", line=number).replace("\n", " ")

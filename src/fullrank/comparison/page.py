@@ -125,6 +125,8 @@ def _build_comparison(content: Report) -> Iterator[Block]:
     if plots:
         yield Blocks([build_figure(plot, content.records, slots) for plot in plots])
     yield from (Paragraph(f"BLEU: sacreBLEU, {signature}.", "note") for signature in find_signatures(compared.runs))
+    protocols = dict.fromkeys(str(run.get("protocol") or "") for run in compared.runs)
+    yield from (Paragraph(f"Protocol: {protocol}.", "note") for protocol in protocols if protocol)
     yield from (Paragraph(caution, "note") for caution in content.summary.cautions)
     for recipe, text in content.notes.items():
         note = f"Notes of {recipe}: {text}"
