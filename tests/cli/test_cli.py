@@ -413,14 +413,6 @@ def test_names_send_no_commands_to_the_terminal(config: Path) -> None:
     assert "\x1b" not in said
 
 
-def test_name_too_long(config: Path) -> None:
-    for words in (["train", "x" * 300], ["eval", "x" * 300], ["train", config, "--out", "x" * 300]):
-        code, said = fails(*words)
-        assert (code, said.count("\n")) == (2, 1)
-        if sys.version_info < (3, 14):  # from then on such a path is one that does not exist
-            assert "the name is too long" in said
-
-
 def test_out_of_memory_says_what_to_reduce(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def greedy(*_: object, **__: object) -> None:
         torch.empty(1 << 52)

@@ -37,9 +37,6 @@ def test_every_verb_takes_json_and_lists_examples() -> None:
     [
         ("fullrank tra", ["train", "translate"]),
         ("fullrank train mos/table1-", ["mos/table1-ptb", "mos/table1-wikitext2"]),
-        ("fullrank info mixhead/table1-vanilla --row a", ["a", "a-sigsoftmax"]),
-        ("fullrank reproduce mixhead/table1 --rows plain,b-", ["plain,b-sigsoftmax"]),
-        ("fullrank train mos/table2 --scale s", ["small"]),
         ("fullrank train ./my", []),  # the shell completes names of files
     ],
 )

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from cli_runs import called
+from cli_runs import SMALL, called
 
 import fullrank as fr
 from fullrank import records
+from fullrank.data import register_corpus
+from fullrank.data.corpora import CORPORA
 from fullrank.errors import InputError
 from fullrank.text import read_file
 
@@ -114,3 +117,25 @@ def test_the_worked_example_of_the_book():
     text = fr.Text.from_ids(torch.arange(12) % 4, 3)
     measured = records.check_records("confidence", names["measure_confidence"](model, text))
     assert [record.value for record in measured] == pytest.approx([0.25] * 3)
+
+
+CORPUS = """
+from fullrank.data import CorpusInfo, register_corpus
+
+register_corpus(CorpusInfo("mine", "word", "ours", "by hand", files={s: (f"{s}.txt",) for s in ("train", "valid", "test")}))
+"""
+
+
+def test_a_corpus_of_ones_own(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("fullrank.data.corpora.CORPORA", dict(CORPORA))
+    (tmp_path / "my_corpus.py").write_text(CORPUS, encoding="utf-8")
+    words = ["--from", text, "--import", "my_corpus", "--json"]
+    code, out, said = called("data", "prepare", "mine", "--to", tmp_path, *words)
+    assert code == 0, said
+    assert json.loads(out)["name"] == "mine"
+    settings = ["data.name=mine", "data.tokens=word", f"data.cache={tmp_path}", "train.steps=2"]
+    (tmp_path / "c.yaml").write_text("data: {name: mine}\n", encoding="utf-8")
+    code, out, said = called("train", tmp_path / "c.yaml", *SMALL, *settings, "--out", tmp_path / "run", *words)
+    assert code == 0, said
+    with pytest.raises(InputError, match="a new name"):
+        register_corpus(replace(CORPORA["ptb"], tokens="byte"))

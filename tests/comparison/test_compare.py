@@ -298,7 +298,7 @@ def test_damaged_and_unfinished_runs_are_listed(tmp_path: Path) -> None:
 
 def test_what_is_no_run_is_an_error(tmp_path: Path) -> None:
     make_run(tmp_path / "runs" / "x")
-    for folder, words in ((tmp_path / "none", "no run folder"), (tmp_path / "runs", "it holds runs: ")):
+    for folder, words in ((tmp_path / "none", "not a run folder"), (tmp_path / "runs", "it holds runs: ")):
         with pytest.raises(InputError, match=words):
             read_run(folder)
     with pytest.raises(InputError, match="no run folders given"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shlex
 import sys
@@ -58,8 +57,7 @@ def _tell(error: Exception, words: list[str]) -> int:
         print(f"fullrank: to go on: {shlex.join(['fullrank', *words])}", file=sys.stderr)
     if isinstance(error, OSError):  # a full disk: Python would try to print what is left
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    wrong_name = isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG
-    return 2 if wrong_name or isinstance(error, UsageError) else getattr(error, "status", 1)
+    return 2 if isinstance(error, UsageError) else getattr(error, "status", 1)
 
 
 def _end_unread() -> NoReturn:

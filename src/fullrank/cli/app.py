@@ -34,7 +34,7 @@ def examples(*commands: str) -> str:
     return "\n  ".join(["Examples:", *(f"[cyan]{one}[/cyan]" for one in commands)])
 
 
-_MODELS = {"CONFIG", "MODEL", "DIR", "TABLE"}  # names of arguments that may need a plug-in
+_MODELS = {"CONFIG", "MODEL", "DIR", "TABLE", "CORPUS"}  # names of arguments that may need a plug-in
 
 
 def verb(*commands: str, name: str | None = None, group: typer.Typer = app, **options: Any) -> Callable[[Verb], Verb]:

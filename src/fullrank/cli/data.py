@@ -45,7 +45,7 @@ def list_data(json: Json = False) -> None:
     group=data,
 )
 def prepare_data(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A corpus (`fullrank data list`).")],
+    name: Annotated[str, typer.Argument(metavar="CORPUS", help="A corpus (`fullrank data list`).")],
     overrides: Overrides = None,
     source: Source = None,
     to: Annotated[

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import inspect
 import types
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 import typer
 
 from fullrank.cli.output import name_option, say
-from fullrank.core.errors import FullRankError, InputError
+from fullrank.core.errors import InputError
 from fullrank.core.section import Allowed, Section, hints_of
 
 if TYPE_CHECKING:
@@ -43,25 +42,6 @@ def complete_recipe(incomplete: str) -> list[str]:
     return [name for name in shipped() if name.startswith(incomplete)]
 
 
-def complete_rows(context: typer.Context, incomplete: str) -> list[str]:
-    """Rows of the recipe or table that stands on the line; of a list with commas, its last."""
-    from fullrank.config.recipe import load, tables
-
-    before = incomplete[: incomplete.rfind(",") + 1]
-    for word in (*context.params.values(), *context.args):
-        with contextlib.suppress(FullRankError):
-            rows = {before + row for one in tables(word) for row in load(one).rows} if isinstance(word, str) else set()
-            if matches := sorted(row for row in rows if row.startswith(incomplete)):
-                return matches
-    return []
-
-
-def _complete_scale() -> list[str]:
-    from fullrank.config.recipe import SCALES
-
-    return list(SCALES)
-
-
 # -- alone -----------------------------------------------------------------------------------------------------------
 
 Config = Annotated[
@@ -77,14 +57,14 @@ Overrides = Annotated[
 ]
 Row = Annotated[
     str | None,
-    typer.Option(help="The row of the recipe's table; the first one if not given.", autocompletion=complete_rows),
+    typer.Option(help="The row of the recipe's table; the first one if not given."),
 ]
-Rows = Annotated[
-    str | None, typer.Option(metavar="A,B", help="These rows, one after another.", autocompletion=complete_rows)
-]
+Rows = Annotated[str | None, typer.Option(metavar="A,B", help="These rows, one after another.")]
 Scale = Annotated[
     str | None,
-    typer.Option(help="paper, small or tiny; the recipe's largest if not given.", autocompletion=_complete_scale),
+    typer.Option(
+        help="paper, small or tiny; the recipe's largest if not given.",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else on stdout.")]
 Kernel = Annotated[

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import re
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,38 +29,19 @@ def name_option(key: str, prefix: str = "") -> str:
 def explain(error: Exception) -> str:
     """An error in a line or two."""
     if isinstance(error, FullRankError):
-        return "\n".join(f"fullrank: {visible(_shortened(line))}" for line in str(error).splitlines())
+        return "\n".join(f"fullrank: {visible(line[:_LONGEST])}" for line in str(error).splitlines())
     if isinstance(error, UsageError):
         command = error.ctx.command_path if error.ctx else "fullrank"
-        if wrong := re.match(r"No such command '([^']+)'\.$", error.format_message()):
-            return f"{command}: {visible(error.format_message())}{visible(_verbs_for(wrong[1]))} ({command} --help)"
         return f"{command}: {visible(error.format_message()) or 'a verb is missing'} ({command} --help)"
-    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-        return f"fullrank: {visible(str(error.filename))}: the name is too long (at most 255 bytes between two slashes)"
+    if no_room(error):
+        return "fullrank: no space left on the disk"
+    words = visible(" ".join(str(error).split())[:300])
     if out_of_memory(error):
         return (
             "fullrank: out of memory: lower --batch-size (eval.batch_size, train.batch_size), the length of what is read at "
-            "once (--context, eval.segment_length, train.segment_length), or the size of the model; "
-            f"{' '.join(str(error).split())[:200]}"
+            f"once (--context, eval.segment_length, train.segment_length), or the size of the model; {words}"
         )
-    if no_room(error):
-        return "fullrank: no space left on the disk"
-    words = " ".join(str(error).split())
-    return f"fullrank: {type(error).__name__}: {visible(words[:300])} (--debug shows where)"
-
-
-def _verbs_for(word: str) -> str:
-    """The verbs that take a word which is none: a recipe, or a file."""
-    from fullrank.config.recipe import named_in_part
-
-    if several := named_in_part(word):
-        return f" `fullrank reproduce` and `fullrank train` take the recipes {', '.join(several)}"
-    return f" Did you mean `fullrank train {word}`?" if "/" in word or "." in word else ""
-
-
-def _shortened(line: str) -> str:
-    """A line without the middle of an endless value that was given."""
-    return line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} [...] {line[-_LONGEST // 4 :]}"
+    return f"fullrank: {type(error).__name__}: {words} (--debug shows where)"
 
 
 def say(text: str) -> None:

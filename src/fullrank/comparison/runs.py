@@ -218,7 +218,7 @@ def read_run(folder: Path) -> Run:
     if not is_run(folder):
         inside = ", ".join(str(path) for path in find_runs(folder)[:4])
         raise InputError(
-            f"{folder}: no run folder, it has none of {', '.join(RUN_FILES)}"
+            f"{folder}: not a run folder, it has none of {', '.join(RUN_FILES)}"
             + (f"; it holds runs: {inside}" if inside else "")
         )
     problems: list[str] = []

@@ -5,7 +5,12 @@
 `examples` make batches, for which they need torch. `glue` and `squad`: tasks to fine-tune on.
 """
 
-from fullrank.data.corpora import CorpusInfo, known_corpora
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from fullrank.data.corpora import CorpusInfo, known_corpora, register_corpus
 from fullrank.data.language import Language, load_language
 from fullrank.data.preparation import prepare
 from fullrank.data.prepared import Corpus, Pairs, load_corpus, unigram_nats, unigram_perplexity
@@ -36,6 +41,7 @@ __all__ = [
     "load_language",
     "load_tokenizer",
     "prepare",
+    "register_corpus",
     "train_bpe",
     "unigram_nats",
     "unigram_perplexity",
