@@ -83,13 +83,6 @@ def test_phases(config: Path) -> None:
     assert values(content, "mean reach") == pytest.approx([512, 512 + 600, 512 + 200])  # j = 3
 
 
-def test_remarks_name_what_changes_the_reach(config: Path) -> None:
-    drifting = "train.phases=[{name: a, skip: uniform, p: 0.1, gaps: drifting, steps: 3}]"
-    remarks = " ".join(measured(config, "model.same_length=true", drifting)["remarks"])
-    assert "same_length" in remarks
-    assert "farther away with every step" in remarks
-
-
 def test_a_run_folder_and_a_row_of_a_recipe(config: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
@@ -114,34 +107,3 @@ def test_the_figure_has_a_line_for_each_layer(config: Path, tmp_path: Path) -> N
     root = ET.fromstring((out / "context.svg").read_text(encoding="utf-8"))
     words = {text.strip() for text in root.itertext() if text.strip()}
     assert {f"layer {layer}" for layer in range(15)} <= words
-
-
-WRONG = {
-    "no memory": (["model.memory_length=0"], ["model.memory_length: 0", "set it"]),
-    "unknown phase": (["--phase", "skip_retian"], ["--phase skip_retian", "did you mean 'skip_retain'"]),
-    "no phases": (["--phase", "a", "train.phases=[]"], ["--phase a", "train.phases"]),
-    "a layer that always rests": (
-        ["train.phases=[{name: a, skip: uniform, p: 1, steps: 3}]"],
-        ["train.phases.a.p", "below 1", "layer 0"],
-    ),
-    "too few in the list": (
-        ["train.phases=[{name: a, skip: listed, p: [0.1, 0.2], steps: 3}]"],
-        ["train.phases.a.p: 2 probabilities are listed, but the model has 15 layers"],
-    ),
-    "too often": (
-        ["train.phases=[{name: a, skip: uniform, p: 0.999999999, steps: 3}]"],
-        ["train.phases.a.p", "more than"],
-    ),
-    "unknown key": (["model.memory_lenght=5"], ["did you mean 'model.memory_length'"]),
-    "a row": (["--row", "b"], ["has no row 'b'"]),
-    "a file for a folder": (["--out", "{config}"], ["--out", "a file of that name exists"]),
-}
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_what_is_refused(case: str, config: Path) -> None:
-    words, parts = WRONG[case]
-    code, out, said = context(config, *(word.format(config=config) if "{c" in word else word for word in words))
-    assert (code, out) == (2, "")
-    assert "Traceback" not in said
-    assert all(part in said for part in parts), said

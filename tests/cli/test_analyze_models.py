@@ -7,7 +7,6 @@ import json
 import random
 import shutil
 import statistics
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -183,67 +182,6 @@ def test_too_few_contexts_are_noted(called: Called) -> None:
     assert "than the 500 that were asked for" in notes(short)
 
 
-WRONG: dict[str, tuple[list[str], str]] = {
-    "no such folder": (["/no/such/folder"], "/no/such/folder: no such folder"),
-    "a path beside the runs": (["@gpt2/none"], "no such folder"),
-    "a file": (["@c.yaml"], "a configuration, which has no weights; give a run folder"),
-    "an empty folder": (["@cache"], "no model there; give a recipe, a YAML file, a run folder"),
-    "no text": (["@gpt2"], "not a run of fullrank, so no text of its own; give one with --text FILE"),
-    "no such text": (["@gpt2", "--text", "@none.txt"], "--text: no such file"),
-    "too long": (["@gpt2", "--text", "@words.txt", "--segment-length", "33"], "--segment-length: 33, but"),
-    "one context": (["@plain", "--contexts", "1"], "contexts: two or more, given 1"),
-    "no checkpoint": (["@plain", "--checkpoint", "first"], "checkpoints/first"),
-    "a device": (["@plain", "--device", "abacus"], "--device: 'abacus' is not a device"),
-    "a file for a folder": (["@plain", "--out", "@c.yaml"], "a file of that name exists"),
-    "the second of two": (["@plain", "@gpt2"], "give one with --text FILE"),
-}
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_what_is_refused(case: str, called: Called) -> None:
-    words, part = WRONG[case]
-    code, out, said = called(*words)
-    assert (code, out) == (2, "")
-    assert part in " ".join(said.replace("│", " ").split())
-    assert "Traceback" not in said
-
-
-def test_hugging_face_folders_that_cannot_be_used(called: Called, tmp_path: Path) -> None:
-    """Without tokenizer, without some weights, and what is no causal model."""
-    torch.manual_seed(0)
-    bare = tiny.save(tiny.llama(), tmp_path / "bare", tokenizer=False)
-    cut = tiny.save(tiny.llama(), tmp_path / "cut")
-    from safetensors.torch import load_file, save_file
-
-    tensors = load_file(cut / "model.safetensors")
-    del tensors["lm_head.weight"]
-    save_file(tensors, cut / "model.safetensors", metadata={"format": "pt"})
-    other = tiny.save(tiny.llama(), tmp_path / "other")
-    (other / "config.json").write_text('{"model_type": "t5"}')
-    for folder, part in (
-        (bare, "bare has no tokenizer"),
-        (cut, "lacks weights of LlamaForCausalLM: lm_head.weight"),
-        (other, "model that transformers can load"),
-    ):
-        code, out, said = called(folder, "--text", "@words.txt")
-        assert (code, out) == (2, "")
-        assert part in said
-        assert len(said.splitlines()) == 1
-
-
-def test_without_transformers(called: Called, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs need it not, models of Hugging Face say how to install it."""
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    code, out, said = called("@gpt2", "--text", "@words.txt")
-    assert (code, out) == (2, "")
-    command = "pip install 'fullrank[hf]' (in a clone: pip install -e '.[hf]')"
-    assert f"a Hugging Face model needs transformers; install it: {command}" in said
-    code, _, said = called("no-such-run", "--text", "@words.txt")
-    assert code == 2
-    assert "no such folder, and a model of the Hugging Face hub needs transformers" in said.splitlines()[-1]
-    assert value(measured(called, "@plain"), "rank") == WIDTH + 2
-
-
 def test_spectra_of_a_run_and_of_a_hugging_face_model(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [place / "plain", place / "gpt2", "--text", place / "words.txt", "--texts", 3, "--segment-length", 8]
     code, out, _ = analyzed(capsys, "spectrum", *words, "--json", "--out", place / "spectra")
@@ -266,15 +204,6 @@ def test_spectra_of_a_run_and_of_a_hugging_face_model(place: Path, capsys: pytes
     kept = json.loads((place / "plain" / "analysis" / "spectrum.json").read_text())
     assert kept["records"][0]["labels"] == {"layer": 0, "weights": "before"}
     assert kept["plots"][0]["kind"] == "Lines"
-
-
-def test_spectra_need_a_whole_segment(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    short = place / "short.txt"
-    short.write_text("w1 w2 w3\n", encoding="utf-8")
-    with pytest.raises(SystemExit) as stopped:
-        main(["analyze", "spectrum", str(place / "plain"), "--text", str(short), "--segment-length", "12"])
-    assert stopped.value.code == 2
-    assert "no text to read" in capsys.readouterr().err
 
 
 def analyzed(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[object, str, str]:

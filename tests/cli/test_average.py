@@ -14,7 +14,6 @@ from cli_runs import SMALL, called, write_config
 from safetensors.numpy import load_file, save_file
 
 import fullrank as fr
-from fullrank.core.errors import InputError
 from fullrank.experiments.run import average
 from fullrank.seal import write_record
 
@@ -98,30 +97,6 @@ def test_a_damaged_mean_is_noticed(folder: Path) -> None:
     code, _, err = called("eval", folder, "--checkpoint", "average")
     assert code == 2
     assert "does not match its checksum" in err
-
-
-def test_what_cannot_be_averaged(folder: Path, tmp_path: Path) -> None:
-    code, _, err = called("eval", folder, "--checkpoint", "average")
-    assert code == 2
-    assert "it has best, last, previous; `fullrank average` makes one that is called average" in " ".join(err.split())
-    code, _, err = called("average", folder, "--last", 4)
-    assert code == 2
-    assert "keeps 3 checkpoints to average, given 4" in err
-    assert "train.keep_checkpoints" in err
-    assert called("average", folder, "--last", 0)[0] == 2
-    with pytest.raises(InputError, match=r"--last: .* given 0"):
-        average(folder, last=0)
-    code, _, err = called("average", folder, "--out", "best")
-    assert code == 2
-    assert "a name for the average that nothing else has" in err
-    shutil.rmtree(folder / "checkpoints" / "kept")
-    code, _, err = called("average", folder)
-    assert code == 2
-    assert "keeps no checkpoints to average" in err
-    for place, words in ((tmp_path / "nowhere", "no such folder"), (tmp_path, "not a run folder")):
-        code, _, err = called("average", place)
-        assert code == 2
-        assert words in err
 
 
 def test_a_run_that_goes_on_leaves_the_mean_alone(folder: Path) -> None:

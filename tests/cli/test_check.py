@@ -68,23 +68,6 @@ def test_a_recipe_is_made_small_and_passes(called: Called) -> None:
     assert found["parameters"] < 10_000
 
 
-def test_the_table(called: Called, tmp_path: Path) -> None:
-    config = write_config(tmp_path / "c.yaml", tmp_path, tmp_path)
-    code, out, said = called(config, *SMALL, "model.vocab_size=30")
-    assert (code, said) == (0, "")
-    for check in CHECKS:
-        assert out.count(f"\n {check}  ") == 1
-    headline = " ".join(out.split()).rpartition("No leak found ")[2]
-    assert headline.endswith("in texts of 67 and 64 tokens, 3 rows and one; 24 checks pass, 1 are not applicable.")
-    assert "made small" not in out  # it is small
-    assert "vocabulary 30, float64" in out
-    assert "memory in segments = one pass: model.memory_length is 0" in out
-    code, out, said = called(config, *SMALL, "model.vocab_size=30", "--quick", "--length", "13")
-    assert (code, said) == (0, "")
-    assert "texts of 13 random tokens" in out
-    assert "kernels" not in out
-
-
 @pytest.fixture
 def leaking() -> Iterator[str]:
     """A mixing that reads all queries at every position, those after it too."""
@@ -227,29 +210,6 @@ def test_every_kind_of_hugging_face_model(
     ):
         code, out, said = called(*words)
         assert (code, out, expected in said) == (2, "", True), said
-
-
-def test_bad_input(called: Called, run: Path, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "short.txt").write_text("the cats\n", encoding="utf-8")
-    cases: list[tuple[list[object], str]] = [
-        (["mixhead/table1-vanila"], "did you mean 'mixhead/table1-vanilla'?"),
-        (["mixhead/table1-vanilla", "--row", "z"], "has no row 'z'"),
-        ([], "MODEL: give what to check"),
-        (["mixhead/table1-vanilla", "--text", tmp_path / "short.txt"], "--text: for a model that was trained"),
-        ([tmp_path / "nowhere.yaml"], "no such file"),
-        ([tmp_path / "nowhere"], "no such folder, file or recipe"),
-        (["my_model.py"], "python:my_model:make"),
-        ([tmp_path / "empty"], "no model there"),
-        ([run, "--row", "b"], "--row: for a recipe or a configuration"),
-        ([run, "--full"], "--full: for a recipe or a configuration"),
-        ([run, "--text", tmp_path / "short.txt"], "the last-position test needs two segments"),
-        ([run, "--text", tmp_path / "nowhere.txt"], "nowhere.txt"),
-    ]
-    for words, expected in cases:
-        code, out, said = called(*words)
-        assert (code, out) == (2, ""), words
-        assert expected in said, said
 
 
 def test_a_saved_model(called: Called, tmp_path: Path) -> None:

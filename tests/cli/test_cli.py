@@ -224,12 +224,6 @@ def test_generate_in_python_writes_what_the_command_writes(run: Path) -> None:
         fr.generate(model, "the cats")
 
 
-def test_eval_warns_of_segments_longer_than_trained(run: Path) -> None:
-    done = call("eval", run, "--segment-length", 16, "--device", "cpu")
-    assert done.stderr.count("warning: segments of 16 tokens, but the model was trained on 8") == 1
-    assert "warning" not in call("eval", run, "--segment-length", 8, "--device", "cpu").stderr
-
-
 def test_a_finished_run_is_not_trained_again(run: Path) -> None:
     before = (run / "result.json").read_bytes()
     done = call("train", run)
@@ -251,16 +245,6 @@ def test_nothing_is_destroyed(config: Path, run: Path, tmp_path: Path) -> None:
     assert code == 2
     assert "not empty" in said
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
-
-
-def test_a_damaged_checkpoint_is_told(run: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "run"
-    shutil.copytree(run, copy)
-    weights = copy / "checkpoints" / "best" / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:100])
-    code, said = fails("eval", copy, "--json")
-    assert code == 2
-    assert "model.safetensors" in said
 
 
 def test_the_text_may_go_but_not_change(run: Path, tmp_path: Path) -> None:
@@ -404,13 +388,6 @@ def test_training_options_reach_the_training(settings: list[str], config: Path, 
     assert result["final"]["test"]["nll"] < 10
     assert result["environment"]["precision"] == ("bf16" if "train.precision=bf16" in settings else "fp32")
     assert ("bits_per_byte" in result["final"]["test"]) == ("data.tokens=bpe" in settings)
-
-
-def test_names_send_no_commands_to_the_terminal(config: Path) -> None:
-    code, said = fails("train", "\x1b[31mred\x1b]0;title\x07.yaml")
-    assert code == 2
-    assert r"\x1b[31mred\x1b]0;title\x07.yaml: no such file" in said
-    assert "\x1b" not in said
 
 
 def test_out_of_memory_says_what_to_reduce(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -213,23 +213,6 @@ def test_figures_per_word_character_and_byte(plain: Path, xl: Path) -> None:
     assert f"{found['bits_per_byte']:.3f}" in called("train", xl)[1]  # finished: only its figures are shown
 
 
-def test_keys_that_cannot_be_are_refused_before_any_work(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = write_config(text / "wrong.yaml", text, text / "cache", steps=12)
-    for settings, said in (
-        (["eval.context=8"], "eval.context: at most 7"),
-        (["model.memory_length=4", "eval.stride=2"], "eval.context"),
-        (["model.position=learned", "model.max_position_embeddings=8", "eval.context=4", "eval.stride=5"],
-         "a window of 9 tokens is longer than the 8 positions"),
-        (["model.position=learned", "model.max_position_embeddings=8", "eval.memory_length=8"],
-         "tokens is longer than the 8 positions"),
-    ):  # fmt: skip
-        with pytest.raises(SystemExit) as stopped:
-            main(["train", str(config), *SMALL, *settings, "--out", str(text / "wrong")])
-        assert stopped.value.code == 2
-        assert said in capsys.readouterr().err
-        assert not (text / "wrong" / "metrics.jsonl").exists()
-
-
 # -- temperature and dynamic evaluation -------------------------------------------------------------------------------
 
 TUNED = ["eval.temperature=valid", "eval.dynamic.rate=[1e-4, 3e-3]", "eval.dynamic.decay=0.01"]

@@ -171,30 +171,6 @@ def test_reproduce_lists_trains_and_goes_on(place: Place, tmp_path: Path) -> Non
     assert (text.code, "`fullrank train` trains on texts" in text.err) == (2, True)
 
 
-def test_faulty_files_are_one_line_each(place: Place, tmp_path: Path) -> None:
-    path = write_config(tmp_path / "my.yaml", place)
-    write_cola(tmp_path / "glue")
-    cola = tmp_path / "glue" / "CoLA" / "train.tsv"
-    text = cola.read_text(encoding="utf-8")
-
-    def refuse(words: str, name: str = "glue/cola") -> None:
-        found = place.say("finetune", path, f"data.name={name}", "--from", tmp_path / "glue", "--out", tmp_path / "run")
-        assert (found.code, found.out) == (2, "")
-        *remarks, line = found.err.strip().splitlines()  # a remark may say that files are a slice
-        assert line.startswith("fullrank: ")
-        assert words in line
-        assert not any(remark.startswith("fullrank: ") for remark in remarks)
-        assert not (tmp_path / "run").exists()
-
-    refuse("data.name: 'glue/colaa'", name="glue/colaa")
-    cola.write_text(text[: text.rindex("\t\t") - 2], encoding="utf-8")
-    refuse("line 48")
-    cola.write_text(text.replace("gj04\t1", "gj04\t7", 1), encoding="utf-8")
-    refuse("the label is '7'")
-    cola.unlink()
-    refuse("CoLA/train.tsv")
-
-
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
@@ -212,21 +188,6 @@ def test_settings_that_cannot_be_are_one_line_each(place: Place, tmp_path: Path,
     assert (found.code, found.out) == (2, "")
     (line,) = found.err.strip().splitlines()
     assert words in line
-
-
-def test_other_verbs_say_what_such_a_run_is(place: Place, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    assert place.say("finetune", write_config(tmp_path / "my.yaml", place), "train.steps=1", "--out", run).code == 0
-    for words in (["eval", run], ["generate", run, "--prompt", "x"], ["check", run], ["average", run], ["translate", run],
-                  ["analyze", "context", run], ["analyze", "rank", run]):  # fmt: skip
-        found = place.say(*words)
-        assert (words[0], found.code, found.out) == (words[0], 2, "")
-        (line,) = found.err.strip().splitlines()
-        assert "fine-tun" in line
-    assert place.say("finetune", run, "train.steps=2").code == 2  # resumed as it was configured
-    assert "already finished" in place.say("finetune", run).err
-    shown = place.say("config", "show", run, "--json").json
-    assert (shown["train"]["steps"], shown["data"]["name"]) == (1, "glue/cola")
 
 
 def test_other_verbs_on_a_recipe_of_fine_tuning(place: Place) -> None:

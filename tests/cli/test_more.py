@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cli_runs import SMALL, call, called, command, environment, write_config, write_text
+from cli_runs import SMALL, called, command, environment, write_config, write_text
 
 from fullrank.cli.output import print_json
 from fullrank.core.errors import Interrupted
@@ -137,14 +137,6 @@ def test_an_interrupted_command_says_how_it_goes_on(monkeypatch: pytest.MonkeyPa
     assert (code, out, said.splitlines()[-1]) == (130, "", f"fullrank: to go on: {again}")
 
 
-def test_a_foreign_file_is_not_overwritten_by_a_report(run: Path, text: Path, tmp_path: Path) -> None:
-    letter = tmp_path / "letter.txt"
-    letter.write_text("dear", encoding="utf-8")
-    code, _, said = called("report", run, "--out", letter)
-    assert (code, letter.read_text(encoding="utf-8")) == (2, "dear")
-    assert "--out" in said
-
-
 def test_a_segment_far_beyond_the_text(run: Path, text: Path) -> None:
     """The model has no limit of length, and one block of the whole text is what was asked for, without its padding."""
     tokens = len((text / "valid.txt").read_text(encoding="utf-8").replace("\n", " <eos> ").split())
@@ -168,20 +160,6 @@ def test_json_is_valid_whatever_the_figures(tmp_path: Path, capsys: pytest.Captu
     write_json(tmp_path / "file.json", content)
     for written in (capsys.readouterr().out, (tmp_path / "file.json").read_text(encoding="utf-8")):
         assert json.loads(written, parse_constant=refuse) == expected
-
-
-@pytest.mark.parametrize("tokens", ["bpe", "byte"])
-def test_a_prompt_that_is_not_utf8(config: Path, tmp_path: Path, tokens: str) -> None:
-    """The shell hands over bytes; what stands for one that is no text is U+FFFD, also in JSON."""
-    tiny = ["data.max_vocabulary=262"] if tokens == "bpe" else []
-    done = call("train", config, *SMALL, f"data.tokens={tokens}", *tiny, "train.steps=1", "--out", tmp_path / "run")
-    assert done.returncode == 0, done.stderr
-    words = ["generate", tmp_path / "run", "--prompt", "caf\udce9\r\nau", "--max-new-tokens", 2, "--greedy"]
-    made = call(*words, "--json")
-    assert made.returncode == 0, made.stderr
-    content = json.loads(made.stdout)
-    assert content["prompt"] == "caf\ufffd\r\nau"
-    assert content["texts"][0]["text"].startswith("caf\ufffd\r\nau" if tokens == "byte" else "caf\ufffd\nau")
 
 
 def test_ctrl_c_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

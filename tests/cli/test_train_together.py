@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 import time
 from collections.abc import Callable
@@ -13,7 +12,7 @@ import torch
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from fullrank.cli import main
-from fullrank.core.errors import InputError, Interrupted, RunError
+from fullrank.core.errors import InputError, RunError
 from fullrank.training import distributed
 
 TINY = "mixhead/table1-vanilla"
@@ -42,40 +41,6 @@ def test_a_fault_of_the_configuration_is_told_once(
     with pytest.raises(SystemExit, match="2"):
         main(["train", TINY, "train.stepz=2", "--scale", "tiny", "--procs", "2"])
     assert capsys.readouterr().err.count("train.stepz") == 1
-
-
-def test_torchrun_itself_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that fails says why; the lines of torchrun's loggers would bury it."""
-    heard: list[bool] = []
-    monkeypatch.delenv("LOGLEVEL", raising=False)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr(
-        "torch.distributed.run.run",
-        lambda _: heard.append(logging.getLogger("torch.distributed.elastic").isEnabledFor(logging.ERROR)),
-    )
-    try:
-        assert distributed.launch(2, ["info"]) == 0
-    finally:
-        logging.disable(logging.NOTSET)
-    assert heard == [False]
-
-
-@pytest.mark.parametrize(
-    ("codes", "error", "words"),
-    [
-        ({0: -15, 1: -9}, RunError, r"process [01] of 2 was ended by SIG(KILL|TERM)"),
-        ({1: -9}, RunError, "process 1 of 2 was ended by SIGKILL"),
-        ({0: 130, 1: 130}, Interrupted, "2 processes"),
-    ],
-)
-def test_processes_that_say_nothing_themselves_are_told_of(
-    codes: dict[int, int], error: type[RunError], words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LOGLEVEL", "CRITICAL")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr("torch.distributed.run.run", fail_with(codes))
-    with pytest.raises(error, match=words):
-        distributed.launch(2, ["train"])
 
 
 @pytest.mark.parametrize(("codes", "status"), [({0: 1, 1: -9}, 1), ({0: -15, 1: 2}, 2)])

@@ -134,9 +134,3 @@ def test_a_long_line_and_unknown_characters_are_translated_with_a_warning(tmp_pa
     warnings = [line for line in found.stderr.decode().splitlines() if f"line 3: {count:,} tokens" in line]
     assert len(warnings) == 1
     assert "more than the 23 that the model takes" in warnings[0]
-
-
-def test_what_is_not_utf8_is_named(run: Path, translate: Translate) -> None:
-    found = translate(run, "--quiet", given=b"rot\nein hund\nsch\xe4ft\nrot\n")
-    assert found.returncode == 2
-    assert b"the input is not UTF-8 text: line 3 has the byte 0xe4 " in found.stderr

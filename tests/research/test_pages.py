@@ -15,7 +15,6 @@ from fullrank.core.errors import InputError
 from research import RESEARCH, RESULTS
 from research.claims import FEWEST_SEEDS
 from research.ledger import write_ledger
-from research.markdown import prose, show_difference, show_duration, show_seeds
 from research.pages import make_pages, rows_at, write_pages
 
 CURVE = {"curve": [[10, 400.0], [20, 100.0]], "settings": {"train.learning_rate": 0.5}}
@@ -93,19 +92,6 @@ def test_tables_of_benchmarks_follow_their_paths() -> None:
     ]  # fmt: skip
     (row,) = rows_at(["same", "<file>"], {"same": {"a": True}}, {})
     assert (row["file"], row["value"]) == ("a", True)
-
-
-def test_numbers_for_readers() -> None:
-    assert show_difference(-10.0, (-12.483, -7.517)) == "−10.00 [−12.48 to −7.52]"
-    assert show_difference(0.0004, (0.0001, 0.0007), " %") == "+0.0004 % [+0.0001 to +0.0007]"
-    assert show_seeds([3, 1, 2, 7]) == "1–3, 7"
-    assert [show_duration(seconds) for seconds in (4.0, 48, 723, 7500)] == [
-        "4.0 s",
-        "48 s",
-        "12 min 03 s",
-        "2 h 05 min",
-    ]
-    assert prose("every <eos> and `a < b` and <b>") == "every `<eos>` and `a < b` and &lt;b>"
 
 
 def test_which_mechanism_to_use_follows_from_the_verdicts(folder: Path) -> None:
