@@ -46,11 +46,11 @@ class MeasurementGroup(TyperGroup):
         if name.startswith("-") or super().get_command(context, name) is not None:
             return super().resolve_command(context, words)
         check_models(list(itertools.takewhile(lambda word: not word.startswith("-"), words[1:])))
-        load_modules(_imported_modules(words))
+        load_modules(_find_modules(words))
         return name, build_command(find_measurement(name)), words[1:]
 
 
-def _imported_modules(words: list[str]) -> list[str]:
+def _find_modules(words: list[str]) -> list[str]:
     """Modules that `--import MODULE` and `--import=MODULE` name: the verb may be in one of them."""
     given = [after for word, after in itertools.pairwise(words) if word == "--import"]
     return given + [word.removeprefix("--import=") for word in words if word.startswith("--import=")]

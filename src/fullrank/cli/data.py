@@ -70,7 +70,7 @@ def prepare_data(
     if name in PAIR_CORPORA:
         raw["train"] = {"batch_tokens": 1}  # a run of translation has to say it; nothing is trained here
     config = build(apply_overrides(raw, words)).data
-    tell(*(_prepared_pairs(config) if config.has_pairs else _prepared_text(config)), json=json)
+    tell(*(_prepare_pairs(config) if config.has_pairs else _prepare_text(config)), json=json)
 
 
 def _read_task(
@@ -106,7 +106,7 @@ def _read_task(
     return {"name": name, "label": label, "is_slice": is_slice, **facts, "splits": splits}, lines
 
 
-def _prepared_text(config: DataConfig) -> tuple[dict[str, Any], list[str]]:
+def _prepare_text(config: DataConfig) -> tuple[dict[str, Any], list[str]]:
     """A corpus for language models: its JSON, and lines for people."""
     from fullrank.data import prepare
     from fullrank.experiments.language_model import describe as describe_corpus
@@ -119,7 +119,7 @@ def _prepared_text(config: DataConfig) -> tuple[dict[str, Any], list[str]]:
     return {"folder": str(corpus.folder), **describe_corpus(corpus)}, [corpus.label, *describe(about | counts)]
 
 
-def _prepared_pairs(config: DataConfig) -> tuple[dict[str, Any], list[str]]:
+def _prepare_pairs(config: DataConfig) -> tuple[dict[str, Any], list[str]]:
     """A corpus of sentence pairs: its JSON, and lines for people."""
     from fullrank.data import prepare
 

@@ -309,7 +309,7 @@ def _describe_row(group: Group, row: Row) -> Iterator[Record]:
         place = {**row.labels, "split": split}
         for measure in COUNTED:
             for model in COUNTING:
-                counted = measure.counted(run, split, model)
+                counted = measure.find_counted(run, split, model)
                 if counted is not None:
                     yield Record({**place, "checkpoint": "final"}, f"{measure.key}_{model}", counted)
         for measure in group.measures:

@@ -34,9 +34,9 @@ def find_curves(compared: Comparison) -> Iterator[tuple[Lines, list[Record]]]:
     """Plots with their records: validation figure (of translations BLEU and loss), training loss, learning rate, speed."""
     rows = [*compared.rows, *compared.unfinished]
     measure = compared.measure
-    validation: dict[str, tuple[str, Reader]] = {measure.logged_unit: (measure.logged_unit, measure.logged_value)}
+    validation: dict[str, tuple[str, Reader]] = {measure.logged_unit: (measure.logged_unit, measure.read_logged)}
     if compared.task == TRANSLATION:
-        validation = {"BLEU": ("BLEU", BLEU.logged_value), "loss": ("nats per target token", _select("nll"))}
+        validation = {"BLEU": ("BLEU", BLEU.read_logged), "loss": ("nats per target token", _select("nll"))}
     for name, (unit, read) in validation.items():
         records = _read_curves(rows, "valid", read)
         values = [record.value or 0.0 for record in records]

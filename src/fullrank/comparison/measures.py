@@ -74,7 +74,7 @@ class Measure:
             return value - base
         return value / base - 1 if base else None
 
-    def counted(self, run: Run, split: str, model: str = "unigram") -> float | None:
+    def find_counted(self, run: Run, split: str, model: str = "unigram") -> float | None:
         """Figure of a model that only counts, from its recorded perplexity p per token; None for scores.
 
         model: `unigram`, word frequencies, or `fourgram`, words after the three before them.
@@ -117,7 +117,7 @@ class Measure:
         value = number(mean)
         return None if value is None else PaperFigure(value, number(deviation), source)
 
-    def logged_value(self, line: Mapping[str, Any]) -> float | None:
+    def read_logged(self, line: Mapping[str, Any]) -> float | None:
         """Value of a line of metrics.jsonl, in `logged_unit`."""
         if self.higher:
             return number(line.get(self.key))

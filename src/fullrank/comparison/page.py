@@ -263,7 +263,7 @@ def _describe_progress(compared: Comparison, run: Run) -> str:
     if not steps:
         return "no step is recorded yet"
     measure = compared.measure
-    logged = [measure.logged_value(line) for line in run.metrics if line.get("split") == "valid"]
+    logged = [measure.read_logged(line) for line in run.metrics if line.get("split") == "valid"]
     values = [value for value in logged if value is not None]
     last = f", last validation {measure.logged_unit} {measure.show(values[-1])}" if values else ""
     remark = f" ({NOT_NEXT_TOKEN})" if last and run.sees_future else ""

@@ -81,9 +81,9 @@ class Row:
         return statistics.fmean(values.values()) if values else None
 
     def is_above(self, measure: Measure, model: str) -> bool:
-        """True if some figure is above that of a model that only counts (`Measure.counted`)."""
+        """True if some figure is above that of a model that only counts (`Measure.find_counted`)."""
         for split in SPLITS:
-            mean, counted = self.mean(measure, split), measure.counted(self.first, split, model)
+            mean, counted = self.mean(measure, split), measure.find_counted(self.first, split, model)
             if mean is not None and counted is not None and mean > counted:
                 return True
         return False

@@ -16,7 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from fullrank.core.errors import InputError, RunError
+from fullrank.core.errors import InputError
 from fullrank.files import write_bytes
 from fullrank.records import Plot, Record
 from fullrank.render.plots import INK, LINE, MUTED, SERIES, SURFACE, Drawing, Slots, clean_text, draw_plot, find_points
@@ -56,7 +56,6 @@ _STYLE: dict[str, Any] = {
 }
 _THEME = {INK: "--ink", MUTED: "--muted", LINE: "--line", SURFACE: "--surface"}
 _THEME |= {color: f"--series-{slot}" for slot, color in enumerate(SERIES)}
-_MADE_BY = b"fullrank"  # stands near the beginning of every file
 _UNUSED_IDS = re.compile(r' id="(?:figure|axes|patch|line2d|text|matplotlib\.axis|xtick|ytick|legend|title)_?[\d-]*"')
 
 
@@ -76,29 +75,14 @@ def save_plots(plots: Sequence[Plot], records: Sequence[Record], folder: Path, n
 def save_plot(plot: Plot, records: Sequence[Record], folder: Path, name: str) -> list[Path]:
     """Draw a plot into NAME.png and NAME.svg in `folder`; equal records give equal bytes.
 
-    Raises InputError where a file of that name is no figure of ours, RunError where the folder cannot be written to.
+    Raises InputError where the folder is a file, RunError where it cannot be written to.
     """
-    if folder.exists() and not folder.is_dir():
+    if folder.is_file():
         raise InputError(f"--out {folder}: a file of that name exists; give a folder")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"--out {folder}: cannot be made ({error.strerror})") from error
     paths = [folder / f"{name}.png", folder / f"{name}.svg"]
     for path in paths:
-        _check_replaceable(path)
-        kind = path.suffix[1:]
-        write_bytes(path, draw_bytes(plot, records, kind))
+        write_bytes(path, draw_bytes(plot, records, path.suffix[1:]))
     return paths
-
-
-def _check_replaceable(path: Path) -> None:
-    if not path.exists():
-        return
-    in_run = (path.parent.parent / "run.json").is_file()
-    beginning = path.read_bytes()[:4096]
-    if not in_run and _MADE_BY not in beginning:
-        raise InputError(f"{path}: exists and is not a figure of fullrank, so it is left alone; give another --out")
 
 
 def write_png(draw: Callable[[], Figure], path: Path) -> None:

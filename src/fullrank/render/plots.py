@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
@@ -32,25 +31,6 @@ _MOST_LABELLED = 24  # points of a line that show their values
 _MOST_TICKS = 40  # names of cells on an axis; of more, every second, third ...
 _WIDTH, _HEIGHT = 6.4, 4.0  # inches
 _DASHED = (0, (4, 3))
-_UNSIGNED = LinearSegmentedColormap.from_list(
-    "unsigned",
-    [
-        "#ffffff",
-        "#9ecae8",
-        "#0072b2",
-        "#00304d",
-    ],
-)
-_SIGNED = LinearSegmentedColormap.from_list(
-    "signed",
-    [
-        "#7a3200",
-        "#e08a4a",
-        "#ffffff",
-        "#6fb1dd",
-        "#00304d",
-    ],
-)
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
 
 Records = Sequence[Record]
@@ -100,7 +80,7 @@ def draw_plot(
 
 def find_points(plot: Plot, records: Records) -> list[Record]:
     """The records that stand in a plot: of its measure, with its labels and a value that can be drawn."""
-    labels, where = _needed_labels(plot)
+    labels, where = _list_labels(plot)
     points = []
     for record in records:
         if not is_finite(record.value) or not record.has(where):
@@ -110,7 +90,7 @@ def find_points(plot: Plot, records: Records) -> list[Record]:
     return points
 
 
-def _needed_labels(plot: Plot) -> tuple[set[str], Mapping[str, Label]]:
+def _list_labels(plot: Plot) -> tuple[set[str], Mapping[str, Label]]:
     match plot:
         case Lines():
             return {plot.x}, plot.where
@@ -134,7 +114,7 @@ def clean_text(text: str) -> str:
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
-def _new_axes(height: float = _HEIGHT) -> tuple[Figure, Axes]:
+def _make_axes(height: float = _HEIGHT) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(_WIDTH, height))
     return figure, figure.add_subplot()
 
@@ -181,7 +161,7 @@ def _measure_title(records: Records) -> str:
 
 
 def _draw_lines(plot: Lines, points: Records, slots: Slots | None) -> Drawing:
-    figure, axes = _new_axes()
+    figure, axes = _make_axes()
     drawing = Drawing(figure, slots)
     labels = plot.series
     if labels is None:
@@ -319,12 +299,12 @@ def _draw_heat_map(plot: HeatMap, points: Records) -> Drawing:
     panels = group_records(points, labels)
     columns = _unique_labels(points, plot.x)
     rows = _unique_labels(points, plot.y)
-    figure, panel_axes = _new_panels(len(panels), len(rows), len(columns))
+    figure, panel_axes = _make_panels(len(panels), len(rows), len(columns))
     values = [_value(record) for record in points]
     limit = max(map(abs, values)) or 1.0
-    scale: dict[str, Any] = {"cmap": _UNSIGNED, "vmin": 0.0, "vmax": limit}
+    scale: dict[str, Any] = {"cmap": "Blues", "vmin": 0.0, "vmax": limit}
     if min(values) < 0:
-        scale = {"cmap": _SIGNED, "vmin": -limit, "vmax": limit}
+        scale = {"cmap": "RdBu", "vmin": -limit, "vmax": limit}
     for axes, (key, of_panel) in zip(panel_axes, panels.items(), strict=False):
         cells = np.full((len(rows), len(columns)), np.nan)
         for record in of_panel:
@@ -346,7 +326,7 @@ def _unique_labels(points: Records, label: str) -> list[Label]:
     return list(values)
 
 
-def _new_panels(
+def _make_panels(
     count: int,
     rows: int,
     columns: int,
@@ -380,7 +360,7 @@ def _name_cells(axes: Axes, columns: list[Label], rows: list[Label]) -> None:
 
 def _draw_dots(plot: Dots, points: Records, slots: Slots | None) -> Drawing:
     groups = group_records(points, (plot.rows,))
-    figure, axes = _new_axes(height=0.9 + 0.34 * len(groups))
+    figure, axes = _make_axes(height=0.9 + 0.34 * len(groups))
     drawing = Drawing(figure, slots)
     names = []
     for place, ((row,), of_row) in enumerate(groups.items()):

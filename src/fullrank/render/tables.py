@@ -39,7 +39,7 @@ def build_grid(table: Table, records: Sequence[Record], title: str = "") -> Grid
     return Grid(headings, rows, title or table.title, list(notes))
 
 
-def _declared_rows(table: Table) -> tuple[str, ...]:
+def _list_rows(table: Table) -> tuple[str, ...]:
     if isinstance(table.rows, str):
         return (table.rows,)
     return table.rows
@@ -47,7 +47,7 @@ def _declared_rows(table: Table) -> tuple[str, ...]:
 
 def _is_shown(table: Table, record: Record) -> bool:
     """True if the record has the labels of the rows and stands in a column."""
-    rows = set(_declared_rows(table))
+    rows = set(_list_rows(table))
     if not rows <= record.labels.keys():
         return False
     if table.columns is None:
@@ -75,7 +75,7 @@ def _find_row_labels(table: Table, records: Sequence[Record]) -> list[str]:
     elif table.columns is not None:
         for column in table.columns:
             in_columns |= column.where.keys()
-    declared = _declared_rows(table)
+    declared = _list_rows(table)
     added = []
     labels = dict.fromkeys(label for record in records for label in record.labels)
     for label in labels:
