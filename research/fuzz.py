@@ -442,7 +442,6 @@ def run_cases(kind: str, numbers: Sequence[int], options: argparse.Namespace) ->
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
     make = KINDS_OF_CASES[kind][1](place)
-    rows = []
 
     def run_number(number: int) -> dict[str, Any]:
         case = make(options.seed, number)
@@ -457,8 +456,7 @@ def run_cases(kind: str, numbers: Sequence[int], options: argparse.Namespace) ->
         return {"seed": options.seed, "case": case.name, "about": case.about, "ending": ending, "why": why}
 
     with ThreadPoolExecutor(options.jobs) as pool:  # the cases themselves are processes
-        rows += pool.map(run_number, numbers)
-    return rows
+        return list(pool.map(run_number, numbers))
 
 
 def main() -> None:

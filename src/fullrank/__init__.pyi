@@ -55,3 +55,4 @@ from fullrank.text import Text as Text
 __version__: str
 _HOMES: dict[str, str]
 __all__: list[str]
+_HOMES: dict[str, str]
