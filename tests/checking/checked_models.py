@@ -8,8 +8,7 @@ import torch
 
 import fullrank as fr
 from fullrank.checking import Finding, run_guarded
-from fullrank.checking.opening import subject_of
-from fullrank.checking.subject import Subject
+from fullrank.checking.subject import Subject, open_subject
 
 SIZES: dict[str, Any] = {
     "vocab_size": 19, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 34,
@@ -23,7 +22,7 @@ def language_model(kind: type[fr.LanguageModel] = fr.LanguageModel, **keys: Any)
 
 
 def ours(kind: type[fr.LanguageModel] = fr.LanguageModel, **keys: Any) -> Subject:
-    return subject_of(language_model(kind, **keys))
+    return open_subject(language_model(kind, **keys))
 
 
 def translator(kind: type[fr.Translator] = fr.Translator, **keys: Any) -> fr.Translator:
@@ -32,7 +31,7 @@ def translator(kind: type[fr.Translator] = fr.Translator, **keys: Any) -> fr.Tra
 
 
 def translating(kind: type[fr.Translator] = fr.Translator, **keys: Any) -> Subject:
-    return subject_of(translator(kind, **keys))
+    return open_subject(translator(kind, **keys))
 
 
 def off(finding: Finding) -> bool:

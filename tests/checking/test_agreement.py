@@ -15,7 +15,7 @@ from torch import Tensor
 import fullrank as fr
 import hugging_face_models as tiny
 from fullrank.checking import agreement, definition
-from fullrank.checking.opening import subject_of
+from fullrank.checking.subject import open_subject
 
 
 def scaled(out: Any, factor: float) -> Any:
@@ -28,9 +28,9 @@ def scaled(out: Any, factor: float) -> Any:
 
 def test_padding() -> None:
     assert agreement.padding(ours()).verdict == "passes"
-    assert agreement.padding(subject_of(leaky.Padded())).verdict == "passes"
-    assert off(agreement.padding(subject_of(leaky.Padded(instead=1))))
-    assert agreement.padding(subject_of(leaky.Model())).verdict == "not applicable"
+    assert agreement.padding(open_subject(leaky.Padded())).verdict == "passes"
+    assert off(agreement.padding(open_subject(leaky.Padded(instead=1))))
+    assert agreement.padding(open_subject(leaky.Model())).verdict == "not applicable"
 
 
 class Unmasked(fr.LanguageModel):
@@ -47,8 +47,8 @@ class UnmaskedTarget(fr.Translator):
 
 def test_a_mask_that_is_not_used() -> None:
     for subject, side in (
-        (ours(Unmasked), "padding on the left"),
-        (translating(UnmaskedTarget), "padding on the left"),
+        (ours(Unmasked), "padding: left"),
+        (translating(UnmaskedTarget), "padding: left"),
     ):
         finding = agreement.padding(subject)
         assert off(finding)
@@ -153,7 +153,7 @@ def test_a_wrong_memory(options: dict[str, Any]) -> None:
 
 def test_no_memory_no_cache() -> None:
     assert "memory_length is 0" in definition.memory(ours()).reason
-    module = subject_of(leaky.Model())
+    module = open_subject(leaky.Model())
     assert definition.memory(module).verdict == run(agreement.decoding, module).verdict == "not applicable"
 
 
@@ -166,7 +166,7 @@ def test_no_memory_no_cache() -> None:
 def test_a_wrong_cache_of_hugging_face(monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers.cache_utils import DynamicLayer
 
-    subject = subject_of(tiny.llama())
+    subject = open_subject(tiny.llama())
     assert agreement.decoding(subject).verdict == "passes"
     right = DynamicLayer.update
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import fullrank as fr
 from fullrank.checking import Report, list_checks
-from fullrank.checking.opening import subject_of
 from fullrank.checking.report import Finding
+from fullrank.checking.subject import open_subject
 from fullrank.core.errors import InputError
 
 LEAK = lambda module, args, out: out + out.mean(1, keepdim=True)  # noqa: E731
@@ -128,8 +128,8 @@ def test_a_model_that_reads_short_texts_only() -> None:
 
 
 def test_large_models_are_checked_in_single_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fullrank.checking.opening.DOUBLE_UP_TO", 100)
-    assert subject_of(leaky.Model()).dtype == torch.float32
+    monkeypatch.setattr("fullrank.checking.subject.DOUBLE_UP_TO", 100)
+    assert open_subject(leaky.Model()).dtype == torch.float32
     assert fr.check(leaky.Model(), quick=True).passes
     assert leaking(fr.check(leaky.Model({1: leaky.Gated()}), quick=True))
 
@@ -157,7 +157,7 @@ def test_the_models_own_rounding_is_no_leak() -> None:
             return (x + far * order) - far * order
 
     def finding(noise: float) -> Finding:
-        subject = subject_of(leaky.Model({1: Rounds()}))
+        subject = open_subject(leaky.Model({1: Rounds()}))
         return list_checks(subject, quick=True)["future, by perturbation, evaluation"](subject)
 
     assert finding(1.0).verdict == "passes"

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 import fullrank as fr
 from fullrank.checking import learnt
+from fullrank.checking.calls import Call
 from fullrank.checking.causality import by_gradient, by_perturbation, spread
 from fullrank.checking.learnt import last_position, on_random_tokens
-from fullrank.checking.opening import subject_of
-from fullrank.checking.paths import CodePath
+from fullrank.checking.subject import open_subject
 from fullrank.core.errors import InputError
 
 WAYS = ["by perturbation, evaluation", "by perturbation, training", "by gradient, evaluation", "by gradient, training"]
@@ -24,13 +24,13 @@ WAYS = ["by perturbation, evaluation", "by perturbation, training", "by gradient
 
 def verdicts(model: nn.Module) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
     """Verdicts of the checks for later tokens, and the layers of those that fail."""
-    subject = subject_of(model)
+    subject = open_subject(model)
     outcome = {}
     for training in (False, True):
         when = "training" if training else "evaluation"
-        outcome[f"by perturbation, {when}"] = run(by_perturbation, subject, CodePath("", training))
+        outcome[f"by perturbation, {when}"] = run(by_perturbation, subject, Call("", training))
         outcome[f"by gradient, {when}"] = run(by_gradient, subject, training=training)
-    outcome["with padding"] = run(by_perturbation, subject, CodePath("", padding="right"))
+    outcome["with padding"] = run(by_perturbation, subject, Call("", mask="right"))
     return {way: f.verdict for way, f in outcome.items()}, {
         w: f.layers for w, f in outcome.items() if f.verdict == "fails"
     }
@@ -117,7 +117,7 @@ def test_leaks_are_found_and_the_layer_is_named(kind: str) -> None:
     model = build()
     if kind == "in an embedding":
         with pytest.raises(InputError, match="give vocab_size"):
-            subject_of(model)
+            open_subject(model)
         model.config = type("Config", (), {"vocab_size": leaky.VOCABULARY})()
     outcome, named = verdicts(model)
     assert {way for way, verdict in outcome.items() if verdict == "fails"} == ways
@@ -126,7 +126,7 @@ def test_leaks_are_found_and_the_layer_is_named(kind: str) -> None:
 
 def test_every_layer_that_leaks_is_named() -> None:
     model = leaky.Model({0: leaky.Convolution(ahead=True), 2: leaky.Attention(leaky.everything)})
-    outcome = run(by_perturbation, subject_of(model), CodePath(""))
+    outcome = run(by_perturbation, open_subject(model), Call(""))
     assert outcome.layers == ("blocks.0.attention.taps", "blocks.2.attention")
 
 
@@ -156,7 +156,7 @@ def test_one_token_ahead_at_any_position() -> None:
             return out
 
     for place in (1, 7, 16):
-        outcome = run(by_perturbation, subject_of(leaky.Model({1: Somewhere(place)})), CodePath(""))
+        outcome = run(by_perturbation, open_subject(leaky.Model({1: Somewhere(place)})), Call(""))
         assert (outcome.verdict, outcome.layers) == ("fails", ("blocks.1.attention",))
         assert f"see tokens from {place} on" in outcome.remark
 
@@ -190,7 +190,7 @@ def test_passes_that_differ_by_themselves_fail() -> None:
             self.calls += 1
             return super().forward(input_ids) * self.calls
 
-    outcome = run(by_perturbation, subject_of(Counting()), CodePath(""))
+    outcome = run(by_perturbation, open_subject(Counting()), Call(""))
     assert outcome.verdict == "fails"
     assert "two passes over the same tokens differ" in outcome.remark
 
@@ -218,15 +218,15 @@ def test_bad_input_is_explained() -> None:
             return None
 
     with pytest.raises(InputError, match=r"logits must be \(B, N, V\)"):
-        subject_of(Wrong())
+        open_subject(Wrong())
     with pytest.raises(InputError, match="raised KeyError: 'no such layer'"):
-        subject_of(Broken())
+        open_subject(Broken())
     with pytest.raises(InputError, match="returned NoneType"):
-        subject_of(Nothing())
+        open_subject(Nothing())
     with pytest.raises(InputError, match="length: 2 tokens"):
-        subject_of(leaky.Model(), length=2)
+        open_subject(leaky.Model(), length=2)
     with pytest.raises(InputError, match="meta device"):
-        subject_of(leaky.Model().to("meta"))
+        open_subject(leaky.Model().to("meta"))
 
 
 def test_the_model_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,9 +247,9 @@ def test_fp32_constants_are_checked_in_fp32() -> None:
         def forward(self, input_ids: Tensor) -> Any:
             return self.output(self.hidden(input_ids) @ torch.eye(leaky.WIDTH))
 
-    subject = subject_of(Single())
+    subject = open_subject(Single())
     assert subject.dtype == torch.float32
-    assert run(by_perturbation, subject, CodePath("")).verdict == "passes"
+    assert run(by_perturbation, subject, Call("")).verdict == "passes"
 
 
 # -- the last position --------------------------------------------------------------------------------------------------
@@ -272,20 +272,20 @@ class Sure(nn.Module):
 
 
 def test_perplexities_are_those_of_the_probabilities() -> None:
-    subject = subject_of(Sure(0.9))
+    subject = open_subject(Sure(0.9))
     segments = torch.randint(10, (50, 9))  # 8 predictions, 7 of them seen
     outcome = last_position(subject, segments)
     ordinary = math.exp((math.log(10) - 7 * math.log(0.9)) / 8)
     assert outcome.verdict == "fails"
     assert outcome.difference == pytest.approx(math.log(10) - math.log(ordinary), rel=1e-6)
     assert outcome.remark == f"perplexity 10.00 at the last position, ordinarily {ordinary:.2f}"
-    assert last_position(subject_of(Sure(0.1)), segments).verdict == "passes"
+    assert last_position(open_subject(Sure(0.1)), segments).verdict == "passes"
 
 
 def test_random_tokens_teach_an_honest_model_nothing() -> None:
-    honest = on_random_tokens(subject_of(leaky.Model()))
+    honest = on_random_tokens(open_subject(leaky.Model()))
     assert honest.verdict == "passes"
-    outcome = on_random_tokens(subject_of(leaky.Model({1: leaky.Convolution(ahead=True)})))
+    outcome = on_random_tokens(open_subject(leaky.Model({1: leaky.Convolution(ahead=True)})))
     assert outcome.verdict == "fails"
     assert outcome.difference is not None
     assert outcome.difference > 1  # nats
@@ -296,17 +296,17 @@ def test_a_leak_that_is_hardly_learnt_is_below_log_v(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(learnt, "_STEPS", 2)
     right = learnt.compute_nll
     monkeypatch.setattr(learnt, "compute_nll", lambda *given: 0 * right(*given) + math.log(leaky.VOCABULARY) - 0.03)
-    outcome = on_random_tokens(subject_of(leaky.Model()))
+    outcome = on_random_tokens(open_subject(leaky.Model()))
     assert outcome.verdict == "fails"
     assert outcome.difference == pytest.approx(0.03)
 
 
 def test_what_cannot_be_trained() -> None:
     frozen = leaky.Model().requires_grad_(False)
-    assert "no parameter" in on_random_tokens(subject_of(frozen)).reason
+    assert "no parameter" in on_random_tokens(open_subject(frozen)).reason
     large = leaky.Model()
     large.more = nn.Linear(1000, 1001)
-    assert "a text of its own (text=, --text) tells" in on_random_tokens(subject_of(large)).reason
+    assert "a text of its own (text=, --text) tells" in on_random_tokens(open_subject(large)).reason
 
 
 def test_texts() -> None:

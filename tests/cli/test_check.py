@@ -16,19 +16,20 @@ from torch import Tensor, nn
 
 import fullrank as fr
 import hugging_face_models as tiny
-from fullrank.checking import causality, learnt, paths
+from fullrank.checking import calls, causality, learnt
 from fullrank.cli import main
 from fullrank.core import registry
 from fullrank.core.decoder import LanguageModel
 from translation_runs import write_run
 
+BOTH_MODES = [
+    "with padding", "with padding on the left", "with a mask of ones", "one row of 64 tokens", "rows of 64 tokens",
+    "one row with a mask of ones", "one row", "rows of 128 tokens", "special and repeated tokens", "in float32",
+]  # fmt: skip
+CALLS = ["evaluation", "training", *(f"{name}{mode}" for name in BOTH_MODES for mode in ("", ", training"))]
+CALLS += ["parameters scaled", "after a cache", "training, gradients on, other seeds"]
 CHECKS = [
-    "future, by perturbation, evaluation", "future, by perturbation, training", "future, by perturbation, with padding",
-    "future, by perturbation, with padding, training", "future, by perturbation, with padding on the left",
-    "future, by perturbation, with padding on the left, training", "future, by perturbation, with a mask of ones",
-    "future, by perturbation, with a mask of ones, training", "future, by perturbation, one row of 64 tokens",
-    "future, by perturbation, one row of 64 tokens, training", "future, by perturbation, parameters scaled",
-    "future, by perturbation, after a cache", "future, by perturbation, training, gradients on, other seeds",
+    *(f"future, by perturbation, {call}" for call in CALLS),
     "future, prefix = whole", "future, by gradient, evaluation", "future, by gradient, training",
     "rows of a batch are independent", "rows of a batch are independent, training", "padding changes nothing",
     "incremental decoding = one pass",
@@ -42,7 +43,7 @@ Called = Callable[..., tuple[object, str, str]]
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few steps on random tokens, few tokens changed, no rare paths; what they show is tested in tests/checking."""
-    monkeypatch.setattr(paths, "RARE", ())
+    monkeypatch.setattr(calls, "RARE", False)
     monkeypatch.setattr(learnt, "_STEPS", 5)
     monkeypatch.setattr(causality, "_WORK", 0)
 
@@ -66,6 +67,23 @@ def test_a_recipe_is_made_small_and_passes(called: Called) -> None:
     assert "hidden_size 410 -> 16" in found["shrunk"]
     assert "memory_length 150 -> 8" in found["shrunk"]
     assert found["parameters"] < 10_000
+
+
+def test_the_table(called: Called, tmp_path: Path) -> None:
+    config = write_config(tmp_path / "c.yaml", tmp_path, tmp_path)
+    code, out, said = called(config, *SMALL, "model.vocab_size=30")
+    assert (code, said) == (0, "")
+    for check in CHECKS:
+        assert out.count(f"\n {check}  ") == 1
+    headline = " ".join(out.split()).rpartition("No leak found ")[2]
+    assert headline.endswith("in texts of 67, 64 and 128 tokens, 3 rows and one; 36 checks pass, 1 are not applicable.")
+    assert "made small" not in out  # it is small
+    assert "vocabulary 30, float64" in out
+    assert "memory in segments = one pass: model.memory_length is 0" in out
+    code, out, said = called(config, *SMALL, "model.vocab_size=30", "--quick", "--length", "13")
+    assert (code, said) == (0, "")
+    assert "texts of 13 random tokens" in out
+    assert "kernels" not in out
 
 
 @pytest.fixture

@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 
 from fullrank.checking.agreement import decoding, packing, padding, prefixes
+from fullrank.checking.calls import CannotRun, list_calls
 from fullrank.checking.causality import by_gradient, by_perturbation, independent_rows
 from fullrank.checking.learnt import last_position, on_random_tokens
-from fullrank.checking.opening import subject_of
-from fullrank.checking.paths import MODES, CannotRun, list_paths
 from fullrank.checking.report import Finding, Report, inapplicable
 from fullrank.checking.scoring import check_scoring
-from fullrank.checking.subject import ROWS, Subject
+from fullrank.checking.subject import ROWS, Subject, open_subject
 from fullrank.core.errors import InputError, one_line
 from fullrank.core.translator import Translator
 
@@ -38,12 +37,12 @@ _OTHER_LENGTHS = (padding, decoding, on_random_tokens, prefixes)  # checks that 
 def list_checks(subject: Subject, segments: Tensor | None = None, *, quick: bool = False) -> dict[str, Check]:
     """All checks by name, in the order in which they run. quick: only those that take a second or two of a small model."""
     checks: dict[str, Check] = {}
-    for path in list_paths(subject, quick=quick):
-        checks[f"future, by perturbation, {path.name}"] = partial(by_perturbation, path=path)
+    for call in list_calls(subject, quick=quick):
+        checks[f"future, by perturbation, {call.name}"] = partial(by_perturbation, call=call)
     checks["future, prefix = whole"] = prefixes
     for when, training in (("evaluation", False), ("training", True)):
         checks[f"future, by gradient, {when}"] = partial(by_gradient, training=training)
-    for more, training in MODES:
+    for more, training in (("", False), (", training", True)):
         checks[f"rows of a batch are independent{more}"] = partial(independent_rows, training=training)
     checks["padding changes nothing"] = padding
     if not subject.ours:
@@ -93,7 +92,7 @@ def check(
     name = getattr(model, "__name__", type(model).__name__)
     if isinstance(model, Translator) and text is not None:
         raise InputError("text: for models of running text; a translation model is checked with random sentences")
-    subject = subject_of(model, vocab_size, length, inputs, sequence, step)
+    subject = open_subject(model, vocab_size, length, inputs, sequence, step)
     segments = None if text is None else read_segments(text, subject)
     checks = list_checks(subject, segments, quick=quick)
     wanted = (only,) if isinstance(only, str) else tuple(only)
@@ -105,7 +104,8 @@ def check(
             )
     if wanted:
         checks = {title: run for title, run in checks.items() if title.startswith(wanted)}
-    lengths = dict.fromkeys((subject.length, subject.even))
+    double = (2 * subject.even,) if 2 * subject.even <= subject.long_ids.shape[1] else ()
+    *lengths, last = map(str, dict.fromkeys((subject.length, subject.even, *double)))
     about = {
         "model": name,
         "source": _SOURCES[subject.kind],
@@ -113,7 +113,7 @@ def check(
         "length": subject.length,
         "precision": str(subject.dtype).removeprefix("torch."),
         "parameters": subject.parameters,
-        "texts": f"texts of {' and '.join(map(str, lengths))} tokens, {ROWS} rows and one",
+        "texts": f"texts of {', '.join(lengths)}{' and ' * bool(lengths)}{last} tokens, {ROWS} rows and one",
         "modes": subject.has_modes,
     }
     if subject.sees_future:

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from fullrank.checking.calls import (
+    IMPLEMENTATIONS,
+    Call,
+    CannotRun,
+    find_implementation,
+    open_cache,
+    read_pieces,
+    reorder_cache,
+    running,
+    split_positions,
+)
 from fullrank.checking.compare import (
     Pair,
     compare_pairs,
@@ -21,19 +31,8 @@ from fullrank.checking.compare import (
 )
 from fullrank.checking.copies import mode
 from fullrank.checking.layers import find_layer_of_length
-from fullrank.checking.paths import (
-    IMPLEMENTATIONS,
-    CannotRun,
-    CodePath,
-    find_implementation,
-    open_cache,
-    read_pieces,
-    reorder_cache,
-    running,
-    split_positions,
-)
 from fullrank.checking.report import Finding, inapplicable, judge
-from fullrank.checking.subject import ROWS, SIDES, Subject
+from fullrank.checking.subject import ROWS, Subject
 
 
 @in_both_precisions
@@ -42,48 +41,44 @@ def padding(subject: Subject) -> Finding:
     if subject.mask_form is None or not subject.reads_tokens:
         return inapplicable(subject.without_mask)
     ids, masks, pairs = subject.ids, subject.masks(), list[Pair]()
+    if not subject.pads_left:
+        del masks["left"]
     with torch.no_grad(), mode(subject.model, training=False):
         for side, mask in masks.items():
             real = mask.bool()
-            alone = [subject.one_row(row).logits(ids[row][real[row]][None])[0] for row in range(ROWS)]
+            alone = [subject.with_row(row).logits(ids[row][real[row]][None])[0] for row in range(ROWS)]
             for texts in (ids, torch.where(real, ids, subject.change(ids))):
                 batch = subject.logits(texts, mask, **subject.positions_of(mask))
-                pairs += [(f"text {r}, {SIDES[side]}", batch[r][real[r]], alone[r]) for r in range(ROWS)]
-    looked_at = f"texts of unequal lengths in one batch, {', '.join(SIDES[side] for side in masks)}, beside each alone"
-    remark = "" if "left" in masks else "not on the left, where such a model has to be told positions by position_ids"
+                pairs += [(f"text {r}, padding: {side}", batch[r][real[r]], alone[r]) for r in range(ROWS)]
+    looked_at = f"texts of unequal lengths in one batch, padding: {', '.join(masks)}, beside each alone"
+    remark = "" if subject.pads_left else "not on the left, where a text would be read at other positions"
     return compare_pairs(subject, looked_at, pairs, remark)
 
 
 @in_both_precisions
 def prefixes(subject: Subject) -> Finding:
     """Logits of the first tokens of a text, read alone, are those in the whole text: of powers of two, and other lengths."""
-    ids, pairs, wrong = subject.ids, list[Pair](), list[int]()
+    ids = subject.long_ids
+    size, pairs, wrong = ids.shape[1], list[Pair](), list[tuple[int, int]]()
+    lengths = {1 << i for i in range(1, size.bit_length())} | {1, 3, subject.length // 2, subject.length, size - 1}
     with torch.no_grad(), mode(subject.model, training=False):
         whole = subject.logits(ids)
-        if not (subject.fixed or ids.is_cuda) and subject.reads_tokens:
-            more = subject.tokens(ROWS, 2 * subject.even + 3 - subject.length, 21)
-            with contextlib.suppress(Exception):  # it may be longer than the model can read
-                whole = subject.logits(torch.cat((ids, more), 1))
-                ids = torch.cat((ids, more), 1)
         if bool((whole == whole[:1]).all()):
             return inapplicable("no token changes any logits at all, so there is nothing that could leak")
-        size = ids.shape[1]
-        powers = {1 << i for i in range(1, size.bit_length())}
-        lengths = sorted((powers | {1, 3, subject.length // 2, subject.length, size - 1}) - {size})
-        for rows, end in [*itertools.product((ROWS, 1), lengths), (1, size)]:
+        for rows, end in [*itertools.product((ROWS, 1), sorted(lengths - {size})), (1, size)]:
             logits = subject.logits(ids[:rows, :end].contiguous())
             pairs.append((f"{rows} row{'s' * (rows > 1)} of {end} tokens", logits, whole[:rows, :end]))
             if compare_pairs(subject, "", pairs[-1:]).verdict == "fails":
-                wrong.append(end)
-        looked_at = (
-            f"logits of the first {', '.join(map(str, lengths))} tokens, beside those of the whole text of {size}"
-        )
+                wrong.append((rows, end))
+        shown = ", ".join(map(str, sorted(lengths)))
+        looked_at = f"logits of the first {shown} tokens, beside those of the whole text of {size}"
         finding = compare_pairs(subject, looked_at, pairs)
         if finding.verdict == "passes":
             return finding
         layers = tuple[str, ...]()
         with contextlib.suppress(Exception):
-            layers = (find_layer_of_length(subject.model, subject.logits, ids, min(wrong)),)
+            rows, end = min(wrong)
+            layers = (find_layer_of_length(subject.model, subject.logits, ids, rows, end),)
     leaks = f"{finding.remark.removeprefix('worst: ')} have other logits where {size} tokens are read"
     return replace(finding, path="texts of other lengths", leaks=leaks, layers=layers)
 
@@ -95,32 +90,30 @@ def packing(subject: Subject) -> Finding:
     options, text, half = split_positions(subject), subject.ids[:1], subject.length // 2
     other = subject.change(text, torch.arange(subject.length, device=text.device)[None] < half)
 
-    def measure(path: CodePath, **more: Tensor) -> float:
-        """How far another first document moves the second."""
-        with running(subject, path) as run:
+    def measure(call: Call, **more: Tensor) -> float:
+        """How far another first document moves the second; infinitely where the model cannot be called so."""
+        with contextlib.suppress(Exception), running(subject, call) as run:
             before = run(text, **options, **more)
-            if bool(before.isnan().any()):
-                raise FloatingPointError("logits are NaN")
             divide = divide_by_size(before)
-            return largest(divide(run(other, **options, **more))[:, half:], divide(before)[:, half:])
+            moved = largest(divide(run(other, **options, **more))[:, half:], divide(before)[:, half:])
+            return float("nan") if bool(before.isnan().any()) else moved
+        return float("nan")
 
-    own = find_implementation(subject.model)
-    attending = ["", *(one for one in IMPLEMENTATIONS if own and one != own)]
-    moved: dict[str, float] = {}
-    for attention, training in itertools.product(attending, (False, True)):
-        path = CodePath("", training, attention=attention)
-        with contextlib.suppress(Exception):
-            moved[path.describe(subject)] = measure(path)
-    limit, remark = tolerance(subject.dtype), ""
+    own, moved = find_implementation(subject.model), dict[str, float]()
+    for attention in dict.fromkeys(("", *IMPLEMENTATIONS) if own else ("",)):
+        call = Call(attention or "evaluation", attention=attention)
+        for one in (call, call.in_training()):
+            share = measure(one)
+            if share == share:
+                moved[one.name] = share
+    limit = tolerance(subject.dtype)
     if not any(share <= limit for share in moved.values()):
         return inapplicable("position_ids that begin again do not separate documents in this model")
-    worst = max(moved, key=lambda words: (math.isnan(moved[words]), moved[words]))
-    if not moved[worst] <= limit:
+    worst, remark = max(moved, key=lambda name: moved[name]), ""
+    if moved[worst] > limit:
         remark = f"{worst}: the second document sees the first"
-    elif subject.mask_form is not None:
-        with contextlib.suppress(Exception):
-            if measure(CodePath(), **{subject.mask_name: torch.ones_like(text)}) > limit:
-                remark = f"not kept apart where {subject.mask_name} is given, too, even one of ones: give none"
+    elif subject.mask_form is not None and measure(Call(""), **{subject.mask_name: torch.ones_like(text)}) > limit:
+        remark = f"not kept apart where {subject.mask_name} is given, too, even one of ones: give none"
     looked_at = "logits of a second document after all tokens of the first in its row were changed; position_ids"
     finding = judge(looked_at, moved[worst], limit, rounding(subject.dtype), remark=remark, path=worst)
     return replace(finding, leaks=remark) if finding.verdict == "fails" else finding

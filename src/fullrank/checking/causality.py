@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -12,27 +11,24 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
+from fullrank.checking.calls import NO_MODES, SEEDS, Call, CannotRun, Run, describe_call, running
 from fullrank.checking.compare import divide_by_size, in_both_precisions, is_same, largest, rounding, tolerance
-from fullrank.checking.copies import mode
+from fullrank.checking.copies import AsModule, duplicate, mode
 from fullrank.checking.layers import (
     OWN_FORWARD,
     Before,
-    Calls,
     find_layer_by_gradient,
     find_layer_of_rows,
     find_leaking_layers,
     observe,
 )
-from fullrank.checking.paths import CACHE, COMPILED, NO_MODES, SCALED, SEEDS, CannotRun, CodePath, Run, running
 from fullrank.checking.report import Finding, inapplicable, judge
-from fullrank.checking.shown import show_leak
-from fullrank.checking.subject import ROWS, Subject
+from fullrank.checking.subject import ROWS, SEED, Subject
 from fullrank.core.errors import one_line
 
 _AT_ONCE = 20_000_000  # logits of a batch
-_WORK = 1_000_000_000  # parameters times tokens of the texts that are read along a path
+_WORK = 1_000_000_000  # parameters times tokens of the texts that are read by a call
 _WORD = 100  # parameters that a word of the vocabulary is worth
-_FEW, _FEWEST, _SEEDS = 16, 3, (2, 3, 4, 5, 6)  # cuts, where rows are read one by one, and of each of the seeds
 
 
 def spread(length: int, most: int) -> list[int]:
@@ -51,46 +47,46 @@ def choose_cuts(subject: Subject, most: int, least: int = 6) -> list[int]:
 # -- by perturbation --------------------------------------------------------------------------------------------------
 
 
-def by_perturbation(subject: Subject, path: CodePath) -> Finding:
+def by_perturbation(subject: Subject, call: Call) -> Finding:
     """From a cut on, every token is changed; no logits before the cut may change."""
-    if path.is_one_row:
-        subject = subject.first(subject.even)
-    if path.how == COMPILED:  # loops over positions take long to compile
-        subject = subject.short(13)
-    if path.how == SCALED and find_leak(subject, CodePath()).verdict == "fails":
+    if call.scaled and find_leak(subject, Call("evaluation")).verdict == "fails":
         return inapplicable("later tokens are seen with the parameters as they are")
-    seeds = [replace(path, seed=seed) for seed in _SEEDS] if path.how == SEEDS else [path]
     try:
-        findings = [in_both_precisions(find_leak)(subject, path=one) for one in seeds]
-        return next((finding for finding in findings if finding.verdict == "fails"), findings[0])
+        subject = call.choose_texts(subject)
+        if call.gradients:
+            cuts = spread(subject.length, len(SEEDS))
+            seeded = [(replace(call, seed=seed), [cut]) for seed, cut in zip(SEEDS, cuts, strict=False)]
+            findings = [in_both_precisions(find_leak)(subject, call=one, cuts=cut) for one, cut in seeded]
+            return next((finding for finding in findings if finding.verdict == "fails"), findings[0])
+        if call.dtype is not None or call.autocast is not None:
+            return find_leak(subject, call)
+        return in_both_precisions(find_leak)(subject, call=call)
     except CannotRun:
         raise
     except Exception as error:
-        if path.attention or path.how:
-            return inapplicable(f"it cannot be run so: {type(error).__name__}: {one_line(error)}")
-        raise
+        if call.is_plain:
+            raise
+        return inapplicable(f"it cannot be run so: {type(error).__name__}: {one_line(error)}")
 
 
-def find_leak(subject: Subject, path: CodePath) -> Finding:
+def find_leak(subject: Subject, call: Call, cuts: list[int] | None = None) -> Finding:
     """`by_perturbation` in one precision."""
-    size, dtype = subject.length, path.dtype or subject.dtype
-    is_seeded, is_variant = path.how == SEEDS, bool(path.padding or path.attention)
-    most = _FEWEST if is_seeded else _FEW if path.is_one_row else size
-    cuts = choose_cuts(subject, most, _FEWEST if is_variant else 2 * _FEWEST)
-    words = path.describe(subject)
-    where = f"each of {size} positions" if len(cuts) == size - 1 else f"{len(cuts)} positions of {size}"
-    seeded = ", dropout seeded" if path.training else ""
-    looked_at = f"logits before a cut from which on every token is changed, {where}; {words}{seeded}"
+    cuts = cuts or choose_cuts(subject, call.cuts, 6 if call.is_plain else 3)
+    dtype, size, path = call.dtype or call.autocast or subject.dtype, subject.length, describe_call(subject, call)
+    seeded = ", dropout seeded" if call.training else ""
+    looked_at = (
+        f"logits before a cut from which on every token is changed, {len(cuts)} of {size - 1} cuts; {path}{seeded}"
+    )
     limit, reason = tolerance(dtype), rounding(dtype)
-    if path.how == SCALED:
+    if call.scaled:
         limit, reason = 10 * limit, f"ten times {reason}: it grows with the parameters"
-    with running(subject, path) as run:
-        texts, logits = batch_texts(subject, run, 1 if path.how == COMPILED else math.ceil(len(cuts) / ROWS))
-        again = 0.0 if is_seeded else largest(run(texts), logits)
+    with running(subject, call) as run:
+        texts, logits = batch_texts(subject, run, cuts)
+        again = largest(run(texts), logits)
         if again > limit:
             remark = "two passes over the same tokens differ, although random numbers begin at the same seed"
-            return judge(looked_at, again, limit, reason, remark=remark, path=words)
-        if len(texts) > ROWS and not (path.training or path.padding):  # rows elsewhere in the batch: rounding
+            return judge(looked_at, again, limit, reason, remark=remark, path=path)
+        if len(texts) > ROWS and not (call.training or call.mask):  # rows elsewhere in the batch: rounding
             noise = largest(run(texts.roll(ROWS, 0)).roll(-ROWS, 0), logits)
             if noise > limit:
                 limit, reason = min(10 * noise, 1000 * limit), f"ten times the model's own rounding, {noise:.1e}"
@@ -100,9 +96,9 @@ def find_leak(subject: Subject, path: CodePath) -> Finding:
         ranked = sorted(shares, key=lambda cut: (math.isnan(shares[cut]), shares[cut]), reverse=True)
         # in half precision one rounding may choose another expert: a leak is seen from several cuts
         cut = ranked[min(2, len(ranked) - 1) if dtype.itemsize == 2 else 0]
-        if path.how and not math.isfinite(shares[cut]):
-            return inapplicable(f"{path.how}: logits are not finite")
-        finding = judge(looked_at, shares[cut], limit, reason, path=words)
+        if not call.is_plain and not math.isfinite(shares[cut]):
+            return inapplicable(f"{call.name}: logits are not finite")
+        finding = judge(looked_at, shares[cut], limit, reason, path=path)
         if finding.verdict == "passes" or not math.isfinite(shares[cut]):
             return finding
         try:
@@ -112,13 +108,14 @@ def find_leak(subject: Subject, path: CodePath) -> Finding:
             return replace(finding, leaks=describe_cut(subject, cut), remark=remark)
 
 
-def batch_texts(subject: Subject, run: Run, times: int) -> tuple[Tensor, Tensor]:
+def batch_texts(subject: Subject, run: Run, cuts: list[int]) -> tuple[Tensor, Tensor]:
     """The texts as often as they are read at once, and their logits, in units of their size."""
     logits = run(subject.ids)
     if bool(logits.isnan().any()):
         raise FloatingPointError("logits are NaN")
     run.divide = divide_by_size(logits)
-    times = max(1, min(times, _AT_ONCE // (logits[..., 0].numel() * subject.vocab_size)))
+    most = 1 if run.call.compiled else _AT_ONCE // (logits[..., 0].numel() * subject.vocab_size)
+    times = max(1, min(math.ceil(len(cuts) / ROWS), most))
     texts = subject.ids.repeat(times, *[1] * (subject.ids.dim() - 1))
     return texts, run.divide(logits) if times == 1 else run(texts)
 
@@ -128,9 +125,14 @@ def measure_cuts(
 ) -> tuple[dict[int, float], float]:
     """The largest change of logits before each cut, and of any logits after one."""
     shares, moves = dict.fromkeys(cuts, 0.0), 0.0
+    positions = torch.arange(subject.length, device=texts.device)
     for start in range(0, len(cuts), len(texts)):
         part = (cuts[start:] + cuts[-1:] * len(texts))[: len(texts)]
-        for variant in make_variants(subject, texts, part):
+        later = positions >= torch.tensor(part, device=texts.device)[:, None]
+        variants = [subject.change(texts, later)]
+        if subject.padding_id is not None:
+            variants.append(torch.where(later, subject.padding_id, texts))
+        for variant in variants:
             changed = run(variant)
             for row, cut in enumerate(part):
                 share = largest(changed[row, :cut], logits[row, :cut])
@@ -140,28 +142,21 @@ def measure_cuts(
     return shares, moves
 
 
-def make_variants(subject: Subject, texts: Tensor, cuts: list[int]) -> Iterator[Tensor]:
-    """The texts, each changed from its cut on: every token another one, or padding."""
-    later = torch.arange(subject.length, device=texts.device) >= torch.tensor(cuts, device=texts.device)[:, None]
-    yield subject.change(texts, later)
-    if subject.padding_id is not None:
-        yield torch.where(later, subject.padding_id, texts)
-
-
 def explain(subject: Subject, run: Run, finding: Finding, cut: int, least: float) -> Finding:
     """A finding of a leak, with the layers and what shows it; passes where only rows see each other."""
-    path = run.path
-    if not (path.padding or subject.fixed or path.how == COMPILED):
+    call = run.call
+    if not (call.mask or subject.fixed or call.compiled):
         # an expert drops entries in the order of its tokens, and so does its dropout
-        with mock.patch("torch.nn.functional.dropout", drop_alike) if path.training else ExitStack():
-            own = find_own_leaks(subject, run, cut, least)
-        if not own:
+        with mock.patch("torch.nn.functional.dropout", drop_alike) if call.training else ExitStack():
+            candidates = [cut, *spread(subject.length, 16)]
+            cuts = (one for one in candidates if leaks_alone(subject, run, one, least))
+            cut = next(cuts, 0)
+        if not cut:
             remark = "rows of a batch see each other, or dropout falls on other entries; no text sees its own end"
             return replace(finding, verdict="passes", difference=0.0, remark=remark)
-        cut = own[0]
     leaks = describe_cut(subject, cut)
     layers = find_layers(subject, run, cut, least)
-    return replace(finding, layers=layers, remark=leaks, leaks=leaks, reproduction=show_leak(subject, path, cut))
+    return replace(finding, layers=layers, remark=leaks, leaks=leaks, reproduction=show_leak(subject, call, cut))
 
 
 def describe_cut(subject: Subject, cut: int) -> str:
@@ -170,37 +165,43 @@ def describe_cut(subject: Subject, cut: int) -> str:
     return f"positions before {cut} see tokens from {cut} on (from 0){purpose}"
 
 
-def find_own_leaks(subject: Subject, run: Run, cut: int, least: float) -> list[int]:
-    """The cut, or others, from which on one text by itself changes before it: no other row has to do with it."""
-
-    def leaks(cut: int) -> bool:
-        changed = subject.change_from(cut).split(1)
-        pairs = zip(changed, subject.ids.split(1), strict=True)
-        return any(largest(run(other)[:, :cut], run(text)[:, :cut]) > least for other, text in pairs)
-
-    return [cut] if leaks(cut) else [other for other in spread(subject.length, 16) if leaks(other)]
+def leaks_alone(subject: Subject, run: Run, cut: int, least: float) -> bool:
+    """One text changes before the cut where no other row of its batch changes."""
+    logits, changed = run(subject.ids), subject.change_from(cut)
+    for row in range(ROWS):
+        texts = subject.ids.clone()
+        texts[row] = changed[row]
+        if largest(run(texts)[row, :cut], logits[row, :cut]) > least:
+            return True
+    return False
 
 
 def find_layers(subject: Subject, run: Run, cut: int, least: float) -> tuple[str, ...]:
     """Layers that leak before `cut`; of a text in two pieces within the one in which the cut lies."""
     texts, start, stop = subject.ids, 0, subject.length
-    if run.path.how == CACHE:
+    if run.call.cache:
         start, stop = (0, stop // 2) if cut < stop // 2 else (stop // 2, stop)
-    before = Before(ROWS, stop - start, cut - start, past=start)
+    rows = run.call.rows
+    before = Before(rows, stop - start, cut - start, past=start)
+    changed = subject.change_from(cut)
+    if rows == 1:
+        moved = [largest(run(a[None])[:, :cut], run(b[None])[:, :cut]) for a, b in zip(changed, texts, strict=True)]
+        row = moved.index(max(moved))
+        texts, changed = texts[row : row + 1], changed[row : row + 1]
     with ExitStack() as stack:
         runs = run
-        if run.path.how == COMPILED:  # nobody looks into compiled code: the same code is told that it is compiled
+        if run.call.compiled:  # nobody looks into compiled code: the same code is told that it is compiled
             for name in ("torch.compiler.is_compiling", "torch._dynamo.is_compiling"):
                 stack.enter_context(mock.patch(name, return_value=True))
-            runs = stack.enter_context(running(subject, CodePath()))
+            runs = stack.enter_context(running(subject, Call("evaluation")))
             runs.divide = run.divide
 
         def read(piece: Tensor) -> Tensor:
             return runs(torch.cat((texts[:, :start], piece, texts[:, stop:]), 1))[:, start:stop]
 
-        pieces = (texts[:, start:stop], subject.change_from(cut)[:, start:stop])
+        pieces = (texts[:, start:stop], changed[:, start:stop])
         layers = find_leaking_layers(run.model, read, *pieces, before, least)
-    return () if run.path.how == COMPILED and layers[0].startswith(OWN_FORWARD) else layers
+    return () if run.call.compiled and layers[0].startswith(OWN_FORWARD) else layers
 
 
 def drop_alike(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
@@ -212,33 +213,61 @@ def drop_alike(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool =
     return x * stays / (1 - p)
 
 
+def show_leak(subject: Subject, call: Call, cut: int) -> str:
+    """Two lines of Python, with `model` in scope, that print the largest change of logits before `cut`.
+
+    Empty for models of other inputs, for other calls than plain evaluation and training, and where they print no more than
+    rounding: they have been run on a copy of the model as it was passed.
+    """
+    if subject.fixed or subject.sequence or not call.is_plain:
+        return ""
+    with torch.no_grad():
+        out = subject.call(subject.ids)
+    logits = ".logits" if hasattr(out, "logits") else '["logits"]' if isinstance(out, dict) else ""
+    logits = "[0]" if isinstance(out, tuple | list) and not logits else logits
+    words, train = subject.vocab_size, "train" if call.training else "eval"
+    lines = (
+        f"import torch; torch.manual_seed({SEED}); a = torch.randint({words}, ({ROWS}, {subject.length})); b = a.clone(); "
+        f"b[:, {cut}:] = (a[:, {cut}:] + 1) % {words}{'' if isinstance(subject.own, AsModule) else f'; model.{train}()'}\n"
+        f"x, y = ((torch.manual_seed(1), model(ids))[1]{logits} for ids in (a, b)); "
+        f"print((x - y)[:, :{cut}].nan_to_num().abs().max())"
+    )
+    printed: list[float] = []
+    own = duplicate(subject.own)
+    scope = {"model": own.function if isinstance(own, AsModule) else own}
+    scope["print"] = lambda value: printed.append(float(value))
+    try:
+        with mode(own, training=own.training), torch.device(subject.ids.device):
+            exec(lines, scope)
+    except Exception:  # a model that the two lines cannot call
+        return ""
+    return lines if printed[0] > 1e-4 else ""
+
+
 # -- rows --------------------------------------------------------------------------------------------------------------
 
 
 def independent_rows(subject: Subject, *, training: bool) -> Finding:
     """All tokens of a row are changed; the logits of the other rows may not change."""
-    path = CodePath(training=training)
+    call = Call("training" if training else "evaluation", training)
     limit, worst, layers, remark = tolerance(subject.dtype), 0.0, tuple[str, ...](), ""
-    with running(subject, path) as run, mock.patch("torch.nn.functional.dropout", drop_alike):
+    with running(subject, call) as run, mock.patch("torch.nn.functional.dropout", drop_alike):
         texts = torch.cat((subject.ids, subject.ids.roll(1, 1)))
+        run.divide = divide_by_size(run(texts))
         logits = run(texts)
-        run.divide = divide_by_size(logits)
-        logits = run.divide(logits)
         for row in (0, len(texts) - 1):
             changed = texts.clone()
             changed[row] = subject.change(texts)[row]
-            moved = (run(changed) - logits).abs().flatten(1).amax(1)
-            moved[row] = 0.0
-            if not float(moved.max()) <= worst:
-                worst = float(moved.max())
+            others = torch.arange(len(texts)) != row
+            moved = largest(run(changed)[others], logits[others])
+            if not moved <= worst:
+                worst = moved
                 if not worst <= limit:
-                    remark, layers = (
-                        f"other rows see row {row}",
-                        (find_layer_of_rows(run.model, run, texts, changed, row),),
-                    )
-    words = path.describe(subject)
-    looked_at = f"logits of rows after all tokens of another row were changed; {words}"
-    return judge(looked_at, worst, limit, rounding(subject.dtype), remark=remark, layers=layers, path=words)
+                    remark = f"other rows see row {row}"
+                    layers = (find_layer_of_rows(run.model, run, texts, changed, row),)
+    path = describe_call(subject, call)
+    looked_at = f"logits of rows after all tokens of another row were changed; {path}"
+    return judge(looked_at, worst, limit, rounding(subject.dtype), remark=remark, layers=layers, path=path)
 
 
 # -- by gradient ------------------------------------------------------------------------------------------------------
@@ -277,7 +306,6 @@ def by_gradient(subject: Subject, *, training: bool) -> Finding:
     """Logits before a cut must have no gradient from embeddings after it."""
     if training and not subject.has_modes:
         return inapplicable(NO_MODES)
-    path = CodePath("training" if training else "evaluation", training)
     ids, leaves = subject.ids, Leaves(subject.ids)
     if not subject.reads_tokens:
         ids = ids.to(subject.dtype).requires_grad_()
@@ -293,31 +321,25 @@ def by_gradient(subject: Subject, *, training: bool) -> Finding:
             if name and subject.reads_tokens:
                 stack.callback(module.register_forward_hook(leaves.cut_off).remove)
         calls = observe(subject.model, lambda: subject.logits(ids))
-        if not leaves.tensors:
-            return inapplicable("no module was found that turns input_ids into vectors")
-        if not calls.logits.requires_grad:
-            return inapplicable("no gradient reaches the logits")
-        return judge_gradients(subject, path, calls, leaves)
-
-
-def judge_gradients(subject: Subject, path: CodePath, calls: Calls, leaves: Leaves) -> Finding:
-    logits = calls.logits
-    weights = torch.randn(logits.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).to(logits)
-    cuts, later, whole, worst = choose_cuts(subject, 12), 0.0, 0.0, 1
-    for cut in cuts:
-        largest_of_all, largest_after = leaves.largest_gradients(logits[:, :cut], weights[:, :cut], cut)
-        whole = max(whole, largest_of_all)
-        if largest_after > later or math.isnan(largest_after):
-            later, worst = largest_after, cut
-    if whole == 0.0:
-        return inapplicable("no gradient reaches the embeddings")
-    looked_at = f"gradient of the logits before {len(cuts)} cuts with respect to embeddings after them; {path.name}"
-    limit, reason = tolerance(subject.dtype), f"{rounding(subject.dtype)}: the largest gradient"
-    finding = judge(looked_at, later / whole, limit, reason, path=path.describe(subject))
-    if finding.verdict == "passes":
-        return finding
-    before = Before(ROWS, subject.length, worst)
-    value = (logits[:, :worst] * weights[:, :worst]).sum()
-    layer = find_layer_by_gradient(calls, leaves.tensors, value, before, whole * limit)
-    leaks = describe_cut(subject, worst)
-    return replace(finding, remark=leaks, layers=(layer,), leaks=leaks)
+        logits = calls.logits
+        if not leaves.tensors or not logits.requires_grad:
+            return inapplicable("no gradient of embeddings reaches the logits")
+        weights = torch.randn(logits.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).to(logits)
+        cuts, later, whole, worst = choose_cuts(subject, 12), 0.0, 0.0, 1
+        for cut in cuts:
+            largest_of_all, largest_after = leaves.largest_gradients(logits[:, :cut], weights[:, :cut], cut)
+            whole = max(whole, largest_of_all)
+            if largest_after > later or math.isnan(largest_after):
+                later, worst = largest_after, cut
+        if whole == 0.0:
+            return inapplicable("no gradient reaches the embeddings")
+        path = describe_call(subject, Call("training" if training else "evaluation", training))
+        looked_at = f"gradient of the logits before {len(cuts)} cuts with respect to embeddings after them; {path}"
+        limit, reason = tolerance(subject.dtype), f"{rounding(subject.dtype)}: the largest gradient"
+        finding = judge(looked_at, later / whole, limit, reason, path=path)
+        if finding.verdict == "passes":
+            return finding
+        value, before = (logits[:, :worst] * weights[:, :worst]).sum(), Before(ROWS, subject.length, worst)
+        layer = find_layer_by_gradient(calls, leaves.tensors, value, before, whole * limit)
+        leaks = describe_cut(subject, worst)
+        return replace(finding, remark=leaks, layers=(layer,), leaks=leaks)

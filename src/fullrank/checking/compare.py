@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullrank.checking.paths import CannotRun
+from fullrank.checking.calls import CannotRun
 from fullrank.checking.report import Finding, judge
 from fullrank.checking.subject import Subject
 

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullrank.checking.calls import read_pieces
 from fullrank.checking.compare import Pair, compare_pairs, largest
 from fullrank.checking.copies import duplicate, list_arguments, mode
-from fullrank.checking.paths import read_pieces
 from fullrank.checking.report import Finding, inapplicable, judge
-from fullrank.checking.subject import ROWS, Subject
+from fullrank.checking.subject import Subject
 from fullrank.core.config import AttentionConfig, DropoutConfig, ModelConfig, WeightedConfig, stage_name, with_memory
 from fullrank.core.errors import InputError
 from fullrank.core.mix import starts_plain
@@ -71,7 +71,7 @@ def memory(subject: Subject) -> Finding:
     """A text in segments, each after the memory of those before, as in one pass."""
     if subject.translates:
         return inapplicable("a translation model reads sentences, each by itself: it has no memory")
-    subject = subject.core.short()
+    subject = subject.core.shorten()
     if subject.kind != "fullrank":
         takes = "memory" in list_arguments(subject.model)
         return inapplicable("only the memory of fullrank's models is known" if takes else "forward takes no memory")
@@ -111,7 +111,7 @@ def memory(subject: Subject) -> Finding:
 
 def plain_start(subject: Subject) -> Finding:
     """Mixing starts as plain attention, bit for bit through one kernel, where the paper says so."""
-    subject = subject.core.short()
+    subject = subject.core.shorten()
     settings: dict[str, Any] = {}
     if subject.injected:
         from fullrank.hf.inject import settings_of
@@ -172,7 +172,7 @@ _TOLERANCES = {"fp64": (torch.float64, 1e-12, 1e-11), "fp32": (torch.float32, 1e
 
 def kernels(subject: Subject, precision: str) -> Finding:
     """Every kernel that can compute the model beside the reference: logits, losses and gradients."""
-    subject = subject.core.short()
+    subject = subject.core.shorten()
     if not subject.ours and not subject.injected:
         return inapplicable("its kernels are not those of fullrank")
     dtype, of_outputs, of_gradients = _TOLERANCES[precision]
@@ -225,7 +225,7 @@ def build_without_chance(subject: Subject) -> Any:
 
 def compute_all(subject: Subject, model: Any) -> dict[str, Tensor]:
     """Logits, losses and the gradients of these, by name."""
-    targets = subject.tokens(ROWS, subject.length, 6)
+    targets = subject.draw_tokens(subject.length, 6)
     weights = torch.rand(targets.shape, generator=torch.Generator().manual_seed(4)).to(next(model.parameters()))
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     computed = dict[str, Tensor]()

@@ -191,15 +191,17 @@ def find_first_layer(
     return OWN_FORWARD
 
 
-def find_layer_of_length(model: nn.Module, run: Callable[[Tensor], Tensor], ids: Tensor, end: int) -> str:
-    """The first module whose output for the first `end` tokens of `ids` (B, N) is another one in the whole text."""
+def find_layer_of_length(model: nn.Module, run: Callable[[Tensor], Tensor], ids: Tensor, rows: int, end: int) -> str:
+    """The first module whose output for the first `rows` and `end` tokens of `ids` (B, N) is another one in all of it."""
     before = Before(len(ids), ids.shape[1], end)
 
     def differ(tensor: Tensor, expected: Tensor) -> bool:
         view = before.view(tensor)
-        return view is not None and not before.is_unclear(tensor) and are_apart(view, expected)
+        if view is None or before.is_unclear(tensor):
+            return False
+        return are_apart(view[:rows] if len(view) == len(ids) else view, expected)
 
-    return find_first_layer(model, lambda: run(ids[:, :end].contiguous()), lambda: run(ids), differ)
+    return find_first_layer(model, lambda: run(ids[:rows, :end].contiguous()), lambda: run(ids), differ)
 
 
 def find_layer_of_rows(

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fullrank.checking.calls import Call
 from fullrank.checking.causality import find_leak
 from fullrank.checking.copies import duplicate, mode
-from fullrank.checking.paths import TRAINED, CodePath
 from fullrank.checking.report import Finding, inapplicable, judge
 from fullrank.checking.subject import SHORT, Subject, random_ids
 
@@ -50,7 +50,8 @@ def on_random_tokens(subject: Subject) -> Finding:
     steps = train_on_random(subject, model, words, length)
     if not steps:
         return inapplicable("no parameter of the model can be trained, and no text was given")
-    leak = find_leak(replace(subject, model=model.eval(), dtype=torch.float32), CodePath("trained", how=TRAINED))
+    trained = replace(subject, model=model.eval(), dtype=torch.float32, is_sliced=False)
+    leak = find_leak(trained, Call("after training on random tokens"))
     if leak.verdict == "fails":
         return leak
     nll = compute_nll(subject, model, words[random_ids(_SEGMENTS, length + 1, len(words), 7).to(words.device)])

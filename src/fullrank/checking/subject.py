@@ -1,4 +1,4 @@
-"""The model under test as the checks see it: ids in, logits out. All that the checks know of a model's inside stands here."""
+"""The model under test: what a user passes becomes token ids in and logits out."""
 
 from __future__ import annotations
 
@@ -9,20 +9,25 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fullrank.checking.copies import AsModule, find_dtype, list_arguments, mode, move_copy
+from fullrank.checking.copies import AsModule, duplicate, find_dtype, list_arguments, mode, move_copy
 from fullrank.core.attention import Attention
 from fullrank.core.decoder import LanguageModel
+from fullrank.core.errors import InputError, one_line
+from fullrank.core.translator import Translator
 from fullrank.forward import logits_in
 
-ROWS = 3
+ROWS, SEED = 3, 5
 LENGTHS = (67, 71, 61, 53, 41, 37, 31, 17, 19, 13, 23, 11, 7, 5, 3)  # primes: hardly another size is one
-SHORT, SEED = 23, 5
-WORDS = 2048  # that texts are made of and logits compared at, where a model knows more than twice as many
-SIDES = {"right": "padding on the right", "left": "padding on the left", "ones": "a mask of ones"}
+SHORT = 23
+WORDS = 2048  # that texts are made of and logits are compared at, where a model knows more than twice as many
+DOUBLE_UP_TO = 50_000_000  # parameters; larger models are checked in fp32
+SPECIAL = ("bos_token_id", "eos_token_id", "sep_token_id", "cls_token_id", "unk_token_id", "decoder_start_token_id")
+_SEQUENCES = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
+_SHORTER = (31, 17, 7)  # tokens, for a model that does not say how few it reads
 MaskForm = Callable[[Tensor], Tensor]
-MASKS: tuple[MaskForm, ...] = (  # forms of a mask of padding; the mask of ones and zeros is the first
+MASKS: tuple[MaskForm, ...] = (  # forms of a mask of padding
     lambda mask: mask,
     lambda mask: mask.bool(),
     lambda mask: ~mask.bool(),
@@ -35,40 +40,48 @@ class Subject:
     """A model under test, with its texts.
 
     model: a copy, every parameter moved a little, in double precision where the model can be; own: as it was passed.
-    kind: our LanguageModel, our Translator, a model of Hugging Face, or any module. ids (3, N): random tokens, or vectors
-    (3, N, E) of a model that reads these. The end of the last row is padding by `padding_id`, for models that look for it
-    in the ids (None: they do not). fixed: the other inputs, by name; sequence: the name of the input that `ids` are (empty:
-    the first one); has_example: the inputs are those of a user. step(ids, cache): logits and the next cache, of a module
-    with a cache of its own.
+    ids (3, N): random tokens, or vectors (3, N, E) of a model that reads these; long_ids: the same texts with more tokens,
+    as many as the model reads. The end of the last row is padding by `padding_id`, for models that look for it in the ids.
+    fixed: the other inputs by name; sequence: the name of the input that `ids` are, empty for the first one; has_example:
+    the inputs are those of a user. step(ids, cache): logits and the next cache of a module with a cache of its own kind.
+    mask_form: turns a mask of ones and zeros into the form that the model takes; None without a mask of padding.
+    first_position: the position id of the first token; None where positions cannot be given. pads_left: a text that is
+    padded on the left equals the text alone. is_sliced: the output layer of its copies computes only the logits of `words`.
     """
 
     model: Any
     own: Any
     kind: Literal["fullrank", "translator", "hugging_face", "module"]
     vocab_size: int
-    dtype: torch.dtype
     ids: Tensor
+    dtype: torch.dtype = torch.float64
+    long_ids: Tensor = field(default_factory=lambda: torch.zeros(ROWS, 0))
     padding_id: int | None = None
     fixed: Mapping[str, Any] = field(default_factory=dict)
     sequence: str = ""
     step: Callable[..., tuple[Tensor, Any]] | None = None
     has_example: bool = False
+    mask_form: MaskForm | None = None
+    first_position: int | None = None
+    pads_left: bool = False
+    is_sliced: bool = False
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
     def call(self, ids: Tensor, mask: Tensor | None = None, *, model: Any = None, **options: Any) -> Any:
-        """Output of the model for rows of ids; the fixed inputs take turns, as the rows of a mask (3, N) do."""
+        """Output of the model for rows of ids; rows of the fixed inputs and of a mask (3, N) take turns."""
         model = self.model if model is None else model
-        inputs = {name: take_turns(convert(value, model), len(ids)) for name, value in self.fixed.items()}
+        inputs = {name: take_turns(value, len(ids)) for name, value in self.fixed.items()}
         if mask is not None:
-            form = self.mask_form or MASKS[0]
-            inputs[self.mask_name] = convert(form(take_turns(mask, len(ids))), model)
+            inputs[self.mask_name] = (self.mask_form or MASKS[0])(take_turns(mask, len(ids)))
         if "use_cache" in list_arguments(self.model):
-            options.setdefault("use_cache", False)
-        ids = convert(ids, model)
+            inputs["use_cache"] = False
+        inputs |= options
         if self.sequence:
-            return model(**{**inputs, **options, self.sequence: ids})
-        return model(ids, **{**inputs, **options})
+            inputs[self.sequence] = ids
+        dtype = find_dtype(model)
+        inputs = {name: convert(value, dtype) for name, value in inputs.items()}
+        return model(**inputs) if self.sequence else model(convert(ids, dtype), **inputs)
 
     def all_logits(self, ids: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
         """Logits (B, N, V)."""
@@ -79,9 +92,14 @@ class Subject:
         return self.select(self.all_logits(ids, mask, **options))
 
     def select(self, logits: Tensor) -> Tensor:
-        return logits[..., self.stride // 2 :: self.stride]
+        return logits if self.is_sliced else logits[..., self.stride // 2 :: self.stride]
 
-    def one_row(self, row: int) -> Subject:
+    def copy_model(self) -> Any:
+        """A copy of the model as it was passed, every parameter moved a little."""
+        model = move_copy(self.own)
+        return slice_output(model, self.words, self.vocab_size) if self.is_sliced else model
+
+    def with_row(self, row: int) -> Subject:
         """With the fixed inputs of one row."""
         fixed = {name: v[row : row + 1].expand(v.shape) if has_rows(v) else v for name, v in self.fixed.items()}
         return replace(self, fixed=fixed)
@@ -98,8 +116,9 @@ class Subject:
         """The step from one word that is looked at to the next: above 1 in a large vocabulary."""
         return max(1, self.vocab_size // WORDS)
 
-    def tokens(self, rows: int, length: int, seed: int) -> Tensor:
-        return self.replace_padding(self.words[random_ids(rows, length, len(self.words), seed).to(self.ids.device)])
+    def draw_tokens(self, length: int, seed: int) -> Tensor:
+        chosen = random_ids(ROWS, length, len(self.words), seed).to(self.ids.device)
+        return self.replace_padding(self.words[chosen])
 
     def change(self, ids: Tensor, where: Tensor | None = None) -> Tensor:
         """Other tokens, or vectors, where `where` (B, N) is true; all of them without it."""
@@ -114,24 +133,37 @@ class Subject:
 
     def change_from(self, cut: int) -> Tensor:
         """The texts, with every token from `cut` on another one."""
-        return self.change(self.ids, (torch.arange(self.length, device=self.ids.device) >= cut).expand(ROWS, -1))
+        later = torch.arange(self.length, device=self.ids.device) >= cut
+        return self.change(self.ids, later.expand(ROWS, -1))
 
     def replace_padding(self, ids: Tensor) -> Tensor:
         """Other tokens in place of padding, which some models of Hugging Face look for in the ids."""
         padding = getattr(getattr(self.own, "config", None), "pad_token_id", None)
         if self.kind != "hugging_face" or not isinstance(padding, int) or self.vocab_size < 3:
             return ids
-        return ids if ids.is_floating_point() else torch.where(ids == padding, (ids + 1) % self.vocab_size, ids)
+        return torch.where(ids == padding, (ids + 1) % self.vocab_size, ids)
 
-    def first(self, length: int) -> Subject:
+    def with_special_tokens(self) -> Subject:
+        """With texts of special, first and last ids, of ids three times in a row, and of two ids in turn."""
+        config = text_config(self.own)
+        special = {0, 1, 2, self.vocab_size - 1, *(getattr(config, name, None) for name in SPECIAL)}
+        known = sorted(one for one in special if isinstance(one, int) and 0 <= one < self.vocab_size)
+        ids, length = self.ids.clone(), self.length
+        ids[0, ::2] = self.replace_padding(torch.tensor(known, device=ids.device)).repeat(length)[: (length + 1) // 2]
+        ids[1] = ids[1].repeat_interleave(3)[:length]
+        ids[2] = ids[2, :2].repeat(length)[:length]
+        return replace(self, ids=ids)
+
+    def with_length(self, length: int) -> Subject:
         """With the first tokens of its texts."""
-        return replace(self, ids=self.ids[:, :length].contiguous())
+        ids = self.ids if length <= self.length else self.long_ids
+        return replace(self, ids=ids[:, :length].contiguous())
 
-    def short(self, most: int = SHORT) -> Subject:
+    def shorten(self, most: int = SHORT) -> Subject:
         """With texts of few tokens, for what computes slowly."""
-        taken = {size for tensor in self.model.state_dict().values() for size in tensor.shape}
-        length = next((n for n in LENGTHS if n <= most and n not in taken), self.length)
-        return self if self.length <= length else self.first(length)
+        sizes = {size for tensor in self.model.state_dict().values() for size in tensor.shape}
+        length = next((n for n in LENGTHS if n <= most and n not in sizes), self.length)
+        return self.with_length(min(length, self.length))
 
     @property
     def length(self) -> int:
@@ -190,7 +222,7 @@ class Subject:
         """In fp32, for what cannot be computed in fp64; None where it is in fp32 already."""
         if self.dtype != torch.float64:
             return None
-        return replace(self, model=move_copy(self.own).float(), dtype=torch.float32)
+        return replace(self, model=self.copy_model().float(), dtype=torch.float32)
 
     @property
     def rounds(self) -> torch.dtype:
@@ -217,86 +249,18 @@ class Subject:
         """The reason why no mask of padding can be given."""
         if self.mask_name not in list_arguments(self.model):
             return f"forward takes no {self.mask_name}"
-        return f"{self.mask_name} is no mask of padding (B, N), neither of numbers nor of booleans; which argument is the mask?"
+        return f"{self.mask_name} is no mask of padding (B, N), of numbers or of booleans; which argument is the mask?"
 
-    @functools.cached_property
-    def mask_form(self) -> MaskForm | None:
-        """Form in which the model takes a mask of padding: as 1 and 0, booleans of either sense, or 0 and -inf.
-
-        It is the first form by which a mask without padding changes nothing and a first token that is padding is not seen by
-        later ones; else one with less of that. None where the model refuses all.
-        """
-        if self.ours:
-            return MASKS[0]
-        if self.mask_name not in list_arguments(self.model):
-            return None
-        if self.kind != "module":
-            return MASKS[0]
-        example = self.fixed.get(self.mask_name)
-        if isinstance(example, Tensor) and example.shape[:2] != self.ids.shape[:2]:
-            return None  # a square one
-        ranks = dict[MaskForm, int]()
-        with torch.no_grad(), mode(self.model, training=False):
-            for form in MASKS:
-                with contextlib.suppress(Exception):
-                    ranks[form] = self.rank_form(form)
-        return max(ranks, key=lambda form: ranks[form], default=None)
-
-    def rank_form(self, form: MaskForm) -> int:
-        """1 where it can be given, 2 where a mask without padding changes nothing, 3 where padding is hidden too."""
-
-        def read(ids: Tensor, mask: Tensor) -> Tensor:
-            return self.logits(ids, **{self.mask_name: convert(form(mask), self.model)})
-
-        def agree(logits: Tensor, expected: Tensor) -> bool:
-            return bool(torch.isclose(logits, expected, 1e-4, 1e-4, equal_nan=True).all())
-
-        ones = torch.ones(self.ids.shape[:2], dtype=torch.int64, device=self.ids.device)
-        hidden = torch.cat((0 * ones[:, :1], ones[:, 1:]), 1)
-        other = torch.cat((self.ids.roll(1, 0)[:, :1], self.ids[:, 1:]), 1)
-        if not agree(read(self.ids, ones), self.logits(self.ids)):
-            return 1
-        return 2 + agree(read(self.ids, hidden)[:, 1:], read(other, hidden)[:, 1:])
+    @property
+    def ones(self) -> Tensor:
+        return torch.ones(self.ids.shape[:2], dtype=torch.int64, device=self.ids.device)
 
     def masks(self) -> dict[str, Tensor]:
         """Attention masks (3, N) of rows of unequal lengths by the side of the padding, and one of ones."""
-        ones = torch.ones(self.ids.shape[:2], dtype=torch.int64, device=self.ids.device)
-        right = ones.clone()
+        right = self.ones
         right[1, -(self.length // 3) :] = 0
         right[2, -(self.length // 2) :] = 0
-        return {"right": right, **({"left": right.flip(1)} if self.pads_left else {}), "ones": ones}
-
-    @functools.cached_property
-    def pads_left(self) -> bool:
-        """Padding may stand on the left: positions are counted, can be given, or do not matter."""
-        if self.ours or (self.first_position is not None and not self.has_state):
-            return True
-        if self.mask_form is None or self.has_state or not self.reads_tokens:
-            return False
-        real = torch.arange(self.length, device=self.ids.device) >= self.length // 3
-        with torch.no_grad(), mode(self.model, training=False), contextlib.suppress(Exception):
-            alone = self.one_row(1).logits(self.ids[1:2, real])[0]
-            padded = self.logits(self.ids, real.long().expand(ROWS, -1))[1, real]
-            return bool(torch.isclose(padded, alone, 1e-4, 1e-4).all())
-        return False
-
-    @functools.cached_property
-    def first_position(self) -> int | None:
-        """The position id of the first token, by which given positions change nothing; None where they cannot be given."""
-        arguments = list_arguments(self.model)
-        if self.ours or self.sequence.startswith("decoder_") or "position_ids" not in arguments:
-            return None
-        padding = [getattr(module, "padding_idx", None) for module in self.model.modules()]
-        starts = sorted({0, *(index + 1 for index in padding if index is not None)})  # RoBERTa counts from padding on
-        with torch.no_grad(), mode(self.model, training=False), contextlib.suppress(Exception):
-            expected = self.logits(self.ids)
-            for first in starts:
-                with contextlib.suppress(IndexError):
-                    places = torch.arange(first, first + self.length, device=self.ids.device).expand(ROWS, -1)
-                    off = (self.logits(self.ids, position_ids=places) - expected).abs().max()
-                    if off < 1e-4 * expected.abs().max():
-                        return first
-        return None
+        return {"right": right, "left": right.flip(1), "ones": self.ones}
 
     def positions_of(self, mask: Tensor) -> dict[str, Tensor]:
         """The option that tells positions of padded rows to a model that does not count them itself."""
@@ -315,11 +279,328 @@ def take_turns(value: Any, count: int) -> Any:
     return value[torch.arange(count, device=value.device) % ROWS] if has_rows(value) and count != ROWS else value
 
 
-def convert(value: Any, model: Any) -> Any:
+def convert(value: Any, dtype: torch.dtype) -> Any:
     """Vectors in the type of the model; token ids and others as they are."""
-    is_vector = isinstance(value, Tensor) and value.is_floating_point()
-    return value.to(find_dtype(model, value.dtype)) if is_vector else value
+    return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def random_ids(rows: int, length: int, vocab_size: int, seed: int) -> Tensor:
     return torch.randint(vocab_size, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def text_config(model: Any) -> Any:
+    config: Any = getattr(model, "config", None)
+    return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+
+
+# -- from what a user passes -------------------------------------------------------------------------------------------
+
+
+def open_subject(
+    model: Any,
+    vocab_size: int | None = None,
+    length: int | None = None,
+    inputs: Any = None,
+    sequence: str | None = None,
+    step: Callable[..., tuple[Tensor, Any]] | None = None,
+) -> Subject:
+    """`model` ready to be checked, with the options of `check`; it is left as it is.
+
+    Raises InputError where the model gives no logits (B, N, V), and where time seems to come first.
+    """
+    model = as_module(model)
+    subject = Subject(model, model, find_kind(model), find_vocabulary(model, vocab_size), torch.zeros(ROWS, 0).long())
+    if inputs is not None and length is not None:
+        raise InputError(f"length: {length}, but the example inputs have a length of their own; give one of the two")
+    if inputs is None:
+        subject = add_texts(subject, sequence, length)
+    else:
+        subject = add_example(subject, inputs, sequence)
+    lengths = [n for n in _SHORTER if n < subject.length and length is None and inputs is None]
+    subject = prepare(replace(subject, step=step), lengths)
+    with torch.no_grad(), mode(subject.model, training=False):
+        if subject.kind == "module":
+            refuse_time_first(subject)
+        if subject.stride > 1:
+            subject = slice_where_same(subject)
+        for name, find in _INTERFACE.items():
+            subject = replace(subject, **{name: find(subject)})
+    return subject
+
+
+def as_module(model: Any) -> nn.Module:
+    model = getattr(model, "_orig_mod", model)  # a compiled module: its own code is what hooks see
+    if not callable(model):
+        raise InputError(f"model: a torch module or a function of token ids, given {type(model).__name__}")
+    module = model if isinstance(model, nn.Module) else AsModule(model)
+    if any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers())):
+        raise InputError("a model on the meta device has no numbers to check; build it on the cpu")
+    return module
+
+
+def find_kind(model: nn.Module) -> Any:
+    if isinstance(model, LanguageModel | Translator):
+        return "translator" if isinstance(model, Translator) else "fullrank"
+    is_hugging_face = hasattr(model, "save_pretrained") and hasattr(model, "get_input_embeddings")
+    return "hugging_face" if is_hugging_face else "module"
+
+
+def find_vocabulary(model: nn.Module, vocab_size: int | None) -> int:
+    """How many token ids a model knows, 0 where it does not say it."""
+    if vocab_size is not None:
+        return vocab_size
+    size = getattr(text_config(model), "vocab_size", None)
+    if isinstance(size, int):
+        return size
+    return next((module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)), 0)
+
+
+def add_texts(subject: Subject, sequence: str | None, length: int | None) -> Subject:
+    """With random tokens; a model of two sequences gets random sources, too."""
+    model = subject.own
+    if subject.vocab_size < 2:
+        name = type(model).__name__
+        raise InputError(f"{name} does not say how many token ids it knows; give vocab_size, 2 or more")
+    subject = replace(subject, ids=subject.ids.to(find_device(model)))
+    size = choose_length(subject, length)
+    ids = subject.draw_tokens(size, SEED)
+    if subject.kind == "module":
+        ids[-1, -max(1, size // 4) :] = 0
+        return replace(subject, ids=ids, padding_id=0)
+    if not subject.translates and not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        return replace(subject, ids=ids, sequence=sequence or "")
+    source_size, source_words = max(1, size - 2), subject.vocab_size
+    if subject.translates:
+        source_size, source_words = min(source_size, model.max_source_length or size), model.encoder.config.vocab_size
+    sources = subject.replace_padding(random_ids(ROWS, source_size, source_words, 15).to(ids.device))
+    return replace(subject, ids=ids, fixed={"input_ids": sources}, sequence=sequence or "decoder_input_ids")
+
+
+def find_device(model: nn.Module) -> torch.device:
+    return next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+
+
+def choose_length(subject: Subject, length: int | None) -> int:
+    """Tokens of a text: by default a prime that no size of the model equals, so that positions are recognised by it."""
+    model: Any = subject.own
+    longest = model.max_length if subject.ours else getattr(text_config(model), "max_position_embeddings", None)
+    longest = longest if isinstance(longest, int) and longest > 0 else 10**9
+    if length is not None or longest < 3:
+        if not 3 <= (length or longest) <= longest:
+            raise InputError(f"length: {length or longest} tokens, but a check needs 3 and the model reads {longest}")
+        return length or longest
+    most = 37 if subject.vocab_size > 2 * WORDS else longest  # logits of many words take long
+    allowed = [size for size in LENGTHS if size <= min(most, longest)]
+    sizes = {size for tensor in (*model.parameters(), *model.buffers()) for size in tensor.shape}
+    return next((size for size in allowed if size not in sizes), allowed[0])
+
+
+def add_example(subject: Subject, inputs: Any, sequence: str | None) -> Subject:
+    """With the example inputs of a user: rows of the sequence among them, and the rest."""
+    example = name_inputs(subject.own, inputs)
+    tensors = [name for name, value in example.items() if isinstance(value, Tensor) and value.dim() >= 2]
+    name = sequence or next((one for one in (*_SEQUENCES, *tensors) if one in tensors), "")
+    if name not in tensors or example[name].shape[1] < 3:
+        raise InputError(
+            f"sequence: {name or 'none'}; the input along which the check looks is one of the tensors (B, N) or (B, N, E) "
+            f"with 3 or more positions in inputs: {', '.join(tensors) or 'there is none'}"
+        )
+    ids: Tensor = example.pop(name)
+    if not ids.is_floating_point() and subject.vocab_size < 2:
+        raise InputError(f"{type(subject.own).__name__} does not say how many token ids it knows; give vocab_size")
+    device, rows = find_device(subject.own), torch.arange(ROWS) % len(ids)
+    for other, value in example.items():
+        if isinstance(value, Tensor):
+            example[other] = (value[rows] if value.dim() and len(value) == len(ids) else value).to(device)
+    size = max(2, subject.vocab_size)
+    return replace(subject, ids=ids[rows].to(device), fixed=example, sequence=name, has_example=True, vocab_size=size)
+
+
+def name_inputs(model: nn.Module, inputs: Any) -> dict[str, Any]:
+    """Example inputs by the name of the argument."""
+    if isinstance(inputs, Mapping):
+        return dict(inputs)
+    values = inputs if isinstance(inputs, tuple | list) else (inputs,)
+    names = list(list_arguments(model))
+    if len(values) > len(names) or not all(isinstance(value, Tensor) for value in values):
+        raise InputError(f"inputs: a dict of tensors by argument ({', '.join(names)}), a tuple of them, or a tensor")
+    return dict(zip(names, values, strict=False))
+
+
+def prepare(subject: Subject, shorter: list[int]) -> Subject:
+    """With a moved copy in double precision, or as the model was given where that fails, or with shorter texts.
+
+    Some constants are fp32 for good, and some implementations of experts lack double precision: a plain one is tried then.
+    The model may have a longest text, of which it says nothing.
+    """
+    own, error = subject.own, Exception()
+    attempts = ["double", "double, plain experts"] if subject.parameters <= DOUBLE_UP_TO else []
+    for length in (subject.length, *shorter):
+        tried = subject if length == subject.length else shorten_all(subject, length)
+        for attempt in (*attempts, "as given"):
+            try:
+                model = move_copy(own)
+                if "experts" in attempt:
+                    model.set_experts_implementation("eager")
+                model = model.double() if "double" in attempt else model
+                with torch.no_grad(), mode(model, training=False):
+                    logits = tried.all_logits(tried.ids, model=model)
+            except Exception as reason:
+                error = error if error.args else reason
+                continue
+            if attempt == "as given" or not bool(logits.isnan().any()):
+                return finish(tried, model, logits, "double" in attempt)
+    raise InputError(
+        f"{type(own).__name__}: model({describe_inputs(subject)}) raised {type(error).__name__}: {one_line(error)}; "
+        "a model that needs other inputs is checked with inputs={...}, examples by argument"
+    ) from error
+
+
+def slice_output(model: Any, words: Tensor, vocab_size: int) -> Any:
+    """The model, with the layers that give logits giving those of `words` only."""
+    for module in model.modules():
+        if type(module) is nn.Linear and module.out_features == vocab_size:
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                setattr(module, name, nn.Parameter(parameter.detach()[words], parameter.requires_grad))
+            module.out_features = len(words)
+    return model
+
+
+def slice_where_same(subject: Subject) -> Subject:
+    """With an output layer of fewer words, which is faster, where the logits of these words are the same."""
+    with contextlib.suppress(Exception):
+        model = slice_output(duplicate(subject.model), subject.words, subject.vocab_size)
+        sliced = replace(subject, model=model, is_sliced=True)
+        if agree(sliced.logits(subject.ids), subject.logits(subject.ids)):
+            return sliced
+    return subject
+
+
+def finish(subject: Subject, model: Any, logits: Tensor, is_double: bool) -> Subject:
+    name = type(subject.own).__name__
+    if logits.dim() != 3 or logits.shape[:2] != subject.ids.shape[:2]:
+        shape = (*subject.ids.shape[:2], "V")
+        raise InputError(f"{name}: logits must be (B, N, V) = {shape}, given {tuple(logits.shape)}")
+    dtype = find_dtype(subject.own)
+    is_wide = is_double or logits.dtype.itemsize < dtype.itemsize
+    return replace(subject, model=model, dtype=logits.dtype if is_wide else dtype)
+
+
+def shorten_all(subject: Subject, length: int) -> Subject:
+    """With fewer tokens of the texts and of the sources."""
+    fixed = {name: value[:, : length - 2] for name, value in subject.fixed.items()}
+    return replace(subject.with_length(length), fixed=fixed)
+
+
+def describe_inputs(subject: Subject) -> str:
+    inputs = {subject.sequence or "input_ids": subject.ids, **subject.fixed}
+    tensors = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
+    return ", ".join(f"{name} {tuple(one.shape)} {str(one.dtype)[6:]}" for name, one in tensors.items())
+
+
+def refuse_time_first(subject: Subject) -> None:
+    """Raise InputError where rows of ids depend on each other, and positions of a row do not."""
+    first_row, first_position = subject.ones.bool(), subject.ones.bool()
+    first_row[1:] = False
+    first_position[:, 1:] = False
+    try:
+        logits = subject.logits(subject.ids)
+        by_row = subject.logits(subject.change(subject.ids, first_row)) - logits
+        by_position = subject.logits(subject.change(subject.ids, first_position)) - logits
+    except Exception:  # what fails here fails in a check, which says so
+        return
+    if bool(by_row[1:].abs().max() > 1e-4) and not bool(by_position[:, 1:].nan_to_num().abs().max() > 1e-7):
+        raise InputError(
+            f"{subject.sequence or 'the model'}: rows see each other, positions of a row do not: time seems to come "
+            "first; check a function that reads (B, N), such as lambda ids: model(ids.mT).transpose(0, 1)"
+        )
+
+
+# -- how it takes masks and positions -----------------------------------------------------------------------------------
+
+
+def find_mask_form(subject: Subject) -> MaskForm | None:
+    """Form in which the model takes a mask of padding: as 1 and 0, booleans of either sense, or 0 and -inf.
+
+    It is the first form by which a mask without padding changes nothing and a first token that is padding is not seen by
+    later ones; else one with less of that. None where the model refuses all.
+    """
+    if subject.ours:
+        return MASKS[0]
+    if subject.mask_name not in list_arguments(subject.model):
+        return None
+    if subject.kind != "module":
+        return MASKS[0]
+    example = subject.fixed.get(subject.mask_name)
+    if isinstance(example, Tensor) and example.shape[:2] != subject.ids.shape[:2]:
+        return None  # a square one
+    ranks = dict[MaskForm, int]()
+    for form in MASKS:
+        with contextlib.suppress(Exception):
+            ranks[form] = rank_mask_form(replace(subject, mask_form=form))
+    return max(ranks, key=lambda form: ranks[form], default=None)
+
+
+def rank_mask_form(subject: Subject) -> int:
+    """1 where it can be given, 2 where a mask without padding changes nothing, 3 where padding is hidden too."""
+    hidden, ids = subject.ones, subject.ids
+    hidden[:, 0] = 0
+    other = torch.cat((ids.roll(1, 0)[:, :1], ids[:, 1:]), 1)
+    if not agree(subject.logits(ids, subject.ones), subject.logits(ids)):
+        return 1
+    return 2 + agree(subject.logits(ids, hidden)[:, 1:], subject.logits(other, hidden)[:, 1:])
+
+
+def agree(logits: Tensor, expected: Tensor) -> bool:
+    return bool(torch.isclose(logits, expected, 1e-4, 1e-4, equal_nan=True).all())
+
+
+def find_first_position(subject: Subject) -> int | None:
+    """The position id of the first token, by which given positions change nothing; None where they cannot be given."""
+    arguments = list_arguments(subject.model)
+    if subject.ours or subject.sequence.startswith("decoder_") or "position_ids" not in arguments:
+        return None
+    padding = [getattr(module, "padding_idx", None) for module in subject.model.modules()]
+    starts = sorted({0, *(index + 1 for index in padding if index is not None)})  # RoBERTa counts from padding on
+    with contextlib.suppress(Exception):
+        expected = subject.logits(subject.ids)
+        for first in starts:
+            with contextlib.suppress(IndexError):
+                places = torch.arange(first, first + subject.length, device=subject.ids.device).expand(ROWS, -1)
+                off = (subject.logits(subject.ids, position_ids=places) - expected).abs().max()
+                if off < 1e-4 * expected.abs().max():
+                    return first
+    return None
+
+
+def equals_when_padded_left(subject: Subject) -> bool:
+    """Padding may stand on the left: positions are counted, can be given, or do not matter."""
+    if subject.ours or (subject.first_position is not None and not subject.has_state):
+        return True
+    if subject.mask_form is None or subject.has_state or not subject.reads_tokens:
+        return False
+    real = torch.arange(subject.length, device=subject.ids.device) >= subject.length // 3
+    with contextlib.suppress(Exception):
+        alone = subject.with_row(1).logits(subject.ids[1:2, real])
+        return agree(subject.logits(subject.ids, real.long().expand(ROWS, -1))[1:2, real], alone)
+    return False
+
+
+def lengthen_texts(subject: Subject) -> Tensor:
+    """The texts and more tokens, or no more than before where the model cannot read them."""
+    ids = subject.ids
+    if subject.fixed or ids.is_cuda or not subject.reads_tokens:
+        return ids
+    with contextlib.suppress(Exception):
+        longer = torch.cat((ids, subject.draw_tokens(2 * subject.even + 3 - subject.length, 21)), 1)
+        subject.logits(longer)
+        return longer
+    return ids
+
+
+_INTERFACE: dict[str, Callable[[Subject], Any]] = {
+    "mask_form": find_mask_form,
+    "first_position": find_first_position,
+    "pads_left": equals_when_padded_left,
+    "long_ids": lengthen_texts,
+}

@@ -10,7 +10,7 @@ import leaky_models as leaky
 import torch
 from torch import Tensor, nn
 
-from museum.exhibit import EVERY_WAY, Exhibit, future, later
+from museum.exhibit import EVERY_WAY, Exhibit, future, later, plainly, tokens
 
 Sees = Callable[[int, int], Tensor]
 Pair = tuple[Tensor, Tensor]
@@ -86,6 +86,46 @@ class Cached(nn.Module):
         return types.SimpleNamespace(logits=self.output(x), past_key_values=tuple(pairs) if use_cache else None)
 
 
+class CachedByKeyword(Cached):
+    """`use_cache` is among other options, as in many models of transformers."""
+
+    def forward(self, input_ids: Tensor, past_key_values: Any = None, **options: Any) -> Any:  # type: ignore[override]
+        return super().forward(input_ids, past_key_values, options.get("use_cache", False))
+
+
+class Store(list[Pair]):
+    """Keys and values of the layers, which beams take along, or leave behind as MiniMax's of transformers 5.23."""
+
+    is_left_behind = False
+
+    def reorder_cache(self, index: Tensor) -> None:
+        if not self.is_left_behind:
+            self[:] = [(key[index], value[index]) for key, value in self]
+
+
+class CachedForBeams(CachedByKeyword):
+    def __init__(self, is_left_behind: bool) -> None:
+        super().__init__(causal)
+        self.is_left_behind = is_left_behind
+
+    def forward(self, input_ids: Tensor, past_key_values: Any = None, **options: Any) -> Any:
+        out = super().forward(input_ids, past_key_values, **options)
+        if out.past_key_values is not None:
+            out.past_key_values = Store(out.past_key_values)
+            out.past_key_values.is_left_behind = self.is_left_behind
+        return out
+
+
+def _reordered(model: Any) -> float:
+    """Another text takes over a row of the cache."""
+    ids, order = tokens(), torch.tensor([1, 1])
+    with torch.no_grad():
+        cache = model.double()(ids[:, :20], use_cache=True).past_key_values
+        cache.reorder_cache(order)
+        step = model(ids[order, 20:21], past_key_values=cache, use_cache=True).logits
+        return float((step[:, 0] - plainly(model, ids[order])[:, 20]).abs().max())
+
+
 def _after_a_cache(model: nn.Module, ids: Tensor) -> Tensor:
     start = model(ids[:, :20], use_cache=True)
     rest = model(ids[:, 20:], past_key_values=start.past_key_values, use_cache=True)
@@ -100,6 +140,22 @@ EXHIBITS = [
         lambda: Cached(causal),
         later(_after_a_cache),
         future("perturbation, after a cache") | {"incremental decoding = one pass"},
+    ),
+    Exhibit(
+        "a chunk after a cache, use_cache in **kwargs",
+        "",
+        lambda: CachedByKeyword(everything_after_a_cache),
+        lambda: CachedByKeyword(causal),
+        later(_after_a_cache),
+        future("perturbation, after a cache") | {"incremental decoding = one pass"},
+    ),
+    Exhibit(
+        "a cache that beams leave behind",
+        "",
+        lambda: CachedForBeams(True),
+        lambda: CachedForBeams(False),
+        _reordered,
+        frozenset({"incremental decoding = one pass"}),
     ),
     Exhibit(
         "tt-metal: a chunk after a long cache",

@@ -44,14 +44,9 @@ def future(*ways: str) -> frozenset[str]:
 
 
 PREFIX = {"future, prefix = whole"}
-ONE_ROW = future(
-    *(f"perturbation, one row of {n} tokens{more}" for n in (16, 32, 37, 64) for more in ("", ", training"))
-)
 SCALED = future("perturbation, parameters scaled")
 ONES = future("perturbation, with a mask of ones", "perturbation, with a mask of ones, training")
 LEFT = future("perturbation, with padding on the left", "perturbation, with padding on the left, training")
-SEEDS = future("perturbation, training, gradients on, other seeds")
-SWITCHED_ONES = future("perturbation, sdpa, with a mask of ones", "perturbation, eager, with a mask of ones")
 EVERY_WAY = future(*(f"{by}, {mode}" for by in ("perturbation", "gradient") for mode in ("evaluation", "training")))
 BY_PERTURBATION = future("perturbation, evaluation", "perturbation, training")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import leaky_models as leaky
@@ -14,9 +15,9 @@ from museum.exhibit import (
     BY_PERTURBATION,
     CUT,
     EVERY_WAY,
+    LEFT,
     ONES,
     PREFIX,
-    SEEDS,
     Exhibit,
     Switched,
     future,
@@ -26,6 +27,8 @@ from museum.exhibit import (
     tokens,
     with_block,
 )
+
+Condition = Callable[[nn.Module, Tensor], bool]
 
 
 def weights(query: Tensor, key: Tensor, masked: bool) -> Tensor:
@@ -87,66 +90,57 @@ class Keras(leaky.Attention):
         return dropout(weights(query, key, self.masked), 0.1) @ value
 
 
-class MaxText(leaky.Attention):
-    """The kernel for half precision ignores the mask that it is given.
+class When(leaky.Attention):
+    """A text is seen whole where `condition(module, x)` is true, as by a kernel that ignores the mask."""
 
-    https://github.com/AI-Hypercomputer/maxtext/issues/878
-    """
-
-    def __init__(self, masked: bool, dtype: torch.dtype = torch.bfloat16) -> None:
+    def __init__(self, condition: Condition) -> None:
         super().__init__(leaky.causal)
-        self.masked, self.dtype = masked, dtype
+        self.condition = condition
 
     def forward(self, x: Tensor) -> Tensor:
         query, key, value = self.project(x).chunk(3, dim=-1)
-        return weights(query, key, self.masked or query.dtype != self.dtype) @ value
+        return weights(query, key, not self.condition(self, x)) @ value
 
 
-class ByChance(leaky.Attention):
-    """In training a text is seen whole now and then, where its gradient is wanted."""
+class Repeated(leaky.Model):
+    """A text in which an id stands three times in a row is seen whole."""
 
-    def __init__(self, masked: bool) -> None:
-        super().__init__(leaky.causal)
-        self.masked = masked
+    def __init__(self, whole: bool) -> None:
+        super().__init__({1: When(lambda module, x: module.is_whole)})
+        self.whole = whole
 
-    def forward(self, x: Tensor) -> Tensor:
-        query, key, value = self.project(x).chunk(3, dim=-1)
-        skips = self.training and torch.is_grad_enabled() and float(torch.rand(())) < 0.5
-        return weights(query, key, self.masked or not skips) @ value
+    def forward(self, input_ids: Tensor) -> Any:
+        a, b, c = input_ids[:, :-2], input_ids[:, 1:-1], input_ids[:, 2:]
+        self.blocks[1].attention.is_whole = self.whole and bool(((a == b) & (b == c) & (a > 0)).any())
+        return super().forward(input_ids)
 
 
-class MaskOfOnes(leaky.Padded):
-    """A mask without padding stands in for that of the future; one with padding does not."""
+class SomeMasks(leaky.Padded):
+    """A mask of some kind stands in for that of the future: without padding, with it on the left, or of one row."""
 
-    def __init__(self, instead: bool) -> None:
+    def __init__(self, kind: str) -> None:
         super().__init__()
-        self.instead = instead
+        self.places = nn.Embedding(256, leaky.WIDTH)  # of positions, which padding on the left moves
+        self.kind = kind
+
+    def hidden(self, input_ids: Tensor) -> Tensor:
+        x = self.embedding(input_ids) + self.places(torch.arange(input_ids.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        return x
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Any:
-        sees_all = self.instead and attention_mask is not None and bool(attention_mask.all())
+        mask = torch.zeros(2, 1) if attention_mask is None else attention_mask
+        is_of_ones = bool(mask.all())
+        sees_all = {
+            "of ones": is_of_ones,
+            "of ones for one row": is_of_ones and len(mask) == 1,
+            "with padding on the left": attention_mask is not None and not bool(mask[:, 0].all()),
+            "": False,
+        }[self.kind]
         for block in self.blocks:
             block.attention.instead = sees_all  # type: ignore[union-attr]
         return super().forward(input_ids, attention_mask)
-
-
-class GptOss(leaky.Attention):
-    """No mask where another kernel was expected: in compiled code, or wherever the embeddings want a gradient.
-
-    Perplexity 643 instead of 4.5. https://github.com/unslothai/unsloth-zoo/pull/1212
-    """
-
-    def __init__(self, skips: str) -> None:
-        super().__init__(leaky.causal)
-        self.skips = skips
-
-    def forward(self, x: Tensor) -> Tensor:
-        query, key, value = self.project(x).chunk(3, dim=-1)
-        skipped = {
-            "compiled": torch.compiler.is_compiling(),
-            "wants a gradient": x.requires_grad,
-            "never": False,
-        }[self.skips]
-        return weights(query, key, not skipped) @ value
 
 
 class Triton(leaky.Attention):
@@ -188,19 +182,6 @@ class ByLength(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         places = torch.arange(1, x.shape[1] + 1, dtype=x.dtype)[:, None]
         return x.cumsum(1) / (x.shape[1] if self.of_text else places)
-
-
-class OneRow(leaky.Attention):
-    """A fast kernel for whole blocks of a single text, in training, forgets the mask."""
-
-    def __init__(self, masked: bool) -> None:
-        super().__init__(leaky.causal)
-        self.masked = masked
-
-    def forward(self, x: Tensor) -> Tensor:
-        query, key, value = self.project(x).chunk(3, dim=-1)
-        fast = self.training and len(x) == 1 and x.shape[1] % 32 == 0
-        return weights(query, key, self.masked or not fast) @ value
 
 
 class MaskedWords(leaky.Model):
@@ -245,8 +226,8 @@ class BooleanMask(leaky.Padded):
         return super().forward(input_ids, ~attention_mask if inverted else attention_mask)  # type: ignore[operator]
 
 
-def _one_row(model: nn.Module, ids: Tensor) -> Tensor:
-    return plainly(model, ids[:1, :64])
+def _read(rows: int, length: int) -> Any:
+    return lambda model, ids: plainly(model, ids[:rows, :length])
 
 
 def _padded(hidden: bool) -> Any:
@@ -268,16 +249,20 @@ def _switched(model: Any, ids: Tensor) -> Tensor:
     return plainly(model, ids)
 
 
-def _in_bfloat16(model: nn.Module, ids: Tensor) -> Tensor:
-    return plainly(model.bfloat16(), ids)
+def _in(dtype: torch.dtype) -> Any:
+    return lambda model, ids: plainly(model.to(dtype), ids)
 
 
-def _in_float16(model: nn.Module, ids: Tensor) -> Tensor:
-    return plainly(model.half(), ids)
+def _with_mask(left: int, rows: int = 2) -> Any:
+    def run(model: nn.Module, ids: Tensor) -> Tensor:
+        mask = (torch.arange(ids.shape[1]) >= left).long().expand_as(ids)
+        return plainly(model, ids[:rows], attention_mask=mask[:rows])
+
+    return run
 
 
-def _with_ones(model: nn.Module, ids: Tensor) -> Tensor:
-    return plainly(model, ids, attention_mask=torch.ones_like(ids))
+def _repeated(model: nn.Module, ids: Tensor) -> Tensor:
+    return plainly(model, torch.cat((ids[:, :1], ids[:, :1], ids[:, :1], ids[:, 3:]), 1))
 
 
 def _with_gradients(model: nn.Module, ids: Tensor) -> Tensor:
@@ -295,7 +280,80 @@ def _as_if_compiled(model: nn.Module, ids: Tensor) -> Tensor:
         torch.compiler.is_compiling = asked
 
 
+def when(name: str, condition: Condition, moved: Any, *ways: str, link: str = "", dtype: torch.dtype = torch.float32,
+         **more: Any) -> Exhibit:  # fmt: skip
+    """An exhibit whose second layer sees all where the condition holds. dtype: in which the model is given."""
+
+    def make(condition: Condition) -> Any:
+        return lambda: with_block(lambda: When(condition))().to(dtype)
+
+    control = make(lambda module, x: False)
+    return Exhibit(name, link, make(condition), control, moved, future(*ways), **more)
+
+
+def is_open_by_chance(module: nn.Module, x: Tensor) -> bool:
+    return module.training and torch.is_grad_enabled() and float(torch.rand(())) < 0.5
+
+
+UNSLOTH = "https://github.com/unslothai/unsloth-zoo/pull/1212"  # perplexity 643 instead of 4.5
+MAXTEXT = "https://github.com/AI-Hypercomputer/maxtext/issues/878"
+BFLOAT16 = ("perturbation, in bfloat16", "perturbation, in bfloat16, training")
+AUTOCAST = ("perturbation, under autocast", "perturbation, under autocast, training")
+FLOAT16 = ("perturbation, in float16", "perturbation, in float16, training")
+
+CONDITIONS = [
+    when("MaxText: in half precision only", lambda module, x: x.dtype == torch.bfloat16 or torch.is_autocast_enabled("cpu"),
+         later(_in(torch.bfloat16)), *BFLOAT16, *AUTOCAST, link=MAXTEXT, full=True),
+    when("in float16 only", lambda module, x: x.dtype == torch.float16, later(_in(torch.float16)), *FLOAT16, full=True),
+    when("in the precision in which it is given", lambda module, x: x.dtype == torch.bfloat16, later(_in(torch.bfloat16)),
+         *BFLOAT16, dtype=torch.bfloat16),
+    when("in training in half precision", lambda module, x: module.training and x.dtype == torch.bfloat16,
+         later(_in(torch.bfloat16), training=True), BFLOAT16[1], dtype=torch.bfloat16),
+    when("opened by chance, in training only", is_open_by_chance, later(_with_gradients, training=True),
+         "perturbation, training, gradients on, other seeds"),
+    when("gpt-oss of unsloth: compiled only", lambda module, x: torch.compiler.is_compiling(), later(_as_if_compiled),
+         "perturbation, compiled", link=UNSLOTH, full=True, length=19),
+    when("gpt-oss of unsloth: where embeddings want a gradient", lambda module, x: x.requires_grad, gradient,
+         "gradient, evaluation", "gradient, training", link=UNSLOTH),
+    when("one row of whole blocks, in training only",
+         lambda module, x: module.training and len(x) == 1 and x.shape[1] == 32, later(_read(1, 32), training=True, cut=20),
+         "perturbation, one row of 32 tokens, training"),
+    when("rows of whole blocks, in training only",
+         lambda module, x: module.training and len(x) > 1 and x.shape[1] == 32, later(_read(2, 32), training=True, cut=20),
+         "perturbation, rows of 32 tokens, training"),
+    when("twice a block, in training only", lambda module, x: module.training and x.shape[1] == 64,
+         later(_read(2, 64), training=True), "perturbation, rows of 64 tokens, training"),
+    when("one row of an odd length, in training only",
+         lambda module, x: module.training and len(x) == 1 and x.shape[1] % 2 == 1, later(_read(1, 67), training=True),
+         "perturbation, one row, training"),
+]  # fmt: skip
+
 EXHIBITS = [
+    *CONDITIONS,
+    *(
+        Exhibit(
+            f"a mask {kind} only",
+            "",
+            lambda kind=kind: SomeMasks(kind),
+            lambda: SomeMasks(""),
+            later(run),
+            fails,
+            layer="blocks.0.attention",
+        )
+        for kind, run, fails in (
+            ("of ones", _with_mask(0), ONES | {"padding changes nothing"}),
+            ("of ones for one row", _with_mask(0, 1), future("perturbation, one row with a mask of ones")),
+            ("with padding on the left", _with_mask(9), LEFT),
+        )
+    ),
+    Exhibit(
+        "an id three times in a row",
+        "",
+        lambda: Repeated(True),
+        lambda: Repeated(False),
+        later(_repeated),
+        future(*(f"perturbation, special and repeated tokens{more}" for more in ("", ", training"))),
+    ),
     Exhibit(
         "Doge: under sdpa only",
         "https://github.com/huggingface/transformers/issues/48748",
@@ -322,59 +380,6 @@ EXHIBITS = [
         future("perturbation, training", "gradient, training"),
     ),
     Exhibit(
-        "MaxText: in half precision only",
-        "https://github.com/AI-Hypercomputer/maxtext/issues/878",
-        with_block(lambda: MaxText(False)),
-        with_block(lambda: MaxText(True)),
-        later(_in_bfloat16),
-        future("perturbation, in bfloat16", "perturbation, under autocast"),
-        full=True,
-    ),
-    Exhibit(
-        "in float16 only",
-        "",
-        with_block(lambda: MaxText(False, torch.float16)),
-        with_block(lambda: MaxText(True, torch.float16)),
-        later(_in_float16),
-        future("perturbation, in float16"),
-        full=True,
-    ),
-    Exhibit(
-        "opened by chance, in training only",
-        "",
-        with_block(lambda: ByChance(False)),
-        with_block(lambda: ByChance(True)),
-        later(_with_gradients, training=True),
-        SEEDS,
-    ),
-    Exhibit(
-        "a mask of ones only",
-        "",
-        lambda: MaskOfOnes(True),
-        lambda: MaskOfOnes(False),
-        later(_with_ones),
-        ONES | {"padding changes nothing"},
-        layer="blocks.0.attention",
-    ),
-    Exhibit(
-        "gpt-oss of unsloth: compiled only",
-        "https://github.com/unslothai/unsloth-zoo/pull/1212",
-        with_block(lambda: GptOss("compiled")),
-        with_block(lambda: GptOss("never")),
-        later(_as_if_compiled),
-        future("perturbation, compiled"),
-        full=True,
-        length=19,
-    ),
-    Exhibit(
-        "gpt-oss of unsloth: where embeddings want a gradient",
-        "https://github.com/unslothai/unsloth-zoo/pull/1212",
-        with_block(lambda: GptOss("wants a gradient")),
-        with_block(lambda: GptOss("never")),
-        gradient,
-        future("gradient, evaluation", "gradient, training"),
-    ),
-    Exhibit(
         "Triton's tutorial: in the backward pass only",
         "https://github.com/triton-lang/triton/issues/4541",
         with_block(lambda: Triton(False)),
@@ -389,14 +394,6 @@ EXHIBITS = [
         with_block(lambda: ByLength(False)),
         _in_a_longer_text,
         frozenset(PREFIX),
-    ),
-    Exhibit(
-        "one row of whole blocks, in training only",
-        "",
-        with_block(lambda: OneRow(False)),
-        with_block(lambda: OneRow(True)),
-        later(_one_row, training=True),
-        future("perturbation, one row of 32 tokens, training"),
     ),
     *(
         Exhibit(
