@@ -11,7 +11,7 @@ import torch
 
 from fullrank.checking.compare import largest
 from fullrank.checking.report import Finding, Report, inapplicable, judge
-from fullrank.checking.scorer import ROUNDING, Scorer, count_faults, sum_texts
+from fullrank.checking.scorer import ROUNDING, Scorer, count_faults
 from fullrank.checking.sums import LATER, ONCE, SUM, over_vocabulary
 from fullrank.core.errors import InputError
 
@@ -42,10 +42,8 @@ def check_scoring(
     Raises InputError where score fails or returns something else, and where texts or vocab_size are missing.
     """
     windows = [window] if isinstance(window, int) else list(window)
-    size, is_text = (
-        len(vocabulary) if vocabulary else vocab_size,
-        bool(texts) and isinstance(next(iter(texts or ())), str),
-    )
+    size = len(vocabulary) if vocabulary else vocab_size
+    is_text = texts is not None and isinstance(next(iter(texts), None), str)
     if is_text and vocabulary:
         raise InputError("texts: strings, and vocabulary is given too, of which texts are made; leave out one of them")
     if size is None and not is_text:
@@ -53,9 +51,7 @@ def check_scoring(
             "vocab_size: needed to check a function of token ids, as in vocab_size=50; vocabulary= if it takes a str"
         )
     if (size is not None and size < 2) or length < 4 or min(windows, default=1) < 1:
-        raise InputError(
-            f"vocab_size, length, window: at least 2, 4 and 1; given {size}, {length} and {window}; raise the one below"
-        )
+        raise InputError(f"vocab_size, length, window: at least 2, 4 and 1; given {size}, {length} and {window}")
     samples = list(texts or draw_texts(max([length, *(2 * one + 3 for one in windows)]), size or 2))
     form: Callable[[Any], Any] = str if is_text else list if isinstance(samples[0], list) else torch.tensor
     if vocabulary:
@@ -64,7 +60,7 @@ def check_scoring(
     base = max(chosen, key=len)
     if len(base) < 4:
         raise InputError(f"texts: the longest has {len(base)} tokens; give one of 4 or more")
-    used = [] if is_text else [int(token) for text in chosen for token in text]
+    used = set() if is_text else {int(token) for text in chosen for token in text}
     if size is not None and used and not 0 <= min(used) <= max(used) < size:
         raise InputError(f"texts: token ids from 0 to {size - 1} (vocab_size={size}), given {min(used)} to {max(used)}")
     scorer = Scorer(score, form, many)
@@ -96,7 +92,7 @@ def draw_texts(longest: int, size: int) -> list[torch.Tensor]:
 def score_twice(scorer: Scorer, texts: Sequence[Text]) -> Finding:
     """Each text twice, with the others between: a cache that has seen a text shows, and so does chance."""
     ordered = sorted(texts, key=len, reverse=True)
-    first, second = sum_texts(scorer, ordered), sum_texts(scorer, ordered)
+    first, second = scorer.totals(ordered), scorer.totals(ordered)
     difference, allowed, remark = largest(second, first), 10 * scorer.allowed(first), ""
     if difference <= allowed:
         scorer.noise = difference
@@ -116,17 +112,16 @@ def score_twice(scorer: Scorer, texts: Sequence[Text]) -> Finding:
 def add_texts(scorer: Scorer, texts: Sequence[Text]) -> Finding:
     if not scorer.many:
         return inapplicable("score takes one text; many=True is for a function of a list of texts")
-    alone = sum_texts(scorer, texts)
+    alone = scorer.totals(texts)
     together = torch.tensor([scorer.read(*some).total for some in (texts, texts[::-1])], dtype=torch.float64)
     expected, allowed = alone.sum(), 10 * scorer.allowed(alone, together)
     difference, remark = largest(together, expected.expand(2)), ""
     if not difference <= allowed:
-        sizes = torch.tensor([len(text) - (scorer.skipped or 0) for text in texts]).double()
-        remark = (
-            "more than the texts is counted, such as padding" if together[0] > expected else "something is left out"
+        more, less = (
+            "more than the texts is counted, such as padding",
+            "something is left out, or a mean is one of means",
         )
-        if abs(together[0] - (alone / sizes).mean() * sizes.sum()) <= allowed:
-            remark = "a mean of the texts' means, whatever their lengths"
+        remark = more if together[0] > expected else less
         remark = f"together {float(together[0]):.6g} nats, one by one {float(expected):.6g}: {remark}, or texts see each other"
     lengths = ", ".join(str(len(text)) for text in texts)
     looked_at = f"{len(texts)} texts of {lengths} in one call, against one by one, in nats"

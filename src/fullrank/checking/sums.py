@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fullrank.checking.compare import largest
 from fullrank.checking.report import Finding, inapplicable, judge
-from fullrank.checking.scorer import ROUNDING, Scorer, count_faults, sum_texts
+from fullrank.checking.scorer import ROUNDING, Scorer, count_faults
 
 SUM, ONCE, LATER = "probabilities sum to one", "every token is scored once", "later tokens change no earlier score"
 _SAMPLES = 32  # texts drawn from the scorer itself, at least
@@ -44,11 +44,7 @@ def over_vocabulary(
     powers = [2**i + j for i in range(2, 20) for j in (0, -1)]
     wanted = dict.fromkeys([1, len(base) - 1, 0, 2, *near, 3, *powers, *range(len(base))])
     positions = sorted([n for n in wanted if 0 <= n < len(base)][: calls // size])
-    shown = (
-        f"{len(positions)} of {len(base)} positions of a text"
-        if len(positions) < len(base)
-        else f"{len(base)} positions"
-    )
+    shown = f"{len(positions)} of {len(base)} positions of a text"
     values = range(size)
     whole = scorer.read(base)
     if scorer.allowed(torch.tensor([whole.total]) if whole.each is None else whole.each) > _COARSE:
@@ -125,10 +121,6 @@ def judge_scores(
             del sums[k]
     if silent:
         faults.append(f"{name_positions(silent)}: never scored, whatever stands there costs the same")
-    ends = {n: [scorer.each([*base[: n - 1], v])[-1 - end_mark] for v in values[:3]] for n in lengths if n > 2}
-    short = [n for n, own in ends.items() if is_unscored(torch.stack(own), size, allowed)]
-    if short and not silent:
-        faults.append(f"the last token is never scored in texts of {', '.join(map(str, short[:6]))} tokens")
     worst = max(moved, key=lambda k: moved[k], default=0)
     leak = f"another token {worst} changes the scores of tokens before it" if moved and moved[worst] > allowed else ""
     off = max((abs(math.expm1(one)) for one in sums.values()), default=0.0)
@@ -159,15 +151,15 @@ def judge_totals(
     scorer: Scorer, base: Any, positions: list[int], values: Sequence[int], shown: str, size: int, calls: int
 ) -> dict[str, Finding]:
     faults, silent, sums, twice = [], [], {}, []
-    allowed = scorer.allowed(sum_texts(scorer, [base]))
+    allowed = scorer.allowed(scorer.totals([base]))
 
     def halved(text: Any) -> bool:
         """The square roots of the probabilities of the token after `text` add up to one."""
-        after = sum_texts(scorer, [[*text, v] for v in values])
+        after = scorer.totals([[*text, v] for v in values])
         return abs(float(torch.logsumexp((scorer.total(text) - after) / 2, 0))) <= allowed
 
     for n in positions:
-        before, after = scorer.total(base[:n]), sum_texts(scorer, [[*base[:n], v] for v in values])
+        before, after = scorer.total(base[:n]), scorer.totals([[*base[:n], v] for v in values])
         if is_unscored(after - before, size, allowed):
             if n == 0:
                 faults += judge_start(scorer, after, allowed)
@@ -226,7 +218,7 @@ def estimate_texts(scorer: Scorer, size: int, first: int, longest: int, calls: i
     """
     if size**first <= calls:  # few enough to read them all
         texts = [[0, *rest] for rest in itertools.product(range(size), repeat=first)]
-        whole = torch.logsumexp(scorer.total([0]) - sum_texts(scorer, texts), 0).exp()
+        whole = torch.logsumexp(scorer.total([0]) - scorer.totals(texts), 0).exp()
         return whole[None], torch.zeros(1, dtype=torch.float64), len(texts)
     if first <= 2:  # no window ends as early
         return torch.tensor([]), torch.tensor([]), 0
@@ -239,7 +231,7 @@ def estimate_texts(scorer: Scorer, size: int, first: int, longest: int, calls: i
         text = torch.randint(size, (1,), generator=generator).tolist()
         before = scorer.total(text)
         for n in range(1, length):
-            after = sum_texts(scorer, [[*text, v] for v in range(size)])
+            after = scorer.totals([[*text, v] for v in range(size)])
             sums[i, n] = torch.logsumexp(before - after, 0)
             text.append(int(torch.multinomial(torch.softmax(-after, 0), 1, generator=generator)))
             before = float(after[text[-1]])
