@@ -133,7 +133,7 @@ def name_type(dtype: torch.dtype) -> str:
 def describe_call(subject: Subject, call: Call) -> str:
     """The name of the call behind the implementation of attention that it uses."""
     own = "" if call.attention else find_implementation(subject.model)
-    return f"{own}, {call.name}" if own else call.name
+    return ", ".join(word for word in (own, call.name) if word and (not own or word != "evaluation"))
 
 
 def find_implementation(model: Any) -> str:
@@ -200,9 +200,9 @@ class Run:
             return read_pieces(ids, [0, self.subject.length // 2, self.subject.length], self.step)
         if self.call.rows == 1 or self.documents:  # one by one: documents are packed into a row
             masks = [None] * len(ids) if mask is None else mask.split(1)
+            options |= {"model": self.runs, **self.documents}
             rows = zip(ids.split(1), masks, strict=True)
-            parts = [self.subject.logits(*row, model=self.runs, **self.documents, **options) for row in rows]
-            return torch.cat(parts)
+            return torch.cat([self.subject.logits(row, row_mask, **options) for row, row_mask in rows])
         return self.subject.logits(ids, mask, model=self.runs, **options)
 
 

@@ -49,7 +49,7 @@ def choose_cuts(subject: Subject, most: int, least: int = 6) -> list[int]:
 
 def by_perturbation(subject: Subject, call: Call) -> Finding:
     """From a cut on, every token is changed; no logits before the cut may change."""
-    if call.scaled and find_leak(subject, Call("evaluation")).verdict == "fails":
+    if call.scaled and False in subject.leaking:
         return inapplicable("later tokens are seen with the parameters as they are")
     try:
         subject = call.choose_texts(subject)
@@ -101,11 +101,16 @@ def find_leak(subject: Subject, call: Call, cuts: list[int] | None = None) -> Fi
         finding = judge(looked_at, shares[cut], limit, reason, path=path)
         if finding.verdict == "passes" or not math.isfinite(shares[cut]):
             return finding
+        leaks = describe_cut(subject, cut)
+        if not call.is_plain and call.training in subject.leaking:  # as without what is special about the call
+            return replace(finding, leaks=leaks, remark=leaks)
         try:
-            return explain(subject, run, finding, cut, limit)
+            finding = explain(subject, run, finding, cut, limit)
         except Exception as error:  # a leak is a leak, even one that nobody can explain
-            remark = f"no layer: {type(error).__name__}: {error}"
-            return replace(finding, leaks=describe_cut(subject, cut), remark=remark)
+            finding = replace(finding, leaks=leaks, remark=f"no layer: {type(error).__name__}: {error}")
+        if call.is_plain and finding.verdict == "fails":
+            subject.leaking.add(call.training)
+        return finding
 
 
 def batch_texts(subject: Subject, run: Run, cuts: list[int]) -> tuple[Tensor, Tensor]:

@@ -47,6 +47,7 @@ class Subject:
     mask_form: turns a mask of ones and zeros into the form that the model takes; None without a mask of padding.
     first_position: the position id of the first token; None where positions cannot be given. pads_left: a text that is
     padded on the left equals the text alone. is_sliced: the output layer of its copies computes only the logits of `words`.
+    leaking: the modes, training or not, in which later tokens were seen, whatever is special about a call.
     """
 
     model: Any
@@ -65,6 +66,7 @@ class Subject:
     first_position: int | None = None
     pads_left: bool = False
     is_sliced: bool = False
+    leaking: set[bool] = field(default_factory=set)
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
@@ -451,7 +453,7 @@ def prepare(subject: Subject, shorter: list[int]) -> Subject:
             if attempt == "as given" or not bool(logits.isnan().any()):
                 return finish(tried, model, logits, "double" in attempt)
     raise InputError(
-        f"{type(own).__name__}: model({describe_inputs(subject)}) raised {type(error).__name__}: {one_line(error)}; "
+        f"{type(own).__name__}: a text of {subject.length} tokens raised {type(error).__name__}: {one_line(error)}; "
         "a model that needs other inputs is checked with inputs={...}, examples by argument"
     ) from error
 
@@ -490,12 +492,6 @@ def shorten_all(subject: Subject, length: int) -> Subject:
     """With fewer tokens of the texts and of the sources."""
     fixed = {name: value[:, : length - 2] for name, value in subject.fixed.items()}
     return replace(subject.with_length(length), fixed=fixed)
-
-
-def describe_inputs(subject: Subject) -> str:
-    inputs = {subject.sequence or "input_ids": subject.ids, **subject.fixed}
-    tensors = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
-    return ", ".join(f"{name} {tuple(one.shape)} {str(one.dtype)[6:]}" for name, one in tensors.items())
 
 
 def refuse_time_first(subject: Subject) -> None:
