@@ -144,15 +144,28 @@ def test_passes_that_differ_by_themselves_fail() -> None:
     class Counting(leaky.Model):
         def __init__(self) -> None:
             super().__init__()
-            self.calls = 0
+            self.calls: list[int] = []
 
         def forward(self, input_ids: Tensor) -> Any:
-            self.calls += 1
-            return super().forward(input_ids) * self.calls
+            self.calls.append(1)
+            return super().forward(input_ids) * len(self.calls)
 
     outcome = run(by_perturbation, open_subject(Counting()), Call(""))
     assert outcome.verdict == "fails"
     assert "two passes over the same tokens differ" in outcome.remark
+
+
+def test_a_memory_that_a_module_keeps_between_calls_is_no_leak() -> None:
+    class Remembering(leaky.Model):
+        memory: Tensor | None = None
+
+        def forward(self, input_ids: Tensor) -> Any:
+            before, x = self.memory, self.hidden(input_ids)
+            self.memory = x.detach()
+            return self.output(x if before is None or before.shape != x.shape else x + before)
+
+    report = fr.check(Remembering(), quick=True)
+    assert report.passes, report
 
 
 def test_a_layer_of_ours_that_leaks() -> None:

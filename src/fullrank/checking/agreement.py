@@ -61,24 +61,32 @@ def prefixes(subject: Subject) -> Finding:
     ids = subject.long_ids
     size, pairs, wrong = ids.shape[1], list[Pair](), list[tuple[int, int]]()
     lengths = {1 << i for i in range(1, size.bit_length())} | {1, 3, subject.length // 2, subject.length, size - 1}
-    with torch.no_grad(), mode(subject.model, training=False):
-        whole = subject.logits(ids)
-        if bool((whole == whole[:1]).all()):
-            return inapplicable("no token changes any logits at all, so there is nothing that could leak")
-        for rows, end in [*itertools.product((ROWS, 1), sorted(lengths - {size})), (1, size)]:
-            logits = subject.logits(ids[:rows, :end].contiguous())
-            pairs.append((f"{rows} row{'s' * (rows > 1)} of {end} tokens", logits, whole[:rows, :end]))
-            if compare_pairs(subject, "", pairs[-1:]).verdict == "fails":
-                wrong.append((rows, end))
-        shown = ", ".join(map(str, sorted(lengths)))
-        looked_at = f"logits of the first {shown} tokens, beside those of the whole text of {size}"
-        finding = compare_pairs(subject, looked_at, pairs)
-        if finding.verdict == "passes":
-            return finding
-        layers = tuple[str, ...]()
-        with contextlib.suppress(Exception):
-            rows, end = min(wrong)
-            layers = (find_layer_of_length(subject.model, subject.logits, ids, rows, end),)
+
+    def read(texts: Tensor) -> Tensor:
+        with torch.no_grad(), mode(subject.model, training=False):
+            return subject.logits(texts)
+
+    whole = read(ids)
+    if bool((whole == whole[:1]).all()):
+        return inapplicable("no token changes any logits at all, so there is nothing that could leak")
+    for rows, end in [*itertools.product((ROWS, 1), sorted(lengths - {size})), (1, size)]:
+        pair = (
+            f"{rows} row{'s' * (rows > 1)} of {end} tokens",
+            read(ids[:rows, :end].contiguous()),
+            whole[:rows, :end],
+        )
+        pairs.append(pair)
+        if compare_pairs(subject, "", [pair]).verdict == "fails":
+            wrong.append((rows, end))
+    shown = ", ".join(map(str, sorted(lengths)))
+    looked_at = f"logits of the first {shown} tokens, beside those of the whole text of {size}"
+    finding = compare_pairs(subject, looked_at, pairs)
+    if finding.verdict == "passes":
+        return finding
+    layers = tuple[str, ...]()
+    with contextlib.suppress(Exception):
+        rows, end = min(wrong)
+        layers = (find_layer_of_length(subject.model, read, ids, rows, end),)
     leaks = f"{finding.remark.removeprefix('worst: ')} have other logits where {size} tokens are read"
     return replace(finding, path="texts of other lengths", leaks=leaks, layers=layers)
 

@@ -130,8 +130,11 @@ def find_dtype(model: nn.Module, default: torch.dtype = torch.float32) -> torch.
 
 @contextmanager
 def mode(model: nn.Module, *, training: bool, seed: int = 1) -> Iterator[None]:
-    """Inside, the model trains or not, random numbers begin at `seed`; afterwards all is as before, its buffers too."""
-    modes = {module: module.training for module in model.modules()}
+    """Inside, the model trains or not, random numbers begin at `seed`; afterwards all is as before.
+
+    Buffers and other attributes are put back, too: a memory that a module keeps between calls is that of the model as passed.
+    """
+    attributes = {module: dict(vars(module)) for module in model.modules()}
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
     state = random.getstate()
@@ -143,8 +146,9 @@ def mode(model: nn.Module, *, training: bool, seed: int = 1) -> Iterator[None]:
             yield
         finally:
             random.setstate(state)
-            for module, was_training in modes.items():
-                module.training = was_training
+            for module, before in attributes.items():
+                vars(module).clear()
+                vars(module).update(before)
             with torch.no_grad():
                 for name, buffer in model.named_buffers():
                     if name in buffers and buffers[name].shape == buffer.shape:
