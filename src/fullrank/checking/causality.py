@@ -102,7 +102,7 @@ def find_leak(subject: Subject, call: Call, cuts: list[int] | None = None) -> Fi
         if finding.verdict == "passes" or not math.isfinite(shares[cut]):
             return finding
         leaks = describe_cut(subject, cut)
-        if not call.is_plain and call.training in subject.leaking:  # as without what is special about the call
+        if not (call.is_plain or call.cache) and call.training in subject.leaking:  # the same leak once more
             return replace(finding, leaks=leaks, remark=leaks)
         try:
             finding = explain(subject, run, finding, cut, limit)
