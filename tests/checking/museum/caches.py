@@ -104,11 +104,13 @@ class Store(list[Pair]):
 
 
 class CachedForBeams(CachedByKeyword):
+    """Its cache is a `Store`."""
+
     def __init__(self, is_left_behind: bool) -> None:
         super().__init__(causal)
         self.is_left_behind = is_left_behind
 
-    def forward(self, input_ids: Tensor, past_key_values: Any = None, **options: Any) -> Any:
+    def forward(self, input_ids: Tensor, past_key_values: Any = None, **options: Any) -> Any:  # type: ignore[override]
         out = super().forward(input_ids, past_key_values, **options)
         if out.past_key_values is not None:
             out.past_key_values = Store(out.past_key_values)

@@ -106,12 +106,13 @@ class Repeated(leaky.Model):
     """A text in which an id stands three times in a row is seen whole."""
 
     def __init__(self, whole: bool) -> None:
-        super().__init__({1: When(lambda module, x: module.is_whole)})
+        super().__init__({1: When(lambda module, x: bool(module.is_whole))})
         self.whole = whole
 
     def forward(self, input_ids: Tensor) -> Any:
         a, b, c = input_ids[:, :-2], input_ids[:, 1:-1], input_ids[:, 2:]
-        self.blocks[1].attention.is_whole = self.whole and bool(((a == b) & (b == c) & (a > 0)).any())
+        is_whole = self.whole and bool(((a == b) & (b == c) & (a > 0)).any())
+        self.blocks[1].attention.is_whole = is_whole  # type: ignore[union-attr]
         return super().forward(input_ids)
 
 
