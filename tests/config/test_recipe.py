@@ -184,7 +184,6 @@ def test_a_recipe_far_from_all_lists_none() -> None:
         load("nofolder")
 
 
-@pytest.mark.parametrize(("row", "meant"), [("mixhead_b", "b"), ("Mixhead-A", "a"), ("plane", "plain")])
-def test_a_row_by_another_name(row: str, meant: str) -> None:
-    with pytest.raises(InputError, match=f"did you mean '{meant}'"):
-        resolve("mixhead/table1-vanilla", row)
+def test_a_row_by_another_name() -> None:
+    with pytest.raises(InputError, match="did you mean 'plain'"):
+        resolve("mixhead/table1-vanilla", "plane")

@@ -163,7 +163,7 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
                           "latent_dropout_locked": True, "epsilon": 1e-8}.items()),
     *((raw({name: value}), (f"model.output.{name}: goes with", "kind: adaptive", f"{value!r} with 'softmax'"))
       for name, value in {"cutoffs": [5], "div_val": 2, "form": "fairseq", "tail_dropout": 0.1}.items()),
-    (raw(MIXTURE | {"components": "softmax", "cutoffs": [10]}), ("output.cutoffs: goes with", "components: adaptive", "[10]")),
+    (raw(MIXTURE | {"components": "softmax", "cutoffs": [10]}), ("output.cutoffs: goes with", "adaptive", "[10]")),
     (raw(ADAPTIVE | {"cutoffs": [5], "mixtures": 3}), ("model.output.mixtures: goes with", "given 3 with 'adaptive'")),
     (raw({}, input={"cutoffs": [5]}), ("model.input.cutoffs: goes with", "kind: adaptive", "given [5] with 'token'")),
     # attention
@@ -176,7 +176,7 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     (raw({}, attention=PAIRS | {"decays": 3}), ("model.attention.decays: goes with", "output_map: decayed", "3 with 'pairs'")),
     (raw({}, attention=PAIRS | {"score": "dense_synthesizer"}), ("model.attention.score", "'dense_synthesizer'", "relative")),
     (raw({}, position="relative", attention=PAIRS | {"score": {"name": "relative", "clamp_length": 3}}),
-     ("model.attention.score: 'relative' has no option 'clamp_length'", "shared_biases")),
+     ("model.attention.score: unknown key 'clamp_length'", "shared_biases")),
     (raw({}, position="relative", attention=DECAYED | {"score": "relative"}),
      ("model.attention.score: goes with", "output_map: pairs", "given 'relative' with 'decayed'")),
     (raw({}, attention=DECAYED | PUBLISHED), ("model.attention.causal", "output_map: pairs", "with 'decayed'")),

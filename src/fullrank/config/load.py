@@ -16,7 +16,7 @@ from fullrank.config.finetune import FinetuneConfig, finetunes
 from fullrank.config.run import RunConfig
 from fullrank.config.training import SIZES
 from fullrank.core.errors import InputError
-from fullrank.core.section import Section, hints_of, settings_with
+from fullrank.core.section import Section, hints_of
 from fullrank.files import read_text
 
 _SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # that of libyaml is ten times as fast
@@ -130,8 +130,7 @@ def apply_overrides(raw: dict[str, Any], overrides: Iterable[str]) -> dict[str, 
     for text in overrides:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
-            example = next(iter(settings_with(RunConfig, "", text.strip())), "train.steps=1000")
-            raise InputError(f"'{text}' is not of the form key=value, for example {example}")
+            raise InputError(f"'{text}' is not of the form key=value, for example train.steps=1000")
         over[key.strip()] = parse_yaml(value, f"the value of {key}") if value else None
     return lay(raw, over)
 

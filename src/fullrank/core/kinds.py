@@ -376,7 +376,6 @@ class AdaptiveConfig(ClusteredConfig, built_in=True):
 class MixtureConfig(OutputConfig, built_in=True):
     """A mixture of `mixtures` softmaxes over one matrix (Mixture of Softmaxes §3)."""
 
-    ALSO = " with `model.output.components: softmax`"
     kind: str = "mixture_of_softmaxes"
     mixtures: Size | None = key(None, "number of softmaxes K; null: 10, or 1 without latent states")
     components: Literal["softmax", "adaptive"] = key("softmax", "what is mixed; null: adaptive with cutoffs")
@@ -399,5 +398,4 @@ class MixtureConfig(OutputConfig, built_in=True):
 class AdaptiveMixtureConfig(MixtureConfig, ClusteredConfig, built_in=True):
     """A mixture of adaptive softmaxes over one matrix."""
 
-    ALSO = " with `model.output.components: adaptive`"
     components: Literal["softmax", "adaptive"] = key("adaptive", "what is mixed; null: adaptive with cutoffs")

@@ -39,7 +39,7 @@ from typing import (
 )
 
 from . import registry
-from .errors import ConfigError, meant_by, suggest
+from .errors import ConfigError
 
 Value = TypeVar("Value")
 _BOOLEANS = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}
@@ -113,9 +113,6 @@ class Slot:
             return stage
         if config is None:
             raise ConfigError(f"{key}: '{name}' takes no options, given {sorted(options)}")
-        known = [option.name for option in fields(config)]
-        if unknown := sorted(options.keys() - set(known)):
-            raise ConfigError(*(f"{key}: '{name}' has no option '{o}'; {suggest(o, known)}" for o in unknown))
         try:
             made = config(**options)
         except (TypeError, ValueError) as error:
@@ -295,29 +292,7 @@ def read_value(hint: Any, value: Any, key: str) -> Any:
     try:
         return _converted(hint, value, key)
     except _Unfit:
-        section, _, name = key.rpartition(".")
-        number = get_origin(hint) is list and isinstance(value, int)  # where a number would have another key
-        near = [_join(section, meant) for meant in meant_by(name)] if number else _choices_meant(hint, value)
-        raise ConfigError(f"{key}: {words(hint)}, given {value!r}{_or_rather(near[:1])}") from None
-
-
-def _choices(hint: Any) -> list[str]:
-    """The words that a type allows by name: those of a Literal, and the built-in stages of a slot."""
-    if get_origin(hint) is Literal:
-        return [word for word in get_args(hint) if isinstance(word, str)]
-    if isinstance(hint, Slot):
-        return list(hint.built_in)
-    return [word for part in (*get_args(hint), *getattr(hint, "__metadata__", ())) for word in _choices(part)]
-
-
-def _choices_meant(hint: Any, value: object) -> list[str]:
-    """The words of a type that `value` is, or is called elsewhere."""
-    choices = _choices(hint) if isinstance(value, str) else []
-    return [word for word in (str(value), *meant_by(str(value))) if word in choices]
-
-
-def _or_rather(near: list[str]) -> str:
-    return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+        raise ConfigError(f"{key}: {words(hint)}, given {value!r}") from None
 
 
 def section_in(hint: Any) -> type[Section] | None:
@@ -346,14 +321,8 @@ class _Sections(type):
         section = member = cast(type[Section], cls)
         if issubclass(section, ByKind) and "MEMBERS" in vars(section):
             member, keys = section.member(keys, section.KEY), section.stated(keys)
-        wrong = [
-            (issubclass(member, ByKind) and member.key_of_another_kind(name, value, section.KEY))
-            or unknown_key(section, section.KEY, _join(section.KEY, name), value)
-            for name, value in keys.items()
-            if name not in hints_of(member)
-        ]
-        if wrong:
-            raise ConfigError(*wrong)
+        if unknown := _describe_unknown(section, keys, section.KEY):
+            raise ConfigError(*unknown.values())
         made = object.__new__(member)
         made.__init__(**keys)  # type: ignore[misc]
         return made
@@ -369,6 +338,10 @@ class Section(metaclass=_Sections):
 
     KEY: ClassVar[str] = ""
     DECIDED_BY: ClassVar[Mapping[str, str]] = {}  # properties that keys need -> the keys that decide them
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        if cls.KEY:
+            _SECTIONS.append(cls)
 
     def __post_init__(self) -> None:
         lines: list[str] = []
@@ -426,19 +399,13 @@ class Section(metaclass=_Sections):
         """Build a section from a mapping that may hold further ones. ConfigError lists every fault, with full keys."""
         key = cls.KEY if key is None else key
         if not isinstance(raw, Mapping):
-            near = []
-            if isinstance(raw, int | float | str):
-                section, _, name = key.rpartition(".")
-                near = [f"{_join(section, meant)}={raw}" for meant in meant_by(name)] or settings_with(
-                    cls, key, str(raw)
-                )
-            raise ConfigError(f"{key or 'a configuration'}: a section of keys, given {raw!r}{_or_rather(near[:1])}")
-        lines: list[str] = []
-        cleaned = _known_only(cls, raw, key, functools.partial(unknown_key, cls, key), lines)
+            raise ConfigError(f"{key or 'a configuration'}: a section of keys, given {raw!r}")
+        unknown = _describe_unknown(cls, raw, key)
+        lines = [*unknown.values()]
         try:
-            made = cls(**cleaned)
+            made = cls(**{name: value for name, value in raw.items() if name not in unknown})
         except ConfigError as error:
-            lines += [line.replace(cls.KEY, key) if cls.KEY else _join(key, line) for line in error.problems]
+            lines += [line.replace(cls.KEY, key) if cls.KEY else _locate(line, key) for line in error.problems]
         if lines:
             raise ConfigError(*dict.fromkeys(lines))
         return made
@@ -462,6 +429,8 @@ class Section(metaclass=_Sections):
         return {option.name: _plain(getattr(self, option.name)) for option in fields(self)}
 
 
+_SECTIONS: list[type[Section]] = []  # those with a place of their own, whose keys an unknown key may mean
+_LEAST_SIMILARITY, _MOST_LISTED = 0.55, 12
 _ROOTS = ("model.", "data.", "train.", "eval.")
 
 
@@ -504,86 +473,58 @@ def _join(section: str, name: str) -> str:
     return f"{section}.{name}" if section else name
 
 
-def _known_only(
-    cls: type[Section], raw: Mapping[Any, Any], key: str, unknown: Callable[[str, Any], str], lines: list[str]
-) -> dict[str, Any]:
-    """`raw` without the keys that its section does not have, all the way down; adds a line for each of them."""
-    if issubclass(cls, ByKind):
-        try:
-            cls, raw = cls.member(raw, key), cls.stated(raw)
-        except ConfigError:  # of an unknown kind: building the section says so
-            return dict(raw)
-    hints, cleaned = hints_of(cls), {}
-    for name, value in raw.items():
-        path = _join(key, str(name))
-        if not isinstance(name, str):
-            lines.append(f"{path}: keys should be strings, given {name!r}")
-        elif name not in hints:
-            other = cls.key_of_another_kind(name, value, key) if issubclass(cls, ByKind) else None
-            lines.append(other or unknown(path, value))
-        else:
-            inner = section_in(hints[name])
-            if inner is not None and isinstance(value, Mapping):
-                value = _known_only(inner, value, path, unknown, lines)
-            cleaned[name] = value
-    return cleaned
-
-
 def keys_of(cls: type[Section]) -> dict[str, Any]:
     """Every key of a section, of all its kinds, with its type."""
     return cls.keys() if issubclass(cls, ByKind) else hints_of(cls)
 
 
-def _typed_keys(cls: type[Section], section: str = "") -> Iterator[tuple[str, Any]]:
-    """Every dotted key of a configuration class, leaves and sections, with its type."""
-    kinds = [member.kind for member in cls.MEMBERS] if issubclass(cls, ByKind) else []
-    for name, hint in keys_of(cls).items():
-        yield _join(section, name), Annotated[str, Slot("", *kinds)] if kinds and name == "kind" else hint
-        if inner := section_in(hint):
-            yield from _typed_keys(inner, _join(section, name))
-
-
 def known_keys(cls: type[Section], section: str = "") -> Iterator[str]:
     """Every dotted key of a configuration class, leaves and sections."""
-    return (key for key, _ in _typed_keys(cls, section))
+    for name, hint in keys_of(cls).items():
+        yield _join(section, name)
+        if inner := section_in(hint):
+            yield from known_keys(inner, _join(section, name))
 
 
-def settings_with(cls: type[Section], section: str, word: str) -> list[str]:
-    """`key=word` for each key of a section that can have this word, or the one of ours that it stands for."""
-    return [f"{key}={one}" for key, hint in _typed_keys(cls, section) for one in _choices_meant(hint, word)]
+def _describe_unknown(cls: type[Section], raw: Mapping[Any, Any], key: str) -> dict[Any, str]:
+    """A line for each name in `raw` that a section at `key` does not have."""
+    member, stated = cls, raw
+    if issubclass(cls, ByKind):
+        try:
+            member, stated = cls.member(raw, key), cls.stated(raw)
+        except ConfigError:  # of an unknown kind: building the section says so
+            return {}
+    lines = {}
+    for name, value in stated.items():
+        if not isinstance(name, str):
+            lines[name] = f"{_join(key, str(name))}: keys should be strings, given {name!r}"
+        elif name not in hints_of(member):
+            other = member.key_of_another_kind(name, value, key) if issubclass(member, ByKind) else None
+            lines[name] = other or _describe_unknown_key(cls, key, name)
+    return lines
 
 
-_MOST_LISTED = 12
+def _describe_unknown_key(cls: type[Section], key: str, name: str) -> str:
+    """A line with the nearest key, of this section or of any that has a place in a configuration."""
+
+    def similarity(one: str, other: str) -> float:
+        return difflib.SequenceMatcher(None, one, other).ratio()
+
+    path, known = _join(key, name), [*known_keys(cls, key)]
+    if cls.KEY:
+        known += [_join(section.KEY, leaf) for section in _SECTIONS for leaf in hints_of(section)]
+    scores = {other: similarity(name, other.rpartition(".")[2]) for other in known if other != path}
+    nearest = max(scores, key=lambda other: scores[other] + similarity(path, other))
+    here = sorted(keys_of(cls))
+    if scores[nearest] >= _LEAST_SIMILARITY or len(here) > _MOST_LISTED:
+        return f"unknown key '{path}'; did you mean '{nearest}'?"
+    return f"unknown key '{path}'; known here: {', '.join(here)}"
 
 
-def unknown_key(root: type[Section], section: str, key: str, value: object = None) -> str:
-    """A line about an unknown key, with what was probably meant.
-
-    In this order: the key that others call so, the same word elsewhere, the setting that has this word, a similar key.
-    """
-    known = dict(_typed_keys(root, section))
-    parent, _, word = key.rpartition(".")
-    by_leaf: dict[str, str] = {}
-    for other in known:
-        by_leaf.setdefault(other.rpartition(".")[2], other)
-    near = [
-        min(fits, key=lambda other: other.rpartition(".")[0] != parent)  # the first of them, rather one beside `key`
-        for meant in meant_by(word)
-        if (fits := [other for other in known if f".{other}".endswith(f".{meant}")])
-    ]
-    near.sort(key=lambda other: other.rpartition(".")[0] != parent)
-    near = near or [by_leaf[leaf] for leaf in by_leaf if leaf == word]
-    near = near or settings_with(root, section, word)[:1] * (len(word) > 2)
-    around = [other for other in known if not key.startswith(f"{other}.")]
-    near = near or difflib.get_close_matches(key, around, n=1, cutoff=0.8)
-    near = near or [by_leaf[leaf] for leaf in difflib.get_close_matches(word, by_leaf, n=1, cutoff=0.7)]
-    if near:
-        renamed = [one for one in _choices_meant(known.get(near[0]), value) if one != value]
-        return f"unknown key '{key}'{_or_rather([f'{near[0]}={renamed[0]}'] if renamed else near)}"
-    here = sorted(other.rpartition(".")[2] for other in known if other.rpartition(".")[0] == parent)
-    if len(here) > _MOST_LISTED:
-        return f"unknown key '{key}'; `fullrank config schema` has all keys of {parent}"
-    return f"unknown key '{key}'; known here: {', '.join(here)}"
+def _locate(line: str, key: str) -> str:
+    """A line about a key of a section without a place, as one about that key in the section `key`."""
+    mark = "unknown key '" if key else ""
+    return mark + _join(key, line.removeprefix(mark)) if line.startswith(mark) else _join(key, line)
 
 
 # -- sections that `kind` decides about --------------------------------------------------------------------------------
@@ -603,10 +544,10 @@ class ByKind(Section):
     SLOT: ClassVar[str]
     WRITTEN: ClassVar[Mapping[str, Any]]
     MEMBERS: ClassVar[list[type[ByKind]]]  # of the built-in kinds
-    ALSO: ClassVar[str] = ""  # what a member asks for beside its kind
     kind: str = ""
 
     def __init_subclass__(cls, built_in: bool = False) -> None:
+        super().__init_subclass__()
         if ByKind in cls.__bases__:
             cls.MEMBERS = []
         elif built_in:
@@ -654,11 +595,7 @@ class ByKind(Section):
     @classmethod
     def key_of_another_kind(cls, name: str, value: Any, key: str) -> str | None:
         """A line about a key that other kinds have; None if none has it."""
-        owners = {
-            f"`{key}.kind: {member.kind}`" + (member.ALSO if member.kind == cls.kind else "")
-            for member in cls.MEMBERS
-            if name in hints_of(member)
-        }
+        owners = {f"`{key}.kind: {member.kind}`" for member in cls.MEMBERS if name in hints_of(member)}
         if not owners:
             return None
         given = f"given {value!r} with '{cls.kind}'"
