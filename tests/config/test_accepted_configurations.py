@@ -40,7 +40,6 @@ VALUES: dict[str, list[Any]] = {
         {"kind": "mixture_of_softmaxes", "mixtures": 2, "tied": True}, {"normalize": "sigsoftmax"},
         {"kind": "mixture_of_softmaxes", "mixtures": 2, "normalize": "sigsoftmax"},
     ],
-    "model.heads_by_layer": [[4, 2], [4]],
     "model.vocab_size": [20, 300],
     "train.optimizer": ["sgd", "nag", "adam", "adamw", "muon"],
     "train.momentum": [0.0, 0.9],

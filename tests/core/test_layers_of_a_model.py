@@ -270,7 +270,6 @@ THREE: Keys = {**SIZES, "num_hidden_layers": 3}
             {},
             r"value_residual: reads the values of the first layer, which has multi-linear attention",
         ),
-        ([{"at": [0], "attention": PAIRS}], {"heads_by_layer": [3, 3, 1]}, "multi-linear attention has no heads"),
         ([{"at": [2], "attention": B}], {"encoder": {"num_hidden_layers": 2}}, r"from 0 to 1 .*model\.encoder"),
     ],
 )  # fmt: skip

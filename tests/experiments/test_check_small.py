@@ -116,13 +116,6 @@ def test_the_sections_of_a_translation_model() -> None:
             assert fr.Translator(found).num_parameters() < 100_000
 
 
-def test_layers_with_numbers_of_heads_of_their_own() -> None:
-    config = fr.ModelConfig(vocab_size=9000, hidden_size=512, num_hidden_layers=3, heads_by_layer=[8, 1, 2])
-    small, changed = shrunk(config, translates=False)
-    assert (small.num_hidden_layers, small.heads_by_layer) == (2, [min(8, small.num_attention_heads), 1])
-    assert any(line.startswith("heads_by_layer") for line in changed)
-
-
 def test_each_attention_of_model_layers_stays() -> None:
     layers = [
         fr.LayerConfig(at=[-2, -1], attention=fr.AttentionConfig(mix="position_wise")),

@@ -108,7 +108,6 @@ class ModelConfig(Section):
     num_hidden_layers: Layers = key(6, "layers L")
     num_attention_heads: Size = key(8, "attention heads H")
     head_dim: Size | None = key(None, "size D of a head (Mixhead §4.4.3); null: hidden_size / num_attention_heads")
-    heads_by_layer: list[int] | None = key(None, "attention heads of each layer, as after pruning; null: all have H")
     intermediate_size: Size | None = key(None, "width of the feed-forward layer; null: 4 * hidden_size")
     hidden_act: Activation = key("relu", "activation of the feed-forward layer")
     mlp_bias: bool = key(True, "biases of the feed-forward layer")
@@ -191,8 +190,6 @@ class ModelConfig(Section):
                 f"model.dropout.attention: multi-linear attention has no attention weights to drop, given "
                 f"{self.dropout.attention}; set it to 0 and use model.dropout.residual"
             )
-        if self.heads_by_layer is not None:
-            yield from self._faults_of_heads(self.heads_by_layer)
         yield from self._faults_of_input(self.vocab_size)
         yield from self._faults_of_output()
         yield from self.problems_of_translation() if translates else self._faults_of_layers(self.num_hidden_layers)
@@ -257,25 +254,6 @@ class ModelConfig(Section):
                 "set it to false, or give the first layer kind: weighted"
             )
 
-    def _faults_of_heads(self, heads: list[int]) -> Iterator[str]:
-        if len(heads) != self.num_hidden_layers or min(heads, default=0) < 1:
-            yield (
-                f"model.heads_by_layer: a number above 0 for each of {self.num_hidden_layers} layers "
-                f"(model.num_hidden_layers), given {heads}"
-            )
-        options = stage_options(self.attention.score)
-        shares = stage_name(self.attention.score) == "relative" and options.get("shared_biases", True)
-        for excluded, words in (
-            (any(isinstance(a, MultiLinearConfig) for a in self.attentions), "multi-linear attention has no heads"),
-            (self.value_residual, "values of the first layer fit no other number of heads; set value_residual: false"),
-            (
-                shares,
-                "biases u and v of all layers are of one number of heads; set model.attention.score.shared_biases: false",
-            ),
-        ):
-            if excluded:
-                yield f"model.heads_by_layer: {words}; given {heads}"
-
     @property
     def value_residual(self) -> bool:
         """Self-attention of later layers reads the values of the first layer."""
@@ -302,11 +280,8 @@ class ModelConfig(Section):
         return self.max_position_embeddings if limited or self.position == "learned" else None
 
     def of_layer(self, layer: int) -> ModelConfig:
-        """Configuration of one layer, with its own attention and number of heads; multi-linear attention drops no weights."""
-        if self.heads_by_layer is None and not self.layers:
-            return self
-        heads = self.num_attention_heads if self.heads_by_layer is None else self.heads_by_layer[layer]
-        return self._part(self.attentions[layer], None, [], num_attention_heads=heads, heads_by_layer=None)
+        """Configuration of one layer, with its own attention; multi-linear attention drops no weights."""
+        return self._part(self.attentions[layer], None, []) if self.layers else self
 
     def with_attention(self, change: Callable[[AttentionConfig], AttentionConfig], **changes: Any) -> ModelConfig:
         """A copy with `change` made to the self-attention of all layers, and with other `changes`."""
@@ -426,10 +401,6 @@ class ModelConfig(Section):
             lines.append(
                 "model.decoder.cross: output_map decayed weighs distances, which two texts do not share; give "
                 "model.decoder.cross an output_map pairs, or kind: weighted"
-            )
-        if self.heads_by_layer is not None:
-            lines.append(
-                f"model.heads_by_layer: a translation model has one number of heads; given {self.heads_by_layer}"
             )
         encoder, decoder = self.encoder or EncoderConfig(), self.decoder or DecoderConfig()
         if encoder.vocab_size not in (None, self.vocab_size):

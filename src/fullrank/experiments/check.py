@@ -211,8 +211,6 @@ def shrunk(config: ModelConfig, *, translates: bool = False) -> tuple[ModelConfi
             "vocab_size": vocab_size,
             "hidden_size": width,
             "num_attention_heads": heads,
-            "heads_by_layer": config.heads_by_layer
-            and [min(one, heads) for one in config.heads_by_layer[: capped["num_hidden_layers"]]],
             "head_dim": width // heads if config.hidden_size == config.num_attention_heads * assumed else head_dim,
             "intermediate_size": min(config.intermediate_size or _INTERMEDIATE, _INTERMEDIATE),
             "max_position_embeddings": min(config.max_position_embeddings, positions),
