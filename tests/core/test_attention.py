@@ -195,9 +195,9 @@ def test_value_residuals_refuse_what_they_cannot_do() -> None:
     assert not fr.ModelConfig(decoder=fr.DecoderConfig(), attention=attention).of_cross().value_residual
     phases = [{"name": "skipping", "skip": "linear"}]
     run = {"model": {"memory_length": 4, "attention": {"value_residual": True}}}
-    with pytest.raises(ConfigError, match=r"train\.phases\.skipping\.skip: with model\.attention\.value_residual"):
+    with pytest.raises(ConfigError, match=r"train\.phases\.skipping\.skip: .*model\.attention\.value_residual"):
         RunConfig.from_dict({**run, "train": {"phases": phases}})
-    with pytest.raises(ConfigError, match=r"train\.sharding: model\.attention\.value_residual .* allowed is 'ddp'"):
+    with pytest.raises(ConfigError, match=r"train\.sharding: .*model\.attention\.value_residual"):
         RunConfig.from_dict({**run, "train": {"sharding": "fsdp"}})
 
 

@@ -229,7 +229,7 @@ def test_what_is_refused(section: dict[str, Any], words: tuple[str, ...]) -> Non
 
 WRONG_MODELS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"attention": PAIRS, "position": "rotary"}, ("model.position", "rotary", "sinusoidal, learned, relative or none")),
-    ({"attention": PAIRS, "dropout": {"attention": 0.1}}, ("model.dropout.attention", "given 0.1", "model.dropout.residual")),
+    ({"attention": PAIRS, "dropout": {"attention": 0.1}}, ("model.dropout.attention", "given 0.1", "model.attention.kind")),
     ({"attention": PAIRS | {"causal": "as_published"}}, ("causal", "'masked'", "not_next_token_perplexity: true")),
     ({"attention": DECAYED, "memory_length": 4, "same_length": True}, ("model.same_length", "output_map", "decayed")),
     ({"attention": PAIRS | PUBLISHED, "memory_length": 4}, ("model.memory_length: 0", "as_published", "with '4'")),

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from fullrank.config.data import USUAL_TOKENS, DataConfig
 from fullrank.config.training import TrainConfig
 from fullrank.core import registry
-from fullrank.core.config import NOT_NEXT_TOKEN, ModelConfig, MultiLinearConfig, problems_of, with_memory
+from fullrank.core.config import NOT_NEXT_TOKEN, ModelConfig, problems_of, with_memory
 from fullrank.core.section import (
     Allowed,
     Count,
@@ -50,7 +50,9 @@ class ProtocolConfig(Section):
         None, "clamp of relative positions", needs="task=language_model, model.position=relative"
     )
     temperature: Temperature | None = key(
-        None, "divides the logits; valid: chosen on the validation text; null: 1", needs="task=language_model"
+        None,
+        "divides the logits; valid: chosen on the validation text; null: 1",
+        needs="task=language_model, model.output.normalize=softmax",
     )
 
 
@@ -141,6 +143,8 @@ class RunConfig(Section):
 
     DECIDED_BY: ClassVar = {
         "task": "data.name or train.objective", "data.content": "data.name", "model.sees_future": "model.attention.causal",
+        "model.has_attention_weights": "model.attention.kind", "model.value_residual": "model.attention.value_residual",
+        "model.output.adaptive": "model.output.kind or model.output.components",
     }  # fmt: skip
     model: ModelConfig = key(ModelConfig(), "what the model is made of")
     data: DataConfig = key(DataConfig(), "a corpus, and how its text becomes token ids")
@@ -172,16 +176,6 @@ class RunConfig(Section):
         return NOT_NEXT_TOKEN if self.model.sees_future and not self.translates else None
 
     def _faults(self) -> Iterator[str]:
-        if any(part.value_residual for part in self._parts()):
-            yield from self._faults_of_value_residual()
-        output = self.model.output
-        decodes = output.tied and output.kind in ("softmax", "mixture_of_softmaxes") and not output.adaptive
-        if self.train.past_decode and not decodes:
-            yield (
-                "train.past_decode: decodes with the embedding, which the output layer has to share; set model.output.tied: "
-                f"true and model.output.kind: softmax or mixture_of_softmaxes (without adaptive components), given tied: "
-                f"{str(output.tied).lower()}, kind: {output.kind}; or leave it out"
-            )
         yield from self._faults_of_bytes()
         for phase in self.train.phases:
             try:
@@ -195,13 +189,6 @@ class RunConfig(Section):
         else:
             lines = [*(self.model.problems_of_masked() if self.masks else ()), *self._faults_of_text()]
             yield from lines or self._faults_of_protocol()
-        if all(isinstance(one, MultiLinearConfig) for part in self._parts() for one in part.attentions):
-            for penalty in ("orthogonality", "overlap"):
-                if coefficient := getattr(self.train, penalty):
-                    yield (
-                        f"train.{penalty}: a penalty on attention weights, and multi-linear attention has none; given "
-                        f"{coefficient} with model.attention.kind: multilinear, set it to 0 or use kind: weighted"
-                    )
 
     def _faults_of_bytes(self) -> Iterator[str]:
         """Lines about a vocabulary of bytes, the one whose size is known without its text."""
@@ -213,22 +200,6 @@ class RunConfig(Section):
         elif given < least:
             entries = f"256 entries{' beside <mask>' if self.masks else ''}"
             yield f"model.vocab_size: {given}, but text of bytes has {entries}; set it to null or at least {least}"
-
-    def _faults_of_value_residual(self) -> Iterator[str]:
-        for phase in self.train.phases:
-            if phase.skip != "none":
-                yield (
-                    f"train.phases.{phase.name}.skip: with model.attention.value_residual all layers remember the same tokens; "
-                    f"given '{phase.skip}', allowed is none"
-                )
-        if self.train.sharding == "fsdp":
-            yield "train.sharding: model.attention.value_residual reads into the first block; given 'fsdp', allowed is 'ddp'"
-
-    def _parts(self) -> list[ModelConfig]:
-        """The parts that have attention of their own; of a translation model that cannot be built, its common section."""
-        if not self.translates or self.model.problems_of_translation():
-            return [self.model]
-        return [self.model.of_encoder(), self.model.of_decoder(), self.model.of_cross()]
 
     def _faults_of_text(self) -> Iterator[str]:
         most, longest = self.model.most_tokens, self.train.segment_length + self.train.context
@@ -263,12 +234,6 @@ class RunConfig(Section):
                     f"{name[part]}: at most {most}, for a window has {name['segment_length']} (else train.segment_length) "
                     f"tokens, here {segment}; given {value[part]}; lower it, or give {name[other]} too"
                 )
-        temperature, normalize = value["temperature"], self.model.output.normalize
-        if temperature not in (None, 1) and normalize == "sigsoftmax":
-            yield (
-                f"{name['temperature']}: divides the logits of softmaxes, given model.output.normalize: {normalize}; leave it "
-                "out"
-            )
         window, most = (value["context"] or 0) + (value["stride"] or 0), self.model.most_tokens
         longest = window if None not in (value["context"], value["stride"]) else segment
         if most is not None and not remembers and longest > most and longest != self.train.segment_length:
@@ -292,12 +257,6 @@ class RunConfig(Section):
             yield (
                 f"train.batch_tokens: data.name: {self.data.name} is sentence pairs, which are read in batches of so many "
                 "tokens; set it (4096 is usual). train.batch_size and train.segment_length are for text of one language"
-            )
-        shared = self.model.encoder is not None and self.model.encoder.share_embedding
-        if shared and self.data.vocabulary == "separate":
-            yield (
-                "model.encoder.share_embedding: one table for both languages needs one vocabulary; set data.vocabulary: joint "
-                "(given separate), or model.encoder.share_embedding: false"
             )
 
     def _faults_of_protocol(self) -> Iterator[str]:

@@ -111,7 +111,11 @@ class PhaseConfig(Section):
 
     KEY = "train.phases"
     name: str = key("", "what the phase is called")
-    skip: str = key("none", "schedule of skipped layers", needs="task=language_model")
+    skip: str = key(
+        "none",
+        "schedule of skipped layers",
+        needs="task=language_model, model.value_residual=false, train.cuda_graphs=false",
+    )
     p: float | list[float] | None = key(None, "probability of the schedule; one for each layer with `skip: listed`")
     gaps: Literal["true", "drifting"] = key("true", "age of a skipped layer's memory; drifting: as released")
     steps: Count | None = key(None, "updates after which the phase ends")
@@ -166,15 +170,21 @@ class TrainingConfig(Section):
     steps: Count | None = key(None, "updates after which training ends")
     seed: CountOrZero = key(1, "seed of every random draw")
     gradient_accumulation_steps: Size = key(1, "batches of one update")
-    optimizer: Optimizer = key("adamw", "optimizer")
+    optimizer: Optimizer = key("adamw", "optimizer", needs={"nag": "momentum"})
     eps: Positive = key(1e-8, "epsilon of adam, adamw and muon")
-    orthogonality: PositiveOrZero = key(0.0, "coefficient of the orthogonality penalty (Mixhead Eq. 16)")
-    overlap: PositiveOrZero = key(0.0, "coefficient of the overlap penalty (Mixhead Eq. 20)")
+    orthogonality: PositiveOrZero = key(
+        0.0, "coefficient of the orthogonality penalty (Mixhead Eq. 16)", needs="model.has_attention_weights=true"
+    )
+    overlap: PositiveOrZero = key(
+        0.0, "coefficient of the overlap penalty (Mixhead Eq. 20)", needs="model.has_attention_weights=true"
+    )
     precision: Literal["fp32", "bf16"] = key("fp32", "precision of the forward pass")
     device: Device = key("auto", "device of torch; auto: a GPU when there is one")
     threads: Threads | None = key(None, "threads of torch")
     sharding: Literal["ddp", "fsdp"] = key(
-        "ddp", "several processes: each holds all parameters, or a part of each", needs="task!=finetuning"
+        "ddp",
+        "several processes: each holds all parameters, or a part of each",
+        needs="task!=finetuning, model.value_residual=false",
     )
     activation_checkpointing: bool = key(False, "compute blocks again in the backward pass, to save memory")
     save_every_steps: Count | None = key(
@@ -263,7 +273,10 @@ class TrainConfig(TrainingConfig):
         None, "learn the next-token distribution of a finished run, too", needs="task=language_model, sharding=ddp"
     )
     past_decode: PositiveOrZero = key(
-        0.0, "coefficient of past-decode regularization (0.001 is usual)", needs="task=language_model"
+        0.0,
+        "coefficient of past-decode regularization (0.001 is usual)",
+        needs="task=language_model, model.output.tied=true, model.output.kind=softmax|mixture_of_softmaxes, "
+        "model.output.adaptive=false",
     )
     input_mask: Share = key(
         0.0, "probability that a learned vector replaces an input token in training", needs="task=language_model"
@@ -327,31 +340,18 @@ class TrainConfig(TrainingConfig):
             )
         if self.schedule == "cosine_wave" and self.period is not None and self.warmup_steps > self.period:
             yield f"train.warmup_steps: at most train.period {self.period} with cosine_wave, given {self.warmup_steps}"
-        if self.optimizer == "nag" and not self.momentum:
-            yield f"train.momentum: nag needs a momentum above 0 (0.99 is usual), given {self.momentum:g}"
-        for phase in self.phases:
-            if phase.skip != "none" and self.cuda_graphs:
-                yield f"train.cuda_graphs: skips no layers; train.phases.{phase.name}.skip is '{phase.skip}', allowed is 'none'"
 
     def _faults_of_bounds(self) -> Iterator[str]:
-        """Lines about phases that never begin, as far as that is a matter of steps, or of epochs, alone."""
-        steps, taken = 0, list[str]()
+        """A line about the first phase that never begins, as far as steps, or epochs, alone say so."""
+        steps = 0
         for earlier, phase in pairwise([] if self._bounded() else self.phases):
             plateau = None if earlier.plateau is None else earlier.plateau.steps + 1
-            least = min((one for one in (earlier.steps, plateau) if one is not None), default=0)
-            steps += least
-            taken.append(
-                f"train.phases.{earlier.name}."
-                + (f"plateau.steps {least - 1}" if earlier.steps is None or least < earlier.steps else f"steps {least}")
-            )
-            before = f"train.phases.{phase.name} would never begin: the phases before it take"
-            if self.steps is not None and steps >= self.steps:
-                yield (
-                    f"{before} at least {steps} steps ({', '.join(taken)}), the whole training has {self.steps} (train.steps "
-                    f"{self.steps}); shorten them or raise train.steps"
-                )
-                return
-            if self.epochs is not None and plateau is None and (earlier.epochs or 0) >= self.epochs:
-                given = f"{earlier.epochs:g} epochs or more, given train.epochs {self.epochs:g}"
-                yield f"{before} {given}; shorten them or raise train.epochs"
-                return
+            steps += min((end for end in (earlier.steps, plateau) if end is not None), default=0)
+            epochs = 0 if plateau else earlier.epochs or 0
+            for end, before, whole in (("steps", steps, self.steps), ("epochs", epochs, self.epochs)):
+                if whole is not None and before >= whole:
+                    yield (
+                        f"train.phases.{phase.name} would never begin: the phases before it take at least {before:g} {end}, "
+                        f"the whole training has {whole:g} (train.{end} {whole:g}); shorten them or raise train.{end}"
+                    )
+                    return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from .errors import ConfigError
 from .kinds import AdaptiveInputConfig as AdaptiveInputConfig
@@ -42,7 +42,7 @@ class DropoutConfig(Section):
     words: Rate = key(0.0, "dropout of whole words: rows of the embedding, the same ones in the whole batch")
     embedding: Rate = key(0.0, "dropout on embeddings plus positions")
     projection: Rate = key(0.0, "dropout on queries, keys and values, as projected")
-    attention: Rate = key(0.0, "dropout on attention weights, after mixing")
+    attention: Rate = key(0.0, "dropout on attention weights, after mixing", needs="model.has_attention_weights=true")
     activation: Rate = key(0.0, "dropout inside the feed-forward layer")
     residual: Rate = key(0.0, "dropout on what attention and feed-forward add to the residual stream")
     output: Rate = key(0.0, "dropout on the last hidden states, before the vocabulary layer")
@@ -72,7 +72,9 @@ class EncoderConfig(Section):
     KEY = "model.encoder"
     num_hidden_layers: Layers | None = key(None, "layers of the encoder")
     vocab_size: Size | None = key(None, "entries of the source vocabulary")
-    share_embedding: bool = key(False, "source and target tokens have one table (and one vocabulary)")
+    share_embedding: bool = key(
+        False, "source and target tokens have one table (and one vocabulary)", needs="data.vocabulary!=separate"
+    )
     attention: AttentionConfig | None = key(None, "self-attention of the encoder")
 
 
@@ -103,6 +105,7 @@ class ModelConfig(Section):
     """
 
     KEY = "model"
+    DECIDED_BY: ClassVar = {"has_attention_weights": "model.attention.kind"}
     vocab_size: Size | None = key(None, "entries of the vocabulary; null: as many as the data has")
     hidden_size: Size = key(512, "width E of the hidden states")
     num_hidden_layers: Layers = key(6, "layers L")
@@ -184,12 +187,6 @@ class ModelConfig(Section):
             yield f"model.head_dim: rotary positions need an even head size, given {self.head_dim}"
         for name, attention in self._attentions_by_key():
             yield from self._faults_of_attention(name, attention)
-        places = (*self._attentions(), *self.attentions) if translates else self.attentions
-        if self.dropout.attention and all(isinstance(place, MultiLinearConfig) for place in places):
-            yield (
-                f"model.dropout.attention: multi-linear attention has no attention weights to drop, given "
-                f"{self.dropout.attention}; set it to 0 and use model.dropout.residual"
-            )
         yield from self._faults_of_input(self.vocab_size)
         yield from self._faults_of_output()
         yield from self.problems_of_translation() if translates else self._faults_of_layers(self.num_hidden_layers)
@@ -257,7 +254,14 @@ class ModelConfig(Section):
     @property
     def value_residual(self) -> bool:
         """Self-attention of later layers reads the values of the first layer."""
-        return any(isinstance(a, WeightedConfig) and a.value_residual for a in self.attentions)
+        parts = [part.attention for part in (self.encoder, self.decoder) if part is not None]
+        return any(isinstance(a, WeightedConfig) and a.value_residual for a in (*self.attentions, *parts))
+
+    @property
+    def has_attention_weights(self) -> bool:
+        """Some layer has attention weights, which multi-linear attention has not."""
+        parts = self._attentions() if self.encoder is not None or self.decoder is not None else ()
+        return any(isinstance(attention, WeightedConfig) for attention in (*self.attentions, *parts))
 
     @property
     def own_attentions(self) -> list[AttentionConfig | None]:

@@ -387,9 +387,12 @@ class Section(metaclass=_Sections):
             name = target.removeprefix(prefix)
             first = name.partition(".")[0]
             inside = path.removeprefix(prefix).partition(".")[0] == first  # a section inside looks at it
-            if inside or path in faulty or not target.startswith(prefix) or not hasattr(self, first):
+            if inside or path in faulty or not target.startswith(prefix):
                 continue
-            other = functools.reduce(getattr, name.split("."), self)
+            try:
+                other = functools.reduce(getattr, name.split("."), self)
+            except AttributeError:  # a section of another task, which has no such key
+                continue
             if not need.holds(other):
                 faulty |= {path} if need.sign else set()
                 yield f"{path}: {_describe_unmet(need, target, value, other, self.DECIDED_BY.get(name))}"
