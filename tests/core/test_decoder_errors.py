@@ -170,7 +170,7 @@ CALLS: dict[str, tuple[Callable[..., Any], str]] = {
     "a dictionary as model": (lambda **_: fr.LanguageModel({"vocab_size": 5}), "built from a ModelConfig, given dict"),
     "a section as model": (lambda **_: fr.LanguageModel(fr.AttentionConfig()), "given WeightedConfig"),
     "a dictionary as attention": (lambda **_: fr.Attention({"mix": "none"}), "AttentionConfig, given"),
-    "half a width": (lambda **_: fr.Attention(fr.AttentionConfig(), hidden_size=8.0, num_attention_heads=2), "whole numbers"),
+    "half a width": (lambda **_: fr.Attention(fr.AttentionConfig(), hidden_size=8.5, num_attention_heads=2), "whole number"),
     "a misspelt key": (lambda **_: fr.ModelConfig(hiden_size=8), "did you mean 'model.hidden_size'"),
     "a misspelt key of attention": (lambda **_: fr.AttentionConfig(mixing="none"), "did you mean 'model.attention.mix'"),
     "a misspelt key of the output": (lambda **_: fr.OutputConfig(mixture=3), "did you mean 'model.output.mixtures'"),

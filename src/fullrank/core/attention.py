@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -141,47 +142,35 @@ class Attention(nn.Module):
         max_position_embeddings: int | None = None,
     ) -> None:
         super().__init__()
-        rotary, projected = None, None
+        sizes: dict[str, Any] = {
+            "hidden_size": hidden_size, "num_attention_heads": num_attention_heads, "head_dim": head_dim,
+        }  # fmt: skip
         if isinstance(config, ModelConfig):
-            sizes = (hidden_size, num_attention_heads, head_dim, dropout, max_position_embeddings)
-            if any(value is not None for value in sizes):
+            if any(value is not None for value in (*sizes.values(), dropout, max_position_embeddings)):
                 raise ConfigError(f"{type(self).__name__}: a ModelConfig has its own sizes; change them there")
             model, config = config, config.attention
-            hidden_size, num_attention_heads, head_dim = model.hidden_size, model.num_attention_heads, model.head_dim
-            dropout, max_position_embeddings = model.dropout.attention, model.max_position_embeddings
-            projected = Dropout(model.dropout.projection, model.dropout.locked)
-            if model.position == "rotary" and head_dim is not None:
-                rotary = Rotary(head_dim, model.rope_theta)
-        if not isinstance(config, AttentionConfig):
+        elif isinstance(config, AttentionConfig):
+            if isinstance(config, MultiLinearConfig):
+                sizes |= {"num_attention_heads": 1, "head_dim": config.rank}
+            drops = {"attention": dropout or 0.0}
+            longest = 1024 if max_position_embeddings is None else max_position_embeddings
+            model = ModelConfig(**sizes, dropout=drops, max_position_embeddings=longest, position="none")
+        else:
             raise ConfigError(f"{type(self).__name__}: give a ModelConfig or an AttentionConfig, given {config!r}")
-        size = self._size(config, hidden_size, num_attention_heads, head_dim, max_position_embeddings)
+        heads, width = model.num_attention_heads, model.head_dim
+        if isinstance(config, MultiLinearConfig):  # heads play no part
+            heads, width = 1, config.rank
+        assert width is not None  # resolved by ModelConfig
+        size = HeadSize(heads, width, model.hidden_size, model.max_position_embeddings)
         weighted = config if isinstance(config, WeightedConfig) else None
+        rotary = Rotary(width, model.rope_theta) if model.position == "rotary" else None
+        projected = Dropout(model.dropout.projection, model.dropout.locked)
         self.hidden_size = size.hidden_size
-        self.attend: Attend = registry.lookup("attend", config.kind)(config, size, dropout or 0.0)
+        self.attend: Attend = registry.lookup("attend", config.kind)(config, size, model.dropout.attention)
         self.project = Projection(self.attend.size, config.bias, rotary, self.attend.needs, projected)
         self.permute = StochasticCrossHead(0.0 if weighted is None else weighted.cross_head)
         self.gate = HeadGate(size) if weighted is not None and weighted.gate == "head" else None
         self.merge = self.attend.merge(config.bias)
-
-    def _size(
-        self, config: AttentionConfig, width: int | None, heads: int | None, head_dim: int | None, longest: int | None
-    ) -> HeadSize:
-        if isinstance(config, MultiLinearConfig):  # heads play no part
-            heads, head_dim = 1, config.rank
-        if width is None or heads is None:
-            needed = "hidden_size" if isinstance(config, MultiLinearConfig) else "hidden_size and num_attention_heads"
-            raise ConfigError(f"{type(self).__name__}: give a ModelConfig, or an AttentionConfig with {needed}")
-        if head_dim is None:
-            if heads < 1 or width % heads:
-                raise ConfigError(f"hidden_size {width} is not divisible by num_attention_heads {heads}; give head_dim")
-            head_dim = width // heads
-        longest = 1024 if longest is None else longest
-        sizes = {
-            "hidden_size": width, "num_attention_heads": heads, "head_dim": head_dim, "max_position_embeddings": longest,
-        }  # fmt: skip
-        if any(type(value) is not int or value < 1 for value in sizes.values()):
-            raise ConfigError(f"sizes are positive whole numbers, given {sizes}")
-        return HeadSize(heads, head_dim, width, longest)
 
     def forward(
         self,
