@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from . import engine, registry
 from .cache import DecayedSums, KeyValues, Past
-from .config import AttentionConfig, ModelConfig, MultiLinearConfig, WeightedConfig
+from .config import AttentionConfig, DropoutConfig, ModelConfig, MultiLinearConfig, WeightedConfig
 from .draws import Dropout, dropout
 from .embedding import check_tensors
 from .engine import Problem
@@ -152,7 +152,7 @@ class Attention(nn.Module):
         elif isinstance(config, AttentionConfig):
             if isinstance(config, MultiLinearConfig):
                 sizes |= {"num_attention_heads": 1, "head_dim": config.rank}
-            drops = {"attention": dropout or 0.0}
+            drops = DropoutConfig(attention=dropout or 0.0)
             longest = 1024 if max_position_embeddings is None else max_position_embeddings
             model = ModelConfig(**sizes, dropout=drops, max_position_embeddings=longest, position="none")
         else:

@@ -131,9 +131,6 @@ class LanguageModel(Layers):
         return hidden
 
     def _check(self, memory: Memory | None, cache: Cache | None, skip: Collection[int]) -> None:
-        for name, value, kind in (("memory", memory, Memory), ("cache", cache, Cache)):
-            if value is not None and not isinstance(value, kind):
-                raise InputError(f"{name}: the `{name}` of the output of the call before, given {type(value).__name__}")
         if wrong := [layer for layer in skip if isinstance(layer, bool) or not 0 <= layer < len(self.blocks)]:
             raise InputError(f"skip: layers 0 to {len(self.blocks) - 1}, given {wrong}")
         if skip and self.memory_length and self.config.value_residual:
@@ -142,7 +139,12 @@ class LanguageModel(Layers):
                 "(model.attention.value_residual: true); skip none"
             )
         if memory is not None and self.memory_length == 0:
-            raise InputError("memory was given, but model.memory_length is 0; model.with_memory gives the model one")
+            raise InputError(
+                "memory was given, but model.memory_length is 0: this model has none (model.with_memory gives it one)"
+            )
+        for name, value, kind in (("memory", memory, Memory), ("cache", cache, Cache)):
+            if value is not None and not isinstance(value, kind):
+                raise InputError(f"{name}: the `{name}` of the output of the call before, given {type(value).__name__}")
         if cache is not None and (memory is not None or skip):
             raise InputError("a cache holds all earlier tokens of every layer: give no memory and no skip with it")
         if cache is not None and self.config.sees_future:
