@@ -53,6 +53,5 @@ from fullrank.records import measurement as measurement
 from fullrank.text import Text as Text
 
 __version__: str
-_HOMES: dict[str, str]
 __all__: list[str]
 _HOMES: dict[str, str]

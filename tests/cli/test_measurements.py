@@ -15,7 +15,7 @@ from cli_runs import SMALL, called
 import fullrank as fr
 from fullrank import records
 from fullrank.data import register_corpus
-from fullrank.data.corpora import CORPORA
+from fullrank.data.corpora import list_corpora
 from fullrank.errors import InputError
 from fullrank.text import read_file
 
@@ -127,7 +127,8 @@ register_corpus(CorpusInfo("mine", "word", "ours", "by hand", files={s: (f"{s}.t
 
 
 def test_a_corpus_of_ones_own(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("fullrank.data.corpora.CORPORA", dict(CORPORA))
+    monkeypatch.setitem(list_corpora(), "mine", None)  # forgotten after the test
+    del list_corpora()["mine"]
     (tmp_path / "my_corpus.py").write_text(CORPUS, encoding="utf-8")
     words = ["--from", text, "--import", "my_corpus", "--json"]
     code, out, said = called("data", "prepare", "mine", "--to", tmp_path, *words)
@@ -138,4 +139,4 @@ def test_a_corpus_of_ones_own(text: Path, tmp_path: Path, monkeypatch: pytest.Mo
     code, out, said = called("train", tmp_path / "c.yaml", *SMALL, *settings, "--out", tmp_path / "run", *words)
     assert code == 0, said
     with pytest.raises(InputError, match="a new name"):
-        register_corpus(replace(CORPORA["ptb"], tokens="byte"))
+        register_corpus(replace(list_corpora()["ptb"], tokens="byte"))

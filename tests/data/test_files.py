@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fullrank.cli.translate import read_lines
-from fullrank.config.load import read_yaml
 from fullrank.core.errors import InputError
 from fullrank.data import files as text
 from fullrank.data.files import Section, cut_by_lines, read_pieces

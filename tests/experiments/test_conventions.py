@@ -123,19 +123,3 @@ def test_what_is_written_begins_a_line(
     text = found["texts"][0]["text"]
     assert text.startswith(prompt)
     assert "<sos>" not in text
-
-
-def test_what_the_command_line_says(
-    worse: tuple[Path, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder, result = worse
-    shutil.copytree(folder, tmp_path / "run", symlinks=True)
-    stated = result | {"paper": {"test": 92.95, "checkpoint": "last"}}
-    (tmp_path / "run" / "result.json").write_text(json.dumps(stated), encoding="utf-8")
-    for words in (["train", str(tmp_path / "run")], ["eval", str(folder), "--device", "cpu"]):
-        with pytest.raises(SystemExit):
-            main(words)
-    said = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    for checkpoint in ("final", "last"):
-        assert any(f"{result[checkpoint]['test']['perplexity']:,.2f}" in line for line in said)
-    assert f"... without <sos> {result['final']['test']['perplexity_without_sos']:.4f}" in said

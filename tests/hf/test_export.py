@@ -484,39 +484,3 @@ def test_the_verb_in_json(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert code == 0
     assert (told["to"], told["checkpoint"], told["folder"]) == ("hf", "last", str(tmp_path / "out"))
     assert {"config.json", "model.safetensors", "README.md", "modeling_fullrank.py"} <= set(told["files"])
-
-
-SEARCHES: list[dict[str, Any]] = [
-    {"beams": 1},
-    {"beams": 1, "length_penalty": 0.6, "no_repeat_ngram_size": 3},
-    {"beams": 1, "length_penalty": -10.0, "max_length_a": 0.0, "max_length_b": 3},
-    {"beams": 2, "length_penalty": 10.0},
-    {"beams": 5, "length_penalty": 0.0, "no_repeat_ngram_size": 2},
-    {"beams": 3, "no_repeat_ngram_size": 1},
-    {"beams": 13, "max_length_a": 3.0, "max_length_b": 0},
-    {"beams": 30, "max_length_a": 0.0, "max_length_b": 1},
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "evaluation",
-    [pytest.param(e, id=str(e), marks=() if i % 3 == 1 else pytest.mark.full) for i, e in enumerate(SEARCHES)],
-)
-def test_an_exported_translator_searches_as_its_eval_section_says(evaluation: dict[str, Any], tmp_path: Path) -> None:
-    """Given a limit of tokens, which depends on the source in ours, its ids are those of our search."""
-    import transformers
-
-    write_run(tmp_path / "run", evaluation=evaluation)
-    export_run(tmp_path / "run", tmp_path / "out")
-    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out")
-    assert model.generation_config.num_beams == evaluation["beams"]
-    translator = LineTranslator(tmp_path / "run")
-    for line in (line for line in LINES if line.strip()):
-        source = [*translator.encode(line), translator.source.eos_id]
-        limit = translator.search.longest(len(source), translator.model.max_length)
-        own = {} if evaluation.get("max_length_a") == 0 else {"max_new_tokens": limit}
-        written = model.generate(torch.tensor([source]), **own)[0, 1:].tolist()
-        assert len(written) <= limit
-        if evaluation.get("no_repeat_ngram_size") != 1:  # transformers counts the start, which is <eos>, and never ends
-            end = written.index(0) if 0 in written else None
-            assert written[:end] == list(translator.translate([line])[0][0].ids)

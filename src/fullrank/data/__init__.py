@@ -5,11 +5,6 @@
 `examples` make batches, for which they need torch. `glue` and `squad`: tasks to fine-tune on.
 """
 
-from __future__ import annotations
-
-import importlib
-from typing import TYPE_CHECKING, Any
-
 from fullrank.data.corpora import CorpusInfo, known_corpora, register_corpus
 from fullrank.data.language import Language, load_language
 from fullrank.data.preparation import prepare

@@ -56,9 +56,9 @@ class ExampleObjective:
         with traced(trace):
             logits = self.logits(self.model, batch)
         value = self.loss(logits, self.targets[torch.from_numpy(batch.indices)].to(logits.device))
-        whole, read = (rows, batch.tokens) if part is None else (part.tokens, part.read)
-        loss = add_penalties(shared(value, own, part), trace, self.options, part)
-        return Loss(loss, value.detach() * own, whole, read=read)
+        total, read = (rows, batch.tokens) if part is None else (part.tokens, part.read)
+        loss = add_penalties(shared(value, count_here, part), trace, self.options, part)
+        return Loss(loss, value.detach() * count_here, total, read=read)
 
 
 def logits_by_example(model: nn.Module, examples: Encoded, batch_size: int, logits: Logits) -> list[Tensor]:
@@ -66,9 +66,9 @@ def logits_by_example(model: nn.Module, examples: Encoded, batch_size: int, logi
     logits_here = dict[int, Tensor]()
     with evaluating(model):
         for number, batch in enumerate(iterate_by_length(examples, batch_size)):
-            if number % count() == rank():
+            if number % world_size() == rank():
                 logits_here.update(zip(batch.indices.tolist(), logits(model, batch).cpu(), strict=True))
-    rows = {index: row for part in gathered(logits_here) for index, row in part.items()}
+    rows = {index: row for part in all_gather(logits_here) for index, row in part.items()}
     return [rows[index] for index in range(len(examples))]
 
 

@@ -437,7 +437,7 @@ def measure_masked(
     tokens = 0
     with evaluating(model):
         for index, batch in enumerate(_iterate_blocks(ids, masking, protocol, batch_size)):
-            if batch.tokens and index % count() == rank():
+            if batch.tokens and index % world_size() == rank():
                 batch = batch.to(device)
                 hidden = model.hidden(batch.inputs, batch.attention_mask, padded_right=True).flatten(0, 1)[batch.at]
                 nats += model.output.nll(hidden[None], batch.targets[None]).double().sum()

@@ -15,7 +15,7 @@ from fullrank.core.memory import Memory
 from fullrank.core.released import DriftingMemory
 from fullrank.core.skip_retain import SkipRetain
 from fullrank.core.trace import Trace
-from fullrank.data import Batch
+from fullrank.data.batches import Batch
 from fullrank.experiments.task import add_penalties, place_draws, shared, trace_for
 from fullrank.training.values import Carry, Loss, TrainingPosition
 

@@ -109,13 +109,13 @@ def train(
     config = absolute(resolved.config)
     task_of(config).check(config)
     device = prepare_machine(config.train)
-    with together(device), ExitStack() as exits:
-        with first_before_others():
+    with process_group(device), ExitStack() as exits:
+        with main_process_first():
             start = prepare_run(
                 config, resolved, folder, kernel_name, say if rank() == 0 else silent, trained or {}, after
             )
             result = claim_folder(start, folder, say, exits) if rank() == 0 else None
-        if gathered(result is not None)[0]:
+        if all_gather(result is not None)[0]:
             return result or {}
         return fit_run(start, folder, device, quiet=quiet, until=until, say=say)
 
@@ -316,7 +316,7 @@ def build_observers(start: Start, parts: Parts, folder: Path, *, quiet: bool) ->
     label = visible(str(start.identity["name"]))
     settings = config.to_dict()
     observers = make_observers(folder, track=parts.options.track, config=settings, label=label, bits=bits, quiet=quiet)
-    if getattr(parts.eval_options, "sample", False) and not quiet and count() == 1:
+    if getattr(parts.eval_options, "sample", False) and not quiet and world_size() == 1:
         observers.append(_Samples(start.task, parts.model, corpus, observers[0]))
     return observers
 

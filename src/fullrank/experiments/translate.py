@@ -13,7 +13,7 @@ from fullrank.config.run import EvalConfig, RunConfig
 from fullrank.core.errors import InputError
 from fullrank.core.translator import Translator
 from fullrank.data import Language, load_language
-from fullrank.data.pair_batches import padded
+from fullrank.data.pair_batches import pad_sentences
 from fullrank.decoding import beam_search
 from fullrank.decoding.sample import evaluating
 from fullrank.experiments.measure import batches_by_length
@@ -106,7 +106,7 @@ def translate_ids(
     done = len(sentences) - len(filled)
     for positions in batches_by_length([len(sentences[i]) + 1 for i in filled], batch_size, usual=_LONG):
         batch = [filled[position] for position in positions]
-        ids, mask = padded([sentences[i] for i in batch], source_eos)
+        ids, mask = pad_sentences([sentences[i] for i in batch], source_eos)
         with evaluating(model):  # no dropout in the source either
             encoded = model.encode(ids.to(device), None if mask is None else mask.to(device))
             reader = model.of_source(encoded)

@@ -269,5 +269,5 @@ def translate_split(
     count = len(pairs) if limit is None else min(limit, len(pairs))
     sentences = [pairs.source(i).tolist() for i in share_of_process(count)]
     best = translate_ids(model, sentences, search, source_eos=pairs.source_eos_id, target_eos=pairs.target_eos_id)
-    ids = in_order([replace_unknown(translations[0].ids, target) for translations in best])
+    ids = merge_shares([replace_unknown(translations[0].ids, target) for translations in best])
     return [target.decode(line) for line in ids], [target.tokens(line) for line in ids]
