@@ -45,7 +45,6 @@ REFUSED = [
     (["info", "none.yaml"], "none.yaml"),
     (["info", "text.yaml"], "nofile.txt"),
     (["info", "mixhead/table1-vanilla", "hiden_size=3"], "model.hidden_size"),
-    (["mixhead"], "mixhead/table1-vanilla"),
 ]
 FILES = {
     "empty.yaml": "# nothing\n",

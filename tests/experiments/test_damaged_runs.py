@@ -196,7 +196,7 @@ def test_a_damaged_result_is_named(content: str, run: Path, capsys: pytest.Captu
     (run / "result.json").write_text(content, encoding="utf-8")
     with pytest.raises(SystemExit, match="2"):
         main(["train", str(run), "--quiet"])
-    assert re.search(r"result\.json: damaged .* delete it, and `fullrank train", capsys.readouterr().err)
+    assert re.search(r"result\.json: damaged.* delete it, and `fullrank train", capsys.readouterr().err)
 
 
 # -- files that nobody would write -------------------------------------------------------------------------------------

@@ -222,7 +222,9 @@ def test_the_temperature_of_a_protocol() -> None:
     for evaluation in ({"temperature": "valid", "valid": {"segment_length": 9}}, {"temperature": 3, "valid": {}}):
         judged = validation_protocol(configuration({"eval": evaluation}))
         assert (judged.temperature, judged.temperature_chosen) == (1.0, False), "while training"
-    with pytest.raises(InputError, match=r"^eval.temperature: divides the logits of softmaxes, given .*sigsoftmax"):
+    with pytest.raises(
+        InputError, match=r"^eval.temperature: goes with `model.output.normalize: softmax`, given .*sigsoftmax"
+    ):
         final_protocol(configuration({"eval": {"temperature": 2}, "model": {"output": {"normalize": "sigsoftmax"}}}))
 
 

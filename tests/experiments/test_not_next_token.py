@@ -119,7 +119,7 @@ def test_segments_longer_than_the_output_map() -> None:
 
 def test_nothing_is_read_piece_by_piece() -> None:
     model, ids = build(), torch.tensor([[1, 2, 3]])
-    with pytest.raises(InputError, match="cannot be read piece by piece"):
+    with pytest.raises(InputError, match=r"model.attention.causal: as_published"):
         model(ids, cache=model.new_cache())
     with pytest.raises(InputError, match=r"model\.attention\.causal: goes with `model\.memory_length: 0`"):
         model.with_memory(4)

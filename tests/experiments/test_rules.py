@@ -238,6 +238,6 @@ def test_a_run_keeps_what_the_rules_made(book: str, tmp_path: Path, monkeypatch:
 def test_a_time_is_of_one_process(monkeypatch: pytest.MonkeyPatch, book: str, tmp_path: Path) -> None:
     path = tmp_path / "my.yaml"
     path.write_text(f"data: {{train: {book}}}\ntrain: {{budget: 5 minutes}}\n")
-    monkeypatch.setattr(run, "count", lambda: 2)
+    monkeypatch.setattr(run, "world_size", lambda: 2)
     with pytest.raises(InputError, match=r"train.budget: a time is measured for one process, here are 2; give tokens"):
         train(resolve(str(path)), tmp_path / "run", quiet=True, say=silent)

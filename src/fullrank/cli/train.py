@@ -171,7 +171,7 @@ def train(
         finetune(choice, out=out, reuse=reuse, kernel=kernel, quiet=quiet, json=json)
         return
     from fullrank.comparison.page import build_report
-    from fullrank.comparison.runs import find_runs
+    from fullrank.comparison.runs import find_runs, read_run
     from fullrank.experiments.run import resume
     from fullrank.experiments.run import train as train_model
     from fullrank.training.distributed import is_main_process
@@ -190,6 +190,10 @@ def train(
         progress(f"{folder}: paused, and not measured; without --until it goes on")
         tell({"folder": str(folder), "paused": until}, (), json=json)
         return
+    if read_run(folder).result is None:
+        raise InputError(
+            f"{folder / 'result.json'}: damaged, it holds no figures; delete it, and `fullrank train {folder}` writes it again"
+        )
     page = folder / "report.html"
     if json:
         build_report([folder]).write(page)
