@@ -45,6 +45,80 @@ class Interrupted(RunError):
     status = 130
 
 
+# our keys and values, and their names in nanoGPT, litgpt, fairseq, Hugging Face and the papers
+NAMES_ELSEWHERE = {
+    "hidden_size": "d_model n_embd n_embed embed_dim emb_dim embedding_dim embedding_size hidden_dim model_dim dim width",
+    "num_hidden_layers": "n_layer n_layers num_layers nlayers nlayer layers depth decoder_layers num_decoder_layers",
+    "num_attention_heads": "n_head n_heads num_heads nhead nheads heads attention_heads decoder_attention_heads",
+    "head_dim": "d_head head_size d_k d_kv",
+    "intermediate_size": "d_ff d_inner n_inner ffn_dim ff_dim dim_feedforward ffn_embed_dim mlp_dim ffn_hidden_size",
+    "hidden_act": "activation act act_fn activation_fn activation_function nonlinearity",
+    "vocab_size": "vocab vocab_size n_vocab num_vocab n_token n_tokens padded_vocab_size num_embeddings",
+    "max_vocabulary": "vocab vocab_size n_vocab vocabulary_size num_merges",
+    "segment_length": "block_size seq_len seq_length sequence_length context_length context_size max_seq_len max_seq_length "
+    "bptt tgt_len tokens_per_sample",
+    "max_position_embeddings": "block_size n_positions n_ctx max_len max_positions max_seq_len max_seq_length",
+    "memory_length": "mem_len memory_len mem",
+    "clamp_length": "clamp_len",
+    "rope_theta": "rope_base rotary_base",
+    "layer_norm_eps": "norm_eps layer_norm_epsilon rms_norm_eps",
+    "position": "pos_emb pos_embed pos_encoding positional_encoding positional_embedding position_embedding_type",
+    "residual": "dropout dropout_p dropout_rate drop resid_dropout resid_pdrop hidden_dropout hidden_dropout_prob",
+    "attention": "attn_dropout attn_pdrop dropatt attention_dropout attention_probs_dropout_prob",
+    "embedding": "embd_pdrop emb_dropout embed_dropout embedding_dropout",
+    "tied": "tie_weights tie_word_embeddings tie_embeddings weight_tying share_input_output_embed "
+    "share_decoder_input_output_embed",
+    "mixtures": "n_experts num_softmaxes num_mixtures",
+    "steps": "max_steps max_iters max_iter iters iterations num_steps n_steps num_train_steps max_update max_updates "
+    "training_steps total_steps train_steps",
+    "epochs": "num_epochs n_epochs max_epochs max_epoch num_train_epochs epoch",
+    "batch_tokens": "tokens_per_batch",
+    "batch_size": "batch bs bsz micro_batch_size per_device_train_batch_size train_batch_size global_batch_size",
+    "gradient_accumulation_steps": "grad_accum grad_acc accumulate accumulation_steps gradient_accumulation update_freq "
+    "accumulate_grad_batches grad_accum_steps",
+    "learning_rate": "lr max_lr base_lr peak_lr init_lr",
+    "min_learning_rate": "min_lr eta_min lr_min end_lr",
+    "warmup_steps": "warmup warmup_iters warmup_updates num_warmup_steps lr_warmup_steps",
+    "schedule": "lr_schedule lr_scheduler lr_scheduler_type scheduler sched lr_decay decay_lr",
+    "decay_steps": "lr_decay_iters lr_decay_steps",
+    "optimizer": "optim optimiser opt",
+    "weight_decay": "wd decay l2",
+    "betas": "beta beta1 beta2 adam_betas adam_beta1 adam_beta2",
+    "eps": "adam_eps adam_epsilon epsilon",
+    "max_grad_norm": "grad_clip clip clip_norm clip_grad clip_grad_norm gradient_clip gradient_clip_val",
+    "precision": "fp16 bf16 fp32 amp dtype mixed_precision half",
+    "seed": "random_seed manual_seed rng_seed",
+    "device": "cuda gpu cpu use_cuda",
+    "every_steps": "eval_interval eval_steps eval_every eval_freq validate_interval val_interval eval_iters",
+    "log_every_steps": "log_interval logging_steps log_every log_freq",
+    "save_every_steps": "save_interval save_steps save_every checkpoint_every save_interval_updates",
+    "keep_checkpoints": "save_total_limit keep_last_epochs",
+    "name": "dataset corpus dataset_name task",
+    "train": "train_file text text_file train_data train_path input_file",
+    "valid": "valid_file validation_file val_file val_data dev",
+    "dir": "data_dir data_path root",
+    "tokens": "tokenizer tokenization level",
+    "position_wise": "b mixhead_b mix_b positionwise",
+    "position_independent": "a mixhead_a mix_a",
+    "mixture_of_softmaxes": "mos mixture_of_softmax",
+    "multilinear": "multi_linear tensorized block_term",
+    "sinusoidal": "sine sin absolute",
+    "rotary": "rope",
+    "character": "char chars characters",
+    "byte": "bytes",
+    "word": "words",
+    "inverse_sqrt": "noam rsqrt",
+    "swiglu": "silu swish glu",
+}
+
+
+def translate_name(name: str, known: Iterable[str]) -> str:
+    """The name of ours that a name of another library stands for, where it is known; else the name itself."""
+    known = set(known)
+    ours = (ours for ours, names in NAMES_ELSEWHERE.items() if name in names.split())
+    return next((one for one in ours if one in known), name)
+
+
 def suggest(given: str, known: Iterable[str], *, whole: bool = False) -> str:
     """The end of an error message about an unknown name: the names that are near to it, or all.
 
@@ -52,6 +126,7 @@ def suggest(given: str, known: Iterable[str], *, whole: bool = False) -> str:
     whole: all of them stand after the nearest one, too.
     """
     known = list(known)
+    given = translate_name(given, known)
     near = [name for name in known if name.startswith(f"{given}-")]
     near = near or difflib.get_close_matches(given, known, n=1, cutoff=0.6)
     every = f"known: {', '.join(sorted(known))}"

@@ -39,7 +39,7 @@ from typing import (
 )
 
 from . import registry
-from .errors import ConfigError
+from .errors import ConfigError, translate_name
 
 Value = TypeVar("Value")
 _BOOLEANS = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}
@@ -516,7 +516,9 @@ def _describe_unknown_key(cls: type[Section], key: str, name: str) -> str:
     path, known = _join(key, name), [*known_keys(cls, key)]
     if cls.KEY:
         known += [_join(section.KEY, leaf) for section in _SECTIONS for leaf in hints_of(section)]
-    scores = {other: similarity(name, other.rpartition(".")[2]) for other in known if other != path}
+    leaves = {other: other.rpartition(".")[2] for other in known if other != path}
+    name = translate_name(name.lower(), leaves.values())
+    scores = {other: similarity(name, leaf) for other, leaf in leaves.items()}
     nearest = max(scores, key=lambda other: scores[other] + similarity(path, other))
     here = sorted(keys_of(cls))
     if scores[nearest] >= _LEAST_SIMILARITY or len(here) > _MOST_LISTED:
