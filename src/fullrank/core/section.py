@@ -319,8 +319,10 @@ class _Sections(type):
         if values:
             raise TypeError(f"{cls.__name__}: keys by name (or `from_dict` of a mapping), given {values[0]!r}")
         section = member = cast(type[Section], cls)
-        if issubclass(section, ByKind) and "MEMBERS" in vars(section):
-            member, keys = section.member(keys, section.KEY), section.stated(keys)
+        if issubclass(section, ByKind):
+            if "MEMBERS" in vars(section):
+                member = section.member(keys, section.KEY)
+            keys = section.stated(keys)
         if unknown := _describe_unknown(section, keys, section.KEY):
             raise ConfigError(*unknown.values())
         made = object.__new__(member)

@@ -536,7 +536,8 @@ def environment(device: torch.device, precision: str) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "platform": platform.platform(),
-        "cpu": read_processor(),
+        "cpu": read_cpuinfo("model name") or platform.processor() or platform.machine(),
+        "cpu_flags": sorted(_CPU_FLAGS & set(read_cpuinfo("flags").split())),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
@@ -545,12 +546,19 @@ def environment(device: torch.device, precision: str) -> dict[str, Any]:
     }
 
 
-def read_processor() -> str:
-    """The name of the processor."""
+_CPU_FLAGS = {
+    "avx2",
+    "avx512f",
+    "avx512_bf16",
+    "amx_bf16",
+}  # instructions by which PyTorch and our C++ choose a code path
+
+
+def read_cpuinfo(name: str) -> str:
+    """The first value of a name in /proc/cpuinfo; empty where there is none."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, "") or platform.processor() or platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
 
 
 def read_commit(package: Path) -> str | None:
