@@ -46,18 +46,18 @@ def make_pages(ledger: Path = LEDGER, research: Path = RESEARCH) -> dict[str, st
     for path in sorted((research / "claims").glob("*.yaml")):
         title, claims = read_claims(path)
         verdicts = judge(claims, rows, lines)
-        own_rows = [row for row in rows if row["recipe"].startswith(f"{path.stem}/")]
+        rows_of_paper = [row for row in rows if row["recipe"].startswith(f"{path.stem}/")]
         papers.append(path.stem)
         cited |= link_claims(path.stem, verdicts, cited)
         pages[f"{path.stem}.md"] = [
             f"# {md.prose(title)}",
             *describe_claims(verdicts),
             "## Runs",
-            *describe_runs(own_rows),
+            *describe_runs(rows_of_paper),
         ]
         counts = Counter(verdict.word for verdict in verdicts)
         counted = {word: str(counts[word]) for word in VERDICTS}
-        index.append({"paper": f"[{md.prose(title)}]({path.stem}.md)", **counted, "runs": str(len(own_rows))})
+        index.append({"paper": f"[{md.prose(title)}]({path.stem}.md)", **counted, "runs": str(len(rows_of_paper))})
     others = [row for row in rows if row["recipe"].partition("/")[0] not in papers]
     text = "Runs of recipes that belong to no paper's claims."
     pages["other_runs.md"] = ["# Other runs", text, *describe_runs(others)]

@@ -27,7 +27,7 @@ from typing import Any
 
 from fullrank.config.finetune import FinetuneConfig
 from fullrank.config.load import flatten, lay, merge, read_yaml
-from fullrank.config.recipe import chosen_rows, resolve_any, tables
+from fullrank.config.recipe import resolve_any, select_rows, tables
 from fullrank.core.errors import FullRankError, InputError
 from fullrank.experiments.run_folder import default_folder
 from fullrank.training.device import is_locked
@@ -88,7 +88,7 @@ def plan_trainings(entries: Sequence[Entry], corpora: Path | None, out: Path, le
     trainings: dict[Path, Training] = {}
     for entry in entries:
         settings = [f"{name}={json.dumps(value)}" for name, value in entry.set.items()]
-        for recipe, names in chosen_rows(tables(entry.table), entry.rows).items():
+        for recipe, names in select_rows(tables(entry.table), entry.rows).items():
             for seed, row in itertools.product(entry.seeds, names or [None]):  # type: ignore[list-item]
                 words = [*settings, f"train.seed={seed}", "train.threads=1"]
                 resolved = resolve_any(recipe, row, entry.scale, words)

@@ -198,7 +198,7 @@ def _finite_float(digits: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def as_record(kind: Any, text: str | bytes, where: object) -> Any:
+def convert_to_record(kind: Any, text: str | bytes, where: object) -> Any:
     """JSON as the type `kind` has it, a TypedDict or `dict[str, Any]` (see `core.section`).
 
     Keys that a TypedDict does not have stay. InputError names `where`, the key, what is allowed there and what was given.
@@ -210,8 +210,8 @@ def as_record(kind: Any, text: str | bytes, where: object) -> Any:
 
 
 def read_json(path: Path, kind: Any = dict[str, Any]) -> Any:
-    """The content of a JSON file as the type `kind` has it; InputError names file and key (`as_record`)."""
-    return as_record(kind, _read_bytes(path), path)
+    """The content of a JSON file as the type `kind` has it; InputError names file and key (`convert_to_record`)."""
+    return convert_to_record(kind, _read_bytes(path), path)
 
 
 def digest(content: Any) -> str:

@@ -289,15 +289,15 @@ class TransformersModel(Adapter):
     """A model of transformers that reads one sequence. head: its output embedding, None without one."""
 
     def __init__(self, module: Any) -> None:
-        from fullrank.hf.inject import weighted_modules
-        from fullrank.hf.load import longest_text
+        from fullrank.hf.inject import find_weighted_modules
+        from fullrank.hf.load import find_longest_text
 
         super().__init__(module)
         arguments = read_arguments(module)
         read_head = getattr(module, "get_output_embeddings", None)
         self.head: Any = read_head() if callable(read_head) else None
         self.takes_mask, self.cache_argument = "attention_mask" in arguments, cache_argument(arguments)
-        self.max_length = longest_text(module)
+        self.max_length = find_longest_text(module)
         self.vocab_size = getattr(module.config.get_text_config(), "vocab_size", None)
         writes = callable(getattr(module, "can_generate", None)) and module.can_generate()
         if not writes:
@@ -311,7 +311,7 @@ class TransformersModel(Adapter):
             self.predicts = self.predicts if writes else None
             self.lacks |= dict.fromkeys(("hidden",) if writes else ("logits", "step"), missing)
         try:
-            weighted_modules(module)
+            find_weighted_modules(module)
         except InputError as error:
             self.lacks["attention"] = str(error)
 
@@ -367,13 +367,13 @@ class TransformersModel(Adapter):
 
     @functools.cached_property
     def attention_layers(self) -> AttentionLayers:
-        from fullrank.hf.inject import complete, injected_modules
+        from fullrank.hf.inject import complete, find_injected_modules
 
         weights = "explicitly, by the model's own attention"
-        if injected_modules(self.module):
+        if find_injected_modules(self.module):
             weights += ", with what was injected"
         module, plain = complete(self.module)
-        return AttentionLayers.build(module, injected_modules(module), plain, weights)
+        return AttentionLayers.build(module, find_injected_modules(module), plain, weights)
 
     def output_matrix(self) -> Tensor:
         return self.head.weight
@@ -489,7 +489,7 @@ def _open_named(name: str, checkpoint: str, dtype: torch.dtype | None, causal: b
 
 def load_own(folder: Path, checkpoint: str = "best") -> Layers | MaskedLanguageModel:
     """Load a model of ours from a run or a folder written by `save`; of a translation model its encoder."""
-    kind = storage.saved_kind(folder, checkpoint)
+    kind = storage.read_saved_kind(folder, checkpoint)
     if kind == "Translator":
         return Translator.load(folder, checkpoint).encoder
     return (LanguageModel if kind == "LanguageModel" else MaskedLanguageModel).load(folder, checkpoint)

@@ -119,7 +119,7 @@ def is_export(path: Path) -> bool:
         return False
 
 
-def saved_kind(path: Path, checkpoint: str = "best") -> str:
+def read_saved_kind(path: Path, checkpoint: str = "best") -> str:
     """The class of the model in a folder, by the names of its tensors; "LanguageModel" where loading will refuse the file."""
     file, _ = find(path, checkpoint)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import fullrank as fr
-from fullrank.analysis.size import masked_size
+from fullrank.analysis.size import measure_masked_size
 from fullrank.core.errors import ConfigError
 
 SIZES = {
@@ -21,7 +21,7 @@ SIZES = {
 def test_work_of_a_token(asked: float) -> None:
     """Every token sees all 10, and the output layer works on a share of them."""
     config = fr.ModelConfig(**SIZES, attention=fr.AttentionConfig(mix="position_independent"))
-    found = masked_size(config, 10, 2, asked)
+    found = measure_masked_size(config, 10, 2, asked)
     matrices = 3 * (4 * 16 * 16 + 2 * 16 * 40)
     attention = 3 * 2 * 16 * 10  # scores and weighted values
     mixing = 3 * 4 * 4 * 10
@@ -41,7 +41,7 @@ def test_work_of_a_token(asked: float) -> None:
 def test_latents_of_a_mixture_work_on_the_same_share() -> None:
     output = fr.OutputConfig(kind="mixture_of_softmaxes", mixtures=3)
     few, all_of_them = (
-        masked_size(fr.ModelConfig(**SIZES, output=output), 10, 1, share)["flops_per_token"]["forward"]
+        measure_masked_size(fr.ModelConfig(**SIZES, output=output), 10, 1, share)["flops_per_token"]["forward"]
         for share in (0, 1)
     )
     latents = 16 * 3 * 16 + 16 * 3  # hidden states and their prior
@@ -50,4 +50,4 @@ def test_latents_of_a_mixture_work_on_the_same_share() -> None:
 
 def test_no_masked_model() -> None:
     with pytest.raises(ConfigError, match=r"model\.memory_length"):
-        masked_size(fr.ModelConfig(**SIZES, memory_length=4), 10, 1, 0.15)
+        measure_masked_size(fr.ModelConfig(**SIZES, memory_length=4), 10, 1, 0.15)

@@ -12,7 +12,7 @@ from checked_models import XL, off, ours, translating
 from torch import Tensor
 
 import fullrank as fr
-from fullrank.checking.definition import kernels, plain_start
+from fullrank.checking.definition import check_plain_start, kernels
 from fullrank.core.section import Stage
 from fullrank.kernels import forced
 
@@ -116,20 +116,20 @@ class Scaled(fr.LanguageModel):
 @pytest.mark.parametrize("mix", ["position_independent", "position_wise"])
 def test_mixing_that_does_not_start_plain(mix: str) -> None:
     attention = fr.AttentionConfig(mix=mix)
-    assert plain_start(ours(attention=attention)).verdict == "passes"
-    assert off(plain_start(ours(Scaled, attention=attention)))
+    assert check_plain_start(ours(attention=attention)).verdict == "passes"
+    assert off(check_plain_start(ours(Scaled, attention=attention)))
 
 
 def test_the_mixing_of_each_layer_is_seen() -> None:
     mixed: dict[str, Any] = {"at": [1], "attention": {"mix": "position_wise"}}
     first = {"at": [0], "attention": {"kind": "multilinear", "rank": 3}}
-    found = plain_start(ours(layers=[first, mixed]))
+    found = check_plain_start(ours(layers=[first, mixed]))
     assert found.verdict == "passes"
     assert "(mix: layer 1 position_wise)" in found.looked_at
-    average = plain_start(ours(layers=[{"at": [0], "attention": {"mix": "average"}}, mixed]))
+    average = check_plain_start(ours(layers=[{"at": [0], "attention": {"mix": "average"}}, mixed]))
     assert average.reason == "'average' mixing (layer 0) does not start as plain attention, by its definition"
     assert kernels(ours(layers=[first, mixed]), "fp64").verdict == "passes"
-    both = plain_start(translating(layers=[mixed]))
+    both = check_plain_start(translating(layers=[mixed]))
     assert "(mix: encoder layer 1 position_wise, decoder layer 1 position_wise)" in both.looked_at
 
 
@@ -139,10 +139,10 @@ def test_the_mixing_of_each_place_is_seen(place: str) -> None:
     for mix in ("position_wise", "average"):
         attention = fr.AttentionConfig(mix=mix)
         if place == "encoder":
-            mixes[mix] = plain_start(translating(encoder=fr.EncoderConfig(vocab_size=23, attention=attention)))
+            mixes[mix] = check_plain_start(translating(encoder=fr.EncoderConfig(vocab_size=23, attention=attention)))
         else:
             key = "attention" if place == "decoder" else "cross"
-            mixes[mix] = plain_start(translating(decoder=fr.DecoderConfig(**{key: attention})))
+            mixes[mix] = check_plain_start(translating(decoder=fr.DecoderConfig(**{key: attention})))
     assert mixes["position_wise"].verdict == "passes"
     assert f"mix: {place} position_wise" in mixes["position_wise"].looked_at
     assert (mixes["average"].verdict, f"'average' mixing ({place})" in mixes["average"].reason) == (
@@ -161,5 +161,5 @@ def test_the_mixing_of_each_place_is_seen(place: str) -> None:
     ],
 )
 def test_mixing_that_need_not_start_plain(mix: Stage, reason: str) -> None:
-    finding = plain_start(ours(attention=fr.AttentionConfig(mix=mix)))
+    finding = check_plain_start(ours(attention=fr.AttentionConfig(mix=mix)))
     assert (finding.verdict, reason in finding.reason) == ("not applicable", True)

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 import fullrank as fr
 from fullrank.checking import learnt
 from fullrank.checking.calls import Call
-from fullrank.checking.causality import by_gradient, by_perturbation, spread
-from fullrank.checking.learnt import last_position, on_random_tokens
+from fullrank.checking.causality import search_by_gradient, search_by_perturbation, spread
+from fullrank.checking.learnt import check_on_random_tokens, last_position
 from fullrank.checking.subject import open_subject
 from fullrank.core.errors import InputError
 
@@ -28,9 +28,9 @@ def verdicts(model: nn.Module) -> tuple[dict[str, str], dict[str, tuple[str, ...
     outcome = {}
     for training in (False, True):
         when = "training" if training else "evaluation"
-        outcome[f"by perturbation, {when}"] = run(by_perturbation, subject, Call("", training))
-        outcome[f"by gradient, {when}"] = run(by_gradient, subject, training=training)
-    outcome["with padding"] = run(by_perturbation, subject, Call("", mask="right"))
+        outcome[f"by perturbation, {when}"] = run(search_by_perturbation, subject, Call("", training))
+        outcome[f"by gradient, {when}"] = run(search_by_gradient, subject, training=training)
+    outcome["with padding"] = run(search_by_perturbation, subject, Call("", mask="right"))
     return {way: f.verdict for way, f in outcome.items()}, {
         w: f.layers for w, f in outcome.items() if f.verdict == "fails"
     }
@@ -86,7 +86,7 @@ def test_leaks_are_found_and_the_layer_is_named(kind: str) -> None:
 
 def test_every_layer_that_leaks_is_named() -> None:
     model = leaky.Model({0: leaky.Convolution(ahead=True), 2: leaky.Attention(leaky.everything)})
-    outcome = run(by_perturbation, open_subject(model), Call(""))
+    outcome = run(search_by_perturbation, open_subject(model), Call(""))
     assert outcome.layers == ("blocks.0.attention.taps", "blocks.2.attention")
 
 
@@ -116,7 +116,7 @@ def test_one_token_ahead_at_any_position() -> None:
             return out
 
     for place in (1, 7, 16):
-        outcome = run(by_perturbation, open_subject(leaky.Model({1: Somewhere(place)})), Call(""))
+        outcome = run(search_by_perturbation, open_subject(leaky.Model({1: Somewhere(place)})), Call(""))
         assert (outcome.verdict, outcome.layers) == ("fails", ("blocks.1.attention",))
         assert f"see tokens from {place} on" in outcome.remark
 
@@ -150,7 +150,7 @@ def test_passes_that_differ_by_themselves_fail() -> None:
             self.calls.append(1)
             return super().forward(input_ids) * len(self.calls)
 
-    outcome = run(by_perturbation, open_subject(Counting()), Call(""))
+    outcome = run(search_by_perturbation, open_subject(Counting()), Call(""))
     assert outcome.verdict == "fails"
     assert "two passes over the same tokens differ" in outcome.remark
 
@@ -222,7 +222,7 @@ def test_fp32_constants_are_checked_in_fp32() -> None:
 
     subject = open_subject(Single())
     assert subject.dtype == torch.float32
-    assert run(by_perturbation, subject, Call("")).verdict == "passes"
+    assert run(search_by_perturbation, subject, Call("")).verdict == "passes"
 
 
 # -- the last position --------------------------------------------------------------------------------------------------
@@ -256,9 +256,9 @@ def test_perplexities_are_those_of_the_probabilities() -> None:
 
 
 def test_random_tokens_teach_an_honest_model_nothing() -> None:
-    honest = on_random_tokens(open_subject(leaky.Model()))
+    honest = check_on_random_tokens(open_subject(leaky.Model()))
     assert honest.verdict == "passes"
-    outcome = on_random_tokens(open_subject(leaky.Model({1: leaky.Convolution(ahead=True)})))
+    outcome = check_on_random_tokens(open_subject(leaky.Model({1: leaky.Convolution(ahead=True)})))
     assert outcome.verdict == "fails"
     assert outcome.difference is not None
     assert outcome.difference > 1  # nats
@@ -269,17 +269,17 @@ def test_a_leak_that_is_hardly_learnt_is_below_log_v(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(learnt, "_STEPS", 2)
     right = learnt.compute_nll
     monkeypatch.setattr(learnt, "compute_nll", lambda *given: 0 * right(*given) + math.log(leaky.VOCABULARY) - 0.03)
-    outcome = on_random_tokens(open_subject(leaky.Model()))
+    outcome = check_on_random_tokens(open_subject(leaky.Model()))
     assert outcome.verdict == "fails"
     assert outcome.difference == pytest.approx(0.03)
 
 
 def test_what_cannot_be_trained() -> None:
     frozen = leaky.Model().requires_grad_(False)
-    assert "no parameter" in on_random_tokens(open_subject(frozen)).reason
+    assert "no parameter" in check_on_random_tokens(open_subject(frozen)).reason
     large = leaky.Model()
     large.more = nn.Linear(1000, 1001)
-    assert "a text of its own (text=, --text) tells" in on_random_tokens(open_subject(large)).reason
+    assert "a text of its own (text=, --text) tells" in check_on_random_tokens(open_subject(large)).reason
 
 
 def test_texts() -> None:

@@ -15,7 +15,7 @@ import fullrank as fr
 import hugging_face_models as tiny
 from fullrank.checking import Report, agreement, calls, causality, definition, learnt
 from fullrank.checking.calls import Call
-from fullrank.checking.causality import by_gradient, by_perturbation
+from fullrank.checking.causality import search_by_gradient, search_by_perturbation
 from fullrank.checking.subject import open_subject
 from fullrank.core import registry
 from fullrank.core.errors import InputError
@@ -189,7 +189,7 @@ def test_an_injected_mixing_that_does_not_start_plain(monkeypatch: pytest.Monkey
         self.mixing.data.mul_(1.01)
 
     monkeypatch.setattr(PositionIndependentMixing, "__init__", started_off)
-    finding = definition.plain_start(open_subject(fr.inject(tiny.llama(), mix="position_independent")))
+    finding = definition.check_plain_start(open_subject(fr.inject(tiny.llama(), mix="position_independent")))
     assert off(finding)
 
 
@@ -243,7 +243,10 @@ def test_a_layer_of_hugging_face_that_leaks_is_named() -> None:
     model.model.layers[1].self_attn = Blind(model.model.layers[1].self_attn)
     subject = open_subject(model)
     for training in (False, True):
-        for finding in (by_perturbation(subject, Call("", training)), by_gradient(subject, training=training)):
+        for finding in (
+            search_by_perturbation(subject, Call("", training)),
+            search_by_gradient(subject, training=training),
+        ):
             assert finding.verdict == "fails"
             assert finding.layers[0].startswith("model.layers.1.self_attn.layer")
             assert len(finding.layers) == 1
@@ -299,14 +302,14 @@ def test_a_decoder_as_published_is_named() -> None:
     attention = fr.AttentionConfig(**MULTILINEAR, **PUBLISHED)
     decoder = translating(decoder=fr.DecoderConfig(attention=attention))
     assert decoder.sees_future == "model.decoder.attention.causal: as_published"
-    finding = run(by_perturbation, decoder, Call(""))
+    finding = run(search_by_perturbation, decoder, Call(""))
     assert off(finding)
     assert finding.remark.endswith("model.decoder.attention.causal: as_published leaves the mask out")
     assert run(agreement.decoding, decoder).verdict == "not applicable"
     assert agreement.padding(decoder).verdict == "passes"
     attention = fr.AttentionConfig(**MULTILINEAR, causal="as_published")
     encoder = translating(encoder=fr.EncoderConfig(vocab_size=23, attention=attention))
-    assert (encoder.sees_future, by_perturbation(encoder, Call("")).verdict) == ("", "passes")
+    assert (encoder.sees_future, search_by_perturbation(encoder, Call("")).verdict) == ("", "passes")
 
 
 def test_a_check_that_cannot_be_run_fails_and_the_others_go_on() -> None:

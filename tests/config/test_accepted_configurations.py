@@ -115,7 +115,7 @@ def attempt(settings: dict[str, Any], place: Path) -> None:
     options = parts.options
     make_optimizer(options.optimizer, parts.groups(), options)
     plan = make_plan(options, parts.eval_options, parts.batches)
-    make_schedule(options, plan.total_steps).scaled_rate(1)
+    make_schedule(options, plan.total_steps).scale_rate(1)
     for phase in options.phases:
         skip_schedule(phase, data.config.model.num_hidden_layers)
     parts.objective(parts.batches.batch(0, 0), {}, TrainingPosition(step=1)).value.backward()

@@ -10,7 +10,7 @@ import torch
 
 from fullrank.data import WordVocabulary
 from fullrank.data.batches import Batch, Blocks, Streams
-from fullrank.data.masked import MaskedBatch, MaskedBatches, Masking, masked_blocks
+from fullrank.data.masked import MaskedBatch, MaskedBatches, Masking, iterate_masked_blocks
 
 WORDS = 20
 TOKENIZER = WordVocabulary(["<eos>", *(f"w{i}" for i in range(WORDS - 2)), "<sos>"], line_start=True)
@@ -38,7 +38,7 @@ def within(count: int, trials: int, p: float) -> bool:
 )
 def test_shares(p: float, replaced: float, drawn: float) -> None:
     ids = marked_text(100_000)
-    (batch,) = masked_blocks(ids, masking(p, replaced, drawn), batch_size=1, segment_length=len(ids), seed=3)
+    (batch,) = iterate_masked_blocks(ids, masking(p, replaced, drawn), batch_size=1, segment_length=len(ids), seed=3)
     seen, at = batch.inputs[0].numpy(), batch.at.numpy()
     assert torch.equal(batch.targets, torch.from_numpy(ids.astype(np.int64))[batch.at])
     untouched = np.setdiff1d(np.arange(len(ids)), at)
@@ -66,7 +66,7 @@ def test_shares(p: float, replaced: float, drawn: float) -> None:
 def test_the_three_kinds_by_chi_square() -> None:
     """2 degrees of freedom: 25 is beyond all chance."""
     ids = np.full(200_000, 7, dtype=np.uint16)
-    (batch,) = masked_blocks(ids, masking(), batch_size=1, segment_length=len(ids), seed=1)
+    (batch,) = iterate_masked_blocks(ids, masking(), batch_size=1, segment_length=len(ids), seed=1)
     now = batch.inputs[0].numpy()[batch.at.numpy()]
     own = 0.1 / (WORDS - 2)
     observed = np.array([(now == MASK).sum(), ((now != MASK) & (now != 7)).sum(), (now == 7).sum()])
@@ -80,7 +80,7 @@ def test_masks_of_an_evaluation_depend_on_seed_and_place_only() -> None:
     def read(seed: int = 0, size: int = 1003, **shape: int) -> tuple[list[int], list[int]]:
         inputs: list[int] = []
         targets: list[int] = []
-        for batch in masked_blocks(ids[:size], masking(), seed=seed, **shape):
+        for batch in iterate_masked_blocks(ids[:size], masking(), seed=seed, **shape):
             mask = torch.ones_like(batch.inputs) if batch.attention_mask is None else batch.attention_mask
             assert batch.read == int(mask.sum())
             inputs += batch.inputs[mask != 0].tolist()

@@ -21,14 +21,14 @@ def test_intervals_of_means_by_hand() -> None:
     """t(0.975, 4) = 2.776445 and t(0.975, 3) = 3.182446, from tables."""
     differences = [y - x for x, y in zip(BASE, OTHER, strict=True)]
     mean, reach = exact.fmean(differences), 2.776445 * exact.stdev(differences) / math.sqrt(5)
-    assert statistics.paired_interval(BASE, OTHER) == (pytest.approx(mean - reach), pytest.approx(mean + reach))
+    assert statistics.compute_paired_interval(BASE, OTHER) == (pytest.approx(mean - reach), pytest.approx(mean + reach))
     # Welch: variances 2 and 4 give (1 + 4/3)^2 / (1 + 8/9) = 2.88235 degrees of freedom, for which t is 3.25721
     reach = 3.25721 * math.sqrt(2 / 2 + 4 / 3)
     assert welch_interval([1, 3], [2, 4, 6]) == (pytest.approx(2 - reach, abs=1e-4), pytest.approx(2 + reach, abs=1e-4))
     assert welch_interval([10, 10], [12, 12]) is None
     assert welch_interval([10], [12, 13]) is None
     with pytest.raises(ValueError, match="zip"):
-        statistics.paired_interval(BASE, OTHER[:3])
+        statistics.compute_paired_interval(BASE, OTHER[:3])
 
 
 # -- deviations over seeds --------------------------------------------------------------------------------------------
@@ -77,5 +77,5 @@ def test_few_seeds_leave_more_unknown() -> None:
     assert statistics.deviation_interval(BASE, same) is None
     assert statistics.brown_forsythe(BASE[:2], OTHER) is None
     assert statistics.brown_forsythe(same, same) is None
-    assert statistics.paired_interval([1.0], [2.0]) is None
-    assert statistics.paired_interval([0.1, 0.2, 0.3], [0.2, 0.3, 0.4]) is None  # all differences are 0.1
+    assert statistics.compute_paired_interval([1.0], [2.0]) is None
+    assert statistics.compute_paired_interval([0.1, 0.2, 0.3], [0.2, 0.3, 0.4]) is None  # all differences are 0.1

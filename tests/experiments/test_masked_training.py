@@ -21,7 +21,7 @@ from fullrank.config.run import MASKED_TOKEN
 from fullrank.config.training import TrainConfig
 from fullrank.core.errors import ConfigError, InputError
 from fullrank.data import ByteVocabulary, load_corpus
-from fullrank.data.masked import MaskedBatch, Masking, masked_blocks
+from fullrank.data.masked import MaskedBatch, Masking, iterate_masked_blocks
 from fullrank.evaluation.perplexity import Flags
 from fullrank.experiments.language_model import MaskedObjective
 from fullrank.experiments.run import evaluate, train
@@ -91,7 +91,7 @@ def by_hand(folder: Path, split: str, seed: int = 0) -> tuple[float, int, int]:
     model = fr.MaskedLanguageModel.load(folder)
     masking = Masking.of(ByteVocabulary(), model.mask_id, probability=0.15, replaced=0.8, drawn=0.1)
     nats, tokens, hits = 0.0, 0, 0
-    for batch in masked_blocks(corpus.ids(split), masking, batch_size=1, segment_length=24, seed=seed):
+    for batch in iterate_masked_blocks(corpus.ids(split), masking, batch_size=1, segment_length=24, seed=seed):
         read = batch.inputs[:, : batch.read]  # without padding
         with torch.no_grad():
             logs = torch.log_softmax(model(read).logits[0].double(), -1)
@@ -120,7 +120,7 @@ def test_figures(run: tuple[Path, dict[str, Any]]) -> None:
     corpus = load_corpus(Path(json.loads((folder / "run.json").read_text())["prepared"]))
     counts = np.bincount(corpus.ids("train"), minlength=256)
     masking = Masking.of(ByteVocabulary(), 256, probability=0.15, replaced=0.8, drawn=0.1)
-    blocks = masked_blocks(corpus.ids("test"), masking, batch_size=3, segment_length=11, seed=0)
+    blocks = iterate_masked_blocks(corpus.ids("test"), masking, batch_size=3, segment_length=11, seed=0)
     targets = [i for batch in blocks for i in batch.targets.tolist()]
     nats = sum(-math.log((counts[i] + 1) / (counts.sum() + 256)) for i in targets) / len(targets)
     assert result["corpus"]["unigram_perplexity"]["test"] == pytest.approx(math.exp(nats))

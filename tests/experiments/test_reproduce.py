@@ -9,7 +9,7 @@ import pytest
 
 from fullrank.cli import main
 from fullrank.cli.options import read_seeds
-from fullrank.config.recipe import chosen_rows, load, tables
+from fullrank.config.recipe import load, select_rows, tables
 from fullrank.core.errors import InputError
 from fullrank.experiments.run import cells
 
@@ -60,18 +60,18 @@ def test_seeds_on_the_command_line() -> None:
 
 
 def test_rows_that_only_some_parts_of_a_table_have() -> None:
-    known = chosen_rows(tables("mixhead/table1"), ["b", "random"])
+    known = select_rows(tables("mixhead/table1"), ["b", "random"])
     assert known["mixhead/table1-vanilla"] == ["b"]
     assert known["mixhead/table1-synthesizer"] == ["b", "random"]
-    assert list(chosen_rows(tables("mixhead/table1"), ["random"])) == ["mixhead/table1-synthesizer"]
+    assert list(select_rows(tables("mixhead/table1"), ["random"])) == ["mixhead/table1-synthesizer"]
     assert tables("mixhead/table4") == ["mixhead/table4", "mixhead/table4-long"]
-    papers = chosen_rows(tables("mixhead/table1"), of_paper=True)
+    papers = select_rows(tables("mixhead/table1"), of_paper=True)
     assert "random" not in papers["mixhead/table1-synthesizer"]
     assert len(papers["mixhead/table1-synthesizer"]) == 6
     with pytest.raises(InputError, match="has no row 'c'"):
-        chosen_rows(tables("mixhead/table1"), ["c"])
+        select_rows(tables("mixhead/table1"), ["c"])
     with pytest.raises(InputError, match="--paper-rows: the paper has figures of no such row"):
-        chosen_rows(tables("mixhead/table1"), ["random"], of_paper=True)
+        select_rows(tables("mixhead/table1"), ["random"], of_paper=True)
 
 
 @pytest.mark.parametrize(

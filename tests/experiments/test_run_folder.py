@@ -14,7 +14,7 @@ from fullrank.config.training import TrainConfig
 from fullrank.core.config import AttentionConfig, ModelConfig
 from fullrank.core.errors import InputError
 from fullrank.experiments.run import read_commit
-from fullrank.experiments.run_folder import absolute, claim, default_folder, in_table_order, open_run, training_of
+from fullrank.experiments.run_folder import absolute, claim, default_folder, open_run, sort_by_table, training_of
 
 IDENTITY = {
     "name": "x",
@@ -114,9 +114,9 @@ def test_table_order_begins_with_the_baseline(tmp_path: Path) -> None:
     for row in ("a", "b", "plain"):
         claim(tmp_path / row, RunConfig(), {**IDENTITY, "row": row})
         folders.append(tmp_path / row)
-    assert [folder.name for folder in in_table_order(folders)] == ["plain", "a", "b"]
+    assert [folder.name for folder in sort_by_table(folders)] == ["plain", "a", "b"]
     claim(tmp_path / "other", RunConfig(), {**IDENTITY, "recipe": "demo/builtin"})
-    assert in_table_order([*folders, tmp_path / "other"]) == [*folders, tmp_path / "other"]
+    assert sort_by_table([*folders, tmp_path / "other"]) == [*folders, tmp_path / "other"]
 
 
 @pytest.mark.parametrize(

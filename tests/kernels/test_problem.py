@@ -9,7 +9,7 @@ import torch
 from calls import LAYOUTS, UNORDERED, call
 from torch import Tensor
 
-from fullrank.kernels.problem import VisibleKeys, fits, is_plain, visible_keys
+from fullrank.kernels.problem import VisibleKeys, find_visible_keys, fits, is_plain
 
 
 def mask(visible: VisibleKeys, keys: int) -> Tensor:
@@ -29,14 +29,14 @@ def mask(visible: VisibleKeys, keys: int) -> Tensor:
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_visible_keys_equal_the_mask(name: str) -> None:
     layout = LAYOUTS[name]
-    visible = visible_keys(layout)
+    visible = find_visible_keys(layout)
     assert visible is not None
     assert torch.equal(mask(visible, layout.shape[1]), layout.visible()[:, 0])
 
 
 @pytest.mark.parametrize("name", UNORDERED)
 def test_windows_that_are_no_interval(name: str) -> None:
-    assert visible_keys(UNORDERED[name]) is None
+    assert find_visible_keys(UNORDERED[name]) is None
 
 
 def test_fits() -> None:

@@ -47,13 +47,13 @@ def test_the_published_schedule() -> None:
     """Warm-up over 3,000 updates, a cosine from 3e-4 (embedding: 6e-4) to 1e-4 at update 166,000, then half of it."""
     train = config_of("best/ptb", "exact").train
     schedule = make_schedule(train, 1362 * 175)
-    assert schedule.scaled_rate(200) == pytest.approx(2.0e-5)
-    assert schedule.scaled_rate(1800, train.embedding_rate) == pytest.approx(3.6e-4)
+    assert schedule.scale_rate(200) == pytest.approx(2.0e-5)
+    assert schedule.scale_rate(1800, train.embedding_rate) == pytest.approx(3.6e-4)
     middle = 3000 + (166_000 - 3000) // 2
-    assert [schedule.scaled_rate(s) for s in (3000, middle, 166_000, 1362 * 125, 1362 * 125 + 1)] == pytest.approx(
+    assert [schedule.scale_rate(s) for s in (3000, middle, 166_000, 1362 * 125, 1362 * 125 + 1)] == pytest.approx(
         [3e-4, 2e-4, 1e-4, 1e-4, 5e-5]
     )
-    assert schedule.scaled_rate(166_000, train.embedding_rate) == pytest.approx(1e-4)
+    assert schedule.scale_rate(166_000, train.embedding_rate) == pytest.approx(1e-4)
 
 
 def test_an_epoch_has_as_many_updates_as_the_published_code_draws() -> None:

@@ -10,8 +10,8 @@ import pytest
 from recipe_counts import total
 
 from fullrank.cli import main
-from fullrank.config.recipe import chosen_rows, is_finetuning, load, shipped, tables
-from fullrank.experiments.run import shared_rows
+from fullrank.config.recipe import is_finetuning, load, select_rows, shipped, tables
+from fullrank.experiments.run import find_shared_rows
 
 RECIPES = [name for name in shipped() if not name.startswith(("demo/", "best/"))]
 TABLES = sorted({re.sub(r"(/table\d+)-.*", r"\1", name) for name in RECIPES})
@@ -32,7 +32,7 @@ def test_the_papers_tables_are_all_there() -> None:
 
 def test_rows_and_the_trainings_that_they_share() -> None:
     """As the papers' tables repeat each other: the same model in a table of models and in those of ablations."""
-    shared = shared_rows("paper")
+    shared = find_shared_rows("paper")
     groups = {frozenset(((*one,), *(tuple(other.split()) for other in others))) for one, others in shared.items()}
     mixes = ("plain", "a", "b")
     t7, t8, t9, t10 = (f"mixhead/table{n}" for n in (7, 8, 9, 10))
@@ -90,7 +90,7 @@ def test_every_table_has_every_scale() -> None:
 @pytest.mark.parametrize("table", TABLES)
 def test_every_table_end_to_end(table: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One row of each recipe, two updates: trained, measured by the protocol of each split, set beside the paper's figures."""
-    rows = ",".join(dict.fromkeys(own[0] for own in chosen_rows(tables(table), of_paper=True).values()))
+    rows = ",".join(dict.fromkeys(own[0] for own in select_rows(tables(table), of_paper=True).values()))
     words = ["reproduce", table, "--scale", "tiny", "--rows", rows, "--paper-rows", "--out", str(tmp_path), "--quiet"]
     with pytest.raises(SystemExit) as stopped:
         main([*words, "train.steps=2", "train.device=cpu", "--json"])

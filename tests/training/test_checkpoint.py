@@ -26,7 +26,7 @@ from fullrank.training import EvaluationResult, load_weights
 from fullrank.training.checkpoint import (
     Snapshot,
     gather_tensors,
-    kept_checkpoints,
+    list_kept_checkpoints,
     load_checkpoint,
     mean_weights,
     read_checkpoint,
@@ -82,7 +82,7 @@ def breaking_at(monkeypatch: pytest.MonkeyPatch, number: int, error: BaseExcepti
 
 def check_kept(folder: Path, *allowed: list[int]) -> None:
     """The steps whose weights are kept are one of `allowed`, and each is whole: its weights tell its step."""
-    kept = kept_checkpoints(folder)
+    kept = list_kept_checkpoints(folder)
     assert list(kept) in allowed
     for step, path in kept.items():
         assert torch.equal(mean_weights([path])["w"], snapshot(step).weights["w"])
@@ -142,7 +142,7 @@ def test_going_back_forgets_what_was_kept_later(tmp_path: Path) -> None:
 
 def test_weights_that_are_kept_take_no_room_of_their_own_while_the_checkpoint_is_there(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, snapshot(1), step=1, best=False, keep_weights=2)
-    kept = kept_checkpoints(tmp_path)[1] / "model.safetensors"
+    kept = list_kept_checkpoints(tmp_path)[1] / "model.safetensors"
     assert os.path.samefile(tmp_path / "last" / "model.safetensors", kept)
     for step in (2, 3, 4):
         save_checkpoint(tmp_path, snapshot(step), step=step, best=False, keep_weights=2)
@@ -307,7 +307,7 @@ def test_the_weights_of_the_last_evaluations_are_kept(tmp_path: Path) -> None:
         tmp_path, steps=18, save_every_steps=5, keep_checkpoints=3, evaluate=evaluate, eval_options=rhythm
     )
     assert result.best_step == 4
-    kept = kept_checkpoints(tmp_path / "checkpoints")
+    kept = list_kept_checkpoints(tmp_path / "checkpoints")
     assert list(kept) == [12, 16, 18]
     for path, weights in zip(kept.values(), (seen[3], seen[4], seen[5]), strict=True):
         assert sorted(file.name for file in path.iterdir()) == ["checkpoint.json", "model.safetensors"]
@@ -325,7 +325,7 @@ def test_a_run_that_falls_back_comes_by_again(tmp_path: Path) -> None:
         file.write(b"x")
     with pytest.raises(Death):
         train(tmp_path / "run", **options, steps=20, objective=at_call(5, die))
-    assert list(kept_checkpoints(tmp_path / "run" / "checkpoints")) == [4, 8, 12]
+    assert list(list_kept_checkpoints(tmp_path / "run" / "checkpoints")) == [4, 8, 12]
     train(tmp_path / "run", **options, steps=20)
     assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
 
@@ -341,7 +341,7 @@ def made(folder: Path, step: int, **tensors: Tensor) -> Path:
 def test_the_mean_is_numpys(tmp_path: Path) -> None:
     """The mean of each tensor in fp64; counts are the last one's; tied tensors stay equal."""
     _, _ = train(tmp_path, steps=20, keep_checkpoints=3, eval_options={"every_steps": 4})
-    paths = list(kept_checkpoints(tmp_path / "checkpoints").values())
+    paths = list(list_kept_checkpoints(tmp_path / "checkpoints").values())
     found = mean_weights(paths)
     given = [load_file(path / "model.safetensors") for path in paths]
     for name, tensor in found.items():

@@ -161,14 +161,14 @@ def test_the_rate_while_weights_are_averaged_and_the_rate_of_the_embedding() -> 
         swa_learning_rate=0.05,
     )  # fmt: skip
     schedule = make_schedule(options, 100)
-    assert [schedule.scaled_rate(step) for step in (50, 80, 81, 100)] == pytest.approx(
+    assert [schedule.scale_rate(step) for step in (50, 80, 81, 100)] == pytest.approx(
         [0.6, 0.2764, 0.05, 0.05], abs=1e-4
     )
-    assert schedule.scaled_rate(50, peak=3.0) == pytest.approx(
+    assert schedule.scale_rate(50, peak=3.0) == pytest.approx(
         0.2 + (3.0 - 0.2) / 2
     )  # from 3 down to the same least rate
-    assert schedule.scaled_rate(81, peak=3.0) == pytest.approx(0.05)
+    assert schedule.scale_rate(81, peak=3.0) == pytest.approx(0.05)
     plateau = make_schedule(TrainConfig(steps=9, schedule="plateau", learning_rate=1.0), 9)
     for nll in (3.0, 3.0):
         plateau.observe(nll)
-    assert [plateau.scaled_rate(5), plateau.scaled_rate(5, peak=3.0)] == [0.5, 1.5]
+    assert [plateau.scale_rate(5), plateau.scale_rate(5, peak=3.0)] == [0.5, 1.5]

@@ -17,7 +17,7 @@ from fullrank.core.mix import Mixing
 from fullrank.core.output import IGNORED
 from fullrank.core.trace import LayerTrace
 from fullrank.decoding.sample import evaluating
-from fullrank.evaluation.statistics import Interval, paired_interval
+from fullrank.evaluation.statistics import Interval, compute_paired_interval
 from fullrank.models import AttentionLayers, LoadedModel, open_model
 from fullrank.records import Column, HeatMap, Record, Table, measurement
 from fullrank.text import Text, rows_of
@@ -177,7 +177,7 @@ def nats_per_token(model: LoadedModel, input_ids: Tensor | Iterable[Tensor]) -> 
 
 def _layer(nll: np.ndarray, without: np.ndarray, similarity: np.ndarray) -> LayerHeads:
     perplexity = math.exp(nll.mean())
-    found = (paired_interval(nll.tolist(), one.tolist()) for one in without)
+    found = (compute_paired_interval(nll.tolist(), one.tolist()) for one in without)
     intervals = (end and Interval(*(perplexity * math.expm1(difference) for difference in end)) for end in found)
     change = perplexity * np.expm1((without - nll).mean(axis=1))
     return LayerHeads(without, change, tuple(intervals), similarity)

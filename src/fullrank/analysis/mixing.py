@@ -15,7 +15,7 @@ from fullrank.models import LoadedModel, open_model
 from fullrank.records import Column, HeatMap, Lines, Record, Table, measurement
 from fullrank.seal import read_record
 from fullrank.text import Text, rows_of
-from fullrank.training.checkpoint import kept_checkpoints
+from fullrank.training.checkpoint import list_kept_checkpoints
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +133,7 @@ def _layer_records(layers: Iterable[LayerMixing], labels: dict[str, int], last: 
 def checkpoint_steps(folder: Path) -> dict[int, str]:
     """Checkpoints of a run by their steps, the earliest first, under the names that `open_model` takes."""
     checkpoints = folder / "checkpoints"
-    names = {step: f"kept/{path.name}" for step, path in kept_checkpoints(checkpoints).items()}
+    names = {step: f"kept/{path.name}" for step, path in list_kept_checkpoints(checkpoints).items()}
     for name in ("best", "last"):
         if (checkpoints / name).is_dir():
             names[read_record(checkpoints / name).state["step"]] = name

@@ -59,7 +59,7 @@ def size_of_run(run: RunConfig, length: int | None = None) -> dict[str, Any]:
         rows = max(1, (run.train.batch_tokens or 1) // SENTENCE)
         document = translation_size(run.model, length, rows)
     elif run.masks:
-        document = masked_size(run.model, length, rows, run.train.mlm_probability)
+        document = measure_masked_size(run.model, length, rows, run.train.mlm_probability)
     else:
         document = size(run.model, length, rows)
     return {**document, "memory": training_memory(run, document["parameters"]["total"], rows * length)}
@@ -129,7 +129,7 @@ def size(config: ModelConfig, length: int, batch: int = 1) -> dict[str, Any]:
     return document
 
 
-def masked_size(config: ModelConfig, length: int, batch: int, share: float) -> dict[str, Any]:
+def measure_masked_size(config: ModelConfig, length: int, batch: int, share: float) -> dict[str, Any]:
     """Size of a masked language model on `batch` texts of `length` tokens, as plain numbers.
 
     FLOPs are per token that is read: every token sees all `length` tokens, and the output layer works on the `share` of them

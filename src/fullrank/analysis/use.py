@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fullrank.evaluation.statistics import Interval, paired_interval
+from fullrank.evaluation.statistics import Interval, compute_paired_interval
 from fullrank.models import LoadedModel, open_model
 from fullrank.records import Lines, Record
 
@@ -47,7 +47,7 @@ class ContextUse:
         if len(self.nll) == 1:
             return None
         *_, before, after = self.nll.values()
-        return paired_interval(after.tolist(), before.tolist())
+        return compute_paired_interval(after.tolist(), before.tolist())
 
     def to_records(self) -> Iterator[Record]:
         for length, perplexity in self.perplexity.items():

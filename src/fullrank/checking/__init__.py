@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fullrank.checking.agreement import decoding, packing, padding, prefixes
 from fullrank.checking.calls import CannotRun, list_calls
-from fullrank.checking.causality import by_gradient, by_perturbation, independent_rows
-from fullrank.checking.learnt import last_position, on_random_tokens
+from fullrank.checking.causality import independent_rows, search_by_gradient, search_by_perturbation
+from fullrank.checking.learnt import check_on_random_tokens, last_position
 from fullrank.checking.report import Finding, Report, inapplicable
 from fullrank.checking.scoring import check_scoring
 from fullrank.checking.subject import ROWS, Subject, open_subject
@@ -31,17 +31,17 @@ _SOURCES = {
 }
 _SEGMENTS = 512  # of a text, for the last-position test
 Check = Callable[[Subject], Finding]
-_OTHER_LENGTHS = (padding, decoding, on_random_tokens, prefixes)  # checks that read texts of other lengths
+_OTHER_LENGTHS = (padding, decoding, check_on_random_tokens, prefixes)  # checks that read texts of other lengths
 
 
 def list_checks(subject: Subject, segments: Tensor | None = None, *, quick: bool = False) -> dict[str, Check]:
     """All checks by name, in the order in which they run. quick: only those that take a second or two of a small model."""
     checks: dict[str, Check] = {}
     for call in list_calls(subject, quick=quick):
-        checks[f"future, by perturbation, {call.name}"] = partial(by_perturbation, call=call)
+        checks[f"future, by perturbation, {call.name}"] = partial(search_by_perturbation, call=call)
     checks["future, prefix = whole"] = prefixes
     for when, training in (("evaluation", False), ("training", True)):
-        checks[f"future, by gradient, {when}"] = partial(by_gradient, training=training)
+        checks[f"future, by gradient, {when}"] = partial(search_by_gradient, training=training)
     for more, training in (("", False), (", training", True)):
         checks[f"rows of a batch are independent{more}"] = partial(independent_rows, training=training)
     checks["padding changes nothing"] = padding
@@ -55,7 +55,7 @@ def list_checks(subject: Subject, segments: Tensor | None = None, *, quick: bool
     if segments is not None:
         checks["last position"] = partial(last_position, segments=segments)
     elif not quick:
-        checks["future, after training on random tokens"] = on_random_tokens
+        checks["future, after training on random tokens"] = check_on_random_tokens
     return checks
 
 

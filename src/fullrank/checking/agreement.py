@@ -22,9 +22,9 @@ from fullrank.checking.calls import (
 )
 from fullrank.checking.compare import (
     Pair,
+    compare_in_both_precisions,
     compare_pairs,
     divide_by_size,
-    in_both_precisions,
     largest,
     rounding,
     tolerance,
@@ -35,7 +35,7 @@ from fullrank.checking.report import Finding, inapplicable, judge
 from fullrank.checking.subject import ROWS, Subject
 
 
-@in_both_precisions
+@compare_in_both_precisions
 def padding(subject: Subject) -> Finding:
     """A text in a padded batch has the logits that it has alone, whatever stands in the padding."""
     if subject.mask_form is None or not subject.reads_tokens:
@@ -55,7 +55,7 @@ def padding(subject: Subject) -> Finding:
     return compare_pairs(subject, looked_at, pairs, remark)
 
 
-@in_both_precisions
+@compare_in_both_precisions
 def prefixes(subject: Subject) -> Finding:
     """Logits of the first tokens of a text, read alone, are those in the whole text: of powers of two, and other lengths."""
     ids = subject.long_ids
@@ -127,7 +127,7 @@ def packing(subject: Subject) -> Finding:
     return replace(finding, leaks=remark) if finding.verdict == "fails" else finding
 
 
-@in_both_precisions
+@compare_in_both_precisions
 def decoding(subject: Subject) -> Finding:
     """Token by token, in pieces, and as beams, each as in one pass."""
     if subject.core.kind == "fullrank" and subject.core.model.memory_length:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fullrank.checking.calls import NO_MODES, SEEDS, Call, CannotRun, Run, describe_call, running
-from fullrank.checking.compare import divide_by_size, in_both_precisions, is_same, largest, rounding, tolerance
+from fullrank.checking.compare import compare_in_both_precisions, divide_by_size, is_same, largest, rounding, tolerance
 from fullrank.checking.copies import AsModule, duplicate, mode
 from fullrank.checking.layers import (
     OWN_FORWARD,
@@ -47,7 +47,7 @@ def choose_cuts(subject: Subject, most: int, least: int = 6) -> list[int]:
 # -- by perturbation --------------------------------------------------------------------------------------------------
 
 
-def by_perturbation(subject: Subject, call: Call) -> Finding:
+def search_by_perturbation(subject: Subject, call: Call) -> Finding:
     """From a cut on, every token is changed; no logits before the cut may change."""
     if call.scaled and False in subject.leaking:
         return inapplicable("later tokens are seen with the parameters as they are")
@@ -56,11 +56,11 @@ def by_perturbation(subject: Subject, call: Call) -> Finding:
         if call.gradients:
             cuts = spread(subject.length, len(SEEDS))
             seeded = [(replace(call, seed=seed), [cut]) for seed, cut in zip(SEEDS, cuts, strict=False)]
-            findings = [in_both_precisions(find_leak)(subject, call=one, cuts=cut) for one, cut in seeded]
+            findings = [compare_in_both_precisions(find_leak)(subject, call=one, cuts=cut) for one, cut in seeded]
             return next((finding for finding in findings if finding.verdict == "fails"), findings[0])
         if call.dtype is not None or call.autocast is not None:
             return find_leak(subject, call)
-        return in_both_precisions(find_leak)(subject, call=call)
+        return compare_in_both_precisions(find_leak)(subject, call=call)
     except CannotRun:
         raise
     except Exception as error:
@@ -70,7 +70,7 @@ def by_perturbation(subject: Subject, call: Call) -> Finding:
 
 
 def find_leak(subject: Subject, call: Call, cuts: list[int] | None = None) -> Finding:
-    """`by_perturbation` in one precision."""
+    """`search_by_perturbation` in one precision."""
     cuts = cuts or choose_cuts(subject, call.cuts, 6 if call.is_plain else 3)
     dtype, size, path = call.dtype or call.autocast or subject.dtype, subject.length, describe_call(subject, call)
     seeded = ", dropout seeded" if call.training else ""
@@ -306,8 +306,8 @@ class Leaves:
         return whole, max((float(size[:, cut:].max()) for size in sizes), default=0.0)
 
 
-@in_both_precisions
-def by_gradient(subject: Subject, *, training: bool) -> Finding:
+@compare_in_both_precisions
+def search_by_gradient(subject: Subject, *, training: bool) -> Finding:
     """Logits before a cut must have no gradient from embeddings after it."""
     if training and not subject.has_modes:
         return inapplicable(NO_MODES)

@@ -91,7 +91,7 @@ def compare_pairs(subject: Subject, looked_at: str, pairs: list[Pair], remark: s
     return judge(looked_at, worst, limit, reason, remark=remark if worst <= limit else f"worst: {name}")
 
 
-def in_both_precisions(check: Callable[..., Finding]) -> Callable[..., Finding]:
+def compare_in_both_precisions(check: Callable[..., Finding]) -> Callable[..., Finding]:
     """The check in fp64, and in fp32 what cannot be computed in fp64 or shows a leak there, which has to show twice."""
 
     @functools.wraps(check)

@@ -109,7 +109,7 @@ def memory(subject: Subject) -> Finding:
 # -- mixing at its start ------------------------------------------------------------------------------------------------
 
 
-def plain_start(subject: Subject) -> Finding:
+def check_plain_start(subject: Subject) -> Finding:
     """Mixing starts as plain attention, bit for bit through one kernel, where the paper says so."""
     subject = subject.core.shorten()
     settings: dict[str, Any] = {}
@@ -253,7 +253,7 @@ def compute_all(subject: Subject, model: Any) -> dict[str, Tensor]:
 
 
 CHECKS: dict[str, Callable[[Subject], Finding]] = {  # of models that are made of our parts
-    "starts as plain attention": plain_start,
+    "starts as plain attention": check_plain_start,
     "kernels = reference, fp64": partial(kernels, precision="fp64"),
     "kernels = reference, fp32": partial(kernels, precision="fp32"),
     "memory in segments = one pass": memory,

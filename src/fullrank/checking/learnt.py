@@ -35,7 +35,7 @@ def last_position(subject: Subject, segments: Tensor) -> Finding:
     return compare_last(compute_nll(subject, subject.own, segments), looked_at)
 
 
-def on_random_tokens(subject: Subject) -> Finding:
+def check_on_random_tokens(subject: Subject) -> Finding:
     """A copy is trained on fresh random tokens, where nothing can be learnt but to look ahead; then tokens are changed."""
     if subject.parameters > _MOST_PARAMETERS:
         count = f"{subject.parameters:,} parameters"

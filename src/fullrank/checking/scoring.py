@@ -12,7 +12,7 @@ import torch
 from fullrank.checking.compare import largest
 from fullrank.checking.report import Finding, Report, inapplicable, judge
 from fullrank.checking.scorer import ROUNDING, Scorer, count_faults
-from fullrank.checking.sums import LATER, ONCE, SUM, over_vocabulary
+from fullrank.checking.sums import LATER, ONCE, SUM, sum_over_vocabulary
 from fullrank.core.errors import InputError
 
 SAME, ADD, RANKS = "the same text gets the same score", "texts in one call add up", "ranks add up"
@@ -72,7 +72,7 @@ def check_scoring(
     else:
         if calls is None:
             calls = max(10_000, min(3 * (size or 0), int(_SECONDS * scorer.calls / max(scorer.seconds, 1e-9))))
-        findings |= over_vocabulary(scorer, base, size, windows, end_mark, calls)
+        findings |= sum_over_vocabulary(scorer, base, size, windows, end_mark, calls)
         findings[ADD], findings[RANKS] = add_texts(scorer, chosen), add_ranks(scorer, chosen)
         findings[COUNTS] = compare_counts(scorer, chosen, end_mark)
     about = {"model": getattr(score, "__name__", type(score).__name__), "source": "a scoring function"}

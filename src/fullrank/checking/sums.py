@@ -29,7 +29,7 @@ _SURE = 0.1  # largest error of a sum that is estimated with them
 _COARSE = 0.3  # nats; where rounding alone may be as large, nothing is decided
 
 
-def over_vocabulary(
+def sum_over_vocabulary(
     scorer: Scorer, base: Any, size: int | None, windows: list[int], end_mark: bool, calls: int
 ) -> dict[str, Finding]:
     """The findings of sums over the vocabulary, position by position."""

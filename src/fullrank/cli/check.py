@@ -18,7 +18,7 @@ from fullrank.cli.options import (
     Row,
     Scale,
     TextOptions,
-    complete_recipe,
+    suggest_recipes,
 )
 from fullrank.cli.output import clear_progress, print_json, say, tell
 from fullrank.core.errors import InputError
@@ -41,7 +41,7 @@ def check(
             metavar="MODEL",
             help="A recipe, a YAML file, a run folder, a saved model, a Hugging Face model (folder or hub name; also an "
             "export or an injected model; hf:TYPE: a small one of a model type), or python:MODULE:FUNCTION.",
-            autocompletion=complete_recipe,
+            autocompletion=suggest_recipes,
         ),
     ] = None,
     overrides: Overrides = None,

@@ -28,9 +28,9 @@ def list_data(json: Json = False) -> None:
     """List the known corpora: tokens, published counts, terms, source."""
     import dataclasses
 
-    from fullrank.data import known_corpora
+    from fullrank.data import list_all_corpora
 
-    corpora = [dataclasses.asdict(corpus) for corpus in known_corpora()]
+    corpora = [dataclasses.asdict(corpus) for corpus in list_all_corpora()]
     lines = []
     for corpus in corpora:
         about = {key: value for key, value in corpus.items() if key not in ("name", "sha256")}

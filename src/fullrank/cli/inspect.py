@@ -10,7 +10,7 @@ import typer
 
 from fullrank.cli.app import app, examples, verb
 from fullrank.cli.data import data
-from fullrank.cli.options import Choice, Json, Number, complete_recipe
+from fullrank.cli.options import Choice, Json, Number, suggest_recipes
 from fullrank.cli.output import describe, print_json, say, tell
 
 recipes = typer.Typer(
@@ -56,9 +56,9 @@ def info(
 
     run, size = resolved.config, {key: getattr(resolved, key) for key in ("recipe", "row", "scale")}
     if isinstance(run, FinetuneConfig):
-        from fullrank.experiments.pretrained import pretrained_size
+        from fullrank.experiments.pretrained import measure_pretrained_size
 
-        size |= {**pretrained_size(run), "paper": resolved.paper}
+        size |= {**measure_pretrained_size(run), "paper": resolved.paper}
         tell(size, describe_size(size), json=json)
         return
     if run.model.vocab_size is None:
@@ -86,7 +86,7 @@ def list_recipes(json: Json = False) -> None:
 
 @verb("fullrank recipes show mixhead/table1-vanilla", name="show", group=recipes)
 def show_recipe(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A recipe.", autocompletion=complete_recipe)],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A recipe.", autocompletion=suggest_recipes)],
     json: Json = False,
 ) -> None:
     """One recipe: what it is, its rows with the paper's figures, and its settings."""
@@ -142,7 +142,7 @@ def validate_config(choice: Choice, json: Json = False) -> None:
 
 
 def describe_size(size: dict[str, Any]) -> list[str]:
-    """The lines about a model, from `size_of_run` or `pretrained_size` and its recipe."""
+    """The lines about a model, from `size_of_run` or `measure_pretrained_size` and its recipe."""
     row = f", row {size['row']}, scale {size['scale']}" if size["row"] else ""
     content: dict[str, Any] = {"parameters": {part: count for part, count in size["parameters"].items() if count}}
     content |= {place: counts for place, counts in size.get("by_place", {}).items() if place != "total"}

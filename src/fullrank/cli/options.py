@@ -35,7 +35,7 @@ def check_models(names: str | list[str] | None) -> str | list[str] | None:
     return names
 
 
-def complete_recipe(incomplete: str) -> list[str]:
+def suggest_recipes(incomplete: str) -> list[str]:
     """Shipped recipes that begin so. Where none does, the shell goes on with names of files."""
     from fullrank.config.recipe import shipped
 
@@ -49,7 +49,7 @@ Config = Annotated[
     typer.Argument(
         metavar="CONFIG",
         help="A recipe (`fullrank recipes list`), a YAML file or a run folder.",
-        autocompletion=complete_recipe,
+        autocompletion=suggest_recipes,
     ),
 ]
 Overrides = Annotated[

@@ -23,8 +23,8 @@ from fullrank.cli.options import (
     Rows,
     Scale,
     Source,
-    complete_recipe,
     read_seeds,
+    suggest_recipes,
 )
 from fullrank.cli.output import print_json, say, show_progress, show_report, tell
 from fullrank.core.errors import InputError
@@ -142,7 +142,7 @@ def train(
     """
     from fullrank.config.finetune import FinetuneConfig
     from fullrank.config.recipe import Resolved
-    from fullrank.experiments.run_folder import continuation, default_folder, finished_trainings, open_any, started
+    from fullrank.experiments.run_folder import continuation, default_folder, find_finished_trainings, open_any, started
 
     # what can be refused is refused before torch is imported, and once for all processes
     if _is_text(choice.config):
@@ -180,7 +180,7 @@ def train(
     if is_run and after is None:
         result = resume(folder, quiet=quiet, say=progress, until=until)
     else:
-        trained = {} if reuse is None else finished_trainings(find_runs(reuse))
+        trained = {} if reuse is None else find_finished_trainings(find_runs(reuse))
         result = train_model(
             resolved, folder, kernel_name=kernel, quiet=quiet, say=progress, trained=trained, until=until, after=after
         )
@@ -269,7 +269,7 @@ def reproduce(
         typer.Argument(
             metavar="TABLE",
             help="A table, with all of its backbones, a figure, or a recipe with rows.",
-            autocompletion=complete_recipe,
+            autocompletion=suggest_recipes,
         ),
     ],
     overrides: Overrides = None,
@@ -300,21 +300,21 @@ def reproduce(
     and of runs in runs/ that have finished: the others are evaluated, each by its own protocol. A figure (mixhead/figure1,
     mixhead/figure3, skip-cross-head/table3) trains rows of tables, then measures them as `fullrank analyze` does.
     """
-    from fullrank.config.recipe import chosen_rows, is_finetuning, load, read_figures, tables
+    from fullrank.config.recipe import is_finetuning, load, read_figures, select_rows, tables
 
     recipes = tables(table)
     finetuning = is_finetuning(recipes[0], None, scale, overrides or [])
     if not load(recipes[0]).rows:
         verb = "finetune" if finetuning else "train"
         raise InputError(f"{table} is a single configuration, not a table; use `fullrank {verb} {table}`")
-    rows_of = chosen_rows(recipes, None if rows is None else _split_names(rows), of_paper=paper_rows)
+    rows_of = select_rows(recipes, None if rows is None else _split_names(rows), of_paper=paper_rows)
     if (figure := read_figures().get(table)) is not None:
         rows_of = figure.select(rows_of)
     wanted = read_seeds(seeds)
     for recipe, names in rows_of.items():
         _check(Choice(recipe, overrides, names[0], scale, source), out)
 
-    from fullrank.experiments.run import cells, shared_rows
+    from fullrank.experiments.run import cells, find_shared_rows
     from fullrank.experiments.run import reproduce as train_table
 
     planned = []
@@ -323,7 +323,7 @@ def reproduce(
         settings = Choice(recipe, overrides, source=source).settings
         planned += cells(recipe, names, scale, wanted, settings, of_paper=True, out=folder)
     if list_only:
-        status = [_describe_cell(cell, shared_rows(scale)) for cell in planned]
+        status = [_describe_cell(cell, find_shared_rows(scale)) for cell in planned]
         tell(status, map(_show_cell, status), json=json)
         return
     train_table(

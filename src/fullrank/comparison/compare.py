@@ -34,9 +34,9 @@ from fullrank.config.run import MASKED_TOKEN
 from fullrank.core.config import NOT_NEXT_TOKEN
 from fullrank.evaluation.statistics import (
     brown_forsythe,
+    compute_paired_interval,
     deviation_change,
     deviation_interval,
-    paired_interval,
     welch_interval,
 )
 from fullrank.records import Record
@@ -245,7 +245,7 @@ def compare_rows(row: Row, base: Row, measure: Measure, split: str) -> Record | 
         return None
     ends, protocol = None, "paired over seeds"
     if before.keys() == after.keys():
-        ends = paired_interval(list(before.values()), [after[seed] for seed in before])
+        ends = compute_paired_interval(list(before.values()), [after[seed] for seed in before])
     if ends is None:
         ends = welch_interval(list(before.values()), list(after.values()))
         protocol = "Welch, over seeds" if ends else ""

@@ -15,7 +15,7 @@ from fullrank.config.data import PAIR_CORPORA
 from fullrank.config.finetune import finetunes
 from fullrank.config.load import flatten, read_yaml
 from fullrank.core.errors import InputError
-from fullrank.files import as_record, read_json, sha256_of
+from fullrank.files import convert_to_record, read_json, sha256_of
 from fullrank.records import Record, declaration_from_dict
 from fullrank.seal import check_run
 
@@ -264,7 +264,7 @@ def _read_lines(problems: list[str], path: Path) -> list[Mapping[str, Any]]:
     for index, line in enumerate(path.read_bytes().split(b"\n"), start=1):
         try:
             if line.strip():
-                lines.append(as_record(dict[str, Any], line, f"line {index}"))
+                lines.append(convert_to_record(dict[str, Any], line, f"line {index}"))
         except InputError as error:
             damaged.append(str(error))
     if damaged:

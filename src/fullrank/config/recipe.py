@@ -172,10 +172,10 @@ class Figure:
 
 def read_figures() -> dict[str, Figure]:
     """Figures and tables of measurements by name (`mixhead/figure3`)."""
-    return {name: Figure(**content) for name, content in _shipped_yaml("figures").items()}
+    return {name: Figure(**content) for name, content in _read_shipped_yaml("figures").items()}
 
 
-def named_in_part(name: str) -> list[str]:
+def find_recipes_by_part(name: str) -> list[str]:
     """The recipes of a paper (`mixhead`), or of all papers that have a table of this name (`table2`)."""
     return [
         one
@@ -193,7 +193,7 @@ def tables(name: str) -> list[str]:
     return [one for one in shipped() if one == name or one.startswith(f"{name}-")] or [name]
 
 
-def chosen_rows(
+def select_rows(
     recipes: Sequence[str], rows: Sequence[str] | None = None, *, of_paper: bool = False
 ) -> dict[str, list[str]]:
     """The rows of each recipe: those of `rows` that it has, None: all; of_paper: only those with figures of the paper.
@@ -247,16 +247,16 @@ def load(name: str, below: tuple[str, ...] = ()) -> Recipe:
         return parse(name, raw, path.parent, below)
     known = shipped()
     if name not in known:
-        if several := named_in_part(name):
+        if several := find_recipes_by_part(name):
             raise InputError(f"'{name}' stands for several recipes; choose one of {', '.join(several)}")
         near = suggest(name, known)
         near = near if near.startswith("did you mean") else "`fullrank recipes list` names them"
         raise InputError(f"'{name}' is neither a file nor a shipped recipe; {near}")
-    return parse(name, _shipped_yaml(name), None, below)
+    return parse(name, _read_shipped_yaml(name), None, below)
 
 
 @functools.cache
-def _shipped_yaml(name: str) -> Any:
+def _read_shipped_yaml(name: str) -> Any:
     file = resources.files("fullrank").joinpath("recipes", f"{name}.yaml")
     return parse_yaml(file.read_text(encoding="utf-8"), name)
 

@@ -26,7 +26,7 @@ from .project import Projection, SeparateLinear
 from .registry import register
 from .released import PositionTerm
 from .score import RandomSynthesizer
-from .stage import drawn_apart
+from .stage import draw_apart
 
 _TABLES = TokenEmbedding | Learned | SoftmaxOutput | AdaptiveInput | AdaptiveSoftmax
 
@@ -35,7 +35,7 @@ Initializer = Callable[[nn.Module], None]
 
 def _apart(layer: nn.Module) -> AbstractContextManager[None]:
     """Random numbers of its own for a layer that only mixing reads."""
-    return drawn_apart() if isinstance(layer, SeparateLinear) else contextlib.nullcontext()
+    return draw_apart() if isinstance(layer, SeparateLinear) else contextlib.nullcontext()
 
 
 def _zero_bias(*layers: nn.Linear) -> None:

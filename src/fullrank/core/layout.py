@@ -208,7 +208,7 @@ def join_runs(runs: Iterable[Run]) -> tuple[Run, ...]:
     return tuple(joined)
 
 
-def last_runs(runs: tuple[Run, ...], size: int) -> tuple[Run, ...]:
+def find_last_runs(runs: tuple[Run, ...], size: int) -> tuple[Run, ...]:
     """The runs of the last `size` positions."""
     kept: list[Run] = []
     for start, length in reversed(runs):

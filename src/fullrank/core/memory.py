@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from .cache import KeyValues, Known, Past, State
 from .errors import InputError
-from .layout import Layout, Run, join_runs, last_runs
+from .layout import Layout, Run, find_last_runs, join_runs
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class LayerMemory:
         return replace(
             self,
             hidden=hidden,
-            runs=None if self.runs is None else last_runs(self.runs, limit),
+            runs=None if self.runs is None else find_last_runs(self.runs, limit),
             positions=None if self.positions is None else self.positions[:, -limit:],
             mask=None if self.mask is None else self.mask[:, -limit:],
             heads=None if self.heads is None else self.heads.last(limit),
@@ -210,7 +210,7 @@ class Segment:
             return LayerMemory(skipped=memory.skipped)
         new = hidden.detach()
         if self.mask is None and memory.mask is None:
-            runs = last_runs(join_runs((*(memory.runs or ()), (self.first, self.tokens))), limit)
+            runs = find_last_runs(join_runs((*(memory.runs or ()), (self.first, self.tokens))), limit)
             heads = None if heads is None else heads.last(limit)
             return LayerMemory(_last_tokens(memory.hidden, new, limit), runs, heads=heads, skipped=memory.skipped)
         joined = new if memory.hidden is None else torch.cat((memory.hidden.to(new.dtype), new), dim=1)

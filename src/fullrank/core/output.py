@@ -63,7 +63,7 @@ def combined(logits: Sequence[Tensor], components: Components) -> Tensor:
     return torch.logsumexp(components.log_prior[:, :, None] + each, dim=1)
 
 
-def weighted_losses(log_prob: Tensor, ids: Tensor, scale: Tensor, label_smoothing: float) -> tuple[Tensor, Tensor]:
+def weigh_losses(log_prob: Tensor, ids: Tensor, scale: Tensor, label_smoothing: float) -> tuple[Tensor, Tensor]:
     """sum_t c_t (-(1 - e) log p(x_t) - e mean_v log p(v)) and, without gradient, sum_t -c_t log p(x_t).
 
     log_prob (T, V), ids x and scale c (T,). Not by a matrix product, which autocast would round to its dtype.
@@ -137,7 +137,7 @@ class Output(nn.Module):
         losses = None if self.epsilon else engine.load().vocabulary_loss(components, ids, scale, label_smoothing)
         if losses is None:
             log_prob = add_epsilon(log_probabilities(components), self.epsilon)
-            losses = weighted_losses(log_prob, ids, scale, label_smoothing)
+            losses = weigh_losses(log_prob, ids, scale, label_smoothing)
         return losses
 
 

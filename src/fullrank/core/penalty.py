@@ -13,7 +13,7 @@ from .mix import Mixing
 from .trace import Trace
 
 
-def _not_orthogonal(mixing: Tensor) -> Tensor:
+def _measure_overlap_of_rows(mixing: Tensor) -> Tensor:
     """||M^T M - I||_F^2, for (..., H, H) the mean over the leading dimensions."""
     gram = mixing.transpose(-1, -2) @ mixing
     off = gram - torch.eye(gram.shape[-1], device=gram.device, dtype=gram.dtype)
@@ -60,7 +60,7 @@ def orthogonality(source: nn.Module | Trace) -> Tensor:
             )
         found = [mixing for mix, mixing in mixings if mix.learned]
         zero = next(source.parameters()).new_zeros(())
-    return sum((_not_orthogonal(mixing).to(zero) for mixing in found), zero)
+    return sum((_measure_overlap_of_rows(mixing).to(zero) for mixing in found), zero)
 
 
 def overlap_terms(weights: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from . import draws
 from .draws import Dropout
 from .layout import Layout
 from .positions import RelativeKeys, Rotary, encodings_of, serves, sines_then_cosines
-from .stage import HeadSize, drawn_apart
+from .stage import HeadSize, draw_apart
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class SeparateLinear(nn.Linear):
     """A linear layer that is drawn apart: no other parameter starts differently because of it."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        with drawn_apart():
+        with draw_apart():
             super().__init__(*args, **options)
 
 
@@ -105,11 +105,11 @@ class Projection(nn.Module):
             relative = self.relative(layout, x)
         if self.shared_projection:
             assert scored is not None
-            relative, nearest = self._of_distances(layout, x, relative)
+            relative, nearest = self._project_distances(layout, x, relative)
             scored = scored + nearest
         return Heads(query, scored, keys, values, relative)
 
-    def _of_distances(self, layout: Layout, x: Tensor, known: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _project_distances(self, layout: Layout, x: Tensor, known: Tensor | None) -> tuple[Tensor, Tensor]:
         """Keys of distances (H, T, D), those that are known where they serve, and the query of distance 0 (H, 1, D)."""
         assert self.query is not None
         assert self.key is not None

@@ -7,7 +7,7 @@
 | `train.phases.gaps: drifting` | Skip Cross-head | the memory of a layer drifts with every skip: `DriftingMemory` |
 | `model.attention.causal: as_published` | Tensorized Transformer | no mask: `see_all` |
 | `model.attention.score: relative` of `kind: multilinear` | Tensorized Transformer | a term of positions: `PositionTerm` |
-| `model.decoder.released_decoding` | Mixhead | translations are written without mixing: `without_mixing` |
+| `model.decoder.released_decoding` | Mixhead | translations are written without mixing: `remove_mixing` |
 | `model.output.epsilon` | Transformer-MoS | log(p + epsilon) for log p: `add_epsilon` |
 """
 
@@ -86,7 +86,7 @@ class DriftingMemory(Memory):
 # -- Mixhead -----------------------------------------------------------------------------------------------------------
 
 
-def without_mixing(decoder: Decoder) -> Decoder:
+def remove_mixing(decoder: Decoder) -> Decoder:
     """The decoder whose self-attention leaves heads as they are; it shares all parameters."""
     blocks = nn.ModuleList()
     for block in decoder.get_submodule("blocks").children():

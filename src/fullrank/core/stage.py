@@ -40,7 +40,7 @@ def with_parts(module: Part, **parts: nn.Module) -> Part:
 
 
 @contextlib.contextmanager
-def drawn_apart() -> Iterator[None]:
+def draw_apart() -> Iterator[None]:
     """Draw other random numbers inside than afterwards, and leave those that follow unchanged (on the CPU)."""
     with torch.random.fork_rng(devices=[]):
         seed = torch.randint(2**62, (), dtype=torch.int64, device="cpu").item()

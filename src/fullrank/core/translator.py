@@ -119,7 +119,7 @@ class Translator(Model):
         """The decoder as it runs after a cache."""
         section = self.config.decoder
         is_released = section is not None and section.released_decoding
-        return released.without_mixing(self.decoder) if is_released else self.decoder
+        return released.remove_mixing(self.decoder) if is_released else self.decoder
 
     @property
     def max_length(self) -> int | None:

@@ -5,7 +5,7 @@
 `examples` make batches, for which they need torch. `glue` and `squad`: tasks to fine-tune on.
 """
 
-from fullrank.data.corpora import CorpusInfo, known_corpora, register_corpus
+from fullrank.data.corpora import CorpusInfo, list_all_corpora, register_corpus
 from fullrank.data.language import Language, load_language
 from fullrank.data.preparation import prepare
 from fullrank.data.prepared import Corpus, Pairs, load_corpus, unigram_nats, unigram_perplexity
@@ -31,7 +31,7 @@ __all__ = [
     "Tokenizer",
     "WordVocabulary",
     "encode_file",
-    "known_corpora",
+    "list_all_corpora",
     "load_corpus",
     "load_language",
     "load_tokenizer",

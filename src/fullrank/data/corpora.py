@@ -121,7 +121,7 @@ def pair_corpus(name: str) -> CorpusInfo:
     return list_corpora()[name]
 
 
-def known_corpora() -> list[CorpusInfo]:
+def list_all_corpora() -> list[CorpusInfo]:
     """Every corpus: values of `data.name`, then tasks to fine-tune on, for `fullrank data list`."""
     return [*list_corpora().values(), *map(_describe_glue, GLUE.values()), *map(_describe_squad, SQUAD)]
 

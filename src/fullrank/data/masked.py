@@ -126,7 +126,7 @@ class MaskedBatches:
         return masked if part is None else masked.rows(part)
 
 
-def masked_blocks(
+def iterate_masked_blocks(
     ids: np.ndarray, masking: Masking, *, batch_size: int, segment_length: int, seed: int
 ) -> Iterator[MaskedBatch]:
     """The text `ids` once, in blocks of `segment_length` tokens, masked for evaluation.

@@ -289,7 +289,7 @@ def _percent(share: float) -> str:
     return f"{100 * share:.4g} %"
 
 
-def masked_protocol(config: RunConfig, flags: Flags | None = None) -> MaskedProtocol:
+def choose_masked_protocol(config: RunConfig, flags: Flags | None = None) -> MaskedProtocol:
     """Protocol of a masked model, while training and in the end; `flags` come before the configuration.
 
     Raises InputError for flags that are about next tokens.
@@ -409,7 +409,7 @@ class MaskedEvaluation:
         return {"accuracy_percent": 100 * self.correct / self.tokens}
 
 
-def masked_figures(evaluation: MaskedEvaluation) -> dict[str, Any]:
+def compute_masked_figures(evaluation: MaskedEvaluation) -> dict[str, Any]:
     """Figures of masked tokens: nats per token, their exponential, hits in per cent, and the number of masked tokens.
 
         nll = S / tokens        perplexity = exp(nll)        accuracy_percent = 100 correct / tokens

@@ -43,7 +43,7 @@ def welch_interval(a: Sequence[float], b: Sequence[float]) -> Interval | None:
     return Interval(float(ends.low), float(ends.high))
 
 
-def paired_interval(a: Sequence[float], b: Sequence[float]) -> Interval | None:
+def compute_paired_interval(a: Sequence[float], b: Sequence[float]) -> Interval | None:
     """Student's 95 % interval of the mean of b_i - a_i, where i is one seed of both arms.
 
     None for fewer than two seeds, and where all differences are equal. ValueError unless a and b are of one length.

@@ -10,7 +10,7 @@ from typing import Any
 
 from fullrank.core.encoder import Encoder
 from fullrank.core.errors import InputError
-from fullrank.evaluation.perplexity import final_protocol, masked_protocol
+from fullrank.evaluation.perplexity import choose_masked_protocol, final_protocol
 from fullrank.experiments.run import corpus_of
 from fullrank.experiments.run_folder import open_run
 from fullrank.experiments.task import Say
@@ -47,7 +47,7 @@ def read_text(model: LoadedModel, reading: Reading) -> Text:
         assert model.folder is not None
         run, _ = open_run(model.folder)
         if not run.translates:
-            usual = (masked_protocol(run) if run.masks else final_protocol(run)).segment_length
+            usual = (choose_masked_protocol(run) if run.masks else final_protocol(run)).segment_length
     length = choose_length(model, reading.segment_length, usual)
     if reading.text is not None:
         return read_file(model, reading.text, length, count=reading.texts)

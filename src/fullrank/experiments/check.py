@@ -27,7 +27,7 @@ from fullrank.experiments.task import Say
 from fullrank.models import open_model
 from fullrank.names import Kind, model_kind
 from fullrank.plugins import import_function
-from fullrank.storage import is_export, saved_kind
+from fullrank.storage import is_export, read_saved_kind
 from fullrank.text import Text, read_file
 
 _SEGMENTS, _LENGTH, _SEED = 256, 64, 1  # of a text, and of a fresh model
@@ -130,7 +130,7 @@ def _check_trained(
     folder, length = Path(name).expanduser(), _LENGTH
     ours = kind in ("run", "saved model")
     about: dict[str, Any] = {"name": str(folder) if ours else name, "kind": kind}
-    if (ours or is_export(folder)) and saved_kind(folder, checkpoint) == "Translator":
+    if (ours or is_export(folder)) and read_saved_kind(folder, checkpoint) == "Translator":
         if text is not None:
             raise InputError(
                 f"--text: for models of running text; {folder} is a translation model, which random sentences test"

@@ -19,7 +19,7 @@ from fullrank.experiments.glue import GlueBenchmark, predict_labels
 from fullrank.experiments.pretrained import PretrainedEncoder, load_pretrained
 from fullrank.experiments.run_folder import open_any, with_own_cache
 from fullrank.experiments.squad import SquadBenchmark
-from fullrank.experiments.task import Parts, Prepared, Say, Task, own_rows
+from fullrank.experiments.task import Parts, Prepared, Say, Task, choose_own_rows
 from fullrank.training.checkpoint import load_weights
 from fullrank.training.distributed import rank
 from fullrank.training.optimizer import Groups, parameter_groups
@@ -63,7 +63,7 @@ class Finetuning(Task[FinetuneConfig, dict[str, Any]]):
             batch_size=config.train.batch_size,
             seed=config.train.seed,
             group_by_length=config.train.group_by_length,
-            share=own_rows(),
+            share=choose_own_rows(),
         )
         options = config.train.options(batches.batches_per_epoch)
         # null: once, at the end, which comes by itself

@@ -22,17 +22,17 @@ from fullrank.core.masked import MaskedLanguageModel
 from fullrank.data import Corpus, load_tokenizer, prepare, unigram_nats, unigram_perplexity
 from fullrank.data.batches import ALL_ROWS, Blocks, Share, Streams
 from fullrank.data.marks import MASK
-from fullrank.data.masked import MaskedBatch, MaskedBatches, Masking, masked_blocks
+from fullrank.data.masked import MaskedBatch, MaskedBatches, Masking, iterate_masked_blocks
 from fullrank.decoding.sample import evaluating
 from fullrank.evaluation.ngram import measure_ngrams
 from fullrank.evaluation.perplexity import (
     EvaluationProtocol,
     MaskedEvaluation,
     MaskedProtocol,
+    choose_masked_protocol,
+    compute_masked_figures,
     figures,
     final_protocol,
-    masked_figures,
-    masked_protocol,
     validation_protocol,
 )
 from fullrank.experiments.dynamic import STATISTICS, choose, make_dynamic, measure_dynamically
@@ -53,7 +53,7 @@ from fullrank.experiments.task import (
     Say,
     TextTask,
     add_penalties,
-    own_rows,
+    choose_own_rows,
     place_draws,
     reuse_prepared,
     shared,
@@ -207,7 +207,7 @@ class LanguageModelTask(TextTask[Corpus, LanguageModel, EvaluationProtocol]):
             model,
             folder,
             objective=CausalObjective(model, config.train, identity),
-            batches=training_batches(config, corpus, own_rows()),
+            batches=training_batches(config, corpus, choose_own_rows()),
             evaluate=evaluate,
             splits=_MEASURED,
             evaluation={"protocol": while_training.in_words(), "next_token": while_training.next_token},
@@ -322,7 +322,7 @@ class MaskedModelTask(TextTask[Corpus, MaskedLanguageModel, MaskedProtocol]):
     prepare = staticmethod(prepare_text)
 
     def protocol(self, config: RunConfig, changes: Any = None, split: str = "test") -> MaskedProtocol:
-        return masked_protocol(config, changes)
+        return choose_masked_protocol(config, changes)
 
     def parts(self, data: Text, folder: Path, device: torch.device) -> Parts:
         config, corpus = data.config, data.corpus
@@ -346,7 +346,9 @@ class MaskedModelTask(TextTask[Corpus, MaskedLanguageModel, MaskedProtocol]):
             model,
             folder,
             objective=MaskedObjective(model, options),
-            batches=MaskedBatches(training_batches(config, corpus), masking, seed=options.seed, share=own_rows()),
+            batches=MaskedBatches(
+                training_batches(config, corpus), masking, seed=options.seed, share=choose_own_rows()
+            ),
             evaluate=evaluate,
             splits=_MEASURED,
             evaluation={"protocol": protocol.in_words(), "next_token": False},
@@ -358,7 +360,9 @@ class MaskedModelTask(TextTask[Corpus, MaskedLanguageModel, MaskedProtocol]):
     ) -> dict[str, Any]:
         config, corpus = data.config, data.corpus
         masking = _masking(config, corpus, model)
-        return masked_figures(measure_masked(model, corpus.ids(split), masking, protocol, config.eval.batch_size))
+        return compute_masked_figures(
+            measure_masked(model, corpus.ids(split), masking, protocol, config.eval.batch_size)
+        )
 
 
 @dataclass(frozen=True)
@@ -403,7 +407,7 @@ def _iterate_blocks(
     ids: np.ndarray, masking: Masking, protocol: MaskedProtocol, batch_size: int
 ) -> Iterator[MaskedBatch]:
     length, seed = protocol.segment_length, protocol.mask_seed
-    return masked_blocks(ids, masking, batch_size=batch_size, segment_length=length, seed=seed)
+    return iterate_masked_blocks(ids, masking, batch_size=batch_size, segment_length=length, seed=seed)
 
 
 def _check_measurable(limit: int | None, masking: Masking, protocol: MaskedProtocol, ids: np.ndarray) -> None:

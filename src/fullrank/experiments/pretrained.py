@@ -86,7 +86,7 @@ def load_pretrained(
         remark = "its output layer is for another number of labels, and is drawn anew"
     remark = remark and f"{config.pretrained}: {remark}"
     drawn = tuple(sorted({*fresh, *redrawn}))
-    return PretrainedEncoder(model.eval(), tokenizer, load.longest_text(model), drawn, remark)
+    return PretrainedEncoder(model.eval(), tokenizer, load.find_longest_text(model), drawn, remark)
 
 
 def _describe_outputs(kind: str, num_labels: int) -> dict[str, Any]:
@@ -205,7 +205,7 @@ def _random_tokenizer(transformers: Any) -> Any:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=words, model_input_names=inputs, **marks)
 
 
-def pretrained_size(config: FinetuneConfig) -> dict[str, Any]:
+def measure_pretrained_size(config: FinetuneConfig) -> dict[str, Any]:
     """Size of a pretrained encoder with our attention injected, on the meta device: nothing is downloaded.
 
     Parameters of the encoder, of the task's output layers, and of mixing.

@@ -23,7 +23,7 @@ from torch import nn
 import fullrank
 from fullrank.comparison.runs import find_runs
 from fullrank.config.finetune import FinetuneConfig
-from fullrank.config.recipe import Resolved, chosen_rows, load, resolve_any, shipped
+from fullrank.config.recipe import Resolved, load, resolve_any, select_rows, shipped
 from fullrank.config.run import DynamicConfig, RunConfig
 from fullrank.config.training import read_budget
 from fullrank.core.errors import InputError
@@ -38,8 +38,8 @@ from fullrank.experiments.run_folder import (
     check_usable,
     claim,
     default_folder,
+    find_finished_trainings,
     find_training,
-    finished_trainings,
     open_any,
     open_run,
     read_result,
@@ -55,7 +55,7 @@ from fullrank.files import sha256_of, silent, visible, write_json
 from fullrank.kernels import chosen, kernel
 from fullrank.seal import is_run, read_record, seal_run
 from fullrank.storage import find
-from fullrank.training.checkpoint import kept_checkpoints, load_weights, mean_weights, write_mean
+from fullrank.training.checkpoint import list_kept_checkpoints, load_weights, mean_weights, write_mean
 from fullrank.training.device import choose_device, lock_folder, prepare_machine
 from fullrank.training.distributed import all_gather, main_process_first, process_group, rank, shard, world_size
 from fullrank.training.loop import fit
@@ -101,8 +101,9 @@ def train(
 ) -> dict[str, Any]:
     """Train the configuration in `folder` (continuing a run that was stopped there) and return its result.json.
 
-    trained: finished runs (`finished_trainings`). Where one of them has this very training, it is taken over, and the model is
-    measured as this configuration says. until: pause after this update; nothing is measured then, and the result is empty.
+    trained: finished runs (`find_finished_trainings`). Where one of them has this very training, it is taken over, and the
+    model is measured as this configuration says. until: pause after this update; nothing is measured then, and the result is
+    empty.
     after: the finished run that this one goes on with (`run_folder.continuation`).
     """
     resolved = started(resolved)
@@ -412,7 +413,7 @@ def average(folder: Path, *, last: int | None = None, name: str = "average") -> 
     Raises InputError without a run, or where it keeps fewer checkpoints.
     """
     open_run(folder)
-    kept = kept_checkpoints(folder / "checkpoints")
+    kept = list_kept_checkpoints(folder / "checkpoints")
     number = len(kept) if last is None else last
     if not 0 < number <= len(kept):
         raise InputError(
@@ -469,7 +470,7 @@ def cells(
         raise InputError("train.seed: --seeds says which seeds are trained; give one of the two")
     names: Sequence[str | None] = (None,)
     if rows is not None:
-        names = chosen_rows([name], None if list(rows) == ["all"] else rows)[name]
+        names = select_rows([name], None if list(rows) == ["all"] else rows)[name]
     by_row: dict[str | None, Sequence[int | None]] = dict.fromkeys(names, seeds or (None,))
     if of_paper and seeds is None and scale in (None, "paper"):
         by_row = {row: load(name).seeds_of(row) or (None,) for row in names if row is not None}
@@ -484,7 +485,7 @@ def cells(
     return planned
 
 
-def shared_rows(scale: str | None) -> dict[tuple[str, str], list[str]]:
+def find_shared_rows(scale: str | None) -> dict[tuple[str, str], list[str]]:
     """For each shipped row whose training is that of others, those others as `recipe row`; by recipe and row."""
     by_training: dict[str, list[tuple[str, str]]] = {}
     for name in shipped():
@@ -515,14 +516,14 @@ def reproduce(
     Rows that are one training are trained once, also where that was done by a run in one of the folders `among`.
     """
     folders = [*(run for root in among for run in find_runs(root)), *(cell.folder for cell in planned)]
-    trained = finished_trainings(folders) if not all(cell.finished for cell in planned) else {}
+    trained = find_finished_trainings(folders) if not all(cell.finished for cell in planned) else {}
     for number, cell in enumerate(planned, start=1):
         remark = (lambda _: None) if cell.finished else say
         if not cell.finished:
             (progress or say)(f"{name}: row {cell.row}, seed {cell.seed} ({number} of {len(planned)}), {cell.folder}")
         # of a finished run, looks whether it is this one
         train(cell.resolved, cell.folder, kernel_name=kernel_name, quiet=quiet, say=remark, trained=trained)
-        trained = {**finished_trainings([cell.folder]), **trained}
+        trained = {**find_finished_trainings([cell.folder]), **trained}
 
 
 # -- versions and hardware -------------------------------------------------------------------------------------------

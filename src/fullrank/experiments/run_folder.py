@@ -274,7 +274,7 @@ def training_of(config: RunConfig | FinetuneConfig, identity: Mapping[str, Any] 
     return digest([settings, [(identity or {}).get(key) for key in own]])
 
 
-def finished_trainings(folders: Iterable[Path]) -> dict[str, Path]:
+def find_finished_trainings(folders: Iterable[Path]) -> dict[str, Path]:
     """The first finished run of each training in `folders`, by `training_of`."""
     trainings: dict[str, Path] = {}
     for folder in folders:
@@ -301,7 +301,7 @@ def take_over(source: Path, folder: Path, config: RunConfig | FinetuneConfig, *,
     take_over_checkpoints(source / "checkpoints", folder / "checkpoints", seal, goes_on=goes_on)
 
 
-def in_table_order(folders: Sequence[Path]) -> list[Path]:
+def sort_by_table(folders: Sequence[Path]) -> list[Path]:
     """Runs of one recipe in the order of its rows, so that the table begins with the baseline; others as given."""
     positions: dict[Path, tuple[str, int]] = {}
     for folder in folders:

@@ -229,7 +229,7 @@ def in_words(protocols: Mapping[str, EvaluationProtocol | MaskedProtocol | Searc
     return "; ".join(f"{split}: {sentence}" for split, sentence in words.items())
 
 
-def own_rows() -> Share:
+def choose_own_rows() -> Share:
     """The rows of each batch that this process reads."""
     return Share(distributed.rank(), distributed.world_size())
 

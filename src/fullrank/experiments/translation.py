@@ -29,7 +29,7 @@ from fullrank.experiments.task import (
     Say,
     TextTask,
     add_penalties,
-    own_rows,
+    choose_own_rows,
     place_draws,
     reuse_prepared,
     shared,
@@ -97,7 +97,7 @@ class TranslationTask(TextTask[Corpus, Translator, Search]):
             folder,
             objective=TranslationObjective(model, options),
             batches=PairBatches(
-                corpus.pairs("train"), batch_tokens=options.batch_tokens, seed=options.seed, share=own_rows()
+                corpus.pairs("train"), batch_tokens=options.batch_tokens, seed=options.seed, share=choose_own_rows()
             ),
             evaluate=evaluate,
             splits=[split for split in corpus.splits if split != "train"],

@@ -164,7 +164,7 @@ def _configs(model: nn.Module) -> list[Any]:
     return list({id(config): config for config in configs if hasattr(config, "_attn_implementation")}.values())
 
 
-def injected_modules(model: nn.Module) -> dict[str, Injected]:
+def find_injected_modules(model: nn.Module) -> dict[str, Injected]:
     """All injected stages of attention by their names in the model."""
     return {name: module for name, module in model.named_modules() if isinstance(module, Injected)}
 
@@ -186,7 +186,7 @@ def complete(model: Any) -> tuple[Any, set[int]]:
     Layers without one get an identity on a copy of the model, so that its outputs stay. Cross-head attention alone counts as
     none: it acts in training only. Raises InputError where some attention is of no known family.
     """
-    modules = weighted_modules(model)
+    modules = find_weighted_modules(model)
     had = {name for name, module in modules.items() if "fullrank" in module._modules}
     settings: dict[str, Any] = {"mix": "none", "normalize": "softmax", "output": None}
     settings = settings_of(model) if find_injected_parts(model) else settings
@@ -211,7 +211,7 @@ def complete(model: Any) -> tuple[Any, set[int]]:
     return model, {number for number, name in enumerate(modules) if not mixed or name not in had}
 
 
-def weighted_modules(model: Any) -> dict[str, Any]:
+def find_weighted_modules(model: Any) -> dict[str, Any]:
     """All layers of attention, whose weights can be read; InputError where some attention is of no known family."""
     modules = choose_modules(model, None)
     if unknown := unknown_modules(model):
@@ -262,7 +262,7 @@ def parameter_groups(model: nn.Module, *, learning_rate: float, mixing_learning_
     Decay pulls mixing towards zero, which is not plain attention. Nor are vectors (biases, norms) decayed. Parameters without
     gradient are left out. mixing_learning_rate: as `learning_rate` where it is None.
     """
-    mixing = {id(p) for stages in injected_modules(model).values() for p in stages.parameters()}
+    mixing = {id(p) for stages in find_injected_modules(model).values() for p in stages.parameters()}
     trained = [p for p in model.parameters() if p.requires_grad]
     rest = [p for p in trained if id(p) not in mixing]
     groups = [

@@ -14,7 +14,7 @@ from huggingface_hub.utils import logging as hub_logging
 
 from fullrank.core.errors import FullRankError, InputError, one_line
 from fullrank.hf import classes
-from fullrank.hf.inject import LOADED_BY, arguments_of, inject, injected_modules
+from fullrank.hf.inject import LOADED_BY, arguments_of, find_injected_modules, inject
 from fullrank.hf.tiny import tiny
 
 # files of which a saved tokenizer has at least one
@@ -140,7 +140,7 @@ def load_injected(folder: str | Path, cls: Any = None, **from_pretrained_argumen
     model.__class__ = kind
     if lost := sorted(key for key in report["missing_keys"] if ".fullrank." in f".{key}"):
         raise InputError(f"{folder}: its configuration says what was injected, but it lacks {', '.join(lost[:3])}")
-    for key, stages in injected_modules(model).items():
+    for key, stages in find_injected_modules(model).items():
         module = model.get_submodule(key.removesuffix(".fullrank"))
         if not any(parameter.is_meta for parameter in module.parameters()):
             stages.rules(module)  # now that its parameters have values
@@ -189,7 +189,7 @@ def _choose_class(cls: Any, config: Any) -> Any:
     return saved if saved in several else several[0]
 
 
-def longest_text(model: Any) -> int | None:
+def find_longest_text(model: Any) -> int | None:
     """The most tokens that a model reads; None: its configuration has no such number.
 
     RoBERTa and its like begin to count positions after that of padding.

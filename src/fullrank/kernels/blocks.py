@@ -28,7 +28,7 @@ from fullrank.core.draws import dropout, keep_mask
 from fullrank.core.engine import Distances, Problem
 from fullrank.core.layout import Layout
 from fullrank.core.mix import mix_heads
-from fullrank.kernels.problem import normalize_scores, refuse_second_order, table_row, visible_keys
+from fullrank.kernels.problem import find_visible_keys, normalize_scores, refuse_second_order, table_row
 
 # Scores of a block, about. On a CPU they stay in the cache that a core has beside the first; elsewhere launches cost more
 # than memory. A long sequence has 64 rows a block at least: with fewer, matrix products become slow.
@@ -84,7 +84,7 @@ def attend(problem: Problem) -> Tensor:
 def plan(problem: Problem) -> list[Block]:
     """A function of layout, shapes and device only: the backward pass, which draws dropout again, cuts the call alike."""
     batch, heads, queries, _ = problem.query.shape
-    visible = visible_keys(problem.layout)
+    visible = find_visible_keys(problem.layout)
     assert visible is not None
     first, end = visible.first.tolist(), visible.end.tolist()
     row_scores = heads * max(stop - start for start, stop in zip(first, end, strict=True))
@@ -184,7 +184,7 @@ def _parts(
     """
     device, heads, p = problem.query.device, problem.query.shape[1], problem.dropout
     wide = torch.promote_types(problem.query.dtype, torch.float32)
-    visible = visible_keys(problem.layout)
+    visible = find_visible_keys(problem.layout)
     assert visible is not None
     generator = torch.Generator(device) if p else None
     for block in blocks:

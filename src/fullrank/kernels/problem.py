@@ -88,7 +88,7 @@ class VisibleKeys:
     tokens: Tensor | None
 
 
-def visible_keys(layout: Layout) -> VisibleKeys | None:
+def find_visible_keys(layout: Layout) -> VisibleKeys | None:
     """`layout.visible()` as intervals; None where it is none: a stride, or a window over rows that differ or without order."""
     if layout.strided:
         return None

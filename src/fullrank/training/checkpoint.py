@@ -244,7 +244,7 @@ def _keep_weights(folder: Path, checkpoint: Path, *, step: int, number: int, run
     target = folder / KEPT / f"step-{step:08d}"
     target.parent.mkdir(exist_ok=True)
     _replace(folder, fresh, target)
-    kept = kept_checkpoints(folder)
+    kept = list_kept_checkpoints(folder)
     staying = [earlier for earlier in kept if earlier <= step][-number:]
     for other in set(kept) - set(staying):
         _remove(folder, kept[other])
@@ -285,7 +285,7 @@ def take_over_checkpoints(source: Path, folder: Path, run: Mapping[str, Any], *,
             _link(folder, link, linked)
 
 
-def kept_checkpoints(folder: Path) -> dict[int, Path]:
+def list_kept_checkpoints(folder: Path) -> dict[int, Path]:
     """The folders of kept weights in `folder` (a run's `checkpoints`) by their steps, the oldest first."""
     paths = [path for path in (folder / KEPT).glob("step-*") if path.name.removeprefix("step-").isdecimal()]
     return dict(sorted((int(path.name.removeprefix("step-")), path) for path in paths))

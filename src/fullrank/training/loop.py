@@ -268,7 +268,7 @@ class _Loop:
             self.check_loss()
         scale = seen / self.plan.tokens_per_step if self.options.rate_by_length else 1.0
         for group in state.optimizer.param_groups:
-            rate = state.schedule.scaled_rate(step, group.get("peak", 1.0))
+            rate = state.schedule.scale_rate(step, group.get("peak", 1.0))
             group["lr"] = rate * scale * group.get("scale", 1.0)
         state.optimizer.step()
         state.optimizer.zero_grad(set_to_none=True)
@@ -318,7 +318,7 @@ class _Loop:
         """Write the lines about training since the last ones."""
         state, counters = self.state, self.state.counters
         self.check_loss()
-        rate = state.schedule.scaled_rate(counters.step)
+        rate = state.schedule.scale_rate(counters.step)
         if state.running.tokens:  # a masked model may have met no masked token since the last line
             self.write(split="train", nll=state.running.take_mean(), lr=rate)
         speed = self.clock.lap()
@@ -358,7 +358,7 @@ class _Loop:
         counters = self.state.counters
         if self.state.running.tokens:
             self.log()
-        if not self.plan.in_last_phase(counters):
+        if not self.plan.is_in_last_phase(counters):
             self.clock.new_phase()
             self.plan.begin_phase(counters)
         elif not counters.finished:

@@ -68,7 +68,7 @@ def parameter_groups(
     """Trainable parameters in groups: those that decay by `weight_decay`, and those that never do.
 
     muon: the matrices inside blocks that decay are a group of their own, marked `muon`.
-    faster: parameters whose groups have another `peak` (see `Schedule.scaled_rate`).
+    faster: parameters whose groups have another `peak` (see `Schedule.scale_rate`).
     Biases and norms (fewer than two dimensions) never decay, nor anything inside a module whose `no_weight_decay` is
     true, nor a parameter marked so itself: mixing matrices start at the identity, and decay would pull them to zero.
     A tied parameter appears once, and stays out of decay if any of its owners says so. Order is the model's own.
@@ -203,7 +203,7 @@ class Schedule:
         self.total_steps = options.decay_steps or total_steps
         self.averaged_after = round(options.swa_start * total_steps)
 
-    def scaled_rate(self, step: int, peak: float = 1.0) -> float:
+    def scale_rate(self, step: int, peak: float = 1.0) -> float:
         """The learning rate of update `step` with `learning_rate` times `peak`: `swa_learning_rate`, once that applies."""
         if self.options.swa_learning_rate is not None and step > self.averaged_after:
             return self.options.swa_learning_rate

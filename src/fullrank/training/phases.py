@@ -94,7 +94,7 @@ class Plan:
 
     def finished(self, counters: Counters) -> bool:
         """True if training is over at `counters`, by the budget or with the last phase."""
-        if self.phase_over(counters) and self.in_last_phase(counters):
+        if self.phase_over(counters) and self.is_in_last_phase(counters):
             return True
         return self.done(counters.step, counters.tokens)
 
@@ -129,7 +129,7 @@ class Plan:
         phase = self.phase(counters)
         return phase is not None and phase.steps is not None and counters.step - counters.phase_began >= phase.steps
 
-    def in_last_phase(self, counters: Counters) -> bool:
+    def is_in_last_phase(self, counters: Counters) -> bool:
         """True if no other phase follows."""
         return self.phase(counters) is self.phases[-1]
 

@@ -27,7 +27,7 @@ from fullrank.core import draws
 from fullrank.core.engine import Problem
 from fullrank.core.layout import Layout
 from fullrank.kernels.native.build import library
-from fullrank.kernels.problem import SAME_POSITIONS, refuse_second_order, table_row, visible_keys
+from fullrank.kernels.problem import SAME_POSITIONS, find_visible_keys, refuse_second_order, table_row
 from fullrank.kernels.problem import declines as no_interval
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -63,7 +63,7 @@ def attend(problem: Problem) -> Tensor:
         u, v = (bias.to(query.dtype)[:, None] for bias in (distances.u, distances.v))
         query, position = query + u, _ready(query + v)
         table, base = _ready(distances.keys.to(dtype)), _table_rows(problem.layout)
-    visible = visible_keys(problem.layout)
+    visible = find_visible_keys(problem.layout)
     assert visible is not None
     tokens = visible.tokens
     if tokens is not None:

@@ -44,7 +44,7 @@ from torch import Tensor
 
 from fullrank.core import draws
 from fullrank.core.layout import Layout
-from fullrank.kernels.problem import KEEPS_TENSORS, refuse_second_order, tokens_of, visible_keys
+from fullrank.kernels.problem import KEEPS_TENSORS, find_visible_keys, refuse_second_order, tokens_of
 from fullrank.kernels.problem import declines as no_interval
 
 if TYPE_CHECKING:
@@ -290,9 +290,9 @@ def _intervals(
     """
     if window:
         pairs = zip(runs[::2], runs[1::2], strict=True)
-        visible = visible_keys(Layout.of_runs(queries, pairs, window=window))
+        visible = find_visible_keys(Layout.of_runs(queries, pairs, window=window))
     else:
-        visible = visible_keys(Layout.of(queries, keys, causal=causal))
+        visible = find_visible_keys(Layout.of(queries, keys, causal=causal))
     assert visible is not None
     at = torch.arange(keys, dtype=torch.int32, device="cpu")
     looks = torch.searchsorted(visible.end, at, right=True).to(torch.int32)  # queries before it end too early
