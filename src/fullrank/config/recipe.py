@@ -154,7 +154,7 @@ def shipped() -> list[str]:
 
 @dataclass(frozen=True)
 class Figure:
-    """What a paper measures on trained rows of its tables. texts: segments that are read; None: all."""
+    """A figure of a paper: rows of its tables and the measurement made on them. texts: segments that are read; None: all."""
 
     title: str
     rows: Mapping[str, Sequence[str]]
@@ -162,7 +162,7 @@ class Figure:
     texts: int | None = None
 
     def select(self, rows_of: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-        """Those rows of each recipe that the figure shows. Raises InputError where none is left."""
+        """Keep the rows of each recipe that the figure shows. Raises InputError where none is left."""
         selected = {name: [row for row in rows if row in self.rows[name]] for name, rows in rows_of.items()}
         if not any(selected.values()):
             shown = ", ".join(dict.fromkeys(row for rows in self.rows.values() for row in rows))
