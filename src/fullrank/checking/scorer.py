@@ -65,7 +65,7 @@ class Scorer:
         return reading
 
     def convert(self, value: Any) -> Reading:
-        """What was returned in one form; ValueError for nan."""
+        """Convert what the scorer returned to one form; ValueError for nan."""
         counts, means = dict[str, float](), dict[str, float]()
         if isinstance(value, Mapping):
             counts = {key: float(value[key]) for key in ("tokens", "words", "bytes") if key in value}

@@ -348,7 +348,7 @@ def find_kind(model: nn.Module) -> Any:
 
 
 def find_vocabulary(model: nn.Module, vocab_size: int | None) -> int:
-    """How many token ids a model knows, 0 where it does not say it."""
+    """Return the size of the vocabulary of a model, 0 where the model does not say it."""
     if vocab_size is not None:
         return vocab_size
     size = getattr(text_config(model), "vocab_size", None)

@@ -249,7 +249,10 @@ def load(name: str, below: tuple[str, ...] = ()) -> Recipe:
     if name not in known:
         if several := find_recipes_by_part(name):
             raise InputError(f"'{name}' stands for several recipes; choose one of {', '.join(several)}")
-        near = suggest(name, known)
+        if figure := read_figures().get(name):
+            rows = ", ".join(figure.rows)
+            raise InputError(f"{name} measures trained rows of {rows}; use `fullrank reproduce {name}`")
+        near = suggest(name, [*known, *read_figures()])
         near = near if near.startswith("did you mean") else "`fullrank recipes list` names them"
         raise InputError(f"'{name}' is neither a file nor a shipped recipe; {near}")
     return parse(name, _read_shipped_yaml(name), None, below)

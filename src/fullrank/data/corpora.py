@@ -91,7 +91,7 @@ def list_corpora() -> dict[str, CorpusInfo]:
 
 
 def read_extra(name: str, key: Literal["folder", "codes", "settings"], default: Any) -> Any:
-    """What corpora.yaml says about a corpus beside its `CorpusInfo`."""
+    """Read an entry of corpora.yaml that is not in `CorpusInfo`."""
     return _read_table().get(name, {}).get(key, default)
 
 

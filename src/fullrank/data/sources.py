@@ -58,7 +58,7 @@ def _choose_folder(config: DataConfig, info: CorpusInfo, cache: Path, report: Re
 def _choose_files(
     info: CorpusInfo, folder: Path, names: Mapping[str, Sequence[str]], suffixes: Sequence[str] = ("",)
 ) -> dict[str, list[Path]]:
-    """Of each split the first of its accepted `names` that has every suffix in `folder`: a file for each suffix.
+    """Match the files of each split: the first of its accepted `names` that has every suffix in `folder`.
 
     InputError for a split that is missing; splits beyond train, valid and test may be.
     """

@@ -91,7 +91,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check has measured of a model.
+    """Figures that a check has measured of a model.
 
     value: it is compared with the limits of the check; None: too little was read. sure: compared with the limit of a
     bottleneck in place of `value`. words: sentences with the figures, which are for JSON. advice: commands and lines of Python.
@@ -274,7 +274,7 @@ def read_quotes(finding: str) -> list[str]:
 
 
 def measure_reading(subject: Subject) -> Finding:
-    """How many of three signs of too little training there are."""
+    """Count the signs of too little training, of three."""
     run, words, advice = subject.run, [], []
     if subject.is_undertrained:
         words.append(f"Its perplexity is {subject.perplexity:,.1f}, that of counting words {subject.unigram:,.1f}.")
