@@ -10,7 +10,7 @@ import torch
 
 from fullrank import records
 from fullrank.core.errors import InputError
-from fullrank.records import Column, Dots, HeatMap, Lines, Record, Table, measurement
+from fullrank.records import Column, HeatMap, Lines, Record, Table, measurement
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def test_records_hold_plain_numbers_and_come_back_from_json():
 @pytest.mark.parametrize("declared", [
     Table(("row", "layer"), (Column("a", where={"split": "test"}),), title="t"),
     Lines(x="step", series=("row",), marks=(("x", "d"),)),
-    HeatMap("head", "layer", "change"), Dots("row", "loss", {"split": "test"}),
+    HeatMap("head", "layer", "change"),
 ])  # fmt: skip
 def test_declarations_come_back_from_json(declared):
     import json

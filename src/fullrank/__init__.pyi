@@ -44,7 +44,6 @@ from fullrank.kernels import kernel as kernel
 from fullrank.models import LoadedModel as LoadedModel
 from fullrank.models import open_model as open_model
 from fullrank.records import Column as Column
-from fullrank.records import Dots as Dots
 from fullrank.records import HeatMap as HeatMap
 from fullrank.records import Lines as Lines
 from fullrank.records import Record as Record

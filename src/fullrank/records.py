@@ -153,19 +153,8 @@ class HeatMap:
     subtitle: str = ""
 
 
-@dataclass(frozen=True)
-class Dots:
-    """A line of dots for each value of the label `rows`: a dot a record, a mark at their mean."""
-
-    rows: str
-    measure: str
-    where: Mapping[str, Label] = field(default_factory=dict)
-    title: str = ""
-    subtitle: str = ""
-
-
-Plot = Lines | HeatMap | Dots
-_DECLARATIONS = {kind.__name__: kind for kind in (Table, Lines, HeatMap, Dots)}
+Plot = Lines | HeatMap
+_DECLARATIONS = {kind.__name__: kind for kind in (Table, Lines, HeatMap)}
 
 
 def declaration_to_dict(declared: Table | Plot) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from cli_runs import SMALL, called, write_config
 
 import fullrank as fr
 from fullrank.cli import main
-from fullrank.comparison.page import build_report
+from fullrank.comparison.compare import build_report
+from fullrank.comparison.page import build_page
 from fullrank.config.run import DynamicConfig
 from fullrank.core.decoder import LanguageModel
 from fullrank.experiments import dynamic, language_model
@@ -281,11 +282,11 @@ def test_reports_keep_dynamic_figures_apart(tuned: Path, tmp_path: Path) -> None
     """A page is the same with them and without them."""
     other = tmp_path / "tuned"
     shutil.copytree(tuned, other, symlinks=True)
-    page = build_report([other]).build_page("title")
+    page = build_page(build_report([other]), "title")
     content = result(tuned)
     content.pop("final_dynamic")
     (other / "result.json").write_text(json.dumps(content), encoding="utf-8")
-    assert build_report([other]).build_page("title") == page
+    assert build_page(build_report([other]), "title") == page
 
 
 @pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.full), "xl"])

@@ -14,7 +14,8 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-from fullrank.comparison.page import build_report
+from fullrank.comparison.compare import build_report
+from fullrank.comparison.page import build_page
 from fullrank.config import run
 from fullrank.config.load import build_any
 from fullrank.evaluation.tasks import tokenised_bleu, translation_scores
@@ -299,5 +300,5 @@ def find(records: Iterable[Record], measure: str, **labels: Any) -> Record:
 def print_report(runs: Sequence[Path], width: int = 200) -> str:
     """The report of `runs` as a terminal of that width shows it."""
     console = Console(file=io.StringIO(), width=width, force_terminal=False)
-    print_page(build_report(runs).build_page(), console)
+    print_page(build_page(build_report(runs)), console)
     return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]

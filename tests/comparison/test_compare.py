@@ -19,6 +19,7 @@ from made_runs import (
     print_report,
 )
 
+from fullrank.comparison.compare import build_report
 from fullrank.comparison.measures import (
     BITS_PER_BYTE,
     BITS_PER_CHARACTER,
@@ -26,8 +27,9 @@ from fullrank.comparison.measures import (
     PERPLEXITY,
     choose,
 )
-from fullrank.comparison.page import build_report
+from fullrank.comparison.page import report_to_dict
 from fullrank.comparison.runs import Run, read_run
+from fullrank.comparison.words import find_cautions, find_warnings, summarize
 from fullrank.config.run import MASKED_TOKEN
 from fullrank.core.config import NOT_NEXT_TOKEN
 from fullrank.core.errors import InputError
@@ -38,7 +40,7 @@ PLACE = {"split": "test", "checkpoint": "final"}
 def test_seeds_are_gathered_into_mean_deviation_and_paired_difference(tmp_path: Path) -> None:
     content = build_report(make_pairs_of_seeds(tmp_path))
     records = content.records
-    assert [row.name for row in content.compared.rows] == ["plain", "b"]
+    assert [row.name for row in content.rows] == ["plain", "b"]
     assert find(records, "perplexity_mean", row="plain", **PLACE).value == pytest.approx(121)
     assert find(records, "perplexity_deviation", row="plain", **PLACE).value == pytest.approx(math.sqrt(2))
     # of perplexities, not exp of a mean loss
@@ -52,8 +54,8 @@ def test_seeds_are_gathered_into_mean_deviation_and_paired_difference(tmp_path: 
     assert find(records, "parameters_added", row="b").value == 3456
     assert find(records, "perplexity_paper", row="b", split="test").value == 28.67
     assert find(records, "perplexity", row="b", seed=2, **PLACE).value == 113
-    assert [row.name for row in content.compared.groups[0].ranking] == ["b", "plain"]
-    assert [run.name for run in content.compared.unfinished_runs] == ["a"]
+    assert [row.name for row in content.groups[0].ranking] == ["b", "plain"]
+    assert [run.name for run in content.unfinished_runs] == ["a"]
 
 
 def test_rows_are_runs_that_differ_in_their_seed_alone(tmp_path: Path) -> None:
@@ -61,7 +63,7 @@ def test_rows_are_runs_that_differ_in_their_seed_alone(tmp_path: Path) -> None:
     edit_config(second, "train.threads", 7)  # a circumstance
     edit_config(third, "model.hidden_size", 256)
     again = make_run(tmp_path / "again", seed=1)  # the same seed twice is no independent sample
-    rows = build_report([first, second, third, again]).compared.rows
+    rows = build_report([first, second, third, again]).rows
     assert [len(row.runs) for row in rows] == [2, 1, 1]
     assert len({row.name for row in rows}) == 3
 
@@ -80,9 +82,9 @@ def test_rows_are_runs_that_differ_in_their_seed_alone(tmp_path: Path) -> None:
 def test_other_texts_are_not_compared(tmp_path: Path, other: dict[str, object] | None, fields: str | None) -> None:
     first = make_run(tmp_path / "x", corpus=CORPUS | {"sha256": {"train": "1", "test": "3"}})
     content = build_report([first, make_run(tmp_path / "y", row="b", test=90.0, corpus=other)])
-    assert len(content.compared.groups) == (1 if fields is None else 2)
+    assert len(content.groups) == (1 if fields is None else 2)
     assert any("difference" in record.measure for record in content.records) == (fields is None)
-    assert fields is None or f"differ in {fields}." in content.summary.warnings[0]
+    assert fields is None or f"differ in {fields}." in next(find_warnings(content))
 
 
 def test_rows_of_several_recipes_are_compared_within_each(tmp_path: Path) -> None:
@@ -101,15 +103,21 @@ def test_rows_of_several_recipes_are_compared_within_each(tmp_path: Path) -> Non
 def test_a_row_is_compared_with_the_plain_one_of_its_kind(tmp_path: Path) -> None:
     rows = ("h4-plain", "h4-b", "h64-plain", "h64-a-cross", "a")
     content = build_report([make_run(tmp_path / row, row=row) for row in rows])
-    assert [run["baseline"] for run in content.to_dict()["runs"]] == [None, "h4-plain", None, "h64-plain", "h4-plain"]
+    assert [run["baseline"] for run in report_to_dict(content)["runs"]] == [
+        None,
+        "h4-plain",
+        None,
+        "h64-plain",
+        "h4-plain",
+    ]
 
 
 @pytest.mark.parametrize(
     ("plain", "b", "beginning"),
     [
-        ([100.0], [90.0], "b is lowest: test perplexity 90.00, 10.0% below plain (one seed, no interval)"),
+        ([100.0], [90.0], "b is lowest: test perplexity 90.00, 10.00% below plain (one seed, no interval)"),
         ([100.0, 110.0], [99.0, 104.0], "b is lowest, but other seeds might turn it round: "),
-        ([100.0, 102.0, 101.0], [90.0, 91.0, 92.0], "b is best: test perplexity 91.00 ± 1.00, 9.9% below plain"),
+        ([100.0, 102.0, 101.0], [90.0, 91.0, 92.0], "b is best: test perplexity 91.00 ± 1.00, 9.90% below plain"),
         ([100.0, 100.2], [101.0, 101.4], "plain is lowest, but other seeds might turn it round: "),
         ([700.0], [90.0], "plain: undertrained, perplexity above that of a unigram model"),
         ([100.0], [], "plain: test perplexity 100.00"),
@@ -120,7 +128,7 @@ def test_a_headline_is_as_strong_as_its_interval(
 ) -> None:
     runs = [make_run(tmp_path / f"p{i}", seed=i, test=test) for i, test in enumerate(plain)]
     runs += [make_run(tmp_path / f"b{i}", row="b", seed=i, test=test, mix="average") for i, test in enumerate(b)]
-    assert build_report(runs).summary.headline.startswith(beginning)
+    assert summarize(build_report(runs))[0].startswith(beginning)
 
 
 @pytest.mark.parametrize(
@@ -135,8 +143,8 @@ def test_a_headline_is_as_strong_as_its_interval(
 )
 def test_what_weakens_a_comparison_is_said(tmp_path: Path, changed: dict[str, object], words: str) -> None:
     plain = make_run(tmp_path / "x")
-    assert build_report([plain, make_run(tmp_path / "y", row="b")]).summary.cautions == ()
-    (caution,) = build_report([plain, make_run(tmp_path / "z", row="b", result=changed)]).summary.cautions
+    assert not list(find_cautions(build_report([plain, make_run(tmp_path / "y", row="b")])))
+    caution, *_ = find_cautions(build_report([plain, make_run(tmp_path / "z", row="b", result=changed)]))
     assert words in caution
 
 
@@ -145,10 +153,10 @@ def test_what_weakens_a_comparison_is_said(tmp_path: Path, changed: dict[str, ob
 BITS = {"valid_bits_per_character": 1.060, "test_bits_per_character": 1.037, "context": 1600}
 
 
-def describe_run(kind: str, paper: Any = None, lacks: str = "", finished: bool = True) -> Run:
+def describe_run(kind: str, paper: Any = None, finished: bool = True) -> Run:
     final: dict[str, dict[str, float]] = {split: {"perplexity": 4.0} for split in ("valid", "test")}
-    for split, figures in final.items():
-        if kind != "word" and split != lacks:
+    for figures in final.values():
+        if kind != "word":
             figures |= {"bits_per_byte": 2.0, "bits_per_character": 2.5}
     result = {"final": final, "paper": paper, "corpus": {"details": {"settings": {"kind": kind}}}}
     return Run(Path(kind), kind, {"data": {"tokens": kind}}, result=result if finished else None)
@@ -165,7 +173,6 @@ def describe_run(kind: str, paper: Any = None, lacks: str = "", finished: bool =
         ([describe_run("bpe")], PERPLEXITY),
         ([describe_run("bpe", BITS)], BITS_PER_BYTE),
         ([describe_run("word", BITS)], PERPLEXITY),  # a model of words has no bits
-        ([describe_run("byte"), describe_run("byte", lacks="test")], PERPLEXITY),
         ([describe_run("byte"), describe_run("byte", finished=False)], BITS_PER_BYTE),
     ],
 )
@@ -179,8 +186,8 @@ def test_a_row_above_the_4_gram_line_is_marked(tmp_path: Path) -> None:
     runs += [make_run(tmp_path / "b", row="b", test=90.0, valid=90.0, mix="average", corpus=corpus)]
     report = build_report(runs)
     assert find(report.records, "perplexity_fourgram", row="b", split="test").value == 95.0
-    assert any("above that of counting 4-grams" in caution for caution in report.summary.cautions)
-    marked = [row.name for group in report.compared.groups for row in group.above_fourgrams]
+    assert any("above that of counting 4-grams" in caution for caution in find_cautions(report))
+    marked = [row.name for group in report.groups for row in group.find_above("fourgram")]
     assert marked == ["plain"]
 
 
@@ -197,20 +204,6 @@ def test_bits_are_compared_in_bits_and_unigrams_take_the_tokens_of_the_run(tmp_p
     assert find(records, "bits_per_character_mean", row="skip", **PLACE).value == pytest.approx(2.04)
     pairs = build_report([make_spelling_run(tmp_path / "p", kind="bpe", bytes_per_token=4.0, paper=BITS)]).records
     assert find(pairs, "bits_per_byte_unigram", split="test").value == pytest.approx(4.75 / 4)
-
-
-def test_texts_that_were_cut_into_other_tokens_are_compared_per_character(tmp_path: Path) -> None:
-    def run(name: str, kind: str, bits: float, digest: str = "a" * 64) -> Path:
-        sources = [{"split": split, "sha256": digest} for split in ("valid", "test")]
-        corpus = CORPUS | {"vocabulary": len(kind), "details": {"settings": {"kind": kind}, "sources": sources}}
-        figures = {"perplexity": 2**bits, "bits_per_character": bits, "bits_per_byte": bits}
-        return make_run(tmp_path / name, row=name, corpus=corpus, final={"valid": figures, "test": figures})
-
-    runs = [run("pieces", "bpe", 2.487), run("letters", "character", 3.262)]
-    content = build_report(runs)
-    difference = find(content.records, "bits_per_character_difference", row="letters", split="test")
-    assert difference.value == pytest.approx(3.262 / 2.487 - 1)
-    assert len(build_report([runs[0], run("other", "character", 3.2, "b" * 64)]).compared.groups) == 2
 
 
 def test_last_checkpoint_and_figures_without_sos(tmp_path: Path) -> None:
@@ -246,14 +239,14 @@ def test_rows_that_see_the_future_compare_with_nothing(tmp_path: Path) -> None:
     content = build_report([make_published(tmp_path / "core", 12.0, False), plain, ours, slid])
     changes = {record.labels["row"] for record in content.records if "difference" in record.measure}
     assert changes == {"ours", "slid"}
-    assert [group.is_marked for group in content.compared.groups] == [False, True]
-    assert f"core: {NOT_NEXT_TOKEN}" in content.summary.warnings[0]
+    assert [group.is_marked for group in content.groups] == [False, True]
+    assert f"core: {NOT_NEXT_TOKEN}" in next(find_warnings(content))
     assert find(content.records, "last_position.perplexity_mean", row="core", **PLACE).value == 120
-    facts = {run["row"]: (run["next_token"], run["remark"]) for run in content.to_dict()["runs"]}
+    facts = {run["row"]: (run["next_token"], run["remark"]) for run in report_to_dict(content)["runs"]}
     assert facts == dict.fromkeys(("plain", "ours", "slid"), (True, None)) | {"core": (False, NOT_NEXT_TOKEN)}
     assert "core †" in print_report([tmp_path / "core", plain])
     assert "†" not in print_report([plain, ours])
-    assert content.compared.rows[3].curve_name == "slid †"  # while training it was no next-token perplexity
+    assert content.rows[3].curve_name == "slid †"  # while training it was no next-token perplexity
 
 
 def test_masked_models_compare_with_each_other_alone(tmp_path: Path) -> None:
@@ -263,13 +256,13 @@ def test_masked_models_compare_with_each_other_alone(tmp_path: Path) -> None:
         entries: dict[str, Any] = {"task": "masked_modeling", "final": final, "protocols": make_protocols(False)}
         runs.append(edit_config(make_run(tmp_path / row, row=row, **entries), "train.objective", "masked"))
     content = build_report(runs)
-    assert content.compared.groups[0].measure is MASKED_PERPLEXITY
+    assert content.groups[0].measure is MASKED_PERPLEXITY
     assert find(content.records, "perplexity_difference", row="b", split="test").value == pytest.approx(-0.4)
     assert find(content.records, "accuracy_percent_mean", row="b", **PLACE).value == 50
-    assert [run["remark"] for run in content.to_dict()["runs"]] == [MASKED_TOKEN] * 2
+    assert [run["remark"] for run in report_to_dict(content)["runs"]] == [MASKED_TOKEN] * 2
     other = build_report([make_run(tmp_path / "causal", row="causal"), *runs])
-    assert [row.name for row in other.compared.rows] == ["causal"]
-    assert "left out: plain" in other.summary.warnings[0]
+    assert [row.name for row in other.rows] == ["causal"]
+    assert "left out: plain" in next(find_warnings(other))
 
 
 # -- folders -----------------------------------------------------------------------------------------------------------
@@ -287,13 +280,13 @@ def test_damaged_and_unfinished_runs_are_listed(tmp_path: Path) -> None:
         (runs[name] / "result.json").write_text(text)
     (runs["lines"] / "metrics.jsonl").write_bytes(b'{"step": 1, "split": "train", "nll": 9}\n{"step"\n\xff\n')
     content = build_report(list(runs.values()))
-    assert [row.name for row in content.compared.rows] == ["lines"]
-    problems = {run.name: " ".join(run.problems) for run in content.compared.unfinished_runs}
+    assert [row.name for row in content.rows] == ["lines"]
+    problems = {run.name: " ".join(run.problems) for run in content.unfinished_runs}
     assert "has not finished" in problems["no-result"]
     assert all(words in problems[name] for name, (_, words) in damages.items())
-    assert "2 unreadable lines were left out, the first: line 2: damaged" in content.compared.runs[0].problems[0]
-    assert len(content.compared.runs[0].metrics) == 1
-    assert build_report([runs["half"]]).summary.headline == "No run has finished yet"
+    assert "2 unreadable lines were left out" in content.runs[0].problems[0]
+    assert len(content.runs[0].metrics) == 1
+    assert summarize(build_report([runs["half"]]))[0] == "No run has finished yet"
 
 
 def test_what_is_no_run_is_an_error(tmp_path: Path) -> None:
@@ -303,4 +296,4 @@ def test_what_is_no_run_is_an_error(tmp_path: Path) -> None:
             read_run(folder)
     with pytest.raises(InputError, match="no run folders given"):
         build_report([])
-    assert len(build_report([tmp_path / "runs" / "x"] * 2).compared.runs) == 1
+    assert len(build_report([tmp_path / "runs" / "x"] * 2).runs) == 1

@@ -10,7 +10,9 @@ import pytest
 import scipy.stats
 from made_runs import find, make_arms, make_finetuned_run, make_run, print_report
 
-from fullrank.comparison.page import build_report
+from fullrank.comparison.compare import build_report
+from fullrank.comparison.page import report_to_dict
+from fullrank.comparison.words import summarize
 
 BASE, OTHER = [0.412, 0.430, 0.401, 0.424, 0.419], [0.425, 0.429, 0.422, 0.431, 0.420]
 KEY = "matthews_correlation"
@@ -41,7 +43,7 @@ def test_pairs_need_the_same_seeds_and_one_seed_says_nothing(tmp_path: Path) -> 
     lone = build_report(make_arms(tmp_path / "y", BASE[:1], OTHER[:1]))
     assert find(lone.records, f"{KEY}_difference", row="b").interval is None
     assert not any("deviation" in record.measure for record in lone.records)
-    assert "no interval" in lone.summary.headline
+    assert "no interval" in summarize(lone)[0]
     equal = build_report(make_arms(tmp_path / "z", [0.563] * 3, [0.563] * 3)).records  # a spread of 0 is not certainty
     assert find(equal, f"{KEY}_difference", row="b").interval is None
 
@@ -50,22 +52,10 @@ def test_tasks_are_parts_of_one_report(tmp_path: Path) -> None:
     final = {"dev": {"f1": 0.8025, "exact_match": 0.715}}
     squad = make_finetuned_run(tmp_path / "s", 0.8, task="squad", metrics=("f1", "exact_match"), final=final, row="b")
     content = build_report([squad, *make_arms(tmp_path, BASE, OTHER)])
-    assert {group.part: len(group.rows) for group in content.compared.groups} == {"squad": 1, "glue/cola": 2}
+    assert {group.part: len(group.rows) for group in content.groups} == {"squad": 1, "glue/cola": 2}
     assert find(content.records, "exact_match_mean", part="squad").value == pytest.approx(71.5)
     mixed = build_report([make_run(tmp_path / "other"), squad])
-    assert [run.folder.name for run in mixed.compared.left_out] == ["s"]
-
-
-def test_runs_without_rows_are_named_by_what_differs(tmp_path: Path) -> None:
-    grafted = {"attention": {"cross_head": 0.1}}
-    folders = [
-        make_finetuned_run(tmp_path / "a", 0.4, model=grafted, data={"max_train": 500}),
-        make_finetuned_run(tmp_path / "b", 0.5),
-        make_finetuned_run(tmp_path / "c", 0.6, data={"max_train": 500}),
-    ]
-    baselines = {run["row"]: run["baseline"] for run in build_report(folders).to_dict()["runs"]}
-    first = "plain · max_train None"
-    assert baselines == {first: None, "plain · max_train 500": first, "cross_head 0.1": first}
+    assert [run.folder.name for run in mixed.left_out] == ["s"]
 
 
 def test_what_was_watched_otherwise_is_a_seed_of_the_same_arm(tmp_path: Path) -> None:
@@ -73,8 +63,8 @@ def test_what_was_watched_otherwise_is_a_seed_of_the_same_arm(tmp_path: Path) ->
     watched = {"train": {"threads": 2, "keep_model": False}, "data": {"dir": "/elsewhere"}}
     b = make_finetuned_run(tmp_path / "b", 0.5, seed=2, **watched)
     other = make_finetuned_run(tmp_path / "d", 0.6, seed=3, sha256={"train": "aa", "dev": "another"})
-    assert [len(row.runs) for row in build_report([a, b]).compared.rows] == [2]
-    assert len(build_report([a, other]).compared.groups) == 2
+    assert [len(row.runs) for row in build_report([a, b]).rows] == [2]
+    assert len(build_report([a, other]).groups) == 2
 
 
 @pytest.mark.parametrize(
@@ -120,7 +110,7 @@ def test_splits_and_the_papers_deviations_stand_beside_ours(tmp_path: Path) -> N
 def test_json_and_unfinished_runs(tmp_path: Path) -> None:
     diverged = make_finetuned_run(tmp_path / "diverged", 0.0, final={"dev": {KEY: float("nan")}})
     half = make_finetuned_run(tmp_path / "half", None)
-    document = build_report([*make_arms(tmp_path, BASE, OTHER), half, diverged]).to_dict()
+    document = report_to_dict(build_report([*make_arms(tmp_path, BASE, OTHER), half, diverged]))
     json.dumps(document, allow_nan=False)
     assert [run["name"] for run in document["unfinished"]] == ["half", "diverged"]
     assert "no finite figure" in document["unfinished"][1]["problems"][-1]

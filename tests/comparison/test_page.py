@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from made_runs import make_pairs_of_seeds, make_run, make_translation_table, print_report
 
-from fullrank.comparison.page import build_report
+from fullrank.comparison.compare import build_report
+from fullrank.comparison.page import build_page, report_to_dict
 from fullrank.core.errors import InputError
 from fullrank.records import Lines, Record, Table, declaration_to_dict
+from fullrank.render.page import write_page
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +36,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def page(runs: list[Path], tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = build_report(runs).write(tmp_path_factory.mktemp("page"), "A title of <mine>")
+    path = write_page(build_page(build_report(runs), "A title of <mine>"), tmp_path_factory.mktemp("page"))
     assert path.name == "report.html"
     return path.read_text(encoding="utf-8")
 
@@ -45,7 +47,7 @@ def test_every_section_and_figure_is_there(page: str) -> None:
         "summary", "comparison", "curves", "analyses", "samples", "parameters", "settings", "unfinished",
     ]  # fmt: skip
     for figure in (
-        "111.50 ± 2.12", "−7.9%", "[−13.1%, −2.6%]", "28.67", "3,359,888", "+3,456", "655.25", "A title of &lt;mine&gt;",
+        "111.50 ± 2.12", "−7.85%", "[−13.10%, −2.60%]", "28.67", "3,359,888", "+3,456", "655.25", "A title of &lt;mine&gt;",
         "if &lt;the&gt; end", "mix: position_wise", "Some CPU", "fullrank train", "plain, seed 2", "4.75",
         "Effective rank of layers", "reached step 400", "train 700,000, valid 40,000, test 41,000",
     ):  # fmt: skip
@@ -57,14 +59,15 @@ def test_every_section_and_figure_is_there(page: str) -> None:
 
 
 def test_equal_runs_give_equal_bytes_and_another_file_stays(runs: list[Path], page: str, tmp_path: Path) -> None:
-    assert build_report(runs).write(tmp_path / "x.html", "A title of <mine>").read_text(encoding="utf-8") == page
+    again = write_page(build_page(build_report(runs), "A title of <mine>"), tmp_path / "x.html")
+    assert again.read_text(encoding="utf-8") == page
     (tmp_path / "letter.html").write_text("dear")
     with pytest.raises(InputError):
-        build_report(runs[:1]).write(tmp_path / "letter.html")
+        write_page(build_page(build_report(runs[:1])), tmp_path / "letter.html")
 
 
 def test_json_has_every_number_once_and_is_plain(runs: list[Path]) -> None:
-    document = json.loads(json.dumps(build_report(runs).to_dict(), allow_nan=False))
+    document = json.loads(json.dumps(report_to_dict(build_report(runs)), allow_nan=False))
     assert list(document) == ["headline", "records", "runs", "unfinished", "warnings", "notes"]
     keys = [(record["measure"], *sorted(map(str, record["labels"].items()))) for record in document["records"]]
     assert len(keys) == len(set(keys))
@@ -89,6 +92,6 @@ def test_control_characters_of_a_name_reach_no_terminal(tmp_path: Path) -> None:
 
 def test_translations_have_curves(tmp_path: Path) -> None:
     runs = make_translation_table(tmp_path)
-    page = build_report(runs).write(tmp_path / "page.html").read_text(encoding="utf-8")
+    page = write_page(build_page(build_report(runs)), tmp_path / "page.html").read_text(encoding="utf-8")
     titles = re.findall(r"<figcaption><b>([^<]+)</b>", page)
     assert {"Validation BLEU", "Validation loss"} <= {*titles}

@@ -17,12 +17,13 @@ from made_runs import (
     make_translation_table,
 )
 
+from fullrank.comparison.compare import Comparison, build_report
 from fullrank.comparison.measures import BLEU, PERPLEXITY
-from fullrank.comparison.page import Report, build_report
+from fullrank.comparison.words import find_cautions, find_warnings
 
 
 @pytest.fixture(scope="module")
-def content(tmp_path_factory: pytest.TempPathFactory) -> Report:
+def content(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     return build_report(make_translation_table(tmp_path_factory.mktemp("table4")))
 
 
@@ -31,7 +32,7 @@ def measure_bleu(wrong: float, seed: int) -> float:
     return float(sacrebleu.corpus_bleu(list(draw_hypotheses("test", wrong, seed, lines)), [list(lines)]).score)
 
 
-def test_means_differences_and_papers_figures_are_of_bleu(content: Report) -> None:
+def test_means_differences_and_papers_figures_are_of_bleu(content: Comparison) -> None:
     plain, b = ([measure_bleu(wrong + 0.005 * seed, seed) for seed in (1, 2)] for wrong in (0.24, 0.18))
     place = {"split": "test", "checkpoint": "final"}
     assert find(content.records, "bleu_mean", row="plain", **place).value == pytest.approx(sum(plain) / 2)
@@ -55,7 +56,7 @@ def test_other_references_or_signatures_do_not_compare(tmp_path: Path, options: 
     plain = make_translation_run(tmp_path / "plain")
     other = make_translation_run(tmp_path / "other", row="other", mix="random", **options)
     content = build_report([plain, other])
-    assert f"the runs differ in {fields}." in content.summary.warnings[0]
+    assert f"the runs differ in {fields}." in next(find_warnings(content))
     assert not any("difference" in record.measure for record in content.records)
 
 
@@ -66,20 +67,20 @@ def test_bleu_is_of_text_and_a_version_is_no_other_measurement(tmp_path: Path) -
     text = (bpe / "result.json").read_text().replace(f"version:{sacrebleu.__version__}", "version:2.0.0")
     (bpe / "result.json").write_text(text)
     content = build_report([plain, bpe])
-    assert len(content.compared.groups) == 1
-    assert "per token do not compare" in " ".join(content.summary.cautions)
+    assert len(content.groups) == 1
+    assert "per token do not compare" in " ".join(find_cautions(content))
 
 
 def test_without_bleu_perplexity_and_a_bleu_of_nothing_is_a_figure(tmp_path: Path) -> None:
     plain = make_translation_run(tmp_path / "plain")
     final = {split: {"perplexity": 4.48} for split in ("valid", "test")}
     without = make_translation_run(tmp_path / "a", row="a", mix="random", final=final)
-    assert build_report([plain, without]).compared.groups[0].measure is PERPLEXITY
+    assert build_report([plain, without]).groups[0].measure is PERPLEXITY
     result = json.loads((plain / "result.json").read_text())
     for split in result["final"].values():
         split["bleu"] = 0.0
     (plain / "result.json").write_text(json.dumps(result))
     content = build_report([plain, make_translation_run(tmp_path / "b", row="b", mix="random")])
-    assert content.compared.groups[0].measure is BLEU
+    assert content.groups[0].measure is BLEU
     difference = find(content.records, "bleu_difference", row="b", split="test")
     assert difference.value == find(content.records, "bleu_mean", row="b", split="test", checkpoint="final").value

@@ -125,16 +125,17 @@ def show_report(
 
     table: the table of several recipes that the runs belong to.
     """
-    from fullrank.comparison.page import build_report
+    from fullrank.comparison.compare import build_report
+    from fullrank.comparison.page import build_page, report_to_dict
     from fullrank.render.page import write_page
     from fullrank.render.terminal import print_page
 
     clear_progress()
     content = build_report(folders, table)
-    built = content.build_page(title)
+    built = build_page(content, title)
     path = write_page(built, page)
     if json:
-        print_json({"report": str(path), **content.to_dict()})
+        print_json({"report": str(path), **report_to_dict(content)})
         return
     print_page(built)
     print(path)

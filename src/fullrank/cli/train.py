@@ -170,10 +170,12 @@ def train(
             raise InputError(f"--until: fine-tuning is not paused; leave out --until {until}")
         finetune(choice, out=out, reuse=reuse, kernel=kernel, quiet=quiet, json=json)
         return
-    from fullrank.comparison.page import build_report
+    from fullrank.comparison.compare import build_report
+    from fullrank.comparison.page import build_page
     from fullrank.comparison.runs import find_runs, read_run
     from fullrank.experiments.run import resume
     from fullrank.experiments.run import train as train_model
+    from fullrank.render.page import write_page
     from fullrank.training.distributed import is_main_process
 
     progress = silent if quiet else say
@@ -196,7 +198,7 @@ def train(
         )
     page = folder / "report.html"
     if json:
-        build_report([folder]).write(page)
+        write_page(build_page(build_report([folder])), page)
         print_json({"folder": str(folder), **result})
         return
     show_report([folder], page)
@@ -344,7 +346,8 @@ def reproduce(
 def _show_figure(name: str, figure: Figure, folders: Sequence[Path], out: Path, *, json: bool) -> None:
     """Measure trained rows, print the table and write its pictures and the report of the rows into `out`."""
     from fullrank.cli.analyze import show_measured
-    from fullrank.comparison.page import build_report
+    from fullrank.comparison.compare import build_report
+    from fullrank.comparison.page import build_page
     from fullrank.experiments.analyze import Reading
     from fullrank.experiments.measurements import measure_models
     from fullrank.records import find_measurement
@@ -353,7 +356,7 @@ def _show_figure(name: str, figure: Figure, folders: Sequence[Path], out: Path, 
     show_progress(f"measuring {figure.measurement} ...")
     measurement = find_measurement(figure.measurement)
     measured = measure_models(measurement, list(map(str, folders)), Reading(say=silent, texts=figure.texts))
-    page = write_page(build_report(folders, name).build_page(figure.title), out / "report.html")
+    page = write_page(build_page(build_report(folders, name), figure.title), out / "report.html")
     show_measured(measured, out, json=json, lines=[str(page)], extra={"report": str(page)})
 
 

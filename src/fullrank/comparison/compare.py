@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from fullrank.comparison.measures import (
     BLEU,
@@ -19,19 +19,10 @@ from fullrank.comparison.measures import (
     find_metric,
     list_measures,
 )
-from fullrank.comparison.rows import (
-    Row,
-    find_attention,
-    find_signatures,
-    group_by_seed,
-    name_rows,
-    number_names,
-    number_texts,
-)
-from fullrank.comparison.runs import SPLITS, Run, integer, number
+from fullrank.comparison.rows import Row, group_by_seed, name_rows, number_names, number_texts
+from fullrank.comparison.runs import SPLITS, Run, integer, number, read_runs
 from fullrank.config.load import flatten
-from fullrank.config.run import MASKED_TOKEN
-from fullrank.core.config import NOT_NEXT_TOKEN
+from fullrank.core.errors import InputError
 from fullrank.evaluation.statistics import (
     brown_forsythe,
     compute_paired_interval,
@@ -45,11 +36,6 @@ from fullrank.render.tables import group_records
 _ORDER = {"test": 0, "valid": 1}  # of splits
 _OF_RUNS = ("run", "seed")  # labels by which runs of a row differ
 _COSTS = ("tokens_per_second", "wall_seconds", "peak_memory_mib", "steps", "tokens_seen")
-_ATTRIBUTES = ("name", "seed", "task", "is_slice", "problems")
-_RUN_KEYS = (
-    "recipe", "scale", "protocol", "protocols", "training", "checkpoint", "examples", "slice", "sha256", "steps",
-    "epochs", "environment", "paper",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -81,25 +67,25 @@ class Group:
         """The figures are no next-token perplexities: they compare with no other, not even with each other."""
         return self.rows[0].is_marked(self.measure)
 
-    @property
-    def undertrained(self) -> list[Row]:
-        """Rows that are worse than word frequencies."""
-        return [] if self.is_marked else [row for row in self.rows if row.is_above(self.measure, "unigram")]
-
-    @property
-    def above_fourgrams(self) -> list[Row]:
-        """Rows that have not learned trigrams: counting 4-grams is better."""
-        return [] if self.is_marked else [row for row in self.rows if row.is_above(self.measure, "fourgram")]
+    def find_above(self, model: str) -> list[Row]:
+        """Rows with a figure above that of a model that only counts: `unigram` words, or `fourgram`."""
+        above = []
+        for row in self.rows:
+            for split in () if self.is_marked else SPLITS:
+                mean, counted = row.mean(self.measure, split), self.measure.find_counted(row.first, split, model)
+                if mean is not None and counted is not None and mean > counted and row not in above:
+                    above.append(row)
+        return above
 
     @property
     def ranking(self) -> list[Row]:
-        """Rows by their means, the best first; none where no row compares."""
-        if self.is_marked or self.undertrained:
+        """Rows by their means, the best first; none where no row compares, or one is worse than word frequencies."""
+        if self.is_marked or self.find_above("unigram"):
             return []
         measured = [row for row in self.rows if row.values(self.measure, self.split)]
         return sorted(measured, key=lambda row: row.mean(self.measure, self.split) or 0.0, reverse=self.measure.higher)
 
-    def baseline_of(self, row: Row) -> Row | None:
+    def find_baseline(self, row: Row) -> Row | None:
         """The row that another is compared with: `h64-plain` for `h64-a-cross`, else the first; None for a baseline."""
         named = {other.name: other for other in self.rows}
         words = row.name.split("-")
@@ -111,7 +97,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Finished rows in groups, and unfinished runs. left_out: runs of another task than the first."""
+    """Finished rows in groups, and unfinished ones. left_out: runs of another task than the first."""
 
     rows: tuple[Row, ...]
     groups: tuple[Group, ...]
@@ -128,8 +114,8 @@ class Comparison:
         return [run for row in self.unfinished for run in row.runs]
 
     @property
-    def task(self) -> str:
-        return (*self.runs, *self.unfinished_runs)[0].task
+    def all_rows(self) -> tuple[Row, ...]:
+        return (*self.rows, *self.unfinished)
 
     @property
     def measure(self) -> Measure:
@@ -144,7 +130,8 @@ class Comparison:
         mixed = [row for row in firsts.values() if parts.count(row.part) > 1]
         return sorted(mixed, key=lambda row: row.slot)
 
-    def collect_records(self) -> list[Record]:
+    @cached_property
+    def records(self) -> list[Record]:
         """All numbers: of every run, then of every row."""
         records = [record for row in self.rows for run in row.runs for record in _describe_run(row, run)]
         records += _summarize_runs(records)
@@ -153,28 +140,26 @@ class Comparison:
                 records += _describe_row(group, row)
         return records
 
-    def describe_runs(self) -> list[dict[str, Any]]:
-        """What is known of every finished run besides its numbers, for JSON."""
-        facts = []
-        for group in self.groups:
-            for row in group.rows:
-                facts += [_collect_facts(row, run, group.baseline_of(row)) for run in row.runs]
-        return facts
-
 
 # -- rows and groups ---------------------------------------------------------------------------------------------------
 
 
-def compare(runs: Sequence[Run], table: str | None = None) -> Comparison:
-    """Comparison of runs of one kind: translation, causal or masked language models or fine-tuning, as the first run is.
+def build_report(folders: Sequence[Path], table: str | None = None) -> Comparison:
+    """Compare run folders of one kind: translation, causal or masked language models or fine-tuning, as the first is.
 
+    The first row is the one that others are compared with.
     table: the table of several recipes that they belong to; rows are compared within each recipe, and in fine-tuning
     within each task.
+    Raises InputError for no folder at all and for one that is no run. A run that is unfinished or damaged is listed, never an
+    error.
     """
+    if not folders:
+        raise InputError("no run folders given; name at least one, for example runs/demo/plain")
+    runs = read_runs(folders)
     same_task = [run for run in runs if _name_kind(run) == _name_kind(runs[0])]
     finished = [run for run in same_task if run.result is not None]
     measure = choose(finished or same_task)
-    rows = _build_rows(finished, measure, table)
+    rows = _build_rows(finished, table)
     members: dict[tuple[object, ...], list[Row]] = {}
     for row in sorted(rows, key=lambda row: row.is_marked(measure)):  # figures that compare with no other come last
         members.setdefault((row.part, row.text, row.is_marked(measure)), []).append(row)
@@ -192,15 +177,13 @@ def _name_kind(run: Run) -> str:
     return "fine-tuning" if run.finetunes else run.task
 
 
-def _build_rows(runs: Sequence[Run], measure: Measure, table: str | None) -> list[Row]:
+def _build_rows(runs: Sequence[Run], table: str | None) -> list[Row]:
     seeds = group_by_seed(runs)
-    seeds.sort(key=lambda row: row[0].finetunes and bool(find_attention(row[0])))  # plain encoders first
     parts = [_name_part(row[0], table) for row in seeds]
-    if table is None:
-        names = name_rows(seeds)
-    else:
+    names = name_rows(seeds)
+    if table is not None:
         names = number_names([f"{part} {row[0].get('row')}" for part, row in zip(parts, seeds, strict=True)])
-    texts = number_texts(seeds, measure.in_bits)
+    texts = number_texts(seeds)
     return [Row(names[slot], slot, row, texts[slot], parts[slot]) for slot, row in enumerate(seeds)]
 
 
@@ -221,8 +204,8 @@ def _build_group(rows: tuple[Row, ...], measure: Measure) -> Group:
         splits = dict.fromkeys(split for split, _ in scores)
         metrics = dict.fromkeys(metric for _, metric in scores)
         return Group(rows, tuple(map(find_metric, metrics)), tuple(splits))
-    measured = [split for split in ("test", "valid") if any(measure.value(run, split) is not None for run in runs)]
-    is_tokenised = any(TOKENISED_BLEU.paper_figure(run, split) for run in runs for split in SPLITS)
+    measured = [split for split in _ORDER if any(measure.value(run, split) is not None for run in runs)]
+    is_tokenised = any(TOKENISED_BLEU.find_paper(run, split) for run in runs for split in SPLITS)
     measures = (BLEU, TOKENISED_BLEU) if measure is BLEU and is_tokenised else (measure,)
     return Group(rows, measures, tuple(measured or SPLITS))
 
@@ -296,7 +279,7 @@ def _summarize_runs(records: Sequence[Record]) -> Iterator[Record]:
 
 def _describe_row(group: Group, row: Row) -> Iterator[Record]:
     """Parameters of a row, word frequencies, the paper's figures beside ours, and its differences from the baseline."""
-    run, base = row.first, group.baseline_of(row)
+    run, base = row.first, group.find_baseline(row)
     yield Record(row.labels, "seeds", len(row.runs))
     for part, size in flatten(run.get_mapping("parameters")).items():
         count = integer(size)
@@ -313,13 +296,12 @@ def _describe_row(group: Group, row: Row) -> Iterator[Record]:
                 if counted is not None:
                     yield Record({**place, "checkpoint": "final"}, f"{measure.key}_{model}", counted)
         for measure in group.measures:
-            stated = measure.paper_figure(run, split)
-            if stated is not None:
-                source = stated.source
-                note = f"The paper's figure is of the {source}: of other examples than ours." if source else ""
-                yield Record(place, f"{measure.key}_paper", stated.mean, protocol=source, note=note)
-                if stated.deviation is not None:
-                    yield Record(place, f"{measure.key}_paper_deviation", stated.deviation)
+            mean, deviation, source = measure.find_paper(run, split) or (None, None, "")
+            note = f"The paper's figure is of the {source}: of other examples than ours." if source else ""
+            if mean is not None:
+                yield Record(place, f"{measure.key}_paper", mean, protocol=source, note=note)
+            if deviation is not None:
+                yield Record(place, f"{measure.key}_paper_deviation", deviation)
         for measure in group.measures:
             difference = compare_rows(row, base, measure, split) if base else None
             if base is not None and difference is not None:
@@ -332,10 +314,8 @@ def _compare_deviations(row: Row, base: Row, measure: Measure, split: str) -> It
     """The change of the deviation over seeds, ours and the paper's (Skip Cross-head, Table 4)."""
     labels = {**row.labels, "split": split, "baseline": base.name}
     a, b = (list(one.values(measure, split).values()) for one in (base, row))
-    paper = None
-    before, after = (measure.paper_figure(one.first, split) for one in (base, row))
-    if before and after and before.deviation and after.deviation is not None:
-        paper = 100 * (after.deviation / before.deviation - 1)
+    before, after = ((measure.find_paper(one.first, split) or (0.0, None, ""))[1] for one in (base, row))
+    paper = 100 * (after / before - 1) if before and after is not None else None
     for name, value, interval, protocol in (
         ("deviation_change", deviation_change(a, b), deviation_interval(a, b), "F distribution"),
         ("deviation_change_paper", paper, None, ""),
@@ -343,22 +323,3 @@ def _compare_deviations(row: Row, base: Row, measure: Measure, split: str) -> It
     ):
         if value is not None:
             yield Record(labels, f"{measure.key}_{name}", value, None, interval, protocol)
-
-
-def _collect_facts(row: Row, run: Run, baseline: Row | None) -> dict[str, Any]:
-    remark = None
-    if not run.next_token:
-        remark = NOT_NEXT_TOKEN if row.is_marked(PERPLEXITY) else MASKED_TOKEN
-    return {
-        "folder": str(run.folder),
-        "row": row.name,
-        "part": row.part or None,
-        "text": row.text,
-        **{name: getattr(run, name) for name in _ATTRIBUTES},
-        **{key: run.get(key) for key in _RUN_KEYS},
-        "next_token": None if run.finetunes else run.next_token,
-        "corpus": run.label,
-        "baseline": baseline and baseline.name,
-        "remark": remark,
-        "bleu_signature": next(iter(find_signatures([run])), None),
-    }

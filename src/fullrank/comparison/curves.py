@@ -32,10 +32,9 @@ _CURVE = Lines(
 
 def find_curves(compared: Comparison) -> Iterator[tuple[Lines, list[Record]]]:
     """Plots with their records: validation figure (of translations BLEU and loss), training loss, learning rate, speed."""
-    rows = [*compared.rows, *compared.unfinished]
-    measure = compared.measure
+    rows, measure = compared.all_rows, compared.measure
     validation: dict[str, tuple[str, Reader]] = {measure.logged_unit: (measure.logged_unit, measure.read_logged)}
-    if compared.task == TRANSLATION:
+    if rows[0].first.task == TRANSLATION:
         validation = {"BLEU": ("BLEU", BLEU.read_logged), "loss": ("nats per target token", _select("nll"))}
     for name, (unit, read) in validation.items():
         records = _read_curves(rows, "valid", read)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from fullrank.comparison.runs import MASKED_MODELING, SPLITS, TRANSLATION, Run, mapping, number
 from fullrank.render.tables import format_value
@@ -13,14 +13,6 @@ from fullrank.render.tables import format_value
 # metrics of the GLUE server's table where they are not accuracy
 _SERVER_METRICS = {"glue/cola": "matthews_correlation", "glue/mrpc": "f1", "glue/qqp": "f1", "glue/stsb": "spearman"}
 _METRIC_WORDS = {"f1": "F1", "matthews_correlation": "Matthews correlation"}
-
-
-class PaperFigure(NamedTuple):
-    """A figure of a paper. source: where it was measured, if that is not where ours is."""
-
-    mean: float
-    deviation: float | None = None
-    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -51,6 +43,16 @@ class Measure:
     @property
     def extreme(self) -> Literal["lowest", "highest"]:
         return "highest" if self.higher else "lowest"
+
+    @property
+    def format(self) -> str:
+        """How figures are written: bits with three decimals, as papers have them."""
+        return ",.3f" if self.in_bits else ",.2f"
+
+    @property
+    def difference_format(self) -> str:
+        """How differences are written: points of scores, else shares in percent."""
+        return "+.2f" if self.higher else "+.2%"
 
     @property
     def logged_unit(self) -> str:
@@ -93,29 +95,22 @@ class Measure:
             return None
         return math.log2(recorded) * bits / math.log2(perplexity)
 
-    def paper_figure(self, run: Run, split: str) -> PaperFigure | None:
-        """The paper's figure as the recipe states it; None if it states none in this measure."""
-        paper = run.get_mapping("paper")
-        if self.scale != 1:
-            return self._read_score(paper, run.task, split)
-        for ending in self.paper:
-            value = number(paper.get(split + ending))
-            if value is not None:
-                return PaperFigure(value)
-        return None
+    def find_paper(self, run: Run, split: str) -> tuple[float, float | None, str] | None:
+        """The paper's figure as the recipe states it: mean, deviation, and where it was measured if not where ours is.
 
-    def _read_score(self, paper: Mapping[str, Any], task: str, split: str) -> PaperFigure | None:
-        """A score of fine-tuning: `59.8`, or `[59.8, 1.2]` with its deviation.
-
-        `{matthews_correlation: 59.8}` is of the development split; `test`, `test_mismatched` are the server's scores of
-        the splits that ours stand for.
+        Of fine-tuning `{matthews_correlation: 59.8}` is of the development split, `[59.8, 1.2]` has a deviation, too;
+        `test`, `test_mismatched` are the server's scores of the splits that ours stand for.
         """
-        stated, source = paper.get(self.key) if split == "dev" else mapping(paper.get(split)).get(self.key), ""
-        if stated is None and self.key == _SERVER_METRICS.get(task, "accuracy"):
-            stated, source = paper.get(split.replace("dev", "test", 1)), "test server"
+        paper, source = run.get_mapping("paper"), ""
+        if self.scale == 1:
+            stated = next((paper[split + ending] for ending in self.paper if split + ending in paper), None)
+        else:
+            stated = paper.get(self.key) if split == "dev" else mapping(paper.get(split)).get(self.key)
+            if stated is None and self.key == _SERVER_METRICS.get(run.task, "accuracy"):
+                stated, source = paper.get(split.replace("dev", "test", 1)), "test server"
         mean, deviation = stated if isinstance(stated, list) and len(stated) == 2 else (stated, None)
         value = number(mean)
-        return None if value is None else PaperFigure(value, number(deviation), source)
+        return None if value is None else (value, number(deviation), source)
 
     def read_logged(self, line: Mapping[str, Any]) -> float | None:
         """Value of a line of metrics.jsonl, in `logged_unit`."""
@@ -126,27 +121,13 @@ class Measure:
         nats = number(line.get("nll"))
         return None if nats is None else nats / math.log(2)
 
-    def format(self, largest: float = 0.0) -> str:
-        """How figures are written: bits with three decimals, as papers have them; large perplexities with fewer."""
-        if self.higher:
-            return ".2f"
-        decimals = 3 if self.in_bits else 2 if largest < 1000 else 1
-        return f",.{decimals}f"
-
-    def format_difference(self, least: float) -> str:
-        """How differences are written of which `least` is the smallest: shares in percent, points of scores."""
-        if self.higher:
-            return "+.2f"
-        return "+.2%" if least < 0.01 else "+.1%"
-
-    def show(self, value: float | None) -> str:
+    def show(self, value: float) -> str:
         """A figure as text."""
-        return format_value(value, self.format(value or 0.0))
+        return format_value(value, self.format)
 
     def show_difference(self, difference: float) -> str:
-        """A difference with its sign: `−3.1%`, `+0.62 points`."""
-        text = format_value(difference, self.format_difference(abs(difference)))
-        return f"{text} points" if self.higher else text
+        """A difference with its sign: `−3.10%`, `+0.62 points`."""
+        return format_value(difference, self.difference_format) + (" points" if self.higher else "")
 
 
 PERPLEXITY = Measure("perplexity", "perplexity", "ppl", paper=("",))
@@ -187,44 +168,26 @@ def find_metric(name: str) -> Measure:
 
 
 def choose(runs: Sequence[Run]) -> Measure:
-    """The measure in which runs are compared.
+    """The measure in which runs of one task are compared.
 
-    Fine-tuning: its first metric. Masked tokens: their own perplexity. Translations: BLEU, or perplexity where there is no
-    split of which all have a BLEU. Else bits where all runs read bytes or characters, or where a paper's figures of one are
-    in bits: per character if all read characters, else per byte. Bits per character, too, where the same text was cut into
-    different tokens. Perplexity otherwise, and wherever a finished run has no bits for a split of which it has a perplexity.
+    Fine-tuning: its first metric. Masked tokens: their own perplexity. Translations: BLEU. Bits where all runs read bytes or
+    characters, or where a paper's figures of one are in bits: per character if all read characters, else per byte.
+    Perplexity otherwise, and where there is no split of which all finished runs have the measure.
     """
     if not runs:
         return PERPLEXITY
     if runs[0].finetunes:
         return find_metric([*runs[0].metric_names, "accuracy"][0])
-    tasks = {run.task for run in runs}
-    if tasks == {MASKED_MODELING}:
+    if runs[0].task == MASKED_MODELING:
         return MASKED_PERPLEXITY
-    if tasks == {TRANSLATION}:
-        finished = [run for run in runs if run.result is not None]
-        has_bleu = any(all(BLEU.value(run, split) is not None for run in finished) for split in SPLITS)
-        return BLEU if has_bleu else PERPLEXITY
     kinds = {run.tokens for run in runs}
-    is_stated = any(BITS_PER_BYTE.paper_figure(run, split) for run in runs for split in SPLITS)
-    sources = find_sources(runs[0])
-    is_cut_differently = len(kinds) > 1 and bool(sources) and all(find_sources(run) == sources for run in runs)
-    if not (is_stated or is_cut_differently or kinds <= {"byte", "character"}):
+    is_stated = any(BITS_PER_BYTE.find_paper(run, split) for run in runs for split in SPLITS)
+    if runs[0].task == TRANSLATION:
+        measure = BLEU
+    elif is_stated or kinds <= {"byte", "character"}:
+        measure = BITS_PER_CHARACTER if kinds == {"character"} else BITS_PER_BYTE
+    else:
         return PERPLEXITY
-    measure = BITS_PER_CHARACTER if kinds == {"character"} or is_cut_differently else BITS_PER_BYTE
-    for run in runs:
-        for split in SPLITS:
-            if PERPLEXITY.value(run, split) is not None and measure.value(run, split) is None:
-                return PERPLEXITY
-    return measure
-
-
-def find_sources(run: Run) -> dict[str, Any]:
-    """Checksums, ranges and case of the texts of a language model's splits, whatever its tokens; empty if not recorded."""
-    lowercase = run.get("corpus.details.settings.lowercase")
-    texts: dict[str, Any] = {}
-    for source in run.get("corpus.details.sources") or []:
-        if source.get("split") in SPLITS and source.get("sha256"):
-            part = (source["sha256"], source.get("start"), source.get("end"), lowercase)
-            texts.setdefault(f"{source['split']} text", []).append(part)
-    return texts
+    finished = [run for run in runs if run.result is not None]
+    is_measured = any(all(measure.value(run, split) is not None for run in finished) for split in SPLITS)
+    return measure if is_measured else PERPLEXITY

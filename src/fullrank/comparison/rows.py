@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fullrank.comparison.measures import Measure, find_sources
-from fullrank.comparison.runs import MASKED_MODELING, SPLITS, TRANSLATION, Run, mapping
+from fullrank.comparison.measures import Measure
+from fullrank.comparison.runs import MASKED_MODELING, SPLITS, TRANSLATION, Run
 
 # two runs that differ only in where they ran and how they were watched are seeds of one row
 CIRCUMSTANCES = {
@@ -80,27 +80,15 @@ class Row:
         values = self.values(measure, split)
         return statistics.fmean(values.values()) if values else None
 
-    def is_above(self, measure: Measure, model: str) -> bool:
-        """True if some figure is above that of a model that only counts (`Measure.find_counted`)."""
-        for split in SPLITS:
-            mean, counted = self.mean(measure, split), measure.find_counted(self.first, split, model)
-            if mean is not None and counted is not None and mean > counted:
-                return True
-        return False
-
 
 # -- the same text -----------------------------------------------------------------------------------------------------
 
 
-def identify_text(run: Run, in_bits: bool = False) -> dict[str, Any]:
+def identify_text(run: Run) -> dict[str, Any]:
     """Identity of the text behind a figure, as far as recorded. Another training text is another model, not another text.
 
-    Figures in bits are of the text, however it is cut into tokens; other perplexities are of its tokens. BLEU is of
-    reference translations by a signature. Scores of fine-tuning are of the examples.
+    Perplexities are of its tokens, BLEU is of reference translations by a signature, scores of fine-tuning are of examples.
     """
-    sources = find_sources(run) if in_bits else {}
-    if sources:
-        return sources
     if run.finetunes:
         digests = run.get_mapping("sha256")
         return {f"{split} examples": digest for split, digest in digests.items() if split != "train"}
@@ -127,12 +115,12 @@ def compare_texts(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[s
     return [name for name in first if name in second and first[name] != second[name]]
 
 
-def number_texts(rows: Sequence[Sequence[Run]], in_bits: bool) -> list[int]:
+def number_texts(rows: Sequence[Sequence[Run]]) -> list[int]:
     """For each row the number of the text it was measured on; figures compare where the numbers are equal."""
     distinct: list[dict[str, Any]] = []
     numbers = []
     for row in rows:
-        text = identify_text(row[0], in_bits)
+        text = identify_text(row[0])
         equal = [index for index, other in enumerate(distinct) if not compare_texts(other, text)]
         numbers.append(equal[0] if equal else len(distinct))
         if not equal:
@@ -177,30 +165,12 @@ def read_settings(run: Run) -> dict[str, Any]:
 
 
 def name_rows(rows: Sequence[Sequence[Run]]) -> list[str]:
-    """A distinct name for each row: that in the recipe, else its own, then the settings that tell it apart."""
-    names = [_name_row(row) for row in rows]
-    longer = []
-    for name, row in zip(names, rows, strict=True):
-        others = [read_settings(other[0]) for other, same in zip(rows, names, strict=True) if same == name]
-        words = []
-        for key, value in read_settings(row[0]).items():
-            if any(other.get(key) != value for other in others):
-                words.append(f"{key.removesuffix('.name').rpartition('.')[2]} {value}")
-        longer.append(f"{name} · {', '.join(words)}" if 0 < len(words) < 4 else name)
-    return number_names(longer)
-
-
-def _name_row(row: Sequence[Run]) -> str:
-    run = row[0]
-    if run.get("row"):
-        return str(run.get("row"))
-    if run.finetunes:
-        words = []
-        for key, value in find_attention(run).items():
-            name = mapping(value).get("name", value)
-            words.append(name if isinstance(name, str) else f"{key} {name}")
-        return ", ".join(words) or "plain"
-    return _SEED_SUFFIX.sub("", run.name) if len(row) > 1 else run.name
+    """A distinct name for each row: that in the recipe, else its own without its seed."""
+    names = []
+    for run, *others in rows:
+        own = _SEED_SUFFIX.sub("", run.name) if others else run.name
+        names.append(str(run.get("row") or own))
+    return number_names(names)
 
 
 def number_names(names: Sequence[str]) -> list[str]:
@@ -210,17 +180,3 @@ def number_names(names: Sequence[str]) -> list[str]:
         count = names[: index + 1].count(name)
         distinct.append(name if count == 1 else f"{name} ({count})")
     return distinct
-
-
-# -- fine-tuning -------------------------------------------------------------------------------------------------------
-
-
-def find_attention(run: Run) -> dict[str, Any]:
-    """The injected attention without options that have no effect; empty for the encoder as it was."""
-    attention = mapping(mapping(run.config.get("model")).get("attention"))
-    injected = {}
-    for key, plain in {"mix": "none", "normalize": "softmax", "cross_head": 0}.items():
-        value = attention.get(key, plain)
-        if value != plain:
-            injected[key] = value
-    return injected

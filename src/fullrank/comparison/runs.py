@@ -163,35 +163,17 @@ class Run:
         return digests
 
     @cached_property
-    def analyses(self) -> Sequence[Analysis]:
-        """What `fullrank analyze` has left in the folder; files of another shape are left out."""
+    def analyses(self) -> Sequence[dict[str, Any]]:
+        """What `fullrank analyze` has left in the folder: records, and the tables and plots that show them."""
         analyses = []
         for path in sorted((self.folder / "analysis").glob("*.json")):
-            with contextlib.suppress(InputError, AttributeError, KeyError, TypeError, ValueError):
-                analyses.append(_read_analysis(path))
+            with contextlib.suppress(InputError, KeyError, TypeError):  # of another version
+                content = read_json(path)
+                content["records"] = [Record.from_dict(record) for record in content["records"]]
+                for kind in ("tables", "plots"):
+                    content[kind] = [declaration_from_dict(declared) for declared in content[kind]]
+                analyses.append(content)
         return analyses
-
-
-@dataclass(frozen=True)
-class Analysis:
-    """The records of a measurement with the tables and plots that show them. source: the text that was read."""
-
-    measurement: str
-    source: str
-    records: list[Record]
-    tables: tuple[Any, ...]
-    plots: tuple[Any, ...]
-
-
-def _read_analysis(path: Path) -> Analysis:
-    content = read_json(path)
-    return Analysis(
-        content["measurement"],
-        f"{content['text']}, segments of {content['segment_length']} tokens",
-        [Record.from_dict(record) for record in content["records"]],
-        tuple(declaration_from_dict(table) for table in content["tables"]),
-        tuple(declaration_from_dict(plot) for plot in content["plots"]),
-    )
 
 
 def is_run(folder: Path) -> bool:
@@ -260,13 +242,13 @@ def _read(path: Path, parse: Callable[[Path], Any], problems: list[str]) -> Any:
 def _read_lines(problems: list[str], path: Path) -> list[Mapping[str, Any]]:
     """The JSON objects of a file with one per line; unreadable lines are counted, not fatal."""
     lines: list[Mapping[str, Any]] = []
-    damaged = []
-    for index, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+    damaged = 0
+    for line in path.read_bytes().split(b"\n"):
         try:
             if line.strip():
-                lines.append(convert_to_record(dict[str, Any], line, f"line {index}"))
-        except InputError as error:
-            damaged.append(str(error))
+                lines.append(convert_to_record(dict[str, Any], line, path))
+        except InputError:
+            damaged += 1
     if damaged:
-        problems.append(f"{path.name}: {len(damaged)} unreadable lines were left out, the first: {damaged[0]}")
+        problems.append(f"{path.name}: {damaged} unreadable lines were left out")
     return lines

@@ -24,7 +24,7 @@ def build_table(group: Group, records: Sequence[Record], has_title: bool) -> Gri
     names = {row.name for row in group.rows}
     shown = [record for record in records if record.labels["row"] in names and "run" not in record.labels]
     shown = drop_labels(shown, "part", "baseline")
-    columns = [*_declare_figures(group, shown), *_declare_costs(group)]
+    columns = [*_declare_figures(group), *_declare_costs(group)]
     grid = build_grid(Table("row", tuple(columns), _name_group(group, has_title)), shown)
     return dataclasses.replace(grid, rows=[_mark_row(cells, group) for cells in grid.rows])
 
@@ -48,7 +48,7 @@ def _name_group(group: Group, has_title: bool) -> str:
     return title if has_title else ""
 
 
-def _declare_figures(group: Group, records: Sequence[Record]) -> Iterator[Column]:
+def _declare_figures(group: Group) -> Iterator[Column]:
     """Numbers of seeds; of each split and measure our figures, the difference and the paper's; then further measures."""
     if any(len(row.runs) > 1 for row in group.rows):
         yield Column("seeds", "n")
@@ -57,14 +57,13 @@ def _declare_figures(group: Group, records: Sequence[Record]) -> Iterator[Column
     for split in group.splits:
         for measure in group.measures:
             key, name = measure.key, f"{split} {measure.short}"
-            form = measure.format(max(_find_values(records, f"{key}_mean"), default=0.0))
+            form = measure.format
             for checkpoint, heading in headings.items():
                 where = {"split": split, "checkpoint": checkpoint}
                 best = measure.extreme if group.ranking and checkpoint == "final" else ""
                 yield Column(f"{key}_mean", heading, where, form, f"{key}_deviation", best, group=name)
             where = {"split": split, "checkpoint": "final"}
-            least = min(_find_values(records, f"{key}_difference"), default=1.0)
-            yield Column(f"{key}_difference", "difference", where, measure.format_difference(least), group=name)
+            yield Column(f"{key}_difference", "difference", where, measure.difference_format, group=name)
             yield Column(f"{key}_paper", "paper", {"split": split}, form, f"{key}_paper_deviation", group=name)
             for model, heading in COUNTING.items():
                 yield Column(f"{key}_{model}", heading, where, form, group=name, page_only=model == "unigram")
@@ -73,12 +72,8 @@ def _declare_figures(group: Group, records: Sequence[Record]) -> Iterator[Column
     for measure in FURTHER:
         if measure not in group.measures:
             where = {"split": group.split, "checkpoint": "final"}
-            heading, form = f"{group.split} {measure.short}", measure.format()
-            yield Column(f"{measure.key}_mean", heading, where, form, f"{measure.key}_deviation")
-
-
-def _find_values(records: Sequence[Record], measure: str) -> list[float]:
-    return [abs(record.value) for record in records if record.measure == measure and record.value is not None]
+            heading = f"{group.split} {measure.short}"
+            yield Column(f"{measure.key}_mean", heading, where, measure.format, f"{measure.key}_deviation")
 
 
 def _declare_costs(group: Group) -> Iterator[Column]:
@@ -94,9 +89,9 @@ def _mark_row(cells: Sequence[Cell], group: Group) -> Sequence[Cell]:
     """Colour and badges at the name of a row: a slice, and what it has not learned."""
     row = next(row for row in group.rows if row.name == cells[0].text)
     badges = ["slice"] if row.first.is_slice else []
-    if row in group.undertrained:
+    if row in group.find_above("unigram"):
         badges.append("undertrained")
-    elif row in group.above_fourgrams:
+    elif row in group.find_above("fourgram"):
         badges.append("has not learned trigrams")
     name = f"{row.name} †" if group.is_marked else row.name
     return [dataclasses.replace(cells[0], text=name, slot=row.slot, badge=", ".join(badges)), *cells[1:]]

@@ -4,47 +4,29 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from fullrank.comparison.compare import Comparison, Group, compare_rows
-from fullrank.comparison.measures import Measure
-from fullrank.comparison.rows import Row, compare_texts, identify_text
+from fullrank.comparison.rows import compare_texts, identify_text
 from fullrank.comparison.runs import TRANSLATION
 from fullrank.core.config import NOT_NEXT_TOKEN
 from fullrank.render.tables import join_words
 
 
-@dataclass(frozen=True)
-class Summary:
-    """`headline` is one line, `paragraphs` are a few sentences. `warnings` forbid a comparison, `cautions` weaken one."""
-
-    headline: str
-    paragraphs: tuple[str, ...]
-    warnings: tuple[str, ...]
-    cautions: tuple[str, ...]
-
-
-def summarize(compared: Comparison) -> Summary:
-    """Summary of a comparison; every claim is one that its figures support."""
+def summarize(compared: Comparison) -> tuple[str, list[str]]:
+    """The headline and further sentences; every claim is one that the figures support."""
     groups = compared.groups
     claims = [write_headline(group) for group in groups]
     parts = len({group.part for group in groups})
     headline = claims[0] if claims else "No run has finished yet"
-    paragraphs: list[str] = []
+    sentences: list[str] = []
     if compared.mixed_texts or parts > 1:
         what = "tasks" if groups[0].runs[0].finetunes else "models"
         headline = f"{parts} {what} in one table: rows of each are compared with its first"
         names = [group.part or f"On {group.runs[0].label or 'a text that is not recorded'}" for group in groups]
-        paragraphs = [f"{name}: {claim}." for name, claim in zip(names, claims, strict=True)]
+        sentences = [f"{name}: {claim}." for name, claim in zip(names, claims, strict=True)]
     if compared.mixed_texts:
         headline = "Not one comparison: the runs differ in text, vocabulary or signature"
-    cautions = tuple(dict.fromkeys(_find_cautions(compared)))
-    return Summary(headline, tuple(paragraphs), tuple(_find_warnings(compared)), cautions)
-
-
-def name_split(split: str) -> str:
-    """`validation` of `valid`."""
-    return "validation" if split == "valid" else split
+    return headline, sentences
 
 
 # -- the headline ------------------------------------------------------------------------------------------------------
@@ -54,18 +36,21 @@ def write_headline(group: Group) -> str:
     """The headline of a group. A row `is best` only where its interval leaves out 0."""
     measure, split = group.measure, group.split
     names = join_words(row.name for row in group.rows)
-    if group.undertrained:
-        below = join_words(row.name for row in group.undertrained)
+    if undertrained := group.find_above("unigram"):
+        below = join_words(row.name for row in undertrained)
         return f"{below}: undertrained, {measure.words} above that of a unigram model"
     if group.is_marked:
         return f"{names}: {measure.words} is {NOT_NEXT_TOKEN}"
     if not group.ranking:
         return f"{names}: no {measure.words} to compare"
     best, *others = group.ranking
-    figure = f"{name_split(split)} {measure.words} {_show_spread(best, measure, split)}"
+    values = list(best.values(measure, split).values())
+    figure = f"{split} {measure.words} {measure.show(statistics.fmean(values))}"
+    if len(values) > 1:
+        figure += f" ± {measure.show(statistics.stdev(values))}"
     if not others:
         return f"{best.name}: {figure}"
-    other = group.baseline_of(best) or others[0]
+    other = group.find_baseline(best) or others[0]
     difference = compare_rows(best, other, measure, split)
     if difference is None or difference.value is None:
         return f"{best.name} is {measure.extreme}: {figure}"
@@ -82,20 +67,14 @@ def write_headline(group: Group) -> str:
     return f"{best.name} is best: {figure}"
 
 
-def _show_spread(row: Row, measure: Measure, split: str) -> str:
-    """Mean ± sample standard deviation; the mean alone for one seed."""
-    values = list(row.values(measure, split).values())
-    text = measure.show(statistics.fmean(values))
-    return text if len(values) < 2 else f"{text} ± {measure.show(statistics.stdev(values))}"
-
-
 # -- what forbids a comparison -----------------------------------------------------------------------------------------
 
 
-def _find_warnings(compared: Comparison) -> Iterator[str]:
+def find_warnings(compared: Comparison) -> Iterator[str]:
+    """Sentences about runs that do not compare."""
     texts = compared.mixed_texts
     if texts:
-        first, *others = (identify_text(row.first, compared.measure.in_bits) for row in texts)
+        first, *others = (identify_text(row.first) for row in texts)
         fields = dict.fromkeys(field for other in others for field in compare_texts(first, other))
         labels = ", ".join(row.first.label or "a text not recorded" for row in texts)
         yield f"Not comparable: the runs differ in {', '.join(fields)}. Compare only within a table: {labels}."
@@ -124,15 +103,16 @@ _SHARED = {
 }
 
 
-def _find_cautions(compared: Comparison) -> Iterator[str]:
+def find_cautions(compared: Comparison) -> Iterator[str]:
+    """Sentences about what part of a difference may come from; some come again for each group."""
     for group in compared.groups:
         first = group.runs[0]
         is_reduced = first.is_slice or any(run.get("scale") not in (None, "paper") for run in group.runs)
         if is_reduced and not first.finetunes and any(run.get("paper") for run in group.runs):
             yield f"The paper's figures are of scale paper and the full corpus: on {first.label} the levels do not compare."
-        if group.above_fourgrams:
-            above = join_words(row.name for row in group.above_fourgrams)
-            yield f"{above}: {group.measure.words} above that of counting 4-grams, so that a difference says little yet."
+        if above := group.find_above("fourgram"):
+            names = join_words(row.name for row in above)
+            yield f"{names}: {group.measure.words} above that of counting 4-grams, so that a difference says little yet."
         for key, sentence in _SHARED.items():
             values = {str(run.get(key)) for run in group.runs}
             # batches of whole sentences do not end at the same token with every seed

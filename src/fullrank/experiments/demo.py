@@ -98,7 +98,8 @@ def run_demo(
     """
     from rich.console import Console
 
-    from fullrank.comparison.page import build_report
+    from fullrank.comparison.compare import build_report
+    from fullrank.comparison.page import build_page, report_to_dict
     from fullrank.render.page import write_page
     from fullrank.render.terminal import print_page
 
@@ -122,7 +123,7 @@ def run_demo(
     console.print(f"{lines}\n", highlight=False, markup=False)
     measure_models(find_measurement("spectrum"), list(map(str, folders)), Reading(device="cpu", say=silent, texts=8))
     table = build_report(folders)
-    built = table.build_page("A Transformer without its bottlenecks")
+    built = build_page(table, "A Transformer without its bottlenecks")
     page = write_page(built, out / "report.html")
     print_page(built, console)
     result = results[best]
@@ -136,7 +137,7 @@ def run_demo(
     )
     spent = f"{(time.monotonic() - started) / 60:.1f} minutes" if waiting else "already trained"
     console.print(f"Report: {page} ({spent})", highlight=False)
-    return {"report": str(page), **table.to_dict()}
+    return {"report": str(page), **report_to_dict(table)}
 
 
 def _plan(minutes: float, out: Path, seed: int, rows: Sequence[str], remarks: Any, started: float) -> dict[str, Any]:

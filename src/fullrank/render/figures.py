@@ -9,17 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from xml.sax.saxutils import escape
 
 import matplotlib.style
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from fullrank.core.errors import InputError
 from fullrank.files import write_bytes
 from fullrank.records import Plot, Record
-from fullrank.render.plots import INK, LINE, MUTED, SERIES, SURFACE, Drawing, Slots, clean_text, draw_plot, find_points
+from fullrank.render.plots import HOVER, INK, LINE, MUTED, SERIES, SURFACE, Slots, clean_text, draw_plot, find_points
 
 _STYLE: dict[str, Any] = {
     "axes.axisbelow": True,
@@ -56,6 +53,7 @@ _STYLE: dict[str, Any] = {
 }
 _THEME = {INK: "--ink", MUTED: "--muted", LINE: "--line", SURFACE: "--surface"}
 _THEME |= {color: f"--series-{slot}" for slot, color in enumerate(SERIES)}
+_HOVER = re.compile(f'<g id="{HOVER}([^"]*)">'.encode())
 _UNUSED_IDS = re.compile(r' id="(?:figure|axes|patch|line2d|text|matplotlib\.axis|xtick|ytick|legend|title)_?[\d-]*"')
 
 
@@ -63,25 +61,18 @@ _UNUSED_IDS = re.compile(r' id="(?:figure|axes|patch|line2d|text|matplotlib\.axi
 
 
 def save_plots(plots: Sequence[Plot], records: Sequence[Record], folder: Path, name: str) -> list[Path]:
-    """Draw plots into NAME, NAME_2, ... in `folder`, PNG and SVG; those without records are left out."""
-    paths = []
-    for number, plot in enumerate(plots, start=1):
-        if find_points(plot, records):
-            stem = name if number == 1 else f"{name}_{number}"
-            paths += save_plot(plot, records, folder, stem)
-    return paths
+    """Draw plots into NAME, NAME_2, ... in `folder`, PNG and SVG; those without records are left out.
 
-
-def save_plot(plot: Plot, records: Sequence[Record], folder: Path, name: str) -> list[Path]:
-    """Draw a plot into NAME.png and NAME.svg in `folder`; equal records give equal bytes.
-
-    Raises InputError where the folder is a file, RunError where it cannot be written to.
+    Equal records give equal bytes. Raises InputError where the folder is a file, RunError where it cannot be written to.
     """
     if folder.is_file():
         raise InputError(f"--out {folder}: a file of that name exists; give a folder")
-    paths = [folder / f"{name}.png", folder / f"{name}.svg"]
-    for path in paths:
-        write_bytes(path, draw_bytes(plot, records, path.suffix[1:]))
+    paths = []
+    for number, plot in enumerate(plots, start=1):
+        stem = name if number == 1 else f"{name}_{number}"
+        for kind in ("png", "svg") if find_points(plot, records) else ():
+            paths.append(folder / f"{stem}.{kind}")
+            write_bytes(paths[-1], draw_bytes(plot, records, kind))
     return paths
 
 
@@ -95,13 +86,11 @@ def write_png(draw: Callable[[], Figure], path: Path) -> None:
 def draw_bytes(plot: Plot, records: Sequence[Record], kind: str = "svg") -> bytes:
     """The file of a plot with its title. kind: `png` or `svg`."""
     with _style():
-        drawing = draw_plot(plot, records)
-        figure = drawing.figure
+        figure = draw_plot(plot, records)
         figure.suptitle(clean_text(plot.title), x=0.02, ha="left", color=INK, fontweight="bold", fontsize=12)
         if plot.subtitle:
             figure.supxlabel(clean_text(plot.subtitle), x=0.02, ha="left", color=MUTED, fontsize=8)
-        content = _to_bytes(figure, kind)
-    return content if kind == "png" else _add_titles(content.decode(), drawing).encode()
+        return _to_bytes(figure, kind)
 
 
 # -- pages -------------------------------------------------------------------------------------------------------------
@@ -113,29 +102,14 @@ def draw_svg(plot: Plot, records: Sequence[Record], slots: Slots | None = None) 
     slots: colours of series by name.
     """
     with _style(salt=f"{plot}{len(records)}"):
-        drawing = draw_plot(plot, records, slots)
-        svg = _to_bytes(drawing.figure, "svg").decode()
-    svg = _add_titles(svg, drawing)
+        svg = _to_bytes(draw_plot(plot, records, slots), "svg").decode()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = _UNUSED_IDS.sub("", svg)
-    svg = re.sub(
-        r'<svg [^>]*viewBox="([^"]*)"[^>]*>',
-        r'<svg class="figure" role="img" viewBox="\1">',
-        svg,
-        count=1,
-    )
+    svg = re.sub(r'<svg [^>]*viewBox="([^"]*)"[^>]*>', r'<svg class="figure" role="img" viewBox="\1">', svg, count=1)
     for color, variable in _THEME.items():
         svg = svg.replace(color, f"var({variable})")
     return svg.strip()
-
-
-def _add_titles(svg: str, drawing: Drawing) -> str:
-    """Put the text of each point inside its group, which browsers show on hover."""
-    for number, title in enumerate(drawing.titles):
-        group = f'<g id="title-{number}">'
-        svg = svg.replace(group, f"{group}<title>{escape(title)}</title>")
-    return svg
 
 
 @contextmanager
@@ -146,21 +120,11 @@ def _style(salt: str = "fullrank") -> Iterator[None]:
 
 
 def _to_bytes(figure: Figure, kind: str) -> bytes:
-    canvas: FigureCanvasAgg | FigureCanvasSVG
-    if kind == "png":
-        canvas, background = FigureCanvasAgg(figure), "white"
-        metadata: dict[str, Any] = {"Software": "fullrank"}
-    else:
-        canvas, background = FigureCanvasSVG(figure), "none"
-        metadata = {"Date": None, "Creator": "fullrank"}
+    metadata = {"Software": "fullrank"} if kind == "png" else {"Date": None, "Creator": "fullrank"}
     buffer = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)  # a box stands for it
-        canvas.print_figure(
-            buffer,
-            format=kind,
-            dpi=150,
-            facecolor=background,
-            metadata=metadata,
-        )
-    return buffer.getvalue()
+        background = "white" if kind == "png" else "none"
+        figure.savefig(buffer, format=kind, dpi=150, facecolor=background, metadata=metadata)
+    # the text of a point inside its group, which browsers show on hover
+    return _HOVER.sub(rb"<g><title>\1</title>", buffer.getvalue()) if kind == "svg" else buffer.getvalue()
