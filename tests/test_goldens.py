@@ -123,7 +123,7 @@ VERBS = {
     "eval-sliding": f"eval {MIXED} --context 4 --stride 12 --split valid",
     "eval-text": f"eval {PLAIN} --text text/valid.svo",
     "eval-memory": "eval runs/memory --memory-length 40 --segment-length 8 --clamp-length 20",
-    "eval-dynamic": "eval runs/mixture --temperature valid --dynamic --dynamic-rate 1e-3 --dynamic-decay 0.01",
+    "eval-temperature": "eval runs/mixture --temperature 1.2",
     "eval-masked": "eval runs/masked",
     "eval-translation": "eval runs/translation",
     "generate": f"generate {MIXED} --prompt la --max-new-tokens 12 --seed 3 --number 2",

@@ -8,18 +8,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from cli_runs import SMALL, called, write_config
 
 import fullrank as fr
 from fullrank.cli import main
-from fullrank.comparison.compare import build_report
-from fullrank.comparison.page import build_page
-from fullrank.config.run import DynamicConfig
 from fullrank.core.decoder import LanguageModel
-from fullrank.experiments import dynamic, language_model
 from fullrank.experiments.generation import write
 from fullrank.experiments.language_model import LanguageModelTask
 from fullrank.experiments.run import corpus_of
@@ -212,81 +207,6 @@ def test_figures_per_word_character_and_byte(plain: Path, xl: Path) -> None:
     first = f"  bits per byte        {found['bits_per_byte']:.4f}"  # the unit of the task, as in the report
     assert out.splitlines()[1] == first
     assert f"{found['bits_per_byte']:.3f}" in called("train", xl)[1]  # finished: only its figures are shown
-
-
-# -- temperature and dynamic evaluation -------------------------------------------------------------------------------
-
-TUNED = ["eval.temperature=valid", "eval.dynamic.rate=[1e-4, 3e-3]", "eval.dynamic.decay=0.01"]
-
-
-@pytest.fixture(scope="module")
-def tuned(text: Path, plain: Path) -> Path:
-    """The training of `plain`, measured with a temperature and with dynamic evaluation."""
-    return train(text, "tuned", *TUNED, "eval.keep_log_probabilities=true", "--reuse", str(plain))
-
-
-@pytest.mark.full
-def test_a_temperature_is_chosen_on_the_validation_text(plain: Path, tuned: Path) -> None:
-    kept, blocks = result(tuned), ["--context", 0]
-    chosen = kept["protocol_settings"]["temperature"]
-    assert chosen != 1
-    assert f"logits divided by {chosen:g}, a temperature chosen on the validation text" in kept["protocol"]
-    assert kept["protocols"]["test"]["settings"] == kept["protocols"]["valid"]["settings"] == kept["protocol_settings"]
-    others = (chosen - 0.01, 1, chosen + 0.01)
-    near = {t: figures(plain, *blocks, "--split", "valid", "--temperature", t)["nll"] for t in others}
-    assert kept["final"]["valid"]["nll"] < min(near.values())
-    for split in ("valid", "test"):
-        found = figures(plain, *blocks, "--split", split, "--temperature", chosen)
-        assert found["nll"] == pytest.approx(kept["final"][split]["nll"], rel=1e-6)
-        assert found["protocol"].endswith(f"; logits divided by {chosen:g}")
-    assert figures(plain, *blocks, "--temperature", "valid")["protocol"] == kept["protocol"]
-
-
-def test_dynamic_figures_stand_apart_from_the_static_ones(tuned: Path) -> None:
-    kept, found = result(tuned), figures(tuned, "--dynamic")
-    assert found["nll"] == pytest.approx(kept["final"]["test"]["nll"], rel=1e-6)
-    assert found["protocol"] == kept["protocol"]
-    assert "dynamic" not in kept["protocol"]
-    for split, one in kept["final_dynamic"].items():
-        assert one["nll"] != kept["final"][split]["nll"]
-        assert one["tokens"] == kept["final"][split]["tokens"]
-        assert "dynamic evaluation: a gradient step on every segment, rate" in one["protocol"]
-        assert one["protocol"].endswith("decay 0.01, both chosen on the validation text; scored before it is learned")
-        scores = np.load(tuned / f"log_probabilities-dynamic-{split}.npy")
-        assert -scores.mean() == pytest.approx(one["nll"], rel=1e-5)
-    same, again = kept["final_dynamic"]["test"], found["final_dynamic"]["test"]
-    assert again["nll"] == pytest.approx(same["nll"], rel=1e-6)
-    assert (again["protocol"], again["protocol_settings"]) == (same["protocol"], same["protocol_settings"])
-
-
-def test_rate_and_decay_are_chosen_without_the_test_text(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read, whole = list[np.ndarray](), dynamic.measure_dynamically
-    corpus = corpus_of(plain, "test", silent)
-
-    def counting(model: LanguageModel, ids: np.ndarray, *rest: Any, **options: Any) -> Any:
-        read.append(ids)
-        return whole(model, ids, *rest, **options)
-
-    for module in (dynamic, language_model):
-        monkeypatch.setattr(module, "measure_dynamically", counting)
-    figures(plain, "--context", 0, "--dynamic", "--dynamic-decay", 0)
-    *chosen_on, measured = read
-    assert np.array_equal(measured, corpus.ids("test"))
-    assert not np.array_equal(corpus.ids("valid"), corpus.ids("test"))
-    assert len(chosen_on) == len(DynamicConfig().grid()) // 2  # of two decays
-    assert all(np.array_equal(ids, corpus.ids("valid")) for ids in chosen_on)
-
-
-@pytest.mark.full
-def test_reports_keep_dynamic_figures_apart(tuned: Path, tmp_path: Path) -> None:
-    """A page is the same with them and without them."""
-    other = tmp_path / "tuned"
-    shutil.copytree(tuned, other, symlinks=True)
-    page = build_page(build_report([other]), "title")
-    content = result(tuned)
-    content.pop("final_dynamic")
-    (other / "result.json").write_text(json.dumps(content), encoding="utf-8")
-    assert build_page(build_report([other]), "title") == page
 
 
 @pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.full), "xl"])

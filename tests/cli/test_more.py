@@ -200,7 +200,7 @@ def test_exit_statuses_of_the_parser(words: list[str], code: int) -> None:
     assert bool(said) == (code == 2)
 
 
-def test_a_text_is_trained_by_one_command_with_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_is_trained_by_one_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_text(tmp_path, sentences=200)
     asked = []
@@ -208,23 +208,14 @@ def test_a_text_is_trained_by_one_command_with_samples(tmp_path: Path, monkeypat
     def write_small(request: Request, out: Path, **options: object) -> None:
         asked.append((request.texts, out))
         write_config(out, tmp_path, tmp_path / "cache", steps=110)
-        with out.open("a") as file:
-            file.write("eval: {every_steps: 110, sample: true}\n")
 
     monkeypatch.setattr("fullrank.experiments.init.write_configuration", write_small)
     code, out, err = called("train", "train.txt", *SMALL)
     assert code == 0, err
     assert asked == [(["train.txt"], Path("train.yaml"))]
     assert "next: fullrank generate" in out
-    assert " [...] " in err  # a continuation, at the only evaluation
     code, _, again = called("train", "train.txt", *SMALL)
     assert (code, "train.yaml is there already" in again) == (0, True), again
-
-    code, _, err = called("train", "train.yaml", *SMALL, "eval.sample=false", "--out", "silent")
-    assert (code, " [...] " in err) == (0, False), err
-    assert (tmp_path / "silent/metrics.jsonl").read_bytes() == (
-        tmp_path / "runs/train-seed1/metrics.jsonl"
-    ).read_bytes()
 
 
 def test_a_run_pauses_and_is_measured_when_it_goes_on(run: Path, config: Path, tmp_path: Path) -> None:

@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-from fullrank.config.load import build, lay, sized
-from fullrank.config.schema import json_schema
-from fullrank.config.training import SIZES, Budget, read_budget
+from fullrank.config.load import build, lay
 from fullrank.core.config import with_memory
-from fullrank.core.errors import ConfigError, InputError
+from fullrank.core.errors import ConfigError
 
 MASKED = {"attention": {"kind": "multilinear"}}
 PUBLISHED = {"attention": {"kind": "multilinear", "causal": "as_published", "not_next_token_perplexity": True}}
@@ -187,57 +185,7 @@ def test_policies_of_a_running_text_elsewhere(settings: dict[str, Any], key: str
         build(settings)
 
 
-@pytest.mark.parametrize(
-    ("text", "budget"),
-    [
-        ("3M tokens", Budget(3_000_000)),
-        ("1.5k token", Budget(1500)),
-        (250_000, Budget(250_000)),
-        ("2e6", Budget(2_000_000)),
-        ("500 steps", Budget(steps=500)),
-        ("1 update", Budget(steps=1)),
-        ("1.5 epochs", Budget(epochs=1.5)),
-        ("10 minutes", Budget(seconds=600.0)),
-        ("1 hour", Budget(seconds=3600.0)),
-        ("0.5 cpu minutes", Budget(seconds=30.0, cpu=True)),
-    ],
-)
-def test_budgets(text: str | int, budget: Budget) -> None:
-    train = build({"train": {"budget": text}}).train
-    assert read_budget(str(train.budget)) == budget
-    assert train.epochs is None  # the budget is the end
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["ten minutes", "5 minuts", "3M", "5 CPU tokens", "-5 minutes", "0 tokens", "0.1 seconds", "1e40 tokens", ""],
-)
-def test_what_is_no_budget(text: str) -> None:
-    assert read_budget(text) is None
-    with pytest.raises(
-        ConfigError, match=r"train.budget: .* `10 minutes` or `5 CPU minutes`, or tokens as `3M tokens`"
-    ):
-        build({"train": {"budget": text}})
-    with pytest.raises(ConfigError, match=r"^[^0-9]*`10 minutes`"):  # no other number before the example
-        build({"train": {"budget": text}})
-
-
-def test_a_budget_is_the_only_end() -> None:
-    with pytest.raises(ConfigError, match="give exactly one of steps, epochs, tokens, budget; given steps, budget"):
-        build({"train": {"budget": "3M tokens", "steps": 5}})
-    assert lay({"train": {"budget": "5 minutes"}}, {"train.steps": 5}) == {"train": {"budget": "5 steps"}}
-    assert lay({"train": {"budget": "5 minutes"}}, {"train.budget": 5}) == {"train": {"budget": 5}}
+def test_a_new_end_of_training_replaces_the_old_one() -> None:
+    with pytest.raises(ConfigError, match="give exactly one of steps, epochs, tokens; given steps, tokens"):
+        build({"train": {"tokens": 10**6, "steps": 5}})
     assert lay({"train": {"epochs": 2}}, {"train.steps": 5}) == {"train": {"steps": 5}}
-
-
-def test_sizes_by_name() -> None:
-    assert sized({"model": {"size": "small", "num_hidden_layers": 2}})["model"] == {
-        "hidden_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-    }
-    for wrong in ("giant", 3, None):
-        with pytest.raises(InputError, match=r"model.size: tiny or small or medium or large, given"):
-            sized({"model": {"size": wrong}})
-    schema = json_schema()
-    assert schema["$defs"]["ModelConfig"]["properties"]["size"]["enum"] == list(SIZES)

@@ -1,4 +1,4 @@
-"""More of a finished run, and a training that begins with the weights of one."""
+"""A training that begins with the weights of a finished run."""
 
 from __future__ import annotations
 
@@ -17,10 +17,8 @@ from fullrank.config.recipe import Resolved
 from fullrank.config.run import RunConfig
 from fullrank.core.errors import InputError
 from fullrank.data.tokenizers import load_tokenizer
-from fullrank.experiments import run
 from fullrank.experiments.run import resume, train
-from fullrank.experiments.run_folder import continuation, started, training_of
-from fullrank.files import digest
+from fullrank.experiments.run_folder import started
 
 TEXT = "the cat sat on a mat and saw one dog run to an old red hat while birds sang in tall green trees"
 WORDS = TEXT.split()
@@ -60,13 +58,6 @@ def short(home: Path) -> Path:
     return trained(home / "short", settings(home, steps=10))
 
 
-def go_on(
-    source: Path, folder: Path, *overrides: str, more: str | None = None, until: int | None = None
-) -> dict[str, Any]:
-    resolved, _ = continuation(source, list(overrides), more)
-    return train(resolved, folder, quiet=True, say=lambda _: None, after=source, until=until)
-
-
 def assert_same_training(one: Path, other: Path) -> None:
     assert (one / "metrics.jsonl").read_bytes() == (other / "metrics.jsonl").read_bytes()
     for name in ("model", "training"):
@@ -74,136 +65,6 @@ def assert_same_training(one: Path, other: Path) -> None:
         assert a.keys() == b.keys()
         for key in a:
             assert torch.equal(a[key], b[key]), (name, key)
-
-
-def state_of(folder: Path) -> str:
-    return digest({str(p): p.read_bytes().hex() for p in sorted(folder.rglob("*")) if p.is_file()})
-
-
-@pytest.mark.parametrize(
-    ("kind", "end", "later"),
-    [
-        ({}, {"steps": 10}, "train.steps=20"),
-        pytest.param({}, {"tokens": 320}, "train.tokens=640", marks=pytest.mark.full),
-        ({"order": "shuffled", "gradient_accumulation_steps": 2, "optimizer": "adam"}, {"steps": 10}, "train.steps=20"),
-        ({"averaging": "ema", "schedule": "cosine", "decay_steps": 20}, {"steps": 10}, "train.steps=20"),
-        pytest.param(
-            {"schedule": "inverse_sqrt", "warmup_steps": 4, "max_grad_norm": 0.5},
-            {"steps": 10},
-            "train.steps=20",
-            marks=pytest.mark.full,
-        ),
-    ],
-)
-def test_n_updates_and_n_more_are_2n_bit_for_bit(
-    home: Path, tmp_path: Path, kind: dict[str, Any], end: dict[str, int], later: str
-) -> None:
-    """Schedules whose learning rate of an update does not depend on the length of training."""
-    first = trained(tmp_path / "first", settings(home, **kind, **end))
-    before = state_of(first)
-    result = go_on(first, tmp_path / "more", later)
-    name, _, value = later.removeprefix("train.").partition("=")
-    whole = trained(tmp_path / "whole", settings(home, **kind, **{name: int(value)}))
-    assert_same_training(tmp_path / "more", whole)
-    assert state_of(first) == before, "the original is left as it was"
-    assert result["steps"] == 20
-    assert result["continues"] == {"folder": str(first.resolve()), "steps": 10}
-    assert result["final"] == json.loads((whole / "result.json").read_text())["final"]
-
-
-def test_epochs_go_on(home: Path, tmp_path: Path) -> None:
-    def of(epochs: int) -> dict[str, Any]:
-        raw = settings(home, batch_size=20, segment_length=20, epochs=epochs, log_every_steps=1)
-        return {**raw, "eval": {"every_epochs": 1}}
-
-    go_on(trained(tmp_path / "first", of(1)), tmp_path / "more", "train.epochs=2")
-    assert_same_training(tmp_path / "more", trained(tmp_path / "whole", of(2)))
-
-
-def test_a_stopped_continuation_goes_on_exactly(home: Path, short: Path, tmp_path: Path) -> None:
-    go_on(short, tmp_path / "more", "train.steps=20", until=13)
-    resume(tmp_path / "more", quiet=True, say=lambda _: None)
-    assert_same_training(tmp_path / "more", trained(tmp_path / "whole", settings(home, steps=20)))
-
-
-def test_a_continuation_that_dies_before_its_checkpoints_are_there(
-    home: Path, short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its folder has a name and a configuration, but no checkpoint: it never begins with fresh weights."""
-
-    def dies(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(run, "take_over", dies)
-        with pytest.raises(KeyboardInterrupt):
-            go_on(short, tmp_path / "more", "train.steps=20")
-    moved = short.rename(short.with_name("moved"))
-    with pytest.raises(InputError, match=r"goes on with .*short, which is not there"):
-        resume(tmp_path / "more", quiet=True, say=lambda _: None)
-    moved.rename(short)
-    resume(tmp_path / "more", quiet=True, say=lambda _: None)
-    assert_same_training(tmp_path / "more", trained(tmp_path / "whole", settings(home, steps=20)))
-
-
-def test_a_training_that_had_lost_its_patience_goes_on(home: Path, tmp_path: Path) -> None:
-    first = trained(tmp_path / "first", settings(home, steps=40, patience=1, learning_rate=1e-12))
-    done = json.loads((first / "result.json").read_text())
-    assert done["stopped_early"]
-    result = go_on(first, tmp_path / "more", "train.patience=9", more="5 steps")
-    assert result["steps"] == done["steps"] + 5
-
-
-def test_it_is_another_training_than_one_of_the_same_settings(home: Path, short: Path, tmp_path: Path) -> None:
-    """A schedule may have been planned otherwise, so no row of a table takes it over."""
-    go_on(short, tmp_path / "more", "train.steps=20")
-    identity = json.loads((tmp_path / "more" / "run.json").read_text())
-    config = build(read_yaml(tmp_path / "more" / "config.yaml"))
-    without = {key: value for key, value in identity.items() if key != "continues"}
-    assert training_of(config, identity) != training_of(config, without)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "more", "named"),
-    [
-        ([], None, "train.steps"),
-        (["train.steps=10"], None, "train.steps"),
-        (["train.steps=20", "model.hidden_size=16"], None, "model.hidden_size"),
-        (["train.steps=20", "data.lowercase=true"], None, "data.lowercase"),
-        (["train.steps=20", "train.batch_size=8"], None, "train.batch_size"),
-        (["train.steps=20", "train.optimizer=adam"], None, "train.optimizer"),
-        ([], "soon", "--more"),
-    ],
-)
-def test_what_cannot_go_on(short: Path, overrides: list[str], more: str | None, named: str) -> None:
-    with pytest.raises(InputError, match=named):
-        continuation(short, overrides, more)
-
-
-def test_an_unfinished_run_is_finished_first(short: Path, tmp_path: Path) -> None:
-    go_on(short, tmp_path / "paused", "train.steps=20", until=12)
-    with pytest.raises(InputError, match="not finished"):
-        continuation(tmp_path / "paused", ["train.steps=30"], None)
-
-
-@pytest.mark.parametrize(
-    ("more", "steps"),
-    [
-        ("7 steps", 17),
-        ("1 update", 11),
-        ("96 tokens", 13),
-        ("1 second", 20),
-        ("0.5 minutes", 310),
-        ("2 epochs", 10 + 2 * 100),
-    ],
-)
-def test_amounts(short: Path, more: str, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """10 updates of 32 tokens, a tenth of an epoch, took a second."""
-    known = {"steps": 10, "epochs": 0.1, "tokens_seen": 320, "wall_seconds": 1.0}
-    monkeypatch.setattr("fullrank.experiments.run_folder.read_result", lambda _: known)
-    resolved, folder = continuation(short, [], more)
-    assert resolved.config.train.steps == steps
-    assert folder == short.with_name(f"short-steps{steps}")
 
 
 # -- from the weights of a run ----------------------------------------------------------------------------------------
@@ -236,15 +97,6 @@ def test_it_resumes_exactly_and_without_the_first_run(home: Path, tmp_path: Path
     assert_same_training(tmp_path / "part", whole)
 
 
-def test_the_rules_of_a_budget_keep_the_model(home: Path, short: Path, tmp_path: Path) -> None:
-    raw = begun_from(home, short, tmp_path)
-    raw["train"] = {"start": str(short), "budget": "2k tokens"}
-    config = build(read_yaml(trained(tmp_path / "other", raw) / "config.yaml"))
-    assert config.model.hidden_size == 8
-    assert config.data.tokens == "word"
-    assert config.train.schedule == "cosine"  # by the rules
-
-
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
@@ -262,6 +114,14 @@ def test_what_the_weights_do_not_fit(
     raw = {section: {**raw[section], **changes.get(section, {})} for section in raw}
     with pytest.raises(InputError, match=f"^{key}"):
         started(Resolved(build(raw), "mine", stated=raw))
+
+
+def test_a_run_goes_on_by_its_own_configuration(short: Path) -> None:
+    raw = read_yaml(short / "config.yaml")
+    raw["train"] |= {"start": str(short), "steps": 20}
+    config = started(Resolved(build(raw), "mine", stated=raw)).config
+    assert isinstance(config, RunConfig)
+    assert (config.model, config.train.steps) == (build(read_yaml(short / "config.yaml")).model, 20)
 
 
 def test_dropout_may_differ(home: Path, short: Path, tmp_path: Path) -> None:

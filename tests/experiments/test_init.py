@@ -15,6 +15,7 @@ from fullrank.core.errors import InputError
 from fullrank.data.sources import files_of
 from fullrank.experiments import rules
 from fullrank.experiments.init import Request, write_configuration
+from fullrank.experiments.rules import choose_data
 from fullrank.experiments.run import train
 from fullrank.experiments.speed import Speed
 
@@ -127,6 +128,23 @@ def test_the_time_is_measured(book: str, tmp_path: Path) -> None:
     unigram = result["corpus"]["unigram_perplexity"]["valid"]
     assert result["final"]["valid"]["perplexity"] < unigram
     assert LanguageModel.load(tmp_path / "run").config.hidden_size == 64
+
+
+def test_units_and_vocabularies(tmp_path: Path) -> None:
+    for size, tokens, entries in ((99_999, "character", None), (100_000, "bpe", 500), (10**9, "bpe", 16_000)):
+        with open(tmp_path / "t", "wb") as file:
+            file.truncate(size)
+        data = {"name": "text", "train": str(tmp_path / "t")}
+        chosen = {key: value for key, value, _ in choose_data(data)}
+        assert (chosen["data.tokens"], chosen.get("data.max_vocabulary")) == (tokens, entries)
+    assert ("data.min_count", 2) in [rule[:2] for rule in choose_data({**data, "tokens": "word"})]
+
+
+def test_a_batch_is_no_larger_than_the_text(tmp_path: Path, slow: list[int]) -> None:
+    """About 2,500 tokens to train on: the 8,192 tokens that an hour allows would be more than the text."""
+    short = write_lines(tmp_path / "short.txt", 85, 0)
+    config = write_configuration(Request([short], minutes=60, size="tiny"), tmp_path / "my.yaml", say=silent)
+    assert config.train.batch_size * config.train.segment_length == 2048
 
 
 def test_pairs_without_validation_files_are_cut_from_training(tmp_path: Path, slow: list[int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,9 @@ import pytest
 import torch
 
 import fullrank as fr
-from fullrank.core.errors import InputError
-from fullrank.evaluation.perplexity import Evaluation, EvaluationProtocol
+from fullrank.config.load import build as configuration
+from fullrank.core.errors import ConfigError, InputError
+from fullrank.evaluation.perplexity import Evaluation, EvaluationProtocol, Flags, final_protocol, validation_protocol
 from fullrank.experiments.measure import measure
 
 START, VOCABULARY = 3, 13
@@ -223,3 +225,32 @@ def test_streams_may_be_as_long_as_there_are_positions() -> None:
     model = build(position="learned", max_position_embeddings=14)
     expected = by_hand(model, [n // 14 * 14 for n in range(len(IDS))])
     check(measured(model, remembering(100, 5, 3)), expected)
+
+
+# -- temperature ------------------------------------------------------------------------------------------------------
+
+
+def test_a_temperature_divides_the_logits() -> None:
+    model, temperature, length = build(), 0.7, 50
+    text, nats = [START, *IDS.tolist()], 0.0
+    for place, word in enumerate(IDS):
+        read = torch.tensor([text[place // length * length : place + 1]])
+        nats -= float((model(read).logits[0, -1].detach() / temperature).log_softmax(-1)[word])
+    protocol = replace(blocks(length), temperature=temperature)
+    assert measured(model, protocol).nll == pytest.approx(nats, rel=1e-12)
+
+
+def test_the_temperature_of_a_protocol() -> None:
+    def protocol(split: str = "test", flags: Flags | None = None, **evaluation: Any) -> EvaluationProtocol:
+        return final_protocol(configuration({"eval": evaluation}), flags, split)
+
+    plain = protocol()
+    assert protocol(temperature=1.08).in_words() == f"{plain.in_words()}; logits divided by 1.08"
+    assert protocol("valid", test={"temperature": 1.08}) == plain
+    assert protocol(test={"temperature": 1.08}).temperature == 1.08
+    assert protocol(temperature=2, flags=Flags(temperature=1.0)) == plain
+    assert validation_protocol(configuration({"eval": {"temperature": 3, "valid": {}}})).temperature == 1.0
+    with pytest.raises(ConfigError, match=r"eval.temperature"):
+        protocol(temperature=0)
+    with pytest.raises(InputError, match=r"^eval.temperature: goes with `model.output.normalize: softmax`"):
+        final_protocol(configuration({"eval": {"temperature": 2}, "model": {"output": {"normalize": "sigsoftmax"}}}))

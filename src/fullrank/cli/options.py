@@ -164,30 +164,29 @@ class SamplingOptions:
 class Keys:
     """Options that are made from keys of a section, as `Annotated[Given, Keys(EvalConfig, "context", "stride")]`.
 
-    The verb gets those that were given, by key. Without keys: all of the section. prefix: before the names of the options.
+    The verb gets those that were given, by key.
     """
 
     section: type[Section]
-    keys: tuple[str, ...] = ()
-    prefix: str = ""
+    keys: tuple[str, ...]
 
     def get_parameters(self) -> Iterator[inspect.Parameter]:
         """A parameter for each key, of the type and with the description of the key."""
         fields = {field.name: field for field in dataclasses.fields(self.section)}
-        for key in self.keys or fields:
+        for key in self.keys:
             kind, least = _read_type(hints_of(self.section)[key])
-            word = name_option(key, self.prefix)
+            word = name_option(key)
             option = typer.Option(
                 f"{word}/--no-{word[2:]}" if kind is bool else word,
                 metavar="N" if kind is int else None,
                 min=least,
                 help=f"{fields[key].metadata['description'].capitalize()}.",
             )
-            yield make_parameter(self.prefix + key, Annotated[kind | None, option], None)
+            yield make_parameter(key, Annotated[kind | None, option], None)
 
     def take(self, values: dict[str, Any]) -> Given:
         """Take the values of the keys out of those of all parameters; those that were not given are left out."""
-        taken = {key: values.pop(self.prefix + key) for key in self.keys or hints_of(self.section)}
+        taken = {key: values.pop(key) for key in self.keys}
         return {key: value for key, value in taken.items() if value is not None}
 
 

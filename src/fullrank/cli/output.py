@@ -21,9 +21,9 @@ _SHORT = {"beams": "beam", "no_repeat_ngram_size": "no_repeat_ngram"}  # keys wh
 UsageError: Any = typer.BadParameter.__bases__[0]  # a wrong word on the command line: Typer gives its class no name
 
 
-def name_option(key: str, prefix: str = "") -> str:
+def name_option(key: str) -> str:
     """The option of a key."""
-    return f"--{prefix}{_SHORT.get(key, key)}".replace("_", "-")
+    return f"--{_SHORT.get(key, key)}".replace("_", "-")
 
 
 def explain(error: Exception) -> str:

@@ -103,17 +103,12 @@ def init(
     "fullrank train mixhead/table1-vanilla --row b --scale tiny",
     "fullrank train my.yaml train.steps=500 --out runs/mine",
     "fullrank train runs/mine  # resumes",
-    "fullrank train runs/mine train.steps=1000  # of a finished run: more, in a new folder",
     "fullrank train other.yaml --from-run runs/mine",
 )
 def train(
     context: typer.Context,
     choice: Choice,
     out: Annotated[Path | None, typer.Option(help="The run folder; runs/... if not given.")] = None,
-    more: Annotated[
-        str | None,
-        typer.Option(metavar="AMOUNT", help="Of a finished run: '5 minutes', '3M tokens', '500 steps', '2 epochs'."),
-    ] = None,
     from_run: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Begin with weights and vocabulary of a finished run (train.start)."),
@@ -132,31 +127,22 @@ def train(
     Given a text (a file, a folder, a pattern), write the configuration that `fullrank init` would, in
     five minutes' size, and train it.
 
-    A finished run goes on, into a new folder, with a later end (train.steps, train.epochs, train.tokens) or --more: weights,
-    optimizer, place in the data and vocabulary are carried over. --from-run begins a training of its own from weights.
-
-    With train.budget (10 minutes, 5 CPU minutes, 3M tokens) all that the file leaves open is by rules, which are printed.
+    --from-run begins a training with the weights and the vocabulary of a finished run.
 
     On several machines: torchrun -m fullrank train ... Each process reads its share of every batch.
     A configuration of fine-tuning is trained as by `fullrank finetune`.
     """
     from fullrank.config.finetune import FinetuneConfig
     from fullrank.config.recipe import Resolved
-    from fullrank.experiments.run_folder import continuation, default_folder, find_finished_trainings, open_any, started
+    from fullrank.experiments.run_folder import default_folder, find_finished_trainings, open_any, started
 
     # what can be refused is refused before torch is imported, and once for all processes
     if _is_text(choice.config):
         choice = replace(choice, config=_write_configuration(choice.config))
     folder = Path(choice.config)
-    is_run = _is_whole_run(folder, [choice.row, choice.scale, from_run, choice.source, reuse, kernel != "auto"])
-    after = folder if is_run and (choice.overrides or more or out) else None
+    is_run = _is_whole_run(folder, [choice.settings, choice.row, choice.scale, out, from_run, reuse, kernel != "auto"])
     resolved: Resolved[RunConfig | FinetuneConfig]
-    if after is not None:
-        resolved, usual = continuation(after, choice.settings, more)
-        folder, kernel = out or usual, str(open_any(after)[1].get("kernel", "auto"))
-    elif more is not None:
-        raise InputError(f"--more: goes on with a finished run; give its folder, given {choice.config}")
-    elif is_run:
+    if is_run:
         resolved = Resolved(open_any(folder)[0], choice.config)
     else:
         begun_from = [] if from_run is None else [f"train.start={from_run}"]
@@ -179,12 +165,12 @@ def train(
     from fullrank.training.distributed import is_main_process
 
     progress = silent if quiet else say
-    if is_run and after is None:
+    if is_run:
         result = resume(folder, quiet=quiet, say=progress, until=until)
     else:
         trained = {} if reuse is None else find_finished_trainings(find_runs(reuse))
         result = train_model(
-            resolved, folder, kernel_name=kernel, quiet=quiet, say=progress, trained=trained, until=until, after=after
+            resolved, folder, kernel_name=kernel, quiet=quiet, say=progress, trained=trained, until=until
         )
     if not is_main_process():
         return
@@ -204,9 +190,7 @@ def train(
     show_report([folder], page)
     modules = "".join(f" {word}" for word in import_options())
     if not (resolved.config.translates or resolved.config.masks):
-        print(
-            f"next: fullrank generate {folder}{modules} --prompt ...   fullrank train {folder}{modules} --more '5 minutes'"
-        )
+        print(f"next: fullrank generate {folder}{modules} --prompt ...")
 
 
 def _is_text(name: str) -> bool:
@@ -390,8 +374,7 @@ def _is_whole_run(folder: Path, options: Sequence[object]) -> bool:
         )
     if any(options):
         raise InputError(
-            f"{folder} is a run folder: it is resumed as it was configured, without further options. Of a finished run, "
-            f"`fullrank train {folder} train.steps=...` or --more '5 minutes' trains more, and `fullrank train CONFIG "
+            f"{folder} is a run folder: it is resumed as it was configured, without further options. `fullrank train CONFIG "
             f"--from-run {folder}` begins another training with its weights"
         )
     return True

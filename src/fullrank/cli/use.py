@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,7 +22,7 @@ from fullrank.cli.options import (
     Split,
 )
 from fullrank.cli.output import drop_missing, exclude, name_option, say, show_report, tell
-from fullrank.config.run import PROTOCOL_KEYS, DynamicConfig, EvalConfig
+from fullrank.config.run import PROTOCOL_KEYS, EvalConfig
 from fullrank.core.errors import InputError
 
 
@@ -32,7 +31,6 @@ from fullrank.core.errors import InputError
     "fullrank eval runs/demo/b --context 48 --stride 16",
     "fullrank eval runs/mine --text other.txt",
     "fullrank eval runs/xl --segment-length 64 --memory-length 640 --clamp-length 400",
-    "fullrank eval runs/xl --temperature valid --dynamic --dynamic-rate 3e-4",
     "fullrank eval runs/de-en --beam 5  # translation",
     name="eval",
 )
@@ -40,12 +38,8 @@ def evaluate(
     run: Run,
     protocol: Annotated[Given, Keys(EvalConfig, (*PROTOCOL_KEYS, "batch_size"))],
     search: Annotated[Given, Keys(EvalConfig, ("beams", "length_penalty"))],
-    steps: Annotated[Given, Keys(DynamicConfig, prefix="dynamic_")],
     split: Split = "test",
     text: Annotated[Path | None, typer.Option(metavar="FILE", help="Any text in place of a split of the run.")] = None,
-    dynamic: Annotated[
-        bool, typer.Option("--dynamic", help="Dynamic evaluation, too: every segment is scored, then learned.")
-    ] = False,
     checkpoint: Checkpoint = "best",
     device: Device = "auto",
     kernel: Kernel = "auto",
@@ -64,15 +58,10 @@ def evaluate(
     from fullrank.evaluation.perplexity import Flags
     from fullrank.experiments.run import evaluate as measure
 
-    if steps and not dynamic:
-        raise InputError("--dynamic-rate, --dynamic-decay: of dynamic evaluation; give --dynamic too")
-    if dynamic and (config.task != "language_model" or config.model.sees_future):
+    if text is not None and config.translates:
         raise InputError(
-            f"--dynamic: for models that predict the next token of a text, and {run} is none; leave it out"
+            f"--text: one text for a language model, given {run}, which translates sentences; leave it out"
         )
-    if text is not None and (config.translates or dynamic):
-        excluded = "--dynamic" if dynamic else f"{run}, which translates sentences"
-        raise InputError(f"--text: one text for a language model as it was trained, given {excluded}; leave one out")
     wrong, what = (protocol, "translates sentences") if config.translates else (search, "translates nothing")
     if wrong:
         names = ", ".join(map(name_option, wrong))
@@ -83,18 +72,13 @@ def evaluate(
         text=text,
         checkpoint=checkpoint,
         flags=Flags(**protocol),
-        dynamic=replace(config.eval.dynamic or DynamicConfig(), **steps) if dynamic else None,
         search=search,
         device_name=device,
         kernel_name=kernel,
         say=say,
     )
     first = choose([read_run(run)]).key
-    lines = [*_lines(figures, first, masked=config.masks)]
-    if dynamic:
-        apart = figures["final_dynamic"][split]
-        lines += ["dynamic evaluation, no static figures:", *_figure_lines(apart, first), f"  {apart['protocol']}"]
-    tell(figures, lines, json=json)
+    tell(figures, _lines(figures, first, masked=config.masks), json=json)
 
 
 _FIGURES = {

@@ -14,8 +14,7 @@ from fullrank.comparison.runs import MASKED_MODELING, SPLITS, TRANSLATION, Run
 # two runs that differ only in where they ran and how they were watched are seeds of one row
 CIRCUMSTANCES = {
     "train.seed", "train.device", "train.threads", "train.track", "train.log_every_steps", "train.save_every_steps",
-    "train.keep_checkpoints", "train.keep_model", "eval.test", "eval.sample", "eval.keep_log_probabilities",
-    "eval.dynamic", "eval.dynamic.rate", "eval.dynamic.decay",
+    "train.keep_checkpoints", "train.keep_model", "eval.test",
     "data.cache", "data.dir",
 }  # fmt: skip
 # what decides if two figures compare, by its name in words, with the keys that hold it

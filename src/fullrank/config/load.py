@@ -14,7 +14,6 @@ import yaml
 
 from fullrank.config.finetune import FinetuneConfig, finetunes
 from fullrank.config.run import RunConfig
-from fullrank.config.training import SIZES
 from fullrank.core.errors import InputError
 from fullrank.core.section import Section, hints_of
 from fullrank.files import read_text
@@ -93,35 +92,17 @@ def _set_dotted(raw: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
     return {**raw, head: _set_dotted(stage if isinstance(stage, Mapping) else {}, rest, value)}
 
 
-_ENDS = ("steps", "epochs", "tokens", "budget")  # of training: exactly one of them counts
+_ENDS = ("steps", "epochs", "tokens")  # of training: exactly one of them counts
 
 
 def lay(raw: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` merged into `raw`; a new end of training replaces the old one instead of adding to it.
-
-    On a budget, an end is another amount of it: what the rules of a budget decide is left to them.
-    """
-    before, merged = raw.get("train"), merge(raw, over)
-    new = merge({}, over).get("train")
+    """`over` merged into `raw`; a new end of training replaces the old one instead of adding to it."""
+    merged, new = merge(raw, over), merge({}, over).get("train")
     ends = {end: new[end] for end in _ENDS if end in new} if isinstance(new, Mapping) else {}
     if not ends:
         return merged
-    (name, amount), *others = ends.items()
-    if isinstance(before, Mapping) and before.get("budget") and not others and amount is not None:
-        ends = {"budget": amount if name == "budget" else f"{amount} {name}"}
     kept = {key: value for key, value in merged["train"].items() if key not in _ENDS}
     return {**merged, "train": kept | ends}
-
-
-def sized(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """`raw` with the keys that `model.size` stands for, unless they are stated; InputError for a size that does not exist."""
-    model = raw.get("model")
-    if not isinstance(model, Mapping) or "size" not in model or finetunes(raw):
-        return dict(raw)
-    if not isinstance(model["size"], str) or model["size"] not in SIZES:
-        raise InputError(f"model.size: {' or '.join(SIZES)}, given {model['size']!r}")
-    stated = {key: value for key, value in model.items() if key != "size"}
-    return {**raw, "model": {**SIZES[model["size"]], **stated}}
 
 
 def apply_overrides(raw: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, get_args
 
 from fullrank.config.finetune import FinetuneConfig, finetunes
-from fullrank.config.load import apply_overrides, build, build_any, lay, merge, parse_yaml, read_yaml, sized
+from fullrank.config.load import apply_overrides, build, build_any, lay, merge, parse_yaml, read_yaml
 from fullrank.config.run import RunConfig
 from fullrank.core.errors import InputError, suggest
 from fullrank.core.section import Count, CountOrZero, Section, key
@@ -69,7 +69,7 @@ class Resolved(Generic[Config]):
     row: str | None = None
     scale: str | None = None
     paper: Mapping[str, Any] | None = None
-    stated: Mapping[str, Any] | None = None  # settings as they were given, which the rules of a budget complete
+    stated: Mapping[str, Any] | None = None  # settings as they were given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,5 +309,5 @@ def _resolve(
     settings = merge({}, recipe.base)
     for layer in layers:
         settings = lay(settings, layer or {})
-    settings = sized(apply_overrides(settings, overrides))
+    settings = apply_overrides(settings, overrides)
     return Resolved(read(settings), name, row, scale, paper, settings)

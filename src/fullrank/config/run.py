@@ -17,7 +17,6 @@ from fullrank.core.section import (
     CountOrZero,
     Positive,
     PositiveOrZero,
-    Probability,
     Section,
     Size,
     SizeOrZero,
@@ -28,7 +27,7 @@ from fullrank.core.section import (
 # what is said of every figure of a model that predicts masked tokens
 MASKED_TOKEN = "a masked-token perplexity, not comparable with next-token perplexity"
 
-Temperature = Annotated[float, Allowed("a number from 0.01 to 100", lambda x: 0.01 <= x <= 100)] | Literal["valid"]
+Temperature = Annotated[float, Allowed("a number from 0.01 to 100", lambda x: 0.01 <= x <= 100)]
 Tokenization = Literal["13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none"]
 Exponent = Annotated[float, Allowed("an exponent from -10 to 10", lambda x: -10 <= x <= 10)]
 
@@ -50,35 +49,11 @@ class ProtocolConfig(Section):
         None, "clamp of relative positions", needs="task=language_model, model.position=relative"
     )
     temperature: Temperature | None = key(
-        None,
-        "divides the logits; valid: chosen on the validation text; null: 1",
-        needs="task=language_model, model.output.normalize=softmax",
+        None, "divides the logits; null: 1", needs="task=language_model, model.output.normalize=softmax"
     )
 
 
 PROTOCOL_KEYS = tuple(hints_of(ProtocolConfig))
-
-
-@dataclass(frozen=True, kw_only=True)
-class DynamicConfig(Section):
-    """Dynamic evaluation (Krause et al. 2018): a gradient step on every segment, after it was scored.
-
-    Of several rates and decays, the pair that gives the validation text the least nll is used for every text.
-    """
-
-    KEY = "eval.dynamic"
-    rate: Positive | list[Positive] = key([3e-5, 1e-4, 3e-4], "size of a step")
-    decay: Probability | list[Probability] = key([0.0, 1e-3], "share of the way back to the trained parameters")
-
-    def grid(self) -> list[tuple[float, float]]:
-        """All pairs of a rate and a decay."""
-        rates, decays = (one if isinstance(one, list) else [one] for one in (self.rate, self.decay))
-        return [(rate, decay) for rate in rates for decay in decays]
-
-    def _faults(self) -> Iterator[str]:
-        for name in ("rate", "decay"):
-            if getattr(self, name) == []:
-                yield f"eval.dynamic.{name}: a number, or a list of one at least; given []"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,15 +81,6 @@ class EvalConfig(ProtocolConfig):
     max_sentences: SizeOrZero | None = key(None, "translation: sentences translated while training; null: all")
     metric: Literal["loss", "bleu"] = key(
         "loss", "what patience, plateau and the best checkpoint follow", needs={"bleu": "task=translation"}
-    )
-    sample: bool = key(False, "show a continuation of validation text at every evaluation", needs="task=language_model")
-    keep_log_probabilities: bool = key(
-        False, "keep those of every token of the final evaluation", needs="task=language_model"
-    )
-    dynamic: DynamicConfig | None = key(
-        None,
-        "figures of dynamic evaluation beside the final ones; null: none",
-        needs="task=language_model, model.sees_future=false",
     )
     valid: ProtocolConfig | None = key(
         None, "the protocol of validation text, where it differs; while training, too", needs="task=language_model"
@@ -253,7 +219,7 @@ class RunConfig(Section):
                 "model.decoder.attention.causal: a translation is written token by token, and with as_published earlier tokens "
                 "see later ones; use masked"
             )
-        if self.train.batch_tokens is None and self.train.budget is None:
+        if self.train.batch_tokens is None:
             yield (
                 f"train.batch_tokens: data.name: {self.data.name} is sentence pairs, which are read in batches of so many "
                 "tokens; set it (4096 is usual). train.batch_size and train.segment_length are for text of one language"

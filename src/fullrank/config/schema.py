@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from fullrank.config.finetune import TASKS, FinetuneConfig
 from fullrank.config.run import RunConfig
-from fullrank.config.training import SIZES
 from fullrank.core import registry
 from fullrank.core.section import ByKind, Section, Slot, keys_of, section_in
 
@@ -20,8 +19,6 @@ def json_schema() -> dict[str, Any]:
     """The schema of a run that trains a model of ours; names of registered stages appear as enumerations."""
     schema = _schema(RunConfig, "fullrank run configuration")
     schema["$defs"]["PhaseConfig"]["required"] = ["name"]
-    sizes = {"enum": list(SIZES), "type": "string", "description": "in YAML: width, layers and heads by name"}
-    schema["$defs"]["ModelConfig"]["properties"]["size"] = sizes
     return schema
 
 

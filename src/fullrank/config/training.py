@@ -1,4 +1,4 @@
-"""The train section of a configuration: how a model is trained, in which phases, and within which budget."""
+"""The train section of a configuration: how a model is trained, and in which phases."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 from fullrank.core import registry
 from fullrank.core.errors import ConfigError
@@ -33,46 +33,7 @@ Schedule = Annotated[
 ]
 
 
-class Budget(NamedTuple):
-    """Budget of a training: tokens, updates, epochs, or seconds from start to figures.
-
-    cpu: seconds of the processor, not on the wall.
-    """
-
-    tokens: int = 0
-    seconds: float | None = None
-    cpu: bool = False
-    steps: int | None = None
-    epochs: float | None = None
-
-
-_BUDGET = re.compile(
-    r"(\d+(?:\.\d*)?(?:e\d+)?)(?:\s*(?P<many>[kmb]?)\s*tokens?|\s+(?P<count>step|update|epoch)s?"
-    r"|\s+(?P<cpu>cpu\s+)?(?P<unit>second|minute|hour)s?)?",
-    re.I,
-)
-_UNITS = {"second": 1, "minute": 60, "hour": 3600, "": 1, "k": 10**3, "m": 10**6, "b": 10**9}
-
-
-def read_budget(text: str) -> Budget | None:
-    """The budget that a text such as `10 minutes`, `5 CPU minutes`, `3M tokens`, `500 steps`, `2 epochs` or `3000000` states.
-
-    None if it states none.
-    """
-    found = _BUDGET.fullmatch(text.strip())
-    if found and found["count"]:
-        amount, epochs = float(found[1]), found["count"].lower() == "epoch"
-        if not 0 < amount < 2**63 or not (epochs or amount.is_integer()):
-            return None
-        return Budget(epochs=amount) if epochs else Budget(steps=int(amount))
-    unit = ((found and (found["unit"] or found["many"])) or "").lower()
-    amount = float(found[1]) * _UNITS[unit] if found else 0.0
-    if not found or not 1 <= amount < 2**63:
-        return None
-    return Budget(seconds=amount, cpu=bool(found["cpu"])) if found["unit"] else Budget(int(amount))
-
-
-SIZES = {  # model.size
+SIZES = {  # of `fullrank init`
     name: {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads}
     for name, width, layers, heads in (
         ("tiny", 64, 2, 2),
@@ -81,13 +42,10 @@ SIZES = {  # model.size
         ("large", 512, 6, 8),
     )
 }
-BUDGETS = "a time as `10 minutes` or `5 CPU minutes`, or tokens as `3M tokens`, `500 steps` or `2 epochs`"
-BudgetWords = Annotated[int | str, Allowed(BUDGETS, lambda words: read_budget(str(words)) is not None)]
 Threads = Annotated[int, Allowed("from 1 to 1024", lambda n: 1 <= n <= 1024)]
 Device = Annotated[
     str, Allowed("auto, cpu, cuda or cuda:0", lambda name: bool(re.fullmatch("auto|cpu|cuda(:[0-9]{1,3})?", name)))
 ]
-STREAM_KEYS = ("segment_deviation", "half_segments", "context", "partial_shuffle")
 _STREAMS = "order=contiguous, task=language_model"  # what is of text that is read in streams
 AboveOne = Annotated[float, Allowed("a number above 1", lambda x: x > 1)]
 
@@ -196,9 +154,7 @@ class TrainingConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(TrainingConfig):
-    """Settings of training. Exactly one of `steps`, `epochs`, `tokens` and `budget` says when training ends, or the last phase.
-
-    With a `budget`, what is not stated is by rules, from the text and the model (docs/own_text.md).
+    """Settings of training. Exactly one of `steps`, `epochs` and `tokens` says when training ends, or the last phase.
 
     Text is read in `batch_size` streams of `segment_length` tokens, sentence pairs in batches of `batch_tokens`; `tokens` are
     those that are predicted: of translations, their words and final <eos>, without padding. Where tokens are masked
@@ -207,9 +163,6 @@ class TrainConfig(TrainingConfig):
 
     epochs: Positive | None = key(None, "epochs after which training ends")
     tokens: Count | None = key(None, "tokens after which training ends")
-    budget: BudgetWords | None = key(
-        None, "`10 minutes`, `5 CPU minutes` or `3M tokens`: all that is not stated is by rules"
-    )
     phases: list[PhaseConfig] = key([], "parts of training with their own schedules of skipped layers")
     objective: Literal["causal", "masked", "labels"] = key(
         "causal",
@@ -297,7 +250,7 @@ class TrainConfig(TrainingConfig):
     keep_checkpoints: Count | None = key(None, "weights that are kept of the last evaluations")
 
     def _ends(self) -> list[str]:
-        return [end for end in ("steps", "epochs", "tokens", "budget") if getattr(self, end) is not None]
+        return [end for end in ("steps", "epochs", "tokens") if getattr(self, end) is not None]
 
     def _bounded(self) -> bool:
         """Every phase says after how many steps or epochs it ends."""
@@ -314,7 +267,7 @@ class TrainConfig(TrainingConfig):
         if self._bounded() and ends:
             yield f"train.{ends[0]}: every phase says when it ends; leave it out, or the end of the last phase"
         if len(ends) > 1:
-            yield f"train: give exactly one of steps, epochs, tokens, budget; given {', '.join(ends)}"
+            yield f"train: give exactly one of steps, epochs, tokens; given {', '.join(ends)}"
         for phase in self.phases[:-1]:
             if not phase.ends:
                 yield f"train.phases.{phase.name}: give its end (steps, epochs or plateau); only the last phase may do without"

@@ -28,22 +28,6 @@ from fullrank.core.section import Size
 
 
 @dataclass(frozen=True, kw_only=True)
-class DynamicProtocol:
-    """Rate and decay of dynamic evaluation. chosen: on the validation text, of several."""
-
-    rate: float
-    decay: float
-    chosen: bool = False
-
-    def in_words(self) -> str:
-        chosen = ", both chosen on the validation text" if self.chosen else ""
-        return (
-            f"dynamic evaluation: a gradient step on every segment, rate {self.rate:g}, decay {self.decay:g}{chosen}; "
-            "scored before it is learned"
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
 class EvaluationProtocol:
     """`segment_length`: tokens read at a time (of a window: `context + stride`). Lengths are in tokens.
 
@@ -53,8 +37,7 @@ class EvaluationProtocol:
     clamp_length: relative positions beyond it count as it; None: no limit, or no relative positions.
     next_token: every token is scored given earlier ones only. False where tokens of a model see later ones, unless
     `only_last`: what it reads then ends before the target.
-    temperature: divides the logits. temperature_chosen: on the validation text; it is 1 until then.
-    dynamic: None for static figures.
+    temperature: divides the logits.
     """
 
     kind: Literal["blocks", "window", "memory"]
@@ -68,8 +51,6 @@ class EvaluationProtocol:
     clamp_length: int | None = None
     next_token: bool = True
     temperature: float = 1.0
-    temperature_chosen: bool = False
-    dynamic: DynamicProtocol | None = None
 
     @property
     def only_last(self) -> bool:
@@ -106,11 +87,8 @@ class EvaluationProtocol:
                 )
         if self.clamp_length is not None:
             words += f"; positions clamped at {self.clamp_length}"
-        if self.temperature_chosen or self.temperature != 1:
-            chosen = ", a temperature chosen on the validation text" if self.temperature_chosen else ""
-            words += f"; logits divided by {self.temperature:g}{chosen}"
-        if self.dynamic is not None:
-            words += f"; {self.dynamic.in_words()}"
+        if self.temperature != 1:
+            words += f"; logits divided by {self.temperature:g}"
         return words if self.next_token else f"{words}; {NOT_NEXT_TOKEN}"
 
 
@@ -154,7 +132,7 @@ def _settings(config: RunConfig, flags: Flags, split: str) -> dict[str, _Setting
 def validation_protocol(config: RunConfig) -> EvaluationProtocol:
     """Protocol of validation while training: `eval.valid`, else the model's own memory, or blocks of `eval.segment_length`."""
     if config.eval.valid is not None:
-        return replace(final_protocol(config, split="valid"), temperature=1.0, temperature_chosen=False)
+        return replace(final_protocol(config, split="valid"), temperature=1.0)
     model, segment = config.model, config.eval.segment_length or config.train.segment_length
     return _make_protocol(config, segment, config.eval.batch_size, model.memory_length, model.same_length)
 
@@ -182,8 +160,7 @@ def final_protocol(config: RunConfig, flags: Flags | None = None, split: str = "
         )
     streams = flags.batch_size or config.eval.batch_size
     protocol = _make_protocol(config, segment, streams, memory, same, clamp, context, stride)
-    is_chosen = temperature == "valid"
-    return replace(protocol, temperature=1.0 if is_chosen else temperature or 1.0, temperature_chosen=is_chosen)
+    return replace(protocol, temperature=temperature or 1.0)
 
 
 def _check_settings(config: RunConfig, flags: Flags, settings: dict[str, _Setting]) -> None:
@@ -328,16 +305,11 @@ class Evaluation:
 class Tally:
     """Nats summed in float64 on the device; nothing is read back before `total`.
 
-    kept: a list that gets the nats of every target that counts. sums: of numbers over the processes that share a text.
+    sums: of numbers over the processes that share a text.
     """
 
-    def __init__(
-        self,
-        device: torch.device | str,
-        kept: list[Tensor] | None = None,
-        sums: Callable[[Tensor], Tensor] = lambda numbers: numbers,
-    ) -> None:
-        self._kept, self.sums = kept, sums
+    def __init__(self, device: torch.device | str, sums: Callable[[Tensor], Tensor] = lambda numbers: numbers) -> None:
+        self.sums = sums
         self._nats = torch.zeros((), dtype=torch.float64, device=device)
         self._targets = 0
 
@@ -345,8 +317,6 @@ class Tally:
         """Nats of targets that count, in any shape."""
         self._nats += nll.double().sum()
         self._targets += nll.numel()
-        if self._kept is not None:
-            self._kept.append(nll.double().flatten())
 
     def total(self) -> Evaluation:
         """The sums. InputError if there was no target at all."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fullrank.config.data import DataConfig
 from fullrank.config.run import RunConfig
-from fullrank.config.training import SIZES, Budget
+from fullrank.config.training import SIZES
 from fullrank.core.errors import InputError
 from fullrank.data.files import open_text
 from fullrank.data.sources import files_of
@@ -50,20 +50,13 @@ def write_configuration(request: Request, out: Path, *, force: bool = False, say
     # after all that can be refused at once
     import torch
 
-    from fullrank.experiments.rules import choose_data, choose_reach, settle
+    from fullrank.experiments.rules import settle
     from fullrank.experiments.run import TEXT_TASKS
-    from fullrank.training.device import choose_device
 
     if request.tokens:
         data["tokens"] = request.tokens
-    stated: dict[str, dict[str, Any]] = {"data": data, "model": dict(SIZES[request.size]) if request.size else {}}
-    if request.task == "lm":
-        stated["eval"] = {"sample": True}
-    if request.memory:
-        stated["model"]["memory_length"] = 3 * choose_reach(choose_data(data)["tokens"]) // 4
-    is_alone = torch.get_num_threads() == 1 and choose_device("auto").type == "cpu"  # other programs change no CPU time
-    settled = settle(stated, Budget(seconds=60 * request.minutes, cpu=is_alone), TEXT_TASKS, say, begun=False)
-    assert settled.seconds is not None
+    task = TEXT_TASKS["translation" if request.task == "translation" else "language_model"]
+    settled = settle(data, request.size, request.memory, 60 * request.minutes, task, say)
     texts = "".join(c if c.isprintable() else "?" for c in " ".join(request.texts))
     lines = [
         f"# Written by `fullrank init {texts}`: {settled.parameters:,} parameters, {settled.have:,} tokens to train on.",
@@ -71,7 +64,7 @@ def write_configuration(request: Request, out: Path, *, force: bool = False, say
         "evaluation included:",
         f"#     fullrank train {out}",
         "# Each value is by a rule (docs/own_text.md); change what you like.",
-        *settled.table(),
+        *settled.lines,
     ]
     write_text(out, "\n".join(lines) + "\n")
     return settled.config

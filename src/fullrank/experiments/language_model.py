@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fullrank.config.run import RunConfig
 from fullrank.config.training import TrainConfig
@@ -35,19 +35,16 @@ from fullrank.evaluation.perplexity import (
     final_protocol,
     validation_protocol,
 )
-from fullrank.experiments.dynamic import STATISTICS, choose, make_dynamic, measure_dynamically
 from fullrank.experiments.measure import (
     check_block,
     check_length,
     check_training_length,
     choose_first,
     divide_logits,
-    find_temperature,
     measure,
 )
 from fullrank.experiments.objective import CausalObjective
 from fullrank.experiments.task import (
-    LOG_PROBABILITIES,
     Parts,
     Prepared,
     Say,
@@ -188,11 +185,7 @@ class LanguageModelTask(TextTask[Corpus, LanguageModel, EvaluationProtocol]):
         for split in _MEASURED:
             protocol = self.protocol(config, split=split)
             check_length(model, protocol, corpus.splits[split]["tokens"])
-            if protocol.temperature_chosen or protocol.temperature != 1:
-                divide_logits(model, 2.0)
-            if config.eval.dynamic is not None:
-                longest = max(corpus.splits[split]["tokens"], min(STATISTICS, train_tokens))
-                check_length(model, make_dynamic(protocol, 0, 0), longest)
+            divide_logits(model, protocol.temperature)  # refused where the output layer has no logits
 
         identity = {} if config.train.distill is None else read_identity(folder)
 
@@ -215,71 +208,19 @@ class LanguageModelTask(TextTask[Corpus, LanguageModel, EvaluationProtocol]):
         )
 
     def figures(
-        self,
-        data: Text,
-        model: LanguageModel,
-        split: str,
-        protocol: EvaluationProtocol,
-        keep: Path | None = None,
-        statistics: Sequence[Tensor] = (),
+        self, data: Text, model: LanguageModel, split: str, protocol: EvaluationProtocol, keep: Path | None = None
     ) -> dict[str, Any]:
-        """Figures of a split; statistics: of a dynamic protocol, `root_mean_squares`.
-
-        A word model scores `<unk>` for words it lacks, so bits per character would flatter it.
-        """
+        """Figures of a split. A word model scores `<unk>` for words it lacks, so bits per character would flatter it."""
         corpus = data.corpus
         counts, tokenizer, ids = corpus.splits[split], corpus.tokenizer, corpus.ids(split)
-        start, batch_size = tokenizer.start_id, data.config.eval.batch_size
-        kept = list[Tensor]() if keep is not None and data.config.eval.keep_log_probabilities else None
-        if protocol.dynamic is not None:
-            total = measure_dynamically(model, ids, protocol, statistics, start_id=start, kept=kept)
-        else:
-            total = measure(model, ids, protocol, batch_size=batch_size, start_id=start, kept=kept)
-        if keep is not None and kept is not None and rank() == 0:
-            name = split if protocol.dynamic is None else f"dynamic-{split}"
-            np.save(keep / LOG_PROBABILITIES.format(name), -torch.cat(kept).float().cpu().numpy())
+        batch_size = data.config.eval.batch_size
+        total = measure(model, ids, protocol, batch_size=batch_size, start_id=tokenizer.start_id)
         starts = None if tokenizer.sos_id is None else int((ids == tokenizer.sos_id).sum())
         if tokenizer.kind == "word":
             return figures(total, words=total.tokens - (starts or 0), line_starts=starts)
         return figures(
             total, words=counts["words"], characters=counts["characters"], bytes=counts["bytes"], line_starts=starts
         )
-
-    def settle(self, data: Text, model: LanguageModel, protocol: EvaluationProtocol) -> EvaluationProtocol:
-        """The protocol with the temperature that gives the validation text the least nll, where it says so."""
-        if not protocol.temperature_chosen:
-            return protocol
-        ids, start, batch_size = data.corpus.ids("valid"), data.corpus.tokenizer.start_id, data.config.eval.batch_size
-        best = find_temperature(model, ids, protocol, batch_size=batch_size, start_id=start)
-        return dataclasses.replace(protocol, temperature=best)
-
-    def measure_apart(
-        self,
-        data: Text,
-        model: LanguageModel,
-        protocols: Mapping[str, EvaluationProtocol],
-        keep: Path | None = None,
-    ) -> dict[str, Any]:
-        """`final_dynamic`: figures of dynamic evaluation and their protocol, by split; nothing without `eval.dynamic`.
-
-        Of several rates and decays, those with the least nll on the validation text serve every split.
-        """
-        options = data.config.eval.dynamic
-        if options is None:
-            return {}
-        corpus, result = data.corpus, {}
-        start = corpus.tokenizer.start_id
-        chosen = {
-            protocol: choose(model, corpus.ids("train"), corpus.ids("valid"), protocol, options, start)
-            for protocol in set(protocols.values())
-        }
-        for split, protocol in protocols.items():
-            dynamic, statistics = chosen[protocol]
-            figures = self.figures(data, model, split, dynamic, keep, statistics)
-            result[split] = figures | {
-                "protocol": dynamic.in_words(), "protocol_settings": dataclasses.asdict(dynamic),
-            }  # fmt: skip
-        return {"final_dynamic": result}
 
     def sample(self, model: LanguageModel, corpus: Corpus) -> dict[str, Any] | None:
         """A continuation of the beginning of the validation text; None where tokens see later ones."""

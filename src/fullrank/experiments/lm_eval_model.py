@@ -55,10 +55,6 @@ class FullRankLM(LM):
         folder = Path(str(path)).expanduser()
         config = open_causal(folder)
         self.protocol = final_protocol(config, Flags.from_dict({"batch_size": streams, **protocol}))
-        if self.protocol.temperature_chosen:
-            raise InputError(
-                "temperature: lm-eval has no validation text to choose it on; give a number, as temperature=1"
-            )
         if device.startswith("cuda") and not torch.cuda.is_available():
             device = "cpu"  # lm-eval says cuda:0 where nobody chose a device
         loaded = open_model(folder, checkpoint=checkpoint, device=device, causal=True)

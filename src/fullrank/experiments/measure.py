@@ -32,22 +32,18 @@ def measure(
     *,
     batch_size: int,
     start_id: int,
-    kept: list[Tensor] | None = None,
 ) -> Evaluation:
     """Summed nll of the text `ids` under the model in evaluation mode, read as `protocol` says; the mode is restored.
 
-    Where that is no next-token perplexity, also that of the last position of every block or window, alone. A protocol with
-    `dynamic` is measured by `dynamic.measure_dynamically`.
+    Where that is no next-token perplexity, also that of the last position of every block or window, alone.
 
     batch_size: blocks or windows at a time; streams are as many as the protocol says.
-    kept: a list that gets the nats of every token, in the order in which they are read.
     In the precision around the call: while training that of training, for final figures fp32.
     Raises InputError where the model cannot read so many tokens (`check_length`).
     """
     assert isinstance(model, LanguageModel)
-    alone = kept is not None  # each of several processes reads everything, in the order of the text
-    tally = Tally(device_of(model), kept) if alone else Tally(device_of(model), sums=all_reduce)
-    batches = make_batches(model, ids, protocol, batch_size=batch_size, start_id=start_id, alone=alone)
+    tally = Tally(device_of(model), sums=all_reduce)
+    batches = make_batches(model, ids, protocol, batch_size=batch_size, start_id=start_id)
     with evaluating(model):
         changed = apply_protocol(model, protocol)
         if model.config.sees_future and protocol.kind != "memory":
@@ -70,28 +66,6 @@ def apply_protocol(model: LanguageModel, protocol: EvaluationProtocol) -> Langua
 def divide_logits(model: LanguageModel, temperature: float) -> LanguageModel:
     """The model with its logits divided by a temperature; ConfigError for an output layer that has none."""
     return model if temperature == 1 else with_parts(model, output=Tempered(model.output, temperature))
-
-
-def find_temperature(
-    model: LanguageModel, ids: np.ndarray, protocol: EvaluationProtocol, *, batch_size: int, start_id: int
-) -> float:
-    """The temperature that gives the text `ids` the least nll: of the tenths from 0.4 to 2, then of the hundredths around it.
-
-    The layers read the text twice; only the output layer is computed for every temperature.
-    """
-    best = 1.2
-    for step, each_side in ((0.1, 8), (0.01, 9)):
-        tallies = {
-            round(best + step * k, 2): Tally(device_of(model), sums=all_reduce)
-            for k in range(-each_side, each_side + 1)
-        }
-        with evaluating(model):
-            for batch in make_batches(model, ids, protocol, batch_size=batch_size, start_id=start_id):
-                for states in read_states(apply_protocol(model, protocol), batch, protocol.segment_length):
-                    for temperature, tally in tallies.items():
-                        tally.add(divide_logits(model, temperature).output.nll(states.hidden, states.targets))
-        best = min(tallies, key=lambda temperature: tallies[temperature].total().nll)
-    return best
 
 
 # -- lengths -----------------------------------------------------------------------------------------------------------
@@ -186,18 +160,17 @@ def make_batches(
     *,
     batch_size: int,
     start_id: int,
-    alone: bool = False,
 ) -> list[list[Passage]]:
     """The passages of a text that are read side by side; of several processes, those of this one.
 
-    alone: all of them. Raises InputError where the model cannot read so many tokens (`check_length`).
+    Raises InputError where the model cannot read so many tokens (`check_length`).
     """
     check_length(model, protocol, len(ids))
-    first, step = (0, 1) if alone else (rank(), world_size())
     parts = passages(ids, protocol, start_id)
     if protocol.kind == "memory":  # streams are shared, else batches
-        return [own] if (own := parts[first::step]) else []
-    return [parts[start : start + batch_size] for start in range(0, len(parts), batch_size)][first::step]
+        return [own] if (own := parts[rank() :: world_size()]) else []
+    batches = [parts[start : start + batch_size] for start in range(0, len(parts), batch_size)]
+    return batches[rank() :: world_size()]
 
 
 def _pad(batch: Sequence[Passage], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:

@@ -18,21 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 import fullrank
 from fullrank.comparison.runs import find_runs
 from fullrank.config.finetune import FinetuneConfig
 from fullrank.config.recipe import Resolved, load, resolve_any, select_rows, shipped
-from fullrank.config.run import DynamicConfig, RunConfig
-from fullrank.config.training import read_budget
+from fullrank.config.run import RunConfig
 from fullrank.core.errors import InputError
 from fullrank.data import encode_file, load_tokenizer
 from fullrank.data.prepared import Corpus, check_sources
-from fullrank.evaluation.perplexity import EvaluationProtocol, Flags
+from fullrank.evaluation.perplexity import Flags
 from fullrank.experiments.finetuning import Finetuning
 from fullrank.experiments.language_model import LanguageModelTask, MaskedModelTask
-from fullrank.experiments.rules import settle
 from fullrank.experiments.run_folder import (
     absolute,
     check_usable,
@@ -49,7 +46,7 @@ from fullrank.experiments.run_folder import (
     training_of,
     with_own_cache,
 )
-from fullrank.experiments.task import WRITES_FROM, Parts, Prepared, Say, Task, TextTask
+from fullrank.experiments.task import Parts, Prepared, Say, Task, TextTask
 from fullrank.experiments.translation import TranslationTask
 from fullrank.files import sha256_of, silent, visible, write_json
 from fullrank.kernels import chosen, kernel
@@ -70,7 +67,6 @@ TEXT_TASKS: dict[str, TextTask[Any, Any, Any]] = {
     "masked_model": MaskedModelTask(),
     "translation": TranslationTask(),
 }
-_DATA = {"text", "vocabulary"}  # keys of an identity
 
 
 def task_of(config: RunConfig | FinetuneConfig) -> Task[Any, Any]:
@@ -97,14 +93,12 @@ def train(
     say: Say = print,
     trained: Mapping[str, Path] | None = None,
     until: int | None = None,
-    after: Path | None = None,
 ) -> dict[str, Any]:
     """Train the configuration in `folder` (continuing a run that was stopped there) and return its result.json.
 
     trained: finished runs (`find_finished_trainings`). Where one of them has this very training, it is taken over, and the
     model is measured as this configuration says. until: pause after this update; nothing is measured then, and the result is
     empty.
-    after: the finished run that this one goes on with (`run_folder.continuation`).
     """
     resolved = started(resolved)
     config = absolute(resolved.config)
@@ -112,9 +106,7 @@ def train(
     device = prepare_machine(config.train)
     with process_group(device), ExitStack() as exits:
         with main_process_first():
-            start = prepare_run(
-                config, resolved, folder, kernel_name, say if rank() == 0 else silent, trained or {}, after
-            )
+            start = prepare_run(config, resolved, folder, kernel_name, say if rank() == 0 else silent, trained or {})
             result = claim_folder(start, folder, say, exits) if rank() == 0 else None
         if all_gather(result is not None)[0]:
             return result or {}
@@ -123,7 +115,7 @@ def train(
 
 @dataclass(frozen=True)
 class Start:
-    """A run whose data are ready. identity: its run.json. source: the run whose training it takes over or goes on with."""
+    """A run whose data are ready. identity: its run.json. source: the run whose training it takes over."""
 
     task: Task[Any, Any]
     prepared: Prepared[Any, Any]
@@ -138,9 +130,8 @@ def prepare_run(
     kernel_name: str,
     say: Say,
     trained: Mapping[str, Path],
-    after: Path | None,
 ) -> Start:
-    """Prepare the data of a run, and say in its identity what it is trained on and what it goes on with."""
+    """Prepare the data of a run, and say in its identity what it is trained on."""
     check_usable(folder)
     task = task_of(config)
     earlier_config, recorded = open_any(folder) if is_run(folder) else (config, {})
@@ -155,23 +146,7 @@ def prepare_run(
         "paper": resolved.paper,
         "kernel": kernel_name,
     }
-    for key in ("stated", "continues") if has_trained or earlier_config == config else ("stated",):
-        if recorded.get(key) is not None:
-            identity[key] = recorded[key]
-    known_data: Mapping[str, Any] = recorded if has_same_text else {}
-    if after is not None and not has_trained and "continues" not in identity:
-        known_data = open_any(after)[1]
-        identity["continues"] = {
-            "folder": str(after.resolve()), "steps": (read_result(after) or {}).get("steps"),
-        }  # fmt: skip
-    if isinstance(config, RunConfig) and config.train.budget is not None:
-        identity["stated"] = resolved.stated
-        config = settle_budget(config.train.budget, resolved.stated, folder, recorded, kernel_name, say)
-    prepared = task.prepare(config, known_data, resolved.scale != "paper", say)
-    if known_data is not recorded and any(
-        known_data[key] != prepared.identity[key] for key in known_data.keys() & _DATA
-    ):
-        raise InputError(f"{after} was trained on another text or vocabulary than is there now; restore the text")
+    prepared = task.prepare(config, recorded if has_same_text else {}, resolved.scale != "paper", say)
     if recorded and has_same_text and isinstance(prepared.corpus, Corpus):
         check_sources(prepared.corpus, folder)
     identity |= prepared.identity
@@ -183,11 +158,7 @@ def prepare_run(
         }  # fmt: skip
     source = None
     identity["training"] = recorded.get("training") if has_checkpoint else None
-    if not has_checkpoint and "continues" in identity:
-        source = Path(identity["continues"]["folder"])
-        if not source.is_dir():
-            raise InputError(f"{folder} goes on with {source}, which is not there; restore it, or delete {folder}")
-    elif not has_checkpoint and (source := trained.get(training_of(prepared.config, identity))) is not None:
+    if not has_checkpoint and (source := trained.get(training_of(prepared.config, identity))) is not None:
         identity["training"] = find_training(source)
     return Start(task, prepared, identity, source)
 
@@ -195,7 +166,7 @@ def prepare_run(
 def claim_folder(start: Start, folder: Path, say: Say, exits: ExitStack) -> dict[str, Any] | None:
     """Make `folder` the home of the run, locked until `exits` end; the result.json of a run that is finished."""
     exits.enter_context(lock_folder(folder))
-    config, continues = start.prepared.config, start.identity.get("continues")
+    config = start.prepared.config
     if claim(folder, config, start.identity):
         result = read_result(folder)
         if result is not None:
@@ -204,54 +175,9 @@ def claim_folder(start: Start, folder: Path, say: Say, exits: ExitStack) -> dict
     else:
         start.prepared.save(folder)
     if start.source is not None:
-        take_over(start.source, folder, config, goes_on=continues is not None)
-        if continues:
-            say(f"{folder}: goes on from {start.source} after update {continues['steps']}, with all of its state")
-        else:
-            say(f"{folder}: trained already as {start.source}; only its figures are measured")
-    if isinstance(config, RunConfig) and config.remark is not None:
-        say(f"{folder}: its perplexity is {config.remark}")
+        take_over(start.source, folder, config)
+        say(f"{folder}: trained already as {start.source}; only its figures are measured")
     return None
-
-
-def settle_budget(
-    text: int | str,
-    stated: Mapping[str, Any] | None,
-    folder: Path,
-    recorded: Mapping[str, Any],
-    kernel_name: str,
-    say: Say,
-) -> RunConfig:
-    """Configuration by the rules of `train.budget` and the stated keys; of a run that has begun, the one it began with."""
-    budget = read_budget(str(text))
-    assert budget is not None
-    if stated is None:
-        raise InputError("train.budget: the rules need to know which keys are stated; give a YAML file, or train.steps")
-    if recorded.get("stated") == stated:
-        return open_run(folder)[0]
-    if budget.seconds is not None and world_size() > 1:
-        raise InputError(f"train.budget: a time is measured for one process, here are {world_size()}; give tokens")
-    with kernel(kernel_name):
-        settled = settle(stated, budget, TEXT_TASKS, say)
-    for line in settled.table():
-        say(line)
-    config = absolute(settled.config)
-    assert isinstance(config, RunConfig)
-    return config
-
-
-class _Samples(Observer):
-    """Show a continuation of validation text after every evaluation, through the observer that shows the progress."""
-
-    def __init__(self, task: Any, model: nn.Module, corpus: Any, shown_by: Observer) -> None:
-        self.task, self.model, self.corpus, self.shown_by = task, model, corpus, shown_by
-
-    def record(self, line: Mapping[str, Any]) -> None:
-        if line.get("split") != "valid" or line["step"] < WRITES_FROM:
-            return
-        written = self.task.sample(self.model, self.corpus)
-        if written is not None:
-            self.shown_by.notice(f"{written['prompt']} [...] {visible(written['text'].strip())}")
 
 
 def fit_run(
@@ -292,7 +218,7 @@ def fit_run(
             "seed": options.seed,
             "ms_per_step": done.ms_per_step_by_phase,
             **parts.result(done),
-            **{key: identity[key] for key in ("continues", "start") if key in identity},
+            **({"start": identity["start"]} if "start" in identity else {}),
             "steps": done.steps,
             "epochs": done.epochs,
             "tokens_seen": done.tokens,
@@ -316,10 +242,7 @@ def build_observers(start: Start, parts: Parts, folder: Path, *, quiet: bool) ->
         bits = {"byte": "bits/byte", "character": "bits/char"}.get(corpus.tokenizer.kind)
     label = visible(str(start.identity["name"]))
     settings = config.to_dict()
-    observers = make_observers(folder, track=parts.options.track, config=settings, label=label, bits=bits, quiet=quiet)
-    if getattr(parts.eval_options, "sample", False) and not quiet and world_size() == 1:
-        observers.append(_Samples(start.task, parts.model, corpus, observers[0]))
-    return observers
+    return make_observers(folder, track=parts.options.track, config=settings, label=label, bits=bits, quiet=quiet)
 
 
 def resume(folder: Path, *, quiet: bool = False, say: Say = print, until: int | None = None) -> dict[str, Any]:
@@ -356,7 +279,6 @@ def evaluate(
     text: Path | None = None,
     checkpoint: str = "best",
     flags: Flags | None = None,
-    dynamic: DynamicConfig | None = None,
     search: Mapping[str, Any] | None = None,
     device_name: str = "auto",
     kernel_name: str = "auto",
@@ -364,31 +286,23 @@ def evaluate(
 ) -> dict[str, Any]:
     """Figures of the run in `folder` on a split, or on the file `text`, by the protocol that it was measured by.
 
-    dynamic: figures of dynamic evaluation, too, under `final_dynamic`.
     flags: changes of the protocol of language models. search: changes of the search for translations (`translate.Search`).
     """
     config = open_run(folder)[0]
-    config = dataclasses.replace(config, eval=dataclasses.replace(config.eval, dynamic=dynamic))
     device, task = choose_device(device_name, "--device"), TEXT_TASKS[config.task]
     if flags is not None and flags.batch_size is not None:
         evaluation = dataclasses.replace(config.eval, batch_size=flags.batch_size)
         config = dataclasses.replace(config, eval=evaluation)
     with kernel(kernel_name), ExitStack() as stack:
         protocol = task.protocol(config, search if config.translates else flags, split)
-        searches = isinstance(protocol, EvaluationProtocol) and protocol.temperature_chosen
-        others = ("train", "valid") if dynamic else ("valid",) if searches else ()
-        read_splits = (*others, split) if text is None else others  # each is what it was when the run began
-        corpora = [corpus_of(folder, name, say) for name in read_splits]
         model = task.model.load(folder, checkpoint).to(device)
-        if searches:
-            protocol = task.settle(Prepared(config, corpora[0], corpora[0].label, {}), model, protocol)
         if text is None:
-            corpus = corpora[-1]
+            corpus = corpus_of(folder, split, say)
         else:
             ids_folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             corpus, split = encode_file(text, load_tokenizer(folder), ids_folder, say), "text"
         data = Prepared(config, corpus, corpus.label, {})
-        figures = task.figures(data, model, split, protocol) | task.measure_apart(data, model, {split: protocol})
+        figures = task.figures(data, model, split, protocol)
     settings = dataclasses.asdict(protocol)
     read, trained = settings.get("segment_length", 0), config.train.segment_length
     if read > trained and not settings.get("memory_length"):

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from fullrank.config.finetune import FinetuneConfig
-from fullrank.config.load import apply_overrides, build, build_any, flatten, merge, read_yaml, to_yaml
+from fullrank.config.load import build, build_any, flatten, merge, read_yaml, to_yaml
 from fullrank.config.recipe import Resolved, load
 from fullrank.config.run import PROTOCOL_KEYS, RunConfig
-from fullrank.config.training import BUDGETS, STREAM_KEYS, read_budget
 from fullrank.core.errors import FullRankError, InputError
 from fullrank.files import digest, read_json, sha256_of, write_bytes, write_json, write_text
 from fullrank.seal import MOVABLE, check_run, is_run, read_identity, seal_run
@@ -148,75 +146,6 @@ def teacher_of(run: str, identity: Mapping[str, Any]) -> dict[str, Any]:
     return {"name": own.get("name"), "sha256": sha256_of(find(folder, "best")[0])}
 
 
-# -- more of a finished run --------------------------------------------------------------------------------------------
-
-# what the place in the data, the optimizer's state and earlier evaluations are of
-_GOES_ON_WITH = {
-    "eval.metric",
-    *(
-        f"train.{key}"
-        for key in (
-            "seed", "gradient_accumulation_steps", "optimizer", "averaging", "objective", "phases", "batch_size",
-            "batch_tokens", "segment_length", "order", "distill", *STREAM_KEYS,
-        )
-    ),
-}  # fmt: skip
-
-
-def continuation(folder: Path, overrides: Sequence[str], more: str | None) -> tuple[Resolved[RunConfig], Path]:
-    """Configuration of the training that goes on where the finished run in `folder` ended, and its usual folder.
-
-    overrides: a later end (`train.steps=2000`), and other settings of the updates to come. more: in place of an end, what is
-    added: a budget, steps or epochs. InputError for a run that is not finished, an end that is no later, and for settings that
-    belong to what is carried over: model, text, batches and optimizer.
-    """
-    config, identity = open_run(folder)
-    result = read_result(folder)
-    if result is None:
-        raise InputError(
-            f"{folder} is not finished: `fullrank train {folder}` goes on with it; more comes after its end"
-        )
-    try:
-        done = {"steps": int(result["steps"]), "epochs": float(result["epochs"]), "tokens": int(result["tokens_seen"])}
-        added = [] if more is None else [f"train.steps={done['steps'] + _updates(more, done, result['wall_seconds'])}"]
-    except (KeyError, TypeError) as error:
-        raise InputError(
-            f"{folder / 'result.json'}: damaged ({error!r}); delete it, and `fullrank train {folder}` writes it again"
-        ) from error
-    made = build(apply_overrides(config.to_dict(), [*overrides, *added]))
-    old, new = flatten(config.to_dict()), flatten(made.to_dict())
-    for key in new.keys() | old.keys():
-        carried = key.startswith(("model.", "data.", "train.phases")) or key in _GOES_ON_WITH
-        if carried and key not in MOVABLE and old.get(key) != new.get(key):
-            raise InputError(
-                f"{key}: {folder} goes on with its own, {old.get(key)!r}, given {new.get(key)!r}; leave it out, or begin "
-                f"another training from its weights: `fullrank train CONFIG --from-run {folder}`"
-            )
-    end = next((end for end in done if getattr(made.train, end) is not None), "steps")
-    until = getattr(made.train, end)
-    if until is None or until <= done[end]:
-        raise InputError(
-            f"train.{end}: {folder} has done {done[end]:.12g} {end}; give more, as in train.{end}={2 * done[end]:.12g}, or "
-            "--more '5 minutes'"
-        )
-    resolved = Resolved(
-        made, identity.get("recipe") or folder.name, *(identity.get(k) for k in ("row", "scale", "paper"))
-    )
-    beside = folder if folder.name else folder.resolve()
-    return resolved, beside.with_name(f"{beside.name}-{end}{until:.12g}")
-
-
-def _updates(more: str, done: Mapping[str, float], seconds: float) -> int:
-    """The updates that `more` is, by the speed and the batches of what was done in `seconds`."""
-    budget = read_budget(more)
-    if budget is None:
-        raise InputError(f"--more: {BUDGETS}, given {more!r}")
-    if budget.steps is not None:
-        return budget.steps
-    times = budget.tokens / done["tokens"] if budget.epochs is None else budget.epochs / done["epochs"]
-    return math.ceil(done["steps"] * (times if budget.seconds is None else budget.seconds / seconds))
-
-
 # -- a training that begins with the weights of a run ------------------------------------------------------------------
 
 
@@ -241,10 +170,10 @@ def started(resolved: Resolved[RunConfig | FinetuneConfig]) -> Resolved[RunConfi
     data = {"tokens": load_tokenizer(folder).kind, **dict.fromkeys(("min_count", "max_vocabulary"))}
     data |= {key: getattr(other.data, key) for key in ("lowercase", "eos", "sos")}
     theirs, ours = other.to_dict()["model"], config.to_dict()
-    wanted = flatten({"model": theirs, "data": {**data}})
+    wanted, own = flatten({"model": theirs, "data": data}), flatten(other.to_dict())
     for key in flatten({section: resolved.stated.get(section) or {} for section in ("model", "data")}):
         given = flatten(ours).get(key)
-        if key in wanted and not key.startswith("model.dropout") and given != wanted[key]:
+        if key in wanted and not key.startswith("model.dropout") and given not in (wanted[key], own[key]):
             raise InputError(
                 f"{key}: the weights and the vocabulary of {folder} (train.start) have {wanted[key]!r}, given {given!r}; leave "
                 "it out"
@@ -266,11 +195,11 @@ def training_of(config: RunConfig | FinetuneConfig, identity: Mapping[str, Any] 
 
     settings = {key: value for key, value in flatten(config.to_dict()).items() if key not in MOVABLE}
     if isinstance(config, RunConfig) and config.task == "language_model":
-        apart = ("valid", "test", "dynamic", "sample", "keep_log_probabilities")
+        apart = ("valid", "test")
         final = tuple(f"eval.{key}" for key in (*apart, *PROTOCOL_KEYS))
         settings = {key: value for key, value in settings.items() if not key.startswith(final)}
         settings["validation"] = dataclasses.asdict(validation_protocol(config))
-    own = ("text", "vocabulary", "kernel", "teacher", "continues", "start")
+    own = ("text", "vocabulary", "kernel", "teacher", "start")
     return digest([settings, [(identity or {}).get(key) for key in own]])
 
 
@@ -291,14 +220,13 @@ def find_training(folder: Path) -> dict[str, Any]:
     return result.get("training") or {"folder": str(folder), **origin}
 
 
-def take_over(source: Path, folder: Path, config: RunConfig | FinetuneConfig, *, goes_on: bool = False) -> None:
-    """Make the finished training in `source` that of the run in `folder`, which measures it otherwise, or goes on with it."""
+def take_over(source: Path, folder: Path, config: RunConfig | FinetuneConfig) -> None:
+    """Make the finished training in `source` that of the run in `folder`, which measures it otherwise."""
     from fullrank.training.checkpoint import take_over_checkpoints
 
     for name in ("metrics.jsonl", "timing.jsonl"):
         write_bytes(folder / name, (source / name).read_bytes())
-    seal = seal_run(folder, config.to_dict())
-    take_over_checkpoints(source / "checkpoints", folder / "checkpoints", seal, goes_on=goes_on)
+    take_over_checkpoints(source / "checkpoints", folder / "checkpoints", seal_run(folder, config.to_dict()))
 
 
 def sort_by_table(folders: Sequence[Path]) -> list[Path]:
@@ -340,10 +268,7 @@ def claim(folder: Path, config: RunConfig | FinetuneConfig, identity: Mapping[st
         other = [key for key in {**new, **old} if old.get(key) != new.get(key)]
         if other:
             shown = ", ".join(f"{key} is {old.get(key)!r} there, {new.get(key)!r} here" for key in other[:4])
-            raise InputError(
-                f"{folder} holds a run with another configuration: {shown}; give another --out. More of a finished run is "
-                f"`fullrank train {folder} train.steps=...`"
-            )
+            raise InputError(f"{folder} holds a run with another configuration: {shown}; give another --out")
         if known.get("vocabulary") != identity.get("vocabulary") or known.get("text") != identity.get("text"):
             raise InputError(f"{folder} was started on another text or vocabulary; give another --out")
         return True

@@ -118,20 +118,6 @@ class TextTask(Task[RunConfig, Corpus], Protocol[Corpus, Model, Reading]):
         """The figures of a split, in fp32. keep: the run folder, for what is written on the way."""
         ...
 
-    def settle(self, data: Prepared[RunConfig, Corpus], model: Model, protocol: Reading) -> Reading:
-        """The protocol with what is chosen on the validation text; by default nothing is."""
-        return protocol
-
-    def measure_apart(
-        self,
-        data: Prepared[RunConfig, Corpus],
-        model: Model,
-        protocols: Mapping[str, Reading],
-        keep: Path | None = None,
-    ) -> dict[str, Any]:
-        """Entries of result.json with figures of the splits that are no static ones; by default there are none."""
-        return {}
-
     def sample(self, model: Model, corpus: Corpus) -> dict[str, Any] | None:
         """A text that the model writes, for people; None where it writes none."""
         return None
@@ -149,7 +135,6 @@ def reuse_prepared(identity: Mapping[str, Any]) -> prepared.Corpus | None:
     return corpus if corpus.text_checksums == identity.get("text") else None
 
 
-LOG_PROBABILITIES = "log_probabilities-{}.npy"  # in a run folder, by split
 WRITES_FROM = 100  # steps; a model that was trained for fewer writes noise
 
 
@@ -172,29 +157,21 @@ def training_parts(
     result.json.
     """
     config, device = data.config, device_of(model)
-    stated = {split: task.protocol(config, split=split) for split in splits}
+    protocols = {split: task.protocol(config, split=split) for split in splits}
 
-    def measure(checkpoint: str, keep: Path | None = None) -> tuple[Model, dict[str, Reading], dict[str, Any]]:
+    def measure(checkpoint: str, keep: Path | None = None) -> tuple[Model, dict[str, Any]]:
         trained = type(model).load(folder, checkpoint).to(device)
-        chosen = {protocol: task.settle(data, trained, protocol) for protocol in set(stated.values())}
-        protocols = {split: chosen[protocol] for split, protocol in stated.items()}
-        return (
-            trained,
-            protocols,
-            {split: task.figures(data, trained, split, protocols[split], keep) for split in splits},
-        )
+        return trained, {split: task.figures(data, trained, split, protocols[split], keep) for split in splits}
 
     def result(done: FitResult) -> dict[str, Any]:
-        best, protocols, final = measure("best", folder)
-        more = task.measure_apart(data, best, protocols, folder)
+        best, final = measure("best", folder)
         text = task.sample(best, data.corpus) if done.steps >= WRITES_FROM else None
         counts = parameters_by_part(model)
         return {
             "parameters": counts,
             "mixing_parameters": counts["mixing"],
             "final": final,
-            "last": final if done.best_step == done.steps else measure("last")[2],
-            **more,
+            "last": final if done.best_step == done.steps else measure("last")[1],
             "best": {"step": done.best_step, "nll": done.best_nll, config.eval.metric: done.best_metric, **evaluation},
             **({"task": task.name} if task.name else {}),
             "protocol": in_words(protocols),

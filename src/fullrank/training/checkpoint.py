@@ -259,10 +259,9 @@ def _link_or_copy(source: Path, target: Path) -> None:
         sync(target)
 
 
-def take_over_checkpoints(source: Path, folder: Path, run: Mapping[str, Any], *, goes_on: bool = False) -> None:
+def take_over_checkpoints(source: Path, folder: Path, run: Mapping[str, Any]) -> None:
     """Make the checkpoints in `source` those of `folder` too, under the seal `run`; either folder may be deleted later.
 
-    goes_on: a training that had stopped early is no longer stopped, and its patience begins anew.
     `last` comes last: without it nothing has been taken over. InputError if a checkpoint is damaged.
     """
     for path in sorted([*source.glob("step-*"), *source.glob(f"{KEPT}/step-*")]):
@@ -277,8 +276,6 @@ def take_over_checkpoints(source: Path, folder: Path, run: Mapping[str, Any], *,
         target.mkdir(parents=True)
         for name in files:
             _link_or_copy(path / name, target / name)
-        if goes_on and state.get("stopped_early"):
-            state = {**state, "stopped_early": False, "finished": False, "since_best": 0}
         write_record(target, tuple(files), state, run)
     for link in ("previous", "best", "last"):
         if (linked := _read_link(source, link)) is not None:
