@@ -11,7 +11,7 @@ import pytest
 from safetensors import SafetensorError
 
 from fullrank.core.errors import InputError
-from fullrank.files import no_room, out_of_memory, remove_leftovers, write_own, write_text
+from fullrank.files import no_room, out_of_memory, remove_leftovers, write_own
 
 MARK = "<!-- ours"
 
@@ -33,15 +33,6 @@ def test_a_file_without_the_mark_stays(content: bytes, tmp_path: Path) -> None:
     assert path.read_bytes() == content
 
 
-def test_what_begins_with_the_mark_is_replaced_and_so_is_an_empty_file(tmp_path: Path) -> None:
-    path = tmp_path / "page"
-    for before in (None, b"", f"{MARK}: older".encode()):
-        if before is not None:
-            path.write_bytes(before)
-        write_own(path, f"{MARK}: newer", MARK, "a page")
-        assert path.read_text() == f"{MARK}: newer"
-
-
 def test_leftovers_of_killed_processes_go_and_no_others(dead: int, tmp_path: Path) -> None:
     gone = [f".run.json.{dead}", f".config.yaml.{dead}", f".model.{dead}.abcd_123", f".out.{99**9}"]
     stay = [f".run.json.{os.getpid()}", ".run.json.1", ".hidden", f"run.json.{dead}", f".run.json.{dead}.old"]
@@ -49,13 +40,6 @@ def test_leftovers_of_killed_processes_go_and_no_others(dead: int, tmp_path: Pat
         (tmp_path / name).mkdir() if name == gone[2] else (tmp_path / name).write_text("half")
     remove_leftovers(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == set(stay)
-
-
-def test_a_file_that_is_written_again_takes_its_own_leftovers_along(dead: int, tmp_path: Path) -> None:
-    for name in (f".a[b].json.{dead}", f".ab.json.{dead}"):
-        (tmp_path / name).write_text("half")
-    write_text(tmp_path / "a[b].json", "whole")
-    assert {path.name for path in tmp_path.iterdir()} == {"a[b].json", f".ab.json.{dead}"}
 
 
 FULL, WANT, OTHER = (True, False), (False, True), (False, False)

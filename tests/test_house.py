@@ -90,13 +90,6 @@ def test_environment_is_built_once_and_then_left_alone(clone: Clone) -> None:
     assert clone.calls() == []
 
 
-def test_constraints_hold_in_every_pip_call(clone: Clone) -> None:
-    clone.setup("dev")
-    install = (clone.home / "calls").read_text().splitlines()[-1]
-    assert install.startswith("install constraints.txt constraints.txt ")
-    assert "-c constraints.txt -e .[dev]" in install
-
-
 def test_tools_are_added_when_asked_for_and_stay(clone: Clone) -> None:
     clone.setup("run")
     clone.calls()
@@ -104,15 +97,6 @@ def test_tools_are_added_when_asked_for_and_stay(clone: Clone) -> None:
     assert clone.calls() == ["install"]
     clone.setup("run")
     assert clone.calls() == []
-
-
-@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
-def test_changed_requirements_are_installed(clone: Clone, name: str) -> None:
-    clone.setup()
-    clone.calls()
-    (clone.place / name).write_text("changed\n")
-    clone.setup()
-    assert clone.calls() == ["install"]
 
 
 def test_killed_installation_is_built_anew(clone: Clone) -> None:
@@ -125,40 +109,6 @@ def test_killed_installation_is_built_anew(clone: Clone) -> None:
     assert clone.calls() == []
 
 
-def test_failed_installation_keeps_the_environment_and_is_tried_again(clone: Clone) -> None:
-    clone.set("pip_fails")
-    failed = clone.setup()
-    assert failed.returncode == 2
-    assert "pip could not install fullrank" in failed.stderr
-    clone.calls()
-    assert clone.setup().returncode == 0
-    assert clone.calls() == ["install"]
-
-
-def test_ensurepip_that_fails_once_is_retried(clone: Clone) -> None:
-    clone.set("ensurepip_fails")
-    assert clone.setup().returncode == 0
-    assert clone.calls() == ["venv", "ensurepip", "venv", "ensurepip", "install"]
-
-
-def test_moved_environment_is_built_anew(clone: Clone) -> None:
-    clone.setup()
-    clone.calls()
-    clone.place = clone.place.rename(clone.place.with_name("moved"))
-    clone.setup()
-    assert clone.calls() == ["venv", "ensurepip", "install"]
-
-
-def test_other_python_is_taken_when_named(clone: Clone) -> None:
-    clone.setup()
-    clone.calls()
-    clone.set("version", "3.13")  # the stand-in in .venv reads it too, so its recorded answer is replaced below
-    inner = clone.place / ".venv" / "bin" / "python"
-    inner.write_text(inner.read_text().replace('version=$(cat "$home/version")', "version=3.12"))
-    clone.setup()
-    assert clone.calls() == ["venv", "ensurepip", "install"]
-
-
 def test_old_python_is_refused(clone: Clone) -> None:
     clone.set("version", "3.10")
     refused = clone.setup()
@@ -168,23 +118,6 @@ def test_old_python_is_refused(clone: Clone) -> None:
     missing = clone.setup(python="no-such-python")
     assert missing.returncode == 2
     assert "PYTHON=no-such-python cannot be run" in missing.stderr
-
-
-def test_make_hands_the_refusal_on(clone: Clone) -> None:
-    clone.set("version", "3.10")
-    for target in ("demo", "test", "lint"):
-        made = subprocess.run(
-            ["make", target, f"PYTHON={clone.python}"], cwd=clone.place, capture_output=True, text=True
-        )
-        assert made.returncode != 0
-        assert "fullrank needs Python 3.11 or later" in made.stderr
-
-
-def test_pinned_torch_is_the_one_that_runs() -> None:
-    import torch
-
-    pinned = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split() if "==" in line)
-    assert torch.__version__.partition("+")[0] == pinned["torch"]
 
 
 # Functions that turn bytes into text, or a text into lines, and how often each file beside the two readers may call them: for
@@ -274,15 +207,6 @@ def test_links_between_pages_lead_somewhere() -> None:
                 found += 1
                 assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"
     assert found > 5
-
-
-def test_decisions_have_their_three_parts() -> None:
-    decisions = sorted((ROOT / "docs" / "adr").glob("*.md"))
-    assert [page.name[:4] for page in decisions] == [f"{n:04}" for n in range(1, len(decisions) + 1)]
-    assert len(decisions) >= 6
-    for page in decisions:
-        headings = re.findall(r"^## (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
-        assert headings == ["Context", "Decision", "Consequences"], page.name
 
 
 def test_one_function_says_how_a_python_process_is_started() -> None:

@@ -171,15 +171,6 @@ def test_what_a_model_lacks_is_refused_by_name(make: Callable[[], Any], need: st
         list(getattr(model, need)(*([] if need == "output_matrix" else [IDS])) or ())
 
 
-def test_a_causal_model_without_an_output_embedding() -> None:
-    """Its vocabulary layer is more than one matrix."""
-    module = tiny.llama().double()
-    module.get_output_embeddings = lambda: None
-    model = fr.open_model(module)
-    assert (model.predicts, model.has) == ("next tokens", {"logits", "step", "attention"})
-    torch.testing.assert_close(model.logits(IDS), module(IDS).logits)
-
-
 def test_a_module_around_a_model_is_read_as_it_is() -> None:
     """What it does to logits counts, though a model of ours is inside."""
 
@@ -196,18 +187,6 @@ def test_a_module_around_a_model_is_read_as_it_is() -> None:
     model = fr.open_model(scaled)
     assert (model.own, model.has) == (None, {"logits"})
     torch.testing.assert_close(model.logits(IDS), scaled(IDS))
-
-
-def test_ids_are_checked() -> None:
-    for wrong in (IDS[0], IDS.float(), IDS.tolist()):
-        with pytest.raises(InputError, match="token ids: whole numbers"):
-            fr.open_model(own()).logits(wrong)  # type: ignore[arg-type]
-
-
-def test_what_is_no_model() -> None:
-    for wrong in (3, None):
-        with pytest.raises(InputError, match="a name, a module or a function"):
-            fr.open_model(wrong)
 
 
 # -- names -------------------------------------------------------------------------------------------------------------
@@ -229,19 +208,6 @@ def test_saved_models(tmp_path: Path) -> None:
         without.require({"tokenizer"})
 
 
-def test_masked_models_of_transformers_have_marks(tmp_path: Path) -> None:
-    tiny.save(bert(), tmp_path)
-    words = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    words.add_special_tokens({"cls_token": "w1", "sep_token": "w2", "mask_token": "w3"})
-    words.save_pretrained(tmp_path)
-    model = fr.open_model(tmp_path)
-    assert (model.predicts, model.mask_id, set(model.marks) >= {3, 4, 5}) == ("masked tokens", 5, True)
-    (tmp_path / "text.txt").write_text("w5 w6\nw7 w8 w9\n")
-    text = read_file(model, tmp_path / "text.txt", 5)
-    assert [ids.tolist() for ids in text] == [[[3, 7, 8, 9, 4]]]
-    assert [ids.tolist() for ids in text.segments()] == [[[3, 7, 8, 9, 4]], [[3, 10, 11, 4]]]
-
-
 # -- texts -------------------------------------------------------------------------------------------------------------
 
 
@@ -257,16 +223,6 @@ def test_text_of_ids() -> None:
         list(text.with_length(11))
     with pytest.raises(InputError, match="whole numbers"):
         fr.Text.from_ids(torch.ones(3))
-
-
-def test_text_in_batches() -> None:
-    text = fr.Text("t", lambda: iter([[1, 2], list(range(3, 50))]), 5, start_id=0, batch_tokens=16)
-    assert [tuple(ids.shape) for ids in text][:3] == [(3, 5), (3, 5), (3, 5)]
-    assert torch.cat(list(text)).flatten().tolist() == list(range(50))
-    few = fr.Text("t", text.read, 5, count=4, batch_tokens=16)
-    assert [tuple(ids.shape) for ids in few] == [(3, 5), (1, 5)]
-    marked = fr.Text("t", text.read, 5, bos_id=90, eos_id=91)
-    assert torch.cat(list(marked))[:2].tolist() == [[90, 1, 2, 3, 91], [90, 4, 5, 6, 91]]
 
 
 def test_text_of_a_file(tmp_path: Path) -> None:

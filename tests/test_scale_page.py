@@ -40,11 +40,3 @@ def test_bytes_that_are_held_and_sent() -> None:
     outside = size["parameters"]["embedding"] + size["parameters"]["output"]
     sharded = estimate(run_of(sharding="fsdp", precision="bf16", gradient_accumulation_steps=3), 4)
     assert sharded.sent == pytest.approx(3 / 4 * (3 * 2 * (2 * (total - outside) + outside) + 4 * total))
-
-
-def test_seconds_of_an_update() -> None:
-    """Two rows of 16 tokens on each of 4 GPUs, at 40 % of 67 TFLOP/s."""
-    per_token = size_of_run(run_of())["flops_per_token"]["training"]
-    assert estimate(run_of(), 4).computing == pytest.approx(2 * LENGTH * per_token / (0.4 * 67e12))
-    assert estimate(run_of(), 4).tokens == 8 * LENGTH
-    assert estimate(run_of(), 4).bound == "launches"

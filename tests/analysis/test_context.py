@@ -57,30 +57,6 @@ def test_reach_is_that_of_a_memory_played_out(memory_length: int, segment_length
 
 
 @pytest.mark.parametrize(("memory_length", "segment_length"), SIZES)
-def test_every_pattern_of_few_steps(memory_length: int, segment_length: int) -> None:
-    """All patterns of the last 10 steps with their exact probability, no sampling: P(K = k) as fractions.
-
-    Those with too few runs for a full memory belong to greater K than 10 steps can show.
-    """
-    p, steps = Fraction(2, 7), 10
-    exact: Counter[int] = Counter()
-    for pattern in range(2**steps):
-        rests = [bool(pattern >> step & 1) for step in range(steps)]
-        if seen := played(memory_length, segment_length, [*rests, False]):
-            chance = Fraction(1)
-            for rest in rests:
-                chance *= p if rest else 1 - p
-            exact[seen[-1][0]] += chance
-    (layer,) = context([float(p)], memory_length=memory_length, segment_length=segment_length)
-    shown = 0
-    for tokens, probability in zip(layer.tokens.tolist(), layer.probabilities, strict=True):
-        if tokens <= steps * segment_length - (-memory_length % segment_length):  # it happens within the 10 steps
-            assert probability == pytest.approx(float(exact[tokens]), rel=1e-12)
-            shown += 1
-    assert shown == steps - layer.segments + 1
-
-
-@pytest.mark.parametrize(("memory_length", "segment_length"), SIZES)
 @pytest.mark.parametrize("p", [0.0, 0.02, 0.4333, 0.9, 0.99])
 def test_moments_and_tail(memory_length: int, segment_length: int, p: float) -> None:
     """Mean and deviation in closed form are those of the distribution, whose sum is 1 but for the tail."""
@@ -90,25 +66,6 @@ def test_moments_and_tail(memory_length: int, segment_length: int, p: float) -> 
     variance = ((layer.tokens - layer.mean) ** 2 * layer.probabilities).sum()
     assert math.sqrt(variance) == pytest.approx(layer.deviation, rel=1e-4)
     assert layer.segments == math.ceil(Fraction(memory_length, segment_length))
-
-
-@pytest.mark.parametrize("p", [0.1, 0.2, 0.5, 0.8])
-def test_quantiles(p: float) -> None:
-    """One segment: P(K <= k) = 1 - p^(k+1) in fractions; 0.8 at p = 0.2 is met exactly, at k = 0."""
-    (layer,) = context([p], memory_length=64, segment_length=64)
-    rest = Fraction(str(p))
-    for share in ("0.5", "0.2", "0.8", "0.9", "0.99", "0.999", "0.001"):
-        k = next(k for k in range(200) if 1 - rest ** (k + 1) >= Fraction(share))
-        assert layer.quantile(float(share)) == 64 * (k + 1)
-    for share in (0.0, 1.0, math.nan, -0.5):
-        with pytest.raises(InputError, match="share"):
-            layer.quantile(share)
-
-
-def test_a_layer_that_never_rests_reaches_its_memory() -> None:
-    (layer,) = context([0.0], memory_length=100, segment_length=30)
-    assert (layer.mean, layer.deviation, layer.nearest_mean, layer.quantile(0.99)) == (100, 0, 1, 100)
-    assert (layer.tokens.tolist(), layer.probabilities.tolist()) == ([100], [1.0])
 
 
 def test_the_papers_model() -> None:
@@ -130,12 +87,3 @@ def test_large_memories_and_rare_runs() -> None:
     assert seldom.quantile(0.5) == 10 * math.ceil(math.log(0.5) / math.log(0.9999))
     with pytest.raises(InputError, match="more than"):
         LayerReach(0, 1 - 1e-8, 10, 10).probabilities  # noqa: B018
-
-
-@pytest.mark.parametrize(
-    ("probabilities", "lengths"),
-    [([0.5, 1.0], (4, 4)), ([-0.1], (4, 4)), ([math.nan], (4, 4)), ([0.5], (0, 4)), ([0.5], (4, 0))],
-)
-def test_what_has_no_reach_is_refused(probabilities: list[float], lengths: tuple[int, int]) -> None:
-    with pytest.raises(InputError):
-        context(probabilities, memory_length=lengths[0], segment_length=lengths[1])

@@ -12,7 +12,6 @@ from scipy import stats
 
 import fullrank as fr
 from fullrank.analysis.heads import Heads, LayerHeads, compare_deviations, heads
-from fullrank.core.errors import InputError
 
 IDS = torch.randint(3, 49, (4, 9), generator=torch.Generator().manual_seed(0))
 HEADS, SIZE = 3, 8
@@ -151,26 +150,6 @@ def test_models_of_hugging_face() -> None:
     assert "fullrank" not in dict(made.transformer.h[0].attn.named_children())
 
 
-def test_a_bert_like_model_needs_its_mask() -> None:
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(5)
-    sizes = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 32}
-    made = moved(transformers.BertForMaskedLM(transformers.BertConfig(vocab_size=50, **sizes))).eval()
-    with pytest.raises(InputError, match="predicts masked tokens"):
-        heads(made, IDS)
-    loaded = fr.open_model(made)
-    loaded.mask_id = 49
-    found = heads(loaded, IDS)
-    projection = made.bert.encoder.layer[0].attention.output.dense.weight
-    with torch.no_grad():
-        projection[:, SIZE : 2 * SIZE] = 0
-    loaded = fr.open_model(made)
-    loaded.mask_id = 49
-    np.testing.assert_allclose(heads(loaded, IDS).nll, found.layers[0].nll[1], atol=1e-10)
-    with pytest.raises(InputError, match="BertModel has no logits"):
-        heads(made.bert, IDS)
-
-
 def test_similarity_is_linear_cka() -> None:
     """Of outputs that are made alike: the second head is a turned copy of the first, the third is not."""
     torch.manual_seed(6)
@@ -215,23 +194,3 @@ def test_deviations_of_the_papers_table() -> None:
         records = [[fr.Record({"layer": 0}, "deviation", one.layers[0].deviation)] for one in (a, b)]
         (compared,) = compare_deviations(*records)
         assert compared.value == pytest.approx(change, abs=3)
-
-
-def test_models_without_heads_are_named() -> None:
-    model = fr.LanguageModel(config(attention=fr.AttentionConfig(kind="multilinear", cores=1, rank=4)))
-    with pytest.raises(InputError, match="has no attention weights"):
-        heads(model, IDS)
-
-
-def test_any_figure_of_a_task_by_head() -> None:
-    """Of a classifier: the logits without a head are those with zeroed columns of its output projection."""
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(8)
-    sizes = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 32}
-    made = moved(transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=50, **sizes)))
-    whole, ((*_, last),) = fr.analysis.ablate(made, lambda model: model(input_ids=IDS).logits)
-    assert made.training
-    made.eval()
-    torch.testing.assert_close(made(input_ids=IDS).logits, whole, rtol=0, atol=1e-10)
-    with without(made.bert.encoder.layer[0].attention.output.dense, 2):
-        torch.testing.assert_close(made(input_ids=IDS).logits, last, rtol=0, atol=1e-10)

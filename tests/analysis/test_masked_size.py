@@ -6,7 +6,6 @@ import pytest
 
 import fullrank as fr
 from fullrank.analysis.size import measure_masked_size
-from fullrank.core.errors import ConfigError
 
 SIZES = {
     "vocab_size": 101,
@@ -36,18 +35,3 @@ def test_work_of_a_token(asked: float) -> None:
         "weights_fp32": 4 * model.num_parameters(),
         "training_adam_fp32": 16 * model.num_parameters(),
     }
-
-
-def test_latents_of_a_mixture_work_on_the_same_share() -> None:
-    output = fr.OutputConfig(kind="mixture_of_softmaxes", mixtures=3)
-    few, all_of_them = (
-        measure_masked_size(fr.ModelConfig(**SIZES, output=output), 10, 1, share)["flops_per_token"]["forward"]
-        for share in (0, 1)
-    )
-    latents = 16 * 3 * 16 + 16 * 3  # hidden states and their prior
-    assert all_of_them - few == 2 * (latents + 3 * 16 * 101)
-
-
-def test_no_masked_model() -> None:
-    with pytest.raises(ConfigError, match=r"model\.memory_length"):
-        measure_masked_size(fr.ModelConfig(**SIZES, memory_length=4), 10, 1, 0.15)

@@ -10,7 +10,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import fullrank as fr
 from fullrank.analysis.size import size
-from fullrank.core.errors import InputError
 from fullrank.kernels import multilinear as engine
 from fullrank.kernels.multilinear import Size, multiply_adds
 
@@ -30,29 +29,6 @@ def config(score: str = "dot_product", memory: int = 0, same: bool = False, **at
 def others(count: int = 1) -> int:
     """Multiply-adds of a token beside attention: projections, feed-forward, vocabulary."""
     return 2 * (3 * 12 * 5 + 2 * 12 * 20) + 30 * 12 * count
-
-
-@pytest.mark.parametrize("score", ["dot_product", "relative"])
-def test_flops_of_pairs(score: str) -> None:
-    """T of 10 tokens is small: N^2 (R + E) multiply-adds a token; the position term makes it rank 2 R."""
-    rank = 5 * (2 if score == "relative" else 1)
-    tensor = 2 * 100 * (rank + 12)
-    found = size(config(score), 10)["flops_per_token"]
-    assert found["forward"] == 2 * (others() + tensor)
-    assert found["training"] == 3 * found["forward"]
-    published = config(score, causal="as_published", not_next_token_perplexity=True)
-    assert size(published, 10)["flops_per_token"] == found
-
-
-def test_flops_with_a_memory() -> None:
-    """7 tokens over as many as there are positions for, 10; what is remembered is projected again in training."""
-    found = size(config(memory=8), 7)["flops_per_token"]
-    assert found["forward"] == 2 * (others() + 2 * 100 * (5 + 12))
-    assert found["training"] == round(3 * (found["forward"] + 2 * 2 * 2 * 12 * 5 * 8 / 7))
-    few = size(config(memory=2), 7)["flops_per_token"]
-    assert few["forward"] == 2 * (others() + 2 * 81 * (5 + 12))
-    window = size(config(memory=2, same=True), 7)["flops_per_token"]
-    assert window["forward"] == few["forward"]
 
 
 def test_flops_of_a_long_text() -> None:
@@ -91,24 +67,6 @@ def test_flops_are_what_a_model_multiplies(score: str, same: bool, monkeypatch: 
         assert abs(more - places * keys) <= batch * n / 2  # rounded, a token
 
 
-def test_flops_of_decayed_sums() -> None:
-    """Two sums of S R numbers and a product with U a layer, at any length; a memory is summed and projected again."""
-    model = config(output_map="decayed", decays=4)
-    for length in (3, 500):
-        found = size(model, length)["flops_per_token"]
-        assert found["forward"] == 2 * (others() + 2 * 4 * 5 * (2 + 12))
-        assert found["training"] == 3 * found["forward"]
-    memory = size(config(output_map="decayed", decays=4, memory=9), 3)["flops_per_token"]
-    assert memory["forward"] == found["forward"]
-    assert memory["training"] == 3 * (found["forward"] + 2 * 2 * (2 * 12 * 5 + 2 * 4 * 5) * 3)
-
-
-def test_longer_than_the_output_map() -> None:
-    assert size(config(), 10)
-    with pytest.raises(InputError, match=r"11 tokens.*10 positions.*max_position_embeddings"):
-        size(config(), 11)
-
-
 # -- what decoding keeps ----------------------------------------------------------------------------------------------
 
 
@@ -132,8 +90,3 @@ def test_the_bytes_of_a_cache(made: fr.ModelConfig) -> None:
         assert kept(model, tokens) == tokens * found["cache_per_token_fp32"] + found["state_per_text_fp32"]
     decayed = made.attention.decays is not None
     assert (found["state_per_text_fp32"] > 0) == decayed == (found["cache_per_token_fp32"] == 0)
-
-
-def test_what_cannot_be_continued_has_no_cache() -> None:
-    found = size(config(causal="as_published", not_next_token_perplexity=True), 8)["bytes"]
-    assert found["cache_per_token_fp32"] == found["state_per_text_fp32"] == 0

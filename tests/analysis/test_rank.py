@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 import fullrank as fr
 from fullrank.analysis import LogProbRank
-from fullrank.analysis.rank import describe_output
 from fullrank.core.errors import InputError, RunError
 
 V = 47
@@ -77,13 +76,6 @@ def test_an_adaptive_softmax_has_a_normaliser_for_every_cluster(div_val: int, bi
     output = {"kind": "adaptive", "cutoffs": [15, 30], "div_val": div_val, "bias": bias}
     found = fr.analysis.rank(random_model(output), ids(), contexts=60)
     assert found.rank == found.layer.bound == 8 + 3 + bias
-
-
-def test_one_softmax_of_latent_states_is_a_softmax() -> None:
-    output = {"kind": "mixture_of_softmaxes", "mixtures": 1}
-    assert fr.analysis.rank(random_model(output), ids()).rank == 8 + 2
-    assert fr.analysis.rank(random_model({**output, "bias": False}), ids()).rank == 8 + 1
-    assert fr.analysis.rank(random_model({**output, "latent": False}), ids()).rank == 8 + 2
 
 
 ESCAPES: dict[str, tuple[dict[str, Any], str]] = {
@@ -156,23 +148,6 @@ def test_contexts_are_not_taken_twice() -> None:
     assert (in_parts.contexts, in_parts.repeats) == (4 * 9 - 5, 4 * 9 + 5)
 
 
-def test_reading_stops_when_there_are_enough() -> None:
-    def batches() -> Any:
-        yield ids(2, 10)
-        yield ids(2, 10) + 0
-        raise AssertionError("no more was needed")
-
-    assert fr.analysis.rank(random_model({}), batches(), contexts=20).contexts == 20
-
-
-def test_too_few_contexts_are_said() -> None:
-    model = random_model({})
-    assert not fr.analysis.rank(model, ids(), contexts=10).conclusive  # d + 2 = 10: no more could be seen
-    assert fr.analysis.rank(model, ids(), contexts=11).conclusive
-    few = fr.analysis.rank(model, ids(1, 5))
-    assert (few.contexts, few.rank, few.conclusive) == (5, 5, False)
-
-
 def test_a_part_of_the_vocabulary() -> None:
     """12 contexts of 47 words are 4,512 bytes. What is kept are columns of the whole matrix, normalised as before."""
     model = random_model({"kind": "mixture_of_softmaxes", "mixtures": 2})
@@ -188,47 +163,6 @@ def test_a_part_of_the_vocabulary() -> None:
     np.testing.assert_allclose(found.singular_values, expected, rtol=0, atol=1e-12 * expected[0])
     assert fr.analysis.rank(model, ids(), contexts=12, most_bytes=1).columns == 12  # never fewer words than contexts
     assert fr.analysis.rank(model, ids(), contexts=12, most_bytes=8 * 12 * V).columns == V
-
-
-def test_the_model_is_left_as_it_was() -> None:
-    model = random_model({"tied": True}, dropout=fr.DropoutConfig(embedding=0.5))
-    model.blocks.eval()
-    modes = [module.training for module in model.modules()]
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    first = fr.analysis.rank(model, ids())
-    assert [module.training for module in model.modules()] == modes
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    assert {tensor.dtype for tensor in model.state_dict().values()} == {torch.float32}
-    assert all(parameter.grad is None for parameter in model.parameters())
-    again = fr.analysis.rank(model, ids())
-    assert (first.singular_values == again.singular_values).all()  # no dropout
-
-
-def test_a_model_in_double_precision_is_read_as_it_is() -> None:
-    model = random_model({}).double().eval()
-    calls = []
-    model.output.register_forward_pre_hook(lambda *_: calls.append(1))
-    model.final_norm.register_forward_pre_hook(lambda *_: calls.append(1))
-    found = fr.analysis.rank(model, ids())
-    assert calls
-    assert found.rank == 10
-
-
-def test_autocast_around_the_call_changes_nothing() -> None:
-    model = random_model({})
-    plain = fr.analysis.rank(model, ids())
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert (fr.analysis.rank(model, ids()).singular_values == plain.singular_values).all()
-
-
-def test_an_output_layer_of_ones_own() -> None:
-    """No bound is known for it."""
-    layer = describe_output(random_model({}).config)
-    assert layer.exempt is None
-    config = random_model({}).config
-    object.__setattr__(config.output, "kind", "my_own")
-    own = describe_output(config)
-    assert own.exempt == "no bound is known for output layers of kind 'my_own'"
 
 
 def test_what_is_refused() -> None:

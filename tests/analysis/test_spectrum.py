@@ -8,7 +8,6 @@ import torch
 
 import fullrank as fr
 from fullrank.analysis.spectrum import spectrum, spectrum_of
-from fullrank.core.errors import InputError
 
 IDS = torch.randint(3, 50, (3, 9), generator=torch.Generator().manual_seed(0))
 
@@ -48,13 +47,6 @@ def test_matrices_of_known_rank(rank: int) -> None:
     np.testing.assert_allclose(found.stable_rank, rank, atol=1e-10)
     curve = np.minimum(np.arange(1, 13) / rank, 1)
     np.testing.assert_allclose(found.curves, np.stack((curve, curve)), atol=1e-10)
-
-
-def test_means_over_texts() -> None:
-    one, three = (spectrum_of(blocks(rank, 12 // rank)[None, None]) for rank in (1, 3))
-    both = spectrum_of(torch.stack((blocks(1, 12), blocks(3, 4)))[:, None])
-    np.testing.assert_allclose(both.curves, (one.curves + three.curves) / 2)
-    np.testing.assert_allclose(both.effective_rank, [2.0])
 
 
 @pytest.mark.parametrize("mix", ["none", "position_independent", "position_wise", "average"])
@@ -108,53 +100,3 @@ def test_an_injected_model_is_read_with_its_mixing() -> None:
     after = found.layers[0].after.curves  # every head is the mean of all
     np.testing.assert_allclose(after, np.broadcast_to(after[:1], after.shape), atol=1e-6)
     assert np.abs(after - found.layers[0].before.curves).max() > 1e-4
-
-
-def test_wrong_input_is_named() -> None:
-    made = model()
-    for given, message in (
-        ([IDS, IDS[:, :5]], "texts of one length, given 5 and 9 tokens"),
-        ([], "no text to read"),
-        (["a text"], "tensors of token ids .*, given str; encode texts first"),
-        (IDS[0], r"\(B, N\) of whole numbers"),
-    ):
-        with pytest.raises(InputError, match=message):
-            spectrum(made, given)
-    with pytest.raises(InputError, match="Linear has no attention weights"):
-        spectrum(torch.nn.Linear(2, 2), IDS)
-    with pytest.raises(InputError, match="no attention weights"):
-        spectrum(model(attention=fr.AttentionConfig(kind="multilinear", cores=1, rank=4)), IDS)
-
-
-def test_memory_is_part_of_what_is_read() -> None:
-    """With a memory as long as all texts, the last weights are the last rows of those over the whole text."""
-    options = {"memory_length": 40, "position": "relative", "attention": fr.AttentionConfig(score="relative")}
-    made = model(**options).eval()
-    found = spectrum(made, IDS)
-    with torch.no_grad():
-        made.with_memory(0)(IDS.flatten()[None], trace=(trace := fr.Trace()))
-    for layer, whole in zip(found.layers, trace.layers, strict=True):
-        rows = [whole.weights[0, :, i : i + 9, : i + 9].numpy() for i in (0, 9, 18)]
-        s = [np.linalg.svd(one.astype(np.float64), compute_uv=False) for one in rows]
-        stable = np.mean([(one**2).sum(-1) / one[:, 0] ** 2 for one in s], axis=0)
-        np.testing.assert_allclose(layer.after.stable_rank, stable, rtol=1e-4)
-
-
-def test_the_encoder_of_a_model_that_reads_two_sequences() -> None:
-    transformers = pytest.importorskip("transformers")
-    sizes = {
-        "d_model": 24,
-        "encoder_layers": 2,
-        "decoder_layers": 1,
-        "encoder_attention_heads": 3,
-        "encoder_ffn_dim": 16,
-    }
-    bart = transformers.BartModel(transformers.BartConfig(vocab_size=50, decoder_attention_heads=3, **sizes)).eval()
-    with pytest.raises(InputError, match=r"BartModel .* reads two sequences; give its encoder"):
-        spectrum(bart, IDS)
-    assert len(spectrum(bart.get_encoder(), IDS).layers) == 2
-    config = fr.ModelConfig(vocab_size=50, hidden_size=24, num_hidden_layers=2, num_attention_heads=3)
-    translator = fr.Translator(config)
-    with pytest.raises(InputError, match=r"Translator .* reads two sequences; give its encoder"):
-        spectrum(translator, IDS)
-    assert len(spectrum(translator.encoder, IDS).layers) == 2

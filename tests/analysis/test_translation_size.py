@@ -74,12 +74,6 @@ def test_work_is_what_a_model_multiplies() -> None:
     assert counter.get_total_flops() == n * (found + hidden)
 
 
-def test_caches() -> None:
-    sizes = translation_size(table4("h4-plain"), LENGTH)["bytes"]
-    assert sizes["cache_per_token_fp32"] == sizes["cache_per_source_token_fp32"] == 4 * 6 * 2 * E
-    assert (sizes["state_per_text_fp32"], sizes["weights_fp32"]) == (0, 4 * 39_469_056)
-
-
 def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     with pytest.raises(SystemExit) as stopped:
         main(list(words))
@@ -88,31 +82,8 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return said.out
 
 
-def test_info_of_a_translation_recipe(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = told(capsys, "info", "mixhead/table4", "--row", "h64-a")
-    assert "mixhead/table4, row h64-a, scale paper" in shown
-    large = json.loads(told(capsys, "info", "mixhead/table4", "--row", "h64-a", "--json"))
-    places = ("encoder", "decoder", "cross")
-    assert [large["by_place"][place]["mixing"] for place in places] == [24_576, 24_576, 0]
-    assert large["paper"] == {"valid_tokenised_bleu": 31.74, "test_tokenised_bleu": 31.32}
-    found = json.loads(told(capsys, "info", "mixhead/table4", "--row", "h4-a", "--length", "10", "--json"))
-    assert found["parameters"]["total"] == 39_469_056 + 192
-    assert found["flops_per_token"]["length"] == 10
-    assert found["by_place"]["encoder"]["mixing"] == found["by_place"]["decoder"]["mixing"] == 96
-
-
 def test_nothing_is_allocated(capsys: pytest.CaptureFixture[str]) -> None:
     """A model of 29 terabytes."""
     sizes = ["model.hidden_size=65536", "model.intermediate_size=262144", "model.num_hidden_layers=64"]
     found = json.loads(told(capsys, "info", "mixhead/table4", *sizes, "--json"))
     assert found["bytes"]["weights_fp32"] > 2**44
-
-
-@pytest.mark.parametrize("name", ["mixhead/table4", "mixhead/table4-long", "tensorized/table3"])
-def test_verbs_that_show_recipes(capsys: pytest.CaptureFixture[str], name: str) -> None:
-    assert name in told(capsys, "recipes", "list")
-    assert "notes:" in told(capsys, "recipes", "show", name)
-    assert "batch_tokens" in told(capsys, "config", "show", name, "--scale", "small")
-    assert "valid (" in told(capsys, "config", "validate", name)
-    schema = json.loads(told(capsys, "config", "schema"))
-    assert {"encoder", "decoder"} <= schema["$defs"]["ModelConfig"]["properties"].keys()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 from collections.abc import Callable
 
 import pytest
@@ -14,8 +13,7 @@ import measure
 import mixing
 import output_loss
 import train_step
-from candidates import BOTH, Candidate, Comparison, Pass, Settings, Suite, missing, uncompiled
-from fullrank import kernels
+from candidates import BOTH, Candidate, Comparison, Pass, Settings, Suite
 from fullrank.core.errors import RunError
 from suites import SUITES
 
@@ -58,25 +56,11 @@ def test_candidates_that_compute_the_same_agree(name: str, number: int) -> None:
     assert compared > 0 or name == "growth"  # there only the mechanisms stand side by side
 
 
-@pytest.mark.parametrize("form", ["A", "B"])
-def test_gradients_of_mixing_are_compared_too(form: str) -> None:
-    by_name = {candidate.name: candidate for candidate in comparison("mixing", 1).candidates}
-    expected = {"output", "query", "keys", "values", "mixing"} | ({"from_query"} if form == "B" else set())
-    assert by_name[f"Mixhead {form}"].make().values().keys() == expected
-    assert by_name[f"formula {form}"].make().values().keys() == expected
-
-
 def test_talking_heads_are_mixhead_a_with_the_matrix_transposed() -> None:
     pytest.importorskip("x_transformers", reason="the extra 'bench' is not installed")
     by_name = {candidate.name: candidate for candidate in comparison("mixing", 1).candidates}
     ours, theirs = by_name["Mixhead A"].make().values(), by_name["x-transformers"].make().values()
     torch.testing.assert_close(theirs["convolution"][:, :, 0, 0].T, ours["mixing"], rtol=1e-4, atol=1e-5)
-
-
-def test_forward_alone_keeps_no_gradients() -> None:
-    made = comparison("mixing", 0).candidates[0].make()
-    assert made.values().keys() == {"output"}
-    assert not made.values()["output"].requires_grad
 
 
 @pytest.mark.parametrize(("name", "number"), comparisons())
@@ -150,12 +134,6 @@ def made(*candidates: Candidate) -> tuple[list[str], dict[str, str]]:
 OURS = Candidate("ours", passing(), "square", ("peer",))
 
 
-def test_values_of_a_pass_are_output_and_gradients() -> None:
-    values = passing(2.0)().values()
-    assert values["output"].tolist() == [2, 8, 18]
-    assert values["leaf"].tolist() == [4, 8, 12]
-
-
 def test_different_functions_are_not_timed() -> None:
     with pytest.raises(RunError, match=r"peer and ours, shape, forward \+ backward: .* differs by 1\.0e-02"):
         made(OURS, Candidate("peer", passing(1.01), "square"))
@@ -185,16 +163,6 @@ def test_ours_that_fails_ends_the_benchmark() -> None:
         made(dataclasses.replace(OURS, make=failing))
 
 
-def test_kernels_that_were_chosen_are_named() -> None:
-    found = comparison("relative", 1)
-    with kernels.chosen() as taken:
-        found.candidates[0].make().values()
-    _, named = measure.make_and_compare(found, TINY, {})
-    assert taken
-    assert named["relative"] == tuple(sorted(taken))
-    assert named["published formula"] == ()
-
-
 def test_ratios_are_ours_over_peer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two lengths through `run`, with times and memory that the test gives."""
     monkeypatch.setattr(measure, "times_of", lambda made, **_: {"ours": [2.0, 4.0, 6.0], "peer": [4.0, 4.0, 4.0]})
@@ -215,20 +183,3 @@ def test_ratios_are_ours_over_peer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (one.time.low, one.time.middle, one.time.high) == (0.75, 1.0, 1.25)
     assert [figure.seconds for figure in outcome.rows[0].figures] == [4.0, 4.0]
     assert outcome.rows[1].against[0].memory is None  # less than a MiB is no figure
-
-
-def test_what_is_missing_is_said_with_the_way_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert missing("torch") == ""
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    absent = {candidate.name: candidate.absent for candidate in comparison("mixing", 1).candidates if candidate.absent}
-    said = "not installed; pip install 'fullrank[bench]' (in a clone: pip install -e '.[bench]')"
-    assert absent["x-transformers"] == absent["transformers, eager"] == said
-
-
-def test_compiling_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = dataclasses.replace(TINY, compile=True)
-    monkeypatch.setattr("shutil.which", lambda name: None)
-    assert uncompiled(wanted).startswith("torch.compile needs a C++ compiler")
-    monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/g++" if name == "g++" else None)
-    assert uncompiled(wanted) == ""
-    assert uncompiled(TINY) == "left out; --compile measures it too"

@@ -69,14 +69,6 @@ def test_functions_and_methods() -> None:
         fr.check("gpt2")
 
 
-def test_two_words_and_half_precision() -> None:
-    model = nn.Sequential(nn.Embedding(2, 6), nn.Linear(6, 2)).bfloat16()
-    report = fr.check(model, quick=True)
-    assert report.passes
-    model[1].register_forward_hook(LEAK)
-    assert leaking(fr.check(model, quick=True))
-
-
 @pytest.mark.full
 def test_a_compiled_module_is_looked_into() -> None:
     model = torch.compile(leaky.Model({1: leaky.Attention(leaky.everything)}), backend="eager")
@@ -181,13 +173,6 @@ def test_an_encoder_decoder_of_hugging_face() -> None:
     assert report.layers == ("decoder.block.1.layer.2",)
 
 
-def test_only_some_checks() -> None:
-    report = fr.check(leaky.Model(), only=("rows of a batch", "padding"))
-    assert [finding.check for finding in report.findings] == [
-        "rows of a batch are independent", "rows of a batch are independent, training", "padding changes nothing",
-    ]  # fmt: skip
-
-
 def test_inputs_that_allow_no_other_length() -> None:
     class Aligned(nn.Module):
         """As many frames as tokens."""
@@ -266,22 +251,6 @@ def test_the_model_inside_a_function_is_found(way: str) -> None:
     assert all(map(torch.equal, before, IN_TRAINING.parameters()))
 
 
-def test_a_function_without_a_module_has_no_modes() -> None:
-    table = torch.randn(11, 11)
-    report = fr.check(lambda ids: table[ids], vocab_size=11, quick=True)
-    assert report.passes
-    assert "modes were not tried" in report.headline
-    trained = [finding for finding in report.findings if finding.check.endswith("training")]
-    assert trained
-    assert all("has no modes" in finding.reason for finding in trained)
-
-
-@pytest.mark.parametrize("only", ["futur, by gradient", ("rows of a batch", "paddding"), ["starts as plain"]])
-def test_an_unknown_name_in_only_is_an_error(only: Any) -> None:
-    with pytest.raises(InputError, match=r"only: .* begins with .*rows of a batch are independent"):
-        fr.check(leaky.Model(), quick=True, only=only)
-
-
 def test_what_could_not_be_checked_does_not_pass() -> None:
     class Constant(nn.Module):
         def __init__(self) -> None:
@@ -335,15 +304,6 @@ def test_zeros_and_infinities_as_a_mask_of_padding() -> None:
     report = fr.check(Masked({i: Added(leaky.causal) for i in range(leaky.LAYERS)}), quick=True)
     assert report.passes, report
     assert report.of("padding changes nothing").verdict == "passes"
-
-
-def test_time_first_beside_example_inputs_is_asked_about() -> None:
-    class TimeFirst(leaky.Model):
-        def forward(self, input_ids: Tensor) -> Any:
-            return super().forward(input_ids.mT).transpose(0, 1)
-
-    with pytest.raises(InputError, match="time seems to come first"):
-        fr.check(TimeFirst(), torch.randint(leaky.VOCABULARY, (23, 4)), quick=True)
 
 
 def test_a_part_of_a_model_that_mixes_positions_is_blamed_and_not_the_layer_that_hands_it_on() -> None:

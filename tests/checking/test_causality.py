@@ -14,10 +14,9 @@ from torch import Tensor, nn
 import fullrank as fr
 from fullrank.checking import learnt
 from fullrank.checking.calls import Call
-from fullrank.checking.causality import search_by_gradient, search_by_perturbation, spread
+from fullrank.checking.causality import search_by_gradient, search_by_perturbation
 from fullrank.checking.learnt import check_on_random_tokens, last_position
 from fullrank.checking.subject import open_subject
-from fullrank.core.errors import InputError
 
 WAYS = ["by perturbation, evaluation", "by perturbation, training", "by gradient, evaluation", "by gradient, training"]
 
@@ -121,12 +120,6 @@ def test_one_token_ahead_at_any_position() -> None:
         assert f"see tokens from {place} on" in outcome.remark
 
 
-def test_positions_that_are_looked_at() -> None:
-    assert spread(5, 9) == [1, 2, 3, 4]
-    assert spread(100, 4) == [1, 34, 66, 99]
-    assert spread(25, 24) == list(range(1, 25))
-
-
 def test_a_model_that_ignores_its_input_cannot_be_judged() -> None:
     class Constant(nn.Module):
         def __init__(self) -> None:
@@ -175,44 +168,6 @@ def test_a_layer_of_ours_that_leaks() -> None:
     outcome, named = verdicts(model)
     assert set(outcome.values()) == {"fails"}
     assert set(named.values()) == {("blocks.1.feed_forward",), ()}  # of padding the plain leak is enough
-
-
-def test_bad_input_is_explained() -> None:
-    class Wrong(leaky.Model):
-        def forward(self, input_ids: Tensor) -> Any:
-            return self.hidden(input_ids).sum(-1)
-
-    class Broken(leaky.Model):
-        def forward(self, input_ids: Tensor) -> Any:
-            raise KeyError("no such layer")
-
-    class Nothing(leaky.Model):
-        def forward(self, input_ids: Tensor) -> Any:
-            return None
-
-    with pytest.raises(InputError, match=r"logits must be \(B, N, V\)"):
-        open_subject(Wrong())
-    with pytest.raises(InputError, match="raised KeyError: 'no such layer'"):
-        open_subject(Broken())
-    with pytest.raises(InputError, match="returned NoneType"):
-        open_subject(Nothing())
-    with pytest.raises(InputError, match="length: 2 tokens"):
-        open_subject(leaky.Model(), length=2)
-    with pytest.raises(InputError, match="meta device"):
-        open_subject(leaky.Model().to("meta"))
-
-
-def test_the_model_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learnt, "_STEPS", 5)
-    model = leaky.Model({1: leaky.OverPositions()}).train()
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    state = torch.get_rng_state()
-    fr.check(model)
-    assert model.training
-    assert torch.equal(torch.get_rng_state(), state)
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(tensor, before[name]), name
-    assert not any(module._forward_hooks for module in model.modules())
 
 
 def test_fp32_constants_are_checked_in_fp32() -> None:
@@ -272,28 +227,3 @@ def test_a_leak_that_is_hardly_learnt_is_below_log_v(monkeypatch: pytest.MonkeyP
     outcome = check_on_random_tokens(open_subject(leaky.Model()))
     assert outcome.verdict == "fails"
     assert outcome.difference == pytest.approx(0.03)
-
-
-def test_what_cannot_be_trained() -> None:
-    frozen = leaky.Model().requires_grad_(False)
-    assert "no parameter" in check_on_random_tokens(open_subject(frozen)).reason
-    large = leaky.Model()
-    large.more = nn.Linear(1000, 1001)
-    assert "a text of its own (text=, --text) tells" in check_on_random_tokens(open_subject(large)).reason
-
-
-def test_texts() -> None:
-    config = fr.ModelConfig(vocab_size=10, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
-    model = fr.LanguageModel(config)
-    report = fr.check(model, length=17, quick=False, text=torch.randint(10, (400,)))
-    assert report.of("last position").looked_at == "22 segments of 17 tokens of the text"
-    wrong: list[tuple[Any, str]] = [
-        (torch.randint(10, (20,)), "too short"),
-        (torch.randint(10, (30, 2)), "too short"),
-        (torch.full((400,), 10), "from 0 to 9, given 10 to 10"),
-        (torch.zeros(4, 9), "token ids"),
-        (torch.zeros(2, 4, 9, dtype=torch.int64), "token ids"),
-    ]
-    for text, said in wrong:
-        with pytest.raises(InputError, match=said):
-            fr.check(model, text=text)

@@ -15,7 +15,6 @@ from torch import Tensor
 import fullrank as fr
 from fullrank.checking.scoring import ADD, COUNTS, RANKS, SAME
 from fullrank.checking.sums import LATER, ONCE, SUM
-from fullrank.core.errors import InputError
 
 V, WINDOW = 5, 8
 _generator = torch.Generator().manual_seed(3)
@@ -276,15 +275,6 @@ def test_first_token_counted_though_it_is_not_scored() -> None:
     assert failed(lambda ids: {"nll": float(nll(ids)[1:].sum()), "tokens": len(ids)}) == {COUNTS}
 
 
-def test_strings_of_unknown_tokens() -> None:
-    report = fr.check_scoring(of_string, [" the über. a\n a", " a. the"])
-    assert (report.passes, report.verdict, report.as_dict()["passes"]) == (False, "not checked", False)
-    assert report.headline.startswith("It could not be checked: probabilities sum to one: ")
-    assert report.of(COUNTS).verdict == report.of(SAME).verdict == "passes"
-    assert report.of(SUM).verdict == "not applicable"
-    assert "vocabulary=" in report.of(SUM).reason
-
-
 def test_an_end_mark_is_scored_where_that_is_said() -> None:
     def ended(ids: Tensor) -> Tensor:
         return torch.cat((nll(ids), -LOG_PROBS[ids[-1], 0].view(1)))
@@ -295,14 +285,6 @@ def test_an_end_mark_is_scored_where_that_is_said() -> None:
     assert failed(lambda ids: {"nll": ended(ids), "tokens": len(ids)}, end_mark=True) == {COUNTS}
     found = fr.check_scoring(lambda ids: float(ended(ids).sum()), vocab_size=V, end_mark=True)
     assert "a total does not tell the end mark" in found.of(SUM).reason
-
-
-def test_what_is_not_tested_is_said() -> None:
-    few = fr.check_scoring(total, vocab_size=V, calls=4 * V)
-    assert "4 of 67 positions" in few.of(SUM).looked_at
-    none = fr.check_scoring(total, vocab_size=V, calls=V - 1)
-    assert "raise calls" in none.of(SUM).reason
-    assert none.of(SUM).verdict == "not applicable"
 
 
 # -- texts and memory ---------------------------------------------------------------------------------------------------
@@ -328,27 +310,3 @@ def test_a_memory_that_is_kept_between_calls_is_named() -> None:
 
 
 # -- what goes in and comes out ---------------------------------------------------------------------------------------
-
-
-def raising(ids: Tensor) -> float:
-    raise KeyError("model")
-
-
-@pytest.mark.parametrize(
-    ("score", "options", "says"),
-    [
-        (total, {}, "vocab_size: needed"),
-        (total, {"vocab_size": 1}, "vocab_size, length, window: at least 2"),
-        (total, {"vocab_size": V, "texts": [[1, 9, 2, 3]]}, "token ids from 0 to 4"),
-        (total, {"vocab_size": V, "texts": [[1]]}, "give one of 4 or more"),
-        (raising, {"vocab_size": V}, r"failed on a Tensor of 67 tokens \(KeyError: 'model'\)"),
-        (lambda ids: None, {"vocab_size": V}, "returned NoneType 'None' .* it has to return nll per token"),
-        (lambda ids: "3.2", {"vocab_size": V}, "returned str '3.2'"),
-        (lambda ids: {"loss": 3.0}, {"vocab_size": V}, 'a mapping with loss.* "tokens"'),
-        (lambda ids: math.nan, {"vocab_size": V}, "returned float 'nan' on a Tensor of 67 tokens"),
-        (of_string, {"texts": [" a the"], "vocabulary": PIECES}, "leave out one of them"),
-    ],
-)
-def test_errors_say_what_was_given_and_what_mends_it(score: Any, options: dict[str, Any], says: str) -> None:
-    with pytest.raises(InputError, match=says):
-        fr.check_scoring(score, **options)

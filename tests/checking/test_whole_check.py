@@ -18,7 +18,6 @@ from fullrank.checking.calls import Call
 from fullrank.checking.causality import search_by_gradient, search_by_perturbation
 from fullrank.checking.subject import open_subject
 from fullrank.core import registry
-from fullrank.core.errors import InputError
 
 FUTURE = [f"future, by {how}, {when}" for how in ("perturbation", "gradient") for when in ("evaluation", "training")]
 PADDED = "future, by perturbation, with padding"
@@ -132,15 +131,6 @@ def test_translators_pass(kind: str) -> None:
     assert all(torch.equal(model.state_dict()[name], value) for name, value in state.items())  # left as it was
 
 
-def test_translators_that_cannot_be_checked() -> None:
-    with pytest.raises(InputError, match="random sentences"):
-        fr.check(translator(), text=torch.zeros(300, dtype=torch.long))
-    with torch.device("meta"):
-        imagined = translator()
-    with pytest.raises(InputError, match="meta device has no numbers"):
-        fr.check(imagined)
-
-
 # -- models of Hugging Face -------------------------------------------------------------------------------------------
 
 
@@ -200,22 +190,6 @@ def test_a_model_of_ours_as_hugging_faces() -> None:
     report = fr.check(fr.FullRankForCausalLM(fr.FullRankConfig.of(own)))
     assert failed(report) == {}
     assert {check for check in skipped(report) if "future" not in check and "packed" not in check} == set()
-
-
-def test_a_report_in_words_has_a_line_for_each_question(capsys: pytest.CaptureFixture[str]) -> None:
-    told: list[str] = []
-    report = fr.check(
-        leaky.Model({1: nn.Linear(leaky.WIDTH, leaky.WIDTH), 2: leaky.Convolution(ahead=True)}), say=told.append
-    )
-    first, *lines = str(report).splitlines()
-    assert first.startswith("Model: ")
-    assert f"{len(report.failures)} fail: {FUTURE[0]}; " in first
-    assert [line.split("  ")[1] for line in lines] == [finding.check for finding in report.findings]
-    assert told == [f"{finding.check}: {finding.verdict}" for finding in report.findings]
-    assert "the layer that leaks: blocks.2.attention" in lines[0]
-    assert any(line.endswith("not applicable  forward takes no attention_mask") for line in lines)
-    assert len(repr(report)) < 400
-    assert capsys.readouterr() == ("", "")
 
 
 class Blind(nn.Module):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
-import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
@@ -81,29 +79,3 @@ def test_phases(config: Path) -> None:
     content = measured(config, "model.num_hidden_layers=3", "train.segment_length=200", both)
     assert content["models"][0]["phase"] == "b"
     assert values(content, "mean reach") == pytest.approx([512, 512 + 600, 512 + 200])  # j = 3
-
-
-def test_a_run_folder_and_a_row_of_a_recipe(config: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    run.mkdir()
-    shutil.copy(config, run / "config.yaml")
-    assert measured(run)["records"] == measured(config)["records"]
-    table = tmp_path / "table.yaml"
-    table.write_text(
-        "rows: {plain: {}, short: {set: {model.memory_length: 64}}}\n"
-        "scales: {paper: {}, tiny: {train.segment_length: 32}}\n"
-        f"base:\n  model: {{num_hidden_layers: 4, memory_length: 128}}\n  train: {{segment_length: 64, phases: {PHASES}}}\n",
-        encoding="utf-8",
-    )
-    content = measured(table, "--row", "short", "--scale", "tiny")
-    assert (content["models"][0]["row"], content["models"][0]["scale"]) == ("short", "tiny")
-    assert (values(content, "memory length"), values(content, "segment length")) == ([64], [32])
-
-
-def test_the_figure_has_a_line_for_each_layer(config: Path, tmp_path: Path) -> None:
-    out = tmp_path / "new" / "figures"
-    content = measured(config, "--out", out)
-    assert content["files"] == [str(out / "context.png"), str(out / "context.svg")]
-    root = ET.fromstring((out / "context.svg").read_text(encoding="utf-8"))
-    words = {text.strip() for text in root.itertext() if text.strip()}
-    assert {f"layer {layer}" for layer in range(15)} <= words

@@ -72,33 +72,6 @@ def test_the_mean_of_the_last_ones_is_measured_and_writes(folder: Path) -> None:
     assert out.startswith("the")
 
 
-def test_all_that_are_kept_are_averaged_and_the_mean_can_have_another_name(folder: Path) -> None:
-    code, out, err = called("average", folder, "--out", "of-all", "--json")
-    assert code == 0, err
-    place = folder / "checkpoints" / "of-all"
-    assert json.loads(out) == {"run": str(folder), "checkpoint": "of-all", "steps": [12, 16, 18], "folder": str(place)}
-    for name, tensor in load_file(place / "model.safetensors").items():
-        assert np.array_equal(tensor, mean(folder, 12, 16, 18)[name])
-    again = average(folder, last=3, name="of-all")
-    assert again["steps"] == [12, 16, 18]
-
-
-def test_the_mean_of_one_checkpoint_has_its_figures(folder: Path) -> None:
-    assert average(folder, last=1)["steps"] == [18]
-    assert figures(folder, "average") == figures(folder, "last")
-
-
-def test_a_damaged_mean_is_noticed(folder: Path) -> None:
-    average(folder)
-    file = folder / "checkpoints" / "average" / "model.safetensors"
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1
-    file.write_bytes(data)
-    code, _, err = called("eval", folder, "--checkpoint", "average")
-    assert code == 2
-    assert "does not match its checksum" in err
-
-
 def test_a_run_that_goes_on_leaves_the_mean_alone(folder: Path) -> None:
     """Training tidies up its checkpoints; a mean is none of them."""
     from fullrank.training.checkpoint import read_checkpoint, save_checkpoint

@@ -19,8 +19,6 @@ import hugging_face_models as tiny
 from fullrank.checking import calls, causality, learnt
 from fullrank.cli import main
 from fullrank.core import registry
-from fullrank.core.decoder import LanguageModel
-from translation_runs import write_run
 
 BOTH_MODES = [
     "with padding", "with padding on the left", "with a mask of ones", "one row of 64 tokens", "rows of 64 tokens",
@@ -67,23 +65,6 @@ def test_a_recipe_is_made_small_and_passes(called: Called) -> None:
     assert "hidden_size 410 -> 16" in found["shrunk"]
     assert "memory_length 150 -> 8" in found["shrunk"]
     assert found["parameters"] < 10_000
-
-
-def test_the_table(called: Called, tmp_path: Path) -> None:
-    config = write_config(tmp_path / "c.yaml", tmp_path, tmp_path)
-    code, out, said = called(config, *SMALL, "model.vocab_size=30")
-    assert (code, said) == (0, "")
-    for check in CHECKS:
-        assert out.count(f"\n {check}  ") == 1
-    headline = " ".join(out.split()).rpartition("No leak found ")[2]
-    assert headline.endswith("in texts of 67, 64 and 128 tokens, 3 rows and one; 36 checks pass, 1 are not applicable.")
-    assert "made small" not in out  # it is small
-    assert "vocabulary 30, float64" in out
-    assert "memory in segments = one pass: model.memory_length is 0" in out
-    code, out, said = called(config, *SMALL, "model.vocab_size=30", "--quick", "--length", "13")
-    assert (code, said) == (0, "")
-    assert "texts of 13 random tokens" in out
-    assert "kernels" not in out
 
 
 @pytest.fixture
@@ -149,41 +130,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def test_a_run_is_tested_on_its_own_text(called: Called, run: Path) -> None:
-    code, out, said = called(run, "--quick", "--json")
-    assert (code, said) == (0, "")
-    found = json.loads(out)
-    assert (found["kind"], found["text"].endswith(", valid")) == ("run", True)
-    last = found["checks"][-1]
-    assert last["check"] == "last position"
-    assert last["looked_at"].endswith("segments of 8 tokens of the text")
-    assert last["difference"] < 0.1
-
-
-def test_a_saved_model_and_a_text(called: Called, run: Path) -> None:
-    code, out, _ = called(run, "--text", run.parent / "test.txt", "--quick", "--json")
-    assert (code, json.loads(out)["text"]) == (0, str(run.parent / "test.txt"))
-
-
-def test_hugging_face(called: Called, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    folder = tiny.save(tiny.gpt2(), tmp_path / "gpt2", tokenizer=False)
-    code, out, said = called(folder, "--json")
-    assert (code, said) == (0, "")
-    found = json.loads(out)
-    assert found["source"] == "a model of Hugging Face"
-    verdicts = {one["check"]: one["verdict"] for one in found["checks"]}
-    assert verdicts["incremental decoding = one pass"] == "passes"
-    assert [check for check, verdict in verdicts.items() if verdict == "not applicable"] == [
-        "future, by perturbation, flex_attention"
-    ]
-    tiny.save(tiny.gpt2(), tmp_path / "gpt2")
-    text = tiny.write_text(tmp_path / "words.txt")
-    code, out, said = called(folder, "--text", text, "--quick", "--json")
-    assert (code, said) == (0, "")
-    assert json.loads(out)["checks"][-1]["looked_at"].endswith("segments of 32 tokens of the text")
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_every_kind_of_hugging_face_model(
     called: Called, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -230,13 +176,6 @@ def test_every_kind_of_hugging_face_model(
         assert (code, out, expected in said) == (2, "", True), said
 
 
-def test_a_saved_model(called: Called, tmp_path: Path) -> None:
-    config = fr.ModelConfig(vocab_size=11, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
-    LanguageModel(config).save(tmp_path / "saved")
-    code, out, _ = called(tmp_path / "saved", "--json")
-    assert (code, json.loads(out)["kind"]) == (0, "saved model")
-
-
 # -- translation ---------------------------------------------------------------------------------------------------------
 
 
@@ -259,22 +198,3 @@ def test_a_row_that_decodes_as_released_fails_by_name(called: Called) -> None:
     assert code == 1
     assert out.splitlines()[-1] == ("No later token is seen, but 1 checks fail: incremental decoding = one pass.")
     assert "model.decoder.released_decoding: true leaves heads unmixed while a translation is written" in out
-
-
-def test_a_saved_translator_and_a_run(called: Called, tmp_path: Path) -> None:
-    torch.manual_seed(1)
-    config = fr.ModelConfig(
-        vocab_size=13, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=9,
-        encoder=fr.EncoderConfig(vocab_size=15),
-    )  # fmt: skip
-    fr.Translator(config).save(tmp_path / "saved")
-    write_run(tmp_path / "run", num_hidden_layers=1)
-    for folder, kind in (("saved", "saved model"), ("run", "run")):
-        code, out, said = called(tmp_path / folder, "--quick", "--json")
-        assert (code, said) == (0, "")
-        found = json.loads(out)
-        assert (found["kind"], found["source"], found["shrunk"]) == (kind, "a translation model of fullrank", [])
-    (tmp_path / "text.txt").write_text("ein hund\n" * 90)
-    code, _, said = called(tmp_path / "run", "--text", tmp_path / "text.txt")
-    assert code == 2
-    assert "--text: for models of running text" in said

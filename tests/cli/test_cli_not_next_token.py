@@ -108,27 +108,6 @@ def test_reproduce(table: Path, runs: dict[str, Path], capsys: pytest.CaptureFix
     assert set(positions) == {"published"}
 
 
-def test_report_and_the_page_of_the_run(
-    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for words in ((runs["published"],), (runs["masked"], runs["published"])):
-        assert called("report", *words, "--out", tmp_path / "page.html") == 0
-        assert NOT_NEXT_TOKEN in " ".join(capsys.readouterr().out.split())
-        assert NOT_NEXT_TOKEN in (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert called("report", runs["masked"], "--out", tmp_path / "page.html") == 0
-    assert "next-token perplexity:" not in capsys.readouterr().out
-
-
-def test_train_says_so_before_and_after(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = table / "table.yaml"
-    assert called("train", config, "--row", "published", "--scale", "paper", "--out", tmp_path / "run") == 0
-    said = capsys.readouterr()
-    assert said.err.index(NOT_NEXT_TOKEN) < said.err.index("step")
-    assert NOT_NEXT_TOKEN in said.out
-    assert "last positions" in said.out
-    assert NOT_NEXT_TOKEN in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
-
-
 def test_eval(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
     folder, kept = runs["published"], result(runs["published"])["final"]["test"]
     assert called("eval", folder, "--device", "cpu") == 0
@@ -147,19 +126,6 @@ def test_eval(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None
     assert "last_position" not in found
 
 
-def test_info(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("info", table / "table.yaml", "--scale", "paper", "model.vocab_size=20")
-    assert called(*words, "--row", "published") == 0
-    assert NOT_NEXT_TOKEN in capsys.readouterr().out
-    assert called(*words, "--row", "masked") == 0
-    assert "next-token" not in capsys.readouterr().out
-    for row, honest in (("published", False), ("masked", True)):
-        assert called(*words, "--row", row, "--json") == 0
-        found = json.loads(capsys.readouterr().out)
-        assert found["next_token"] is honest
-        assert (found["remark"] is None) is honest
-
-
 @pytest.mark.parametrize("how", [[], ["--beam", 2], ["--memory-length", 4]])
 def test_generate_is_refused(runs: dict[str, Path], how: list[object], capsys: pytest.CaptureFixture[str]) -> None:
     assert called("generate", runs["published"], "--prompt", "the", "--device", "cpu", *how) == 2
@@ -167,30 +133,6 @@ def test_generate_is_refused(runs: dict[str, Path], how: list[object], capsys: p
     assert error.count("\n") == 1
     assert "neither write a text token by token" in error
     assert "model.attention.causal" in error
-
-
-def test_generate_slides_where_the_output_map_ends(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("generate", runs["masked"], "--prompt", "the", "--device", "cpu", "--max-new-tokens")
-    assert called(*words, 6) == 0
-    assert capsys.readouterr().err == ""
-    assert called(*words, 20) == 0
-    assert (
-        capsys.readouterr().err
-        == "the model reads 8 tokens at once; where the text is longer, its last 4 are read anew\n"
-    )
-
-
-def test_analyze(runs: dict[str, Path], table: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folders = [runs["masked"], runs["published"]]
-    assert called("analyze", "rank", *folders, "--device", "cpu", "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    values = {(record["labels"]["model"], record["measure"]): record["value"] for record in found["records"]}
-    for about in found["models"]:
-        assert 0 < values[about["model"], "rank"] <= values[about["model"], "bound"]
-    words = ("analyze", "context", table / "table.yaml", "--scale", "paper")
-    assert called(*words, "--row", "published") == 2
-    assert "model.memory_length" in capsys.readouterr().err
-    assert called(*words, "--row", "masked", "model.memory_length=4") == 0
 
 
 @pytest.mark.parametrize(
@@ -214,24 +156,3 @@ def test_longer_than_the_output_map(
     assert called(*words, *settings) == 2
     assert said in capsys.readouterr().err
     assert not list((tmp_path / "run").glob("metrics.jsonl"))
-
-
-def test_the_decayed_form_has_no_such_end(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = table / "table.yaml"
-    settings = ["model.attention.output_map=decayed", "train.segment_length=12", "model.memory_length=4"]
-    assert called("train", config, "--row", "masked", "--scale", "paper", "--out", tmp_path / "run", *settings) == 0
-    assert called("analyze", "rank", tmp_path / "run", "--device", "cpu") == 0
-    capsys.readouterr()
-    words = ("generate", tmp_path / "run", "--prompt", "the", "--device", "cpu", "--max-new-tokens", 20, "--json")
-    assert called(*words) == 0
-    assert json.loads(capsys.readouterr().out)["texts"][0]["tokens"] == 20
-
-
-def test_penalties_are_refused(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = table / "table.yaml"
-    words = ("train", config, "--row", "masked", "--scale", "paper", "--out", tmp_path / "run")
-    assert called(*words, "train.orthogonality=0.1") == 2
-    error = capsys.readouterr().err
-    assert "train.orthogonality" in error
-    assert "model.attention.kind" in error
-    assert not (tmp_path / "run").exists()

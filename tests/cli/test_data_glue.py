@@ -8,9 +8,6 @@ from pathlib import Path
 import pytest
 from cli_runs import called
 
-from fullrank.config.finetune import TASKS
-from fullrank.config.glue import GLUE
-
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -24,21 +21,6 @@ def folder(tmp_path: Path) -> Path:
     (wnli / "train.tsv").write_text(header + "label\n" + "".join(rows[:4]), encoding="utf-8")
     (stsb / "train.tsv").write_text(header + "score\n0\ta\tb\t1.0\n1\ta\tb\t4.0\n", encoding="utf-8")
     return tmp_path
-
-
-def test_every_task_is_listed_with_counts_and_the_hub():
-    code, out, _ = called("data", "list", "--json")
-    assert code == 0
-    listed = {entry["name"]: entry for entry in json.loads(out)}
-    assert [name for name in listed if name in TASKS] == list(TASKS)
-    for name, task in GLUE.items():
-        entry = listed[f"glue/{name}"]
-        assert entry["published"] == dict(task.sizes)
-        assert entry["hub"] == f"nyu-mll/glue, {name}"
-        assert entry["unit"] == "rows"
-        assert set(entry["files"]) == set(task.sizes)
-    assert listed["squad"]["published"] == {"train": 87_599, "dev": 10_570}
-    assert listed["squad-v2"]["hub"] == "rajpurkar/squad_v2"
 
 
 def test_a_task_is_read_through_and_counted(folder):
@@ -78,14 +60,6 @@ def test_faults(folder, words, message):
     assert (code, out) == (2, "")
     assert message in err
     assert len(err.splitlines()) == 1
-
-
-def test_a_damaged_split_is_a_fault_not_a_missing_one(folder):
-    path = folder / "WNLI" / "dev.tsv"
-    path.write_text(path.read_text(encoding="utf-8")[:-3], encoding="utf-8")
-    code, out, err = called("data", "prepare", "glue/wnli", "--from", folder)
-    assert (code, out) == (2, "")
-    assert "dev.tsv, line 72: 3 fields" in err
 
 
 def question(number: int, answers: list[str]) -> dict:

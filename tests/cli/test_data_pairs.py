@@ -32,20 +32,6 @@ def words(tmp_path: Path) -> list[str]:
     return ["data", "prepare", "parallel", *keys, "--from", str(tmp_path), "--to", str(tmp_path / "cache")]
 
 
-def test_preparing_says_what_there_is_and_what_was_left_out(words):
-    code, out, err = called(*words, "data.vocabulary=separate", "data.max_ratio=2")
-    assert code == 0, err
-    lines = [" ".join(line.split()) for line in out.splitlines()]
-    assert lines[0] == "parallel (train.de, train.en)"
-    # de: ein Hund läuft . Katzen schlafen; en: a dog runs . cats sleep; and two marks each
-    assert "vocabulary de 8, en 8" in lines
-    assert "train pairs 2, tokens de 9, words de 7, tokens en 9, words en 7" in lines
-    assert "valid pairs 4, tokens de 21, words de 17, tokens en 17, words en 13" in lines
-    counts = lines[-1].removeprefix("training pairs ").split(", ")
-    assert {"given 4", "empty 1", "too_long 0", "ratio 1", "kept 2"} <= set(counts)
-    assert "parallel: encoding train" in err
-
-
 def test_preparing_in_json(words):
     code, out, _ = called(*words, "--json")
     found = json.loads(out)
@@ -81,14 +67,3 @@ def test_faults_in_one_line(words, tmp_path, fault):
     assert (code, out) == (2, "")
     assert err.count("\n") == 1, err
     assert all(part in err for part in wanted)
-
-
-def test_the_list_names_every_corpus_of_pairs():
-    code, out, _ = called("data", "list")
-    assert code == 0
-    text = " ".join(out[out.index("\niwslt14-de-en\n") :].split())
-    assert "languages de, en" in text
-    assert "published train 160,239, valid 7,283, test 6,750" in text
-    code, out, _ = called("data", "list", "--json")
-    names = [corpus["name"] for corpus in json.loads(out)]
-    assert {"parallel", "multi30k-de-en", "iwslt14-de-en", "wmt16-en-de", "ptb"} <= set(names)

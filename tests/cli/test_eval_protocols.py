@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,6 @@ from cli_runs import SMALL, called, write_config
 
 import fullrank as fr
 from fullrank.cli import main
-from fullrank.core.decoder import LanguageModel
-from fullrank.experiments.generation import write
-from fullrank.experiments.language_model import LanguageModelTask
-from fullrank.experiments.run import corpus_of
-from fullrank.files import silent
 
 XL = ["model.position=relative", "model.attention.score=relative", "model.memory_length=8"]
 
@@ -67,30 +61,6 @@ def test_the_final_figures_are_those_of_eval(plain: Path, xl: Path) -> None:
         assert found["protocol"] == kept["protocols"]["test"]["words"]
         assert words in found["protocol"]
         assert found["protocol_settings"] == kept["protocol_settings"]
-
-
-def test_every_split_is_measured_by_its_own_protocol(xl: Path) -> None:
-    kept = result(xl)
-    assert kept["protocol"] == "; ".join(f"{split}: {kept['protocols'][split]['words']}" for split in ("valid", "test"))
-    for split, length in (("valid", 8), ("test", 24)):
-        found = figures(xl, "--split", split)
-        assert found["nll"] == pytest.approx(kept["final"][split]["nll"], rel=1e-9)
-        assert found["protocol_settings"] == kept["protocols"][split]["settings"]
-        assert found["protocol_settings"]["memory_length"] == length
-
-
-def test_while_training_a_model_is_judged_as_it_is_trained(plain: Path, xl: Path) -> None:
-    """The last line of metrics.jsonl is of the last weights, measured without the `eval` section's protocol."""
-    for folder, flags, words in (
-        (plain, ["--context", 0], "consecutive blocks of 8 tokens"),
-        (xl, ["--memory-length", 8, "--clamp-length", 10**6], "up to 8 tokens of memory"),
-    ):
-        last = json.loads((folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
-        assert last["split"] == "valid"
-        found = figures(folder, "--split", "valid", "--checkpoint", "last", *flags)
-        assert found["nll"] == pytest.approx(last["nll"], rel=1e-6)
-        assert words in result(folder)["best"]["protocol"]
-        assert result(folder)["protocol"] != result(folder)["best"]["protocol"]
 
 
 @pytest.mark.parametrize(
@@ -169,19 +139,6 @@ def test_a_memory_equals_one_long_pass_and_need_not_be_cut_as_in_training(xl: Pa
     assert "1 stream, begun without memory" in found[0]["protocol"]
 
 
-def test_the_sample_of_a_result_is_what_generate_writes(plain: Path, xl: Path) -> None:
-    """The beginning of the validation text, continued by a model without and with memory."""
-    for folder, tokens in ((plain, 50), (xl, 250)):
-        corpus = corpus_of(folder, "valid", silent)
-        found = LanguageModelTask().sample(LanguageModel.load(folder), corpus)
-        assert found is not None
-        assert (found["tokens"], found["temperature"], found["seed"]) == (tokens, 0.8, 1)
-        assert found["text"].startswith(found["prompt"])
-        assert found["prompt"] == corpus.tokenizer.decode(corpus.ids("valid")[: tokens * 12 // 50].tolist())
-        written = write(folder, found["prompt"], max_new_tokens=tokens, temperature=0.8, seed=1, device_name="cpu")
-        assert written["texts"][0]["text"] == found["text"]
-
-
 def test_figures_per_word_character_and_byte(plain: Path, xl: Path) -> None:
     """A word model has words for tokens; of bytes, the text's own words, characters and bytes are counted."""
     found = figures(plain)
@@ -207,15 +164,3 @@ def test_figures_per_word_character_and_byte(plain: Path, xl: Path) -> None:
     first = f"  bits per byte        {found['bits_per_byte']:.4f}"  # the unit of the task, as in the report
     assert out.splitlines()[1] == first
     assert f"{found['bits_per_byte']:.3f}" in called("train", xl)[1]  # finished: only its figures are shown
-
-
-@pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.full), "xl"])
-def test_any_file_is_measured_as_a_split_is(
-    kind: str, text: Path, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    run = request.getfixturevalue(kind)
-    copy = shutil.copy(text / "test.txt", tmp_path / "other.txt")
-    split, file = figures(run), figures(run, "--text", copy)
-    same = ("nll", "tokens", "perplexity", "protocol") + (("bits_per_byte",) if kind == "xl" else ())
-    assert {key: file[key] for key in same} == {key: split[key] for key in same}
-    assert (file["split"], file["corpus"]) == ("text", "other.txt")

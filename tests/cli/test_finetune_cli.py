@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-import torch
-import transformers
 import yaml
 from finetune_files import SETTINGS, write_cola, write_encoder, write_rte
 
@@ -151,51 +149,6 @@ def test_a_run_that_died_goes_on_as_if_it_had_not(
         assert (whole / name).read_bytes() == (died / name).read_bytes(), name
 
 
-def test_reproduce_lists_trains_and_goes_on(place: Place, tmp_path: Path) -> None:
-    words = ("reproduce", "mixhead/table5", "--scale", "small", "--rows", "rte-plain,rte-b", "--out", tmp_path / "t")
-    listed = place.say(*words, "--list", "--json")
-    assert [(cell["row"], cell["seed"], cell["finished"]) for cell in listed.json] == [
-        ("rte-plain", 1, False), ("rte-b", 1, False),
-    ]  # fmt: skip
-    given = ("--from", place.glue, "--quiet", *place.given("train.steps=2", "train.precision=fp32"))
-    found = place.say(*words, *given)
-    assert found.code == 0, found.err
-    assert "rte-b" in found.out
-    stamp = (tmp_path / "t" / "rte-b-small-seed1" / "result.json").stat().st_mtime_ns
-    assert place.say(*words, *given).code == 0
-    assert (tmp_path / "t" / "rte-b-small-seed1" / "result.json").stat().st_mtime_ns == stamp
-    assert all(cell["finished"] for cell in place.say(*words, "--list", "--json").json)
-    single = place.say("reproduce", write_config(tmp_path / "one.yaml", place))
-    assert (single.code, "use `fullrank finetune" in single.err) == (2, True)
-    text = place.say("finetune", "mixhead/table1-vanilla")
-    assert (text.code, "`fullrank train` trains on texts" in text.err) == (2, True)
-
-
-@pytest.mark.parametrize(
-    ("setting", "words"),
-    [
-        ("model.pretrained=./nothing", "model.pretrained: ./nothing"),
-        ("model.attention.mix=position_wize", "model.attention.mix: 'position_wize'"),
-        ("data.max_length=64", "data.max_length: this encoder reads at most 24 tokens, given 64"),
-        ("data.doc_stride=4", "data.doc_stride: "),
-        ("train.seeds=4", "'train.seeds'"),
-    ],
-)
-def test_settings_that_cannot_be_are_one_line_each(place: Place, tmp_path: Path, setting: str, words: str) -> None:
-    found = place.say(
-        "finetune", write_config(tmp_path / "my.yaml", place), setting, "--out", tmp_path / "run", "--quiet"
-    )
-    assert (found.code, found.out) == (2, "")
-    (line,) = found.err.strip().splitlines()
-    assert words in line
-
-
-def test_other_verbs_on_a_recipe_of_fine_tuning(place: Place) -> None:
-    for verb in (["check"], ["analyze", "context"], ["eval"]):
-        found = place.say(*verb, "mixhead/table5")
-        assert (found.code, found.out) == (2, "")
-
-
 def test_info_counts_without_reading_weights(place: Place, tmp_path: Path) -> None:
     """BERT-base has 12 layers of 12 heads of 64: A adds 12 x 144 = 1,728, B 12 x (144 + 768) = 10,944."""
     found = place.say("info", "mixhead/table5", "--row", "cola-b", "--json").json
@@ -219,64 +172,6 @@ def test_info_counts_without_reading_weights(place: Place, tmp_path: Path) -> No
     missing = place.say("info", "mixhead/table5", "model.pretrained=some/encoder")
     assert missing.code == 2
     assert "downloads nothing" in missing.err
-
-
-def test_configurations_of_fine_tuning_are_shown_and_checked(place: Place, tmp_path: Path) -> None:
-    assert place.say("config", "validate", "mixhead/table5").out == "mixhead/table5: valid (16 rows, 3 scales)\n"
-    assert "valid (12 rows, 3 scales)" in place.say("config", "validate", "skip-cross-head/table4").out
-    path = write_config(tmp_path / "my.yaml", place, train={"steps": 0, "batch_size": -1})
-    found = place.say("config", "validate", path, "--json")
-    assert (found.code, found.json["valid"], len(found.json["problems"])) == (2, False, 2)
-    schema = place.say("config", "schema", "--finetune").json
-    assert set(schema["properties"]) == {"model", "data", "train", "eval"}
-    assert "glue/cola" in schema["$defs"]["TaskDataConfig"]["properties"]["name"]["enum"]
-    graft = schema["$defs"]["GraftConfig"]["properties"]["mix"]["anyOf"]
-    assert any("position_wise" in choice.get("enum", []) for choice in graft)
-    assert "finetune" not in json.dumps(place.say("config", "schema").json["properties"])
-    names = [recipe["name"] for recipe in place.say("recipes", "list", "--json").json]
-    assert {"mixhead/table5", "skip-cross-head/table4"} <= set(names)
-    assert place.say("recipes", "show", "skip-cross-head/table4", "--json").json["rows"]["cola-plain"]["paper"] == {
-        "matthews_correlation": [59.849, 1.23]
-    }
-
-
-def test_heads_of_a_run_by_the_metric_of_its_task(place: Place, tmp_path: Path) -> None:
-    """The value is that of result.json; a change is that of a model with zeroed columns of an output projection."""
-    config = write_config(tmp_path / "c.yaml", place, train={"keep_model": True, "steps": 2})
-    place.say("finetune", config, "--out", tmp_path / "run")
-
-    def measure() -> tuple[float, dict[tuple[int, int], Any]]:
-        records = place.say("analyze", "heads", tmp_path / "run", "--json").json["records"]
-        changes = {
-            (record["labels"]["layer"], record["labels"]["head"]): record
-            for record in records
-            if record["measure"] == "change"
-        }
-        return next(record["value"] for record in records if record["measure"] == "matthews_correlation"), changes
-
-    result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert measure()[0] == pytest.approx(result["final"]["dev"]["matthews_correlation"])
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "run" / "model").eval()
-    torch.manual_seed(0)
-    with torch.no_grad():  # heads matter to it, and it says both labels
-        for parameter in model.parameters():
-            parameter.add_(0.5 * torch.randn_like(parameter))
-    model.save_pretrained(tmp_path / "run" / "model")
-    base, changes = measure()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "run" / "model")
-    lines = [line.split("\t") for line in (place.glue / "CoLA" / "dev.tsv").read_text().splitlines()]
-    weight = model.bert.encoder.layer[1].attention.output.dense.weight
-    for head in range(4):
-        kept = weight.detach().clone()
-        with torch.no_grad():
-            weight[:, 4 * head : 4 * head + 4] = 0
-            logits = torch.cat([model(**tokenizer(line[3], return_tensors="pt")).logits for line in lines])
-            weight.copy_(kept)
-        value = matthews(logits.argmax(-1).numpy(), np.array([int(line[1]) for line in lines]))
-        assert changes[1, head]["value"] == pytest.approx(value - base, abs=1e-9)
-        low, high = changes[1, head]["interval"]
-        assert low <= high
-    assert any(change["value"] for change in changes.values())
 
 
 @pytest.mark.parametrize(("recipe", "row"), [("mixhead/table5", "mnli-b"), ("mixhead/table6", "plain")])

@@ -87,28 +87,6 @@ def test_report_shows_table_and_plot_without_the_module(run: Path, tmp_path: Pat
     (run / "analysis" / "confidence.json").unlink()
 
 
-def test_several_models_are_told_apart(run: Path):
-    content = measure("confidence", run, run.parent / "run" / ".." / "run", "--segment-length", 4)
-    assert len(content["models"]) == len({record["labels"]["model"] for record in content["records"]}) == 2
-
-
-def test_what_a_model_lacks_is_refused_by_name():
-    model = fr.open_model(lambda ids: torch.zeros(*ids.shape, 7))
-    assert model.has == {"logits"}
-    assert model.logits(torch.zeros(1, 2, dtype=torch.long)).shape == (1, 2, 7)
-    with pytest.raises(InputError, match="has no attention weights"):
-        model.require({"attention"}, "analyze inside")
-
-
-def test_an_unknown_measurement_names_the_known_ones(run: Path):
-    code, out, said = called("analyze", "confidenec", run, "--import", "my_measurement")
-    assert (code, out) == (2, "")
-    assert "did you mean 'confidence'" in said
-    code, shown, _ = called("analyze", "--help")
-    assert code == 0
-    assert "spectrum" in shown
-
-
 def test_the_worked_example_of_the_book():
     page = (Path(__file__).parents[2] / "docs" / "add_a_measurement.md").read_text(encoding="utf-8")
     names: dict = {"__name__": "add_a_measurement"}

@@ -2,71 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
-import signal
-import subprocess
-import time
 from pathlib import Path
 
 import pytest
-from cli_runs import SMALL, called, command, environment, write_config, write_text
+from cli_runs import SMALL, called, write_config, write_text
 
 from fullrank.cli.output import print_json
 from fullrank.core.errors import Interrupted
 from fullrank.experiments.init import Request
 from fullrank.files import write_json
-
-
-def test_quiet_is_quiet(config: Path, tmp_path: Path) -> None:
-    """Also about the preparation of data, which this first run has to do."""
-    words = ["train", config, *SMALL, "train.steps=2", f"data.cache={tmp_path}", "--out", tmp_path / "run", "--quiet"]
-    code, _, said = called(*words)
-    assert (code, said) == (0, "")
-
-
-def test_report_and_reproduce_give_json_of_one_shape(
-    run: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from fullrank.config import recipe
-
-    code, out, _ = called("report", run, "--out", tmp_path / "page.html", "--json")
-    assert code == 0
-    reported = json.loads(out)
-    table = tmp_path / "table.yaml"
-    table.write_text(
-        "rows: {plain: {}}\nbase:\n  model: {hidden_size: 8, num_hidden_layers: 1, num_attention_heads: 2}\n"
-        f"  data: {{name: text, train: {text}/train.txt, valid: {text}/valid.txt, test: {text}/test.txt, "
-        f"cache: {text}/cache}}\n  train: {{steps: 3, batch_size: 4, segment_length: 8, threads: 1, device: cpu}}\n",
-        encoding="utf-8",
-    )
-    code, out, _ = called("reproduce", table, "--out", tmp_path / "out", "--quiet", "--json")
-    assert code == 0
-    assert set(json.loads(out)) == set(reported) == {
-        "report", "headline", "records", "runs", "unfinished", "warnings", "notes",
-    }  # fmt: skip
-    # a table of several backbones is one report, in which each has a first row of its own
-    monkeypatch.setattr(recipe, "tables", lambda name: [f"{tmp_path}/{one}.yaml" for one in ("table", "table-b")])
-    other = table.read_text(encoding="utf-8").replace("rows: {", "rows: {b: {set: {model.attention.mix: average}}, ")
-    (tmp_path / "table-b.yaml").write_text(f"notes: about b\n{other}", encoding="utf-8")
-    code, out, said = called("reproduce", "table", "--out", tmp_path / "both", "--quiet", "--json")
-    assert code == 0, said
-    both = json.loads(out)
-    assert Path(both["report"]) == tmp_path / "both" / "report.html"
-    assert [run["row"] for run in both["runs"]] == ["table plain", "table-b b", "table-b plain"]
-    changes = [record["labels"] for record in both["records"] if record["measure"] == "perplexity_difference"]
-    compared = {(labels["row"], labels["baseline"], labels["split"]) for labels in changes}
-    assert compared == {("table-b plain", "table-b b", split) for split in ("test", "valid")}
-    assert both["notes"] == {f"{tmp_path}/table-b.yaml": "about b"}
-    # one of the three is a training of another one
-    assert [bool(run["training"]) for run in both["runs"]] == [False, False, True]
-    code, out, _ = called("reproduce", "table", "--out", tmp_path / "both", "--quiet")
-    assert code == 0
-    for shown in (out, (tmp_path / "both" / "report.html").read_text(encoding="utf-8")):
-        assert "2 models in one table" in " ".join(shown.split())
-        assert "about b" in " ".join(shown.split())
-        assert "table-b plain, seed 1: one training with" in " ".join(shown.split())
 
 
 def test_reproduce_trains_and_measures_the_rows_of_a_figure(
@@ -137,18 +83,6 @@ def test_an_interrupted_command_says_how_it_goes_on(monkeypatch: pytest.MonkeyPa
     assert (code, out, said.splitlines()[-1]) == (130, "", f"fullrank: to go on: {again}")
 
 
-def test_a_segment_far_beyond_the_text(run: Path, text: Path) -> None:
-    """The model has no limit of length, and one block of the whole text is what was asked for, without its padding."""
-    tokens = len((text / "valid.txt").read_text(encoding="utf-8").replace("\n", " <eos> ").split())
-    perplexities = []
-    for length in (tokens, 1_000_000):
-        words = ["eval", run, "--split", "valid", "--segment-length", length, "--device", "cpu", "--json"]
-        code, out, said = called(*words)
-        assert code == 0, said
-        perplexities.append(json.loads(out)["perplexity"])
-    assert perplexities[0] == perplexities[1]
-
-
 def test_json_is_valid_whatever_the_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     content = {"a": math.nan, "b": [math.inf, 1.5, (-math.inf,)], "c": {"d": 2, "e": "nan"}}
     expected = {"a": None, "b": [None, 1.5, [None]], "c": {"d": 2, "e": "nan"}}
@@ -170,24 +104,6 @@ def test_ctrl_c_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(recipe, "shipped", interrupt)
     assert called("recipes", "list") == (130, "", "fullrank: interrupted\n")
-
-
-def test_a_signal_ends_a_verb_with_130(config: Path, tmp_path: Path) -> None:
-    """SIGINT while a large text is read for the first time, before training has its own handler."""
-    large = write_text(tmp_path / "large", sentences=150_000)
-    words = command("train", config, *SMALL, f"data.train={large}/train.txt", "--out", tmp_path / "run")
-    # a shell starts background jobs with SIGINT ignored, and children inherit that
-    heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    with subprocess.Popen(words, env=environment(), stderr=subprocess.PIPE, text=True, preexec_fn=heed) as process:
-        assert process.stderr is not None
-        first = process.stderr.readline()
-        time.sleep(0.1)
-        process.send_signal(signal.SIGINT)
-        rest = process.stderr.read()
-        code = process.wait(timeout=60)
-    assert first
-    assert code == 130, rest
-    assert rest.splitlines()[-1] == "fullrank: interrupted"
 
 
 @pytest.mark.parametrize(

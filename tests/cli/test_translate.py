@@ -16,7 +16,7 @@ from cli_runs import command, environment
 import fullrank as fr
 from fullrank.cli import main
 from fullrank.experiments.translate import LineTranslator, Search
-from translation_runs import LINES, languages, write_run
+from translation_runs import LINES, write_run
 
 
 @dataclass(frozen=True)
@@ -120,17 +120,3 @@ def test_a_line_is_answered_before_the_next_one_comes_and_a_reader_may_leave_ear
         process.stdin.close()
         assert b"Error" not in process.stderr.read()
         assert process.wait(60) == 0
-
-
-def test_a_long_line_and_unknown_characters_are_translated_with_a_warning(tmp_path: Path, translate: Translate) -> None:
-    write_run(tmp_path, subwords=True, position="learned")
-    lines = ["ein hund", "猫 \U0001f600 \x00 é", "hund " * 500, "", "rot"]
-    count = len(languages(subwords=True)[0].encode(lines[2]))
-    assert count >= 500
-    found = translate(tmp_path, "--beam", 2, given=text(lines))
-    assert found.returncode == 0
-    assert len(found.stdout.split(b"\n")) == 6
-    assert found.stdout.split(b"\n")[3] == b""
-    warnings = [line for line in found.stderr.decode().splitlines() if f"line 3: {count:,} tokens" in line]
-    assert len(warnings) == 1
-    assert "more than the 23 that the model takes" in warnings[0]

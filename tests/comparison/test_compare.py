@@ -15,7 +15,6 @@ from made_runs import (
     find,
     make_pairs_of_seeds,
     make_run,
-    make_spelling_run,
     print_report,
 )
 
@@ -23,16 +22,13 @@ from fullrank.comparison.compare import build_report
 from fullrank.comparison.measures import (
     BITS_PER_BYTE,
     BITS_PER_CHARACTER,
-    MASKED_PERPLEXITY,
     PERPLEXITY,
     choose,
 )
 from fullrank.comparison.page import report_to_dict
-from fullrank.comparison.runs import Run, read_run
-from fullrank.comparison.words import find_cautions, find_warnings, summarize
-from fullrank.config.run import MASKED_TOKEN
+from fullrank.comparison.runs import Run
+from fullrank.comparison.words import find_warnings, summarize
 from fullrank.core.config import NOT_NEXT_TOKEN
-from fullrank.core.errors import InputError
 
 PLACE = {"split": "test", "checkpoint": "final"}
 
@@ -87,19 +83,6 @@ def test_other_texts_are_not_compared(tmp_path: Path, other: dict[str, object] |
     assert fields is None or f"differ in {fields}." in next(find_warnings(content))
 
 
-def test_rows_of_several_recipes_are_compared_within_each(tmp_path: Path) -> None:
-    figures = {("vanilla", "plain"): 100.0, ("vanilla", "b"): 90.0, ("xl", "plain"): 50.0, ("xl", "b"): 45.0}
-    runs = [
-        make_run(tmp_path / f"{part}-{row}", row=row, test=test, recipe=f"mixhead/table1-{part}")
-        for (part, row), test in figures.items()
-    ]
-    content = build_report(runs, "mixhead/table1")
-    changes = [record for record in content.records if record.measure == "perplexity_difference"]
-    tested = {change.labels["row"]: change.labels["baseline"] for change in changes if change.labels["split"] == "test"}
-    assert tested == {"vanilla b": "vanilla plain", "xl b": "xl plain"}
-    assert [change.value for change in changes if change.labels["split"] == "test"] == pytest.approx([-0.1, -0.1])
-
-
 def test_a_row_is_compared_with_the_plain_one_of_its_kind(tmp_path: Path) -> None:
     rows = ("h4-plain", "h4-b", "h64-plain", "h64-a-cross", "a")
     content = build_report([make_run(tmp_path / row, row=row) for row in rows])
@@ -129,23 +112,6 @@ def test_a_headline_is_as_strong_as_its_interval(
     runs = [make_run(tmp_path / f"p{i}", seed=i, test=test) for i, test in enumerate(plain)]
     runs += [make_run(tmp_path / f"b{i}", row="b", seed=i, test=test, mix="average") for i, test in enumerate(b)]
     assert summarize(build_report(runs))[0].startswith(beginning)
-
-
-@pytest.mark.parametrize(
-    ("changed", "words"),
-    [
-        ({"tokens_seen": 1000}, "equally many tokens"),
-        ({"protocol": "sliding window"}, "same protocol"),
-        ({"environment": {"device": "cuda"}}, "same kind of machine"),
-        ({"paper": {"test": 29.0}}, "levels do not compare"),
-        ({"training": {"recipe": "r", "row": "plain", "folder": "x"}}, "one training with r plain"),
-    ],
-)
-def test_what_weakens_a_comparison_is_said(tmp_path: Path, changed: dict[str, object], words: str) -> None:
-    plain = make_run(tmp_path / "x")
-    assert not list(find_cautions(build_report([plain, make_run(tmp_path / "y", row="b")])))
-    caution, *_ = find_cautions(build_report([plain, make_run(tmp_path / "z", row="b", result=changed)]))
-    assert words in caution
 
 
 # -- measures ----------------------------------------------------------------------------------------------------------
@@ -180,44 +146,6 @@ def test_the_measure_follows_the_tokens_and_the_paper(runs: list[Run], measure: 
     assert choose(runs) is measure
 
 
-def test_a_row_above_the_4_gram_line_is_marked(tmp_path: Path) -> None:
-    corpus = CORPUS | {"fourgram_perplexity": {"valid": 95.0, "test": 95.0}}
-    runs = [make_run(tmp_path / "p", test=100.0, corpus=corpus)]
-    runs += [make_run(tmp_path / "b", row="b", test=90.0, valid=90.0, mix="average", corpus=corpus)]
-    report = build_report(runs)
-    assert find(report.records, "perplexity_fourgram", row="b", split="test").value == 95.0
-    assert any("above that of counting 4-grams" in caution for caution in find_cautions(report))
-    marked = [row.name for group in report.groups for row in group.find_above("fourgram")]
-    assert marked == ["plain"]
-
-
-def test_bits_are_compared_in_bits_and_unigrams_take_the_tokens_of_the_run(tmp_path: Path) -> None:
-    runs = [
-        make_spelling_run(tmp_path / f"{row}{seed}", row=row, seed=seed, test=test, paper=BITS)
-        for row, seed, test in (("xl", 1, 1.1), ("xl", 2, 1.2), ("skip", 1, 1.0), ("skip", 2, 1.04))
-    ]
-    records = build_report(runs).records
-    difference = find(records, "bits_per_byte_difference", row="skip", split="test")
-    assert difference.value == pytest.approx(1.02 / 1.15 - 1)
-    assert find(records, "bits_per_byte_unigram", row="xl", split="test").value == pytest.approx(4.75)
-    assert find(records, "bits_per_byte_paper", row="xl", split="test").value == 1.037
-    assert find(records, "bits_per_character_mean", row="skip", **PLACE).value == pytest.approx(2.04)
-    pairs = build_report([make_spelling_run(tmp_path / "p", kind="bpe", bytes_per_token=4.0, paper=BITS)]).records
-    assert find(pairs, "bits_per_byte_unigram", split="test").value == pytest.approx(4.75 / 4)
-
-
-def test_last_checkpoint_and_figures_without_sos(tmp_path: Path) -> None:
-    def figures(more: float) -> dict[str, Any]:
-        return {s: {"perplexity": 100 + more, "perplexity_without_sos": 120 + more} for s in ("valid", "test")}
-
-    paper = {"test": 92.95, "checkpoint": "last"}
-    run = make_run(tmp_path / "x", paper=paper, final=figures(0), last=figures(5))
-    records = build_report([run]).records
-    assert find(records, "perplexity_mean", split="test", checkpoint="last").value == 105
-    assert find(records, "perplexity_without_sos_mean", split="valid", checkpoint="last").value == 125
-    assert all(words in print_report([run]) for words in ("ours, best", "ours, last", "105.00", "92.95"))
-
-
 # -- rows that see later tokens, and masked models ---------------------------------------------------------------------
 
 
@@ -249,22 +177,6 @@ def test_rows_that_see_the_future_compare_with_nothing(tmp_path: Path) -> None:
     assert content.rows[3].curve_name == "slid †"  # while training it was no next-token perplexity
 
 
-def test_masked_models_compare_with_each_other_alone(tmp_path: Path) -> None:
-    runs = []
-    for row, test in (("plain", 20.0), ("b", 12.0)):
-        final = {split: {"perplexity": test, "accuracy_percent": 50.0} for split in ("valid", "test")}
-        entries: dict[str, Any] = {"task": "masked_modeling", "final": final, "protocols": make_protocols(False)}
-        runs.append(edit_config(make_run(tmp_path / row, row=row, **entries), "train.objective", "masked"))
-    content = build_report(runs)
-    assert content.groups[0].measure is MASKED_PERPLEXITY
-    assert find(content.records, "perplexity_difference", row="b", split="test").value == pytest.approx(-0.4)
-    assert find(content.records, "accuracy_percent_mean", row="b", **PLACE).value == 50
-    assert [run["remark"] for run in report_to_dict(content)["runs"]] == [MASKED_TOKEN] * 2
-    other = build_report([make_run(tmp_path / "causal", row="causal"), *runs])
-    assert [row.name for row in other.rows] == ["causal"]
-    assert "left out: plain" in next(find_warnings(other))
-
-
 # -- folders -----------------------------------------------------------------------------------------------------------
 
 
@@ -287,13 +199,3 @@ def test_damaged_and_unfinished_runs_are_listed(tmp_path: Path) -> None:
     assert "2 unreadable lines were left out" in content.runs[0].problems[0]
     assert len(content.runs[0].metrics) == 1
     assert summarize(build_report([runs["half"]]))[0] == "No run has finished yet"
-
-
-def test_what_is_no_run_is_an_error(tmp_path: Path) -> None:
-    make_run(tmp_path / "runs" / "x")
-    for folder, words in ((tmp_path / "none", "not a run folder"), (tmp_path / "runs", "it holds runs: ")):
-        with pytest.raises(InputError, match=words):
-            read_run(folder)
-    with pytest.raises(InputError, match="no run folders given"):
-        build_report([])
-    assert len(build_report([tmp_path / "runs" / "x"] * 2).runs) == 1

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from pathlib import Path
 
 import pytest
 import scipy.stats
-from made_runs import find, make_arms, make_finetuned_run, make_run, print_report
+from made_runs import find, make_arms, make_finetuned_run, print_report
 
 from fullrank.comparison.compare import build_report
-from fullrank.comparison.page import report_to_dict
 from fullrank.comparison.words import summarize
 
 BASE, OTHER = [0.412, 0.430, 0.401, 0.424, 0.419], [0.425, 0.429, 0.422, 0.431, 0.420]
@@ -46,25 +44,6 @@ def test_pairs_need_the_same_seeds_and_one_seed_says_nothing(tmp_path: Path) -> 
     assert "no interval" in summarize(lone)[0]
     equal = build_report(make_arms(tmp_path / "z", [0.563] * 3, [0.563] * 3)).records  # a spread of 0 is not certainty
     assert find(equal, f"{KEY}_difference", row="b").interval is None
-
-
-def test_tasks_are_parts_of_one_report(tmp_path: Path) -> None:
-    final = {"dev": {"f1": 0.8025, "exact_match": 0.715}}
-    squad = make_finetuned_run(tmp_path / "s", 0.8, task="squad", metrics=("f1", "exact_match"), final=final, row="b")
-    content = build_report([squad, *make_arms(tmp_path, BASE, OTHER)])
-    assert {group.part: len(group.rows) for group in content.groups} == {"squad": 1, "glue/cola": 2}
-    assert find(content.records, "exact_match_mean", part="squad").value == pytest.approx(71.5)
-    mixed = build_report([make_run(tmp_path / "other"), squad])
-    assert [run.folder.name for run in mixed.left_out] == ["s"]
-
-
-def test_what_was_watched_otherwise_is_a_seed_of_the_same_arm(tmp_path: Path) -> None:
-    a = make_finetuned_run(tmp_path / "a", 0.4, seed=1)
-    watched = {"train": {"threads": 2, "keep_model": False}, "data": {"dir": "/elsewhere"}}
-    b = make_finetuned_run(tmp_path / "b", 0.5, seed=2, **watched)
-    other = make_finetuned_run(tmp_path / "d", 0.6, seed=3, sha256={"train": "aa", "dev": "another"})
-    assert [len(row.runs) for row in build_report([a, b]).rows] == [2]
-    assert len(build_report([a, other]).groups) == 2
 
 
 @pytest.mark.parametrize(
@@ -105,14 +84,3 @@ def test_splits_and_the_papers_deviations_stand_beside_ours(tmp_path: Path) -> N
     change = find(build_report(folders).records, f"{KEY}_deviation_change_paper", row="b")
     assert change.value == pytest.approx(-10.57, abs=0.01)
     assert "59.85 ± 1.23" in print_report(folders)
-
-
-def test_json_and_unfinished_runs(tmp_path: Path) -> None:
-    diverged = make_finetuned_run(tmp_path / "diverged", 0.0, final={"dev": {KEY: float("nan")}})
-    half = make_finetuned_run(tmp_path / "half", None)
-    document = report_to_dict(build_report([*make_arms(tmp_path, BASE, OTHER), half, diverged]))
-    json.dumps(document, allow_nan=False)
-    assert [run["name"] for run in document["unfinished"]] == ["half", "diverged"]
-    assert "no finite figure" in document["unfinished"][1]["problems"][-1]
-    pair = [make_finetuned_run(tmp_path / "x", -0.02), make_finetuned_run(tmp_path / "y", 0.0, seed=2)]
-    assert find(build_report(pair).records, f"{KEY}_mean").value == -1

@@ -7,11 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
-from made_runs import make_pairs_of_seeds, make_run, make_translation_table, print_report
+from made_runs import make_pairs_of_seeds, make_run, print_report
 
 from fullrank.comparison.compare import build_report
-from fullrank.comparison.page import build_page, report_to_dict
-from fullrank.core.errors import InputError
+from fullrank.comparison.page import build_page
 from fullrank.records import Lines, Record, Table, declaration_to_dict
 from fullrank.render.page import write_page
 
@@ -58,40 +57,7 @@ def test_every_section_and_figure_is_there(page: str) -> None:
     assert "<script" not in page
 
 
-def test_equal_runs_give_equal_bytes_and_another_file_stays(runs: list[Path], page: str, tmp_path: Path) -> None:
-    again = write_page(build_page(build_report(runs), "A title of <mine>"), tmp_path / "x.html")
-    assert again.read_text(encoding="utf-8") == page
-    (tmp_path / "letter.html").write_text("dear")
-    with pytest.raises(InputError):
-        write_page(build_page(build_report(runs[:1])), tmp_path / "letter.html")
-
-
-def test_json_has_every_number_once_and_is_plain(runs: list[Path]) -> None:
-    document = json.loads(json.dumps(report_to_dict(build_report(runs)), allow_nan=False))
-    assert list(document) == ["headline", "records", "runs", "unfinished", "warnings", "notes"]
-    keys = [(record["measure"], *sorted(map(str, record["labels"].items()))) for record in document["records"]]
-    assert len(keys) == len(set(keys))
-    assert [(run["row"], run["seed"]) for run in document["runs"]] == [("plain", 1), ("plain", 2), ("b", 1), ("b", 2)]
-    assert document["runs"][2]["paper"] == {"extra_parameters": 3456, "valid": 29.65, "test": 28.67}
-    assert document["unfinished"][0]["folder"].endswith("a-1")
-    assert list(document["notes"]) == ["mixhead/table1-vanilla"]
-
-
-@pytest.mark.parametrize("width", [60, 200])
-def test_no_width_cuts_a_name_or_a_figure(runs: list[Path], width: int) -> None:
-    words = print_report(runs, width).split()
-    for word in ("plain", "b", "3,359,888", "+3,456", "29.65", "115.50", "28.67", "111.50", "2.12", "8,654", "Notes"):
-        assert word in words
-
-
 def test_control_characters_of_a_name_reach_no_terminal(tmp_path: Path) -> None:
     text = print_report([make_run(tmp_path / "x", row="[bold]odd[/]\x1b[31m")])
     assert "[bold]odd[/]" in text
     assert "\x1b" not in text
-
-
-def test_translations_have_curves(tmp_path: Path) -> None:
-    runs = make_translation_table(tmp_path)
-    page = write_page(build_page(build_report(runs)), tmp_path / "page.html").read_text(encoding="utf-8")
-    titles = re.findall(r"<figcaption><b>([^<]+)</b>", page)
-    assert {"Validation BLEU", "Validation loss"} <= {*titles}

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sacrebleu
 from made_runs import (
-    PAIRS,
     draw_hypotheses,
     draw_references,
     find,
@@ -18,8 +16,7 @@ from made_runs import (
 )
 
 from fullrank.comparison.compare import Comparison, build_report
-from fullrank.comparison.measures import BLEU, PERPLEXITY
-from fullrank.comparison.words import find_cautions, find_warnings
+from fullrank.comparison.words import find_warnings
 
 
 @pytest.fixture(scope="module")
@@ -58,29 +55,3 @@ def test_other_references_or_signatures_do_not_compare(tmp_path: Path, options: 
     content = build_report([plain, other])
     assert f"the runs differ in {fields}." in next(find_warnings(content))
     assert not any("difference" in record.measure for record in content.records)
-
-
-def test_bleu_is_of_text_and_a_version_is_no_other_measurement(tmp_path: Path) -> None:
-    plain = make_translation_run(tmp_path / "plain")
-    corpus = {**PAIRS, "vocabulary": {"source": 10_000, "target": 10_000}}
-    bpe = make_translation_run(tmp_path / "bpe", row="bpe", mix="random", corpus=corpus)
-    text = (bpe / "result.json").read_text().replace(f"version:{sacrebleu.__version__}", "version:2.0.0")
-    (bpe / "result.json").write_text(text)
-    content = build_report([plain, bpe])
-    assert len(content.groups) == 1
-    assert "per token do not compare" in " ".join(find_cautions(content))
-
-
-def test_without_bleu_perplexity_and_a_bleu_of_nothing_is_a_figure(tmp_path: Path) -> None:
-    plain = make_translation_run(tmp_path / "plain")
-    final = {split: {"perplexity": 4.48} for split in ("valid", "test")}
-    without = make_translation_run(tmp_path / "a", row="a", mix="random", final=final)
-    assert build_report([plain, without]).groups[0].measure is PERPLEXITY
-    result = json.loads((plain / "result.json").read_text())
-    for split in result["final"].values():
-        split["bleu"] = 0.0
-    (plain / "result.json").write_text(json.dumps(result))
-    content = build_report([plain, make_translation_run(tmp_path / "b", row="b", mix="random")])
-    assert content.groups[0].measure is BLEU
-    difference = find(content.records, "bleu_difference", row="b", split="test")
-    assert difference.value == find(content.records, "bleu_mean", row="b", split="test", checkpoint="final").value

@@ -3,17 +3,10 @@
 import pytest
 
 from fullrank.config.data import DataConfig
-from fullrank.config.load import apply_overrides, build
+from fullrank.config.load import build
 from fullrank.core.errors import ConfigError
 
 PARALLEL = {"name": "parallel", "train": "a", "valid": "b", "test": "c", "source": "de", "target": "en"}
-
-
-def test_which_corpora_are_of_sentence_pairs():
-    assert DataConfig(**PARALLEL).has_pairs
-    assert DataConfig(name="multi30k-de-en").has_pairs
-    assert not DataConfig(name="ptb").has_pairs
-    assert not DataConfig().has_pairs
 
 
 @pytest.mark.parametrize(
@@ -31,18 +24,6 @@ def test_a_text_that_is_given_is_the_text(given: dict[str, object], name: str) -
     assert DataConfig(**given).name == name
     train = {"batch_tokens": 64} if name == "parallel" else {"steps": 3}
     assert build({"data": given, "train": train}).data.name == name
-
-
-@pytest.mark.parametrize("split", ["train", "valid", "test"])
-@pytest.mark.parametrize("name", ["builtin", "ptb", "wikitext-2", "enwik8"])
-def test_files_that_would_not_be_read_are_refused(name: str, split: str) -> None:
-    with pytest.raises(ConfigError, match=rf"data\.{split}: .*novel\.txt.*{name}"):
-        DataConfig(**{"name": name, split: "novel.txt"})
-
-
-def test_a_validation_text_alone_asks_for_a_training_text() -> None:
-    with pytest.raises(ConfigError, match=r"data\.train"):
-        DataConfig(valid="novel.txt")
 
 
 GOOD = [
@@ -101,13 +82,3 @@ def test_what_is_refused(case):
         build({"data": given})
     assert len(error.value.problems) == 1
     assert message in error.value.problems[0]
-
-
-def test_every_fault_at_once_and_near_names():
-    with pytest.raises(ConfigError) as error:
-        build({"data": {"name": "parallel"}})
-    assert [line.rpartition(" ")[2] for line in error.value.problems] == ["data.train", "data.source", "data.target"]
-    with pytest.raises(ConfigError, match=r"did you mean 'data.concatenate'"):
-        build(apply_overrides({"data": {"name": "multi30k-de-en"}}, ["data.concatenat=3"]))
-    with pytest.raises(ConfigError, match=r"data.vocabulary"):
-        build({"data": {"name": "multi30k-de-en", "vocabulary": "shared"}})

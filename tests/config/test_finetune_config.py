@@ -63,8 +63,3 @@ def test_faults_are_named(settings: dict[str, object], message: str) -> None:
         build_any({"data": {"name": "glue/cola"}, **settings})
     assert message in str(error.value)
     assert len(error.value.problems) == 1
-
-
-def test_the_objective_of_fine_tuning_is_for_fine_tuning() -> None:
-    with pytest.raises(ConfigError, match=r"train\.objective: goes with `task: finetuning`"):
-        build({"train": {"objective": "labels"}})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -69,17 +68,6 @@ def test_extending_one_that_extends_and_a_shipped_one(tmp_path: Path) -> None:
     assert (config.model, config.data, config.eval) == (shipped.model, shipped.data, shipped.eval)
 
 
-def test_a_parent_is_not_changed_by_its_children(tmp_path: Path) -> None:
-    before = resolve("mixhead/table1-vanilla", "plain", "tiny")
-    mine = write(
-        tmp_path,
-        "mine.yaml",
-        "extends: mixhead/table1-vanilla\nbase: {model.norm: post}\nscales: {tiny: {model.hidden_size: 8}}\nrows: {z: }\n",
-    )
-    assert resolve(mine, "z", "tiny").config.model.hidden_size == 8
-    assert resolve("mixhead/table1-vanilla", "plain", "tiny") == before
-
-
 def test_scales_of_a_row_are_laid_on_last(tmp_path: Path) -> None:
     file = write(
         tmp_path,
@@ -116,12 +104,6 @@ def test_what_cannot_be_extended(tmp_path: Path, text: str, message: str) -> Non
         load(write(tmp_path, "mine.yaml", text))
 
 
-def test_a_circle_of_two(tmp_path: Path) -> None:
-    write(tmp_path, "a.yaml", "extends: b.yaml\nrows: {x: }\n")
-    with pytest.raises(InputError, match=r"goes round in a circle: .*a\.yaml -> .*b\.yaml -> .*a\.yaml"):
-        load(write(tmp_path, "b.yaml", "extends: a.yaml\nrows: {x: }\n").replace("b.yaml", "a.yaml"))
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -148,42 +130,3 @@ def test_a_circle_of_two(tmp_path: Path) -> None:
 def test_recipes_of_another_shape(text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         parse("mine", parse_yaml(text, "mine"))
-
-
-def test_a_row_may_be_called_by_a_number(tmp_path: Path) -> None:
-    file = tmp_path / "mine.yaml"
-    file.write_text("rows: {1: {set: {train.seed: 5}}}\n", encoding="utf-8")
-    assert resolve(str(file), "1").config.train.seed == 5
-
-
-def test_a_text_in_place_of_a_configuration(tmp_path: Path) -> None:
-    with pytest.raises(
-        InputError, match=r"book.txt: no configuration; `fullrank init .*book.txt` writes one for a text"
-    ):
-        load(write(tmp_path, "book.txt", "a line\nanother one: with a colon\n"))
-
-
-@pytest.mark.parametrize(
-    ("name", "recipes"),
-    [
-        ("mixhead", ["mixhead/table1-vanilla", "mixhead/table10"]),
-        ("tensorized", ["tensorized/table1", "tensorized/table3"]),
-        ("table2", ["mos/table2", "skip-cross-head/table2", "tensorized/table2-ptb", "mixhead/table2-vanilla"]),
-        ("table1-ptb", ["mos/table1-ptb"]),
-    ],
-)
-def test_a_paper_or_a_table_alone_names_its_recipes(name: str, recipes: list[str]) -> None:
-    with pytest.raises(InputError) as caught:
-        load(name)
-    assert set(recipes) <= set(re.findall(r"[\w-]+/[\w-]+", str(caught.value)))
-    assert not any("table9" in one for one in str(caught.value).split()) or name == "mixhead"
-
-
-def test_a_recipe_far_from_all_lists_none() -> None:
-    with pytest.raises(InputError, match="fullrank recipes list"):
-        load("nofolder")
-
-
-def test_a_row_by_another_name() -> None:
-    with pytest.raises(InputError, match="did you mean 'plain'"):
-        resolve("mixhead/table1-vanilla", "plane")

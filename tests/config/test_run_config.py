@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
 
 from fullrank.config.load import build, lay
-from fullrank.core.config import with_memory
 from fullrank.core.errors import ConfigError
 
 MASKED = {"attention": {"kind": "multilinear"}}
@@ -66,28 +64,6 @@ def test_what_only_the_next_token_and_a_tied_output_allow(raw: dict[str, Any], s
         build({"model": {"output": {"kind": kind, "tied": True}}, "train": {"past_decode": 0.1, "input_mask": 0.2}})
 
 
-def test_both_penalties_are_named() -> None:
-    with pytest.raises(ConfigError) as caught:
-        build({"model": MASKED, "train": {"orthogonality": 0.1, "overlap": 0.2}})
-    assert [problem.partition(":")[0] for problem in caught.value.problems] == ["train.orthogonality", "train.overlap"]
-
-
-def test_allowed() -> None:
-    weighted = {"position": "relative", "attention": {"score": "relative"}}
-    build({"model": weighted, "train": {"orthogonality": 0.1, "overlap": 0.1}, "eval": {"clamp_length": 9}})
-    build({"model": PUBLISHED, "eval": {"memory_length": 0}})
-    build({"model": RELATIVE, "eval": {"memory_length": 8, "same_length": True}})
-    build({"model": {**DECAYED, "memory_length": 8}, "eval": {"memory_length": 4}})
-    zeros = {**weighted, "memory_length": 8, "same_length": True, "memory_start": "zeros"}
-    build({"model": zeros, "eval": {"memory_length": 0}})  # without memory there is no window and no start of it
-
-
-def test_no_distances_to_clamp() -> None:
-    model = build({"model": RELATIVE}).model
-    with pytest.raises(ConfigError, match=re.escape("given 5 with model.attention.kind: multilinear")):
-        with_memory(model, clamp_length=5)
-
-
 # -- translation -------------------------------------------------------------------------------------------------------
 
 SENTENCES: dict[str, Any] = {"data": {"name": "multi30k-de-en"}, "train": {"batch_tokens": 4096}}
@@ -97,16 +73,6 @@ def problems_of(raw: dict[str, Any]) -> tuple[str, ...]:
     with pytest.raises(ConfigError) as caught:
         build(raw)
     return tuple(caught.value.problems)
-
-
-@pytest.mark.parametrize(
-    "name", ["parallel", "multi30k-de-en", "iwslt14-de-en", "wmt16-en-de", "synthetic-translation"]
-)
-def test_sentence_pairs_are_translated(name: str) -> None:
-    files = {"train": "a", "valid": "b", "test": "c", "source": "de", "target": "en"} if name == "parallel" else {}
-    assert build({"data": {"name": name, **files}, "train": {"batch_tokens": 4096}}).translates
-    assert not build({"data": {"name": "ptb"}}).translates
-    assert not build({}).translates
 
 
 @pytest.mark.parametrize(
@@ -142,28 +108,6 @@ def test_what_does_not_go_together(raw: dict[str, Any], keys: list[str]) -> None
     (problem,) = problems_of(raw)
     for key in keys:
         assert key in problem
-
-
-def test_a_penalty_acts_wherever_there_are_weights() -> None:
-    """Multi-linear attention in the encoder alone leaves two kinds of attention with weights."""
-    encoder = {"encoder": {"attention": {"kind": "multilinear"}}}
-    config = build({**SENTENCES, "train": {"batch_tokens": 8, "overlap": 0.1}, "model": encoder})
-    assert config.model.of_encoder().attention.kind == "multilinear"
-    assert config.model.of_decoder().attention.kind == "weighted"
-
-
-def test_phases_without_rest_are_free() -> None:
-    phases = [{"name": "first", "steps": 5}, {"name": "second", "steps": 5}]
-    assert build({**SENTENCES, "train": {"batch_tokens": 8, "phases": phases}}).translates
-
-
-def test_all_problems_are_told_at_once() -> None:
-    found = problems_of(
-        {"data": {"name": "multi30k-de-en"}, "model": {"memory_length": 4}, "eval": {"stride": 3, "context": 2}}
-    )
-    assert [problem.split(":")[0] for problem in found] == [
-        "eval.context", "eval.stride", "model.memory_length", "train.batch_tokens",
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -133,29 +133,6 @@ def test_the_interfaces_defaults() -> None:
     assert (train.orthogonality, train.overlap, train.weight_decay, train.label_smoothing) == (0, 0, 0, 0)
 
 
-def test_what_is_resolved() -> None:
-    config = fr.ModelConfig(hidden_size=48, num_attention_heads=6)
-    assert (config.head_dim, config.intermediate_size) == (8, 192)
-    fixhead = fr.ModelConfig(hidden_size=50, num_attention_heads=8, head_dim=512)  # the head's size is its own
-    assert fixhead.head_dim == 512
-    assert fr.ModelConfig(norm="post").final_norm is False
-    assert fr.TrainConfig().epochs == 1
-    assert fr.TrainConfig(steps=3).epochs is None
-
-
-@pytest.mark.parametrize("value", ["half", 512.5, True, [512]])
-def test_sizes_are_whole_numbers_from_python_too(value: Any) -> None:
-    with pytest.raises(ConfigError, match=r"model\.hidden_size: a positive whole number.*given"):
-        fr.ModelConfig(hidden_size=value)
-
-
-def test_frozen_and_by_keyword() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        fr.ModelConfig().hidden_size = 3  # type: ignore[misc]
-    with pytest.raises(TypeError):
-        fr.ModelConfig(10)  # type: ignore[misc]
-
-
 @given(raw_configs())
 def test_the_schema_accepts_what_the_program_accepts(raw: dict[str, Any]) -> None:
     schema = json_schema()
@@ -215,12 +192,6 @@ def test_every_key_has_a_description(schema: Callable[[], dict[str, Any]]) -> No
         assert section["description"]
         for name, key in section["properties"].items():
             assert len(key["description"]) > 3, name
-
-
-def test_the_schema_states_what_goes_with_what() -> None:
-    definitions = json_schema()["$defs"]
-    assert "order: contiguous" in definitions["TrainConfig"]["properties"]["context"]["description"]
-    assert "'strided' goes with `stride`" in definitions["AttentionConfig"]["properties"]["pattern"]["description"]
 
 
 def _slots(hint: Any) -> Iterator[Slot]:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
-
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import fullrank as fr
-from fullrank.config.run import RunConfig
 from fullrank.core import registry
-from fullrank.core.errors import ConfigError, InputError
 from fullrank.core.layout import Layout
 from fullrank.core.positions import Rotary
 from fullrank.core.project import Heads, Needs
@@ -164,43 +160,6 @@ def test_values_take_a_share_of_the_first_layers(norm: str) -> None:
         assert number == 0 or np.abs(out - in_numpy(block.attention, x, x, **options)).max() > 1e-2
 
 
-def test_a_copy_has_values_of_its_own() -> None:
-    model, ids = residual_model(), torch.randint(11, (2, 5))
-    model(ids)
-    copy = deepcopy(model)
-    copy.blocks[0].attention.project.value.weight.data.mul_(-1.5)
-    assert not torch.equal(copy(ids).logits, model(ids).logits)
-    copy.load_state_dict(model.state_dict())
-    assert torch.equal(copy(ids).logits, model(ids).logits)
-
-
-def test_kept_values_follow_the_first_layers_parameters() -> None:
-    """Keys and values that a memory keeps are made anew when the first layer's projection has changed."""
-    model, ids = residual_model(memory_length=8), torch.randint(11, (2, 10))
-    with torch.no_grad():
-        memory = model(ids[:, :5]).memory
-        model.blocks[0].attention.project.value.weight.mul_(-1.5)
-        given = model(ids[:, 5:], memory).logits
-        plain = memory.from_tensors(memory.to_tensors())  # the same hidden states without keys and values
-        assert torch.allclose(given, model(ids[:, 5:], plain).logits, rtol=1e-12, atol=1e-12)
-
-
-def test_value_residuals_refuse_what_they_cannot_do() -> None:
-    model = residual_model(memory_length=8)
-    with pytest.raises(InputError, match="memory has other tokens than the first layer's"):
-        model(torch.zeros(1, 3, dtype=torch.int64), skip=(1,))
-    attention = fr.AttentionConfig(value_residual=True)
-    with pytest.raises(ConfigError, match=r"model\.decoder\.cross\.value_residual: every layer reads the same source"):
-        fr.ModelConfig(decoder=fr.DecoderConfig(cross=attention))
-    assert not fr.ModelConfig(decoder=fr.DecoderConfig(), attention=attention).of_cross().value_residual
-    phases = [{"name": "skipping", "skip": "linear"}]
-    run = {"model": {"memory_length": 4, "attention": {"value_residual": True}}}
-    with pytest.raises(ConfigError, match=r"train\.phases\.skipping\.skip: .*model\.attention\.value_residual"):
-        RunConfig.from_dict({**run, "train": {"phases": phases}})
-    with pytest.raises(ConfigError, match=r"train\.sharding: .*model\.attention\.value_residual"):
-        RunConfig.from_dict({**run, "train": {"sharding": "fsdp"}})
-
-
 def test_equals_pytorchs_own_layer() -> None:
     made = fr.Attention(fr.AttentionConfig(), hidden_size=12, num_attention_heads=3).double()
     other = torch.nn.MultiheadAttention(12, 3, batch_first=True, dtype=torch.float64)
@@ -213,24 +172,6 @@ def test_equals_pytorchs_own_layer() -> None:
     x = torch.randn(2, 5, 12, dtype=torch.float64)
     hidden = torch.ones(5, 5, dtype=torch.bool).triu(1)
     assert torch.allclose(made(x), other(x, x, x, attn_mask=hidden, need_weights=False)[0], atol=1e-12)
-
-
-def test_sizes() -> None:
-    made = fr.Attention(
-        fr.AttentionConfig(mix="position_wise", bias=False), hidden_size=10, num_attention_heads=3, head_dim=32
-    )
-    assert {name: tuple(p.shape) for name, p in made.named_parameters()} == {
-        "project.query.weight": (96, 10),
-        "project.key.weight": (96, 10),
-        "project.value.weight": (96, 10),
-        "merge.weight": (10, 96),
-        "attend.mix.from_query": (32, 3),
-        "attend.mix.mixing": (3, 3),
-    }
-    assert made(torch.zeros(2, 4, 10)).shape == (2, 4, 10)
-    with_bias = fr.Attention(fr.AttentionConfig(), hidden_size=12, num_attention_heads=3)
-    assert {n for n, _ in with_bias.named_parameters() if n.endswith("bias")} == {
-        "project.query.bias", "project.key.bias", "project.value.bias", "merge.bias"}  # fmt: skip
 
 
 def test_dropout_acts_after_mixing() -> None:
@@ -247,40 +188,6 @@ def test_dropout_acts_after_mixing() -> None:
     assert set(out.flatten().tolist()) == {0.0, 4.0}
     assert not torch.equal(made(torch.ones(500, 1, 4)), out)
     assert set(made.eval()(torch.ones(5, 1, 4)).flatten().tolist()) == {2.0}
-
-
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
-        ({}, "hidden_size: .*given None\n.*num_attention_heads: .*given None"),
-        ({"hidden_size": 8}, "num_attention_heads"),
-        ({"hidden_size": 8, "num_attention_heads": 3}, "hidden_size 8 is not divisible .* set model.head_dim"),
-    ],
-)
-def test_missing_sizes(sizes: dict[str, int], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        fr.Attention(fr.AttentionConfig(), **sizes)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"mix": "position_wize"},
-            "model.attention.mix: 'position_wize' is not available; did you mean 'position_wise'",
-        ),
-        ({"normalize": "softmx"}, "did you mean 'softmax'"),
-        (
-            {"score": "cosine"},
-            "model.attention.score: 'cosine' is not available; known: .*dense_synthesizer, dot_product",
-        ),
-        ({"kind": "wighted"}, "model.attention.kind: .* did you mean 'weighted'"),
-        ({"cross_head": 1.5}, "model.attention.cross_head: a probability from 0 to 1, given 1.5"),
-    ],
-)
-def test_wrong_words(changes: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        fr.AttentionConfig(**changes)
 
 
 def test_a_way_to_attend_of_ones_own() -> None:

@@ -82,16 +82,6 @@ def test_final_norm_by_default_with_pre_norm(kind: str, given: bool | None, expe
     assert torch.allclose(made(torch.tensor([[1, 2, 3]])).logits, logits, atol=1e-12)
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("bias", [None, False, True])
-def test_output_bias_by_default_when_not_tied(tied: bool, bias: bool | None) -> None:
-    made = fr.LanguageModel(config(output=fr.OutputConfig(tied=tied, bias=bias)))
-    names = set(made.state_dict())
-    assert ("output.bias" in names) is ((not tied) if bias is None else bias)
-    assert ("output.weight" in names) is (not tied)
-    assert "embedding.weight" in names
-
-
 def test_tied_weights_get_both_gradients() -> None:
     """The embedding's gradient is that through the input plus that through the output."""
     tied = shaken(fr.LanguageModel(config(output=fr.OutputConfig(tied=True))))
@@ -103,14 +93,6 @@ def test_tied_weights_get_both_gradients() -> None:
     assert torch.allclose(tied.embedding.weight.grad, free.embedding.weight.grad + free.output.weight.grad, atol=1e-13)
     assert free.output.weight.grad.abs().max() > 1e-3
     assert free.embedding.weight.grad.abs().max() > 1e-3
-
-
-def test_embeddings_times_the_root_of_the_width() -> None:
-    plain, scaled = fr.LanguageModel(config()), fr.LanguageModel(config(scale_embedding=True))
-    scaled.load_state_dict(plain.state_dict())
-    read = torch.tensor([[3, 1]])
-    assert torch.allclose(scaled.embedding(read), plain.embedding(read) * math.sqrt(E))
-    assert torch.equal(plain.embedding(read), plain.embedding.weight[read])
 
 
 def test_equals_pytorchs_encoder_layer() -> None:

@@ -50,26 +50,6 @@ def test_what_is_given_is_never_written_to_and_growing_is_rare() -> None:
     assert len({id(buffer) for buffer in buffers}) == 4  # 64, 128, 256, 512 tokens
 
 
-def test_gradients_and_other_dtypes_are_joined() -> None:
-    tokens = some(5, 0).requires_grad_()
-    found = join(start(tokens), some(1, 1))
-    assert found.buffers[1] is None
-    found.values.sum().backward()
-    assert torch.equal(tokens.grad, torch.ones_like(tokens))  # type: ignore[arg-type]
-    with torch.no_grad():
-        found = join(start(some(5, 0)), some(1, 1).double())
-    assert found.buffers[1] is None
-    assert found.values.dtype == torch.float64
-
-
-def test_a_cache_of_inference_mode_goes_on_outside_of_it() -> None:
-    with torch.inference_mode():
-        past = join(start(some(5, 0)), some(1, 1))
-    with torch.no_grad():
-        found = join(past, some(1, 2))
-    assert torch.equal(found.values, torch.cat((some(5, 0), some(1, 1), some(1, 2)), 2))
-
-
 @pytest.mark.parametrize("mix", ["none", "position_independent", "position_wise", "random", "average"])
 @pytest.mark.parametrize("score", ["dot_product", "relative"])
 @pytest.mark.parametrize("normalize", ["softmax", "sigsoftmax"])

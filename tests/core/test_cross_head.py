@@ -72,12 +72,6 @@ def test_relative_attention_with_permuted_heads() -> None:
     assert torch.allclose(attention(x), given, atol=1e-13)
 
 
-def test_evaluation_keeps_heads_and_draws_nothing() -> None:
-    route, state = StochasticCrossHead(1.0).eval(), torch.get_rng_state()
-    assert all(order(route) == tuple(range(HEADS)) for _ in range(20))
-    assert torch.equal(torch.get_rng_state(), state)
-
-
 def test_beta_zero_adds_no_randomness() -> None:
     def run(cross_head: float) -> tuple[Tensor, Tensor]:
         torch.manual_seed(1)

@@ -17,26 +17,6 @@ def build(layers: int = 2, **sizes: object) -> fr.LanguageModel:
     return fr.LanguageModel(fr.ModelConfig(**given)).eval()  # type: ignore[arg-type]
 
 
-def test_a_layout_of_another_size() -> None:
-    attention = fr.Attention(build().config)
-    for layout in (fr.Layout.of(1), fr.Layout.of(3), fr.Layout.of(5, 7)):
-        with pytest.raises(ValueError, match="layout"):
-            attention(torch.randn(2, 5, 8), layout=layout)
-
-
-def test_weights_of_a_loss_take_no_gradient() -> None:
-    ids = torch.randint(11, (2, 5))
-    with pytest.raises(InputError, match="no gradient"):
-        build().loss(ids, ids, torch.ones(2, 5, requires_grad=True))
-
-
-@pytest.mark.parametrize("smoothing", [-0.1, 1.0, 2.0, float("nan")])
-def test_label_smoothing_is_a_share(smoothing: float) -> None:
-    ids = torch.randint(11, (2, 5))
-    with pytest.raises(InputError, match="label_smoothing"):
-        build().loss(ids, ids, label_smoothing=smoothing)
-
-
 def test_a_cache_of_another_model_or_of_other_texts() -> None:
     model, ids = build(), torch.randint(11, (2, 5))
     cache = build(layers=3)(ids, cache=build(layers=3).new_cache()).cache
@@ -59,37 +39,6 @@ def test_a_mask_over_the_past_must_be_the_one_it_was_read_with() -> None:
     unmasked = model(ids[:, :3], cache=model.new_cache()).cache
     with pytest.raises(InputError, match="hides other earlier tokens"):
         model(ids[:, 3:], cache=unmasked, attention_mask=mask)
-
-
-def test_learned_positions_count_tokens_not_padding() -> None:
-    model, ids = build(position="learned", max_position_embeddings=6), torch.randint(11, (1, 9))
-    mask = torch.ones(1, 9)
-    mask[:, :4] = 0
-    torch.testing.assert_close(model(ids, attention_mask=mask).logits[:, 4:], model(ids[:, 4:]).logits)
-    with pytest.raises(InputError, match="max_position_embeddings"):
-        model(ids)
-
-
-def test_losses_on_the_meta_device() -> None:
-    with torch.device("meta"):
-        model = build()
-        ids = torch.empty(2, 5, dtype=torch.long)
-    assert model.nll(ids, ids).per_token.shape == (2, 5)
-    model.loss(ids, ids).backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())
-
-
-@pytest.mark.parametrize("grad", [True, False])
-def test_a_memory_on_the_meta_device(grad: bool) -> None:
-    attention = fr.AttentionConfig(score="relative")
-    with torch.device("meta"):
-        config = fr.ModelConfig(
-            vocab_size=7, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, position="relative", memory_length=3,
-            attention=attention,
-        )  # fmt: skip
-        model, ids = fr.LanguageModel(config).eval(), torch.zeros(2, 4, dtype=torch.int64)
-        with torch.set_grad_enabled(grad):
-            assert model(ids, model(ids).memory).logits.shape == (2, 4, 7)
 
 
 def test_a_forced_kernel_does_what_it_says_or_refuses() -> None:
@@ -190,11 +139,3 @@ def test_a_wrong_call_is_named(name: str, made: dict[str, Any]) -> None:
     call, words = CALLS[name]
     with pytest.raises(InputError, match=words):
         call(**made)
-
-
-def test_ids_that_are_out_of_range_are_index_errors_too_and_vmap_takes_ids() -> None:
-    with pytest.raises(IndexError):
-        build()(HIGH)
-    one = build()
-    each = torch.func.vmap(lambda ids: one.output(one.embedding(ids)))(IDS)
-    torch.testing.assert_close(each, one.output(one.embedding(IDS)))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from contextvars import ContextVar
 
 import pytest
 import torch
 
 import fullrank as fr
 import fullrank.core.config
-from fullrank.core.draws import Dropout, dropout, recomputed
+from fullrank.core.draws import Dropout, dropout
 
 
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.75])
@@ -22,28 +21,12 @@ def test_every_entry_is_dropped_with_probability_p(p: float) -> None:
     assert abs(dropped - p * count * masks) < tolerance
 
 
-def test_a_probability_below_the_resolution_of_a_draw_is_kept_on_average() -> None:
-    torch.manual_seed(0)
-    p, count, masks = 2.0**-18, 2**16, 400
-    dropped = sum(int((dropout(torch.ones(count), p) == 0).sum()) for _ in range(masks))
-    assert 40 < dropped < 180  # 100 are expected: a quarter of the masks drop about one entry each
-
-
 def test_a_mask_is_a_function_of_the_seed_and_advances_it() -> None:
     torch.manual_seed(3)
     first, second = dropout(torch.ones(99), 0.5), dropout(torch.ones(99), 0.5)
     torch.manual_seed(3)
     assert torch.equal(dropout(torch.ones(99), 0.5), first)
     assert not torch.equal(first, second)
-
-
-@pytest.mark.parametrize("locked", [False, True])
-@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
-def test_keeps_the_expectation(p: float, locked: bool) -> None:
-    out = Dropout(p, locked).train()(torch.ones(300, 1, 100))
-    assert len(out.unique()) == 2
-    assert torch.allclose(out.unique(), torch.tensor([0.0, 1 / (1 - p)]))
-    assert abs(float((out > 0).float().mean()) - (1 - p)) < 5 * math.sqrt(p * (1 - p) / out.numel())
 
 
 @pytest.mark.parametrize("locked", [False, True])
@@ -107,31 +90,6 @@ def test_places_are_where_they_are_named() -> None:
     for place, share in shares.items():
         for tensor in seen[place]:
             assert abs(float((tensor == 0).float().mean()) - share) < 0.02, place
-
-
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("p", [1.0, -0.1, float("nan")])
-def test_impossible_probabilities(place: str, p: float) -> None:
-    with pytest.raises(ValueError, match=f"model.dropout.{place}: a probability below 1, given"):
-        fr.DropoutConfig(**{place: p})
-
-
-def test_what_is_recomputed_sees_the_context_variables_of_its_first_pass() -> None:
-    """One of them says whether weights are traced, for `train.overlap` of injected attention."""
-    variable, seen = ContextVar("variable", default=1), []
-
-    def function(x: torch.Tensor) -> torch.Tensor:
-        seen.append(variable.get())
-        return (variable.get() * x).sin()
-
-    token = variable.set(3)
-    x = torch.ones(2, requires_grad=True)
-    result = recomputed(function, x)
-    variable.reset(token)
-    for _ in range(2):  # it is computed again for every backward pass
-        torch.autograd.grad(result.sum(), x, retain_graph=True)
-    assert seen == [3, 3, 3]
-    assert variable.get() == 1
 
 
 def test_whole_words_are_dropped_in_the_whole_batch() -> None:

@@ -13,7 +13,6 @@ from torch import Tensor
 import fullrank as fr
 from fullrank.core import registry
 from fullrank.core.embedding import TensorTrainInput, balanced
-from fullrank.core.errors import ConfigError
 
 DOUBLE = torch.float64
 
@@ -39,27 +38,6 @@ def test_adaptive_input(div_val: int, scaled: bool) -> None:
     expected = torch.stack([torch.stack([vector(int(word)) for word in row]) for row in ids])
     leaves = dict(layer.named_parameters())
     equations.compare(layer(ids), expected, leaves, leaves, torch.randn(2, 5, width, dtype=DOUBLE))
-
-
-def test_ids_outside_the_vocabulary_are_refused() -> None:
-    layer = fr.AdaptiveInput(fr.InputConfig(kind="adaptive", cutoffs=[10], div_val=4), vocab_size=31, hidden_size=16)
-    for wrong in (-1, 31, 10_000):
-        with pytest.raises(IndexError):
-            layer(torch.tensor([[wrong]]))
-
-
-def test_layers_alone_refuse_sizes_that_cannot_be() -> None:
-    config = fr.InputConfig(kind="adaptive", cutoffs=[10], div_val=4)
-    model = fr.ModelConfig(vocab_size=30, input=config)
-    for build, message in (
-        (lambda: fr.AdaptiveInput(config), "give a ModelConfig, or an InputConfig with vocab_size and hidden_size"),
-        (lambda: fr.AdaptiveInput(config, hidden_size=16), r"model\.vocab_size: must be a number"),
-        (lambda: fr.AdaptiveInput(config, vocab_size=10, hidden_size=16), r"model\.input\.cutoffs: below .* 10"),
-        (lambda: fr.AdaptiveInput(config, vocab_size=30, hidden_size=3), r"model\.input\.div_val: .* 3 / 4\^1 < 1"),
-        (lambda: fr.AdaptiveInput(model, vocab_size=30, hidden_size=16), "has its own sizes"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            build()
 
 
 # -- how adaptive layers start ----------------------------------------------------------------------------------------
@@ -129,16 +107,6 @@ def test_pytorch_starts() -> None:
     assert 0 < float(made.output.class_bias.detach().abs().max()) <= 1 / 8
 
 
-def test_layers_alone_start_too() -> None:
-    sizes = {"vocab_size": 30, "hidden_size": 16}
-    embedding = fr.AdaptiveInput(fr.InputConfig(kind="adaptive", cutoffs=[10], div_val=4), **sizes)
-    tied = fr.OutputConfig(kind="adaptive", cutoffs=[10], div_val=4, tied=True)
-    output = fr.AdaptiveSoftmax(tied, embedding, **sizes)
-    hidden = embedding(torch.tensor([[1, 29]]))
-    assert hidden.isfinite().all()
-    assert float(output.nll(hidden, torch.tensor([[29, 1]])).detach().min()) > 0
-
-
 # -- tensor trains ----------------------------------------------------------------------------------------------------
 
 
@@ -206,30 +174,3 @@ def test_a_tensor_train_starts_with_the_variance_of_a_plain_table(initializer: s
     mean, error = np.mean(found), np.std(found) / 30**0.5
     assert error < 0.06
     assert abs(mean - 1) < 4 * error
-
-
-def test_a_tensor_train_refuses_what_does_not_fit() -> None:
-    layer = train()
-    for wrong in (-1, 23):
-        with pytest.raises(IndexError):
-            layer(torch.tensor([[wrong]]))
-    for options, message in (
-        ({"shape": [[2, 3], [4, 6]]}, r"model\.input\.shape: the first factors make 6 words, model\.vocab_size is 23"),
-        ({"shape": [[5, 5], [4, 5]]}, r"model\.input\.shape: .* a width of 20, model\.hidden_size is 24"),
-        ({"shape": [[5, 5, 1], [4, 6]]}, r"model\.input\.shape: two lists of as many positive whole numbers"),
-        (
-            {"shape": [[5, 5], [4, 6]], "cores": 3},
-            r"model\.input\.cores: model\.input\.shape has 2 factors each, given 3",
-        ),
-        ({"cutoffs": [4]}, r"model\.input\.cutoffs: goes with `model\.input\.kind: adaptive`"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            train(**options)
-    sizes = {"vocab_size": 23, "input": {"kind": "tensor_train"}}
-    for output in (
-        {"tied": True},
-        {"tied": True, "kind": "mixture_of_softmaxes"},
-        {"tied": True, "kind": "adaptive", "cutoffs": [9]},
-    ):
-        with pytest.raises(ConfigError, match=r"model\.output\.tied: .*tensor_train"):
-            fr.ModelConfig.from_dict({**sizes, "output": output})

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 import fullrank as fr
-from fullrank.core.errors import ConfigError, InputError
 from moving import moved
 from translator_models import DECAYED, PAIRS, SIZES, SOURCE, WIDE, WIDTH, close, padding, tokens
 
@@ -86,59 +85,3 @@ def test_padding_takes_no_place(kind: str) -> None:
             assert torch.equal(said[seen], model(ids, mask)[seen])
         for whole in (torch.ones(3, 7), torch.ones(3, 7, dtype=torch.bool)):
             assert torch.equal(model(ids, whole), model(ids))
-
-
-def test_a_text_read_backwards_is_another_text_unless_there_are_no_positions() -> None:
-    ids = tokens(SOURCE, 2, 6)
-    with torch.no_grad():
-        for kind in KINDS:
-            model = encoder(kind)
-            same = torch.allclose(model(ids.flip(1)).flip(1), model(ids), atol=1e-9)
-            assert same == (kind == "no positions"), kind
-
-
-def test_as_published_is_masked_here() -> None:
-    """Nothing is hidden from an encoder anyway."""
-    published, masked = (
-        encoder("pairs", attention=PAIRS | {"causal": "as_published", "not_next_token_perplexity": True}),
-        encoder("pairs"),
-    )
-    ids = tokens(SOURCE, 2, 6)
-    with torch.no_grad():
-        assert torch.equal(published(ids), masked(ids))
-
-
-def test_the_longest_sentence() -> None:
-    for kind, longest in (
-        ("plain", None),
-        ("learned", 16),
-        ("random", 16),
-        ("dense", 16),
-        ("pairs", 16),
-        ("decayed", None),
-    ):
-        model = encoder(kind)
-        assert model.max_length == longest
-        with torch.no_grad():
-            assert model(tokens(SOURCE, 1, 16)).isfinite().all()
-            if longest is None:
-                assert model(tokens(SOURCE, 1, 40)).isfinite().all()
-                continue
-            with pytest.raises(InputError, match="17"):
-                model(tokens(SOURCE, 1, 17))
-            long, mask = tokens(SOURCE, 1, 20), padding([16], 20, "left")  # padding takes no place
-            close(model(long, mask)[:, 4:], model(long[:, 4:]), kind)
-
-
-def test_what_is_refused() -> None:
-    with pytest.raises(InputError, match="an encoder reads sentences, not a running text"):
-        fr.Encoder(fr.ModelConfig(**SIZES, memory_length=3))
-    with pytest.raises(ConfigError, match=r"model\.vocab_size"):
-        fr.Encoder(fr.ModelConfig())
-    model = encoder()
-    with pytest.raises(InputError, match=r"input_ids must be \(B, M\)"):
-        model(torch.zeros(3, dtype=torch.long))
-    with pytest.raises(InputError, match=r"attention_mask must be \(2, 3\)"):
-        model(torch.zeros(2, 3, dtype=torch.long), torch.ones(2, 4))
-    with pytest.raises(InputError, match="at least one token"):
-        model(torch.zeros(2, 0, dtype=torch.long))

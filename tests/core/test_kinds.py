@@ -243,22 +243,3 @@ def test_models_that_cannot_be(model: dict[str, Any], words: tuple[str, ...]) ->
     (line,) = problems(raw({}, **model))
     for word in words:
         assert word in line
-
-
-def test_models_that_can_be() -> None:
-    """Heads play no part in multi-linear attention: a width that they do not divide is no fault."""
-    for model in (
-        {"attention": PAIRS, "num_attention_heads": 7},
-        {"attention": PAIRS, "memory_length": 4, "same_length": True},
-        {"attention": DECAYED, "memory_length": 4, "memory_start": "zeros"},
-    ):
-        assert build(raw({}, **model)).model.attention.rank == 5
-
-
-def test_what_an_output_can_be_tied_to() -> None:
-    for output in ({"kind": "softmax", "tied": True}, MIXTURE | {"tied": True}):
-        with pytest.raises(ConfigError, match=r"model\.output\.tied: .*`model\.input\.kind: token`"):
-            fr.LanguageModel(build(raw(output, input=CLUSTERS)).model)
-    tied = MIXTURE | {"components": "adaptive", "tied": True, "mixtures": 2}
-    model = fr.LanguageModel(build(raw(tied, input=CLUSTERS)).model)
-    assert not any(name.startswith("output.weights") for name in model.state_dict())

@@ -10,10 +10,8 @@ import torch
 from torch import Tensor
 
 import fullrank as fr
-from fullrank.analysis import mixing, spectrum
 from fullrank.analysis.size import size, translation_size
 from fullrank.core.attention import WeightedValues
-from fullrank.core.config import with_memory
 from fullrank.core.draws import Dropout
 from fullrank.core.errors import ConfigError
 from fullrank.core.layout import Layout
@@ -156,41 +154,6 @@ def test_segments_with_memory_are_one_long_pass(case: str, grad: bool) -> None:
     torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=0, atol=1e-11)
 
 
-def test_only_the_layers_that_say_so_have_value_residuals() -> None:
-    found = model("value residuals in the last")
-    assert [*found.value_residuals.shares] == ["2"]
-    assert (
-        found.num_parameters()
-        == fr.LanguageModel(config("value residuals in the last", [{}, PAIRS, {}])).num_parameters() + 1
-    )
-
-
-def test_penalties_and_analyses_read_the_layers_that_have_weights() -> None:
-    found, read = model("multi-linear first"), tokens(2, 9)
-    trace = Trace()
-    loss = found.loss_parts(read[:, :-1], read[:, 1:], trace=trace).loss
-    penalty = fr.orthogonality(trace)
-    (loss + penalty).backward()
-    assert len(trace.layers) == 2
-    with torch.no_grad():
-        shared = found.blocks[1].attention.attend.mix.matrix(None)
-        torch.testing.assert_close(fr.orthogonality(found), (shared.T @ shared - torch.eye(3)).square().sum())
-    assert [one.name for one in mixing(found, read)] == ["blocks.1.attention.attend"]
-    assert len(spectrum(found, read).layers) == 2
-    assert found.blocks[0].attention.attend.cores.weight.grad is not None
-
-
-def test_relative_models_clamp_all_layers() -> None:
-    found = model("relative", memory_length=8)
-    clamped = found.with_memory(clamp_length=3)
-    expected = [{"name": "relative", "clamp_length": 3}] * 3
-    assert [attention.score for attention in clamped.config.attentions] == expected
-    rebuilt = fr.LanguageModel(with_memory(found.config, clamp_length=3)).double().eval()
-    rebuilt.load_state_dict(found.state_dict())
-    torch.testing.assert_close(clamped(tokens(1, 9)).logits, rebuilt(tokens(1, 9)).logits, rtol=0, atol=1e-12)
-    assert (clamped(tokens(1, 9)).logits - found(tokens(1, 9)).logits).abs().max() > 1e-3
-
-
 # -- translation models and masked ones -------------------------------------------------------------------------------
 
 
@@ -219,17 +182,6 @@ def test_both_sides_of_a_translator(case: str) -> None:
     assert len(trace.layers) == sum(isinstance(module, WeightedValues) for module in found.modules())
     sized = translation_size(whole, 7)
     assert sized["parameters"]["total"] == found.num_parameters()
-
-
-def test_published_multilinear_layers_see_the_future_and_say_so() -> None:
-    published = PAIRS | {"causal": "as_published", "not_next_token_perplexity": True}
-    seeing = config("multi-linear first", [{}, published])
-    assert seeing.sees_future
-    assert not config("multi-linear first").sees_future
-    with pytest.raises(ConfigError, match=r"model\.layers\.attention\.causal: as_published lets every token see"):
-        config("multi-linear first", [{}, PAIRS | {"causal": "as_published"}])
-    masked = fr.ModelConfig(**SIZES, num_hidden_layers=2, layers=[{"at": [1], "attention": published}])
-    assert not masked.of_encoder().sees_future
 
 
 # -- what does not go together ----------------------------------------------------------------------------------------

@@ -8,9 +8,6 @@ import pytest
 import torch
 
 import fullrank as fr
-from fullrank.core.engine import Problem
-from fullrank.core.errors import ConfigError
-from fullrank.kernels import KERNELS
 from moving import moved
 
 
@@ -44,20 +41,6 @@ def test_reach() -> None:
         assert (int(apart.min()), int(apart.max())) == layout.reach
 
 
-def test_causal_with_past() -> None:
-    layout = fr.Layout.of(2, 5)
-    assert picture(layout) == ["xxxx.", "xxxxx"]
-    assert layout.query_positions.tolist() == [3, 4]
-    assert not layout.plain_causal  # a fused kernel would align the first query with the first key
-    assert not layout.unrestricted
-
-
-def test_one_new_token_sees_everything() -> None:
-    layout = fr.Layout.of(1, 5)
-    assert picture(layout) == ["xxxxx"]
-    assert layout.unrestricted
-
-
 def test_padding_on_either_side() -> None:
     mask = torch.tensor([[0, 0, 1, 1], [1, 1, 0, 0]]).bool()
     layout = fr.Layout.of(4, key_mask=mask)
@@ -68,11 +51,6 @@ def test_padding_on_either_side() -> None:
     assert not layout.unrestricted
 
 
-def test_past_and_padding() -> None:
-    layout = fr.Layout.of(2, 4, key_mask=torch.tensor([[0, 1, 1, 1]]).bool())
-    assert picture(layout) == [".xx.", ".xxx"]
-
-
 def test_cross() -> None:
     layout = fr.Layout.of(2, 3, causal=False)
     assert picture(layout) == ["xxx", "xxx"]
@@ -81,14 +59,6 @@ def test_cross() -> None:
     assert picture(masked, 0) == ["x.x", "x.x"]
     assert picture(masked, 1) == ["xxx", "xxx"]  # a text of nothing but padding: any finite weights do
     assert not masked.unrestricted
-
-
-def test_cross_with_more_queries_than_keys() -> None:
-    layout = fr.Layout.of(5, 2, causal=False)
-    assert layout.shape == (5, 2)
-    assert layout.visible().shape == (1, 1, 5, 2)
-    with pytest.raises(ValueError, match="5 queries over 2 keys"):
-        fr.Layout.of(5, 2)
 
 
 @pytest.mark.parametrize("kernel", ["reference", "auto"])
@@ -125,16 +95,6 @@ def test_strided_pattern() -> None:
     assert not layout.plain_causal
     assert not layout.unrestricted
     assert layout.distances == tokens  # of relative scores: the table has them all
-
-
-def test_a_stride_that_hides_nothing_is_none() -> None:
-    for stride, tokens in ((1, 9), (8, 9), (20, 9), (3, 4)):
-        layout = replace(fr.Layout.of(tokens), stride=stride)
-        assert not layout.strided
-        assert layout.plain_causal
-        assert bool(layout.visible().tril().eq(torch.ones(tokens, tokens).tril().bool()).all())
-    assert replace(fr.Layout.of(1, 9), stride=3).strided  # one new token after a cache does not see everything
-    assert not replace(fr.Layout.of(1, 9), stride=3).unrestricted
 
 
 def test_a_stride_counts_positions_with_gaps_padding_windows_and_in_both_directions() -> None:
@@ -185,29 +145,3 @@ def test_strided_models(score: str, mix: str) -> None:
             out = model(segment, cache=cache)
             cache, _ = out.cache, parts.append(out.logits)
         torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-12, rtol=0)
-
-
-def test_fast_kernels_say_why_they_leave_a_stride_alone() -> None:
-    heads = torch.randn(1, 2, 9, 4)
-    layout = replace(fr.Layout.of(9), stride=3)
-    problem = Problem(heads, heads, heads, torch.eye(2), None, layout, 0.5, "softmax", 0.0)
-    for name in ("native", "blocks", "triton"):
-        assert "at a stride" in KERNELS[name].declines(problem)
-    assert KERNELS["sdpa"].reason(replace(problem, mixing=None)) is None
-
-
-def test_strides_that_cannot_be() -> None:
-    for attention, message in (
-        ({"pattern": "strided"}, r"model\.attention\.pattern: goes with `model\.attention\.stride`"),
-        ({"stride": 4}, r"model\.attention\.stride: goes with `model\.attention\.pattern: strided`, given 4"),
-        ({"pattern": "fixed"}, r"model\.attention\.pattern: 'full' or 'strided', given 'fixed'"),
-        ({"kind": "multilinear", **STRIDED}, r"model\.attention\.stride: goes with `model\.attention\.kind: weighted`"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            fr.AttentionConfig(**attention)
-    cross = fr.DecoderConfig(cross=fr.AttentionConfig(**STRIDED))
-    with pytest.raises(ConfigError, match=r"model\.decoder\.cross\.pattern: strided counts distances"):
-        fr.ModelConfig(decoder=cross)
-    translator = fr.ModelConfig(attention=fr.AttentionConfig(**STRIDED), encoder=fr.EncoderConfig())
-    assert translator.of_decoder().attention.stride == translator.of_encoder().attention.stride == 3
-    assert translator.of_cross().attention.stride is None

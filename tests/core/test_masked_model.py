@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 import fullrank as fr
-from fullrank.core.errors import ConfigError, InputError
 
 VOCABULARY = 24  # the last is <mask>
 CLUSTERS: dict[str, Any] = {"cutoffs": [7, 13], "div_val": 2}
@@ -88,21 +87,6 @@ def test_the_loss_at_masked_places_is_that_of_all_with_weights(name: str, smooth
 
 
 @pytest.mark.parametrize("name", OUTPUTS)
-def test_places_that_are_known_give_the_same(name: str) -> None:
-    made = model(name)
-    inputs, targets, weights = text()
-    at = weights.flatten().nonzero()[:, 0]
-    torch.testing.assert_close(
-        made.loss(inputs, targets.flatten()[at], weights.flatten()[at], at=at), made.loss(inputs, targets, weights)
-    )
-    all_of_them = made.nll(inputs, targets).per_token
-    some = made.nll(inputs, targets.flatten()[at], at=at).per_token
-    torch.testing.assert_close(some, all_of_them.flatten()[at])
-    torch.testing.assert_close(made.loss(inputs, targets.flatten()[at], at=at), some.mean())
-    torch.testing.assert_close(made.loss(inputs, targets), all_of_them.mean())
-
-
-@pytest.mark.parametrize("name", OUTPUTS)
 def test_the_output_layer_reads_masked_places_only(name: str) -> None:
     made = model(name)
     inputs, targets, weights = text()
@@ -149,43 +133,3 @@ def test_what_it_is_made_of() -> None:
     trace = fr.Trace()
     made(text()[0], trace=trace)
     assert [tuple(layer.weights.shape) for layer in trace.layers] == [(3, 4, 9, 9)] * 2
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"memory_length": 4}, "model.memory_length: .*given 4"),
-        ({"encoder": fr.EncoderConfig()}, "model.encoder: "),
-        ({"decoder": fr.DecoderConfig()}, "model.decoder: "),
-        ({"vocab_size": 1}, "model.vocab_size: at least 2"),
-        (
-            {
-                "attention": fr.AttentionConfig(
-                    kind="multilinear", causal="as_published", not_next_token_perplexity=True
-                )
-            },
-            "model.attention.causal: ",
-        ),
-    ],
-)
-def test_what_it_cannot_be_built_of(changes: dict[str, Any], message: str) -> None:
-    sizes = {"vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
-    with pytest.raises(ConfigError, match=message):
-        fr.MaskedLanguageModel(fr.ModelConfig(**(sizes | changes)))
-
-
-def test_misuse() -> None:
-    made = model()
-    inputs, targets, weights = text()
-    at = torch.tensor([1, 2])
-    for wrong, words in (
-        (lambda: made.loss(inputs, targets[:, :3]), "must have the shape of input_ids"),
-        (lambda: made.loss(inputs, targets, weights[:, :3]), "must have the shape of targets"),
-        (lambda: made.loss(inputs, targets, 0 * weights), "every weight is 0"),
-        (lambda: made.loss(inputs, targets, at=at), "must have the shape of at"),
-        (lambda: made.nll(inputs, targets.flatten()[:3], at=at), "must have the shape of at"),
-        (lambda: made.loss(inputs[:, :0], targets[:, :0]), "a loss of no tokens"),
-        (lambda: made(inputs[0]), r"input_ids must be \(B, M\)"),
-    ):
-        with pytest.raises(InputError, match=words):
-            wrong()

@@ -80,15 +80,6 @@ def test_texts_of_different_lengths_are_read_as_if_alone(
     assert known.lengths.tolist() == [sum(each) for each in sizes]
 
 
-def test_the_first_mask_may_come_late() -> None:
-    made, ids = model("relative", memory_length=4), text(2, 12)
-    first = made(ids[:, :5])
-    mask = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]])
-    second = made(ids[:, 5:9], first.memory, attention_mask=mask)
-    assert (second.logits[1] - made(ids[1:, 5:9], made(ids[1:, :5]).memory).logits[0]).abs().max() < 1e-12
-    assert (second.logits[0, :3] - made(ids[:1, 5:8], made(ids[:1, :5]).memory).logits[0]).abs().max() < 1e-12
-
-
 def test_gradients_stop_at_the_memory() -> None:
     made, ids = model("relative", memory_length=6), text()
     first = made(ids[:, :6])
@@ -114,18 +105,6 @@ def test_keys_and_values_of_the_memory_receive_gradient() -> None:
     assert (found - block.attention.project.value.weight.grad).abs().max() < 1e-12
 
 
-def test_all_ways_in_return_the_memory() -> None:
-    made, ids = model("relative"), text()
-    inputs, targets = ids[:, :6], ids[:, 1:7]
-    expected = made(inputs).memory
-    for memory in (made.nll(inputs, targets).memory, made.loss_parts(inputs, targets).memory):
-        assert all(torch.equal(a.hidden, b.hidden) for a, b in zip(memory.layers, expected.layers, strict=True))
-    per_token = made.nll(ids[:, 6:12], ids[:, 7:13], expected).per_token
-    log_probs = torch.log_softmax(made(ids[:, 6:12], expected).logits, -1)
-    assert (per_token + log_probs.gather(-1, ids[:, 7:13, None])[..., 0]).abs().max() < 1e-12
-    assert abs(made.loss(ids[:, 6:12], ids[:, 7:13], memory=expected) - per_token.mean()) < 1e-12
-
-
 def test_a_memory_of_zeros_is_attended() -> None:
     made, ids = model("relative", memory_start="zeros", norm="post", bias=False), text()
     empty = model("relative", norm="post", bias=False)
@@ -136,26 +115,3 @@ def test_a_memory_of_zeros_is_attended() -> None:
     for block in made.blocks:
         x = block(x, layout, memory=torch.zeros(2, 5, E, dtype=torch.float64))
     assert (found - made.output(x)).abs().max() < 1e-12
-
-
-def test_the_cost_of_a_memory() -> None:
-    """A query sees M keys more, 4 H D multiply-adds each; a training step projects M keys and values a layer again."""
-    from fullrank.analysis.size import size
-
-    n, m, layers, width, heads, head_dim = 6, 9, 2, 12, 3, 5
-    sizes = {
-        "vocab_size": 20,
-        "hidden_size": width,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "head_dim": head_dim,
-    }
-    plain, found = (size(fr.ModelConfig(**sizes, memory_length=length), n) for length in (0, m))
-    forward = plain["flops_per_token"]["forward"] + layers * 4 * heads * head_dim * m
-    assert found["flops_per_token"]["forward"] == forward
-    again = layers * 2 * 2 * width * heads * head_dim * m // n
-    assert found["flops_per_token"]["training"] == 3 * (forward + again)
-    assert found["bytes"]["memory_per_text_fp32"] == 4 * layers * m * width
-    assert plain["bytes"]["memory_per_text_fp32"] == 0
-    window = size(fr.ModelConfig(**sizes, memory_length=m, same_length=True), n)["flops_per_token"]["forward"]
-    assert forward - window == round(layers * 4 * heads * head_dim * (n + 1) / 2)

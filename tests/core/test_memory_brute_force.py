@@ -88,12 +88,6 @@ def test_every_length_of_memory(position: str, memory_length: int, pattern: str)
     check(Setting(position, "pre", memory_length), PATTERNS[pattern])
 
 
-@pairwise(position=["relative", "rotary", "sinusoidal"], memory_length=[2, 6])
-def test_a_window(position: str, memory_length: int, pattern: str) -> None:
-    """`same_length` counts tokens of the text, so that a memory may be too old to be seen."""
-    check(Setting(position, "post", memory_length, same_length=True), PATTERNS[pattern])
-
-
 @pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
 @pytest.mark.parametrize(
     "setting",

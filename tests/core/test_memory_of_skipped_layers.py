@@ -113,10 +113,3 @@ def test_drifting_labels_are_the_released_ones() -> None:
     assert (out.hidden - expected).abs().max() < 1e-12
     true = made.hidden(part, Memory(**vars(before)))
     assert (true.hidden - expected).abs().max() > 1e-3
-
-
-def test_without_memory_a_layer_may_rest_too() -> None:
-    made, ids = model("rotary", memory_length=0), text()
-    x = made.embedding(ids)
-    x = made.blocks[1](x, fr.Layout.of(19))
-    assert torch.equal(made(ids, skip={0, 2}).logits, made.output(made.final_norm(x)))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from memory_models import POSITIONS, V, in_segments, model, one_pass, text, without_heads
+from memory_models import POSITIONS, V, in_segments, model, one_pass, text
 
 import fullrank as fr
 from fullrank.core.errors import InputError
@@ -36,21 +35,6 @@ def test_a_memory_is_a_value() -> None:
     again = [made(ids[:, 6:9], first).logits for _ in range(2)]
     assert torch.equal(*again)
     assert first.length == 6
-
-
-def test_tensors_of_a_memory_are_the_memory() -> None:
-    made, ids = model("relative", memory_length=7), text()
-    memory = in_segments(made, ids, [4, 3])[1]
-    memory = made(ids[:, 7:9], memory, skip={1}).memory
-    memory = made(ids[:, 9:11], memory).memory
-    back = Memory.from_tensors({name: tensor.clone() for name, tensor in memory.to_tensors().items()})
-    assert [layer.runs for layer in back.layers] == [layer.runs for layer in memory.layers]
-    assert torch.equal(made(ids[:, 11:15], back).logits, made(ids[:, 11:15], memory).logits)
-    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
-    ragged = made(ids[:, :3], attention_mask=mask).memory
-    back = Memory.from_tensors(ragged.to_tensors())
-    assert torch.equal(made(ids[:, 3:6], back).logits, made(ids[:, 3:6], ragged).logits)
-    assert Memory.from_tensors(Memory.empty(3).to_tensors()) == Memory.empty(3)
 
 
 def test_other_lengths_at_evaluation() -> None:
@@ -109,118 +93,6 @@ def test_load_with_other_lengths(tmp_path: Any) -> None:
     rotary.save(tmp_path / "rotary")
     with pytest.raises(InputError, match=r"clamp_length: goes with model\.position: relative"):
         fr.LanguageModel.load(tmp_path / "rotary", clamp_length=5)
-
-
-def test_learned_positions_end() -> None:
-    made, ids = model("learned", memory_length=4), text(1, 66)
-    memory = in_segments(made, ids, [32, 32])[1]
-    with pytest.raises(InputError, match="max_position_embeddings is 64"):
-        made(ids[:, 64:], memory)
-
-
-def test_misuse() -> None:
-    made, ids = model(), text()
-    memory = made(ids[:, :4]).memory
-    with pytest.raises(InputError, match="of 2 rows, input_ids of 3"):
-        made(text(3, 4), memory)
-    with pytest.raises(InputError, match="of 3 layers, the model has 2"):
-        model(layers=2)(ids, memory)
-    with pytest.raises(InputError, match=r"skip: layers 0 to 2, given \[3\]"):
-        made(ids, skip={1, 3})
-    with pytest.raises(InputError, match="give no memory and no skip"):
-        made(ids, memory, cache=made.new_cache())
-    with pytest.raises(InputError, match=r"model\.memory_length is 0"):
-        model(memory_length=0)(ids, memory)
-    with pytest.raises(InputError, match=r"attention_mask must be \(2, 19\)"):
-        made(ids, attention_mask=torch.ones(2, 3))
-    with pytest.raises(InputError, match=r"same_length: goes with `model\.memory_length`"):
-        made.with_memory(0, same_length=True)
-    with pytest.raises(InputError, match=r"clamp_length: .* model\.position: sinusoidal"):
-        made.with_memory(clamp_length=3)
-    for length in (-1, 1.5, True):
-        with pytest.raises(InputError, match=r"memory_length: 0 or a positive whole number"):
-            made.with_memory(length)
-    with pytest.raises(InputError, match=r"clamp_length: .* given 2\.5"):
-        model("relative").with_memory(clamp_length=2.5)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"skip: layers 0 to 2, given \[True, False\]"):
-        made(ids, skip=[True, False])  # which layers, not whether they rest
-    with pytest.raises(InputError, match="hidden_size 24, this one has 12"):
-        made(ids, replace(memory, layers=tuple(_twice_as_wide(layer) for layer in memory.layers)))
-
-
-def _twice_as_wide(layer: Any) -> Any:
-    return replace(layer, hidden=layer.hidden.repeat(1, 1, 2))
-
-
-def test_cached_keys_of_distances_are_not_used_where_distances_are_clamped_otherwise() -> None:
-    made, ids = model("relative"), text()
-    with torch.no_grad():
-        cached = made(ids[:, :8]).memory
-        cache = made(ids[:, :8], cache=made.new_cache()).cache
-        changed = made.with_memory(clamp_length=2)
-        found = changed(ids[:, 8:12], cached).logits
-        want = changed(ids[:, 8:12], without_heads(cached)).logits
-        beside = changed(ids[:, 8:12], cache=cache).logits
-        whole = changed(
-            ids[:, 8:12], cache=replace(cache, layers=tuple(kv._replace(relative=None) for kv in cache.layers))
-        )
-        there = made(ids[:, 8:12], cached).logits
-        back = made(ids[:, 8:12], without_heads(cached)).logits
-    torch.testing.assert_close(found, want, rtol=0, atol=1e-12)
-    torch.testing.assert_close(there, back, rtol=0, atol=1e-12)
-    torch.testing.assert_close(beside, whole.logits, rtol=0, atol=1e-12)
-    assert (want - back).abs().max() > 1e-3
-
-
-def test_a_memory_of_an_evaluation_does_not_end_the_dropout_of_distances() -> None:
-    made, ids = model("relative", dropout=fr.DropoutConfig(embedding=0.5)), text()
-    with torch.no_grad():
-        cached = made(ids[:, :8]).memory
-    made.train()
-    found = []
-    for memory in (cached, without_heads(cached)):
-        torch.manual_seed(3)
-        found.append(made(ids[:, 8:12], memory).logits)
-    assert torch.equal(*found)
-
-
-@pytest.mark.parametrize("position", POSITIONS)
-@pytest.mark.parametrize("cached", [True, False])
-def test_a_memory_of_another_precision(position: str, cached: bool) -> None:
-    made, ids = model(position), text()
-    with torch.no_grad():
-        low = copy.deepcopy(made).float()
-        memory = low(ids[:, :8]).memory
-        want = made(ids[:, 8:12], made(ids[:, :8]).memory).logits
-    with torch.set_grad_enabled(not cached):
-        torch.testing.assert_close(made(ids[:, 8:12], memory).logits, want, rtol=0, atol=1e-4)
-        with torch.autocast("cpu", torch.bfloat16):
-            low(ids[:, 8:12], memory)
-            memory = low(ids[:, :8]).memory
-        low(ids[:, 8:12], memory)
-
-
-@pytest.mark.parametrize("masked", [True, False])
-def test_a_memory_made_in_inference_mode_can_be_trained_after(masked: bool) -> None:
-    made, ids = model("relative"), text()
-    more = {"attention_mask": torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])} if masked else {}
-    with torch.inference_mode():
-        memory = made(ids[:, :4], **more).memory
-    gradients = []
-    for before in (memory, made(ids[:, :4], **more).memory):
-        made.zero_grad()
-        made.loss(ids[:, 4:8], ids[:, 5:9], memory=before, **more).backward()
-        gradients.append([p.grad.clone() for p in made.parameters() if p.grad is not None])
-    for found, want in zip(*gradients, strict=True):
-        torch.testing.assert_close(found, want, rtol=0, atol=1e-12)
-
-
-def test_cached_keys_of_one_model_are_not_used_by_another() -> None:
-    made, other, ids = model("rotary"), model("rotary", seed=1), text()
-    with torch.no_grad():
-        memory = made(ids[:, :8]).memory
-        found = other(ids[:, 8:12], memory).logits
-        assert torch.equal(found, other(ids[:, 8:12], without_heads(memory)).logits)
 
 
 @pytest.mark.parametrize("position", POSITIONS)

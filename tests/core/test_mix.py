@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from torch import Tensor
 import fullrank as fr
 from fullrank.core.mix import (
     AverageHeads,
-    KeepHeads,
     PositionIndependentMixing,
     PositionWiseMixing,
     RandomMixing,
@@ -43,13 +41,6 @@ def by_hand(weights: Tensor, m: object) -> Tensor:
                 for j in range(H):
                     out[b, i, n] += m(b, n, j, i) * weights[b, j, n]  # type: ignore[operator]
     return out
-
-
-def test_none_keeps_the_weights(weights: Tensor, query: Tensor) -> None:
-    mix = KeepHeads(None, SIZE)
-    assert mix_heads(weights, mix.matrix(query)) is weights
-    assert mix.matrix(query) is None
-    assert not list(mix.parameters())
 
 
 def test_position_independent_is_equation_12(weights: Tensor, query: Tensor) -> None:
@@ -95,17 +86,6 @@ def test_the_query_of_the_source_head_builds_the_row(weights: Tensor, query: Ten
     changed = (mix.matrix(other) - mix.matrix(query)).abs() > 1e-9
     assert changed[:, :, 1].all()
     assert not changed[:, :, [0, 2]].any()
-
-
-@pytest.mark.parametrize("kind", [PositionIndependentMixing, PositionWiseMixing])
-def test_rows_are_not_normalised_and_may_be_negative(kind: type, weights: Tensor, query: Tensor) -> None:
-    mix = kind(None, SIZE).double()
-    with torch.no_grad():
-        mix.mixing.copy_(torch.eye(H) * 2)
-        mix.mixing[0, 0] = -3
-    sums = mix_heads(weights, mix.matrix(query)).sum(-1)
-    assert torch.allclose(sums[:, 0], torch.full((B, N), -3.0, dtype=torch.float64))
-    assert torch.allclose(sums[:, 1:], torch.full((B, H - 1, N), 2.0, dtype=torch.float64))
 
 
 def test_random_is_fixed_and_without_parameters(weights: Tensor, query: Tensor) -> None:
@@ -164,15 +144,6 @@ def test_average_gives_every_head_the_mean(weights: Tensor, query: Tensor) -> No
     assert torch.allclose(mix.matrix(query), torch.full((H, H), 1 / H, dtype=torch.float64))
 
 
-def test_wrong_shapes_are_named(weights: Tensor, query: Tensor) -> None:
-    matrix = PositionWiseMixing(None, SIZE).double().matrix(query)
-    for wrong in (torch.eye(4), matrix[..., :2], matrix[:, :3]):
-        with pytest.raises(
-            ValueError, match=rf"{re.escape(str(tuple(wrong.shape)))} does not fit weights .*\(2, 3, 4, 5\)"
-        ):
-            mix_heads(weights, wrong)
-
-
 @pytest.mark.parametrize("kind", [PositionIndependentMixing, PositionWiseMixing])
 def test_other_starts_of_learned_mixing(kind: type) -> None:
     """§3.2: M is N(0, 1/H) or 1/H everywhere; W is zero in every case, so that both forms start as one model."""
@@ -187,24 +158,3 @@ def test_other_starts_of_learned_mixing(kind: type) -> None:
     for mix in (uniform, drawn):
         assert mix.mixing.requires_grad
         assert all(torch.equal(p, torch.zeros_like(p)) for name, p in mix.named_parameters() if name != "mixing")
-
-
-@pytest.mark.parametrize("mix", ["position_independent", "position_wise"])
-def test_a_model_with_another_start_differs_in_its_mixing_only(mix: str) -> None:
-    def parameters(start: str) -> dict[str, Tensor]:
-        torch.manual_seed(4)
-        stage = {"name": mix, "start": start}
-        attention = fr.AttentionConfig(mix=stage)
-        config = fr.ModelConfig(
-            vocab_size=9, hidden_size=8, num_attention_heads=4, num_hidden_layers=2, attention=attention
-        )
-        return fr.LanguageModel(config).state_dict()
-
-    plain, drawn, uniform = (parameters(start) for start in ("identity", "random", "uniform"))
-    mixing = [name for name in plain if name.endswith("mix.mixing")]
-    assert len(mixing) == 2
-    assert not torch.equal(drawn[mixing[0]], drawn[mixing[1]])  # no two layers are alike
-    assert torch.equal(uniform[mixing[0]], torch.full((4, 4), 0.25))
-    for name in plain.keys() - set(mixing):
-        assert torch.equal(plain[name], drawn[name]), name
-        assert torch.equal(plain[name], uniform[name]), name

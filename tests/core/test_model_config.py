@@ -85,14 +85,6 @@ def test_released_cross_leaves_mixing_out_there() -> None:
         assert found.of_decoder().attention == found.attention
 
 
-def test_the_output_is_of_target_words() -> None:
-    """Its clusters need not fit the source's vocabulary; those of an adaptive input do."""
-    clusters = {"kind": "adaptive", "cutoffs": [10, 15]}
-    assert model(output=clusters, encoder={"vocab_size": 12}).of_encoder().output.kind == "softmax"
-    with pytest.raises(ConfigError, match=r"model.input.cutoffs: below model.encoder.vocab_size 12"):
-        model(input=clusters, encoder={"vocab_size": 12})
-
-
 # -- tokens that see later ones ---------------------------------------------------------------------------------------
 
 

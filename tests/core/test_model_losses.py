@@ -72,41 +72,6 @@ def test_padding_and_weights_give_the_mean_over_the_tokens(batch: tuple[torch.Te
     assert torch.allclose(loss, alone / 10, atol=1e-12)
 
 
-def test_wrong_shapes(batch: tuple[torch.Tensor, ...]) -> None:
-    read, targets = batch
-    made = model()
-    with pytest.raises(InputError, match=r"targets \(3, 4\) must have the shape of input_ids \(3, 5\)"):
-        made.nll(read, targets[:, :4])
-    with pytest.raises(InputError, match=r"weights \(5,\) must have the shape of targets \(3, 5\)"):
-        made.loss(read, targets, torch.ones(5))
-    with pytest.raises(InputError, match=r"input_ids must be \(B, N\), given shape \(5,\)"):
-        made(read[0])
-    with pytest.raises(InputError, match=r"attention_mask must be \(3, 5\) like input_ids, given \(3, 4\)"):
-        made(read, attention_mask=torch.ones(3, 4))
-    with pytest.raises(InputError, match="this model has none"):
-        made(read, memory=torch.zeros(1))
-    with pytest.raises(InputError, match=r"model\.memory_length.*given -4"):
-        model(memory_length=-4)
-    with pytest.raises(InputError, match=r"model\.vocab_size: must be a number to build a model"):
-        model(vocab_size=None)
-
-
-def test_a_mask_may_cover_the_new_tokens_or_all() -> None:
-    made = model().eval()
-    read, mask = torch.randint(V, (2, 6)), torch.tensor([[1] * 6, [0, 0, 1, 1, 1, 1]])
-    with torch.no_grad():
-        cache = made(read[:, :4], cache=made.new_cache(), attention_mask=mask[:, :4]).cache
-        new, whole, none = (made(read[:, 4:], cache=cache, attention_mask=m).logits for m in (mask[:, 4:], mask, None))
-        expected = made(read, attention_mask=mask).logits[:, 4:]
-    assert torch.allclose(new, expected, atol=1e-12)
-    assert torch.equal(new, whole)
-    assert torch.equal(new, none)  # what was padding stays padding
-    beams = torch.tensor([1, 0, 1])
-    with torch.no_grad():
-        reordered = made(read[beams, 4:], cache=cache.reorder(beams)).logits
-    assert torch.allclose(reordered, expected[beams], atol=1e-12)
-
-
 KINDS = {
     "softmax": {},
     "mixture": {"output": fr.OutputConfig(kind="mixture_of_softmaxes", mixtures=2)},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from copy import deepcopy
 from itertools import product
 from typing import Any
 
@@ -29,7 +28,7 @@ from multilinear_equations import (
 from torch import Tensor
 
 import fullrank as fr
-from fullrank.core.errors import ConfigError, InputError
+from fullrank.core.errors import InputError
 from fullrank.core.multilinear import pair_tensor
 
 # -- pairs of positions -----------------------------------------------------------------------------------------------
@@ -165,36 +164,6 @@ def test_queries_after_earlier_keys_gaps_and_windows(kernel: str) -> None:
             agree(module, module(x, source, layout), pairs_equation(module, x, text, sees), [source])
 
 
-@pytest.mark.parametrize("kernel", ["auto", "multilinear"])
-def test_rows_of_different_positions(kernel: str) -> None:
-    """Padding takes no position: whole texts, and texts that go on after earlier keys."""
-    module, source = layer(cores=2), tokens(2, 6)
-    mask = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 0, 1, 1]], dtype=torch.bool)
-    positions = (mask.cumsum(1) - 1).clamp_min(0)
-    for queries in (6, 2):
-        text = torch.zeros(2, 6, E, dtype=WIDE).scatter_add(
-            1, positions[..., None].expand(-1, -1, E), source * mask[..., None]
-        )
-        own = positions[:, -queries:]
-        layout = fr.Layout(own, positions, key_mask=mask)
-        x = source[:, -queries:]
-        counts = mask.sum(1)
-        expected = pairs_equation(module, x, text, lambda b, i, j: j <= own[b, i] and j < counts[b])  # noqa: B023
-        real = mask[:, -queries:]
-        with fr.kernel(kernel):
-            agree(module, module(x, source, layout)[real], expected[real], [source])
-
-
-def test_longer_texts_are_refused_with_the_reason() -> None:
-    with pytest.raises(
-        InputError, match=r"17 positions, but .* a column for each pair of 16 positions .* max_position_emb"
-    ):
-        layer()(tokens(1, 17))
-    with pytest.raises(InputError, match="17 positions"):
-        layer()(tokens(1, 2), tokens(1, 17))
-    assert layer()(tokens(1, 16)).shape == (1, 16, E)
-
-
 # -- decayed sums -----------------------------------------------------------------------------------------------------
 
 
@@ -229,26 +198,6 @@ def test_decayed_both_ways_and_with_padding(padding: str) -> None:
         agree(module, causal[real], expected[real], [x])
 
 
-@pytest.mark.parametrize("kernel", ["auto", "multilinear"])
-def test_decayed_over_gaps_and_windows(kernel: str) -> None:
-    module = layer(output_map="decayed", decays=3)
-    for layout in (
-        fr.Layout.of(3, 8),
-        fr.Layout.of_runs(3, ((0, 2), (4, 1), (20, 5))),
-        fr.Layout.of_runs(3, ((-9, 2), (0, 3)), origin=40),
-        fr.Layout.of(3, 8, window=4),
-        fr.Layout.of_runs(3, ((0, 2), (4, 1), (8, 5)), window=6),
-    ):
-        queries, keys = layout.shape
-        source = tokens(2, keys)
-        apart, seen = distances(layout.query_positions.tolist(), layout.key_positions.tolist())
-        if layout.window is not None:
-            seen = seen * (apart < layout.window)
-        expected = decayed_equation(module, source[:, -queries:], apart, seen, source)
-        with fr.kernel(kernel):
-            agree(module, module(source[:, -queries:], source, layout), expected, [source])
-
-
 def test_outputs_stay_bounded_at_any_length() -> None:
     """|O| <= sum |g U'| max|Q| max|K| max|V|; sums that were no means would grow with 1 / (1 - a)^2."""
     module: Any = layer(output_map="decayed", decays=4, bias=False)
@@ -262,23 +211,6 @@ def test_outputs_stay_bounded_at_any_length() -> None:
         out = module(x)
     assert out.isfinite().all()
     assert 0.001 * limit < float(out.abs().max()) <= limit
-
-
-def test_the_layer_says_what_it_lacks() -> None:
-    options = fr.AttentionConfig(kind="multilinear", rank=R)
-    with pytest.raises(ConfigError, match=r"hidden_size: .* given None"):
-        fr.MultiLinearAttention(rank=R)
-    with pytest.raises(ConfigError, match="the configuration has rank, bias"):
-        fr.MultiLinearAttention(fr.ModelConfig(attention=options), rank=3, bias=False)
-    with pytest.raises(ConfigError, match="must be 'multilinear', given 'weighted'"):
-        fr.MultiLinearAttention(fr.AttentionConfig(), hidden_size=E)
-    with pytest.raises(ConfigError, match="a ModelConfig has its own sizes"):
-        fr.MultiLinearAttention(fr.ModelConfig(attention=options), hidden_size=E)
-    with fr.kernel("sdpa"), pytest.raises(InputError, match="'sdpa' cannot compute multi-linear attention"):
-        layer()(tokens(1, 3))
-    plain = fr.Attention(fr.AttentionConfig(), hidden_size=E, num_attention_heads=2)
-    with fr.kernel("multilinear"), pytest.raises(InputError, match="'multilinear' cannot compute"):
-        plain(torch.zeros(1, 3, E))
 
 
 # -- edges -----------------------------------------------------------------------------------------------------------
@@ -300,24 +232,6 @@ def test_decayed_sums_are_continued_over_a_gap() -> None:
     for refused in (fr.Layout.of(4, 9, window=3), fr.Layout.of(4, 9, causal=False)):
         with pytest.raises(InputError, match="causal layout without window"):
             module(source[:, 5:], layout=refused, past=past)
-
-
-def test_sums_of_another_precision_are_read_in_that_of_the_tokens() -> None:
-    module, x = layer(output_map="decayed", decays=3), tokens(2, 6)
-    narrow = deepcopy(module).float()
-    kept: list[Any] = []
-    narrow(x[:, :4].float(), layout=fr.Layout.of(4), past=narrow.attend.past(), kept=kept)
-    out = module(x[:, 4:], layout=fr.Layout.of(2, 6), past=kept[0], kept=kept)
-    assert (out.dtype, kept[1].keys.dtype) == (WIDE, WIDE)
-    torch.testing.assert_close(out, module(x)[:, 4:], rtol=1e-4, atol=1e-5)
-
-
-def test_positions_before_the_text_have_no_rows() -> None:
-    """Positions that the labels of `gaps: drifting` may give to a memory."""
-    layer = fr.MultiLinearAttention(hidden_size=6, rank=3, max_position_embeddings=9)
-    layout = fr.Layout.of_runs(2, [(-3, 2), (0, 2)])
-    with pytest.raises(InputError, match=r"position before the text.*gaps: true"):
-        layer(torch.randn(1, 2, 6), torch.randn(1, 4, 6), layout)
 
 
 # -- Corollary 1 and softmax attention (docs/derivations/multilinear.md) ----------------------------------------------
@@ -360,16 +274,3 @@ def test_it_is_not_softmax_attention(count: int) -> None:
     columns, wanted = torch.stack(each, -1).flatten(0, 2), softmax_attention(query, keys, values).flatten()
     core = torch.linalg.lstsq(columns, wanted[:, None]).solution
     assert ((columns @ core)[:, 0] - wanted).norm() > 0.9 * wanted.norm()
-
-
-def test_why_it_is_not() -> None:
-    """One is cubic in its input and sees a shift of all keys; the other is bounded by the values and does not."""
-    query, keys, values = normal(6, 6)
-    core, shift = torch.rand(6, dtype=WIDE), torch.randn(6, dtype=WIDE)
-    once, thrice = (summed(t * query, t * keys, t * values, core) for t in (1.0, 3.0))
-    torch.testing.assert_close(thrice, 27 * once)
-    assert softmax_attention(3 * query, 3 * keys, 3 * values).abs().max() <= 3 * values.abs().max()
-    torch.testing.assert_close(softmax_attention(query, keys + shift, values), softmax_attention(query, keys, values))
-    change = summed(query, keys + shift, values, core) - once
-    torch.testing.assert_close(change, (query * core * 6 * shift) @ values.transpose(1, 2))
-    assert change.abs().max() > 0.1

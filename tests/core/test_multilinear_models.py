@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from torch import Tensor
 
 import fullrank as fr
 from fullrank.core.draws import Dropout
-from fullrank.core.errors import ConfigError, InputError
+from fullrank.core.errors import InputError
 from moving import moved
 
 R, P, WIDE = 5, 16, torch.float64
@@ -63,25 +62,6 @@ def test_a_cache_of_decayed_sums_does_not_grow() -> None:
     assert (cache.length, cache.key_mask) == (200, None)
 
 
-def test_decoding_with_sums_where_texts_are_padded_and_reordered() -> None:
-    found, read = model("decayed"), ids(3, 12)
-    mask = torch.ones(3, 12, dtype=torch.long)
-    mask[0, :5], mask[1, :8] = 0, 0
-    with torch.no_grad():
-        expected = found(read, attention_mask=mask).logits
-        cache, parts = found.new_cache(), []
-        for start, end in pairwise((0, 3, 6, 7, 11, 12)):
-            out = found(read[:, start:end], cache=cache, attention_mask=mask[:, start:end])
-            cache = out.cache
-            parts.append(out.logits)
-        seen = mask.bool()
-        torch.testing.assert_close(torch.cat(parts, 1)[seen], expected[seen], rtol=1e-9, atol=1e-9)
-        order = torch.tensor([2, 0, 0, 1])
-        more = ids(3, 2, seed=8)
-        beams = found(more[order], cache=cache.reorder(order)).logits
-        torch.testing.assert_close(beams, found(more, cache=cache).logits[order], rtol=1e-12, atol=1e-12)
-
-
 def test_a_text_goes_on_beyond_the_trained_length() -> None:
     """Decayed sums have no last position; pairs do, with a cache and without."""
     long = ids(1, 100)
@@ -106,23 +86,6 @@ def test_a_text_goes_on_beyond_the_trained_length() -> None:
                 bounded(long[:, 16:17], cache=cache)
 
 
-def test_a_text_as_published_cannot_be_read_in_pieces() -> None:
-    found = model("pairs", attention={"causal": "as_published", "not_next_token_perplexity": True})
-    assert found.config.sees_future
-    read = ids(2, 9)
-    other = read.clone()
-    other[:, -1] = (other[:, -1] + 1) % 13
-    with torch.no_grad():
-        assert not torch.equal(found(read).logits[:, 0], found(other).logits[:, 0])
-        with pytest.raises(InputError, match="as_published lets tokens see later ones"):
-            found(read, cache=found.new_cache())
-        # padding is kept out here, too
-        mask = torch.ones(2, 9, dtype=torch.long)
-        mask[1, 6:] = 0
-        batch = found(read, attention_mask=mask).logits[1, :6]
-        torch.testing.assert_close(batch, found(read[1:, :6]).logits[0], rtol=1e-9, atol=1e-9)
-
-
 @pytest.mark.parametrize("shared", [True, False])
 def test_the_position_term_of_a_model(shared: bool) -> None:
     """u and v are one pair for all layers, held by the model, or one for each layer; a layer reads them like its own."""
@@ -142,17 +105,6 @@ def test_the_position_term_of_a_model(shared: bool) -> None:
     x = torch.randn(2, 8, 10, dtype=WIDE)
     layout = found.position.place(fr.Layout.of(8), x, Dropout(0.0))
     torch.testing.assert_close(block(x, layout=layout), alone(x), rtol=0, atol=0)
-
-
-def test_what_a_model_refuses_when_it_runs() -> None:
-    found = model("decayed", memory_length=4)
-    with pytest.raises(ConfigError, match=r"model\.same_length"):
-        found.with_memory(same_length=True)
-    for kind in KINDS:
-        with pytest.raises(InputError, match="no attention weights to collect"):
-            model(kind)(ids(1, 3), trace=fr.Trace())
-        with fr.kernel("blocks"), pytest.raises(InputError, match="'blocks' cannot compute multi-linear attention"):
-            model(kind)(ids(1, 3))
 
 
 # -- on fresh random tokens no honest perplexity is below the size of the vocabulary; the published form gets far below it

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 from dataclasses import replace
@@ -12,15 +11,11 @@ from typing import Any
 import output_equations as equations
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from output_equations import DOUBLE, Case, pairwise_cases
 from torch import Tensor, nn
 
 import fullrank as fr
-from fullrank.core.embedding import TokenEmbedding
-from fullrank.core.errors import ConfigError, InputError
-from fullrank.core.output import Output, SoftmaxOutput, Tempered
+from fullrank.core.output import Output, Tempered
 
 CASES = pairwise_cases()
 KINDS = {
@@ -88,16 +83,6 @@ def test_a_temperature_divides_the_logits_of_every_softmax(case: Case, bias: boo
     assert not torch.allclose(layer.log_prob(hidden), log_prob)
 
 
-def test_a_temperature_is_refused_where_logits_are_no_linear_function() -> None:
-    class Own(SoftmaxOutput):
-        def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
-            return super().nll(hidden, targets)
-
-    for layer in (Case(normalize="sigsoftmax").layer(), Own(fr.OutputConfig(tied=False), vocab_size=5, hidden_size=3)):
-        with pytest.raises(ConfigError, match=r"a temperature divides the logits of softmaxes; .* has sigsoftmax or"):
-            Tempered(layer, 2.0)
-
-
 @pytest.mark.parametrize("cluster", range(4))
 @pytest.mark.parametrize("mixtures", [None, 2])
 def test_targets_of_one_cluster_only(mixtures: int | None, cluster: int) -> None:
@@ -106,21 +91,6 @@ def test_targets_of_one_cluster_only(mixtures: int | None, cluster: int) -> None
     bounds = [0, *case.cutoffs, case.vocabulary]
     check(case, targets=torch.randint(bounds[cluster], bounds[cluster + 1], (2, 5)))
     check(case, targets=torch.tensor([[bounds[cluster + 1] - 1]]))
-
-
-@settings(max_examples=20)
-@given(
-    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=5), div=st.integers(1, 3), tokens=st.integers(1, 12),
-    extra=st.integers(0, 4), tied=st.booleans(), bias=st.booleans(), form=st.sampled_from(["fairseq", "transformer_xl"]),
-    mixtures=st.sampled_from([None, 1, 4]),
-)  # fmt: skip
-def test_any_size(
-    sizes: list[int], div: int, tokens: int, extra: int, tied: bool, bias: bool, form: str, mixtures: int | None
-) -> None:
-    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
-    case = Case(mixtures, tuple(ends[:-1]), div, form, tied, tied and len(ends) > 1, bias, vocabulary=ends[-1],
-                width=div ** (len(sizes) - 1) + extra, tokens=(1, tokens))  # fmt: skip
-    check(case)
 
 
 def test_the_equation_itself_in_plain_numbers() -> None:
@@ -272,104 +242,7 @@ def test_an_improbable_word_in_a_tail_and_an_improbable_tail(target: int, rare: 
         equations.close("gradient", gradient, exact, 1e-4)
 
 
-@pytest.mark.parametrize("size", [1e-6, 3e3])
-@pytest.mark.parametrize(("normalize", "epsilon"), [("softmax", 1e-8), ("sigsoftmax", 0.0)])
-def test_extreme_priors_and_logits_stay_numbers(size: float, normalize: str, epsilon: float) -> None:
-    case = Case(3, normalize=normalize, epsilon=epsilon)
-    layer, (hidden, targets) = case.layer(torch.float32), case.batch(torch.float32)
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.mul_(size)
-    for value in (layer.nll(hidden, targets).sum(), layer.loss(hidden, targets, None, 0.1)[0], layer(hidden).sum()):
-        assert value.isfinite()
-        assert all(g.isfinite().all() for g in torch.autograd.grad(value, [hidden, *layer.parameters()]))
-
-
 # -- the contract -----------------------------------------------------------------------------------------------------
-
-
-@kinds
-@pytest.mark.parametrize("shape", [(3, 4), (3, 6), (1, 1), (5, 3), (15,)], ids=str)
-def test_targets_of_another_shape(case: Case, shape: tuple[int, ...]) -> None:
-    """More targets than hidden states would be scored with what memory happens to hold, as many in another order wrongly."""
-    layer, hidden = case.layer(), torch.randn(3, 5, case.width, dtype=DOUBLE)
-    for word in (0, case.vocabulary - 1):
-        targets = torch.full(shape, word)
-        for call in (layer.nll, layer.loss, lambda h, t: layer.loss(h, t, label_smoothing=0.1)):
-            with pytest.raises(InputError, match=r"targets \(.*\): one for each hidden state, .*\(3, 5\)"):
-                call(hidden, targets)
-
-
-@kinds
-def test_hidden_states_of_chosen_tokens_and_of_none(case: Case) -> None:
-    """(M, E), as a masked-language head has them, are M tokens; no tokens have gradients of zero."""
-    layer, (hidden, targets) = case.layer(), case.batch()
-    assert torch.allclose(layer.nll(hidden.flatten(0, 1), targets.flatten()), layer.nll(hidden, targets).flatten())
-    assert layer(hidden.flatten(0, 1)).shape == (14, case.vocabulary)
-    weights = torch.rand(targets.shape)
-    few = layer.loss(hidden.flatten(0, 1), targets.flatten(), weights.flatten(), 0.1)
-    for found, expected in zip(few, layer.loss(hidden, targets, weights, 0.1), strict=True):
-        assert torch.allclose(found, expected)
-    assert layer(hidden[:, :0]).shape == (2, 0, case.vocabulary)
-    layer.nll(hidden[:, :0], targets[:, :0]).sum().backward()
-    assert all(float(p.grad.abs().sum()) == 0 for p in layer.parameters() if p.grad is not None)
-
-
-@kinds
-def test_ids_outside_the_vocabulary(case: Case) -> None:
-    layer, hidden = case.layer(), torch.randn(1, 1, case.width, dtype=DOUBLE)
-    for wrong in (-1, case.vocabulary, 10_000):
-        for call in (layer.nll, layer.loss):
-            with pytest.raises((RuntimeError, IndexError), match="index"):
-                call(hidden, torch.tensor([[wrong]]))
-
-
-@kinds
-def test_memory_that_is_not_contiguous(case: Case) -> None:
-    """Hidden states, targets, weights and cotangents as views of other tensors."""
-    layer = case.layer()
-    hidden = torch.randn(4, 5, 18, dtype=DOUBLE).permute(1, 0, 2)[..., ::2].transpose(0, 1).requires_grad_()
-    ids, weights = torch.randint(case.vocabulary, (5, 4)), torch.rand(5, 4)
-    for run in (
-        lambda h, x, w: layer.nll(h, x).t()[::2].sum(),
-        lambda h, x, w: layer.loss(h, x, w, 0.1)[0],
-        lambda h, x, w: layer(h)[..., ::3].sum(),
-    ):
-        found = torch.autograd.grad(run(hidden, ids.t(), weights.t()), [hidden, *layer.parameters()])
-        plain = hidden.detach().contiguous().requires_grad_()
-        right = torch.autograd.grad(
-            run(plain, ids.t().contiguous(), weights.t().contiguous()), [plain, *layer.parameters()]
-        )
-        for one, other in zip(found, right, strict=True):
-            equations.close("gradient", one, other, 1e-12)
-
-
-@pytest.mark.parametrize("kind", ["softmax", "mixture", "adaptive"])
-def test_a_loss_that_is_kept_keeps_no_gradients(kind: str) -> None:
-    """Losses that are kept: a list of them is a list of numbers once their backward passes are done."""
-    case = KINDS[kind]
-    layer, (hidden, targets) = case.layer(), case.batch()
-    loss, _ = layer.loss(hidden, targets)
-    assert _tensors_behind(loss)
-    loss.backward()
-    assert not _tensors_behind(loss)
-
-
-def _tensors_behind(loss: Tensor) -> list[Tensor]:
-    """The tensors that the nodes of its graph hold on to."""
-    found, seen, nodes = [], set(), [loss.grad_fn]
-    while nodes:
-        node = nodes.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        nodes += [before for before, _ in node.next_functions]
-        kept = list(vars(node).values()) if hasattr(node, "__dict__") else []
-        with contextlib.suppress(AttributeError, RuntimeError):  # has none, or has them no longer
-            kept += list(node.saved_tensors)
-        for value in kept:
-            found += [one for one in (value if isinstance(value, tuple | list) else [value]) if isinstance(one, Tensor)]
-    return found
 
 
 # -- parameters -------------------------------------------------------------------------------------------------------
@@ -386,17 +259,6 @@ def test_a_mixture_adds_its_latents_and_prior(tied: bool, bias: bool, cutoffs: t
     assert {name: tensor.shape for name, tensor in mixture.items()} == {name: t.shape for name, t in plain.items()}
     if not cutoffs:
         assert plain.keys() == ({"weight"} if not tied else set()) | ({"bias"} if bias else set())
-
-
-@pytest.mark.parametrize(("form", "tied", "tied_projections"), [
-    ("fairseq", True, True), ("transformer_xl", True, True), ("transformer_xl", True, False), ("fairseq", False, False),
-])  # fmt: skip
-def test_names_of_an_adaptive_softmax(form: str, tied: bool, tied_projections: bool) -> None:
-    layer = Case(cutoffs=(4, 9), form=form, tied=tied, tied_projections=tied_projections, bias=False).layer()
-    expected = {"class_weight"} | ({"projections.0"} if form == "transformer_xl" else set())
-    expected |= set() if tied else {"weights.0", "weights.1", "weights.2"}
-    expected |= set() if tied_projections else {"projections.1", "projections.2"}
-    assert layer.state_dict().keys() == expected
 
 
 @pytest.mark.parametrize("cutoffs", [(), (4, 9)], ids=["one matrix", "clusters"])
@@ -416,29 +278,3 @@ def test_one_softmax_without_latent_is_the_plain_layer(cutoffs: tuple[int, ...])
             one, torch.autograd.grad(expected, [hidden, *plain.parameters()], cotangent), strict=True
         ):
             equations.close("gradient", gradient, right, 1e-12)
-
-
-def test_what_the_layers_alone_refuse() -> None:
-    mixed, sizes = fr.OutputConfig(kind="mixture_of_softmaxes", mixtures=2), {"vocab_size": 9, "hidden_size": 4}
-    model = fr.ModelConfig(**sizes, num_attention_heads=1, output=mixed)
-    tied = fr.OutputConfig(kind="mixture_of_softmaxes", mixtures=2, tied=True)
-    adaptive = fr.OutputConfig(kind="adaptive", cutoffs=[3], tied=True)
-    clusters = fr.AdaptiveInput(fr.InputConfig(kind="adaptive", cutoffs=[3], div_val=4), **sizes)
-    table = TokenEmbedding(fr.ModelConfig(vocab_size=11, hidden_size=5, num_attention_heads=1))
-    for build, message in (
-        (lambda: fr.MixtureOfSoftmaxes(mixed), "give a ModelConfig, or an OutputConfig with"),
-        (lambda: fr.MixtureOfSoftmaxes(mixed, hidden_size=4), "vocab_size: must be a number"),
-        (lambda: fr.MixtureOfSoftmaxes(mixed, vocab_size=4), "OutputConfig with vocab_size and hidden_size"),
-        (lambda: fr.MixtureOfSoftmaxes(model, **sizes), "a ModelConfig has its own sizes"),
-        (lambda: fr.MixtureOfSoftmaxes(fr.OutputConfig(), **sizes), r"model\.output\.kind: .*given 'softmax'"),
-        (lambda: fr.MixtureOfSoftmaxes(tied, **sizes), r"model\.output\.tied: .*`model\.input\.kind: token`"),
-        (lambda: fr.MixtureOfSoftmaxes(tied, clusters, **sizes), r"model\.output\.tied: "),
-        (lambda: fr.MixtureOfSoftmaxes(tied, table, **sizes), r"model\.output\.tied: .*table \(11, 5\).* vocab_size 9"),
-        (lambda: fr.AdaptiveSoftmax(adaptive), "or an OutputConfig with vocab_size and hidden_size"),
-        (lambda: fr.AdaptiveSoftmax(adaptive, **sizes), "tied to an AdaptiveInput with the same clusters"),
-        (lambda: fr.AdaptiveSoftmax(adaptive, clusters, **sizes), "with the same clusters"),
-        (lambda: fr.AdaptiveSoftmax(fr.OutputConfig(kind="adaptive"), **sizes), r"model\.output\.cutoffs: an adaptive"),
-    ):  # fmt: skip
-        with pytest.raises(ConfigError, match=message):
-            build()
-    assert fr.MixtureOfSoftmaxes(mixed, **sizes)(torch.randn(2, 3, 4)).shape == (2, 3, 9)

@@ -10,8 +10,6 @@ import torch
 from output_equations import DOUBLE, Case
 from torch import Tensor
 
-import fullrank as fr
-
 
 def revealing(p: float, locked: bool, width: int = 40, mixtures: int = 3) -> Any:
     """The latents are tanh(0.5) everywhere, so that what is dropped can be seen; W is the unit matrix."""
@@ -50,19 +48,6 @@ def test_latents_are_dropped(p: float, locked: bool) -> None:
         agree, expected = float((one == other).double().mean()), p * p + (1 - p) * (1 - p)
         count = one.numel() / (6 if locked else 1)
         assert abs(agree - expected) < 5 * math.sqrt(expected * (1 - expected) / count), "masks depend on each other"
-
-
-@pytest.mark.parametrize("locked", [False, True])
-def test_dropout_reaches_the_probabilities_and_spares_the_prior(locked: bool) -> None:
-    layer, hidden = revealing(0.5, locked, 7, 2), torch.randn(3, 5, 7, dtype=DOUBLE)
-    prior = torch.softmax(hidden @ layer.mixture.prior.weight.T, -1)
-    torch.manual_seed(4)
-    latents = masks(layer, hidden) * math.tanh(0.5)
-    torch.manual_seed(4)
-    found = layer(hidden)
-    expected = (prior[..., None] * torch.softmax(latents, -1)).sum(2).log()
-    assert torch.allclose(found, expected, atol=1e-12)
-    assert not torch.allclose(layer(hidden), found)  # drawn anew
 
 
 @pytest.mark.parametrize("cutoffs", [(), (8, 15)], ids=["one matrix", "clusters"])
@@ -133,16 +118,3 @@ def test_gradients_are_those_of_the_values_under_dropout() -> None:
         lambda: layer(hidden)[..., ::3],
     ):  # fmt: skip
         assert torch.autograd.gradcheck(lambda *x, run=run: seeded(*x, run=run), (hidden, layer.mixture.prior.weight))
-
-
-def test_dropout_of_a_model_is_no_dropout_of_latents() -> None:
-    """`dropout.output` acts before the layer; the prior then reads what it left."""
-    seen: dict[str, Any] = {}
-    model = fr.LanguageModel(fr.ModelConfig(
-        vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, dropout=fr.DropoutConfig(output=0.5),
-        output=fr.OutputConfig(kind="mixture_of_softmaxes", mixtures=2),
-    ))  # fmt: skip
-    model.output.mixture.register_forward_hook(lambda _, given, out: seen.update(given=given[0], out=out))
-    model(torch.zeros(2, 5, dtype=torch.int64))
-    assert 0.2 < float((seen["given"] == 0).double().mean()) < 0.8
-    assert int((seen["out"][0] == 0).sum()) == 0

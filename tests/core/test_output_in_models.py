@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import output_equations as equations
@@ -80,25 +78,6 @@ def test_nll_and_loss_are_the_cross_entropy_of_the_logits(kind: str) -> None:
         assert abs(float((parts.loss - expected).detach())) < 1e-12
         assert abs(float(parts.nll - equations.mean_loss(logs, targets, share, 0.0).detach())) < 1e-12
         same(gradients(made, parts.loss), gradients(made, expected))
-
-
-@kinds
-def test_saved_once_loaded_and_imagined(kind: str, tmp_path: Path) -> None:
-    made, (read, targets) = model(kind), batch()
-    made.save(tmp_path)
-    with (tmp_path / "model.safetensors").open("rb") as file:
-        names = json.loads(file.read(int.from_bytes(file.read(8), "little"))).keys() - {"__metadata__"}
-    assert names == dict(made.named_parameters()).keys()
-    loaded = fr.LanguageModel.load(tmp_path)
-    assert loaded.config == made.config
-    with torch.no_grad():
-        assert torch.equal(loaded(read).logits, made.eval()(read).logits)
-    found, expected = (gradients(each, each.loss(read, targets)) for each in (loaded, made))
-    assert all(torch.equal(found[name], gradient) for name, gradient in expected.items())  # what is tied is tied again
-    with torch.device("meta"):
-        imagined = fr.LanguageModel(made.config)
-    assert {n: t.shape for n, t in imagined.state_dict().items()} == {n: t.shape for n, t in made.state_dict().items()}
-    assert imagined.output.flops_per_token() == made.output.flops_per_token() > 0
 
 
 @pytest.mark.parametrize("mixtures", [1, 4])

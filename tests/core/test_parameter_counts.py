@@ -160,22 +160,6 @@ def test_baevski_in_full() -> None:
     assert sum(number for part, number in parts.items() if part != "total") == parts["total"] == 246_933_504
 
 
-def test_adaptive_flops_by_zipfs_law() -> None:
-    """The head for every token, a tail for its share of H(V), projections where there are any."""
-    e, v, cutoffs, div = 32, 1000, [100, 400], 4
-    clusters = {"kind": "adaptive", "cutoffs": cutoffs, "div_val": div}
-    settings = {"vocab_size": v, "hidden_size": e, "num_attention_heads": 2, "num_hidden_layers": 1}
-    token = size(fr.ModelConfig(**settings), 8)["flops_per_token"]["forward"] - 2 * v * e
-    found = size(
-        fr.ModelConfig(**settings, input=fr.InputConfig(**clusters), output=fr.OutputConfig(**clusters, tied=True)), 8
-    )["flops_per_token"]["forward"]
-    harmonic = [sum(1 / r for r in range(1, n + 1)) for n in (0, 100, 400, 1000)]
-    shares = [(b - a) / harmonic[-1] for a, b in itertools.pairwise(harmonic)]
-    tails = shares[1] * (300 * 8 + e * 8) + shares[2] * (600 * 2 + e * 2)
-    expected = token + 2 * (e * (32 + 8 + 2) + 102 * e + tails)
-    assert abs(found / expected - 1) < 0.02
-
-
 sizes = st.integers(1, 12)
 
 

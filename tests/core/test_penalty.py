@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import fullrank as fr
-from fullrank.core.errors import InputError
 from fullrank.core.penalty import overlap_terms
 
 
@@ -66,22 +65,6 @@ def test_orthogonality_is_zero_at_the_start_and_for_any_rotation() -> None:
     assert float(fr.orthogonality(fr.LanguageModel(config)).detach()) == 0
 
 
-@pytest.mark.parametrize("mix", ["random", "average"])
-def test_a_constant_matrix_is_no_part_of_orthogonality(mix: str) -> None:
-    made, trace = model(mix), fr.Trace()
-    made(torch.randint(7, (2, 5)), trace=trace)
-    assert equation_16(trace.layers[0].mixing.numpy()) > 0.1
-    assert float(fr.orthogonality(made).detach()) == float(fr.orthogonality(trace).detach()) == 0
-
-
-def test_orthogonality_of_a_model_without_mixing_is_refused() -> None:
-    for plain in (model("none"), torch.nn.Linear(2, 2)):
-        with pytest.raises(
-            InputError, match=r"no layer of it mixes heads.*set model.attention.mix, or call fullrank.inj"
-        ):
-            fr.orthogonality(plain)
-
-
 def test_orthogonality_has_the_gradient_of_its_equation() -> None:
     """d/dM ||M^T M - I||^2 = 4 M (M^T M - I); from a trace it reaches W too."""
     made = model("position_independent", layers=1)
@@ -122,17 +105,3 @@ def test_overlap_of_a_trace_takes_the_weights_before_mixing() -> None:
         assert torch.allclose(layer.mixed, mixed, atol=1e-14)
     fr.overlap(trace).backward()
     assert made.blocks[0].attention.project.query.weight.grad.abs().max() > 0
-
-
-def test_a_trace_changes_nothing_and_also_follows_decoding() -> None:
-    made, read = model("position_wise").eval(), torch.randint(7, (1, 6))
-    with torch.no_grad(), fr.kernel("reference"):
-        trace = fr.Trace()
-        assert torch.equal(made(read, trace=trace).logits, made(read).logits)
-        first = made(read[:, :4], cache=made.new_cache())
-        later = fr.Trace()
-        made(read[:, 4:], cache=first.cache, trace=later)
-    assert len(later.layers) == len(trace.layers) == 2
-    for part, whole in zip(later.layers, trace.layers, strict=True):
-        assert torch.allclose(part.weights, whole.weights[:, :, 4:], atol=1e-12)
-        assert torch.allclose(part.mixing, whole.mixing[:, 4:], atol=1e-12)

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import fullrank as fr
-from fullrank.core.errors import InputError
 from fullrank.core.positions import Sinusoidal, angles
 
 
@@ -22,17 +21,6 @@ def test_sinusoids(width: int) -> None:
         for i in range(width):
             angle = p / 10000 ** (2 * (i // 2) / width)
             assert abs(float(added[0, n, i]) - (math.cos(angle) if i % 2 else math.sin(angle))) < 1e-10
-
-
-def test_sinusoids_by_row_and_in_low_precision() -> None:
-    layer = Sinusoidal(fr.ModelConfig(hidden_size=8, num_attention_heads=1))
-    places = torch.tensor([[0, 1, 2], [7, 1000, 1001]])
-    added = layer(torch.zeros(2, 3, 8), places)
-    for row in range(2):
-        assert torch.equal(added[row], layer(torch.zeros(1, 3, 8), places[row])[0])
-    low = layer(torch.zeros(2, 3, 8, dtype=torch.bfloat16), places)
-    assert low.dtype == torch.bfloat16
-    assert (low.float() - added).abs().max() < 0.005  # angles are formed in fp32 before they are rounded
 
 
 def model(**changes: object) -> fr.LanguageModel:
@@ -50,18 +38,6 @@ def test_learned_positions_are_added() -> None:
     made = model(position="learned")
     hidden = torch.randn(2, 3, 8)
     assert torch.equal(made.position(hidden, torch.tensor([0, 2, 5])), hidden + made.position.weight[[0, 2, 5]])
-
-
-def test_learned_positions_end() -> None:
-    made = model(position="learned")
-    assert made.max_length == 6
-    made(torch.zeros(1, 6, dtype=torch.int64))
-    message = r"a sequence of 7 tokens, but model.max_position_embeddings is 6 .* positions are learned; shorten"
-    with pytest.raises(InputError, match=message):
-        made(torch.zeros(1, 7, dtype=torch.int64))
-    cache = made(torch.zeros(1, 6, dtype=torch.int64), cache=made.new_cache()).cache
-    with pytest.raises(InputError, match=message):
-        made(torch.zeros(1, 1, dtype=torch.int64), cache=cache)
 
 
 @pytest.mark.parametrize("size", [7, 8])

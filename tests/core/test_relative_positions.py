@@ -13,8 +13,7 @@ from safetensors.torch import load_file
 import fullrank as fr
 import fullrank.core.config
 import fullrank.core.layout
-from fullrank.analysis.size import parameters_by_part, size
-from fullrank.training.optimizer import parameter_groups
+from fullrank.analysis.size import parameters_by_part
 
 
 def model(score: object = "relative", **changes: object) -> fr.LanguageModel:
@@ -78,16 +77,6 @@ def test_or_one_of_each_layer() -> None:
         assert torch.allclose(getattr(shared.position.biases, name).grad, total, atol=1e-7)
 
 
-def test_biases_do_not_decay_and_keys_of_distances_do() -> None:
-    made = model()
-    decaying = {id(p) for group in parameter_groups(made, 0.1) if group["weight_decay"] for p in group["params"]}
-    for name, parameter in made.named_parameters():
-        if "biases" in name:
-            assert id(parameter) not in decaying
-        elif "relative" in name:
-            assert id(parameter) in decaying
-
-
 @pytest.mark.parametrize("locked", [False, True])
 def test_sinusoids_are_dropped_out_once_for_all_layers(locked: bool) -> None:
     made = model(hidden_size=64, dropout=fr.DropoutConfig(embedding=0.25, locked=locked))
@@ -129,13 +118,6 @@ def test_a_cache_keeps_keys_of_distances() -> None:
     again = torch.cat([read[[1, 1, 0]], torch.ones(3, 1, dtype=torch.int64)], 1)
     given = made(again[:, -1:], cache=kept).logits
     assert torch.allclose(given, made(again).logits[:, -1:], atol=1e-12)
-
-
-def test_a_clamped_model_forgets_how_far_far_is() -> None:
-    near, far = model({"name": "relative", "clamp_length": 5}), model()
-    read = torch.randint(9, (1, 12))
-    assert torch.equal(near(read[:, :6]).logits, far(read[:, :6]).logits)
-    assert not torch.allclose(near(read).logits, far(read).logits)
 
 
 def counted(config: fr.ModelConfig, mix: str = "none") -> dict[str, int]:
@@ -186,23 +168,6 @@ def test_totals_of_the_synthesizer() -> None:
     assert counted(synthesizer(True), "position_wise")["total"] == 247_990_272 + 17_408
 
 
-@pytest.mark.parametrize(
-    ("score", "projections", "products"),
-    [("relative", 4, 3), ("dense_synthesizer", 3, 2), ("random_synthesizer", 2, 1),
-     ({"name": "dense_synthesizer", "keep_key_projection": True}, 3, 2)],
-)  # fmt: skip
-def test_flops_and_cache_by_their_formula(score: object, projections: int, products: int) -> None:
-    e, h, d, f, v, layers, n = 12, 3, 5, 20, 30, 2, 9
-    config = fr.ModelConfig(
-        vocab_size=v, hidden_size=e, num_hidden_layers=layers, num_attention_heads=h, head_dim=d, intermediate_size=f,
-        position="relative" if score == "relative" else "none", attention=fr.AttentionConfig(score=score),
-    )  # fmt: skip
-    found = size(config, n)
-    per_layer = projections * e * h * d + 2 * e * f + products * h * d * (n + 1) / 2
-    assert found["flops_per_token"]["forward"] == 2 * (layers * per_layer + v * e)
-    assert found["bytes"]["cache_per_token_fp32"] == 4 * layers * h * d * (2 if score == "relative" else 1)
-
-
 # -- how they start ---------------------------------------------------------------------------------------------------
 
 
@@ -238,22 +203,3 @@ def test_distances_through_the_projection_of_tokens() -> None:
         torch.testing.assert_close(step.logits[:, 0], made.with_memory(0)(tokens).logits[:, n], rtol=0, atol=1e-12)
     first = made(tokens[:, :3])
     torch.testing.assert_close(made(tokens[:, 3:], first.memory).logits[:, 0], logits[:, 3], rtol=0, atol=1e-12)
-
-
-def test_queries_and_keys_of_distances_are_dropped_out_as_those_of_tokens() -> None:
-    """Training draws a mask for each of q, k, v of tokens and for q, k of distances; a locked one is the same at all places."""
-    made = model(
-        {"name": "relative", "shared_projection": True},
-        dropout=fr.core.config.DropoutConfig(projection=0.5, locked=True),
-    ).train()
-    project, x = made.blocks[0].attention.project, torch.randn(2, 5, 8)
-    layout = fr.core.layout.Layout.of(5)
-    torch.manual_seed(0)
-    heads = project(x, x, layout)
-    for found, layer in ((heads.keys, project.key), (heads.values, project.value)):
-        ratio = (found / project.split(layer(x))).detach()
-        assert set(ratio.round(decimals=4).unique().tolist()) == {0.0, 2.0}
-        assert torch.equal(ratio.round(), ratio[:, :, :1].round().expand_as(ratio))  # one mask for all tokens of a row
-        assert not torch.equal(ratio[0].round(), ratio[1].round())
-    far = (heads.relative[:, 1:] / heads.relative[:, 1:2]).isnan().all(1)  # whole columns of the table are dropped
-    assert 0 < int(far.sum()) < far.numel()

@@ -11,10 +11,9 @@ from torch import Tensor
 
 import fullrank as fr
 from fullrank.core.attention import WeightedValues
-from fullrank.core.errors import InputError
 from fullrank.core.positions import Rotary
 from fullrank.core.project import Heads
-from fullrank.core.score import DotProduct, XLRelative
+from fullrank.core.score import DotProduct
 from fullrank.core.stage import HeadSize
 
 E, H, D = 10, 3, 4
@@ -113,12 +112,6 @@ def test_distances_come_from_the_layout() -> None:
     assert np.abs(both - expected).max() < 1e-12
 
 
-def test_positions_beyond_what_the_layout_declares_are_an_error() -> None:
-    made, gap = layer(), torch.tensor([0, 1, 2, 20])
-    with pytest.raises(RuntimeError, match="out of bounds"):
-        made(torch.randn(1, 4, E, dtype=torch.float64), layout=fr.Layout(gap, gap))
-
-
 def test_as_published_measures_from_the_end_of_the_block() -> None:
     made, x = layer(as_published=True), torch.randn(1, 6, E, dtype=torch.float64)
     given = made(x)[0].detach().numpy()
@@ -129,13 +122,6 @@ def test_as_published_measures_from_the_end_of_the_block() -> None:
     other = x.clone()
     other[:, 5] += 1  # but not by what it says
     assert np.array_equal(made(other)[0, :5].detach().numpy(), given[:5])
-
-
-def test_as_published_measures_beyond_a_window() -> None:
-    made, x = layer(as_published=True), torch.randn(1, 6, E, dtype=torch.float64)
-    assert torch.equal(made(x, layout=fr.Layout.of(6, window=6)), made(x))
-    given = made(x, layout=fr.Layout.of(6, window=3))[0].detach().numpy()
-    assert np.abs(given - equation(made, x[0].numpy(), lambda n, m: 5 - m, lambda n, m: n - 3 < m <= n)).max() < 1e-12
 
 
 @pytest.mark.parametrize("start", ["empty", "zeros"])
@@ -182,36 +168,6 @@ def test_layouts_of_no_engine_and_as_published_are_computed_by_the_definition() 
 
 
 # -- words ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("score", "position"),
-    [("relative", "sinusoidal"), ("relative", "none"), ("dot_product", "relative"), ("dense_synthesizer", "relative")],
-)
-def test_score_and_position_go_together(score: str, position: str) -> None:
-    message = rf"model.attention.score: 'relative' goes with model.position: relative .* {score} .* {position}"
-    with pytest.raises(InputError, match=message):
-        fr.ModelConfig(position=position, attention=fr.AttentionConfig(score=score))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"clamp_length": 0}, "clamp_length: a positive whole number.*given 0"),
-        ({"clamp_length": 2.5}, "clamp_length: a positive whole number.*given 2.5"),
-        ({"shared_biases": "perhaps"}, "shared_biases: true or false, given 'perhaps'"),
-        ({"as_published": 2}, "as_published: true or false, given 2"),
-        ({"clamp": 3}, "unknown key 'clamp'; did you mean 'clamp_length'"),
-    ],
-)
-def test_options(options: dict[str, object], message: str) -> None:
-    with pytest.raises(InputError, match=f"model.attention.score: {message}"):
-        fr.AttentionConfig(score={"name": "relative", **options})
-
-
-def test_starts_without_biases_of_its_own() -> None:
-    score = XLRelative(XLRelative.Config(), HeadSize(H, D, E, 9))
-    assert all(torch.equal(bias, torch.zeros(H, D)) for bias in (score.biases.content_bias, score.biases.position_bias))
 
 
 # queries, runs of keys (the last one ends with the queries), window
@@ -333,12 +289,3 @@ def test_rotary_scores_depend_on_distance_only(theta: float) -> None:
         assert torch.allclose(score(distance, 0), score(123 + distance, 123), atol=1e-10)
     assert not torch.allclose(score(1, 0), score(2, 0), atol=1e-3)
     assert not torch.allclose(score(1, 0), score(0, 1), atol=1e-3)
-
-
-def test_rotary_is_precise_in_low_precision() -> None:
-    """Angles are formed in fp32: in bf16 position 1001 would be position 1000."""
-    heads = torch.randn(1, 1, 2, 8)
-    places = torch.tensor([1000, 1001])
-    turned, exact = Rotary(8, 10000.0)(heads.bfloat16(), places), Rotary(8, 10000.0)(heads.double(), places)
-    assert turned.dtype == torch.bfloat16
-    assert (turned.double() - exact).abs().max() < 0.03

@@ -16,7 +16,6 @@ import torch
 import fullrank as fr
 from fullrank.config.training import PhaseConfig
 from fullrank.core import registry
-from fullrank.core.errors import ConfigError
 from fullrank.core.skip_retain import draw
 
 # The paper's equations: of i = 1 .. N, as fractions
@@ -66,14 +65,6 @@ def test_the_draw_depends_on_nothing_else() -> None:
     for step, before in enumerate(expected):
         assert {layer for layer in range(6) if policy.skips(7, step, layer)} == before
         assert deeper.skipped(7, step) & {0, 2, 4, 5} == before & {0, 2, 4, 5}
-
-
-def test_a_greater_probability_rests_whenever_a_smaller_one_does() -> None:
-    """One number is drawn for a layer and a step, whatever the schedule: schedules can be compared draw by draw."""
-    draws = [fr.SkipRetain("uniform", p, num_layers=3) for p in (0.1, 0.3, 0.7)]
-    for step in range(200):
-        few, some, many = (policy.skipped(11, step) for policy in draws)
-        assert few <= some <= many
 
 
 def test_another_process_draws_the_same() -> None:
@@ -135,34 +126,3 @@ def test_a_schedule_of_ones_own() -> None:
     assert PhaseConfig(name="first", skip="mine", p=0.25).skip == "mine"
     with pytest.raises(ValueError, match=r"'mine' gives layer 1 the probability 1\.5; a probability is from 0 to 1"):
         fr.SkipRetain("mine", num_layers=7)
-
-
-@pytest.mark.parametrize(
-    ("schedule", "p", "num_layers", "message"),
-    [
-        ("uniform", None, 4, "'uniform' skips with one probability from 0 to 1, given None"),
-        ("uniform", 1.5, 4, "given 1.5"),
-        ("uniform", -0.1, 4, "given -0.1"),
-        ("not_first", math.nan, 4, "'not_first' .* given nan"),
-        ("not_last", [0.1], 4, r"'not_last' .* given \[0.1\]"),
-        ("not_first_or_last", True, 4, "given True"),
-        ("linear", 0.5, 4, "'linear' takes no probability, given 0.5; leave it out"),
-        ("none", 0.0, 4, "'none' takes no probability, given 0.0"),
-        ("listed", 0.5, 4, "'listed' skips with a list of probabilities, one for each layer, given 0.5"),
-        ("listed", [], 4, r"a list of probabilities, one for each layer, given \[\]"),
-        ("listed", [0.1, 2], 2, "'listed' gives layer 1 the probability 2"),
-        ("listed", [0.1, None], 2, "gives layer 1 the probability None"),
-        ("listed", [0.1, 0.2, 0.3], 4, "3 probabilities are listed, but the model has 4 layers"),
-        ("linear", None, 0, "num_layers: one or more, given 0"),
-    ],
-)
-def test_what_does_not_fit_is_refused(schedule: str, p: object, num_layers: int, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        fr.SkipRetain(schedule, p, num_layers=num_layers)  # type: ignore[arg-type]
-
-
-def test_an_unknown_schedule_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"skip: 'liner' is not available; did you mean 'linear'"):
-        fr.SkipRetain("liner", num_layers=4)
-    with pytest.raises(ConfigError, match=r"train\.phases\.first\.p: 'linear' takes no probability"):
-        PhaseConfig(name="first", skip="linear", p=0.2)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import torch
 
 import fullrank as fr
-from fullrank.core.errors import InputError
 from fullrank.core.score import DenseSynthesizer, RandomSynthesizer
 from fullrank.core.stage import HeadSize
 
@@ -85,53 +83,6 @@ def test_a_kept_key_projection_is_there_and_idle() -> None:
             parameter.fill_(math.nan)
     assert torch.equal(kept(x), before)
     assert not any(parameter.requires_grad for parameter in kept.project.key.parameters())
-
-
-def test_position_wise_mixing_of_a_table_has_a_query_that_disturbs_nothing() -> None:
-    plain, mixed = attention("random_synthesizer"), attention("random_synthesizer", "position_wise")
-    state = mixed.state_dict()
-    for name, value in plain.state_dict().items():
-        assert torch.equal(state[name], value), name
-    assert not torch.isin(state["project.query.weight"], state["project.value.weight"]).any()
-    x = torch.randn(1, 5, 10, dtype=torch.float64)
-    assert torch.equal(mixed(x), plain(x))
-    with torch.no_grad():
-        mixed.attend.mix.from_query.normal_()
-    query = mixed.project.split(mixed.project.query(x))
-    weights = torch.softmax(mixed.attend.score.logits[:, :5, :5].masked_fill(~fr.Layout.of(5).visible(), -math.inf), -1)
-    m = torch.einsum("bjnd,di->bnji", query, mixed.attend.mix.from_query) + torch.eye(H, dtype=torch.float64)
-    out = torch.einsum("bnji,bjnm,bimd->bnid", m, weights, mixed.project.split(mixed.project.value(x)))
-    assert torch.allclose(mixed(x), mixed.merge(out.flatten(2)), atol=1e-13)
-
-
-@pytest.mark.parametrize("score", ["dense_synthesizer", "random_synthesizer"])
-def test_texts_end_at_max_position_embeddings(score: str) -> None:
-    made = attention(score)
-    assert made(torch.zeros(1, P, 10, dtype=torch.float64)).isfinite().all()
-    message = r"a sequence of 9 tokens, but model.max_position_embeddings is 8 .* larger model.max_position_embeddings"
-    with pytest.raises(InputError, match=message):
-        made(torch.zeros(1, P + 1, 10, dtype=torch.float64))
-    config = fr.ModelConfig(vocab_size=5, hidden_size=6, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=P,
-                            attention=fr.AttentionConfig(score=score))  # fmt: skip
-    model = fr.LanguageModel(config)
-    assert model.max_length == P
-    cache = model(torch.zeros(1, P, dtype=torch.int64), cache=model.new_cache()).cache
-    with pytest.raises(InputError, match=message):
-        model(torch.zeros(1, 1, dtype=torch.int64), cache=cache)
-
-
-@pytest.mark.parametrize("score", ["dense_synthesizer", "random_synthesizer"])
-def test_positions_count_and_not_places_in_a_batch(score: str) -> None:
-    made, x = attention(score), torch.randn(1, P, 10, dtype=torch.float64)
-    mask = torch.ones(1, P + 3, dtype=torch.bool)
-    mask[:, :3] = False
-    places = (mask.cumsum(1) - 1).clamp_min(0)
-    padded = torch.cat([torch.randn(1, 3, 10, dtype=torch.float64), x], 1)
-    given = made(padded, layout=fr.Layout(places, places, True, mask))
-    assert torch.allclose(given[:, 3:], made(x), atol=1e-13)
-    gap = torch.tensor([0, 1, 12])
-    with pytest.raises(InputError, match="a sequence of 13 tokens"):
-        made(x[:, :3], layout=fr.Layout(gap, gap, farthest=12))
 
 
 def test_heads_trade_values_only() -> None:

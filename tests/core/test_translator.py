@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,10 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import fullrank as fr
-from fullrank.core.errors import ConfigError, InputError
+from fullrank.core.errors import InputError
 from translator_models import (
     PAIRS,
-    SIZES,
     TARGET,
     WIDE,
     WIDTH,
@@ -94,26 +92,6 @@ def test_padding_of_the_target_on_the_left(mechanism: str) -> None:
             close(batch[row, -length:], alone, f"row {row}")
 
 
-def test_padding_of_a_target_that_sees_later_tokens() -> None:
-    """Padding on the right must be stated where tokens see later ones; losses take it, too."""
-    seeing = PAIRS | {"causal": "as_published", "not_next_token_perplexity": True}
-    model = translator(decoder=seeing)
-    source, target = sentences(model)
-    wanted, weights = tokens(TARGET, 3, 5, seed=9), padding([5, 1, 3], 5, "right")
-    with torch.no_grad():
-        batch = model(source, target, None, weights).logits
-        nll = model.nll(source, target, wanted, None, weights).per_token
-        expected = []
-        for row, length in enumerate([5, 1, 3]):
-            text = (source[row : row + 1], target[row : row + 1, :length])
-            close(batch[row, :length], model(*text).logits[0], f"row {row}")
-            expected.append(model.nll(*text, wanted[row : row + 1, :length]).per_token[0])
-            close(nll[row, :length], expected[-1], f"nll of row {row}")
-        mean = torch.cat(expected).mean()
-        close(model.loss(source, target, wanted, weights.double(), None, weights), mean, "loss")
-        assert not torch.allclose(model(source, target).logits, batch)
-
-
 # -- the start --------------------------------------------------------------------------------------------------------
 
 
@@ -191,85 +169,4 @@ def test_one_table_is_saved_once_and_its_gradients_add_up() -> None:
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
-def test_folders_of_other_models(tmp_path: Path) -> None:
-    translator().save(tmp_path / "translator")
-    translator("one table").save(tmp_path / "one table")
-    torch.manual_seed(1)
-    fr.LanguageModel(fr.ModelConfig(**SIZES)).save(tmp_path / "language model")
-    for folder in ("translator", "one table"):
-        with pytest.raises(
-            InputError, match="holds a translation model, not a language model; load it with Translator"
-        ):
-            fr.LanguageModel.load(tmp_path / folder)
-    with pytest.raises(InputError, match="holds a language model, not a translation model; load it with LanguageModel"):
-        fr.Translator.load(tmp_path / "language model")
-    with pytest.raises(InputError, match="no such folder"):
-        fr.Translator.load(tmp_path / "nothing")
-    file = tmp_path / "translator" / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(InputError, match="damaged"):
-        fr.Translator.load(tmp_path / "translator")
-
-
 # -- misuse -----------------------------------------------------------------------------------------------------------
-
-
-def test_shapes_that_do_not_fit() -> None:
-    model = translator()
-    source, target = sentences(model)
-    with pytest.raises(InputError, match=r"decoder_input_ids must be \(B, N\)"):
-        model(source, target[:2])
-    with pytest.raises(InputError, match=r"decoder_input_ids must be \(B, N\)"):
-        model(source, target[0])
-    with pytest.raises(InputError, match=r"^input_ids must be \(B, M\)"):
-        model(source[0], target)
-    with pytest.raises(InputError, match=r"attention_mask must be \(3, 7\) like input_ids, given \(3, 5\)"):
-        model(source, target, torch.ones(3, 5))
-    with pytest.raises(InputError, match="targets"):
-        model.loss(source, target, target[:, 1:])
-    with pytest.raises(InputError, match="a loss of no tokens"):
-        model.loss(source, target[:, :0], target[:, :0])
-    with pytest.raises(InputError, match="targets"):
-        model.nll(source, target, target[:, 1:])
-
-
-def test_a_sentence_of_nothing() -> None:
-    """No token to read is said; nothing written yet, and a row that is all padding, are no faults."""
-    model = translator()
-    source, target = sentences(model)
-    with pytest.raises(InputError, match="at least one token"):
-        model(source[:, :0], target)
-    with torch.no_grad():
-        assert model(source, target[:, :0]).logits.shape == (3, 0, TARGET)
-        mask = padding([7, 0, 5], 7, "right")
-        assert model(source, target, mask).logits.isfinite().all()
-
-
-def test_the_longest_sentences() -> None:
-    for mechanism, longest in (
-        ("plain", (None, None)), ("learned positions", (16, 16)), ("random synthesizer", (16, 16)),
-        ("multi-linear encoder", (16, None)), ("multi-linear encoder, decayed", (None, None)),
-        ("multi-linear cross", (16, None)), ("multi-linear decoder", (None, 16)),
-    ):  # fmt: skip
-        model = translator(mechanism)
-        assert (model.max_source_length, model.max_length) == longest, mechanism
-        long = tokens(TARGET, 1, 17)
-        short = long[:, :16]
-        with torch.no_grad():
-            assert model(short, short).logits.isfinite().all()
-            for given, limit in (((long, short), longest[0]), ((short, long), longest[1])):
-                if limit is None:
-                    assert model(*given).logits.isfinite().all()
-                else:
-                    with pytest.raises(InputError, match="17"):
-                        model(*given)
-
-
-def test_what_cannot_be_built() -> None:
-    with pytest.raises(ConfigError, match=r"model\.memory_length: a translation model has no memory"):
-        fr.Translator(fr.ModelConfig(**SIZES, memory_length=4))
-    with pytest.raises(ConfigError, match=r"model\.vocab_size: must be a number"):
-        fr.Translator(fr.ModelConfig())
-    decayed = fr.AttentionConfig(**PAIRS, output_map="decayed")
-    with pytest.raises(ConfigError, match=r"model.decoder.cross: .*decayed weighs distances"):
-        fr.Translator(fr.ModelConfig(**SIZES, attention=decayed))

@@ -58,29 +58,3 @@ def test_what_mixing_adds(heads: int, in_self: tuple[int, int], everywhere: tupl
         names = [name for name, _ in released.named_parameters() if ".attend.mix." in name]
         assert not [name for name in names if "cross_attention" in name]
         assert len({name.split(".mix.")[0] for name in names}) == 12
-
-
-def test_a_part_counts_by_itself() -> None:
-    """The encoder's and the decoder's own layers, vocabularies and attention."""
-    one_table = iwslt(4, encoder=fr.EncoderConfig(share_embedding=True))
-    assert one_table.num_parameters() == IWSLT - SOURCE * WIDTH
-    separate = iwslt(4, encoder=fr.EncoderConfig())  # as many source as target words, each with a vector
-    assert separate.num_parameters() == IWSLT - (SOURCE - TARGET) * WIDTH
-    attention, feed_forward, norm = 4 * (WIDTH**2 + WIDTH), 2 * WIDTH * INNER + INNER + WIDTH, 2 * WIDTH
-    deep = iwslt(4, encoder=fr.EncoderConfig(vocab_size=SOURCE, num_hidden_layers=9))
-    assert deep.num_parameters() - IWSLT == 3 * (attention + feed_forward + 2 * norm)
-    assert deep.encoder.num_parameters() == SOURCE * WIDTH + 9 * (attention + feed_forward + 2 * norm)
-    assert len(deep.encoder.blocks) == 9
-    assert len(deep.decoder.blocks) == LAYERS
-    multilinear = fr.AttentionConfig(kind="multilinear", rank=40, cores=2)
-    config = {"encoder": fr.EncoderConfig(vocab_size=SOURCE, attention=multilinear), "max_position_embeddings": 60}
-    core = iwslt(4, **config)
-    own = 3 * (WIDTH * 40 + 40) + 2 * 40 + 60 * 60 * WIDTH + WIDTH  # Q, K, V; the cores; the output map and its bias
-    assert core.num_parameters() - IWSLT == LAYERS * (own - attention)
-
-
-def test_pre_norm_norms_once_more_in_each_half() -> None:
-    post = fr.ModelConfig(vocab_size=7, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, norm="post")
-    pre = fr.ModelConfig(vocab_size=7, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
-    with torch.device("meta"):
-        assert fr.Translator(pre).num_parameters() - fr.Translator(post).num_parameters() == 2 * 2 * 8

@@ -11,10 +11,8 @@ from torch import Tensor
 
 import fullrank as fr
 from fullrank.core.cache import ProjectedSource
-from fullrank.core.errors import InputError
 from translator_models import (
     MECHANISMS,
-    PAIRS,
     TARGET,
     WEIGHTED,
     B,
@@ -22,7 +20,6 @@ from translator_models import (
     padding,
     sentences,
     shared,
-    tokens,
     translator,
 )  # fmt: skip
 
@@ -137,37 +134,6 @@ def test_beams_of_one_sentence_read_one_row() -> None:
     assert (rows(none), none.rows.tolist()) == (0, [])
 
 
-def test_texts_that_are_not_those_of_the_cache() -> None:
-    model = translator()
-    source, target = sentences(model)
-    writer = model.of_source(model.encode(source))
-    for rows in (1, 2, 6):
-        new = tokens(TARGET, rows, 2)
-        with pytest.raises(InputError, match=rf"{rows} rows, the source .*is read by 3"):
-            writer(new, cache=writer.new_cache())
-        with pytest.raises(InputError, match=rf"{rows} rows, the source .*is read by 3"):
-            writer(new)
-    out = writer(target, cache=writer.new_cache())
-    with pytest.raises(InputError, match="reorder"):
-        writer(target[:2], cache=out.cache)
-
-
-def test_a_prompt_that_is_padded() -> None:
-    """Decoding goes on after prefixes of unequal lengths, padded on the left: forced beginnings."""
-    for mechanism in ("B", "relative positions", "learned positions", "multi-linear everywhere"):
-        model = shared(mechanism)
-        source, _ = sentences(model, 2, 7)
-        prefixes = torch.tensor([[0, 0, 4], [7, 3, 2]])
-        mask = torch.tensor([[0, 0, 1], [1, 1, 1]])
-        after = torch.tensor([[5, 1], [6, 9]])
-        with torch.no_grad():
-            writer = model.of_source(model.encode(source))
-            out = writer(prefixes, cache=writer.new_cache(), attention_mask=mask)
-            both = torch.cat((mask, torch.ones_like(after)), 1)
-            given = writer(after, cache=out.cache, attention_mask=both).logits[:, -1]
-            close(given, whole(model, source, None, [[4, 5, 1], [7, 3, 2, 6, 9]], [0, 1]), mechanism)
-
-
 # -- the released code ------------------------------------------------------------------------------------------------
 
 
@@ -220,18 +186,3 @@ def test_released_cross_never_mixes_across() -> None:
 
 
 # -- a decoder that sees later tokens ---------------------------------------------------------------------------------
-
-
-def test_a_decoder_as_published_is_read_whole() -> None:
-    """Its tokens see later ones: that is said of the model, and it cannot write."""
-    seeing = PAIRS | {"causal": "as_published", "not_next_token_perplexity": True}
-    model = translator("plain", decoder=seeing)
-    assert model.config.sees_future
-    source, target = sentences(model)
-    other = target.clone()
-    other[:, -1] = (other[:, -1] + 1) % TARGET
-    writer = model.of_source(model.encode(source))
-    with torch.no_grad():
-        assert not torch.equal(model(source, target).logits[:, 0], model(source, other).logits[:, 0])
-        with pytest.raises(InputError, match="as_published lets tokens see later ones"):
-            writer(target[:, :1], cache=writer.new_cache())

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fullrank.core.errors import InputError
-from fullrank.data.batches import Blocks, Share, Streams
+from fullrank.data.batches import Blocks, Streams
 
 START = 10_000  # no token of the texts below
 
@@ -80,19 +80,6 @@ def test_dropped_streams_are_contiguous(size):
     assert tokens - len(found) <= rows * length + rows - 2
 
 
-def test_a_worked_example():
-    blocks = Blocks(np.array([5, 6, 7, 8, 9]), batch_size=2, segment_length=2, start_id=1)
-    first, second = blocks.batch(0, 0), blocks.batch(0, 1)
-    assert first.inputs.tolist() == [[1, 5], [6, 7]]
-    assert first.targets.tolist() == [[5, 6], [7, 8]]
-    assert first.weights is None
-    assert second.inputs.tolist() == [[8, 1]]
-    assert second.targets[0, 0] == 9
-    assert second.weights.tolist() == [[1, 0]]
-    streams = Streams(np.array([5, 6, 7, 8, 9]), batch_size=2, segment_length=2, start_id=1)
-    assert streams.batch(0, 0).inputs.tolist() == [[1, 5], [6, 7]]
-
-
 def test_batches_do_not_depend_on_what_was_asked_before():
     def make() -> Blocks:
         return Blocks(text(1000), batch_size=4, segment_length=7, start_id=START, shuffle=True, seed=3)
@@ -104,22 +91,6 @@ def test_batches_do_not_depend_on_what_was_asked_before():
         again = other.batch(*place)
         assert torch.equal(again.inputs, forward[place].inputs)
         assert torch.equal(again.targets, forward[place].targets)
-
-
-def test_batches_are_writable_copies_of_a_memory_map(tmp_path):
-    text(50).tofile(tmp_path / "ids.bin")
-    ids = np.memmap(tmp_path / "ids.bin", dtype=np.uint16, mode="r")
-    batch = Blocks(ids, batch_size=2, segment_length=5, start_id=START).batch(0, 0)
-    batch.targets.fill_(0)
-    assert ids[3] == 3
-
-
-def test_a_segment_beyond_the_text_is_the_whole_text_and_not_padding() -> None:
-    """Otherwise one block of 2^31 - 1 tokens would ask for tens of gigabytes."""
-    source = Blocks(text(23), batch_size=4, segment_length=2**31 - 1, start_id=START)
-    assert source.batches_per_epoch == 1
-    assert scored(source) == list(range(23))
-    assert source.batch(0, 0).targets.numel() <= 24
 
 
 def streams(tokens: int = 4003, **options: object) -> Streams:
@@ -153,18 +124,6 @@ def test_lengths_of_random_segments_are_normal() -> None:
         assert abs(those.std() - 5) < 5 * 5 / (2 * len(those)) ** 0.5 + 0.1
 
 
-def test_few_shapes() -> None:
-    source = Streams(
-        np.zeros(93_001, np.uint16), batch_size=1, segment_length=70, start_id=0, deviation=5.0, half=0.05, multiple=8
-    )
-    *lengths, last = source.tokens_of_batches(0)
-    assert sum(lengths) + last == 93_001
-    assert last > 0
-    assert all(length % 8 == 0 for length in lengths)
-    assert len(set(lengths)) < 12
-    assert abs(np.mean(lengths) - 0.975 * 70) < 1
-
-
 def test_context_is_read_again_and_not_predicted() -> None:
     source = streams(context=15, deviation=3.0)
     plain, seen = streams(deviation=3.0), 0
@@ -192,11 +151,3 @@ def test_partial_shuffle_turns_each_stream() -> None:
         assert torch.equal(batches[1].inputs[:, 1:6], batches[0].targets[:, -6:-1])
     assert len(set(starts[0].tolist())) > 1
     assert not torch.equal(*starts)
-
-
-def test_processes_share_the_rows_of_random_segments() -> None:
-    whole = streams(deviation=4.0, context=5, shuffle=True).batch(1, 3)
-    parts = [streams(deviation=4.0, context=5, shuffle=True, share=Share(rank, 2)).batch(1, 3) for rank in (0, 1)]
-    assert torch.equal(torch.cat([part.inputs for part in parts]), whole.inputs)
-    assert torch.equal(torch.cat([part.targets for part in parts]), whole.targets)
-    assert all(part.part is not None and part.part.tokens == whole.tokens for part in parts)

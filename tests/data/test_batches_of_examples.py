@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
-from fullrank.data.examples import Encoded, ExampleBatches, choose_subset, iterate_by_length
+from fullrank.data.examples import Encoded, ExampleBatches, iterate_by_length
 
 
 def encoded(count: int, seed: int = 0) -> Encoded:
@@ -50,17 +49,6 @@ def test_a_batch_is_a_function_of_seed_epoch_and_index() -> None:
         one.batch(0, one.batches_per_epoch)
 
 
-def test_rows_are_padded_on_the_right_to_the_longest() -> None:
-    examples = Encoded(
-        {"input_ids": [[5, 6], [8], [1, 2, 3]], "attention_mask": [[1, 1], [1], [1, 1, 1]]},
-        {"input_ids": 9, "attention_mask": 0},
-    )
-    rows = examples.rows(np.array([1, 0]))
-    assert rows["input_ids"].tolist() == [[8, 9], [5, 6]]
-    assert rows["attention_mask"].tolist() == [[1, 0], [1, 1]]
-    assert rows["input_ids"].dtype == torch.int64
-
-
 def test_grouping_spares_padding_and_keeps_chance() -> None:
     examples = encoded(2000)
 
@@ -80,13 +68,3 @@ def test_evaluation_reads_every_example_once() -> None:
     assert sorted(i for part in parts for i in part.indices.tolist()) == list(range(57))
     for part in parts:
         assert (part.inputs["input_ids"][:, 0] - 10).tolist() == part.indices.tolist()
-
-
-def test_a_subset_is_fixed_by_its_own_seed() -> None:
-    for most in (None, 10, 99):
-        assert choose_subset(10, most, 0).tolist() == list(range(10))
-    chosen = choose_subset(100, 30, 5)
-    assert len(set(chosen.tolist())) == 30
-    assert chosen.tolist() == sorted(chosen.tolist()) == choose_subset(100, 30, 5).tolist()
-    assert chosen.tolist() != choose_subset(100, 30, 6).tolist()
-    assert set(choose_subset(100, 20, 5).tolist()) < set(chosen.tolist())  # a smaller one is part of it

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fullrank.data import WordVocabulary
-from fullrank.data.batches import Batch, Blocks, Streams
+from fullrank.data.batches import Blocks, Streams
 from fullrank.data.masked import MaskedBatch, MaskedBatches, Masking, iterate_masked_blocks
 
 WORDS = 20
@@ -63,17 +63,6 @@ def test_shares(p: float, replaced: float, drawn: float) -> None:
         assert chi_square < (WORDS - 3) + 6 * math.sqrt(2 * (WORDS - 3)), "random tokens are drawn alike"
 
 
-def test_the_three_kinds_by_chi_square() -> None:
-    """2 degrees of freedom: 25 is beyond all chance."""
-    ids = np.full(200_000, 7, dtype=np.uint16)
-    (batch,) = iterate_masked_blocks(ids, masking(), batch_size=1, segment_length=len(ids), seed=1)
-    now = batch.inputs[0].numpy()[batch.at.numpy()]
-    own = 0.1 / (WORDS - 2)
-    observed = np.array([(now == MASK).sum(), ((now != MASK) & (now != 7)).sum(), (now == 7).sum()])
-    expected = len(now) * np.array([0.8, 0.1 - own, 0.1 + own])
-    assert ((observed - expected) ** 2 / expected).sum() < 25
-
-
 def test_masks_of_an_evaluation_depend_on_seed_and_place_only() -> None:
     ids = marked_text(1003)
 
@@ -119,19 +108,3 @@ def test_training_batches_are_pure_functions(shuffled: bool) -> None:
     assert (made.tokens_per_epoch, made.batches_per_epoch) == (again.tokens_per_epoch, again.batches_per_epoch)
     read = [made.batch(0, index).read for index in range(made.batches_per_epoch)]
     assert sum(read) == made.tokens_per_epoch
-
-
-def test_padding_is_not_asked_for() -> None:
-    targets = torch.tensor([[3, 4, 5, 6], [7, 8, 3, 3]])
-    weights = torch.tensor([[1.0, 1, 1, 1], [1, 1, 0, 0]])
-    every = Masking.of(TOKENIZER, MASK, probability=1.0, replaced=1.0, drawn=0.0)
-    batch = every.batch(Batch(targets, targets, weights), np.random.default_rng(0))
-    assert batch.at.tolist() == [0, 1, 2, 3, 4, 5]
-    assert batch.targets.tolist() == [3, 4, 5, 6, 7, 8]
-    assert batch.inputs.tolist() == [[MASK] * 4, [MASK, MASK, 3, 3]]
-    assert batch.attention_mask is not None
-    assert torch.equal(batch.attention_mask, weights)
-    assert (batch.read, batch.tokens) == (6, 6)
-    assert targets[0, 0] == 3, "the text itself is left alone"
-    moved = batch.to("cpu")
-    assert torch.equal(moved.inputs, batch.inputs)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
@@ -97,18 +95,6 @@ def test_every_pair_once_an_epoch_and_no_batch_beyond_the_limit(corpus, limit, s
         batches.batch(0, batches.batches_per_epoch)
     with pytest.raises(IndexError):
         batches.batch(-1, 0)
-
-
-def test_batches_are_filled(corpus):
-    """No batch could have taken the first pair of the next longer one."""
-    pairs, limit = corpus.pairs("train"), 200
-    batches = PairBatches(pairs, batch_tokens=limit, seed=5, shuffle=False)
-    longer = np.maximum(pairs.source_lengths, pairs.target_lengths) + 1
-    rows = [batches.indices(0, i) for i in range(batches.batches_per_epoch)]
-    widths = [longer[row] for row in rows]
-    for here, after in itertools.pairwise(widths):
-        assert here.max() <= after.min()
-        assert (len(here) + 1) * after.min() > limit
 
 
 def test_a_batch_depends_on_seed_epoch_and_index_alone(corpus):

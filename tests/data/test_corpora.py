@@ -3,10 +3,8 @@
 import dataclasses
 import hashlib
 import io
-import tarfile
 import threading
 import zipfile
-from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -14,7 +12,7 @@ import pytest
 
 from fullrank.config.data import DataConfig
 from fullrank.core.errors import InputError, RunError
-from fullrank.data import prepare, unigram_perplexity
+from fullrank.data import prepare
 from fullrank.data.corpora import CorpusInfo, download, list_corpora
 from fullrank.files import silent
 
@@ -40,21 +38,6 @@ def test_penn_treebank_is_the_published_one(corpora, cache, inner):
     assert len(corpus.tokenizer) == 10_000  # 9,998 words, <unk>, <eos>
     assert (corpus.label, corpus.is_slice, corpus.details["differs_from_published"]) == ("ptb", False, {})
     assert not any("slice" in line for line in told)
-
-
-def test_penn_treebank_against_independent_counting(corpora, cache):
-    corpus = prepare(DataConfig(name="ptb", dir=str(corpora), cache=cache))
-    raw = {split: (corpora / "ptb" / f"ptb.{split}.txt").read_text(encoding="utf-8") for split in SPLITS}
-    seen = Counter(raw["train"].replace("\n", " <eos> ").split())
-    vocabulary = corpus.tokenizer
-    assert vocabulary.entries == sorted(seen, key=lambda word: (-seen[word], word))
-    assert vocabulary.entries[:3] == ["the", "<unk>", "<eos>"]
-    for split in SPLITS:
-        expected = raw[split].replace("\n", " <eos> ").split()
-        assert [vocabulary.entries[i] for i in corpus.ids(split).tolist()] == expected
-    ids = corpus.ids("test")
-    assert (ids == vocabulary.unk_id).sum() == raw["test"].split().count("<unk>")
-    assert 500 < unigram_perplexity(corpus, "test") < 900
 
 
 def test_wikitext_103_slice(corpora, cache):
@@ -86,54 +69,9 @@ def test_enwik8_slice_cut_90_5_5(corpora, cache, tokens):
         assert b"".join(corpus.ids(split).astype("u1").tobytes() for split in SPLITS) == raw
 
 
-def test_lm1b_slice(corpora, cache):
-    corpus = prepare(DataConfig(name="lm1b", dir=str(corpora), min_count=3, cache=cache))
-    train, valid, test = counts(corpus)
-    assert train == 322_706
-    assert valid + test == 318_286
-    eos = corpus.tokenizer.eos_id
-    lines = [int((corpus.ids(split) == eos).sum()) for split in SPLITS]
-    assert lines == [12_216, 6_053, 6_052]
-    assert corpus.is_slice
-    assert "held-out shards only" in corpus.details["notes"][0]
-
-
 def write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
-
-
-def test_full_lm1b_layout(tmp_path):
-    """99 shards in the archive's folders: here three, with the right held-out ones taken and the others left."""
-    top = tmp_path / "lm1b" / "1-billion-word-language-modeling-benchmark-r13output"
-    for i in (3, 1, 2):
-        write(top / "training-monolingual.tokenized.shuffled" / f"news.en-{i:05d}-of-00100", f"shard {i}\n")
-    for i in range(4):
-        write(top / "heldout-monolingual.tokenized.shuffled" / f"news.en.heldout-{i:05d}-of-00050", f"shard {i} {i}\n")
-    corpus = prepare(DataConfig(name="lm1b", dir=str(tmp_path), cache=str(tmp_path / "cache")))
-    decoded = {split: corpus.tokenizer.decode(corpus.ids(split).tolist()) for split in SPLITS}
-    assert decoded == {"train": "shard 1\nshard 2\nshard 3\n", "valid": "shard 1 1\n", "test": "shard <unk> <unk>\n"}
-
-
-ERRORS = {
-    "a file": ("ptb", "file", r"data.dir: .*file is a file; give the folder that holds ptb.train.txt, ptb.valid.txt"),
-    "one empty": ("ptb", "hollow", r"ptb.valid.txt is empty"),
-    "tiny enwik8": ("enwik8", "hollow", r"enwik8 has 3 bytes, too few to cut 90, 5 and 5 %"),
-    "no shards": ("lm1b", "empty", r"holds 0 training shards and 0 held-out shards"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", ERRORS)
-def test_errors_of_folders(tmp_path, case):
-    name, inner, message = ERRORS[case]
-    write(tmp_path / "file", "x")
-    (tmp_path / "empty").mkdir()
-    for split in SPLITS:
-        write(tmp_path / "hollow" / f"ptb.{split}.txt", "" if split == "valid" else "word\n")
-    write(tmp_path / "hollow" / "enwik8", "abc")
-    with pytest.raises(InputError, match=message):
-        prepare(DataConfig(name=name, dir=str(tmp_path / inner), cache=str(tmp_path / "cache")))
-    assert not (tmp_path / "cache" / "corpora").exists() or not list((tmp_path / "cache" / "corpora").iterdir())
 
 
 # downloads
@@ -239,30 +177,9 @@ def zipped(texts: dict[str, bytes]) -> bytes:
     return packed.getvalue()
 
 
-def tarred(texts: dict[str, bytes]) -> bytes:
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
-        for name, text in texts.items():
-            member = tarfile.TarInfo(f"top/{name}")
-            member.size = len(text)
-            archive.addfile(member, io.BytesIO(text))
-    return packed.getvalue()
-
-
 def test_the_second_mirror_and_an_archive(server, tmp_path):
     archive = zipped({f"wikitext-103/wiki.{split}.tokens": text for split, text in TEXTS.items()} | {"README": b"no"})
     server.files = {"good/w.zip": archive, "bad/w.zip": b"<html>moved</html>"}
     urls = (tuple(f"{server.url}/{mirror}/w.zip" for mirror in ("gone", "bad", "good")),)
     info = dataclasses.replace(list_corpora()["wikitext-103"], urls=urls, sha256={})
     assert read(download(info, tmp_path, silent)) == {f"wiki.{split}.tokens": text for split, text in TEXTS.items()}
-
-
-def test_the_archive_of_lm1b(server, tmp_path):
-    wanted = {
-        "news.en-00001-of-00100": b"a\n",
-        "news.en.heldout-00000-of-00050": b"b\n",
-        "news.en.heldout-00001-of-00050": b"c\n",
-    }
-    server.files = {"lm1b.tar.gz": tarred(wanted | {"news.en.heldout-00002-of-00050": b"d\n", "README": b"e\n"})}
-    info = dataclasses.replace(list_corpora()["lm1b"], urls=((f"{server.url}/lm1b.tar.gz",),))
-    assert read(download(info, tmp_path, silent)) == wanted

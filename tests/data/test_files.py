@@ -1,13 +1,11 @@
 """Reading text in pieces, and cutting splits by lines."""
 
-import io
 from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fullrank.cli.translate import read_lines
 from fullrank.core.errors import InputError
 from fullrank.data import files as text
 from fullrank.data.files import Section, cut_by_lines, read_pieces
@@ -61,35 +59,6 @@ def test_carriage_returns_are_newlines(tmp_path_factory, content):
         for piece in read_pieces(Section(path), exact=False):
             assert piece.begins == begun
             begun = piece.text.endswith("\n")
-
-
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        ("a\nb\n", ["a", "b"]),
-        ("\ufeffa\r\nb", ["a", "b"]),
-        ("a\rb\nc\n", ["a b", "c"]),  # line 2 stays line 2 of a translation
-        ("a\u2028b\x0bc\x0cd\x85e\x1cf\ng", ["a\u2028b\x0bc\x0cd\x85e\x1cf", "g"]),
-        ("\n\r\n", ["", ""]),
-        ("one", ["one"]),
-    ],
-)
-def test_lines_end_at_line_ends_only(tmp_path, content, expected):
-    path = tmp_path / "a.txt"
-    path.write_bytes(content.encode())
-    assert list(text.lines(path, "key")) == expected
-    assert text.count_lines(path, "key") == len(expected)
-    found = [line for part in read_lines(io.BytesIO(content.encode())) for line in part]
-    assert found == expected
-
-
-@pytest.mark.parametrize("before", [0, 7, (1 << 20) + 3, 3 << 20])
-def test_bytes_that_are_not_utf8_are_named_by_offset(tmp_path, before):
-    path = tmp_path / "latin1.txt"
-    path.write_bytes((b"word\n" * (before // 5 + 1))[:before] + b"caf\xe9 noir\n")
-    with pytest.raises(InputError, match=rf"latin1.txt is not UTF-8 text: byte 0xe9 at offset {before + 3:,} "):
-        pieces(Section(path))
-    assert "".join(pieces(Section(path), exact=True)).encode("utf-8", "surrogateescape") == path.read_bytes()
 
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=4), st.booleans(), st.integers(1, 2))

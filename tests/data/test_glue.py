@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import importlib.util
 import sys
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 
 from fullrank.config.glue import GLUE
-from fullrank.core.errors import InputError, RunError
+from fullrank.core.errors import InputError
 from fullrank.data.glue import load_glue
 
 
@@ -98,52 +97,6 @@ def test_official_forms(tmp_path, case, end, mark):
         np.testing.assert_allclose(found.labels, labels, rtol=1e-7)
 
 
-@pytest.mark.parametrize("inner", ["", "CoLA", "glue/CoLA"])
-def test_folders(tmp_path, inner):
-    put(tmp_path / "dev.tsv", ("gj04", "1", "", "Outside."))
-    put(tmp_path / inner / "dev.tsv", ("gj04", "1", "", "Yes."))
-    assert load_glue("cola", "dev", tmp_path).first == ["Yes."]
-
-
-def test_a_slice_is_taken_only_without_the_whole_file_and_is_told(tmp_path):
-    told: list[str] = []
-    header = ("index", "sentence1", "sentence2", "gold_label")
-    put(tmp_path / "glue" / "MNLI" / "dev.slice.tsv", header, ("0", "a", "b", "neutral"))
-    part = load_glue("mnli", "dev", tmp_path, report=told.append)
-    assert (part.first, part.is_slice) == (["a"], True)
-    assert ["9,815" in line for line in told] == [True]
-    rows = [(str(i), f"s{i}", "h", "entailment") for i in range(9_815)]
-    put(tmp_path / "MNLI" / "dev_matched.tsv", header, *rows)
-    told.clear()
-    whole = load_glue("mnli", "dev", tmp_path, report=told.append)
-    assert (len(whole), whole.is_slice, told) == (9_815, False, [])
-    put(tmp_path / "MNLI" / "dev.slice.tsv", header, *rows)
-    (tmp_path / "MNLI" / "dev_matched.tsv").unlink()
-    assert load_glue("mnli", "dev", tmp_path).is_slice, "its name says so"
-
-
-def test_real_labels_are_those_of_independent_reading(corpora):
-    """Shares of labels, counted by the csv module; CoLA's are known from its paper: about 70 % acceptable."""
-
-    def column(name: str, at: int, skip: int = 1) -> list[str]:
-        with (corpora / "glue" / name).open(encoding="utf-8-sig", newline="") as file:
-            return [row[at] for row in csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)][skip:]
-
-    cola = load_glue("cola", "train", corpora)
-    assert cola.labels.tolist() == [int(label) for label in column("CoLA/train.tsv", 1, 0)]
-    assert cola.first == column("CoLA/train.tsv", 3, 0)
-    assert 0.70 < cola.labels.mean() < 0.71
-    mrpc = load_glue("mrpc", "dev", corpora)
-    assert (mrpc.first, mrpc.second) == (column("MRPC/dev.tsv", 3), column("MRPC/dev.tsv", 4))
-    assert mrpc.labels.sum() == 279  # the baseline of BERT's papers: 279 / 408 = 68.4 %
-    stsb = load_glue("stsb", "dev", corpora)
-    np.testing.assert_allclose(stsb.labels, [float(x) for x in column("STS-B/dev.tsv", 9)], rtol=1e-6)
-    assert stsb.second == column("STS-B/dev.tsv", 8)
-    rte = load_glue("rte", "dev", corpora)
-    assert [GLUE["rte"].labels[i] for i in rte.labels] == column("RTE/dev.tsv", 3)  # type: ignore[index]
-    assert int((rte.labels == 0).sum()) == 146  # 146 / 277 = 52.7 %, the majority class
-
-
 # how the hub names the columns of each task
 COLUMNS = {
     "cola": ("sentence",), "sst2": ("sentence",), "mrpc": ("sentence1", "sentence2"), "qqp": ("question1", "question2"),
@@ -196,23 +149,6 @@ def test_columns_and_labels_of_the_hub(hub, tmp_path, task):
     assert len(revision) == 40
     hub(hub_rows(task, labels[::-1]))
     assert load_glue(task, "train").sha256 != found.sha256
-
-
-def test_a_label_outside(hub):
-    hub(hub_rows("mnli", [0, 3]))
-    with pytest.raises(InputError, match=r"row 1: the label is 3; allowed: 0 \(entailment\)"):
-        load_glue("mnli", "train")
-
-
-def test_no_network_and_no_rows(hub):
-    hub(ConnectionError("no network\nat all"))
-    with pytest.raises(
-        RunError, match=r"nyu-mll/glue .*\(ConnectionError: no network at all\)\. Either .*--from DIR .*"
-    ):
-        load_glue("rte", "dev")
-    hub([])
-    with pytest.raises(InputError, match="holds no rows of the split dev"):
-        load_glue("rte", "dev")
 
 
 # faults

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import random
 from collections import Counter
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fullrank.core.errors import InputError
 from fullrank.data.language import (
     Codes,
     Language,
@@ -20,8 +18,6 @@ from fullrank.data.language import (
     learn_byte_bpe,
     learn_codes,
     learn_unigram,
-    load_codes,
-    load_language,
     read_codes,
 )
 
@@ -72,88 +68,6 @@ def test_any_line_is_taken(language, line):
 def test_bytes_give_every_line_back(line):
     language = Language("en", SEGMENTERS["byte_bpe"], entries(SEGMENTERS["byte_bpe"]))
     assert language.decode(language.encode(line)) == clean_line(line)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.text(alphabet="abcdehmnost .;&!", max_size=20), min_size=2, max_size=2))
-def test_joined_lines_have_the_pieces_of_both(lines):
-    for segmenter in SEGMENTERS.values():
-        one, two, both = segmenter.segment([*map(clean_line, lines), clean_line(" ".join(lines))])
-        assert one + two == both
-
-
-def test_text_of_known_characters_comes_back(language):
-    for line in TEXT[:3]:
-        ids = language.encode(line)
-        assert language.unk_id not in ids
-        assert language.decode(ids) == language.tokens(ids) == line
-        assert language.decode([*ids, language.eos_id]) == line
-
-
-SIGNS = ["<unk>", "<eos>", "<pad>", "<s>", "</s>", "@@", "@@@", "</w>", "\u2581", "\u0120"]
-SIGNED = [line.format(m=m) for m in SIGNS for line in ("{m}", "a {m} b", "cat{m}", "{m}dog x", "he{m}re {m}{m}")]
-SIGNED_SEGMENTERS = {
-    "word": Words,
-    "byte_bpe": lambda: learn_byte_bpe(SIGNED * 3, 330),
-    "unigram": lambda: learn_unigram(SIGNED * 3, 90),
-    "codes": lambda: learn_codes(lambda: SIGNED * 3, 60),
-    "codes of whole marks": lambda: Codes([("@", "@</w>"), ("t", "@@</w>"), ("a", "t@@</w>"), ("w", "></w>")]),
-}
-
-
-@pytest.mark.parametrize("kind", SIGNED_SEGMENTERS)
-def test_marks_in_a_text_come_back(kind, tmp_path):
-    segmenter = SIGNED_SEGMENTERS[kind]()
-    seen = Counter(piece for pieces in segmenter.segment(SIGNED) for piece in pieces)
-    if kind == "word":
-        del seen["<unk>"]
-    Language("en", segmenter, [*MARKS, *seen]).save(tmp_path)
-    language = load_language(tmp_path)
-    for line in SIGNED:
-        ids = language.encode(line)
-        assert language.decode(ids) == line
-        assert language.eos_id not in ids
-        assert (language.unk_id in ids) == (kind == "word" and "<unk>" in line.split())
-
-
-def test_what_is_saved_is_what_is_loaded(language, tmp_path):
-    Language("en", language.segmenter, language.entries, lowercase=True).save(tmp_path)
-    again = load_language(tmp_path)
-    assert (again.name, again.entries, again.lowercase, again.moses) == ("en", language.entries, True, False)
-    assert again.fingerprint == language.fingerprint
-    for line in TEXT[:3]:
-        assert again.encode(line.upper()) == language.encode(line)
-    with pytest.raises(InputError, match="is not in this vocabulary"):
-        again.decode([len(language)])
-
-
-def sentences() -> list[str]:
-    """Words with endings, the first ones often; Z and Y stand once."""
-    draw = random.Random(3)
-    stems = ["".join(draw.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(draw.randrange(3, 7))) for _ in range(60)]
-    words = [stem + end for stem in stems for end in ("", "s", "ing")]
-    shares = [1 / (rank + 1) for rank in range(len(words))]
-    return [" ".join(draw.choices(words, shares, k=8)) for _ in range(500)] + ["Z Y"]
-
-
-def test_unigram_pieces_are_whole_words_where_those_are_frequent():
-    text = sentences()
-    segmenter = learn_unigram(text, 120)
-    assert len(segmenter.pieces) == len(set(segmenter.pieces)) <= 120
-    assert {c for line in text for c in line if c != " "} <= set("".join(segmenter.pieces))
-    frequent = Counter(word for line in text for word in line.split()).most_common(1)[0][0]
-    assert segmenter.segment([f"{frequent} {frequent}"]) == [[f"▁{frequent}"] * 2]
-    assert segmenter.segment([f"<unk> {frequent}"])[0][-1] == f"▁{frequent}"
-    assert "<unk>" in segmenter.segment(["🐺"])[0]
-    for line in text[:50]:
-        assert segmenter.join(segmenter.segment([line])[0]) == line
-
-
-def test_unigram_models_of_the_same_text_are_the_same():
-    text = sentences()
-    assert len({learn_unigram(text, 120).state for _ in range(5)}) == 1
-    with pytest.raises(InputError, match=r"data.max_vocabulary: no unigram model of 7 entries"):
-        learn_unigram(text, 5)
 
 
 def test_moses_tokens_and_lower_case():
@@ -213,44 +127,6 @@ def test_worked_by_hand(word, pieces):
     assert codes.segment([f" {word}   {word}"]) == [pieces.split() * 2]
 
 
-def split_plainly(word: str, merges: list[tuple[str, str]]) -> list[str]:
-    """The paper's procedure: as long as there is a pair with a code, merge the best wherever it stands."""
-    if len(word) == 1:
-        return [word]
-    symbols = [*word[:-1], word[-1] + "</w>"]
-    while True:
-        there = [merges.index(pair) for pair in itertools.pairwise(symbols) if pair in merges]
-        if not there:
-            break
-        best = merges[min(there)]
-        merged: list[str] = []
-        while symbols:
-            both = tuple(symbols[:2]) == best
-            merged.append("".join(symbols[:2]) if both else symbols[0])
-            symbols = symbols[2 if both else 1 :]
-        symbols = merged
-    symbols[-1] = symbols[-1].removesuffix("</w>")
-    return [*(symbol + "@@" for symbol in symbols[:-1]), symbols[-1]]
-
-
-def test_merges_in_any_order_on_words_of_few_letters():
-    """Codes that no training would give: a merge may come before those that make its symbols."""
-    draw = random.Random(7)
-    for _ in range(400):
-        symbols = ["a", "b", "a</w>", "b</w>"]
-        merges: list[tuple[str, str]] = []
-        for _ in range(draw.randrange(1, 25)):
-            pair = draw.choice([s for s in symbols if not s.endswith("</w>")]), draw.choice(symbols)
-            merges.append(pair)
-            symbols.append("".join(pair))
-        draw.shuffle(merges)
-        codes = Codes(merges)
-        for _ in range(5):
-            word = "".join(draw.choice("abc") for _ in range(draw.randrange(1, 30)))
-            assert codes.segment([word])[0] == split_plainly(word, merges), (word, merges)
-            assert codes.join(codes.segment([word])[0]) == word
-
-
 def test_merges_are_learned_most_frequent_first():
     """The counts of Sennrich et al. (2016), Fig. 1, with `</w>`; ties aside, every merge is a most frequent pair."""
     text = ["low"] * 5 + ["lower"] * 2 + ["newest"] * 6 + ["widest"] * 3
@@ -272,27 +148,3 @@ def test_merges_are_learned_most_frequent_first():
     assert len(codes.merges) == 4
     assert len(learn_codes(lambda: text, 1000).merges) < 25  # nothing is left that was seen twice
     assert learn_codes(lambda: text, 4).state == codes.state
-
-
-def test_merges_of_equal_counts_are_learned_in_one_order():
-    """Every word is seen twice, so that every first merge is a tie; characters at the end of words are among them."""
-    words = [f"{left}{right}" for left in "abcdef" for right in "uvwxyz"]
-    learned = {learn_codes(lambda: words * 2, 20).state for _ in range(10)}
-    assert len(learned) == 1
-
-
-def test_files_that_are_no_codes(tmp_path):
-    def error(data: bytes) -> str:
-        path = tmp_path / "codes"
-        path.write_bytes(data)
-        with pytest.raises(InputError) as e:
-            load_codes(path)
-        return str(e.value)
-
-    assert "line 3 is 'a b c'" in error(b"#version: 0.2\ne n\na b c\n")
-    assert "line 1 is 'just'" in error(b"just\n")
-    assert "line 1 is '#version: 0.3'" in error(b"#version: 0.3\na b\n")
-    assert "is empty" in error(b"")
-    assert "not UTF-8" in error(b"a \xff\n")
-    with pytest.raises(InputError, match=r"data.codes: no such file: .*nowhere"):
-        load_codes(tmp_path / "nowhere")

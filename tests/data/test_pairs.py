@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from collections import Counter
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import pytest
 from fullrank.config.data import DataConfig
 from fullrank.core.errors import InputError, RunError
 from fullrank.data import load_corpus, prepare
-from fullrank.data import pairs as pairs_module
 from fullrank.data.corpora import list_corpora
 
 GERMAN = ["ein Hund läuft .", "eine Katze läuft .", "ein Hund schläft nicht .", "zwei Katzen schlafen ."]
@@ -70,16 +68,6 @@ def test_words_with_a_vocabulary_for_each_language(folder):
     assert corpus.checksums["test"]["test.target.bin"] == digest
 
 
-def test_words_with_one_vocabulary(folder):
-    corpus = prepare(config(folder, tokens="word", vocabulary="joint", min_count=6))
-    counts = Counter(word for line in (GERMAN + ENGLISH) * 3 for word in line.split())
-    kept = sorted((w for w in counts if counts[w] >= 6), key=lambda word: (-counts[word], word))
-    assert corpus.source.entries == corpus.target.entries == ["<eos>", "<unk>", *kept]
-    assert corpus.source.fingerprint == corpus.target.fingerprint
-    few = prepare(config(folder, tokens="word", vocabulary="joint", max_vocabulary=5))
-    assert few.source.entries == ["<eos>", "<unk>", *kept[:3]]
-
-
 def test_joint_bpe_knows_every_character_and_gives_every_line_back(folder):
     corpus = prepare(config(folder, max_vocabulary=300))
     assert 258 < len(corpus.source) <= 300
@@ -94,18 +82,6 @@ def test_joint_bpe_knows_every_character_and_gives_every_line_back(folder):
     assert corpus.source.encode("ein Hund") == corpus.source.encode("ein") + hund
 
 
-def test_one_side_of_a_separate_vocabulary_holds_its_own_pieces_only(folder):
-    corpus = prepare(config(folder, vocabulary="separate", max_vocabulary=300))
-    assert len(corpus.source) != len(corpus.target)
-    assert corpus.source.fingerprint != corpus.target.fingerprint
-    train = corpus.pairs("train")
-    for side, language in (("source", corpus.source), ("target", corpus.target)):
-        used = Counter(i for ids in sentences(train, side) for i in ids)
-        assert sorted(used) == list(range(2, len(language)))
-        counts = [used[i] for i in range(2, len(language))]
-        assert counts == sorted(counts, reverse=True)
-
-
 def test_a_second_call_opens_the_first_corpus_and_other_settings_or_text_make_another(folder):
     first = prepare(config(folder))
     before = {path: path.stat().st_mtime_ns for path in first.folder.rglob("*")}
@@ -117,19 +93,6 @@ def test_a_second_call_opens_the_first_corpus_and_other_settings_or_text_make_an
     write(folder, "valid", GERMAN[2:], ENGLISH[2:])
     assert prepare(config(folder)).folder != first.folder
     assert not list((folder / "cache" / "corpora").glob(".new*"))
-
-
-def test_two_preparations_write_the_same_bytes(folder, monkeypatch):
-    """Moses in two processes, a few pairs at a time, or in one, all at once."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
-    one = prepare(config(folder, cache=str(folder / "c1"), moses=True))
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    monkeypatch.setattr(pairs_module, "_CHUNK", 2)
-    two = prepare(config(folder, cache=str(folder / "c2"), moses=True))
-    files = [path.relative_to(one.folder) for path in sorted(one.folder.rglob("*")) if path.is_file()]
-    assert len(files) > 10
-    for name in files:
-        assert (one.folder / name).read_bytes() == (two.folder / name).read_bytes(), name
 
 
 @pytest.mark.parametrize(
@@ -178,47 +141,9 @@ def test_cleaning_by_length_and_ratio(folder):
         prepare(config(folder, max_length=1, max_ratio=1.0))
 
 
-def test_concatenation_joins_neighbours_up_to_a_number_of_tokens(folder):
-    write(folder, "train", ["a b", "c", "d e f", "g", "h i j k l m", "n"], ["a", "b c", "d", "e f g", "h", "i"])
-    keys = {"tokens": "word", "concatenate": 4}
-    corpus = prepare(config(folder, **keys))
-    # a b + c: 3 tokens and 3; with d e f: 6 > 4.  d e f + g: 4 and 4.  The long one stays alone.
-    assert corpus.pairs("train").sources() == ["a b c", "d e f g", "h i j k l m", "n"]
-    assert corpus.pairs("train").references() == ["a b c", "d e f g", "h", "i"]
-    for split in ("train", "test"):
-        pairs = corpus.pairs(split)
-        assert sentences(pairs, "source") == [corpus.source.encode(line) for line in pairs.sources()]
-    assert corpus.splits["test"]["pairs"] == 2
-    only = prepare(config(folder, concatenate_splits="train", **keys))
-    assert (only.splits["train"]["pairs"], only.splits["test"]["pairs"]) == (4, 3)
-    bytes_too = prepare(config(folder, concatenate=8)).pairs("train")
-    assert len(bytes_too) < 6
-
-
 def multi30k(folder: Path, counts=(3, 2, 2, 2)) -> None:
     for name, count in zip(("train", "valid", "test2016", "test2017"), counts, strict=True):
         write(folder / "multi30k", name, GERMAN[:count], ENGLISH[:count])
-
-
-def test_multi30k_found_by_name_is_a_slice_when_its_counts_differ(tmp_path):
-    multi30k(tmp_path)
-    keys = {"name": "multi30k-de-en", "cache": str(tmp_path / "cache")}
-    told: list[str] = []
-    corpus = prepare(DataConfig(dir=str(tmp_path), **keys), report=told.append)
-    assert corpus.label == "multi30k-de-en (slice)"
-    assert list(corpus.splits) == ["train", "valid", "test", "test2017"]
-    assert "train has 3 pairs, published are 29,000" in told[-1]
-    with pytest.raises(InputError, match="is not the published corpus"):
-        prepare(DataConfig(dir=str(tmp_path), **keys), allow_slice=False)
-    back = prepare(DataConfig(dir=str(tmp_path / "multi30k"), source="en", **keys))
-    assert (back.source.name, back.target.name) == ("en", "de")
-    assert back.pairs("train").sources() == ENGLISH[:3]
-    (tmp_path / "multi30k" / "test2017.de").unlink()
-    assert list(prepare(DataConfig(dir=str(tmp_path), **keys)).splits) == ["train", "valid", "test"]
-    with pytest.raises(InputError, match=r"multi30k-de-en has the languages de and en, given fr and de"):
-        prepare(DataConfig(dir=str(tmp_path), source="fr", **keys))
-    with pytest.raises(InputError, match=r"data.dir: no such folder: .*nowhere"):
-        prepare(DataConfig(dir=str(tmp_path / "nowhere"), **keys))
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ import pytest
 
 from fullrank.config.data import DataConfig
 from fullrank.data import Corpus, WordVocabulary, prepare
-from fullrank.data import files as text_module
 
 WORDS = WordVocabulary.from_counts(Counter(["a", "b", "b", "<eos>", "<sos>", "<eos>", "<sos>"]), line_start=True)
 
@@ -47,40 +46,6 @@ def test_every_line_begins_with_sos(text: str, expected: str) -> None:
     assert WORDS.words(text) == expected.split()
     assert WORDS.decode(WORDS.encode(text)) == text
     assert WORDS.start_id == WORDS.eos_id != WORDS.sos_id
-
-
-def test_punctuation_and_sos() -> None:
-    vocabulary = WordVocabulary.from_counts(Counter(["f", "(", ")"]), split="punctuation", line_start=True)
-    assert vocabulary.words("f()\n<sos>") == ["<sos>", "f", "(", ")", "<eos>", "<sos>", "<sos>"]
-    plain = WordVocabulary.from_counts(Counter(["f"]), split="punctuation")
-    assert plain.words("<sos>") == ["<", "sos", ">"]
-    assert plain.sos_id is None
-
-
-def test_a_corpus_with_sos(files: Path) -> None:
-    corpus = prepare(config(files, sos=True))
-    assert entries(corpus, "train") == "<sos> a b <eos> <sos> <eos> <sos> b a <eos>"
-    assert entries(corpus, "test") == "<sos> <eos> <sos> a <eos> <sos> <eos> <sos> b a <eos>"
-    assert sorted(corpus.tokenizer.entries) == ["<eos>", "<sos>", "<unk>", "a", "b"]
-    assert (corpus.splits["test"]["tokens"], corpus.splits["test"]["words"]) == (11, 7)  # words as published counts are
-    assert corpus.label == "text (train.txt; with <sos>)"
-    assert entries(prepare(config(files, sos=True, max_tokens=5)), "train") == "<sos> a b <eos> <sos>"
-    pieces = prepare(config(files, sos=True, tokens="bpe"))
-    assert pieces.tokenizer.decode(pieces.ids("test").tolist()) == "\na\n\nb a\n"
-    assert pieces.ids("test").tolist().count(pieces.tokenizer.sos_id) == 4
-
-
-def test_a_line_that_is_read_in_pieces_begins_once(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Very long lines pass through memory in pieces; so do sections without a newline at their end."""
-    monkeypatch.setattr(text_module, "_PIECE", 8)
-    monkeypatch.setattr(text_module, "_LONGEST_LINE", 1 << 20)
-    (files / "train.txt").write_text("a b " * 30 + "\n" + "b a " * 20, encoding="utf-8")
-    corpus = prepare(config(files, sos=True, train=["train.txt", "valid.txt"]))
-    assert entries(corpus, "train").split() == [
-        "<sos>", *"ab" * 30, "<eos>", "<sos>", *"ba" * 20, "<eos>", "<sos>", "b", "<eos>",
-    ]  # fmt: skip
-    pieces = prepare(config(files, sos=True, tokens="bpe"))
-    assert pieces.ids("train").tolist().count(pieces.tokenizer.sos_id) == 2
 
 
 def test_penn_treebank(corpora: Path, tmp_path: Path) -> None:

@@ -88,30 +88,6 @@ def test_raw_talks_become_the_usual_files(tmp_path):
         iwslt(tmp_path)
 
 
-GERMAN = ["er sagte : &quot; gut &quot; .", "so , da haben sie es .", "das ist so ."] * 3
-ENGLISH = ["he said : &quot; good &quot; .", "so there you go .", "that &apos;s so ."] * 3
-
-
-def prepared_talks(folder: Path) -> None:
-    for split in SPLITS:
-        put(folder / f"{split}.de", GERMAN)
-        put(folder / f"{split}.en", ENGLISH)
-
-
-def test_prepared_talks_are_not_tokenized_twice(tmp_path):
-    pytest.importorskip("sacremoses")
-    prepared_talks(tmp_path / "iwslt14.de-en")
-    corpus = iwslt(tmp_path)
-    test = corpus.pairs("test")
-    assert (test.source_tokens(), test.reference_tokens()) == (GERMAN, ENGLISH)
-    assert test.references()[:3] == ['he said: "good".', "so there you go.", "that's so."]
-    assert corpus.details["notes"] == ["tokenized already: train, valid, test"]
-    # what people type is tokenized: the same sentence
-    assert corpus.source.encode('Er sagte: "Gut".') == test.source(0).tolist()
-    assert corpus.target.decode(test.target(0)) == 'he said: "good".'
-    assert corpus.target.tokens(test.target(0)) == ENGLISH[0]
-
-
 def test_the_codes_beside_the_talks_are_used(tmp_path):
     folder = tmp_path / "iwslt14.de-en"
     put(folder / "code", ["#version: 0.2", "g u", "gu t</w>"])
@@ -162,58 +138,3 @@ def test_news_by_their_names(tmp_path):
         wmt(tmp_path)
     with pytest.raises(InputError, match=r"wmt16-en-de is not downloaded; give its folder with --from DIR"):
         prepare(DataConfig(name="wmt16-en-de", cache=str(tmp_path / "cache")))
-
-
-def test_tokenized_news_have_the_moses_tokenizer(tmp_path):
-    pytest.importorskip("sacremoses")
-    for name in ("train.tok", "valid", "test"):
-        put(tmp_path / f"{name}.en", ["It's so."] if name != "train.tok" else ["It &apos;s so ."] * 3)
-        put(tmp_path / f"{name}.de", ["Es ist so."] if name != "train.tok" else ["Es ist so ."] * 3)
-    corpus = wmt(tmp_path, tokens="word")
-    assert corpus.pairs("train").source_tokens()[0] == corpus.pairs("test").source_tokens()[0] == "It &apos;s so ."
-    assert corpus.pairs("test").sources() == ["It's so."]
-    assert corpus.source.encode("It's so.") == corpus.pairs("train").source(0).tolist()
-
-
-def test_files_of_ones_own_may_be_tokenized(tmp_path):
-    pytest.importorskip("sacremoses")
-    put(tmp_path / "a.tok.de", ["So &quot; ist &quot; es ."])
-    put(tmp_path / "a.tok.en", ["It &apos;s so ."])
-    put(tmp_path / "b.de", ['So "ist" es.'])
-    put(tmp_path / "b.en", ["It's so."])
-    keys = {"train": "a.tok", "valid": "b", "test": "b", "source": "de", "target": "en", "tokens": "word"}
-    given = DataConfig(name="parallel", dir=str(tmp_path), cache=str(tmp_path / "cache"), moses=True, **keys)
-    corpus = prepare(given)
-    assert (
-        corpus.pairs("train").source_tokens() == corpus.pairs("test").source_tokens() == ["So &quot; ist &quot; es ."]
-    )
-    assert corpus.pairs("train").references() == corpus.pairs("test").references() == ["It's so."]
-    assert corpus.label == "parallel (a.tok.de, a.tok.en)"
-
-
-def test_the_real_talks(corpora, tmp_path):
-    corpus = prepare(DataConfig(name="iwslt14-de-en", dir=str(corpora), cache=str(tmp_path)))
-    assert [corpus.splits[split]["pairs"] for split in SPLITS] == [14_947, 7_283, 6_750]
-    assert corpus.details["differs_from_published"] == {"train": {"published": 160_239, "here": 14_947}}
-    assert corpus.label == "iwslt14-de-en (slice)"
-    assert corpus.details["cleaning"]["kept"] == 14_947
-    text = (corpora / "iwslt14.de-en" / "test.en").read_text(encoding="utf-8").split("\n")[:-1]
-    test = corpus.pairs("test")
-    assert test.reference_tokens() == [" ".join(line.split()) for line in text]
-    back = [corpus.target.tokens(test.target(i)) for i in range(500) if corpus.target.unk_id not in test.target(i)]
-    assert back == [
-        line for i, line in enumerate(test.reference_tokens()[:500]) if corpus.target.unk_id not in test.target(i)
-    ]
-    assert len(back) > 480
-    # the paper counts 24.2 and 23.6 tokens a sentence on the full training set
-    train = corpus.splits["train"]
-    assert 23 < train["source_tokens"] / train["pairs"] < 25
-    assert 22.5 < train["target_tokens"] / train["pairs"] < 24.5
-
-
-def test_the_real_news(corpora, tmp_path):
-    corpus = prepare(DataConfig(name="wmt16-en-de", dir=str(corpora), cache=str(tmp_path), tokens="word"))
-    assert [corpus.splits[split]["pairs"] for split in SPLITS] == [9_999, 3_000, 2_737]
-    assert corpus.details["cleaning"]["empty"] == 1
-    assert set(corpus.details["differs_from_published"]) == {"train", "test"}
-    assert corpus.source.moses

@@ -1,7 +1,6 @@
 """Preparing corpora from files: splits, counts, settings, caching, damage, full disks, two processes at once."""
 
 import errno
-import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +8,7 @@ import pytest
 
 from fullrank.config.data import DataConfig
 from fullrank.core.errors import InputError, RunError
-from fullrank.data import Corpus, load_corpus, preparation, prepare, unigram_perplexity
-from fullrank.data import files as files_module
+from fullrank.data import Corpus, load_corpus, prepare, unigram_perplexity
 
 LINES = [f"the {animal} number {i} saw a {animal}" for i in range(50) for animal in ("cat", "dog")]
 
@@ -52,43 +50,6 @@ def test_words_of_three_files(files):
         corpus.ids("dev")
 
 
-@pytest.mark.parametrize("tokens", ["byte", "character", "bpe"])
-def test_other_tokens_keep_the_text_exactly(files, tokens):
-    (files / "test.txt").write_text("a\tdog  \u00e9t\u00e9 \r\n\n the dog\n", encoding="utf-8", newline="")
-    corpus = prepare(config(files, tokens=tokens, train=["train.txt", "test.txt"]))
-    ends = tokens == "byte"  # others read CRLF as a newline
-    text = (files / "test.txt").read_bytes().decode()
-    assert text_of(corpus, "train") == "\n".join(LINES) + "\n" + (text if ends else text.replace("\r", ""))
-    test = corpus.splits["test"]
-    assert (test["words"], test["characters"], test["bytes"]) == (5 + 3, 22 + ends, 24 + ends)
-    if tokens != "bpe":
-        assert test["tokens"] == {"byte": 24 + ends, "character": 22}[tokens]
-
-
-@pytest.mark.parametrize("tokens", ["word", "bpe"])
-def test_marks_in_a_text_are_text(files, tokens):
-    (files / "train.txt").write_text("the <eos> a<eos>b\n<pad> <s> @@\n" * 9, encoding="utf-8")
-    corpus = prepare(config(files, tokens=tokens))
-    assert text_of(corpus, "train") == (files / "train.txt").read_text(encoding="utf-8")
-    assert corpus.ids("train").tolist().count(corpus.tokenizer.eos_id) == 18
-
-
-def test_no_eos(files):
-    corpus = prepare(config(files, eos=False))
-    assert text_of(corpus, "test") == "a dog the dog"
-    assert corpus.tokenizer.eos_id == corpus.tokenizer.start_id
-    assert corpus.splits["test"]["words"] == 7  # published counts have line ends whatever the tokens
-    assert text_of(prepare(config(files, eos=False, tokens="bpe")), "test") == "a dog\n\nthe dog\n"
-
-
-def test_lower_case_rare_words_and_largest_vocabulary(files):
-    (files / "train.txt").write_text("A a a B b C\nD\n", encoding="utf-8")
-    assert prepare(config(files, lowercase=True)).tokenizer.entries == ["a", "<eos>", "b", "c", "d", "<unk>"]
-    assert prepare(config(files, min_count=2)).tokenizer.entries == ["<unk>", "<eos>", "a"]
-    assert prepare(config(files, max_vocabulary=3)).tokenizer.entries == ["<unk>", "<eos>", "a"]
-    assert len(prepare(config(files, tokens="character", max_vocabulary=3)).tokenizer) == 3
-
-
 @pytest.mark.parametrize("tokens", ["word", "byte", "character", "bpe"])
 @pytest.mark.parametrize("limit", [1, 333])
 def test_max_tokens_cuts_training_exactly(files, tokens, limit):
@@ -115,15 +76,6 @@ def test_absent_splits_are_cut_from_the_end(files):
     only_valid = prepare(config(files, valid=None))
     assert text_of(only_valid, "train") == "\n".join(LINES[:95]) + "\n"
     assert text_of(only_valid, "test") == "a dog\n\nthe dog\n"
-
-
-def test_second_call_only_opens(files, monkeypatch):
-    first = prepare(config(files))
-    monkeypatch.setattr(preparation, "write_corpus", None)  # would fail if called
-    again = prepare(config(files))
-    assert again.folder == first.folder
-    assert again.splits == first.splits
-    assert load_corpus(first.folder).tokenizer.fingerprint == first.tokenizer.fingerprint
 
 
 def test_other_content_or_settings_is_another_corpus(files):
@@ -182,12 +134,6 @@ def test_a_full_disk_leaves_nothing_and_destroys_nothing(files, monkeypatch):
     assert load_corpus(other.folder).splits == other.splits
 
 
-def test_a_cache_that_cannot_be_written(files):
-    (files / "cache").write_text("a file")
-    with pytest.raises(InputError, match=r"data.cache: cannot write to .*set data.cache \(or FULLRANK_CACHE\)"):
-        prepare(config(files))
-
-
 ERRORS = {
     "unknown corpus": (
         {"name": "wikitext2", "train": None, "valid": None, "test": None},
@@ -218,15 +164,6 @@ def test_errors_name_the_key(files, case):
         prepare(DataConfig(name=name, dir=str(files), cache=str(files / "cache"), **given))
 
 
-def test_ids_beyond_sixteen_bits(files):
-    words = [f"w{i}" for i in range(70_000)]
-    (files / "train.txt").write_text(" ".join(words) + "\n", encoding="utf-8")
-    corpus = prepare(config(files))
-    assert len(corpus.tokenizer) == 70_002
-    assert corpus.ids("train").dtype == np.int32
-    assert text_of(corpus, "train").split() == words
-
-
 def test_unigram_perplexity(files):
     corpus = prepare(config(files))
     counts = {"the": 1, "<eos>": 1} | {word: 1 for line in LINES for word in line.split()} | {"<unk>": 1}  # add one
@@ -239,16 +176,3 @@ def test_unigram_perplexity(files):
     for word in test:
         product *= counts[word] / total
     assert unigram_perplexity(corpus, "test") == pytest.approx(product ** (-1 / len(test)), rel=1e-12)
-
-
-def test_memory_does_not_grow_with_the_text(files, monkeypatch):
-    """1 MB of text, read in pieces of 64 kB, passes through less memory than its words would take at once (over 7 MB)."""
-    monkeypatch.setattr(files_module, "_PIECE", 1 << 16)
-    line = " ".join(f"word{i % 997}" for i in range(1000)) + "\n"
-    (files / "train.txt").write_text(line * 130, encoding="utf-8")
-    tracemalloc.start()
-    corpus = prepare(config(files))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert corpus.splits["train"]["tokens"] == 130 * 1001
-    assert peak < 4e6

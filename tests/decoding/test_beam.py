@@ -8,7 +8,7 @@ import pytest
 import torch
 from decoding_standin import PROMPTS, Recurrent, all_texts, keeps, log_prob, padded
 
-from fullrank.decoding import beam_search, sample
+from fullrank.decoding import beam_search
 from fullrank.decoding.beam import take_largest
 
 Text = tuple[int, ...]
@@ -96,25 +96,6 @@ def test_a_padded_batch_is_each_row_by_the_definition(beams: int, penalty: float
                 assert found.scores[b, n].item() == pytest.approx(score, abs=1e-12)
 
 
-@pytest.mark.parametrize("ngram", [0, 1, 2])
-def test_one_beam_is_greedy(ngram: int) -> None:
-    longest = torch.tensor([3, 5, 4])
-    for seed in range(6):
-        model = Recurrent(7, seed=seed).eval()
-        ids, mask = padded(PROMPTS)
-        options = {
-            "max_new_tokens": longest, "min_new_tokens": 2, "no_repeat_ngram_size": ngram, "eos_id": 2,
-            "attention_mask": mask,
-        }  # fmt: skip
-        greedy = sample(model, ids, greedy=True, **options)
-        beam = beam_search(model, ids, beams=1, **options)
-        assert greedy.ids.tolist() == beam.ids[:, 0].tolist()
-        assert greedy.lengths.tolist() == beam.lengths[:, 0].tolist()
-        assert (greedy.lengths <= longest).all()
-        assert (greedy.lengths >= 3).all()
-        torch.testing.assert_close(greedy.log_probs.sum(1), beam.log_probs[:, 0], rtol=0, atol=1e-12)
-
-
 def test_search_stops_when_nothing_can_be_gained() -> None:
     model = Recurrent(5, seed=0, sharpness=0.2).eval()
     model.bias[2] = 3.0  # <eos> is likely from the start
@@ -125,32 +106,6 @@ def test_search_stops_when_nothing_can_be_gained() -> None:
     model.calls = 0
     beam_search(model, torch.tensor([[1], [3]]), max_new_tokens=40, beams=4, length_penalty=1.0, eos_id=2)
     assert model.calls > 1
-
-
-def test_finished_rows_are_not_read_any_more() -> None:
-    model = Recurrent(6, seed=2, sharpness=1.0).eval()
-    together = beam_search(
-        model, padded(PROMPTS)[0], max_new_tokens=8, beams=2, eos_id=2, attention_mask=padded(PROMPTS)[1]
-    )
-    read = model.read
-    alone = []
-    model.read = 0
-    for prompt in PROMPTS:
-        alone.append(beam_search(model, torch.tensor([prompt]), max_new_tokens=8, beams=2, eos_id=2))
-    assert len({int(found.ids.shape[2]) for found in alone}) > 1
-    padding = padded(PROMPTS)[0].numel() - sum(map(len, PROMPTS))
-    assert read == model.read + padding
-    assert together.scores.flatten().tolist() == pytest.approx([found.scores.item() for found in alone], abs=1e-12)
-
-
-def test_fewer_texts_than_asked_for_are_marked() -> None:
-    found = beam_search(Recurrent(2).eval(), torch.tensor([[0]]), max_new_tokens=2, beams=8, n_best=8, eos_id=1)
-    assert found.lengths.tolist() == [[2, 2, 1, 0, 0, 0, 0, 0]] or sorted(found.lengths[0].tolist()) == [0] * 5 + [
-        1,
-        2,
-        2,
-    ]
-    assert found.scores[0, 3:].tolist() == [-float("inf")] * 5
 
 
 @pytest.mark.parametrize("columns", [7, 128 * 12, 128 * 12 + 1, 5000])

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any
 
 import pytest
 import torch
 from decoding_standin import PROMPTS, Recurrent, WithoutCache, keeps, log_prob, padded
 
-from fullrank.core.errors import InputError, RunError
-from fullrank.decoding import Sequences, beam_search, sample
-from fullrank.decoding.sample import Constraints, distribution, log_normalized
+from fullrank.core.errors import InputError
+from fullrank.decoding import Sequences, sample
+from fullrank.decoding.sample import Constraints, distribution
 
 
 def greedy_by_hand(model: Recurrent, prompt: list[int], count: int, eos: int | None) -> list[int]:
@@ -80,13 +79,6 @@ def test_samples_follow_the_probabilities() -> None:
     assert chi_square(sample(model, many, max_new_tokens=2, seed=11, temperature=1.2), expected) > 100
 
 
-def test_temperature_sharpens_as_the_formula_says() -> None:
-    p = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
-    powers = p**2.5
-    torch.testing.assert_close(distribution(p.log(), temperature=0.4), powers / powers.sum())
-    torch.testing.assert_close(distribution(p.log() + 7.0), p)
-
-
 def test_top_k_keeps_exactly_the_most_probable() -> None:
     p = torch.tensor([[0.1, 0.4, 0.2, 0.3], [0.25, 0.25, 0.25, 0.25]], dtype=torch.float64)
     expected = torch.tensor([[0, 4 / 7, 0, 3 / 7], [0.5, 0.5, 0, 0]], dtype=torch.float64)
@@ -113,34 +105,6 @@ def test_seed_decides_and_the_global_generator_is_untouched() -> None:
     free = {str(sample(model, prompt, max_new_tokens=20).ids.tolist()) for _ in range(3)}
     assert len(free) > 1
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_dropout_is_off_while_decoding_and_on_again_after() -> None:
-    model = Recurrent(7, seed=3).train()
-    prompt = torch.tensor([[1, 3]])
-    found = sample(model, prompt, max_new_tokens=8, greedy=True)
-    assert model.training
-    assert model.dropout.training
-    assert rows(found) == [greedy_by_hand(model.eval(), [1, 3], 8, None)]
-    assert not found.log_probs.requires_grad
-
-
-def test_stops_when_every_row_has_ended() -> None:
-    model = Recurrent(4, seed=0).eval()
-    model.bias[2] = 1e4
-    found = sample(model, torch.tensor([[1], [3]]), max_new_tokens=50, eos_id=2, seed=0)
-    assert found.ids.tolist() == [[2], [2]]
-    assert model.calls == 1
-
-
-def test_context_limit_is_checked_before_the_model_is_called() -> None:
-    model = Recurrent(5, max_length=8).eval()
-    prompt = torch.tensor([[1, 2, 3]])
-    assert sample(model, prompt, max_new_tokens=5, seed=0).ids.shape == (1, 5)
-    model.calls = 0
-    with pytest.raises(InputError, match=r"a prompt of 3 tokens and max_new_tokens 6 make 9, .* at most 8"):
-        sample(model, prompt, max_new_tokens=6, seed=0)
-    assert model.calls == 0
 
 
 def test_a_row_ends_where_it_is_told_to_stop() -> None:
@@ -207,20 +171,6 @@ def test_samples_follow_the_model_among_what_is_allowed() -> None:
     torch.testing.assert_close(found.log_probs[:20].sum(1).float(), whole)
 
 
-def test_a_text_that_cannot_go_on_ends() -> None:
-    model = Recurrent(3, seed=2).eval()
-    prompts = torch.tensor([[0], [1]])
-    for greedy in (True, False):
-        found = sample(model, prompts, max_new_tokens=9, no_repeat_ngram_size=1, greedy=greedy, seed=1)
-        assert found.lengths.tolist() == [3, 3]
-        assert found.ids.sort(dim=1).values.tolist() == [[0, 1, 2]] * 2
-    nothing = beam_search(model, prompts, max_new_tokens=9, no_repeat_ngram_size=1, beams=2)
-    assert nothing.lengths.tolist() == [[0], [0]]
-    never = sample(Recurrent(1).eval(), prompts[:1], max_new_tokens=2, min_new_tokens=1, eos_id=0, seed=1)
-    assert never.ids.shape == (1, 0)
-    assert never.lengths.tolist() == [0]
-
-
 def test_with_a_seed_for_each_row_a_sample_does_not_depend_on_its_neighbours() -> None:
     model = Recurrent(7, seed=4, sharpness=0.6).eval()
     ids, mask = padded(PROMPTS)
@@ -234,39 +184,3 @@ def test_with_a_seed_for_each_row_a_sample_does_not_depend_on_its_neighbours() -
     assert same.ids[0].tolist() == same.ids[1].tolist()
     with pytest.raises(InputError, match="one for each of 2 prompts, given 3"):
         sample(model, torch.tensor([[1], [2]]), max_new_tokens=2, seed=[1, 2, 3])
-
-
-LENGTHS = "max_new_tokens"
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {LENGTHS: 0}, {LENGTHS: torch.tensor([3, 0])}, {LENGTHS: torch.tensor([2, 7])}, {"min_new_tokens": -1},
-        {LENGTHS: torch.tensor([4, 3]), "min_new_tokens": 4}, {"no_repeat_ngram_size": -2}, {"temperature": -1.0},
-        {"temperature": float("nan")}, {"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.5}, {"beams": 0}, {"n_best": 0},
-        {"beams": 2, "n_best": 3}, {"length_penalty": float("nan")},
-        {"attention_mask": torch.tensor([[1, 0], [1, 1]])}, {"attention_mask": torch.tensor([[1, 1]])},
-        {"prompt_ids": torch.tensor([1, 2])}, {"prompt_ids": torch.zeros(1, 0, dtype=torch.int64)},
-        {"prompt_ids": torch.ones(1, 2)},
-    ],
-)  # fmt: skip
-def test_values_out_of_range_are_refused_before_the_model_is_called(options: dict[str, Any]) -> None:
-    """Both kinds of decoding take all but the options of the other."""
-    model = Recurrent(5, max_length=8).eval()
-    drawing, searching = {"temperature", "top_k", "top_p"}, {"beams", "n_best", "length_penalty"}
-    for decode, others in ((beam_search, drawing), (sample, searching)):
-        if not options.keys() & others:
-            with pytest.raises(InputError, match=list(options)[-1]):
-                decode(model, **{"prompt_ids": torch.tensor([[1, 2], [3, 4]]), LENGTHS: 4} | options)
-    assert model.calls == 0
-
-
-@pytest.mark.parametrize("broken", [math.nan, math.inf])
-def test_one_broken_logit_anywhere_is_found(broken: float) -> None:
-    for row, column in ((0, 0), (2, 0), (1, 300), (2, 299)):
-        logits = torch.zeros(3, 301)
-        logits[row, column] = broken
-        with pytest.raises(RunError, match="not finite"):
-            log_normalized(logits)
-    log_normalized(torch.zeros(3, 301).index_fill(1, torch.arange(300), -math.inf))  # one certain token is no fault

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from typing import Any
 
 import pytest
@@ -180,18 +179,6 @@ def test_each_split_has_its_own_protocol(
     assert final_protocol(whole, split="train") == final_protocol(config(model, **without))
 
 
-def test_a_model_is_judged_by_the_protocol_of_validation_where_there_is_one() -> None:
-    assert settings(validation_protocol(config(context=400, valid={"stride": 100}))) == window(400, 100)
-    assert settings(validation_protocol(config(XL, test=OF_TEST))) == memory(150, 512)
-
-
-def test_a_key_that_the_model_cannot_have_is_named_with_its_split() -> None:
-    with pytest.raises(FullRankError, match=r"eval\.test\.stride: a positive whole number"):
-        config(test={"stride": 0})
-    with pytest.raises(FullRankError, match=r"unknown key 'eval\.valid\.contex'"):
-        config(valid={"contex": 3})
-
-
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
@@ -205,23 +192,6 @@ def test_a_model_is_judged_as_it_is_trained(model: dict[str, Any], expected: dic
     judged = validation_protocol(config(model, segment_length=64, **different))
     assert settings(judged) == expected
     assert final_protocol(config(model, segment_length=64, **different)) != judged
-
-
-@pytest.mark.parametrize(
-    ("protocol", "numbers"),
-    [
-        (EvaluationProtocol(kind="blocks", segment_length=64), {64}),
-        (EvaluationProtocol(kind="window", segment_length=512, context=400, stride=112), {512, 400, 112, 401}),
-        (
-            EvaluationProtocol(
-                kind="memory", segment_length=64, streams=10, memory_length=320, same_length=True, clamp_length=400
-            ),
-            {10, 64, 320, 400},
-        ),
-    ],
-)
-def test_words_hold_every_number(protocol: EvaluationProtocol, numbers: set[int]) -> None:
-    assert {int(number) for number in re.findall(r"\d+", protocol.in_words())} == numbers
 
 
 # -- models whose tokens see later ones -------------------------------------------------------------------------------
@@ -255,21 +225,3 @@ def test_nothing_but_last_positions_is_a_next_token_perplexity(flags: Flags, hon
         plain = final_protocol(published(attention), flags)
         assert plain.next_token
         assert "next-token" not in plain.in_words()
-
-
-def test_training_judges_by_segments_however_the_end_is_measured() -> None:
-    slides = published(PUBLISHED, stride=1)
-    assert final_protocol(slides).next_token
-    assert not validation_protocol(slides).next_token
-    assert validation_protocol(published({"kind": "weighted"}, stride=1)).next_token
-
-
-def test_flags_that_the_model_cannot_have() -> None:
-    with pytest.raises(InputError, match=r"^--memory-length: .*as_published.*'4'"):
-        final_protocol(published(PUBLISHED), Flags(memory_length=4))
-    relative = build({"model": {"position": "relative", "attention": {"kind": "multilinear", "score": "relative"}}})
-    with pytest.raises(InputError, match=r"^--clamp-length: .*multi-linear.*given 7"):
-        final_protocol(relative, Flags(clamp_length=7))
-    decayed = build({"model": {"memory_length": 4, "attention": {"kind": "multilinear", "output_map": "decayed"}}})
-    with pytest.raises(InputError, match=r"^--same-length: .*output_map.*decayed"):
-        final_protocol(decayed, Flags(same_length=True))

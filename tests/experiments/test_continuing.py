@@ -122,11 +122,3 @@ def test_a_run_goes_on_by_its_own_configuration(short: Path) -> None:
     config = started(Resolved(build(raw), "mine", stated=raw)).config
     assert isinstance(config, RunConfig)
     assert (config.model, config.train.steps) == (build(read_yaml(short / "config.yaml")).model, 20)
-
-
-def test_dropout_may_differ(home: Path, short: Path, tmp_path: Path) -> None:
-    raw = {**begun_from(home, short, tmp_path, steps=3), "model": {"dropout": {"residual": 0.3}}}
-    config = started(Resolved(build(raw), "mine", stated=raw)).config
-    assert isinstance(config, RunConfig)
-    assert config.model.dropout.residual == 0.3
-    assert config.model.hidden_size == 8

@@ -79,24 +79,6 @@ def test_best_and_last_checkpoint_and_both_counts(worse: tuple[Path, dict[str, A
     assert result["last"]["valid"]["nll"] > result["final"]["valid"]["nll"]
 
 
-def test_the_last_checkpoint_is_not_measured_again_where_it_is_the_best(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loaded: list[str] = []
-    load = fr.LanguageModel.load
-
-    def watched(folder: Path, checkpoint: str) -> fr.LanguageModel:
-        loaded.append(checkpoint)
-        return load(folder, checkpoint)
-
-    monkeypatch.setattr(fr.LanguageModel, "load", watched)
-    result = run(tmp_path, "train.steps=2", "train.learning_rate=0.1", "data.sos=false", "eval.every_steps=2")
-    assert result["best"]["step"] == result["steps"]
-    assert result["last"] == result["final"]
-    assert loaded == ["best"]
-    assert "perplexity_without_sos" not in result["final"]["test"]
-
-
 @pytest.mark.parametrize(
     ("prompt", "read"),
     [

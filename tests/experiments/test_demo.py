@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import functools
-import io
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from rich.console import Console
 
 from fullrank.cli import main
 from fullrank.config.recipe import load, resolve
-from fullrank.core.errors import InputError
 from fullrank.experiments import demo
 
 SMALL = """\
@@ -78,38 +74,3 @@ def test_demo_trains_rows_on_equal_terms(
     assert "Measuring" not in captured.err
     assert json.loads((out / "b" / "result.json").read_text(encoding="utf-8"))["final"] == results[1]["final"]
     assert (out / "plain" / "metrics.jsonl").read_bytes() == before
-
-
-def test_evaluation_counts_in_the_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two rows at a time: each begins (7 s), trains 1 ms a token and evaluates 20 s, all at 0.85 of its speed alone."""
-    (tmp_path / "text").write_text("a line of the text\n" * 1000, encoding="utf-8")
-    (tmp_path / "small.yaml").write_text(
-        "extends: demo/builtin\nrows: {plain: {}, b: {}, c: {}}\nbase:\n"
-        f"  data: {{name: text, tokens: byte, train: {tmp_path}/text, cache: {tmp_path}/cache}}",
-        encoding="utf-8",
-    )
-    monkeypatch.setattr(demo, "RECIPE", str(tmp_path / "small.yaml"))
-    monkeypatch.setattr(demo, "_speed", lambda resolved, corpus: (1e-3, 20.0))
-    monkeypatch.setattr(demo, "_workers", lambda: 2)
-    remarks = Console(file=io.StringIO())
-    plan = demo._plan(3.0, tmp_path / "out", 1, ["plain", "b", "c"], remarks, time.monotonic())
-    rounds = 2
-    assert 180 - 10 < rounds * (7 + (20 + plan["steps"] * 512 * 1e-3) / 0.85) + 8 <= 180
-
-
-def test_other_settings_need_another_place(tmp_path: Path) -> None:
-    (tmp_path / "demo.json").write_text(
-        json.dumps({"minutes": 8.0, "seed": 1, "rows": ["plain"], "steps": 5}), encoding="utf-8"
-    )
-    with pytest.raises(InputError, match="--out"):
-        demo.run_demo(2.0, tmp_path, 1)
-    (tmp_path / "demo.json").unlink()
-    (tmp_path / "letter").write_text("", encoding="utf-8")
-    with pytest.raises(InputError, match="not empty"):
-        demo.run_demo(2.0, tmp_path, 1)
-
-
-def test_the_last_to_finish_decides() -> None:
-    assert demo._makespan([1.0, 1.0, 1.0], 2) == 2.0
-    assert demo._makespan([1.0, 2.0, 1.5, 1.0], 2) == 3.0
-    assert demo._makespan([1.0, 2.0], 1) == 3.0

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fullrank.comparison.runs import read_run
-from fullrank.experiments import diagnose
-from fullrank.experiments.diagnose import CHECKS, Finding, Subject, read_quotes, unigram_perplexity
+from fullrank.experiments.diagnose import CHECKS, Finding, Subject, unigram_perplexity
 from fullrank.models import open_model
 from fullrank.text import Text
 
@@ -94,12 +93,6 @@ def test_a_run_that_learned_its_text_by_heart(tmp_path: Path, last: float, valid
     assert finding.figures["ratio"] == pytest.approx(valid / last)
 
 
-def test_overfitting_needs_the_losses_of_a_run(tmp_path: Path) -> None:
-    assert examined("overfits", tmp_path, [], [100.0]).verdict == "not measured"
-    foreign = Subject(open_model(LooksBack(1)), Text.from_ids([1, 2], 2))
-    assert BY_NAME["overfits"].examine(foreign).verdict == "not measured"
-
-
 @pytest.mark.parametrize(
     ("valid", "fourgrams", "says"),
     [
@@ -112,23 +105,3 @@ def test_a_run_that_reads_too_little(tmp_path: Path, valid: list[float], fourgra
     assert finding.verdict == "bottleneck"
     assert says in " ".join(finding.words)
     assert bool(finding.advice) == ("falls" in says)
-
-
-def test_a_run_that_has_read_enough(tmp_path: Path) -> None:
-    finding = examined("reading", tmp_path, [], [100.0] * 9 + [99.5])
-    assert (finding.verdict, finding.advice) == ("no bottleneck", ())
-    assert finding.figures["late_gain"] == pytest.approx(0.005)
-
-
-def test_a_model_that_is_worse_than_counting_words_reads_too_little() -> None:
-    subject = Subject(open_model(LooksBack(1)), Text.from_ids([1, 2], 2), perplexity=50.0, unigram=40.0)
-    assert BY_NAME["reading"].examine(subject).verdict == "bottleneck"
-
-
-def test_advice_quotes_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    quotes = [
-        {"mechanism": f"m{n}", "measured": "−1 [−2 to 0]", "verdict": "too early", "runs": "a: 7"} for n in range(9)
-    ]
-    monkeypatch.setattr(diagnose, "read_json", lambda path: {"output": quotes})
-    assert read_quotes("output")[0] == "Measured here: m0: −1 [−2 to 0], too early (a: 7)."
-    assert (len(read_quotes("output")), read_quotes("heads")) == (4, [])

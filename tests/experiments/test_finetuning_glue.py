@@ -17,14 +17,12 @@ import fullrank as fr
 from fullrank.config.glue import GLUE
 from fullrank.config.load import build_any
 from fullrank.config.recipe import Resolved
-from fullrank.core.errors import InputError
-from fullrank.data.examples import Encoded, ExampleBatch, ExampleBatches
-from fullrank.experiments.benchmark import ExampleObjective, logits_by_example
-from fullrank.experiments.finetuning import Finetuning, groups_of, mixing_names
+from fullrank.data.examples import ExampleBatch, ExampleBatches
+from fullrank.experiments.benchmark import ExampleObjective
+from fullrank.experiments.finetuning import Finetuning, mixing_names
 from fullrank.experiments.glue import encode
 from fullrank.experiments.pretrained import load_pretrained
-from fullrank.experiments.run import resume, train
-from fullrank.experiments.run_folder import open_run
+from fullrank.experiments.run import train
 from fullrank.training import TrainingPosition
 
 transformers = pytest.importorskip("transformers")
@@ -108,10 +106,6 @@ def logits_of_batch(model: torch.nn.Module, batch: ExampleBatch) -> torch.Tensor
     return logits
 
 
-def logits_of(model: torch.nn.Module, encoded: Encoded) -> torch.Tensor:
-    return torch.stack(logits_by_example(model, encoded, 7, logits_of_batch))
-
-
 def test_penalties_reach_the_injected_attention(place: Path) -> None:
     torch.manual_seed(0)
     config = build_any(settings(place, encoder="still", orthogonality=0.3, overlap=0.02))
@@ -154,24 +148,6 @@ def test_figures_are_those_of_the_predictions(finished: tuple[Path, dict[str, An
     assert not (folder / "checkpoints").exists()
 
 
-def test_the_saved_model_gives_the_same_logits(place: Path, finished: tuple[Path, dict[str, Any]]) -> None:
-    config = build_any(settings(place))
-    dev = Finetuning().prepare(config, {}, False, lambda _: None).corpus["dev"]
-    fresh = load_pretrained(config.model, "classification", num_labels=2)
-    guesses = logits_of(fr.load_injected(finished[0] / "model"), encode(fresh, dev, 32)).argmax(-1).tolist()
-    rows = [line.split("\t") for line in (finished[0] / "predictions-dev.tsv").read_text().splitlines()[1:]]
-    assert guesses == [int(row[2]) for row in rows]
-
-
-def test_a_finished_run_is_not_trained_again(place: Path, finished: tuple[Path, dict[str, Any]]) -> None:
-    folder, first = finished
-    assert resume(folder, quiet=True, say=lambda _: None) == first
-    with pytest.raises(InputError, match="fine-tuning on glue/cola"):
-        open_run(folder)
-    with pytest.raises(InputError, match=r"train\.seed"):
-        run(settings(place, seed=2), folder)
-
-
 def test_a_task_of_numbers_is_regression(place: Path, tmp_path: Path) -> None:
     result = run(settings(place, "glue/stsb", epochs=6, learning_rate=1e-2), tmp_path / "run")
     found = result["final"]["dev"]
@@ -180,34 +156,6 @@ def test_a_task_of_numbers_is_regression(place: Path, tmp_path: Path) -> None:
     assert found["loss"] == pytest.approx(float(((right - guessed) ** 2).mean()), rel=1e-4)
     assert found["pearson"] == pytest.approx(float(np.corrcoef(right, guessed)[0, 1]), abs=0.01)
     assert set(found) == {"pearson", "spearman", "loss", "examples"}
-
-
-def test_mixing_parameters_have_a_rate_of_their_own_and_no_decay(place: Path) -> None:
-    config = build_any(settings(place))
-    model = load_pretrained(config.model, "classification", num_labels=2).model
-    groups = groups_of(model, 0.1, 50.0)
-    names = {id(p): name for name, p in model.named_parameters()}
-    mixing = [group for group in groups if group.get("scale", 1.0) == 50.0]
-    assert {names[id(p)] for group in mixing for p in group["params"]} == mixing_names(model)
-    assert all(group["weight_decay"] == 0 for group in mixing)
-    assert sum(len(group["params"]) for group in groups) == len(names)
-
-
-def test_a_run_killed_before_its_result_is_written_is_not_trained_again(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def dies(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    folder, raw = tmp_path / "run", settings(place)
-    monkeypatch.setattr("fullrank.experiments.run.write_json", dies)
-    with pytest.raises(KeyboardInterrupt):
-        run(raw, folder)
-    monkeypatch.undo()
-    trained = (folder / "timing.jsonl").read_text(encoding="utf-8")
-    assert run(raw, folder)["final"]["dev"]
-    assert (folder / "timing.jsonl").read_text(encoding="utf-8") == trained
-    assert not (folder / "checkpoints").exists()
 
 
 @pytest.mark.parametrize("name", ["mnli", "stsb", "wnli"])

@@ -14,7 +14,6 @@ import torch
 
 from fullrank.config.load import build_any
 from fullrank.config.recipe import Resolved
-from fullrank.core.errors import InputError
 from fullrank.data.squad import read_squad
 from fullrank.experiments.benchmark import logits_by_example
 from fullrank.experiments.finetuning import Finetuning
@@ -23,8 +22,6 @@ from fullrank.experiments.run import train
 from fullrank.experiments.squad import SquadBenchmark
 from fullrank.training.values import TrainingPosition
 from tiny_encoder import WORDS, tiny_encoder
-
-transformers = pytest.importorskip("transformers")
 
 
 def write_squad(folder: Path, version: str, *, train: int = 48, dev: int = 16, seed: int = 0) -> Path:
@@ -150,26 +147,3 @@ def test_version_2_says_when_there_is_no_answer(place: Path, tmp_path: Path) -> 
     assert final["exact"] == pytest.approx(np.mean(list(exact.values())), abs=1e-9)
     assert final["NoAns_exact"] == pytest.approx(np.mean([predictions[q.id] == "" for q in none]), abs=1e-9)
     assert final["exact"] > len(none) / len(questions)  # more than saying always that there is none
-
-
-def test_what_cannot_be_done_is_said_before_training(place: Path, tmp_path: Path) -> None:
-    raw = settings(place)
-    faults = [
-        ({"data": {**raw["data"], "max_length": 41}}, r"data\.max_length: .* at most 40 tokens, given 41"),
-        ({"data": {**raw["data"], "max_length": 5}}, r"data\.max_length: 5 leaves no room"),
-        ({"data": {**raw["data"], "dir": str(tmp_path)}}, r"train-v1\.1\.json"),
-    ]
-    for sections, message in faults:
-        with pytest.raises(InputError, match=message):
-            run({**raw, **sections}, tmp_path / "run")
-
-
-def test_a_subset_is_fixed_and_a_slice(place: Path) -> None:
-    raw = settings(place)
-    chosen = []
-    for seed in (1, 2):
-        small = {**raw, "data": {**raw["data"], "max_train": 9, "max_eval": 5}, "train": {"seed": seed}}
-        data = Finetuning().prepare(build_any(small), {}, False, lambda _: None).corpus
-        chosen.append([question.id for question in data["train"].questions])
-        assert (len(data["train"].questions), len(data["dev"].questions), data["train"].is_slice) == (9, 5, True)
-    assert chosen[0] == chosen[1]

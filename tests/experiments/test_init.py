@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
 from pathlib import Path
 
 import pytest
 import torch
 
 from fullrank.config.recipe import resolve
-from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError
-from fullrank.data.sources import files_of
 from fullrank.experiments import rules
 from fullrank.experiments.init import Request, write_configuration
 from fullrank.experiments.rules import choose_data
@@ -104,32 +101,6 @@ def test_steps_fill_the_time_that_evaluation_leaves(minutes: float, book: str, t
     assert config.train.learning_rate == pytest.approx(0.5 / 64, rel=1e-3)
 
 
-def test_a_large_vocabulary_has_clusters(tmp_path: Path, slow: list[int]) -> None:
-    """A softmax over all words would be most of the work of every step."""
-    words = tmp_path / "words.txt"
-    names = [f"w{i}" for i in range(6000)]
-    words.write_text("".join(" ".join(names[i : i + 10] * 2) + "\n" for i in range(0, 6000, 10)), encoding="utf-8")
-    config = write_configuration(Request([str(words)], tokens="word"), tmp_path / "my.yaml", say=silent)
-    assert (config.model.output.kind, config.model.output.tied, config.model.input.kind) == (
-        "adaptive",
-        True,
-        "adaptive",
-    )
-    assert (config.data.min_count, config.data.max_vocabulary) == (2, 10_000)
-
-
-@pytest.mark.full
-def test_the_time_is_measured(book: str, tmp_path: Path) -> None:
-    """Without a stated speed: the file trains, and its training takes about the seconds that it says."""
-    config = write_configuration(Request([book], minutes=0.05, size="tiny"), tmp_path / "my.yaml", say=silent)
-    assert re.search(r"Takes about 0\.[12] minutes", (tmp_path / "my.yaml").read_text(encoding="utf-8"))
-    result = train(resolve(str(tmp_path / "my.yaml")), tmp_path / "run", quiet=True, say=silent)
-    assert result["steps"] == config.train.steps >= 20
-    unigram = result["corpus"]["unigram_perplexity"]["valid"]
-    assert result["final"]["valid"]["perplexity"] < unigram
-    assert LanguageModel.load(tmp_path / "run").config.hidden_size == 64
-
-
 def test_units_and_vocabularies(tmp_path: Path) -> None:
     for size, tokens, entries in ((99_999, "character", None), (100_000, "bpe", 500), (10**9, "bpe", 16_000)):
         with open(tmp_path / "t", "wb") as file:
@@ -145,22 +116,6 @@ def test_a_batch_is_no_larger_than_the_text(tmp_path: Path, slow: list[int]) -> 
     short = write_lines(tmp_path / "short.txt", 85, 0)
     config = write_configuration(Request([short], minutes=60, size="tiny"), tmp_path / "my.yaml", say=silent)
     assert config.train.batch_size * config.train.segment_length == 2048
-
-
-def test_pairs_without_validation_files_are_cut_from_training(tmp_path: Path, slow: list[int]) -> None:
-    write_lines(tmp_path / "a.de", 600, 1)
-    write_lines(tmp_path / "a.en", 600, 2)
-    names = [str(tmp_path / "a.en"), str(tmp_path / "a.de")]
-    config = write_configuration(Request(names, task="translation"), tmp_path / "my.yaml", say=silent)
-    assert (config.data.source, config.data.target, config.data.valid) == ("en", "de", None)
-    for split in ("train", "valid", "test"):
-        for side in ("de", "en"):
-            write_lines(tmp_path / f"{split}.{side}", 600, 1)
-    beside = write_configuration(
-        Request([str(tmp_path / "train")], task="translation"), tmp_path / "b.yaml", say=silent
-    )
-    assert (beside.data.valid, beside.data.test) == (str(tmp_path / "valid"), str(tmp_path / "test"))
-    assert (beside.data.source, beside.data.target) == ("de", "en")
 
 
 @pytest.mark.parametrize(
@@ -186,24 +141,6 @@ def test_what_is_refused(content: str | None, wish, message: str, tmp_path: Path
     assert not (tmp_path / "my.yaml").exists()
 
 
-def test_a_strange_name_stays_in_its_line(tmp_path: Path, slow: list[int]) -> None:
-    name = write_lines(tmp_path / 'a\nmodel: {x: "\u001b[31m"} # b.txt', 1200, 0)
-    config = write_configuration(Request([name]), tmp_path / "my.yaml", say=silent)
-    assert resolve(str(tmp_path / "my.yaml")).config == config
-    assert config.data.train == name
-    assert "\u001b" not in (tmp_path / "my.yaml").read_text(encoding="utf-8")
-
-
-def test_an_existing_file_stays_without_force(book: str, tmp_path: Path, slow: list[int]) -> None:
-    out = tmp_path / "my.yaml"
-    out.write_text("mine\n", encoding="utf-8")
-    with pytest.raises(InputError, match="--force"):
-        write_configuration(Request([book]), out, say=silent)
-    assert out.read_text(encoding="utf-8") == "mine\n"
-    write_configuration(Request([book]), out, force=True, say=silent)
-    assert resolve(str(out)).config.data.train == book
-
-
 def test_the_examples_are_configurations() -> None:
     """Each is complete, and says what it reached."""
     tasks = set()
@@ -214,22 +151,3 @@ def test_the_examples_are_configurations() -> None:
         tasks.add((config.task, config.data.tokens, bool(config.model.memory_length)))
     assert {("language_model", kind, False) for kind in ("character", "word", "bpe")} < tasks
     assert {("translation", "bpe", False), ("language_model", "character", True)} < tasks
-
-
-def test_folders_patterns_and_several_files_are_one_text(tmp_path: Path, slow: list[int]) -> None:
-    chapters = tmp_path / "book"
-    (chapters / "two").mkdir(parents=True)
-    for name in ("one.txt", "two/three.txt", "notes.md"):
-        write_lines(chapters / name, 600, 3)
-    for texts, count in (
-        ([chapters], 2),
-        ([chapters / "*.txt"], 1),
-        ([chapters / "one.txt", chapters / "notes.md"], 2),
-    ):
-        config = write_configuration(
-            Request([str(text) for text in texts], minutes=1), tmp_path / "my.yaml", force=True, say=silent
-        )
-        assert len(files_of(config.data, "train")) == count
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match=r"no file matches"):
-        write_configuration(Request([str(tmp_path / "empty")]), tmp_path / "other.yaml", say=silent)

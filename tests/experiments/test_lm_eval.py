@@ -102,14 +102,6 @@ def test_loglikelihood_equals_a_loop_over_tokens(runs: dict[str, Path], name: st
         assert greedy is best
 
 
-def test_a_token_across_the_border_counts_to_the_continuation(runs: dict[str, Path]) -> None:
-    """`mor` + `ning` is one word, whose probability is asked for after what precedes it."""
-    lm = model_of(runs["word"])
-    cut, whole = lm.loglikelihood(asked(("cats sleep in the mor", "ning"), ("cats sleep in the", " morning")), True)
-    assert cut == whole
-    assert lm.loglikelihood(asked(("the cats", "")), True) == [(0.0, True)]
-
-
 @pytest.mark.parametrize("name", ["byte", "word"])
 def test_probabilities_follow_the_chain_rule(runs: dict[str, Path], name: str) -> None:
     """log p(context continuation) = log p(context) + log p(continuation | context), where all of it is read."""
@@ -214,57 +206,7 @@ def test_a_text_ends_before_its_first_stop_string(runs: dict[str, Path], name: s
     assert cut == free[: free.index(stop)]
 
 
-def test_a_stop_string_saves_the_rest_of_the_work(runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    lm, steps = model_of(runs["word"]), []
-    read = fr.LanguageModel.hidden
-    monkeypatch.setattr(fr.LanguageModel, "hidden", lambda *a, **k: steps.append(1) or read(*a, **k))
-    (free,) = lm.generate_until(asked(("the", {"max_gen_toks": 12})), disable_tqdm=True)
-    assert len(steps) == 12
-    steps.clear()
-    lm.generate_until(asked(("the", {"max_gen_toks": 12, "until": (word := free.split()[0])})), disable_tqdm=True)
-    assert len(steps) == 1 + free[: free.index(word)].count("\n")  # a line ends with a token
-
-
-def test_draws_depend_on_the_seed_and_the_place_alone(runs: dict[str, Path]) -> None:
-    requests = asked(*[("the " * n, {"temperature": 1.5, "max_gen_toks": 9}) for n in (1, 2, 1, 3)])
-    found = []
-    for batch_size, seed in ((1, 5), (4, 5), (4, 6)):
-        torch.manual_seed(seed)
-        found.append(model_of(runs["byte"], batch_size=batch_size).generate_until(requests, disable_tqdm=True))
-    assert found[0] == found[1] != found[2]
-    assert found[0][0] != found[0][2]  # the same prompt, asked twice
-    cold = {"temperature": 1.5, "do_sample": False, "max_gen_toks": 9}
-    greedy = model_of(runs["byte"]).generate_until(asked(("the", cold), ("the", {"max_tokens": 9})), disable_tqdm=True)
-    assert greedy[0] == greedy[1]
-
-
-def test_long_prompts_are_cut_from_the_left_where_positions_end(runs: dict[str, Path]) -> None:
-    lm = model_of(runs["bpe"], segment_length=20)
-    words = "the cats sleep in the morning\n" * 9
-    settings = {"max_gen_toks": 12}
-    tokenizer = load_tokenizer(runs["bpe"])
-    (found,) = lm.generate_until(asked((words, settings)), disable_tqdm=True)
-    ids = tokenizer.encode(words)[-8:]  # 20 positions less 12
-    model = fr.LanguageModel.load(runs["bpe"])
-    for _ in range(12):
-        with torch.no_grad():
-            ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
-    assert found == tokenizer.decode(ids)[len(tokenizer.decode(ids[:8])) :]
-    with pytest.raises(InputError, match=r"max_gen_toks: 20 new tokens .* 20 positions"):
-        lm.generate_until(asked((words, {"max_gen_toks": 20})), disable_tqdm=True)
-
-
 # -- settings and refusals --------------------------------------------------------------------------------------------
-
-
-def test_options_of_lm_eval(runs: dict[str, Path]) -> None:
-    options = {"batch_size": "6", "device": "cpu" if torch.cuda.is_available() else "cuda:0", "max_batch_size": None}
-    lm = FullRankLM.create_from_arg_string(f"path={runs['byte']},memory_length=9", options)
-    assert (lm.batch_size, lm.model.memory_length, lm.device.type) == (6, 9, "cpu")
-    assert model_of(runs["byte"], batch_size="auto:4").batch_size == 10  # eval.batch_size
-    assert (lm.max_length, model_of(runs["word"]).max_length) == (None, 8)
-    assert lm.eot_token_id == ord("\n")
-    assert len({model_of(folder).tokenizer_name for folder in runs.values()}) == 3
 
 
 @pytest.mark.parametrize(
@@ -281,11 +223,6 @@ def test_options_of_lm_eval(runs: dict[str, Path]) -> None:
 def test_wrong_arguments_are_refused(runs: dict[str, Path], settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         FullRankLM(**{"path": str(runs["byte"]), **settings})
-
-
-def test_settings_that_would_be_ignored_are_told(runs: dict[str, Path]) -> None:
-    with pytest.raises(InputError, match="num_beams: known are until"):
-        model_of(runs["byte"]).generate_until(asked(("the", {"num_beams": 3})), disable_tqdm=True)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,10 @@ import pytest
 import torch
 
 import fullrank as fr
-from fullrank.cli import main
 from fullrank.config.load import build
 from fullrank.config.recipe import Resolved
-from fullrank.config.run import MASKED_TOKEN
 from fullrank.config.training import TrainConfig
-from fullrank.core.errors import ConfigError, InputError
+from fullrank.core.errors import ConfigError
 from fullrank.data import ByteVocabulary, load_corpus
 from fullrank.data.masked import MaskedBatch, Masking, iterate_masked_blocks
 from fullrank.evaluation.perplexity import Flags
@@ -67,10 +64,6 @@ def run(text: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dic
     folder = tmp_path_factory.mktemp("run") / "masked"
     penalties = {"orthogonality": 1e-3, "overlap": 1e-4, "label_smoothing": 0.01}
     return folder, trained(folder, configuration(text, steps=120, **penalties))
-
-
-def lines(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 def test_it_learns_from_both_sides(run: tuple[Path, dict[str, Any]]) -> None:
@@ -126,29 +119,6 @@ def test_figures(run: tuple[Path, dict[str, Any]]) -> None:
     assert result["corpus"]["unigram_perplexity"]["test"] == pytest.approx(math.exp(nats))
 
 
-def test_the_protocol_of_the_figures(run: tuple[Path, dict[str, Any]]) -> None:
-    folder, result = run
-    measured = evaluate(folder, "valid", device_name="cpu")
-    assert measured["remark"] == MASKED_TOKEN
-    assert measured["protocol"] == result["protocol"]
-    assert result["protocol_settings"]["next_token"] is result["best"]["next_token"] is False
-    judged = [line for line in lines(folder) if line["split"] == "valid"]
-    assert [line["step"] for line in judged] == [50, 100, 120]
-    assert min(judged, key=lambda line: line["nll"])["step"] == result["best"]["step"]
-    assert "bits_per_byte" not in result["final"]["test"], "most of the text was given"
-
-
-def test_saved_and_loaded(run: tuple[Path, dict[str, Any]]) -> None:
-    folder, _ = run
-    model = fr.MaskedLanguageModel.load(folder, "last")
-    assert (model.mask_id, model.config.vocab_size) == (256, 257)
-    ids = torch.tensor([list(b"aAbBcCdDeE")])
-    ids[0, 5] = model.mask_id  # a C, told by the c before it
-    assert chr(int(model(ids).logits[0, 5].argmax())) == "C"
-    with pytest.raises(InputError, match=r"MaskedLanguageModel\.load"):
-        fr.LanguageModel.load(folder)
-
-
 def test_masks_are_new_in_every_epoch_and_depend_on_the_seed(text: Path, tmp_path: Path) -> None:
     """The first pass of a seed is another than that of the next, with the same order of blocks or not."""
     asked: dict[int, list[list[int]]] = {}
@@ -194,17 +164,6 @@ def test_the_objective() -> None:
     assert (float(empty.value), empty.tokens, empty.seen) == (0.0, 0, 12)
 
 
-def test_steps_where_nothing_is_asked_for(text: Path, tmp_path: Path) -> None:
-    raw = configuration(text, steps=12, batch_size=1, segment_length=4, mlm_probability=0.05, log_every_steps=1)
-    result = trained(tmp_path / "run", raw)
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    training = [line for line in lines if line["split"] == "train"]
-    assert 0 < len(training) < 12  # a step without masked tokens has no figure
-    assert all(line["nll"] > 1 and line["ppl"] > 2 for line in training)
-    assert result["tokens_seen"] == 48
-    assert math.isfinite(result["final"]["test"]["nll"])
-
-
 WRONG: list[dict[str, Any]] = [
     {"train": {"objective": "mask"}},
     {"train": {"mlm_probability": 0.0}},
@@ -232,46 +191,3 @@ def test_defaults_are_those_of_bert() -> None:
     train = build({"train": {"objective": "masked"}}).train
     assert (train.mlm_probability, train.mask_replace_prob, train.random_replace_prob) == (0.15, 0.8, 0.1)
     assert (train.order, build({}).train.order, build({}).train.objective) == ("shuffled", "contiguous", "causal")
-
-
-def test_a_vocabulary_without_room_for_the_mask(text: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"model.vocab_size: 256, but .* has 256 entries beside <mask>; .*at least 257"
-    ):
-        trained(tmp_path / "run", configuration(text, {**MODEL, "vocab_size": 256}, steps=1))
-    roomy = trained(tmp_path / "roomy", configuration(text, {**MODEL, "vocab_size": 264}, steps=1))
-    assert roomy["mask"]["id"] == 263
-
-
-def test_too_long_for_the_model(text: Path, tmp_path: Path) -> None:
-    short = {**MODEL, "position": "learned", "max_position_embeddings": 16, "attention": {}}
-    with pytest.raises(InputError, match=r"train\.segment_length: 24 tokens are more than the 16 positions"):
-        trained(tmp_path / "run", configuration(text, short, steps=1))
-    raw = configuration(text, short, steps=1, segment_length=16)
-    raw["eval"]["segment_length"] = 17
-    with pytest.raises(InputError, match="a block of 17 tokens is longer than the 16 positions"):
-        trained(tmp_path / "other", raw)
-
-
-def test_a_text_in_which_nothing_is_asked_for(text: Path, tmp_path: Path) -> None:
-    shutil.copytree(text, tmp_path / "text", ignore=shutil.ignore_patterns("cache"))
-    (tmp_path / "text" / "test.txt").write_text("a", encoding="utf-8")
-    with pytest.raises(InputError, match="no token of the 1 to be measured is asked for"):
-        trained(tmp_path / "run", configuration(tmp_path / "text", steps=1, mlm_probability=0.01))
-
-
-def test_the_command_line(run: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
-    folder, result = run
-
-    def call(*words: str, status: int = 0) -> str:
-        with pytest.raises(SystemExit) as stopped:
-            main(list(words))
-        assert (stopped.value.code or 0) == status
-        out, err = capsys.readouterr()
-        return out or err
-
-    measured = json.loads(call("eval", str(folder), "--device", "cpu", "--json"))
-    assert (measured["remark"], measured["tokens"]) == (MASKED_TOKEN, result["final"]["test"]["tokens"])
-    assert "--context" in call("eval", str(folder), "--context", "8", status=2)
-    assert "train.objective: masked" in call("generate", str(folder), status=2)
-    assert "MaskedLanguageModel.load" in call("check", str(folder), status=2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,13 @@ import fullrank as fr
 from fullrank.config.load import build
 from fullrank.config.recipe import Resolved
 from fullrank.config.training import PhaseConfig, TrainConfig
-from fullrank.core.errors import ConfigError, InputError
+from fullrank.core.errors import InputError
 from fullrank.core.skip_retain import SkipRetain
 from fullrank.data.batches import Streams
 from fullrank.experiments.little_data import Distillation
 from fullrank.experiments.objective import CausalObjective
-from fullrank.experiments.run import resume, train
+from fullrank.experiments.run import train
 from fullrank.experiments.run_folder import teacher_of
-from fullrank.files import sha256_of
 from fullrank.seal import read_identity
 from fullrank.training import TrainingPosition
 
@@ -34,7 +32,6 @@ MODEL = {
     "attention": {"score": "relative", "mix": "position_wise", "cross_head": 0.2},
 }  # fmt: skip
 PLAIN = {**MODEL, "memory_length": 0}
-PHASES = [{"name": "skip_retain", "skip": "uniform", "p": 0.4, "steps": 30}, {"name": "vanilla", "steps": 30}]
 
 
 @pytest.fixture(scope="module")
@@ -82,15 +79,6 @@ def test_skip_retain_with_every_layer_kept_is_ordinary_training(plain: Any, text
     assert list(kept[0]["ms_per_step"]) == ["skip_retain", "vanilla"]
 
 
-def test_layers_rest_and_the_run_differs(plain: Any, text: Path, tmp_path: Path) -> None:
-    rested = trained(tmp_path / "rested", configuration(text, phases=PHASES))
-    assert plain[2] != rested[2]
-    assert {line["phase"] for line in rested[1]} == {"skip_retain", "vanilla"}
-    assert all(value > 0 for value in rested[0]["ms_per_step"].values())
-    unigram = rested[0]["corpus"]["unigram_perplexity"]["valid"]
-    assert rested[0]["final"]["valid"]["perplexity"] < 0.6 * unigram  # every second character is known
-
-
 def small(**train_options: Any) -> tuple[fr.LanguageModel, CausalObjective]:
     torch.manual_seed(0)
     model = build({"model": {**MODEL, "vocab_size": 30, "dropout": {}, "attention": {"score": "relative"}}}).model
@@ -130,21 +118,6 @@ def test_the_layers_that_rest_are_those_that_were_drawn() -> None:
         assert ran == set(range(LAYERS)) - resting
         seen.add(resting)
     assert len(seen) > 3
-
-
-def test_all_layers_may_rest_under_a_penalty() -> None:
-    phase = PhaseConfig(name="a", skip="uniform", p=1.0)
-    model, objective = small(phases=[phase], steps=9, overlap=0.1, orthogonality=0.1)
-    batch = Streams(torch.arange(300).numpy() % 30, batch_size=3, segment_length=8, start_id=0).batch(0, 0)
-    loss = objective(batch, {}, TrainingPosition(1, phase=phase))
-    loss.value.backward()
-    assert torch.isfinite(loss.value)
-    assert all(parameter.grad is None for parameter in model.blocks.parameters())
-
-
-def test_listed_probabilities_must_fit_the_model() -> None:
-    with pytest.raises(ConfigError, match=r"phases\.a\.p: 3 probabilities are listed, but the model has 4 layers"):
-        small(phases=[PhaseConfig(name="a", skip="listed", p=[0.1, 0.2, 0.3])], steps=2)
 
 
 @pytest.mark.parametrize("change", [{"position": "learned"}, {"position": "none", "score": "dense_synthesizer"}])
@@ -207,42 +180,3 @@ def test_the_loss_has_a_share_of_the_teachers_cross_entropy(
         assert torch.allclose(torch.as_tensor(found.nll), (hard * kept.flatten()).sum(), rtol=1e-12)
     assert any(name.startswith("distill.") for name in carry) == bool(memory)
     assert not any(parameter.requires_grad for parameter in other.parameters())
-
-
-def test_a_result_names_the_teacher(plain: Any, text: Path, teacher: Path, tmp_path: Path) -> None:
-    raw = taught(text, teacher)
-    result, _, weights = trained(tmp_path / "run", raw)
-    assert result["teacher"] == {
-        "name": "elder", "sha256": sha256_of(teacher / "checkpoints" / "best" / "model.safetensors")
-    }  # fmt: skip
-    assert weights != trained(tmp_path / "alone", configuration(text, steps=10))[2]
-    assert "teacher" not in plain[0]
-
-
-def test_teachers_that_are_refused(text: Path, teacher: Path, tmp_path: Path) -> None:
-    begun = tmp_path / "begun"
-    trained(begun, configuration(text, steps=2))
-    (begun / "result.json").unlink()
-    other = taught(text, teacher)
-    (tmp_path / "more.txt").write_text((text / "train.txt").read_text() * 2)
-    for raw, message in (
-        (taught(text, begun), "not finished"),
-        (taught(text, tmp_path / "nowhere"), "no such folder"),
-        ({**other, "data": {**other["data"], "tokens": "character"}}, "another vocabulary"),
-        ({**other, "data": {**other["data"], "train": str(tmp_path / "more.txt")}}, "another text"),
-        (taught(text, teacher, PLAIN, context=4), "train.order has to be contiguous"),
-        (taught(text, teacher, sharding="fsdp"), "train.distill"),
-        (taught(text, teacher, PLAIN, objective="masked"), "train.distill"),
-    ):
-        with pytest.raises(InputError, match=message):
-            trained(tmp_path / "run", raw)
-
-
-def test_a_run_goes_on_with_the_teacher_that_it_began_with(text: Path, teacher: Path, tmp_path: Path) -> None:
-    elder = shutil.copytree(teacher, tmp_path / "elder", symlinks=True)
-    trained(tmp_path / "run", taught(text, elder))
-    (tmp_path / "run" / "result.json").unlink()
-    shutil.rmtree(elder)
-    trained(elder, configuration(text, steps=2, seed=2))
-    with pytest.raises(InputError, match="elder was changed after this training began"):
-        resume(tmp_path / "run", quiet=True, say=lambda _: None)

@@ -11,13 +11,9 @@ import pytest
 import torch
 
 import fullrank as fr
-from fullrank.config.training import TrainConfig
 from fullrank.core.errors import InputError
-from fullrank.data.batches import Blocks
 from fullrank.evaluation.perplexity import Evaluation, EvaluationProtocol
 from fullrank.experiments.measure import check_training_length, measure
-from fullrank.experiments.objective import CausalObjective
-from fullrank.training.values import TrainingPosition
 
 START, VOCABULARY, LONGEST = 3, 11, 8
 IDS = np.random.default_rng(0).integers(0, VOCABULARY, 37).astype(np.uint16)
@@ -91,23 +87,10 @@ def test_stride_1_is_given_earlier_tokens_only(batch_size: int) -> None:
     check(found(model, batch_size, kind="window", segment_length=8, context=7, stride=1), every, None)
 
 
-def test_one_token_at_a_time() -> None:
-    model = build()
-    check(found(model, 4, kind="blocks", segment_length=1), [nll(model, at, at + 1)[0] for at in range(37)], None)
-
-
 def test_a_masked_model_has_one_perplexity() -> None:
     model = build(published=False)
     blocks = [nll(model, start, min(start + 8, 37)) for start in range(0, 37, 8)]
     check(found(model, 5, kind="blocks", segment_length=8), [*chain(*blocks)], None)
-
-
-def test_training_does_not_see_padding_either() -> None:
-    model = build()
-    expected = math.fsum(chain(*(nll(model, start, min(start + 8, 37)) for start in range(0, 37, 8)))) / 37
-    batch = Blocks(IDS, batch_size=5, segment_length=8, start_id=START, shuffle=True, seed=1).batch(0, 0)
-    loss = CausalObjective(model, TrainConfig(order="shuffled", segment_length=8))(batch, {}, TrainingPosition(step=1))
-    assert float(loss.value.detach()) == pytest.approx(expected, rel=1e-12)
 
 
 def test_segments_longer_than_the_output_map() -> None:
@@ -115,11 +98,3 @@ def test_segments_longer_than_the_output_map() -> None:
         check_training_length(build(), 9, 37)
     check_training_length(build(), 8, 37)
     check_training_length(build(), 9, 7)  # the text is shorter than a segment
-
-
-def test_nothing_is_read_piece_by_piece() -> None:
-    model, ids = build(), torch.tensor([[1, 2, 3]])
-    with pytest.raises(InputError, match=r"model.attention.causal: as_published"):
-        model(ids, cache=model.new_cache())
-    with pytest.raises(InputError, match=r"model\.attention\.causal: goes with `model\.memory_length: 0`"):
-        model.with_memory(4)

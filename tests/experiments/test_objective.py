@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ import torch
 from torch.nn import functional as F
 
 import fullrank as fr
-from fullrank.analysis.size import parameters_by_part
 from fullrank.config.training import TrainConfig
 from fullrank.data.batches import Batch, Blocks, Part
 from fullrank.evaluation.perplexity import EvaluationProtocol
@@ -128,18 +126,6 @@ def test_past_decode_is_its_equation(kind: str, options: dict[str, Any], batch: 
     assert all(gradient.abs().max() > 1e-4 for gradient in both[0][-3:])
 
 
-def test_parts_of_training_are_not_saved_with_the_model(tmp_path: Path) -> None:
-    names = set(tied("softmax").state_dict())
-    model = tied("softmax")
-    count = parameters_by_part(model)
-    CausalObjective(model, TrainConfig(past_decode=0.1, input_mask=0.1))
-    assert len(list(model.parameters())) == len(list(tied("softmax").parameters())) + 4
-    assert set(model.state_dict()) == names
-    assert parameters_by_part(model) == count
-    model.save(tmp_path)
-    assert set(fr.LanguageModel.load(tmp_path).state_dict()) == names
-
-
 def masked_inputs(model: fr.LanguageModel, batch: Batch, number: int = 1, part: Part | None = None) -> torch.Tensor:
     """Which inputs (B, N) of a pass were replaced by the learned vector, all others being as they were."""
     seen: list[torch.Tensor] = []
@@ -177,18 +163,3 @@ def test_masked_inputs_are_a_learned_vector_and_targets_stay(batch: Batch) -> No
     assert model.input_mask.vector.grad.abs().max() > 1e-6  # type: ignore[union-attr]
     model.eval()
     assert not masked_inputs(model, batch).any()
-
-
-def test_masks_are_drawn_by_pass_and_by_row() -> None:
-    model = tied("softmax")
-    CausalObjective(model, TrainConfig(input_mask=0.2))
-    batch = Batch(torch.randint(13, (8, 500)), torch.randint(13, (8, 500)))
-    whole = masked_inputs(model, batch)
-    assert torch.equal(whole, masked_inputs(model, batch))
-    assert not torch.equal(whole, masked_inputs(model, batch, number=2))
-    for first in (0, 3):  # the rows of a process
-        rows = slice(first, first + 5)
-        half = Batch(batch.inputs[rows], batch.targets[rows])
-        part = Part(first=first, rows=5, of=8, count=2, tokens=4000, read=4000)
-        assert torch.equal(masked_inputs(model, half, part=part), whole[rows])
-    assert abs(float(whole.double().mean()) - 0.2) < 4 * (0.2 * 0.8 / 4000) ** 0.5

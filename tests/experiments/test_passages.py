@@ -109,17 +109,6 @@ def test_memory_is_carried_through_every_text_by_itself(batch_size: int, streams
         assert found == pytest.approx(expected.nll, rel=1e-12)
 
 
-def test_memory_reaches_beyond_a_segment() -> None:
-    """Otherwise the test above would hold for a model that forgets."""
-    model, text = build(**XL), TEXTS[2]
-    whole = score(model, [Passage(np.asarray([START, *text]))], segment_length=4, batch_size=1)[0].nll
-    blocks = sum(
-        score(model, [Passage(np.asarray([START, *text])[at : at + 5])], segment_length=4, batch_size=1)[0].nll
-        for at in range(0, 40, 4)
-    )
-    assert abs(whole - blocks) > 1e-3
-
-
 @pytest.mark.parametrize("longest", [None, 5, 8, 40])
 @pytest.mark.parametrize("scored", [1, 4, 19, 23])
 def test_the_end_of_a_text_reads_what_fits_before_it(longest: int | None, scored: int) -> None:
@@ -153,9 +142,3 @@ def test_greedy_is_told_of_every_passage() -> None:
     found = score(model, [Passage(np.asarray(text), 1) for text in texts], segment_length=9, batch_size=4, greedy=True)
     assert [one.greedy for one in found] == [False, True, False, True, False, True]
     assert [one.greedy for one in found] == [by_hand(model, text, lambda n: 0, 2)[1] for text in texts]
-
-
-def test_an_empty_text_has_no_passage() -> None:
-    protocol = EvaluationProtocol(kind="memory", segment_length=4, streams=2, memory_length=6)
-    assert passages([], protocol, START) == []
-    assert score(build(**XL), [], segment_length=4, batch_size=2) == []

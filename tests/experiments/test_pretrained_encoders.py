@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,13 @@ import pytest
 import torch
 from tests.tiny_encoder import SPECIAL, WORDS, tiny_encoder, tiny_tokenizer
 
-from fullrank.config.finetune import FinetuneConfig, GraftConfig, PretrainedConfig, TaskDataConfig
+from fullrank.config.finetune import GraftConfig, PretrainedConfig
 from fullrank.config.glue import GLUE, GlueTask
 from fullrank.core.errors import InputError
 from fullrank.data.glue import Examples
 from fullrank.experiments.benchmark import logits_by_example
 from fullrank.experiments.glue import encode
 from fullrank.experiments.pretrained import load_pretrained
-from fullrank.experiments.run_folder import absolute
 
 transformers = pytest.importorskip("transformers")
 
@@ -61,21 +59,6 @@ def test_a_decoder_is_read_at_the_last_token_of_each_text(tmp_path: Path, paddin
     assert together.std(0).min() > 0
 
 
-def test_positions_that_are_counted_from_behind_the_padding_leave_fewer_tokens(tmp_path: Path) -> None:
-    tiny_tokenizer(tmp_path)
-    config = transformers.RobertaConfig(vocab_size=20, hidden_size=16, num_hidden_layers=1, num_attention_heads=4,
-                                        intermediate_size=16, max_position_embeddings=12, pad_token_id=0)  # fmt: skip
-    transformers.RobertaModel(config).save_pretrained(tmp_path)
-    found = load(tmp_path)
-    assert found.max_length == 11
-    long = examples([" ".join(["cat"] * 30)])
-    assert logits_of(found.model, encode(found, long, 11), 1).shape == (1, 2)
-    with pytest.raises(InputError, match="this encoder reads at most 11 tokens, given 12"):
-        encode(found, long, 12)
-    with pytest.raises((IndexError, RuntimeError), match="out of"):  # which is what the check saves us from
-        found.model(torch.full((1, 12), 4))
-
-
 def test_a_checkpoint_of_another_task_gives_its_encoder_and_a_new_output_layer(tmp_path: Path) -> None:
     tiny_encoder(tmp_path)
     of_mnli = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=3)
@@ -86,16 +69,6 @@ def test_a_checkpoint_of_another_task_gives_its_encoder_and_a_new_output_layer(t
     for name, parameter in of_mnli.bert.named_parameters():
         assert torch.equal(found.model.bert.get_parameter(name), parameter)
     assert load(tmp_path, num_labels=3).fresh == ()
-
-
-def test_a_configuration_that_does_not_fit_its_weights_is_refused(tmp_path: Path) -> None:
-    tiny_encoder(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": 30}))
-    with pytest.raises(
-        InputError, match=r"its config.json does not fit its weights \(bert\.embeddings\.word_embeddings"
-    ):
-        load(tmp_path)
 
 
 def test_attention_of_ours_in_a_checkpoint_is_kept_and_has_to_be_asked_for(tmp_path: Path) -> None:
@@ -119,27 +92,6 @@ def test_attention_of_ours_in_a_checkpoint_is_kept_and_has_to_be_asked_for(tmp_p
             InputError, match=r'holds attention of ours already.*model\.attention\.mix="position_independent"'
         ):
             load(tmp_path / "tuned", **graft)
-
-
-def test_a_text_has_to_have_room_beside_special_tokens(tmp_path: Path) -> None:
-    found = load(tiny_encoder(tmp_path))
-    assert encode(found, examples(TEXTS), 3).lengths.tolist() == [3, 3, 3, 3]
-    with pytest.raises(InputError, match=r"data\.max_length: at least 3, of which 2 are special tokens"):
-        encode(found, examples(TEXTS), 2)
-
-
-def test_a_relative_folder_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "encoder").mkdir()
-    (tmp_path / "minilm").mkdir()
-    monkeypatch.chdir(tmp_path)
-
-    def place(name: str) -> str:
-        config = FinetuneConfig(model=PretrainedConfig(pretrained=name), data=TaskDataConfig(dir="glue"))
-        assert absolute(config).data.dir == str(tmp_path / "glue")
-        return absolute(config).model.pretrained
-
-    assert place("encoder") == str(tmp_path / "encoder")
-    assert [place(name) for name in ("minilm", "bert-base-uncased")] == ["minilm", "bert-base-uncased"]
 
 
 # -- labels ------------------------------------------------------------------------------------------------------------
@@ -215,29 +167,3 @@ def test_the_problem_is_that_of_the_task(tmp_path: Path, task: str) -> None:
     classifier(tmp_path, ["a", "b", "c"], problem_type="multi_label_classification")
     config = opened(tmp_path, GLUE[task]).model.config
     assert config.problem_type == ("regression" if task == "stsb" else "single_label_classification")
-
-
-def test_answers_have_two_ends_whatever_the_encoder_was_tuned_on(tmp_path: Path) -> None:
-    before = classifier(tmp_path, ["contradiction", "neutral", "entailment"])
-    found = load_pretrained(PretrainedConfig(pretrained=str(tmp_path)), "answers")
-    assert found.model.qa_outputs.out_features == 2
-    assert found.model.config.id2label == {0: "LABEL_0", 1: "LABEL_1"}
-    assert torch.equal(
-        found.model.bert.embeddings.word_embeddings.weight, before.bert.embeddings.word_embeddings.weight
-    )
-
-
-def test_the_random_encoder_is_made_in_memory_and_always_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that writes no files, as all but the first of several, has it too."""
-    monkeypatch.setattr(
-        transformers.PreTrainedModel, "save_pretrained", lambda *_, **__: pytest.fail("a file is written")
-    )
-    found = []
-    for seed in (1, 2):
-        torch.manual_seed(seed)
-        found.append(load_pretrained(PretrainedConfig(pretrained="random"), "classification", num_labels=3))
-    first, second = (one.model for one in found)
-    assert found[0].fresh == ("classifier.bias", "classifier.weight")
-    assert not torch.equal(first.classifier.weight, second.classifier.weight)
-    for name, parameter in first.bert.named_parameters():
-        assert torch.equal(second.bert.get_parameter(name), parameter)

@@ -105,28 +105,6 @@ def test_a_window_that_moves_token_by_token_gives_each_all_its_context() -> None
     assert abs(few.nll - everything.nll) > 1e-3
 
 
-@pytest.mark.parametrize("protocol", [blocks(7), windows(7, 4)], ids=["blocks", "windows"])
-def test_how_many_rows_are_read_at_a_time_changes_nothing(protocol: EvaluationProtocol) -> None:
-    model = build()
-    one = measured(model, protocol, batch_size=1)
-    for size in (3, 100):
-        check(measured(model, protocol, batch_size=size), one)
-
-
-def test_the_vocabulary_layer_reads_only_what_is_scored(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, read = build(), 0
-    whole = type(model.output).nll
-
-    def counting(layer: Any, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        nonlocal read
-        read += hidden[..., 0].numel()
-        return whole(layer, hidden, targets)
-
-    monkeypatch.setattr(type(model.output), "nll", counting)
-    measured(model, windows(20, 2))
-    assert read == len(IDS)
-
-
 @pytest.mark.parametrize(
     "protocol", [blocks(7), windows(7, 4), remembering(5, 6, 2)], ids=["blocks", "windows", "memory"]
 )
@@ -196,35 +174,7 @@ def test_a_model_with_memory_can_be_measured_without() -> None:
     assert abs(own.nll - measured(same, blocks(7)).nll) > 1e-3
 
 
-def test_a_memory_of_zeros_is_attended() -> None:
-    model = build(layers=1, memory_length=6, memory_start="zeros", **RELATIVE)
-    empty = build(layers=1, memory_length=6, **RELATIVE)
-    protocol = remembering(6, 7)
-    assert abs(measured(model, protocol).nll - measured(empty, protocol).nll) > 1e-3
-
-
 # -- what a model cannot read -----------------------------------------------------------------------------------------
-
-
-def test_learned_positions_end() -> None:
-    model = build(position="learned", max_position_embeddings=20)
-    for protocol, said in (
-        (blocks(21), "a block of 21 tokens is longer than the 20 positions"),
-        (windows(18, 3), "a window of 21 tokens is longer than the 20 positions"),
-        (remembering(4, 5, 2), "a stream of 21 tokens is longer than the 20 positions"),
-    ):
-        with pytest.raises(InputError, match=said):
-            measured(model, protocol)
-    for protocol in (blocks(20), windows(17, 3)):
-        assert measured(model, protocol).tokens == len(IDS)
-    assert measured(model, blocks(100), ids=IDS[:20]).tokens == 20
-
-
-def test_streams_may_be_as_long_as_there_are_positions() -> None:
-    """14 tokens in segments of five, the last one of four."""
-    model = build(position="learned", max_position_embeddings=14)
-    expected = by_hand(model, [n // 14 * 14 for n in range(len(IDS))])
-    check(measured(model, remembering(100, 5, 3)), expected)
 
 
 # -- temperature ------------------------------------------------------------------------------------------------------

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from fullrank.cli import main
-from fullrank.cli.options import read_seeds
 from fullrank.config.recipe import load, select_rows, tables
 from fullrank.core.errors import InputError
 from fullrank.experiments.run import cells
@@ -29,10 +27,6 @@ def test_all_rows_of_a_seed_come_before_the_next_seed() -> None:
     assert (one.row, one.seed, one.finished) == ("b", 7, False)
 
 
-def test_a_row_that_is_named_twice_is_one_run() -> None:
-    assert len(cells(TABLE, ["b", "plain", "b"], None, [1])) == 2
-
-
 def test_the_papers_seeds_are_trained_at_its_own_scale(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(
@@ -50,13 +44,6 @@ def test_the_papers_seeds_are_trained_at_its_own_scale(tmp_path: Path) -> None:
     child = tmp_path / "child.yaml"
     child.write_text("extends: mine.yaml\nrows: {d: }\n")
     assert load(str(child)).seeds_of("d") == [26]
-
-
-def test_seeds_on_the_command_line() -> None:
-    assert [read_seeds(text) for text in (None, "3", "1,5", "26,", "0,2")] == [None, [1, 2, 3], [1, 5], [26], [0, 2]]
-    for text in ("0", "-1", "a", "1,b", "", ","):
-        with pytest.raises(InputError, match="--seeds: a number of seeds"):
-            read_seeds(text)
 
 
 def test_rows_that_only_some_parts_of_a_table_have() -> None:
@@ -86,11 +73,3 @@ def test_what_is_refused(rows: list[str], seeds: list[int], overrides: list[str]
     with pytest.raises(InputError) as error:
         cells(TABLE, rows, None, seeds, overrides)
     assert message in str(error.value)
-
-
-def test_a_folder_that_is_not_a_whole_run_is_not_begun_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "config.yaml").write_text("data: {name: glue/cola}\n")
-    with pytest.raises(SystemExit) as stopped:
-        main(["finetune", str(tmp_path)])
-    assert stopped.value.code == 2
-    assert "it lacks run.json" in capsys.readouterr().err

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from fullrank.config.finetune import FinetuneEvalConfig
-from fullrank.core.errors import RunError
 from fullrank.data.squad import Question, Window, choose_windows
 from fullrank.experiments.squad import find_answers
 
@@ -79,13 +78,3 @@ def test_no_answer_is_the_smallest_score_of_cls_and_wins_above_the_threshold():
     for threshold, expected in ((null - score + 0.01, text), (null - score - 0.01, "")):
         options = FinetuneEvalConfig(null_score_diff_threshold=threshold)
         assert find_answers([question], windows, logits, options, is_v2=True) == {"q0": expected}
-
-
-def test_a_context_without_tokens_and_logits_that_are_not_finite():
-    question, windows = made(np.random.default_rng(0), 0, 0, 5)
-    logits = [np.array([[0.5, 1, 1, 1, 1]] * 2)]
-    for is_v2 in (False, True):
-        assert find_answers([question], windows, logits, FinetuneEvalConfig(), is_v2) == {"q0": ""}
-    question, windows = made(np.random.default_rng(0), 0, 9, 20)
-    with pytest.raises(RunError, match="not finite"):
-        find_answers([question], windows, [np.full((2, 14), np.nan)], FinetuneEvalConfig(), is_v2=False)

@@ -11,7 +11,6 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 
-from fullrank.cli import main  # noqa: E402
 from fullrank.core.errors import InputError  # noqa: E402
 from fullrank.hf.load import load_named  # noqa: E402
 
@@ -37,40 +36,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     return tmp_path
-
-
-DAMAGED = ["", "{", "[]", "3", "null", "[" * 100_000, '{"a":' * 100_000, "\xff", "1" * 5000, '{"base_model": NaN}']
-ODD_CONFIGURATIONS = [
-    '{"model_type": ["gpt2"]}',
-    '{"model_type": "fullrank"}',
-    '{"model_type": "gpt2", "n_layer": 1e999}',
-    '{"architectures": [3], "model_type": "gpt2"}',
-]
-
-
-@pytest.mark.parametrize("content", [*DAMAGED[:6], *ODD_CONFIGURATIONS], ids=lambda content: content[:30])
-@pytest.mark.parametrize(
-    "words", [["check"], *(pytest.param(words, marks=pytest.mark.full) for words in (["export"], ["analyze", "rank"]))]
-)
-def test_damaged_configurations_are_one_message(
-    place: Path, content: str, words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    (place / "base" / "config.json").write_text(content, encoding="utf-8")
-    with pytest.raises(SystemExit) as ended:
-        main([*words, str(place / "base"), *(["out", "--to", "fullrank"] if words == ["export"] else [])])
-    err = capsys.readouterr().err
-    assert ended.value.code == 2, err
-    assert "Traceback" not in err
-    assert "(--debug shows where)" not in err
-
-
-def test_a_configuration_names_no_kernel_of_the_hub(place: Path) -> None:
-    file = place / "base" / "config.json"
-    about = json.loads(file.read_text(encoding="utf-8"))
-    for key in ("attn_implementation", "_attn_implementation"):
-        file.write_text(json.dumps(about | {key: "someone/kernel"}), encoding="utf-8")
-        with pytest.raises(InputError, match=r"attn_implementation names code, 'someone/kernel'"):
-            load_named(str(place / "base"), torch.float32, causal=True, tokenizer=False)
 
 
 def test_remote_code_is_not_run(place: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,7 @@ import pytest
 import torch
 
 import fullrank as fr
-from fullrank.config.load import to_yaml
-from fullrank.config.run import RunConfig
-from fullrank.core.errors import InputError, RunError
 from fullrank.decoding import beam_search
-from fullrank.experiments.generation import generate
 from fullrank.experiments.translate import LineTranslator, Search, translate_ids
 from translation_runs import LINES, languages, write_run
 
@@ -56,14 +51,6 @@ def test_sentences_are_searched_as_alone_and_keep_their_order(run: tuple[Path, f
     assert len(heard) == -(-len(SENTENCES) // batch_size)
 
 
-def test_a_sentence_never_becomes_nothing(run: tuple[Path, fr.Translator]) -> None:
-    model = write_run(run[0].parent / "silent")
-    with torch.no_grad():
-        model.decoder.output.bias[0] += 50  # <eos> is all but certain
-    found = translate_ids(model, SENTENCES, Search(), source_eos=0, target_eos=0)
-    assert [(len(best[0].ids), best[0].tokens) for best in found] == [(1, 2)] * len(SENTENCES)
-
-
 def test_long_sentences_make_smaller_batches(run: tuple[Path, fr.Translator]) -> None:
     _, model = run
     widths: list[tuple[int, int]] = []
@@ -75,12 +62,6 @@ def test_long_sentences_make_smaller_batches(run: tuple[Path, fr.Translator]) ->
     finally:
         del model.encode  # type: ignore[method-assign]
     assert widths == [(1, 512)] * 3 + [(4, 2)]
-
-
-def test_the_longest_translation_is_a_number_of_tokens() -> None:
-    assert [Search(max_length_a=a).longest(5, limit) for a, limit in ((1.2, None), (1e300, None), (1e300, 512))] == [
-        16, 2**31 - 1, 511,
-    ]  # fmt: skip
 
 
 def test_lines_become_text_and_empty_ones_stay_empty(run: tuple[Path, fr.Translator]) -> None:
@@ -112,47 +93,3 @@ def test_without_a_search_the_run_is_translated_as_it_is_judged(tmp_path: Path) 
         == one.log_prob
         == pytest.approx(alone(model, [2, 3], 2, beams=1, min_new_tokens=1).log_probs.item(), abs=1e-10)
     )
-
-
-def test_a_line_too_long_is_translated_as_far_as_it_goes(tmp_path: Path) -> None:
-    write_run(tmp_path, position="learned")
-    warned: list[str] = []
-    translating = LineTranslator(tmp_path, Search(beams=2), warn=warned.append)
-    words = ["hund", "mann", "kind", "rot"] * 20
-    found = translating.translate(["rot", " ".join(words), " ".join(words[:23])], first=7)
-    assert warned == ["line 8: 80 tokens are more than the 23 that the model takes; the rest is not translated"]
-    assert found[1] == found[2]
-    assert all(one.tokens <= 23 for best in found for one in best)
-    sinusoidal = tmp_path / "sinusoidal"
-    write_run(sinusoidal, position="sinusoidal")
-    assert LineTranslator(sinusoidal).longest_source == 24  # model.max_position_embeddings
-
-
-def test_what_is_no_translation_run_is_named(tmp_path: Path) -> None:
-    folder = tmp_path / "mine"
-    write_run(folder)
-    with pytest.raises(
-        InputError, match="a translation run, no language model; it translates with `fullrank translate`"
-    ):
-        generate(folder, "ein hund")
-    with pytest.raises(InputError, match="not a run folder"):
-        LineTranslator(tmp_path)
-    shutil.rmtree(folder / "tokenizer" / "target")
-    with pytest.raises(InputError, match=r"tokenizer/target.*no vocabulary"):
-        LineTranslator(folder)
-    languages(subwords=True)[0].save(folder / "tokenizer" / "target")
-    (folder / "tokenizer" / "target" / "vocabulary.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(RunError, match="damaged"):
-        LineTranslator(folder)
-    (folder / "config.yaml").write_text(to_yaml(RunConfig()), encoding="utf-8")
-    with pytest.raises(InputError, match="`fullrank generate`"):
-        LineTranslator(folder)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"beams": 0}, {"n_best": 6}, {"n_best": 0}, {"max_length_a": float("nan")}, {"max_length_b": -1}],
-)
-def test_a_search_that_cannot_be_is_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match=next(iter(options))):
-        Search(**options)

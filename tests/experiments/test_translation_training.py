@@ -17,17 +17,12 @@ from fullrank.config.data import DataConfig
 from fullrank.config.recipe import resolve
 from fullrank.config.run import EvalConfig, RunConfig
 from fullrank.config.training import TrainConfig
-from fullrank.core.errors import InputError
 from fullrank.core.translator import Translator
-from fullrank.data.pair_batches import PairBatches
 from fullrank.evaluation.perplexity import Evaluation
 from fullrank.experiments import translation
-from fullrank.experiments.run import average, corpus_of, evaluate, train
-from fullrank.experiments.run_folder import open_run
+from fullrank.experiments.run import average, evaluate, train
 from fullrank.experiments.translate import Search
 from fullrank.experiments.translation import TranslationTask, bleu_tokens
-from fullrank.training import make_plan
-from research.ledger import row_of
 
 WORDS = {"ein": "a", "der": "the", "hund": "dog", "mann": "man", "vogel": "bird", "sieht": "sees", "ruft": "calls"}
 
@@ -109,17 +104,6 @@ def test_tokens_of_bleu_by_target_language_and_key(
     assert f"|tok:{tokens}|" in figures["bleu_signature"]
 
 
-@pytest.mark.parametrize("tokens", ["ja-mecab", "ko-mecab"])
-def test_tokens_that_cannot_be_made_are_refused_before_training(
-    tokens: str, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for package in ("MeCab", "mecab_ko"):
-        monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(InputError, match=f"eval.bleu_tokenize: {tokens}.*pip install"):
-        train(resolve(str(config), overrides=[f"eval.bleu_tokenize={tokens}"]), tmp_path / "run", quiet=True, say=print)
-    assert not (tmp_path / "run" / "checkpoints").exists()
-
-
 def lines(folder: Path, split: str) -> list[dict[str, Any]]:
     found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     return [line for line in found if line["split"] == split]
@@ -132,27 +116,6 @@ def test_the_best_checkpoint_is_the_one_of_the_highest_bleu(whole: Path) -> None
     assert result["best"]["step"] == highest["step"]
     assert result["best"]["nll"] == pytest.approx(highest["nll"], rel=1e-8)
     assert len({line["bleu"] for line in judged}) > 1
-
-
-def test_its_row_of_the_ledger_has_its_figures(whole: Path) -> None:
-    result, row = json.loads((whole / "result.json").read_text(encoding="utf-8")), row_of(whole)
-    assert row["final.test.bleu"] == result["final"]["test"]["bleu"]
-    assert row["signature"].startswith("nrefs:1")
-    assert row["text.test"] == result["corpus"]["sha256"]["test"][:16]
-
-
-def test_a_budget_of_tokens_makes_the_steps_that_were_planned(whole: Path) -> None:
-    """The step before the last was short of the budget; the rate of the last one is that of its number."""
-    options = open_run(whole)[0]
-    pairs = corpus_of(whole, "train", lambda text: None).pairs("train")
-    batches = PairBatches(pairs, batch_tokens=200, seed=options.train.seed)
-    planned = make_plan(options.train, options.eval, batches).total_steps
-    last = lines(whole, "train")[-1]
-    final = batches.batch(*divmod(planned - 1, batches.batches_per_epoch)).tokens
-    assert last["step"] == planned
-    assert last["tokens"] >= 9000 > last["tokens"] - final
-    assert last["lr"] == pytest.approx(0.02 * (10 / last["step"]) ** 0.5, rel=1e-8)
-    assert lines(whole, "train")[0]["lr"] == pytest.approx(1e-7 + (0.02 - 1e-7) * 5 / 10, rel=1e-8)
 
 
 def test_the_last_checkpoints_are_averaged_and_measured(whole: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import errno
-import functools
 import importlib
 import json
 import os
@@ -18,7 +17,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from torch import Tensor
 
 pytest.importorskip("transformers", reason="needs the extra `hf`")
@@ -33,15 +31,12 @@ from fullrank.config.load import to_yaml
 from fullrank.config.run import EvalConfig, RunConfig
 from fullrank.config.training import TrainConfig
 from fullrank.core import registry
-from fullrank.core.errors import InputError
-from fullrank.core.mix import AverageHeads
-from fullrank.core.registry import register, unregister
+from fullrank.core.registry import unregister
 from fullrank.data import WordVocabulary
 from fullrank.hf import export
 from fullrank.hf.code import code_files
 from fullrank.hf.export import export_run
 from moving import moved
-from translation_runs import write_run
 
 WORDS = ["<eos>", "<unk>", "the", "cat", "dog", "sleeps", "barks", "."]
 
@@ -296,55 +291,7 @@ def test_the_configuration_says_what_tools_ask_for(run: Path, tmp_path: Path) ->
 # -- the model card -------------------------------------------------------------------------------------------------------
 
 
-def test_the_card_has_the_figures_of_the_result_and_no_others(run: Path, tmp_path: Path) -> None:
-    evil = "<img src=x onerror=alert(1)>\n```\n[x](http://x)"
-    result = figures() | {"protocol": evil}
-    (run / "result.json").write_text(json.dumps(result))
-    shutil.copytree(run / "checkpoints" / "best", run / "checkpoints" / "average")
-    cards = {
-        name: (export_run(run, tmp_path / name, name) / "README.md").read_text() for name in ("best", "last", "average")
-    }
-    header = yaml.safe_load(cards["best"].split("---\n")[1])
-    assert header == {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["fullrank"]}
-    blocks = re.findall(r"```yaml\n(.+?)^```", cards["best"], re.DOTALL | re.MULTILINE)
-    model, training = map(yaml.safe_load, blocks)
-    assert model == fr.LanguageModel.load(run).config.to_dict()
-    assert (training["seed"], training["commit"], training["recipe"]) == (1, "abc123", "run.yaml")
-    assert (training["protocol"], training["parameters"]["total"]) == (evil, 12345)
-    assert "| test | 2.6 | 13.5 | 2,000 |" in cards["best"]
-    assert "**A slice**" in cards["best"]
-    assert "secret" not in cards["best"]
-    assert "15.75" in cards["last"]
-    assert "12.25" not in cards["last"]
-    assert "this is `average`" in cards["average"]
-    assert "12.25" not in cards["average"]
-    fr.LanguageModel.load(run).save(tmp_path / "saved")
-    assert "saved outside a run" in (export_run(tmp_path / "saved", tmp_path / "of-saved") / "README.md").read_text()
-
-
-def test_what_is_no_next_token_perplexity_is_said(tmp_path: Path) -> None:
-    attention = MULTILINEAR | {"causal": "as_published", "not_next_token_perplexity": True}
-    write_language_run(tmp_path / "run", figures(), attention)
-    out = export_run(tmp_path / "run", tmp_path / "out")
-    assert "**Its perplexity is not a next-token perplexity" in (out / "README.md").read_text()
-    assert not (out / "generation_config.json").exists()
-
-
 # -- what is refused ------------------------------------------------------------------------------------------------------
-
-
-def test_nothing_is_overwritten(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "mine.txt").write_text("mine")
-    code, _, err = call(capsys, "export", run, out)
-    assert (code, [path.name for path in out.iterdir()]) == (2, ["mine.txt"])
-    assert "not empty, and nothing there is overwritten" in err
-    code, _, err = call(capsys, "export", run, out / "mine.txt")
-    assert code == 2
-    assert "a file of that name exists" in err
-    (out / "mine.txt").unlink()
-    assert call(capsys, "export", run, out)[0] == 0  # an empty folder is as good as none
 
 
 @pytest.mark.parametrize("place", ["save_file", "_write_tokenizer", "_write_configuration", "_make_card"])
@@ -367,79 +314,6 @@ def test_a_full_disk_leaves_nothing_that_looks_whole(
     assert (code, len(err.splitlines())) == (1, 1)
     assert "no space left" in err
     assert list(folder.iterdir()) == []
-
-
-def test_what_cannot_be_exported_is_named(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    empty, tuned = tmp_path / "empty", tmp_path / "tuned"
-    empty.mkdir()
-    tuned.mkdir()
-    (tuned / "config.yaml").write_text("data: {name: glue/cola}\n")
-    write_run(tmp_path / "pairs")
-    out = tmp_path / "out"
-    export_run(run, tmp_path / "exported")
-    broken = shutil.copytree(run, tmp_path / "broken")
-    (broken / "checkpoints" / "best" / "model.safetensors").write_bytes(b"no tensors")
-    for words, said in (
-        ((tmp_path / "nowhere", out), "no such folder; give a run folder"),
-        ((empty, out), "holds no config.yaml; give a run folder"),
-        ((tmp_path / "exported", out), "already a folder of Hugging Face"),
-        ((tmp_path / "pairs", out), "a translation model"),
-        ((tuned, out), "a run of fine-tuning on glue/cola"),
-        ((run, out, "--checkpoint", "average"), "`fullrank average` makes one"),
-        ((run, out, "--to", "onnx"), "--to: hf, given 'onnx'"),
-        ((broken, out), "damaged or not a safetensors file"),
-    ):
-        code, text, err = call(capsys, "export", *words)
-        assert (code, text) == (2, ""), words
-        assert said in err, err
-        assert not out.exists()
-    assert not list(tmp_path.glob(".out-*"))
-
-
-def test_models_of_others_are_no_models_of_ours(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
-    with pytest.raises(InputError, match="a Hugging Face model of type 'gpt2', not one of ours"):
-        fr.LanguageModel.load(tmp_path)
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(InputError, match="damaged"):
-        fr.LanguageModel.load(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "fullrank", "fullrank": {"vocab_size": 5}}))
-    with pytest.raises(InputError, match="holds no weights"):
-        fr.LanguageModel.load(tmp_path)
-
-
-FOREIGN = """
-import yaml
-from fullrank.core.mix import AverageHeads
-from fullrank.core.registry import register
-
-@register("mix", "theirs")
-class Foreign(AverageHeads):
-    pass
-"""
-
-
-def test_stages_whose_code_cannot_be_copied_are_named(
-    own_stages: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    inside: dict[str, Any] = {"AverageHeads": AverageHeads}
-    exec("class Typed(AverageHeads): pass", inside)
-    (tmp_path / "foreign_stage.py").write_text(FOREIGN)
-    monkeypatch.syspath_prepend(tmp_path)
-    for stage, said in (
-        (inside["Typed"], "without a source file"),
-        (functools.partial(AverageHeads), "without a source file"),
-        (None, r"imports yaml, which a reader .* may import torch"),
-    ):
-        if stage is None:
-            importlib.import_module("foreign_stage")
-        else:
-            register("mix", "theirs")(stage)
-        try:
-            with pytest.raises(InputError, match=rf"model\.attention\.mix: 'theirs'.* {said}"):
-                code_files(fr.ModelConfig(vocab_size=9, attention=fr.AttentionConfig(mix="theirs")))
-        finally:
-            unregister("mix", "theirs")
 
 
 def test_the_code_imports_torch_transformers_and_itself(own_stages: None) -> None:
@@ -476,11 +350,3 @@ def test_another_memory_at_evaluation(run: Path, tmp_path: Path) -> None:
             own = expected(piece, memory)
             memory = own.memory
             check_close(shorter(piece, past_key_values=past).logits, own.logits)
-
-
-def test_the_verb_in_json(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = call(capsys, "export", run, "--to", "hf", tmp_path / "out", "--checkpoint", "last", "--json")
-    told = json.loads(out)
-    assert code == 0
-    assert (told["to"], told["checkpoint"], told["folder"]) == ("hf", "last", str(tmp_path / "out"))
-    assert {"config.json", "model.safetensors", "README.md", "modeling_fullrank.py"} <= set(told["files"])

@@ -8,7 +8,7 @@ from typing import Any
 import paired_models
 import pytest
 import torch
-from paired_models import CAUSAL, EOS, MULTILINEAR, XL, pair, small, tokens
+from paired_models import CAUSAL, EOS, XL, pair, small, tokens
 from transformers import DynamicCache
 
 import combinations
@@ -78,19 +78,6 @@ def test_beams_are_ours(config: fr.ModelConfig) -> None:
                 assert written.tolist() == expected.ids[row, 0, :length].tolist(), (penalty, use_cache)
 
 
-@kinds
-def test_samples_are_the_same_with_and_without_a_cache(config: fr.ModelConfig) -> None:
-    hf_model, _ = pair(config)
-    ids, mask = paired_models.padded([tokens(1, 4), tokens(1, 6)])
-    texts = []
-    for use_cache in (True, False):
-        torch.manual_seed(2)
-        how: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": True, "top_k": 0, "num_return_sequences": 3}
-        texts.append(hf_model.generate(ids, attention_mask=mask, use_cache=use_cache, **how))
-    assert torch.equal(*texts)
-    assert len(torch.unique(texts[0], dim=0)) > 2
-
-
 @pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated:FutureWarning")  # transformers 5.24 says `cache`
 @kinds
 def test_a_text_goes_on_from_a_returned_cache(config: fr.ModelConfig) -> None:
@@ -158,35 +145,6 @@ def test_memory_stays_on_whatever_use_cache_says() -> None:
     assert torch.equal(hf_model.generate(prompt, max_new_tokens=NEW, do_sample=False, use_cache=False), before)
 
 
-def test_what_is_returned_when() -> None:
-    hf_model, _ = pair(small())
-    remembering, _ = pair(small(memory_length=5, **XL))
-    with torch.no_grad():
-        assert hf_model(tokens()).past_key_values is not None
-        assert hf_model(tokens(), use_cache=False).past_key_values is None
-        assert hf_model(tokens(), labels=tokens()).past_key_values is None
-        assert remembering(tokens(), labels=tokens()).past_key_values is not None
-    for model in (hf_model, remembering):
-        assert (
-            model.train()(tokens()).past_key_values is None
-        )  # nothing for a gather of several devices to stumble over
-    seeing = small(attention=MULTILINEAR | {"causal": "as_published", "not_next_token_perplexity": True})
-    assert pair(seeing)[0](tokens()).past_key_values is None
-
-
-def test_speculation_from_the_prompt_is_greedy() -> None:
-    """It takes tokens back out of the cache."""
-    for name in ("keys and values", "keys of distances", "pairs of positions"):
-        hf_model, _ = pair(CAUSAL[name])
-        prompt = tokens(1, 4).repeat(1, 3)
-        how: dict[str, Any] = {"max_new_tokens": 10, "min_new_tokens": 10, "do_sample": False}
-        expected = hf_model.generate(prompt, **how)
-        assert torch.equal(hf_model.generate(prompt, prompt_lookup_num_tokens=3, **how), expected)
-    for name in ("memory", "sums"):
-        with pytest.raises(ValueError, match="stateful"):
-            pair(CAUSAL[name])[0].generate(tokens(1, 4), prompt_lookup_num_tokens=3, max_new_tokens=3)
-
-
 @kinds
 def test_caches_can_be_cut_and_reordered(config: fr.ModelConfig) -> None:
     hf_model, own = pair(config)
@@ -221,45 +179,3 @@ def test_caches_can_be_cut_and_reordered(config: fr.ModelConfig) -> None:
     assert past.get_seq_length() == 0
     assert past.state is None
     torch.testing.assert_close(after(past, more), own(more).logits)
-
-
-def test_caches_of_others_are_refused() -> None:
-    hf_model, _ = pair(small())
-    foreign = DynamicCache()
-    foreign.update(torch.zeros(2, 3, 4, 4), torch.zeros(2, 3, 4, 4), 0)
-    with pytest.raises(InputError, match="another model has read"):
-        hf_model(tokens(), past_key_values=foreign)
-    for implementation in ("static", "offloaded"):
-        with pytest.raises(InputError, match=f"cache_implementation.*{implementation}.*leave it out"):
-            hf_model.generate(tokens(1), max_new_tokens=2, cache_implementation=implementation)
-    with pytest.raises(InputError, match="given a list"):
-        hf_model(tokens(), past_key_values=[1])
-    remembering, _ = pair(small(memory_length=5))
-    with torch.no_grad():
-        past = remembering(tokens()).past_key_values
-    with pytest.raises(InputError, match="holds a Memory"):
-        hf_model(tokens(), past_key_values=past)
-    with pytest.raises(InputError, match="no other model can write"):
-        past.update(torch.zeros(1), torch.zeros(1), 0)
-    wrong = torch.ones(2, 14)
-    wrong[0, :2] = 0
-    for model in (hf_model, remembering):
-        with torch.no_grad(), pytest.raises(InputError, match="hides other earlier tokens"):
-            model(tokens(), past_key_values=model(tokens()).past_key_values, attention_mask=wrong)
-
-
-def test_a_model_that_sees_the_future_generates_nothing() -> None:
-    hf_model, own = pair(small(attention=MULTILINEAR | {"causal": "as_published", "not_next_token_perplexity": True}))
-    ids, mask = paired_models.padded([tokens(1, 4), tokens(1, 7)], "right")
-    with torch.no_grad():
-        assert torch.equal(hf_model(tokens()).logits, own(tokens()).logits)
-        given = hf_model(ids, attention_mask=mask).logits[0, :4]  # it would see what stands behind
-        torch.testing.assert_close(given, own(ids[:1, :4]).logits[0], rtol=1e-5, atol=1e-5)
-    with pytest.raises(InputError, match=r"see later ones .*as_published.*masked to generate"):
-        hf_model.generate(tokens(), max_new_tokens=3)
-
-
-def test_a_text_that_is_too_long_is_refused() -> None:
-    hf_model, _ = pair(small(position="learned", max_position_embeddings=8))
-    with pytest.raises(InputError, match="max_position_embeddings is 8"):
-        hf_model.generate(tokens(1, 6), max_new_tokens=5, min_new_tokens=5, do_sample=False)

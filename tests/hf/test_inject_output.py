@@ -126,31 +126,6 @@ def test_logits_losses_and_all_gradients_are_those_of_the_equation(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_other_arguments_of_a_loss(name):
-    """Accumulated batches, labels that are shifted already, tuples, and logits beside the loss."""
-    model, wanted = mixed(name).train(), labels()
-    mean = reference_loss(model, name, wanted).detach()
-    count = (wanted if name == "bert" else wanted[:, 1:]).ne(-100).sum()
-    for items in (7, torch.tensor(7)):
-        loss = model(**INPUTS, labels=wanted, num_items_in_batch=items).loss
-        torch.testing.assert_close(loss.double(), mean * count / 7)
-    assert torch.equal(model(**INPUTS, labels=wanted, return_dict=False)[0], model(**INPUTS, labels=wanted).loss)
-    if name != "bert":
-        shifted = torch.cat((wanted[:, 1:], wanted[:, :1] * 0 - 100), 1)
-        torch.testing.assert_close(model(**INPUTS, labels=wanted, shift_labels=shifted).loss.double(), mean)
-        with pytest.raises(InputError, match="one for each of the positions"):
-            model(**INPUTS, labels=wanted, logits_to_keep=2)
-    assert model(**INPUTS, labels=wanted * 0 - 100).loss.item() == 0
-    with pytest.raises((AttributeError, RuntimeError, TypeError)):
-        model(input_ids="no ids", labels=wanted)
-    assert model(**INPUTS).logits.shape == (3, LENGTH, VOCABULARY)  # the labels of the failed pass are forgotten
-    model.config.chunked_loss = False
-    out = model(**INPUTS, labels=wanted)
-    assert out.logits.shape == (3, LENGTH, VOCABULARY)
-    torch.testing.assert_close(out.loss.double(), mean, rtol=1e-6, atol=0)
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_saved_loaded_and_removed(tmp_path, name):
     """Alone and beside the other mechanisms."""
     base = FAMILIES[name]()[0]
@@ -241,29 +216,3 @@ def test_another_output_is_a_clear_error(output, message):
     with pytest.raises((InputError, ConfigError), match=message):
         fr.inject(model, output=output)
     assert not hasattr(model.config, "fullrank")
-
-
-def test_models_that_are_refused_are_not_changed():
-    soft_capped = transformers.Gemma2Config(
-        **{**FAMILIES["gemma2"]()[0].config.to_diff_dict(), "final_logit_softcapping": 2.0}
-    )
-    for model, message in (
-        (transformers.Gemma2ForCausalLM(soft_capped), "changes its logits"),
-        (FAMILIES["t5"]()[0], "its loss is another one"),
-        (FAMILIES["vit"]()[0], "given none"),
-        (FAMILIES["bert"]()[0].bert, "given none"),
-        (torch.nn.Linear(2, 2), "given none"),
-    ):
-        names = set(model.state_dict())
-        with pytest.raises(InputError, match=message):
-            fr.inject(model, output=MOS)
-        assert set(model.state_dict()) == names
-    model = FAMILIES["llama"]()[0]
-    with pytest.raises(InputError, match="layers"):
-        fr.inject(model, output=MOS, layers=[0])
-    fr.inject(model, output=MOS)
-    with pytest.raises(InputError, match="already"):
-        fr.inject(model, mix="average")
-    model.resize_token_embeddings(VOCABULARY + 3)
-    with pytest.raises(InputError, match="resize_token_embeddings"):
-        model(**INPUTS)

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import copy
-import sys
-import threading
 
 import peft
 import pytest
 import torch
+from tiny_families import FAMILIES, stir
 
-transformers = pytest.importorskip("transformers")
-
-from tiny_families import FAMILIES, stir  # noqa: E402
-
-import fullrank as fr  # noqa: E402
-from fullrank import kernels  # noqa: E402
-from fullrank.core.errors import InputError  # noqa: E402
+import fullrank as fr
+from fullrank import kernels
+from fullrank.core.errors import InputError
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -122,17 +117,6 @@ def test_a_static_cache_generates_the_same():
     assert torch.equal(*results)
 
 
-def test_a_kernel_by_name_computes_it_or_refuses():
-    model, inputs = FAMILIES["bert"]()
-    stir(fr.inject(model, mix="position_wise"))
-    with fr.kernel("blocks"):
-        actual = model(**inputs).logits
-    with fr.kernel("reference"):
-        torch.testing.assert_close(actual, model(**inputs).logits, rtol=0, atol=1e-5)
-    with fr.kernel("sdpa"), pytest.raises(InputError, match="sdpa"):
-        model(**inputs)
-
-
 def test_masks_of_every_kind_keep_their_meaning():
     """A mask given whole: causal, padding, or neither; the fast path is taken where a layout can say it."""
     model, inputs = FAMILIES["llama"]()
@@ -152,16 +136,6 @@ def test_masks_of_every_kind_keep_their_meaning():
         assert bool(names) == fast
         shown = slice(0, 8) if mask is both else slice(None)
         torch.testing.assert_close(actual[:, shown], expected[:, shown], rtol=0, atol=1e-5)
-
-
-def test_a_mask_that_was_written_into_is_read_again():
-    from fullrank.hf.interface import layout_of
-
-    mask = torch.zeros(1, 1, 4, 4)
-    query = torch.zeros(1, 1, 4, 2)
-    assert layout_of(mask, query, query).unrestricted
-    mask[..., 1:] = torch.finfo(torch.float32).min
-    assert layout_of(mask, query, query).key_mask.tolist() == [[True, False, False, False]]
 
 
 def test_sigsoftmax_is_that_of_the_equation():
@@ -185,42 +159,6 @@ def test_sigsoftmax_is_that_of_the_equation():
 IDS = torch.randint(3, 60, (1, 7), generator=torch.Generator().manual_seed(8))
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt_neox"])
-@pytest.mark.filterwarnings("ignore")
-def test_gradients_are_the_same_with_checkpoints_and_in_other_threads(name):
-    """Nothing of a pass is left on the model: threads that share it, and passes that are computed again, do not meet."""
-    model = stir(fr.inject(FAMILIES[name]()[0], mix="position_wise"))
-    model(IDS, labels=IDS).loss.backward()
-    expected = {key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}
-    assert sum("from_query" in key for key in expected) == 2
-    model.zero_grad()
-    model.gradient_checkpointing_enable({"use_reentrant": False})
-    model.train()(IDS, labels=IDS).loss.backward()
-    for key, gradient in expected.items():
-        torch.testing.assert_close(model.get_parameter(key).grad, gradient, rtol=1e-5, atol=1e-6, msg=key)
-    model.gradient_checkpointing_disable()
-    model.eval()
-    texts = [IDS[:, : 3 + n % 5] for n in range(16)]
-    with torch.no_grad():
-        alone, together = [model(text).logits for text in texts], {}
-
-        def run(number):
-            with torch.no_grad():
-                together[number] = model(texts[number]).logits
-
-        threads = [threading.Thread(target=run, args=(number,)) for number in range(len(texts))]
-        interval = sys.getswitchinterval()
-        sys.setswitchinterval(1e-6)
-        try:
-            for step in (threading.Thread.start, threading.Thread.join):
-                for thread in threads:
-                    step(thread)
-        finally:
-            sys.setswitchinterval(interval)
-    for number, logits in enumerate(alone):
-        torch.testing.assert_close(together[number], logits)
-
-
 @pytest.mark.filterwarnings("ignore")
 @torch.no_grad()
 def test_a_projection_that_peft_replaces_hands_over_with_its_adapter():
@@ -242,18 +180,3 @@ def test_a_projection_that_peft_replaces_hands_over_with_its_adapter():
     torch.testing.assert_close(merged(IDS).logits, expected, rtol=1e-4, atol=1e-5)
     fr.remove(merged)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in merged.modules())
-
-
-def test_images_of_a_batch_are_parts_of_one_projection():
-    """Qwen2-VL projects the patches of all images at once and attends to each image by itself."""
-    config = transformers.models.qwen2_vl.configuration_qwen2_vl.Qwen2VLVisionConfig(
-        depth=1, embed_dim=32, hidden_size=32, num_heads=4, mlp_ratio=1, patch_size=4)  # fmt: skip
-    torch.manual_seed(0)
-    model = transformers.models.qwen2_vl.modeling_qwen2_vl.Qwen2VisionTransformerPretrainedModel(config).eval()
-    stir(fr.inject(model, mix="position_wise"))
-    grid = torch.tensor([[1, 4, 4], [1, 2, 4]])
-    patches = torch.randn(24, 3 * 2 * 4 * 4)
-    with torch.no_grad():
-        both = model(patches, grid_thw=grid).last_hidden_state
-        each = [model(patches[:16], grid_thw=grid[:1]), model(patches[16:], grid_thw=grid[1:])]
-    torch.testing.assert_close(both, torch.cat([one.last_hidden_state for one in each]), rtol=0, atol=1e-5)

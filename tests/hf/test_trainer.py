@@ -107,41 +107,6 @@ def test_every_token_of_a_padded_batch_is_a_target(kind: str, side: str) -> None
     torch.testing.assert_close(model(**batch, num_items_in_batch=targets).loss, alone / targets)
 
 
-@pytest.mark.parametrize("num_items", [None, 0, 5])
-def test_a_batch_without_labels_has_one_loss(num_items: int | None) -> None:
-    """Zero, with gradients of zero, in language models and masked ones."""
-    ids = tokens(2, 5)
-    labels = torch.full_like(ids, -100)
-    for model in (begun(small()), masked_of(small())[0]):
-        loss = model.train()(input_ids=ids, labels=labels, num_items_in_batch=num_items).loss
-        loss.backward()
-        assert loss.item() == 0
-        assert all(p.grad is None or not p.grad.any() for p in model.parameters())
-
-
-def test_prompts_of_a_batch_are_padded_beyond_the_vocabulary() -> None:
-    """Penalties look scores of the prompt up; a text that has ended is padded."""
-    own = padding_runs()["word"]
-    tokenizer = tokenizer_of_vocabulary(own)
-    config = fr.FullRankConfig.of(small(vocab_size=len(own)), pad_token_id=tokenizer.pad_token_id)
-    model = fr.FullRankForCausalLM(config).double().eval()
-    how: dict[str, Any] = {
-        "max_new_tokens": 6,
-        "do_sample": False,
-        "repetition_penalty": 1.3,
-        "eos_token_id": own.start_id,
-    }
-    texts = ["a", "a b c a"]
-    batch = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left")
-    assert (batch["input_ids"] >= len(own)).any()
-    together = model.generate(**batch, **how)[:, batch["input_ids"].shape[1] :].tolist()
-    for text, new in zip(texts, together, strict=True):
-        one = tokenizer(text, return_tensors="pt")
-        alone = model.generate(**one, **how)[0, one["input_ids"].shape[1] :].tolist()
-        assert new == alone + [tokenizer.pad_token_id] * (len(new) - len(alone))
-    assert model.resize_token_embeddings(len(tokenizer)) is model.get_input_embeddings()
-
-
 def test_evaluating_and_generating_after_training(tmp_path: Path) -> None:
     """Trainer turns `use_cache` off for good; a memory stays on."""
     model = begun(small(memory_length=4, **XL))

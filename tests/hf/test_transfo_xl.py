@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 
 import fullrank as fr
 from fullrank.core.config import WeightedConfig
-from fullrank.core.errors import InputError
 from fullrank.hf.transfo_xl import load_transfo_xl, make_config, rename_tensors
 
 # numbers of transformers' own code, see tests/core/fixtures/make_transformer_xl.py
@@ -63,12 +62,6 @@ def test_nll_is_that_of_the_old_code(tmp_path: Path, name: str, mix: str) -> Non
     assert any(".mix." in key for key in model.state_dict()) == (mix != "none")
 
 
-def test_one_pair_of_biases_or_one_for_each_layer(tmp_path: Path) -> None:
-    shared, own = (load_transfo_xl(write_folder(tmp_path, OLD["cases"][name])) for name in ("zeros", "own_biases"))
-    pair = 2 * OLD["sizes"]["n_head"] * OLD["sizes"]["d_head"]
-    assert own.num_parameters() - shared.num_parameters() == pair * (OLD["sizes"]["n_layer"] - 1)
-
-
 def test_it_writes_on(tmp_path: Path) -> None:
     """Greedy tokens are those of whole texts within the memory."""
     model = load_transfo_xl(write_folder(tmp_path, OLD["cases"]["zeros"]))
@@ -93,25 +86,6 @@ def test_the_layout_is_that_of_the_published_model() -> None:
         name: tensor.shape for name, tensor in model.state_dict().items()
     }
     assert model.num_parameters() == PUBLISHED["parameters"] == 285_205_322
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"model_type": "gpt2"}, "model_type: transfo-xl, given 'gpt2'"),
-        ({"attn_type": 2}, "attn_type: 0"),
-        ({"proj_share_all_but_first": False}, "proj_share_all_but_first: True"),
-        ({"div_val": 1}, "d_embed, div_val"),
-        ({"d_embed": 24}, "d_embed, div_val"),
-        ({"n_layer": 4}, "lacks 'transformer.layers.3"),
-    ],
-)
-def test_what_is_not_read_is_named(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        load_transfo_xl(write_folder(tmp_path, OLD["cases"]["zeros"], **changes))
-    (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(InputError):
-        load_transfo_xl(tmp_path)
 
 
 def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from calls import LAYOUTS, UNORDERED, call, check, equation, relative_can
+from calls import LAYOUTS, call, check, equation, relative_can
 from torch import Tensor
 
 import fullrank as fr
 from fullrank.core.engine import Problem
 from fullrank.kernels import blocks
-from fullrank.kernels.blocks import Block, attend, descending, pieces, plan, scores_of, shift
+from fullrank.kernels.blocks import Block, attend, descending, pieces, plan, scores_of
 from fullrank.kernels.problem import declines, differentiable
 from pairs import covering, product
 
@@ -84,33 +84,6 @@ def test_blocks_leave_out_what_no_row_sees(monkeypatch: pytest.MonkeyPatch) -> N
 
 # -- the shift --------------------------------------------------------------------------------------------------------
 
-RELATIVE = [name for name, layout in LAYOUTS.items() if relative_can(layout)]
-
-
-@pytest.mark.parametrize("name", RELATIVE)
-def test_no_two_pairs_share_a_number(name: str) -> None:
-    """Otherwise gradients that are written through the view would overwrite each other."""
-    layout = LAYOUTS[name]
-    queries = layout.shape[0]
-    for rows in {1, min(3, queries), queries}:
-        for first in range(0, queries - rows + 1, rows):
-            for piece in pieces(layout, first, first + rows):
-                width = piece.table.stop - piece.table.start
-                numbers = shift(torch.arange(rows * width).view(rows, width), piece)
-                assert numbers.shape == (rows, piece.keys.stop - piece.keys.start)
-                assert numbers.unique().numel() == numbers.numel()
-
-
-def test_the_descending_table_has_idle_columns() -> None:
-    """A window of 8 over 4 rows: 11 keys and as many distances as there are in it, the nearest of them repeated."""
-    layout = fr.Layout.of(64, 600, window=8)
-    parts = pieces(layout, 0, 4)
-    assert [piece.keys for piece in parts] == [slice(529, 540)]
-    block = Block(slice(None), slice(0, 4), slice(529, 540), parts)
-    table = descending(torch.arange(8.0).expand(5, 3, 8).permute(1, 2, 0), [block])
-    assert table.shape == (3, 5, 12)
-    assert table[1, 2].tolist() == [7, 6, 5, 4, 3, 2, 1, 0, 0, 0, 0, 0]
-
 
 @pytest.mark.parametrize("name", ["past", "gaps and window"])
 def test_scores_of_bf16_are_sums_in_fp32(name: str) -> None:
@@ -160,20 +133,6 @@ def test_the_backward_pass_drops_what_the_forward_pass_dropped(
     check(problem, attend(problem), 1e-12, kept)
 
 
-def test_masks_are_a_function_of_one_number_of_the_default_generator() -> None:
-    small, large = (call(fr.Layout.of(n), "A", p=0.5, size=16) for n in (5, 13))
-    after = []
-    for problem in (small, large):
-        torch.manual_seed(8)
-        attend(problem)
-        after.append(torch.rand(()))
-    assert after[0] == after[1]
-    first = mask(large, 1)
-    assert torch.equal(first, mask(large, 1))
-    assert not torch.equal(first, mask(large, 2))
-    assert not torch.equal(first[0], first[1])
-
-
 # -- precision, memory, limits ----------------------------------------------------------------------------------------
 
 
@@ -207,30 +166,3 @@ def test_nothing_as_large_as_the_weights_is_kept(mixing: str) -> None:
     assert 0 < sum(kept) <= sum(x.numel() for x in differentiable(problem))
     assert max(kept) < 200 * 200
     torch.autograd.grad(out.sum(), differentiable(problem))
-
-
-def test_second_derivatives_are_refused_and_changed_inputs_noticed() -> None:
-    problem = call(fr.Layout.of(5), "A")
-    with pytest.raises(RuntimeError, match="second derivative"):
-        torch.autograd.grad(attend(problem).sum(), differentiable(problem), create_graph=True)
-    out = attend(problem)
-    assert problem.mixing is not None
-    with torch.no_grad():
-        problem.mixing.mul_(2)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        out.sum().backward()
-
-
-def test_what_it_does_not_compute() -> None:
-    apart = fr.Layout(torch.arange(9).expand(2, 9), torch.arange(9).expand(2, 9))
-    assert declines(call(apart)) is None  # distances play no part
-    for layout in UNORDERED.values():
-        assert "a window needs" in str(declines(call(layout)))
-    for layout in (apart, fr.Layout.of(9, causal=False)):
-        assert "relative scores need" in str(declines(call(layout, relative=True)))
-    problem = call(fr.Layout.of(9))
-    assert declines(problem) is None
-    assert declines(replace(problem, query=problem.query.to("meta"))) == "there are no numbers"
-    assert declines(call(fr.Layout.of(9), batch=0)) == "there are no numbers"
-    assert "one dtype" in str(declines(replace(problem, keys=problem.keys.float())))
-    assert "shapes" in str(declines(replace(problem, keys=problem.keys[:1])))

@@ -14,8 +14,6 @@ import fullrank as fr
 from fullrank import kernels
 from fullrank.core import engine
 from fullrank.core.engine import Problem
-from fullrank.core.errors import InputError
-from fullrank.kernels.native import build
 from fullrank.kernels.native import call as native_call
 from moving import moved
 
@@ -63,21 +61,6 @@ def test_the_fastest_kernel(
     assert chosen(problem) == without
 
 
-def test_what_no_engine_computes() -> None:
-    assert chosen("a trace asks for attention weights") == "reference"
-    for name in (*kernels.KERNELS, "multilinear"):
-        with fr.kernel(name), pytest.raises(InputError, match=rf"'{name}' cannot compute .*: .*; use 'auto' or 'ref"):
-            kernels.attend("a trace asks for attention weights" if name != "multilinear" else call(of(9)))
-    with fr.kernel("reference"):
-        assert kernels.attend("a trace asks for attention weights") is None
-        assert kernels.attend(call(of(9))) is None
-
-
-def test_no_compiler_is_asked_for_a_call_that_the_kernel_declines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_call, "library", lambda: pytest.fail("compiled for nothing"))
-    assert chosen(call(of(9, causal=False, window=3), "A")) == "reference"
-
-
 def test_without_engines_everything_works(monkeypatch: pytest.MonkeyPatch) -> None:
     """An exported model has no engines."""
     layer = fr.Attention(fr.AttentionConfig(mix="position_wise"), hidden_size=6, num_attention_heads=2)
@@ -87,17 +70,6 @@ def test_without_engines_everything_works(monkeypatch: pytest.MonkeyPatch) -> No
     with kernels.chosen() as names:
         assert (layer(x) - expected).abs().max() < 1e-6
     assert not names
-
-
-def test_names() -> None:
-    with pytest.raises(InputError, match="did you mean 'reference'"), fr.kernel("refrence"):
-        pass
-    mixed = fr.Attention(fr.AttentionConfig(mix="position_wise"), hidden_size=6, num_attention_heads=2)
-    with fr.kernel("sdpa"), pytest.raises(InputError, match=r"cannot compute .*no mixing.*auto.*reference"):
-        mixed(torch.zeros(1, 2, 6))
-    mixed(torch.zeros(1, 2, 6))  # the choice ended with the block, in spite of the error
-    with fr.kernel("sdpa"), fr.kernel("auto"):
-        mixed(torch.zeros(1, 2, 6))
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -143,14 +115,3 @@ def test_transforms_of_functions_get_kernels_that_know_them(mix: str) -> None:
         for name, parameter in layer.named_parameters():
             assert parameter.grad is not None
             torch.testing.assert_close(found[name], parameter.grad, rtol=1e-9, atol=1e-9)
-
-
-def test_a_wrong_build_is_a_reason_and_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FULLRANK_NATIVE", "0")
-    build.library.cache_clear()
-    try:
-        assert "FULLRANK_NATIVE" in str(kernels.KERNELS["native"].reason(call(of(9), "A")))
-        assert chosen(call(of(9), "A")) == "reference"
-    finally:
-        monkeypatch.undo()
-        build.library.cache_clear()

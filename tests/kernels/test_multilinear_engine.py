@@ -16,7 +16,7 @@ import fullrank as fr
 from fullrank.core import multilinear as definition
 from fullrank.core.engine import Pairs, Tokens
 from fullrank.kernels import multilinear as engine
-from fullrank.kernels.multilinear import Size, Step
+from fullrank.kernels.multilinear import Size
 
 NAMES = ("query", "keys", "values", "weight")
 
@@ -126,17 +126,6 @@ def test_no_look_ahead(tokens: int) -> None:
         assert torch.equal(computed(changed)[:, : here + 1], before[:, : here + 1])
 
 
-def test_derivatives() -> None:
-    leaves = leaves_of(1, 5, 6, 7, rank=2, width=2)
-    assert torch.autograd.gradcheck(lambda *x: computed(list(x)), leaves)
-    with pytest.raises(RuntimeError, match="no second derivative"):
-        torch.autograd.grad(computed(leaves).sum(), leaves, create_graph=True)
-    frozen = [*leaves[:3], leaves[3].detach()]
-    wanted = torch.autograd.grad(equation(*frozen, seen_by("causal", 5, 6)).sum(), leaves[:3])
-    for a, b in zip(torch.autograd.grad(computed(frozen).sum(), leaves[:3]), wanted, strict=True):
-        torch.testing.assert_close(a, b)
-
-
 def test_who_computes() -> None:
     """Small tensors are left to the definition, unless the engine is fixed."""
 
@@ -201,20 +190,6 @@ def test_every_query_meets_every_pair_once(size: Size, by_state: bool) -> None:
     assert not stored or max(stored.values()) == 1
 
 
-def test_work_by_hand() -> None:
-    """R = 3, E = 7, 2 texts: 4 pairs into the state and with queries 1, 2; 2 queries read; 5 pairs with one query."""
-    steps = (
-        Step(((0, 2, 0, 2),), 1, 3, 2, into_state=True), Step((), 3, 5, 3, reads=True),
-        Step(((2, 3, 0, 3), (0, 2, 2, 3)), 4, 5, 5),
-    )  # fmt: skip
-    direct, into_state, reads = 4 * 2 + 5, 4 * 3 * 7, 2 * 3 * 7
-    found = engine.work(Size(2, 5, 5, 3, 7, True), steps)
-    assert found.forward == 2 * (direct * (3 + 7) + into_state + reads)
-    assert found.training == 2 * (direct * (4 * 3 + 3 * 7) + 3 * into_state + 3 * reads)
-    few = engine.multiply_adds(Size(2, 4, 5, 3, 7, True))  # the definition: every query and every pair
-    assert few == (2 * 4 * 25 * (3 + 7), 3 * 2 * 4 * 25 * (3 + 7))
-
-
 @pytest.mark.parametrize(("batch", "queries", "keys", "causal"), [
     (1, 8, 8, True), (1, 64, 64, True), (3, 80, 80, True), (1, 150, 150, True), (2, 40, 70, True), (2, 45, 45, False),
     (1, 70, 70, False),
@@ -269,23 +244,6 @@ def test_decayed_sums(count: int, gaps: list[int], with_state: bool) -> None:
     wanted = torch.autograd.grad(expected, leaves, cotangent)
     for a, b in zip(torch.autograd.grad(out, leaves, cotangent), wanted, strict=True):
         assert (a - b).abs().max() <= 1e-9 * (1 + b.abs().max())
-
-
-def test_decayed_sums_of_a_long_text_in_fp32() -> None:
-    """A thousand tokens, decays within 1e-6 of 1 and below 1e-17: no quotient of powers overflows; and all derivatives."""
-    tokens, nothing = torch.randn(1, 1000, 2, requires_grad=True), torch.empty(0, dtype=torch.long)
-    log = torch.tensor(LOG, requires_grad=True)
-    out = engine.decayed_sums(Tokens(tokens, log, nothing))
-    wide, wide_log = (leaf.detach().double().requires_grad_() for leaf in (tokens, log))
-    expected = recurrence(wide, wide_log, [1] * 1000, torch.zeros(1, 3, 2, dtype=torch.float64), 1000)
-    assert (out - expected).abs().max() <= 1e-5 * expected.abs().max()
-    cotangent = torch.randn(out.shape)
-    wanted = torch.autograd.grad(expected, (wide, wide_log), cotangent.double())
-    for a, b in zip(torch.autograd.grad(out, (tokens, log), cotangent), wanted, strict=True):
-        assert a.isfinite().all()
-        assert (a - b).abs().max() <= 2e-5 * b.abs().max()
-    few = (wide.detach()[:, :19].requires_grad_(), torch.tensor([-0.05, -2.0]).double().requires_grad_())
-    assert torch.autograd.gradgradcheck(lambda *x: engine.decayed_sums(Tokens(*x, nothing)), few)
 
 
 @pytest.mark.full

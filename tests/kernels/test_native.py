@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from calls import call, check, equation, exact, needs_compiler
 from torch import Tensor
 
 import fullrank as fr
-from fullrank.core.engine import Problem
 from fullrank.kernels import KERNELS
 from fullrank.kernels.native.call import attend
 from fullrank.kernels.problem import differentiable
@@ -126,10 +124,6 @@ def test_scores_far_from_zero(normalize: str, offset: float) -> None:
         assert float((ours - expected).abs().max()) <= 1e-14 * abs(offset) * max(1.0, float(expected.abs().max()))
 
 
-def small(**choices: object) -> Problem:
-    return call(fr.Layout.of(35, 40), **{"mixing": "B", **choices})  # type: ignore[arg-type]
-
-
 @pytest.fixture
 def _threads() -> Iterator[None]:
     before = torch.get_num_threads()
@@ -154,57 +148,6 @@ def test_threads(relative: bool, batch: int) -> None:
         assert all(map(torch.equal, first, second)), "it differs from call to call"
         for one, other in zip(first, expected, strict=True):
             assert torch.allclose(one, other, rtol=1e-12, atol=1e-12), f"{threads} threads"
-
-
-def test_shapes_that_do_not_fit_are_not_computed() -> None:
-    """A kernel that takes addresses would read beside its inputs."""
-    problem, reason = small(mixing="A"), KERNELS["native"].reason
-    assert reason(problem) is None
-    for wrong in (
-        replace(problem, query=problem.query[:1]),
-        replace(problem, keys=problem.keys[:, :1]),
-        replace(problem, values=problem.values[:, :, :-1]),
-        replace(problem, mixing=torch.eye(4, dtype=DOUBLE)),
-        replace(problem, layout=fr.Layout.of(35, 41)),
-        replace(problem, layout=fr.Layout.of(35, 40, key_mask=torch.ones(3, 40, dtype=torch.bool))),
-    ):
-        assert "shapes" in str(reason(wrong))
-
-
-class TestNumbersThatAreNone:
-    @pytest.mark.parametrize("relative", [False, True])
-    @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
-    def test_in_a_key(self, relative: bool, number: float) -> None:
-        problem = call(fr.Layout.of(40), "B", relative=relative)
-        with torch.no_grad():
-            clean = attend(problem)
-            problem.keys[0, 1, 20, 2] = number
-            ours, expected = attend(problem), equation(problem)
-        assert torch.equal(ours[0, :, :20], clean[0, :, :20])
-        assert torch.equal(ours[1], clean[1])
-        assert ours[0, :, 20:].isnan().any()
-        assert torch.allclose(ours, expected, atol=1e-12, equal_nan=True)
-
-    @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
-    def test_in_a_query(self, number: float) -> None:
-        problem = small(mixing="A")
-        with torch.no_grad():
-            clean = attend(problem)
-            problem.query[0, 1, 20, 2] = number
-            ours, expected = attend(problem), equation(problem)
-        assert torch.allclose(ours[0, :, 20], expected[0, :, 20], atol=1e-12, equal_nan=True)
-        assert ours[0, :, 20].isnan().all()
-        others = torch.arange(35) != 20
-        assert torch.equal(ours[:, :, others], clean[:, :, others])
-
-    def test_reaches_gradients(self) -> None:
-        problem = small(mixing="A")
-        with torch.no_grad():
-            problem.query[0, 1, 20, 2] = float("nan")
-        (gradient,) = torch.autograd.grad(attend(problem).sum(), problem.query)
-        assert gradient[0, 1, 20].isnan().all()
-        assert gradient[0, :, 21:].isfinite().all()
-        assert gradient[1].isfinite().all()
 
 
 @pytest.mark.parametrize(("changed", "relative"), [(1, False), (15, True), (16, False), (31, True), (50, False)])
@@ -233,34 +176,3 @@ class TestAutograd:
         with torch.autograd.graph.saved_tensors_hooks(packed, lambda tensor: tensor):
             attend(problem)
         assert 0 < max(sizes) < 90 * 100
-
-    def test_no_second_derivative(self) -> None:
-        problem = small()
-        with pytest.raises(RuntimeError, match=r'no second derivative.*kernel."reference"'):
-            torch.autograd.grad(attend(problem).sum(), problem.query, create_graph=True)
-
-    def test_a_changed_input_is_noticed(self) -> None:
-        """Inputs that are as the kernel wants them are not copied."""
-        problem = small(size=8)
-        values = problem.values.contiguous() * 1
-        out = attend(replace(problem, values=values))
-        values.mul_(2)
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            out.sum().backward()
-
-    def test_backward_twice(self) -> None:
-        problem = small(p=0.4)
-        out = attend(problem).sum()
-        first = torch.autograd.grad(out, problem.query, retain_graph=True)[0]
-        assert torch.equal(first, torch.autograd.grad(out, problem.query)[0])
-
-    def test_functional_transforms_fail_clearly(self) -> None:
-        problem = small(mixing="none")
-
-        def of_values(values: Tensor) -> Tensor:
-            return attend(replace(problem, values=values)).sum()
-
-        with pytest.raises(RuntimeError, match=r"setup_context|functorch|vmap"):
-            torch.func.grad(of_values)(problem.values.detach())
-        with pytest.raises(RuntimeError, match=r"setup_context|functorch|vmap"):
-            torch.vmap(of_values)(problem.values.detach()[None])

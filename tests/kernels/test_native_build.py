@@ -6,7 +6,6 @@ Compilers here are scripts: the good one copies what was compiled before, and al
 from __future__ import annotations
 
 import logging
-import shutil
 import stat
 import subprocess
 import sys
@@ -20,7 +19,6 @@ from calls import call, equation, needs_compiler
 
 import fullrank as fr
 from fullrank import kernels
-from fullrank.core.errors import InputError
 from fullrank.kernels.native import build
 from fullrank.kernels.native.build import library
 
@@ -138,42 +136,6 @@ def test_no_compiler(variable: str, workshop: Workshop, caplog: pytest.LogCaptur
     assert "no C++ compiler" in warning
 
 
-@pytest.mark.parametrize("value", ["0", "off", "False", "no"])
-def test_not_wanted(value: str, workshop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
-    workshop.compiler(COPIES)
-    workshop.patch.setenv("FULLRANK_NATIVE", value)
-    names, right = computed()
-    assert "native" not in names
-    assert right
-    assert not warnings_of(caplog)
-    assert workshop.calls == 0
-    with pytest.raises(InputError, match="FULLRANK_NATIVE"), fr.kernel("native"):
-        kernels.attend(PROBLEM)
-
-
-def test_whole_file_that_cannot_be_loaded_is_kept(workshop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
-    """A folder that forbids running its files: every start would compile. The warning names the file."""
-    workshop.compiler('echo "no library" > "$out"')
-    for _ in range(2):
-        library.cache_clear()
-        names, right = computed()
-        assert "native" not in names
-        assert right
-    assert workshop.calls == 1
-    assert str(build._find_or_compile()) in warnings_of(caplog)[0]
-
-
-def test_leavings_of_a_killed_compiler_are_removed(workshop: Workshop) -> None:
-    """It is killed with its process (SIGKILL runs no clean-up)."""
-    workshop.compiler("kill -9 $PPID; sleep 5")
-    first = subprocess.run([sys.executable, "-c", LOADS, str(build.__file__)])
-    assert first.returncode == -9
-    assert any(path.is_dir() for path in workshop.cache.iterdir())
-    workshop.compiler(COPIES)
-    assert library() is not None
-    assert not any(path.is_dir() for path in workshop.cache.iterdir())
-
-
 def test_two_processes_at_once(workshop: Workshop) -> None:
     """The second waits for the first, and both have a whole library."""
     workshop.compiler(f"sleep 1\n{COPIES}")
@@ -184,19 +146,3 @@ def test_two_processes_at_once(workshop: Workshop) -> None:
     assert "compiling" in said[1]
     assert workshop.calls == 1
     assert workshop.kept == [".so"]
-
-
-def test_named_after_all_it_depends_on(workshop: Workshop) -> None:
-    command = [str(workshop.compiler(COPIES))]
-    names = {build._make_key(command)}
-    workshop.patch.setattr(build, "_FLAGS", ("-O0",))
-    names.add(build._make_key(command))
-    workshop.patch.setattr(build, "_describe_processor", lambda: b"another one")
-    names.add(build._make_key(command))
-    names.add(build._make_key([*command, "-pipe"]))
-    sources = workshop.tools / "cpp"
-    shutil.copytree(build._SOURCES, sources)
-    (sources / "block.h").write_text("// changed")
-    workshop.patch.setattr(build, "_SOURCES", sources)
-    names.add(build._make_key(command))
-    assert len(names) == 5

@@ -9,7 +9,6 @@ import pytest
 import torch
 from calls import call, needs_compiler
 from torch import Tensor, fx
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fullrank as fr
 from fullrank import kernels
@@ -70,16 +69,6 @@ def test_compiled_dropout_is_drawn_anew() -> None:
         assert torch.allclose(one, other, rtol=1e-12, atol=1e-12)
 
 
-def test_tensors_without_numbers() -> None:
-    """They have no address that could be read."""
-    with FakeTensorMode():
-        problem = call(fr.Layout.of(20, 25), "A", relative=True)
-        out = attend(problem)
-        assert out.shape == (2, 3, 20, 5)
-        (gradient,) = torch.autograd.grad(out.sum(), problem.keys)
-        assert gradient.shape == problem.keys.shape
-
-
 def _arguments(mixed: bool) -> tuple[object, ...]:
     """Arguments that `native` makes, with all that may be there or with nothing of it."""
 
@@ -99,26 +88,3 @@ def _arguments(mixed: bool) -> tuple[object, ...]:
 @pytest.mark.parametrize("mixed", [False, True])
 def test_operator_is_what_pytorch_expects(mixed: bool) -> None:
     torch.library.opcheck(operator, _arguments(mixed))
-
-
-def test_inputs_with_gaps_are_refused() -> None:
-    """By the operator, which anybody may call; the kernel would read something else."""
-    arguments = list(_arguments(False))
-    arguments[1] = torch.randn(2, 7, 3, 8, dtype=torch.float64).transpose(1, 2)
-    with pytest.raises(AssertionError):
-        operator(*arguments)
-
-
-def test_watched_by_a_mode() -> None:
-    """Profilers that count operators find this one."""
-    problem, seen = call(fr.Layout.of(20), dtype=torch.float32), list[object]()
-
-    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-            seen.append(function)
-            return function(*args, **(kwargs or {}))
-
-    with Watch():
-        out = attend(problem)
-    assert OPERATOR in seen
-    assert torch.equal(out, attend(problem))

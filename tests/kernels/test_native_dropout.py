@@ -57,14 +57,6 @@ def test_forward_and_backward_have_one_mask(
     check(problem, attend(problem), 1e-11, kept.double())
 
 
-@pytest.mark.parametrize("p", [0.001, 0.1, 0.5, 0.9, 0.999])
-def test_share_and_scale(p: float) -> None:
-    mask = masks(p, 4)
-    assert torch.allclose(mask[mask != 0], torch.tensor(1 / (1 - p)), rtol=1e-4)
-    spread = (p * (1 - p) / mask.numel()) ** 0.5
-    assert abs(float((mask == 0).double().mean()) - p) < 4 * spread
-
-
 def test_comes_from_torchs_seed() -> None:
     assert torch.equal(masks(0.5, 4), masks(0.5, 4))
     assert not torch.equal(masks(0.5, 4), masks(0.5, 5))

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from calls import LAYOUTS, UNORDERED, call
+from calls import LAYOUTS, call
 from torch import Tensor
 
-from fullrank.kernels.problem import VisibleKeys, find_visible_keys, fits, is_plain
+from fullrank.kernels.problem import VisibleKeys, find_visible_keys, fits
 
 
 def mask(visible: VisibleKeys, keys: int) -> Tensor:
@@ -34,11 +34,6 @@ def test_visible_keys_equal_the_mask(name: str) -> None:
     assert torch.equal(mask(visible, layout.shape[1]), layout.visible()[:, 0])
 
 
-@pytest.mark.parametrize("name", UNORDERED)
-def test_windows_that_are_no_interval(name: str) -> None:
-    assert find_visible_keys(UNORDERED[name]) is None
-
-
 def test_fits() -> None:
     problem = call(LAYOUTS["past"], "B", relative=True)
     assert fits(problem)
@@ -52,14 +47,3 @@ def test_fits() -> None:
         replace(problem, layout=LAYOUTS["past and padding"]),
     ):
         assert not fits(wrong)
-
-
-def test_plain() -> None:
-    plain = call(LAYOUTS["causal"])
-    assert is_plain(plain)
-    for other in (
-        call(LAYOUTS["causal"], "A"),
-        call(LAYOUTS["causal"], relative=True),
-        call(LAYOUTS["causal"], normalize="sigsoftmax"),
-    ):
-        assert not is_plain(other)

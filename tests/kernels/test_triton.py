@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import math
 import os
 import subprocess
@@ -16,10 +15,10 @@ from calls import LAYOUTS, call, check
 from torch import Tensor
 
 import fullrank as fr
-from fullrank.core.engine import Distances, Problem
+from fullrank.core.engine import Problem
 from fullrank.kernels import KERNELS
 from fullrank.kernels.problem import differentiable
-from fullrank.kernels.triton.call import _intervals, _is_installed, attend
+from fullrank.kernels.triton.call import attend
 
 if sys.platform != "linux":
     pytest.importorskip("triton", reason="Triton is for Linux")
@@ -76,30 +75,11 @@ def test_equals_the_equation(name: str) -> None:
     check(problem, attend(problem), EXACT)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float16, 2e-3)], ids=["bf16", "fp16"])
-def test_products_of_sixteen_bits(dtype: torch.dtype, tolerance: float) -> None:
-    problem = fp32(of(18, 20), "B", normalize="sigsoftmax", heads=3, size=20, dtype=dtype)
-    assert problem.mixing is not None
-    problem = replace(problem, mixing=problem.mixing.detach().float().requires_grad_())
-    out = attend(problem)
-    assert out.dtype == dtype
-    check(problem, out, tolerance)
-
-
 def test_large_scores_do_not_overflow() -> None:
     for normalize in ("softmax", "sigsoftmax"):
         problem = fp32(of(5), normalize=normalize)
         problem = replace(problem, query=problem.query.detach().mul(60).requires_grad_())
         check(problem, attend(problem), 1e-4 if DEVICE == "cpu" else 2e-3)
-
-
-def test_intervals_wherever_tensors_are_made_by_default() -> None:
-    with torch.device("meta"):
-        intervals = _intervals.__wrapped__(True, 5, 7, (0, 7), 3, torch.device("cpu"))
-    first, end, _, looks, looked = (x.tolist() for x in intervals)
-    assert list(zip(first, end, strict=True)) == [(0, 3), (1, 4), (2, 5), (3, 6), (4, 7)]
-    for key, (begin, stop) in enumerate(zip(looks, looked, strict=True)):
-        assert [n for n in range(5) if first[n] <= key < end[n]] == list(range(begin, stop))
 
 
 def test_no_look_ahead() -> None:
@@ -110,37 +90,6 @@ def test_no_look_ahead() -> None:
         after = attend(problem)
     assert torch.equal(before[:, :, :15], after[:, :, :15])
     assert not torch.equal(before[:, :, 15:], after[:, :, 15:])
-
-
-def test_no_second_derivative() -> None:
-    problem = fp32(of(3))
-    with pytest.raises(RuntimeError, match=r"no second derivative .*reference"):
-        torch.autograd.grad(attend(problem).sum(), problem.query, create_graph=True)
-
-
-def test_what_it_does_not_compute() -> None:
-    problem, reason = fp32(of(7)), KERNELS["triton"].reason
-    assert reason(problem) is None
-
-    def other(heads: Tensor, mixing: Tensor | None) -> Problem:
-        return replace(problem, query=heads, keys=heads, values=heads, mixing=mixing)
-
-    many = torch.zeros(1, 33, 7, 16, device=DEVICE)
-    assert reason(other(many, None)) is None
-    far = Distances(torch.zeros(2, 7, 16), torch.zeros(2, 16), torch.zeros(2, 16))
-    for wrong, why in (
-        (other(problem.query.double(), None), "float64"),
-        (replace(problem, keys=problem.keys.half()), "one dtype"),
-        (other(torch.zeros(1, 2, 7, 129, device=DEVICE), None), "larger than 128"),
-        (other(many, torch.eye(33, device=DEVICE)), "more than 32"),
-        (replace(problem, values=problem.values[..., :8]), "shapes"),
-        (other(problem.query[:0], None), "no numbers"),
-        (replace(problem, distances=far), "no relative scores"),
-        (replace(problem, layout=of(7, causal=False, window=3)), "a window needs"),
-        (replace(problem, dropout=1.0), "dropout"),
-        (other(problem.query.to("meta"), None), "no numbers"),
-    ):
-        assert why in str(reason(wrong)), why
 
 
 # -- dropout ----------------------------------------------------------------------------------------------------------
@@ -221,20 +170,6 @@ def test_block_sizes_for_every_number_and_size_of_heads() -> None:
                         for group in (sizes.get("G", 1), sizes.get("GJ", 1)):
                             assert 1 <= group <= heads
                             assert (-(-heads // group) - 1) * group < heads
-
-
-@pytest.mark.parametrize(
-    ("version", "usable"), [("3.5.0+rocm7.0", True), ("3.4rc1", True), ("3.3.1", False), ("nightly", False)]
-)
-def test_triton_of_another_distribution(version: str, usable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`pytorch-triton`, `triton-windows`, `triton-rocm`: the distribution `triton` is not there, and its module is."""
-
-    def missing(name: str) -> str:
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(importlib.metadata, "version", missing)
-    monkeypatch.setattr("triton.__version__", version)
-    assert _is_installed.__wrapped__() is usable
 
 
 @pytest.mark.full

@@ -5,9 +5,7 @@ Layers of every kind meet it in tests/core/test_output.py; here are chunks, larg
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,14 +14,11 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import fullrank as fr
-from fullrank import kernels
 from fullrank.core.engine import Cluster, Components
 from fullrank.kernels.vocabulary import vocabulary_log_prob, vocabulary_loss, vocabulary_nll
 
 DOUBLE = torch.float64
 TOLERANCES = {torch.float32: 1e-5, DOUBLE: 1e-11}
-NAMES = ("states", "weight", "bias", "log_prior")
 
 
 def softmaxes(
@@ -121,14 +116,6 @@ def test_gradcheck(mixtures: int | None) -> None:
         assert torch.autograd.gradcheck(lambda *_, run=run: run(), tuple(leaves.values()))
 
 
-def test_the_engine_declines_where_the_reference_is_asked_for() -> None:
-    given, _, ids = softmaxes(4, 3, 5, 2)
-    with fr.kernel("reference"):
-        assert kernels.vocabulary_nll(given, ids) is None
-        assert kernels.vocabulary_loss(given, ids, torch.ones(4, dtype=DOUBLE), 0.0) is None
-        assert kernels.vocabulary_log_prob(given) is None
-
-
 # -- work and memory --------------------------------------------------------------------------------------------------
 
 
@@ -207,52 +194,6 @@ def test_nothing_builds_all_logits() -> None:
         assert watch.peak < 2 * 4 * TOKENS * VOCABULARY + CHUNK, f"{watch.peak / 2**20:.0f} MiB"
 
 
-NEEDED = [  # one softmax has no prior, the last of the names
-    (mixtures, needed)
-    for mixtures in (None, 3)
-    for needed in itertools.product([True, False], repeat=4)
-    if any(needed[: 3 if mixtures is None else 4])
-]
-
-
-@pytest.mark.parametrize(("mixtures", "needed"), NEEDED, ids=str)
-def test_only_what_is_asked_for(mixtures: int | None, needed: tuple[bool, ...]) -> None:
-    """Any tensors may be frozen: the others have the gradients they have anyway, and no product is computed in vain."""
-    given, leaves, ids = softmaxes(5, 3, 7, mixtures)
-    for name, need in zip(NAMES, needed, strict=True):
-        if name in leaves:
-            leaves[name].requires_grad_(need)
-    expected, scale = cross_entropy(log_prob(given), ids), torch.ones(5, dtype=DOUBLE)
-    one = torch.ones((), dtype=DOUBLE)
-    compare(vocabulary_nll(given, ids), expected, leaves, scale, 1e-12)
-    compare(vocabulary_loss(given, ids, scale, 0.0)[0], expected.sum(), leaves, one, 1e-12)
-    rows = 5 * (mixtures or 1)
-    for run in (lambda: vocabulary_nll(given, ids).sum(), lambda: vocabulary_loss(given, ids, scale, 0.0)[0]):
-        shapes = watched(lambda run=run: run().backward()).products
-        assert shapes
-        assert ((7, 3) in shapes or (3, 7) in shapes) is leaves["weight"].requires_grad
-        assert ((rows, 3) in shapes) is leaves["states"].requires_grad
-
-
-@pytest.mark.parametrize("mixtures", [None, 3])
-def test_without_gradients_none_are_formed(mixtures: int | None) -> None:
-    given, _, ids = softmaxes(5, 3, 7, mixtures)
-    expected, scale = cross_entropy(log_prob(given), ids).detach(), torch.ones(5, dtype=DOUBLE)
-    for context in (torch.no_grad, torch.inference_mode):
-        with context(), Watch() as watch:
-            loss, nll = vocabulary_loss(given, ids, scale, 0.0)
-            each = vocabulary_nll(given, ids)
-        assert set(watch.products) == {(5 * (mixtures or 1), 7)}, "only logits are wanted"
-        assert torch.allclose(each, expected, atol=1e-13)
-        assert torch.allclose(loss, expected.sum(), atol=1e-12)
-        assert torch.equal(loss, nll)
-        assert not loss.requires_grad
-        assert not each.requires_grad
-    shapes = watched(lambda: vocabulary_loss(given, ids, scale, 0.0)).products
-    # where gradients are wanted they come with the forward pass
-    assert {(7, 3), (5 * (mixtures or 1), 3)} <= set(shapes)
-
-
 @pytest.mark.parametrize("mixtures", [None, 3])
 def test_backward_twice_and_accumulation(mixtures: int | None) -> None:
     """Gradients formed in the forward pass are not spoiled by a backward, another cotangent or an optimiser."""
@@ -272,19 +213,6 @@ def test_backward_twice_and_accumulation(mixtures: int | None) -> None:
     first, second = (vocabulary_loss(given, ids, scale, 0.0)[0] for _ in range(2))
     for found, gradient in zip(torch.autograd.grad(first + 2 * second, [*leaves.values()]), right, strict=True):
         assert torch.allclose(found, 3 * gradient, atol=1e-12)
-
-
-def test_no_tokens_and_second_derivatives() -> None:
-    """A second derivative is refused rather than left out of a gradient penalty in silence."""
-    given, leaves, ids = softmaxes(3, 2, 5)
-    empty = vocabulary_nll(replace(given, states=leaves["states"][:0]), ids[:0])
-    assert empty.shape == (0,)
-    empty.sum().backward()
-    assert torch.equal(leaves["weight"].grad, torch.zeros_like(leaves["weight"]))
-    scale = torch.ones(3, dtype=DOUBLE)
-    for value in (vocabulary_nll(given, ids).sum(), vocabulary_loss(given, ids, scale, 0.0)[0]):
-        with pytest.raises(RuntimeError, match=r"no second derivative .*logits"):
-            torch.autograd.grad(value, leaves["states"], create_graph=True)
 
 
 # -- clusters ---------------------------------------------------------------------------------------------------------
@@ -311,13 +239,6 @@ def test_tails_are_computed_for_their_own_tokens_in_chunks() -> None:
         assert watch.largest < all_logits / 2
         assert watch.peak < 4 * all_logits + CHUNK
         assert sum(shape[0] for shape in watch.products if shape[1:] == (30_000,)) in (25, 50)  # nll: twice
-
-
-def test_mixtures_of_adaptive_softmaxes_and_smoothed_tails_are_left_to_the_definition() -> None:
-    given, ids, scale = adaptive(6, (5, 8)), torch.randint(13, (6,)), torch.ones(6)
-    mixed = replace(given, states=torch.randn(6, 2, 4), log_prior=torch.randn(6, 2).log_softmax(1))
-    assert vocabulary_nll(mixed, ids) is vocabulary_loss(mixed, ids, scale, 0.0) is vocabulary_log_prob(mixed) is None
-    assert vocabulary_loss(given, ids, scale, 0.1) is None
 
 
 def test_a_device_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from recipe_counts import config_of, total
 
-from fullrank.config.recipe import load, tables
+from fullrank.config.recipe import load
 from fullrank.data.batches import Streams
-from fullrank.training import make_plan, make_schedule
+from fullrank.training import make_plan
 
 
 @pytest.mark.parametrize(
@@ -43,19 +43,6 @@ def test_the_rows_are_of_one_size(name: str, scale: str) -> None:
     assert all(abs(other - first) <= 0.002 * first for other in others)
 
 
-def test_the_published_schedule() -> None:
-    """Warm-up over 3,000 updates, a cosine from 3e-4 (embedding: 6e-4) to 1e-4 at update 166,000, then half of it."""
-    train = config_of("best/ptb", "exact").train
-    schedule = make_schedule(train, 1362 * 175)
-    assert schedule.scale_rate(200) == pytest.approx(2.0e-5)
-    assert schedule.scale_rate(1800, train.embedding_rate) == pytest.approx(3.6e-4)
-    middle = 3000 + (166_000 - 3000) // 2
-    assert [schedule.scale_rate(s) for s in (3000, middle, 166_000, 1362 * 125, 1362 * 125 + 1)] == pytest.approx(
-        [3e-4, 2e-4, 1e-4, 1e-4, 5e-5]
-    )
-    assert schedule.scale_rate(166_000, train.embedding_rate) == pytest.approx(1e-4)
-
-
 def test_an_epoch_has_as_many_updates_as_the_published_code_draws() -> None:
     """929,589 tokens in 10 streams of 92,958; the mean length of a segment is 0.95 * 70 + 0.05 * 35."""
     options = config_of("best/ptb", "exact").train
@@ -66,14 +53,3 @@ def test_an_epoch_has_as_many_updates_as_the_published_code_draws() -> None:
     assert source.batches_per_epoch == round(92_958 / 68.25) == 1362
     evaluation = config_of("best/ptb", "exact").eval
     assert make_plan(options, evaluation, source).total_steps == 175 * 1362
-
-
-@pytest.mark.parametrize("scale", ["paper", "small", "tiny"])
-def test_the_cures_are_compared_with_the_tuned_row(scale: str) -> None:
-    assert config_of("best/ptb-cures", "plain", scale) == config_of("best/ptb", "pre-norm", scale)
-
-
-def test_a_recipe_of_ours_is_one_table() -> None:
-    """`best/ptb` is not `best/ptb-cures`, where a table of a paper has parts."""
-    assert tables("best/ptb") == ["best/ptb"]
-    assert set(tables("mixhead/table4")) == {"mixhead/table4", "mixhead/table4-long"}

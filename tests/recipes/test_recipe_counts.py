@@ -82,10 +82,6 @@ def test_published_totals_are_met_or_explained(name: str) -> None:
     assert not wrong
 
 
-def test_every_table_has_every_scale() -> None:
-    assert {tuple(load(name).scales) for name in RECIPES} == {("paper", "small", "tiny")}
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("table", TABLES)
 def test_every_table_end_to_end(table: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -91,12 +91,6 @@ def test_recipes_are_there() -> None:
         assert load(name).notes
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_recipes_state_the_papers_positions(name: str) -> None:
-    """A recipe does not change when the default position does."""
-    assert "model.position" in flatten(load(name).base)
-
-
 @pytest.mark.parametrize(("name", "row", "scale"), CELLS)
 def test_every_row_builds_at_every_scale(name: str, row: str, scale: str) -> None:
     assert total(name, row, scale) > 0
@@ -239,16 +233,6 @@ def test_synthesizer_totals() -> None:
         assert text in load("mixhead/table1-synthesizer").notes
 
 
-def test_table_9_sees_as_many_tokens_in_blocks_of_any_length() -> None:
-    for scale, longest in (("paper", 512), ("small", 128), ("tiny", 64)):
-        configs = [config_of("mixhead/table9", row, scale) for row in load("mixhead/table9").rows]
-        lengths = [config.train.segment_length for config in configs]
-        assert lengths == [longest // (512 // n) for n in (32, 64, 128, 256, 512) for _ in MIXES]
-        assert [config.eval.segment_length or config.train.segment_length for config in configs] == lengths
-        assert len({config.train.batch_size * config.train.segment_length for config in configs}) == 1
-        assert len({config.eval.batch_size * config.train.segment_length for config in configs}) == 1
-
-
 # settings besides the model in which rows of one table may differ at small scale
 _LENGTHS = {"train.segment_length", "train.batch_size", "eval.segment_length", "eval.batch_size", "eval.test.context"}
 _WAVE = {f"train.{key}" for key in ("schedule", "warmup_steps", "period")}  # of released code, or not
@@ -277,23 +261,6 @@ def test_rows_of_a_small_table_read_the_same_number_of_tokens(name: str, scale: 
     differ = {key for key in keys if any(other.get(key) != settings[0].get(key) for other in settings)}
     assert differ <= MAY_DIFFER.get(name, set())
     assert len({flat["train.tokens"] for flat in settings}) == 1
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("mixhead/")])
-def test_a_mixhead_recipe_says_whether_eq_16_is_on(name: str) -> None:
-    coefficients = {
-        config_of(name, row, scale).train.orthogonality for row in load(name).rows for scale in load(name).scales
-    }
-    assert coefficients == {0.0}
-    assert "Eq. 16 (orthogonality) is off in every row" in load(name).notes
-
-
-def test_what_is_ours_is_named() -> None:
-    vanilla = config_of("mixhead/table2-vanilla", "plain", "paper")
-    assert (vanilla.train.max_grad_norm, vanilla.model.dropout.activation) == (1.0, 0.1)
-    assert "Activation dropout 0.1 and gradients clipped at norm 1 are ours" in load("mixhead/table2-vanilla").notes
-    assert config_of("mixhead/table3-transformer-xl", "plain", "paper").train.order == "contiguous"
-    assert "in the order of its files in every epoch" in load("mixhead/table3-transformer-xl").notes
 
 
 @pytest.mark.parametrize("name", NAMES)

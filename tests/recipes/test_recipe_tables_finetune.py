@@ -6,8 +6,7 @@ import pytest
 
 from fullrank.config.finetune import FinetuneConfig, GraftConfig
 from fullrank.config.load import flatten
-from fullrank.config.recipe import is_finetuning, load, resolve, resolve_any, shipped
-from fullrank.core.errors import InputError
+from fullrank.config.recipe import is_finetuning, load, resolve_any, shipped
 
 NAMES = [name for name in shipped() if is_finetuning(name)]
 CELLS = [(name, row, scale) for name in NAMES for row in load(name).rows for scale in load(name).scales]
@@ -36,16 +35,6 @@ TABLE4 = {
 
 def config_of(name: str, row: str, scale: str = "paper") -> FinetuneConfig:
     return resolve_any(name, row, scale).config
-
-
-def test_recipes_are_there() -> None:
-    assert {"mixhead/table5", "skip-cross-head/table4"} <= set(NAMES)
-    for name in NAMES:
-        recipe = load(name)
-        assert recipe.table.startswith(("Mixhead, Table ", "Skip Cross-head, Table "))
-        assert recipe.paper
-        assert recipe.notes
-        assert "paper" in recipe.scales
 
 
 @pytest.mark.parametrize(("name", "row", "scale"), CELLS)
@@ -123,10 +112,3 @@ def test_devlins_recipe_at_paper_scale(name: str) -> None:
         assert train.warmup_ratio == 0.1
         if name != "mixhead/table6":
             assert (train.batch_size, train.learning_rate) == (32, 2e-5)
-
-
-def test_one_kind_is_not_taken_for_the_other() -> None:
-    with pytest.raises(InputError, match="fullrank finetune"):
-        resolve("mixhead/table5")
-    assert not is_finetuning("mixhead/table1-vanilla", "b", "tiny")
-    assert is_finetuning("mixhead/table1-vanilla", overrides=["data.name=glue/cola"])

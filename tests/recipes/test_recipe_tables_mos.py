@@ -38,27 +38,12 @@ def parameters(vocabulary: int, mixtures: int, width: int) -> int:
     return 2 * vocabulary * width + vocabulary + 4 * layer + mixtures * width**2 + mixtures * width + mixtures * width
 
 
-def test_the_formula_gives_the_known_totals() -> None:
-    assert [parameters(10_001, k, d) for d in (300, 200) for k in (0, 10)] == [
-        8_182_601, 9_088_601, 4_978_401, 5_382_401,
-    ]  # fmt: skip
-    assert [parameters(33_279, k, d) for d in (300, 200) for k in (0, 10)] == [
-        22_172_679, 23_078_679, 14_312_879, 14_716_879,
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize(("name", "row"), ROWS)
 def test_totals(name: str, row: str) -> None:
     vocabulary = 33_279 if name == "mos/table1-wikitext2" else 10_001
     assert total(name, row) == parameters(vocabulary, *shape(row))
     for scale in ("small", "tiny"):
         assert total(name, row, scale) == parameters(20_000, *shape(row)), "the width stays as the row says"
-
-
-@pytest.mark.parametrize("name", TABLE_1)
-def test_notes_state_the_totals_of_both_widths(name: str) -> None:
-    for row in load(name).rows:
-        assert f"{total(name, row):,}" in load(name).notes
 
 
 @pytest.mark.parametrize(("name", "row"), ROWS)
@@ -85,19 +70,6 @@ def test_notes_convert_to_the_usual_convention(name: str) -> None:
         for figure, _ in TABLE_2.values():
             ours, usual = TOKENS[name]["test"]
             assert f"{math.exp(math.log(figure) * ours / usual):.1f}" in load("mos/table2").notes
-
-
-def test_notes_name_the_formulas_behind_the_reductions() -> None:
-    ptb, wikitext = load("mos/table1-ptb").notes, load("mos/table1-wikitext2").notes
-    for notes, share, formula in (
-        (ptb, 100.04 / 91.88 - 1, "8.9 % (validation) is 100.04 / 91.88 - 1"),
-        (ptb, 1 - 86.89 / 92.95, "6.5 % (1 - 86.89 / 92.95)"),
-        (ptb, 92.95 / 86.89 - 1, "7.0 % (92.95 / 86.89 - 1)"),
-        (wikitext, 162.83 / 140.57 - 1, "15.8 % (validation) is 162.83 / 140.57 - 1"),
-        (wikitext, 1 - 131.75 / 153.38, "14.1 % (test) is 1 - 131.75 / 153.38"),
-    ):
-        assert formula in notes
-        assert formula.startswith(f"{100 * share:.1f} %")
 
 
 @pytest.mark.parametrize(("name", "row", "scale"), CELLS)

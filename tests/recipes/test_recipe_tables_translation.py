@@ -26,11 +26,6 @@ def mixing(heads: int, width: int, kind: str, stacks: int) -> int:
     return LAYERS * stacks * {"plain": 0, "a": heads**2, "b": heads**2 + width}[kind]
 
 
-def test_the_known_total_of_fairseq_is_independent_of_heads() -> None:
-    assert transformer(512, 1024, 8848, 6632) == 39_469_056
-    assert [total("mixhead/table4", f"h{heads}-plain") for heads in HEADS] == 3 * [39_469_056]
-
-
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("mix", ["a", "b"])
 def test_what_mixing_adds(heads: int, mix: str) -> None:
@@ -62,13 +57,6 @@ def test_rows_of_table_4_differ_in_heads_and_mixing_only(scale: str) -> None:
             "model.num_attention_heads", "model.head_dim", "model.attention.mix", "model.decoder.released_cross",
             "model.decoder.released_decoding",
         }  # fmt: skip
-
-
-def test_heads_get_narrower_than_sentences_at_every_scale() -> None:
-    widths = {
-        scale: [config_of("mixhead/table4", f"h{h}-plain", scale).model.head_dim for h in HEADS] for scale in SCALES
-    }
-    assert widths == {"paper": [128, 16, 8], "small": [64, 8, 4], "tiny": [32, 4, 2]}
 
 
 def test_table_4_follows_fairseqs_example() -> None:

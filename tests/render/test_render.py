@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import re
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from fullrank.core.errors import InputError
-from fullrank.records import Column, HeatMap, Lines, Plot, Record, Table
+from fullrank.records import HeatMap, Lines, Plot, Record, Table
 from fullrank.render.blocks import Code, Details, Facts, Group, Legend, Page, Paragraph, Section
 from fullrank.render.figures import draw_svg, save_plots
 from fullrank.render.page import build_figure, render_page, write_page
 from fullrank.render.plots import draw_plot
 from fullrank.render.tables import build_grid, format_value
-from fullrank.render.terminal import print_grid, print_page
 
 CURVES = [
     Record({"row": row, "seed": seed, "tokens": tokens}, "perplexity", tokens + seed, "perplexity")
@@ -31,38 +28,10 @@ def texts_of(grid):
     return [[cell.text for cell in row] for row in grid.rows]
 
 
-def test_grid_has_a_line_for_each_row_and_a_column_for_each_measure():
-    records = [Record({"position": i}, measure, value) for i in (0, 1) for measure, value in (("a", 1.5), ("b", i))]
-    grid = build_grid(Table(rows="position"), records)
-    assert [heading.text for heading in grid.headings] == ["position", "a", "b"]
-    assert texts_of(grid) == [["0", "1.500", "0"], ["1", "1.500", "1"]]
-
-
 def test_grid_with_a_label_as_columns():
     grid = build_grid(Table(rows="layer", columns="head", format="+.1f"), CHANGES)
     assert [heading.text for heading in grid.headings] == ["layer", "head 0", "head 1"]
     assert texts_of(grid)[2] == ["2", "+2.0", "+1.0"]
-
-
-def test_a_column_chooses_by_labels_and_shows_deviation_interval_and_the_best():
-    records = [
-        Record({"row": "plain", "split": "test"}, "ppl", 10.0),
-        Record({"row": "b", "split": "test"}, "ppl", 9.0, interval=(8.5, 9.5), note="a remark"),
-        Record({"row": "b", "split": "test"}, "deviation", 0.25),
-        Record({"row": "b", "split": "valid"}, "ppl", 1.0),
-    ]
-    column = Column("ppl", "test", {"split": "test"}, ".2f", "deviation", "lowest")
-    grid = build_grid(Table("row", (column,)), records)
-    plain, b = (row[1] for row in grid.rows)
-    assert (plain.text, plain.strong) == ("10.00", False)
-    assert (b.text, b.lines, b.strong) == ("9.00 ± 0.25", ("[8.50, 9.50]",), True)
-    assert grid.notes == ["a remark"]
-
-
-def test_models_and_steps_tell_lines_apart_where_there_are_several():
-    records = [Record({"model": model, "layer": 0}, "rank", 1.0) for model in ("x", "y")]
-    assert texts_of(build_grid(Table("layer"), records)) == [["x", "0", "1"], ["y", "0", "1"]]
-    assert texts_of(build_grid(Table("layer"), records[:1])) == [["0", "1"]]
 
 
 @pytest.mark.parametrize(
@@ -120,15 +89,3 @@ def test_page_holds_every_block_and_loads_nothing(tmp_path: Path):
     (tmp_path / "report.html").write_text("mine")
     with pytest.raises(InputError):
         write_page(make_page(), tmp_path)
-
-
-def test_terminal_prints_the_same_blocks_and_leaves_out_columns_that_do_not_fit():
-    console = Console(file=io.StringIO(), width=100)
-    print_page(make_page(), console)
-    printed = console.file.getvalue()
-    assert all(text in printed for text in ("b is best", "lead <b>", "term: text", "head 1", "fullrank train x"))
-    narrow = Console(file=io.StringIO(), width=20, force_terminal=True, color_system=None)
-    print_grid(build_grid(Table("layer", columns="head", format=".6f"), CHANGES), narrow)
-    printed = " ".join(narrow.file.getvalue().split())
-    assert "head 0" in printed
-    assert "Left out in 20 columns: head 1" in printed

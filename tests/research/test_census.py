@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -39,29 +37,6 @@ def test_verdicts(failing: tuple[str, ...], verdict: str) -> None:
     assert [failure["check"] for failure in row["failures"]] == list(failing)
 
 
-def test_a_path_that_does_not_run_is_no_leak() -> None:
-    report = make_report("future, by perturbation, sdpa", difference=None)
-    assert census.row_of(PAIR, report, 1.0)["verdict"] == "fails otherwise"
-
-
-def test_the_first_failure_has_its_figures_and_all_have_their_layers() -> None:
-    report = make_report("future, by gradient", "last position", layers=("h.0.attn",))
-    first, second = census.row_of(PAIR, report, 1.0)["failures"]
-    assert (first["layers"], first["difference"], first["tolerance"]) == (["h.0.attn"], 1.0, 1e-10)
-    assert second == {"check": "last position", "layers": ["h.0.attn"]}
-
-
-def leave(pair: tuple[str, str], sender: Connection) -> None:
-    os._exit(3)
-
-
-def test_a_process_that_ends_badly_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(census, "send_row", leave)
-    monkeypatch.setattr(census, "PRELOADED", [])
-    row = census.check_apart(PAIR, limit=60)
-    assert (row["verdict"], row["reason"]) == ("crashed", "its process ended with status 3")
-
-
 def test_it_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[str] = []
 
@@ -80,11 +55,6 @@ def test_it_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyP
     file.write_text("{\n" + lines[0] + "\n")
     with pytest.raises(InputError, match="line 1: no JSON"):
         census.take_census(file, [], jobs=1, limit=1)
-
-
-def test_an_unknown_type_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="--only: lama: no model type that predicts next tokens"):
-        census.take_census(tmp_path / "census.jsonl", ["lama", "gpt2"], jobs=1, limit=1)
 
 
 @pytest.mark.full

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_rows import RECIPE, make_row, make_rows
+from made_rows import RECIPE, make_row
 from scipy import stats
 
-from fullrank.core.errors import InputError
 from research import LEDGER, RESEARCH
 from research.claims import FEWEST_SEEDS, Claim, Verdict, correct, find_side, judge, pool_deviation, read_claims
 from research.ledger import read_ledger
@@ -89,69 +88,9 @@ def test_verdicts(b: list[float], claim: dict[str, Any], word: str) -> None:
     assert judge_rows(make_searched(PLAIN, b), **claim).word == word
 
 
-def test_a_model_above_the_4_gram_line_or_still_learning_is_too_early() -> None:
-    rows = make_searched(PLAIN, BETTER)
-    assert judge_rows(rows, {("aa", "ff"): 120.0}).word == "supported here"
-    assert judge_rows(rows, {("aa", "ff"): 105.0}).reason.startswith("plain has 110.0, counting 4-grams 105.0")
-    learning = make_searched(PLAIN, BETTER, curve=[[90, 102.0], [100, 100.0]])
-    assert judge_rows(learning).reason == "the validation perplexity of b falls by 2.0% in the last tenth of training"
-    assert judge_rows(make_searched(PLAIN, BETTER, curve=[[50, 102.0], [100, 100.0]])).word == "supported here"
-
-
-def test_a_rate_that_was_not_bracketed_leaves_a_claim_open() -> None:
-    rows = make_rows(PLAIN, BETTER)
-    assert "is not known to be the best one" in judge_rows(rows).reason
-    assert judge_rows(rows, rates="stated").word == "supported here"
-    better_rate = make_row("b", 1, 9.0, settings={"train.learning_rate": 2e-2}, **{"final.valid.perplexity": 9.0})
-    assert judge_rows([*make_searched(PLAIN, BETTER), better_rate]).word == "open"
-
-
 @pytest.mark.parametrize("column", ["text.test", "vocabulary", "protocol.test", "signature"])
 def test_figures_of_another_text_vocabulary_or_protocol_are_not_compared(column: str) -> None:
     assert judge_rows(make_searched(PLAIN, BETTER, **{column: "another"})).reason == "fewer than 3 seeds in common"
-
-
-def test_settings_of_one_side_choose_its_runs() -> None:
-    rate = {"settings": {"train.learning_rate": 0.5}}
-    rows = [*make_rows(PLAIN, [300, 300, 300]), *make_rows([], BETTER, **rate)]
-    verdict = judge_rows(rows, better={"row": "b", "set": {"train.learning_rate": 0.5}}, rates="stated")
-    assert verdict.comparison is not None
-    assert (verdict.word, verdict.comparison.better.figures) == ("supported here", {1: 90, 2: 99, 3: 111})
-    assert verdict.comparison.better.command.endswith("--rows b --scale small --seeds 1,2,3 train.learning_rate=0.5")
-
-
-@pytest.mark.parametrize(
-    ("figure", "column", "value"),
-    [
-        ("last.test.perplexity", "last.test.perplexity", 300.0),
-        ("ms_per_step.train", "ms_per_step", {"train": 300.0}),
-        ("curve.half", "curve", [[25, 600.0], [75, 150.0], [100, 150.0]]),
-    ],
-)
-def test_other_figures_are_compared_where_a_claim_names_them(figure: str, column: str, value: Any) -> None:
-    verdict = judge_rows(
-        make_rows([], PLAIN, **{column: value}), than={"row": "b", "set": {"train.steps": 1}}, figure=figure
-    )
-    assert verdict.comparison is not None
-    assert verdict.comparison.better.figures == {seed: pytest.approx(300.0) for seed in (1, 2, 3)}
-
-
-def test_a_deviation_is_compared_in_percent() -> None:
-    rows = make_rows([1, 2, 3, 4, 5, 6, 7, 8], [4.4, 4.5, 4.6, 4.4, 4.5, 4.6, 4.4, 4.6])
-    verdict = judge_rows(rows, statistic="deviation")
-    assert verdict.estimate is not None
-    assert verdict.word == "supported here"
-    assert verdict.estimate.difference == pytest.approx(-96.2, abs=0.1)  # from 2.449 to 0.0926
-
-
-@pytest.mark.parametrize(
-    "claim", ["beter: b", "better: {row: b}", "recipe: x", "recipe: x, better: {rwo: b}", "recipe: x, direction: down"]
-)
-def test_faults_of_claims_are_named_with_their_file(tmp_path: Path, claim: str) -> None:
-    path = tmp_path / "paper.yaml"
-    path.write_text(f"paper: A\nclaims: [{{table: Table 1, claim: a, {claim}}}]")
-    with pytest.raises(InputError, match=r"paper\.yaml: .*keys are table, claim"):
-        read_claims(path)
 
 
 def test_every_claim_is_decided_by_runs_of_the_ledger_or_of_the_plan() -> None:

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from made_rows import RECIPE, make_row, make_rows
+from made_rows import RECIPE, make_rows
 
 from fullrank.config.load import read_yaml
 from fullrank.config.recipe import resolve_any
@@ -15,9 +15,7 @@ from fullrank.core.errors import InputError
 from research import RESEARCH, RESULTS
 from research.claims import FEWEST_SEEDS
 from research.ledger import write_ledger
-from research.pages import make_pages, rows_at, write_pages
-
-CURVE = {"curve": [[10, 400.0], [20, 100.0]], "settings": {"train.learning_rate": 0.5}}
+from research.pages import make_pages, write_pages
 
 
 @pytest.fixture
@@ -52,46 +50,6 @@ def test_a_changed_ledger_changes_the_pages(folder: Path) -> None:
         write_pages(folder, folder, check=True)
     assert write_pages(folder, folder) == ["mixhead.md", "leaderboard.md", "README.md"]
     assert "**open**: fewer than 3 seeds" in (folder / "mixhead.md").read_text()
-
-
-def test_a_leaderboard_has_the_best_first_with_curve_and_command(folder: Path) -> None:
-    rows = make_rows([100, 110, 120], [90, 99, 111], **CURVE)
-    taught = make_row("plain", 1, 200.0, teacher="b", settings={"train.distill.weight": 0.5})
-    hidden, alone = make_row("leaks", 1, 2.0, next_token="no"), make_row("alone", 1, 3.0, corpus="another")
-    write_ledger(folder / "ledger.csv", [*rows, taught, hidden, alone])
-    pages = make_pages(folder / "ledger.csv", folder)
-    lines = [line for line in pages["leaderboard.md"].splitlines() if line.startswith("| ") and "table1" in line]
-    assert [line.split(" | ")[1] for line in lines] == ["100.0 ± 10.5", "110.0 ± 10.0", "200.0"]
-    assert "--rows b --scale small --seeds 1,2,3 train.learning_rate=0.5` |" in lines[0]
-    assert "--seeds 1 train.distill.weight=0.5 train.distill.run=TEACHER`" in lines[2]
-    curve = pages[f"curves/{rows[3]['run']}.svg"]
-    assert curve.count('points="60.0,3.0 117.0,29.0"') == 3  # steps to the right, perplexity upwards
-
-
-def test_rows_above_the_4_gram_line_are_marked_and_texts_have_boards_of_their_own(folder: Path) -> None:
-    header = "text.test,vocabulary,corpus,tokens,order1,order2,order3,order4,order5,modified4"
-    (folder / "ngrams.csv").write_text(f"{header}\naa,ff,a corpus,1000,9,9,9,105.0,9,9\n")
-    other = [make_row(name, 1, 50.0, **{"text.test": "another"}) for name in ("plain", "b")]
-    write_ledger(folder / "ledger.csv", [*make_rows([100, 110, 120], [90, 99, 111]), *other])
-    board, without_line = make_pages(folder / "ledger.csv", folder)["leaderboard.md"].split("## ")[1:]
-    assert board.startswith("a corpus (slice), 1,000 tokens to train on: perplexity")
-    assert "Counting 4-grams has 105.0." in board
-    figures = [line.split(" | ")[1] for line in board.splitlines() if "table1" in line]
-    assert figures == ["100.0 ± 10.5", r"110.0 ± 10.0 \*"]
-    assert "Counting" not in without_line
-
-
-def test_tables_of_benchmarks_follow_their_paths() -> None:
-    rows = [
-        {"shape": "short", "against": [{"peer": "x", "time": {"middle": 0.5}}, {"peer": "y", "time": {"middle": 2.0}}]},
-        {"shape": "long", "against": [{"peer": "y"}]},
-    ]
-    found = list(rows_at(["rows", "*", "against", "*"], {"rows": rows}, {}))
-    assert [(row["shape"], row["peer"], row.get("time.middle")) for row in found] == [
-        ("short", "x", 0.5), ("short", "y", 2.0), ("long", "y", None),
-    ]  # fmt: skip
-    (row,) = rows_at(["same", "<file>"], {"same": {"a": True}}, {})
-    assert (row["file"], row["value"]) == ("a", True)
 
 
 def test_which_mechanism_to_use_follows_from_the_verdicts(folder: Path) -> None:
@@ -132,12 +90,6 @@ def test_which_mechanism_to_use_follows_from_the_verdicts(folder: Path) -> None:
     (folder / "which.yaml").write_text(situation.replace("{b: ", "{c: "))
     with pytest.raises(InputError, match="no claim has the key c"):
         make_pages(results / "ledger.csv", folder)
-
-
-def test_what_diagnose_quotes_belongs_to_its_findings() -> None:
-    quotes = json.loads(make_pages()["../../src/fullrank/experiments/which.json"])
-    assert quotes.keys() <= {"overfits", "attention", "output", "context", "heads", "parameters"}
-    assert any(quotes.values())
 
 
 def test_what_would_decide_can_be_trained() -> None:

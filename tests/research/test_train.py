@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import signal
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 from made_rows import make_row
 
-from fullrank.core.errors import InputError
 from research import LEDGER, RESEARCH, train
 from research.ledger import read_ledger
 from research.train import Entry, Training, plan_trainings, read_plan
@@ -54,33 +52,6 @@ def test_what_the_ledger_has_from_a_committed_tree_is_not_trained_again(tmp_path
     assert states == ["open", "open", "open", "recorded"]
 
 
-def test_the_folder_of_corpora_is_given_to_those_that_read_one(tmp_path: Path) -> None:
-    def reads(table: str, scale: str, **settings: object) -> bool:
-        (training, *_) = plan_trainings([Entry(table=table, scale=scale, set=settings)], tmp_path, tmp_path, [])
-        return f'data.dir="{tmp_path}"' in training.command
-
-    assert reads("mixhead/table1-vanilla", "small")
-    assert reads("mixhead/table5", "small")
-    assert not reads("mixhead/table5", "tiny")  # invented sentences
-    assert not reads("mixhead/table1-vanilla", "small", **{"data.name": "text", "data.train": "my.txt"})
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [
-        "{table: mixhead/table66}",
-        "{table: mixhead/table6, rows: [c]}",
-        "{table: mixhead/table6, sedes: [1]}",
-        "{rows: [b]}",
-    ],
-)
-def test_what_cannot_be_trained_is_refused_before_anything_is(tmp_path: Path, entry: str) -> None:
-    plan = tmp_path / "plan.yaml"
-    plan.write_text(f"trainings: [{{table: {TABLE}}}, {entry}]")
-    with pytest.raises(InputError):
-        plan_trainings(read_plan(plan), None, tmp_path, [])
-
-
 @pytest.mark.parametrize("name", ["plan.yaml", "plan_gpu.yaml"])
 def test_the_plans_of_this_repository_can_be_trained(name: str, tmp_path: Path) -> None:
     trainings = plan_trainings(read_plan(RESEARCH / name), None, tmp_path, read_ledger(LEDGER))
@@ -103,12 +74,3 @@ def test_a_training_that_fails_is_reported_and_one_that_ends_is_recorded(
     assert "failed: a, exit status 3\n  a word\n" in capsys.readouterr().out
     assert train.train(make_training(tmp_path / "b", ""), tmp_path / "ledger.csv") == "finished"
     assert added == [tmp_path / "b"]
-
-
-def test_a_signal_stops_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    handlers = {}
-    monkeypatch.setattr(signal, "signal", handlers.__setitem__)
-    threading.Timer(0.3, lambda: handlers[signal.SIGTERM](signal.SIGTERM, None)).start()
-    assert (
-        train.train(make_training(tmp_path / "a", "import time; time.sleep(60)"), tmp_path / "ledger.csv") == "stopped"
-    )

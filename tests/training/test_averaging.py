@@ -39,23 +39,6 @@ def test_ema_is_the_weighted_mean_of_all_updates() -> None:
     assert torch.equal(model.weight, seen[-1])
 
 
-def test_swa_is_the_plain_mean_after_its_start() -> None:
-    model = nn.Linear(3, 2, dtype=torch.float64)
-    average = WeightAverage(model, TrainConfig(steps=20, averaging="swa", swa_start=0.7), 20)
-    seen = walk(model, average, 14)
-    assert not average.active
-    with average.applied():
-        assert torch.equal(model.weight, seen[-1])
-    seen = walk(model, average, 0)
-    for step in range(15, 21):
-        with torch.no_grad():
-            model.weight.mul_(-1.1)
-        average.update(step)
-        seen.append(model.weight.detach().clone())
-    average.copy_to_model()
-    torch.testing.assert_close(model.weight.detach(), torch.stack(seen).mean(0), rtol=1e-12, atol=1e-12)
-
-
 @pytest.mark.parametrize("options", [{"averaging": "ema", "ema_decay": 0.7}, {"averaging": "swa", "swa_start": 0.5}])
 def test_averages_are_evaluated_and_saved_and_do_not_touch_training(options: dict[str, Any], tmp_path: Path) -> None:
     evaluated = []

@@ -17,15 +17,14 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
-from torch import Tensor, nn
-from training_toy import Death, Objective, Recorder, Toy, at_call, die, evaluate, outcome, train
+from torch import Tensor
+from training_toy import Death, Objective, Recorder, Toy, evaluate, outcome, train
 
 from fullrank.core.errors import InputError, RunError
 from fullrank.seal import DamagedError, write_record
 from fullrank.training import EvaluationResult, load_weights
 from fullrank.training.checkpoint import (
     Snapshot,
-    gather_tensors,
     list_kept_checkpoints,
     load_checkpoint,
     mean_weights,
@@ -132,23 +131,6 @@ def test_no_moment_of_writing_loses_the_checkpoint_before(
     assert number > 15
 
 
-def test_going_back_forgets_what_was_kept_later(tmp_path: Path) -> None:
-    for step in (1, 2, 3, 4, 2):
-        save_checkpoint(tmp_path, snapshot(step), step=step, best=False, keep_weights=3)
-    check_kept(tmp_path, [2])
-    save_checkpoint(tmp_path, snapshot(3), step=3, best=False, keep_weights=3)
-    check_kept(tmp_path, [2, 3])
-
-
-def test_weights_that_are_kept_take_no_room_of_their_own_while_the_checkpoint_is_there(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path, snapshot(1), step=1, best=False, keep_weights=2)
-    kept = list_kept_checkpoints(tmp_path)[1] / "model.safetensors"
-    assert os.path.samefile(tmp_path / "last" / "model.safetensors", kept)
-    for step in (2, 3, 4):
-        save_checkpoint(tmp_path, snapshot(step), step=step, best=False, keep_weights=2)
-    check_kept(tmp_path, [3, 4])
-
-
 @pytest.mark.parametrize("first", [True, False])
 def test_no_space_is_one_clear_message(first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not first:
@@ -243,17 +225,6 @@ def test_nothing_good_left_is_an_error_that_says_what_to_do(tmp_path: Path) -> N
         train(tmp_path / "run", steps=5)
 
 
-def test_a_run_copied_with_its_links_followed_goes_on(tmp_path: Path) -> None:
-    train(tmp_path / "run", steps=10, averaging="ema")
-    shutil.copytree(tmp_path / "run", tmp_path / "copy", symlinks=False)
-    whole, _ = train(tmp_path / "run", steps=20, averaging="ema")
-    model, result = train(tmp_path / "copy", steps=20, averaging="ema")
-    assert result.resumed_from == 10
-    assert torch.equal(model.inner.weight, whole.inner.weight)
-    for link in ("last", "best", "previous"):
-        assert (tmp_path / "copy" / "checkpoints" / link).is_symlink()
-
-
 @pytest.mark.parametrize("averaging", ["none", "ema"])
 def test_the_weights_are_a_plain_file_by_the_names_of_the_model(averaging: str, tmp_path: Path) -> None:
     """Tied tensors and buffers included, and what is in it is what was evaluated."""
@@ -268,30 +239,6 @@ def test_the_weights_are_a_plain_file_by_the_names_of_the_model(averaging: str, 
     load_weights(best, tmp_path / "checkpoints" / "best")
     found = evaluate(best.eval())
     assert found.nll / found.tokens == result.best_nll
-
-
-def test_weights_that_do_not_fit_name_the_tensor(tmp_path: Path) -> None:
-    train(tmp_path, steps=1)
-    best = tmp_path / "checkpoints" / "best"
-    with pytest.raises(InputError, match=r"does not fit the model: Missing key.*bias"):
-        load_weights(nn.Linear(2, 2), best)
-    model = Toy()
-    model.inner = nn.Linear(6, 4)
-    with pytest.raises(InputError, match=r"size mismatch for inner.bias.*check the model section"):
-        load_weights(model, best)
-    flip(best / "model.safetensors")
-    with pytest.raises(InputError, match=r"is damaged: model.safetensors does not match its checksum"):
-        load_weights(Toy(), best)
-
-
-def test_what_is_written_shares_no_memory() -> None:
-    base = torch.arange(12.0)
-    given = {"a": base, "b": base, "c": base[2:5], "d": base.view(3, 4).T, "e": torch.zeros(0), "f": torch.zeros(0)}
-    apart = gather_tensors(given)
-    assert all(torch.equal(apart[name], given[name]) for name in given)
-    owned = [t.untyped_storage() for t in apart.values() if t.numel()]
-    assert len({storage.data_ptr() for storage in owned}) == 4
-    assert [storage.nbytes() for storage in owned] == [48, 48, 12, 48]
 
 
 def test_the_weights_of_the_last_evaluations_are_kept(tmp_path: Path) -> None:
@@ -314,20 +261,6 @@ def test_the_weights_of_the_last_evaluations_are_kept(tmp_path: Path) -> None:
         model = Toy()
         load_weights(model, path)
         assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
-
-
-def test_a_run_that_falls_back_comes_by_again(tmp_path: Path) -> None:
-    """`last` is damaged, so it goes on an evaluation earlier, and dies when it has come by the next one again."""
-    options: dict[str, Any] = {"keep_checkpoints": 3, "eval_options": {"every_steps": 4}}
-    train(tmp_path / "whole", **options, steps=20)
-    train(tmp_path / "run", **options, steps=12)
-    with open(tmp_path / "run" / "checkpoints" / "last" / "training.safetensors", "ab") as file:
-        file.write(b"x")
-    with pytest.raises(Death):
-        train(tmp_path / "run", **options, steps=20, objective=at_call(5, die))
-    assert list(list_kept_checkpoints(tmp_path / "run" / "checkpoints")) == [4, 8, 12]
-    train(tmp_path / "run", **options, steps=20)
-    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
 
 
 def made(folder: Path, step: int, **tensors: Tensor) -> Path:
@@ -354,33 +287,6 @@ def test_the_mean_is_numpys(tmp_path: Path) -> None:
     assert not np.array_equal(given[0]["inner.weight"], given[2]["inner.weight"])
 
 
-def test_the_mean_of_one_is_itself_and_keeps_types(tmp_path: Path) -> None:
-    tensors = {
-        "half": torch.randn(5, 3).bfloat16(),
-        "single": torch.randn(7),
-        "double": torch.randn(2, dtype=torch.float64),
-        "mask": torch.tensor([True, False]),
-        "count": torch.tensor(2**53 + 1),
-    }
-    path = made(tmp_path, 3, **tensors)
-    found = mean_weights([path])
-    assert found.keys() == tensors.keys()
-    assert all(
-        found[name].dtype == tensor.dtype and torch.equal(found[name], tensor) for name, tensor in tensors.items()
-    )
-
-
-def test_weights_of_another_model_and_damaged_ones_are_refused(tmp_path: Path) -> None:
-    first, other = made(tmp_path, 1, w=torch.zeros(2)), made(tmp_path, 2, w=torch.zeros(3))
-    with pytest.raises(InputError, match=r"step-00000002 and .*step-00000001 are not of the same model"):
-        mean_weights([first, other])
-    data = bytearray((other / "model.safetensors").read_bytes())
-    data[-1] ^= 1
-    (other / "model.safetensors").write_bytes(data)
-    with pytest.raises(InputError, match=r"step-00000002 is damaged: model.safetensors does not match its checksum"):
-        mean_weights([other])
-
-
 def test_a_mean_is_written_whole_and_replaces_an_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = write_mean(tmp_path, "average", {"w": torch.zeros(2)}, [1, 2])
     assert write_mean(tmp_path, "average", {"w": torch.ones(2)}, [2, 3]) == place == tmp_path / "average"
@@ -396,10 +302,3 @@ def test_a_mean_is_written_whole_and_replaces_an_earlier_one(tmp_path: Path, mon
         write_mean(tmp_path, "average", {"w": torch.zeros(2)}, [1])
     assert mean_weights([place])["w"].tolist() == [1.0, 1.0]
     assert [path.name for path in tmp_path.iterdir()] == ["average"]
-
-
-@pytest.mark.parametrize("name", ["last", "kept", "", "..", "a/b", ".hidden", "mine"])
-def test_a_mean_takes_no_name_of_something_else(name: str, tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    with pytest.raises(InputError, match=r"--out: a name for the average"):
-        write_mean(tmp_path, name, {"w": torch.zeros(2)}, [1])

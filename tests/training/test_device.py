@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from training_toy import Toy, train
+from training_toy import train
 
-from fullrank.config.training import PhaseConfig, TrainConfig
+from fullrank.config.training import TrainConfig
 from fullrank.core import draws
 from fullrank.core.errors import InputError, RunError
-from fullrank.training import choose_device, compile_blocks, loop, prepare_machine, seed_everything
+from fullrank.training import choose_device, loop, seed_everything
 from fullrank.training.device import (
     begin_pass,
     detach_carry,
-    eager_evaluation,
     explain_failures,
 )
 from fullrank.training.randomness import begin_draws, drawing, end_draws
@@ -56,22 +55,6 @@ def test_devices() -> None:
         choose_device("meta")
     with pytest.raises(InputError, match=r"'cuda:99' is given, but this machine has \d+ CUDA devices"):
         choose_device("cuda:99")
-
-
-def test_threads_are_set() -> None:
-    prepare_machine(TrainConfig(steps=1, threads=2, device="cpu"))
-    assert torch.get_num_threads() == 2
-
-
-def test_blocks_are_compiled_where_the_model_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled: list[nn.Module] = []
-    monkeypatch.setattr(nn.Module, "compile", lambda self: compiled.append(self))
-    model = Toy()
-    assert compile_blocks(model) == 1
-    assert compiled == [model]
-    model.compile_targets = lambda: [model.inner, model.norm]  # type: ignore[assignment]
-    assert compile_blocks(model) == 2
-    assert compiled[1:] == [model.inner, model.norm]
 
 
 def test_failures_of_the_machine_name_the_keys_to_change() -> None:
@@ -116,23 +99,6 @@ def test_every_pass_is_marked_and_what_outlives_it_is_copied(monkeypatch: pytest
     assert not shared.requires_grad
 
 
-def test_evaluation_is_not_recorded() -> None:
-    compiled: list[None] = []
-
-    def backend(module: Any, inputs: Any) -> Any:
-        compiled.append(None)
-        return module.forward
-
-    torch._dynamo.reset()
-    run = torch.compile(lambda x: x + 1, backend=backend)
-    with eager_evaluation(ON):
-        run(torch.ones(2))
-    assert not compiled
-    with eager_evaluation(OFF):
-        run(torch.ones(2))
-    assert len(compiled) == 1
-
-
 def test_the_loop_marks_every_batch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A machine that could record: the same training, with a mark for each pass."""
     marks: list[None] = []
@@ -145,28 +111,6 @@ def test_the_loop_marks_every_batch(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert len(marks) == 9
     for (name, a), b in zip(plain.state_dict().items(), recorded.state_dict().values(), strict=True):
         assert torch.equal(a, b), name
-
-
-def test_what_cannot_be_recorded_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"train.cuda_graphs: .*set train.compile"):
-        TrainConfig(steps=1, cuda_graphs=True)
-    with pytest.raises(InputError, match=r"train.gradient_accumulation_steps: 1"):
-        TrainConfig(steps=1, compile=True, cuda_graphs=True, gradient_accumulation_steps=2)
-    phases = [PhaseConfig(name="skipping", skip="linear", steps=3), PhaseConfig(name="all", steps=3)]
-    with pytest.raises(
-        InputError, match=r"train.phases.skipping.skip: goes with `train.cuda_graphs: false`, given 'linear'"
-    ):
-        TrainConfig(compile=True, cuda_graphs=True, phases=phases)
-    with pytest.raises(InputError, match=r"the device 'cpu'; give train.device: cuda, or leave train.cuda_graphs out"):
-        train(tmp_path, steps=1, compile=True, cuda_graphs=True)
-
-
-def test_operators_that_keep_tensors_are_not_recorded() -> None:
-    import fullrank.kernels.multilinear  # noqa: F401
-
-    for name in ("multilinear", "mixed_heads"):
-        for operator in (getattr(torch.ops.fullrank, name), getattr(torch.ops.fullrank, f"{name}_backward")):
-            assert torch.Tag.cudagraph_unsafe in operator.default.tags
 
 
 @pytest.mark.parametrize("kind", ["everything", "causal", "bool", "float", "grouped"])

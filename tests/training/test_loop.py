@@ -26,12 +26,9 @@ from training_toy import (
     train,
 )
 
-from fullrank.config.run import EvalConfig
-from fullrank.core.errors import ConfigError, InputError, RunError
+from fullrank.core.errors import RunError
 from fullrank.core.registry import register, unregister
 from fullrank.training import EvaluationResult, Loss, TrainingPosition, load_weights
-from fullrank.training.device import Signals
-from fullrank.training.state import Clock, Counters
 
 
 def lines(folder: Path, split: str) -> list[dict[str, Any]]:
@@ -167,28 +164,6 @@ def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_checkpoint(value: f
     load_weights(Toy(), tmp_path / "checkpoints" / "last")
 
 
-def test_an_infinite_gradient_is_not_saved(tmp_path: Path) -> None:
-    """The loss of the step is a number, its gradient is not: the square root at zero."""
-
-    def breaking(model: Toy) -> Any:
-        def objective(batch: Tensor, carry: Any, position: TrainingPosition) -> Loss:
-            loss = Objective(model)(batch, carry, position)
-            return Loss(loss.value + (model.inner.weight * 0).abs().sqrt().sum(), loss.nll, loss.tokens)
-
-        return objective
-
-    with pytest.raises(RunError, match=r"a parameter at step 1 is not a finite number.*there is no checkpoint yet"):
-        train(tmp_path / "a", steps=3, save_every_steps=1, objective=breaking)
-    with pytest.raises(RunError, match="the loss at step 1 is not a finite number"):
-        train(tmp_path / "b", steps=3, objective=breaking, max_grad_norm=1.0)
-
-
-@pytest.mark.parametrize("result", [EvaluationResult(math.nan, 1), EvaluationResult(1.0, 1, {"bleu": math.nan})])
-def test_a_validation_figure_that_is_no_number_ends_the_run(result: EvaluationResult, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="the validation loss at step 5 is not a finite number"):
-        train(tmp_path, steps=10, evaluate=lambda model: result)
-
-
 def test_patience_ends_training_and_the_best_is_kept(tmp_path: Path) -> None:
     curve = iter([5.0, 3.0, 3.5, 3.0, 4.0, 1.0])
     _, result = train(tmp_path, steps=30, patience=3, evaluate=lambda model: EvaluationResult(next(curve), 1))
@@ -204,20 +179,6 @@ def test_a_budget_of_tokens_ends_with_the_step_that_reaches_it(tmp_path: Path) -
     _, result = train(tmp_path, tokens=100)
     assert (result.steps, result.tokens) == (8, 6 * 15 + 9 + 15)  # the seventh batch has 9
     assert lines(tmp_path, "valid")[-1]["step"] == 8
-
-
-def test_evaluation_leaves_every_module_in_its_mode(tmp_path: Path) -> None:
-    def freezing(model: Toy) -> Any:
-        def objective(batch: Tensor, carry: Any, position: TrainingPosition) -> Loss:
-            modes.append((model.training, model.dropout.training))
-            model.dropout.eval()
-            return Objective(model)(batch, carry, position)
-
-        return objective
-
-    modes: list[tuple[bool, bool]] = []
-    train(tmp_path, steps=4, eval_options={"every_steps": 1}, objective=freezing)
-    assert modes == [(True, True), (True, False), (True, False), (True, False)]
 
 
 def test_observers_see_it_all_and_are_closed_even_after_a_failure(tmp_path: Path) -> None:
@@ -269,13 +230,6 @@ def test_the_best_checkpoint_is_the_one_of_the_metric(metric: str, best: int, va
     assert [line for line in recorder.lines if "split" in line] == lines
 
 
-@pytest.mark.parametrize(("metric", "end"), [("loss", 25), ("bleu", 20)])
-def test_patience_counts_evaluations_without_improvement_of_the_metric(metric: str, end: int, tmp_path: Path) -> None:
-    options = {"steps": 25, "batches": Even(), "evaluate": following(FALLING, BLEU), "patience": 2}
-    _, result = train(tmp_path, **options, eval_options=BY_BLEU | {"metric": metric})
-    assert (result.steps, result.stopped_early) == (end, end < 25)
-
-
 @pytest.mark.parametrize(
     ("metric", "rates"), [("loss", [0.8, 0.8, 0.8, 0.8, 0.8]), ("bleu", [0.8, 0.8, 0.8, 0.4, 0.2])]
 )
@@ -288,27 +242,6 @@ def test_the_plateau_schedule_follows_the_metric(metric: str, rates: list[float]
     train(tmp_path, **options)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["lr"] for line in lines if line["split"] == "train"] == rates
-
-
-def test_an_evaluation_without_the_score_is_said_with_the_key_to_change(tmp_path: Path) -> None:
-    wanted = r"eval.metric: one of loss in this task, given bleu"
-    with pytest.raises(InputError, match=wanted):
-        train(tmp_path, steps=5, eval_options=BY_BLEU)
-    with pytest.raises(ConfigError, match=r"eval.metric: 'loss' or 'bleu', given 'chrf'"):
-        EvalConfig(metric="chrf")  # type: ignore[arg-type]
-
-
-def test_an_interval_in_which_the_process_was_stopped_is_not_timed() -> None:
-    """Intervals of 3, 4 and 2 steps, the second with a stop; neither is the first step of a part."""
-    counters, signals = Counters(), Signals()
-    clock = Clock(torch.device("cpu"), counters, signals)
-    for steps, stopped in ((4, False), (4, True), (2, False)):
-        for _ in range(steps):
-            clock.step(10)
-        signals.continued = stopped
-        clock.pause()
-    assert (counters.timed_steps, counters.timed_tokens) == (5, 50)
-    assert 0 < counters.timed_seconds < counters.seconds
 
 
 def test_the_rate_follows_the_tokens_of_an_update(tmp_path: Path) -> None:

@@ -1,10 +1,7 @@
 from __future__ import annotations
 
-import io
 import json
 import math
-import os
-import re
 import sys
 import types
 from pathlib import Path
@@ -13,76 +10,15 @@ from typing import Any
 import pytest
 from training_toy import evaluate_scored, train
 
-from fullrank.core.errors import InputError, RunError
+from fullrank.core.errors import RunError
 from fullrank.training import make_observers
 from fullrank.training.observers import (
     JsonLines,
-    LiveLine,
-    PlainLines,
-    Status,
     TensorBoard,
     WandB,
     metrics_line,
     timing_line,
 )
-
-
-def test_status_says_loss_perplexity_speed_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    status = Status()
-    status.start(step=100, total_steps=2000)
-    status.advance(101, 1010)
-    now[0] += 10
-    status.advance(121, 1210)
-    status.record({"split": "train", "nll": 5.1, "ppl": 164.0})
-    status.record({"split": "valid", "nll": 5.2, "ppl": 181.3})
-    status.record({"seconds": 1.0})
-    assert status.describe() == "step 121/2000  ETA 15:40  loss 5.100  ppl 164.0  valid ppl 181.3  20 tok/s"
-
-
-def test_status_says_scores_and_no_more_steps_than_planned() -> None:
-    status = Status()
-    status.start(step=0, total_steps=727)
-    status.advance(728, 10)
-    status.record({"step": 5, "split": "valid", "nll": 2.0, "ppl": 7.4, "tokens": 9, "bleu": 31.249, "chrf": 55.0})
-    assert status.describe() == "step 728/728  valid ppl 7.4  BLEU 31.2  chrF 55.0"
-
-
-def test_plain_lines_come_with_every_evaluation_and_now_and_then(tmp_path: Path) -> None:
-    stream = io.StringIO()
-    train(tmp_path, steps=10, observers=[PlainLines("plain", every=1000.0, stream=stream)])
-    found = stream.getvalue().splitlines()
-    assert len(found) == 2
-    assert re.fullmatch(
-        r"plain: step 5/10  ETA 0:00  loss \d\.\d{3}  ppl \d+\.\d  valid ppl \d+\.\d  [\d,]+ tok/s", found[0]
-    )
-    stream = io.StringIO()
-    train(tmp_path / "often", steps=10, observers=[PlainLines("plain", every=0.0, stream=stream)])
-    assert len(stream.getvalue().splitlines()) == 12
-
-
-@pytest.mark.parametrize("width", [30, 60, 80, 200])
-@pytest.mark.parametrize("label", ["plain", "a-name-that-is-long-" * 6])
-def test_the_live_line_is_one_line_at_any_width(width: int, label: str) -> None:
-    live = LiveLine(label)
-    live.console.width = width
-    live.start(step=0, total_steps=2000)
-    live.record({"split": "train", "nll": 5.1, "phase": "first"})
-    live.record({"split": "valid", "nll": 5.2, "bleu": 21.3, "chrf": 40.1})
-    for step in range(3):
-        live.advance(step, 64 * step)
-    lines = live.console.render_lines(live.progress.get_renderable(), pad=False)
-    live.finish()
-    assert len(lines) == 1
-    text = "".join(segment.text for segment in lines[0]).rstrip()
-    assert len(text) <= width
-    assert width < 60 or ("step 2/2000" in text and "ETA" in text)
-
-
-def test_where_stderr_is_no_terminal_there_are_plain_lines() -> None:
-    assert [type(observer) for observer in make_observers(Path("x"))] == [PlainLines]
-    assert make_observers(Path("x"), quiet=True) == []
 
 
 class Recorder:
@@ -138,18 +74,6 @@ def test_wandb_resumes_under_the_same_name(tmp_path: Path, monkeypatch: pytest.M
     assert ("valid/ppl", 5) in [(name, step) for name, _, step in runs[0].calls]
     assert all(step > 10 for _, _, step in runs[1].calls)
     assert runs[1].closed
-
-
-@pytest.mark.parametrize(("name", "module"), [("tensorboard", "torch.utils.tensorboard"), ("wandb", "wandb")])
-def test_a_missing_tracker_is_said_with_the_command_to_install_it(
-    name: str, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(InputError, match=rf"train.track: {name} is not installed: pip install 'fullrank\[track\]'"):
-        make_observers(tmp_path, track=[name], quiet=True)
-    with pytest.raises(InputError, match="'aim' is not available; known: tensorboard, wandb"):
-        make_observers(tmp_path, track=["aim"], quiet=True)
-    assert os.listdir(tmp_path) == []
 
 
 def test_lines_are_as_the_interface_says() -> None:

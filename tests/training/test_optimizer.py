@@ -14,8 +14,6 @@ from training_toy import Toy
 
 import fullrank as fr
 from fullrank.config.training import TrainConfig
-from fullrank.core.errors import ConfigError
-from fullrank.core.registry import names
 from fullrank.training import make_optimizer, parameter_groups
 
 GRADIENTS = torch.randn(6, 3, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -123,10 +121,6 @@ def test_adamw_is_what_fairseq_calls_adam() -> None:
     assert (found["adam"] - expected).abs().max() > 1e-2
 
 
-def test_all_equations_are_tested() -> None:
-    assert sorted(EQUATIONS) == names("optimizer")
-
-
 @pytest.mark.parametrize("name", EQUATIONS)
 def test_weight_decay_leaves_mixing_weights_biases_and_norms_alone(name: str) -> None:
     """Without any gradient, decay is all there is."""
@@ -139,16 +133,6 @@ def test_weight_decay_leaves_mixing_weights_biases_and_norms_alone(name: str) ->
     optimizer.step()
     moved = {key for key, value in model.state_dict().items() if not torch.equal(value, before[key])}
     assert moved == {"embedding.weight", "inner.weight", "output.weight"}
-
-
-def test_groups_hold_every_trainable_parameter_once() -> None:
-    model = Toy()
-    model.inner.bias.requires_grad_(False)
-    groups = parameter_groups(model, 0.1)
-    held = [parameter for group in groups for parameter in group["params"]]
-    assert len(held) == len({id(p) for p in held})
-    assert {id(p) for p in held} == {id(p) for p in model.parameters() if p.requires_grad}
-    assert [group["weight_decay"] for group in groups] == [0.1, 0.0]
 
 
 def test_a_parameter_can_be_marked_itself_and_a_tied_one_is_spared_if_any_owner_says_so() -> None:
@@ -218,11 +202,6 @@ def test_muon_is_that_of_torch(shape: tuple[int, int], device: str) -> None:
             layer.weight.grad = torch.randn_like(layer.weight)
             optimizer.step()
         torch.testing.assert_close(ours.weight, theirs.weight, rtol=0.0, atol=5e-3)
-
-
-def test_nag_without_momentum_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"train.momentum: nag needs a momentum above 0"):
-        make_optimizer("nag", parameter_groups(Toy(), 0.0), TrainConfig(steps=1))
 
 
 def test_the_embedding_has_groups_of_its_own() -> None:

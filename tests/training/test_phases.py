@@ -19,29 +19,20 @@ from training_toy import (
     Even,
     Objective,
     Toy,
-    ToyBatches,
     at_call,
     die,
     outcome,
     train,
 )
 
-from fullrank.config.run import EvalConfig
-from fullrank.config.training import PhaseConfig, PlateauConfig, TrainConfig
-from fullrank.core.errors import InputError
-from fullrank.training import EvaluationResult, Loss, Plan, TrainingPosition, make_plan
+from fullrank.config.training import PhaseConfig, PlateauConfig
+from fullrank.training import EvaluationResult, Loss, TrainingPosition
 from fullrank.training.phases import update_plateau
 
 
 def phase(name: str, plateau: tuple[float, int] | None = None, **options: Any) -> PhaseConfig:
     flat = None if plateau is None else PlateauConfig(ppl=plateau[0], steps=plateau[1])
     return PhaseConfig(name=name, plateau=flat, **options)
-
-
-def plan(*phases: PhaseConfig, **options: Any) -> Plan:
-    """The plan of a training of 7 batches of 15 tokens an epoch."""
-    options = {"batch_size": 3, "segment_length": 5, "phases": list(phases)} | options
-    return make_plan(TrainConfig(**options), EvalConfig(), ToyBatches(7))
 
 
 class Positions:
@@ -93,14 +84,6 @@ def test_phases_on_steps_and_epochs_follow_each_other(tmp_path: Path) -> None:
     valid_lines = [line for line in lines(tmp_path) if line["split"] == "valid"]
     assert [(line["step"], line["phase"]) for line in valid_lines] == [(5, "b"), (10, "b"), (14, "c")]
     assert train_lines[0]["lr"] == pytest.approx(1e-3 * (1 - 3 / 14))
-
-
-def test_without_phases_nothing_is_said_of_them(tmp_path: Path) -> None:
-    positions = Positions()
-    _, result = train(tmp_path, steps=6, objective=positions)
-    assert positions.phases() == "------"
-    assert all("phase" not in line for line in lines(tmp_path))
-    assert result.ms_per_step_by_phase == {"train": result.ms_per_step}
 
 
 def test_the_objective_gets_its_position(tmp_path: Path) -> None:
@@ -198,62 +181,6 @@ def test_a_phase_with_steps_and_a_plateau_ends_with_whatever_comes_first(
     assert (result.steps, result.stopped_early) == (len(expected), False)
 
 
-def test_a_update_plateau_the_last_phase_ends_training(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"phases": [phase("a", steps=3), phase("b", plateau=(1.0, 10))], "epochs": 99.0}
-    options |= {"batches": Even(), "evaluate": judged(CURVE), "log_every_steps": 100}
-    _, result = train(tmp_path, **options)
-    assert (result.steps, result.stopped_early) == (25, True)
-    assert [line["step"] for line in lines(tmp_path) if line["split"] == "train"] == [3, 25]
-    _, again = train(tmp_path, **options, objective=at_call(1, die))
-    assert (again.steps, again.resumed_from) == (25, 25)
-
-
-def test_the_last_phase_ends_with_training_at_the_latest(tmp_path: Path) -> None:
-    for name, budget, steps in [("steps", 9, 9), ("epochs", 2.0, 14), ("tokens", 121, 9)]:  # 6 x 15 + 9 + 15 + 15
-        for last in (phase("b"), phase("b", plateau=(1.0, 1000)), phase("b", steps=500)):
-            first = phase("a", steps=4) if last.steps is None else phase("a", plateau=(1e9, 1))
-            positions = Positions()
-            folder = tmp_path / f"{name}-{last.ends}-{last.steps}"
-            _, result = train(folder, phases=[first, last], objective=positions, **{name: budget})
-            assert result.steps == steps
-            if last.steps is None:
-                assert positions.phases() == 4 * "a" + (steps - 4) * "b"
-            assert not result.stopped_early
-    positions = Positions()
-    train(tmp_path / "soon", phases=[phase("a", plateau=(1e9, 5)), phase("b", steps=3)], steps=60, objective=positions)
-    assert positions.phases() == 10 * "a" + 3 * "b", "its own steps come before those of the whole"
-
-
-def test_the_length_of_the_whole() -> None:
-    assert plan(phase("a", steps=5), phase("b", epochs=2)).total_steps == 19
-    assert plan(phase("a", epochs=0.5), phase("b", epochs=0.001)).total_steps == 5
-    assert plan(phase("a", epochs=1), phase("b", epochs=1), gradient_accumulation_steps=2).total_steps == 8
-    assert plan(phase("a", steps=50, plateau=(0.2, 5)), phase("b", steps=9)).total_steps == 59
-    assert plan(phase("a", steps=5), phase("b"), steps=30).total_steps == 30
-    assert plan(phase("a", steps=5), phase("b"), epochs=3).total_steps == 21
-    assert plan(phase("a", steps=5), phase("b"), tokens=150).total_steps == 11
-    assert plan(phase("a", steps=5), phase("b", plateau=(0.2, 5))).total_steps == 7, "one epoch if nothing is said"
-
-
-def test_a_phase_that_would_never_begin_is_refused_with_the_keys_to_change() -> None:
-    plan(phase("a", steps=29), phase("b"), steps=30)
-    three = [phase("a", steps=10), phase("b", epochs=2), phase("c", plateau=(0.2, 100)), phase("d")]
-    for phases, options, words in (
-        ([phase("a", steps=30), phase("b")], {"steps": 30}, r"phases\.b .* 30 steps.* has 30 \(train\.steps 30\)"),
-        (three, {"epochs": 3}, r"phases\.c .* 24 steps.*.* has 21 \(train\.epochs 3"),
-        (three, {"steps": 125}, r"phases\.d .* 125 steps"),
-        (
-            [phase("a", steps=20, plateau=(0.2, 90)), phase("b")],
-            {"tokens": 150},
-            r"20 steps.* 11 \(train\.tokens 150\)",
-        ),
-    ):
-        with pytest.raises(InputError, match=words):
-            plan(*phases, **options)
-    assert plan(*three, steps=126).total_steps == 126
-    plan(phase("a", steps=100, plateau=(0.2, 5)), phase("b"), steps=30)  # it may end after six steps
-
-
 KILLED = {
     "steps": {"phases": [phase("a", steps=4), phase("b", epochs=1.0), phase("c", steps=5)]},
     "plateau": {"phases": [phase("a", plateau=(1e9, 4)), phase("b", plateau=(1e9, 3), steps=8), phase("c")], "tokens": 230},
@@ -349,26 +276,3 @@ def test_the_time_of_a_step_is_kept_by_phase(tmp_path: Path, monkeypatch: pytest
     assert result.ms_per_step_by_phase == {"a": 500.0, "b": 250.0}
     timed = {"a": 2 + 3, "b": 7 + 4}  # steps 2, 3, 5, 6, 7 of a, then 9 .. 15 and 17 .. 20 of b
     assert result.ms_per_step == pytest.approx((timed["a"] * 500 + timed["b"] * 250) / (timed["a"] + timed["b"]))
-
-
-def test_a_phase_of_one_step_has_no_time(tmp_path: Path) -> None:
-    _, result = train(tmp_path, phases=[phase("b", steps=4), phase("a", steps=1), phase("c", steps=4)])
-    assert list(result.ms_per_step_by_phase) == ["b", "c"]
-    assert all(value > 0 for value in result.ms_per_step_by_phase.values())
-
-
-def test_other_phases_are_refused_and_longer_ones_are_not(tmp_path: Path) -> None:
-    options = {"phases": [phase("a", steps=4), phase("b", steps=4)]}
-    train(tmp_path / "a", **options)
-    with pytest.raises(
-        InputError, match=r"last was made in phase 'b', train.phases now has a, c; set it back or start again"
-    ):
-        train(tmp_path / "a", phases=[phase("a", steps=4), phase("c", steps=5)])
-    with pytest.raises(InputError, match=r"was made in phase 'b', train.phases now has none"):
-        train(tmp_path / "a", steps=20)
-    train(tmp_path / "b", steps=5)
-    with pytest.raises(InputError, match=r"was made without phases, train.phases now has a, b"):
-        train(tmp_path / "b", **options)
-    positions = Positions()
-    _, result = train(tmp_path / "a", phases=[phase("a", steps=4), phase("b", steps=7)], objective=positions)
-    assert (result.resumed_from, result.steps, positions.phases()) == (8, 11, "bbb")

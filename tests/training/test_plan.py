@@ -11,7 +11,6 @@ from training_toy import ToyBatches
 
 from fullrank.config.run import EvalConfig
 from fullrank.config.training import TrainConfig
-from fullrank.core.errors import InputError
 from fullrank.data.batches import Blocks
 from fullrank.training import Plan, make_plan
 
@@ -85,18 +84,6 @@ def test_shuffled_blocks_make_the_steps_that_were_planned(size: int, rows: int, 
         assert found.total_steps == step
 
 
-def test_the_default_is_one_evaluation_an_epoch_and_a_checkpoint_with_it() -> None:
-    found = plan(epochs=2)
-    assert [step for step in range(1, 15) if found.evaluation_due(step)] == [7, 14]
-    assert [step for step in range(1, 15) if found.save_due(step)] == [7, 14]
-
-
-def test_evaluation_and_saving_by_steps() -> None:
-    found = plan({"every_steps": 4}, steps=12, save_every_steps=5)
-    assert [step for step in range(1, 13) if found.evaluation_due(step)] == [4, 8, 12]
-    assert [step for step in range(1, 13) if found.save_due(step)] == [5, 10]
-
-
 def test_evaluation_by_fractions_of_an_epoch() -> None:
     """At the first step at or after 2.1, 4.2, 6.3, ... steps; a tenth of an epoch of 10 steps is every step."""
     found = plan({"every_epochs": 0.3}, epochs=3)
@@ -114,10 +101,3 @@ def test_a_step_takes_consecutive_batches_of_one_epoch() -> None:
         [(0, 6)],
         [(1, 0), (1, 1), (1, 2)],
     ]
-
-
-def test_too_little_text_is_said_with_the_keys_to_change() -> None:
-    with pytest.raises(InputError, match=r"shorter than one batch: train.batch_size 3 .* train.segment_length 5"):
-        plan(steps=1, batches=ToyBatches(0))
-    with pytest.raises(InputError, match=r"shorter than one batch: train\.batch_tokens 80; make it smaller"):
-        plan(steps=1, batches=ToyBatches(0), batch_tokens=80)

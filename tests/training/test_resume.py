@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import multiprocessing
 import os
@@ -16,7 +15,6 @@ import pytest
 import torch
 from training_toy import (
     Death,
-    Recorder,
     ToyBatches,
     at_call,
     die,
@@ -146,38 +144,12 @@ def test_a_signal_finishes_the_step_and_saves(number: signal.Signals, tmp_path: 
     assert outcome(tmp_path / "stopped") == outcome(tmp_path / "whole")
 
 
-def test_a_finished_run_is_left_as_it_is(tmp_path: Path) -> None:
-    model, result = train(tmp_path, steps=7, averaging="ema")
-    before = outcome(tmp_path)
-    again, result_again = train(tmp_path, steps=7, averaging="ema", objective=at_call(1, die))
-    assert outcome(tmp_path) == before
-    assert result_again == dataclasses.replace(result, resumed_from=7, seconds=result_again.seconds)
-    assert 0 < result_again.seconds <= result.seconds
-    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), again.state_dict().values(), strict=True))
-
-
 def test_a_finished_run_can_be_made_longer(tmp_path: Path) -> None:
     train(tmp_path / "short", steps=10)
     model, result = train(tmp_path / "short", steps=20)
     whole, _ = train(tmp_path / "whole", steps=20)
     assert (result.resumed_from, result.steps) == (10, 20)
     assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), whole.state_dict().values(), strict=True))
-
-
-def test_evaluation_does_not_disturb_training(tmp_path: Path) -> None:
-    often, _ = train(tmp_path / "often", steps=12, eval_options={"every_steps": 1})
-    never, _ = train(tmp_path / "never", steps=12, eval_options={"every_steps": 12})
-    assert all(torch.equal(a, b) for a, b in zip(often.parameters(), never.parameters(), strict=True))
-
-
-def test_the_stream_of_dropout_depends_on_the_seed_alone(tmp_path: Path) -> None:
-    """The masks of training do not depend on what was drawn before it."""
-    first, _ = train(tmp_path / "a", steps=3)
-    torch.rand(100)
-    second, _ = train(tmp_path / "b", steps=3)
-    other, _ = train(tmp_path / "c", steps=3, seed=2)
-    assert torch.equal(first.inner.weight, second.inner.weight)
-    assert not torch.equal(first.inner.weight, other.inner.weight)
 
 
 def test_a_checkpoint_of_another_configuration_is_refused(tmp_path: Path) -> None:
@@ -199,26 +171,3 @@ def test_a_run_folder_belongs_to_one_process(tmp_path: Path) -> None:
             train(tmp_path, steps=5)
 
     train(tmp_path, steps=5, objective=at_call(2, again))
-
-
-def test_a_damaged_last_checkpoint_is_told_and_the_one_before_is_used(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"steps": 12, "save_every_steps": 4, "eval_options": {"every_steps": 12}}
-    train(tmp_path / "whole", **options)
-    with pytest.raises(Death):
-        train(tmp_path / "hurt", **options, objective=at_call(10, die))
-    weights = tmp_path / "hurt" / "checkpoints" / "last" / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-3])
-    recorder = Recorder()
-    _, result = train(tmp_path / "hurt", **options, observers=[recorder])
-    assert result.resumed_from == 4
-    assert "checkpoints/last is damaged: model.safetensors has" in recorder.notices[0]
-    assert outcome(tmp_path / "hurt") == outcome(tmp_path / "whole")
-
-
-def test_lost_metrics_are_told(tmp_path: Path) -> None:
-    train(tmp_path, steps=5)
-    (tmp_path / "metrics.jsonl").write_text("")
-    recorder = Recorder()
-    train(tmp_path, steps=10, observers=[recorder])
-    assert "its curve has a gap" in recorder.notices[0]
-    assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [8, 10, 10]

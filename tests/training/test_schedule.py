@@ -53,14 +53,6 @@ def test_cosine_restarts() -> None:
     assert first == pytest.approx(0.5 * (0.6 + 0.4 * math.cos(math.pi / 20)))
 
 
-def test_cosine_restarts_of_equal_length() -> None:
-    options = {"schedule": "cosine_restarts", "learning_rate": 1.0, "period": 4, "lr_shrink": 0.5}
-    wave = [(1 + math.cos(math.pi * k / 4)) / 2 for k in (1, 2, 3, 4)]
-    assert rates(list(range(1, 13)), **options) == pytest.approx([0.5**i * high for i in range(3) for high in wave])
-    far = rates([4 * 10**9 + 2], schedule="cosine_restarts", learning_rate=1.0, period=4)
-    assert far == pytest.approx([0.5])
-
-
 @pytest.mark.parametrize(("period", "warmup", "least"), [(16, 16, 0.0), (16, 5, 0.1), (16, 0, 0.1), (3, 3, 0.0)])
 def test_cosine_wave_is_the_loop_of_the_released_code(period: int, warmup: int, least: float) -> None:
     """Skip Cross-head: in the warm-up the rate is set after an update, then `CosineAnnealingLR` steps from there."""
@@ -81,15 +73,6 @@ def test_cosine_wave_is_the_loop_of_the_released_code(period: int, warmup: int, 
     assert found[period] == found[3 * period] == least
     with pytest.raises(ConfigError, match=f"at most train.period {period} with cosine_wave"):
         rates([1], warmup_steps=period + 1, **options)
-
-
-def test_one_period_is_the_cosine() -> None:
-    options = {"learning_rate": 0.7, "min_learning_rate": 0.1, "warmup_steps": 10}
-    steps = list(range(1, 111))
-    plain = rates(steps, schedule="cosine", **options)
-    for period in (None, 100):
-        found = rates(steps, schedule="cosine_restarts", period=period, t_mult=2, lr_shrink=0.75, **options)
-        assert found == pytest.approx(plain, rel=1e-12)
 
 
 def test_fairseqs_restarts_a_step_later() -> None:
@@ -130,17 +113,6 @@ def test_plateau_divides_when_the_best_is_not_improved_on(patience: int, least: 
         schedule.observe(nll)
         found.append(schedule.rate(1))
     assert found == expected
-
-
-def test_plateau_takes_up_its_state() -> None:
-    options = TrainConfig(steps=9, schedule="plateau", learning_rate=8.0, plateau_patience=1)
-    one, other = make_schedule(options, 9), make_schedule(options, 9)
-    for nll in [1.0, 2.0, 2.0, 2.0]:
-        one.observe(nll)
-    other.restore(one.state())
-    other.observe(2.0)
-    assert (one.rate(1), other.rate(1)) == (4.0, 2.0)
-    assert make_schedule(TrainConfig(steps=9), 9).state() == {}
 
 
 def test_inverse_sqrt_is_fairseqs_an_update_later() -> None:
