@@ -91,7 +91,7 @@ def make_command(group: Sequence[Row]) -> str:
     words = ["fullrank", "reproduce", first["recipe"], "--rows", first["row"], "--scale", first["scale"]]
     words += ["--seeds", ",".join(str(row["seed"]) for row in group)]
     words += [f"{key}={json.dumps(value)}" for key, value in settings.items()]
-    return shlex.join([*words, "train.distill.run=TEACHER"] if first["teacher"] else words)
+    return shlex.join([*words, "train.parts.distill.run=TEACHER"] if first["teacher"] else words)
 
 
 def curve_name(group: Sequence[Row]) -> str:

@@ -71,7 +71,7 @@ JSON = (  # columns begin so
 # settings that say where a run lay and how it was watched
 CIRCUMSTANCES = {
     *("train.seed", "train.device", "train.threads", "train.track", "train.log_every_steps", "train.save_every_steps"),
-    *("train.keep_checkpoints", "train.keep_model", "train.distill.run"),
+    *("train.keep_checkpoints", "train.keep_model", "train.parts.distill.run"),
     "eval.test",
     *("data.cache", "data.dir", "data.train", "data.valid", "data.test", "data.codes"),
 }
@@ -235,7 +235,7 @@ def columns_of_result(result: Mapping[str, Any], texts: Mapping[str, Any]) -> di
         **{column: join(machine.get(column)) for column in MACHINE},
         "recipe": short_name(result["recipe"]),
         "trained_as": f"{short_name(origin['recipe'])} {origin.get('row')}" if origin else None,
-        "teacher": (result.get("teacher") or {}).get("name"),
+        "teacher": (result.get("parts") or {}).get("distill", {}).get("name"),
         "corpus": corpus.get("label") or result.get("task"),
         "vocabulary": (corpus.get("fingerprint") or "")[:16],
         "parameters": (result.get("parameters") or {}).get("total"),

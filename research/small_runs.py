@@ -39,7 +39,7 @@ WAITS = "30"  # seconds that one of several processes waits for the others
 
 MODEL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "dropout": {"residual": 0.1}}
 MIXED = {"mix": "position_wise", "cross_head": 0.2}
-SMALL_DATA = {"train.optimizer": "muon", "train.weight_decay": 1.0, "train.past_decode": 0.1, "train.input_mask": 0.2}
+SMALL_DATA = {"train.optimizer": "muon", "train.weight_decay": 1.0}
 TRAIN = {
     "batch_size": 4,
     "segment_length": 8,

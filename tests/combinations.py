@@ -58,7 +58,7 @@ ATTENTION_SLOTS = ("attend", "score", "normalize", "mix", "position", "norm")
 # what goes with everything; without attention weights there is nothing else to normalise, to mix or to score
 PLAIN = {
     "attend": "weighted", "score": "dot_product", "normalize": "softmax", "mix": "none", "position": "sinusoidal",
-    "gate": "none", "values": "own",
+    "gate": "none",
 }  # fmt: skip
 
 
@@ -74,7 +74,7 @@ def possible(choices: dict[str, str]) -> bool:
         return True
     if attend not in POSITION_TERM and "relative" in (score, position):
         return False
-    weightless = all(choices.get(slot, PLAIN[slot]) == PLAIN[slot] for slot in ("normalize", "mix", "gate", "values"))
+    weightless = all(choices.get(slot, PLAIN[slot]) == PLAIN[slot] for slot in ("normalize", "mix", "gate"))
     return weightless and score in (None, "dot_product", "relative") and position != "rotary"
 
 
@@ -93,7 +93,6 @@ class Combination:
     input: str
     output: str
     gate: str
-    values: str  # those of a layer, or with a share of the first layer's
 
     def but(self, slot: str, choice: str) -> Combination:
         """This combination with another choice; choices that it excludes follow."""
@@ -114,7 +113,7 @@ class Combination:
 
     def config(self, **changes: Any) -> fr.ModelConfig:
         attention: dict[str, Any] = {"score": self.score, "normalize": self.normalize, "mix": self.mix}
-        attention |= {"gate": self.gate, "value_residual": self.values == "first"} if self.weighted else {}
+        attention |= {"gate": self.gate} if self.weighted else {}
         attention |= ATTENDS.get(self.attend, {"kind": self.attend}) | changes.pop("attention", {})
         settings: dict[str, Any] = {
             "vocab_size": VOCABULARY,
@@ -158,11 +157,10 @@ def slots() -> dict[str, list[str]]:
         "input": registry.names("input"),
         "output": sorted({*registry.names("output"), *OUTPUTS}),
         "gate": ["head", "none"],
-        "values": ["first", "own"],
     }
 
 
-TURNS = ("activation", "initializer", "input", "output", "gate", "values")
+TURNS = ("activation", "initializer", "input", "output", "gate")
 
 
 def every_attention() -> list[Combination]:
@@ -197,7 +195,7 @@ def _turned(attend: str, row: dict[str, str], turns: Iterator[tuple[str, ...]]) 
     """`row` with the next choices of the slots that take turns."""
     others = dict(zip(TURNS, next(turns), strict=True))
     if not possible(others | {"attend": attend}):
-        others |= {slot: PLAIN[slot] for slot in ("gate", "values")}
+        others |= {"gate": PLAIN["gate"]}
     return Combination(**row | others | {"attend": attend})
 
 

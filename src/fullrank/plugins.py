@@ -27,6 +27,15 @@ def import_function(name: str, prefix: str = "") -> Any:
         raise InputError(f"{prefix}{name}: no such function ({type(error).__name__}: {one_line(error)})") from error
 
 
+imported_plugins: list[str] = []  # modules of users, in their order: commands that go on from here import them, too
+
+
+def import_plugin(name: str) -> None:
+    """Import a module that registers stages, parts, measurements or corpora."""
+    import_module(name)
+    imported_plugins[:] = [*dict.fromkeys((*imported_plugins, name))]
+
+
 def import_module(name: str) -> ModuleType:
     """Import a module, from the working directory first.
 

@@ -97,7 +97,7 @@ def seal_run(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _select_data(identity: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a run record about data and computation; the rest are names."""
-    return {key: identity[key] for key in ("text", "vocabulary", "kernel", "teacher") if key in identity}
+    return {key: identity[key] for key in ("text", "vocabulary", "kernel", "parts") if key in identity}
 
 
 def is_run(folder: Path) -> bool:

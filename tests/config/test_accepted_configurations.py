@@ -27,7 +27,7 @@ VALUES: dict[str, list[Any]] = {
     "model.memory_length": [0, 4],
     "model.attention": [
         {"score": "relative"}, {"score": "random_synthesizer"}, {"score": "dense_synthesizer"}, {"mix": "position_wise"},
-        {"pattern": "strided", "stride": 2}, {"value_residual": True}, {"kind": "multilinear", "rank": 4},
+        {"pattern": "strided", "stride": 2}, {"kind": "multilinear", "rank": 4},
         {"kind": "multilinear", "rank": 4, "output_map": "decayed"},
         {"kind": "multilinear", "rank": 4, "causal": "as_published", "not_next_token_perplexity": True},
     ],

@@ -42,28 +42,6 @@ def test_refused(raw: dict[str, Any], said: list[str]) -> None:
         assert words in problem
 
 
-@pytest.mark.parametrize(
-    ("raw", "said"),
-    [
-        ({"train": {"past_decode": 0.1, "objective": "masked"}}, ["train.past_decode", "given 0.1"]),
-        ({"train": {"input_mask": 0.2, "objective": "masked"}}, ["train.input_mask", "given 0.2", "leave it out"]),
-        ({"train": {"input_mask": 0.2, "batch_tokens": 8}, "data": {"name": "multi30k-de-en"}}, ["train.input_mask"]),
-        ({"train": {"past_decode": 0.1}, "model": {"output": {"tied": False}}}, ["model.output.tied: true"]),
-        ({"train": {"past_decode": 0.1}, "model": {"output": {"kind": "adaptive", "cutoffs": [9], "tied": True},
-          "input": {"kind": "adaptive", "cutoffs": [9]}}}, ["train.past_decode", "model.output.kind", "adaptive"]),
-    ],
-)  # fmt: skip
-def test_what_only_the_next_token_and_a_tied_output_allow(raw: dict[str, Any], said: list[str]) -> None:
-    tied = {"output": {"tied": True}}
-    with pytest.raises(ConfigError) as caught:
-        build({"model": tied, **raw})
-    (problem,) = caught.value.problems
-    for words in said:
-        assert words in problem
-    for kind in ("softmax", "mixture_of_softmaxes"):
-        build({"model": {"output": {"kind": kind, "tied": True}}, "train": {"past_decode": 0.1, "input_mask": 0.2}})
-
-
 # -- translation -------------------------------------------------------------------------------------------------------
 
 SENTENCES: dict[str, Any] = {"data": {"name": "multi30k-de-en"}, "train": {"batch_tokens": 4096}}

@@ -31,10 +31,10 @@ def layer(position: str = "sinusoidal", **attention: object) -> fr.Attention:
 
 def in_numpy(made: fr.Attention, x: np.ndarray, source: np.ndarray, *, causal: bool, query: str, rotary: bool = False,
              mixed: bool = True, gates: np.ndarray | None = None,
-             first: tuple[np.ndarray, float] | None = None) -> np.ndarray:  # fmt: skip
+             ) -> np.ndarray:  # fmt: skip
     """One text, head by head. `query` says which query builds the mixing: the equation's, or one of the wrong ones.
 
-    gates (N, H) scale heads; first: values (M, H D) of the first layer, and the share that the layer takes of them.
+    gates (N, H) scale heads.
     """
 
     def linear(module: torch.nn.Linear, x: np.ndarray, bias: bool = True) -> np.ndarray:
@@ -49,8 +49,6 @@ def in_numpy(made: fr.Attention, x: np.ndarray, source: np.ndarray, *, causal: b
     q, k, v = (
         linear(m, s) for m, s in ((made.project.query, x), (made.project.key, source), (made.project.value, source))
     )
-    if first is not None:
-        v = (1 - first[1]) * v + first[1] * first[0]
     bare = linear(made.project.query, x, bias=False)
     weights, readers = [], []
     for c in cut:
@@ -124,40 +122,6 @@ def test_gates_scale_the_output_of_each_head(length: int | None) -> None:
     options = {"causal": length is None, "query": "", "mixed": False}
     assert np.abs(given - in_numpy(made, x[0].numpy(), source[0].numpy(), **options, gates=gates)).max() < 1e-12
     assert np.abs(given - in_numpy(made, x[0].numpy(), source[0].numpy(), **options)).max() > 1e-2
-
-
-def residual_model(norm: str = "pre", **changes: object) -> fr.LanguageModel:
-    torch.manual_seed(2)
-    config = fr.ModelConfig(
-        vocab_size=11, hidden_size=E, num_attention_heads=H, head_dim=D, num_hidden_layers=3, position="sinusoidal", norm=norm,
-        attention=fr.AttentionConfig(value_residual=True), **changes)  # fmt: skip
-    model = fr.LanguageModel(config).double().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return model
-
-
-@pytest.mark.parametrize("norm", ["pre", "post"])
-def test_values_take_a_share_of_the_first_layers(norm: str) -> None:
-    """V' = (1 - a) V + a V_1 in every layer after the first, whose inputs and outputs are taken from the running model."""
-    model, seen = residual_model(norm), list[tuple[np.ndarray, np.ndarray]]()
-    for block in model.blocks:
-        block.attention.register_forward_hook(
-            lambda module, args, out: seen.append((args[0][0].detach().numpy(), out[0].detach().numpy()))
-        )
-    model(torch.randint(11, (1, N)))
-    value = model.blocks[0].attention.project.value
-    first = seen[0][0] @ value.weight.detach().numpy().T + value.bias.detach().numpy()
-    shares = model.value_residuals.shares
-    assert {*shares} == {"1", "2"}
-    for number, (block, (x, out)) in enumerate(zip(model.blocks, seen, strict=True)):
-        options = {"causal": True, "query": "", "mixed": False}
-        expected = in_numpy(
-            block.attention, x, x, **options, first=(first, shares[str(number)].item()) if number else None
-        )
-        assert np.abs(out - expected).max() < 1e-12
-        assert number == 0 or np.abs(out - in_numpy(block.attention, x, x, **options)).max() > 1e-2
 
 
 def test_equals_pytorchs_own_layer() -> None:

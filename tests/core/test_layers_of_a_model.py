@@ -39,7 +39,6 @@ CASES: dict[str, tuple[Keys, list[Keys]]] = {  # keys of the model, and the atte
         [{"score": {"name": "relative", "shared_biases": False}} | more for more in ({}, B)],
     ),
     "position term": ({"position": "relative"}, [PAIRS | RELATIVE | {"cores": cores} for cores in (1, 2)]),
-    "value residuals in the last": ({}, [{}, PAIRS, {"value_residual": True}]),
 }
 
 
@@ -217,11 +216,6 @@ THREE: Keys = {**SIZES, "num_hidden_layers": 3}
             r"read the same distances, u and v.* given \('multilinear', 5, \{\}\)",
         ),
         ([{"at": [1], "attention": PAIRS}], {"position": "rotary"}, r"rotary acts on dot products.*model\.layers\.attention"),
-        (
-            [{"at": [0], "attention": PAIRS}, {"at": [2], "attention": {"value_residual": True}}],
-            {},
-            r"value_residual: reads the values of the first layer, which has multi-linear attention",
-        ),
         ([{"at": [2], "attention": B}], {"encoder": {"num_hidden_layers": 2}}, r"from 0 to 1 .*model\.encoder"),
     ],
 )  # fmt: skip

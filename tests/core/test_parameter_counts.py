@@ -203,7 +203,6 @@ def test_every_size_by_its_formula(
     assert count("position_wise") == total + layers * (heads**2 + head_dim * heads)
     assert count("random") == count("average") == total
     assert count("none", gate="head") == total + layers * heads * width
-    assert count("none", value_residual=True) == total + layers - 1
 
 
 def test_size_counts_flops_by_their_formula() -> None:
@@ -226,6 +225,5 @@ def test_size_counts_flops_by_their_formula() -> None:
     plain = 2 * (layers * (4 * e * h * d + 2 * e * f) + layers * 2 * h * d * keys + v * e)
     assert flops() == plain
     assert flops(gate="head") == plain + 2 * layers * h * e
-    assert flops(value_residual=True) == plain
     assert flops("position_independent") == plain + 2 * layers * h * h * keys
     assert flops("position_wise") == plain + 2 * layers * (h * h * keys + h * h * d)

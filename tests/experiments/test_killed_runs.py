@@ -62,7 +62,7 @@ def test_a_killed_distillation_ends_as_one_never_killed(tmp_path: Path) -> None:
     """Both have a memory, which the next batch needs."""
     file, teacher = KINDS[MEMORY].write(tmp_path), tmp_path / "teacher"
     finish(file, "--out", teacher)
-    taught = f"train.distill.run={teacher}"
+    taught = f"train.parts={{distill: {{run: {teacher}}}}}"
     finish(file, taught, "--out", tmp_path / "whole")
     killed = tmp_path / "killed"
     kill_when(killed, 5, file, taught, "--out", killed)

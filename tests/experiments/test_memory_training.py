@@ -1,4 +1,4 @@
-"""Training with memory, Skip-Retain, phases and a teacher: the real model in the real loop."""
+"""Training with memory, Skip-Retain, phases: the real model in the real loop."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn import functional as F
 
 import fullrank as fr
 from fullrank.config.load import build
@@ -18,11 +17,8 @@ from fullrank.config.training import PhaseConfig, TrainConfig
 from fullrank.core.errors import InputError
 from fullrank.core.skip_retain import SkipRetain
 from fullrank.data.batches import Streams
-from fullrank.experiments.little_data import Distillation
 from fullrank.experiments.objective import CausalObjective
 from fullrank.experiments.run import train
-from fullrank.experiments.run_folder import teacher_of
-from fullrank.seal import read_identity
 from fullrank.training import TrainingPosition
 
 LAYERS = 4
@@ -125,58 +121,3 @@ def test_positions_that_end_are_refused_before_training(text: Path, tmp_path: Pa
     model = {**MODEL, "position": change["position"], "attention": {"score": change.get("score", "dot_product")}}
     with pytest.raises(InputError, match=r"max_position_embeddings 1,024.*model\.memory_length to 0"):
         trained(tmp_path / "run", configuration(text, model, steps=5))
-
-
-# -- distillation ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def teacher(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("teacher") / "elder"
-    trained(folder, configuration(text, steps=3))
-    return folder
-
-
-def taught(text: Path, teacher: Path, model: Mapping[str, Any] = MODEL, **options: Any) -> dict[str, Any]:
-    return configuration(
-        text, model, steps=10, distill={"run": str(teacher), "weight": 0.25, "temperature": 2.0}, **options
-    )
-
-
-@pytest.mark.parametrize("memory", [8, pytest.param(0, marks=pytest.mark.full)], ids=["memory", "context"])
-def test_the_loss_has_a_share_of_the_teachers_cross_entropy(
-    memory: int, text: Path, teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """0.75 CE(targets, p) + 0.25 T^2 CE(q_T, p_T) of both models by themselves, batch after batch, in fp64."""
-    if memory == 0:
-        trained(teacher := tmp_path / "elder", configuration(text, PLAIN, steps=2))
-    vocabulary = fr.LanguageModel.load(teacher).config.vocab_size
-    plain = {"dropout": {}, "attention": {"score": "relative"}, "memory_length": memory, "vocab_size": vocabulary}
-    config = build(taught(text, teacher, {**MODEL, **plain}, **({} if memory else {"context": 3})))
-    identity = read_identity(teacher)
-    identity["teacher"] = teacher_of(str(teacher), identity)
-    student = fr.LanguageModel(config.model).double().train()
-    objective = CausalObjective(student, config.train, identity)
-    other = objective.parts["distill"].model.double()
-    monkeypatch.setattr(Distillation, "CHUNK", 5)  # in the middle of a row
-    ids = torch.randint(vocabulary, (240,), generator=torch.Generator().manual_seed(2)).numpy()
-    streams = Streams(ids, batch_size=3, segment_length=8, start_id=0, context=config.train.context)
-    carry: Mapping[str, torch.Tensor] = {}
-    memories: list[Any] = [None, None]
-    for step in range(4):
-        batch = streams.batch(0, step)
-        found = objective(batch, carry, TrainingPosition(step + 1))
-        carry = found.carry
-        logits = []
-        for i, model in enumerate((student, other)):
-            out = model(batch.inputs, memories[i])
-            memories[i] = out.memory
-            logits.append(out.logits[:, -batch.targets.shape[1] :].flatten(0, 1))
-        kept = torch.ones_like(batch.targets) if batch.weights is None else batch.weights
-        hard = F.cross_entropy(logits[0], batch.targets.flatten(), reduction="none")
-        soft = 4 * F.cross_entropy(logits[0] / 2, torch.softmax(logits[1] / 2, -1), reduction="none")
-        expected = ((0.75 * hard + 0.25 * soft) * kept.flatten()).sum() / kept.sum()
-        assert torch.allclose(found.value, expected, rtol=1e-12)
-        assert torch.allclose(torch.as_tensor(found.nll), (hard * kept.flatten()).sum(), rtol=1e-12)
-    assert any(name.startswith("distill.") for name in carry) == bool(memory)
-    assert not any(parameter.requires_grad for parameter in other.parameters())

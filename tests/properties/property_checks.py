@@ -138,7 +138,7 @@ def segments_with_memory_equal_one_pass(combination: Combination, dtype: torch.d
         _close(torch.cat(parts, 1), expected, TOLERANCES[dtype], f"cached: {cached}", None)
     found = []
     changed = model.with_memory(3)
-    skips: list[tuple[int, ...]] = [(), (1,) if combination.values == "own" else (), ()]
+    skips: list[tuple[int, ...]] = [(), (1,), ()]
     for kernel in kernels_for(model):
         memory, parts = None, []
         for skip, (start, end) in zip(skips, itertools.pairwise(cuts), strict=True):

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning"
 
 def everyday() -> list[Combination]:
     """Few combinations that hold every choice of what a graph depends on, and every score of every way to attend."""
-    slots = ("attend", "score", "normalize", "mix", "position", "norm", "activation", "gate", "values")
+    slots = ("attend", "score", "normalize", "mix", "position", "norm", "activation", "gate")
     left = combinations.pairwise()
 
     def choices(row: Combination) -> set[tuple[str, ...]]:
@@ -97,9 +97,7 @@ def test_randomness_breaks_no_graph(combination: Combination) -> None:
 def test_the_losses_of_a_compiled_model_are_those_of_the_eager_one(score: str) -> None:
     """Blocks are compiled one by one and in place, as the training loop does; names of parameters stay."""
     torch._dynamo.reset()
-    combination = next(
-        c for c in combinations.pairwise() if (c.mix, c.score, c.values) == ("position_wise", score, "own")
-    )
+    combination = next(c for c in combinations.pairwise() if (c.mix, c.score) == ("position_wise", score))
     eager, compiled = combination.moved(), combination.moved()
     for block in compiled.compile_targets():
         block.compile(backend="aot_eager")
@@ -116,9 +114,7 @@ def test_the_losses_of_a_compiled_model_are_those_of_the_eager_one(score: str) -
 def test_a_compiled_model_with_memory(score: str) -> None:
     """Segment after segment, with layers that rest: the same numbers, no graph break, and no new graph once a text goes on."""
     torch._dynamo.reset()
-    combination = next(
-        c for c in combinations.pairwise() if (c.mix, c.score, c.values) == ("position_wise", score, "own")
-    )
+    combination = next(c for c in combinations.pairwise() if (c.mix, c.score) == ("position_wise", score))
     settings = {"memory_length": 5, "max_position_embeddings": 64, "attention": {"cross_head": 0.0}}
     eager, compiled = combination.moved(**settings), combination.moved(**settings)
     for block in compiled.compile_targets():
@@ -161,7 +157,7 @@ def test_how_many_graphs_a_training_has(attend: str, score: str, most: int) -> N
     """
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    found = (c for c in combinations.pairwise() if (c.attend, c.score, c.values) == (attend, score, "own"))
+    found = (c for c in combinations.pairwise() if (c.attend, c.score) == (attend, score))
     combination = next(c for c in found if c.mix == "position_wise" or not c.weighted)
     model = combination.moved(memory_length=5, max_position_embeddings=128)
     for block in model.compile_targets():
@@ -201,9 +197,7 @@ EVERYDAY = {("relative", "gap and window")}
 )
 def test_whole_graph_with_memory_and_cross_head(score: str, layout: fr.Layout) -> None:
     """One graph for keys in pieces and a window, while heads are permuted; the numbers are those of eager code."""
-    combination = next(
-        c for c in combinations.pairwise() if (c.mix, c.score, c.values) == ("position_wise", score, "own")
-    )
+    combination = next(c for c in combinations.pairwise() if (c.mix, c.score) == ("position_wise", score))
     memory = torch.randn(2, layout.shape[1] - layout.shape[0], WIDTH, generator=torch.Generator().manual_seed(9))
     torch._dynamo.reset()
     block = moved(Block(combination.config(attention={"cross_head": 1.0}))).train()

@@ -65,7 +65,6 @@ IMPOSSIBLE = {
     ("attend", "mix"): 2 * 4,
     ("attend", "position"): 1 + 2,  # rotary, and relative with decayed sums
     ("attend", "gate"): 2 * 1,
-    ("attend", "values"): 2 * 1,
 }
 
 
@@ -175,7 +174,6 @@ def _belongs_to(slot: str) -> Callable[[str], bool]:
         "input": ("embedding.",),
         "output": ("output.",),
         "gate": (".attention.gate.",),
-        "values": ("value_residuals.shares",),
     }
     return lambda name: any(mark in name for mark in marks[slot])
 

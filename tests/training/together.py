@@ -47,7 +47,8 @@ CASES: dict[str, dict[str, Any]] = {
             "attention": {"mix": "position_independent"},
         },
         # two parts that only training has
-        "train": SHORT | {"order": "shuffled", "batch_size": 7, "label_smoothing": 0.1, "past_decode": 0.1, "input_mask": 0.2},
+        "train": SHORT | {"order": "shuffled", "batch_size": 7, "label_smoothing": 0.1,
+            "parts": {"past_decode": {"coefficient": 0.1}, "input_mask": {"probability": 0.2}}},
     },
     # what the published Penn Treebank recipe draws
     "little": {

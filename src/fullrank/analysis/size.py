@@ -39,7 +39,7 @@ Model = TypeVar("Model")
 _PARTS = (  # first match wins
     ("mixing", (".attend.mix.",)),
     # u and v, which all layers share
-    ("attention", (".attention.", ".cross_attention.", "position.biases.", "value_residuals.")),
+    ("attention", (".attention.", ".cross_attention.", "position.biases.")),
     ("feed_forward", (".feed_forward.",)),
     ("norm", ("norm.",)),
     ("position", ("position.",)),
@@ -203,7 +203,7 @@ def build_on_meta(cls: Callable[[ModelConfig], Model], config: ModelConfig) -> M
 def parameters_by_part(model: nn.Module, place: str | None = None) -> dict[str, int]:
     """Trainable parameters of each part of a model, and `total`; tied ones count once, where they are stored.
 
-    Those that training adds (`TrainingModule`) are no part of the model.
+    Those that training adds (`train.parts`) are no part of the model.
     place: only those of one of `PLACES` of a translation model; cross-attention and its norm are a place of their own.
     """
     counts: Counter[str] = Counter({part: 0 for part, _ in _PARTS})

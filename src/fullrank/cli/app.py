@@ -13,7 +13,7 @@ from typer.models import ArgumentInfo
 
 from fullrank.cli.options import expand, make_parameter, set_parameters
 from fullrank.core.errors import FullRankError, InputError, one_line
-from fullrank.plugins import import_module
+from fullrank.plugins import import_plugin, imported_plugins
 
 Verb = TypeVar("Verb", bound=Callable[..., None])
 
@@ -57,14 +57,11 @@ def verb(*commands: str, name: str | None = None, group: typer.Typer = app, **op
     return register
 
 
-loaded_modules: list[str] = []  # of this command line, in their order
-
-
 def load_modules(names: list[str] | None) -> list[str] | None:
     """Import modules, from the working directory first: their stages, measurements and corpora are known then."""
     for name in names or []:
         try:
-            import_module(name)
+            import_plugin(name)
         except FullRankError:
             raise
         except Exception as error:
@@ -72,13 +69,12 @@ def load_modules(names: list[str] | None) -> list[str] | None:
                 f"--import {name}: cannot be imported ({type(error).__name__}: {one_line(error)}); name a module that is "
                 "installed or in the working directory, as my_module for my_module.py"
             ) from error
-        loaded_modules[:] = [*dict.fromkeys((*loaded_modules, name))]
     return names
 
 
 def import_options() -> list[str]:
     """The words `--import MODULE` of this command line, for commands that go on from it."""
-    return [word for name in loaded_modules for word in ("--import", name)]
+    return [word for name in imported_plugins for word in ("--import", name)]
 
 
 Imports = Annotated[

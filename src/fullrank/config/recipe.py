@@ -10,11 +10,13 @@
 `base`, a scale and a row's `set` may use dotted keys. `seeds`, of the recipe or of a row, are the paper's: a number N (1 to N)
 or a list, which `reproduce` trains at paper scale. A row may have `scales` of its own, laid on last. `extends: NAME` (a
 shipped recipe, or a file beside this one) takes that recipe's base and scales, on which this recipe's are laid; rows are
-always its own. A plain YAML of `model data train eval` is a recipe with one row.
+always its own. `imports` names modules that register what rows use; one that is not there is left out. A plain YAML of
+`model data train eval` is a recipe with one row.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,6 +30,7 @@ from fullrank.config.load import apply_overrides, build, build_any, lay, merge, 
 from fullrank.config.run import RunConfig
 from fullrank.core.errors import InputError, suggest
 from fullrank.core.section import Count, CountOrZero, Section, key
+from fullrank.plugins import import_plugin
 
 Settings = dict[str, Any]
 Seeds = Count | list[CountOrZero]  # 1 to N, or those of a list
@@ -50,6 +53,7 @@ class Recipe:
     rows: Mapping[str, Mapping[str, Any]]
     notes: str = ""
     seeds: Seeds | None = None
+    imports: Sequence[str] = ()
 
     def seeds_of(self, row: str) -> list[int] | None:
         """The paper's seeds of a row; None where neither the row nor the recipe states any."""
@@ -94,6 +98,7 @@ class RecipeFile(Section):
     rows: dict[str, RowFile | None] | None = key(None, "rows by name")
     notes: str | None = key(None, "what the paper leaves open")
     seeds: Seeds | None = key(None, "the paper's seeds of every row: how many, or which")
+    imports: list[str] = key([], "modules that register stages and parts which rows use")
 
 
 def _extended(name: str, parent: str, folder: Path | None, below: tuple[str, ...]) -> Recipe:
@@ -137,7 +142,7 @@ def parse(name: str, raw: Mapping[str, Any], folder: Path | None = None, below: 
         }
         paper, seeds = paper or parent.paper, seeds or parent.seeds
     rows = {str(row): dict(content or {}) for row, content in raw["rows"].items()}
-    return Recipe(name, file.table or name, paper, base, scales, rows, file.notes or "", seeds)
+    return Recipe(name, file.table or name, paper, base, scales, rows, file.notes or "", seeds, file.imports)
 
 
 def shipped() -> list[str]:
@@ -291,6 +296,9 @@ def _resolve(
 ) -> Resolved[Any]:
     """Read the settings of one row at one scale by `read`: the file, then scale, row and overrides laid on it."""
     recipe = load(name)
+    for module in recipe.imports:
+        with contextlib.suppress(ModuleNotFoundError):  # a row that needs it then says what is missing
+            import_plugin(module)
     layers: list[Mapping[str, Any] | None] = []
     paper = None
     if recipe.rows:

@@ -109,7 +109,7 @@ class RunConfig(Section):
 
     DECIDED_BY: ClassVar = {
         "task": "data.name or train.objective", "data.content": "data.name", "model.sees_future": "model.attention.causal",
-        "model.has_attention_weights": "model.attention.kind", "model.value_residual": "model.attention.value_residual",
+        "model.has_attention_weights": "model.attention.kind",
         "model.output.adaptive": "model.output.kind or model.output.components",
     }  # fmt: skip
     model: ModelConfig = key(ModelConfig(), "what the model is made of")

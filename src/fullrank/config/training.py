@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fullrank.core import registry
 from fullrank.core.errors import ConfigError
@@ -16,6 +16,7 @@ from fullrank.core.section import (
     Count,
     CountOrZero,
     Fraction,
+    Parts,
     Positive,
     PositiveOrZero,
     Probability,
@@ -72,7 +73,7 @@ class PhaseConfig(Section):
     skip: str = key(
         "none",
         "schedule of skipped layers",
-        needs="task=language_model, model.value_residual=false, train.cuda_graphs=false",
+        needs="task=language_model, train.cuda_graphs=false",
     )
     p: float | list[float] | None = key(None, "probability of the schedule; one for each layer with `skip: listed`")
     gaps: Literal["true", "drifting"] = key("true", "age of a skipped layer's memory; drifting: as released")
@@ -102,25 +103,6 @@ class PhaseConfig(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistillConfig(Section):
-    """Self-distillation (born-again networks, Furlanello et al. 2018): the teacher is a finished run on the same text.
-
-        loss = (1 - w) CE(targets, p) + w T^2 CE(q_T, p_T)
-
-    w = `weight`, T = `temperature`, q and p the distributions of teacher and model, q_T proportional to q^(1/T).
-    """
-
-    KEY = "train.distill"
-    run: str = key("", "folder of the finished run whose best checkpoint is the teacher")
-    weight: Probability = key(0.5, "weight of the teacher's distribution; 1: the targets count for nothing")
-    temperature: Positive = key(1.0, "temperature of both distributions")
-
-    def _faults(self) -> Iterator[str]:
-        if not self.run:
-            yield "train.distill.run: give the folder of the finished run that teaches, or leave train.distill out"
-
-
-@dataclass(frozen=True, kw_only=True)
 class TrainingConfig(Section):
     """Settings of every training, of a model of ours and of a pretrained one."""
 
@@ -142,7 +124,7 @@ class TrainingConfig(Section):
     sharding: Literal["ddp", "fsdp"] = key(
         "ddp",
         "several processes: each holds all parameters, or a part of each",
-        needs="task!=finetuning, model.value_residual=false",
+        needs="task!=finetuning",
     )
     activation_checkpointing: bool = key(False, "compute blocks again in the backward pass, to save memory")
     save_every_steps: Count | None = key(
@@ -222,17 +204,8 @@ class TrainConfig(TrainingConfig):
     start: str | None = key(
         None, "folder of a finished run, with whose weights and vocabulary training begins", needs="data.content=text"
     )
-    distill: DistillConfig | None = key(
-        None, "learn the next-token distribution of a finished run, too", needs="task=language_model, sharding=ddp"
-    )
-    past_decode: PositiveOrZero = key(
-        0.0,
-        "coefficient of past-decode regularization (0.001 is usual)",
-        needs="task=language_model, model.output.tied=true, model.output.kind=softmax|mixture_of_softmaxes, "
-        "model.output.adaptive=false",
-    )
-    input_mask: Share = key(
-        0.0, "probability that a learned vector replaces an input token in training", needs="task=language_model"
+    parts: Annotated[dict[str, dict[str, Any]], Parts("training_part")] = key(
+        {}, "what training adds to a model, of one's own, by name with options", needs="task=language_model"
     )
     compile: bool = key(False, "compile the model")
     cuda_graphs: bool = key(

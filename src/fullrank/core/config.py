@@ -19,7 +19,7 @@ from .kinds import OutputConfig as OutputConfig
 from .kinds import TensorTrainConfig as TensorTrainConfig
 from .kinds import WeightedConfig as WeightedConfig
 from .kinds import cluster_problems as cluster_problems
-from .section import Layers, Positive, Rate, Section, Size, SizeOrZero, Slot, key
+from .section import Layers, Parts, Positive, Rate, Section, Size, SizeOrZero, Slot, key
 from .section import Stage as Stage
 from .section import stage_name as stage_name
 from .section import stage_options as stage_options
@@ -140,6 +140,9 @@ class ModelConfig(Section):
     )
     input: InputConfig = key(InputConfig(), "embedding of token ids")
     output: OutputConfig = key(OutputConfig(), "vocabulary layer")
+    parts: Annotated[dict[str, dict[str, Any]], Parts("model_part")] = key(
+        {}, "modules of one's own by name, with their options: built with the model and saved with it"
+    )
     encoder: EncoderConfig | None = key(
         None, "what differs in the encoder of a translation model", needs="task=translation"
     )
@@ -245,17 +248,6 @@ class ModelConfig(Section):
                 "model.layers.attention.score: relative scores of all layers read the same distances, u and v, so all have the "
                 f"kind, rank and options of model.attention, {scores[0]}; given {other[0]}"
             )
-        if self.value_residual and isinstance(self.attentions[0], MultiLinearConfig):
-            yield (
-                "model.layers.attention.value_residual: reads the values of the first layer, which has multi-linear attention; "
-                "set it to false, or give the first layer kind: weighted"
-            )
-
-    @property
-    def value_residual(self) -> bool:
-        """Self-attention of later layers reads the values of the first layer."""
-        parts = [part.attention for part in (self.encoder, self.decoder) if part is not None]
-        return any(isinstance(a, WeightedConfig) and a.value_residual for a in (*self.attentions, *parts))
 
     @property
     def has_attention_weights(self) -> bool:
@@ -329,9 +321,7 @@ class ModelConfig(Section):
     def _attentions(self) -> tuple[AttentionConfig, AttentionConfig, AttentionConfig]:
         """Attention of the encoder, of the decoder, and from the decoder to the source."""
         encoder, decoder = self.encoder or EncoderConfig(), self.decoder or DecoderConfig()
-        cross = decoder.cross or replace(self.attention, score="dot_product").with_known(
-            pattern="full", stride=None, value_residual=False
-        )
+        cross = decoder.cross or replace(self.attention, score="dot_product").with_known(pattern="full", stride=None)
         if decoder.released_cross and isinstance(cross, WeightedConfig):
             cross = replace(cross, mix="none")
         return (
@@ -395,11 +385,6 @@ class ModelConfig(Section):
         if isinstance(cross, WeightedConfig) and cross.stride is not None:
             lines.append(
                 "model.decoder.cross.pattern: strided counts distances, which two texts do not share; use full"
-            )
-        if isinstance(cross, WeightedConfig) and cross.value_residual:
-            lines.append(
-                "model.decoder.cross.value_residual: every layer reads the same source; leave it out, or set "
-                "model.attention.value_residual for self-attention"
             )
         if isinstance(cross, MultiLinearConfig) and not cross.tied_to_length:
             lines.append(

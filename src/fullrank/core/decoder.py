@@ -133,11 +133,6 @@ class LanguageModel(Layers):
     def _check(self, memory: Memory | None, cache: Cache | None, skip: Collection[int]) -> None:
         if wrong := [layer for layer in skip if isinstance(layer, bool) or not 0 <= layer < len(self.blocks)]:
             raise InputError(f"skip: layers 0 to {len(self.blocks) - 1}, given {wrong}")
-        if skip and self.memory_length and self.config.value_residual:
-            raise InputError(
-                "skip: a skipped layer's memory has other tokens than the first layer's, whose values all layers read "
-                "(model.attention.value_residual: true); skip none"
-            )
         if memory is not None and self.memory_length == 0:
             raise InputError(
                 "memory was given, but model.memory_length is 0: this model has none (model.with_memory gives it one)"

@@ -93,7 +93,7 @@ class AttentionConfig(ByKind):
     SLOT = "attend"
     WRITTEN: ClassVar[dict[str, Any]] = {
         "kind": None, "score": None, "normalize": "softmax", "mix": "none", "cross_head": 0.0,
-        "gate": "none", "value_residual": False, "bias": None,
+        "gate": "none", "bias": None,
         "pattern": "full", "stride": None,
         "cores": None, "rank": None, "causal": None, "core_weights": None, "output_map": None, "decays": None,
         "not_next_token_perplexity": False,
@@ -134,7 +134,6 @@ class WeightedConfig(AttentionConfig, built_in=True):
     mix: Mix = key("none", "exchange of attention between heads (Mixhead)")
     cross_head: Probability = key(0.0, "probability beta of permuted heads in training (Skip Cross-head §2.2)")
     gate: Literal["none", "head"] = key("none", "head: each query scales each head's output (Qiu et al. 2025)")
-    value_residual: bool = key(False, "values take a learned share of the first layer's values (Zhou et al. 2025)")
     pattern: Literal["full", "strided"] = key(
         "full", "the keys that a query sees: all, or those at a stride", needs={"strided": "stride"}
     )

@@ -22,7 +22,6 @@ from .errors import InputError
 from .memory import Memory
 from .positions import Position
 from .trace import Trace
-from .value_residual import ValueResiduals
 
 Arguments = ParamSpec("Arguments")
 
@@ -130,11 +129,11 @@ class Layers(Model):
         if self.position.biases is not None:
             for block in self.blocks:
                 block.attention.attend.use_shared_biases()
-        if layers := [layer for layer, part in enumerate(parts) if layer and part.value_residual]:
-            values = [block.attention.project.value for block in self.blocks]
-            self.value_residuals = ValueResiduals(values, layers)
         self.final_norm = (
             nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.final_norm else nn.Identity()
+        )
+        self.parts = nn.ModuleDict(
+            {name: registry.lookup("model_part", name)(self, **options) for name, options in config.parts.items()}
         )
 
     def embed(self, embedding: Input, input_ids: Tensor) -> Tensor:

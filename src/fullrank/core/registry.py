@@ -30,6 +30,7 @@ _HOMES = {
         "output": "output",
         "initializer": "initialize",
         "skip": "skip_retain",
+        "model_part": "model",
     }.items()
 }
 

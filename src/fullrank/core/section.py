@@ -120,6 +120,18 @@ class Slot:
         return {"name": name, **{option: getattr(made, option) for option in options}}
 
 
+class Parts(Slot):
+    """Any number of stages of a slot that only users fill: `{NAME: {OPTION: VALUE}}`."""
+
+    def read(self, parts: Any, key: str) -> Any:
+        """The options of each part by its name; ConfigError for a part or an option that does not exist."""
+        checked = {}
+        for name, options in parts.items():
+            stage = super().read({"name": name, **options}, f"{key}.{name}")
+            checked[name] = stage_options(stage)
+        return checked
+
+
 class Need(NamedTuple):
     """What a field goes with, where it is given (or has the value `only`): a value of another key.
 
@@ -448,7 +460,8 @@ def _needs_in(section: Section, prefix: str) -> Iterator[tuple[str, Any, Need]]:
     for option in fields(section):
         value, path = getattr(section, option.name), prefix + option.name
         for need in option.metadata.get("needs", ()):
-            if need.only == _word(value) or (not need.only and value is not None and value != _default(option)):
+            is_given = value is not None and value != _default(option)
+            if need.only == _word(value) if need.only else is_given:
                 yield path, value, need
         if isinstance(value, Section):
             yield from _needs_in(value, f"{path}.")

@@ -187,7 +187,7 @@ class LanguageModelTask(TextTask[Corpus, LanguageModel, EvaluationProtocol]):
             check_length(model, protocol, corpus.splits[split]["tokens"])
             divide_logits(model, protocol.temperature)  # refused where the output layer has no logits
 
-        identity = {} if config.train.distill is None else read_identity(folder)
+        identity = read_identity(folder) if config.train.parts else {}
 
         def evaluate(model: nn.Module) -> EvaluationResult:
             start = corpus.tokenizer.start_id
@@ -204,7 +204,7 @@ class LanguageModelTask(TextTask[Corpus, LanguageModel, EvaluationProtocol]):
             evaluate=evaluate,
             splits=_MEASURED,
             evaluation={"protocol": while_training.in_words(), "next_token": while_training.next_token},
-            entries={"corpus": describe(corpus), **({"teacher": identity["teacher"]} if identity else {})},
+            entries={"corpus": describe(corpus), **({"parts": identity["parts"]} if identity else {})},
         )
 
     def figures(

@@ -20,11 +20,32 @@ from fullrank.experiments.task import add_penalties, place_draws, shared, trace_
 from fullrank.training.values import Carry, Loss, TrainingPosition
 
 
+class TrainingPart:
+    """Contract of what training adds to a causal model and the model does not keep (`@register("training_part", NAME)`).
+
+    Built from `(model, options, identity, **settings)`: the train section, the run.json of the run, and what `train.parts.NAME`
+    holds. A part that is an `nn.Module` has its parameters trained, and saved with the state of training.
+    """
+
+    @staticmethod
+    def identify(identity: Mapping[str, Any], **settings: Any) -> dict[str, Any]:
+        """What run.json and result.json record of the part when a run begins."""
+        return settings
+
+    def read(self, batch: Batch, carry: Carry) -> Carry:
+        """Look at a batch before the model does; what the part carries to the next one."""
+        return {}
+
+    def add(self, loss: Tensor, hidden: Tensor, batch: Batch) -> Tensor:
+        """The loss of a batch with what the part adds to it; hidden (B, T, E): input of the output layer at the targets."""
+        return loss
+
+
 class CausalObjective:
     """Mean nll of the next token, with label smoothing, plus the penalties of Mixhead Eq. 16 and Eq. 20 if asked for.
 
-    parts: what else `train` asks for and training alone has (slot `training_part`), by its key. The carry holds the memory of
-    a model that has one, and what parts carry. In a phase with Skip-Retain, the skipped layers are drawn for every pass, a
+    parts: those of `train.parts` (slot `training_part`) by name. The carry holds the memory of a model that has one, and what
+    parts carry. In a phase with Skip-Retain, the skipped layers are drawn for every pass, a
     function of `train.seed` and the number of the pass.
     Raises ConfigError if the probabilities of a phase do not fit the model.
     """
@@ -34,9 +55,8 @@ class CausalObjective:
         self.device = next(model.parameters()).device
         self.schedules = {phase.name: skip_schedule(phase, model.config.num_hidden_layers) for phase in options.phases}
         self.parts: dict[str, Any] = {
-            name: registry.lookup("training_part", name)(model, options, identity or {})
-            for name in registry.names("training_part")
-            if getattr(options, name, None)
+            name: registry.lookup("training_part", name)(model, options, identity or {}, **settings)
+            for name, settings in options.parts.items()
         }
         for name, part in self.parts.items():
             if isinstance(part, nn.Module):

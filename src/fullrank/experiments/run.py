@@ -25,6 +25,7 @@ from fullrank.config.finetune import FinetuneConfig
 from fullrank.config.recipe import Resolved, load, resolve_any, select_rows, shipped
 from fullrank.config.run import RunConfig
 from fullrank.core.errors import InputError
+from fullrank.core.registry import lookup
 from fullrank.data import encode_file, load_tokenizer
 from fullrank.data.prepared import Corpus, check_sources
 from fullrank.evaluation.perplexity import Flags
@@ -42,7 +43,6 @@ from fullrank.experiments.run_folder import (
     read_result,
     started,
     take_over,
-    teacher_of,
     training_of,
     with_own_cache,
 )
@@ -150,8 +150,11 @@ def prepare_run(
     if recorded and has_same_text and isinstance(prepared.corpus, Corpus):
         check_sources(prepared.corpus, folder)
     identity |= prepared.identity
-    if isinstance(config, RunConfig) and config.train.distill is not None:
-        identity["teacher"] = recorded.get("teacher") or teacher_of(config.train.distill.run, identity)
+    if isinstance(config, RunConfig) and config.train.parts:
+        identity["parts"] = recorded.get("parts") or {
+            name: lookup("training_part", name).identify(identity, **settings)
+            for name, settings in config.train.parts.items()
+        }
     if isinstance(config, RunConfig) and config.train.start is not None:
         identity["start"] = recorded.get("start") or {
             "folder": config.train.start, "sha256": sha256_of(find(Path(config.train.start), "best")[0]),

@@ -16,7 +16,7 @@ from fullrank.config.load import build, build_any, flatten, merge, read_yaml, to
 from fullrank.config.recipe import Resolved, load
 from fullrank.config.run import PROTOCOL_KEYS, RunConfig
 from fullrank.core.errors import FullRankError, InputError
-from fullrank.files import digest, read_json, sha256_of, write_bytes, write_json, write_text
+from fullrank.files import digest, read_json, write_bytes, write_json, write_text
 from fullrank.seal import MOVABLE, check_run, is_run, read_identity, seal_run
 
 AnyConfig = TypeVar("AnyConfig", RunConfig, FinetuneConfig)
@@ -41,7 +41,7 @@ def absolute(config: RunConfig | FinetuneConfig) -> RunConfig | FinetuneConfig:
     raw = config.to_dict()
     data, train = raw["data"], raw["train"]
     base = Path(data["dir"] or ".").expanduser().resolve()
-    for section, key in ((data, "dir"), (data, "cache"), (train, "start"), (train.get("distill") or {}, "run")):
+    for section, key in ((data, "dir"), (data, "cache"), (train, "start")):
         if section.get(key) is not None:
             section[key] = str(Path(section[key]).expanduser().resolve())
     if isinstance(config, FinetuneConfig):
@@ -125,27 +125,6 @@ def read_result(folder: Path) -> dict[str, Any] | None:
     return result
 
 
-def teacher_of(run: str, identity: Mapping[str, Any]) -> dict[str, Any]:
-    """The teacher in the folder `run` of a run with this text and vocabulary: its name and the checksum of its weights.
-
-    Raises InputError unless it is a finished language model of the same vocabulary and training text.
-    """
-    from fullrank.storage import find
-
-    folder = Path(run)
-    open_causal(folder)
-    own, known = read_identity(folder), f"train.distill.run: {folder}"
-    if read_result(folder) is None:
-        raise InputError(f"{known} is not finished; train the teacher to its end first")
-    if own.get("vocabulary") != identity.get("vocabulary"):
-        raise InputError(f"{known} has another vocabulary; train the teacher on the same data section")
-    if (own.get("text") or {}).get("train") != (identity.get("text") or {}).get("train"):
-        raise InputError(
-            f"{known} was trained on another text, which would be outside data; train the teacher on this one"
-        )
-    return {"name": own.get("name"), "sha256": sha256_of(find(folder, "best")[0])}
-
-
 # -- a training that begins with the weights of a run ------------------------------------------------------------------
 
 
@@ -199,7 +178,7 @@ def training_of(config: RunConfig | FinetuneConfig, identity: Mapping[str, Any] 
         final = tuple(f"eval.{key}" for key in (*apart, *PROTOCOL_KEYS))
         settings = {key: value for key, value in settings.items() if not key.startswith(final)}
         settings["validation"] = dataclasses.asdict(validation_protocol(config))
-    own = ("text", "vocabulary", "kernel", "teacher", "start")
+    own = ("text", "vocabulary", "kernel", "parts", "start")
     return digest([settings, [(identity or {}).get(key) for key in own]])
 
 

@@ -190,7 +190,7 @@ def _training_facts(record: Run, result: Mapping[str, Any]) -> dict[str, object]
         "recipe": Path(recipe).name if recipe.endswith((".yaml", ".yml")) else recipe,  # no path of a machine
         "row": record.get("row"), "scale": record.get("scale"), "seed": record.seed,
     }  # fmt: skip
-    facts |= {key: result.get(key) for key in ("parameters", "steps", "tokens_seen", "protocol", "corpus", "teacher")}
+    facts |= {key: result.get(key) for key in ("parameters", "steps", "tokens_seen", "protocol", "corpus", "parts")}
     facts |= {key: environment.get(key) for key in ("fullrank", "commit", "torch", "python", "device", "precision")}
     return {key: value for key, value in facts.items() if value not in (None, "", {})}
 

@@ -1,0 +1,309 @@
+"""The policies for little data of `examples/little_data.py`, each against its equation."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Mapping
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from examples.little_data import Distillation
+from test_memory_training import MODEL, PLAIN, configuration, trained
+from test_memory_training import text as text
+from test_objective import batch as batch
+from torch.nn import functional as F
+
+import fullrank as fr
+from fullrank.analysis.size import parameters_by_part
+from fullrank.config.load import build
+from fullrank.config.training import TrainConfig
+from fullrank.core.errors import ConfigError, InputError
+from fullrank.data.batches import Batch, Part, Streams
+from fullrank.experiments.objective import CausalObjective
+from fullrank.experiments.run import resume
+from fullrank.experiments.task import place_draws
+from fullrank.files import sha256_of
+from fullrank.seal import read_identity
+from fullrank.training import TrainingPosition
+from fullrank.training.randomness import begin_draws, end_draws
+
+# -- value residuals ---------------------------------------------------------------------------------------------------
+
+
+def residual_model(norm: str = "pre", **changes: object) -> fr.LanguageModel:
+    torch.manual_seed(2)
+    config = fr.ModelConfig(
+        vocab_size=11, hidden_size=12, num_attention_heads=3, head_dim=5, num_hidden_layers=3, position="sinusoidal", norm=norm,
+        parts={"value_residual": {}}, **changes)  # fmt: skip
+    model = fr.LanguageModel(config).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_values_take_a_share_of_the_first_layers(norm: str) -> None:
+    """V' = (1 - a) V + a V_1 in every layer after the first, whose inputs and outputs are taken from the running model."""
+    model = residual_model(norm)
+    seen = list[tuple[torch.Tensor, torch.Tensor]]()
+    for block in model.blocks:
+        block.attention.project.value.register_forward_hook(lambda _, inputs, out: seen.append((inputs[0], out)))
+    model(torch.randint(11, (1, 9)))
+    shares = model.parts["value_residual"].shares
+    assert {*shares} == {"1", "2"}
+    first = seen[0][1]
+    for number, (block, (x, values)) in enumerate(zip(model.blocks, seen, strict=True)):
+        layer = block.attention.project.value
+        alone, share = F.linear(x, layer.weight, layer.bias), shares[str(number)] if number else 0.0
+        torch.testing.assert_close(values, (1 - share) * alone + share * first, rtol=0, atol=1e-12)
+        assert number == 0 or (values - alone).abs().max() > 1e-2
+
+
+def test_a_copy_has_values_of_its_own() -> None:
+    model, ids = residual_model(), torch.randint(11, (2, 5))
+    model(ids)
+    copy = deepcopy(model)
+    copy.blocks[0].attention.project.value.weight.data.mul_(-1.5)
+    assert not torch.equal(copy(ids).logits, model(ids).logits)
+    copy.load_state_dict(model.state_dict())
+    assert torch.equal(copy(ids).logits, model(ids).logits)
+
+
+def test_kept_values_follow_the_first_layers_parameters() -> None:
+    """Keys and values that a memory keeps are made anew when the first layer's projection has changed."""
+    model, ids = residual_model(memory_length=8), torch.randint(11, (2, 10))
+    with torch.no_grad():
+        memory = model(ids[:, :5]).memory
+        model.blocks[0].attention.project.value.weight.mul_(-1.5)
+        given = model(ids[:, 5:], memory).logits
+        plain = memory.from_tensors(memory.to_tensors())  # the same hidden states without keys and values
+        assert torch.allclose(given, model(ids[:, 5:], plain).logits, rtol=1e-12, atol=1e-12)
+
+
+def test_value_residuals_refuse_what_they_cannot_do() -> None:
+    model = residual_model(memory_length=8)
+    ids = torch.zeros(1, 3, dtype=torch.int64)
+    memory = model(ids, skip=(1,)).memory
+    with pytest.raises(InputError, match="a skipped layer remembers other tokens than the first"):
+        model(ids, memory)
+    attention = fr.AttentionConfig(kind="multilinear")
+    with pytest.raises(InputError, match="multi-linear attention has no values"):
+        fr.LanguageModel(fr.ModelConfig(vocab_size=11, attention=attention, parts={"value_residual": {}}))
+
+
+# -- parts that only training has ---------------------------------------------------------------------------------------
+
+
+def tied(kind: str, **options: Any) -> fr.LanguageModel:
+    sizes = {"vocab_size": 13, "hidden_size": 12, "num_attention_heads": 3, "num_hidden_layers": 2}
+    output = fr.OutputConfig(kind=kind, tied=True, **options)
+    found = fr.LanguageModel(fr.ModelConfig(**sizes, output=output)).double()  # type: ignore[arg-type]
+    with torch.no_grad():
+        for parameter in found.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return found
+
+
+@pytest.mark.parametrize(("kind", "options"), [("softmax", {}), ("mixture_of_softmaxes", {"mixtures": 3})])
+def test_past_decode_is_its_equation(kind: str, options: dict[str, Any], batch: Batch) -> None:
+    """A loop over tokens after two of context; gradients of all parameters, those that only training has included."""
+    model = tied(kind, **options)
+    batch = dataclasses.replace(batch, inputs=torch.cat((torch.randint(13, (3, 2)), batch.inputs), 1))
+    plain = CausalObjective(model, TrainConfig())(batch, {}, TrainingPosition(step=1)).value
+    objective = CausalObjective(model, TrainConfig(parts={"past_decode": {"coefficient": 0.7}}))
+    with torch.no_grad():
+        for parameter in model.get_submodule("past_decode").parameters():  # type: ignore[union-attr]
+            parameter.copy_(torch.randn_like(parameter))
+    found = objective(batch, {}, TrainingPosition(step=1)).value - plain
+    table, extra = model.get_parameter("embedding.weight"), dict(model.get_submodule("past_decode").named_parameters())  # type: ignore[union-attr]
+    p = model(batch.inputs).logits.softmax(-1)
+    each = []
+    for row, column in (batch.weights == 1).nonzero().tolist():  # type: ignore[union-attr]
+        expected = sum(p[row, 2 + column, v] * table[v] for v in range(13))
+        scores = table @ torch.tanh(extra["weight"] @ expected + extra["shift"]) + extra["bias"]
+        each.append(scores.logsumexp(0) - scores[batch.inputs[row, 2 + column]])
+    right = 0.7 * torch.stack(each).mean()
+    torch.testing.assert_close(found, right, rtol=1e-10, atol=1e-12)
+    leaves = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    both = [torch.autograd.grad(loss, leaves, retain_graph=True, materialize_grads=True) for loss in (found, right)]
+    for (name, _), one, other in zip(model.named_parameters(), *both, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-11, msg=name)
+    assert all(gradient.abs().max() > 1e-4 for gradient in both[0][-3:])
+
+
+def test_parts_of_training_are_not_saved_with_the_model(tmp_path: Path) -> None:
+    names = set(tied("softmax").state_dict())
+    model = tied("softmax")
+    count = parameters_by_part(model)
+    CausalObjective(model, TrainConfig(parts={"past_decode": {}, "input_mask": {}}))
+    assert len(list(model.parameters())) == len(list(tied("softmax").parameters())) + 4
+    assert set(model.state_dict()) == names
+    assert parameters_by_part(model) == count
+    model.save(tmp_path)
+    assert set(fr.LanguageModel.load(tmp_path).state_dict()) == names
+
+
+def masked_inputs(model: fr.LanguageModel, batch: Batch, number: int = 1, part: Part | None = None) -> torch.Tensor:
+    """Which inputs (B, N) of a pass were replaced by the learned vector, all others being as they were."""
+    seen: list[torch.Tensor] = []
+    handle = model.embedding.register_forward_hook(lambda _, __, vectors: seen.append(vectors))
+    begin_draws(3, number)
+    place_draws(part, len(batch.inputs))
+    model.hidden(batch.inputs)
+    end_draws()
+    handle.remove()
+    table = model.get_parameter("embedding.weight")[batch.inputs] * model.embedding.scale
+    masked = (seen[0] != table).any(-1)
+    assert (seen[0][masked] == model.input_mask.vector).all()  # type: ignore[union-attr]
+    return masked
+
+
+def test_masked_inputs_are_a_learned_vector_and_targets_stay(batch: Batch) -> None:
+    model = tied("softmax")
+    objective = CausalObjective(model, TrainConfig(parts={"input_mask": {"probability": 0.4}}, seed=3))
+    masked = masked_inputs(model, batch)
+    assert 0 < masked.sum() < masked.numel()
+    begin_draws(3, 1)
+    loss = objective(batch, {}, TrainingPosition(step=1))
+    end_draws()
+    # the same model, with m as a further entry of its table
+    config = dataclasses.replace(model.config, vocab_size=14)
+    longer = fr.LanguageModel(config).double()
+    state = dict(model.state_dict())
+    state["embedding.weight"] = torch.cat((state["embedding.weight"], model.input_mask.vector[None].detach()))  # type: ignore
+    longer.load_state_dict(state)
+    logits = longer(batch.inputs.masked_fill(masked, 13)).logits[..., :13]
+    kept = batch.weights.bool()  # type: ignore[union-attr]
+    right = F.cross_entropy(logits[kept], batch.targets[kept])
+    torch.testing.assert_close(loss.value, right, rtol=1e-12, atol=1e-12)
+    loss.value.backward()
+    assert model.input_mask.vector.grad.abs().max() > 1e-6  # type: ignore[union-attr]
+    model.eval()
+    assert not masked_inputs(model, batch).any()
+
+
+def test_masks_are_drawn_by_pass_and_by_row() -> None:
+    model = tied("softmax")
+    CausalObjective(model, TrainConfig(parts={"input_mask": {"probability": 0.2}}))
+    batch = Batch(torch.randint(13, (8, 500)), torch.randint(13, (8, 500)))
+    whole = masked_inputs(model, batch)
+    assert torch.equal(whole, masked_inputs(model, batch))
+    assert not torch.equal(whole, masked_inputs(model, batch, number=2))
+    for first in (0, 3):  # the rows of a process
+        rows = slice(first, first + 5)
+        half = Batch(batch.inputs[rows], batch.targets[rows])
+        part = Part(first=first, rows=5, of=8, count=2, tokens=4000, read=4000)
+        assert torch.equal(masked_inputs(model, half, part=part), whole[rows])
+    assert abs(float(whole.double().mean()) - 0.2) < 4 * (0.2 * 0.8 / 4000) ** 0.5
+
+
+# -- distillation ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def teacher(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("teacher") / "elder"
+    trained(folder, configuration(text, steps=3))
+    return folder
+
+
+def taught(text: Path, teacher: Path, model: Mapping[str, Any] = MODEL, **options: Any) -> dict[str, Any]:
+    return configuration(
+        text, model, steps=10, parts={"distill": {"run": str(teacher), "weight": 0.25, "temperature": 2.0}}, **options
+    )
+
+
+@pytest.mark.parametrize("memory", [8, pytest.param(0, marks=pytest.mark.full)], ids=["memory", "context"])
+def test_the_loss_has_a_share_of_the_teachers_cross_entropy(
+    memory: int, text: Path, teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """0.75 CE(targets, p) + 0.25 T^2 CE(q_T, p_T) of both models by themselves, batch after batch, in fp64."""
+    if memory == 0:
+        trained(teacher := tmp_path / "elder", configuration(text, PLAIN, steps=2))
+    vocabulary = fr.LanguageModel.load(teacher).config.vocab_size
+    plain = {"dropout": {}, "attention": {"score": "relative"}, "memory_length": memory, "vocab_size": vocabulary}
+    config = build(taught(text, teacher, {**MODEL, **plain}, **({} if memory else {"context": 3})))
+    identity = read_identity(teacher)
+    identity["parts"] = {"distill": Distillation.identify(identity, run=str(teacher))}
+    student = fr.LanguageModel(config.model).double().train()
+    objective = CausalObjective(student, config.train, identity)
+    other = objective.parts["distill"].model.double()
+    monkeypatch.setattr(Distillation, "CHUNK", 5)  # in the middle of a row
+    ids = torch.randint(vocabulary, (240,), generator=torch.Generator().manual_seed(2)).numpy()
+    streams = Streams(ids, batch_size=3, segment_length=8, start_id=0, context=config.train.context)
+    carry: Mapping[str, torch.Tensor] = {}
+    memories: list[Any] = [None, None]
+    for step in range(4):
+        batch = streams.batch(0, step)
+        found = objective(batch, carry, TrainingPosition(step + 1))
+        carry = found.carry
+        logits = []
+        for i, model in enumerate((student, other)):
+            out = model(batch.inputs, memories[i])
+            memories[i] = out.memory
+            logits.append(out.logits[:, -batch.targets.shape[1] :].flatten(0, 1))
+        kept = torch.ones_like(batch.targets) if batch.weights is None else batch.weights
+        hard = F.cross_entropy(logits[0], batch.targets.flatten(), reduction="none")
+        soft = 4 * F.cross_entropy(logits[0] / 2, torch.softmax(logits[1] / 2, -1), reduction="none")
+        expected = ((0.75 * hard + 0.25 * soft) * kept.flatten()).sum() / kept.sum()
+        assert torch.allclose(found.value, expected, rtol=1e-12)
+        assert torch.allclose(torch.as_tensor(found.nll), (hard * kept.flatten()).sum(), rtol=1e-12)
+    assert any(name.startswith("distill.") for name in carry) == bool(memory)
+    assert not any(parameter.requires_grad for parameter in other.parameters())
+
+
+def test_a_result_names_the_teacher(text: Path, teacher: Path, tmp_path: Path) -> None:
+    raw = taught(text, teacher)
+    result, _, weights = trained(tmp_path / "run", raw)
+    assert result["parts"]["distill"] == {
+        "name": "elder", "folder": str(teacher), "sha256": sha256_of(teacher / "checkpoints" / "best" / "model.safetensors")
+    }  # fmt: skip
+    assert weights != trained(tmp_path / "alone", configuration(text, steps=10))[2]
+    assert "parts" not in trained(tmp_path / "plain", configuration(text, steps=2))[0]
+
+
+def test_teachers_that_are_refused(text: Path, teacher: Path, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    trained(begun, configuration(text, steps=2))
+    (begun / "result.json").unlink()
+    other = taught(text, teacher)
+    (tmp_path / "more.txt").write_text((text / "train.txt").read_text() * 2)
+    for raw, message in (
+        (taught(text, begun), "not finished"),
+        (taught(text, tmp_path / "nowhere"), "no such folder"),
+        ({**other, "data": {**other["data"], "tokens": "character"}}, "another vocabulary"),
+        ({**other, "data": {**other["data"], "train": str(tmp_path / "more.txt")}}, "another text"),
+        (taught(text, teacher, PLAIN, context=4), "train.order has to be contiguous"),
+        (taught(text, teacher, sharding="fsdp"), "train.sharding to ddp"),
+        (taught(text, teacher, PLAIN, objective="masked"), "train.parts"),
+    ):
+        with pytest.raises(InputError, match=message):
+            trained(tmp_path / "run", raw)
+
+
+def test_a_run_goes_on_with_the_teacher_that_it_began_with(text: Path, teacher: Path, tmp_path: Path) -> None:
+    elder = shutil.copytree(teacher, tmp_path / "elder", symlinks=True)
+    trained(tmp_path / "run", taught(text, elder))
+    (tmp_path / "run" / "result.json").unlink()
+    shutil.rmtree(elder)
+    trained(elder, configuration(text, steps=2, seed=2))
+    with pytest.raises(InputError, match="elder was changed after this training began"):
+        resume(tmp_path / "run", quiet=True, say=lambda _: None)
+
+
+def test_parts_are_checked_by_name_and_option() -> None:
+    for section, name, message in (
+        ("train", "inputmask", r"train\.parts\.inputmask: 'inputmask' is not available; did you mean 'input_mask'"),
+        ("model", "residual", r"model\.parts\.residual: 'residual' is not available"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            build({section: {"parts": {name: {}}}})
+    with pytest.raises(ConfigError, match=r"train\.parts\.input_mask: probability at least 0 and below 1, given 2"):
+        build({"train": {"parts": {"input_mask": {"probability": 2}}}})
+    with pytest.raises(ConfigError, match=r"train\.parts"):
+        build({"train": {"parts": {"input_mask": {}}, "objective": "masked"}})
