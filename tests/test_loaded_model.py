@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import fullrank as fr
 import hugging_face_models as tiny
 from fullrank.core.errors import InputError
-from fullrank.data.tokenizers import WordVocabulary
+from fullrank.data.tokenizers import build_words
 from fullrank.text import read_file
 
 IDS = torch.randint(tiny.VOCABULARY, (3, 12), generator=torch.Generator().manual_seed(3))
@@ -195,7 +195,7 @@ def test_a_module_around_a_model_is_read_as_it_is() -> None:
 def test_saved_models(tmp_path: Path) -> None:
     module = own().eval()
     module.save(tmp_path / "ours")
-    WordVocabulary(["<eos>", "<unk>", *(f"w{i}" for i in range(45))]).save(tmp_path / "ours")
+    build_words(["\n", "<unk>", *(f"w{i}" for i in range(45))]).save(tmp_path / "ours")
     tiny.save(tiny.gpt2(), tmp_path / "gpt2")
     ours, gpt2 = fr.open_model(tmp_path / "ours"), fr.open_model(str(tmp_path / "gpt2"), dtype=torch.float64)
     assert (ours.source, ours.folder, ours.has) == ("saved model", tmp_path / "ours", ALL)
@@ -227,7 +227,7 @@ def test_text_of_ids() -> None:
 
 def test_text_of_a_file(tmp_path: Path) -> None:
     own().save(tmp_path / "ours")
-    vocabulary = WordVocabulary(["<eos>", "<unk>", *(f"w{i}" for i in range(45))])
+    vocabulary = build_words(["\n", "<unk>", *(f"w{i}" for i in range(45))])
     vocabulary.save(tmp_path / "ours")
     tiny.save(tiny.gpt2(), tmp_path / "gpt2")
     (tmp_path / "text.txt").write_text(" ".join(f"w{i}" for i in range(40)))

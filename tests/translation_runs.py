@@ -14,7 +14,7 @@ from fullrank.config.load import to_yaml
 from fullrank.config.run import EvalConfig, RunConfig
 from fullrank.config.training import TrainConfig
 from fullrank.data import Language
-from fullrank.data.language import Words, learn_byte_bpe
+from fullrank.data.language import build_language, find_words, learn_byte_bpe
 from moving import moved
 
 GERMAN = ["ein", "hund", "mann", "schläft", "rennt", "rot", "im", "park", "und", "kind", "."]
@@ -31,11 +31,8 @@ LINES = [
 
 def languages(subwords: bool = False) -> tuple[Language, Language]:
     """Words of both, of the source also byte-level subwords."""
-    found = Language("de", Words(), ["<eos>", "<unk>", *GERMAN])
-    if subwords:
-        segmenter = learn_byte_bpe(GERMAN * 3, 275)
-        found = Language("de", segmenter, ["<eos>", "<unk>", *segmenter.pieces])
-    return found, Language("en", Words(), ["<eos>", "<unk>", *ENGLISH])
+    source = learn_byte_bpe(GERMAN * 3, 275) if subwords else find_words(GERMAN)
+    return build_language("de", source), build_language("en", find_words(ENGLISH))
 
 
 def write_run(

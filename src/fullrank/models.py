@@ -23,8 +23,7 @@ from fullrank.core.model import Layers
 from fullrank.core.output import IGNORED
 from fullrank.core.trace import LayerTrace, Trace
 from fullrank.core.translator import Translator
-from fullrank.data.language import load_language
-from fullrank.data.tokenizers import load_tokenizer
+from fullrank.data.language import load_language, load_tokenizer
 from fullrank.decoding import reader_of
 from fullrank.decoding.sample import evaluating
 from fullrank.forward import cache_argument, logits_in, read_arguments

@@ -132,7 +132,7 @@ def test_a_run_folder_holds_what_it_promises(run: Path) -> None:
 def test_eval_equals_a_plain_computation(run: Path) -> None:
     """Perplexity from logits, block by block, without any of the evaluation code."""
     words = (run.parent / "test.txt").read_text(encoding="utf-8").replace("\n", " <eos> ").split()
-    entries = load_tokenizer(run).entries
+    entries = ["<eos>" if entry == "\n" else entry for entry in load_tokenizer(run).entries]
     ids = [entries.index(word) for word in words]
     model = fr.LanguageModel.load(run)
     total, start = 0.0, entries.index("<eos>")

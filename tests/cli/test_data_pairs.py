@@ -51,8 +51,8 @@ FAULTS = {
     "a key of language models": (
         None,
         None,
-        ["data.eos=true"],
-        "data.eos: goes with `content: text`",
+        ["data.max_tokens=9"],
+        "data.max_tokens: goes with `content: text`",
         "leave it out",
     ),
 }

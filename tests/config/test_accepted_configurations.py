@@ -60,8 +60,6 @@ VALUES: dict[str, list[Any]] = {
     "eval.test": [{"temperature": 2.0}, {"segment_length": 6}],
     "eval.valid": [{"stride": 3}, {"context": 1}],
     "data.tokens": ["byte", "word", "character", "bpe"],
-    "data.eos": [True, False],
-    "data.sos": [True],
     "data.min_count": [1, 2],
     "data.max_vocabulary": [1, 3, 260],
 }  # fmt: skip
@@ -166,8 +164,6 @@ def test_what_is_accepted_can_be_trained(place: Path, seed: int, count: int) -> 
         ({"data": {"tokens": "byte"}, "model": {"vocab_size": 255}}, "model.vocab_size"),
         ({"data": {"name": "enwik8"}, "model": {"vocab_size": 256}, "train": {"objective": "masked"}}, "model.vocab_size"),
         ({"data": {"name": "enwik8"}, "model": {"input": {"kind": "adaptive", "cutoffs": [300]}}}, "model.input.cutoffs"),
-        ({"data": {"tokens": "byte", "eos": True}}, "data.eos"),
-        ({"data": {"name": "enwik8", "sos": True}}, "data.sos"),
         ({"data": {"tokens": "bpe", "max_vocabulary": 256}}, "data.max_vocabulary"),
         ({"data": {"tokens": "character", "max_vocabulary": 2}}, "data.max_vocabulary"),
         ({"data": {"name": "glue/cola"}, "train": {"optimizer": "nag"}}, "train.optimizer"),

@@ -29,7 +29,7 @@ def test_a_text_that_is_given_is_the_text(given: dict[str, object], name: str) -
 GOOD = [
     {**PARALLEL, "tokens": "word", "min_count": 2, "max_vocabulary": 100},
     {**PARALLEL, "train": ["a", "b"], "max_length": 100, "max_ratio": 1.5, "moses": True, "lowercase": True},
-    {"name": "multi30k-de-en", "source": "en", "target": "de", "concatenate": 240, "concatenate_splits": "train"},
+    {"name": "multi30k-de-en", "source": "en", "target": "de", "concatenate": 240},
     {"name": "iwslt14-de-en", "codes": "bpe.codes", "vocabulary": "separate"},
     {"name": "wmt16-en-de", "tokens": "unigram", "vocabulary": "joint", "max_vocabulary": 32_000},
 ]
@@ -52,14 +52,11 @@ BAD = {
             ("max_length", 5),
             ("max_ratio", 1.5),
             ("concatenate", 5),
-            ("concatenate_splits", "all"),
         )
     },
     "unigram of text": ({"name": "ptb", "tokens": "unigram"}, "data.tokens"),
     "min_count of bpe": ({"name": "multi30k-de-en", "min_count": 2}, "data.min_count"),
     "bytes": ({"name": "multi30k-de-en", "tokens": "byte"}, "data.tokens"),
-    "eos": ({"name": "multi30k-de-en", "eos": True}, "data.eos"),
-    "sos": ({"name": "multi30k-de-en", "sos": True}, "data.sos"),
     "max_tokens": ({"name": "multi30k-de-en", "max_tokens": 9}, "data.max_tokens"),
     "files of a named corpus": ({"name": "multi30k-de-en", "train": "x"}, "data.train"),
     "codes of words": ({"name": "multi30k-de-en", "codes": "x", "tokens": "word"}, "data.codes"),
@@ -71,7 +68,6 @@ BAD = {
     "no ratio": ({**PARALLEL, "max_ratio": float("nan")}, "data.max_ratio"),
     "no length": ({**PARALLEL, "max_length": 0}, "data.max_length"),
     "no tokens": ({**PARALLEL, "concatenate": -1}, "data.concatenate"),
-    "splits of nothing": ({**PARALLEL, "concatenate_splits": "all"}, "data.concatenate_splits"),
 }
 
 

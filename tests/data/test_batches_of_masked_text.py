@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from fullrank.data import WordVocabulary
+from fullrank.data import build_words
 from fullrank.data.batches import Blocks, Streams
 from fullrank.data.masked import MaskedBatch, MaskedBatches, Masking, iterate_masked_blocks
 
 WORDS = 20
-TOKENIZER = WordVocabulary(["<eos>", *(f"w{i}" for i in range(WORDS - 2)), "<sos>"], line_start=True)
-EOS, SOS, MASK = 0, WORDS - 1, WORDS
+TOKENIZER = build_words(["\n", *(f"w{i}" for i in range(WORDS - 2)), "<unk>"])
+EOS, MASK = 0, WORDS
 
 
 def masking(probability: float = 0.15, replaced: float = 0.8, drawn: float = 0.1) -> Masking:
@@ -23,8 +23,8 @@ def masking(probability: float = 0.15, replaced: float = 0.8, drawn: float = 0.1
 
 def marked_text(size: int, seed: int = 0) -> np.ndarray:
     """Words drawn at random, and every fifth token a mark."""
-    ids = np.random.default_rng(seed).integers(1, WORDS - 1, size).astype(np.uint16)
-    ids[::10], ids[5::10] = EOS, SOS
+    ids = np.random.default_rng(seed).integers(1, WORDS, size).astype(np.uint16)
+    ids[::5] = EOS
     return ids
 
 
@@ -43,12 +43,12 @@ def test_shares(p: float, replaced: float, drawn: float) -> None:
     assert torch.equal(batch.targets, torch.from_numpy(ids.astype(np.int64))[batch.at])
     untouched = np.setdiff1d(np.arange(len(ids)), at)
     assert (seen[untouched] == ids[untouched]).all(), "nothing else is changed"
-    assert not np.isin(ids[at], [EOS, SOS]).any(), "marks are not asked for"
-    words = int((~np.isin(ids, [EOS, SOS])).sum())
+    assert not np.isin(ids[at], EOS).any(), "marks are not asked for"
+    words = int((~np.isin(ids, EOS)).sum())
     assert within(len(at), words, p)
     now, was = seen[at], ids[at]
-    assert not np.isin(now, [EOS, SOS]).any(), "marks are not drawn"
-    own = 1 / (WORDS - 2)  # a random token is now and then the right one
+    assert not np.isin(now, EOS).any(), "marks are not drawn"
+    own = 1 / (WORDS - 1)  # a random token is now and then the right one
     for count, share in (
         ((now == MASK).sum(), replaced),
         (((now != MASK) & (now != was)).sum(), drawn * (1 - own)),
@@ -57,10 +57,10 @@ def test_shares(p: float, replaced: float, drawn: float) -> None:
         assert within(int(count), len(at), share)
     other = now[(now != MASK) & (now != was)]
     if drawn:
-        counts = np.bincount(other, minlength=WORDS)[1 : WORDS - 1]
-        expected = len(other) / (WORDS - 2)
+        counts = np.bincount(other, minlength=WORDS)[1:]
+        expected = len(other) / (WORDS - 1)
         chi_square = ((counts - expected) ** 2 / expected).sum()
-        assert chi_square < (WORDS - 3) + 6 * math.sqrt(2 * (WORDS - 3)), "random tokens are drawn alike"
+        assert chi_square < (WORDS - 2) + 6 * math.sqrt(2 * (WORDS - 2)), "random tokens are drawn alike"
 
 
 def test_masks_of_an_evaluation_depend_on_seed_and_place_only() -> None:

@@ -85,7 +85,7 @@ def corpus(extracted) -> Corpus:
 def test_words_are_lower_case_and_seen_three_times(corpus):
     vocabulary = corpus.tokenizer
     assert all(word == word.lower() for word in vocabulary.entries)
-    assert {"the", ".", "function", "<unk>", "<eos>"} <= set(vocabulary.entries)
+    assert {"the", ".", "function", "<unk>", "\n"} <= set(vocabulary.entries)
     counts = np.bincount(corpus.ids("train"), minlength=len(vocabulary))
     assert counts.min() >= 3
     unknown = (corpus.ids("valid") == vocabulary.unk_id).mean()

@@ -3,50 +3,63 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fullrank.core.errors import InputError
 from fullrank.data.language import (
-    Codes,
     Language,
-    Segmenter,
-    Words,
+    Pieces,
+    build_language,
     clean_line,
+    find_words,
     learn_byte_bpe,
     learn_codes,
     learn_unigram,
+    normalize_line,
     read_codes,
+    write_piece,
 )
 
 TEXT = ["the cat sat on the mat .", "the dog sat on the cat .", "a mat and a hat ; the cat &amp; the dog !"] * 9
-MARKS = ["<eos>", "<unk>"]
+CODES = "#version: 0.2\nt h\nth e</w>\na t</w>\n"
 
 
-def entries(segmenter: Segmenter) -> list[str]:
-    if segmenter.pieces is not None:
-        return [*MARKS, *segmenter.pieces]
-    return [*MARKS, *sorted({piece for pieces in segmenter.segment(TEXT) for piece in pieces})]
+def codes(folder: Path, text: str, lines: list[str]) -> Pieces:
+    """The merges of a codes file with this text."""
+    (folder / "codes").write_text(text, encoding="utf-8")
+    return read_codes(folder / "codes", lines)
 
 
-SEGMENTERS = {
-    "word": Words(),
-    "byte_bpe": learn_byte_bpe(TEXT, 280),
-    "codes": Codes([("t", "h"), ("th", "e</w>"), ("a", "t</w>")]),
-    "unigram": learn_unigram(TEXT, 40),
-}
+def cut(language: Language, line: str) -> list[str]:
+    """The pieces of a line, as subword-nmt writes them."""
+    [ids] = language.encode_normalized([line])
+    return [write_piece(language.entries[i]) if i != language.unk_id else "<unk>" for i in ids]
+
+
+@pytest.fixture(scope="module", params=["word", "byte_bpe", "codes", "unigram"])
+def language(request, tmp_path_factory):
+    match request.param:
+        case "word":
+            pieces = find_words(TEXT)
+        case "byte_bpe":
+            pieces = learn_byte_bpe(TEXT, 280)
+        case "codes":
+            pieces = codes(tmp_path_factory.mktemp("codes"), CODES, TEXT)
+        case "unigram":
+            pieces = learn_unigram(TEXT, 40)
+    return build_language("en", pieces)
+
+
 LINES = [
     "", " \t", "\n", "\x00\x01\x7f", "\ud800 half", "🐺 \u202eemoji\u2028line", "the " * 3000, "x" * 30_000, "<eos> <unk>",
     "the<unk>", "@@ a@@", "&quot; &amp;", "▁ Ġ", "İstanbul", "\ufeffthe", "\x85\x1c",
 ]  # fmt: skip
-
-
-@pytest.fixture(params=SEGMENTERS)
-def language(request):
-    segmenter = SEGMENTERS[request.param]
-    return Language("en", segmenter, entries(segmenter))
 
 
 @pytest.mark.parametrize("line", LINES, ids=range(len(LINES)))
@@ -57,49 +70,37 @@ def test_any_line_is_taken(language, line):
     assert "\n" not in text
     if not clean_line(line):
         assert (ids, text) == ([], "")
-    if language.segmenter.kind == "byte_bpe":
+    if language.kind == "byte_bpe":
         assert language.unk_id not in ids
         assert text == clean_line(line)
-    assert ids == language.encode_normalized(["a", language.normalize(line)])[1]
+    assert ids == language.encode_normalized(["a", normalize_line(line, "en", moses=False, lowercase=False)])[1]
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.text(alphabet=st.characters(), max_size=60))
+@given(line=st.text(alphabet=st.characters(), max_size=60))
 def test_bytes_give_every_line_back(line):
-    language = Language("en", SEGMENTERS["byte_bpe"], entries(SEGMENTERS["byte_bpe"]))
-    assert language.decode(language.encode(line)) == clean_line(line)
+    assert BYTES.decode(BYTES.encode(line)) == clean_line(line)
+
+
+BYTES = build_language("en", learn_byte_bpe(TEXT, 280))
 
 
 def test_moses_tokens_and_lower_case():
     pytest.importorskip("sacremoses")
-    words = [
-        "sie",
-        "sagte",
-        ":",
-        "&quot;",
-        "gut",
-        "&amp;",
-        "schön",
-        "&quot;",
-        ",",
-        "z.b.",
-        "3,5",
-        "-",
-        "&#91;",
-        "x",
-        "&#93;",
-    ]
-    language = Language("de", Words(), [*MARKS, *dict.fromkeys(words)], moses=True, lowercase=True)
+    words = "sie sagte : &quot; gut &amp; schön &quot; , z.b. 3,5 - &#91; x &#93;"
+    language = build_language("de", find_words([words]), moses=True, lowercase=True)
+    raw = 'Sie sagte: "Gut & schön", z.B. 3,5 - [x]'
     # the rules of Moses: commas inside numbers and points of abbreviations stay, brackets and quotes are escaped
-    assert language.normalize('Sie sagte: "Gut & schön", z.B. 3,5 - [x]') == " ".join(words)
-    ids = language.encode('Sie sagte: "Gut & schön", z.B. 3,5 - [x]')
+    assert normalize_line(raw, "de", moses=True, lowercase=True) == words
+    ids = language.encode(raw)
     assert language.unk_id not in ids
-    assert language.tokens(ids) == " ".join(words)
-    assert language.decode(ids) == 'sie sagte: "gut & schön", z.b. 3,5 - [x]'
-    assert language.encode_normalized([" ".join(words)])[0] == ids
-    english = Language("en", Words(), MARKS, moses=True)
-    assert english.normalize("We're born, aren't we?") == "We &apos;re born , aren &apos;t we ?"
-    assert english.detokenize("We &apos;re born , aren &apos;t we ?") == "We're born, aren't we?"
+    assert language.tokens(ids) == words
+    assert language.decode(ids) == raw.lower()
+    assert language.encode_normalized([words])[0] == ids
+    english = build_language("en", find_words([]), moses=True)
+    tokens = "We &apos;re born , aren &apos;t we ?"
+    assert normalize_line("We're born, aren't we?", "en", moses=True, lowercase=False) == tokens
+    assert english.detokenize(tokens) == "We're born, aren't we?"
 
 
 HAND = "#version: 0.2\nl o\nlo w\ne r</w>\nlow er</w>\na a\ne s\nes t</w>\n"
@@ -119,32 +120,78 @@ HAND = "#version: 0.2\nl o\nlo w\ne r</w>\nlow er</w>\na a\ne s\nes t</w>\n"
         ("🐺o", "🐺@@ o"),
     ],
 )
-def test_worked_by_hand(word, pieces):
-    codes = read_codes(HAND, "hand")
-    assert len(codes.merges) == 7
-    assert codes.segment([word]) == [pieces.split()]
-    assert codes.join(pieces.split()) == word
-    assert codes.segment([f" {word}   {word}"]) == [pieces.split() * 2]
+def test_worked_by_hand(word, pieces, tmp_path):
+    language = build_language("en", codes(tmp_path, HAND, ["newer lowest x 🐺o aaaa"]))
+    assert cut(language, word) == pieces.split()
+    assert cut(language, f" {word}   {word}") == pieces.split() * 2
+    assert language.decode(language.encode(f"{word} {word}")) == f"{word} {word}"
+
+
+def split_plainly(word: str, merges: list[tuple[str, str]]) -> list[str]:
+    """The paper's procedure: as long as there is a pair with a code, merge the best wherever it stands."""
+    symbols = [*word[:-1], word[-1] + "</w>"]
+    while True:
+        there = [merges.index(pair) for pair in itertools.pairwise(symbols) if pair in merges]
+        if not there:
+            return [*map(write_piece, symbols)]
+        symbols = merge_pair(symbols, merges[min(there)])
+
+
+def merge_pair(symbols: list[str], best: tuple[str, str]) -> list[str]:
+    merged: list[str] = []
+    while symbols:
+        both = tuple(symbols[:2]) == best
+        merged.append("".join(symbols[:2]) if both else symbols[0])
+        symbols = symbols[2 if both else 1 :]
+    return merged
+
+
+def test_words_are_cut_by_the_papers_procedure():
+    """Merges that a text taught, on words of another."""
+    draw = random.Random(7)
+    text = ["".join(draw.choices("abcdefgings", k=draw.randrange(1, 9))) for _ in range(900)]
+    pieces = learn_codes(lambda: text, 150)
+    language = build_language("en", pieces)
+    for _ in range(300):
+        word = "".join(draw.choices("abcdefgings", k=draw.randrange(1, 30)))
+        assert cut(language, word) == split_plainly(word, [*pieces.merges]), word
 
 
 def test_merges_are_learned_most_frequent_first():
     """The counts of Sennrich et al. (2016), Fig. 1, with `</w>`; ties aside, every merge is a most frequent pair."""
     text = ["low"] * 5 + ["lower"] * 2 + ["newest"] * 6 + ["widest"] * 3
-    codes = learn_codes(lambda: text, 4)
+    learned = learn_codes(lambda: text, 4)
     words = {word: [*word[:-1], word[-1] + "</w>"] for word in set(text)}
-    for left, right in codes.merges:
+    for best in learned.merges:
         pairs: Counter[tuple[str, str]] = Counter()
         for word, symbols in words.items():
             for pair in itertools.pairwise(symbols):
                 pairs[pair] += text.count(word)
-        assert pairs[left, right] == max(pairs.values()) >= 2
-        for word, symbols in words.items():
-            merged: list[str] = []
-            while symbols:
-                both = tuple(symbols[:2]) == (left, right)
-                merged.append("".join(symbols[:2]) if both else symbols[0])
-                symbols = symbols[2 if both else 1 :]
-            words[word] = merged
-    assert len(codes.merges) == 4
+        assert pairs[best] == max(pairs.values()) >= 2
+        words = {word: merge_pair(symbols, best) for word, symbols in words.items()}
+    assert len(learned.merges) == 4
     assert len(learn_codes(lambda: text, 1000).merges) < 25  # nothing is left that was seen twice
-    assert learn_codes(lambda: text, 4).state == codes.state
+
+
+def test_merges_of_equal_counts_are_learned_in_one_order():
+    """Every word is seen twice, so that every first merge is a tie; characters at the end of words are among them."""
+    words = [f"{left}{right}" for left in "abcdef" for right in "uvwxyz"]
+    learned = {tuple(learn_codes(lambda: words * 2, 20).merges) for _ in range(10)}
+    assert len(learned) == 1
+
+
+def test_files_that_are_no_codes(tmp_path):
+    def error(data: bytes) -> str:
+        path = tmp_path / "codes"
+        path.write_bytes(data)
+        with pytest.raises(InputError) as e:
+            read_codes(path, [])
+        return str(e.value)
+
+    assert "line 3 is 'a b c'" in error(b"#version: 0.2\ne n\na b c\n")
+    assert "line 1 is 'just'" in error(b"just\n")
+    assert "line 1 is '#version: 0.3'" in error(b"#version: 0.3\na b\n")
+    assert "is empty" in error(b"")
+    assert "not UTF-8" in error(b"a \xff\n")
+    with pytest.raises(InputError, match=r"data.codes: no such file: .*nowhere"):
+        read_codes(tmp_path / "nowhere", [])

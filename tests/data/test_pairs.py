@@ -44,7 +44,7 @@ def test_words_with_a_vocabulary_for_each_language(folder):
     corpus = prepare(config(folder, tokens="word", vocabulary="separate"))
     for language, lines in ((corpus.source, GERMAN), (corpus.target, ENGLISH)):
         counts = Counter(word for line in lines * 3 for word in line.split())
-        assert language.entries == ["<eos>", "<unk>", *sorted(counts, key=lambda word: (-counts[word], word))]
+        assert language.entries == ["\n", "<unk>", *sorted(counts, key=lambda word: (-counts[word], word))]
         assert (language.eos_id, language.unk_id) == (0, 1)
     assert corpus.source.fingerprint != corpus.target.fingerprint
     train = corpus.pairs("train")

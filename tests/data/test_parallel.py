@@ -9,7 +9,7 @@ import pytest
 
 from fullrank.config.data import DataConfig
 from fullrank.core.errors import InputError, RunError
-from fullrank.data import WordVocabulary, prepare
+from fullrank.data import Tokenizer, prepare
 from fullrank.data import files as files_module
 from fullrank.data.files import Section, read_pieces
 
@@ -17,8 +17,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere one p
 LINES = [f"{'the' * (i % 3 + 1)} cat {i % 37} saw Ärger  {'x' * (i % 11)}" for i in range(400)]
 SETTINGS = {
     "words": {},
-    "few words": {"max_vocabulary": 20, "lowercase": True, "sos": True},
-    "no line ends": {"eos": False, "min_count": 3},
+    "few words": {"max_vocabulary": 20, "lowercase": True},
     "characters": {"tokens": "character", "max_tokens": 7001},
     "bpe": {"tokens": "bpe", "max_vocabulary": 300, "max_tokens": 3001},
 }
@@ -73,7 +72,7 @@ def test_what_stops_leaves_nothing(files, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         prepare(config(files, "cache"), report=stop)
     with monkeypatch.context() as patch:  # as the system does for want of memory
-        patch.setattr(WordVocabulary, "words", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        patch.setattr(Tokenizer, "cut", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
         with pytest.raises(RunError, match="was killed"):
             prepare(config(files, "cache"))
     (files / "more.txt").write_bytes(b"caf\xe9")

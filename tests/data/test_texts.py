@@ -61,7 +61,7 @@ def test_max_tokens_cuts_training_exactly(files, tokens, limit):
     assert corpus.splits["test"] == whole.splits["test"]
     assert corpus.splits["train"]["bytes"] == len(text_of(corpus, "train").encode())
     if tokens == "word":  # its own vocabulary: of what is used
-        assert set(corpus.tokenizer.entries) == {*text_of(corpus, "train").split(), "<eos>", "<unk>"}
+        assert set(corpus.tokenizer.entries) == {*text_of(corpus, "train").split(), "\n", "<unk>"}
 
 
 def test_absent_splits_are_cut_from_the_end(files):
@@ -79,12 +79,10 @@ def test_absent_splits_are_cut_from_the_end(files):
 
 
 def test_other_content_or_settings_is_another_corpus(files):
-    folders = {
-        prepare(config(files, **more)).folder for more in ({}, {"min_count": 2}, {"tokens": "byte"}, {"eos": False})
-    }
+    folders = {prepare(config(files, **more)).folder for more in ({}, {"min_count": 2}, {"tokens": "byte"})}
     (files / "valid.txt").write_text("the dog\n", encoding="utf-8")
     folders.add(prepare(config(files)).folder)
-    assert len(folders) == 5 == len(prepared_folders(files))
+    assert len(folders) == 4 == len(prepared_folders(files))
 
 
 @pytest.mark.parametrize(

@@ -8,96 +8,110 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fullrank.core.errors import InputError, RunError
-from fullrank.data.tokenizers import (
-    ByteVocabulary,
-    CharacterVocabulary,
-    Tokenizer,
-    WordVocabulary,
-    load_tokenizer,
-    train_bpe,
-)
+from fullrank.data import load_tokenizer
+from fullrank.data.tokenizers import Tokenizer, build_bytes, build_characters, build_words, rank_entries, train_bpe
 
 TEXT = "the cat sat\non the mat\n\nthe end \u00e9t\u00e9 \u65e5\u672c\n"
+EMPTY = ["<unk>", "\n"]
 
 
-def words(text: str) -> Counter[str]:
-    return Counter(text.replace("\n", " <eos> ").split())
+def words(text: str, **options: str | bool) -> Tokenizer:
+    """The words of a text as a tokenizer."""
+    return build_words(rank_entries(Counter(build_words(EMPTY, **options).cut(text))), **options)
 
 
 def test_ids_follow_frequency_then_alphabet():
-    vocabulary = WordVocabulary.from_counts(
-        {"b": 2, "a": 2, "z": 9, "<eos>": 5, "c": 1, "d": 1, "<unk>": 1}, min_count=2
-    )
-    assert vocabulary.entries == ["z", "<eos>", "<unk>", "a", "b"]  # <unk> stands for three
+    entries = rank_entries({"b": 2, "a": 2, "z": 9, "\n": 5, "c": 1, "d": 1, "<unk>": 1}, min_count=2)
+    assert entries == ["z", "\n", "<unk>", "a", "b"]  # <unk> stands for three
+    vocabulary = build_words(entries)
+    assert vocabulary.entries == entries
     assert vocabulary.start_id == vocabulary.eos_id == 1
     assert vocabulary.encode("c never") == [vocabulary.unk_id] * 2
+    with pytest.raises(InputError, match="lacks '<unk>'"):
+        build_words(["\n", "a"])
 
 
 def test_eos_is_a_newline_both_ways():
-    vocabulary = WordVocabulary.from_counts(words(TEXT))
+    vocabulary = words(TEXT)
     ids = vocabulary.encode("the cat\n\nthe end")
-    assert [vocabulary.entries[i] for i in ids] == ["the", "cat", "<eos>", "<eos>", "the", "end"]
+    assert [vocabulary.entries[i] for i in ids] == ["the", "cat", "\n", "\n", "the", "end"]
     assert vocabulary.decode(ids) == "the cat\n\nthe end"
-    plain = WordVocabulary(vocabulary.entries, line_end=False)
-    assert plain.encode("the cat\nend") == vocabulary.encode("the cat end")
 
 
 def test_punctuation_split_and_lower_case():
-    vocabulary = WordVocabulary.from_counts(
-        words("don't return the __list__ ( )\n"), split="punctuation", lowercase=True
-    )
-    assert vocabulary.words("Don't return(the\n__list__)") == ["don't", "return", "(", "the", "<eos>", "__list__", ")"]
+    vocabulary = words("don't return the __list__ ( )\n", split="punctuation", lowercase=True)
+    assert vocabulary.cut("Don't return(the\n__list__)") == ["don't", "return", "(", "the", "\n", "__list__", ")"]
     ids = vocabulary.encode("Don't return(the __list__) <unk>")
-    assert vocabulary.encode(vocabulary.decode(ids)) == ids
     assert vocabulary.decode(ids) == "don't return ( the __list__ ) <unk>"
+    assert vocabulary.encode(vocabulary.decode(ids)) == ids
 
 
-BPE = {end: train_bpe([TEXT * 3], size=300, line_end=end) for end in (True, False)}
-ANY_TEXT = st.text(st.characters(codec="utf-8"), max_size=60)
+@pytest.mark.parametrize("bad", [[-1], [0, 256], [999]])
+def test_ids_outside_the_vocabulary_are_refused(bad):
+    with pytest.raises(InputError, match=r"not in this vocabulary of 256 entries \(ids 0 to 255\)"):
+        build_bytes().decode(bad)
 
 
-@given(ANY_TEXT)
+MARKS = ["<unk>", "<eos>", "<pad>", "<s>", "</s>", "<sos>", "<mask>", "@@", "</w>", "\u2581", "\u0120", "\u010a"]
+MARKED = [
+    line.format(m=m) for m in MARKS for line in ("{m}", "a {m} b", "cat{m}", "{m}dog", "he{m}re {m}{m}", "{m} {m}")
+]
+READ = "\n".join(MARKED) + "\n"
+BPE = train_bpe([TEXT * 3], size=300)
+ALL = {
+    "word": words(READ + TEXT),
+    "word and punctuation": words(TEXT, lowercase=True, split="punctuation"),
+    "byte": build_bytes(),
+    "character": build_characters(rank_entries(Counter(READ + TEXT + "\\ \t\r\x85\u2028\U0001f600"))),
+    "bpe": BPE,
+}
+CHARACTERS = build_characters(rank_entries(Counter(map(chr, range(0x250)))))
+
+
+@given(st.text(st.characters(codec="utf-8"), max_size=60))
 @settings(deadline=None, max_examples=150)
 def test_bytes_and_bpe_lose_nothing(text):
-    assert ByteVocabulary().decode(ByteVocabulary().encode(text)) == text
-    assert list(text.encode()) == ByteVocabulary().encode(text)
-    for tokenizer in BPE.values():
-        assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert list(text.encode()) == ALL["byte"].encode(text)
+    for name in ("byte", "bpe"):
+        assert ALL[name].decode(ALL[name].encode(text)) == text
 
 
-ALL = {
-    "word": WordVocabulary.from_counts(words(TEXT), lowercase=True, split="punctuation"),
-    "word without <unk>": WordVocabulary(sorted(words(TEXT)), line_end=False),
-    "byte": ByteVocabulary(),
-    "character": CharacterVocabulary.from_counts(Counter(TEXT + "\\ \t\r\x85\u2028\U0001f600")),
-    "bpe": BPE[True],
-    "bpe with newlines": BPE[False],
-}
+@given(st.text(st.characters(max_codepoint=0x24F), max_size=60))
+def test_characters_lose_nothing(text):
+    assert CHARACTERS.decode(CHARACTERS.encode(text)) == text
+    assert len(CHARACTERS.encode(text)) == len(text)
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_saved_and_loaded(name, tmp_path):
+@pytest.mark.parametrize("name", [name for name in ALL if "punctuation" not in name])
+def test_marks_of_a_text_come_back(name):
     tokenizer = ALL[name]
-    assert isinstance(tokenizer, Tokenizer)
-    tokenizer.save(tmp_path)
-    loaded = load_tokenizer(tmp_path)
-    assert (loaded.kind, len(loaded), loaded.fingerprint) == (tokenizer.kind, len(tokenizer), tokenizer.fingerprint)
-    assert (loaded.start_id, loaded.eos_id) == (tokenizer.start_id, tokenizer.eos_id)
-    assert loaded.encode(TEXT) == tokenizer.encode(TEXT)
-    assert getattr(loaded, "entries", None) == getattr(tokenizer, "entries", None)
+    for text in (*MARKED, READ):
+        ids = tokenizer.encode(text)
+        assert tokenizer.decode(ids) == text
+        ends = text.count("\n") * (tokenizer.eos_id is not None)
+        assert ids.count(tokenizer.eos_id) == ends, "a mark of a text ends a line"
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_hugging_face_reads_the_file_as_it_is(name, tmp_path):
+def test_saved_and_read_by_hugging_face_as_it_is(name, tmp_path):
     from transformers import PreTrainedTokenizerFast
 
-    ALL[name].save(tmp_path)
+    tokenizer = ALL[name]
+    tokenizer.save(tmp_path)
+    loaded = load_tokenizer(tmp_path)
+    assert (loaded.kind, loaded.entries, loaded.fingerprint) == (
+        tokenizer.kind,
+        tokenizer.entries,
+        tokenizer.fingerprint,
+    )
+    assert (loaded.start_id, loaded.eos_id) == (tokenizer.start_id, tokenizer.eos_id)
     theirs = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
     for text in (TEXT, "the end", "\n", "cat\n\nmat"):
-        ids = ALL[name].encode(text)
+        ids = tokenizer.encode(text)
+        assert loaded.encode(text) == ids
         assert theirs(text, add_special_tokens=False)["input_ids"] == ids
-        assert theirs(text)["input_ids"] == [ALL[name].start_id, *ids]
-        assert theirs.decode(ids) == ALL[name].decode(ids)
+        assert theirs(text)["input_ids"] == [tokenizer.start_id, *ids]
+        assert theirs.decode(ids) == tokenizer.decode(ids)
 
 
 @pytest.mark.parametrize("name", ["word", "bpe"])

@@ -16,7 +16,7 @@ from fullrank.config.load import build, read_yaml
 from fullrank.config.recipe import Resolved
 from fullrank.config.run import RunConfig
 from fullrank.core.errors import InputError
-from fullrank.data.tokenizers import load_tokenizer
+from fullrank.data import load_tokenizer
 from fullrank.experiments.run import resume, train
 from fullrank.experiments.run_folder import started
 

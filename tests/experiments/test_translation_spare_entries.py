@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from fullrank.data.language import build_language, find_words
 from fullrank.experiments.translate import LineTranslator, replace_unknown
 from translation_runs import languages, write_run
 
@@ -13,8 +14,7 @@ def test_entries_that_only_the_model_has_are_unknown_words() -> None:
 
 def test_a_model_with_spare_entries_translates(tmp_path: Path) -> None:
     write_run(tmp_path)
-    target = languages()[1]
-    smaller = type(target)("en", target.segmenter, target.entries[:4])
+    smaller = build_language("en", find_words(languages()[1].entries[2:4]))
     smaller.save(tmp_path / "tokenizer" / "target")
     lines = LineTranslator(tmp_path).translate(["ein hund schläft .", "rot"])
     assert all(set(best[0].text.split()) <= set(smaller.entries) for best in lines)

@@ -32,13 +32,13 @@ from fullrank.config.run import EvalConfig, RunConfig
 from fullrank.config.training import TrainConfig
 from fullrank.core import registry
 from fullrank.core.registry import unregister
-from fullrank.data import WordVocabulary
+from fullrank.data import build_words
 from fullrank.hf import export
 from fullrank.hf.code import code_files
 from fullrank.hf.export import export_run
 from moving import moved
 
-WORDS = ["<eos>", "<unk>", "the", "cat", "dog", "sleeps", "barks", "."]
+WORDS = ["\n", "<unk>", "the", "cat", "dog", "sleeps", "barks", "."]
 
 # reads folders and ids, writes logits and greedy continuations; nothing of ours may be imported
 ALONE = """
@@ -115,7 +115,7 @@ def write_language_run(
     (folder / "run.json").write_text(json.dumps({"recipe": "run.yaml", "row": None}), encoding="utf-8")
     if result is not None:
         (folder / "result.json").write_text(json.dumps(result), encoding="utf-8")
-    WordVocabulary(WORDS).save(folder)
+    build_words(WORDS).save(folder)
     return made
 
 

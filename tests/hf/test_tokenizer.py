@@ -17,7 +17,7 @@ from fullrank.config.run import RunConfig
 from fullrank.config.training import TrainConfig
 from fullrank.core.config import ModelConfig
 from fullrank.core.errors import InputError
-from fullrank.data import ByteVocabulary, CharacterVocabulary, WordVocabulary, train_bpe
+from fullrank.data import Tokenizer, build_bytes, build_characters, build_words, rank_entries, train_bpe
 from fullrank.hf.tokenizer import tokenizer_of, tokenizer_of_vocabulary
 
 REAL = [text for _, text in sorted(pydoc_data.topics.topics.items())][:40]
@@ -55,22 +55,19 @@ def texts() -> list[str]:
     return [*REAL[30:], *ODD, *mixed]
 
 
-def words(line_start: bool = False, **options: Any) -> WordVocabulary:
-    splitter = WordVocabulary(["<eos>", "<sos>"], line_start=line_start, **options)
-    return WordVocabulary.from_counts(Counter(splitter.words(READ)), min_count=2, line_start=line_start, **options)
+def words(**options: Any) -> Tokenizer:
+    counts = Counter(build_words(["<unk>", "\n"], **options).cut(READ))
+    return build_words(rank_entries(counts, min_count=2), **options)
 
 
 OWN: dict[str, Any] = {
     "words": lambda: words(),
     "words, lower case": lambda: words(lowercase=True),
     "words and punctuation": lambda: words(split="punctuation", lowercase=True),
-    "words without line ends": lambda: words(line_end=False),
-    "lines that begin": lambda: words(True),
-    "characters": lambda: CharacterVocabulary.from_counts(Counter(READ), min_count=3),
-    "bytes": lambda: ByteVocabulary(),
+    "characters": lambda: build_characters(rank_entries(Counter(READ), min_count=3)),
+    "bytes": lambda: build_bytes(),
     "bpe": lambda: train_bpe([READ], size=700),
     "bpe, lower case": lambda: train_bpe([READ], size=700, lowercase=True),
-    "bpe without line ends": lambda: train_bpe([READ], size=700, line_end=False),
 }
 
 
@@ -81,12 +78,12 @@ def test_the_ids_are_ours(name: str, tmp_path: Path) -> None:
     built = tokenizer_of_vocabulary(own)
     built.save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
-    ends = own.eos_id is not None and getattr(own, "line_end", False)
+    ends = own.eos_id is not None
     for text in texts():
         expected = own.encode(text)
         for tokenizer in (built, loaded):
             assert tokenizer(text, add_special_tokens=False)["input_ids"] == expected, repr(text)
-        if ends and loaded.unk_token_id not in expected and own.sos_id not in expected:
+        if ends and loaded.unk_token_id not in expected:
             assert loaded.decode(expected, skip_special_tokens=True) == own.decode(expected), repr(text)
         assert built(text)["input_ids"] == [own.start_id, *expected]
         assert loaded.decode(expected) == own.decode(expected), repr(text)

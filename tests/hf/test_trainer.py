@@ -12,10 +12,10 @@ from paired_models import CAUSAL, EOS, VOCABULARY, XL, masked_of, pair, small, t
 from transformers import DataCollatorForLanguageModeling, Trainer, TrainingArguments, pipeline
 
 import fullrank as fr
-from fullrank.data import ByteVocabulary, CharacterVocabulary, WordVocabulary, train_bpe
+from fullrank.data import build_bytes, build_characters, build_words, rank_entries, train_bpe
 from fullrank.hf.tokenizer import tokenizer_of_vocabulary
 
-WORDS = ["<unk>", "w1", "<eos>", *(f"w{i}" for i in range(3, VOCABULARY))]
+WORDS = ["<unk>", "w1", "\n", *(f"w{i}" for i in range(3, VOCABULARY))]
 DROPPING = fr.DropoutConfig(embedding=0.1, attention=0.2, residual=0.1)
 
 
@@ -71,14 +71,12 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(tmp_path: Path) -> N
 
 def padding_runs() -> dict[str, Any]:
     text = "a b <unk> zz\nc \u00e9 \x00 a\n" * 5
-    words = WordVocabulary(["<eos>"])
+    words = Counter(build_words(["<unk>", "\n"]).cut(text))
     return {
-        "word": WordVocabulary.from_counts(Counter(words.words(text)), min_count=6),
-        "word without line ends": WordVocabulary.from_counts(Counter(text.split()), line_end=False),
-        "character": CharacterVocabulary.from_counts(Counter(text), min_count=6),
-        "byte": ByteVocabulary(),
+        "word": build_words(rank_entries(words, min_count=6)),
+        "character": build_characters(rank_entries(Counter(text), min_count=6)),
+        "byte": build_bytes(),
         "bpe": train_bpe([text], size=270),
-        "bpe of lines that begin": train_bpe([text], size=270, line_start=True),
     }
 
 
@@ -127,7 +125,7 @@ def test_evaluating_and_generating_after_training(tmp_path: Path) -> None:
 
 
 def test_pipelines() -> None:
-    own_words = WordVocabulary(WORDS)
+    own_words = build_words(WORDS)
     words = tokenizer_of_vocabulary(own_words)
     hf_model, _ = pair(CAUSAL["memory"])
     (given,) = pipeline("text-generation", model=hf_model, tokenizer=words)(

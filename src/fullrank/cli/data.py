@@ -135,7 +135,7 @@ def _prepare_pairs(config: DataConfig) -> tuple[dict[str, Any], list[str]]:
     }  # fmt: skip
     about = {
         "vocabulary": {language.name: len(language) for language in sides.values()},
-        "tokens": corpus.source.segmenter.kind, "folder": corpus.folder,
+        "tokens": corpus.source.kind, "folder": corpus.folder,
     }  # fmt: skip
     counts = {}
     for split, of_split in corpus.splits.items():

@@ -26,7 +26,7 @@ class DataConfig(Section):
     `parallel` and the named corpora of sentence pairs are for translation: a file for each language, a sentence a line.
     `concatenate` joins neighbouring sentences, source with source and target with target, while neither side has more than
     so many tokens (Mixhead §4.2, sequences of about 240 tokens). The paper does not say whether the test set was joined
-    too; `concatenate_splits: all` joins every split, so that a model is measured on lengths that it was trained on.
+    too; here every split is, so that a model is measured on lengths that it was trained on.
     """
 
     KEY = "data"
@@ -56,8 +56,6 @@ class DataConfig(Section):
     dir: str | None = key(None, "a local folder that holds the corpus")
     cache: str | None = key(None, "where prepared corpora are kept; null: $FULLRANK_CACHE or ~/.cache/fullrank")
     lowercase: bool = key(False, "lower all letters")
-    eos: bool | None = key(None, "append <eos> to every line; sentences of pairs always end in it", needs=_TEXT)
-    sos: bool = key(False, "begin every line with <sos>, as the code of Transformer-MoS does", needs=_TEXT)
     min_count: Count | None = key(None, "rarer words and characters become <unk>; null: 1, for builtin words 3")
     max_vocabulary: Count | None = key(None, "keep the most frequent; bpe and unigram: the number of entries")
     max_tokens: Count | None = key(None, "use only the beginning of the training split", needs=_TEXT)
@@ -65,9 +63,6 @@ class DataConfig(Section):
     max_ratio: Ratio | None = key(None, "longer over shorter side; training pairs above it are dropped", needs=_PAIRS)
     concatenate: Count | None = key(
         None, "join neighbouring sentences while neither side has more tokens than this", needs=_PAIRS
-    )
-    concatenate_splits: Literal["all", "train"] | None = key(
-        None, "splits whose sentences are joined; null: all", needs=f"{_PAIRS}, concatenate"
     )
 
     def _resolve(self) -> None:
@@ -96,31 +91,19 @@ class DataConfig(Section):
 
     def problems_of_tokens(self, kind: str) -> Iterator[str]:
         """Lines about keys that a kind of tokens of text has no use for."""
-        if self.eos and kind in ("byte", "character"):
-            yield f"data.eos: {kind} tokens keep the newline itself; set data.eos: false, or data.tokens: word"
-        if self.sos and kind in ("byte", "character"):
-            yield f"data.sos: <sos> begins lines that end in <eos>, which {kind} tokens have not; set data.tokens: word"
-        elif self.sos and self.eos is False:
-            yield f"data.sos: <sos> begins lines that end in <eos>, which {kind} tokens have with data.eos=true; given False"
         if (self.min_count or 1) > 1 and kind in ("byte", "bpe"):
             yield f"data.min_count: nothing is rare or unknown with data.tokens: {kind}; set it to null, given {self.min_count}"
         if self.max_vocabulary is None:
             return
         if kind == "byte":
             yield f"data.max_vocabulary: byte tokens have 256 entries; set it to null, given {self.max_vocabulary}"
-        marks = [
-            *(["<unk>"] if kind != "bpe" else []),
-            "\n" if kind == "character" else "<eos>",
-            *(["<sos>"] if self.sos else []),
-        ]
-        if kind == "bpe" and self.max_vocabulary < 256 + len(marks):
+        if kind == "bpe" and self.max_vocabulary < 257:
             yield (
-                f"data.max_vocabulary: at least {256 + len(marks)} for data.tokens=bpe (256 bytes and {' and '.join(marks)}), "
+                "data.max_vocabulary: at least 257 for data.tokens=bpe (256 bytes and <eos>), "
                 f"given {self.max_vocabulary}"
             )
-        if kind in ("word", "character") and self.max_vocabulary <= len(marks):
-            listed = ", ".join(map(repr, marks))
-            yield f"data.max_vocabulary: more than {len(marks)} ({listed}), given {self.max_vocabulary}"
+        if kind in ("word", "character") and self.max_vocabulary <= 2:
+            yield f"data.max_vocabulary: more than 2 (<unk> and the end of a line), given {self.max_vocabulary}"
 
     def _faults_of_pairs(self) -> Iterator[str]:
         if self.source is not None and self.source == self.target:

@@ -6,36 +6,35 @@
 """
 
 from fullrank.data.corpora import CorpusInfo, list_all_corpora, register_corpus
-from fullrank.data.language import Language, load_language
+from fullrank.data.language import Language, load_language, load_tokenizer
 from fullrank.data.preparation import prepare
 from fullrank.data.prepared import Corpus, Pairs, load_corpus, unigram_nats, unigram_perplexity
 from fullrank.data.texts import encode_file
 from fullrank.data.tokenizers import (
-    BpeTokenizer,
-    ByteVocabulary,
-    CharacterVocabulary,
     Tokenizer,
-    WordVocabulary,
-    load_tokenizer,
+    build_bytes,
+    build_characters,
+    build_words,
+    rank_entries,
     train_bpe,
 )
 
 __all__ = [
-    "BpeTokenizer",
-    "ByteVocabulary",
-    "CharacterVocabulary",
     "Corpus",
     "CorpusInfo",
     "Language",
     "Pairs",
     "Tokenizer",
-    "WordVocabulary",
+    "build_bytes",
+    "build_characters",
+    "build_words",
     "encode_file",
     "list_all_corpora",
     "load_corpus",
     "load_language",
     "load_tokenizer",
     "prepare",
+    "rank_entries",
     "register_corpus",
     "train_bpe",
     "unigram_nats",

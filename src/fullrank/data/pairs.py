@@ -27,15 +27,17 @@ from fullrank.data.files import Report, file_digest, lines
 from fullrank.data.language import (
     MARKS,
     Language,
-    Segmenter,
-    Words,
+    Pieces,
+    build_language,
     clean_line,
+    find_words,
     learn_byte_bpe,
     learn_codes,
     learn_unigram,
-    load_codes,
-)  # fmt: skip
-from fullrank.data.marks import UNK
+    normalize_line,
+    read_codes,
+    write_piece,
+)
 from fullrank.data.parallel import map_in_processes
 from fullrank.data.prepared import SIDES, Built, Plan, id_type
 from fullrank.data.sources import PairFiles, find_pairs
@@ -70,7 +72,6 @@ class PairSettings:
     max_length: int | None
     max_ratio: float | None
     concatenate: int | None
-    concatenate_splits: str
 
 
 def plan_pairs(config: DataConfig, cache: Path, report: Report) -> Plan:
@@ -133,7 +134,6 @@ def _resolve_settings(config: DataConfig, info: CorpusInfo, files: PairFiles) ->
         max_length=config.max_length or usual.get("max_length"),
         max_ratio=config.max_ratio or usual.get("max_ratio"),
         concatenate=config.concatenate,
-        concatenate_splits=config.concatenate_splits or "all",
     )
 
 
@@ -192,8 +192,7 @@ def _write_lines(
     """
     content = files.splits[split]
     moses = settings.moses and not content.is_tokenized
-    languages = [Language(name, Words(), MARKS, moses=moses, lowercase=settings.lowercase) for name in files.languages]
-    normalize = partial(_normalize_pairs, languages, moses)
+    normalize = partial(_normalize_pairs, files.languages, moses, settings.lowercase)
     rows = chain.from_iterable(map_in_processes(normalize, _chunks(content.read_pairs()), alone=not moses))
     every = files.valid_every if split == "train" else None
     counts = dict.fromkeys((split, "valid") if every else (split,), 0)
@@ -215,13 +214,17 @@ def _write_lines(
     return counts
 
 
-def _normalize_pairs(languages: Sequence[Language], moses: bool, pairs: Sequence[tuple[str, str]]) -> list[_Lines]:
+def _normalize_pairs(
+    languages: tuple[str, str], moses: bool, lowercase: bool, pairs: Sequence[tuple[str, str]]
+) -> list[_Lines]:
     """The lines of pairs as they are encoded; with `moses` followed by those before that."""
     rows: list[_Lines] = []
     for pair in pairs:
-        raw = tuple(map(clean_line, pair))
-        text = tuple(language.normalize(line) for language, line in zip(languages, raw, strict=True))
-        rows.append((*text, *raw) if moses else text)
+        text = [
+            normalize_line(line, name, moses=moses, lowercase=lowercase)
+            for name, line in zip(languages, pair, strict=True)
+        ]
+        rows.append((*text, *map(clean_line, pair)) if moses else tuple(text))
     return rows
 
 
@@ -256,19 +259,21 @@ def _make_languages(
 ) -> tuple[Language, Language]:
     """Source and target language of the training `pairs` in `folder`. With a joint vocabulary they have the same entries."""
     train = [folder / f"train.{column}" for column in _COLUMNS[:2]]
-    segmenter = _make_segmenter(settings, codes, train, pairs, report)
+    pieces = _learn_pieces(settings, codes, train, pairs, report)
+    everything = build_language("", pieces)
     counts: list[Counter[str]] = [Counter(), Counter()]
     for path, side_counts in zip(train, counts, strict=True):
+        numbers: Counter[int] = Counter()
         for chunk in _chunks(lines(path, "data.cache")):
-            for pieces in segmenter.segment(chunk):
-                side_counts.update(pieces)
+            numbers.update(chain.from_iterable(everything.encode_normalized(chunk)))
+        side_counts.update({everything.entries[number]: count for number, count in numbers.items()})
     if settings.vocabulary == "joint":
         counts = [counts[0] + counts[1]] * 2
     source, target = (
-        Language(
+        build_language(
             name,
-            segmenter,
-            _rank_pieces(segmenter, side_counts, settings),
+            pieces,
+            _rank_pieces(pieces, side_counts, settings),
             moses=settings.moses,
             lowercase=settings.lowercase,
         )
@@ -277,18 +282,16 @@ def _make_languages(
     return source, target
 
 
-def _make_segmenter(
-    settings: PairSettings, codes: Path | None, train: list[Path], pairs: int, report: Report
-) -> Segmenter:
+def _learn_pieces(settings: PairSettings, codes: Path | None, train: list[Path], pairs: int, report: Report) -> Pieces:
     def read_lines() -> Iterator[str]:
         return (line for path in train for line in lines(path, "data.cache"))
 
     size = settings.size or 0
     if settings.segmenter == "word":
-        return Words()
+        return find_words(read_lines())
     if settings.segmenter == "codes" and codes is not None:
         report(f"BPE with the merges of {codes}")
-        return load_codes(codes)
+        return read_codes(codes, read_lines())
     report(f"learning {settings.tokens}: {size:,} {'merges' if settings.segmenter == 'codes' else 'entries'}")
     if settings.segmenter == "codes":
         return learn_codes(read_lines, size)
@@ -297,18 +300,16 @@ def _make_segmenter(
     return learn_unigram(islice(read_lines(), 0, None, -(-2 * pairs // _UNIGRAM_LINES)), size - len(MARKS))
 
 
-def _rank_pieces(segmenter: Segmenter, counts: Mapping[str, int], settings: PairSettings) -> list[str]:
-    """Entries: the marks, then pieces, most frequent first."""
-    pieces = dict(counts)
-    if segmenter.kind in ("word", "unigram"):  # what stands for unknown; any other mark in a text is a word
-        pieces.pop(UNK, None)
-    if segmenter.pieces is not None and settings.vocabulary == "joint":
-        pieces = dict.fromkeys(segmenter.pieces, 0) | pieces
-    ranked = sorted(pieces, key=lambda piece: (-pieces[piece], piece))
-    if segmenter.kind == "word":
-        ranked = [piece for piece in ranked if pieces[piece] >= settings.min_count]
+def _rank_pieces(pieces: Pieces, counts: Mapping[str, int], settings: PairSettings) -> list[str]:
+    """Pieces, most frequent first, ties alphabetically; in a joint vocabulary of bytes or a unigram model all of them."""
+    counts = {piece: count for piece, count in counts.items() if piece not in MARKS}
+    if pieces.kind in ("byte_bpe", "unigram") and settings.vocabulary == "joint":
+        counts = dict.fromkeys(pieces.names, 0) | counts
+    ranked = sorted(counts, key=lambda piece: (-counts[piece], write_piece(piece) if pieces.kind == "codes" else piece))
+    if pieces.kind == "word":
+        ranked = [piece for piece in ranked if counts[piece] >= settings.min_count]
         ranked = ranked[: None if settings.size is None else settings.size - len(MARKS)]
-    return [*MARKS, *ranked]
+    return ranked
 
 
 # lines to token ids
@@ -345,7 +346,7 @@ def _encode(folder: Path, split: str, languages: tuple[Language, Language], sett
     words, unknown = [0, 0], [0, 0]
     with ExitStack() as stack:
         write = None
-        if settings.concatenate is not None and (settings.concatenate_splits == "all" or split == "train"):
+        if settings.concatenate is not None:
             rows = concatenate(rows, settings.concatenate)
             write = _open_columns([f"joined.{path.name}" for path in paths], folder, stack)
         files = [stack.enter_context((folder / f"{split}.{side}.bin").open("wb")) for side in SIDES]

@@ -22,13 +22,13 @@ import numpy as np
 
 from fullrank.core.errors import InputError, RunError
 from fullrank.data.corpora import CorpusInfo
-from fullrank.data.language import Language
-from fullrank.data.tokenizers import Tokenizer, load_tokenizer
+from fullrank.data.language import Language, load_tokenizer
+from fullrank.data.tokenizers import Tokenizer
 from fullrank.files import read_checked, sha256_of, write_checked
 
 SPLITS = ("train", "valid", "test")
 IDS, SIDES = "ids", ("source", "target")
-FORMAT = 3  # of the folder and of what its ids are; part of the key
+FORMAT = 4  # of the folder and of what its ids are; part of the key
 _RECORD = "corpus.json"
 _COUNTED_AT_ONCE = 1 << 22
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -19,18 +20,21 @@ from fullrank.core.errors import ConfigError, InputError
 from fullrank.data import builtin
 from fullrank.data.corpora import CorpusInfo, text_corpus
 from fullrank.data.files import Piece, Report, Section, open_text, read_pieces
-from fullrank.data.marks import EOS, SOS
 from fullrank.data.parallel import map_in_processes, show_progress
 from fullrank.data.prepared import IDS, SPLITS, Built, Corpus, Plan, id_type
 from fullrank.data.sources import TextSources, find_text
 from fullrank.data.tokenizers import (
     DEFAULT_BPE_SIZE,
-    ByteVocabulary,
-    CharacterVocabulary,
+    LINE_END,
+    UNK,
+    Split,
     Tokenizer,
-    WordVocabulary,
+    build_bytes,
+    build_characters,
+    build_words,
+    rank_entries,
     train_bpe,
-)  # fmt: skip
+)
 
 _BUILTIN_MIN_COUNT = 3
 _LABELS = {"byte": ["bytes"], "character": ["characters"], "bpe": ["BPE"]}  # of tokens, in a label; words are the usual
@@ -42,12 +46,15 @@ class Settings:
 
     kind: str
     lowercase: bool
-    line_end: bool  # a newline is the token <eos>
-    split: Literal["whitespace", "punctuation"]
+    split: Split
     min_count: int
     max_vocabulary: int | None
     max_tokens: int | None  # of the training split
-    line_start: bool = False  # <sos> stands before every line
+
+    @property
+    def ends_lines(self) -> bool:
+        """A last line without an end gets its <eos>."""
+        return self.kind in ("word", "bpe")
 
 
 def plan_text(config: DataConfig, cache: Path, report: Report, tokenizer: Tokenizer | None) -> Plan:
@@ -87,8 +94,7 @@ def encode_file(path: Path, tokenizer: Tokenizer, folder: Path, report: Report) 
 
     Raises InputError for a file that cannot be read, that the tokenizer cannot encode, or that has no token.
     """
-    line_end, line_start = (bool(getattr(tokenizer, name, False)) for name in ("line_end", "line_start"))
-    settings = Settings(tokenizer.kind, tokenizer.lowercase, line_end, "whitespace", 1, None, None, line_start)
+    settings = Settings(tokenizer.kind, tokenizer.lowercase, "whitespace", 1, None, None)
     counts = _encode(tokenizer, [Section(path)], folder, settings, "text", report, key="--text")
     return Corpus(folder, "text", path.name, False, {"text": counts}, {}, {}, {IDS: tokenizer})
 
@@ -102,12 +108,10 @@ def _resolve_settings(config: DataConfig, info: CorpusInfo) -> Settings:
     return Settings(
         kind=kind,
         lowercase=config.lowercase or prose,
-        line_end=kind in ("word", "bpe") if config.eos is None else config.eos,
         split="punctuation" if prose else "whitespace",
         min_count=config.min_count or (_BUILTIN_MIN_COUNT if prose else 1),
         max_vocabulary=config.max_vocabulary,
         max_tokens=config.max_tokens,
-        line_start=config.sos,
     )
 
 
@@ -131,8 +135,6 @@ def _build(
     if info.name == "text":
         names = list(dict.fromkeys(section.path.name for section in sources.sections["train"]))
         marks.append(", ".join([", ".join(names[:3]) + " ..." * (len(names) > 3), *_LABELS.get(settings.kind, [])]))
-    if settings.line_start:
-        marks.append(f"with {SOS}")
     if counts["train"]["tokens"] == settings.max_tokens and not info.published:
         marks.append(f"first {settings.max_tokens:,} tokens")
     # a cut inside a character moves to its end
@@ -156,32 +158,25 @@ def _list_names(sections: Sequence[Section]) -> str:
 
 def _make_tokenizer(sections: Sequence[Section], settings: Settings, report: Report) -> Tokenizer:
     """The vocabulary of the training split (of its first `max_tokens`; BPE is trained on the whole split)."""
-    kind, options = settings.kind, dict[str, Any](lowercase=settings.lowercase)
+    kind, lowercase = settings.kind, settings.lowercase
     if kind == "byte":
-        return ByteVocabulary(**options)
+        return build_bytes(lowercase=lowercase)
     pieces = _read(sections, settings, f"counting {kind}s", "data.train", report)
-    limits = dict[str, Any](min_count=settings.min_count, max_vocabulary=settings.max_vocabulary)
-    if kind == "character":
-        counts = _count(pieces, str.lower if settings.lowercase else str, settings)
-        return CharacterVocabulary.from_counts(counts, **limits, **options)
-    options |= {"line_end": settings.line_end, "line_start": settings.line_start}
     if kind == "bpe":
         size = settings.max_vocabulary or DEFAULT_BPE_SIZE
-        return train_bpe((piece.text for piece in pieces), size=size, **options)
-    split_words = WordVocabulary([EOS, SOS], split=settings.split, **options).words
-    counts = _count(pieces, split_words, settings)
-    if counts.keys() <= {EOS, SOS}:
+        return train_bpe((piece.text for piece in pieces), size=size, lowercase=lowercase)
+    build = partial(build_words, split=settings.split) if kind == "word" else build_characters
+    counts = _count(pieces, build([UNK, LINE_END], lowercase=lowercase), settings)
+    if kind == "word" and counts.keys() <= {LINE_END}:
         raise InputError(f"data.train: {_list_names(sections)}: there are no words in this text")
-    return WordVocabulary.from_counts(counts, **limits, split=settings.split, **options)
+    return build(rank_entries(counts, settings.min_count, settings.max_vocabulary), lowercase=lowercase)
 
 
-def _count(pieces: Iterator[Piece], split_up: Callable[[str], Sequence[str]], settings: Settings) -> Counter[str]:
+def _count(pieces: Iterator[Piece], tokenizer: Tokenizer, settings: Settings) -> Counter[str]:
     """Counts of the words or characters of a text, of its first `max_tokens` where that is set."""
 
     def list_units(piece: Piece) -> Sequence[str]:
-        ends_line = settings.kind == "word" and settings.line_end and piece.open_end
-        units = split_up(piece.text + "\n" * ends_line)
-        return units[1:] if settings.line_start and not piece.begins else units
+        return tokenizer.cut(piece.text + "\n" * (piece.open_end and settings.ends_lines))
 
     counts: Counter[str] = Counter()
     if settings.max_tokens is None:
@@ -214,9 +209,7 @@ def _encode(
     left = settings.max_tokens if split == "train" else None
 
     def encode(piece: Piece) -> tuple[np.ndarray, np.ndarray, bool]:
-        ids = tokenizer.encode_array(piece.text + "\n" * (piece.open_end and settings.line_end), dtype)
-        if settings.line_start and not piece.begins:
-            ids = ids[1:]
+        ids = tokenizer.encode_array(piece.text + "\n" * (piece.open_end and settings.ends_lines), dtype)
         return ids, _measure(piece.text, piece.begins, piece.open_end), piece.begins
 
     pieces = _read(sections, settings, f"encoding {split}", key, report)

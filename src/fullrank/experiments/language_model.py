@@ -21,8 +21,8 @@ from fullrank.core.errors import ConfigError, InputError, RunError
 from fullrank.core.masked import MaskedLanguageModel
 from fullrank.data import Corpus, load_tokenizer, prepare, unigram_nats, unigram_perplexity
 from fullrank.data.batches import ALL_ROWS, Blocks, Share, Streams
-from fullrank.data.marks import MASK
 from fullrank.data.masked import MaskedBatch, MaskedBatches, Masking, iterate_masked_blocks
+from fullrank.data.tokenizers import MASK
 from fullrank.decoding.sample import evaluating
 from fullrank.evaluation.ngram import measure_ngrams
 from fullrank.evaluation.perplexity import (
@@ -215,12 +215,9 @@ class LanguageModelTask(TextTask[Corpus, LanguageModel, EvaluationProtocol]):
         counts, tokenizer, ids = corpus.splits[split], corpus.tokenizer, corpus.ids(split)
         batch_size = data.config.eval.batch_size
         total = measure(model, ids, protocol, batch_size=batch_size, start_id=tokenizer.start_id)
-        starts = None if tokenizer.sos_id is None else int((ids == tokenizer.sos_id).sum())
         if tokenizer.kind == "word":
-            return figures(total, words=total.tokens - (starts or 0), line_starts=starts)
-        return figures(
-            total, words=counts["words"], characters=counts["characters"], bytes=counts["bytes"], line_starts=starts
-        )
+            return figures(total, words=total.tokens)
+        return figures(total, words=counts["words"], characters=counts["characters"], bytes=counts["bytes"])
 
     def sample(self, model: LanguageModel, corpus: Corpus) -> dict[str, Any] | None:
         """A continuation of the beginning of the validation text; None where tokens see later ones."""
