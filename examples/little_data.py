@@ -1,14 +1,15 @@
-"""Policies for little data that no paper of this library has: parts of a model, and of its training, by `@register`.
+"""Policies for little data that no paper of this library has: parts of a model and of its training, and a measurement.
 
     fullrank train my.yaml --import examples.little_data 'train.parts={input_mask: {probability: 0.1}}'
     fullrank reproduce best/ptb-shares --rows plain,input-mask        # imports this module by itself, in a checkout
+    fullrank analyze dynamic RUN --text test.txt --rate 0.01 --import examples.little_data
 
 `docs/little_data.md` has what each of them gave by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import fullrank as fr
 from fullrank.config import register
 from fullrank.config.training import TrainConfig
 from fullrank.core import draws
@@ -264,3 +266,48 @@ class InputMask(TrainingModule):
             return vectors
         masked = dropout(torch.ones_like(vectors[..., :1]), self.probability) == 0
         return torch.where(masked, self.vector.to(vectors.dtype), vectors)
+
+
+# -- a measurement -----------------------------------------------------------------------------------------------------
+
+
+@fr.measurement("dynamic", table=fr.Table(rows="evaluation"))
+def measure_dynamic(
+    model: fr.LoadedModel, text: fr.Text, *, rate: float = 0.01, decay: float = 0.0
+) -> Iterator[fr.Record]:
+    """Dynamic evaluation: every segment is scored, and then the model takes a gradient step on it.
+
+        theta <- theta + decay (theta_0 - theta) - rate g          (Krause et al. 2018, arXiv 1709.07432, §4: SGD)
+
+    g is the gradient of the mean nll of the segment, theta_0 the trained parameters, which come back bit for bit.
+    A memory is carried from segment to segment. Choose rate and decay on validation text.
+    """
+    if not isinstance(model.own, LanguageModel):
+        raise InputError(f"dynamic: {model.name} is no language model of ours, with parameters to learn")
+    protocol = f"segments of {text.segment_length} tokens, rate {rate:g}, decay {decay:g}"
+    for evaluation, step in (("static", 0.0), ("dynamic", rate)):
+        nll = score_segments(model.own.eval(), text, step, decay if step else 0.0)
+        yield fr.Record({"evaluation": evaluation}, "perplexity", float(nll.mean().exp()), protocol=protocol)
+
+
+def score_segments(model: LanguageModel, text: fr.Text, rate: float, decay: float) -> Tensor:
+    """The nll (T,) of each token of a text after those before it; with a rate, the model learns what it has scored."""
+    ids = torch.tensor([] if text.start_id is None else [text.start_id])
+    ids = torch.cat((ids, torch.tensor(list(text.ids())))).long()
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    trained, scores, memory = [parameter.detach().clone() for parameter in parameters], [], None
+    try:
+        for start in range(0, len(ids) - 1, text.segment_length):
+            piece = ids[None, start : start + text.segment_length + 1]
+            nll = model.nll(piece[:, :-1], piece[:, 1:], memory)
+            scores.append(nll.per_token.detach()[0].double())
+            memory = nll.memory
+            if rate:
+                gradients = torch.autograd.grad(nll.per_token.mean(), parameters, materialize_grads=True)
+                with torch.no_grad():
+                    for parameter, start_value, gradient in zip(parameters, trained, gradients, strict=True):
+                        parameter.add_(decay * (start_value - parameter) - rate * gradient)
+    finally:
+        with torch.no_grad():
+            torch._foreach_copy_(parameters, trained)
+    return torch.cat(scores)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from examples.little_data import Distillation
+from examples.little_data import Distillation, measure_dynamic, score_segments
 from test_memory_training import MODEL, PLAIN, configuration, trained
 from test_memory_training import text as text
 from test_objective import batch as batch
@@ -307,3 +307,37 @@ def test_parts_are_checked_by_name_and_option() -> None:
         build({"train": {"parts": {"input_mask": {"probability": 2}}}})
     with pytest.raises(ConfigError, match=r"train\.parts"):
         build({"train": {"parts": {"input_mask": {}}, "objective": "masked"}})
+
+
+# -- dynamic evaluation ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("memory", [0, 6])
+def test_dynamic_evaluation_is_its_equation(memory: int) -> None:
+    """Segments by hand, from logits; a score does not depend on later tokens, and the parameters come back."""
+    model = fr.LanguageModel(
+        fr.ModelConfig(vocab_size=13, hidden_size=12, num_attention_heads=3, num_hidden_layers=2, memory_length=memory,
+                       position="relative", attention=fr.AttentionConfig(score="relative"))
+    ).double()  # fmt: skip
+    ids, before = torch.randint(13, (31,)), deepcopy(model.state_dict())
+    scores = score_segments(model, fr.Text.from_ids(ids, 7), 0.3, 0.2)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    hand, trained, past, expected = deepcopy(model), deepcopy(model), None, []
+    for start in range(0, 30, 7):
+        piece = ids[None, start : start + 8]
+        out = hand(piece[:, :-1], past)
+        past = out.memory
+        nll = F.cross_entropy(out.logits[0], piece[0, 1:], reduction="none")
+        expected.append(nll.detach())
+        gradients = torch.autograd.grad(nll.mean(), list(hand.parameters()), materialize_grads=True)
+        for parameter, own, gradient in zip(hand.parameters(), trained.parameters(), gradients, strict=True):
+            parameter.data = parameter.data + 0.2 * (own.data - parameter.data) - 0.3 * gradient
+    torch.testing.assert_close(scores, torch.cat(expected), rtol=1e-9, atol=1e-12)
+    changed = ids.clone()
+    changed[20] = (changed[20] + 1) % 13
+    again = score_segments(model, fr.Text.from_ids(changed, 7), 0.3, 0.2)
+    assert torch.equal(again[:19], scores[:19])
+    assert not torch.equal(again[21:], scores[21:])
+    static, dynamic = measure_dynamic(fr.open_model(model), fr.Text.from_ids(ids, 7), rate=0.3, decay=0.2)
+    assert dynamic.value == pytest.approx(float(scores.mean().exp()))
+    assert static.value == pytest.approx(float(score_segments(model, fr.Text.from_ids(ids, 7), 0, 0).mean().exp()))
