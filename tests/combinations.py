@@ -205,8 +205,8 @@ def score_needs(score: str) -> tuple[str, ...]:
     return needs
 
 
-def tiered(rows: list[Combination]) -> list[Any]:
-    """Test cases: few rows that hold every pair of choices of attention; all others are of the full tier."""
+def tiered(rows: list[Combination], step: int = 1) -> list[Any]:
+    """Test cases: few rows that hold every pair of choices of attention, or every `step`-th of them; others are full."""
     pairs = [
         {(a, getattr(row, a), b, getattr(row, b)) for a, b in itertools.combinations(ATTENTION_SLOTS, 2)}
         for row in rows
@@ -216,7 +216,8 @@ def tiered(rows: list[Combination]) -> list[Any]:
         best = max(range(len(rows)), key=lambda i: len(pairs[i] & missing))
         chosen.add(best)
         missing -= pairs[best]
-    marks = [() if i in chosen else pytest.mark.full for i in range(len(rows))]
+    everyday = sorted(chosen)[::step]
+    marks = [() if i in everyday else pytest.mark.full for i in range(len(rows))]
     return [pytest.param(row, id=str(row), marks=mark) for row, mark in zip(rows, marks, strict=True)]
 
 

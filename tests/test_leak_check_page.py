@@ -58,5 +58,6 @@ assert fr.check_scoring(lambda ids: torch.full((len(ids),), 2.0794415416798357),
 """
 
 
+@pytest.mark.full
 def test_checks_need_torch_alone() -> None:
     subprocess.run([sys.executable, "-c", ALONE], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})

@@ -27,28 +27,6 @@ def test_importing_costs_nothing() -> None:
     assert out.strip() == "['fullrank']"
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        "fullrank.core.config",
-        "fullrank.core.registry",
-        "fullrank.config.run",
-        "fullrank.config.load",
-        "fullrank.errors",
-    ],
-)
-def test_configuration_imports_neither_torch_nor_pydantic(module: str) -> None:
-    assert python(f"import sys, {module}; print('torch' in sys.modules, 'pydantic' in sys.modules)").split() == [
-        "False",
-        "False",
-    ]
-
-
-def test_listing_recipes_imports_no_torch() -> None:
-    code = "from fullrank.config.recipe import shipped; import sys; print(len(shipped()) > 0, 'torch' in sys.modules)"
-    assert python(code).split() == ["True", "False"]
-
-
 def test_every_public_name_is_there() -> None:
     assert set(fr.__all__) == set(dir(fr))
     for name in fr.__all__:

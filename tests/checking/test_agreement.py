@@ -154,9 +154,6 @@ def test_no_memory_no_cache() -> None:
     assert definition.memory(module).verdict == run(agreement.decoding, module).verdict == "not applicable"
 
 
-# -- probabilities ----------------------------------------------------------------------------------------------------
-
-
 # -- models of Hugging Face -------------------------------------------------------------------------------------------
 
 

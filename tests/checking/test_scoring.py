@@ -307,6 +307,3 @@ def test_a_memory_that_is_kept_between_calls_is_named() -> None:
     report = report_of(score)
     assert {finding.check for finding in report.failures} == {SAME}
     assert "begin each text without it" in report.of(SAME).remark
-
-
-# -- what goes in and comes out ---------------------------------------------------------------------------------------

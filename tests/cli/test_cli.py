@@ -20,8 +20,6 @@ from fullrank.core.errors import InputError
 from fullrank.data import load_tokenizer
 from fullrank.plugins import import_function
 
-VERBS = ["demo", "train", "reproduce", "eval", "generate", "info", "report", "recipes", "data", "config"]
-
 
 def fails(*words: object) -> tuple[int, str]:
     """Exit status and stderr of a call that must not succeed."""
@@ -36,31 +34,6 @@ def succeeds(*words: object) -> str:
     code, out, said = called(*words)
     assert code == 0, said
     return out
-
-
-def test_quick_verbs_import_nothing_heavy() -> None:
-    """Help imports no heavy package; verbs about configurations and recipes import no torch."""
-    script = """
-import sys
-from fullrank.cli import main
-heavy = lambda: [name for name in ("torch", "numpy", "matplotlib") if name in sys.modules]
-calls = [["--help"], ["bench", "--help"], ["recipes", "list"], ["config", "validate", "mixhead/table1-vanilla"],
-         ["config", "show", "mixhead/table1-vanilla", "--row", "b"]]
-for words in calls:
-    try:
-        main(words)
-    except SystemExit as stopped:
-        print(words, stopped.code or 0, heavy(), file=sys.stderr)
-    if words == ["--help"]:
-        print("pydantic" in sys.modules, file=sys.stderr)
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment(), check=True)
-    first, pydantic, *others = done.stderr.splitlines()
-    assert pydantic == "False"
-    assert [line.partition("]")[2] for line in (first, *others)] == [" 0 []"] * 5
-    for verb in VERBS:
-        assert verb in done.stdout
-    assert "--lengths" in done.stdout
 
 
 SHADOWS = ("numpy", "queue", "random", "torch", "typing", "dataclasses", "re", "shutil", "yaml", "json", "bisect")

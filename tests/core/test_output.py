@@ -242,9 +242,6 @@ def test_an_improbable_word_in_a_tail_and_an_improbable_tail(target: int, rare: 
         equations.close("gradient", gradient, exact, 1e-4)
 
 
-# -- the contract -----------------------------------------------------------------------------------------------------
-
-
 # -- parameters -------------------------------------------------------------------------------------------------------
 
 

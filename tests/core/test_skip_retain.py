@@ -67,6 +67,7 @@ def test_the_draw_depends_on_nothing_else() -> None:
         assert deeper.skipped(7, step) & {0, 2, 4, 5} == before & {0, 2, 4, 5}
 
 
+@pytest.mark.full
 def test_another_process_draws_the_same() -> None:
     """Every rank and every resumed run is another process, with other hashes of strings and other generators."""
     program = (

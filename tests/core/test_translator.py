@@ -164,9 +164,3 @@ def test_one_table_is_saved_once_and_its_gradients_add_up() -> None:
     close(found.decoder.embedding.weight.grad, both[0] + both[1], "gradient of the table", 1e-12)
     with torch.no_grad():
         assert torch.equal(shared(source, target).logits, separate(source, target).logits)
-
-
-# -- files ------------------------------------------------------------------------------------------------------------
-
-
-# -- misuse -----------------------------------------------------------------------------------------------------------

@@ -183,6 +183,3 @@ def test_released_cross_never_mixes_across() -> None:
     given = translator("plain", cross=B | {"normalize": "sigsoftmax"}, decoder_keys={"released_cross": True})
     assert given.config.of_cross().attention.normalize == "sigsoftmax"  # only mixing is left out
     assert given.config.of_cross().attention.mix == "none"
-
-
-# -- a decoder that sees later tokens ---------------------------------------------------------------------------------

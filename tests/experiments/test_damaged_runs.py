@@ -121,6 +121,3 @@ def test_a_damaged_result_is_named(content: str, run: Path, capsys: pytest.Captu
     with pytest.raises(SystemExit, match="2"):
         main(["train", str(run), "--quiet"])
     assert re.search(r"result\.json: damaged.* delete it, and `fullrank train", capsys.readouterr().err)
-
-
-# -- files that nobody would write -------------------------------------------------------------------------------------

@@ -174,9 +174,6 @@ def test_a_model_with_memory_can_be_measured_without() -> None:
     assert abs(own.nll - measured(same, blocks(7)).nll) > 1e-3
 
 
-# -- what a model cannot read -----------------------------------------------------------------------------------------
-
-
 # -- temperature ------------------------------------------------------------------------------------------------------
 
 

@@ -181,10 +181,7 @@ TRITON = [
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the tests marked cuda run the compiled kernels")
 @pytest.mark.parametrize(
     ("normalize", "mix", "where"),
-    [
-        pytest.param(*row, marks=pytest.mark.full if i % 2 and i > len(SLOTS["mix"]) else ())
-        for i, row in enumerate(TRITON)
-    ],
+    [pytest.param(*row, marks=pytest.mark.full if i % 4 else ()) for i, row in enumerate(TRITON)],
 )
 def test_triton_equals_the_definition(normalize: str, mix: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In Triton's interpreter; the fp32 kernels beside the definition in fp64."""

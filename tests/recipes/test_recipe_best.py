@@ -21,8 +21,7 @@ def test_every_row_builds_at_every_scale_and_is_one_change(name: str) -> None:
     for scale in recipe.scales:
         rows = {row: config_of(name, row, scale) for row in recipe.rows}
         assert len({repr(config) for config in rows.values()}) == len(rows)
-        for row, config in rows.items():
-            assert total(name, row, scale) > 0
+        for config in rows.values():
             assert config.model.position == "relative"  # stated, whatever the default is
         if name != "best/ptb-cures":  # which has equal time
             assert len({(config.train.epochs, config.train.steps) for config in rows.values()}) == 1
