@@ -27,7 +27,7 @@ def order(route: torch.nn.Module) -> tuple[int, ...]:
     return tuple(int(number) for number in routed_keys[0, :, 0, 0])
 
 
-@pytest.mark.parametrize("beta", [0.1, 0.5, 1.0])
+@pytest.mark.parametrize("beta", [0.3, 1.0])
 def test_permutations_come_as_often_as_beta_says(beta: float) -> None:
     """Each of the H! orders has probability beta / H!; to stay put has 1 - beta more."""
     route, draws = StochasticCrossHead(beta).train(), 3000

@@ -30,7 +30,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "decayed": {"attention": DECAYED},
     "adaptive": {"input": {"kind": "adaptive", "cutoffs": [4, 8], "div_val": 2}},
 }
-every_kind = pytest.mark.parametrize("kind", KINDS)
+EVERYDAY = {"B", "relative, B", "random", "decayed", "adaptive"}
+every_kind = pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind in EVERYDAY else pytest.mark.full) for kind in KINDS]
+)
 
 
 def encoder(kind: str = "plain", **changes: Any) -> fr.Encoder:

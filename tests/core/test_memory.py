@@ -12,7 +12,7 @@ from pairs import covering, product
 LENGTHS = [[4, 4, 4, 4], [7, 1, 3, 6, 2], [5, 5, 5], [3, 9, 2, 5], [19]]
 
 
-@pytest.mark.parametrize("memory_length", [2, 5, 40])
+@pytest.mark.parametrize("memory_length", [2, pytest.param(5, marks=pytest.mark.full), 40])
 @pytest.mark.parametrize("position", POSITIONS)
 def test_segments_equal_one_long_pass(position: str, memory_length: int) -> None:
     made, ids = model(position, memory_length=memory_length), text()

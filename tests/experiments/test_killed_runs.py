@@ -38,11 +38,11 @@ def finish(*words: object) -> None:
     assert process.exitcode == 0
 
 
-EVERYDAY = [MEMORY, "translation", "fine-tuning", "muon, averaging"]
+FULL = ("translation", "muon, averaging", "masked", "muon")
 
 
 @pytest.mark.parametrize(
-    "name", [*EVERYDAY, *(pytest.param(name, marks=pytest.mark.full) for name in ("masked", "muon"))]
+    "name", [MEMORY, "fine-tuning", *(pytest.param(name, marks=pytest.mark.full) for name in FULL)]
 )
 def test_a_killed_run_ends_as_one_never_killed(name: str, tmp_path: Path) -> None:
     if name == "fine-tuning":

@@ -88,7 +88,7 @@ def test_blocks_equal_a_loop_over_tokens(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize(("context", "stride"), [(7, 4), (3, 8), (5, 1), (40, 41), (100, 9)])
+@pytest.mark.parametrize(("context", "stride"), [(7, 4), (100, 9)])
 def test_windows_equal_a_loop_over_tokens(name: str, context: int, stride: int) -> None:
     model = build(**MODELS[name])
     first = [max(0, n // stride * stride - context) for n in range(len(IDS))]
@@ -135,7 +135,7 @@ def test_a_memory_of_all_that_came_before_is_one_long_pass(name: str, streams: i
 
 
 @pytest.mark.parametrize("settings", [RELATIVE, {"position": "rotary"}, {"position": "none"}], ids=str)
-@pytest.mark.parametrize(("memory_length", "segment"), [(3, 5), (5, 5), (9, 4)])
+@pytest.mark.parametrize(("memory_length", "segment"), [(3, 5), (9, 4)])
 def test_a_memory_shows_so_many_tokens_before_the_segment(
     settings: dict[str, Any], memory_length: int, segment: int
 ) -> None:

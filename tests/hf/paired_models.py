@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -40,6 +41,14 @@ CAUSAL: dict[str, fr.ModelConfig] = {
     "memory of one length": small(memory_length=5, same_length=True, **XL),
     "memory of sums": small(memory_length=5, attention=MULTILINEAR | {"output_map": "decayed"}, position="none"),
 }
+
+
+# a model with a cache, one with another cache and one with a memory; the others are of the full tier
+EVERYDAY = ("keys and values", "sums", "memory")
+kinds = pytest.mark.parametrize(
+    "config",
+    [pytest.param(kind, id=name, marks=() if name in EVERYDAY else pytest.mark.full) for name, kind in CAUSAL.items()],
+)
 
 
 def pair(config: fr.ModelConfig, **options: Any) -> tuple[Any, nn.Module]:

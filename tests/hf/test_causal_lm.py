@@ -8,7 +8,7 @@ from pathlib import Path
 import paired_models
 import pytest
 import torch
-from paired_models import CAUSAL, EOS, IDS, VOCABULARY, pair, small, tokens
+from paired_models import CAUSAL, EOS, IDS, VOCABULARY, kinds, pair, small, tokens
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
@@ -17,8 +17,7 @@ import fullrank as fr
 from combinations import Combination
 from fullrank.core.errors import InputError
 
-every = pytest.mark.parametrize("combination", combinations.sparse(combinations.pairwise(), 3))
-kinds = pytest.mark.parametrize("config", CAUSAL.values(), ids=CAUSAL)
+every = pytest.mark.parametrize("combination", combinations.sparse(combinations.pairwise(), 9))
 
 
 @every

@@ -14,7 +14,7 @@ import combinations
 import fullrank as fr
 from combinations import Combination
 
-every = pytest.mark.parametrize("combination", combinations.sparse(combinations.pairwise(), 3))
+every = pytest.mark.parametrize("combination", combinations.sparse(combinations.pairwise(), 9))
 ENCODERS = {
     "mixed": small(attention={"mix": "position_wise"}),
     "relative": small(position="relative", attention={"score": "relative"}),

@@ -8,7 +8,7 @@ from typing import Any
 import paired_models
 import pytest
 import torch
-from paired_models import CAUSAL, EOS, XL, pair, small, tokens
+from paired_models import EOS, XL, kinds, pair, small, tokens
 from transformers import DynamicCache
 
 import combinations
@@ -18,8 +18,7 @@ from fullrank.core.errors import InputError
 from fullrank.decoding import beam_search, sample
 from fullrank.experiments.generation import MemoryReader
 
-every_pair = pytest.mark.parametrize("combination", combinations.sparse(combinations.pairwise(), 3))
-kinds = pytest.mark.parametrize("config", CAUSAL.values(), ids=CAUSAL)
+every_pair = pytest.mark.parametrize("combination", combinations.sparse(combinations.pairwise(), 9))
 NEW = 8
 
 

@@ -108,7 +108,7 @@ def test_no_less_exact_than_the_equation_in_fp32(where: str, normalize: str) -> 
         assert (one - true).abs().max() <= allowed, name
 
 
-@pytest.mark.parametrize("offset", [-1e4, -300.0, 300.0, 1e4])
+@pytest.mark.parametrize("offset", [-1e4, 300.0])
 @pytest.mark.parametrize("normalize", ["softmax", "sigsoftmax"])
 def test_scores_far_from_zero(normalize: str, offset: float) -> None:
     """One dimension of keys is constant, so that all scores of a query are near the offset, where exp is 0 or infinite."""
@@ -132,7 +132,7 @@ def _threads() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_threads")
-@pytest.mark.parametrize(("batch", "relative"), [(1, True), (2, False), (3, True), (5, False)])
+@pytest.mark.parametrize(("batch", "relative"), [(2, False), (3, True)])
 def test_threads(relative: bool, batch: int) -> None:
     """Sequences that do not divide by the threads, and more threads than there is work for."""
 
@@ -150,7 +150,7 @@ def test_threads(relative: bool, batch: int) -> None:
             assert torch.allclose(one, other, rtol=1e-12, atol=1e-12), f"{threads} threads"
 
 
-@pytest.mark.parametrize(("changed", "relative"), [(1, False), (15, True), (16, False), (31, True), (50, False)])
+@pytest.mark.parametrize(("changed", "relative"), [(15, True), (16, False)])
 def test_sees_nothing_ahead(relative: bool, changed: int) -> None:
     """Other keys and values later on change nothing before them, to the last bit."""
     problem = call(fr.Layout.of(64), "B", relative=relative)

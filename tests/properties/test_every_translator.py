@@ -74,7 +74,7 @@ def test_no_later_target_and_the_whole_source(combination: Combination, training
             assert (back.abs().amax(2) > 0).all(), f"logits of token {place} leave a token of the source out"
 
 
-@pytest.mark.parametrize("combination", combinations.sparse(PAIRS, 2))
+@pytest.mark.parametrize("combination", combinations.sparse(PAIRS, 6))
 def test_padding_changes_nothing(combination: Combination) -> None:
     """On either side of the source; as computed by the definition, and as it is computed by itself."""
     model, source, target, lengths = translator(combination), sources(combination), tokens(3, 5), (6, 1, 4)
@@ -88,7 +88,7 @@ def test_padding_changes_nothing(combination: Combination) -> None:
                 close(found[row], alone, f"{kernel}, left: {left}, row {row}")
 
 
-@pytest.mark.parametrize("combination", combinations.sparse(PAIRS, 2))
+@pytest.mark.parametrize("combination", combinations.sparse(PAIRS, 6))
 def test_written_token_by_token_and_as_beams(combination: Combination) -> None:
     model, source, target = translator(combination), sources(combination), tokens(3, 5)
     mask = torch.arange(6) < torch.tensor([6, 2, 4])[:, None]
@@ -116,7 +116,7 @@ def test_starts_as_plain_attention(combination: Combination) -> None:
         assert torch.equal(mixed(source, target).logits, plain(source, target).logits)
 
 
-@pytest.mark.parametrize("combination", combinations.sparse(PAIRS, 3))
+@pytest.mark.parametrize("combination", combinations.sparse(PAIRS, 9))
 def test_saved_and_loaded(combination: Combination, tmp_path: Path) -> None:
     model = translator(combination)
     model.save(tmp_path)
@@ -127,7 +127,7 @@ def test_saved_and_loaded(combination: Combination, tmp_path: Path) -> None:
     assert torch.equal(*found)
 
 
-@pytest.mark.parametrize("combination", combinations.sparse(PAIRS, 10))
+@pytest.mark.parametrize("combination", combinations.sparse(PAIRS, 18))
 def test_learns(combination: Combination) -> None:
     """To copy: with randomness on, a few pairs are learned in a few steps."""
     model = translator(combination, fresh=True, scale_embedding=True).float().train()

@@ -62,7 +62,9 @@ def test_paused_on_the_way(name: str, tmp_path: Path) -> None:
     assert outcome(tmp_path / "paused") == outcome(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in ("nag", "phases") else pytest.mark.full) for name in CASES]
+)
 def test_killed_at_random_moments(name: str, tmp_path: Path) -> None:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["fullrank.training", "torch._dynamo"])
