@@ -12,12 +12,13 @@ from fullrank.config.recipe import is_finetuning, load, shipped
 
 # recipes of fine-tuning: tests/recipes/test_recipe_tables_finetune.py; our own ones: test_recipe_best.py
 NAMES = [name for name in shipped() if not name.startswith(("demo/", "best/")) and not is_finetuning(name)]
-ROWS = [(name, row) for name in NAMES for row in load(name).rows]
+RECIPES = {name: load(name) for name in (*NAMES, "demo/builtin")}
+ROWS = [(name, row) for name in NAMES for row in RECIPES[name].rows]
 
 CELLS = [  # every sixth is an everyday one
     pytest.param(name, row, scale, marks=() if (i + j) % 6 == 1 else pytest.mark.full)
     for i, (name, row) in enumerate([*ROWS, ("demo/builtin", "b")])
-    for j, scale in enumerate(load(name).scales)
+    for j, scale in enumerate(RECIPES[name].scales)
 ]
 SIX = ["plain", "sigsoftmax", "a", "a-sigsoftmax", "b", "b-sigsoftmax"]
 MIXES = ["plain", "a", "b"]
@@ -42,7 +43,7 @@ OURS = {  # not in the paper
 
 
 def test_recipes_are_there() -> None:
-    rows = {name: list(load(name).rows) for name in NAMES}
+    rows = {name: list(RECIPES[name].rows) for name in NAMES}
     assert rows == {
         "mixhead/table1-vanilla": SIX,
         "mixhead/table1-baevski": SIX,
@@ -84,11 +85,11 @@ def test_recipes_are_there() -> None:
         "tensorized/table3": ["plain", "core1", "core2", "decayed"],
     }
     for name in NAMES:
-        assert set(load(name).scales) == {"paper", "small", "tiny"}
+        assert set(RECIPES[name].scales) == {"paper", "small", "tiny"}
         papers = ("Mixhead", "Skip Cross-head", "Transformer-MoS", "Tensorized Transformer")
-        assert load(name).table.startswith(tuple(f"{paper}, Table " for paper in papers))
-        assert load(name).paper
-        assert load(name).notes
+        assert RECIPES[name].table.startswith(tuple(f"{paper}, Table " for paper in papers))
+        assert RECIPES[name].paper
+        assert RECIPES[name].notes
 
 
 @pytest.mark.parametrize(("name", "row", "scale"), CELLS)
@@ -107,7 +108,7 @@ WITH_COLUMNS = [
 @pytest.mark.parametrize(("name", "row"), WITH_COLUMNS)
 def test_the_papers_columns(name: str, row: str) -> None:
     """Parameters round to those that the paper states, in every row; and every row has figures."""
-    paper = load(name).rows[row].get("paper", {})
+    paper = RECIPES[name].rows[row].get("paper", {})
     if (name, row) in OURS:
         assert paper == {}
         return
@@ -137,9 +138,9 @@ def test_the_papers_columns(name: str, row: str) -> None:
     ],
 )
 def test_published_values_that_do_not_fit(name: str, published: list[str], parameters: int, paper: str) -> None:
-    assert load(name).rows["plain"]["paper"]["parameters"] == paper
+    assert RECIPES[name].rows["plain"]["paper"]["parameters"] == paper
     assert total(name, "plain", "paper", tuple(published)) == parameters
-    assert f"{parameters:,}" in load(name).notes or f"{parameters / 1e6:.1f}M" in load(name).notes
+    assert f"{parameters:,}" in RECIPES[name].notes or f"{parameters / 1e6:.1f}M" in RECIPES[name].notes
 
 
 @pytest.mark.parametrize(
@@ -251,7 +252,7 @@ MAY_DIFFER = {
 def test_rows_of_a_small_table_read_the_same_number_of_tokens(name: str, scale: str) -> None:
     """Equal terms: at small scale nothing but the mechanism differs between rows; phases share one budget of tokens."""
     settings = []
-    for row in load(name).rows:
+    for row in RECIPES[name].rows:
         config = config_of(name, row, scale)
         assert (config.train.steps, config.train.epochs) == (None, None)
         assert all(phase.steps is not None or phase.plateau is not None for phase in config.train.phases[:-1])
@@ -265,10 +266,12 @@ def test_rows_of_a_small_table_read_the_same_number_of_tokens(name: str, scale: 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_scales_are_what_their_names_say(name: str) -> None:
-    corpus = {scale: {config_of(name, row, scale).data.name for row in load(name).rows} for scale in load(name).scales}
+    corpus = {
+        scale: {config_of(name, row, scale).data.name for row in RECIPES[name].rows} for scale in RECIPES[name].scales
+    }
     assert corpus["tiny"] == {"synthetic-translation" if name in TRANSLATION else "builtin"}
     assert "builtin" not in corpus["small"] | corpus["paper"]
-    for row in load(name).rows:
+    for row in RECIPES[name].rows:
         config = config_of(name, row, "paper")
         assert config.model.vocab_size is not None
         assert config.data.max_tokens is None

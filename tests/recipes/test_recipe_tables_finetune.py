@@ -9,7 +9,6 @@ from fullrank.config.load import flatten
 from fullrank.config.recipe import is_finetuning, load, resolve_any, shipped
 
 NAMES = [name for name in shipped() if is_finetuning(name)]
-CELLS = [(name, row, scale) for name in NAMES for row in load(name).rows for scale in load(name).scales]
 
 # Mixhead, Table 5: task -> (Mixhead, BERT - our run), scores of the test server
 TABLE5 = {
