@@ -19,7 +19,7 @@ if not torch.cuda.is_available():
 
 ROOT = Path(__file__).resolve().parents[1]
 
-settings.register_profile("fullrank", derandomize=True, deadline=None, database=None, max_examples=40)
+settings.register_profile("fullrank", derandomize=True, deadline=None, database=None, max_examples=20)
 settings.load_profile("fullrank")
 
 
