@@ -1,13 +1,9 @@
 """Built-in corpora: prose of the running Python, and sentence pairs of invented languages by their rules."""
 
-import shutil
-from pathlib import Path
-
 import numpy as np
-import pytest
 
 from fullrank.config.data import DataConfig
-from fullrank.data import Corpus, builtin, prepare
+from fullrank.data import builtin, prepare
 from fullrank.data.synthetic import SIZES
 
 SOURCE = b'''#!/usr/bin/env python
@@ -60,29 +56,8 @@ def test_split_by_name_about_90_5_5():
     assert builtin.choose_split("json.decoder") == "train"
 
 
-@pytest.fixture(scope="module")
-def extracted(tmp_path_factory) -> Path:
-    """A folder with the extracted texts and the cache of `corpus`."""
-    return tmp_path_factory.mktemp("builtin")
-
-
-@pytest.fixture(scope="module")
-def corpus(extracted) -> Corpus:
-    """The corpus; the text that it is made from is kept, since extracting it takes seconds."""
-    write = builtin.write_text
-
-    def write_and_keep(folder: Path) -> dict[str, object]:
-        record = write(folder)
-        for split in builtin.SPLITS:
-            shutil.copy(folder / f"{split}.txt", extracted)
-        return record
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(builtin, "write_text", write_and_keep)
-        return prepare(DataConfig(cache=str(extracted / "cache")))
-
-
-def test_words_are_lower_case_and_seen_three_times(corpus):
+def test_words_are_lower_case_and_seen_three_times():
+    corpus = prepare(DataConfig())
     vocabulary = corpus.tokenizer
     assert all(word == word.lower() for word in vocabulary.entries)
     assert {"the", ".", "function", "<unk>", "\n"} <= set(vocabulary.entries)

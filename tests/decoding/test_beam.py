@@ -17,8 +17,7 @@ Text = tuple[int, ...]
 @pytest.mark.parametrize(
     ("eos", "ngram", "shortest", "penalty"),
     [
-        (1, 0, 0, 0.0), (None, 0, 0, 1.0), (1, 0, 0, -1.0), (1, 1, 0, 1.6), (None, 1, 0, 0.0), (1, 2, 0, 1.0),
-        (None, 2, 3, -1.0), (1, 3, 1, 0.6), (1, 0, 2, 1.0), (1, 2, 3, 0.0), (1, 0, 4, 1.6), (None, 3, 1, 2.0),
+        (1, 0, 0, 0.0), (None, 1, 0, 1.0), (1, 2, 0, 1.6), (None, 2, 3, -1.0), (1, 3, 1, 0.6),
     ],
 )  # fmt: skip
 def test_a_wide_beam_finds_the_best_of_all_texts_that_keep_the_rules(

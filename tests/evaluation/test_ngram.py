@@ -15,6 +15,7 @@ from fullrank.data import prepare
 from fullrank.evaluation.ngram import measure_ngrams
 from fullrank.experiments.language_model import fourgram_perplexities
 
+TEXT = Path(__file__).resolve().parents[1] / "invented_text"
 VOCAB, START = 7, 0
 
 
@@ -94,7 +95,8 @@ def test_unknown_words_share_what_the_first_order_leaves() -> None:
 
 def test_the_4_gram_line_is_kept_with_its_corpus(tmp_path: Path) -> None:
     """It is that of `measure_ngrams` on the splits, and is read again while the texts stay the same."""
-    corpus = prepare(DataConfig(name="builtin", tokens="word", max_tokens=2_000, cache=str(tmp_path)))
+    texts = {split: str(TEXT / f"{split}.svo") for split in ("train", "valid", "test")}
+    corpus = prepare(DataConfig(name="text", tokens="word", cache=str(tmp_path), **texts))
     line = fourgram_perplexities(corpus)
     train, test = (np.asarray(corpus.ids(split)) for split in ("train", "test"))
     size, start_id = len(corpus.tokenizer), corpus.tokenizer.start_id

@@ -48,6 +48,7 @@ def test_diagnose(names: dict[str, Any]) -> None:
     assert names["measured"].rank <= names["measured"].layer.bound < names["mixed"].rank
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("names", ["check"], indirect=True)
 def test_check(names: dict[str, Any]) -> None:
     assert not names["leaking"].passes

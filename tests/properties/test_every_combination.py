@@ -198,6 +198,7 @@ def test_configurations_that_share_a_part_share_its_names_and_shapes(slot: str, 
         assert all(other == shapes[0] for other in shapes)
 
 
+@pytest.mark.full
 def test_plain_start_on_a_full_size_model() -> None:
     """6 layers of 512: bit for bit through one kernel, and within 1e-6 of the fast plain model."""
     read = torch.randint(1000, (2, 48))

@@ -48,7 +48,12 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CASES)
+every_case = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in ("nag", "phases") else pytest.mark.full) for name in CASES]
+)
+
+
+@every_case
 def test_paused_on_the_way(name: str, tmp_path: Path) -> None:
     """Pauses with and without an evaluation, one of them twice, change nothing, also of what depends on the planned steps."""
     options = dict(CASES[name])
@@ -62,9 +67,7 @@ def test_paused_on_the_way(name: str, tmp_path: Path) -> None:
     assert outcome(tmp_path / "paused") == outcome(tmp_path / "whole")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in ("nag", "phases") else pytest.mark.full) for name in CASES]
-)
+@every_case
 def test_killed_at_random_moments(name: str, tmp_path: Path) -> None:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["fullrank.training", "torch._dynamo"])
