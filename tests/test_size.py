@@ -30,16 +30,6 @@ def test_docstrings_comments_and_imports_are_no_tokens() -> None:
     assert size.tokens == len(["def", "area", "(", "radius", ")", ":"]) + len(["return", 'f"..."'])
 
 
-@pytest.mark.parametrize("name", ["begun", "of_config", "_first_before_others", "settled", "told"])
-def test_odd_names_are_seen(name: str) -> None:
-    assert SIZE["begins_oddly"](name)
-
-
 @pytest.mark.parametrize("name", ["open_run", "is_open", "from_file", "__init__", "seed", "embed_tokens", "perplexity"])
 def test_verbs_and_nouns_are_not(name: str) -> None:
     assert not SIZE["begins_oddly"](name)
-
-
-def test_properties_are_no_functions() -> None:
-    source = "class Run:\n    @property\n    def finished(self): ...\n    def opened(self): ...\n"
-    assert SIZE["find_function_names"](source) == [("opened", 4)]

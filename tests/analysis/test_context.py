@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import fullrank as fr
-from fullrank.analysis.context import LayerReach, compute_published_reach, context
-from fullrank.core.errors import InputError
+from fullrank.analysis.context import compute_published_reach, context
 
 SIZES = [(8, 8), (6, 8), (1, 8), (20, 8), (17, 8), (16, 8), (24, 8), (5, 1), (3, 7)]  # memory, segment
 
@@ -75,15 +74,3 @@ def test_the_papers_model() -> None:
     farthest = max(layers, key=lambda layer: layer.mean)
     assert farthest.layer == 13
     assert farthest.mean == pytest.approx(512 / (1 - 13 / 30))  # M = N: M / (1 - p)
-
-
-def test_large_memories_and_rare_runs() -> None:
-    """(1 - p)^j is below the smallest float here; mean and deviation still come out of the distribution."""
-    layer = LayerReach(0, 0.4, 5000, 1)
-    assert 0.6**5000 == 0
-    assert layer.probabilities.sum() == pytest.approx(1, abs=1e-8)
-    assert (layer.tokens * layer.probabilities).sum() == pytest.approx(layer.mean)
-    seldom = LayerReach(0, 0.9999, 10, 10)
-    assert seldom.quantile(0.5) == 10 * math.ceil(math.log(0.5) / math.log(0.9999))
-    with pytest.raises(InputError, match="more than"):
-        LayerReach(0, 1 - 1e-8, 10, 10).probabilities  # noqa: B018

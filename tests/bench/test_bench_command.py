@@ -14,7 +14,6 @@ import measure
 import suites
 from candidates import Settings
 from fullrank.cli import main
-from machine import counts_resident_memory
 
 Called = Callable[..., tuple[object, str, str]]
 SMALL = ("--heads", "2", "--head-dim", "8", "--rounds", "2", "--no-compile")
@@ -58,24 +57,6 @@ def test_json_says_everything(called: Called) -> None:
     )
     assert found["environment"]["threads"] == 1
     assert found["environment"]["torch"] == torch.__version__
-
-
-@pytest.mark.skipif(not counts_resident_memory(), reason="this system does not count resident memory")
-def test_memory_is_that_of_the_tensors_a_pass_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The formula keeps at least scores, weights and mixed weights, of 16 MiB each; no fused kernel keeps one."""
-    monkeypatch.setattr(measure, "_PRELOADED", ["fullrank.kernels"])  # without the peers, whose import takes seconds
-    settings = Settings(heads=4, head_dim=8, compile=False)
-    address = measure.Address("mixing", 1024, 1)
-    held = 4 * 1024**2 * 4 / 2**20
-    (made,) = (
-        one for one in suites.SUITES["mixing"].comparisons(settings, 8)[1].candidates if one.name == "plain SDPA"
-    )
-    found = measure.memory_mib(address, "formula A", settings, made.make())
-    assert found is not None
-    assert 3 * held < found < 8 * held
-    fused = measure.memory_mib(address, "plain SDPA", settings, made.make())
-    assert fused is not None
-    assert fused < held
 
 
 @pytest.mark.usefixtures("without_memory")

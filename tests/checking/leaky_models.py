@@ -58,17 +58,6 @@ class Shifted(nn.Module):
         return torch.cat((torch.zeros_like(seen[:, :1]), seen[:, :-1]), dim=1)
 
 
-class OverPositions(nn.Module):
-    """BatchNorm of (B, N, E): in training its mean and variance are those of all positions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.norm(x.transpose(1, 2)).transpose(1, 2)
-
-
 class TrainingOnly(nn.Module):
     """Adds the mean over all positions, in training."""
 

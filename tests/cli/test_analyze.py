@@ -63,19 +63,3 @@ def test_numbers_by_hand(config: Path) -> None:
     assert quantiles == [[512], [3 * 512], [6 * 512]]  # 1 - (13/30)^(k+1): .567 .812 .919 .965 .985 .993
     assert values(content, "Eq. 6") == [pytest.approx(1024 * 91 / 30)]
     assert values(content, "skipped layers") == [pytest.approx(91 / 30)]
-
-
-def test_phases(config: Path) -> None:
-    """The first that skips, or the one that is named; one that skips nothing, and none at all."""
-    named = measured(config, "--phase", "vanilla")
-    assert named["models"][0]["phase"] == "vanilla"
-    for content in (named, measured(config, "train.phases=[]"), measured(config, "--phase", "warm")):
-        assert {*values(content, "mean reach")} == {512}
-        assert {*values(content, "deviation")} == {0}
-        assert values(content, "Eq. 6") == []
-    both = (
-        "train.phases=[{name: a, skip: uniform, p: 0, steps: 3}, {name: b, skip: listed, p: [0, 0.5, 0.25], steps: 3}]"
-    )
-    content = measured(config, "model.num_hidden_layers=3", "train.segment_length=200", both)
-    assert content["models"][0]["phase"] == "b"
-    assert values(content, "mean reach") == pytest.approx([512, 512 + 600, 512 + 200])  # j = 3

@@ -136,28 +136,6 @@ def test_heads_of_two_runs(place: Path, capsys: pytest.CaptureFixture[str], tmp_
     ]
 
 
-def test_mixing_over_training(place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Best and last of a run are read once where they are of one step; the figures are those of the loaded models."""
-    code, out, said = analyzed(capsys, "mixing", place / "plain", place / "mixture", "--texts", 3, "--json")
-    assert (code, said) == (0, "")
-    entries = ["<eos>" if entry == "\n" else entry for entry in fr.data.load_tokenizer(place / "plain").entries]
-    text = ["<eos>", *(place / "valid.txt").read_text().replace("\n", " <eos> ").split()]
-    rows = torch.tensor([entries.index(word) for word in text[:24]]).view(3, 8)
-    content = json.loads(out)
-    for model in ("plain", "mixture"):
-        steps = [record["labels"]["step"] for record in content["records"] if record["labels"]["model"] == model]
-        assert steps == sorted(steps)
-        assert steps[-1] == 3
-        expected = fr.analysis.mixing(fr.LanguageModel.load(place / model, "last"), rows)
-        for layer in expected:
-            labels = {"model": model, "step": 3, "layer": layer.layer}
-            for measure in ("distance", "orthogonality", "variation"):
-                assert value(content, measure, **labels) == pytest.approx(getattr(layer, measure), abs=1e-6)
-            assert values(content, "mixing", **labels) == pytest.approx(layer.matrix.flatten().tolist(), abs=1e-6)
-    code, _, said = analyzed(capsys, "mixing", place / "gpt2", "--text", place / "words.txt")
-    assert (code, "no layer of it mixes heads" in said) == (2, True)
-
-
 def diagnosed(place: Path, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[dict[str, Any], str]:
     """The JSON of `fullrank diagnose`, and the page that it wrote."""
     capsys.readouterr()

@@ -9,12 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from cli_runs import SMALL, called, write_config
 from safetensors.numpy import load_file, save_file
 
 import fullrank as fr
-from fullrank.experiments.run import average
 from fullrank.seal import write_record
 
 
@@ -70,18 +68,3 @@ def test_the_mean_of_the_last_ones_is_measured_and_writes(folder: Path) -> None:
     code, out, err = called(*words, "--device", "cpu")
     assert code == 0, err
     assert out.startswith("the")
-
-
-def test_a_run_that_goes_on_leaves_the_mean_alone(folder: Path) -> None:
-    """Training tidies up its checkpoints; a mean is none of them."""
-    from fullrank.training.checkpoint import read_checkpoint, save_checkpoint
-
-    place = Path(average(folder)["folder"])
-    before = (place / "model.safetensors").read_bytes()
-    found = read_checkpoint(folder / "checkpoints" / "last")
-    save_checkpoint(folder / "checkpoints", found, step=22, best=True, keep_weights=1)
-    assert (place / "model.safetensors").read_bytes() == before
-    assert torch.equal(
-        fr.LanguageModel.load(folder, "kept/step-00000022").state_dict()["embedding.weight"],
-        fr.LanguageModel.load(folder, "best").state_dict()["embedding.weight"],
-    )

@@ -18,7 +18,6 @@ import fullrank as fr
 from fullrank.cli import main
 from fullrank.core.errors import InputError
 from fullrank.data import load_tokenizer
-from fullrank.plugins import import_function
 
 
 def fails(*words: object) -> tuple[int, str]:
@@ -55,20 +54,6 @@ def test_files_of_the_working_directory_are_no_modules(shadows: Path, words: lis
     path = os.pathsep.join(str(Path(one).resolve()) for one in sys.path if one)
     done = subprocess.run(command, capture_output=True, text=True, env={**environment(), "PYTHONPATH": path})
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_a_module_that_is_asked_for_is_found_there(shadows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also under the name of an installed one; what it imports is the library's, and its neighbours are found."""
-    (shadows / "xmlrpc.py").write_text(
-        "import bisect, beside\ndef make(): return bisect.bisect([1, 2], 1), beside.VALUE"
-    )
-    (shadows / "beside.py").write_text("VALUE = 7")
-    monkeypatch.setattr(sys, "path", [one for one in sys.path if one])
-    for name in ("xmlrpc", "bisect", "beside"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    assert import_function("xmlrpc:make", "")() == (1, 7)
-    for name in ("xmlrpc", "beside"):
-        monkeypatch.delitem(sys.modules, name)
 
 
 @pytest.mark.parametrize(

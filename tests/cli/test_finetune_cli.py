@@ -149,31 +149,6 @@ def test_a_run_that_died_goes_on_as_if_it_had_not(
         assert (whole / name).read_bytes() == (died / name).read_bytes(), name
 
 
-def test_info_counts_without_reading_weights(place: Place, tmp_path: Path) -> None:
-    """BERT-base has 12 layers of 12 heads of 64: A adds 12 x 144 = 1,728, B 12 x (144 + 768) = 10,944."""
-    found = place.say("info", "mixhead/table5", "--row", "cola-b", "--json").json
-    vectors, layer = (30522 + 512 + 2) * 768 + 2 * 768, 4 * (768 * 768 + 768) + 2 * 768 * 3072 + 3072 + 768 + 4 * 768
-    pooler = 768 * 768 + 768
-    assert found["parameters"]["mixing"] == 10_944
-    assert found["parameters"]["encoder"] == vectors + 12 * layer + pooler
-    assert found["parameters"]["output"] == 2 * 769
-    assert found["parameters"]["total"] == vectors + 12 * layer + pooler + 2 * 769 + 10_944
-    a = place.say("info", "mixhead/table5", "model.attention.mix=position_independent", "model.layers=[0,1]", "--json")
-    assert (a.json["parameters"]["mixing"], a.json["parameters"]["output"]) == (2 * 144, 3 * 769)
-    (place.encoder / "model.safetensors").rename(tmp_path / "away")
-    try:
-        own = place.say(
-            "info", write_config(tmp_path / "my.yaml", place, model={"attention": {"mix": "position_wise"}})
-        )
-    finally:
-        (tmp_path / "away").rename(place.encoder / "model.safetensors")
-    assert own.code == 0, own.err
-    assert "layers 2, heads 4" in own.out
-    missing = place.say("info", "mixhead/table5", "model.pretrained=some/encoder")
-    assert missing.code == 2
-    assert "downloads nothing" in missing.err
-
-
 @pytest.mark.parametrize(("recipe", "row"), [("mixhead/table5", "mnli-b"), ("mixhead/table6", "plain")])
 def test_a_table_is_tried_without_any_file(place: Place, tmp_path: Path, recipe: str, row: str) -> None:
     """Scale tiny: invented sentences and random weights, and the report says so."""

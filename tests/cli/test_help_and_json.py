@@ -32,21 +32,6 @@ def test_every_verb_takes_json_and_lists_examples() -> None:
     assert "130 interrupted" in call("--help").stdout
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("fullrank tra", ["train", "translate"]),
-        ("fullrank train mos/table1-", ["mos/table1-ptb", "mos/table1-wikitext2"]),
-        ("fullrank train ./my", []),  # the shell completes names of files
-    ],
-)
-def test_the_shell_completes(line: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("_FULLRANK_COMPLETE", "complete_bash")
-    monkeypatch.setenv("COMP_WORDS", line)
-    monkeypatch.setenv("COMP_CWORD", str(len(line.split()) - 1))
-    assert sorted(call().stdout.split()) == words
-
-
 def test_training_needs_no_affinity(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     done = call("train", config, *SMALL, "train.steps=2", "--out", tmp_path / "run", "--quiet")

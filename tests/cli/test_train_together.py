@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from fullrank.cli import main
-from fullrank.core.errors import InputError, RunError
 from fullrank.training import distributed
 
 TINY = "mixhead/table1-vanilla"
@@ -62,49 +58,6 @@ def fail_with(codes: dict[int, int]) -> Callable[[object], None]:
         )
 
     return run
-
-
-@pytest.mark.parametrize(
-    ("variables", "error", "words"),
-    [
-        ({"WORLD_SIZE": "x"}, InputError, "WORLD_SIZE: .* given 'x'"),
-        ({"WORLD_SIZE": "-2"}, InputError, "WORLD_SIZE: .* given '-2'"),
-        ({"WORLD_SIZE": "2"}, InputError, "RANK expected, but not set; start with torchrun"),
-        ({"WORLD_SIZE": "2", "RANK": "1.5"}, InputError, "'1.5'; start with torchrun"),
-        (
-            {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "no"},
-            InputError,
-            "'no'; start with",
-        ),
-        ({"WORLD_SIZE": "2", "FULLRANK_TIMEOUT": "soon"}, InputError, "FULLRANK_TIMEOUT: .* given 'soon'"),
-        # a group in which the other one never comes
-        (
-            {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"},
-            RunError,
-            "process 0 of 2 could",
-        ),
-        (
-            {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "9"},
-            RunError,
-            "process 1 of 2 could",
-        ),
-    ],
-)
-def test_a_group_that_cannot_be_formed_is_one_message(
-    variables: dict[str, str], error: type[Exception], words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in {"FULLRANK_TIMEOUT": "1", **variables}.items():
-        monkeypatch.setenv(name, value)
-    former = signal.getsignal(signal.SIGTERM)
-    begun = time.monotonic()
-    try:
-        with pytest.raises(error, match=words), distributed.process_group(torch.device("cpu")):
-            pass
-    finally:
-        signal.signal(signal.SIGTERM, former)
-    assert time.monotonic() - begun < 20
 
 
 def test_a_rank_without_a_world_is_no_other_process(monkeypatch: pytest.MonkeyPatch) -> None:

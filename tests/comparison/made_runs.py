@@ -143,27 +143,6 @@ def make_pairs_of_seeds(root: Path) -> list[Path]:
     ]
 
 
-def make_spelling_run(
-    folder: Path,
-    *,
-    valid: float = 1.5,
-    test: float = 1.4,
-    kind: str = "byte",
-    bytes_per_token: float = 1.0,
-    **more: Any,
-) -> Path:
-    """A run whose tokens spell text. `valid`, `test`: bits per token; two bytes of text are one character."""
-    final = {}
-    for split, bits in (("valid", valid), ("test", test)):
-        of_bytes = bits / bytes_per_token
-        final[split] = {"perplexity": 2**bits, "bits_per_character": 2 * of_bytes, "bits_per_byte": of_bytes}
-    corpus = CORPUS | {
-        "unigram_perplexity": {"valid": 2.0**4.5, "test": 2.0**4.75},
-        "details": {"settings": {"kind": kind}},
-    }
-    return make_run(folder, corpus=corpus, final=final, **more)
-
-
 # -- translation -------------------------------------------------------------------------------------------------------
 
 

@@ -68,22 +68,6 @@ def test_extending_one_that_extends_and_a_shipped_one(tmp_path: Path) -> None:
     assert (config.model, config.data, config.eval) == (shipped.model, shipped.data, shipped.eval)
 
 
-def test_scales_of_a_row_are_laid_on_last(tmp_path: Path) -> None:
-    file = write(
-        tmp_path,
-        "mine.yaml",
-        """
-scales: {paper: {train.batch_size: 1}, tiny: {train.batch_size: 2}}
-rows:
-  a: {set: {train.batch_size: 3, train.seed: 4}, scales: {tiny: {train: {batch_size: 5, steps: 6}}}}
-""",
-    )
-    paper, tiny = (resolve(file, "a", scale).config.train for scale in ("paper", "tiny"))
-    assert (paper.batch_size, paper.seed, paper.steps) == (3, 4, None)
-    assert (tiny.batch_size, tiny.seed, tiny.steps) == (5, 4, 6)
-    assert resolve(file, "a", "tiny", ["train.batch_size=7"]).config.train.batch_size == 7
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [

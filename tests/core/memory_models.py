@@ -86,8 +86,3 @@ def one_pass(made: Any, ids: Tensor, sizes: list[int], memory_length: int, *, sa
         for block in made.blocks:
             x = block(x, layout)
     return made.output(made.final_norm(x))
-
-
-def without_heads(memory: Memory) -> Memory:
-    """Nothing projected: keys and values are made anew from the hidden states."""
-    return Memory.from_tensors(memory.to_tensors())

@@ -5,15 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
 
 import fullrank as fr
-from fullrank.core import registry
-from fullrank.core.layout import Layout
 from fullrank.core.positions import Rotary
-from fullrank.core.project import Heads, Needs
-from fullrank.core.stage import HeadSize
-from fullrank.core.trace import Trace
 
 E, H, D, N = 10, 3, 4, 6
 
@@ -152,41 +146,3 @@ def test_dropout_acts_after_mixing() -> None:
     assert set(out.flatten().tolist()) == {0.0, 4.0}
     assert not torch.equal(made(torch.ones(500, 1, 4)), out)
     assert set(made.eval()(torch.ones(5, 1, 4)).flatten().tolist()) == {2.0}
-
-
-def test_a_way_to_attend_of_ones_own() -> None:
-    """`Attend` says what it must have; then a model reads, remembers and decodes with it like with any other."""
-
-    class Averaged(nn.Module):
-        """The mean of the values that a query sees."""
-
-        needs = Needs(score=())
-
-        def __init__(self, config: fr.AttentionConfig, size: HeadSize, dropout: float) -> None:
-            super().__init__()
-            self.size = size
-
-        def forward(self, heads: Heads, layout: Layout, trace: Trace | None = None) -> Tensor:
-            seen = layout.visible().to(heads.values.dtype)
-            return seen / seen.sum(-1, keepdim=True) @ heads.values
-
-    registry.register("attend", "averaged")(Averaged)
-    try:
-        config = fr.ModelConfig(
-            vocab_size=11, hidden_size=6, num_hidden_layers=2, num_attention_heads=2, memory_length=9,
-            attention=fr.AttentionConfig(kind="averaged"),
-        )  # fmt: skip
-        model = fr.LanguageModel(config).double().eval()
-        ids = torch.arange(9)[None] % 11
-        with torch.no_grad():
-            expected = model(ids, cache=model.new_cache()).logits
-            cache, memory, cached, remembered = model.new_cache(), None, [], []
-            for piece in ids.split(2, dim=1):
-                out = model(piece, cache=cache)
-                cache, cached = out.cache, [*cached, out.logits]
-                out = model(piece, memory)
-                memory, remembered = out.memory, [*remembered, out.logits]
-        for parts in (cached, remembered):
-            torch.testing.assert_close(torch.cat(parts, 1), expected, rtol=0, atol=1e-12)
-    finally:
-        registry.unregister("attend", "averaged")

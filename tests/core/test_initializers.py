@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import torch
 from torch import Tensor
 
 import fullrank as fr
-from fullrank.core import registry
 
 E, H, D, F, V, P = 48, 4, 20, 100, 300, 64
 
@@ -171,19 +169,3 @@ def test_skip_cross_head() -> None:
     for layer in (attention.project.query, attention.project.key, attention.project.value, attention.project.relative):
         uniform(layer.weight, E**-0.5)
     uniform(attention.merge.weight, (H * D) ** -0.5)
-
-
-@pytest.mark.parametrize("name", registry.names("initializer"))
-def test_tied_output_and_biases_of_their_own(name: str) -> None:
-    made = model(name, tied=True, bias=True)
-    assert made.output.weight is None
-    assert made.output.matrix is made.embedding.weight
-    if name == "xavier_uniform":
-        xavier(made.embedding.weight)
-    else:
-        normal(
-            made.embedding.weight,
-            {"fairseq": E**-0.5, "transformer_xl": 0.02, "pytorch": 1.0, "skip_cross_head": 1.0}[name],
-        )
-    assert made.output.bias.isfinite().all()
-    model(name, mix="position_wise", bias=False)  # attention without biases

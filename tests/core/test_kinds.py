@@ -61,26 +61,6 @@ def test_kind_decides_the_type(section: Any, member: type) -> None:
     assert union.from_dict(section.to_dict()) == section
 
 
-def test_a_written_section_states_the_keys_of_all_kinds() -> None:
-    """And one that is read may state them, null or as they are written, whatever its kind."""
-    for union, members in (
-        (fr.AttentionConfig, [{}, PAIRS]),
-        (fr.InputConfig, [{}, CLUSTERS]),
-        (fr.OutputConfig, [{}, CLUSTERS, MIXTURE, MIXTURE | {"cutoffs": [10]}]),
-    ):
-        written = [union(**keys).to_dict() for keys in members]
-        assert len({tuple(section) for section in written}) == 1
-        assert written[0].keys() == union.keys().keys()
-    attention = fr.AttentionConfig()
-    assert (attention.cores, attention.rank, attention.causal, attention.not_next_token_perplexity) == (
-        None, None, None, False,
-    )  # fmt: skip
-    assert (fr.OutputConfig().mixtures, fr.OutputConfig().form, fr.InputConfig().cutoffs) == (None, None, [])
-    assert fr.AttentionConfig(kind="multilinear").mix == "none"
-    assert fr.AttentionConfig(cores=None, decays=None) == fr.AttentionConfig()
-    assert not hasattr(fr.AttentionConfig(), "nothing")
-
-
 @pytest.fixture
 def own_output() -> Iterator[type]:
     @registry.register("output", "tempered")

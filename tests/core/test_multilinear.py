@@ -28,7 +28,6 @@ from multilinear_equations import (
 from torch import Tensor
 
 import fullrank as fr
-from fullrank.core.errors import InputError
 from fullrank.core.multilinear import pair_tensor
 
 # -- pairs of positions -----------------------------------------------------------------------------------------------
@@ -211,27 +210,6 @@ def test_outputs_stay_bounded_at_any_length() -> None:
         out = module(x)
     assert out.isfinite().all()
     assert 0.001 * limit < float(out.abs().max()) <= limit
-
-
-# -- edges -----------------------------------------------------------------------------------------------------------
-
-
-def test_decayed_sums_are_continued_over_a_gap() -> None:
-    """Tokens left out between two pieces count as distance, as in one pass; sums have no window."""
-    module, source = layer(output_map="decayed", decays=3), tokens(2, 9)
-    layout = fr.Layout.of_runs(4, ((0, 2), (4, 3), (9, 4)))
-    kept: list[Any] = [module.attend.past()]
-    module(source[:, :2], layout=fr.Layout.of(2), past=kept[-1], kept=kept)
-    module(source[:, 2:5], layout=fr.Layout.of_runs(3, ((0, 2), (4, 3))), past=kept[-1], kept=kept)
-    past = kept[-1]
-    out = module(source[:, 5:], layout=layout, past=past, kept=kept)
-    after = kept[-1]
-    apart, seen = distances([9, 10, 11, 12], [0, 1, 4, 5, 6, 9, 10, 11, 12])
-    agree(module, out, decayed_equation(module, source[:, 5:], apart, seen, source), [source])
-    assert after.length == 9
-    for refused in (fr.Layout.of(4, 9, window=3), fr.Layout.of(4, 9, causal=False)):
-        with pytest.raises(InputError, match="causal layout without window"):
-            module(source[:, 5:], layout=refused, past=past)
 
 
 # -- Corollary 1 and softmax attention (docs/derivations/multilinear.md) ----------------------------------------------

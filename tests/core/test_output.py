@@ -83,16 +83,6 @@ def test_a_temperature_divides_the_logits_of_every_softmax(case: Case, bias: boo
     assert not torch.allclose(layer.log_prob(hidden), log_prob)
 
 
-@pytest.mark.parametrize("cluster", range(4))
-@pytest.mark.parametrize("mixtures", [None, 2])
-def test_targets_of_one_cluster_only(mixtures: int | None, cluster: int) -> None:
-    """The other tails have a gradient of zero, and not none."""
-    case = Case(mixtures, (4, 9, 15), tied=True, tied_projections=True, bias=False)
-    bounds = [0, *case.cutoffs, case.vocabulary]
-    check(case, targets=torch.randint(bounds[cluster], bounds[cluster + 1], (2, 5)))
-    check(case, targets=torch.tensor([[bounds[cluster + 1] - 1]]))
-
-
 def test_the_equation_itself_in_plain_numbers() -> None:
     """p(v) of one token with nothing but `math`, so that the equation above is not taken on trust; and the layer's."""
     case = Case(2, normalize="sigsoftmax", vocabulary=4, width=2, tokens=(1, 1))
@@ -243,19 +233,6 @@ def test_an_improbable_word_in_a_tail_and_an_improbable_tail(target: int, rare: 
 
 
 # -- parameters -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("tied", "bias"), [(False, True), (True, False), (True, True)])
-@pytest.mark.parametrize("cutoffs", [(), (4, 9)], ids=["one matrix", "clusters"])
-def test_a_mixture_adds_its_latents_and_prior(tied: bool, bias: bool, cutoffs: tuple[int, ...]) -> None:
-    """K E^2 + 2 K E parameters more than the plain layer, and no other name or shape."""
-    plain = Case(cutoffs=cutoffs, tied=tied, bias=bias, width=6).layer().state_dict()
-    mixture = Case(4, cutoffs, tied=tied, bias=bias, width=6).layer().state_dict()
-    own = {name: tuple(mixture.pop(name).shape) for name in list(mixture) if name.startswith("mixture.")}
-    assert own == {"mixture.latent.weight": (24, 6), "mixture.latent.bias": (24,), "mixture.prior.weight": (4, 6)}
-    assert {name: tensor.shape for name, tensor in mixture.items()} == {name: t.shape for name, t in plain.items()}
-    if not cutoffs:
-        assert plain.keys() == ({"weight"} if not tied else set()) | ({"bias"} if bias else set())
 
 
 @pytest.mark.parametrize("cutoffs", [(), (4, 9)], ids=["one matrix", "clusters"])

@@ -70,36 +70,3 @@ def test_losses_ask_for_no_number(name: str, weighted: bool, smoothing: float) -
     with Asked() as asked:
         step(output_of(name).to("meta"), "meta", smoothing, weighted)
     assert asked.names == []
-
-
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("name", OUTPUTS)
-def test_adaptive_losses_ask_once(name: str, smoothing: float) -> None:
-    """The known exception: how many tokens each cluster has, one question a pass. (The other one, whether the gradient that
-    comes in is 1, is put to a CPU only.)"""
-    output = output_of(name)
-    with Asked() as asked:
-        step(output, "cpu", smoothing, weighted=True)
-    tails = getattr(output, "clusters", None)
-    cotangents = 0 if smoothing and name == "mixture of adaptive" else 1
-    counts = 0 if tails is None or (smoothing and name == "mixture of adaptive") else len(tails.sizes)
-    assert set(asked.names) <= {"_local_scalar_dense"}, asked.names
-    found = len(asked.names)
-    assert found <= counts + 4 * cotangents, (found, counts)
-
-
-@pytest.mark.parametrize("mix", ["none", "position_wise"])
-def test_the_loss_of_a_translation_asks_for_no_number(mix: str) -> None:
-    """A stated side of padding needs no look at the mask."""
-    config = fr.ModelConfig(
-        vocab_size=VOCABULARY, hidden_size=WIDTH, num_hidden_layers=1, num_attention_heads=2,
-        attention=fr.AttentionConfig(mix=mix),
-    )  # fmt: skip
-    model = fr.Translator(config)
-    source, target = torch.zeros(3, 7, dtype=torch.int64), torch.zeros(3, 5, dtype=torch.int64)
-    mask, weights = torch.ones(3, 7, dtype=torch.bool), torch.ones(3, 5)
-    mask[1, 4:] = False
-    for said in (True, None):
-        with Asked() as asked:
-            model.loss_parts(source, target, target, weights, mask, label_smoothing=0.1, padded_right=said)
-        assert bool(asked.names) == (said is None), asked.names

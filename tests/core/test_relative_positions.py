@@ -99,27 +99,6 @@ def test_sinusoids_are_dropped_out_once_for_all_layers(locked: bool) -> None:
         assert 0.2 < float(dropped.float().mean()) < 0.3
 
 
-def test_a_cache_keeps_keys_of_distances() -> None:
-    """A table is made for more distances than are needed, so that 100 tokens make it a few times, not 100 times."""
-    made, calls = model().double(), []
-    for block in made.blocks:
-        block.attention.project.relative.register_forward_hook(lambda module, args, out: calls.append(out.shape[1]))
-    read = torch.randint(9, (2, 100))
-    expected, cache, parts = made(read).logits, made.new_cache(), []
-    calls.clear()
-    for n in range(100):
-        out = made(read[:, n : n + 1], cache=cache)
-        cache = out.cache
-        parts.append(out.logits)
-    assert torch.allclose(torch.cat(parts, 1), expected, atol=1e-12)
-    assert calls == [64] * 3 + [128] * 3
-    kept = cache.reorder(torch.tensor([1, 1, 0]))
-    assert kept.layers[0].values.shape[0] == 3
-    again = torch.cat([read[[1, 1, 0]], torch.ones(3, 1, dtype=torch.int64)], 1)
-    given = made(again[:, -1:], cache=kept).logits
-    assert torch.allclose(given, made(again).logits[:, -1:], atol=1e-12)
-
-
 def counted(config: fr.ModelConfig, mix: str = "none") -> dict[str, int]:
     """Parameters by part, nothing allocated."""
     attention = replace(config.attention, mix=mix)

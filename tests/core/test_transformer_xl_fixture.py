@@ -133,20 +133,6 @@ def test_segment_by_segment(name: str, kernel: str, cached: bool) -> None:
             assert ages(memory, layer).tolist() == list(range(count, 0, -1))
 
 
-@pytest.mark.parametrize("name", ["short_same_length", "long"])
-def test_a_model_is_told_at_evaluation(name: str) -> None:
-    """The settings of a case given to a model that was built with those of another."""
-    case = CASES[name]
-    model, memory = build(CASES["clamped"]), None
-    clamp = case["clamp_len"] if case["clamp_len"] > 0 else 1000  # farther than any distance here
-    model = model.with_memory(case["mem_len"], same_length=case["same_length"], clamp_length=clamp)
-    with torch.no_grad():
-        for number, ids, targets in segments():
-            nll = model.nll(ids, targets, memory)
-            memory = nll.memory
-            same(nll.per_token, TENSORS[f"{name}.{number}.nll"], f"nll of segment {number}")
-
-
 @pytest.mark.parametrize(("kernel", "way"), [("auto", "loss"), ("auto", "nll"), ("reference", "logits")])
 def test_gradients(kernel: str, way: str) -> None:
     """Gradients of the mean nll of the last segment for every parameter; memory is a constant."""

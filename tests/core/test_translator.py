@@ -79,19 +79,6 @@ def test_padding_of_the_source_changes_nothing(mechanism: str) -> None:
         assert torch.equal(model(source, target, whole).logits, model(source, target).logits)
 
 
-@every_mechanism
-def test_padding_of_the_target_on_the_left(mechanism: str) -> None:
-    """With a mask of the target its positions count tokens only, as those of the source do."""
-    model = shared(mechanism)
-    source, target = sentences(model)
-    mask = padding([5, 1, 3], 5, "left")
-    with torch.no_grad():
-        batch = model(source, target, None, mask).logits
-        for row, length in enumerate([5, 1, 3]):
-            alone = model(source[row : row + 1], target[row : row + 1, -length:]).logits[0]
-            close(batch[row, -length:], alone, f"row {row}")
-
-
 # -- the start --------------------------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fullrank.config.data import DataConfig
-from fullrank.core.errors import InputError, RunError
+from fullrank.core.errors import RunError
 from fullrank.data import prepare
 from fullrank.data.corpora import CorpusInfo, download, list_corpora
 from fullrank.files import silent
@@ -38,25 +38,6 @@ def test_penn_treebank_is_the_published_one(corpora, cache, inner):
     assert len(corpus.tokenizer) == 10_000  # 9,998 words, <unk>, <eos>
     assert (corpus.label, corpus.is_slice, corpus.details["differs_from_published"]) == ("ptb", False, {})
     assert not any("slice" in line for line in told)
-
-
-def test_wikitext_103_slice(corpora, cache):
-    told: list[str] = []
-    given = DataConfig(name="wikitext-103", dir=str(corpora), cache=cache)
-    corpus = prepare(given, report=told.append)
-    assert counts(corpus) == [548_410, 217_646, 245_569]
-    assert len(corpus.tokenizer) == 34_065
-    assert corpus.is_slice
-    assert corpus.label == "wikitext-103 (slice)"
-    assert corpus.details["differs_from_published"] == {"train": {"published": 103_227_021, "here": 548_410}}
-    assert any("train has 548,410 words, published are 103,227,021" in line for line in told)
-    told.clear()
-    prepare(given, report=told.append)
-    assert any("(slice)" in line for line in told), "told again when it comes from the cache"
-    with pytest.raises(
-        InputError, match=r"wikitext-103 \(slice\) is not the published corpus .*paper scale .*data.dir"
-    ):
-        prepare(given, allow_slice=False)
 
 
 @pytest.mark.parametrize("tokens", ["byte", "character"])

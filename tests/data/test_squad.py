@@ -125,31 +125,6 @@ def hub(monkeypatch, rows):
     return asked
 
 
-def test_the_hub(monkeypatch, tmp_path):
-    rows = [
-        {"id": "a", "title": "t", "context": "xy z", "question": "q", "answers": {"text": ["z"], "answer_start": [3]}},
-        {"id": "b", "title": "t", "context": "xy z", "question": "p", "answers": {"text": [], "answer_start": []}},
-    ]
-    asked, told = hub(monkeypatch, rows), []
-    split = read_squad(None, "dev", "2.0", cache=tmp_path, report=told.append)
-    assert {key: asked[0][key] for key in ("name", "split", "cache_dir")} == {
-        "name": "rajpurkar/squad_v2",
-        "split": "validation",
-        "cache_dir": str(tmp_path / "hub"),
-    }
-    assert split.questions == [
-        Question("a", "t", "xy z", "q", ("z",), (3,), impossible=False),
-        Question("b", "t", "xy z", "p", (), (), impossible=True),
-    ]
-    assert (split.source, split.is_slice) == ("rajpurkar/squad_v2", True)
-    assert "from the Hugging Face hub" in told[0]
-    assert "SQuAD 2.0 (slice): dev has 2 questions, published are 11,873" in told[1]
-    with pytest.raises(InputError, match="question b: a question has an answer"):
-        read_squad(None, "train", "1.1")
-    assert (asked[1]["name"], asked[1]["split"], asked[1]["cache_dir"]) == ("rajpurkar/squad", "train", None)
-    assert asked[1]["revision"] != asked[0]["revision"]
-
-
 @pytest.mark.parametrize(("split", "questions", "articles"), [("train", 3939, 17), ("dev", 700, 3)])
 def test_the_real_slices(corpora, split, questions, articles):
     found = read_squad(corpora, split)

@@ -9,7 +9,6 @@ import pytest
 import torch
 from decoding_standin import PROMPTS, Recurrent, WithoutCache, keeps, log_prob, padded
 
-from fullrank.core.errors import InputError
 from fullrank.decoding import Sequences, sample
 from fullrank.decoding.sample import Constraints, distribution
 
@@ -169,18 +168,3 @@ def test_samples_follow_the_model_among_what_is_allowed() -> None:
                 assert seen == 0
     whole = torch.tensor([log_prob(model, [1, 3], tuple(text)) for text in found.ids[:20].tolist()])
     torch.testing.assert_close(found.log_probs[:20].sum(1).float(), whole)
-
-
-def test_with_a_seed_for_each_row_a_sample_does_not_depend_on_its_neighbours() -> None:
-    model = Recurrent(7, seed=4, sharpness=0.6).eval()
-    ids, mask = padded(PROMPTS)
-    seeds = [11, 12, 11]
-    together = sample(model, ids, max_new_tokens=8, eos_id=2, seed=seeds, attention_mask=mask)
-    for b, prompt in enumerate(PROMPTS):
-        alone = sample(model, torch.tensor([prompt]), max_new_tokens=8, eos_id=2, seed=[seeds[b]])
-        length = int(together.lengths[b])
-        assert together.ids[b, :length].tolist() == alone.ids[0].tolist()
-    same = sample(model, torch.tensor([[1, 4], [1, 4]]), max_new_tokens=8, seed=[3, 3])
-    assert same.ids[0].tolist() == same.ids[1].tolist()
-    with pytest.raises(InputError, match="one for each of 2 prompts, given 3"):
-        sample(model, torch.tensor([[1], [2]]), max_new_tokens=2, seed=[1, 2, 3])

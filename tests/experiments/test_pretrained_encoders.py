@@ -13,7 +13,6 @@ from tests.tiny_encoder import SPECIAL, WORDS, tiny_encoder, tiny_tokenizer
 
 from fullrank.config.finetune import GraftConfig, PretrainedConfig
 from fullrank.config.glue import GLUE, GlueTask
-from fullrank.core.errors import InputError
 from fullrank.data.glue import Examples
 from fullrank.experiments.benchmark import logits_by_example
 from fullrank.experiments.glue import encode
@@ -69,29 +68,6 @@ def test_a_checkpoint_of_another_task_gives_its_encoder_and_a_new_output_layer(t
     for name, parameter in of_mnli.bert.named_parameters():
         assert torch.equal(found.model.bert.get_parameter(name), parameter)
     assert load(tmp_path, num_labels=3).fresh == ()
-
-
-def test_attention_of_ours_in_a_checkpoint_is_kept_and_has_to_be_asked_for(tmp_path: Path) -> None:
-    first = load(tiny_encoder(tmp_path / "encoder"), mix="position_independent", cross_head=0.1)
-    with torch.no_grad():
-        for name, parameter in first.model.named_parameters():
-            if ".fullrank." in name:
-                parameter += 0.1 * torch.randn_like(parameter)
-    first.model.save_pretrained(tmp_path / "tuned")
-    first.tokenizer.save_pretrained(tmp_path / "tuned")
-    again = load(tmp_path / "tuned", mix="position_independent", cross_head=0.1)
-    texts = encode(first, examples(TEXTS), 16)
-    assert torch.equal(logits_of(again.model, texts, 4), logits_of(first.model, texts, 4))
-    assert again.fresh == ()
-    other = load(tmp_path / "tuned", num_labels=3, mix="position_independent", cross_head=0.1)
-    assert other.fresh == ("classifier.bias", "classifier.weight")
-    for name, parameter in first.model.bert.named_parameters():
-        assert torch.equal(other.model.bert.get_parameter(name), parameter)
-    for graft in ({}, {"mix": "position_independent"}, {"mix": "position_wise", "cross_head": 0.1}):
-        with pytest.raises(
-            InputError, match=r'holds attention of ours already.*model\.attention\.mix="position_independent"'
-        ):
-            load(tmp_path / "tuned", **graft)
 
 
 # -- labels ------------------------------------------------------------------------------------------------------------

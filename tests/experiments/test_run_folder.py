@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from fullrank.config.recipe import resolve
 from fullrank.config.run import RunConfig
 from fullrank.config.training import TrainConfig
 from fullrank.core.errors import InputError
-from fullrank.experiments.run import read_commit
 from fullrank.experiments.run_folder import claim, open_run, training_of
 
 IDENTITY = {
@@ -71,25 +69,3 @@ def test_runs_that_differ_in_final_figures_alone_are_one_training(setting: str, 
     plain, other = (resolve("mixhead/table1-vanilla", "plain", "tiny", words).config for words in ([], [setting]))
     assert (training_of(plain) == training_of(other)) is same
     assert training_of(plain, {"text": {"train": "a"}}) != training_of(plain, {"text": {"train": "b"}})
-
-
-def test_the_commit_of_a_result_is_marked_only_where_the_package_itself_has_changes(tmp_path: Path) -> None:
-    def git(*words: str) -> str:
-        identity = ("-c", "user.name=a", "-c", "user.email=a@example.org")
-        done = subprocess.run(["git", *identity, *words], cwd=tmp_path, check=True, capture_output=True, text=True)
-        return done.stdout.strip()
-
-    package, ledger = tmp_path / "src" / "package", tmp_path / "ledger.jsonl"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text("")
-    ledger.write_text("")
-    git("init", "-q")
-    assert read_commit(package) is None
-    git("add", "-A")
-    git("commit", "-qm", "first")
-    commit = git("rev-parse", "--short=12", "HEAD")
-
-    ledger.write_text("a row\n")  # as a queue writes while it trains
-    assert read_commit(package) == commit
-    (package / "__init__.py").write_text("changed = True\n")
-    assert read_commit(package) == f"{commit}+changes"

@@ -332,18 +332,3 @@ def test_the_code_imports_torch_transformers_and_itself(own_stages: None) -> Non
     for file in ("configuration_fullrank.py", "modeling_fullrank.py"):
         mentioned = {f"{name}.py" for name in re.findall(r"^\s*from \.(\w+) import", files[file], flags=re.MULTILINE)}
         assert mentioned >= files.keys() - {"configuration_fullrank.py", "cache_fullrank.py", "modeling_fullrank.py"}
-
-
-def test_another_memory_at_evaluation(run: Path, tmp_path: Path) -> None:
-    import transformers
-
-    model = write_language_run(tmp_path / "remembering", None, {"mix": "position_wise"}, memory_length=3)
-    out = export_run(tmp_path / "remembering", tmp_path / "out")
-    shorter = transformers.AutoModelForCausalLM.from_pretrained(out, memory_length=2)
-    assert shorter.config.fullrank["memory_length"] == 2
-    expected, past, memory = model.with_memory(2), fr.FullRankCache(), None
-    with torch.no_grad():
-        for piece in IDS.split(2, dim=1):
-            own = expected(piece, memory)
-            memory = own.memory
-            check_close(shorter(piece, past_key_values=past).logits, own.logits)

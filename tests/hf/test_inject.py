@@ -194,36 +194,3 @@ def test_chosen_layers_alone_are_mixed():
         with fr.kernel("reference"):
             assert torch.equal(again(**inputs).logits, own(**inputs).logits)
         torch.testing.assert_close(again(**inputs).logits, own(**inputs).logits, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("name", "stacks"),
-    [
-        ("bert", ["bert.encoder.layer"]),
-        ("gpt2", ["transformer.h"]),
-        ("bart", ["model.encoder.layers", "model.decoder.layers"]),
-    ],
-)
-def test_negative_layers_count_from_the_end_of_each_stack(name, stacks):
-    model, _ = FAMILIES[name]()
-    for negative, positive in ((-1, 1), (-2, 0)):
-        again = fr.inject(copy.deepcopy(model), mix="position_independent", layers=[negative])
-        injected = {key for key, _ in again.named_parameters() if ".fullrank." in key}
-        assert {key.partition(f".{positive}.")[0] for key in injected} == set(stacks)
-    with pytest.raises(InputError, match=r"layers: -3 .* it has 0, 1"):
-        fr.inject(model, mix="position_independent", layers=[-3])
-
-
-# -- saving: stages are loaded, or loading fails; they are never left out and never made up ----------------------------------
-
-
-def test_other_classes_and_precisions_load_it_too(tmp_path, bert):
-    stir(fr.inject(bert, mix="position_wise")).save_pretrained(tmp_path)
-    expected = bert.bert(**INPUTS).last_hidden_state
-    for cls in (transformers.BertModel, transformers.AutoModel):
-        again = fr.load_injected(tmp_path, cls).eval()
-        assert type(again) is transformers.BertModel
-        assert torch.equal(again(**INPUTS).last_hidden_state, expected)
-    half = fr.load_injected(tmp_path, dtype=torch.bfloat16)
-    assert type(half) is transformers.BertForMaskedLM
-    assert {p.dtype for p in half.parameters()} == {torch.bfloat16}

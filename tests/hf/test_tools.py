@@ -90,22 +90,6 @@ def test_compiled_in_one_graph_is_the_same(name):
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["bert", "llama", "t5"])
-def test_bf16_is_as_near_to_fp32_as_without_injection(name):
-    model, inputs = FAMILIES[name]()
-    mask = inputs["attention_mask"].bool() if name != "t5" else ...
-    expected = model(**inputs).logits[mask]
-    own = copy.deepcopy(model).to(torch.bfloat16)
-    own.set_attn_implementation("eager")
-    error = (own(**inputs).logits[mask].float() - expected).abs().mean()
-    fr.inject(model.to(torch.bfloat16), mix="position_wise")
-    for kernel in ("auto", "reference"):
-        with fr.kernel(kernel):
-            actual = model(**inputs).logits[mask]
-        assert actual.dtype == torch.bfloat16
-        assert (actual.float() - expected).abs().mean() < 1.5 * error
-
-
 def test_a_static_cache_generates_the_same():
     model, inputs = FAMILIES["llama"]()
     stir(fr.inject(model, mix="position_wise"))

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from paired_models import CAUSAL, EOS, VOCABULARY, XL, masked_of, pair, small, tokens
-from transformers import DataCollatorForLanguageModeling, Trainer, TrainingArguments, pipeline
+from paired_models import CAUSAL, VOCABULARY, XL, pair, small, tokens
+from transformers import DataCollatorForLanguageModeling, Trainer, TrainingArguments
 
 import fullrank as fr
 from fullrank.data import build_bytes, build_characters, build_words, rank_entries, train_bpe
 from fullrank.hf.tokenizer import tokenizer_of_vocabulary
 
-WORDS = ["<unk>", "w1", "\n", *(f"w{i}" for i in range(3, VOCABULARY))]
 DROPPING = fr.DropoutConfig(embedding=0.1, attention=0.2, residual=0.1)
 
 
@@ -122,24 +121,3 @@ def test_evaluating_and_generating_after_training(tmp_path: Path) -> None:
     after = model.eval().generate(prompt, max_new_tokens=6, do_sample=False)
     model.config.use_cache = True
     assert torch.equal(model.generate(prompt, max_new_tokens=6, do_sample=False), after)
-
-
-def test_pipelines() -> None:
-    own_words = build_words(WORDS)
-    words = tokenizer_of_vocabulary(own_words)
-    hf_model, _ = pair(CAUSAL["memory"])
-    (given,) = pipeline("text-generation", model=hf_model, tokenizer=words)(
-        "w4 w5 w6", max_new_tokens=5, min_new_tokens=5, do_sample=False, return_full_text=False
-    )
-    read = torch.tensor([[EOS, 4, 5, 6]])  # a text begins as our models read it
-    written = hf_model.generate(read, max_new_tokens=5, min_new_tokens=5, do_sample=False)[0, 4:]
-    assert given["generated_text"].strip() == own_words.decode(written.tolist())
-
-    config = small(vocab_size=VOCABULARY + 1)
-    masked, own_masked = masked_of(config, pad_token_id=EOS)
-    names = tokenizer_of_vocabulary(own_words, masks=True)
-    choices = pipeline("fill-mask", model=masked, tokenizer=names, top_k=3)("w4 <mask> w6")
-    with torch.no_grad():
-        logits = own_masked(torch.tensor([[EOS, 4, VOCABULARY, 6]])).logits[0, 2]
-    assert [choice["token"] for choice in choices] == logits.topk(3).indices.tolist()
-    assert choices[0]["score"] == pytest.approx(logits.softmax(-1).max().item(), rel=1e-4)

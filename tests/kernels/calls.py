@@ -47,11 +47,6 @@ LAYOUTS = {
     "cross, more queries": fr.Layout.of(15, 4, causal=False),
     "cross and padding": fr.Layout.of(7, 13, causal=False, key_mask=EMPTY),
 }
-ROWS = torch.arange(13).expand(2, 13)
-UNORDERED = {  # no kernel knows an interval of keys for each query of these
-    "window over rows that differ": fr.Layout(ROWS, ROWS, window=3),
-    "window without order": fr.Layout.of(13, causal=False, window=3),
-}
 
 
 def relative_can(layout: fr.Layout) -> bool:
@@ -125,9 +120,6 @@ def exact(problem: Problem) -> Problem:
     query, keys, values = (x.detach().double().requires_grad_() for x in (problem.query, problem.keys, problem.values))
     distances = None if far is None else Distances(*(wide(x) for x in (far.keys, far.u, far.v)))  # type: ignore[arg-type]
     return replace(problem, query=query, keys=keys, values=values, mixing=wide(problem.mixing), distances=distances)
-
-
-NAMES = ("query", "keys", "values", "mixing", "distances", "u", "v")
 
 
 def named(problem: Problem) -> list[str]:

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
 
 import fullrank as fr
 from fullrank.core import multilinear as definition
@@ -188,28 +187,6 @@ def test_every_query_meets_every_pair_once(size: Size, by_state: bool) -> None:
             met[i] += seen
     assert met == {i: (past + i + 1) ** 2 if size.causal else size.keys**2 for i in range(size.queries)}
     assert not stored or max(stored.values()) == 1
-
-
-@pytest.mark.parametrize(("batch", "queries", "keys", "causal"), [
-    (1, 8, 8, True), (1, 64, 64, True), (3, 80, 80, True), (1, 150, 150, True), (2, 40, 70, True), (2, 45, 45, False),
-    (1, 70, 70, False),
-])  # fmt: skip
-def test_work_is_what_runs(batch: int, queries: int, keys: int, causal: bool) -> None:
-    """PyTorch's own count of the products of a call, forward and backward."""
-    size = Size(batch, queries, keys, 6, 24, causal)
-    leaves = leaves_of(batch, queries, keys, rank=6, width=24, dtype=torch.float32)
-    arguments = (*(leaf.detach() for leaf in leaves), None, causal, torch.float32)
-    with FlopCounterMode(display=False) as forward:
-        if size.small:
-            out = definition.multilinear(Pairs(*leaves, causal))
-        else:
-            out, states = engine._forward(*arguments)
-    with FlopCounterMode(display=False) as backward:
-        out.sum().backward() if size.small else engine._backward(out, states, True, *arguments)
-    found = engine.multiply_adds(size)
-    assert forward.get_total_flops() == 2 * found.forward
-    assert forward.get_total_flops() + backward.get_total_flops() == 2 * found.training
-    assert size.small == (queries == 8)
 
 
 # -- decayed sums -----------------------------------------------------------------------------------------------------

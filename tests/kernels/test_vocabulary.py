@@ -182,18 +182,6 @@ def test_the_loss_takes_a_fifth_of_the_naive_memory() -> None:
     assert watched(lambda: vocabulary_loss(given, ids, scale, 0.0)[0].backward()).largest * 4 <= 16.1 * 2**20
 
 
-def test_nothing_builds_all_logits() -> None:
-    """Neither forward nor backward; beside what a chunk may take, (T, V) of log-probabilities a few times."""
-    given, _, ids = softmaxes(TOKENS, 4, VOCABULARY, MIXTURES, torch.float32)
-    for run in (lambda: vocabulary_nll(given, ids), lambda: vocabulary_log_prob(given)):
-        watch = watched(lambda run=run: run().sum().backward())
-        assert watch.largest < ALL / 2
-        assert watch.peak < 4 * 4 * TOKENS * VOCABULARY + CHUNK, f"{watch.peak / 2**20:.0f} MiB"
-        with torch.no_grad():
-            watch = watched(run)
-        assert watch.peak < 2 * 4 * TOKENS * VOCABULARY + CHUNK, f"{watch.peak / 2**20:.0f} MiB"
-
-
 @pytest.mark.parametrize("mixtures", [None, 3])
 def test_backward_twice_and_accumulation(mixtures: int | None) -> None:
     """Gradients formed in the forward pass are not spoiled by a backward, another cotangent or an optimiser."""
@@ -239,25 +227,6 @@ def test_tails_are_computed_for_their_own_tokens_in_chunks() -> None:
         assert watch.largest < all_logits / 2
         assert watch.peak < 4 * all_logits + CHUNK
         assert sum(shape[0] for shape in watch.products if shape[1:] == (30_000,)) in (25, 50)  # nll: twice
-
-
-def test_a_device_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every question is a wait for a GPU."""
-    given = adaptive(18, (5, 8, 20), DOUBLE)
-    ids, scale, asked = torch.randint(33, (18,)), torch.ones(18, dtype=DOUBLE), []
-    questions = ["tolist", "item", "nonzero", "__bool__", "__int__", "__float__", "__index__", "cpu", "numpy", "unique"]
-    for name in questions:
-        original = getattr(Tensor, name)
-
-        def noted(self: Tensor, *args: Any, _name: str = name, _original: Any = original, **kwargs: Any) -> Any:
-            asked.append(_name)
-            return _original(self, *args, **kwargs)
-
-        monkeypatch.setattr(Tensor, name, noted)
-    vocabulary_nll(given, ids)
-    assert asked == ["tolist"]
-    vocabulary_loss(given, ids, scale, 0.0)
-    assert asked == ["tolist", "tolist"]
 
 
 # -- lower precision --------------------------------------------------------------------------------------------------

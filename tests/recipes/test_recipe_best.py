@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from recipe_counts import config_of, total
 
 from fullrank.config.recipe import load
-from fullrank.data.batches import Streams
-from fullrank.training import make_plan
 
 
 @pytest.mark.parametrize(
@@ -40,15 +37,3 @@ def test_the_rows_are_of_one_size(name: str, scale: str) -> None:
     """Smaller feed-forward layers make room for a mixture; mixed heads add at most 0.1 %."""
     first, *others = (total(name, row, scale) for row in load(name).rows)
     assert all(abs(other - first) <= 0.002 * first for other in others)
-
-
-def test_an_epoch_has_as_many_updates_as_the_published_code_draws() -> None:
-    """929,589 tokens in 10 streams of 92,958; the mean length of a segment is 0.95 * 70 + 0.05 * 35."""
-    options = config_of("best/ptb", "exact").train
-    source = Streams(
-        np.zeros(929_589, np.uint16), batch_size=options.batch_size, segment_length=options.segment_length, start_id=0,
-        deviation=options.segment_deviation, half=options.half_segments, context=options.context,
-    )  # fmt: skip
-    assert source.batches_per_epoch == round(92_958 / 68.25) == 1362
-    evaluation = config_of("best/ptb", "exact").eval
-    assert make_plan(options, evaluation, source).total_steps == 175 * 1362

@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
 from made_rows import RECIPE, make_run
 
 from fullrank.config.recipe import resolve_any
-from fullrank.core.errors import InputError
 from fullrank.experiments.run import train
-from research.ledger import add_runs, find_runs, read_ledger, row_of, without_empty, write_ledger
+from research.ledger import add_runs, find_runs, read_ledger, row_of, without_empty
 
 ROW = (RECIPE, "b", "small")
 
@@ -44,20 +42,6 @@ def test_rows_survive_the_file(tmp_path: Path) -> None:
             float(row["final.test.perplexity"])
             == json.loads((run / "result.json").read_text())["final"]["test"]["perplexity"]
         )
-
-
-def test_a_row_from_a_committed_tree_replaces_one_that_is_not(tmp_path: Path) -> None:
-    ledger = tmp_path / "ledger.csv"
-    old = [
-        row_of(make_run(tmp_path / name, *settings)) | {"commit": "abc+changes"}
-        for name, settings in (("changed", []), ("other", ["train.epochs=2"]))
-    ]
-    write_ledger(ledger, old)
-    add_runs(ledger, [make_run(tmp_path / "anew", perplexity=88.0)])
-    assert [row["commit"] for row in read_ledger(ledger)] == ["abc+changes", "abc"]
-    assert [row["final.test.perplexity"] for row in read_ledger(ledger)] == [90.5, 88.0]
-    with pytest.raises(InputError, match="uncommitted changes"):
-        add_runs(ledger, [make_run(tmp_path / "not committed", commit="abd+changes")])
 
 
 def test_a_row_is_made_again_from_its_record(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from fullrank.core.errors import InputError
 from research import RESEARCH, RESULTS
 from research.claims import FEWEST_SEEDS
 from research.ledger import write_ledger
-from research.pages import make_pages, write_pages
+from research.pages import write_pages
 
 
 @pytest.fixture
@@ -50,46 +49,6 @@ def test_a_changed_ledger_changes_the_pages(folder: Path) -> None:
         write_pages(folder, folder, check=True)
     assert write_pages(folder, folder) == ["mixhead.md", "leaderboard.md", "README.md"]
     assert "**open**: fewer than 3 seeds" in (folder / "mixhead.md").read_text()
-
-
-def test_which_mechanism_to_use_follows_from_the_verdicts(folder: Path) -> None:
-    """Supported: use it. With fewer seeds, or above the 4-gram line, nothing is decided; a training is named that would."""
-    results = folder / "docs" / "results"
-    results.mkdir(parents=True)
-    (folder / "src" / "fullrank" / "experiments").mkdir(parents=True)
-    claims = folder / "claims" / "mixhead.yaml"
-    claims.write_text(claims.read_text().replace("claim: b is better,", "claim: b is better, key: b,"))
-    situation = (
-        "situations:\n  - have: a plain model\n    finding: attention\n    options: {b: mixing by `b`}\n"
-        "    deciding: [fullrank train b]\n"
-    )
-    (folder / "which.yaml").write_text(situation)
-    write_ledger(results / "ledger.csv", make_rows([100, 110, 120], [90, 99, 111]))
-    write_pages(results, folder)
-    (line,) = [line for line in (folder / "docs" / "which.md").read_text().splitlines() if line.startswith("| **")]
-    cells = line.strip("| ").split(" | ")
-    assert cells[:3] == ["**a plain model**", "mixing by `b`", "–"]
-    link = "[supported here](results/mixhead.md#1-table-1-b-is-better)"
-    assert cells[3] == f"mixing by `b`: test perplexity −10.00 [−12.48 to −7.52], {link}"
-    assert cells[4] == f"`{RECIPE}`: 1,000 parameters, 600,000 tokens read, a corpus (slice), plain 110, seeds 1–3"
-    assert cells[5] == "`fullrank train b`"
-    quotes = json.loads((folder / "src" / "fullrank" / "experiments" / "which.json").read_text())
-    assert quotes["attention"][0]["measured"] == "test perplexity −10.00 [−12.48 to −7.52]"
-    write_ledger(results / "ledger.csv", make_rows([100, 110], [90, 99]))
-    write_pages(results, folder)
-    assert "| nothing is decided; not measured with three seeds yet | – |" in (folder / "docs" / "which.md").read_text()
-    write_ledger(results / "ledger.csv", make_rows([100, 110, 120], [90, 99, 111]))
-    (folder / "ngrams.csv").write_text("text.test,vocabulary,tokens,order4\naa,ff,7000,95.0\n")
-    write_pages(results, folder)
-    page = (folder / "docs" / "which.md").read_text()
-    assert "| nothing is decided; counting 4-grams is better than these models | – |" in page
-    assert "a corpus (slice) of 7,000 tokens, 4-grams 95.0, plain 110, seeds 1–3" in page
-    (folder / "which.yaml").write_text(situation.partition("    deciding")[0])
-    with pytest.raises(InputError, match="name trainings"):
-        make_pages(results / "ledger.csv", folder)
-    (folder / "which.yaml").write_text(situation.replace("{b: ", "{c: "))
-    with pytest.raises(InputError, match="no claim has the key c"):
-        make_pages(results / "ledger.csv", folder)
 
 
 def test_what_would_decide_can_be_trained() -> None:

@@ -1,22 +1,18 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from training_toy import train
 
 from fullrank.config.training import TrainConfig
 from fullrank.core import draws
 from fullrank.core.errors import InputError, RunError
-from fullrank.training import choose_device, loop, seed_everything
+from fullrank.training import choose_device, seed_everything
 from fullrank.training.device import (
-    begin_pass,
-    detach_carry,
     explain_failures,
 )
 from fullrank.training.randomness import begin_draws, drawing, end_draws
@@ -76,41 +72,6 @@ def test_failures_of_the_machine_name_the_keys_to_change() -> None:
         fail(broken("no compiler"))
     with pytest.raises(ZeroDivisionError):
         fail(ZeroDivisionError())
-
-
-ON = TrainConfig(steps=1, compile=True, cuda_graphs=True)
-OFF = TrainConfig(steps=1, compile=True)
-
-
-def test_every_pass_is_marked_and_what_outlives_it_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    marks: list[None] = []
-    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: marks.append(None))
-    begin_pass(OFF)
-    assert not marks
-    begin_pass(ON)
-    assert len(marks) == 1
-    left = torch.ones(3, requires_grad=True) * 2
-    kept, shared = detach_carry(left, ON), detach_carry(left, OFF)
-    with torch.no_grad():
-        left.fill_(7.0)  # as a replay does
-    assert kept.tolist() == [2.0, 2.0, 2.0]
-    assert shared.tolist() == [7.0, 7.0, 7.0]
-    assert not kept.requires_grad
-    assert not shared.requires_grad
-
-
-def test_the_loop_marks_every_batch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A machine that could record: the same training, with a mark for each pass."""
-    marks: list[None] = []
-    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: marks.append(None))
-    monkeypatch.setattr(nn.Module, "compile", lambda self, **given: None)
-    monkeypatch.setattr(loop, "check_cuda_graphs", lambda options, device: None)
-    plain, _ = train(tmp_path / "plain", steps=9, compile=True)
-    assert not marks
-    recorded, _ = train(tmp_path / "recorded", steps=9, compile=True, cuda_graphs=True)
-    assert len(marks) == 9
-    for (name, a), b in zip(plain.state_dict().items(), recorded.state_dict().values(), strict=True):
-        assert torch.equal(a, b), name
 
 
 @pytest.mark.parametrize("kind", ["everything", "causal", "bool", "float", "grouped"])

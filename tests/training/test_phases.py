@@ -6,7 +6,6 @@ import json
 import random
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -212,67 +211,3 @@ def test_killed_before_every_batch_it_ends_as_if_it_had_not_been(name: str, ever
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
     assert rest.seen == positions.seen[done:]
     assert result.resumed_from or every == 100
-
-
-def test_killed_between_the_end_of_a_phase_and_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The new phase has begun, the line of the old one is written, and nothing of it is saved."""
-    options: dict[str, Any] = {"phases": [phase("a", plateau=(1e9, 4)), phase("b")], "steps": 20, "save_every_steps": 1}
-    options |= {"eval_options": {"every_steps": 3}, "log_every_steps": 4}
-    train(tmp_path / "whole", **options)
-
-    def dying(*arguments: Any, step: int, **others: Any) -> Any:
-        return die() if step == 9 else save(*arguments, step=step, **others)
-
-    with monkeypatch.context() as patch:
-        from fullrank.training import loop
-
-        save = loop.save_checkpoint
-        patch.setattr(loop, "save_checkpoint", dying)
-        with pytest.raises(Death):
-            train(tmp_path / "killed", **options)
-    assert [(line["step"], line["phase"]) for line in lines(tmp_path / "killed")][-1] == (9, "a")
-    _, result = train(tmp_path / "killed", **options)
-    assert result.resumed_from == 8
-    assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
-
-
-def test_the_time_of_a_step_is_kept_by_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock of the test's own: 0.5 s a step in a and 0.25 s in b, the first step of each takes 9 s, as does an evaluation."""
-    now = [100.0]
-    monkeypatch.setattr("fullrank.training.state.time", SimpleNamespace(perf_counter=lambda: now[0]))
-
-    def slow(kill_at: int | None = None) -> Any:
-        def make(model: Toy) -> Any:
-            before: list[str] = []
-
-            def objective(batch: Tensor, carry: Any, position: TrainingPosition) -> Loss:
-                if position.step == kill_at:
-                    raise Death
-                assert position.phase is not None
-                first = before[-1:] != [position.phase.name]
-                now[0] += 9.0 if first else {"a": 0.5, "b": 0.25}[position.phase.name]
-                before.append(position.phase.name)
-                return Objective(model)(batch, carry, position)
-
-            return objective
-
-        return make
-
-    def evaluate(model: nn.Module) -> EvaluationResult:
-        now[0] += 9.0
-        return EvaluationResult(1.0, 1)
-
-    options: dict[str, Any] = {"phases": [phase("a", steps=7), phase("b", steps=13)], "evaluate": evaluate}
-    _, result = train(tmp_path / "whole", **options, objective=slow())
-    assert result.ms_per_step_by_phase == {"a": 500.0, "b": 250.0}
-    assert result.ms_per_step == pytest.approx(1000 * (6 * 0.5 + 12 * 0.25) / 18)
-    assert result.seconds == pytest.approx(2 * 9 + 6 * 0.5 + 12 * 0.25 + 4 * 9)
-    with pytest.raises(Death):
-        train(tmp_path / "killed", **options, save_every_steps=3, objective=slow(kill_at=4))
-    with pytest.raises(Death):
-        train(tmp_path / "killed", **options, save_every_steps=3, objective=slow(kill_at=17))
-    _, result = train(tmp_path / "killed", **options, save_every_steps=3, objective=slow())
-    assert result.resumed_from == 15
-    assert result.ms_per_step_by_phase == {"a": 500.0, "b": 250.0}
-    timed = {"a": 2 + 3, "b": 7 + 4}  # steps 2, 3, 5, 6, 7 of a, then 9 .. 15 and 17 .. 20 of b
-    assert result.ms_per_step == pytest.approx((timed["a"] * 500 + timed["b"] * 250) / (timed["a"] + timed["b"]))
