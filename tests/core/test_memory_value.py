@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from memory_models import POSITIONS, V, in_segments, model, text
+from memory_models import POSITIONS, V, in_segments, model, one_pass, text
 
 import fullrank as fr
 from fullrank.core.errors import InputError
@@ -34,6 +35,43 @@ def test_a_memory_is_a_value() -> None:
     again = [made(ids[:, 6:9], first).logits for _ in range(2)]
     assert torch.equal(*again)
     assert first.length == 6
+
+
+def test_other_lengths_at_evaluation() -> None:
+    made, ids = model("relative", memory_length=3), text()
+    sizes = [4, 5, 6]
+    before = in_segments(made, ids, sizes)[0]
+    changed = made.with_memory(8)
+    assert (in_segments(changed, ids, sizes)[0] - one_pass(changed, ids[:, :15], sizes, 8)).abs().max() < 1e-10
+    changed = made.with_memory(6, same_length=True)
+    expected = one_pass(changed, ids[:, :15], sizes, 6, same_length=True)
+    assert (in_segments(changed, ids, sizes)[0] - expected).abs().max() < 1e-10
+    changed = made.with_memory(0)
+    assert changed(ids[:, :4]).memory is None
+    changed = made.with_memory(8, clamp_length=4)
+    other = fr.LanguageModel(
+        replace(
+            made.config,
+            memory_length=8,
+            attention=replace(made.config.attention, score={"name": "relative", "clamp_length": 4}),
+        )
+    )
+    other.double().eval().load_state_dict(changed.state_dict())
+    clamped = in_segments(changed, ids, sizes)[0]
+    assert torch.equal(clamped, in_segments(other, ids, sizes)[0])
+    assert (clamped - before).abs().max() > 1e-3
+    assert torch.equal(in_segments(made, ids, sizes)[0], before)
+    longer = in_segments(made, ids, sizes)[1]
+    changed = made.with_memory(2)  # of a longer memory, the last tokens are used
+    after = [
+        replace(layer, hidden=layer.hidden[:, -2:], runs=((start + size - 2, 2),), heads=None)
+        for layer in longer.layers
+        for start, size in [layer.runs[-1]]
+    ]
+    expected = changed(ids[:, 15:], replace(longer, layers=tuple(after))).logits
+    assert (changed(ids[:, 15:], longer).logits - expected).abs().max() < 1e-12
+    assert in_segments(changed, ids, sizes)[1].layers[0].tokens == 2
+    assert changed(ids[:, 15:], longer).memory.layers[0].tokens == 2
 
 
 def test_load_with_other_lengths(tmp_path: Any) -> None:
