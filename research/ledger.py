@@ -61,7 +61,7 @@ SPLITS = ("valid", "test", "test2017", "dev", "attention")
 MEASURES = (  # a page shows the first that a split has
     *("bleu", "perplexity", "accuracy", "f1", "matthews_correlation", "pearson", "effective_rank"),
     *("effective_rank_before_mixing", "exact_match", "spearman", "chrf", "bits_per_byte", "bits_per_character"),
-    "last_position.perplexity",
+    *("perplexity_without_sos", "last_position.perplexity"),
 )
 JSON = (  # columns begin so
     *("final.", "last.", "unigram", "settings", "curve", "seed", "tokens_seen", "steps", "parameters", "ms_per_step"),

@@ -1,14 +1,18 @@
 """Tokenizers: ids, order, round trips, files."""
 
+import hashlib
 import json
 from collections import Counter
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fullrank.config.data import DataConfig
 from fullrank.core.errors import InputError, RunError
-from fullrank.data import load_tokenizer
+from fullrank.data import load_tokenizer, prepare
 from fullrank.data.tokenizers import Tokenizer, build_bytes, build_characters, build_words, rank_entries, train_bpe
 
 TEXT = "the cat sat\non the mat\n\nthe end \u00e9t\u00e9 \u65e5\u672c\n"
@@ -131,3 +135,46 @@ def test_damaged_files_are_errors(name, tmp_path):
     (tmp_path / "vocabulary.json").write_text(json.dumps(meta))
     with pytest.raises(RunError, match="does not match its checksum"):
         load_tokenizer(tmp_path)
+
+
+# -- <sos> before every line, as the code of Transformer-MoS has it ----------------------------------------------------
+
+SOS_WORDS = build_words(["b", "<unk>", "\n", "<sos>", "a"], sos=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a b\n", "<sos> a b <eos>"),
+        ("a\n\nb\n", "<sos> a <eos> <sos> <eos> <sos> b <eos>"),
+        ("a\nb", "<sos> a <eos> <sos> b"),
+        ("\n", "<sos> <eos>"),
+        ("", ""),
+    ],
+)
+def test_every_line_begins_with_sos(text: str, expected: str) -> None:
+    """The form of the paper's code: `<sos>` words `<eos>`, for a blank line, too."""
+    ids = SOS_WORDS.encode(text)
+    assert [SOS_WORDS.entries[i].replace("\n", "<eos>") for i in ids] == expected.split()
+    assert SOS_WORDS.backend.encode(text, add_special_tokens=False).ids == ids
+    assert SOS_WORDS.decode(ids) == text
+    assert SOS_WORDS.start_id == SOS_WORDS.eos_id != SOS_WORDS.sos_id
+
+
+def test_penn_treebank_with_sos(corpora: Path, tmp_path: Path) -> None:
+    """The counts of the paper's code: 10,001 entries, 77,130 and 86,191 tokens; it is no slice of the published corpus."""
+    given = DataConfig(name="ptb", dir=str(corpora), cache=str(tmp_path), sos=True)
+    corpus = prepare(given, allow_slice=False)
+    assert len(corpus.tokenizer) == 10_001
+    assert [corpus.splits[split]["tokens"] for split in ("valid", "test")] == [77_130, 86_191]
+    assert [corpus.splits[split]["words"] for split in ("train", "valid", "test")] == [929_589, 73_760, 82_430]
+    raw = (corpora / "ptb" / "ptb.test.txt").read_text(encoding="utf-8")
+    expected = [word for line in raw.splitlines() for word in ["<sos>", *line.split(), "\n"]]
+    assert [corpus.tokenizer.entries[i] for i in corpus.ids("test").tolist()] == expected
+    assert (corpus.label, corpus.is_slice) == ("ptb (with <sos>)", False)
+    assert prepare(replace(given, max_tokens=5000)).label == "ptb (slice; with <sos>)"
+
+
+def test_the_fingerprint_of_words_is_that_of_their_entries() -> None:
+    state = "\0".join(("word", "b", "<unk>", "<eos>", "a"))
+    assert build_words(["b", "<unk>", "\n", "a"]).fingerprint == hashlib.sha256(state.encode()).hexdigest()

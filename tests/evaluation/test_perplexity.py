@@ -76,6 +76,23 @@ def test_figures_of_a_uniform_model() -> None:
     )
 
 
+def test_the_same_text_in_the_usual_count_of_tokens() -> None:
+    """Transformer-MoS's figures with `<sos>`, and what the same probability of the text is per usual token."""
+    for reported, usual, tokens, lines in (
+        (92.95, 114.3, 86_191, 3_761),
+        (86.89, 106.5, 86_191, 3_761),
+        (100.04, 123.5, 77_130, 3_370),
+        (153.38, 167.7, 249_927, 4_358),
+        (140.57, 153.1, 221_406, 3_760),
+    ):
+        found = figures(Evaluation(math.log(reported) * tokens, tokens), line_starts=lines)
+        assert found["perplexity"] == pytest.approx(reported)
+        assert found["tokens_without_sos"] == tokens - lines
+        assert found["perplexity_without_sos"] == pytest.approx(usual, abs=0.06)
+    without = figures(Evaluation(10.0, 5), line_starts=0)
+    assert without["perplexity_without_sos"] == without["perplexity"]
+
+
 def test_last_positions_are_figures_of_their_own() -> None:
     found = figures(Evaluation(20.0, 10, Evaluation(6.0, 2)), words=5)
     assert found["nll"] == 2.0

@@ -1,4 +1,4 @@
-"""The last checkpoint beside the best."""
+"""A run on lines that begin with <sos>: both counts of tokens, the last checkpoint beside the best, and what is written."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ import torch
 import fullrank as fr
 from fullrank.config.recipe import resolve
 from fullrank.data import load_corpus
+from fullrank.experiments.generation import write
 from fullrank.experiments.run import evaluate, train
 
 SETTINGS = [
     "model.hidden_size=16", "model.num_hidden_layers=1", "model.num_attention_heads=2", "train.batch_size=4",
-    "train.segment_length=8", "train.threads=1", "train.device=cpu", "train.optimizer=sgd",
+    "train.segment_length=8", "train.threads=1", "train.device=cpu", "train.optimizer=sgd", "data.sos=true",
 ]  # fmt: skip
 
 
@@ -34,8 +35,8 @@ def run(folder: Path, *overrides: str) -> dict[str, Any]:
     return train(resolved, folder / "run", quiet=True, say=lambda line: None)
 
 
-def by_hand(folder: Path, checkpoint: str, split: str) -> tuple[float, int]:
-    """Nats of a split token by token, and its tokens."""
+def by_hand(folder: Path, checkpoint: str, split: str) -> tuple[float, int, int]:
+    """Nats of a split token by token, its tokens, and how many of them are <sos>."""
     corpus = load_corpus(Path(json.loads((folder / "run.json").read_text())["prepared"]))
     model, ids = fr.LanguageModel.load(folder, checkpoint).eval(), corpus.ids(split).tolist()
     nats = 0.0
@@ -45,7 +46,7 @@ def by_hand(folder: Path, checkpoint: str, split: str) -> tuple[float, int]:
         with torch.no_grad():
             logits = model(torch.tensor([before])).logits[0].double()
         nats -= sum(float(torch.log_softmax(row, -1)[i]) for row, i in zip(logits, block, strict=True))
-    return nats, len(ids)
+    return nats, len(ids), ids.count(corpus.tokenizer.sos_id)
 
 
 @pytest.fixture(scope="module")
@@ -61,32 +62,46 @@ def worse(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
     return folder / "run", run(folder, "train.steps=12", "eval.every_steps=4", *schedule)
 
 
-def test_best_and_last_checkpoint(worse: tuple[Path, dict[str, Any]]) -> None:
+def test_best_and_last_checkpoint_and_both_counts(worse: tuple[Path, dict[str, Any]]) -> None:
     folder, result = worse
     assert result["best"]["step"] < result["steps"] == 12
     for kind, checkpoint in (("final", "best"), ("last", "last")):
         for split in ("valid", "test"):
             found = result[kind][split]
-            nats, tokens = by_hand(folder, checkpoint, split)
-            assert found["tokens"] == tokens
+            nats, tokens, begun = by_hand(folder, checkpoint, split)
+            assert begun == {"valid": 12, "test": 15}[split]
+            assert (found["tokens"], found["tokens_without_sos"]) == (tokens, tokens - begun)
             assert found["perplexity"] == pytest.approx(math.exp(nats / tokens), rel=1e-4)
+            assert found["perplexity_without_sos"] == pytest.approx(math.exp(nats / (tokens - begun)), rel=1e-4)
+            assert found["perplexity_per_word"] == found["perplexity_without_sos"]
             again = evaluate(folder, split, checkpoint=checkpoint, device_name="cpu")
             assert {key: again[key] for key in found} == found
     assert result["last"]["valid"]["nll"] > result["final"]["valid"]["nll"]
 
 
-def test_the_last_checkpoint_is_not_measured_again_where_it_is_the_best(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("prompt", "read"),
+    [
+        ("", ["<eos>", "<sos>"]),
+        ("a b", ["<eos>", "<sos>", "a", "b"]),
+        ("a\n", ["<eos>", "<sos>", "a", "<eos>", "<sos>"]),
+    ],
+)
+def test_what_is_written_begins_a_line(
+    worse: tuple[Path, dict[str, Any]], prompt: str, read: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loaded: list[str] = []
-    load = fr.LanguageModel.load
+    folder, _ = worse
+    entries = fr.data.load_tokenizer(folder).entries
+    seen: list[list[int]] = []
+    forward = fr.LanguageModel.forward
 
-    def watched(folder: Path, checkpoint: str) -> fr.LanguageModel:
-        loaded.append(checkpoint)
-        return load(folder, checkpoint)
+    def watched(model: fr.LanguageModel, input_ids: torch.Tensor, *args: Any, **options: Any) -> Any:
+        seen.append(input_ids[0].tolist())
+        return forward(model, input_ids, *args, **options)
 
-    monkeypatch.setattr(fr.LanguageModel, "load", watched)
-    result = run(tmp_path, "train.steps=2", "train.learning_rate=0.1", "eval.every_steps=2")
-    assert result["best"]["step"] == result["steps"]
-    assert result["last"] == result["final"]
-    assert loaded == ["best"]
+    monkeypatch.setattr(fr.LanguageModel, "forward", watched)
+    found = write(folder, prompt, max_new_tokens=6, seed=3, device_name="cpu")
+    assert [entries[i] for i in seen[0]] == read
+    text = found["texts"][0]["text"]
+    assert text.startswith(prompt)
+    assert "<sos>" not in text

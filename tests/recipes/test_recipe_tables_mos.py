@@ -63,12 +63,12 @@ def test_notes_convert_to_the_usual_convention(name: str) -> None:
     notes = load(name).notes
     for figures in TABLE_1[name].values():
         for split, figure in zip(("valid", "test"), figures, strict=True):
-            published, usual = TOKENS[name][split]
-            assert f"{math.exp(math.log(figure) * published / usual):.1f}" in notes
+            ours, usual = TOKENS[name][split]
+            assert f"{math.exp(math.log(figure) * ours / usual):.1f}" in notes
     if name == "mos/table1-ptb":
         for figure, _ in TABLE_2.values():
-            published, usual = TOKENS[name]["test"]
-            assert f"{math.exp(math.log(figure) * published / usual):.1f}" in load("mos/table2").notes
+            ours, usual = TOKENS[name]["test"]
+            assert f"{math.exp(math.log(figure) * ours / usual):.1f}" in load("mos/table2").notes
 
 
 @pytest.mark.parametrize(("name", "row"), ROWS)
@@ -88,6 +88,7 @@ def test_model_as_in_the_released_code(name: str, row: str) -> None:
         assert (output.latent, output.latent_dropout, output.latent_dropout_locked) == (True, 0.2, False)
     else:
         assert output.kind == "softmax"
+    assert config.data.sos
     assert (config.train.batch_size, config.train.segment_length, config.train.order) == (20, 35, "contiguous")
     assert (config.train.max_grad_norm, config.train.weight_decay) == (0.25, 0)
 

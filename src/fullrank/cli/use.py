@@ -88,6 +88,7 @@ _FIGURES = {
     "length_ratio": "length ratio",
     "perplexity": "perplexity per token",
     "accuracy_percent": "accuracy in %",
+    "perplexity_without_sos": "... without <sos>",
     "perplexity_per_word": "perplexity per word",
     "bits_per_character": "bits per character",
     "bits_per_byte": "bits per byte",

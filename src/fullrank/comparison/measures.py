@@ -142,6 +142,8 @@ CHRF = Measure("chrf", "chrF", "chrF", "score")
 # the model reads most of the text, so its perplexity compares with no other
 MASKED_PERPLEXITY = Measure("perplexity", "masked-token perplexity", "masked ppl")
 ACCURACY = Measure("accuracy_percent", "accuracy in %", "accuracy in %", "score")
+# of text with a token <sos> before every line: only the other tokens are counted, as is usual
+WITHOUT_SOS = Measure("perplexity_without_sos", "perplexity without <sos>", "ppl without <sos>")
 # of a model whose tokens see later ones: the only targets that it does not read
 LAST_POSITION = Measure("last_position.perplexity", "perplexity at last positions", "ppl at last positions")
 LENGTH_RATIO = Measure("length_ratio", "length ratio", "length ratio", "other")
@@ -149,13 +151,13 @@ LOSS = Measure("loss", "loss", "loss", "other")
 COUNTED = (PERPLEXITY, BITS_PER_BYTE, BITS_PER_CHARACTER)  # a model that only counts has them, too
 COUNTING = {"unigram": "word frequencies", "fourgram": "4-grams"}
 MEASURES = (*COUNTED, BLEU, TOKENISED_BLEU, CHRF, ACCURACY)
-FURTHER = (TOKENISED_BLEU, CHRF, ACCURACY, LAST_POSITION)  # shown beside those by which rows are judged
+FURTHER = (TOKENISED_BLEU, CHRF, ACCURACY, WITHOUT_SOS, LAST_POSITION)  # shown beside those by which rows are judged
 
 
 def list_measures(run: Run) -> list[Measure]:
     """Every measure that a run may have figures of; of fine-tuning its metrics, in points."""
     if not run.finetunes:
-        return [*MEASURES, LAST_POSITION, LENGTH_RATIO]
+        return [*MEASURES, WITHOUT_SOS, LAST_POSITION, LENGTH_RATIO]
     return [*map(find_metric, run.metric_names), LOSS]
 
 

@@ -56,6 +56,7 @@ class DataConfig(Section):
     dir: str | None = key(None, "a local folder that holds the corpus")
     cache: str | None = key(None, "where prepared corpora are kept; null: $FULLRANK_CACHE or ~/.cache/fullrank")
     lowercase: bool = key(False, "lower all letters")
+    sos: bool = key(False, "begin every line of words with <sos>, as the code of Transformer-MoS does", needs=_TEXT)
     min_count: Count | None = key(None, "rarer words and characters become <unk>; null: 1, for builtin words 3")
     max_vocabulary: Count | None = key(None, "keep the most frequent; bpe and unigram: the number of entries")
     max_tokens: Count | None = key(None, "use only the beginning of the training split", needs=_TEXT)
@@ -93,6 +94,8 @@ class DataConfig(Section):
         """Lines about keys that a kind of tokens of text has no use for."""
         if (self.min_count or 1) > 1 and kind in ("byte", "bpe"):
             yield f"data.min_count: nothing is rare or unknown with data.tokens: {kind}; set it to null, given {self.min_count}"
+        if self.sos and kind != "word":
+            yield f"data.sos: <sos> begins lines of words, and data.tokens is {kind}; set it to word, or data.sos to false"
         if self.max_vocabulary is None:
             return
         if kind == "byte":
@@ -102,8 +105,8 @@ class DataConfig(Section):
                 "data.max_vocabulary: at least 257 for data.tokens=bpe (256 bytes and <eos>), "
                 f"given {self.max_vocabulary}"
             )
-        if kind in ("word", "character") and self.max_vocabulary <= 2:
-            yield f"data.max_vocabulary: more than 2 (<unk> and the end of a line), given {self.max_vocabulary}"
+        if kind in ("word", "character") and self.max_vocabulary <= 2 + self.sos:
+            yield f"data.max_vocabulary: more than {2 + self.sos} (<unk> and the marks of a line), given {self.max_vocabulary}"
 
     def _faults_of_pairs(self) -> Iterator[str]:
         if self.source is not None and self.source == self.target:

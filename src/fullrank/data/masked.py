@@ -61,7 +61,7 @@ class Masking:
 
     A token is chosen with `probability`. Of the chosen ones, a share `replaced` becomes `<mask>` (`mask_id`), a share `drawn` a
     random token, and the rest stay: so a model cannot trust its input anywhere.
-    marks: the id of `<eos>`, if any, which is neither chosen nor drawn. ordinary: the others, each drawn equally often.
+    marks: ids of `<eos>` and `<sos>`, which are neither chosen nor drawn.  ordinary: the others, each drawn equally often.
     """
 
     probability: float
@@ -79,10 +79,10 @@ class Masking:
                 f"model.vocab_size: <mask> is an entry of its own, so at least {len(tokenizer) + 1}, one more than the "
                 f"vocabulary of the text; given {mask_id + 1}"
             )
-        marks = np.array([] if tokenizer.eos_id is None else [tokenizer.eos_id], dtype=np.int64)
+        marks = np.array([i for i in (tokenizer.eos_id, tokenizer.sos_id) if i is not None], dtype=np.int64)
         ordinary = np.setdiff1d(np.arange(len(tokenizer)), marks)
         if len(ordinary) == 0:
-            raise InputError("the vocabulary of the text has nothing but <eos>, so there is nothing to mask")
+            raise InputError("the vocabulary of the text has nothing but <eos> and <sos>, so there is nothing to mask")
         return cls(probability, replaced, drawn, mask_id, marks, ordinary)
 
     def batch(self, text: Batch, generator: np.random.Generator) -> MaskedBatch:

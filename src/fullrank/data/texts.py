@@ -26,6 +26,7 @@ from fullrank.data.sources import TextSources, find_text
 from fullrank.data.tokenizers import (
     DEFAULT_BPE_SIZE,
     LINE_END,
+    SOS,
     UNK,
     Split,
     Tokenizer,
@@ -50,6 +51,7 @@ class Settings:
     min_count: int
     max_vocabulary: int | None
     max_tokens: int | None  # of the training split
+    sos: bool = False  # <sos> stands before every line
 
     @property
     def ends_lines(self) -> bool:
@@ -94,7 +96,8 @@ def encode_file(path: Path, tokenizer: Tokenizer, folder: Path, report: Report) 
 
     Raises InputError for a file that cannot be read, that the tokenizer cannot encode, or that has no token.
     """
-    settings = Settings(tokenizer.kind, tokenizer.lowercase, "whitespace", 1, None, None)
+    has_sos = tokenizer.sos_id is not None
+    settings = Settings(tokenizer.kind, tokenizer.lowercase, "whitespace", 1, None, None, has_sos)
     counts = _encode(tokenizer, [Section(path)], folder, settings, "text", report, key="--text")
     return Corpus(folder, "text", path.name, False, {"text": counts}, {}, {}, {IDS: tokenizer})
 
@@ -112,6 +115,7 @@ def _resolve_settings(config: DataConfig, info: CorpusInfo) -> Settings:
         min_count=config.min_count or (_BUILTIN_MIN_COUNT if prose else 1),
         max_vocabulary=config.max_vocabulary,
         max_tokens=config.max_tokens,
+        sos=config.sos,
     )
 
 
@@ -135,6 +139,8 @@ def _build(
     if info.name == "text":
         names = list(dict.fromkeys(section.path.name for section in sources.sections["train"]))
         marks.append(", ".join([", ".join(names[:3]) + " ..." * (len(names) > 3), *_LABELS.get(settings.kind, [])]))
+    if settings.sos:
+        marks.append(f"with {SOS}")
     if counts["train"]["tokens"] == settings.max_tokens and not info.published:
         marks.append(f"first {settings.max_tokens:,} tokens")
     # a cut inside a character moves to its end
@@ -165,18 +171,20 @@ def _make_tokenizer(sections: Sequence[Section], settings: Settings, report: Rep
     if kind == "bpe":
         size = settings.max_vocabulary or DEFAULT_BPE_SIZE
         return train_bpe((piece.text for piece in pieces), size=size, lowercase=lowercase)
-    build = partial(build_words, split=settings.split) if kind == "word" else build_characters
-    counts = _count(pieces, build([UNK, LINE_END], lowercase=lowercase), settings)
-    if kind == "word" and counts.keys() <= {LINE_END}:
+    words = partial(build_words, split=settings.split, sos=settings.sos)
+    build, marks = (words if kind == "word" else build_characters), [SOS] * settings.sos
+    counts = _count(pieces, build([UNK, LINE_END, *marks], lowercase=lowercase), settings)
+    if kind == "word" and counts.keys() <= {LINE_END, *marks}:
         raise InputError(f"data.train: {_list_names(sections)}: there are no words in this text")
-    return build(rank_entries(counts, settings.min_count, settings.max_vocabulary), lowercase=lowercase)
+    return build(rank_entries(counts, settings.min_count, settings.max_vocabulary, marks), lowercase=lowercase)
 
 
 def _count(pieces: Iterator[Piece], tokenizer: Tokenizer, settings: Settings) -> Counter[str]:
     """Counts of the words or characters of a text, of its first `max_tokens` where that is set."""
 
     def list_units(piece: Piece) -> Sequence[str]:
-        return tokenizer.cut(piece.text + "\n" * (piece.open_end and settings.ends_lines))
+        units = tokenizer.cut(piece.text + "\n" * (piece.open_end and settings.ends_lines))
+        return units[1:] if settings.sos and not piece.begins else units
 
     counts: Counter[str] = Counter()
     if settings.max_tokens is None:
@@ -210,6 +218,8 @@ def _encode(
 
     def encode(piece: Piece) -> tuple[np.ndarray, np.ndarray, bool]:
         ids = tokenizer.encode_array(piece.text + "\n" * (piece.open_end and settings.ends_lines), dtype)
+        if settings.sos and not piece.begins:
+            ids = ids[1:]
         return ids, _measure(piece.text, piece.begins, piece.open_end), piece.begins
 
     pieces = _read(sections, settings, f"encoding {split}", key, report)

@@ -26,7 +26,7 @@ from fullrank.files import mended, parse_json, write_checked
 
 DEFAULT_BPE_SIZE = 10_000
 META_FILE, TOKENIZER_FILE = "vocabulary.json", "tokenizer.json"
-LINE_END, UNK = "\n", "<unk>"
+LINE_END, UNK, SOS = "\n", "<unk>", "<sos>"
 MASK = "<mask>"  # no entry of the text: a masked language model has one entry more than its vocabulary, the last
 Split = Literal["whitespace", "punctuation"]
 _PUNCTUATION = re.compile(r"\n|<unk>|\w+(?:['’]\w+)*|[^\w\s]")
@@ -43,7 +43,8 @@ class Tokenizer:
 
     kind: `word`, `character`, `byte` or `bpe`. split: of words, between white space, or runs of letters and digits and single
     punctuation marks. `start_id` is the context of the first token of a text. Words and BPE have `eos_id` at the end of a line;
-    to characters and bytes a newline is an entry like any other. `fingerprint` is a sha256 of all that ids depend on.
+    to characters and bytes a newline is an entry like any other. Where `sos` is set, `<sos>` begins every line
+    (`sos_id`).
     """
 
     def __init__(self, backend: Backend, kind: str, **options: Any) -> None:
@@ -54,8 +55,16 @@ class Tokenizer:
         self.start_id = self._ids[LINE_END if LINE_END in self._ids else byte_signs()[ord(LINE_END)]]
         self.eos_id = None if kind in ("character", "byte") else self.start_id
         self.unk_id = self._ids.get(UNK)
-        state = f"{kind}\0{sorted(options.items())}\0{backend.to_str()}"
-        self.fingerprint = hashlib.sha256(state.encode()).hexdigest()
+        self.sos_id = self._ids[SOS] if options.get("sos") else None
+        self.fingerprint = self._compute_fingerprint()
+
+    def _compute_fingerprint(self) -> str:
+        """A sha256 of the entries in their order; of BPE and of languages, of all that ids depend on."""
+        entries = {"word": ["<eos>" if entry == LINE_END else entry for entry in self.entries],
+                   "character": self.entries, "byte": []}.get(self.kind)  # fmt: skip
+        if entries is None or "name" in self.options:
+            entries = [str(sorted(self.options.items())), self.backend.to_str()]
+        return hashlib.sha256("\0".join((self.kind, *entries)).encode()).hexdigest()
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -67,7 +76,11 @@ class Tokenizer:
             return text
         if self.options["split"] == "punctuation":
             return _PUNCTUATION.findall(text)
-        return [word for line in text.split("\n") for word in (*line.split(), LINE_END)][:-1]
+        lines = text.split("\n")
+        if self.sos_id is not None:  # before every line, but not after the last newline
+            lines = [f"{SOS} {line}" for line in lines[:-1]] + [f"{SOS} {line}" for line in lines[-1:] if line]
+            lines += [""] * text.endswith("\n")
+        return [word for line in lines for word in (*line.split(), LINE_END)][:-1]
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text; nothing is appended."""
@@ -118,12 +131,14 @@ def byte_signs() -> list[str]:
     return [chr(byte if byte in printable else next(others)) for byte in range(_BYTES)]
 
 
-def rank_entries(counts: Mapping[str, int], min_count: int = 1, max_vocabulary: int | None = None) -> list[str]:
+def rank_entries(
+    counts: Mapping[str, int], min_count: int = 1, max_vocabulary: int | None = None, marks: Sequence[str] = ()
+) -> list[str]:
     """Entries of a vocabulary of words or characters, most frequent first, ties alphabetically.
 
     Those that are rarer than `min_count` or beyond `max_vocabulary` entries are left out, and counted as `<unk>`.
     """
-    marks = (UNK, LINE_END)  # always stay
+    marks = (UNK, LINE_END, *marks)  # always stay
     ranked = sorted(
         (entry for entry, count in counts.items() if count >= min_count and entry not in marks),
         key=lambda entry: (-counts[entry], entry),
@@ -134,17 +149,32 @@ def rank_entries(counts: Mapping[str, int], min_count: int = 1, max_vocabulary: 
     return sorted(totals, key=lambda entry: (-totals[entry], entry))
 
 
-def build_words(entries: Sequence[str], *, lowercase: bool = False, split: Split = "whitespace") -> Tokenizer:
-    """Words in the order of their ids, `<unk>` and newline (`<eos>`) among them."""
+def build_words(
+    entries: Sequence[str], *, lowercase: bool = False, split: Split = "whitespace", sos: bool = False
+) -> Tokenizer:
+    """Words in the order of their ids, `<unk>` and newline (`<eos>`) among them.
+
+    sos: the entry `<sos>` stands before every line, as in the code of Transformer-MoS.
+    """
     backend = Backend(_number_entries(entries))
-    if split == "whitespace":
+    steps = [_SEPARATORS]
+    if sos:
+        steps += [normalizers.Replace(Regex(r"\A(?=[\s\S])|(?<=\n)(?=[\s\S])"), f"{SOS} ")]
+        backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n|\S+"), "removed", invert=True)
+    elif split == "whitespace":
         backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     else:
         backend.pre_tokenizer = pre_tokenizers.Split(_PUNCTUATION_OF_BACKEND, "removed", invert=True)
-    spaced = [decoders.Replace(Regex(r"\A"), " "), decoders.Fuse()]  # words with a space before each
+    spaced = [
+        decoders.Replace(Regex(r"\A"), " "),
+        decoders.Fuse(),
+        *[decoders.Replace(f" {SOS}", "")] * sos,
+    ]  # with a space before each word
     lines = [decoders.Replace(" \n", "\n"), decoders.Replace("\n ", "\n"), decoders.Strip(" ", 1, 0)]
     backend.decoder = decoders.Sequence([*spaced, *lines])
-    return _complete(backend, "word", LINE_END, [_SEPARATORS], lowercase=lowercase, split=split)
+    return _complete(
+        backend, "word", LINE_END, steps, lowercase=lowercase, split=split, **({"sos": True} if sos else {})
+    )
 
 
 def build_characters(entries: Sequence[str], *, lowercase: bool = False) -> Tokenizer:
@@ -213,6 +243,6 @@ def _complete(backend: Backend, kind: str, start: str, steps: Sequence[Any] = ()
     backend.post_processor = processors.TemplateProcessing(
         single=f"{start}:0 $A:0", pair=f"{start}:0 $A:0 $B:1", special_tokens=marks
     )
-    if start == LINE_END:
+    if start == LINE_END and not options.get("sos"):
         backend.add_tokens([AddedToken(LINE_END, special=False, normalized=True)])
     return Tokenizer(backend, kind, **options)

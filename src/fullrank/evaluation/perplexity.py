@@ -331,20 +331,28 @@ def figures(
     words: int | None = None,
     characters: int | None = None,
     bytes: int | None = None,
+    line_starts: int | None = None,
 ) -> dict[str, Any]:
     """Figures of an evaluation; one per word, character or byte for each count of the text that is given.
 
         nll = S / tokens        perplexity = exp(nll)        perplexity_per_word = exp(S / words)
         bits_per_character = S / (ln 2 * characters)         bits_per_byte = S / (ln 2 * bytes)
 
+        tokens_without_sos = tokens - line_starts            perplexity_without_sos = exp(S / tokens_without_sos)
+
     S is the sum of nats; `nll` is in nats per token. Figures per word, character and byte do not depend on how the text was
     cut into tokens, and compare models with different vocabularies. The counts must be those of the text evaluated.
+    `line_starts`: so many of the tokens are `<sos>`. Papers that have none count the others only, for the same text and the
+    same S; after `<eos>` a `<sos>` is certain and costs almost nothing.
     `last_position` has nll, perplexity and tokens of the last targets alone, where they were counted.
     On enwik8, what papers call bits per character (bpc) is `bits_per_byte`: they count bytes.
     A figure that is not finite (a perplexity beyond every float, a diverged model) is left out.
     """
     nats, tokens = evaluation.nll, evaluation.tokens
     result: dict[str, Any] = {"nll": nats / tokens, "perplexity": _exp(nats / tokens), "tokens": tokens}
+    if line_starts is not None:
+        result["tokens_without_sos"] = tokens - line_starts
+        result["perplexity_without_sos"] = _exp(nats / (tokens - line_starts))
     if words is not None:
         result["perplexity_per_word"] = _exp(nats / words)
     if characters is not None:

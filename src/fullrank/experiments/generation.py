@@ -102,8 +102,11 @@ def encode_given(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
-    """A prompt as the model was trained to read it: after the start mark."""
-    return [tokenizer.start_id, *encode_given(tokenizer, prompt)]
+    """A prompt as the model was trained to read it: after the start mark, and the mark of a line where one begins."""
+    ids = encode_given(tokenizer, prompt)
+    if tokenizer.sos_id is not None and (not ids or ids[-1] == tokenizer.eos_id):
+        ids.append(tokenizer.sos_id)
+    return [tokenizer.start_id, *ids]
 
 
 # -- many prompts ----------------------------------------------------------------------------------------------------

@@ -216,7 +216,8 @@ class LanguageModelTask(TextTask[Corpus, LanguageModel, EvaluationProtocol]):
         batch_size = data.config.eval.batch_size
         total = measure(model, ids, protocol, batch_size=batch_size, start_id=tokenizer.start_id)
         if tokenizer.kind == "word":
-            return figures(total, words=total.tokens)
+            starts = None if tokenizer.sos_id is None else int((ids == tokenizer.sos_id).sum())
+            return figures(total, words=total.tokens - (starts or 0), line_starts=starts)
         return figures(total, words=counts["words"], characters=counts["characters"], bytes=counts["bytes"])
 
     def sample(self, model: LanguageModel, corpus: Corpus) -> dict[str, Any] | None:

@@ -147,7 +147,7 @@ def started(resolved: Resolved[RunConfig | FinetuneConfig]) -> Resolved[RunConfi
             f"train.start: {folder} is a {other.task.replace('_', ' ')}, and this training is of another task"
         )
     data = {"tokens": load_tokenizer(folder).kind, **dict.fromkeys(("min_count", "max_vocabulary"))}
-    data["lowercase"] = other.data.lowercase
+    data |= {key: getattr(other.data, key) for key in ("lowercase", "sos")}
     theirs, ours = other.to_dict()["model"], config.to_dict()
     wanted, own = flatten({"model": theirs, "data": data}), flatten(other.to_dict())
     for key in flatten({section: resolved.stated.get(section) or {} for section in ("model", "data")}):
