@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import functools
 import json
-import subprocess
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from fullrank.cli import main
 from fullrank.config.recipe import load, resolve
 from fullrank.experiments import demo
 
@@ -33,14 +29,6 @@ def test_the_shipped_demo() -> None:
         assert (row.train, row.eval, row.model.hidden_size) == (runs["plain"].train, runs["plain"].eval, 128)
 
 
-def here(command: list[str], **options: object) -> SimpleNamespace:
-    """The command in this process, which saves a start."""
-    assert command[:4] == [sys.executable, "-P", "-m", "fullrank"]
-    with pytest.raises(SystemExit) as stopped:
-        main([*command[4:], "--quiet"])
-    return SimpleNamespace(poll=lambda: stopped.value.code or 0)
-
-
 def test_demo_trains_rows_on_equal_terms(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -51,7 +39,6 @@ def test_demo_trains_rows_on_equal_terms(
     (tmp_path / "small.yaml").write_text(SMALL.format(tmp_path), encoding="utf-8")
     monkeypatch.setattr(demo, "RECIPE", str(tmp_path / "small.yaml"))
     monkeypatch.setattr(demo, "measure_speed", functools.partial(demo.measure_speed, spend=0.05))
-    monkeypatch.setattr(demo, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": here}))
     monkeypatch.setenv("COLUMNS", "110")
     demo.run_demo(0.01, out, 1)
     results = [json.loads((out / row / "result.json").read_text(encoding="utf-8")) for row in rows]
