@@ -39,9 +39,16 @@ def test_preparing_in_json(words):
     assert found["label"] == "parallel (train.de, train.en)"
     assert found["languages"] == {"source": "de", "target": "en"}
     assert found["vocabulary"]["source"] == found["vocabulary"]["target"]
-    assert found["splits"]["test"]["pairs"] == 4
+    assert found["pairs"]["test"] == 4
     assert found["details"]["cleaning"]["empty"] == 1
     assert Path(found["folder"]).is_dir()
+    found = json.loads(called(*words, "data.vocabulary=separate", "data.max_ratio=2", "--json")[1])
+    # de: ein Hund läuft . Katzen schlafen; en: a dog runs . cats sleep; and two marks each
+    assert found["vocabulary"] == {"source": 8, "target": 8}
+    assert found["pairs"]["train"] == 2
+    assert found["tokens"]["valid"] == {"source": 21, "target": 17}
+    counts = {"given": 4, "empty": 1, "too_long": 0, "ratio": 1, "kept": 2}
+    assert counts.items() <= found["details"]["cleaning"].items()
 
 
 FAULTS = {

@@ -84,7 +84,7 @@ def matthews(guessed: np.ndarray, right: np.ndarray) -> float:
 
 def test_rows_and_seeds_in_one_command(place: Place, tmp_path: Path) -> None:
     found = place.say(
-        "finetune", "mixhead/table5", "--scale", "small", "--rows", "cola-plain,cola-b", "--seeds", 2,
+        "reproduce", "mixhead/table5", "--scale", "small", "--rows", "cola-plain,cola-b", "--seeds", 2,
         "--out", tmp_path / "runs", "--from", place.glue, *place.given("train.steps=4", "train.precision=fp32"), "--json",
     )  # fmt: skip
     assert found.code == 0, found.err

@@ -10,6 +10,7 @@ from fullrank.config.load import build, lay
 from fullrank.core.errors import ConfigError
 
 MASKED = {"attention": {"kind": "multilinear"}}
+
 PUBLISHED = {"attention": {"kind": "multilinear", "causal": "as_published", "not_next_token_perplexity": True}}
 DECAYED = {"attention": {"kind": "multilinear", "output_map": "decayed"}}
 RELATIVE = {"position": "relative", "attention": {"kind": "multilinear", "score": "relative"}}
@@ -23,15 +24,6 @@ RELATIVE = {"position": "relative", "attention": {"kind": "multilinear", "score"
             ["train.orthogonality:", "given 0.1", "model.attention.kind"],
         ),
         ({"model": MASKED, "train": {"overlap": 2.0}}, ["train.overlap:", "given 2.0", "model.attention.kind"]),
-        ({"model": RELATIVE, "eval": {"clamp_length": 9}}, ["eval.clamp_length: 9", "multi-linear", "none to clamp"]),
-        (
-            {"model": PUBLISHED, "eval": {"memory_length": 8}},
-            ["eval.memory_length: 8", "as_published"],
-        ),
-        (
-            {"model": {**DECAYED, "memory_length": 8}, "eval": {"same_length": True}},
-            ["eval.same_length: True", "output_map", "decayed"],
-        ),
     ],
 )
 def test_refused(raw: dict[str, Any], said: list[str]) -> None:

@@ -11,10 +11,6 @@ VERBS = [
     ["recipes", "list"],
     ["recipes", "show", "mos/table1-ptb"],
     ["config", "show", "mixhead/table1-vanilla", "--row", "b"],
-    ["config", "validate", "mixhead/table4"],  # translation
-    ["config", "validate", "mixhead/table6"],  # fine-tuning
-    ["config", "validate", "skip-cross-head/table1"],  # phases
-    ["config", "validate", "tensorized/table1"],
 ]
 # a wrong key, value, path, recipe, row or option, and what the error names
 REFUSED = [

@@ -13,6 +13,9 @@ from fullrank.core.config import NOT_NEXT_TOKEN
 from fullrank.core.errors import FullRankError, InputError
 from fullrank.evaluation.perplexity import EvaluationProtocol, Flags, final_protocol, validation_protocol
 
+PUBLISHED = {"kind": "multilinear", "causal": "as_published", "not_next_token_perplexity": True}
+MULTILINEAR = {"position": "relative", "attention": {"kind": "multilinear", "score": "relative"}}
+DECAYED = {"attention": {"kind": "multilinear", "output_map": "decayed"}, "memory_length": 8}
 RELATIVE = {"position": "relative", "attention": {"score": "relative"}}
 
 
@@ -125,22 +128,34 @@ def test_flags_that_exclude_each_other(model: dict[str, Any], flags: dict[str, A
 @pytest.mark.parametrize(
     ("model", "evaluation", "said"),
     [
-        ({}, {"context": 512}, "eval.context: at most 511"),
-        ({}, {"stride": 65, "segment_length": 64}, "eval.stride: at most 64"),
+        ({}, {"context": 512}, "eval.context: a window has context + stride tokens"),
+        ({}, {"stride": 65, "segment_length": 64}, "eval.stride: a window has context + stride tokens"),
         ({"memory_length": 64}, {"context": 400}, "eval.context: a sliding window is for models without memory"),
         ({}, {"same_length": True}, "eval.same_length: goes with a memory"),
         ({}, {"clamp_length": 5}, "eval.clamp_length: goes with `model.position: relative`"),
+        ({"attention": PUBLISHED}, {"memory_length": 8}, "eval.memory_length is 8: "),
+        (
+            {"position": "relative", "attention": {"kind": "multilinear", "score": "relative"}},
+            {"clamp_length": 9},
+            "eval.clamp_length is 9: ",
+        ),
+        (
+            {"attention": {"kind": "multilinear", "output_map": "decayed"}, "memory_length": 8},
+            {"same_length": True},
+            "eval.same_length is True: ",
+        ),
     ],
 )
-def test_keys_that_exclude_each_other_are_refused_with_the_configuration(
-    model: dict[str, Any], evaluation: dict[str, Any], said: str
-) -> None:
+def test_keys_that_exclude_each_other_are_refused(model: dict[str, Any], evaluation: dict[str, Any], said: str) -> None:
+    def check(split: str, **evaluation: Any) -> None:
+        final_protocol(config(model, **evaluation), split=split)
+
     with pytest.raises(FullRankError) as caught:
-        config(model, **evaluation)
+        check("test", **evaluation)
     assert said in str(caught.value)
     for split in ("valid", "test"):  # of one split as of all
         with pytest.raises(FullRankError) as caught:
-            config(model, **{split: evaluation})
+            check(split, **{split: evaluation})
         assert said.replace("eval.", f"eval.{split}.", 1) in str(caught.value)
 
 
@@ -195,8 +210,6 @@ def test_a_model_is_judged_as_it_is_trained(model: dict[str, Any], expected: dic
 
 
 # -- models whose tokens see later ones -------------------------------------------------------------------------------
-
-PUBLISHED = {"kind": "multilinear", "causal": "as_published", "not_next_token_perplexity": True}
 
 
 def published(attention: dict[str, Any], **evaluation: Any) -> RunConfig:

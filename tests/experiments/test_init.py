@@ -111,13 +111,6 @@ def test_units_and_vocabularies(tmp_path: Path) -> None:
     assert ("data.min_count", 2) in [rule[:2] for rule in choose_data({**data, "tokens": "word"})]
 
 
-def test_a_batch_is_no_larger_than_the_text(tmp_path: Path, slow: list[int]) -> None:
-    """About 2,500 tokens to train on: the 8,192 tokens that an hour allows would be more than the text."""
-    short = write_lines(tmp_path / "short.txt", 85, 0)
-    config = write_configuration(Request([short], minutes=60, size="tiny"), tmp_path / "my.yaml", say=silent)
-    assert config.train.batch_size * config.train.segment_length == 2048
-
-
 @pytest.mark.parametrize(
     ("content", "wish", "message"),
     [
@@ -125,9 +118,6 @@ def test_a_batch_is_no_larger_than_the_text(tmp_path: Path, slow: list[int]) -> 
         ("", {}, "is empty"),
         ("a line\n" * 100, {}, "2,000"),
         ("word " * 5000, {}, "too few"),
-        ("a line\n" * 1000, {"task": "speech"}, "--task"),
-        ("a line\n" * 1000, {"tokens": "letter"}, "--tokens"),
-        ("a line\n" * 1000, {"size": "giant"}, "--size"),
         ("a line\n" * 1000, {"minutes": float("nan")}, "--minutes"),
         ("a line\n" * 1000, {"task": "translation", "memory": True}, "--memory"),
         ("a line\n" * 1000, {"task": "translation"}, "two languages"),

@@ -11,9 +11,8 @@ import pytest
 import torch
 
 import fullrank as fr
-from fullrank.core.errors import InputError
 from fullrank.evaluation.perplexity import Evaluation, EvaluationProtocol
-from fullrank.experiments.measure import check_training_length, measure
+from fullrank.experiments.measure import measure
 
 START, VOCABULARY, LONGEST = 3, 11, 8
 IDS = np.random.default_rng(0).integers(0, VOCABULARY, 37).astype(np.uint16)
@@ -91,10 +90,3 @@ def test_a_masked_model_has_one_perplexity() -> None:
     model = build(published=False)
     blocks = [nll(model, start, min(start + 8, 37)) for start in range(0, 37, 8)]
     check(found(model, 5, kind="blocks", segment_length=8), [*chain(*blocks)], None)
-
-
-def test_segments_longer_than_the_output_map() -> None:
-    with pytest.raises(InputError, match=r"train\.segment_length: 9 tokens are more than the 8 positions"):
-        check_training_length(build(), 9, 37)
-    check_training_length(build(), 8, 37)
-    check_training_length(build(), 9, 7)  # the text is shorter than a segment

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -65,30 +64,24 @@ def whole(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("target", "text", "given", "tokens", "said"),
+    ("target", "text", "given", "tokens"),
     [
-        ("en", "a red dog runs", None, "13a", ""),
-        ("zh", "一只红色的狗在公园里跑", None, "zh", ""),
-        ("tgt", "一只红色的狗在公园里跑", None, "char", "data.target: tgt"),
-        ("ja", "赤い犬が公園で走っています", None, "char", "sacrebleu[ja]"),
+        ("en", "a red dog runs", None, "13a"),
+        ("zh", "一只红色的狗在公园里跑", None, "zh"),
+        ("th", "สุนัขสีแดงวิ่งในสวน", None, "char"),
     ],
 )
 def test_tokens_of_bleu_by_target_language_and_key(
-    target: str, text: str, given: str | None, tokens: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    target: str, text: str, given: str | None, tokens: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A perfect translation of a text that has no spaces has a BLEU of 100, and its signature says by which tokens."""
-    for package in ("MeCab", "mecab_ko"):
-        monkeypatch.setitem(sys.modules, package, None)
     for suffix, line in (("xx", "ein roter hund"), (target, text)):
         (tmp_path / f"train.{suffix}").write_text(f"{line}\n" * 40, encoding="utf-8")
     data = DataConfig(name="parallel", dir=str(tmp_path), train="train", source="xx", target=target, tokens="word",
                       vocabulary="separate", cache=str(tmp_path / "cache"))  # fmt: skip
-    config, told = RunConfig(data=data, train=TrainConfig(batch_tokens=100), eval=EvalConfig(bleu_tokenize=given)), []
-    prepared = TranslationTask().prepare(config, {}, True, told.append)
+    config = RunConfig(data=data, train=TrainConfig(batch_tokens=100), eval=EvalConfig(bleu_tokenize=given))
+    prepared = TranslationTask().prepare(config, {}, True, lambda _: None)
     assert bleu_tokens(prepared.config, prepared.corpus) == tokens
-    remarks = [line for line in told if "BLEU" in line]
-    assert len(remarks) == bool(said)
-    assert all(said in line for line in remarks)
     monkeypatch.setattr(translation, "translate_split", lambda *_: ([text, text], [text, text]))
     monkeypatch.setattr(translation, "score", lambda *_: Evaluation(1.0, 1))
     model = Translator(prepared.config.model)

@@ -10,8 +10,8 @@ import pytest
 from recipe_counts import total
 
 from fullrank.cli import main
-from fullrank.config.recipe import is_finetuning, load, select_rows, shipped, tables
-from fullrank.experiments.run import find_shared_rows
+from fullrank.config.recipe import is_finetuning, load, resolve_any, select_rows, shipped, tables
+from fullrank.experiments.run_folder import training_of
 
 RECIPES = [name for name in shipped() if not name.startswith(("demo/", "best/"))]
 TABLES = sorted({re.sub(r"(/table\d+)-.*", r"\1", name) for name in RECIPES})
@@ -32,8 +32,11 @@ def test_the_papers_tables_are_all_there() -> None:
 
 def test_rows_and_the_trainings_that_they_share() -> None:
     """As the papers' tables repeat each other: the same model in a table of models and in those of ablations."""
-    shared = find_shared_rows("paper")
-    groups = {frozenset(((*one,), *(tuple(other.split()) for other in others))) for one, others in shared.items()}
+    by_training: dict[str, set[tuple[str, str]]] = {}
+    for name in shipped():
+        for row in load(name).rows if "paper" in load(name).scales else ():
+            by_training.setdefault(training_of(resolve_any(name, row, "paper").config), set()).add((name, row))
+    groups = {frozenset(group) for group in by_training.values() if len(group) > 1}
     mixes = ("plain", "a", "b")
     t7, t8, t9, t10 = (f"mixhead/table{n}" for n in (7, 8, 9, 10))
     five, six, seven, eight, nine = (f"skip-cross-head/table{n}" for n in (5, 6, 7, 8, 9))

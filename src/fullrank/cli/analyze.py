@@ -174,5 +174,5 @@ def context(
     from fullrank.config.recipe import resolve
     from fullrank.experiments.phase_reach import measure_reach
 
-    measured, remarks = measure_reach(resolve(choice.config, choice.row, choice.scale, choice.settings), phase)
-    show_measured(measured, out, json=json, lines=remarks, extra={"remarks": remarks})
+    measured, remark = measure_reach(resolve(choice.config, choice.row, choice.scale, choice.settings), phase)
+    show_measured(measured, out, json=json, lines=[remark])

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from fullrank.cli.app import examples, verb
 from fullrank.cli.options import Json, Overrides, Source
 from fullrank.cli.output import describe, say, tell
-
-if TYPE_CHECKING:
-    from fullrank.config.data import DataConfig
 
 data = typer.Typer(
     no_args_is_help=True,
@@ -70,7 +67,14 @@ def prepare_data(
     if name in PAIR_CORPORA:
         raw["train"] = {"batch_tokens": 1}  # a run of translation has to say it; nothing is trained here
     config = build(apply_overrides(raw, words)).data
-    tell(*(_prepare_pairs(config) if config.has_pairs else _prepare_text(config)), json=json)
+
+    from fullrank.data import prepare
+    from fullrank.experiments import language_model, translation
+
+    corpus = prepare(config, report=say)
+    about = {"folder": str(corpus.folder), **(translation if config.has_pairs else language_model).describe(corpus)}
+    shown = {key: value for key, value in about.items() if key not in ("name", "label", "sha256", "fingerprint")}
+    tell(about, [corpus.label, *describe(shown)], json=json)
 
 
 def _read_task(
@@ -104,45 +108,3 @@ def _read_task(
     splits = {part.split: part.describe() for part in parts}
     lines = [label, *describe({**facts, "splits": splits})]
     return {"name": name, "label": label, "is_slice": is_slice, **facts, "splits": splits}, lines
-
-
-def _prepare_text(config: DataConfig) -> tuple[dict[str, Any], list[str]]:
-    """A corpus for language models: its JSON, and lines for people."""
-    from fullrank.data import prepare
-    from fullrank.experiments.language_model import describe as describe_corpus
-
-    corpus = prepare(config, report=say)
-    about = {"vocabulary": len(corpus.tokenizer), "tokens": corpus.tokenizer.kind, "folder": corpus.folder}
-    counts = {}
-    for split, of_split in corpus.splits.items():
-        counts[split] = {unit: of_split[unit] for unit in ("tokens", "words", "bytes")}
-    return {"folder": str(corpus.folder), **describe_corpus(corpus)}, [corpus.label, *describe(about | counts)]
-
-
-def _prepare_pairs(config: DataConfig) -> tuple[dict[str, Any], list[str]]:
-    """A corpus of sentence pairs: its JSON, and lines for people."""
-    from fullrank.data import prepare
-
-    corpus = prepare(config, report=say)
-    sides = {"source": corpus.source, "target": corpus.target}
-    content = {
-        "folder": str(corpus.folder), "name": corpus.name, "label": corpus.label, "is_slice": corpus.is_slice,
-        "languages": {side: language.name for side, language in sides.items()},
-        "vocabulary": {side: len(language) for side, language in sides.items()},
-        "fingerprint": {side: language.fingerprint for side, language in sides.items()},
-        "splits": {split: {**counts, "sha256": corpus.checksums[split]} for split, counts in corpus.splits.items()},
-        "details": dict(corpus.details),
-    }  # fmt: skip
-    about = {
-        "vocabulary": {language.name: len(language) for language in sides.values()},
-        "tokens": corpus.source.kind, "folder": corpus.folder,
-    }  # fmt: skip
-    counts = {}
-    for split, of_split in corpus.splits.items():
-        counts[split] = {"pairs": of_split["pairs"]} | {
-            f"{unit} {language.name}": of_split[f"{side}_{unit}"]
-            for side, language in sides.items()
-            for unit in ("tokens", "words")
-        }
-    cleaning = {"training pairs": corpus.details["cleaning"]}
-    return content, [corpus.label, *describe(about | counts | cleaning)]

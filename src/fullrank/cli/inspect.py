@@ -122,7 +122,8 @@ def show_schema(
 def validate_config(choice: Choice, json: Json = False) -> None:
     """Check a configuration (every row and scale of a recipe) and report all errors at once."""
     from fullrank.config.recipe import load
-    from fullrank.core.errors import ConfigError
+    from fullrank.core.errors import ConfigError, InputError
+    from fullrank.experiments.run import task_of
 
     recipe = load(choice.config)
     rows = [choice.row] if choice.row or not recipe.rows else list(recipe.rows)
@@ -130,9 +131,12 @@ def validate_config(choice: Choice, json: Json = False) -> None:
     problems: dict[str, None] = {}
     for row, scale in itertools.product(rows, scales):
         try:
-            replace(choice, row=row, scale=scale).resolve()
+            run = replace(choice, row=row, scale=scale).resolve().config
+            task_of(run).check(run)
         except ConfigError as error:
             problems |= dict.fromkeys(error.problems)
+        except InputError as error:
+            problems[str(error)] = None
     if json:
         print_json({"valid": not problems, "problems": list(problems)})
         raise typer.Exit(2 if problems else 0)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from fullrank.config.finetune import FinetuneConfig
     from fullrank.config.recipe import Figure, Resolved
     from fullrank.config.run import RunConfig
-    from fullrank.experiments.run import Cell
 
 
 @verb("fullrank demo", "fullrank demo --minutes 2 --out runs/quick")
@@ -69,13 +68,13 @@ def init(
         ),
     ],
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("my.yaml"),
-    task: Annotated[str, typer.Option(help="lm or translation.")] = "lm",
+    task: Annotated[Literal["lm", "translation"], typer.Option(help="What is trained.")] = "lm",
     tokens: Annotated[
-        str | None, typer.Option(help="character, word, bpe or byte; by the amount of text if not given.")
+        Literal["character", "word", "bpe", "byte"] | None, typer.Option(help="By the amount of text if not given.")
     ] = None,
     size: Annotated[
-        str | None,
-        typer.Option(help="tiny, small, medium or large; the largest that the time can train if not given."),
+        Literal["tiny", "small", "medium", "large"] | None,
+        typer.Option(help="The largest that the time can train if not given."),
     ] = None,
     minutes: Annotated[
         float, typer.Option(metavar="MINUTES", help="Of training on this machine, with evaluation.")
@@ -148,14 +147,12 @@ def train(
         begun_from = [] if from_run is None else [f"train.start={from_run}"]
         resolved = started(_check(replace(choice, overrides=[*(choice.overrides or []), *begun_from]), out))
         folder = out or default_folder(resolved)
+    config = resolved.config
+    if until is not None and isinstance(config, FinetuneConfig):
+        raise InputError(f"--until: fine-tuning is not paused; leave out --until {until}")
     if procs > 1:
         context.params |= {"config": choice.config}
         _train_together(context)
-    if isinstance(resolved.config, FinetuneConfig):
-        if until is not None:
-            raise InputError(f"--until: fine-tuning is not paused; leave out --until {until}")
-        finetune(choice, out=out, reuse=reuse, kernel=kernel, quiet=quiet, json=json)
-        return
     from fullrank.comparison.compare import build_report
     from fullrank.comparison.page import build_page
     from fullrank.comparison.runs import find_runs, read_run
@@ -183,13 +180,13 @@ def train(
             f"{folder / 'result.json'}: damaged, it holds no figures; delete it, and `fullrank train {folder}` writes it again"
         )
     page = folder / "report.html"
-    if json:
+    if json and not isinstance(config, FinetuneConfig):
         write_page(build_page(build_report([folder])), page)
         print_json({"folder": str(folder), **result})
         return
-    show_report([folder], page)
-    modules = "".join(f" {word}" for word in import_options())
-    if not (resolved.config.translates or resolved.config.masks):
+    show_report([folder], page, json=json)
+    if not (json or isinstance(config, FinetuneConfig) or config.translates or config.masks):
+        modules = "".join(f" {word}" for word in import_options())
         print(f"next: fullrank generate {folder}{modules} --prompt ...")
 
 
@@ -275,9 +272,7 @@ def reproduce(
     source: Source = None,
     kernel: Kernel = "auto",
     quiet: Quiet = False,
-    list_only: Annotated[
-        bool, typer.Option("--list", help="Only list what is finished, and rows that share a training.")
-    ] = False,
+    list_only: Annotated[bool, typer.Option("--list", help="Only list what is finished.")] = False,
     json: Json = False,
 ) -> None:
     """Train the rows of a paper's table, then print it with the paper's figures beside ours.
@@ -293,24 +288,29 @@ def reproduce(
     if not load(recipes[0]).rows:
         verb = "finetune" if finetuning else "train"
         raise InputError(f"{table} is a single configuration, not a table; use `fullrank {verb} {table}`")
-    rows_of = select_rows(recipes, None if rows is None else _split_names(rows), of_paper=paper_rows)
+    names = None if rows is None else [name.strip() for name in rows.split(",") if name.strip()]
+    rows_of = select_rows(recipes, names, of_paper=paper_rows)
     if (figure := read_figures().get(table)) is not None:
         rows_of = figure.select(rows_of)
     wanted = read_seeds(seeds)
     for recipe, names in rows_of.items():
         _check(Choice(recipe, overrides, names[0], scale, source), out)
 
-    from fullrank.experiments.run import cells, find_shared_rows
+    from fullrank.experiments.run import cells
     from fullrank.experiments.run import reproduce as train_table
 
     planned = []
     for recipe, names in rows_of.items():
         folder = out if out is None or len(recipes) == 1 else out / Path(recipe).name
         settings = Choice(recipe, overrides, source=source).settings
-        planned += cells(recipe, names, scale, wanted, settings, of_paper=True, out=folder)
+        planned += cells(recipe, names, scale, wanted, settings, out=folder)
     if list_only:
-        status = [_describe_cell(cell, find_shared_rows(scale)) for cell in planned]
-        tell(status, map(_show_cell, status), json=json)
+        status = [cell.describe() for cell in planned]
+        lines = [
+            f"{'finished' if one['finished'] else 'open':<9} {one['row']:<16} seed {one['seed']}  {one['folder']}"
+            for one in status
+        ]
+        tell(status, lines, json=json)
         return
     train_table(
         table, planned, kernel_name=kernel, quiet=quiet or finetuning, say=silent if quiet else say,
@@ -344,25 +344,6 @@ def _show_figure(name: str, figure: Figure, folders: Sequence[Path], out: Path, 
     show_measured(measured, out, json=json, lines=[str(page)], extra={"report": str(page)})
 
 
-def _describe_cell(cell: Cell, shared: Mapping[tuple[str, str], list[str]]) -> dict[str, Any]:
-    """A row of a table with one seed, as JSON has it."""
-    recipe = cell.resolved.recipe
-    return {
-        "recipe": recipe, "row": cell.row, "seed": cell.seed, "folder": str(cell.folder), "finished": cell.finished,
-        "same_training": shared.get((recipe, cell.row), []),
-    }  # fmt: skip
-
-
-def _show_cell(cell: Mapping[str, Any]) -> str:
-    others = f"  (one training with {', '.join(cell['same_training'])})" if cell["same_training"] else ""
-    state = "finished" if cell["finished"] else "open"
-    return f"{state:<9} {cell['row']:<16} seed {cell['seed']}  {cell['folder']}{others}"
-
-
-def _split_names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
 def _is_whole_run(folder: Path, options: Sequence[object]) -> bool:
     """True for a run folder, which is resumed; InputError for one with `options`, and for a folder that is not a whole run."""
     if not folder.is_dir():
@@ -382,17 +363,12 @@ def _is_whole_run(folder: Path, options: Sequence[object]) -> bool:
 
 @verb(
     "fullrank finetune mixhead/table5 --scale small --row cola-b --from glue",
-    "fullrank finetune mixhead/table5 --rows cola-plain,cola-b --seeds 5 --from glue",
     "fullrank finetune my.yaml data.name=glue/rte model.attention.mix=position_wise",
 )
 def finetune(
+    context: typer.Context,
     choice: Choice,
-    rows: Rows = None,
-    seeds: Annotated[
-        str | None,
-        typer.Option(metavar="N", help="Seeds 1 to N, or those of a list (1,5); train.seed if not given."),
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder; of several runs, the folder they go into.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder; runs/... if not given.")] = None,
     reuse: Reuse = None,
     kernel: Kernel = "auto",
     quiet: Quiet = False,
@@ -400,48 +376,13 @@ def finetune(
 ) -> None:
     """Fine-tune a pretrained encoder, with our attention injected, on GLUE or SQuAD.
 
-    A stopped command goes on when it is given again.
-
-    `--rows all` is every row. Several seeds end in a table: mean, deviation, and the change of both against the plain row.
+    A stopped command goes on when it is given again, and `fullrank finetune DIR` goes on with a run. Rows and seeds of a table
+    are trained by `fullrank reproduce`.
     """
     from fullrank.config.recipe import is_finetuning
-    from fullrank.experiments.run_folder import open_any
 
-    progress = silent if quiet or json else say
-    folder, row, scale = Path(choice.config), choice.row, choice.scale
-    if _is_whole_run(folder, [choice.settings, row, rows, scale, seeds, out, reuse, kernel != "auto"]):
-        if not is_finetuning(choice.config):
-            raise InputError(
-                f"{folder}: not a run of fine-tuning, but one on {open_any(folder)[0].data.name}; see `fullrank train`"
-            )
-        from fullrank.experiments.run import resume
-        from fullrank.training.distributed import is_main_process
-
-        open_any(folder)
-        resume(folder, quiet=quiet, say=progress)
-        if is_main_process():
-            show_report([folder], folder / "report.html", json=json)
-        return
-    if row is not None and rows is not None:
-        raise InputError("--row and --rows: give one of them")
-    if not is_finetuning(choice.config, None, scale, choice.settings):
+    if not is_finetuning(choice.config, None, choice.scale, choice.settings):
         raise InputError(
             "data.name: fine-tuning is on a task of GLUE or SQuAD, as in data.name=glue/cola; `fullrank train` trains on texts"
         )
-    wanted = [row] if row else None if rows is None else _split_names(rows)
-    _check(replace(choice, row=None if wanted is None or wanted == ["all"] else wanted[0]), out)
-
-    from fullrank.experiments.run import cells, reproduce
-    from fullrank.training.distributed import is_main_process
-
-    planned = cells(choice.config, wanted, scale, read_seeds(seeds), choice.settings, out=out)
-    several, among = len(planned) > 1, [] if reuse is None else [reuse]
-    if out is not None and not several:
-        planned = [replace(planned[0], folder=out)]
-    reproduce(
-        choice.config, planned, kernel_name=kernel, quiet=quiet or several, say=progress, among=among,
-        progress=silent if progress is silent else show_progress,
-    )  # fmt: skip
-    folders = [cell.folder for cell in planned]
-    if is_main_process():
-        show_report(folders, (folders[0] if len(folders) == 1 else folders[0].parent) / "report.html", json=json)
+    train(context, choice, out=out, reuse=reuse, kernel=kernel, quiet=quiet, json=json)

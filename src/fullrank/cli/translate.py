@@ -7,7 +7,6 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from io import FileIO, RawIOBase
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,7 +17,6 @@ from fullrank.cli.app import verb
 from fullrank.cli.options import Checkpoint, Device, Given, Kernel, Keys, Number, Quiet
 from fullrank.cli.output import clear_progress, say, show_progress
 from fullrank.config.run import EvalConfig
-from fullrank.core.errors import InputError
 from fullrank.files import text_of
 
 if TYPE_CHECKING:
@@ -40,12 +38,6 @@ def translate(
             "--input", metavar="FILE", exists=True, dir_okay=False, help="Read this file instead of the standard input."
         ),
     ] = None,
-    target: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", metavar="FILE", dir_okay=False, help="Write this file, as translations come, instead of stdout."
-        ),
-    ] = None,
     n_best: Annotated[int, Number(help="Translations of a line, as `line ||| text ||| score`.")] = 1,
     batch_size: Annotated[int, Number(help="Lines translated together.")] = 64,
     checkpoint: Checkpoint = "best",
@@ -61,9 +53,6 @@ def translate(
     Lines of a pipe or a terminal are translated as they come.
     An empty line stays empty. A line that is longer than the model can read is cut, with a warning.
     """
-    if source is not None and target is not None and target.exists() and target.samefile(source):
-        raise InputError(f"--output {target}: is the input, too; give another file")
-
     from fullrank.experiments.translate import LineTranslator, Search, open_translation_run
 
     translator = LineTranslator(
@@ -82,8 +71,7 @@ def translate(
         if sys.stderr.isatty() and not quiet:
             show_progress(f"{done + count:,} lines")
 
-    written = nullcontext(sys.stdout.buffer) if target is None else target.open("wb")
-    with FileIO(0, closefd=False) if source is None else FileIO(source) as stream, written as out:
+    with FileIO(0, closefd=False) if source is None else FileIO(source) as stream:
         if stream.isatty() and not quiet:
             say("a sentence a line; Ctrl-D ends")
         for lines in read_lines(stream):
@@ -91,8 +79,9 @@ def translate(
             clear_progress()
             for line, best in zip(lines, translations, strict=True):
                 done += 1
-                out.write("".join(f"{text}\n" for text in format_line(done, line, best, style)).encode("utf-8"))
-            out.flush()
+                text = "".join(f"{one}\n" for one in format_line(done, line, best, style))
+                sys.stdout.buffer.write(text.encode("utf-8"))
+            sys.stdout.buffer.flush()
     if not quiet:
         say(f"{done:,} lines, {done / max(time.monotonic() - start, 1e-9):,.1f} sentences/s")
 

@@ -15,7 +15,6 @@ Ratio = Annotated[float, Allowed("longer side over shorter side, so 1 or more", 
 USUAL_TOKENS = dict.fromkeys(("builtin", "text", "ptb", "wikitext-2", "wikitext-103", "lm1b"), "word") | {
     "enwik8": "byte"
 }
-_LONGEST_NAME = 255  # bytes in the name of a file
 _PAIRS, _TEXT = "content=sentence pairs", "content=text"
 
 
@@ -82,13 +81,17 @@ class DataConfig(Section):
         return "sentence pairs" if self.has_pairs else "text"
 
     def _faults(self) -> Iterator[str]:
-        for name in ("train", "valid", "test", "codes", "dir", "cache"):
-            value = getattr(self, name)
-            paths = value if isinstance(value, list) else [value or ""]
-            if any(len(part.encode(errors="replace")) > _LONGEST_NAME for path in paths for part in path.split("/")):
-                yield f"data.{name}: a name is at most {_LONGEST_NAME} bytes long between two slashes"
-        kind = self.tokens or USUAL_TOKENS.get(self.name, "")
-        yield from self._faults_of_pairs() if self.has_pairs else self.problems_of_tokens(kind)
+        if not self.has_pairs:
+            yield from self.problems_of_tokens(self.tokens or USUAL_TOKENS.get(self.name, ""))
+            return
+        kind = self.tokens or ("word" if self.name == "synthetic-translation" else "bpe")
+        if self.source is not None and self.source == self.target:
+            yield f"data.target: another language than data.source, given '{self.target}' for both"
+        if self.min_count is not None and kind != "word":
+            yield f"data.min_count: for data.tokens: word, given {self.min_count} with {kind}"
+        is_separate = self.vocabulary == "separate" or (self.vocabulary is None and self.name == "iwslt14-de-en")
+        if self.codes is None:
+            yield from self._problems_of_size({"word": 3, "bpe": 0 if is_separate else 258}.get(kind, 0), kind)
 
     def problems_of_tokens(self, kind: str) -> Iterator[str]:
         """Lines about keys that a kind of tokens of text has no use for."""
@@ -96,30 +99,18 @@ class DataConfig(Section):
             yield f"data.min_count: nothing is rare or unknown with data.tokens: {kind}; set it to null, given {self.min_count}"
         if self.sos and kind != "word":
             yield f"data.sos: <sos> begins lines of words, and data.tokens is {kind}; set it to word, or data.sos to false"
-        if self.max_vocabulary is None:
-            return
-        if kind == "byte":
+        if kind == "byte" and self.max_vocabulary is not None:
             yield f"data.max_vocabulary: byte tokens have 256 entries; set it to null, given {self.max_vocabulary}"
-        if kind == "bpe" and self.max_vocabulary < 257:
-            yield (
-                "data.max_vocabulary: at least 257 for data.tokens=bpe (256 bytes and <eos>), "
-                f"given {self.max_vocabulary}"
-            )
-        if kind in ("word", "character") and self.max_vocabulary <= 2 + self.sos:
-            yield f"data.max_vocabulary: more than {2 + self.sos} (<unk> and the marks of a line), given {self.max_vocabulary}"
+        least = {
+            "word": 3 + self.sos,
+            "character": 3,
+            "bpe": 257,
+        }  # with <unk> and the end of a line; no byte is unknown
+        yield from self._problems_of_size(least.get(kind, 0), kind)
 
-    def _faults_of_pairs(self) -> Iterator[str]:
-        if self.source is not None and self.source == self.target:
-            yield f"data.target: another language than data.source, given '{self.target}' for both"
-        if self.min_count is not None and self.tokens != "word":
-            yield f"data.min_count: for data.tokens: word, given {self.min_count} with {self.tokens or 'bpe (the usual)'}"
-        if self.codes is None and self.max_vocabulary is not None and self.tokens != "unigram":
-            usual = "word" if self.name == "synthetic-translation" else "bpe"
-            separate = self.vocabulary == "separate" or (self.vocabulary is None and self.name == "iwslt14-de-en")
-            if (self.tokens or usual) == "word" and self.max_vocabulary <= 2:
-                yield f"data.max_vocabulary: more than 2 (<eos> and <unk>), given {self.max_vocabulary}"
-            elif (self.tokens or usual) == "bpe" and not separate and self.max_vocabulary < 258:
-                yield (
-                    "data.max_vocabulary: at least 258 for data.tokens=bpe with one vocabulary (256 bytes, <eos> and <unk>), "
-                    f"given {self.max_vocabulary}"
-                )
+    def _problems_of_size(self, least: int, kind: str) -> Iterator[str]:
+        if self.max_vocabulary is not None and self.max_vocabulary < least:
+            yield (
+                f"data.max_vocabulary: at least {least} for data.tokens: {kind}, marks and single bytes included, given "
+                f"{self.max_vocabulary}"
+            )

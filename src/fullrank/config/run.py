@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from fullrank.config.data import USUAL_TOKENS, DataConfig
 from fullrank.config.training import TrainConfig
 from fullrank.core import registry
-from fullrank.core.config import NOT_NEXT_TOKEN, ModelConfig, problems_of, with_memory
+from fullrank.core.config import NOT_NEXT_TOKEN, ModelConfig, problems_of
 from fullrank.core.section import (
     Allowed,
     Count,
@@ -153,8 +153,8 @@ class RunConfig(Section):
         if self.translates:
             yield from self._faults_of_translation()
         else:
-            lines = [*(self.model.problems_of_masked() if self.masks else ()), *self._faults_of_text()]
-            yield from lines or self._faults_of_protocol()
+            yield from self.model.problems_of_masked() if self.masks else ()
+            yield from self._faults_of_text()
 
     def _faults_of_bytes(self) -> Iterator[str]:
         """Lines about a vocabulary of bytes, the one whose size is known without its text."""
@@ -175,41 +175,6 @@ class RunConfig(Section):
                 f"train.segment_length: {self.train.segment_length:,} tokens are more than the {most:,} positions of this "
                 f"model{f', with {more}' if more else ''}; lower it, or raise model.max_position_embeddings"
             )
-        for split in self._splits():
-            yield from self._faults_of_reading(split)
-
-    def _splits(self) -> list[str | None]:
-        """The splits with a protocol of their own, after that of `eval` (None)."""
-        return [None, *(split for split in ("valid", "test") if getattr(self.eval, split) is not None)]
-
-    def _faults_of_reading(self, split: str | None) -> Iterator[str]:
-        """Lines about how the text of a split is read."""
-        value, name = {}, {}
-        for part in PROTOCOL_KEYS:
-            value[part], name[part] = self.eval.protocol_setting(part, split)
-        remembers = self.model.memory_length if value["memory_length"] is None else value["memory_length"]
-        if remembers and (value["context"] is not None or value["stride"] is not None):
-            yield (
-                f"{name['context']}: a sliding window is for models without memory; leave {name['context']} and "
-                f"{name['stride']} out, or set {name['memory_length']} to 0"
-            )
-        segment = value["segment_length"] or self.train.segment_length
-        for part, other, most in (("context", "stride", segment - 1), ("stride", "context", segment)):
-            if value[part] is not None and value[other] is None and value[part] > most:
-                yield (
-                    f"{name[part]}: at most {most}, for a window has {name['segment_length']} (else train.segment_length) "
-                    f"tokens, here {segment}; given {value[part]}; lower it, or give {name[other]} too"
-                )
-        window, most = (value["context"] or 0) + (value["stride"] or 0), self.model.most_tokens
-        longest = window if None not in (value["context"], value["stride"]) else segment
-        if most is not None and not remembers and longest > most and longest != self.train.segment_length:
-            what = "block" if longest == segment else "window"
-            yield (
-                f"{name['segment_length']}: a {what} of {longest:,} tokens is longer than the {most:,} positions of this model "
-                "(model.max_position_embeddings); shorten it"
-            )
-        if value["same_length"] and not remembers:
-            yield f"{name['same_length']}: goes with a memory; set {name['memory_length']}"
 
     def _faults_of_translation(self) -> Iterator[str]:
         problems = self.model.problems_of_translation()
@@ -224,14 +189,3 @@ class RunConfig(Section):
                 f"train.batch_tokens: data.name: {self.data.name} is sentence pairs, which are read in batches of so many "
                 "tokens; set it (4096 is usual). train.batch_size and train.segment_length are for text of one language"
             )
-
-    def _faults_of_protocol(self) -> Iterator[str]:
-        """Lines about settings of `eval` that the model cannot have, which are checked before training."""
-        for split in self._splits():
-            asked, keys = {}, list[str]()
-            clamped = ["clamp_length"] if self.model.position == "relative" else []
-            for part in ("memory_length", "same_length", *clamped):
-                asked[part], name = self.eval.protocol_setting(part, split)
-                keys += [f"{name}: {asked[part]}"] if asked[part] is not None else []
-            for problem in problems_of(partial(with_memory, self.model, **asked)):
-                yield f"{', '.join(keys)} does not fit the model: {problem}"

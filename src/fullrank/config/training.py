@@ -251,19 +251,12 @@ class TrainConfig(TrainingConfig):
         if self.mask_replace_prob + self.random_replace_prob > 1 + 1e-9:
             both = f"given {self.random_replace_prob} and {self.mask_replace_prob}"
             yield f"train.random_replace_prob: together with train.mask_replace_prob at most 1; {both}"
-        for name in ("segment_deviation", "half_segments"):
-            if getattr(self, name) and self.segment_length < 10:
-                yield f"train.{name}: for segments of 10 tokens or more; given train.segment_length {self.segment_length}"
-        if self.segment_multiple > max(1, self.segment_length // 5):
-            yield (
-                f"train.segment_multiple: at most a fifth of train.segment_length, here {self.segment_length // 5}; given "
-                f"{self.segment_multiple}"
-            )
-        if self.segment_deviation > self.segment_length / 4:
-            yield (
-                f"train.segment_deviation: at most a quarter of train.segment_length, here {self.segment_length / 4:g}; given "
-                f"{self.segment_deviation:g}"
-            )
+        if self.half_segments and self.segment_length < 10:
+            yield f"train.half_segments: for train.segment_length 10 or more, given {self.segment_length}"
+        for name, share in (("segment_multiple", 5), ("segment_deviation", 4)):
+            if getattr(self, name) > max(1, self.segment_length // share):
+                most = f"train.segment_length / {share}, here {self.segment_length // share}"
+                yield f"train.{name}: at most {most}; given {getattr(self, name):g}"
         if self.schedule == "cosine_wave" and self.period is not None and self.warmup_steps > self.period:
             yield f"train.warmup_steps: at most train.period {self.period} with cosine_wave, given {self.warmup_steps}"
 

@@ -34,10 +34,6 @@ from fullrank.files import mended, parse_json, read_checked, text_of
 
 MARKS = (LINE_END, UNK)  # the first two entries of a language: <eos> and <unk>
 Kind = Literal["word", "byte_bpe", "codes", "unigram"]
-# of scripts that put no spaces between words: Thai, Lao, Tibetan, Burmese, Khmer, Kana, Han
-_UNSPACED = re.compile(
-    "[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U0003134f]"
-)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _NEVER = -1e9  # log probability of a piece that no text has
 _UNIGRAM_STEP = 1e-4  # of log probabilities, between the characters that UnigramTrainer adds
@@ -188,14 +184,6 @@ def normalize_line(line: str, language: str, *, moses: bool, lowercase: bool) ->
         tokenizer, _ = _moses(language)
         line = clean_line(str(tokenizer.tokenize(_CONTROL.sub(" ", line), return_str=True, escape=True)))
     return line.lower() if lowercase else line
-
-
-def is_unspaced(lines: Iterable[str]) -> bool:
-    """The text is written without spaces between its words: most of it Chinese, Japanese, Thai, Lao, Khmer, Burmese or Tibetan
-    characters, of which more than four stand together on average. A thousand lines are read."""
-    words = [word for line in itertools.islice(lines, 1000) for word in line.split()]
-    characters = sum(len(_UNSPACED.findall(word)) for word in words)
-    return characters > 4 * len(words) and 2 * characters > sum(map(len, words))
 
 
 class Language(Tokenizer):

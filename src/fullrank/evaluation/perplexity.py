@@ -119,7 +119,7 @@ def _settings(config: RunConfig, flags: Flags, split: str) -> dict[str, _Setting
     trained = {
         "segment_length": _Setting(train.segment_length, "train.segment_length"),
         "memory_length": _Setting(model.memory_length, "model.memory_length"),
-        "same_length": _Setting(model.same_length, "eval.same_length"),
+        "same_length": _Setting(model.same_length, "model.same_length"),
     }
     settings = {}
     for key in PROTOCOL_KEYS:
@@ -171,9 +171,11 @@ def _check_settings(config: RunConfig, flags: Flags, settings: dict[str, _Settin
         raise InputError(
             f"{name}: divides the logits of softmaxes, given model.output.normalize: sigsoftmax; leave it out"
         )
-    if flags.same_length and not memory:
+    name = settings["same_length"].name
+    is_asked = flags.same_length or (name.startswith("eval.") and flags.memory_length is None)
+    if same and not memory and is_asked:
         raise InputError(
-            "--same-length: goes with a memory, and this run is measured without one; give --memory-length too"
+            f"{name}: goes with a memory, and the text is read without one; give --memory-length or eval.memory_length too"
         )
     if clamp is not None and config.model.position != "relative":
         raise InputError(
@@ -184,7 +186,9 @@ def _check_settings(config: RunConfig, flags: Flags, settings: dict[str, _Settin
         with_memory(config.model, memory, same_length=same and memory > 0, clamp_length=clamp)
     except ConfigError as error:
         keys = ("memory_length", "same_length", "clamp_length")
-        names = ", ".join(settings[key].name for key in keys if getattr(flags, key) is not None)
+        names = ", ".join(
+            f"{settings[key]}" for key in keys if settings[key].value and not settings[key].name.startswith("model.")
+        )
         raise InputError("; ".join(f"{names}: {problem}" for problem in error.problems)) from error
 
 

@@ -17,7 +17,7 @@ from fullrank.data.examples import ExampleBatches, choose_subset
 from fullrank.experiments.benchmark import EncodedSplit, ExampleObjective, logits_by_example
 from fullrank.experiments.glue import GlueBenchmark, predict_labels
 from fullrank.experiments.pretrained import PretrainedEncoder, load_pretrained
-from fullrank.experiments.run_folder import open_any, with_own_cache
+from fullrank.experiments.run_folder import open_any
 from fullrank.experiments.squad import SquadBenchmark
 from fullrank.experiments.task import Parts, Prepared, Say, Task, choose_own_rows
 from fullrank.training.checkpoint import load_weights
@@ -167,7 +167,7 @@ def reopen(folder: Path, say: Say) -> Reopened:
     if not (folder / "model").is_dir():
         raise InputError(f"{folder}: holds no model/; fine-tune it with train.keep_model: true")
     model = replace(config.model, pretrained=str(folder / "model"), revision=None)
-    config = replace(with_own_cache(config), model=model)
+    config = replace(config, model=model)
     benchmark = GlueBenchmark(config)
     pretrained = load_encoder(benchmark)
     dev = Finetuning().prepare(config, identity, True, say).corpus["dev"]

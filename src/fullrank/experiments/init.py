@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from fullrank.config.data import DataConfig
 from fullrank.config.run import RunConfig
-from fullrank.config.training import SIZES
 from fullrank.core.errors import InputError
 from fullrank.data.files import open_text
 from fullrank.data.sources import files_of
@@ -19,8 +18,6 @@ from fullrank.files import write_text
 
 if TYPE_CHECKING:
     from fullrank.experiments.task import Say
-
-TOKENS = ("character", "word", "bpe", "byte")
 
 
 @dataclass(frozen=True)
@@ -72,13 +69,6 @@ def write_configuration(request: Request, out: Path, *, force: bool = False, say
 
 def check_request(request: Request) -> None:
     """InputError for options that are not allowed, or not for this task."""
-    for name, value, allowed in (
-        ("--task", request.task, ("lm", "translation")),
-        ("--tokens", request.tokens or TOKENS[0], TOKENS),
-        ("--size", request.size or "tiny", tuple(SIZES)),
-    ):
-        if value not in allowed:
-            raise InputError(f"{name}: one of {', '.join(allowed)}, given '{value}'")
     if not 0 < request.minutes < math.inf:
         raise InputError(f"--minutes: a positive number, given {request.minutes:g}")
     if request.task == "translation":

@@ -38,7 +38,6 @@ from fullrank.evaluation.perplexity import (
 from fullrank.experiments.measure import (
     check_block,
     check_length,
-    check_training_length,
     choose_first,
     divide_logits,
     measure,
@@ -51,6 +50,8 @@ from fullrank.experiments.task import (
     TextTask,
     add_penalties,
     choose_own_rows,
+    describe_prepared,
+    identify,
     place_draws,
     reuse_prepared,
     shared,
@@ -76,12 +77,7 @@ def prepare_text(config: RunConfig, identity: Mapping[str, Any], allow_slice: bo
     if corpus is None:
         tokenizer = None if config.train.start is None else load_tokenizer(Path(config.train.start))
         corpus = prepare(config.data, allow_slice=allow_slice, report=say, tokenizer=tokenizer)
-    known = {
-        "vocabulary": corpus.vocabulary,
-        "text": corpus.text_checksums,
-        "prepared": str(corpus.folder.resolve()),
-    }
-    return Prepared(with_vocabulary(config, corpus), corpus, corpus.label, known, corpus.tokenizer.save)
+    return Prepared(with_vocabulary(config, corpus), corpus, corpus.label, identify(corpus), corpus.tokenizer.save)
 
 
 def with_vocabulary(config: RunConfig, corpus: Corpus) -> RunConfig:
@@ -127,16 +123,12 @@ def describe(corpus: Corpus, unigram: Mapping[str, float] | None = None) -> dict
     if unigram is None:
         unigram = {split: unigram_perplexity(corpus, split) for split in _MEASURED}
     return {
-        "name": corpus.name,
-        "label": corpus.label,
-        "is_slice": corpus.is_slice,
+        **describe_prepared(corpus),
         "tokens": {split: counts["tokens"] for split, counts in corpus.splits.items()},
-        "sha256": corpus.text_checksums,
         "vocabulary": len(corpus.tokenizer),
         "fingerprint": corpus.tokenizer.fingerprint,
         "unigram_perplexity": dict(unigram),
         "fourgram_perplexity": {} if is_masked else fourgram_perplexities(corpus),
-        "details": dict(corpus.details),
     }
 
 
@@ -180,7 +172,6 @@ class LanguageModelTask(TextTask[Corpus, LanguageModel, EvaluationProtocol]):
         train_tokens, validation = corpus.splits["train"]["tokens"], corpus.ids("valid")[: config.eval.max_tokens]
         while_training = validation_protocol(config)
         _check_positions(model, train_tokens // config.train.batch_size)
-        check_training_length(model, config.train.segment_length, train_tokens)
         check_length(model, while_training, len(validation))
         for split in _MEASURED:
             protocol = self.protocol(config, split=split)
@@ -269,9 +260,6 @@ class MaskedModelTask(TextTask[Corpus, MaskedLanguageModel, MaskedProtocol]):
         model = MaskedLanguageModel(config.model).to(device)
         masking, protocol = _masking(config, corpus, model), self.protocol(config)
         validation = corpus.ids("valid")[: config.eval.max_tokens]
-        check_training_length(model, options.segment_length, corpus.splits["train"]["tokens"])
-        for ids in (validation, corpus.ids("test")):
-            _check_measurable(model.max_length, masking, protocol, ids)
         unigram = {split: _unigram_of_masked(corpus, split, masking, protocol) for split in _MEASURED}
 
         def evaluate(model: nn.Module) -> EvaluationResult:
@@ -349,21 +337,13 @@ def _iterate_blocks(
     return iterate_masked_blocks(ids, masking, batch_size=batch_size, segment_length=length, seed=seed)
 
 
-def _check_measurable(limit: int | None, masking: Masking, protocol: MaskedProtocol, ids: np.ndarray) -> None:
-    """Raises InputError where nothing could be measured: before training, not after it."""
-    check_block(limit, min(len(ids), protocol.segment_length))
-    if not any(batch.tokens for batch in _iterate_blocks(ids, masking, protocol, 1)):
-        raise InputError(
-            f"no token of the {len(ids):,} to be measured is asked for; raise train.mlm_probability (now "
-            f"{masking.probability}), choose another eval.mask_seed, or give more text"
-        )
-
-
 def _unigram_of_masked(corpus: Corpus, split: str, masking: Masking, protocol: MaskedProtocol) -> float:
     """Perplexity of word frequencies at the masked tokens: the baseline of a model that reads nothing."""
-    nats = unigram_nats(corpus, masking.marks.tolist())
-    targets = [batch.targets.numpy() for batch in _iterate_blocks(corpus.ids(split), masking, protocol, 64)]
-    return math.exp(float(nats[np.concatenate(targets)].mean()))
+    blocks = _iterate_blocks(corpus.ids(split), masking, protocol, 64)
+    targets = np.concatenate([batch.targets.numpy() for batch in blocks])
+    if not len(targets):
+        raise InputError(f"no token of {split} is asked for; raise train.mlm_probability, or give more text")
+    return math.exp(float(unigram_nats(corpus, masking.marks.tolist())[targets].mean()))
 
 
 def measure_masked(

@@ -25,7 +25,6 @@ from fullrank.experiments.run_folder import open_causal
 from fullrank.kernels import kernel
 from fullrank.models import open_model
 
-_LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 _log = logging.getLogger(__name__)
 
 
@@ -173,19 +172,18 @@ class FullRankLM(LM):
 def read_completion(settings: Mapping[str, Any], max_gen_toks: int) -> Completion:
     """The generation settings of a task; InputError for one that would be ignored.
 
-    until: a string or several; max_gen_toks (or max_new_tokens, max_tokens, max_completion_tokens), temperature, do_sample,
-    top_k, top_p. `<eos>` ends a line, not a text: it ends one where `until` holds a newline.
+    until: a string or several; max_gen_toks, temperature, do_sample, top_k, top_p. `<eos>` ends a line, not a text: it ends
+    one where `until` holds a newline.
     """
-    known = ("until", *_LENGTH_NAMES, "temperature", "do_sample", "top_k", "top_p")
+    known = ("until", "max_gen_toks", "temperature", "do_sample", "top_k", "top_p")
     if wrong := [key for key in settings if key not in known]:
         raise InputError(f"generation settings {', '.join(wrong)}: known are {', '.join(known)}")
     until = settings.get("until") or []
     draws = settings.get("do_sample")
     temperature = 0.0 if draws is False else float(settings.get("temperature", 1.0 if draws else 0.0) or 0.0)
-    lengths = (settings[name] for name in _LENGTH_NAMES if settings.get(name) is not None)
     return Completion(
         stop=tuple(word for word in ([until] if isinstance(until, str) else until) if word),
-        max_new_tokens=int(next(lengths, max_gen_toks)),
+        max_new_tokens=int(settings.get("max_gen_toks") or max_gen_toks),
         temperature=temperature,
         top_k=settings.get("top_k") or None,
         top_p=settings.get("top_p"),

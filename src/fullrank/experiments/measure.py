@@ -76,34 +76,22 @@ def check_length(model: LanguageModel, protocol: EvaluationProtocol, tokens: int
     limit = model.max_length
     if limit is None:
         return
-    if protocol.kind == "memory":
-        assert protocol.streams is not None
-        longest = -(-tokens // protocol.streams)
-        if longest > limit:
-            raise InputError(
-                f"a stream of {longest:,} tokens is longer than the {limit:,} positions of this model "
-                "(model.max_position_embeddings), and positions go on through the memory; measure it in more streams "
-                "(eval.batch_size or --batch-size) or without memory (eval.memory_length or --memory-length 0)"
-            )
-    else:
-        check_block(limit, min(tokens, protocol.segment_length), "block" if protocol.kind == "blocks" else "window")
-
-
-def check_block(limit: int | None, longest: int, what: str = "block") -> None:
-    """InputError if a block (or window) of `longest` tokens is longer than a model of `limit` positions can read."""
-    if limit is not None and longest > limit:
+    if protocol.streams is None:
+        check_block(limit, min(tokens, protocol.segment_length))
+    elif -(-tokens // protocol.streams) > limit:
         raise InputError(
-            f"a {what} of {longest:,} tokens is longer than the {limit:,} "
-            "positions of this model (model.max_position_embeddings); shorten it (eval.segment_length or --segment-length)"
+            f"a stream of {-(-tokens // protocol.streams):,} tokens is longer than the {limit:,} positions of this model "
+            "(model.max_position_embeddings), and positions go on through the memory; measure it in more streams "
+            "(eval.batch_size or --batch-size) or without memory (eval.memory_length or --memory-length 0)"
         )
 
 
-def check_training_length(model: LanguageModel | MaskedLanguageModel, segment_length: int, tokens: int) -> None:
-    """InputError if the model has no positions for a segment of training, or for the whole text where that is shorter."""
-    if model.max_length is not None and min(segment_length, tokens) > model.max_length:
+def check_block(limit: int | None, longest: int) -> None:
+    """InputError if a block or window of `longest` tokens is longer than a model of `limit` positions can read."""
+    if limit is not None and longest > limit:
         raise InputError(
-            f"train.segment_length: {segment_length:,} tokens are more than the {model.max_length:,} positions of this model; "
-            "lower it, or raise model.max_position_embeddings"
+            f"a block or window of {longest:,} tokens is longer than the {limit:,} positions of this model "
+            "(model.max_position_embeddings); shorten it (eval.segment_length or --segment-length)"
         )
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from fullrank.analysis.context import (
     REACH_PLOT,
     REACH_TABLE,
-    LayerReach,
     compute_published_reach,
     context,
     reach_records,
@@ -21,8 +19,8 @@ from fullrank.experiments.measurements import Measured
 from fullrank.experiments.objective import skip_schedule
 
 
-def measure_reach(resolved: Resolved[RunConfig], name: str | None = None) -> tuple[Measured, list[str]]:
-    """The reach of each layer's memory in the phase `name`, and what the numbers do not say themselves.
+def measure_reach(resolved: Resolved[RunConfig], name: str | None = None) -> tuple[Measured, str]:
+    """The reach of each layer's memory in the phase `name`, and what the paper's Eq. 6 gives.
 
     name: None is the first phase that skips layers.
     Raises InputError for a model without memory, an unknown phase, and probabilities that give no reach.
@@ -47,7 +45,11 @@ def measure_reach(resolved: Resolved[RunConfig], name: str | None = None) -> tup
         "phase": phase.name if phase else None, "skip": phase.skip if phase else "none",
     }  # fmt: skip
     measured = Measured("context", records, (REACH_TABLE,), (REACH_PLOT,), [about])
-    return measured, explain_reach(run, phase, reach)
+    return measured, (
+        f"The paper's Eq. 6 gives {compute_published_reach(reach):,.0f} tokens. It adds p 2M over the layers, which is the "
+        f"context of no layer, and takes memory and segment as equal. The farthest layer reaches "
+        f"{max(layer.mean for layer in reach):,.0f} tokens on average."
+    )
 
 
 def find_phase(run: RunConfig, name: str | None) -> PhaseConfig | None:
@@ -59,23 +61,3 @@ def find_phase(run: RunConfig, name: str | None) -> PhaseConfig | None:
     if name not in phases:
         raise InputError(f"--phase {name}: train.phases has no such phase; {suggest(name, phases)}")
     return phases[name]
-
-
-def explain_reach(run: RunConfig, phase: PhaseConfig | None, layers: Sequence[LayerReach]) -> list[str]:
-    """Sentences about what the numbers do not say themselves."""
-    memory = run.model.memory_length
-    remarks = []
-    if not any(layer.probability for layer in layers):
-        remarks.append(f"No layer is skipped: every layer remembers the {memory:,} tokens before the segment.")
-    else:
-        eq6, farthest = compute_published_reach(layers), max(layer.mean for layer in layers)
-        remarks.append(
-            f"The paper's Eq. 6 gives {eq6:,.0f} tokens. It adds p 2M over the layers, which is "
-            f"the context of no layer, and takes memory and segment as equal. The farthest layer reaches {farthest:,.0f} "
-            "tokens on average."
-        )
-    if run.model.same_length:
-        remarks.append(f"model.same_length hides what is {memory:,} or more tokens before a query.")
-    if phase is not None and phase.gaps == "drifting":
-        remarks.append("gaps: drifting tells the model that these tokens are farther away with every step.")
-    return remarks

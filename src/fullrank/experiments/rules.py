@@ -121,7 +121,7 @@ def settle(
         size, trial = other_size, other
     read = trial.read(seconds, have)
     amounts = Amounts(
-        per_step=2 ** min(max(int(math.log2(max(read, 1) / _STEPS)), 9 + memory), 13, int(math.log2(have))),
+        per_step=2 ** min(max(int(math.log2(max(read, 1) / _STEPS)), 9 + memory), 13),
         dropout=next(rate for most, rate in _DROPOUT if read <= most * have),
         evaluated=2048 * max(1, int(0.03 * read / 2048)),
     )

@@ -22,7 +22,7 @@ import torch
 import fullrank
 from fullrank.comparison.runs import find_runs
 from fullrank.config.finetune import FinetuneConfig
-from fullrank.config.recipe import Resolved, load, resolve_any, select_rows, shipped
+from fullrank.config.recipe import Resolved, load, resolve_any
 from fullrank.config.run import RunConfig
 from fullrank.core.errors import InputError
 from fullrank.core.registry import lookup
@@ -44,7 +44,6 @@ from fullrank.experiments.run_folder import (
     started,
     take_over,
     training_of,
-    with_own_cache,
 )
 from fullrank.experiments.task import Parts, Prepared, Say, Task, TextTask
 from fullrank.experiments.translation import TranslationTask
@@ -134,10 +133,9 @@ def prepare_run(
     """Prepare the data of a run, and say in its identity what it is trained on."""
     check_usable(folder)
     task = task_of(config)
-    earlier_config, recorded = open_any(folder) if is_run(folder) else (config, {})
     has_checkpoint = (folder / "checkpoints" / "last").exists()
-    has_trained = has_checkpoint or (folder / "metrics.jsonl").exists()
-    has_same_text = has_trained or earlier_config.data == config.data  # else a start that failed, on another text
+    has_begun = is_run(folder) and (has_checkpoint or (folder / "metrics.jsonl").exists())
+    recorded = open_any(folder)[1] if has_begun else {}  # a start that failed may have been on another text
     identity: dict[str, Any] = {
         "name": resolved.row or folder.name,
         "recipe": resolved.recipe,
@@ -146,8 +144,8 @@ def prepare_run(
         "paper": resolved.paper,
         "kernel": kernel_name,
     }
-    prepared = task.prepare(config, recorded if has_same_text else {}, resolved.scale != "paper", say)
-    if recorded and has_same_text and isinstance(prepared.corpus, Corpus):
+    prepared = task.prepare(config, recorded, resolved.scale != "paper", say)
+    if recorded and isinstance(prepared.corpus, Corpus):
         check_sources(prepared.corpus, folder)
     identity |= prepared.identity
     if isinstance(config, RunConfig) and config.train.parts:
@@ -262,7 +260,7 @@ def corpus_of(folder: Path, split: str, say: Say = print) -> Any:
     Raises InputError if they have no such split, or if a vocabulary or that split is not what it was.
     """
     config, identity = open_run(folder)
-    prepared = TEXT_TASKS[config.task].prepare(with_own_cache(config), identity, True, say)
+    prepared = TEXT_TASKS[config.task].prepare(config, identity, True, say)
     splits: dict[str, str] = dict(prepared.identity["text"])
     if split not in splits:
         raise InputError(f"--split: '{split}' is not a split; {prepared.label} has {', '.join(splits)}")
@@ -359,38 +357,36 @@ class Cell:
 
     @property
     def row(self) -> str:
-        """The row; of a single configuration the name of its data."""
-        return self.resolved.row or self.resolved.config.data.name
+        return str(self.resolved.row)
 
     @property
     def seed(self) -> int:
         return self.resolved.config.train.seed
 
+    def describe(self) -> dict[str, Any]:
+        """The run as JSON has it."""
+        values = {key: getattr(self, key) for key in ("row", "seed", "finished")}
+        return {"recipe": self.resolved.recipe, **values, "folder": str(self.folder)}
+
 
 def cells(
     name: str,
-    rows: Sequence[str] | None = None,
+    rows: Sequence[str],
     scale: str | None = None,
     seeds: Sequence[int] | None = None,
     overrides: Sequence[str] = (),
-    *,
-    of_paper: bool = False,
     out: Path | None = None,
 ) -> list[Cell]:
-    """The runs of a recipe: all rows of a seed, then the next seed, so that finished rows can be compared early.
+    """The runs of rows of a recipe: all rows of a seed, then the next seed, so that finished rows can be compared early.
 
-    rows: None is the first one, or a single configuration; `all` is each. seeds: None is the configuration's own; with
-    `of_paper` those that the recipe states, at paper scale. out: the folder of the runs, in place of `runs/RECIPE`.
-    Raises InputError for an unknown recipe, row or scale, and for a seed given twice.
+    seeds: None is the configuration's own, at paper scale those that the recipe states. out: the folder of the runs, in place
+    of `runs/RECIPE`. Raises InputError for a scale that the recipe has not, and for a seed given twice.
     """
     if seeds is not None and any(text.partition("=")[0].strip() == "train.seed" for text in overrides):
         raise InputError("train.seed: --seeds says which seeds are trained; give one of the two")
-    names: Sequence[str | None] = (None,)
-    if rows is not None:
-        names = select_rows([name], None if list(rows) == ["all"] else rows)[name]
-    by_row: dict[str | None, Sequence[int | None]] = dict.fromkeys(names, seeds or (None,))
-    if of_paper and seeds is None and scale in (None, "paper"):
-        by_row = {row: load(name).seeds_of(row) or (None,) for row in names if row is not None}
+    by_row: dict[str, Sequence[int | None]] = dict.fromkeys(rows, seeds or (None,))
+    if seeds is None and scale in (None, "paper"):
+        by_row = {row: load(name).seeds_of(row) or (None,) for row in rows}
     planned = []
     for number in range(max(map(len, by_row.values()))):
         for row, of_row in by_row.items():
@@ -400,21 +396,6 @@ def cells(
                 folder = default_folder(resolved)
                 planned.append(Cell(resolved, folder if out is None else out / folder.name))
     return planned
-
-
-def find_shared_rows(scale: str | None) -> dict[tuple[str, str], list[str]]:
-    """For each shipped row whose training is that of others, those others as `recipe row`; by recipe and row."""
-    by_training: dict[str, list[tuple[str, str]]] = {}
-    for name in shipped():
-        recipe = load(name)
-        for row in recipe.rows if (scale or "paper") in recipe.scales else ():
-            by_training.setdefault(training_of(resolve_any(name, row, scale).config), []).append((name, row))
-    return {
-        pair: [" ".join(other) for other in alike if other != pair]
-        for alike in by_training.values()
-        if len(alike) > 1
-        for pair in alike
-    }
 
 
 def reproduce(

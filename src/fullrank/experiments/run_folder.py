@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from fullrank.config.finetune import FinetuneConfig
 from fullrank.config.load import build, build_any, flatten, merge, read_yaml, to_yaml
@@ -18,8 +18,6 @@ from fullrank.config.run import PROTOCOL_KEYS, RunConfig
 from fullrank.core.errors import FullRankError, InputError
 from fullrank.files import digest, read_json, write_bytes, write_json, write_text
 from fullrank.seal import MOVABLE, check_run, is_run, read_identity, seal_run
-
-AnyConfig = TypeVar("AnyConfig", RunConfig, FinetuneConfig)
 
 
 def default_folder(resolved: Resolved[RunConfig | FinetuneConfig]) -> Path:
@@ -85,14 +83,6 @@ def open_run(folder: Path) -> tuple[RunConfig, dict[str, Any]]:
             f"`fullrank finetune {folder}` goes on with it"
         )
     return config, identity
-
-
-def with_own_cache(config: AnyConfig) -> AnyConfig:
-    """The configuration of a run for a command that reads it: what it prepares is kept in the cache of the user.
-
-    The run may be a stranger's, who would choose with `data.cache` where this process writes.
-    """
-    return dataclasses.replace(config, data=dataclasses.replace(config.data, cache=None))
 
 
 def open_causal(folder: Path) -> RunConfig:

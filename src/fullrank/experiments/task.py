@@ -31,6 +31,7 @@ from fullrank.core.translator import Translator
 from fullrank.data import prepared
 from fullrank.data.batches import Part, Share
 from fullrank.evaluation.perplexity import EvaluationProtocol, MaskedProtocol
+from fullrank.experiments.measure import check_block
 from fullrank.experiments.translate import Search
 from fullrank.training import distributed
 from fullrank.training.device import device_of
@@ -106,7 +107,9 @@ class TextTask(Task[RunConfig, Corpus], Protocol[Corpus, Model, Reading]):
 
     def check(self, config: RunConfig) -> None:
         for split in ("valid", "test"):
-            self.protocol(config, split=split)
+            protocol = self.protocol(config, split=split)
+            if not isinstance(protocol, Search) and protocol.kind != "memory":
+                check_block(config.model.most_tokens, protocol.segment_length)
 
     def protocol(self, config: RunConfig, changes: Any = None, split: str = "test") -> Reading:
         """The protocol of a split's final figures. changes: `Flags` of language models, of translations those of `Search`."""
@@ -133,6 +136,19 @@ def reuse_prepared(identity: Mapping[str, Any]) -> prepared.Corpus | None:
     except (KeyError, TypeError, FullRankError):
         return None
     return corpus if corpus.text_checksums == identity.get("text") else None
+
+
+def describe_prepared(corpus: prepared.Corpus) -> dict[str, Any]:
+    """The entries `corpus` of result.json that every corpus has."""
+    values = {key: getattr(corpus, key) for key in ("name", "label", "is_slice")}
+    return {**values, "sha256": corpus.text_checksums, "details": dict(corpus.details)}
+
+
+def identify(corpus: prepared.Corpus) -> dict[str, Any]:
+    """The entries of run.json that say which data these are."""
+    return {
+        "vocabulary": corpus.vocabulary, "text": corpus.text_checksums, "prepared": str(corpus.folder.resolve()),
+    }  # fmt: skip
 
 
 WRITES_FROM = 100  # steps; a model that was trained for fewer writes noise

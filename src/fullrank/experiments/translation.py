@@ -18,7 +18,6 @@ from fullrank.core.config import EncoderConfig
 from fullrank.core.errors import ConfigError, InputError
 from fullrank.core.translator import Translator
 from fullrank.data import Corpus, Pairs, prepare
-from fullrank.data.language import is_unspaced
 from fullrank.data.pair_batches import PairBatch, PairBatches
 from fullrank.decoding.sample import evaluating
 from fullrank.evaluation.perplexity import Evaluation, Tally, figures
@@ -30,6 +29,8 @@ from fullrank.experiments.task import (
     TextTask,
     add_penalties,
     choose_own_rows,
+    describe_prepared,
+    identify,
     place_draws,
     reuse_prepared,
     shared,
@@ -37,7 +38,7 @@ from fullrank.experiments.task import (
     training_parts,
 )
 from fullrank.experiments.translate import SOURCE, TARGET, Search, replace_unknown, translate_ids
-from fullrank.files import silent, write_text
+from fullrank.files import write_text
 from fullrank.training.device import device_of
 from fullrank.training.distributed import all_reduce, merge_shares, rank, share_of_process
 from fullrank.training.values import Carry, EvaluationResult, Loss, TrainingPosition
@@ -56,18 +57,13 @@ class TranslationTask(TextTask[Corpus, Translator, Search]):
 
     def prepare(self, config: RunConfig, identity: Mapping[str, Any], allow_slice: bool, say: Say) -> Sentences:
         corpus = reuse_prepared(identity) or prepare(config.data, allow_slice=allow_slice, report=say)
-        bleu_of(bleu_tokens(config, corpus, say))  # an error here, not after training
+        bleu_of(bleu_tokens(config, corpus))  # an error here, not after training
 
         def save(folder: Path) -> None:
             corpus.source.save(folder / SOURCE)
             corpus.target.save(folder / TARGET)
 
-        known = {
-            "vocabulary": corpus.vocabulary,
-            "text": corpus.text_checksums,
-            "prepared": str(corpus.folder.resolve()),
-        }
-        return Prepared(with_vocabularies(config, corpus), corpus, corpus.label, known, save)
+        return Prepared(with_vocabularies(config, corpus), corpus, corpus.label, identify(corpus), save)
 
     def parts(self, data: Sentences, folder: Path, device: torch.device) -> Parts:
         config, corpus = data.config, data.corpus
@@ -186,46 +182,23 @@ def with_vocabularies(config: RunConfig, corpus: Corpus) -> RunConfig:
     return dataclasses.replace(config, model=dataclasses.replace(model, vocab_size=target, encoder=encoder))
 
 
-def bleu_tokens(config: RunConfig, corpus: Corpus, say: Say = silent) -> str:
-    """Tokens of BLEU, as sacreBLEU names them: `eval.bleu_tokenize`, else those of the target language.
-
-    Characters, with a word to `say`, where the language's own need a package that is missing, and where a language that has
-    none of its own is written without spaces.
-    """
-    if config.eval.bleu_tokenize is not None:
-        return config.eval.bleu_tokenize
-    language = corpus.target.name
-    tokenize = tokenization_of(language)
-    if tokenize is None:
-        if not is_unspaced(corpus.pairs("valid").references()):
-            return "13a"
-        reason = f"data.target: {language} has no tokens of its own in sacreBLEU, and its text has no spaces"
-    else:
-        try:
-            bleu_of(tokenize)
-            return tokenize
-        except InputError as error:
-            reason = str(error).removeprefix("eval.bleu_tokenize: ")
-    say(f"BLEU counts characters (eval.bleu_tokenize: char): {reason}")
-    return "char"
+def bleu_tokens(config: RunConfig, corpus: Corpus) -> str:
+    """Tokens of BLEU, as sacreBLEU names them: `eval.bleu_tokenize`, else those of the target language, else 13a."""
+    return config.eval.bleu_tokenize or tokenization_of(corpus.target.name) or "13a"
 
 
 def describe(corpus: Corpus) -> dict[str, Any]:
     """The entry `corpus` of result.json."""
     return {
-        "name": corpus.name,
-        "label": corpus.label,
-        "is_slice": corpus.is_slice,
+        **describe_prepared(corpus),
         "pairs": {split: counts["pairs"] for split, counts in corpus.splits.items()},
         "tokens": {
             split: {side: counts[f"{side}_tokens"] for side in corpus.tokenizers}
             for split, counts in corpus.splits.items()
         },
-        "sha256": corpus.text_checksums,
         "vocabulary": {"source": len(corpus.source), "target": len(corpus.target)},
         "languages": {"source": corpus.source.name, "target": corpus.target.name},
         "fingerprint": corpus.vocabulary,
-        "details": dict(corpus.details),
     }
 
 
