@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 Class = tuple[str, str]  # model type and name
 VERDICTS = ("passes", "leaks", "fails otherwise", "too slow", "crashed", "not applicable")
-LEAKS = ("future", "rows of a batch", "last position")  # names of checks begin so
+LEAKS = ("future", "rows of a batch")  # names of checks begin so
 FIRST_FAILURE = ("path", "leaks", "difference", "tolerance", "remark", "reproduction")
 VERSIONS = ("transformers", "torch", "fullrank")
 # imported once, by the process that the others are forked from
@@ -128,7 +128,7 @@ def check_class(pair: Class) -> Row:
     except Exception as error:
         return make_row(pair, "not applicable", describe_error(error))
     try:
-        report = check(model, inputs, say=lambda _: None)
+        report = check(model, inputs)
     except InputError as error:
         return make_row(pair, "not applicable", str(error), parameters=model.num_parameters())
     return row_of(pair, report, time.process_time() - start)

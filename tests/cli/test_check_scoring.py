@@ -51,24 +51,14 @@ def test_a_wrong_one_fails() -> None:
     assert [one["check"] for one in found["checks"] if one["verdict"] == "fails"] == ["every token is scored once"]
 
 
-def test_lines_of_a_file_as_strings() -> None:
-    code, out, _ = cli_runs.called("check", "--scoring", "my_scores:words", "--text", "text.txt")
-    assert (code, "It could not be checked: probabilities sum to one" in " ".join(out.split())) == (1, True)
-    code, out, _ = cli_runs.called("check", "--scoring", "my_scores:characters", "--text", "text.txt")
-    assert code == 1
-    assert '"words" is 13, and text.split() has 3' in out
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--scoring", "my_scores:right"], "--vocab-size N for a function of token ids, or --text FILE"),
+        (["--scoring", "my_scores:right"], "--scoring: give --vocab-size N"),
         (["--scoring", "my_scores", "--vocab-size", 5], "MODULE:FUNCTION is needed, as in my_model:make"),
         (["--scoring", "my_scores:left", "--vocab-size", 5], "no such function (AttributeError"),
         (["--scoring", "no_such_module:left", "--vocab-size", 5], "no such function (ModuleNotFoundError"),
         (["--scoring", "my_scores:number", "--vocab-size", 5], "a function is needed, given int"),
-        (["--scoring", "my_scores:words", "--text", "none.txt"], "--text: no such file: none.txt"),
-        (["--scoring", "my_scores:words", "--text", "text.txt", "--length", 9], "--length: for random tokens"),
         (["gpt2", "--scoring", "my_scores:words", "--vocab-size", 5], "check them one at a time"),
         ([], "MODEL: give what to check"),
     ],

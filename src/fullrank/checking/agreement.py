@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
+import math
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fullrank.checking.calls import (
     IMPLEMENTATIONS,
+    NOTHING_MOVES,
     Call,
     CannotRun,
     find_implementation,
@@ -18,21 +23,104 @@ from fullrank.checking.calls import (
     read_pieces,
     reorder_cache,
     running,
-    split_positions,
-)
-from fullrank.checking.compare import (
-    Pair,
-    compare_in_both_precisions,
-    compare_pairs,
-    divide_by_size,
-    largest,
-    rounding,
-    tolerance,
 )
 from fullrank.checking.copies import mode
-from fullrank.checking.layers import find_layer_of_length
 from fullrank.checking.report import Finding, inapplicable, judge
 from fullrank.checking.subject import ROWS, Subject
+
+Pair = tuple[str, Tensor, Tensor]  # a description, what was computed, what is expected
+DOUBLE_ONLY = "in float64 alone some kernel errs, as attention of torch does with a mask in float32"
+_SHOWS = 1e-4  # a leak in fp64 that is larger has to show in fp32, too
+
+# for sums of some hundred terms, in proportion to the largest number compared. What a leak moves is far larger, and what
+# rounding moves far smaller.
+_TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """Largest error that rounding may cause in a number of size 1."""
+    return _TOLERANCES[dtype]
+
+
+def rounding(dtype: torch.dtype) -> str:
+    """The reason of `tolerance`."""
+    return f"rounding in {str(dtype).removeprefix('torch.')}, in proportion to the largest figure"
+
+
+def divide_by_size(logits: Tensor) -> Callable[[Tensor], Tensor]:
+    """Function that divides logits such as these (R, .., V) by their size, so that differences are shares of it.
+
+    The size is the largest figure, without those a thousand times as large as what moves between rows: -inf, -1e9 or the least
+    number, the logits of words that are never given. Of such figures differences in proportion to themselves count.
+    """
+    sizes = logits[logits.isfinite()].abs().float()
+    moved = (logits - logits.roll(1, 0 if len(logits) > 1 else 1)).abs().float()
+    moved = moved[moved.isfinite() & (moved > 0)]
+    far = 1000 * float(moved[:: 1 + len(moved) // 100_000].median()) if len(moved) else math.inf
+    near = sizes[sizes <= far]
+    size = (float(near.max()) if len(near) else min(far, 1.0)) or 1.0
+    is_plain = len(near) == logits.numel()
+
+    def divide(values: Tensor) -> Tensor:
+        values = (values.float() if values.dtype.itemsize == 2 else values) / size
+        return values if is_plain else values.nan_to_num(math.nan).asinh()
+
+    return divide
+
+
+def largest(values: Tensor, expected: Tensor) -> float:
+    """max |values - expected|; NaN if one of them is not finite where the other is."""
+    if values.numel() == 0:
+        return 0.0
+    off = (values - expected).abs()
+    worst = float(off.max())
+    if math.isnan(worst):
+        worst = float(off.masked_fill(torch.isclose(values, expected, 0.0, 0.0, equal_nan=True), 0.0).max())
+    return worst
+
+
+def compare_pairs(subject: Subject, looked_at: str, pairs: list[Pair], remark: str = "") -> Finding:
+    """Passes where every tensor equals the expected one, up to rounding; the worst is named."""
+    worst, name = 0.0, ""
+    for description, values, expected in pairs:
+        divide = divide_by_size(expected)
+        share = largest(divide(values), divide(expected))
+        if not share <= worst:
+            worst, name = share, description
+        if math.isnan(worst):
+            break
+    limit, reason = tolerance(subject.dtype), rounding(subject.dtype)
+    if not subject.ours and subject.dtype == torch.float64:
+        limit = tolerance(torch.float32)
+        reason = f"{rounding(torch.float32)}; a model that is not ours may compute parts so in float64, too"
+    return judge(looked_at, worst, limit, reason, remark=remark if worst <= limit else f"worst: {name}")
+
+
+def compare_in_both_precisions(check: Callable[..., Finding]) -> Callable[..., Finding]:
+    """The check in fp64, and in fp32 what cannot be computed in fp64 or shows a leak there, which has to show twice."""
+
+    @functools.wraps(check)
+    def run(subject: Subject, **options: Any) -> Finding:
+        try:
+            finding = check(subject, **options)
+        except CannotRun:
+            raise
+        except Exception:
+            if subject.single is None:
+                raise
+            return check(subject.single, **options)
+        difference = finding.difference or 0.0
+        if subject.single is None or difference <= _SHOWS:
+            return finding
+        with contextlib.suppress(Exception):
+            other = check(subject.single, **options)
+            if not math.isfinite(difference):
+                return other
+            if other.verdict == "passes":
+                return replace(other, remark=DOUBLE_ONLY)
+        return finding
+
+    return run
 
 
 @compare_in_both_precisions
@@ -46,7 +134,7 @@ def padding(subject: Subject) -> Finding:
     with torch.no_grad(), mode(subject.model, training=False):
         for side, mask in masks.items():
             real = mask.bool()
-            alone = [subject.with_row(row).logits(ids[row][real[row]][None])[0] for row in range(ROWS)]
+            alone = [subject.logits(ids[:, real[row]])[row] for row in range(ROWS)]
             for texts in (ids, torch.where(real, ids, subject.change(ids))):
                 batch = subject.logits(texts, mask, **subject.positions_of(mask))
                 pairs += [(f"text {r}, padding: {side}", batch[r][real[r]], alone[r]) for r in range(ROWS)]
@@ -59,69 +147,57 @@ def padding(subject: Subject) -> Finding:
 def prefixes(subject: Subject) -> Finding:
     """Logits of the first tokens of a text, read alone, are those in the whole text: of powers of two, and other lengths."""
     ids = subject.long_ids
-    size, pairs, wrong = ids.shape[1], list[Pair](), list[tuple[int, int]]()
-    lengths = {1 << i for i in range(1, size.bit_length())} | {1, 3, subject.length // 2, subject.length, size - 1}
-
-    def read(texts: Tensor) -> Tensor:
-        with torch.no_grad(), mode(subject.model, training=False):
-            return subject.logits(texts)
-
-    whole = read(ids)
+    size, pairs = ids.shape[1], list[Pair]()
+    lengths = {1 << i for i in range(size.bit_length())} | {3, subject.length // 2, subject.length, size - 1}
+    with torch.no_grad(), mode(subject.model, training=False):
+        whole = subject.logits(ids)
     if bool((whole == whole[:1]).all()):
-        return inapplicable("no token changes any logits at all, so there is nothing that could leak")
-    for rows, end in [*itertools.product((ROWS, 1), sorted(lengths - {size})), (1, size)]:
-        pair = (
-            f"{rows} row{'s' * (rows > 1)} of {end} tokens",
-            read(ids[:rows, :end].contiguous()),
-            whole[:rows, :end],
-        )
-        pairs.append(pair)
-        if compare_pairs(subject, "", [pair]).verdict == "fails":
-            wrong.append((rows, end))
+        return inapplicable(NOTHING_MOVES)
+    for end, rows in [*itertools.product(sorted(lengths - {size}), (1, ROWS)), (size, 1)]:
+        with torch.no_grad(), mode(subject.model, training=False):
+            alone = subject.logits(ids[:rows, :end].contiguous())
+        pairs.append((f"{rows} row{'s' * (rows > 1)} of {end} tokens", alone, whole[:rows, :end]))
     shown = ", ".join(map(str, sorted(lengths)))
     looked_at = f"logits of the first {shown} tokens, beside those of the whole text of {size}"
     finding = compare_pairs(subject, looked_at, pairs)
     if finding.verdict == "passes":
         return finding
-    layers = tuple[str, ...]()
-    with contextlib.suppress(Exception):
-        rows, end = min(wrong)
-        layers = (find_layer_of_length(subject.model, read, ids, rows, end),)
     leaks = f"{finding.remark.removeprefix('worst: ')} have other logits where {size} tokens are read"
-    return replace(finding, path="texts of other lengths", leaks=leaks, layers=layers)
+    return replace(finding, path="texts of other lengths", leaks=leaks)
 
 
 def packing(subject: Subject) -> Finding:
     """Two documents in one row: the second one's logits do not depend on the first one."""
     if not subject.reads_tokens:
         return inapplicable("vectors are not packed")
-    options, text, half = split_positions(subject), subject.ids[:1], subject.length // 2
-    other = subject.change(text, torch.arange(subject.length, device=text.device)[None] < half)
+    if subject.first_position is None:
+        return inapplicable("forward takes no position_ids that could begin again at a document")
+    text, half, limit = subject.ids[:1], subject.length // 2, tolerance(subject.dtype)
+    places = torch.arange(subject.length, device=text.device)[None]
+    positions = places - half * (places >= half) + subject.first_position
+    other, moved, remark = subject.change(text, places < half), dict[str, float](), ""
 
-    def measure(call: Call, **more: Tensor) -> float:
-        """How far another first document moves the second; infinitely where the model cannot be called so."""
+    def measure(call: Call, **more: Tensor) -> None:
+        """How far another first document moves the second, where the model can be called so."""
         with contextlib.suppress(Exception), running(subject, call) as run:
-            before = run(text, **options, **more)
-            divide = divide_by_size(before)
-            moved = largest(divide(run(other, **options, **more))[:, half:], divide(before)[:, half:])
-            return float("nan") if bool(before.isnan().any()) else moved
-        return float("nan")
+            logits, changed = (run(ids, position_ids=positions, **more) for ids in (text, other))
+            divide = divide_by_size(logits)
+            if not logits.isnan().any():
+                moved[call.name] = largest(divide(changed)[:, half:], divide(logits)[:, half:])
 
-    own, moved = find_implementation(subject.model), dict[str, float]()
-    for attention in dict.fromkeys(("", *IMPLEMENTATIONS) if own else ("",)):
+    for attention in dict.fromkeys(("", *IMPLEMENTATIONS) if find_implementation(subject.model) else ("",)):
         call = Call(attention or "evaluation", attention=attention)
-        for one in (call, call.in_training()):
-            share = measure(one)
-            if share == share:
-                moved[one.name] = share
-    limit = tolerance(subject.dtype)
+        measure(call)
+        measure(call.in_training())
     if not any(share <= limit for share in moved.values()):
         return inapplicable("position_ids that begin again do not separate documents in this model")
-    worst, remark = max(moved, key=lambda name: moved[name]), ""
+    worst = max(moved, key=lambda name: moved[name])
     if moved[worst] > limit:
         remark = f"{worst}: the second document sees the first"
-    elif subject.mask_form is not None and measure(Call(""), **{subject.mask_name: torch.ones_like(text)}) > limit:
-        remark = f"not kept apart where {subject.mask_name} is given, too, even one of ones: give none"
+    elif subject.mask_form is not None:
+        measure(Call("masked"), **{subject.mask_name: torch.ones_like(text)})
+        if moved.get("masked", 0.0) > limit:
+            remark = f"not kept apart where {subject.mask_name} is given, too, even one of ones: give none"
     looked_at = "logits of a second document after all tokens of the first in its row were changed; position_ids"
     finding = judge(looked_at, moved[worst], limit, rounding(subject.dtype), remark=remark, path=worst)
     return replace(finding, leaks=remark) if finding.verdict == "fails" else finding
@@ -132,16 +208,19 @@ def decoding(subject: Subject) -> Finding:
     """Token by token, in pieces, and as beams, each as in one pass."""
     if subject.core.kind == "fullrank" and subject.core.model.memory_length:
         subject = subject.core  # the cache of Hugging Face is its memory, which forgets
-    ids, length, pairs = subject.ids, subject.length, list[Pair]()
+    ids, length, half = subject.ids, subject.length, subject.length // 2
     with torch.no_grad(), mode(subject.model, training=False):
-        expected = subject.logits(ids)
-        step = open_cache(subject, subject.model, pieces=False)
-        pairs.append(("token by token", read_pieces(ids, list(range(length + 1)), step), expected))
+        logits, step = subject.logits(ids), open_cache(subject, subject.model, pieces=False)
+        pairs = [("token by token", read_pieces(ids, list(range(length + 1)), step), logits)]
         with contextlib.suppress(CannotRun):
             step = open_cache(subject, subject.model)
-            for bounds in ([0, length // 2, length], [0, 1, length - 2, length]):
-                pairs.append(("in pieces", read_pieces(ids, bounds, step), expected))
-        pairs += pair_beams(subject, expected)
+            for bounds in ([0, half, length], [0, 1, length - 2, length]):
+                pairs.append(("in pieces", read_pieces(ids, bounds, step), logits))
+        if not subject.has_state and (subject.translates or not subject.fixed):
+            order = torch.tensor([1, 2, 0, 0], device=ids.device)  # rows in another order, as beam search leaves them
+            state = reorder_cache(step(ids[:, :half], None)[1], order)
+            if state is not None:
+                pairs.append(("as beams", step(ids[order, half : half + 1], state)[0][:, 0], logits[order, half]))
     names = ", ".join(dict.fromkeys(name for name, _, _ in pairs))
     finding = compare_pairs(subject, f"logits with the cache, {names}, beside one pass", pairs)
     config = subject.model.config.decoder if subject.translates else None
@@ -149,17 +228,3 @@ def decoding(subject: Subject) -> Finding:
         why = "model.decoder.released_decoding: true leaves heads unmixed while a translation is written"
         return replace(finding, remark=f"{finding.remark}; {why}")
     return finding
-
-
-def pair_beams(subject: Subject, expected: Tensor) -> list[Pair]:
-    """Rows of a cache in another order, as beam search leaves them."""
-    if subject.has_state or (subject.fixed and not subject.translates):
-        return []
-    step, half = open_cache(subject, subject.model, pieces=False), subject.length // 2
-    order = torch.tensor([1, 2, 0, 0], device=subject.ids.device)
-    _, state = step(subject.ids[:, :half], None)
-    state = reorder_cache(state, order)
-    if state is None:
-        return []
-    logits, _ = step(subject.ids[order, half : half + 1], state)
-    return [("as beams", logits[:, 0], expected[order, half])]

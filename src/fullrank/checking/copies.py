@@ -25,7 +25,7 @@ class AsModule(nn.Module):
         super().__init__()
         # copying leaves functions as they are
         self.function = functools.wraps(function)(lambda *args, **options: function(*args, **options))
-        for name, module in find_modules(function):
+        for name, module in find_modules("model", function):
             if module not in set(self.modules()):
                 while hasattr(self, name):
                     name += "_"
@@ -38,55 +38,39 @@ class AsModule(nn.Module):
             return self.function(*args, **options)
 
 
-def find_modules(value: Any, depth: int = 4) -> Iterator[tuple[str, nn.Module]]:
-    """Modules that a function or an object reaches, by name."""
-    for name, part in list_parts(value).items() if depth else ():
-        if isinstance(part, nn.Module):
-            yield name.replace(".", "_"), part
-        else:
-            yield from find_modules(part, depth - 1)
+_REACHED = ("__self__", "__func__", "__defaults__", "__kwdefaults__", "func", "args", "keywords")
 
 
-def list_parts(value: Any) -> Mapping[str, Any]:
-    """What a function reaches, by name: its closure, its defaults, the globals that it names; or parts of an object."""
-    match value:
-        case types.FunctionType():
-            defaults = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-            with contextlib.suppress(ValueError):  # a variable that has no value yet
-                scope = inspect.getclosurevars(value)
-                return {**number_parts(defaults), **scope.globals, **scope.nonlocals}
-            return number_parts(defaults)
-        case functools.partial():
-            return number_parts([value.func, *value.args, *value.keywords.values()])
-        case types.MethodType():
-            return {"owner": value.__self__, "method": value.__func__}
-        case list() | tuple():
-            return number_parts(value)
-        case dict():
-            return number_parts(value.values())
-        case type() | types.ModuleType() | Tensor():
-            return {}
-    return dict(getattr(value, "__dict__", {}))
-
-
-def number_parts(values: Iterable[Any]) -> dict[str, Any]:
-    return {f"given{number}": value for number, value in enumerate(values)}
+def find_modules(name: str, value: Any, depth: int = 5) -> Iterator[tuple[str, nn.Module]]:
+    """Modules that a function reaches: by its closure, its arguments and the globals that it names; or an object, by name."""
+    if isinstance(value, nn.Module):
+        yield name.replace(".", "_"), value
+    if not depth or isinstance(value, nn.Module | type | types.ModuleType | Tensor):
+        return
+    parts = {part: getattr(value, part, None) for part in _REACHED} | getattr(value, "__dict__", {})
+    if isinstance(value, list | tuple | dict):
+        parts = dict(value if isinstance(value, dict) else enumerate(value))
+    with contextlib.suppress(TypeError, ValueError):  # no function, or a variable that has no value yet
+        scope = inspect.getclosurevars(value)
+        parts |= {**scope.globals, **scope.nonlocals}
+    for part, inner in parts.items():
+        yield from find_modules(str(part), inner, depth - 1)
 
 
 @contextmanager
 def stand_in(originals: Iterable[nn.Module], copies: Iterable[nn.Module]) -> Iterator[None]:
     """Inside, whoever calls the originals runs the copies: each module has the attributes of its copy."""
-    attributes: dict[nn.Module, dict[str, Any]] = {}
+    pairs = list[tuple[nn.Module, dict[str, Any]]]()
     for original, copied in zip(originals, copies, strict=True):
-        attributes |= zip(original.modules(), map(vars, copied.modules()), strict=True)
-    before = {module: vars(module) for module in attributes}
+        pairs += zip(original.modules(), map(vars, copied.modules()), strict=True)
+    before = [(module, vars(module)) for module, _ in pairs]
     try:
-        for module, own in attributes.items():
-            object.__setattr__(module, "__dict__", own)
+        for module, attributes in pairs:
+            object.__setattr__(module, "__dict__", attributes)
         yield
     finally:
-        for module, own in before.items():
-            object.__setattr__(module, "__dict__", own)
+        for module, attributes in before:
+            object.__setattr__(module, "__dict__", attributes)
 
 
 def list_arguments(model: nn.Module) -> Mapping[str, inspect.Parameter]:
@@ -103,13 +87,13 @@ def duplicate(model: nn.Module) -> Any:
         raise InputError(f"{name}: cannot be copied ({error}), and a check leaves its model alone") from error
 
 
-def move_copy(model: nn.Module, seed: int = 17) -> Any:
+def move_copy(model: nn.Module) -> Any:
     """A copy for evaluation, every parameter moved by a tenth of its size: what starts at zero, such as a mixing, shows.
 
     Tables of positions that are not trained stay, except in a model that is frozen as a whole.
     """
     copied = duplicate(model).eval()
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(17)
     trained = [parameter for parameter in copied.parameters() if parameter.requires_grad]
     with torch.no_grad():
         for parameter in trained or copied.parameters():
@@ -123,9 +107,14 @@ def move_copy(model: nn.Module, seed: int = 17) -> Any:
     return copied
 
 
-def find_dtype(model: nn.Module, default: torch.dtype = torch.float32) -> torch.dtype:
+def find_dtype(model: nn.Module) -> torch.dtype:
     """The type of the first parameter that is a floating-point number."""
-    return next((parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()), default)
+    types = (parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
+    return next(types, torch.float32)
+
+
+def list_tensors(model: nn.Module) -> list[Tensor]:
+    return [*model.parameters(), *model.buffers()]
 
 
 @contextmanager
@@ -136,9 +125,8 @@ def mode(model: nn.Module, *, training: bool, seed: int = 1) -> Iterator[None]:
     """
     attributes = {module: dict(vars(module)) for module in model.modules()}
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
     state = random.getstate()
-    with torch.random.fork_rng(devices=list(devices)):
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
         torch.manual_seed(seed)
         random.seed(seed)
         model.train(training)
@@ -149,7 +137,5 @@ def mode(model: nn.Module, *, training: bool, seed: int = 1) -> Iterator[None]:
             for module, before in attributes.items():
                 vars(module).clear()
                 vars(module).update(before)
-            with torch.no_grad():
-                for name, buffer in model.named_buffers():
-                    if name in buffers and buffers[name].shape == buffer.shape:
-                        buffer.copy_(buffers[name])
+            for name, buffer in model.named_buffers():
+                buffer.data = buffers.get(name, buffer.data)

@@ -13,7 +13,7 @@ class Finding:
 
     reason: why this tolerance, or why the check does not apply. remark: other observations. layers: where a leak enters,
     names as in `named_modules`, in the order in which they run. path: how the model was run. leaks: which positions see
-    which tokens. reproduction: two lines of Python that show a leak, with `model` in scope.
+    which tokens.
     """
 
     verdict: Literal["passes", "fails", "not applicable"]
@@ -26,7 +26,6 @@ class Finding:
     check: str = ""
     path: str = ""
     leaks: str = ""
-    reproduction: str = ""
 
     @property
     def words(self) -> str:
@@ -101,27 +100,23 @@ class Report:
     @property
     def headline(self) -> str:
         """The verdict in a sentence or two."""
-        leaks = [finding for finding in self.failures if finding.leaks]
         looked = [finding for finding in self.findings if finding.check.startswith("future")]
+        passed = [finding for finding in looked if finding.verdict == "passes"]
+        leaks = next((finding.leaks for finding in self.failures if finding.leaks), "")
         if self.verdict == "not checked":
             why = self._needed[0] if self._needed else Finding("not applicable")
             return f"It could not be checked: {why.check}: {why.reason}; {self.counts}."
-        if not self.failures:
-            passed = sum(finding.verdict == "passes" for finding in looked)
-            modes = "" if self.description.get("modes", True) else "modes were not tried, as a function has none; "
-            where = f"on {passed} code paths, in {self.description.get('texts', 'all texts')}; {modes}"
-            return f"{f'No leak found {where}' if looked else ''}{self.counts}."
-        if not leaks:
-            failed = [finding.check for finding in self.failures]
-            unseen = bool(looked) and not any(check.startswith(("future", "last position")) for check in failed)
-            return f"{'No later token is seen, but ' * unseen}{len(failed)} checks fail: {'; '.join(failed)}."
-        honest = any(
-            f.verdict == "passes" and f.check.startswith("future, by pert") and "float16" not in f.check
-            for f in self.findings
-        )
-        where = f"only on: {'; '.join(self.paths)}" if honest else "on every code path"
-        layer = f" It enters at {self.layers[0]}." if self.layers else ""
-        return f"Sees later tokens {where}.{layer} {leaks[0].leaks[0].upper()}{leaks[0].leaks[1:]}."
+        if leaks:
+            is_open = any("by pert" in finding.check and "float16" not in finding.check for finding in passed)
+            where = f"only on: {'; '.join(self.paths)}" if is_open else "on every code path"
+            layer = f" It enters at {self.layers[0]}." if self.layers else ""
+            return f"Sees later tokens {where}.{layer} {leaks[0].upper()}{leaks[1:]}."
+        if self.failures:
+            is_unseen = bool(looked) and not any(finding.check.startswith("future") for finding in self.failures)
+            return f"{'No later token is seen, but ' * is_unseen}{self.counts}."
+        modes = "" if self.description.get("modes", True) else "modes were not tried, as a function has none; "
+        where = f"on {len(passed)} code paths, in {self.description.get('texts')}; {modes}"
+        return f"{f'No leak found {where}' if looked else ''}{self.counts}."
 
     @property
     def layers(self) -> tuple[str, ...]:

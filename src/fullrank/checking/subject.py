@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fullrank.checking.copies import AsModule, duplicate, find_dtype, list_arguments, mode, move_copy
+from fullrank.checking.copies import AsModule, duplicate, find_dtype, list_arguments, list_tensors, mode, move_copy
 from fullrank.core.attention import Attention
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError, one_line
@@ -25,7 +25,7 @@ WORDS = 2048  # that texts are made of and logits are compared at, where a model
 DOUBLE_UP_TO = 50_000_000  # parameters; larger models are checked in fp32
 SPECIAL = ("bos_token_id", "eos_token_id", "sep_token_id", "cls_token_id", "unk_token_id", "decoder_start_token_id")
 _SEQUENCES = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
-_SHORTER = (31, 17, 7)  # tokens, for a model that does not say how few it reads
+Kind = Literal["fullrank", "translator", "hugging_face", "module"]
 MaskForm = Callable[[Tensor], Tensor]
 MASKS: tuple[MaskForm, ...] = (  # forms of a mask of padding
     lambda mask: mask,
@@ -41,23 +41,21 @@ class Subject:
 
     model: a copy, every parameter moved a little, in double precision where the model can be; own: as it was passed.
     ids (3, N): random tokens, or vectors (3, N, E) of a model that reads these; long_ids: the same texts with more tokens,
-    as many as the model reads. The end of the last row is padding by `padding_id`, for models that look for it in the ids.
-    fixed: the other inputs by name; sequence: the name of the input that `ids` are, empty for the first one; has_example:
-    the inputs are those of a user. step(ids, cache): logits and the next cache of a module with a cache of its own kind.
-    mask_form: turns a mask of ones and zeros into the form that the model takes; None without a mask of padding.
-    first_position: the position id of the first token; None where positions cannot be given. pads_left: a text that is
-    padded on the left equals the text alone. is_sliced: the output layer of its copies computes only the logits of `words`.
-    leaking: the modes, training or not, in which later tokens were seen, whatever is special about a call.
+    as many as the model reads. fixed: the other inputs by name; sequence: the name of the input that `ids` are, empty for
+    the first one; has_example: the inputs are those of a user. step(ids, cache): logits and the next cache of a module with
+    a cache of its own kind. mask_form: turns a mask of ones and zeros into the form that the model takes; None without a
+    mask of padding. first_position: the position id of the first token; None where positions cannot be given. pads_left: a
+    text that is padded on the left equals the text alone. is_sliced: the output layer of its copies computes only the logits
+    of `words`. leaking: the modes, training or not, in which later tokens were seen, whatever is special about a call.
     """
 
     model: Any
     own: Any
-    kind: Literal["fullrank", "translator", "hugging_face", "module"]
+    kind: Kind
     vocab_size: int
     ids: Tensor
     dtype: torch.dtype = torch.float64
     long_ids: Tensor = field(default_factory=lambda: torch.zeros(ROWS, 0))
-    padding_id: int | None = None
     fixed: Mapping[str, Any] = field(default_factory=dict)
     sequence: str = ""
     step: Callable[..., tuple[Tensor, Any]] | None = None
@@ -67,8 +65,6 @@ class Subject:
     pads_left: bool = False
     is_sliced: bool = False
     leaking: set[bool] = field(default_factory=set)
-
-    # -- calls --------------------------------------------------------------------------------------------------------
 
     def call(self, ids: Tensor, mask: Tensor | None = None, *, model: Any = None, **options: Any) -> Any:
         """Output of the model for rows of ids; rows of the fixed inputs and of a mask (3, N) take turns."""
@@ -100,13 +96,6 @@ class Subject:
         """A copy of the model as it was passed, every parameter moved a little."""
         model = move_copy(self.own)
         return slice_output(model, self.words, self.vocab_size) if self.is_sliced else model
-
-    def with_row(self, row: int) -> Subject:
-        """With the fixed inputs of one row."""
-        fixed = {name: v[row : row + 1].expand(v.shape) if has_rows(v) else v for name, v in self.fixed.items()}
-        return replace(self, fixed=fixed)
-
-    # -- texts --------------------------------------------------------------------------------------------------------
 
     @functools.cached_property
     def words(self) -> Tensor:
@@ -161,12 +150,6 @@ class Subject:
         ids = self.ids if length <= self.length else self.long_ids
         return replace(self, ids=ids[:, :length].contiguous())
 
-    def shorten(self, most: int = SHORT) -> Subject:
-        """With texts of few tokens, for what computes slowly."""
-        sizes = {size for tensor in self.model.state_dict().values() for size in tensor.shape}
-        length = next((n for n in LENGTHS if n <= most and n not in sizes), self.length)
-        return self.with_length(min(length, self.length))
-
     @property
     def length(self) -> int:
         return self.ids.shape[1]
@@ -177,10 +160,13 @@ class Subject:
         return self.length if self.has_example else 1 << (self.length.bit_length() - 1)
 
     @property
+    def lengths(self) -> list[int]:
+        """Tokens of the texts that are read: some, a power of two, and twice as many."""
+        return list(dict.fromkeys((self.length, self.even, min(2 * self.even, self.long_ids.shape[1]))))
+
+    @property
     def reads_tokens(self) -> bool:
         return not self.ids.is_floating_point()
-
-    # -- what it is ---------------------------------------------------------------------------------------------------
 
     @property
     def parameters(self) -> int:
@@ -214,22 +200,12 @@ class Subject:
             return self
         return replace(self, model=inside, own=self.own.model, kind="fullrank")
 
-    @property
-    def injected(self) -> bool:
-        """Our stages are inside a model of Hugging Face, by `fullrank.inject`."""
-        return self.kind == "hugging_face" and any("fullrank" in module._modules for module in self.model.modules())
-
     @functools.cached_property
     def single(self) -> Subject | None:
         """In fp32, for what cannot be computed in fp64; None where it is in fp32 already."""
         if self.dtype != torch.float64:
             return None
         return replace(self, model=self.copy_model().float(), dtype=torch.float32)
-
-    @property
-    def rounds(self) -> torch.dtype:
-        """The precision to which two ways to compute the same agree: some models cast to fp32 on the way."""
-        return torch.float32 if not self.ours and self.dtype == torch.float64 else self.dtype
 
     @property
     def sees_future(self) -> str:
@@ -239,8 +215,6 @@ class Subject:
         decoder = self.model.config.decoder if self.ours else None
         place = "decoder.attention" if decoder is not None and decoder.attention is not None else "attention"
         return f"model.{place}.causal: as_published"
-
-    # -- masks and positions ------------------------------------------------------------------------------------------
 
     @property
     def mask_name(self) -> str:
@@ -253,16 +227,13 @@ class Subject:
             return f"forward takes no {self.mask_name}"
         return f"{self.mask_name} is no mask of padding (B, N), of numbers or of booleans; which argument is the mask?"
 
-    @property
-    def ones(self) -> Tensor:
-        return torch.ones(self.ids.shape[:2], dtype=torch.int64, device=self.ids.device)
-
     def masks(self) -> dict[str, Tensor]:
         """Attention masks (3, N) of rows of unequal lengths by the side of the padding, and one of ones."""
-        right = self.ones
+        ones = torch.ones(self.ids.shape[:2], dtype=torch.int64, device=self.ids.device)
+        right = ones.clone()
         right[1, -(self.length // 3) :] = 0
         right[2, -(self.length // 2) :] = 0
-        return {"right": right, "left": right.flip(1), "ones": self.ones}
+        return {"right": right, "left": right.flip(1), "ones": ones}
 
     def positions_of(self, mask: Tensor) -> dict[str, Tensor]:
         """The option that tells positions of padded rows to a model that does not count them itself."""
@@ -295,9 +266,6 @@ def text_config(model: Any) -> Any:
     return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
 
 
-# -- from what a user passes -------------------------------------------------------------------------------------------
-
-
 def open_subject(
     model: Any,
     vocab_size: int | None = None,
@@ -310,76 +278,36 @@ def open_subject(
 
     Raises InputError where the model gives no logits (B, N, V), and where time seems to come first.
     """
-    model = as_module(model)
-    subject = Subject(model, model, find_kind(model), find_vocabulary(model, vocab_size), torch.zeros(ROWS, 0).long())
+    model = getattr(model, "_orig_mod", model)  # a compiled module: its own code is what hooks see
+    if not callable(model):
+        raise InputError(f"model: a torch module or a function of token ids, given {type(model).__name__}")
+    model = model if isinstance(model, nn.Module) else AsModule(model)
+    if any(tensor.is_meta for tensor in list_tensors(model)):
+        raise InputError("a model on the meta device has no numbers to check; build it on the cpu")
     if inputs is not None and length is not None:
         raise InputError(f"length: {length}, but the example inputs have a length of their own; give one of the two")
+    device = next((tensor.device for tensor in list_tensors(model)), torch.device("cpu"))
+    ids = torch.zeros(ROWS, 0, dtype=torch.int64, device=device)
+    kind: Kind = "module"
+    if isinstance(model, LanguageModel | Translator):
+        kind = "translator" if isinstance(model, Translator) else "fullrank"
+    elif hasattr(model, "save_pretrained") and hasattr(model, "get_input_embeddings"):
+        kind = "hugging_face"
+    size = vocab_size or getattr(text_config(model), "vocab_size", None)
+    tables = (module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding))
+    size = size if isinstance(size, int) else next(tables, 0)
+    subject = Subject(model, model, kind, size, ids, step=step)
     if inputs is None:
-        subject = add_texts(subject, sequence, length)
+        subject = prepare(add_texts(subject, sequence, choose_length(subject, length)))
     else:
-        subject = add_example(subject, inputs, sequence)
-    lengths = [n for n in _SHORTER if n < subject.length and length is None and inputs is None]
-    subject = prepare(replace(subject, step=step), lengths)
+        subject = prepare(add_example(subject, inputs, sequence))
     with torch.no_grad(), mode(subject.model, training=False):
         if subject.kind == "module":
             refuse_time_first(subject)
         if subject.stride > 1:
             subject = slice_where_same(subject)
-        for name, find in _INTERFACE.items():
-            subject = replace(subject, **{name: find(subject)})
-    return subject
-
-
-def as_module(model: Any) -> nn.Module:
-    model = getattr(model, "_orig_mod", model)  # a compiled module: its own code is what hooks see
-    if not callable(model):
-        raise InputError(f"model: a torch module or a function of token ids, given {type(model).__name__}")
-    module = model if isinstance(model, nn.Module) else AsModule(model)
-    if any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers())):
-        raise InputError("a model on the meta device has no numbers to check; build it on the cpu")
-    return module
-
-
-def find_kind(model: nn.Module) -> Any:
-    if isinstance(model, LanguageModel | Translator):
-        return "translator" if isinstance(model, Translator) else "fullrank"
-    is_hugging_face = hasattr(model, "save_pretrained") and hasattr(model, "get_input_embeddings")
-    return "hugging_face" if is_hugging_face else "module"
-
-
-def find_vocabulary(model: nn.Module, vocab_size: int | None) -> int:
-    """Return the size of the vocabulary of a model, 0 where the model does not say it."""
-    if vocab_size is not None:
-        return vocab_size
-    size = getattr(text_config(model), "vocab_size", None)
-    if isinstance(size, int):
-        return size
-    return next((module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)), 0)
-
-
-def add_texts(subject: Subject, sequence: str | None, length: int | None) -> Subject:
-    """With random tokens; a model of two sequences gets random sources, too."""
-    model = subject.own
-    if subject.vocab_size < 2:
-        name = type(model).__name__
-        raise InputError(f"{name} does not say how many token ids it knows; give vocab_size, 2 or more")
-    subject = replace(subject, ids=subject.ids.to(find_device(model)))
-    size = choose_length(subject, length)
-    ids = subject.draw_tokens(size, SEED)
-    if subject.kind == "module":
-        ids[-1, -max(1, size // 4) :] = 0
-        return replace(subject, ids=ids, padding_id=0)
-    if not subject.translates and not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-        return replace(subject, ids=ids, sequence=sequence or "")
-    source_size, source_words = max(1, size - 2), subject.vocab_size
-    if subject.translates:
-        source_size, source_words = min(source_size, model.max_source_length or size), model.encoder.config.vocab_size
-    sources = subject.replace_padding(random_ids(ROWS, source_size, source_words, 15).to(ids.device))
-    return replace(subject, ids=ids, fixed={"input_ids": sources}, sequence=sequence or "decoder_input_ids")
-
-
-def find_device(model: nn.Module) -> torch.device:
-    return next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+        subject = replace(subject, mask_form=find_mask_form(subject), first_position=find_first_position(subject))
+        return replace(subject, pads_left=equals_when_padded_left(subject), long_ids=lengthen_texts(subject))
 
 
 def choose_length(subject: Subject, length: int | None) -> int:
@@ -387,30 +315,50 @@ def choose_length(subject: Subject, length: int | None) -> int:
     model: Any = subject.own
     longest = model.max_length if subject.ours else getattr(text_config(model), "max_position_embeddings", None)
     longest = longest if isinstance(longest, int) and longest > 0 else 10**9
-    if length is not None or longest < 3:
-        if not 3 <= (length or longest) <= longest:
-            raise InputError(f"length: {length or longest} tokens, but a check needs 3 and the model reads {longest}")
-        return length or longest
-    most = 37 if subject.vocab_size > 2 * WORDS else longest  # logits of many words take long
-    allowed = [size for size in LENGTHS if size <= min(most, longest)]
-    sizes = {size for tensor in (*model.parameters(), *model.buffers()) for size in tensor.shape}
-    return next((size for size in allowed if size not in sizes), allowed[0])
+    if length is None:
+        most = min(longest, 37 if subject.vocab_size > 2 * WORDS else longest)  # logits of many words take long
+        sizes = {size for tensor in list_tensors(model) for size in tensor.shape}
+        length = next((size for size in LENGTHS if size <= most and size not in sizes), most)
+    if not 3 <= length <= longest:
+        raise InputError(f"length: {length} tokens, but a check needs 3 and the model reads {longest}")
+    return length
+
+
+def add_texts(subject: Subject, sequence: str | None, length: int) -> Subject:
+    """With random tokens; a model of two sequences gets random sources, too."""
+    model = subject.own
+    if subject.vocab_size < 2:
+        name = type(model).__name__
+        raise InputError(f"{name} does not say how many token ids it knows; give vocab_size, 2 or more")
+    ids = subject.draw_tokens(length, SEED)
+    if subject.kind == "module":  # which may take token 0 for padding
+        ids[-1, -max(1, length // 4) :] = 0
+    if not subject.translates and not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        return replace(subject, ids=ids, sequence=sequence or "")
+    count, words = max(1, length - 2), subject.vocab_size
+    if subject.translates:
+        count, words = min(count, model.max_source_length or length), model.encoder.config.vocab_size
+    sources = subject.replace_padding(random_ids(ROWS, count, words, 15).to(ids.device))
+    return replace(subject, ids=ids, fixed={"input_ids": sources}, sequence=sequence or "decoder_input_ids")
 
 
 def add_example(subject: Subject, inputs: Any, sequence: str | None) -> Subject:
     """With the example inputs of a user: rows of the sequence among them, and the rest."""
-    example = name_inputs(subject.own, inputs)
+    names = list(list_arguments(subject.own))
+    values = inputs if isinstance(inputs, tuple | list) else (inputs,)
+    example = dict(inputs if isinstance(inputs, Mapping) else zip(names, values, strict=False))
     tensors = [name for name, value in example.items() if isinstance(value, Tensor) and value.dim() >= 2]
     name = sequence or next((one for one in (*_SEQUENCES, *tensors) if one in tensors), "")
     if name not in tensors or example[name].shape[1] < 3:
         raise InputError(
             f"sequence: {name or 'none'}; the input along which the check looks is one of the tensors (B, N) or (B, N, E) "
-            f"with 3 or more positions in inputs: {', '.join(tensors) or 'there is none'}"
+            f"with 3 or more positions in inputs: {', '.join(tensors) or 'there is none'}; inputs: a dict of tensors by "
+            f"argument ({', '.join(names)}), a tuple of them, or a tensor"
         )
     ids: Tensor = example.pop(name)
     if not ids.is_floating_point() and subject.vocab_size < 2:
         raise InputError(f"{type(subject.own).__name__} does not say how many token ids it knows; give vocab_size")
-    device, rows = find_device(subject.own), torch.arange(ROWS) % len(ids)
+    device, rows = subject.ids.device, torch.arange(ROWS) % len(ids)
     for other, value in example.items():
         if isinstance(value, Tensor):
             example[other] = (value[rows] if value.dim() and len(value) == len(ids) else value).to(device)
@@ -418,43 +366,34 @@ def add_example(subject: Subject, inputs: Any, sequence: str | None) -> Subject:
     return replace(subject, ids=ids[rows].to(device), fixed=example, sequence=name, has_example=True, vocab_size=size)
 
 
-def name_inputs(model: nn.Module, inputs: Any) -> dict[str, Any]:
-    """Example inputs by the name of the argument."""
-    if isinstance(inputs, Mapping):
-        return dict(inputs)
-    values = inputs if isinstance(inputs, tuple | list) else (inputs,)
-    names = list(list_arguments(model))
-    if len(values) > len(names) or not all(isinstance(value, Tensor) for value in values):
-        raise InputError(f"inputs: a dict of tensors by argument ({', '.join(names)}), a tuple of them, or a tensor")
-    return dict(zip(names, values, strict=False))
-
-
-def prepare(subject: Subject, shorter: list[int]) -> Subject:
-    """With a moved copy in double precision, or as the model was given where that fails, or with shorter texts.
+def prepare(subject: Subject) -> Subject:
+    """With a moved copy in double precision, or as the model was given where that fails.
 
     Some constants are fp32 for good, and some implementations of experts lack double precision: a plain one is tried then.
-    The model may have a longest text, of which it says nothing.
     """
-    own, error = subject.own, Exception()
+    own, name, ids, error = subject.own, type(subject.own).__name__, subject.ids, Exception()
     attempts = ["double", "double, plain experts"] if subject.parameters <= DOUBLE_UP_TO else []
-    for length in (subject.length, *shorter):
-        tried = subject if length == subject.length else shorten_all(subject, length)
-        for attempt in (*attempts, "as given"):
-            try:
-                model = move_copy(own)
-                if "experts" in attempt:
-                    model.set_experts_implementation("eager")
-                model = model.double() if "double" in attempt else model
-                with torch.no_grad(), mode(model, training=False):
-                    logits = tried.all_logits(tried.ids, model=model)
-            except Exception as reason:
-                error = error if error.args else reason
-                continue
-            if attempt == "as given" or not bool(logits.isnan().any()):
-                return finish(tried, model, logits, "double" in attempt)
+    for attempt in (*attempts, "as given"):
+        model, is_double = move_copy(own), "double" in attempt
+        try:
+            if "experts" in attempt:
+                model.set_experts_implementation("eager")
+            model = model.double() if is_double else model
+            with torch.no_grad(), mode(model, training=False):
+                logits = subject.all_logits(ids, model=model)
+        except Exception as reason:
+            error = error if error.args else reason
+            continue
+        if is_double and bool(logits.isnan().any()):
+            continue
+        if logits.dim() != 3 or logits.shape[:2] != ids.shape[:2]:
+            raise InputError(f"{name}: logits must be (B, N, V) = {(*ids.shape[:2], 'V')}, given {tuple(logits.shape)}")
+        dtype = find_dtype(own)
+        is_wide = is_double or logits.dtype.itemsize < dtype.itemsize
+        return replace(subject, model=model, dtype=logits.dtype if is_wide else dtype)
     raise InputError(
-        f"{type(own).__name__}: a text of {subject.length} tokens raised {type(error).__name__}: {one_line(error)}; "
-        "a model that needs other inputs is checked with inputs={...}, examples by argument"
+        f"{name}: a text of {subject.length} tokens raised {type(error).__name__}: {one_line(error)}; "
+        "a model that needs other inputs is checked with inputs={...}, examples by argument; length= gives other texts"
     ) from error
 
 
@@ -478,27 +417,11 @@ def slice_where_same(subject: Subject) -> Subject:
     return subject
 
 
-def finish(subject: Subject, model: Any, logits: Tensor, is_double: bool) -> Subject:
-    name = type(subject.own).__name__
-    if logits.dim() != 3 or logits.shape[:2] != subject.ids.shape[:2]:
-        shape = (*subject.ids.shape[:2], "V")
-        raise InputError(f"{name}: logits must be (B, N, V) = {shape}, given {tuple(logits.shape)}")
-    dtype = find_dtype(subject.own)
-    is_wide = is_double or logits.dtype.itemsize < dtype.itemsize
-    return replace(subject, model=model, dtype=logits.dtype if is_wide else dtype)
-
-
-def shorten_all(subject: Subject, length: int) -> Subject:
-    """With fewer tokens of the texts and of the sources."""
-    fixed = {name: value[:, : length - 2] for name, value in subject.fixed.items()}
-    return replace(subject.with_length(length), fixed=fixed)
-
-
 def refuse_time_first(subject: Subject) -> None:
     """Raise InputError where rows of ids depend on each other, and positions of a row do not."""
-    first_row, first_position = subject.ones.bool(), subject.ones.bool()
-    first_row[1:] = False
-    first_position[:, 1:] = False
+    first = torch.zeros(subject.ids.shape[:2], dtype=torch.bool, device=subject.ids.device)
+    first_row, first_position = first.clone(), first
+    first_row[0] = first_position[:, 0] = True
     try:
         logits = subject.logits(subject.ids)
         by_row = subject.logits(subject.change(subject.ids, first_row)) - logits
@@ -512,14 +435,11 @@ def refuse_time_first(subject: Subject) -> None:
         )
 
 
-# -- how it takes masks and positions -----------------------------------------------------------------------------------
-
-
 def find_mask_form(subject: Subject) -> MaskForm | None:
     """Form in which the model takes a mask of padding: as 1 and 0, booleans of either sense, or 0 and -inf.
 
     It is the first form by which a mask without padding changes nothing and a first token that is padding is not seen by
-    later ones; else one with less of that. None where the model refuses all.
+    later ones; else the first one that the model takes. None where it refuses all.
     """
     if subject.ours:
         return MASKS[0]
@@ -527,24 +447,20 @@ def find_mask_form(subject: Subject) -> MaskForm | None:
         return None
     if subject.kind != "module":
         return MASKS[0]
-    example = subject.fixed.get(subject.mask_name)
-    if isinstance(example, Tensor) and example.shape[:2] != subject.ids.shape[:2]:
+    example, ids, ones = subject.fixed.get(subject.mask_name), subject.ids, subject.masks()["ones"]
+    if isinstance(example, Tensor) and example.shape[:2] != ids.shape[:2]:
         return None  # a square one
-    ranks = dict[MaskForm, int]()
-    for form in MASKS:
-        with contextlib.suppress(Exception):
-            ranks[form] = rank_mask_form(replace(subject, mask_form=form))
-    return max(ranks, key=lambda form: ranks[form], default=None)
-
-
-def rank_mask_form(subject: Subject) -> int:
-    """1 where it can be given, 2 where a mask without padding changes nothing, 3 where padding is hidden too."""
-    hidden, ids = subject.ones, subject.ids
+    hidden, taken = ones.clone(), list[MaskForm]()
     hidden[:, 0] = 0
     other = torch.cat((ids.roll(1, 0)[:, :1], ids[:, 1:]), 1)
-    if not agree(subject.logits(ids, subject.ones), subject.logits(ids)):
-        return 1
-    return 2 + agree(subject.logits(ids, hidden)[:, 1:], subject.logits(other, hidden)[:, 1:])
+    for form in MASKS:
+        tried = replace(subject, mask_form=form)
+        with contextlib.suppress(Exception):
+            changes_nothing = agree(tried.logits(ids, ones), tried.logits(ids))
+            taken.append(form)
+            if changes_nothing and agree(tried.logits(ids, hidden)[:, 1:], tried.logits(other, hidden)[:, 1:]):
+                return form
+    return next(iter(taken), None)
 
 
 def agree(logits: Tensor, expected: Tensor) -> bool:
@@ -556,16 +472,11 @@ def find_first_position(subject: Subject) -> int | None:
     arguments = list_arguments(subject.model)
     if subject.ours or subject.sequence.startswith("decoder_") or "position_ids" not in arguments:
         return None
-    padding = [getattr(module, "padding_idx", None) for module in subject.model.modules()]
-    starts = sorted({0, *(index + 1 for index in padding if index is not None)})  # RoBERTa counts from padding on
-    with contextlib.suppress(Exception):
-        expected = subject.logits(subject.ids)
-        for first in starts:
-            with contextlib.suppress(IndexError):
-                places = torch.arange(first, first + subject.length, device=subject.ids.device).expand(ROWS, -1)
-                off = (subject.logits(subject.ids, position_ids=places) - expected).abs().max()
-                if off < 1e-4 * expected.abs().max():
-                    return first
+    for first in range(4):  # RoBERTa counts from padding on
+        with contextlib.suppress(Exception):
+            places = torch.arange(first, first + subject.length, device=subject.ids.device).expand(ROWS, -1)
+            if agree(subject.logits(subject.ids, position_ids=places), subject.logits(subject.ids)):
+                return first
     return None
 
 
@@ -575,10 +486,11 @@ def equals_when_padded_left(subject: Subject) -> bool:
         return True
     if subject.mask_form is None or subject.has_state or not subject.reads_tokens:
         return False
-    real = torch.arange(subject.length, device=subject.ids.device) >= subject.length // 3
+    ids = subject.ids
+    real = torch.arange(subject.length, device=ids.device) >= subject.length // 3
     with contextlib.suppress(Exception):
-        alone = subject.with_row(1).logits(subject.ids[1:2, real])
-        return agree(subject.logits(subject.ids, real.long().expand(ROWS, -1))[1:2, real], alone)
+        padded = subject.logits(ids, real.long().expand(ROWS, -1))[:, real]
+        return agree(padded, subject.logits(ids[:, real]))
     return False
 
 
@@ -592,11 +504,3 @@ def lengthen_texts(subject: Subject) -> Tensor:
         subject.logits(longer)
         return longer
     return ids
-
-
-_INTERFACE: dict[str, Callable[[Subject], Any]] = {
-    "mask_form": find_mask_form,
-    "first_position": find_first_position,
-    "pads_left": equals_when_padded_left,
-    "long_ids": lengthen_texts,
-}

@@ -11,221 +11,240 @@ directly: sum over v of exp(-nll_k(x with x_k = v)) = 1.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fullrank.checking.compare import largest
+from fullrank.checking.agreement import largest, tolerance
 from fullrank.checking.report import Finding, inapplicable, judge
-from fullrank.checking.scorer import ROUNDING, Scorer, count_faults
+from fullrank.core.errors import InputError, one_line
 
 SUM, ONCE, LATER = "probabilities sum to one", "every token is scored once", "later tokens change no earlier score"
 _SAMPLES = 32  # texts drawn from the scorer itself, at least
 _SURE = 0.1  # largest error of a sum that is estimated with them
 _COARSE = 0.3  # nats; where rounding alone may be as large, nothing is decided
-
-
-def sum_over_vocabulary(
-    scorer: Scorer, base: Any, size: int | None, windows: list[int], end_mark: bool, calls: int
-) -> dict[str, Finding]:
-    """The findings of sums over the vocabulary, position by position."""
-    names = (SUM, ONCE, LATER)
-    if size is None:
-        give = "vocabulary=[...], pieces of text that are one token each"
-        return dict.fromkeys(names, inapplicable(f"not tested: texts are strings of unknown tokens; give {give}"))
-    if size > calls:
-        many = f"a sum takes {size:,} calls of score, and calls={calls:,} are allowed; raise calls"
-        return dict.fromkeys(names, inapplicable(f"not tested: {many}"))
-    near = [m * w + i for w in windows for m in (1, 2) for i in (-1, 0, 1)]
-    powers = [2**i + j for i in range(2, 20) for j in (0, -1)]
-    wanted = dict.fromkeys([1, len(base) - 1, 0, 2, *near, 3, *powers, *range(len(base))])
-    positions = sorted([n for n in wanted if 0 <= n < len(base)][: calls // size])
-    shown = f"{len(positions)} of {len(base)} positions of a text"
-    values = range(size)
-    whole = scorer.read(base)
-    if scorer.allowed(torch.tensor([whole.total]) if whole.each is None else whole.each) > _COARSE:
-        return dict.fromkeys(
-            names, inapplicable("not tested: the scores are rounded too coarsely; return them in fp32")
-        )
-    if whole.each is not None:
-        return judge_scores(scorer, base, positions, values, shown, size, end_mark)
-    if end_mark:
-        why = "not tested: a total does not tell the end mark from the tokens; return nll per token, or leave the mark off"
-        return dict.fromkeys(names, inapplicable(why))
-    return judge_totals(scorer, base, positions, values, shown, size, calls)
-
-
-def name_positions(positions: Sequence[int]) -> str:
-    shown = ", ".join(map(str, positions[:6])) + (", ..." if len(positions) > 6 else "")
-    return f"{'tokens' if len(positions) > 1 else 'token'} {shown} (counted from 0)"
-
-
-def is_unscored(own: Tensor, size: int, allowed: float) -> bool:
-    """Every token costs the same, and not as in a uniform distribution; of some tokens only: they cost nothing."""
-    if len(own) < size:
-        return float(own.abs().max()) <= allowed
-    return float(own.max() - own.min()) <= allowed < abs(float(own[0]) - math.log(size))
-
-
-def judge_start(scorer: Scorer, own: Tensor, allowed: float) -> list[str]:
-    """The first token has no effect: it is not scored, which is allowed, unless something else is in its place."""
-    scorer.skipped = 1
-    if float(own.abs().max()) <= allowed:
-        return []
-    return [f"{float(own[0]):.3g} nats that depend on no token are added: a start mark (<sos>) or padding is counted"]
-
-
-_UNSCORED = "the first token is not scored, and not counted"
-
-
-def judge_scores(
-    scorer: Scorer, base: Any, positions: list[int], values: Sequence[int], shown: str, size: int, end_mark: bool
-) -> dict[str, Finding]:
-    whole, faults = scorer.each(base), []
-    lengths = sorted({*range(2, min(len(base), 24)), *(n for n in positions if n > 1), len(base)})
-    surplus = {n: len(scorer.each(base[:n])) - n - end_mark for n in lengths}
-    scorer.skipped = -surplus[len(base)]
-    if wrong := [n for n in lengths if surplus[n] not in (0, -1) or surplus[n] != surplus[lengths[0]]]:
-        more = "a start mark, an end mark (say end_mark=True), padding, or overlapping windows scored again"
-        least = "a last short window or batch is dropped, or an overlap is skipped"
-        n = max(wrong, key=lambda n: abs(surplus[n]))
-        hint = more if surplus[n] > 0 else least
-        faults.append(
-            f"a text of {n} tokens has {n + surplus[n] + end_mark} scores{' with its end mark' * end_mark}: {hint}"
-        )
-        if scorer.skipped not in (0, 1):
-            scorer.skipped = None
-            unmatched = inapplicable("not tested: there is not one score for each token; mend that first")
-            return {
-                SUM: unmatched,
-                ONCE: count_faults(faults, f"texts of {lengths[0]} to {len(base)} tokens"),
-                LATER: unmatched,
-            }
-    sums, moved, silent, allowed, skipped = {}, {}, [], scorer.allowed(whole), scorer.skipped
-    for k in (k for k in positions if k >= skipped):
-        rows = torch.stack([scorer.each([*base[:k], v, *base[k + 1 :]]) for v in values])
-        own, sums[k] = rows[:, k - skipped], float(torch.logsumexp(-rows[:, k - skipped], 0))
-        moved[k] = largest(rows[:, : k - skipped], whole[: k - skipped].expand(len(rows), -1))
-        if is_unscored(own, size, allowed):
-            del sums[k]
-            if k == 0:
-                faults += judge_start(scorer, own, allowed)
-            else:
-                silent.append(k)
-        elif abs(sums[k]) > allowed and abs(float(torch.logsumexp(-own / 2, 0))) <= allowed:
-            faults.append(f"token {k} is scored twice (the square roots of its probabilities add up to one)")
-            del sums[k]
-    if silent:
-        faults.append(f"{name_positions(silent)}: never scored, whatever stands there costs the same")
-    worst = max(moved, key=lambda k: moved[k], default=0)
-    leak = f"another token {worst} changes the scores of tokens before it" if moved and moved[worst] > allowed else ""
-    off = max((abs(math.expm1(one)) for one in sums.values()), default=0.0)
-    k = max(sums, key=lambda k: abs(sums[k]), default=0)
-    remark = describe_sum(k, sums.get(k, 0.0)) if off > allowed else ""
-    looked_at = f"{shown}, each with {len(values):,} tokens in it"
-    once = f"{looked_at}, and texts of {lengths[0]} to {len(base)} tokens"
-    return {
-        SUM: judge(f"sum over v of exp(-nll), {looked_at}", off, allowed, ROUNDING, remark=remark),
-        ONCE: count_faults(faults, once, _UNSCORED if scorer.skipped else ""),
-        LATER: judge(f"scores before a token that is changed, {looked_at}", max(moved.values(), default=0.0), allowed,
-                       ROUNDING, remark=leak),
-    }  # fmt: skip
-
-
-def describe_sum(k: int, log_sum: float) -> str:
-    why = "the score knows the token that it scores, a softmax runs over another axis, or probability is lost"
-    return f"at token {k} the probabilities of all tokens add up to {math.exp(log_sum):.4g}: {why}"
-
-
-_TOTALS = inapplicable(
-    "not seen in totals; where it happens the probabilities do not add up; return nll per token to see it"
-)
+_TOTALS = "not seen in totals; where it happens the probabilities do not add up; return nll per token to see it"
 _REREAD = "scores change with the number (not the identity) of later tokens, as where a last window reads further back"
 
 
-def judge_totals(
-    scorer: Scorer, base: Any, positions: list[int], values: Sequence[int], shown: str, size: int, calls: int
-) -> dict[str, Finding]:
-    faults, silent, sums, twice = [], [], {}, []
-    allowed = scorer.allowed(scorer.totals([base]))
+ROUNDING = "rounding in the precision of the scores, and what a second call changes"
+_RETURNS = (
+    'nll per token or its total, or a mapping with "nll", or with "loss" or "perplexity" and what is counted: "tokens"'
+)
 
-    def halved(text: Any) -> bool:
-        """The square roots of the probabilities of the token after `text` add up to one."""
-        after = scorer.totals([[*text, v] for v in values])
-        return abs(float(torch.logsumexp((scorer.total(text) - after) / 2, 0))) <= allowed
 
-    for n in positions:
-        before, after = scorer.total(base[:n]), scorer.totals([[*base[:n], v] for v in values])
-        if is_unscored(after - before, size, allowed):
-            if n == 0:
-                faults += judge_start(scorer, after, allowed)
-            else:
+@dataclass(frozen=True)
+class Reading:
+    """Result of a call. each: nll of each score of a single text, where they are told apart."""
+
+    total: float
+    each: Tensor | None = None
+    counts: Mapping[str, float] = field(default_factory=dict)
+    means: Mapping[str, float] = field(default_factory=dict)
+
+
+class Scorer:
+    """The user's function. skipped: how many tokens at the start it does not score (None: not known)."""
+
+    def __init__(self, score: Callable[..., Any], form: Callable[[Any], Any], many: bool) -> None:
+        self.score, self.form, self.many = score, form, many
+        self.ranked = not isinstance(score, type) and {"rank", "world_size"} <= set(inspect.signature(score).parameters)
+        self.unit, self.noise, self.calls = tolerance(torch.float32), 0.0, 0
+        self.skipped: int | None = None
+
+    def read(self, *texts: Any, rank: int = 0, world_size: int = 1) -> Reading:
+        """Call it; rank and world_size are for a function that takes them."""
+        ranks = {"rank": rank, "world_size": world_size} if self.ranked else {}
+        inputs = [self.form(text) for text in texts]
+        doing = "failed"
+        try:
+            value = self.score(inputs if self.many else inputs[0], **ranks)
+            doing = f"returned {type(value).__name__} {str(value)[:80]!r}"
+            reading = self.convert(value)
+        except Exception as error:
+            what = f"a {type(inputs[0]).__name__} of {len(texts[0])} tokens"
+            raise InputError(
+                f"score: {doing} on {what} ({type(error).__name__}: {one_line(error)}); it has to return {_RETURNS}; "
+                "texts= changes the kind of text, many=True gives lists of texts, length= shorter ones"
+            ) from error
+        self.calls += 1
+        return reading
+
+    def convert(self, value: Any) -> Reading:
+        """Convert what the scorer returned to one form; ValueError for nan."""
+        counts, means = dict[str, float](), dict[str, float]()
+        if isinstance(value, Mapping):
+            counts = {key: float(value[key]) for key in ("tokens", "words", "bytes") if key in value}
+            means = {key: float(value[key]) for key in ("loss", "perplexity") if key in value}
+            if "nll" not in value:
+                if not means or not counts:
+                    raise ValueError(f"a mapping with {', '.join(map(str, value)) or 'nothing'}")
+                mean, count = means.get("loss", math.log(means.get("perplexity", 1.0))), next(iter(counts.values()))
+                return Reading(mean * count if count else 0.0, None, counts, means)
+            value = value["nll"]
+        is_list = isinstance(value, list | tuple) and any(torch.as_tensor(row).dim() for row in value)
+        rows = [self.read_numbers(row) for row in (value if is_list else [value])]
+        if rows[0].dim() == 2:
+            rows = list(rows[0])
+        total = float(sum(float(row.sum()) for row in rows))
+        if math.isnan(total):
+            raise ValueError("nan; a text that it cannot score has a total of 0 and 0 tokens")
+        has_each = len(rows) == 1 and rows[0].dim() == 1 and (is_list or not self.many)
+        return Reading(total, rows[0] if has_each else None, counts, means)
+
+    def read_numbers(self, value: Any) -> Tensor:
+        if isinstance(value, Tensor) and value.is_floating_point():
+            self.unit = max(self.unit, tolerance(value.dtype))
+        if isinstance(value, bool | str | bytes):
+            raise TypeError("no numbers")
+        return torch.as_tensor(value).detach().cpu().double()
+
+    def total(self, text: Any) -> float:
+        """0 of no text, and of one token where that cannot be scored: the first token has no score then."""
+        if len(text) > 1:
+            return self.read(text).total
+        try:
+            return self.read(text).total if len(text) else 0.0
+        except InputError:
+            return 0.0
+
+    def totals(self, texts: Sequence[Any]) -> Tensor:
+        return torch.tensor([self.total(text) for text in texts], dtype=torch.float64)
+
+    def each(self, text: Any) -> Tensor:
+        each = self.read(text).each
+        if each is None:
+            raise InputError(f"score: returned a total of a text of {len(text)} tokens, and nll per token of others")
+        return each
+
+    def allowed(self, *figures: Tensor) -> float:
+        """The error that rounding may cause in sums of these."""
+        sizes = [float(one[one.isfinite()].abs().max()) for one in figures if one.isfinite().any()]
+        return self.unit * (1 + max(sizes, default=0.0)) + 8 * self.noise
+
+
+def count_faults(faults: list[str], looked_at: str, remark: str = "") -> Finding:
+    return judge(looked_at, float(len(faults)), 0.0, "a count", remark="; ".join(faults) or remark)
+
+
+def sum_over_vocabulary(scorer: Scorer, base: Any, size: int | None, window: int, calls: int) -> dict[str, Finding]:
+    """The findings of sums over the vocabulary, position by position."""
+    whole, names = scorer.read(base), (SUM, ONCE, LATER)
+    allowed = scorer.allowed(torch.tensor([whole.total]) if whole.each is None else whole.each)
+    why = "the scores are rounded too coarsely; return them in fp32" if allowed > _COARSE else ""
+    if size is None:
+        why = "texts are strings of unknown tokens; give vocabulary=[...], pieces of text that are one token each"
+    elif size > calls:
+        why = f"a sum takes {size:,} calls of score, and calls={calls:,} are allowed; raise calls"
+    if size is None or why:
+        return dict.fromkeys(names, inapplicable(f"not tested: {why}"))
+    near = [m * window + i for m in (1, 2) for i in (-1, 0, 1)]
+    powers = [2**i + j for i in range(2, 20) for j in (0, -1)]
+    wanted = dict.fromkeys([1, len(base) - 1, 0, 2, *near, 3, *powers, *range(len(base))])
+    positions = sorted([n for n in wanted if 0 <= n < len(base)][: calls // size])
+    faults, silent, sums, moved = list[str](), list[int](), dict[int, float](), {0: 0.0}
+    if whole.each is not None:
+        faults = compare_lengths(scorer, base)
+        if scorer.skipped not in (0, 1):
+            unmatched = inapplicable("not tested: there is not one score for each token; mend that first")
+            return {SUM: unmatched, ONCE: count_faults(faults, "texts of several lengths"), LATER: unmatched}
+    for n in (n for n in positions if n >= (scorer.skipped or 0)):
+        if whole.each is None:
+            own = scorer.totals([[*base[:n], v] for v in range(size)]) - scorer.total(base[:n])
+        else:
+            place = n - (scorer.skipped or 0)
+            rows = torch.stack([scorer.each([*base[:n], v, *base[n + 1 :]]) for v in range(size)])
+            own, moved[n] = rows[:, place], largest(rows[:, :place], whole.each[:place].expand(size, -1))
+        # every token costs the same, and not as in a uniform distribution
+        if float(own.max() - own.min()) <= allowed < abs(float(own[0]) - math.log(size)):
+            if n:
                 silent.append(n)
+                continue
+            scorer.skipped = 1  # the first token is not scored, which is allowed, unless something else is in its place
+            if float(own.abs().max()) > allowed:
+                cost = f"{float(own[0]):.3g} nats that depend on no token are added"
+                faults.append(f"{cost}: a start mark (<sos>) or padding is counted")
             continue
-        sums[n] = float(torch.logsumexp(before - after, 0))
-        if abs(sums[n]) > allowed and halved(base[:n]) and halved(base[n - 1 :: -1] if n else base[:n]):
-            twice.append(n)  # of two texts: of one it may be chance
+        sums[n] = float(torch.logsumexp(-own, 0))
     scorer.skipped = scorer.skipped or 0
     off = {n: one for n, one in sums.items() if abs(one) > allowed}
+    blamed, remark = dict[int, float](), ""
     if silent:
-        faults.append(f"{name_positions(silent)}: never scored when last, whatever stands there costs the same")
-    remark, blamed = "", {}
-    if list(off) == [0]:
-        faults.append(
-            f"every text costs {-off[0]:.3g} nats more than its tokens: a start mark (<sos>) or padding is counted"
-        )
-    elif twice:
-        faults.append(f"{name_positions(twice)}: scored twice (the square roots of their probabilities add up to one)")
+        shown = ", ".join(map(str, silent[:6])) + (", ..." if len(silent) > 6 else "")
+        faults.append(f"tokens {shown} (counted from 0): never scored, whatever stands there costs the same")
+    if whole.each is not None:
+        blamed = off
+    elif list(off) == [0]:
+        faults.append(f"every text costs {-off[0]:.3g} nats more than its tokens: a start mark or padding is counted")
     elif off and not silent:
         first = next(n for n in off if n)
-        early = first > 2 or abs(off[first]) < 0.1  # rounding is smaller
-        mean, error, drawn = estimate_texts(scorer, size, first, len(base), calls)
-        sure, clear = error <= _SURE, max(map(abs, off.values())) >= math.log(size) / 2 or not early
-        agrees = bool(((mean - 1).abs() <= 4 * error + allowed)[sure].all())
-        if agrees and bool(sure.any()):
-            estimate = f"{mean[sure][-1]:.2f} ± {error[sure][-1]:.2f}"
-            remark = f"{_REREAD}; over {drawn} texts drawn from the scores the sum over all texts is {estimate}"
-        elif agrees and not clear and not faults:
+        is_early = first > 2 or abs(off[first]) < 0.1  # rounding is smaller
+        is_clear = max(map(abs, off.values())) >= math.log(size) / 2 or not is_early
+        estimates = estimate_texts(scorer, size, first, min(len(base), first + 3), calls)
+        agrees = all(abs(mean - 1) <= 4 * error + allowed for mean, error in estimates)
+        if agrees and estimates:
+            remark = f"{_REREAD}; over texts drawn from the scores the sum over all texts is "
+            remark += f"{estimates[-1][0]:.2f} ± {estimates[-1][1]:.2f}"
+        elif agrees and not is_clear and not faults:
             why = f"not decided: from token {first} on {_REREAD}, or the sum is not one; raise calls, or return nll per token"
-            return {**dict.fromkeys((SUM, ONCE), inapplicable(why)), LATER: _TOTALS}
-        elif min((n for n in sums if n), default=0) < first:
+            return dict.fromkeys(names, inapplicable(why))
+        elif any(0 < n < first for n in sums):
             over = "again (windows that overlap count twice)" if off[first] < 0 else "with less weight, or dropped"
             faults.append(
                 f"where a text ends with token {first}, tokens before it are scored {over}, or a mean is taken of "
                 "means; if the text is cut at places that depend on its length, return nll per token"
             )
         else:
-            blamed, remark = off, describe_sum(first, off[first]) + ", or earlier scores change with later tokens"
-    worst = max((abs(math.expm1(one)) for n, one in sums.items() if n in blamed or n not in off), default=0.0)
-    sampled = bool(remark) and not blamed
-    looked_at = f"sum over v of exp(T(x) - T(x v)), {shown}, each with {len(values):,} tokens in it"
+            blamed = off
+    if blamed:
+        worst = max(blamed, key=lambda n: abs(blamed[n]))
+        remark = f"at token {worst} the probabilities of all tokens add up to {math.exp(blamed[worst]):.4g}: the score "
+        remark += "knows the token that it scores, a softmax runs over another axis, or probability is lost"
+        remark += ", or earlier scores change with later tokens" * (whole.each is None)
+    looked_at = f"{len(positions)} of {len(base)} positions of a text, each with {size:,} tokens in it"
+    error = max((abs(math.expm1(one)) for n, one in sums.items() if n in blamed or n not in off), default=0.0)
+    leaking = max(moved, key=lambda n: moved[n])
+    leak = f"another token {leaking} changes the scores of tokens before it" if moved[leaking] > allowed else ""
+    later = judge(f"scores before a token that is changed, {looked_at}", moved[leaking], allowed, ROUNDING, remark=leak)
     return {
-        SUM: judge(looked_at, worst, allowed, ROUNDING, remark=remark),
-        ONCE: count_faults(faults, looked_at, "" if not scorer.skipped or sampled else _UNSCORED),
-        LATER: _TOTALS,
+        SUM: judge(f"sums of probabilities, {looked_at}", error, allowed, ROUNDING, remark=remark),
+        ONCE: count_faults(faults, looked_at, "the first token is not scored, and not counted" * scorer.skipped),
+        LATER: inapplicable(_TOTALS) if whole.each is None else later,
     }
 
 
-def estimate_texts(scorer: Scorer, size: int, first: int, longest: int, calls: int) -> tuple[Tensor, Tensor, int]:
-    """Sums of exp(-T) over all texts of some tokens that follow a random first one, estimated: means, errors, texts drawn.
+def compare_lengths(scorer: Scorer, base: Any) -> list[str]:
+    """Set how many tokens at the start have no score; faults where that is more than one, or changes with the length."""
+    surplus = {n: len(scorer.each(base[:n])) - n for n in range(2, len(base) + 1)}
+    scorer.skipped = -surplus[len(base)]
+    wrong = [n for n in surplus if surplus[n] not in (0, -1) or surplus[n] != surplus[2]]
+    if not wrong:
+        return []
+    n = max(wrong, key=lambda n: abs(surplus[n]))
+    hint = "a last short window or batch is dropped, or an overlap is skipped"
+    if surplus[n] > 0:
+        hint = "a start mark, an end mark, padding, or overlapping windows scored again"
+    return [f"a text of {n} tokens has {n + surplus[n]} scores: {hint}"]
 
-    Texts of `first` + 1 to + 3 tokens are drawn token by token from the scores. A text weighs the product of its sums over
-    the vocabulary, and the mean weight is the sum over all texts.
+
+def estimate_texts(scorer: Scorer, size: int, first: int, length: int, calls: int) -> list[tuple[float, float]]:
+    """Sums of exp(-T) over all texts of `first` + 1 to `length` tokens after a random first one: means and their errors.
+
+    Texts are drawn token by token from the scores. A text weighs the product of its sums over the vocabulary, and the mean
+    weight is the sum over all texts. Only estimates with small errors are given.
     """
     if size**first <= calls:  # few enough to read them all
         texts = [[0, *rest] for rest in itertools.product(range(size), repeat=first)]
-        whole = torch.logsumexp(scorer.total([0]) - scorer.totals(texts), 0).exp()
-        return whole[None], torch.zeros(1, dtype=torch.float64), len(texts)
-    if first <= 2:  # no window ends as early
-        return torch.tensor([]), torch.tensor([]), 0
-    length = min(longest, first + 3)
+        return [(float(torch.logsumexp(scorer.total([0]) - scorer.totals(texts), 0).exp()), 0.0)]
     drawn = min(calls // (size * (length - 1)), 8 * _SAMPLES)
-    if drawn < _SAMPLES:
-        return torch.tensor([]), torch.tensor([]), 0
+    if first <= 2 or drawn < _SAMPLES:  # no window ends as early
+        return []
     generator, sums = torch.Generator().manual_seed(2), torch.zeros(drawn, length, dtype=torch.float64)
     for i in range(drawn):
         text = torch.randint(size, (1,), generator=generator).tolist()
@@ -235,9 +254,7 @@ def estimate_texts(scorer: Scorer, size: int, first: int, longest: int, calls: i
             sums[i, n] = torch.logsumexp(before - after, 0)
             text.append(int(torch.multinomial(torch.softmax(-after, 0), 1, generator=generator)))
             before = float(after[text[-1]])
-        if i + 1 in (_SAMPLES, drawn):
-            weights = sums[: i + 1].cumsum(1)[:, first:].exp()
-            mean, error = weights.mean(0), weights.std(0) / math.sqrt(i + 1)
-            if bool(((mean - 1).abs() > 8 * error)[error <= _SURE].any()):
-                break  # far from one already
-    return mean, error, i + 1
+    weights = sums.cumsum(1)[:, first:].exp()
+    errors = weights.std(0) / math.sqrt(drawn)
+    estimates: list[tuple[float, float]] = torch.stack((weights.mean(0), errors), 1)[errors <= _SURE].tolist()
+    return estimates

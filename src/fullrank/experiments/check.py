@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fullrank.checking import Report, check, check_scoring
 from fullrank.config.load import flatten
@@ -19,19 +17,15 @@ from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError
 from fullrank.core.section import Section
 from fullrank.core.translator import Translator
-from fullrank.data.files import lines
-from fullrank.experiments.analyze import note_hub, read_split
+from fullrank.experiments.analyze import note_hub
 from fullrank.experiments.run import with_vocabulary
-from fullrank.experiments.run_folder import open_run
 from fullrank.experiments.task import Say
 from fullrank.models import open_model
-from fullrank.names import Kind, model_kind
+from fullrank.names import model_kind
 from fullrank.plugins import import_function
 from fullrank.storage import is_export, read_saved_kind
-from fullrank.text import Text, read_file
 
-_SEGMENTS, _LENGTH, _SEED = 256, 64, 1  # of a text, and of a fresh model
-_LINES = 50  # of a text for a scoring function
+_SEED = 1  # of a fresh model
 _SENTENCE = 47  # tokens of the targets of a translation model in its own size
 
 
@@ -42,7 +36,6 @@ def check_named(
     scale: str | None = None,
     overrides: Sequence[str] = (),
     full: bool = False,
-    text: Path | None = None,
     checkpoint: str = "best",
     length: int | None = None,
     vocab_size: int | None = None,
@@ -51,53 +44,38 @@ def check_named(
 ) -> Report:
     """Everything that can be checked of `name`, a recipe or YAML file or any model that `models.model_kind` knows.
 
-    row, scale, overrides, full (in its own sizes): of a configuration. text, checkpoint: of a trained model. length,
-    vocab_size, quick: of `fullrank.check`.
+    row, scale, overrides, full (in its own sizes): of a configuration. checkpoint: of a trained model. length, vocab_size,
+    quick: of `fullrank.check`.
     Raises InputError for what is none of them, and for options that it does not have.
     """
     kind = model_kind(name)
     if kind == "configuration":
-        if text is not None:
-            raise InputError(
-                f"--text: for a model that was trained; {name} is a configuration, which random tokens test"
-            )
-        return _check_configuration(name, row, scale, overrides, full, say, length, quick)
+        return check_configuration(name, row, scale, overrides, full, say, length, quick)
     options = {"--row": row, "--scale": scale, "KEY=VALUE": overrides, "--full": full}
     if wrong := [option for option, value in options.items() if value]:
         raise InputError(f"{', '.join(wrong)}: for a recipe or a configuration; {name} is a {kind}, checked as it is")
-    return _check_trained(
-        name, kind, text, checkpoint, say, {"length": length, "vocab_size": vocab_size, "quick": quick}
-    )
+    folder, is_ours = Path(name).expanduser(), kind in ("run", "saved model")
+    about = {"name": str(folder) if is_ours else name, "kind": kind}
+    if (is_ours or is_export(folder)) and read_saved_kind(folder, checkpoint) == "Translator":
+        model, inputs = Translator.load(folder, checkpoint), None
+    else:
+        note_hub(name, kind, say)
+        loaded = open_model(name, checkpoint=checkpoint, device="cpu", causal=True, tokenizer=False)
+        model, inputs = loaded.module, loaded.inputs
+    return check(model, inputs, description=about, length=length, vocab_size=vocab_size, quick=quick)
 
 
-def check_scoring_named(
-    function: str, name: str | None = None, *, vocab_size: int | None = None, length: int | None = None,
-    text: Path | None = None,
-) -> Report:  # fmt: skip
-    """`check_scoring` of `MODULE:FUNCTION`, also of the working directory; text: a file, whose lines it gets as strings."""
-    if name is not None:
-        raise InputError(f"{name}: a model, and --scoring {function} is a function; check them one at a time")
-    if text is None and vocab_size is None:
-        raise InputError(
-            "--scoring: give --vocab-size N for a function of token ids, or --text FILE for one of strings"
-        )
-    if text is not None and (
-        given := [one for one, value in (("--vocab-size", vocab_size), ("--length", length)) if value]
-    ):
-        raise InputError(f"{', '.join(given)}: for random tokens; --text {text} gives strings; leave out one of them")
-    texts = None
-    if text is not None:
-        filled = (line for line in lines(text, "--text") if line.strip())
-        texts = list(itertools.islice(filled, _LINES))
-        if not texts:
-            raise InputError(f"--text {text}: no line with text in it")
+def check_scoring_named(function: str, vocab_size: int | None = None, length: int | None = None) -> Report:
+    """`check_scoring` of `MODULE:FUNCTION`, also of the working directory, with random token ids."""
+    if vocab_size is None:
+        raise InputError("--scoring: give --vocab-size N, the number of token ids that the function knows")
     score = import_function(function.removeprefix("python:"), "--scoring ")
     if not callable(score):
         raise InputError(f"--scoring {function}: a function is needed, given {type(score).__name__}")
-    return check_scoring(score, texts, vocab_size=vocab_size, length=length or 67, description={"name": function})
+    return check_scoring(score, vocab_size=vocab_size, length=length or 67, description={"name": function})
 
 
-def _check_configuration(
+def check_configuration(
     name: str, row: str | None, scale: str | None, overrides: Sequence[str], full: bool, say: Say, length: int | None,
     quick: bool,
 ) -> Report:  # fmt: skip
@@ -107,11 +85,7 @@ def _check_configuration(
         raise InputError(
             f"{name}: train.objective: masked, so every token sees every other; what is checked is that none sees a later one"
         )
-    changed: tuple[str, ...] = ()
-    if full:
-        config = with_vocabulary(run, say).model
-    else:
-        config, changed = shrunk(run.model, translates=translates)
+    config, changed = (with_vocabulary(run, say).model, ()) if full else shrunk(run.model, translates=translates)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
         model: LanguageModel | Translator = Translator(config) if translates else LanguageModel(config)
@@ -122,40 +96,6 @@ def _check_configuration(
         length = next((n for n in range(length, 2, -1) if n not in sizes), length)
     about = {"name": name, "kind": "configuration", "row": resolved.row, "scale": resolved.scale, "full": full}
     return check(model, length=length, quick=quick, description=about, shrunk=changed)
-
-
-def _check_trained(
-    name: str, kind: Kind, text: Path | None, checkpoint: str, say: Say, options: Mapping[str, Any]
-) -> Report:
-    folder, length = Path(name).expanduser(), _LENGTH
-    ours = kind in ("run", "saved model")
-    about: dict[str, Any] = {"name": str(folder) if ours else name, "kind": kind}
-    if (ours or is_export(folder)) and read_saved_kind(folder, checkpoint) == "Translator":
-        if text is not None:
-            raise InputError(
-                f"--text: for models of running text; {folder} is a translation model, which random sentences test"
-            )
-        return check(Translator.load(folder, checkpoint), description=about, **options)
-    note_hub(name, kind, say)
-    model = open_model(name, checkpoint=checkpoint, device="cpu", causal=True, tokenizer=text is not None)
-    if kind == "run":
-        length = open_run(folder)[0].train.segment_length
-    length = min(length, model.max_length or length)
-    segments = None
-    if text is not None or kind == "run":
-        source = read_split(model, length, say) if text is None else read_file(model, text, length)
-        segments = _segments(source, length)
-        about["text"] = source.name
-    return check(model.module, model.inputs, text=segments, description=about, **options)
-
-
-def _segments(text: Text, length: int) -> Tensor:
-    """(S, N + 1): the text from its start, at most 256 segments."""
-    ids = list(itertools.islice(text.ids(), _SEGMENTS * (length + 1)))
-    count = len(ids) // (length + 1)
-    if count < 2:
-        raise InputError(f"the text has {len(ids)} tokens; the last-position test needs two segments of {length + 1}")
-    return torch.tensor(ids[: count * (length + 1)]).view(count, length + 1)
 
 
 # -- a configuration made small --------------------------------------------------------------------------------------
@@ -176,12 +116,13 @@ def shrunk(config: ModelConfig, *, translates: bool = False) -> tuple[ModelConfi
     translation model.
     """
     parts = (config.of_encoder(), config.of_decoder(), config.of_cross()) if translates else (config,)
-    stages = [attention for part in parts for attention in part.attentions]
+    tied_to_length = any(attention.tied_to_length for part in parts for attention in part.attentions)
     as_it_is = config
-    clusters, divisors = [0, 0], [1, 1]
+    clusters, least = [0, 0], 1
     for i, part in enumerate((config.input, config.output)):
         if isinstance(part, AdaptiveInputConfig | ClusteredConfig):
-            clusters[i], divisors[i] = len(part.cutoffs or ()), part.div_val or 1
+            clusters[i] = len(part.cutoffs or ())
+            least = max(least, (part.div_val or 1) ** clusters[i])  # the narrowest cluster keeps a dimension
     if config.vocab_size is None and not any(clusters):
         as_it_is = replace(config, vocab_size=VOCABULARY)
     at_least = 2 * config.num_hidden_layers * config.hidden_size * (config.intermediate_size or 0)
@@ -189,16 +130,15 @@ def shrunk(config: ModelConfig, *, translates: bool = False) -> tuple[ModelConfi
         return as_it_is, _changes(config, as_it_is)
     heads, assumed = min(config.num_attention_heads, _HEADS), config.head_dim or 1
     head_dim = min(assumed, _HEAD_DIM)
-    vocab_size = min(config.vocab_size or VOCABULARY, VOCABULARY)
-    least = max(d**n for d, n in zip(divisors, clusters, strict=True))  # the narrowest cluster keeps a dimension
-    width = heads * head_dim
-    if config.hidden_size != config.num_attention_heads * assumed:
-        width += heads  # heads that do not add up to the width stay so
+    adds_up = config.hidden_size == config.num_attention_heads * assumed
+    width = heads * head_dim + heads * (not adds_up)  # heads that do not add up to the width stay so
     while width < min(least, config.hidden_size):
         width += heads * head_dim
-    vocab_size = max(vocab_size, 2 * (max(clusters) + 1))
-    positions = _PAIRED if any(stage.tied_to_length for stage in stages) else _POSITIONS
+    vocab_size = max(min(config.vocab_size or VOCABULARY, VOCABULARY), 2 * (max(clusters) + 1))
     capped = _capped(replace(config, input=config.input.with_known(shape=None)))
+    for key, count in zip(("input", "output"), clusters, strict=True):  # boundaries evenly spread
+        cutoffs = [vocab_size * (i + 1) // (count + 1) for i in range(count)]
+        capped[key] = capped[key].with_known(cutoffs=cutoffs)
     if translates:
         encoder = capped.get("encoder") or EncoderConfig()
         words = None if encoder.share_embedding else vocab_size + _OTHER
@@ -206,17 +146,13 @@ def shrunk(config: ModelConfig, *, translates: bool = False) -> tuple[ModelConfi
     capped |= _different_layers(config, capped)
     small = replace(
         config,
-        **capped
-        | {
-            "vocab_size": vocab_size,
-            "hidden_size": width,
-            "num_attention_heads": heads,
-            "head_dim": width // heads if config.hidden_size == config.num_attention_heads * assumed else head_dim,
-            "intermediate_size": min(config.intermediate_size or _INTERMEDIATE, _INTERMEDIATE),
-            "max_position_embeddings": min(config.max_position_embeddings, positions),
-            "input": capped["input"].with_known(cutoffs=_cutoffs(clusters[0], vocab_size)),
-            "output": capped["output"].with_known(cutoffs=_cutoffs(clusters[1], vocab_size)),
-        },
+        **capped,
+        vocab_size=vocab_size,
+        hidden_size=width,
+        num_attention_heads=heads,
+        head_dim=width // heads if adds_up else head_dim,
+        intermediate_size=min(config.intermediate_size or _INTERMEDIATE, _INTERMEDIATE),
+        max_position_embeddings=min(config.max_position_embeddings, _PAIRED if tied_to_length else _POSITIONS),
     )
     return small, _changes(config, small)
 
@@ -243,22 +179,17 @@ def _different_layers(config: ModelConfig, capped: dict[str, Any]) -> dict[str, 
 
 
 def _changes(config: ModelConfig, small: ModelConfig) -> tuple[str, ...]:
+    """What was changed, in words; entries of layers by their number."""
     if config.encoder is None and small.encoder is not None:
         config = replace(config, encoder=EncoderConfig())
     before, after = flatten(config.to_dict()), flatten(small.to_dict())
-    changed = sorted((key for key in after if after[key] != before.get(key)), key=lambda key: "." in key)
-    return tuple(f"{key} {_shown(before.get(key))} -> {_shown(after[key])}" for key in changed)
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, list) and value and isinstance(value[0], dict):
-        return f"{len(value)} entries"
-    return "that of the data" if value is None else str(value)
-
-
-def _cutoffs(count: int, vocab_size: int) -> list[int]:
-    """Boundaries of `count` clusters, evenly spread."""
-    return [vocab_size * (i + 1) // (count + 1) for i in range(count)]
+    words = []
+    for key in sorted((key for key in after if after[key] != before.get(key)), key=lambda key: "." in key):
+        old, new = (
+            f"{len(value or ())} entries" if key == "layers" else value for value in (before.get(key), after[key])
+        )
+        words.append(f"{key} {'that of the data' if old is None else old} -> {new}")
+    return tuple(words)
 
 
 def _parameters(config: ModelConfig, translates: bool) -> int:

@@ -62,8 +62,7 @@ def check_or_raise(model: Any, inputs: Any, only: tuple[str, ...], needed: str, 
     __tracebackhide__ = True  # pytest then shows the line of the test
     from fullrank.checking import check
 
-    settings: dict[str, Any] = {"quick": True, "say": lambda line: None} | options
-    report = check(model, inputs, only=only, **settings)
+    report = check(model, inputs, only=only, **{"quick": True} | options)
     if not report.passes:
         raise AssertionError(describe_failures(report))
     for finding in report.findings:
@@ -73,8 +72,4 @@ def check_or_raise(model: Any, inputs: Any, only: tuple[str, ...], needed: str, 
 
 
 def describe_failures(report: Report) -> str:
-    lines = [report.headline]
-    for finding in report.failures:
-        lines.append(f"- {finding.check}: {finding.words}")
-    shown = next((finding.reproduction for finding in report.failures if finding.reproduction), "")
-    return "\n".join([*lines, *(["shown by:", shown] if shown else [])])
+    return "\n".join([report.headline, *(f"- {finding.check}: {finding.words}" for finding in report.failures)])

@@ -238,6 +238,6 @@ SCORED = [
     _scored("a text is cut, its count is not", "https://github.com/facebookresearch/lingua/issues/46", truncated, True, False,
             ONCE, window=16),
     _scored("softmax over the wrong axis", f"{_JADORE}/issues/19", axis, 0, -1, SUM, LATER),
-    _scored("a temperature, in full", "", tempered, 0.8, 1.0, SUM, vocab_size=3000, calls=None),
+    _scored("a temperature, in full", "", tempered, 0.8, 1.0, SUM, vocab_size=3000, calls=10_000),
     _scored("ranks multiply", f"{_TRANSFORMERS}/issues/35078", of_ranks, True, False, RANKS),
 ]  # fmt: skip
