@@ -82,7 +82,7 @@ def memory(folder: Path) -> Settings:
 def masked(folder: Path) -> Settings:
     """Masks of every epoch, shuffled blocks, several batches of an update, averaged weights."""
     model = {**MODEL, "position": "learned", "attention": MIXED, "output": {"tied": True}}
-    options = {"objective": "masked", "steps": 30, "gradient_accumulation_steps": 2, "averaging": "ema"}
+    options = {"objective": "masked", "steps": 30, "gradient_accumulation_steps": 2, "averaging": "swa"}
     train = {**TRAIN, **options, "save_every_steps": 4}
     return {"model": model, "data": write_text(folder), "train": train, "eval": {"every_steps": 10, "max_tokens": 100}}
 
@@ -151,7 +151,7 @@ KINDS = {
     "translation": Kind(translation),
     "multi-linear": Kind(plain, {"model.attention": {"kind": "multilinear", "rank": 4, "output_map": "decayed"}}),
     "muon": Kind(plain, {"model.output": {"tied": True}, **SMALL_DATA}),
-    "muon, averaging": Kind(plain, {"model.output": TIED_MIXTURE, **SMALL_DATA, "train.averaging": "ema"}),
+    "muon, averaging": Kind(plain, {"model.output": TIED_MIXTURE, **SMALL_DATA, "train.averaging": "swa"}),
     "bf16": Kind(plain, {"model.attention": MIXED, "train.precision": "bf16"}),
     "accumulation, averaging": Kind(plain, {"train.gradient_accumulation_steps": 3, "train.averaging": "swa"}),
     "fine-tuning": Kind(finetuning),

@@ -223,7 +223,7 @@ def test_a_faulty_section_is_not_blamed_for_its_defaults() -> None:
 NO_NUMBERS = [
     *(f"train.{key}={value}" for value in (".nan", ".inf", "-.inf") for key in (
         "learning_rate", "epochs", "eps", "momentum", "weight_decay", "warmup_from", "min_learning_rate", "orthogonality",
-        "overlap", "plateau_factor", "max_grad_norm", "label_smoothing", "ema_decay", "swa_start")),
+        "overlap", "plateau_factor", "max_grad_norm", "label_smoothing", "swa_start")),
     *(f"model.{key}={value}" for value in (".nan", ".inf") for key in (
         "layer_norm_eps", "rope_theta", "dropout.residual", "attention.cross_head")),
     "eval.every_epochs=.inf", "eval.every_epochs=.nan", "train.betas=[0.9, .nan]", "train.betas=[.inf, 0.9]",

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import ast
 import errno
-import importlib
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +29,9 @@ from fullrank.config.load import to_yaml
 from fullrank.config.run import EvalConfig, RunConfig
 from fullrank.config.training import TrainConfig
 from fullrank.core import registry
-from fullrank.core.registry import unregister
+from fullrank.core.errors import InputError
+from fullrank.core.mix import AverageHeads
+from fullrank.core.registry import register, unregister
 from fullrank.data import build_words
 from fullrank.hf import export
 from fullrank.hf.code import code_files
@@ -147,30 +147,11 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
                     {"score": "random_synthesizer", "mix": "random"}),
     "multilinear": ({}, MULTILINEAR),
     "decayed": ({"memory_length": 3, "position": "none"}, MULTILINEAR | {"output_map": "decayed"}),
-    "own": ({"hidden_act": "own-shape", "output": {"kind": "own-output", "temperature": 2.0}},
-            {"mix": {"name": "own-mix", "share": 0.25}, "score": "own-score", "normalize": "own-normalize"}),
 }  # fmt: skip
 
 
-OWN = {
-    "activation": "own-shape",
-    "score": "own-score",
-    "normalize": "own-normalize",
-    "mix": "own-mix",
-    "output": "own-output",
-}
-
-
 @pytest.fixture(scope="session")
-def own_stages() -> Iterator[None]:
-    importlib.reload(importlib.import_module("own_stages"))
-    yield
-    for slot, name in OWN.items():
-        unregister(slot, name)
-
-
-@pytest.fixture(scope="session")
-def exported(tmp_path_factory: pytest.TempPathFactory, own_stages: None) -> tuple[Path, dict[str, Any]]:
+def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A folder that holds an export of every kind, and the models themselves, in double precision."""
     work = tmp_path_factory.mktemp("exported")
     models: dict[str, Any] = {}
@@ -196,10 +177,10 @@ def test_a_process_without_the_package_computes_the_same(exported: tuple[Path, d
     given, jobs = dict.fromkeys(models, IDS), [f"{name}:AutoModelForCausalLM" for name in KINDS]
     for name in KINDS:
         expected[f"{name}.text"] = written(models[name])
-    shutil.copytree(work / "own", work / "again", dirs_exist_ok=True)
+    shutil.copytree(work / "mixture", work / "again", dirs_exist_ok=True)
     jobs += ["again:AutoModelForCausalLM", "masked:AutoModelForMaskedLM"]
     given |= {"again": IDS, "memory.read": torch.zeros(1)}
-    expected |= {"again": expected["own"], "again.text": expected["own.text"]}
+    expected |= {"again": expected["mixture"], "again.text": expected["mixture.text"]}
     expected["memory.read"] = torch.tensor([[0, 2, 3, 5, 7, 0, 2, 1]])  # behind the `<eos>` that a text begins after
     actual = alone(work, jobs, given)
     assert actual.keys() == expected.keys()
@@ -313,9 +294,18 @@ def test_a_full_disk_leaves_nothing_that_looks_whole(
     assert list(folder.iterdir()) == []
 
 
-def test_the_code_imports_torch_transformers_and_itself(own_stages: None) -> None:
+def test_a_stage_of_ones_own_is_refused() -> None:
+    register("mix", "theirs")(AverageHeads)
+    try:
+        with pytest.raises(InputError, match=r"model\.attention\.mix: 'theirs' is a stage of your own.* --import"):
+            code_files(fr.ModelConfig(vocab_size=9, attention=fr.AttentionConfig(mix="theirs")))
+    finally:
+        unregister("mix", "theirs")
+
+
+def test_the_code_imports_torch_transformers_and_itself() -> None:
     """The files of core are copied as they are; every other file of the folder is mentioned where loaders look."""
-    config = fr.ModelConfig(vocab_size=9, attention=fr.AttentionConfig(mix="own-mix"))
+    config = fr.ModelConfig(vocab_size=9, attention=fr.AttentionConfig(mix="average"))
     files = code_files(config)
     core = Path(registry.__file__).parent
     for path in core.glob("[!_]*.py"):

@@ -171,7 +171,7 @@ def test_skip_cross_head_follows_its_appendix(name: str, row: str) -> None:
     assert (train.batch_size, train.segment_length, model.memory_length) == (batch, 512, 512)
     released = row.endswith("-released")
     schedule = "cosine_wave" if released else "cosine_restarts"
-    assert (train.schedule, train.period, train.t_mult, train.lr_shrink) == (schedule, period, 1, 1)
+    assert (train.schedule, train.period) == (schedule, period)
     assert train.warmup_steps == (period if released else 0)
     started = ("zeros", "skip_cross_head", True) if released else ("empty", "transformer_xl", False)
     as_published = stage_options(model.attention.score).get("as_published", False)

@@ -109,7 +109,7 @@ def test_lines_are_means_over_tokens_since_the_line_before(tmp_path: Path) -> No
         assert line["lr"] == pytest.approx(0.01 * (1 - line["step"] / 10), abs=1e-12)
     assert [line["step"] for line in lines(tmp_path, "valid")] == [5, 10]
     assert (result.steps, result.tokens, result.epochs) == (10, sum(tokens for _, tokens in seen), 10 / 7)
-    assert result.ms_per_step > 0
+    assert result.ms_per_step["train"] > 0
     assert result.peak_memory_mib > 10
 
 

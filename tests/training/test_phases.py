@@ -184,7 +184,7 @@ KILLED = {
     "steps": {"phases": [phase("a", steps=4), phase("b", epochs=1.0), phase("c", steps=5)]},
     "plateau": {"phases": [phase("a", plateau=(1e9, 4)), phase("b", plateau=(1e9, 3), steps=8), phase("c")], "tokens": 230},
     "accumulation": {"phases": [phase("a", steps=3), phase("b")], "steps": 7, "gradient_accumulation_steps": 2,
-                     "averaging": "ema"},
+                     "averaging": "swa", "swa_start": 0.1},
 }  # fmt: skip
 
 

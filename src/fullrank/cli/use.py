@@ -198,7 +198,6 @@ def report(
 def average(
     run: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder, trained with train.keep_checkpoints.")],
     last: Annotated[int | None, Number(help="Number of kept checkpoints, the newest ones; all if not given.")] = None,
-    out: Annotated[str, typer.Option(metavar="NAME", help="Name for --checkpoint: DIR/checkpoints/NAME.")] = "average",
     json: Json = False,
 ) -> None:
     """Average the weights of a run's last kept checkpoints (train.keep_checkpoints), for `--checkpoint average`."""
@@ -208,10 +207,10 @@ def average(
 
     from fullrank.experiments.run import average as of_run
 
-    mean = of_run(run, last=last, name=out)
+    mean = of_run(run, last=last)
     steps = ", ".join(f"{step:,}" for step in mean["steps"])
     lines = [
         f"{run}: the mean of {len(mean['steps'])} checkpoints, of step{'s' * (len(mean['steps']) > 1)} {steps}",
-        f"  {mean['folder']}   fullrank eval {run} --checkpoint {out}",
+        f"  {mean['folder']}   fullrank eval {run} --checkpoint average",
     ]
     tell(mean, lines, json=json)

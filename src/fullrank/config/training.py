@@ -12,7 +12,6 @@ from fullrank.core import registry
 from fullrank.core.errors import ConfigError
 from fullrank.core.section import (
     Allowed,
-    AtLeastOne,
     Count,
     CountOrZero,
     Fraction,
@@ -73,7 +72,7 @@ class PhaseConfig(Section):
     skip: str = key(
         "none",
         "schedule of skipped layers",
-        needs="task=language_model, train.cuda_graphs=false",
+        needs="task=language_model",
     )
     p: float | list[float] | None = key(None, "probability of the schedule; one for each layer with `skip: listed`")
     gaps: Literal["true", "drifting"] = key("true", "age of a skipped layer's memory; drifting: as released")
@@ -131,7 +130,7 @@ class TrainingConfig(Section):
         None, "updates between checkpoints; null: at every evaluation and every 5 minutes"
     )
     log_every_steps: Count = key(20, "updates between lines of metrics")
-    track: list[Literal["tensorboard", "wandb"]] = key([], "other places that metrics are sent to")
+    track: list[Literal["tensorboard"]] = key([], "other places that metrics are sent to")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +159,7 @@ class TrainConfig(TrainingConfig):
         0.0, "standard deviation of random segment lengths, in tokens; 0: all alike", needs=_STREAMS
     )
     half_segments: Probability = key(0.0, "share of segments that are half as long", needs=_STREAMS)
-    segment_multiple: Size = key(1, "random lengths are multiples of this: few shapes, as train.cuda_graphs wants")
+    segment_multiple: Size = key(1, "random lengths are multiples of this: few shapes, as train.compile wants")
     context: SizeOrZero = key(
         0, "tokens before a segment that are read again, not predicted", needs=f"{_STREAMS}, model.memory_length=0"
     )
@@ -187,10 +186,8 @@ class TrainConfig(TrainingConfig):
     min_learning_rate: PositiveOrZero = key(0.0, "learning rate at the end of the schedule")
     decay_steps: Count | None = key(None, "updates after which the schedule is at its end; null: all of training")
     period: Count | None = key(
-        None, "cosine_restarts: steps of the first; cosine_wave: steps down, as many up; null: all"
+        None, "cosine_restarts: steps of each cosine; cosine_wave: steps down, as many up; null: all"
     )
-    t_mult: AtLeastOne = key(1.0, "cosine_restarts: how much longer each period is than the one before")
-    lr_shrink: Positive = key(1.0, "cosine_restarts: what the learning rates of each further period are multiplied by")
     plateau_factor: AboveOne = key(2.0, "plateau: divide the learning rate by this")
     plateau_patience: CountOrZero = key(0, "plateau: after more than so many evaluations without improvement")
     max_grad_norm: Positive | None = key(None, "gradients are clipped to this norm")
@@ -208,13 +205,7 @@ class TrainConfig(TrainingConfig):
         {}, "what training adds to a model, of one's own, by name with options", needs="task=language_model"
     )
     compile: bool = key(False, "compile the model")
-    cuda_graphs: bool = key(
-        False,
-        "on a GPU: blocks are recorded once and replayed (not measured yet)",
-        needs="compile, gradient_accumulation_steps=1",
-    )
-    averaging: Literal["none", "ema", "swa"] = key("none", "average of the weights over training")
-    ema_decay: Fraction = key(0.999, "ema: decay of the average")
+    averaging: Literal["none", "swa"] = key("none", "swa: the mean of the weights after `swa_start` is used")
     swa_start: Share = key(0.75, "swa: share of training after which weights are averaged")
     swa_learning_rate: Positive | None = key(
         None, "learning rate while weights are averaged; null: the schedule's", needs="averaging=swa"

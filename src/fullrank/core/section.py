@@ -68,7 +68,6 @@ Probability = Annotated[float, Allowed("a probability from 0 to 1", lambda x: 0 
 Rate = Annotated[float, Allowed("a probability below 1", lambda x: 0 <= x < 1)]
 Share = Annotated[float, Allowed("at least 0 and below 1", lambda x: 0 <= x < 1)]
 Fraction = Annotated[float, Allowed("between 0 and 1", lambda x: 0 < x < 1)]
-AtLeastOne = Annotated[float, Allowed("1 or more", lambda x: x >= 1)]
 
 # A stage by name, or `{name: ..., option: value}` where it has options.
 Stage = str | dict[str, Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,15 +23,9 @@ from fullrank.experiments.task import Parts, Prepared, Say, Task, choose_own_row
 from fullrank.training.checkpoint import load_weights
 from fullrank.training.distributed import rank
 from fullrank.training.optimizer import Groups, parameter_groups
-from fullrank.training.values import EvaluationResult, FitResult
+from fullrank.training.values import EvaluationOptions, EvaluationResult, FitResult
 
 Benchmark = GlueBenchmark | SquadBenchmark  # how examples are read, encoded and scored
-
-
-class _EvaluationOptions(NamedTuple):
-    every_steps: int | None
-    every_epochs: float | None
-    metric: str
 
 
 class Finetuning(Task[FinetuneConfig, dict[str, Any]]):
@@ -104,7 +98,6 @@ class Finetuning(Task[FinetuneConfig, dict[str, Any]]):
                 **({"windows": {name: len(split.windows) for name, split in splits.items()}} if dev.windows else {}),
                 "protocol": benchmark.protocol,
                 "sha256": data.identity["text"],
-                "ms_per_step": done.ms_per_step,
             }
 
         return Parts(
@@ -113,7 +106,7 @@ class Finetuning(Task[FinetuneConfig, dict[str, Any]]):
             batches,
             evaluate,
             options,
-            _EvaluationOptions(config.eval.every_steps, every_epochs, benchmark.metrics[0]),
+            EvaluationOptions(config.eval.every_steps, every_epochs, benchmark.metrics[0]),
             lambda: groups_of(model, options.weight_decay, config.train.mixing_scale, options.optimizer == "muon"),
             finish,
             {"transformers": transformers.__version__},

@@ -217,7 +217,7 @@ def fit_run(
         result = {
             **{key: identity[key] for key in ("name", "recipe", "row", "scale", "paper", "kernel", "training")},
             "seed": options.seed,
-            "ms_per_step": done.ms_per_step_by_phase,
+            "ms_per_step": done.ms_per_step,
             **parts.result(done),
             **({"start": identity["start"]} if "start" in identity else {}),
             "steps": done.steps,
@@ -242,8 +242,7 @@ def build_observers(start: Start, parts: Parts, folder: Path, *, quiet: bool) ->
     if isinstance(corpus, Corpus) and not corpus.has_pairs and not config.masks:
         bits = {"byte": "bits/byte", "character": "bits/char"}.get(corpus.tokenizer.kind)
     label = visible(str(start.identity["name"]))
-    settings = config.to_dict()
-    return make_observers(folder, track=parts.options.track, config=settings, label=label, bits=bits, quiet=quiet)
+    return make_observers(folder, track=parts.options.track, label=label, bits=bits, quiet=quiet)
 
 
 def resume(folder: Path, *, quiet: bool = False, say: Say = print, until: int | None = None) -> dict[str, Any]:
@@ -321,10 +320,10 @@ def evaluate(
     }
 
 
-def average(folder: Path, *, last: int | None = None, name: str = "average") -> dict[str, Any]:
+def average(folder: Path, *, last: int | None = None) -> dict[str, Any]:
     """Average the weights of the last `last` kept checkpoints of the run in `folder` (None: all of them).
 
-    The mean of every tensor, added up in fp64, is written to `checkpoints/<name>`, where `--checkpoint <name>` finds it.
+    The mean of every tensor, added up in fp64, is written to `checkpoints/average`, where `--checkpoint average` finds it.
     Raises InputError without a run, or where it keeps fewer checkpoints.
     """
     open_run(folder)
@@ -337,8 +336,8 @@ def average(folder: Path, *, last: int | None = None, name: str = "average") -> 
         )
     steps = list(kept)[-number:]
     mean = mean_weights([kept[step] for step in steps])
-    target = write_mean(folder / "checkpoints", name, mean, steps, read_record(kept[steps[-1]]).run)
-    return {"run": str(folder), "checkpoint": name, "steps": steps, "folder": str(target)}
+    target = write_mean(folder / "checkpoints", mean, steps, read_record(kept[steps[-1]]).run)
+    return {"run": str(folder), "checkpoint": "average", "steps": steps, "folder": str(target)}
 
 
 # -- rows and seeds of a table ----------------------------------------------------------------------------------------

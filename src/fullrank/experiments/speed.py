@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fullrank.experiments.task import Parts
-from fullrank.training.device import detach_carry, device_of, synchronize
+from fullrank.training.device import device_of, synchronize
 from fullrank.training.optimizer import make_optimizer
 from fullrank.training.values import TrainingPosition
 
@@ -40,7 +40,7 @@ def measure_speed(parts: Parts, clock: Callable[[], float], spend: float = 1.0) 
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        carry = {name: detach_carry(tensor, parts.options) for name, tensor in loss.carry.items()}
+        carry = {name: tensor.detach() for name, tensor in loss.carry.items()}
         synchronize(device_of(parts.model))
         times.append(clock() - begin)
     parts.model.eval()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fullrank.analysis.size import parameters_by_part
 from fullrank.config.finetune import FinetuneConfig
-from fullrank.config.run import RunConfig
+from fullrank.config.run import EvalConfig, RunConfig
 from fullrank.config.training import TrainConfig, TrainingConfig
 from fullrank.core import draws
 from fullrank.core.decoder import LanguageModel
@@ -74,7 +74,7 @@ class Parts:
     batches: Batches[Any]
     evaluate: Evaluate
     options: TrainConfig
-    eval_options: EvaluationOptions
+    eval_options: EvalConfig | EvaluationOptions
     groups: Callable[[], Groups]
     result: Callable[[FitResult], dict[str, Any]]
     versions: Mapping[str, str] = field(default_factory=dict)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import glob
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,8 +57,7 @@ KINDS = {
 def export_run(folder: str | Path, out: str | Path, checkpoint: str = "best") -> Path:
     """Write the model of a run folder (or of a folder that `model.save` wrote) into the new folder `out`; returns `out`.
 
-    `out` holds `config.json`, `model.safetensors`, `generation_config.json`, the tokenizer, a model card with the figures of
-    `result.json`, and modelling code: `from_pretrained(out, trust_remote_code=True)` works where this package is not installed.
+    With its modelling code `from_pretrained(out, trust_remote_code=True)` works where this package is not installed.
     Raises InputError if `out` holds anything, if `folder` has no such model, and for a stage that cannot be exported.
     """
     folder, out = Path(folder), Path(out)
@@ -102,23 +100,19 @@ def _check_free(out: Path) -> None:
 @contextmanager
 def _make_folder(out: Path) -> Iterator[Path]:
     """A new folder that is renamed to `out` when it is complete, and removed if anything fails."""
+    new = out.with_name(f".{out.name}.{os.getpid()}")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(out.parent, glob.escape(out.name))
-        new = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}.{os.getpid()}."))
-    except OSError as error:
-        raise RunError(f"{out}: cannot be written ({error.strerror})") from error
-    try:
-        new.chmod(0o755)
+        new.mkdir()
         yield new
         if out.is_dir():
             out.rmdir()  # it was empty
         os.replace(new, out)
     except Exception as error:  # safetensors and tokenizers have errors of their own
-        if no_room(error):
-            raise RunError(f"{out}: cannot be written (no space left on the disk); nothing of it is there") from error
-        if isinstance(error, OSError):
-            raise RunError(f"{out}: cannot be written ({error})") from error
+        if no_room(error) or isinstance(error, OSError):
+            reason = "no space left on the disk" if no_room(error) else error
+            raise RunError(f"{out}: cannot be written ({reason}); nothing of it is there") from error
         raise
     finally:
         shutil.rmtree(new, ignore_errors=True)
@@ -184,14 +178,10 @@ def _make_card(
 
 
 def _training_facts(record: Run, result: Mapping[str, Any]) -> dict[str, object]:
-    """What was trained and where, as `result.json` says it."""
-    recipe, environment = record.get("recipe") or "", mapping(result.get("environment"))
-    facts = {
-        "recipe": Path(recipe).name if recipe.endswith((".yaml", ".yml")) else recipe,  # no path of a machine
-        "row": record.get("row"), "scale": record.get("scale"), "seed": record.seed,
-    }  # fmt: skip
-    facts |= {key: result.get(key) for key in ("parameters", "steps", "tokens_seen", "protocol", "corpus", "parts")}
-    facts |= {key: environment.get(key) for key in ("fullrank", "commit", "torch", "python", "device", "precision")}
+    """What was trained and where, as `result.json` says it; of a recipe the name, and no path of a machine."""
+    keys = ("parameters", "steps", "tokens_seen", "protocol", "corpus", "parts", "environment")
+    facts = {"recipe": Path(record.get("recipe") or "").name, "seed": record.seed}
+    facts |= {key: record.get(key) for key in ("row", "scale")} | {key: result.get(key) for key in keys}
     return {key: value for key, value in facts.items() if value not in (None, "", {})}
 
 

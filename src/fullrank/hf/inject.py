@@ -1,4 +1,4 @@
-"""Our attention inside Hugging Face models whose attention is of a known family, and out of it again."""
+"""Our attention inside Hugging Face models on the attention interface, and out of it again."""
 
 from __future__ import annotations
 
@@ -13,13 +13,7 @@ from torch import nn
 from fullrank.core.config import OutputConfig, Stage, WeightedConfig, stage_name
 from fullrank.core.errors import InputError
 from fullrank.hf import output as vocabulary
-from fullrank.hf.families import (
-    attention_modules,
-    choose_modules,
-    describe_families,
-    family_of,
-    unknown_modules,
-)
+from fullrank.hf.families import attention_modules, choose_modules, find_projection, unknown_modules
 from fullrank.hf.interface import FORMER, Injected, drop_hooks, hand_over, let_go, name_for, prepare
 
 _FORMERS = "_fullrank_formers"
@@ -30,8 +24,7 @@ LOADED_BY = "fullrank.load_injected"
 
 def inject(model: Any, *, mix: Stage = "none", normalize: Stage = "softmax", cross_head: float = 0.0,
            layers: Sequence[int | str] | None = None,
-           output: str | Mapping[str, Any] | OutputConfig | None = None,
-           interface: Mapping[str, Mapping[str, Any]] | None = None) -> Any:  # fmt: skip
+           output: str | Mapping[str, Any] | OutputConfig | None = None) -> Any:  # fmt: skip
     """Let the heads of a Hugging Face model exchange their attention weights, or make its vocabulary layer a mixture.
 
         P'_i = sum_j m_ji P_j                               of the weights P that the model itself computes
@@ -41,18 +34,16 @@ def inject(model: Any, *, mix: Stage = "none", normalize: Stage = "softmax", cro
     the identity. New parameters are `....fullrank.*`. `model.config.fullrank` says what was injected, and which query is read.
     The configuration becomes a copy, so that other models that were made of it stay as they are.
     mix, normalize, cross_head: as in `AttentionConfig`. layers: numbers of layers (-1: the last), or parts of module names;
-    None: all, with a warning for attention of no known family. Mixing is over query heads, cross_head permutes key and value
-    heads.
+    None: all, with a warning for attention that is not on the interface. Mixing is over query heads, cross_head permutes key
+    and value heads.
     output: "mixture_of_softmaxes", or an `OutputConfig` of that kind with `mixtures`, `latent_dropout` and
     `latent_dropout_locked`, for a causal or masked language model. W and b are the model's own, tied as they were. Logits
     are log-probabilities. In training with `labels` the loss is formed chunk by chunk, and `logits` is None;
     `model.config.chunked_loss = False` gives them.
     The mixture starts at W_k = b_k = 0, where every softmax is the old one, with a random P, so that components part at the
     first step. Differs from Transformer-MoS §3: h_k = tanh(W_k g + b_k) there, which could not start as g.
-    interface: families beside those of `fullrank.hf.families`, by the class of the attention module: {"OwnAttention": {"query":
-    "q_proj"}}, where `query` names the projection of queries and `blocks` its layout (see `Family`). Position-wise mixing reads
-    the projected query with its bias, before norms, rotation and scale. Without `query` it reads the one that the attention
-    function gets.
+    Position-wise mixing reads the projected query with its bias, before norms, rotation and scale; in a class outside of
+    transformers without a projection of a usual name (`families`) the one that the attention function gets.
     Raises InputError for a model that cannot be injected into, or has been already, ConfigError for unknown words.
     """
     WeightedConfig(mix=mix, normalize=normalize, cross_head=cross_head)
@@ -71,7 +62,6 @@ def inject(model: Any, *, mix: Stage = "none", normalize: Stage = "softmax", cro
         raise InputError(
             f"{type(model).__name__}: has been injected into already; take it out first, fullrank.remove(model)"
         )
-    describe_families(model, interface or {})
     chosen = choose_modules(model, layers) if attends else {}
     formers = {module.config._attn_implementation for module in chosen.values()}
     if not weights_change and not formers <= {"eager", "sdpa"}:
@@ -86,10 +76,8 @@ def inject(model: Any, *, mix: Stage = "none", normalize: Stage = "softmax", cro
             stages[name] = _build_stages(name, module, mix, normalize, cross_head)
     if mixture is not None or any(list(injected.parameters()) for injected in stages.values()):
         _refuse_peft(model)
-    head = None if mixture is None else vocabulary.vocabulary_layer(model)
-    # nothing was changed so far
-    if mixture is not None and head is not None:
-        vocabulary.attach(model, head, mixture)
+    if mixture is not None:  # nothing was changed so far
+        vocabulary.attach(model, vocabulary.vocabulary_layer(model), mixture)
     for name, injected in stages.items():
         chosen[name].fullrank = injected
         chosen[name].register_forward_pre_hook(prepare)
@@ -98,11 +86,10 @@ def inject(model: Any, *, mix: Stage = "none", normalize: Stage = "softmax", cro
     _copy_configs(model)
     for module in attention_modules(model).values() if attends else ():
         vars(module)[FORMER] = module.config._attn_implementation
-    described = {name: {**fields} for name, fields in (interface or {}).items()}
+    foreign = [part for part in chosen.values() if not type(part).__module__.startswith("transformers.")]
     settings = {
         "mix": mix, "normalize": normalize, "cross_head": cross_head, "layers": None if layers is None else list(layers),
-        "output": mixture, "interface": described or None,
-        "query": "projected" if all(fields.get("query") for fields in described.values()) else "given",
+        "output": mixture, "query": "projected" if all(find_projection(part)[0] for part in foreign) else "given",
     }  # fmt: skip
     vars(model)[_FORMERS] = [(config, config._attn_implementation) for config in _configs(model)]
     for config, former in vars(model)[_FORMERS]:
@@ -111,7 +98,7 @@ def inject(model: Any, *, mix: Stage = "none", normalize: Stage = "softmax", cro
         config.fullrank, config.attn_implementation = settings, LOADED_BY
     if attends and layers is None and (unknown := unknown_modules(model)):
         warnings.warn(
-            f"{type(model).__name__}: {len(unknown)} attention modules are of no known family and stay as they are: "
+            f"{type(model).__name__}: {len(unknown)} attention modules are off the attention interface and stay as they are: "
             f"{', '.join(unknown[:3])}; give the others as `layers` to inject without this warning",
             stacklevel=2,
         )
@@ -143,9 +130,7 @@ def _copy_configs(model: nn.Module) -> None:
 
 def _build_stages(name: str, module: Any, mix: Stage, normalize: Stage, cross_head: float) -> Injected:
     """The stages for a module, on its device and in its dtype."""
-    family = family_of(module)
-    assert family is not None
-    stages = Injected(module, family, mix, normalize, cross_head)
+    stages = Injected(module, mix, normalize, cross_head)
     # a quantized layer has others too; while a model is loaded, some parameters may have been made outside of the meta device
     like = min((p for p in module.parameters() if p.is_floating_point()), key=lambda p: not p.is_meta, default=None)
     if like is None or not like.is_meta:
@@ -184,7 +169,7 @@ def complete(model: Any) -> tuple[Any, set[int]]:
     """A model with a mixing in each of its layers of attention, for analyses, and the numbers of the layers that had none.
 
     Layers without one get an identity on a copy of the model, so that its outputs stay. Cross-head attention alone counts as
-    none: it acts in training only. Raises InputError where some attention is of no known family.
+    none: it acts in training only. Raises InputError where some attention is not on the interface.
     """
     modules = find_weighted_modules(model)
     had = {name for name, module in modules.items() if "fullrank" in module._modules}
@@ -212,11 +197,11 @@ def complete(model: Any) -> tuple[Any, set[int]]:
 
 
 def find_weighted_modules(model: Any) -> dict[str, Any]:
-    """All layers of attention, whose weights can be read; InputError where some attention is of no known family."""
+    """All layers of attention, whose weights can be read; InputError where some attention is not on the interface."""
     modules = choose_modules(model, None)
     if unknown := unknown_modules(model):
         raise InputError(
-            f"{type(model).__name__}: {unknown[0]} is of no known family of attention, whose weights can be read"
+            f"{type(model).__name__}: {unknown[0]} is not on the attention interface, so that its weights cannot be read"
         )
     return modules
 
@@ -230,7 +215,7 @@ def settings_of(model: Any) -> dict[str, Any]:
 
 def arguments_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of `inject` among the settings in a configuration."""
-    return {key: settings[key] for key in ("mix", "normalize", "cross_head", "layers", "output", "interface")}
+    return {key: settings[key] for key in ("mix", "normalize", "cross_head", "layers", "output")}
 
 
 def remove(model: Any) -> Any:

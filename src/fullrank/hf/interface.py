@@ -33,7 +33,7 @@ from fullrank.core.project import StochasticCrossHead
 from fullrank.core.score import Normalizer, Softmax
 from fullrank.core.stage import build_stage
 from fullrank.core.trace import LayerTrace, Trace
-from fullrank.hf.families import Family, eager_of, head_size
+from fullrank.hf.families import eager_of, find_projection, head_size, split_queries
 
 MIXED = "fullrank"  # weights are mixed, or normalized in another way
 _PERMUTED = f"{MIXED}_"  # followed by the name of the model's own attention function: only heads are permuted
@@ -49,13 +49,13 @@ class Injected(nn.Module):
     query that the attention function gets.
     """
 
-    def __init__(self, module: nn.Module, family: Family, mix: Stage, normalize: Stage, cross_head: float) -> None:
+    def __init__(self, module: nn.Module, mix: Stage, normalize: Stage, cross_head: float) -> None:
         super().__init__()
-        self.size, self.eager, self.family = head_size(module), eager_of(module), family
+        self.size, self.eager = head_size(module), eager_of(module)
         self.normalize: Normalizer = build_stage("normalize", normalize, self.size)
         self.mix: Mixing = build_stage("mix", mix, self.size)
         self.route = StochasticCrossHead(cross_head)
-        self.projection = family.projection(module) if "query" in self.mix.needs else None
+        self.projection, self.blocks = find_projection(module) if "query" in self.mix.needs else (None, None)
         self._rules: EagerRules | None = None
 
     def rules(self, module: nn.Module) -> EagerRules:
@@ -173,7 +173,7 @@ def _query_of_mixing(injected: Injected, module: nn.Module, query: Tensor) -> Te
     output = _handed.output.reshape(query.shape[0], -1, _handed.output.shape[-1])
     start = _handed.position % output.shape[1]
     _handed.position = end = start + query.shape[2]
-    return injected.family.split_queries(output[:, start:end], injected.size).transpose(1, 2).to(query.dtype)
+    return split_queries(output[:, start:end], injected.size, injected.blocks).transpose(1, 2).to(query.dtype)
 
 
 def prepare(module: Any, _: object) -> None:
@@ -219,11 +219,7 @@ def _step(
     scores = query @ _repeat_heads(key, groups).mT * scaling
     dtype = None if query.dtype == torch.float64 else torch.float32
     weights = torch.softmax(scores if mask is None else scores + mask, -1, dtype=dtype).to(query.dtype)
-    if matrix is not None and matrix.dim() == 4:  # the product of `mix_heads`, without an einsum to plan
-        mixed = (matrix.to(weights).mT @ weights.transpose(1, 2)).transpose(1, 2)
-    else:
-        mixed = mix_heads(weights, matrix)
-    return (mixed @ _repeat_heads(value, groups)).transpose(1, 2).contiguous()
+    return (mix_heads(weights, matrix) @ _repeat_heads(value, groups)).transpose(1, 2).contiguous()
 
 
 def _is_plain(rules: EagerRules, query: Tensor, key: Tensor, value: Tensor, arguments: dict[str, Any]) -> bool:
@@ -367,11 +363,7 @@ def try_out(module: nn.Module, injected: Injected) -> EagerRules:
     Raises InputError if it cannot be called like the others, gives no weights, or output in another shape.
     """
     without, like = _WithoutDropout(module), next(module.parameters(), torch.empty(0))
-    groups, heads, width = (
-        int(getattr(module, "num_key_value_groups", 1)),
-        injected.size.num_heads,
-        injected.size.head_dim,
-    )
+    groups, heads, width = getattr(module, "num_key_value_groups", 1), injected.size.num_heads, injected.size.head_dim
     shapes = ((2, heads, 3, width), *((2, heads // groups, 5, width),) * 2)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.random.default_generator.manual_seed(0)

@@ -15,7 +15,7 @@ from fullrank.core.layout import Layout
 SAME_POSITIONS = "causal keys whose positions are the same in all sequences"
 
 # For `torch.library.custom_op`: an operator that keeps tensors for later calls, so that a CUDA graph must not hold it.
-# torch has the tag from 2.9 on; before, `train.cuda_graphs` is refused.
+# torch has the tag from 2.9 on.
 KEEPS_TENSORS: dict[str, Any] = (
     {"tags": (torch.Tag.cudagraph_unsafe,)} if hasattr(torch.Tag, "cudagraph_unsafe") else {}
 )

@@ -7,17 +7,14 @@
     checkpoints/kept/step-00000120/                    weights of the last evaluations (`train.keep_checkpoints`)
     checkpoints/average/                               a mean of kept weights, {"step": 360, "averaged": [120, 240, 360]}
 
-A checkpoint is written to a temporary folder, forced to the disk, renamed, and only then do the links move (a link is
-replaced in one atomic step); folders without a link are removed last. `previous` is the `last` before this one: should
-`last` be damaged, training resumes from there. Kept weights are a hard link to the file of the checkpoint where the disk
-can do that. checkpoint.json seals the others and the run around them (`fullrank.seal`).
-Of several processes the first one writes the tensors that all of them gather; every process reads the files.
+A checkpoint is written to a temporary folder, forced to the disk, renamed, and only then do the links move, each in one atomic
+step; folders without a link are removed last. Should `last` be damaged, training resumes from `previous`. Kept weights are a
+hard link where the disk can do that. checkpoint.json seals the others and the run around them (`fullrank.seal`).
 """
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
-import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
@@ -70,7 +66,12 @@ def save_checkpoint(
             _write_checkpoint(folder, snapshot, step, best, keep_weights)
         except (OSError, SafetensorError) as error:
             _remove_unlinked(folder)
-            raise RunError(_explain_failure(folder, step, error)) from error
+            why, last = "no space left on the disk" if no_room(error) else error, _read_link(folder, "last")
+            intact = f"last ({last}) is intact" if last else "there is no earlier checkpoint"
+            raise RunError(
+                f"the checkpoint of step {step} could not be written to {folder}: {why}; {intact}. Make room and run the same "
+                "command again to go on"
+            ) from error
     barrier()
 
 
@@ -82,9 +83,8 @@ def _write_checkpoint(folder: Path, snapshot: Snapshot, step: int, best: bool, k
     write_tensors(temporary / WEIGHTS, snapshot.weights)
     write_tensors(temporary / TRAINING, snapshot.training)
     write_record(temporary, (WEIGHTS, TRAINING), snapshot.state, snapshot.run)
-    target = _find_free_name(folder, step)
-    os.replace(temporary, target)
-    sync(folder)
+    target = folder / f"step-{step:08d}"
+    _replace(folder, temporary, target)
     # before `last`: a run resumed from the former `last` repeats this step, one resumed from the new one does not
     if keep_weights is not None:
         _keep_weights(folder, target, step=step, number=keep_weights, run=snapshot.run)
@@ -118,7 +118,6 @@ def find_newest(folder: Path, notice: Callable[[str], None]) -> str | None:
     If `last` is damaged and another one is good, `notice` is called, and that one is `last` from now on.
     InputError if there are checkpoints and none is good.
     """
-    _restore_links(folder)
     last = _read_link(folder, "last")
     names = sorted((path.name for path in folder.glob("step-*")), reverse=True)
     damages: list[str] = []
@@ -157,8 +156,6 @@ def verify_checkpoint(path: Path) -> Record:
             current = seal_file(path / name)
         except (OSError, ValueError) as error:
             raise DamagedError(f"{name} cannot be read ({error})") from error
-        if current["bytes"] != seal["bytes"]:
-            raise DamagedError(f"{name} has {current['bytes']} bytes instead of {seal['bytes']}")
         if current != seal:
             raise DamagedError(f"{name} does not match its checksum")
     return record
@@ -178,25 +175,7 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
     return weights
 
 
-def _explain_failure(folder: Path, step: int, error: Exception) -> str:
-    why, last = "no space left on the disk" if no_room(error) else str(error), _read_link(folder, "last")
-    intact = f"{folder / 'last'} ({last}) is intact" if last else "there is no earlier checkpoint"
-    return (
-        f"the checkpoint of step {step} could not be written to {folder}: {why}; {intact}. "
-        "Make room and run the same command again to go on"
-    )
-
-
-# -- links and names -------------------------------------------------------------------------------------------------
-
-
-def _find_free_name(folder: Path, step: int) -> Path:
-    """A folder name for this step that is not taken, not even by a damaged checkpoint that a link points to."""
-    path, copy = folder / f"step-{step:08d}", 1
-    while path.exists():
-        copy += 1
-        path = folder / f"step-{step:08d}-{copy}"
-    return path
+# -- links -----------------------------------------------------------------------------------------------------------
 
 
 def _read_link(folder: Path, name: str) -> str | None:
@@ -205,27 +184,14 @@ def _read_link(folder: Path, name: str) -> str | None:
 
 
 def _link(folder: Path, name: str, target: str) -> None:
-    """Let `name` point to `target`, in one atomic step."""
+    """Let `name` point to `target`, in one atomic step; a folder of that name is a link that a copy of the run followed."""
+    if not (folder / name).is_symlink():
+        shutil.rmtree(folder / name, ignore_errors=True)
     fresh = folder / f".link-{name}"
     fresh.unlink(missing_ok=True)
     os.symlink(target, fresh, target_is_directory=True)
     os.replace(fresh, folder / name)
     sync(folder)
-
-
-def _restore_links(folder: Path) -> None:
-    """Make folders called `last` ... links again, in a run folder that was copied with its links followed."""
-    for name in LINKS:
-        path = folder / name
-        if path.is_symlink() or not path.is_dir():
-            continue
-        try:
-            step = int(read_record(path).state["step"])
-        except DamagedError:
-            step = 0
-        target = _find_free_name(folder, step)
-        os.replace(path, target)
-        _link(folder, name, target.name)
 
 
 # -- kept weights and their mean -------------------------------------------------------------------------------------
@@ -234,8 +200,7 @@ def _restore_links(folder: Path) -> None:
 def _keep_weights(folder: Path, checkpoint: Path, *, step: int, number: int, run: Mapping[str, Any]) -> None:
     """Keep the weights of the checkpoint of `step`, and of those kept before it the last `number` - 1.
 
-    A resumed run that repeats a step writes the same again; weights kept later than `step` are removed, for that step
-    comes again.
+    Weights kept later than `step` are removed, for that step comes again.
     """
     fresh = folder / f".writing-kept-{step:08d}"
     fresh.mkdir()
@@ -293,54 +258,31 @@ def mean_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
 
     InputError if one is damaged, or is not of the same model as the others.
     """
-    total: dict[str, Tensor] = {}
+    total = {name: tensor.double() for name, tensor in _read_weights(paths[0]).items() if tensor.is_floating_point()}
     for path in paths:
         weights = _read_weights(path)
-        if total and {n: t.shape for n, t in weights.items()} != {n: t.shape for n, t in total.items()}:
+        shapes = {name: tensor.shape for name, tensor in weights.items() if name in total}
+        if shapes != {name: tensor.shape for name, tensor in total.items()}:
             raise InputError(f"{path} and {paths[0]} are not of the same model: they hold other tensors")
-        for name, tensor in weights.items():
-            if not tensor.is_floating_point():
-                total[name] = tensor
-            elif name in total:
-                total[name] += tensor
-            else:
-                total[name] = tensor.to(torch.float64, copy=True)
-    return {
-        name: (value / len(paths)).to(weights[name].dtype) if value.is_floating_point() else value
-        for name, value in total.items()
-    }
+        if path != paths[0]:
+            for name, tensor in total.items():
+                tensor += weights[name]
+    return weights | {name: (tensor / len(paths)).to(weights[name].dtype) for name, tensor in total.items()}
 
 
-def write_mean(
-    folder: Path, name: str, weights: dict[str, Tensor], steps: Sequence[int], run: Mapping[str, Any] | None = None
-) -> Path:
-    """Write `weights`, the mean of those of `steps`, to `folder`/`name`; an earlier mean of that name is replaced.
-
-    InputError if `name` cannot be used; RunError if the disk does not take it.
-    """
-    target = folder / name
-    if not re.fullmatch(r"\w[\w.-]*", name) or (target.exists() and not _is_mean(target)) or name in (*LINKS, KEPT):
-        raise InputError(
-            f"--out: a name for the average that nothing else has, in letters, digits, dots and lines, given '{name}'"
-        )
-    fresh = folder / f".averaging-{name}"
+def write_mean(folder: Path, weights: dict[str, Tensor], steps: Sequence[int], run: Mapping[str, Any]) -> Path:
+    """Write `weights`, the mean of those of `steps`, to `folder`/average, in place of an earlier mean; RunError as above."""
+    fresh = folder / ".writing-average"
     try:
         shutil.rmtree(fresh, ignore_errors=True)  # of a process that was killed
         fresh.mkdir()
         write_tensors(fresh / WEIGHTS, weights)
         write_record(fresh, (WEIGHTS,), {"step": steps[-1], "averaged": list(steps)}, run)
-        _replace(folder, fresh, target)
+        _replace(folder, fresh, folder / "average")
     except (OSError, SafetensorError) as error:
         shutil.rmtree(fresh, ignore_errors=True)
-        raise RunError(f"{target} could not be written: {error}; make room and run the same command again") from error
-    return target
-
-
-def _is_mean(folder: Path) -> bool:
-    try:
-        return "averaged" in read_record(folder).state
-    except DamagedError:
-        return False
+        raise RunError(f"{folder}: the average could not be written: {error}; make room and run this again") from error
+    return folder / "average"
 
 
 def _replace(folder: Path, fresh: Path, target: Path) -> None:

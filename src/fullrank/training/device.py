@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fullrank.config.training import TrainConfig, TrainingConfig
 from fullrank.core.errors import InputError, RunError
@@ -31,12 +31,9 @@ def choose_device(name: str, key: str = "train.device") -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     name = choose_local_device(name)
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise InputError(f"{key}: '{name}' is not a device; give auto, cpu, cuda or cuda:0") from None
-    if device.type not in ("cpu", "cuda"):
-        raise InputError(f"{key}: '{name}' is not supported; give auto, cpu, cuda or cuda:0")
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise InputError(f"{key}: auto, cpu, cuda or cuda:0, given '{name}'")
+    device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise InputError(f"{key}: '{name}' is given, but this machine has {torch.cuda.device_count()} CUDA devices")
     return device
@@ -77,7 +74,7 @@ def peak_memory_mib(device: torch.device) -> float:
 
 @contextmanager
 def explain_failures(options: TrainConfig) -> Iterator[None]:
-    """Turn failures of the machine inside the block into RunErrors that say which key to change."""
+    """Turn a want of memory inside the block into a RunError that says which keys to change."""
     try:
         yield
     except Exception as error:
@@ -87,58 +84,19 @@ def explain_failures(options: TrainConfig) -> Iterator[None]:
                 f"train.gradient_accumulation_steps (now {options.gradient_accumulation_steps}) by the same factor, or lower "
                 f"train.segment_length; {(str(error).splitlines() or ['no more memory'])[0]}"
             ) from error
-        if options.compile and type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
-            raise RunError(
-                f"torch.compile failed; set train.compile=false; {str(error).strip().splitlines()[0]}"
-            ) from error
         raise
 
 
-# -- compiling and CUDA graphs ---------------------------------------------------------------------------------------
-
-
-def compile_blocks(model: nn.Module, cuda_graphs: bool = False) -> int:
+def compile_blocks(model: nn.Module) -> int:
     """`torch.compile` in place, names of parameters unchanged; returns how many modules are compiled.
 
     A model that has `compile_targets()` says which modules (its blocks: one compilation serves them all); any other is
     compiled whole, which reaches calls of `model(...)` only.
-    cuda_graphs: the GPU kernels of a block are recorded once for each shape, and replayed.
     """
     modules = list(model.compile_targets()) if isinstance(model, HasBlocks) else [model]
-    options: dict[str, Any] = {"mode": "reduce-overhead"} if cuda_graphs else {}
     for module in modules:
-        module.compile(**options)
+        module.compile()
     return len(modules)
-
-
-def check_cuda_graphs(options: TrainConfig, device: torch.device) -> None:
-    """Raises InputError for `train.cuda_graphs` without a GPU, or with a torch that is too old."""
-    if not options.cuda_graphs:
-        return
-    if device.type != "cuda":
-        raise InputError(
-            f"train.cuda_graphs: the model is on the device '{device}'; give train.device: cuda, or leave train.cuda_graphs out"
-        )
-    if not hasattr(torch.Tag, "cudagraph_unsafe"):  # some operators must not be recorded
-        raise InputError(
-            f"train.cuda_graphs: needs torch 2.9 or later, given {torch.__version__}; leave train.cuda_graphs out"
-        )
-
-
-def begin_pass(options: TrainConfig) -> None:
-    """Mark the start of a forward pass: the memory of a recorded graph may be reused from here on."""
-    if options.cuda_graphs:
-        torch.compiler.cudagraph_mark_step_begin()
-
-
-def detach_carry(tensor: Tensor, options: TrainConfig) -> Tensor:
-    """A tensor for the next pass, without its graph; a copy of recorded memory, which a replay overwrites."""
-    return tensor.detach().clone() if options.cuda_graphs else tensor.detach()
-
-
-def eager_evaluation(options: TrainConfig) -> AbstractContextManager[object]:
-    """Evaluate without compiled code where training is recorded: shapes differ, and no pass is marked."""
-    return torch.compiler.set_stance("force_eager") if options.cuda_graphs else nullcontext()
 
 
 # -- signals and the lock of a run folder ----------------------------------------------------------------------------
@@ -146,13 +104,9 @@ def eager_evaluation(options: TrainConfig) -> AbstractContextManager[object]:
 
 @dataclass
 class Signals:
-    """Signals that came while training. `signal`: the name of the one that asked for an end, None so far.
-
-    continued: the process was stopped and went on (SIGSTOP, SIGCONT), which its clock has not seen yet.
-    """
+    """`signal`: the name of the signal that asked for an end while training, None so far."""
 
     signal: str | None = None
-    continued: bool = False
 
 
 @contextmanager
@@ -166,27 +120,23 @@ def catch_signals() -> Iterator[Signals]:
         yield request
         return
 
-    def note_end(number: int, frame: FrameType | None) -> None:
+    def note(number: int, frame: FrameType | None) -> None:
         request.signal = signal.Signals(number).name
-        restore(signal.SIGINT, signal.SIGTERM)
+        restore()
 
-    def note_continued(number: int, frame: FrameType | None) -> None:
-        request.continued = True
+    former = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
 
-    handlers = {signal.SIGINT: note_end, signal.SIGTERM: note_end, signal.SIGCONT: note_continued}
-    former = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-
-    def restore(*numbers: signal.Signals) -> None:
-        for number in numbers:
-            signal.signal(number, former[number] or signal.SIG_DFL)
+    def restore() -> None:
+        for number, handler in former.items():
+            signal.signal(number, handler or signal.SIG_DFL)
 
     try:
         yield request
     except BaseException:
-        restore(*handlers)
+        restore()
         ignore_sigterm()
         raise
-    restore(*handlers)
+    restore()
 
 
 def is_locked(folder: Path) -> bool:

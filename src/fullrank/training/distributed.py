@@ -1,18 +1,17 @@
 """Several processes that train one model: their group, what each one reads, and sums over all of them.
 
-Started by torchrun or `fullrank train --procs N`. Each process reads its rows of every batch. With `train.sharding: ddp`
-(DistributedDataParallel) it holds the whole model, with `fsdp` (FSDP2, `fully_shard`) a part of each parameter; gradients are
-means over processes. All processes compute the same figures and take the same decisions; the first one writes them.
+Each process reads its rows of every batch. With `train.sharding: ddp` (DistributedDataParallel) it holds the whole model, with
+`fsdp` (FSDP2) a part of each parameter. All processes compute the same figures and take the same decisions; the first one
+writes them.
 """
 
 from __future__ import annotations
 
 import atexit
 import ctypes
-import functools
-import itertools
 import logging
 import os
+import re
 import signal
 import sys
 import warnings
@@ -25,16 +24,16 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.rendezvous import rendezvous
 
 from fullrank.config.training import TrainingConfig
-from fullrank.core.errors import InputError, Interrupted, RunError, one_line
+from fullrank.core.errors import Interrupted, RunError, one_line
 from fullrank.files import python_command, usable_cores
 from fullrank.training.values import Batch, Carry, Loss, Objective, TrainingPosition
 
 Value = TypeVar("Value")
 TIMEOUT = 1800  # seconds that a process waits for the others; FULLRANK_TIMEOUT changes it
-_JOINING = 300  # seconds at most until all are there
+# in the messages of a failed communication
+_LOST = re.compile("gloo|NCCL|Connection closed by peer|Connection reset|Timed out waiting|Broken pipe")
 
 
 def is_distributed() -> bool:
@@ -48,14 +47,7 @@ def is_main_process() -> bool:
 
 
 def _read_variable(name: str, default: int) -> int:
-    """A whole number of the environment. InputError for anything else."""
-    text = os.environ.get(name, str(default))
-    if not text.isdecimal():
-        raise InputError(f"{name}: a whole number, which torchrun sets; given '{text}'; {_START}")
-    return int(text)
-
-
-_START = "start with torchrun or `fullrank train --procs N`, or unset WORLD_SIZE"
+    return int(os.environ.get(name, default))
 
 
 def world_size() -> int:
@@ -77,8 +69,7 @@ def choose_local_device(name: str) -> str:
 def process_group(device: torch.device) -> Iterator[None]:
     """Inside the block the processes that torchrun started are a group; alone, nothing happens. The group stays for the next.
 
-    A process that fails ends the others: the first one to fail says why, the others only that they end.
-    RunError: a process hangs or is gone.
+    A process that fails ends the others: the first one to fail says why. RunError: a process hangs or is gone.
     """
     if not is_distributed():
         yield
@@ -97,7 +88,7 @@ def process_group(device: torch.device) -> Iterator[None]:
         ignore_sigterm()
         if not _is_first_failure(error):
             raise SystemExit(1) from error
-        if isinstance(error, RuntimeError) and _is_lost_connection(error):
+        if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and _LOST.search(str(error))):
             raise RunError(
                 f"process {rank()} of {world_size()} waited for another one, which is gone or did nothing for "
                 f"{seconds} seconds; run the same command again to go on from the last checkpoint"
@@ -108,23 +99,13 @@ def process_group(device: torch.device) -> Iterator[None]:
 
 
 def _form_group(backend: str, seconds: int) -> None:
-    """`init_process_group`; a process waits for the others so many seconds, and fewer for them to join.
-
-    torchrun gives processes that it starts again the store of those before them: the number of the restart is part of every
-    key, else they would find addresses of the dead.
-    """
-    joining = timedelta(seconds=min(seconds, _JOINING))
     try:
-        store, number, size = next(rendezvous("env://", timeout=joining))
-        store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
-        dist.init_process_group(backend, store=store, rank=number, world_size=size, timeout=timedelta(seconds=seconds))
-    except ValueError as error:
-        raise InputError(f"the processes cannot form a group: {one_line(error)}; {_START}") from error
-    except (RuntimeError, OSError) as error:
+        dist.init_process_group(backend, timeout=timedelta(seconds=seconds))
+    except (ValueError, RuntimeError, OSError) as error:
         ignore_sigterm()
         raise RunError(
-            f"process {os.environ['RANK']} of {os.environ['WORLD_SIZE']} could not join the others in {joining.seconds} s: "
-            f"one of them is gone, or cannot be reached; {one_line(error)}"
+            f"process {os.environ['RANK']} of {os.environ['WORLD_SIZE']} could not join the others: one of them is gone, or "
+            f"cannot be reached; start with torchrun or `fullrank train --procs N`, or unset WORLD_SIZE; {one_line(error)}"
         ) from error
 
 
@@ -132,12 +113,6 @@ def ignore_sigterm() -> None:
     """Ignore SIGTERM, which torchrun sends to all when one process has failed: this one ends by itself, with its message."""
     if is_distributed():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-
-def _is_lost_connection(error: RuntimeError) -> bool:
-    """A failure of the communication, not of this process."""
-    known = ("gloo", "NCCL", "Connection closed by peer", "Connection reset", "Timed out waiting", "Broken pipe")
-    return isinstance(error, dist.DistError) or any(word in str(error) for word in known)
 
 
 def _is_first_failure(error: BaseException) -> bool:
@@ -201,18 +176,11 @@ def barrier() -> None:
 @contextmanager
 def main_process_first() -> Iterator[None]:
     """Run the block in the first process, and then in the others, which find there what it has prepared."""
-    if world_size() == 1:
-        yield
-        return
-    store, name = dist.distributed_c10d._get_default_store(), f"fullrank_prepared_{next(_NUMBERS)}"
     if rank() > 0:
-        store.wait([name], timedelta(days=7))
+        barrier()
     yield
     if rank() == 0:
-        store.set(name, "1")
-
-
-_NUMBERS = itertools.count()
+        barrier()
 
 
 def all_gather(value: Value) -> list[Value]:
@@ -239,30 +207,24 @@ def merge_shares(results: list[Value]) -> list[Value]:
 # -- tensors in parts ------------------------------------------------------------------------------------------------
 
 
-@runtime_checkable
-class Gatherable(Protocol):
-    """A tensor in parts on several processes (`torch.distributed.tensor.DTensor`, which is slow to import)."""
-
-    device_mesh: Any
-    placements: Any
-
-    def full_tensor(self) -> Tensor: ...
-    def to_local(self) -> Tensor: ...
+def is_sharded(tensor: object) -> bool:
+    """True for a tensor in parts on several processes (`torch.distributed.tensor.DTensor`, which is slow to import)."""
+    return hasattr(tensor, "full_tensor")
 
 
-def full_tensor(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Any) -> Any:
     """All of a tensor of which each process holds a part; any other as it is."""
-    return tensor.full_tensor() if isinstance(tensor, Gatherable) else tensor
+    return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
-def local_tensor(tensor: Tensor) -> Tensor:
+def local_tensor(tensor: Any) -> Any:
     """The part of a tensor that this process holds."""
-    return tensor.to_local() if isinstance(tensor, Gatherable) else tensor
+    return tensor.to_local() if is_sharded(tensor) else tensor
 
 
-def distribute_like(tensor: Tensor, example: Tensor | None) -> Tensor:
+def distribute_like(tensor: Tensor, example: Any) -> Tensor:
     """A copy of a whole tensor, of which this process holds the part that it holds of `example`."""
-    if not isinstance(example, Gatherable):
+    if not is_sharded(example):
         return tensor.clone()
     from torch.distributed.tensor import distribute_tensor
 
@@ -334,74 +296,38 @@ class Step(nn.Module):
 
     def forward(self, batch: Any, carry: Carry, position: TrainingPosition) -> Loss:
         loss = self.objective(batch, carry, position)
-        value = _ReachParameters.apply(loss.value, *self.model.parameters())
-        return Loss(value, loss.nll, loss.tokens, loss.carry, loss.read)
-
-
-class _ReachParameters(torch.autograd.Function):
-    """The value itself. All parameters are part of its graph, so that every process awaits the same gradients.
-
-    A skipped layer has none, nor a tail of the vocabulary that no token of this process is in.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, *parameters: Tensor) -> Tensor:
-        ctx.number = len(parameters)
-        return value.view_as(value)
-
-    @staticmethod
-    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
-        return cotangent, *[None] * ctx.number
+        value = loss.value
+        if not value.requires_grad:  # no token to predict here, but the others await gradients
+            value = value + 0 * next(self.model.parameters()).sum()
+        # the graph of the value alone says which parameters are reached
+        carry = {name: tensor.detach() for name, tensor in loss.carry.items()}
+        nll = loss.nll.detach() if isinstance(loss.nll, Tensor) else loss.nll
+        return Loss(value, nll, loss.tokens, carry, loss.read)
 
 
 class Engine:
-    """The training passes of a model: alone, or with the gradients of all processes averaged as they are formed."""
+    """The training passes of a model: alone, or with the gradients of all processes averaged as they are formed.
+
+    A skipped layer has no gradient, nor a tail of the vocabulary that no token of this process is in.
+    """
 
     def __init__(self, model: nn.Module, objective: Objective[Batch]) -> None:
         self.model, self.objective = model, objective
-        self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self.reached = torch.zeros(len(self.parameters), dtype=torch.float64)
-        self.sharded = any(isinstance(p, Gatherable) for p in model.parameters())
+        self.sharded = any(is_sharded(p) for p in model.parameters())
         self.wrapped: nn.parallel.DistributedDataParallel | None = None
         if world_size() > 1 and not self.sharded:
             with warnings.catch_warnings():  # of a name that torch before 2.13 has alone
                 warnings.filterwarnings("ignore", "`broadcast_buffers`", FutureWarning)
                 self.wrapped = nn.parallel.DistributedDataParallel(
-                    Step(model, objective), broadcast_buffers=False, gradient_as_bucket_view=True
+                    Step(model, objective),
+                    broadcast_buffers=False,
+                    gradient_as_bucket_view=True,
+                    find_unused_parameters=True,
                 )
-            for i, parameter in enumerate(self.parameters):
-                parameter.register_hook(functools.partial(self._note_reached, i))
 
     def __call__(self, batch: Any, carry: Carry, position: TrainingPosition) -> Loss:
         loss: Loss = (self.wrapped or self.objective)(batch, carry, position)
         return loss
-
-    def check_idle(self) -> None:
-        """RunError where a batch without gradients would leave those of an update in parts."""
-        if self.sharded:
-            raise RunError(
-                "train.sharding: fsdp needs a token to predict in every batch, and one has none; raise train.mlm_probability "
-                "or the size of a batch, or set train.sharding: ddp"
-            )
-
-    def _note_reached(self, index: int, gradient: Tensor | None) -> None:
-        if gradient is not None:
-            self.reached[index] = 1
-
-    def agree(self, *numbers: Tensor | float) -> list[float]:
-        """The sums of numbers over all processes, at the end of an update.
-
-        Parameters that no token reached have no gradient, as in one process: an optimizer leaves them as they are.
-        """
-        figures = torch.stack([torch.as_tensor(number, dtype=torch.float64).cpu() for number in numbers])
-        device = next(self.model.parameters()).device
-        sums = all_reduce(torch.cat((figures, self.reached)).to(device)).cpu()
-        if self.wrapped is not None:
-            for parameter, reached in zip(self.parameters, sums[len(figures) :].tolist(), strict=True):
-                parameter.grad = parameter.grad if reached else None
-        self.reached.zero_()
-        agreed: list[float] = sums[: len(figures)].tolist()
-        return agreed
 
     def gradients(self, last: bool) -> AbstractContextManager[object]:
         """Around a pass and its backward pass: gradients are exchanged after the last batch of an update alone."""

@@ -1,14 +1,14 @@
-"""The training loop. It is given the model and every policy, and knows none of them.
+"""The training loop, which is given the model and every policy.
 
     step = update -> line of metrics -> evaluation -> next phase -> checkpoint        each of the last four when it is due
 
-A run is a function of its configuration and seed: killed at any moment and started again it resumes from the last
-checkpoint and writes the same metrics and the same weights, byte for byte.
+Killed at any moment and started again it writes the same metrics and the same weights, byte for byte.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import time
 from collections.abc import Mapping, Sequence, Set
@@ -21,40 +21,38 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from fullrank.config.run import EvalConfig
 from fullrank.config.training import TrainConfig
 from fullrank.core.errors import InputError, Interrupted, RunError
 from fullrank.training.checkpoint import load_checkpoint, save_checkpoint
 from fullrank.training.device import (
     Signals,
     autocast,
-    begin_pass,
     catch_signals,
-    check_cuda_graphs,
     compile_blocks,
-    detach_carry,
     device_of,
     explain_failures,
     lock_folder,
     peak_memory_mib,
 )
-from fullrank.training.distributed import Engine, all_gather, full_tensor, local_tensor, rank, world_size
-from fullrank.training.observers import JsonLines, ObserverGroup, metrics_line, perplexity, timing_line
+from fullrank.training.distributed import Engine, all_gather, all_reduce, full_tensor, local_tensor, rank, world_size
+from fullrank.training.observers import JsonLines, metrics_line, perplexity, timing_line
 from fullrank.training.optimizer import Schedule
 from fullrank.training.phases import Plan, make_plan
-from fullrank.training.randomness import begin_draws, checkpoint_blocks, drawing, end_draws, seed_everything
+from fullrank.training.randomness import begin_draws, checkpoint_blocks, end_draws, seed_everything
 from fullrank.training.state import Clock, Counters, RunningLoss, TrainingState, WeightAverage, cost
 from fullrank.training.values import (
     Batch,
     Batches,
     Evaluate,
     EvaluationOptions,
-    EvaluationResult,
     FitResult,
     Objective,
     Observer,
     TrainingPosition,
 )
 
+logger = logging.getLogger("fullrank")
 SAVE_SECONDS = 300.0  # most time between two checkpoints, where `train.save_every_steps` says nothing
 
 
@@ -67,7 +65,7 @@ def fit(
     optimizer: Optimizer,
     schedule: Schedule,
     options: TrainConfig,
-    eval_options: EvaluationOptions,
+    eval_options: EvalConfig | EvaluationOptions,
     folder: Path,
     seal: Mapping[str, Any] | None = None,
     observers: Sequence[Observer] = (),
@@ -77,35 +75,23 @@ def fit(
 ) -> FitResult:
     """Train `model` in the run folder `folder`, from its last checkpoint if it has one; at the end the model holds
     the last weights (the averaged ones when averaging). `load_weights(model, folder / "checkpoints" / "best")` gives the best.
-    In several processes (`training.distributed`) each calls it with its rows of the batches; the first one writes.
 
     seal: what checkpoints state of the run (`seal.seal_run`). locked: the caller holds the lock of the folder.
     until: pause after this update; the schedules stay those of the whole training, and a later call goes on.
     engines: the names of the kernels that compute, filled as they are used; checkpoints keep them.
     The objective is called with every batch, the carry of the batch before it ({} at the start of an epoch, not of a phase),
-    and its position in training; before that all generators are seeded from seed, pass and process (`randomness.begin_draws`).
-    Evaluation runs in evaluation mode, in the precision of training, without gradients; `eval.metric` says which is the best.
+    and its position in training; before that all generators are seeded from seed, pass and process.
     RunError: the loss is not a number, or the disk is full. Interrupted: SIGINT or SIGTERM. InputError: a checkpoint
     that is damaged or belongs to another configuration; an evaluation without the score that `eval.metric` names.
     """
     device = device_of(model)
     plan = make_plan(options, eval_options, batches)
-    check_cuda_graphs(options, device)
     if options.activation_checkpointing:
         checkpoint_blocks(model)
     if options.compile:
-        compile_blocks(model, options.cuda_graphs)
-    counters = Counters(
-        batches_per_epoch=batches.batches_per_epoch, metric=eval_options.metric, total_steps=plan.total_steps
-    )
-    state = TrainingState(
-        model=model,
-        optimizer=optimizer,
-        schedule=schedule,
-        average=WeightAverage(model, options, plan.total_steps),
-        running=RunningLoss(device),
-        counters=counters,
-    )
+        compile_blocks(model)
+    average = WeightAverage(model, options, plan.total_steps)
+    state = TrainingState(model, optimizer, schedule, average, RunningLoss(device))
     with ExitStack() as stack:
         if not locked and rank() == 0:
             stack.enter_context(lock_folder(folder))
@@ -116,10 +102,11 @@ def fit(
             batches=batches,
             evaluate=evaluate,
             options=options,
+            metric=eval_options.metric,
             device=device,
             folder=folder,
             seal=seal or {},
-            observers=ObserverGroup(observers),
+            observers=observers,
             engines=engines,
         )
         resumed_from = loop.resume()
@@ -136,14 +123,9 @@ def fit(
 
 
 def _make_result(counters: Counters, plan: Plan, resumed_from: int | None) -> FitResult:
-    """The result of a training that stands at `counters`; a phase too short to be timed has no milliseconds."""
-    per_step = counters.seconds / max(1, counters.step)
-    if counters.timed_steps:
-        per_step = counters.timed_seconds / counters.timed_steps
-    by_phase = {"train": 1000 * per_step}
-    if plan.phases:
-        timed = counters.timed_by_phase.items()
-        by_phase = {name: 1000 * phase.seconds / phase.steps for name, phase in timed if phase.steps}
+    """The result of a training that stands at `counters`; a phase too short to be timed has no `ms_per_step`."""
+    timed = counters.sum_timed()
+    by_phase = {name: 1000 * phase.seconds / phase.steps for name, phase in counters.timed.items()}
     return FitResult(
         steps=counters.step,
         epochs=counters.step / plan.steps_per_epoch,
@@ -152,9 +134,8 @@ def _make_result(counters: Counters, plan: Plan, resumed_from: int | None) -> Fi
         best_nll=counters.best_nll,
         best_metric=counters.best_metric,
         stopped_early=counters.stopped_early,
-        ms_per_step=1000 * per_step,
-        ms_per_step_by_phase=by_phase,
-        tokens_per_second=counters.timed_tokens / counters.timed_seconds if counters.timed_seconds else 0.0,
+        ms_per_step=by_phase,
+        tokens_per_second=timed.tokens / timed.seconds if timed.seconds else 0.0,
         seconds=counters.seconds,
         peak_memory_mib=counters.peak_memory_mib,
         resumed_from=resumed_from,
@@ -172,10 +153,11 @@ class _Loop:
     batches: Batches[Any]
     evaluate: Evaluate
     options: TrainConfig
+    metric: str  # `eval.metric`
     device: torch.device
     folder: Path
     seal: Mapping[str, Any]
-    observers: ObserverGroup
+    observers: Sequence[Observer]
     engines: Set[str]
     metrics: JsonLines | None = None  # of the process that writes
     timing: JsonLines | None = None
@@ -188,20 +170,13 @@ class _Loop:
     def resume(self) -> int | None:
         """Restore the last checkpoint and return its step, or start anew."""
         state, last = self.state, self.folder / "checkpoints" / "last"
-        snapshot = load_checkpoint(last.parent, self.observers.notice)
+        snapshot = load_checkpoint(last.parent, self.notice)
         if snapshot is None:
             seed_everything(self.options.seed)
             self.plan.begin_phase(state.counters)
             return None
         state.restore(snapshot, last)
-        processes = snapshot.state["processes"]
-        if processes != world_size():
-            self.observers.notice(
-                f"{last} was made with --procs {processes}, this is --procs {world_size()}: the same batches and draws follow, "
-                "but sums add up in another order, so that the last digits may differ"
-            )
         counters = state.counters
-        self.plan.check_phase(counters, last)
         counters.finished = counters.stopped_early or self.plan.finished(counters)
         return counters.step
 
@@ -211,10 +186,6 @@ class _Loop:
             return
         self.metrics = JsonLines(self.folder / "metrics.jsonl", keep=self.state.counters.metrics_bytes)
         stack.callback(self.metrics.close)
-        if self.metrics.missing:
-            self.observers.notice(
-                f"{self.metrics.path} lacks {self.metrics.missing} bytes that were written before; its curve has a gap"
-            )
         self.timing = JsonLines(self.folder / "timing.jsonl")
         stack.callback(self.timing.close)
 
@@ -223,11 +194,12 @@ class _Loop:
         plan, counters = self.plan, self.state.counters
         self.state.model.train()
         self.parameters = [p for group in self.state.optimizer.param_groups for p in group["params"]]
-        self.clock, self.saved_at = Clock(self.device, counters, signals), time.monotonic()
+        self.clock, self.saved_at = Clock(self.device, counters), time.monotonic()
         while not counters.finished and counters.step < until:
             self.update(signals)
             counters.engines = sorted({*counters.engines, *self.engines})
-            self.observers.advance(counters.step, counters.tokens)
+            for observer in self.observers:
+                observer.advance(counters.step, counters.tokens)
             counters.finished = plan.finished(counters)
             phase_over = plan.phase_over(counters)
             if counters.step % self.options.log_every_steps == 0 or phase_over or counters.finished:
@@ -257,14 +229,15 @@ class _Loop:
         self.is_ending = signals.signal is not None
         self.is_late = self.options.save_every_steps is None and time.monotonic() - self.saved_at > SAVE_SECONDS
         if world_size() > 1:
-            mean, nats, *flags = self.engine.agree(loss / world_size(), nll, float(self.is_ending), float(self.is_late))
-            loss, nll = loss.new_tensor(mean), nll.new_tensor(nats)
-            self.is_ending, self.is_late = (flag > 0 for flag in flags)
+            flags = torch.tensor([self.is_ending, self.is_late], dtype=torch.float64, device=self.device)
+            sums = all_reduce(torch.cat((loss.double().view(1) / world_size(), nll.view(1), flags)))
+            loss, nll = sums[0], sums[1]
+            self.is_ending, self.is_late = (flag > 0 for flag in sums[2:].tolist())
         if self.options.max_grad_norm is not None:
             norm = full_tensor(nn.utils.clip_grad_norm_(self.parameters, self.options.max_grad_norm))
             loss = loss + 0 * norm  # an infinite gradient counts as an infinite loss
-        state.running.add(nll, tokens)
-        if not state.running.watch(step, loss):
+        state.running.add(step, loss, nll, tokens)
+        if self.device.type == "cpu":  # on a GPU that is found out later, for no step waits
             self.check_loss()
         scale = seen / self.plan.tokens_per_step if self.options.rate_by_length else 1.0
         for group in state.optimizer.param_groups:
@@ -293,15 +266,13 @@ class _Loop:
         for number, (epoch, index) in enumerate(indices):
             position = TrainingPosition(step, number, config, self.options.gradient_accumulation_steps)
             batch = self.batches.batch(epoch, index)
-            begin_pass(self.options)
             begin_draws(self.options.seed, position.number)
             with self.engine.gradients(last=number == len(indices) - 1):
-                with autocast(self.options.precision, self.device), drawing(state.model):
+                with autocast(self.options.precision, self.device):
                     part = self.engine(batch, state.carry if index else {}, position)
-                state.carry = {name: detach_carry(tensor, self.options) for name, tensor in part.carry.items()}
+                state.carry = {name: tensor.detach() for name, tensor in part.carry.items()}
                 seen += part.seen
                 if part.tokens == 0 and not part.value.requires_grad:
-                    self.engine.check_idle()
                     continue
                 first = first or part.tokens
                 share = part.tokens / first if first else 0.0
@@ -326,7 +297,7 @@ class _Loop:
         line = timing_line(counters.step, counters.seconds, speed, counters.peak_memory_mib)
         if self.timing is not None:
             self.timing.write(line)
-        self.observers.record(line)
+        self.record(line)
 
     def evaluate_model(self) -> tuple[bool, bool]:
         """Evaluate and give the schedule the result; (best so far, phase on its plateau).
@@ -340,13 +311,16 @@ class _Loop:
         self.clock.resume()
         if not result.tokens:
             raise InputError("the validation has no token to measure; give a longer validation text")
-        nll = float(result.nll) / result.tokens
+        nll = result.nll / result.tokens
         if not all(math.isfinite(value) for value in (nll, *result.scores.values())):
             raise self.explain_divergence("the validation loss", counters.step)
-        value = _read_metric(result, nll, counters.metric)
-        is_best = counters.note_evaluation(nll, value)
+        values = {"loss": nll, **result.scores}
+        if self.metric not in values:
+            raise InputError(f"eval.metric: one of {', '.join(values)} in this task, given {self.metric}")
+        value = values[self.metric]
+        is_best = counters.note_evaluation(nll, self.metric, value)
         self.write(split="valid", nll=nll, scores=result.scores)
-        self.state.schedule.observe(cost(counters.metric, value))
+        self.state.schedule.observe(cost(self.metric, value))
         on_plateau = self.plan.on_plateau(counters, perplexity(nll))
         patience = self.options.patience
         if patience is not None and counters.since_best >= patience and not counters.finished:
@@ -391,7 +365,17 @@ class _Loop:
         )
         if self.metrics is not None:
             self.metrics.write(line)
-        self.observers.record(line)
+        self.record(line)
+
+    def record(self, line: Mapping[str, Any]) -> None:
+        for observer in self.observers:
+            observer.record(line)
+
+    def notice(self, text: str) -> None:
+        for observer in self.observers:
+            observer.notice(text)
+        if not self.observers:
+            logger.warning(text)
 
     def check_loss(self) -> None:
         step = self.state.running.bad_step()
@@ -407,11 +391,3 @@ class _Loop:
             f"{what} at step {step} is not a finite number: lower train.learning_rate (now {options.learning_rate:g}), raise "
             f"train.warmup_steps (now {options.warmup_steps}), lower train.max_grad_norm (now {clip}){bf16}; {intact}"
         )
-
-
-def _read_metric(result: EvaluationResult, nll: float, metric: str) -> float:
-    """The value of `eval.metric`; InputError if this evaluation does not have it."""
-    values = {"loss": nll, **result.scores}
-    if metric not in values:
-        raise InputError(f"eval.metric: one of {', '.join(values)} in this task, given {metric}")
-    return values[metric]

@@ -1,33 +1,32 @@
-"""Records and progress of a training: metrics.jsonl, timing.jsonl, progress lines, TensorBoard, Weights & Biases.
+"""Records and progress of a training: metrics.jsonl, timing.jsonl, progress lines, TensorBoard.
 
 The two files have one JSON object per line, appended; a torn line is cut off. Lines of metrics are functions of
 configuration and seed only; `tokens` are the training tokens seen so far, for every split. A checkpoint notes how long the
 file was, and a resumed run cuts it there: a killed run may have written more.
-The loop knows observers by their protocol only (`values.Observer`); their packages are imported when they are made.
 """
 
 from __future__ import annotations
 
 import errno
 import json
-import logging
 import math
 import os
-import sys
 import time
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as Bar
+from rich.table import Column
 
 from fullrank.core.errors import InputError, RunError, pip_install
 from fullrank.training.values import Observer
 
-logger = logging.getLogger("fullrank")
 _FIXED = ("step", "split", "nll", "ppl", "tokens", "lr", "phase", "objective")
-# names of scores as people write them
-_WRITTEN = {"bleu": "BLEU", "chrf": "chrF", "accuracy_percent": "accuracy in %"}
 
 
 # -- metrics.jsonl and timing.jsonl ------------------------------------------------------------------------------------
@@ -48,13 +47,10 @@ def metrics_line(
 
     `objective`: written where the figures are not of next tokens, for such figures cannot be compared.
     `phase`: the phase of update `step`; a line about training never covers more than one.
-    `scores`: other figures of an evaluation, by name; ValueError for the name of a fixed key.
+    `scores`: other figures of an evaluation, by name.
     """
-    scores = scores or {}
-    if fixed := scores.keys() & set(_FIXED):
-        raise ValueError(f"a score may not be called {min(fixed)}: every line of metrics has one")
     line = {"step": step, "split": split, "nll": _round(nll), "ppl": _round(perplexity(nll)), "tokens": tokens}
-    line |= {name: _round(score) for name, score in scores.items()}
+    line |= {name: _round(score) for name, score in (scores or {}).items()}
     if lr is not None:
         line["lr"] = _round(lr)
     if objective != "causal":
@@ -87,13 +83,12 @@ class JsonLines:
     """An append-only file of JSON lines. Errors of the disk are RunErrors."""
 
     def __init__(self, path: Path, keep: int | None = None) -> None:
-        """Open `path`, cut to its first `keep` bytes, or, if `keep` is None, after its last whole line."""
+        """Open `path`, cut after the last whole line of its first `keep` bytes, or of all."""
         self.path = path
         with self._explain_errors():
             path.touch()
             content = path.read_bytes()
-            self.missing = max(0, (keep or 0) - len(content))  # bytes a checkpoint speaks of that are not there
-            os.truncate(path, content.rfind(b"\n") + 1 if keep is None or self.missing else keep)
+            os.truncate(path, content[:keep].rfind(b"\n") + 1)
             self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
 
     @contextmanager
@@ -127,77 +122,84 @@ class JsonLines:
 
 
 def make_observers(
-    folder: Path,
-    *,
-    track: Sequence[str] = (),
-    config: Mapping[str, Any] | None = None,
-    label: str = "training",
-    bits: str | None = None,
-    quiet: bool = False,
+    folder: Path, *, track: Sequence[str] = (), label: str = "training", bits: str | None = None, quiet: bool = False
 ) -> list[Observer]:
-    """The usual observers of a run: a live line where stderr is a terminal, else lines now and then, and `train.track`.
+    """The usual observers of a run: `Progress`, and `train.track`.
 
     bits: the unit of a run whose tokens are bytes or characters, in place of perplexity.
-    InputError if a tracker's package is not installed. Everything is written to stderr: stdout is for results.
+    InputError if a tracker's package is not installed.
     """
-    observers: list[Observer] = []
-    if not quiet:
-        observers.append(LiveLine(label, bits) if sys.stderr.isatty() else PlainLines(label, bits=bits))
-    for name in track:
-        if name not in ("tensorboard", "wandb"):
-            raise InputError(f"train.track: '{name}' is not available; known: tensorboard, wandb")
+    observers: list[Observer] = [] if quiet else [Progress(label, bits)]
+    if "tensorboard" in track:
         try:
-            observers.append(TensorBoard(folder) if name == "tensorboard" else WandB(folder, config or {}))
+            observers.append(TensorBoard(folder))
         except ImportError as error:
             raise InputError(
-                f"train.track: {name} is not installed: {pip_install('track')}, or take it out of train.track"
+                f"train.track: tensorboard is not installed: {pip_install('track')}, or take it out of train.track"
             ) from error
     return observers
 
 
-class ObserverGroup(Observer):
-    """Fan-out to all observers; without any, a notice goes to the log."""
+class Progress(Observer):
+    """The progress of training in words: `step 120/2000  ETA 1:20  loss 5.100  ppl 164.0  valid ppl 171.2  2,500 tok/s`.
 
-    def __init__(self, observers: Sequence[Observer]) -> None:
-        self.observers = observers
+    On stderr: a bar and a line that is cut at the width of a terminal and taken away in the end; where it is no terminal,
+    a line every `every` seconds and after every evaluation.
+    """
 
-    def advance(self, step: int, tokens: int) -> None:
-        for observer in self.observers:
-            observer.advance(step, tokens)
-
-    def record(self, line: Mapping[str, Any]) -> None:
-        for observer in self.observers:
-            observer.record(line)
-
-    def notice(self, text: str) -> None:
-        if not self.observers:
-            logger.warning(text)
-        for observer in self.observers:
-            observer.notice(text)
-
-
-class Status(Observer):
-    """The progress of training in words: `step 120/2000  ETA 1:20  loss 5.100  ppl 164.0  valid ppl 171.2  2,500 tok/s`."""
-
-    def __init__(self, bits: str | None = None) -> None:
-        self.bits = bits
+    def __init__(
+        self, label: str, bits: str | None = None, *, every: float = 30.0, console: Console | None = None
+    ) -> None:
+        self.label, self.bits, self.every = label, bits, every
+        self.console = console or Console(stderr=True)
+        width = max(self.console.width // 3, 1)
+        name = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", max_width=width))
+        words = TextColumn("{task.fields[words]}", table_column=Column(no_wrap=True, overflow="ellipsis"))
+        self.bar = Bar(
+            name, BarColumn(bar_width=12), words, console=self.console, refresh_per_second=4, transient=True,
+            disable=not self.console.is_terminal,
+        )  # fmt: skip
         self.step = self.total = self.tokens = 0
         self.timed_from: tuple[int, int, float] | None = None  # step, tokens, and when that was
         self.lines: dict[str, Mapping[str, Any]] = {}  # the last one of each split, the newest at the end
+        self.printed_at = time.monotonic()
 
     def start(self, *, step: int, total_steps: int) -> None:
         self.step, self.total, self.timed_from = step, total_steps, None
+        self.task = self.bar.add_task(self.label, total=total_steps, completed=step, words=self.describe())
+        if self.console.is_terminal:
+            self.console.file.write("\r\x1b[2K")  # over what was said before in a line that changes
+        self.bar.start()
 
     def advance(self, step: int, tokens: int) -> None:
         if self.timed_from is None:  # the first step of a part is slow (compiling, first touch)
             self.timed_from = step, tokens, time.monotonic()
         self.step, self.tokens = step, tokens
         self.total = max(self.total, step)  # a budget in tokens is reached when it is reached
+        self.bar.update(self.task, completed=step, words=self.describe())
+        if time.monotonic() - self.printed_at >= self.every:
+            self._print()
 
     def record(self, line: Mapping[str, Any]) -> None:
         if "split" in line:
             self.lines.pop(line["split"], None)
             self.lines[line["split"]] = line
+        if line.get("split") == "valid":
+            self._print()
+
+    def notice(self, text: str) -> None:
+        if self.console.is_terminal:
+            self.console.print(text, markup=False, highlight=False)
+        else:
+            print(f"{self.label}: {text}", file=self.console.file, flush=True)
+
+    def finish(self) -> None:
+        self.bar.stop()
+
+    def _print(self) -> None:
+        if not self.console.is_terminal:
+            self.printed_at = time.monotonic()
+            self.notice(self.describe())
 
     def describe(self) -> str:
         """The figures in one line; those that are not known yet are left out."""
@@ -206,7 +208,7 @@ class Status(Observer):
             step, tokens, begin = self.timed_from
             seconds = max(time.monotonic() - begin, 1e-9)
             remaining = (self.total - self.step) * seconds / (self.step - step)
-            parts.append(f"ETA {_format_duration(remaining)}")
+            parts.append(f"ETA {timedelta(seconds=round(remaining))}")
             speed = [f"{(self.tokens - tokens) / seconds:,.0f} tok/s"]
         parts += [f"phase {line['phase']}" for line in self.lines.values() if "phase" in line][-1:]
         if "train" in self.lines:
@@ -216,7 +218,7 @@ class Status(Observer):
             parts.append(f"valid {describe_loss(line, self.bits)[-1]}")
             digits = 3 if line.get("objective") == "labels" else 1  # scores of labels are fractions
             scores = {name: score for name, score in line.items() if name not in _FIXED}
-            parts += [f"{_WRITTEN.get(name, name)} {score:.{digits}f}" for name, score in scores.items()]
+            parts += [f"{name} {score:.{digits}f}" for name, score in scores.items()]
         return "  ".join(parts + speed)
 
 
@@ -232,66 +234,6 @@ def describe_loss(line: Mapping[str, Any], bits: str | None) -> list[str]:
     return [loss, f"{name} {perplexity(nll):.1f}"]
 
 
-class LiveLine(Status):
-    """A single line with a progress bar, for terminals, cut at its end where it is too long; it is taken away in the end."""
-
-    def __init__(self, label: str, bits: str | None = None) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn
-        from rich.table import Column
-
-        super().__init__(bits)
-        self.label, self.console = label, Console(stderr=True)
-        width = max(self.console.width // 3, 1)
-        name = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", max_width=width))
-        words = TextColumn("{task.fields[words]}", table_column=Column(no_wrap=True, overflow="ellipsis"))
-        columns = name, BarColumn(bar_width=12), words
-        self.progress = Progress(*columns, console=self.console, refresh_per_second=4, transient=True)
-
-    def start(self, *, step: int, total_steps: int) -> None:
-        super().start(step=step, total_steps=total_steps)
-        self.task = self.progress.add_task(self.label, total=total_steps, completed=step, words=self.describe())
-        if self.console.is_terminal:
-            self.console.file.write("\r\x1b[2K")  # over what was said before in a line that changes
-        self.progress.start()
-
-    def advance(self, step: int, tokens: int) -> None:
-        super().advance(step, tokens)
-        self.progress.update(self.task, completed=step, words=self.describe())
-
-    def notice(self, text: str) -> None:
-        self.console.print(text, markup=False, highlight=False)
-
-    def finish(self) -> None:
-        self.progress.stop()
-
-
-class PlainLines(Status):
-    """Plain lines for log files, one every `every` seconds and one after every evaluation."""
-
-    def __init__(self, label: str, every: float = 30.0, stream: TextIO | None = None, bits: str | None = None) -> None:
-        super().__init__(bits)
-        self.label, self.every, self.stream = label, every, stream or sys.stderr
-        self.printed_at = time.monotonic()
-
-    def advance(self, step: int, tokens: int) -> None:
-        super().advance(step, tokens)
-        if time.monotonic() - self.printed_at >= self.every:
-            self._print()
-
-    def record(self, line: Mapping[str, Any]) -> None:
-        super().record(line)
-        if line.get("split") == "valid":
-            self._print()
-
-    def notice(self, text: str) -> None:
-        print(f"{self.label}: {text}", file=self.stream, flush=True)
-
-    def _print(self) -> None:
-        self.printed_at = time.monotonic()
-        self.notice(self.describe())
-
-
 class TensorBoard(Observer):
     """Scalars in the run's folder `tensorboard`; a resumed run replaces lines that lie beyond its checkpoint."""
 
@@ -299,61 +241,16 @@ class TensorBoard(Observer):
         from torch.utils.tensorboard import SummaryWriter
 
         self.make, self.folder = SummaryWriter, folder / "tensorboard"
-        self.writer: Any = None
 
     def start(self, *, step: int, total_steps: int) -> None:
-        self.writer = self.make(str(self.folder), purge_step=step + 1)
+        self.writer: Any = self.make(str(self.folder), purge_step=step + 1)
 
     def record(self, line: Mapping[str, Any]) -> None:
-        for name, value in _scalars(line).items():
-            self.writer.add_scalar(name, value, line["step"])
+        prefix, objective = line.get("split", "timing"), line.get("objective")
+        for name, value in line.items():
+            if name not in ("step", "split", "tokens", "phase", "objective"):
+                name = f"{objective}_ppl" if objective and name == "ppl" else name
+                self.writer.add_scalar(f"{prefix}/{name}", value, line["step"])
 
     def finish(self) -> None:
-        if self.writer is not None:
-            self.writer.close()
-
-
-class WandB(Observer):
-    """A Weights & Biases run, offline with WANDB_MODE=offline; its id is kept in the run folder, so that it resumes."""
-
-    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
-        import wandb
-
-        self.wandb: Any = wandb
-        self.folder, self.config = folder, dict(config)
-        self.run: Any = None
-
-    def start(self, *, step: int, total_steps: int) -> None:
-        file = self.folder / "wandb-id.txt"
-        if not file.is_file():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            file.write_text(uuid.uuid4().hex + "\n", encoding="utf-8")
-        self.run = self.wandb.init(
-            project="fullrank",
-            name=self.folder.name,
-            dir=str(self.folder),
-            id=file.read_text(encoding="utf-8").strip(),
-            resume="allow",
-            config=self.config,
-        )
-
-    def record(self, line: Mapping[str, Any]) -> None:
-        self.run.log(_scalars(line), step=line["step"])
-
-    def finish(self) -> None:
-        if self.run is not None:
-            self.run.finish()
-
-
-def _scalars(line: Mapping[str, Any]) -> dict[str, float]:
-    """`train/nll`, `valid/ppl`, `timing/tokens_per_second` ... of a recorded line."""
-    prefix = line.get("split", "timing")
-    other = ("step", "split", "tokens", "phase", "objective")
-    names = {"ppl": f"{line['objective']}_ppl"} if "objective" in line else {}
-    return {f"{prefix}/{names.get(name, name)}": value for name, value in line.items() if name not in other}
-
-
-def _format_duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+        self.writer.close()

@@ -1,7 +1,6 @@
 """Optimizers and learning rates by name, and the parameter groups with and without weight decay.
 
-An optimizer is registered as a function `(groups, options) -> torch.optim.Optimizer`; the learning rate is set by the
-loop before every step. With g the gradient, p the parameter and d the weight decay of its group:
+The learning rate is set by the loop before every step. With g the gradient, p the parameter and d its weight decay:
 
     sgd     g += d p;   v = mu v + g;   p -= lr v
     nag     g += d p;   v = mu v + g;   p -= lr (g + mu v)
@@ -9,10 +8,8 @@ loop before every step. With g the gradient, p the parameter and d the weight de
     adamw   p -= lr d p;   then adam with d = 0
     muon    see `MuonWithAdamW`
 
-`nag` written with the velocity w = -lr v is fairseq's: w' = mu w - lr g, p += mu^2 w - (1 + mu) lr g, where w is
-rescaled whenever lr changes; only the weight decay differs (fairseq's acts on p, ours on g).
-What fairseq calls `adam` is `adamw` here: p -= lr d p. Two things differ: its decay acts on biases, norms and mixing weights,
-too, and its last step has sqrt(s) + eps where ours has sqrt(s) + eps sqrt(1-b2^t), which matters only where s is about eps^2.
+`nag` is fairseq's, whose weight decay acts on p where ours acts on g. What fairseq calls `adam` is `adamw` here, but for its
+decay of biases, norms and mixing weights, and for sqrt(s) + eps where ours has sqrt(s) + eps sqrt(1-b2^t).
 
 A schedule is registered as a function `(step, total, options) -> learning rate` of the update `step`, which counts from
 1, of `total`; or, where it depends on the validation (`plateau`), as a subclass of `Schedule`.
@@ -28,7 +25,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable
 from operator import itemgetter
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,25 +33,16 @@ from torch.optim import Optimizer
 
 from fullrank.config import register
 from fullrank.config.training import TrainConfig
-from fullrank.core.errors import ConfigError
 from fullrank.core.registry import lookup
-from fullrank.core.section import CountOrZero, read_value
-from fullrank.training.distributed import Gatherable, blocks_of
+from fullrank.training.distributed import blocks_of, is_sharded
 
 Groups = list[dict[str, Any]]
 
 # -- parameter groups ------------------------------------------------------------------------------------------------
 
 
-@runtime_checkable
-class DecayDeclaration(Protocol):
-    """A module or parameter that says whether weight decay leaves it alone, as `core.mix.Mixing` does."""
-
-    no_weight_decay: bool
-
-
 def _is_declared_exempt(item: object) -> bool:
-    return isinstance(item, DecayDeclaration) and item.no_weight_decay
+    return bool(getattr(item, "no_weight_decay", False))
 
 
 def parameter_groups(
@@ -67,8 +55,7 @@ def parameter_groups(
 ) -> Groups:
     """Trainable parameters in groups: those that decay by `weight_decay`, and those that never do.
 
-    muon: the matrices inside blocks that decay are a group of their own, marked `muon`.
-    faster: parameters whose groups have another `peak` (see `Schedule.scale_rate`).
+    muon: the matrices inside blocks that decay are marked `muon`. faster: parameters with another `peak` (`scale_rate`).
     Biases and norms (fewer than two dimensions) never decay, nor anything inside a module whose `no_weight_decay` is
     true, nor a parameter marked so itself: mixing matrices start at the identity, and decay would pull them to zero.
     A tied parameter appears once, and stays out of decay if any of its owners says so. Order is the model's own.
@@ -117,7 +104,7 @@ def sgd(groups: Groups, options: TrainConfig, *, nesterov: bool = False) -> Opti
     Velocities start at zero: torch's fused step fails if only some are missing, as those of a layer skipped at first.
     """
     shared = _make_shared_options(groups, options)
-    if any(isinstance(parameter, Gatherable) for group in groups for parameter in group["params"]):
+    if any(is_sharded(parameter) for group in groups for parameter in group["params"]):
         shared["fused"] = False  # torch has no such step for parameters in parts
     optimizer = torch.optim.SGD(groups, momentum=options.momentum, nesterov=nesterov, **shared)
     if options.momentum:
@@ -129,9 +116,7 @@ def sgd(groups: Groups, options: TrainConfig, *, nesterov: bool = False) -> Opti
 
 @register("optimizer", "nag")
 def nag(groups: Groups, options: TrainConfig) -> Optimizer:
-    """Nesterov's accelerated gradient; ConfigError without `momentum`."""
-    if not options.momentum > 0:
-        raise ConfigError(f"train.momentum: nag needs a momentum above 0 (0.99 is usual), given {options.momentum}")
+    """Nesterov's accelerated gradient."""
     return sgd(groups, options, nesterov=True)
 
 
@@ -265,23 +250,16 @@ def cosine(step: int, total: int, options: TrainConfig) -> float:
 
 @register("schedule", "cosine_restarts")
 def cosine_restarts(step: int, total: int, options: TrainConfig) -> float:
-    """Cosines one after another, each `t_mult` times as long as the last and `lr_shrink` times as high (SGDR; fairseq).
+    """Cosines of P = `period` steps one after another (SGDR); a single one of T - w steps where there is no `period`.
 
-        rate(t) = lr_shrink^i (min + (lr - min) (1 + cos(pi (t - w - S_i) / P_i)) / 2)      for S_i < t - w <= S_i + P_i
+        rate(t) = min + (lr - min) (1 + cos(pi k / P)) / 2,    k = (t - w - 1) mod P + 1
 
-    with P_i = period t_mult^i and S_i = P_0 + .. + P_{i-1}.  One `period` of T - w steps is `cosine`.
     Differs from fairseq by one step: a period ends with its lowest rate instead of beginning with its highest.
     """
-    first = options.period or max(1, total - options.warmup_steps)
-    done, index = float(step - options.warmup_steps), 0
-    if options.t_mult == 1:  # no need to walk through a million short periods
-        index = math.ceil(done / first) - 1
-        done -= index * first
-    length = float(first)
-    while done > length:
-        done, length, index = done - length, length * options.t_mult, index + 1
+    period = options.period or max(1, total - options.warmup_steps)
+    k = (step - options.warmup_steps - 1) % period + 1
     low, high = options.min_learning_rate, options.learning_rate
-    return options.lr_shrink**index * (low + (high - low) * (1 + math.cos(math.pi * done / length)) / 2)
+    return low + (high - low) * (1 + math.cos(math.pi * k / period)) / 2
 
 
 @register("schedule", "cosine_wave")
@@ -350,6 +328,4 @@ class Plateau(Schedule):
         return {"best": self.best, "waited": self.waited, "divisions": self.divisions}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.best = read_value(float | None, state["best"], "schedule.best")
-        self.waited = read_value(CountOrZero, state["waited"], "schedule.waited")
-        self.divisions = read_value(CountOrZero, state["divisions"], "schedule.divisions")
+        self.best, self.waited, self.divisions = state["best"], state["waited"], state["divisions"]

@@ -1,20 +1,17 @@
 """The plan of a training: its length, when it is evaluated and saved, and its phases (`train.phases`).
 
 A step is one update of the parameters. It takes `gradient_accumulation_steps` consecutive batches of one epoch (fewer
-at the end of an epoch that does not divide), so the position of a step in the data is a function of its number.
-The current phase is a plain value in the `Counters` (`phase`, `phase_began`, `phase_bests`), so a checkpoint holds it. A
-phase ends at its last step, or at an evaluation that finds it on a plateau, and the next one has begun before a checkpoint
-of that step is written.
+at the end of an epoch that does not divide). A phase ends at its last step, or at an evaluation that finds it on a plateau,
+and the next one has begun before a checkpoint of that step is written.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
 
+from fullrank.config.run import EvalConfig
 from fullrank.config.training import PhaseConfig, PlateauConfig, TrainConfig
 from fullrank.core.errors import InputError
 from fullrank.training.state import Counters
@@ -27,14 +24,6 @@ class Phase:
 
     config: PhaseConfig
     steps: int | None
-
-    @property
-    def least(self) -> int:
-        """The fewest updates it can take: a plateau needs two evaluations that lie `plateau.steps` apart."""
-        bounds = [] if self.steps is None else [self.steps]
-        if self.config.plateau is not None:
-            bounds.append(self.config.plateau.steps + 1)
-        return min(bounds, default=0)
 
 
 def update_plateau(
@@ -113,17 +102,6 @@ class Plan:
         """The phase of the next update; None without phases."""
         return next((phase for phase in self.phases if phase.config.name == counters.phase), None)
 
-    def check_phase(self, counters: Counters, path: Path) -> None:
-        """Raises InputError unless the checkpoint `path`, which holds `counters`, was made in one of these phases."""
-        names = [phase.config.name for phase in self.phases]
-        allowed: list[str | None] = [*names] or [None]
-        if counters.phase not in allowed:
-            made = "without phases" if counters.phase is None else f"in phase '{counters.phase}'"
-            raise InputError(
-                f"{path} was made {made}, train.phases now has {', '.join(names) or 'none'}; set it back or start again "
-                "with --out"
-            )
-
     def phase_over(self, counters: Counters) -> bool:
         """True if the phase has had all its updates."""
         phase = self.phase(counters)
@@ -155,8 +133,8 @@ def _count_multiples(step: int, every: float) -> int:
     return math.floor(step / every * (1 + 1e-12))
 
 
-def make_plan(options: TrainConfig, eval_options: EvaluationOptions, batches: Batches[object]) -> Plan:
-    """The plan of a training; InputError if there is nothing to train on, or a phase that would never begin.
+def make_plan(options: TrainConfig, eval_options: EvalConfig | EvaluationOptions, batches: Batches[object]) -> Plan:
+    """The plan of a training; InputError if there is nothing to train on.
 
     It ends with its last phase where every phase says after how many steps or epochs it ends, else with
     `train.steps/epochs/tokens`, or earlier with a last phase that has had its steps or is on its plateau.
@@ -178,8 +156,7 @@ def make_plan(options: TrainConfig, eval_options: EvaluationOptions, batches: Ba
         for config in options.phases
     )
     limits = [phase.steps for phase in phases if phase.steps is not None]
-    is_limited = len(limits) == len(phases) > 0
-    if is_limited:
+    if len(limits) == len(phases) > 0:
         total = sum(limits)
     elif options.steps is not None:
         total = options.steps
@@ -187,8 +164,6 @@ def make_plan(options: TrainConfig, eval_options: EvaluationOptions, batches: Ba
         total = _count_steps(options.tokens, accumulation, batches)
     else:
         total = max(1, round((options.epochs or 1.0) * steps_per_epoch))
-    if not is_limited:
-        _check_all_begin(phases, total, options)
     return Plan(
         options=options,
         total_steps=total,
@@ -209,16 +184,3 @@ def _count_steps(tokens: int, accumulation: int, batches: Batches[object]) -> in
         return before + math.ceil(rest / (per_epoch / batches.batches_per_epoch * accumulation))
     needed = 1 + sum(seen < rest for seen in accumulate(counts)) if rest else 0
     return before + math.ceil(needed / accumulation)
-
-
-def _check_all_begin(phases: Sequence[Phase], total_steps: int, options: TrainConfig) -> None:
-    """Raises InputError if the training of `total_steps` updates is certainly over before its last phase begins."""
-    budgets = {"steps": options.steps, "epochs": options.epochs, "tokens": options.tokens}
-    for index in range(1, len(phases)):
-        steps = sum(phase.least for phase in phases[:index])
-        if steps >= total_steps:
-            key, value = next((key, value) for key, value in budgets.items() if value is not None)
-            raise InputError(
-                f"train.phases.{phases[index].config.name} would never begin: the phases before it take at least {steps} "
-                f"steps, the whole training has {total_steps} (train.{key} {value}); shorten them or raise train.{key}"
-            )

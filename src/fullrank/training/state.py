@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,23 +24,19 @@ from fullrank.core.section import CountOrZero, read_value
 from fullrank.decoding.sample import evaluating
 from fullrank.forward import load_tensors
 from fullrank.training.checkpoint import Snapshot
-from fullrank.training.device import (
-    Signals,
-    autocast,
-    eager_evaluation,
-    synchronize,
-)
-from fullrank.training.distributed import distribute_like, gather_rows, take_rows, world_size
+from fullrank.training.device import autocast, synchronize
+from fullrank.training.distributed import distribute_like, gather_rows, take_rows
 from fullrank.training.optimizer import Schedule
 from fullrank.training.values import Carry, Evaluate, EvaluationResult
 
 
 @dataclass
 class TimedSteps:
-    """Steps and their time."""
+    """Steps, their time and their tokens."""
 
     seconds: float = 0.0
     steps: int = 0
+    tokens: int = 0
 
 
 @dataclass
@@ -51,8 +47,7 @@ class Counters:
     tokens: int = 0
     best_step: int | None = None
     best_nll: float | None = None  # of that step
-    metric: str = "loss"  # `eval.metric` ...
-    best_metric: float | None = None  # ... and its value at the best step
+    best_metric: float | None = None  # of that step: the value of `eval.metric`
     since_best: int = 0  # evaluations
     stopped_early: bool = False
     finished: bool = False
@@ -60,42 +55,28 @@ class Counters:
     phase: str | None = None  # of the next step; None without phases
     phase_began: int = 0  # steps made before it
     phase_bests: list[tuple[int, float]] = field(default_factory=list)  # see phases.update_plateau
-    timed_seconds: float = 0.0  # training alone, without the first step of each part and phase
-    timed_steps: int = 0
-    timed_tokens: int = 0
-    timed_by_phase: dict[str, TimedSteps] = field(default_factory=dict)
+    # training alone, without the first step of each part and phase, by phase (`train` without phases)
+    timed: dict[str, TimedSteps] = field(default_factory=dict)
     peak_memory_mib: float = 0.0
     metrics_bytes: int = 0
-    batches_per_epoch: int = 0
-    total_steps: int = 0  # planned
     engines: list[str] = field(default_factory=list)  # kernels that computed attention in updates
+    window_tokens: CountOrZero = 0  # since the last line of metrics
+    averaged: CountOrZero = 0  # updates in the average of the weights
+    schedule: dict[str, Any] = field(default_factory=dict)  # state of a learning rate that follows the validation
 
-    def note_evaluation(self, nll: float, value: float) -> bool:
+    def sum_timed(self) -> TimedSteps:
+        """All steps that were timed."""
+        phases = self.timed.values()
+        return TimedSteps(*(sum(getattr(phase, name) for phase in phases) for name in ("seconds", "steps", "tokens")))
+
+    def note_evaluation(self, nll: float, metric: str, value: float) -> bool:
         """Record an evaluation after this step, `value` of `metric`; True if it is the best so far."""
-        if self.best_metric is None or cost(self.metric, value) < cost(self.metric, self.best_metric):
+        if self.best_metric is None or cost(metric, value) < cost(metric, self.best_metric):
             self.best_step, self.best_nll, self.best_metric = self.step, nll, value
             self.since_best = 0
             return True
         self.since_best += 1
         return False
-
-
-class SavedAverage(TypedDict):
-    """The state of a `WeightAverage`."""
-
-    kind: str
-    count: CountOrZero
-
-
-class SavedState(TypedDict):
-    """The plain values of a checkpoint beside its counters."""
-
-    batches_per_epoch: int
-    window_tokens: CountOrZero
-    optimizer: str
-    schedule: dict[str, Any]
-    average: SavedAverage
-    processes: int
 
 
 def cost(metric: str, value: float) -> float:
@@ -104,41 +85,35 @@ def cost(metric: str, value: float) -> float:
 
 
 class WeightAverage:
-    """The running mean of a model's parameters, to be evaluated and saved in their place (`train.averaging`).
+    """The mean of a model's parameters, to be evaluated and saved in their place (`train.averaging: swa`).
 
     With p_s the parameters after update s, after update t
 
-        ema   a_t = sum_s (1-d) d^(t-s) p_s / (1 - d^t),  s = 1 .. t     d = `ema_decay`
-        swa   a_t = mean of p_s,  first < s <= t                         first = `swa_start` x planned steps
+        a_t = mean of p_s,  first < s <= t          first = `swa_start` x planned steps
 
-    The division makes the weights of the exponential average sum to one, so that the random start has no part in it.
-    Both are running means, a += share (p - a). Buffers are not averaged: they stay as training left them.
+    It is a running mean, a += (p - a) / count. Buffers are not averaged: they stay as training left them.
     """
 
     def __init__(self, model: nn.Module, options: TrainConfig, total_steps: int) -> None:
-        self.kind = options.averaging
-        self.decay = options.ema_decay
-        self.first = round(options.swa_start * total_steps)
+        self.first = round(options.swa_start * total_steps) if options.averaging == "swa" else None
         self.parameters = dict(model.named_parameters())
         self.count = 0  # updates averaged so far
         self.averages: dict[str, Tensor] = {}
 
-    @property
-    def active(self) -> bool:
-        """True once there is an average."""
-        return self.count > 0
-
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Add the parameters after update `step`."""
-        if self.kind == "none" or (self.kind == "swa" and step <= self.first):
+        if self.first is None or step <= self.first:
             return
         self.count += 1
         if self.count == 1:
-            self.averages = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+            self._copy_parameters()
             return
-        share = (1 - self.decay) / (1 - self.decay**self.count) if self.kind == "ema" else 1 / self.count
-        torch._foreach_lerp_(list(self.averages.values()), [p.detach() for p in self.parameters.values()], share)
+        trained = [parameter.detach() for parameter in self.parameters.values()]
+        torch._foreach_lerp_(list(self.averages.values()), trained, 1 / self.count)
+
+    def _copy_parameters(self) -> None:
+        self.averages = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -162,19 +137,13 @@ class WeightAverage:
         for name, average in self.averages.items():
             self.parameters[name].copy_(average)
 
-    def state(self) -> SavedAverage:
-        """Plain values of a checkpoint, beside both sets of weights."""
-        return {"kind": self.kind, "count": self.count}
-
     @torch.no_grad()
-    def restore(self, state: SavedAverage, trained: dict[str, Tensor]) -> None:
-        """Restore a saved state: the model holds the saved averages, `trained` has its parameters at that step, by name."""
-        if state["kind"] != self.kind:
-            raise ValueError(f"train.averaging is '{self.kind}', the checkpoint was made with '{state['kind']}'")
-        self.count = state["count"]
-        if self.active:
-            self.averages = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
-        for name in self.parameters if self.active else trained:
+    def restore(self, count: int, trained: dict[str, Tensor]) -> None:
+        """Restore an average of `count` updates: the model holds it, `trained` has its parameters at that step, by name."""
+        self.count = count
+        if count:
+            self._copy_parameters()
+        for name in self.parameters if count else trained:
             self.parameters[name].copy_(trained[name])
 
 
@@ -190,15 +159,11 @@ class RunningLoss:
         self.tokens = 0
         self._bad = torch.zeros((), dtype=torch.int64, device=device)  # 0: none
 
-    def add(self, nll: Tensor | float, tokens: int) -> None:
-        """Add one batch: nats summed over its tokens."""
-        self.nll += nll.detach() if isinstance(nll, Tensor) else nll
+    def add(self, step: int, loss: Tensor, nll: Tensor, tokens: int) -> None:
+        """Add update `step`: its loss, nats summed over its tokens, and their number."""
+        self.nll += nll.detach()
         self.tokens += tokens
-
-    def watch(self, step: int, loss: Tensor) -> bool:
-        """Note the loss of update `step`; False if it is known not to be finite (on a GPU that is found out later)."""
         self._bad = torch.where((self._bad > 0) | torch.isfinite(loss), self._bad, step)
-        return self.device.type != "cpu" or self.bad_step() is None
 
     def bad_step(self) -> int | None:
         """The first step whose loss was not a finite number; waits for the device."""
@@ -215,16 +180,15 @@ class RunningLoss:
 class Clock:
     """Seconds of wall clock, and of training alone, by phase, added to the counters.
 
-    The first step of a part and of a phase is not typical (compiling, first touch) and left out. So are the steps of an
-    interval in which the process was stopped and continued (SIGSTOP, SIGCONT): their time means nothing.
+    The first step of a part and of a phase is not typical (compiling, first touch) and left out.
     """
 
-    def __init__(self, device: torch.device, counters: Counters, signals: Signals) -> None:
-        self.device, self.counters, self.signals = device, counters, signals
+    def __init__(self, device: torch.device, counters: Counters) -> None:
+        self.device, self.counters = device, counters
         self.interval_start = time.perf_counter()
         self.is_first = True
         self.steps = self.tokens = 0  # of the interval
-        self.last_lap = (counters.timed_seconds, counters.timed_tokens)
+        self.last_lap = counters.sum_timed()
 
     def step(self, tokens: int) -> None:
         """Count a step on `tokens` tokens."""
@@ -237,16 +201,12 @@ class Clock:
 
     def pause(self) -> None:
         """Stop the time of training; the counters now hold all of it, so a checkpoint may be written."""
-        was_stopped, counters = self.signals.continued, self.counters
-        seconds = self.resume()
-        if self.steps and not was_stopped:
-            counters.timed_seconds += seconds
-            counters.timed_steps += self.steps
-            counters.timed_tokens += self.tokens
-            if counters.phase is not None:
-                phase = counters.timed_by_phase.setdefault(counters.phase, TimedSteps())
-                phase.seconds += seconds
-                phase.steps += self.steps
+        counters, seconds = self.counters, self.resume()
+        if self.steps:
+            phase = counters.timed.setdefault(counters.phase or "train", TimedSteps())
+            phase.seconds += seconds
+            phase.steps += self.steps
+            phase.tokens += self.tokens
         self.steps = self.tokens = 0
 
     def resume(self) -> float:
@@ -256,7 +216,6 @@ class Clock:
         seconds = now - self.interval_start
         self.counters.seconds += seconds
         self.interval_start = now
-        self.signals.continued = False
         return seconds
 
     def new_phase(self) -> None:
@@ -267,10 +226,9 @@ class Clock:
     def lap(self) -> float:
         """Tokens per second since the last lap, 0 if unknown."""
         self.pause()
-        current = (self.counters.timed_seconds, self.counters.timed_tokens)
-        seconds, tokens = current[0] - self.last_lap[0], current[1] - self.last_lap[1]
-        self.last_lap = current
-        return tokens / seconds if seconds > 0 else 0.0
+        before, self.last_lap = self.last_lap, self.counters.sum_timed()
+        seconds = self.last_lap.seconds - before.seconds
+        return (self.last_lap.tokens - before.tokens) / seconds if seconds > 0 else 0.0
 
 
 @dataclass
@@ -282,7 +240,7 @@ class TrainingState:
     schedule: Schedule
     average: WeightAverage
     running: RunningLoss
-    counters: Counters
+    counters: Counters = field(default_factory=Counters)
     carry: Carry = field(default_factory=dict)
 
     def evaluate(
@@ -292,40 +250,29 @@ class TrainingState:
 
         In evaluation mode, and in the precision of training; modes and weights are restored.
         """
-        device = self.running.device
-        with (
-            self.average.applied(),
-            gather_parameters,
-            evaluating(self.model),
-            eager_evaluation(options),
-            autocast(options.precision, device),
-        ):
+        precision = autocast(options.precision, self.running.device)
+        with self.average.applied(), gather_parameters, evaluating(self.model), precision:
             return evaluate(self.model)
 
     def capture(self) -> Snapshot:
         """A snapshot of everything as it is now; tensors are not copied."""
-        weights, parameters = dict(self.model.state_dict()), self.average.parameters
-        training = {"window.nll": self.running.nll}
+        average, weights, training = self.average, dict(self.model.state_dict()), {"window.nll": self.running.nll}
         for name, tensor in _name_optimizer_tensors(self.model, self.optimizer).items():
             training[f"optimizer.{name}"] = tensor
         for name, tensor in self.carry.items():
             training[f"carry.{name}"] = gather_rows(tensor)
-        for name, parameter in parameters.items():
-            if self.average.active or name not in weights:
+        for name, parameter in average.parameters.items():
+            if average.count or name not in weights:
                 training[f"own.{name}"] = parameter
-        if self.average.active:
-            names = {id(parameter): name for name, parameter in parameters.items()}
+        if average.count:
+            names = {id(parameter): name for name, parameter in average.parameters.items()}
             for alias, parameter in self.model.named_parameters(remove_duplicate=False):
                 if alias in weights:
-                    weights[alias] = self.average.averages[names[id(parameter)]]
-        state = dataclasses.asdict(self.counters) | {
-            "window_tokens": self.running.tokens,
-            "processes": world_size(),
-            "optimizer": type(self.optimizer).__name__,
-            "schedule": self.schedule.state(),
-            "average": self.average.state(),
-        }
-        return Snapshot(weights, training, state)
+                    weights[alias] = average.averages[names[id(parameter)]]
+        counters = self.counters
+        counters.window_tokens, counters.averaged = self.running.tokens, average.count
+        counters.schedule = self.schedule.state()
+        return Snapshot(weights, training, dataclasses.asdict(counters))
 
     def _distribute(self, name: str, tensor: Tensor) -> Tensor:
         """The part that this process holds of a tensor by its name in `training.safetensors`."""
@@ -339,10 +286,9 @@ class TrainingState:
     def restore(self, snapshot: Snapshot, path: Path) -> None:
         """Go back to `snapshot`; InputError, naming `path`, if it belongs to another model or configuration."""
         try:
-            counters, state = (read_value(kind, snapshot.state, "state") for kind in (Counters, SavedState))
+            counters = read_value(Counters, snapshot.state, "state")
         except ConfigError as error:
             raise InputError(f"{path}: damaged ({one_line(error)}); start again with --out") from error
-        self._check_counters(counters, path)
         current = self.model.state_dict()
         weights = {name: distribute_like(tensor, current.get(name)) for name, tensor in snapshot.weights.items()}
         load_tensors(self.model, weights, path)
@@ -351,14 +297,11 @@ class TrainingState:
             prefix, _, rest = name.partition(".")
             parts.setdefault(prefix, {})[rest] = self._distribute(name, tensor)
         device = self.running.device
-        self.counters = counters
-        self.running.tokens = state["window_tokens"]
+        self.counters, self.running.tokens = counters, counters.window_tokens
         try:
-            if state["optimizer"] != type(self.optimizer).__name__:
-                raise ValueError(f"it was trained with {state['optimizer']}, not {type(self.optimizer).__name__}")
-            self.average.restore(state["average"], parts.get("own", {}))
+            self.average.restore(counters.averaged, parts.get("own", {}))
             _restore_optimizer(self.model, self.optimizer, parts.get("optimizer", {}))
-            self.schedule.restore(state["schedule"])
+            self.schedule.restore(counters.schedule)
             self.carry = {name: tensor.to(device) for name, tensor in parts.get("carry", {}).items()}
             self.running.nll = parts["window"]["nll"].to(device).reshape(())
         except (KeyError, ValueError, TypeError, RuntimeError) as error:
@@ -366,21 +309,6 @@ class TrainingState:
                 f"{path} does not fit the train section of config.yaml: {one_line(error)}; set it back or start again "
                 "with --out"
             ) from error
-
-    def _check_counters(self, counters: Counters, path: Path) -> None:
-        """InputError if the checkpoint `path`, which holds `counters`, was made with another metric or other data."""
-        current = self.counters
-        if counters.metric != current.metric:
-            raise InputError(
-                f"{path} was made with eval.metric: {counters.metric}, now it is {current.metric}; set it back or start again "
-                "with --out"
-            )
-        if counters.batches_per_epoch != current.batches_per_epoch:
-            raise InputError(
-                f"{path} was made with {counters.batches_per_epoch} batches an epoch, the data now gives "
-                f"{current.batches_per_epoch}: the text, train.batch_size, train.segment_length or train.batch_tokens changed; "
-                "set them back or start again with --out"
-            )
 
 
 def _list_names(model: nn.Module, optimizer: Optimizer) -> list[str]:
@@ -402,11 +330,8 @@ def _name_optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str,
 
 def _restore_optimizer(model: nn.Module, optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
     names = _list_names(model, optimizer)
-    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
     state: dict[int, dict[str, Any]] = {}
     for key, tensor in tensors.items():
         name, _, entry = key.rpartition("|")
-        if name not in names or (tensor.ndim and tensor.shape != shapes[name]):
-            raise ValueError(f"the state '{entry}' of parameter '{name}' has no place in the optimizer")
         state.setdefault(names.index(name), {})[entry] = tensor
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor, nn
 
@@ -56,7 +56,7 @@ class EvaluationResult:
 class Batches(Protocol[Batch_co]):
     """Training data: batch `index` of epoch `epoch` is a pure function of the two, so a position is one integer.
 
-    Token counts are those of `Loss.seen`, of the rows of all processes; a budget in tokens is planned with them.
+    Token counts are those of `Loss.seen`, of the rows of all processes.
     """
 
     @property
@@ -90,18 +90,15 @@ class TrainingPosition:
         return (self.step - 1) * self.accumulation + self.part + 1
 
 
-class EvaluationOptions(Protocol):
-    """The part of the eval section that training reads: how often to evaluate, and what makes a step the best.
+class EvaluationOptions(NamedTuple):
+    """The part of an eval section that training reads: how often to evaluate, and what makes a step the best.
 
     Both cadences None: once an epoch. `metric`: `loss` (the lowest is best), or the name of a score (the highest is best).
     """
 
-    @property
-    def every_steps(self) -> int | None: ...
-    @property
-    def every_epochs(self) -> float | None: ...
-    @property
-    def metric(self) -> str: ...
+    every_steps: int | None
+    every_epochs: float | None
+    metric: str
 
 
 Objective = Callable[[Batch, Carry, TrainingPosition], Loss]
@@ -114,8 +111,8 @@ class FitResult:
 
     `epochs`: steps made, in epochs.  `tokens`: tokens trained on.  `best_nll`: validation nll of the best step, in nats per
     token, the lowest one unless `eval.metric` says otherwise.  `best_metric`: the value of `eval.metric` at that step.
-    `ms_per_step`: training alone, without evaluation, saving and the first step of each part and phase.
-    `ms_per_step_by_phase`: the same for each phase that was timed, `train` where there are no phases.
+    `ms_per_step`: training alone, without evaluation, saving and the first step of each part and phase, for each phase that
+    was timed (`train` where there are no phases).
     `stopped_early`: by `train.patience`, or by the plateau of the last phase.  `seconds`: wall clock.
     `resumed_from`: the step this part began at, None for a run begun here.  `engines`: kernels that computed attention.
     """
@@ -127,8 +124,7 @@ class FitResult:
     best_nll: float | None
     best_metric: float | None
     stopped_early: bool
-    ms_per_step: float
-    ms_per_step_by_phase: dict[str, float]
+    ms_per_step: dict[str, float]
     tokens_per_second: float
     seconds: float
     peak_memory_mib: float
@@ -139,7 +135,7 @@ class FitResult:
 class Observer:
     """A progress display or tracker, which ignores what it does not override.
 
-    It must be quick, must not touch the model and must not draw random numbers.
+    It must not touch the model or draw random numbers.
     """
 
     def start(self, *, step: int, total_steps: int) -> None:
