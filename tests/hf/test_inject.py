@@ -128,8 +128,6 @@ def gpt2_that_reorders():
         (bert_with, {"mix": "positionwise"}, "mix"),
         (bert_with, {"normalize": "softmx"}, "normalize"),
         (bert_with, {"cross_head": 1.5}, "cross_head"),
-        (bert_with, {**B, "interface": {"OwnAttention": {"query": "q"}}}, "interface: OwnAttention: no class"),
-        (bert_with, {**B, "interface": {"BertSelfAttention": {"queries": "q"}}}, "BertSelfAttention: a mapping with query"),
         (lambda: bert_with(_attn_implementation_internal="flex_attention"), {"cross_head": 0.1},
          r"set_attn_implementation\('sdpa'\)"),
         (gpt2_that_reorders, B, "reorder_and_upcast_attn"),

@@ -138,7 +138,7 @@ def mask_of_new(
 
     attention_mask (B, N), or (B, M + N) with the M tokens that `state` has read. hidden_behind: no token sees a later one and
     nothing follows this call, so that padding behind a text has no effect.
-    Raises InputError for other shapes, and for a mask that hides other earlier tokens than when they were read.
+    Raises InputError for other shapes.
     """
     if attention_mask is None:
         return None
@@ -151,20 +151,9 @@ def mask_of_new(
         )
     mask = attention_mask.bool()
     new = mask[:, mask.shape[1] - tokens :]
-    if past and mask.shape[1] > tokens:
-        _check_past(mask[:, :past], state)
     if not tokens:
         return new
     padded = ~new
     if hidden_behind and not past:  # only padding before a token counts
         padded = torch.cat((~new[:, :1], new[:, 1:] & ~new[:, :-1]), dim=1)
     return new if bool(padded.any()) else None
-
-
-def _check_past(past: Tensor, state: Cache | Memory | None) -> None:
-    if isinstance(state, Cache):
-        state.check_mask(past)
-    elif isinstance(state, Memory):
-        read = torch.full_like(past[:, 0], state.length, dtype=torch.int64) if state.lengths is None else state.lengths
-        if not torch.equal(past.sum(1), read):
-            raise InputError("attention_mask hides other earlier tokens than when they were read; read them again")

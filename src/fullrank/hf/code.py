@@ -9,7 +9,7 @@ from typing import get_args
 
 from fullrank.core.config import ModelConfig, stage_name
 from fullrank.core.errors import InputError
-from fullrank.core.section import ByKind, Section, Slot, hints_of
+from fullrank.core.section import ByKind, Parts, Section, Slot, hints_of
 
 # our modules of `hf` that every export holds, by the names that Hugging Face uses for such files
 CLASSES = {"configuration": "configuration_fullrank", "cache": "cache_fullrank", "classes": "modeling_fullrank"}
@@ -59,5 +59,6 @@ def _list_own_stages(section: Section, key: str) -> Iterator[tuple[str, str]]:
             if isinstance(inner, Section):
                 yield from _list_own_stages(inner, f"{key}.{name}")
         for slot in get_args(hint):
-            if isinstance(slot, Slot) and stage_name(value) not in slot.built_in:
-                yield f"{key}.{name}", stage_name(value)
+            if isinstance(slot, Slot):
+                stages = list(value) if isinstance(slot, Parts) else [stage_name(value)]
+                yield from ((f"{key}.{name}", stage) for stage in stages if stage not in slot.built_in)

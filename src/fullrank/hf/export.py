@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from fullrank import __version__, storage
-from fullrank.comparison.runs import Run, integer, is_run, mapping, number, read_run
+from fullrank.comparison.runs import Run, is_run, mapping, number, read_run
 from fullrank.config.run import MASKED_TOKEN
 from fullrank.core.config import NOT_NEXT_TOKEN, ModelConfig
 from fullrank.core.decoder import LanguageModel
@@ -191,7 +191,6 @@ def _write_yaml(values: Mapping[str, Any]) -> str:
 
 
 def _show(value: Any) -> str:
-    whole, finite = integer(value), number(value)
-    if whole is not None and not isinstance(value, float):
-        return f"{whole:,}"
-    return "" if finite is None else f"{finite:.6g}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.6g}" if isinstance(value, float) else ""

@@ -54,10 +54,6 @@ def inject(model: Any, *, mix: Stage = "none", normalize: Stage = "softmax", cro
         raise InputError(
             "inject: nothing to inject; give mix (such as 'position_wise'), normalize, cross_head or output"
         )
-    if not attends and layers is not None:
-        raise InputError(
-            f"layers: those of mix, normalize and cross_head, and none of these is given; given {layers!r}"
-        )
     if find_injected_parts(model):
         raise InputError(
             f"{type(model).__name__}: has been injected into already; take it out first, fullrank.remove(model)"

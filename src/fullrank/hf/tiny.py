@@ -78,9 +78,6 @@ def _inputs(model: Any) -> dict[str, Tensor] | None:
 
     if config.is_encoder_decoder and "decoder_input_ids" in inspect.signature(model.forward).parameters:
         return {"input_ids": tokens(_SOURCE), "decoder_input_ids": tokens(_LENGTH)}
-    if config.model_type == "voxtral_realtime":  # eight frames of sound beside each token
-        sound = torch.randn(1, config.audio_config.num_mel_bins, 8 * _LENGTH, generator=draw)
-        return {"input_ids": tokens(_LENGTH), "input_features": sound}
     return None
 
 
