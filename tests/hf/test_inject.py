@@ -9,7 +9,7 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 
-from tiny_families import FAMILIES, stir  # noqa: E402
+from tiny_families import FAMILIES  # noqa: E402
 
 import fullrank as fr  # noqa: E402
 from fullrank.core.errors import ConfigError, InputError  # noqa: E402

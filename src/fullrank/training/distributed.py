@@ -137,6 +137,7 @@ def launch(processes: int, words: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import get_args_parser, run
 
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # it warns where every parameter was reached
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(usable_cores()) // processes)))
     try:
         options = ["--standalone", f"--nproc-per-node={processes}", "--no-python"]
