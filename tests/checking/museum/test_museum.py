@@ -143,6 +143,7 @@ def test_wrong_score_is_found(scored: Scored) -> None:
     assert {finding.check for finding in _scored(scored, scored.leaking()).failures} == scored.fails
 
 
+@pytest.mark.full
 @each_score
 def test_right_score_passes(scored: Scored) -> None:
     report = _scored(scored, scored.control())
