@@ -121,16 +121,8 @@ def show_measured(
     tell(content, [*(grid for grid in grids if grid.rows), *measured.sources, *lines, *files], json=json)
 
 
-@verb(
-    "fullrank analyze heads runs/plain runs/cross_head --out figures",
-    group=analyze,
-)
-def heads(
-    names: Models,
-    texts: TextOptions,
-    out: Out = None,
-    json: Json = False,
-) -> None:
+@verb("fullrank analyze heads runs/plain runs/cross_head --out figures", group=analyze)
+def heads(names: Models, texts: TextOptions, out: Out = None, json: Json = False) -> None:
     """Each head ablated in turn: the change of perplexity by layer and head (Skip Cross-head Table 3).
 
     A head is ablated where heads are merged: its output is zero; other heads go on reading its weights where they are mixed.

@@ -55,23 +55,14 @@ Config = Annotated[
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings laid on the configuration: train.steps=1000")
 ]
-Row = Annotated[
-    str | None,
-    typer.Option(help="The row of the recipe's table; the first one if not given."),
-]
-Rows = Annotated[str | None, typer.Option(metavar="A,B", help="These rows, one after another.")]
-Scale = Annotated[
-    str | None,
-    typer.Option(
-        help="paper, small or tiny; the recipe's largest if not given.",
-    ),
-]
+Row = Annotated[str | None, typer.Option(help="The row of the recipe's table; the first one if not given.")]
+Scale = Annotated[str | None, typer.Option(help="paper, small or tiny; the recipe's largest if not given.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else on stdout.")]
 Kernel = Annotated[
     str,
     typer.Option(
         help="The attention kernel: auto, reference (for the vocabulary layer, too), sdpa, blocks, native, triton or "
-        "multilinear.",
+        "multilinear."
     ),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:0.")]

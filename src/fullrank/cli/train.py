@@ -20,7 +20,6 @@ from fullrank.cli.options import (
     Overrides,
     Quiet,
     Reuse,
-    Rows,
     Scale,
     Source,
     read_seeds,
@@ -63,8 +62,7 @@ def init(
     texts: Annotated[
         list[str],
         typer.Argument(
-            metavar="TEXT",
-            help="Text files, folders or patterns; for translation a prefix of two files, or both.",
+            metavar="TEXT", help="Text files, folders or patterns; for translation a prefix of two files, or both."
         ),
     ],
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("my.yaml"),
@@ -256,7 +254,7 @@ def reproduce(
         ),
     ],
     overrides: Overrides = None,
-    rows: Rows = None,
+    rows: Annotated[str | None, typer.Option(metavar="A,B", help="These rows, one after another.")] = None,
     paper_rows: Annotated[bool, typer.Option("--paper-rows", help="Only rows of which the paper has figures.")] = False,
     scale: Scale = None,
     seeds: Annotated[

@@ -26,8 +26,7 @@ _SEARCH = ("beams", "length_penalty", "no_repeat_ngram_size", "max_length_a", "m
 
 
 @verb(
-    "fullrank translate runs/mine < source.de > target.en",
-    "fullrank translate runs/mine --n-best 3 --json < source.de",
+    "fullrank translate runs/mine < source.de > target.en", "fullrank translate runs/mine --n-best 3 --json < source.de"
 )
 def translate(
     run: Annotated[Path, typer.Argument(metavar="DIR", help="A translation run's folder.")],

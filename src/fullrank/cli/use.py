@@ -9,18 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from fullrank.cli.app import verb
-from fullrank.cli.options import (
-    Checkpoint,
-    Device,
-    Given,
-    Json,
-    Kernel,
-    Keys,
-    Number,
-    Run,
-    SamplingOptions,
-    Split,
-)
+from fullrank.cli.options import Checkpoint, Device, Given, Json, Kernel, Keys, Number, Run, SamplingOptions, Split
 from fullrank.cli.output import drop_missing, exclude, name_option, say, show_report, tell
 from fullrank.config.run import PROTOCOL_KEYS, EvalConfig
 from fullrank.core.errors import InputError

@@ -69,11 +69,7 @@ class PhaseConfig(Section):
 
     KEY = "train.phases"
     name: str = key("", "what the phase is called")
-    skip: str = key(
-        "none",
-        "schedule of skipped layers",
-        needs="task=language_model",
-    )
+    skip: str = key("none", "schedule of skipped layers", needs="task=language_model")
     p: float | list[float] | None = key(None, "probability of the schedule; one for each layer with `skip: listed`")
     gaps: Literal["true", "drifting"] = key("true", "age of a skipped layer's memory; drifting: as released")
     steps: Count | None = key(None, "updates after which the phase ends")
@@ -121,9 +117,7 @@ class TrainingConfig(Section):
     device: Device = key("auto", "device of torch; auto: a GPU when there is one")
     threads: Threads | None = key(None, "threads of torch")
     sharding: Literal["ddp", "fsdp"] = key(
-        "ddp",
-        "several processes: each holds all parameters, or a part of each",
-        needs="task!=finetuning",
+        "ddp", "several processes: each holds all parameters, or a part of each", needs="task!=finetuning"
     )
     activation_checkpointing: bool = key(False, "compute blocks again in the backward pass, to save memory")
     save_every_steps: Count | None = key(
@@ -253,15 +247,13 @@ class TrainConfig(TrainingConfig):
 
     def _faults_of_bounds(self) -> Iterator[str]:
         """A line about the first phase that never begins, as far as steps, or epochs, alone say so."""
-        steps = 0
-        for earlier, phase in pairwise([] if self._bounded() else self.phases):
-            plateau = None if earlier.plateau is None else earlier.plateau.steps + 1
-            steps += min((end for end in (earlier.steps, plateau) if end is not None), default=0)
-            epochs = 0 if plateau else earlier.epochs or 0
-            for end, before, whole in (("steps", steps, self.steps), ("epochs", epochs, self.epochs)):
+        for end, whole in (("steps", self.steps), ("epochs", self.epochs)):
+            before = 0.0
+            for earlier, phase in pairwise([] if self._bounded() else self.phases):
+                before += 0 if earlier.plateau else getattr(earlier, end) or 0
                 if whole is not None and before >= whole:
                     yield (
-                        f"train.phases.{phase.name} would never begin: the phases before it take at least {before:g} {end}, "
-                        f"the whole training has {whole:g} (train.{end} {whole:g}); shorten them or raise train.{end}"
+                        f"train.phases.{phase.name} would never begin: the phases before it take {before:g} {end}, and "
+                        f"train.{end} is {whole:g}; shorten them or raise it"
                     )
                     return

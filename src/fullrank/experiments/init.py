@@ -104,10 +104,8 @@ def choose_pairs(request: Request) -> dict[str, Any]:
     for suffix in suffixes:
         open_text(Path(f"{prefix}.{suffix}"), "TEXT").close()
     data = {"name": "parallel", "train": str(prefix), "source": suffixes[0], "target": suffixes[1]}
-    for split, names in (("valid", ("valid", "val", "dev")), ("test", ("test", "test*"))):
-        for name in names if "train" in prefix.name else ():
-            pattern = glob.escape(prefix.name).replace("train", name)
-            for path in sorted(prefix.parent.glob(f"{pattern}.{suffixes[0]}")):
-                if path.with_suffix(f".{suffixes[1]}").is_file():
-                    data.setdefault(split, str(path.with_suffix("")))
+    for split, name in (("valid", "valid"), ("valid", "val"), ("valid", "dev"), ("test", "test")):
+        beside = prefix.with_name(prefix.name.replace("train", name))
+        if beside != prefix and all(Path(f"{beside}.{suffix}").is_file() for suffix in suffixes):
+            data.setdefault(split, str(beside))
     return data

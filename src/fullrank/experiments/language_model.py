@@ -35,13 +35,7 @@ from fullrank.evaluation.perplexity import (
     final_protocol,
     validation_protocol,
 )
-from fullrank.experiments.measure import (
-    check_block,
-    check_length,
-    choose_first,
-    divide_logits,
-    measure,
-)
+from fullrank.experiments.measure import check_block, check_length, choose_first, divide_logits, measure
 from fullrank.experiments.objective import CausalObjective
 from fullrank.experiments.task import (
     Parts,

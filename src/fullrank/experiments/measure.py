@@ -26,12 +26,7 @@ from fullrank.training.distributed import all_reduce, rank, world_size
 
 
 def measure(
-    model: nn.Module,
-    ids: np.ndarray,
-    protocol: EvaluationProtocol,
-    *,
-    batch_size: int,
-    start_id: int,
+    model: nn.Module, ids: np.ndarray, protocol: EvaluationProtocol, *, batch_size: int, start_id: int
 ) -> Evaluation:
     """Summed nll of the text `ids` under the model in evaluation mode, read as `protocol` says; the mode is restored.
 
@@ -142,12 +137,7 @@ def passages(ids: Sequence[int] | np.ndarray, protocol: EvaluationProtocol, star
 
 
 def make_batches(
-    model: LanguageModel,
-    ids: np.ndarray,
-    protocol: EvaluationProtocol,
-    *,
-    batch_size: int,
-    start_id: int,
+    model: LanguageModel, ids: np.ndarray, protocol: EvaluationProtocol, *, batch_size: int, start_id: int
 ) -> list[list[Passage]]:
     """The passages of a text that are read side by side; of several processes, those of this one.
 

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fullrank.analysis.context import (
-    REACH_PLOT,
-    REACH_TABLE,
-    compute_published_reach,
-    context,
-    reach_records,
-)
+from fullrank.analysis.context import REACH_PLOT, REACH_TABLE, compute_published_reach, context, reach_records
 from fullrank.config.recipe import Resolved
 from fullrank.config.run import RunConfig
 from fullrank.config.training import PhaseConfig

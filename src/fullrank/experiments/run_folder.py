@@ -93,15 +93,15 @@ def open_causal(folder: Path) -> RunConfig:
             f"{folder}: a translation run, no language model; it translates with `fullrank translate`, and `fullrank eval` "
             "measures its BLEU"
         )
-    if config.masks:
-        raise InputError(
-            f"{folder}: predicts masked tokens from the text on both sides of them (train.objective: masked), so it can "
-            "neither write a text token by token nor give it a probability; train with train.objective: causal"
+    if config.masks or config.model.sees_future:
+        key, other = (
+            ("train.objective: masked", "causal")
+            if config.masks
+            else ("model.attention.causal: as_published", "masked")
         )
-    if config.model.sees_future:
         raise InputError(
-            f"{folder}: its tokens see later ones (model.attention.causal: as_published), so it can neither write a text token "
-            "by token nor give it a probability; train with model.attention.causal: masked"
+            f"{folder}: its tokens see later ones ({key}), so it can neither write a text token by token nor give it a "
+            f"probability; train with {key.partition(':')[0]}: {other}"
         )
     return config
 

@@ -204,11 +204,7 @@ def training_parts(
         options = config.train
         tables = (p for module in model.modules() if isinstance(module, Input) for p in module.parameters())
         return parameter_groups(
-            model,
-            options.weight_decay,
-            options.optimizer == "muon",
-            faster=tables,
-            peak=options.embedding_rate,
+            model, options.weight_decay, options.optimizer == "muon", faster=tables, peak=options.embedding_rate
         )
 
     return Parts(model, objective, batches, evaluate, config.train, config.eval, groups, result)
