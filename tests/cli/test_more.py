@@ -59,6 +59,7 @@ def test_figures_of_the_papers_name_rows_and_measurements_that_exist() -> None:
         assert all(set(rows) <= set(load(name).rows) for name, rows in figure.rows.items())
 
 
+@pytest.mark.full
 def test_a_table_of_several_backbones_is_one_command() -> None:
     code, out, _ = called("reproduce", "mixhead/table1", "--scale", "tiny", "--rows", "plain,b", "--list", "--json")
     assert code == 0
