@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import examples.little_data  # noqa: F401 - registers past_decode and input_mask
 import torch
 
 from fullrank.config.load import build_any
