@@ -79,7 +79,7 @@ def test_a_causal_model(name: str) -> None:
 def test_attention(name: str) -> None:
     model = fr.open_model(CAUSAL[name]())
     layers = list(model.attention(INPUTS))
-    assert len(layers) == len(model.attention_layers.names)
+    assert len(layers) == len(model.attention_layers.stages)
     for layer, stage in zip(layers, model.attention_layers.stages, strict=True):
         assert layer.weights.shape == (3, 2, 11, 11)
         torch.testing.assert_close(layer.weights.sum(-1), torch.ones_like(layer.weights[..., 0]))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -29,22 +29,11 @@ from fullrank.decoding.sample import evaluating
 from fullrank.forward import cache_argument, logits_in, read_arguments
 from fullrank.names import model_kind
 from fullrank.plugins import import_function
+from fullrank.records import CAPABILITIES
 from fullrank.training.device import choose_device
 
 SOURCE_LANGUAGE = "tokenizer/source"  # of a translation run, in its folder
 
-# what a model may have, in words, and which kinds of models have it
-HAVING = {
-    "logits": ("logits", "a language model, causal or masked, has them"),
-    "hidden": ("hidden states", "a model of fullrank or of transformers has them"),
-    "attention": ("attention weights", "a model of fullrank with weighted attention, or of transformers, has them"),
-    "step": ("step with a cache", "a causal language model, or a function with a method `step`, has one"),
-    "output_matrix": (
-        "single output matrix",
-        "a language model of fullrank with a softmax, or of transformers, has one",
-    ),
-    "tokenizer": ("tokenizer", "a run has one, and a folder of transformers with tokenizer.json"),
-}
 TWO_SEQUENCES = "it reads two sequences; give its encoder, or a model of one sequence"
 
 
@@ -56,7 +45,7 @@ class LoadedModel:
     inside an exported one; None for any other model. tokenizer: of fullrank or of transformers.
     max_length: the most tokens that it reads; None: any number. vocab_size: None where it does not say it.
     predicts: "next tokens", "masked tokens", or None without a vocabulary layer. mask_id: the id of <mask>. marks: ids that
-    are no words. inputs: what the model is called with where token ids do not do. has: the names in `HAVING` that it has.
+    are no words. inputs: what the model is called with where token ids do not do. has: those of `CAPABILITIES` that it has.
     Methods read in evaluation mode without gradients, on the device of the model. One that the model lacks raises InputError.
     """
 
@@ -83,7 +72,7 @@ class LoadedModel:
             self.mask_id, self.marks = tokenizer.mask_token_id, tuple(tokenizer.all_special_ids)
         if tokenizer is None:
             adapter.lacks.setdefault("tokenizer", "it was opened without one")
-        self.has = frozenset(HAVING) - adapter.lacks.keys()
+        self.has = frozenset(CAPABILITIES) - adapter.lacks.keys()
 
     @property
     def device(self) -> torch.device:
@@ -99,32 +88,27 @@ class LoadedModel:
     def require(self, needs: Set[str], purpose: str = "") -> None:
         """Raise InputError unless the model has all of `needs`; purpose: what needs them."""
         for need in sorted(needs - self.has):
-            reason = self.adapter.lacks.get(need, f"known are {', '.join(HAVING)}")
-            thing, kinds = HAVING.get(need, (need, "no model has it"))
-            raise InputError(f"{purpose and f'{purpose}: '}{self.name} has no {thing}: {reason}; {kinds}")
+            reason = self.adapter.lacks.get(need, f"known are {', '.join(CAPABILITIES)}")
+            raise InputError(f"{purpose and f'{purpose}: '}{self.name} has no {CAPABILITIES.get(need, need)}: {reason}")
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def logits(self, ids: Tensor) -> Tensor:
         """Logits or log-probabilities (B, N, V) of ids (B, N) int64."""
-        logits: Tensor = self._read("logits", ids)
-        return logits
+        return cast(Tensor, self._read("logits", ids))
 
     def hidden(self, ids: Tensor) -> Tensor:
         """The input of the output layer (B, N, E)."""
-        hidden: Tensor = self._read("hidden", ids)
-        return hidden
+        return cast(Tensor, self._read("hidden", ids))
 
     def step(self, ids: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
         """Logits (B, N, V) of new tokens (B, N) after those of the cache (None: the first ones), and the cache after them."""
-        logits, cache = self._read("step", ids, cache)
-        return logits, cache
+        return cast(tuple[Tensor, Any], self._read("step", ids, cache))
 
     def output_matrix(self) -> Tensor:
         """The matrix of the output layer (V, E)."""
         self.require({"output_matrix"})
-        matrix: Tensor = self.adapter.output_matrix()
-        return matrix.detach()
+        return cast(Tensor, self.adapter.output_matrix()).detach()
 
     def nll(self, ids: Tensor, targets: Tensor) -> Tensor:
         """-log p(target) (B, N) in nats, in fp32 at least; 0 at targets -100."""
@@ -156,8 +140,7 @@ class LoadedModel:
     def attention_layers(self) -> AttentionLayers:
         """The stages of its attention; of a model of transformers on a copy, which is made once."""
         self.require({"attention"})
-        layers: AttentionLayers = self.adapter.attention_layers
-        return layers
+        return cast(AttentionLayers, self.adapter.attention_layers)
 
     def _read(self, need: str, ids: Tensor, *arguments: Any) -> Any:
         self.require({need})
@@ -175,30 +158,21 @@ class LoadedModel:
 class AttentionLayers:
     """The attention layers of a model, in the order in which they run.
 
-    module: computes the stages. stages: what holds the `mix` of each layer, and names: where it stands. groups: heads of a
-    layer that share keys and values. plain: numbers of layers of transformers into which nothing was injected. weights: how
-    they are computed, in words.
+    module: computes the stages. stages: what holds the `mix` of each layer. plain: numbers of layers of transformers into
+    which nothing was injected. weights: how they are computed, in words.
     """
 
     module: Any
-    names: tuple[str, ...]
-    stages: tuple[Any, ...]
-    groups: tuple[int, ...]
-    plain: frozenset[int]
+    stages: Sequence[Any]
+    plain: Set[int]
     weights: str
-
-    @classmethod
-    def build(cls, module: Any, stages: Mapping[str, Any], plain: Set[int], weights: str) -> AttentionLayers:
-        owners = [module.get_submodule(name.rpartition(".")[0]) for name in stages]
-        groups = tuple(int(getattr(owner, "num_key_value_groups", 1)) for owner in owners)
-        return cls(module, tuple(stages), tuple(stages.values()), groups, frozenset(plain), weights)
 
 
 # -- adapters ----------------------------------------------------------------------------------------------------------
 
 
 class Adapter:
-    """How one kind of model is read. lacks: the names in `HAVING` that it has not, each with the reason."""
+    """How one kind of model is read. lacks: those of `CAPABILITIES` that it has not, each with the reason."""
 
     predicts: str | None = "next tokens"
     max_length: int | None = None
@@ -244,13 +218,11 @@ class OwnModel(Adapter):
 
     def read(self, ids: Tensor, memory: Any = None, trace: Trace | None = None) -> tuple[Tensor, Any]:
         """The input of the output layer, and the memory of the next call."""
-        match self.own:
-            case LanguageModel():
-                hidden, memory, _ = self.own.hidden(ids, memory, trace=trace)
-                return hidden, memory
-            case MaskedLanguageModel():
-                return self.own.hidden(ids, trace=trace), None
-        return self.own(ids, trace=trace), None
+        if isinstance(self.own, LanguageModel):
+            hidden, memory, _ = self.own.hidden(ids, memory, trace=trace)
+            return hidden, memory
+        read = self.own if isinstance(self.own, Encoder) else self.own.hidden
+        return read(ids, trace=trace), None
 
     def hidden(self, ids: Tensor) -> Tensor:
         return self.read(ids)[0]
@@ -277,8 +249,8 @@ class OwnModel(Adapter):
 
     @functools.cached_property
     def attention_layers(self) -> AttentionLayers:
-        stages = {name: part for name, part in self.own.named_modules() if isinstance(part, WeightedValues)}
-        return AttentionLayers.build(self.own, stages, frozenset(), "by the definition")
+        stages = [part for part in self.own.modules() if isinstance(part, WeightedValues)]
+        return AttentionLayers(self.own, stages, frozenset(), "by the definition")
 
     def output_matrix(self) -> Tensor:
         return self.own.output.matrix
@@ -320,24 +292,8 @@ class TransformersModel(Adapter):
             options["attention_mask"] = torch.ones_like(ids)
         return self.module(ids, **options)
 
-    def read(self, ids: Tensor) -> tuple[Any, Tensor | None, Tensor | None]:
-        """The output, and input and output of the output embedding; None where it is not called."""
-        calls: list[tuple[Tensor, Tensor]] = []
-        if self.head is None:
-            return self.call(ids), None, None
-        handle = self.head.register_forward_hook(lambda _module, inputs, out: calls.append((inputs[0], out)))
-        try:
-            out = self.call(ids)
-        finally:
-            handle.remove()
-        return out, *(calls[-1] if calls else (None, None))
-
     def logits(self, ids: Tensor) -> Tensor:
-        return self.logits_of(self.call(ids), ids)
-
-    def logits_of(self, out: Any, ids: Tensor) -> Tensor:
-        """Logits (B, N, V) of an output; InputError where it has none."""
-        logits = getattr(out, "logits", None)
+        logits = getattr(self.call(ids), "logits", None)
         if not isinstance(logits, Tensor) or logits.shape[:2] != ids.shape:
             raise InputError(
                 f"{type(self.module).__name__} gives no logits of a vocabulary; load it with AutoModelForCausalLM or "
@@ -346,8 +302,17 @@ class TransformersModel(Adapter):
         return logits
 
     def hidden(self, ids: Tensor) -> Tensor:
-        out, hidden, _ = self.read(ids)
-        hidden = getattr(out, "last_hidden_state", None) if self.head is None else hidden
+        hidden = None
+        if self.head is None:
+            hidden = getattr(self.call(ids), "last_hidden_state", None)
+        else:
+            inputs: list[Tensor] = []
+            handle = self.head.register_forward_pre_hook(lambda _module, given: inputs.append(given[0]))
+            try:
+                self.call(ids)
+            finally:
+                handle.remove()
+            hidden = inputs[-1] if inputs else None
         if hidden is None or hidden.shape[:2] != ids.shape:
             raise InputError(f"{type(self.module).__name__}: its hidden states cannot be seen; give its base model")
         return hidden
@@ -372,7 +337,7 @@ class TransformersModel(Adapter):
         if find_injected_modules(self.module):
             weights += ", with what was injected"
         module, plain = complete(self.module)
-        return AttentionLayers.build(module, find_injected_modules(module), plain, weights)
+        return AttentionLayers(module, [*find_injected_modules(module).values()], plain, weights)
 
     def output_matrix(self) -> Tensor:
         return self.head.weight
@@ -404,13 +369,12 @@ class FunctionOfIds(Adapter):
 def adapt(module: nn.Module) -> Adapter:
     """Choose the adapter of a module."""
     config = getattr(module, "config", None)
-    own = (
-        module._modules.get("model") if getattr(config, "model_type", None) == "fullrank" else module
-    )  # exported or not
+    is_export = getattr(config, "model_type", None) == "fullrank"
+    own = module._modules.get("model") if is_export else module
     if isinstance(own, LanguageModel | MaskedLanguageModel | Encoder):
         return OwnModel(module, own)
     if isinstance(own, Translator) or "decoder_input_ids" in read_arguments(module):
-        return Adapter(module, dict.fromkeys(HAVING, TWO_SEQUENCES))
+        return Adapter(module, dict.fromkeys(CAPABILITIES, TWO_SEQUENCES))
     if hasattr(config, "is_encoder_decoder"):
         return TransformersModel(module)
     return FunctionOfIds(module)
@@ -463,10 +427,7 @@ def _open_named(name: str, checkpoint: str, dtype: torch.dtype | None, causal: b
             return LoadedModel(adapt(module), name, "module", inputs=inputs)
         case "Hugging Face model":
             if importlib.util.find_spec("transformers") is None:
-                what = (
-                    "a Hugging Face model" if folder.is_dir() else "no such folder, and a model of the Hugging Face hub"
-                )
-                raise InputError(f"{name}: {what} needs transformers; install it: {pip_install('hf')}")
+                raise InputError(f"{name}: a Hugging Face model needs transformers; install it: {pip_install('hf')}")
             from fullrank.hf.load import load_named
 
             loaded = load_named(name, dtype or torch.float32, causal=causal, tokenizer=tokenizer)
@@ -503,7 +464,5 @@ def _call_maker(name: str) -> tuple[nn.Module, Mapping[str, Tensor] | None]:
         raise InputError(f"{name}: the function failed ({type(error).__name__}: {one_line(error)})") from error
     module, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(module, nn.Module):
-        raise InputError(
-            f"{name}: the function must return a torch module, or (module, example inputs), given {type(module).__name__}"
-        )
+        raise InputError(f"{name}: the function must return a torch module, given {type(module).__name__}")
     return module.eval(), inputs

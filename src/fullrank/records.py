@@ -43,9 +43,11 @@ class Record:
 
     def __post_init__(self) -> None:
         """Numbers of numpy and torch become plain ones."""
-        if self.value is not None:
-            object.__setattr__(self, "value", _to_number(self.value))
-        object.__setattr__(self, "labels", {key: _to_label(value) for key, value in self.labels.items()})
+        value = _to_plain(self.value)
+        if isinstance(value, bool) or not isinstance(value, int | float | None):
+            raise InputError(f"Record: value is a number or None, given {type(value).__name__} {value!r}")
+        object.__setattr__(self, "value", value)
+        object.__setattr__(self, "labels", {key: _to_plain(label) for key, label in self.labels.items()})
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -66,16 +68,8 @@ class Record:
         return all(key in self.labels and self.labels[key] == value for key, value in labels.items())
 
 
-def _to_number(value: Any) -> Any:
-    value = value.item() if hasattr(value, "item") else value
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InputError(f"Record: value is a number or None, given {type(value).__name__} {value!r}")
-    return value
-
-
-def _to_label(value: Any) -> Label:
-    value = value.item() if hasattr(value, "item") else value
-    return value if value is None or isinstance(value, str | int | float | bool) else str(value)
+def _to_plain(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else value
 
 
 # -- declarations ------------------------------------------------------------------------------------------------------
@@ -134,7 +128,6 @@ class Lines:
     subtitle: str = ""
     x_title: str = ""
     y_title: str = ""
-    x_scale: Literal["linear", "log"] = "linear"
     y_scale: Literal["linear", "log"] = "linear"
     from_zero: bool = False
     marks: tuple[tuple[Literal["x", "y"], str], ...] = ()
@@ -201,7 +194,14 @@ class Measurement:
         return {name: p for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
 
 
-CAPABILITIES = ("logits", "hidden", "attention", "step", "output_matrix", "tokenizer")
+CAPABILITIES = {  # what a model may have, in words
+    "logits": "logits",
+    "hidden": "hidden states",
+    "attention": "attention weights",
+    "step": "step with a cache",
+    "output_matrix": "single output matrix",
+    "tokenizer": "tokenizer",
+}
 _BUILTIN = {
     "spectrum": "singular values of attention weights, before and after the mixing of heads",
     "heads": "each head ablated in turn: what a model loses without it",
@@ -229,17 +229,14 @@ def measurement(
     Raises InputError for a name that is taken and for a need that no model has.
     """
     needs = frozenset(needs)
-    if unknown := sorted(needs - set(CAPABILITIES)):
+    if unknown := sorted(needs - CAPABILITIES.keys()):
         raise InputError(f"measurement {name}: needs {', '.join(unknown)}; a model can have {', '.join(CAPABILITIES)}")
 
     def register(function: Function) -> Function:
-        owner = f"fullrank.analysis.{name}"
-        is_taken = name in _RESERVED and function.__module__ != owner
-        if name in _known and not is_taken:  # the same function may come again, as from a module that is read anew
-            known = _known[name].function
-            owner = known.__module__
-            is_taken = known.__qualname__ != function.__qualname__ and owner != function.__module__
-        if is_taken:
+        owner = f"fullrank.analysis.{name}" if name in _RESERVED else function.__module__
+        if name in _known:  # a module may be read anew
+            owner = _known[name].function.__module__
+        if owner != function.__module__:
             raise InputError(f"measurement {name}: the name is taken by {owner}; choose another")
         tables = (table,) if isinstance(table, Table) else tuple(table)
         plots = (plot,) if isinstance(plot, Plot) else tuple(plot)

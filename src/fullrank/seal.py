@@ -1,7 +1,7 @@
 """Seal of a checkpoint: a record with checksums of its own files and of the run around it.
 
 checkpoint.json is {"sha256": of its content, "content": {"format", "files", "run", "state"}}. `files` has size and sha256 of
-the files beside it, `run` the configuration, the run record and the vocabulary files that the weights were trained with.
+the files beside it, `run` the configuration and the run record that the weights were trained with.
 Every reader of a run compares them (`check_run`): a changed activation or flag would give another figure without a word.
 """
 
@@ -24,7 +24,6 @@ MOVABLE = {
     *(f"data.{key}" for key in ("dir", "cache", "train", "valid", "test", "codes")),
     "train.device", "train.threads", "train.track", "train.sharding", "train.activation_checkpointing",
 }  # fmt: skip
-_VOCABULARY = ("vocabulary.json", "tokenizer.json", "tokenizer/*/*")
 LINKS = ("last", "best", "previous")  # in the folder `checkpoints`
 
 
@@ -35,8 +34,8 @@ class DamagedError(Exception):
 class Record(NamedTuple):
     """The content of checkpoint.json.
 
-    files: size and sha256 of each file. run: configuration, the part of run.json about data, and vocabulary files; empty where
-    a model was trained outside of a run folder. state: the plain values of the training.
+    files: size and sha256 of each file. run: configuration and the part of run.json about data; empty where a model was
+    trained outside of a run folder. state: the plain values of the training.
     """
 
     files: dict[str, Any]
@@ -45,7 +44,7 @@ class Record(NamedTuple):
 
 
 def seal_file(path: Path) -> dict[str, Any]:
-    """Size and sha256 of a file; ValueError if it is a device or a pipe."""
+    """Size and sha256 of a file."""
     return {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
 
 
@@ -89,10 +88,8 @@ def read_record(folder: Path) -> Record:
 
 
 def seal_run(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The part `run` of a checkpoint's record: values of configuration and run record, checksums of vocabulary files."""
-    paths = sorted(path for pattern in _VOCABULARY for path in folder.glob(pattern))
-    files = {str(path.relative_to(folder)): seal_file(path) for path in paths}
-    return {"config": dict(config), "identity": _select_data(read_identity(folder)), "files": files}
+    """The part `run` of a checkpoint's record: values of the configuration, and what of run.json is about data and kernel."""
+    return {"config": dict(config), "identity": _select_data(read_identity(folder))}
 
 
 def _select_data(identity: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,10 +109,10 @@ def read_identity(folder: Path) -> dict[str, Any]:
 
 
 def check_run(folder: Path, checkpoint: str | None = None) -> None:
-    """InputError unless configuration, run record and vocabulary in `folder` are those of its `checkpoint`.
+    """InputError unless configuration and run record in `folder` are those of its `checkpoint`.
 
-    None: the newest checkpoint that can be read; without any there is nothing to compare. A vocabulary file that is missing
-    changes no figure: what needs it says so.
+    None: the newest checkpoint that can be read; without any there is nothing to compare. Vocabulary files have a checksum
+    inside.
     """
     for name in ("last", "previous", "best") if checkpoint is None else (checkpoint,):
         path = folder / "checkpoints" / name
@@ -135,13 +132,6 @@ def check_run(folder: Path, checkpoint: str | None = None) -> None:
         raise InputError(f"{folder}: trained by another version of fullrank, or with other modules: {error}") from error
     _compare(folder / "config.yaml", build_any(read_yaml(folder / "config.yaml")).to_dict(), config)
     _compare(folder / "run.json", _select_data(read_identity(folder)), trained["identity"])
-    for name, sealed in trained["files"].items():
-        path = folder / name
-        if path.exists() and not (path.is_file() and seal_file(path) == sealed):
-            raise InputError(f"{path} was changed after the training began, {_ADVICE}")
-
-
-_ADVICE = "so the figures would be others; set it back, or begin a new run with another --out"
 
 
 def _compare(file: Path, current: Mapping[str, Any], trained: Mapping[str, Any]) -> None:
@@ -150,4 +140,7 @@ def _compare(file: Path, current: Mapping[str, Any], trained: Mapping[str, Any])
     changed = [key for key in {**old, **new} if key not in MOVABLE and (key not in old or old[key] != new.get(key))]
     if changed:
         shown = ", ".join(f"{key} is {new.get(key)!r}, trained with {old.get(key)!r}" for key in changed[:4])
-        raise InputError(f"{file} was changed after the training began: {shown}, {_ADVICE}")
+        raise InputError(
+            f"{file} was changed after the training began: {shown}, so the figures would be others; set it back, or begin a "
+            "new run with another --out"
+        )

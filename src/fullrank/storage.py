@@ -81,8 +81,7 @@ def find(path: Path, checkpoint: str) -> tuple[Path, ModelConfig]:
     settings = read_yaml(path / CONFIG)
     if finetunes(settings):
         raise InputError(
-            f"{path}: a run of fine-tuning on {settings['data']['name']}, whose model is one of Hugging Face's and not of "
-            f"ours: {path / 'model'}, see fullrank.load_injected, `fullrank finetune {path}` and `fullrank report {path}`"
+            f"{path}: a run of fine-tuning, whose model is one of Hugging Face's: {path / 'model'}, see fullrank.load_injected"
         )
     config = ModelConfig.from_dict(settings.get("model") or {})
     is_run, file = (path / "run.json").is_file(), path / WEIGHTS

@@ -31,7 +31,6 @@ def test_a_matrix_that_is_known() -> None:
         made.blocks[1].attention.attend.mix.mixing.copy_(torch.tensor([[2.0, 1, 1], [0, 2, 0], [0, 0, 2]]))
     first, second = mixing(made)
     assert (first.layer, first.distance, first.orthogonality, first.deviation) == (0, 0, 0, None)
-    assert second.name == "blocks.1.attention.attend"
     assert second.distance == pytest.approx(5**0.5)  # three entries are 1 on the diagonal, two beside it
     # M^T M = [[4, 2, 2], [2, 5, 1], [2, 1, 5]]
     assert second.orthogonality == pytest.approx(3**2 + 4**2 + 4**2 + 4 * 2**2 + 2 * 1**2)
@@ -71,6 +70,6 @@ def test_injected_models_and_models_without_mixing() -> None:
         mixing(gpt2)
     fr.inject(gpt2, mix="average", layers=[1])
     (found,) = mixing(gpt2, IDS)
-    assert (found.layer, found.name) == (1, "transformer.h.1.attn.fullrank")
+    assert found.layer == 1
     np.testing.assert_allclose(found.matrix, 1 / 3, atol=1e-7)
     assert found.distance == pytest.approx(2**0.5, abs=1e-6)  # I minus a projection of rank one

@@ -33,7 +33,7 @@ def test_a_head_with_bias() -> None:
 def test_a_soft_cap_is_exempt_and_escapes() -> None:
     for cap in (30.0, 2.0):
         found = fr.analysis.rank(tiny.gemma2(cap), IDS, contexts=30)
-        assert "more follows after it" in str(found.layer.exempt)
+        assert "soft-cap" in str(found.layer.exempt)
         assert found.layer.bound == 9
         assert found.rank == 30
 

@@ -76,6 +76,7 @@ def examined(name: str, folder: Path, train: list[float], valid: list[float], fo
     ]
     folder.mkdir(exist_ok=True)
     (folder / "config.yaml").write_text("data: {name: builtin}")
+    (folder / "run.json").write_text("{}")
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     result = {"final": {"test": {"perplexity": 100.0}}, "corpus": {"fourgram_perplexity": {"test": fourgrams}}}
     (folder / "result.json").write_text(json.dumps(result))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,6 @@ from fullrank.core.errors import InputError
 from fullrank.records import Column, Lines, Record, Table
 
 TAIL = 1e-9  # what a distribution leaves out has less than this probability
-LARGEST = 2**20  # values of a distribution
 
 
 @dataclass(frozen=True)
@@ -60,25 +60,20 @@ class LayerReach:
 
     @cached_property
     def probabilities(self) -> np.ndarray:
-        """Their probabilities (K,), but for less than 1e-9 beyond the last value; InputError for more than a million."""
-        from scipy import stats  # a long import, for this analysis alone
-
-        law = stats.nbinom(self.segments, 1 - self.probability)
-        size = law.isf(TAIL) + 1
-        if not size <= LARGEST:
-            raise InputError(
-                f"a layer that rests with probability {self.probability} and remembers {self.segments} segments: its reach has "
-                f"more than {LARGEST:,} values; take a smaller probability, a shorter memory_length or a longer segment_length"
-            )
-        probabilities: np.ndarray = law.pmf(np.arange(size))
-        return probabilities
+        """Their probabilities (K,), but for less than 1e-9 beyond the last value."""
+        return np.asarray(self._law.pmf(np.arange(self._law.isf(TAIL) + 1)))
 
     def quantile(self, share: float) -> int:
-        """The smallest value that is not exceeded with probability `share`, in tokens; `share` is above 0 and at most 0.999."""
-        if not 0 < share <= 0.999:
-            raise InputError(f"share: above 0 and at most 0.999, given {share}")
+        """The smallest value that is not exceeded with probability `share`, in tokens."""
         # a share that is met exactly, as 0.8 at p = 0.2, is not missed for the last bit of a sum
-        return int(self.tokens[np.searchsorted(np.cumsum(self.probabilities), share - 1e-12)])
+        return self.memory_length + self.segment_length * int(self._law.ppf(share - 1e-12))
+
+    @cached_property
+    def _law(self) -> Any:
+        """The distribution of K."""
+        from scipy import stats  # a long import, for this analysis alone
+
+        return stats.nbinom(self.segments, 1 - self.probability)
 
 
 def context(probabilities: Sequence[float], *, memory_length: int, segment_length: int) -> tuple[LayerReach, ...]:
@@ -93,10 +88,12 @@ def context(probabilities: Sequence[float], *, memory_length: int, segment_lengt
     """
     if min(memory_length, segment_length) < 1:
         raise InputError(f"memory_length, segment_length: one or more tokens, given {memory_length}, {segment_length}")
+    reach = []
     for layer, p in enumerate(probabilities):
         if not 0 <= p < 1:
             raise InputError(f"probabilities: from 0 on and below 1, given {p} for layer {layer}")
-    return tuple(LayerReach(i, float(p), memory_length, segment_length) for i, p in enumerate(probabilities))
+        reach.append(LayerReach(layer, float(p), memory_length, segment_length))
+    return tuple(reach)
 
 
 def compute_published_reach(layers: Sequence[LayerReach]) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from fullrank.core.output import IGNORED
 from fullrank.core.trace import LayerTrace
 from fullrank.decoding.sample import evaluating
 from fullrank.evaluation.statistics import Interval, compute_paired_interval
-from fullrank.models import AttentionLayers, LoadedModel, open_model
+from fullrank.models import LoadedModel, open_model
 from fullrank.records import Column, HeatMap, Record, Table, measurement
 from fullrank.text import Text, rows_of
 
@@ -55,14 +54,13 @@ class LayerHeads:
 
 @dataclass(frozen=True, eq=False)
 class Heads:
-    """The heads of a model, in the order of its layers; names: the modules that hold them.
+    """The heads of a model, in the order of its layers.
 
     nll (S,): nats per token of each of S texts of `length` tokens, all heads in place. objective: the tokens that count.
     weights: how attention was computed.
     """
 
     layers: tuple[LayerHeads, ...]
-    names: tuple[str, ...]
     nll: np.ndarray
     objective: str
     length: int
@@ -94,9 +92,9 @@ class Heads:
 class KeptHeads(Mixing):
     """A mixing without the columns of ablated heads: P'_i = keep_i sum_j m_ji P_j, so that O_i = P'_i V_i is zero."""
 
-    def __init__(self, mix: Mixing, num_heads: int) -> None:
+    def __init__(self, mix: Mixing, keep: Tensor) -> None:
         super().__init__()
-        self.mix, self.keep = mix, torch.ones(num_heads)
+        self.mix, self.keep = mix, keep
 
     @property
     def learned(self) -> bool:
@@ -107,20 +105,6 @@ class KeptHeads(Mixing):
         like = query if query is not None else matrix
         keep = self.keep if like is None else self.keep.to(like)
         return torch.diag(keep) if matrix is None else matrix * keep
-
-
-@contextlib.contextmanager
-def ablatable(layers: AttentionLayers) -> Iterator[list[Tensor]]:
-    """Inside the block, a head does not count whose entry is set to 0; one tensor (H,) of ones for each layer."""
-    former = [stage.mix for stage in layers.stages]
-    kept = [KeptHeads(stage.mix, stage.size.num_heads) for stage in layers.stages]
-    try:
-        for stage, keeping in zip(layers.stages, kept, strict=True):
-            stage.mix = keeping
-        yield [keeping.keep for keeping in kept]
-    finally:
-        for stage, mix in zip(layers.stages, former, strict=True):
-            stage.mix = mix
 
 
 def heads(model: nn.Module | LoadedModel, input_ids: Tensor | Iterable[Tensor]) -> Heads:
@@ -141,12 +125,9 @@ def heads(model: nn.Module | LoadedModel, input_ids: Tensor | Iterable[Tensor]) 
     loaded.require({"attention", "logits"}, "heads")
     objective, batches = predictions(loaded, texts)
     similarities = _similarities(loaded.attentions(texts))
-    attention = loaded.attention_layers
-    ablated = open_model(attention.module)
-    nll, without = _ablate_each(attention, lambda _: _nll(ablated, batches))
-    parts = zip(without, similarities, strict=True)
-    layers = [_layer(nll, np.stack(some), alike) for some, alike in parts]
-    return Heads(tuple(layers), attention.names, nll, objective, texts[0].shape[1], attention.weights)
+    nll, without = ablate(loaded, lambda module: _nll(open_model(module), batches))
+    layers = [_layer(nll, np.stack(some), alike) for some, alike in zip(without, similarities, strict=True)]
+    return Heads(tuple(layers), nll, objective, texts[0].shape[1], loaded.attention_layers.weights)
 
 
 def ablate(model: nn.Module | LoadedModel, measure: Callable[[Any], Result]) -> tuple[Result, list[list[Result]]]:
@@ -154,19 +135,20 @@ def ablate(model: nn.Module | LoadedModel, measure: Callable[[Any], Result]) -> 
 
     measure: called with the model, or with a copy of it that can be ablated; in evaluation mode, without gradients.
     """
-    return _ablate_each(open_model(model).attention_layers, measure)
-
-
-def _ablate_each(layers: AttentionLayers, measure: Callable[[Any], Result]) -> tuple[Result, list[list[Result]]]:
-    without = []
-    with ablatable(layers) as keeps, evaluating(layers.module):
+    layers, without = open_model(model).attention_layers, []
+    with evaluating(layers.module):
         whole = measure(layers.module)
-        for keep in keeps:
+        for stage in layers.stages:
             without.append(list[Result]())
-            for head in range(len(keep)):
+            former = stage.mix
+            for head in range(stage.size.num_heads):
+                keep = torch.ones(stage.size.num_heads)
                 keep[head] = 0
-                without[-1].append(measure(layers.module))
-                keep[head] = 1
+                stage.mix = KeptHeads(former, keep)
+                try:
+                    without[-1].append(measure(layers.module))
+                finally:
+                    stage.mix = former
     return whole, without
 
 

@@ -20,7 +20,7 @@ from fullrank.training.checkpoint import list_kept_checkpoints
 
 @dataclass(frozen=True, eq=False)
 class LayerMixing:
-    """The mixing M of one layer, column i of which makes head i; layer: its number, name: the module that holds it.
+    """The mixing M of one layer, column i of which makes head i; layer: its number.
 
     matrix (H, H): M. distance: ||M - I||_F. orthogonality: ||M^T M - I||_F^2 (Eq. 16). Of a mixing that depends on the query,
     these are means over the positions of a text, and deviation (H, H) is the standard deviation of m_ji(n) over them; without a
@@ -28,7 +28,6 @@ class LayerMixing:
     """
 
     layer: int
-    name: str
     matrix: np.ndarray
     distance: float
     orthogonality: float
@@ -66,16 +65,15 @@ def mixing(
                 traced = layers[number].mixing
                 if traced is not None and traced.dim() == 4:
                     matrices.append(traced.flatten(0, 1))
-    return tuple(_measure_layer(number, attention.names[number], matrices) for number, matrices in found.items())
+    return tuple(_measure_layer(number, matrices) for number, matrices in found.items())
 
 
-def _measure_layer(number: int, name: str, matrices: list[Tensor]) -> LayerMixing:
+def _measure_layer(number: int, matrices: list[Tensor]) -> LayerMixing:
     over_positions = matrices[0].dim() == 3
     m = (torch.cat(matrices) if over_positions else matrices[0][None]).detach().double().cpu()  # (positions, H, H)
     identity = torch.eye(m.shape[-1], dtype=m.dtype)
     return LayerMixing(
         number,
-        name,
         m.mean(0).numpy(),
         float((m - identity).square().sum((1, 2)).sqrt().mean()),
         float((m.mT @ m - identity).square().sum((1, 2)).mean()),

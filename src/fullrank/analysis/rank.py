@@ -6,9 +6,8 @@ The derivation of the bound: docs/derivations/softmax_bottleneck.md.
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,15 +15,14 @@ import torch
 from scipy.special import xlogy
 from torch import Tensor, nn
 
-from fullrank.core.config import ClusteredConfig, MixtureConfig, ModelConfig
+from fullrank.core.config import ClusteredConfig, MixtureConfig
 from fullrank.core.errors import InputError, RunError
 from fullrank.core.masked import MaskedLanguageModel
-from fullrank.models import LoadedModel, TransformersModel, open_model
+from fullrank.models import LoadedModel, open_model
 from fullrank.records import Column, Lines, Record, Table, measurement
 from fullrank.text import Text
 
 MOST_BYTES = 1 << 30  # of the matrix, beyond which a part of the vocabulary is looked at, no fewer words than contexts
-_CHUNK = 1 << 23  # log-probabilities that are made at a time
 
 
 @dataclass(frozen=True)
@@ -100,11 +98,6 @@ class LogProbRank:
         return float(effective_rank(self.singular_values))
 
     @property
-    def full(self) -> bool:
-        """The rank is as large as a matrix of this shape can have."""
-        return self.rank == min(self.contexts, self.columns)
-
-    @property
     def conclusive(self) -> bool:
         """The matrix is large enough to have a rank above the bound."""
         return min(self.contexts, self.columns) > self.layer.bound
@@ -128,8 +121,7 @@ def rank(
     is a token and all before it in its row; contexts that repeat an earlier one are left out.
     contexts T: 2 (d + 2) + 32 if not given, and at most what input_ids hold.
     most_bytes: a larger matrix is made of fewer words, drawn with `seed`, but not of fewer words than contexts.
-    Raises InputError for another kind of model, ids it does not know, or too few contexts; RunError for log-probabilities
-    that are not finite.
+    Raises InputError for another kind of model or too few contexts; RunError for log-probabilities that are not finite.
     """
     if contexts is not None and contexts < 2:
         raise InputError(f"contexts: two or more, given {contexts}")
@@ -138,35 +130,40 @@ def rank(
     if isinstance(source.own, MaskedLanguageModel):
         raise InputError("rank: give a causal model, of fullrank or of transformers; given a MaskedLanguageModel")
     double = open_model(convert_to_double(source.module))
-    layer, vocab_size, known_ids = _output_layer(double)
+    layer = describe_output(double)
     wanted = contexts or 2 * (layer.hidden_size + 2) + 32
-    batches = [input_ids] if isinstance(input_ids, torch.Tensor) else input_ids
-    chosen = choose_contexts(batches, wanted, known_ids)
-    if chosen.count < 2:
-        raise InputError(f"the text has {chosen.count} different contexts; a rank needs two or more")
-    columns, most = None, max(most_bytes // (8 * chosen.count), chosen.count)
-    if most < vocab_size:
-        drawn = torch.randperm(vocab_size, generator=torch.Generator().manual_seed(seed))
-        columns = drawn[:most].sort().values
-    matrix, eps, exempt = collect(double, chosen, columns)
-    return LogProbRank(
-        layer=layer if layer.exempt else replace(layer, exempt=exempt),
-        singular_values=singular_values(matrix.to(double.device)),
-        contexts=chosen.count,
-        columns=matrix.shape[1],
-        vocab_size=vocab_size,
-        eps=eps,
-        wanted=wanted,
-        repeats=chosen.repeats,
-    )
+    chosen, repeats = choose_contexts([input_ids] if isinstance(input_ids, Tensor) else input_ids, wanted)
+    count = sum(len(positions) for _, positions in chosen)
+    if count < 2:
+        raise InputError(f"the text has {count} different contexts; a rank needs two or more")
+    parts: list[Tensor] = []
+    columns: Tensor | slice = slice(None)
+    for ids, positions in chosen:
+        logits = double.logits(ids)
+        eps, vocab_size, most = torch.finfo(logits.dtype).eps, logits.shape[2], max(most_bytes // (8 * count), count)
+        if most < vocab_size:
+            drawn = torch.randperm(vocab_size, generator=torch.Generator().manual_seed(seed))
+            columns = drawn[:most].sort().values.to(double.device)
+        log_probs = torch.log_softmax(logits.flatten(0, 1)[positions.to(double.device)].double(), dim=-1)
+        parts.append(log_probs[:, columns].cpu())
+    matrix = torch.cat(parts)
+    if not bool(torch.isfinite(matrix).all()):
+        raise RunError("a log-probability is NaN or infinite: such a matrix has no singular values")
+    values = singular_values(matrix.to(double.device))
+    return LogProbRank(layer, values, count, matrix.shape[1], vocab_size, eps, wanted, repeats)
 
 
 # -- the bound of an output layer --------------------------------------------------------------------------------------
 
 
-def describe_output(config: ModelConfig) -> OutputLayer:
-    """The output layer of a `LanguageModel`."""
-    out = config.output
+def describe_output(model: LoadedModel) -> OutputLayer:
+    """The output layer of a model of ours, or the output embedding of one of transformers."""
+    if model.own is None:
+        head: Any = model.module.get_output_embeddings()
+        capped = getattr(model.module.config.get_text_config(), "final_logit_softcapping", None)
+        exempt = f"a soft-cap of {capped:g} on the logits is not linear" if capped else None
+        return OutputLayer("softmax", head.weight.shape[-1], getattr(head, "bias", None) is not None, exempt=exempt)
+    out = model.own.config.output
     is_mixture = isinstance(out, MixtureConfig) and out.mixtures != 1
     plain = "adaptive softmax" if "adaptive" in (out.kind, getattr(out, "components", None)) else "softmax"
     kind = plain
@@ -184,29 +181,10 @@ def describe_output(config: ModelConfig) -> OutputLayer:
     if out.normalize == "sigsoftmax":
         kind = kind.replace("softmax", "sigsoftmax")
     clusters = len(out.cutoffs or ()) + 1 if isinstance(out, ClusteredConfig) else 1
-    return OutputLayer(kind, config.hidden_size, bool(out.bias), clusters, exempt)
-
-
-def describe_head(head: Any) -> OutputLayer:
-    """The output layer of a model of transformers: its output embedding.
-
-    What else stands between the output embedding and the logits, such as a soft-cap, shows only when the model is run.
-    """
-    width = getattr(head, "in_features", None) or head.weight.shape[-1]
-    return OutputLayer("softmax", int(width), getattr(head, "bias", None) is not None)
+    return OutputLayer(kind, model.own.config.hidden_size, bool(out.bias), clusters, exempt)
 
 
 # -- reading a model in double precision -------------------------------------------------------------------------------
-
-
-def _output_layer(model: LoadedModel) -> tuple[OutputLayer, int, int]:
-    """The output layer, the V of the log-probabilities, and the number of ids that the model reads."""
-    if model.own is not None:
-        return describe_output(model.own.config), model.own.config.vocab_size, model.own.config.vocab_size
-    vocab_size = model.logits(torch.zeros(1, 1, dtype=torch.long)).shape[-1]
-    known_ids = len(model.module.get_input_embeddings().weight)
-    adapter: Any = model.adapter
-    return describe_head(adapter.head), vocab_size, known_ids
 
 
 def convert_to_double(model: Any) -> Any:
@@ -223,122 +201,32 @@ def convert_to_double(model: Any) -> Any:
     return model
 
 
-# log-probabilities of a few rows (rows, V), their relative rounding, and why the bound does not hold for them
-Rows = Iterator[tuple[Tensor, float, str | None]]
+def choose_contexts(batches: Iterable[Tensor], wanted: int) -> tuple[list[tuple[Tensor, Tensor]], int]:
+    """Batches with the positions (n,) in them, rows end to end, of the first `wanted` contexts that differ, and the repeats.
 
-
-def _read_own(model: Any, ids: Tensor, positions: Tensor) -> Rows:
-    """Rows of a `LanguageModel`: its output layer is asked for the log-probabilities of the chosen hidden states."""
-    hidden = model.hidden(ids).hidden.flatten(0, 1)[positions]
-    numbers = model.config.vocab_size * (model.config.output.mixtures or 1)
-    for rows in hidden.split(max(1, _CHUNK // numbers)):
-        yield model.output.log_prob(rows[None])[0], torch.finfo(torch.float64).eps, None
-
-
-def _read_foreign(adapter: TransformersModel, ids: Tensor, positions: Tensor) -> Rows:
-    """Rows of a model of transformers: its logits, compared with what its output embedding gave.
-
-    Where both agree up to a factor and a shift of each row, the bound holds: A = diag(c) (H W' + 1 b') - log Z 1'.
-    A model that hands its logits over in a lower precision is then read at its output embedding.
-    """
-    out, _, head = adapter.read(ids)
-    logits = adapter.logits_of(out, ids)
-    vocab_size = logits.shape[2]
-    if head is not None and (head.shape[:2] != ids.shape or head.shape[2] < vocab_size):
-        head = None
-    for chosen in positions.split(max(1, _CHUNK // vocab_size)):
-        rows, exempt = logits.flatten(0, 1)[chosen], None
-        eps = torch.finfo(rows.dtype).eps
-        if head is None:
-            exempt = "its output embedding is not called, so that what makes the logits cannot be seen"
-        else:
-            scores = head[..., :vocab_size].flatten(0, 1)[chosen]  # some models cut padding off their vocabulary
-            scaled, error = _scale_rows(scores, rows)
-            eps_of_head = torch.finfo(head.dtype).eps
-            if error > 32 * max(eps, eps_of_head):
-                exempt = "its logits are not those of the output embedding up to a factor: more follows after it"
-            elif eps_of_head < eps:
-                rows, eps = scaled, eps_of_head
-            eps = max(eps, eps_of_head)
-        yield torch.log_softmax(rows.double(), dim=-1), max(eps, torch.finfo(torch.float64).eps), exempt
-
-
-def _scale_rows(head: Tensor, logits: Tensor) -> tuple[Tensor, float]:
-    """`head` (rows, V) scaled row by row so that it is nearest to `logits`, up to a shift; the error, relative to them."""
-    z, wanted = head.double(), logits.double()
-    z, wanted = z - z.mean(1, keepdim=True), wanted - wanted.mean(1, keepdim=True)
-    scaled = z * ((z * wanted).sum(1, keepdim=True) / (z * z).sum(1, keepdim=True).clamp_min(1e-300))
-    return scaled, float((scaled - wanted).abs().max() / logits.abs().max().double().clamp_min(1e-300))
-
-
-@dataclass(frozen=True)
-class Contexts:
-    """Batches of ids (B, N), each with the positions (n,) in it, rows end to end, whose contexts are taken.
-
-    repeats: positions that were passed over, since the same tokens stood before an earlier one.
-    """
-
-    batches: list[tuple[Tensor, Tensor]]
-    repeats: int
-
-    @property
-    def count(self) -> int:
-        return sum(len(positions) for _, positions in self.batches)
-
-
-def choose_contexts(batches: Iterable[Tensor], wanted: int, known_ids: int) -> Contexts:
-    """The first `wanted` contexts that differ. The context after a token is that token and all before it in its row.
-
-    Raises InputError for ids that are not integers (B, N), or not below `known_ids`.
+    The context after a token is that token and all before it in its row. Raises InputError for ids that are no integers.
     """
     seen: set[bytes] = set()
-    chosen: list[tuple[Tensor, Tensor]] = []
+    chosen = []
     repeats = 0
     for ids in batches:
         if ids.dim() != 2 or ids.is_floating_point():
             raise InputError(f"input_ids: integers (B, N), given {ids.dtype} {tuple(ids.shape)}")
-        rows = np.ascontiguousarray(ids.cpu().numpy().astype(np.int64))
-        if rows.size and not 0 <= rows.min() <= rows.max() < known_ids:
-            raise InputError(f"token ids from {rows.min()} to {rows.max()}, but the model reads 0 to {known_ids - 1}")
         positions = []
-        for b, row in enumerate(rows):
-            digest = hashlib.blake2b(digest_size=16)
-            for n, token in enumerate(row):
-                if len(seen) == wanted:
-                    break
-                digest.update(token.tobytes())
-                if (key := digest.copy().digest()) in seen:
-                    repeats += 1
-                    continue
-                seen.add(key)
-                positions.append(b * rows.shape[1] + n)
+        for place, (b, n) in enumerate(np.ndindex(*ids.shape)):
+            context = ids[b, : n + 1].cpu().numpy().tobytes()
+            if len(seen) == wanted:
+                break
+            if context in seen:
+                repeats += 1
+            else:
+                seen.add(context)
+                positions.append(place)
         if positions:
             chosen.append((ids, torch.tensor(positions)))
         if len(seen) == wanted:
             break
-    return Contexts(chosen, repeats)
-
-
-@torch.no_grad()
-def collect(model: LoadedModel, contexts: Contexts, columns: Tensor | None) -> tuple[Tensor, float, str | None]:
-    """Log-probabilities (contexts, columns) on the CPU, normalised over the whole vocabulary; columns None: of every word.
-
-    With their rounding, and the first reason why the bound does not hold. Raises RunError where one is not finite.
-    """
-    parts, rounding, reason = list[Tensor](), 0.0, None
-    for ids, positions in contexts.batches:
-        ids, positions = ids.to(model.device), positions.to(model.device)
-        if isinstance(model.adapter, TransformersModel):
-            rows = _read_foreign(model.adapter, ids, positions)
-        else:
-            rows = _read_own(model.own, ids, positions)
-        for log_probs, eps, exempt in rows:
-            part = log_probs if columns is None else log_probs[:, columns.to(model.device)]
-            if not bool(torch.isfinite(part).all()):
-                raise RunError("a log-probability is NaN or infinite: such a matrix has no singular values")
-            parts.append(part.cpu())
-            rounding, reason = max(rounding, eps), reason or exempt
-    return torch.cat(parts), rounding, reason
+    return chosen, repeats
 
 
 def singular_values(matrix: Tensor) -> np.ndarray:
@@ -419,10 +307,4 @@ def explain_rank(measured: LogProbRank) -> list[str]:
         remarks.append(
             f"Too few contexts or words to show a rank above {bound}: read more (--contexts, a longer --text)."
         )
-    if measured.contexts < measured.wanted:
-        remarks.append(f"The text has fewer different contexts than the {measured.wanted:,} that were asked for.")
-    if measured.columns < measured.vocab_size:
-        remarks.append("The words were drawn from the vocabulary, over all of which probabilities are normalised.")
-    if measured.eps > 1e-15:
-        remarks.append(f"The model gives logits in a lower precision (rounding {measured.eps:.1e}).")
     return remarks

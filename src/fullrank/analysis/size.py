@@ -32,7 +32,6 @@ from fullrank.core.translator import Translator
 from fullrank.kernels.multilinear import Size, multiply_adds
 from fullrank.training.optimizer import make_optimizer
 
-PLACES = ("encoder", "decoder", "cross")
 SENTENCE = 25  # tokens: about the mean of IWSLT 2014, where the length of translations is not given
 Model = TypeVar("Model")
 
@@ -169,8 +168,6 @@ def translation_size(config: ModelConfig, length: int, batch: int = 1) -> dict[s
     target = _flops([stacks["decoder"], stacks["cross"]], length, batch, target_linear)
     flops = {name: source[name] + target[name] for name in source}
     document = _document(model, length, {**flops, "source": source, "target": target})
-    # every parameter has one place: a table that both languages share is the decoder's
-    places = {place: parameters_by_part(model, place) for place in PLACES}
     token_bytes, text_bytes = _count_cache(stacks["decoder"].layers)
     document["bytes"] |= {
         "cache_per_token_fp32": token_bytes,
@@ -178,7 +175,7 @@ def translation_size(config: ModelConfig, length: int, batch: int = 1) -> dict[s
         "state_per_text_fp32": text_bytes,
         "memory_per_text_fp32": 0,
     }
-    return {**document, "by_place": places}
+    return document
 
 
 def _document(model: nn.Module, length: int, flops: dict[str, Any]) -> dict[str, Any]:
@@ -200,17 +197,15 @@ def build_on_meta(cls: Callable[[ModelConfig], Model], config: ModelConfig) -> M
 # -- parameters and bytes --------------------------------------------------------------------------------------------
 
 
-def parameters_by_part(model: nn.Module, place: str | None = None) -> dict[str, int]:
+def parameters_by_part(model: nn.Module) -> dict[str, int]:
     """Trainable parameters of each part of a model, and `total`; tied ones count once, where they are stored.
 
     Those that training adds (`train.parts`) are no part of the model.
-    place: only those of one of `PLACES` of a translation model; cross-attention and its norm are a place of their own.
     """
     counts: Counter[str] = Counter({part: 0 for part, _ in _PARTS})
     saved = model.state_dict()
     for name, parameter in model.named_parameters():
-        home = "encoder" if name.startswith("encoder.") else "cross" if ".cross_attention" in name else "decoder"
-        if name in saved and place in (None, home):
+        if name in saved:
             part = next((part for part, marks in _PARTS if any(mark in name for mark in marks)), "other")
             counts[part] += parameter.numel()
     return {"total": sum(counts.values()), **counts}

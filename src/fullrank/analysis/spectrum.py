@@ -5,16 +5,15 @@ Where few singular values hold nearly all, a head attends in few ways only: the 
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fullrank.analysis.rank import effective_rank
-from fullrank.core.trace import LayerTrace
 from fullrank.models import LoadedModel, open_model
 from fullrank.records import Column, Label, Lines, Record, Table, measurement
 from fullrank.text import Text, rows_of
@@ -35,8 +34,7 @@ class Spectrum:
     stable_rank: np.ndarray
 
 
-@dataclass(frozen=True)
-class LayerSpectrum:
+class LayerSpectrum(NamedTuple):
     """One attention layer: its weights P_j = normalize(A_j) before mixing, and sum_j m_ji P_j after it.
 
     Without mixing, both are the same object.
@@ -70,9 +68,8 @@ class AttentionSpectrum:
                     yield Record(place, "cumulative share", share, protocol=self.weights)
 
 
-def spectrum_of(weights: Tensor) -> Spectrum:
-    """The spectrum of weights (B, H, N, M), computed in double precision and averaged over B."""
-    s = torch.linalg.svdvals(weights.double()).cpu().numpy()  # (B, H, R)
+def summarize_values(s: np.ndarray) -> Spectrum:
+    """The spectrum of singular values (B, H, R), largest first, averaged over B."""
     sums = s.cumsum(-1)
     figures = (sums / sums[..., -1:], effective_rank(s), np.square(s).sum(-1) / np.square(s[..., 0]))
     return Spectrum(*(figure.mean(0) for figure in figures))
@@ -89,27 +86,22 @@ def spectrum(model: nn.Module | LoadedModel, input_ids: Tensor | Iterable[Tensor
     """
     loaded, rows = open_model(model), rows_of(input_ids)
     attention = loaded.attention_layers
-    texts = []
+    read: dict[tuple[int, str], list[np.ndarray]] = {}  # singular values (B, H, R), in double precision
     for traces in loaded.attentions(rows):
-        texts.append([_measure_layer(layer, number in attention.plain) for number, layer in enumerate(traces)])
-    layers = tuple(map(_mean, zip(*texts, strict=True)))
-    return AttentionSpectrum(layers, len(rows), rows[0].shape[1], attention.weights)
-
-
-def _measure_layer(layer: LayerTrace, plain: bool) -> LayerSpectrum:
-    before = spectrum_of(layer.weights)
-    return LayerSpectrum(before, before if plain or layer.mixing is None else spectrum_of(layer.mixed))
-
-
-def _mean(layers: Sequence[LayerSpectrum]) -> LayerSpectrum:
-    """One layer's spectrum over all texts."""
-
-    def mean(spectra: Sequence[Spectrum]) -> Spectrum:
-        return Spectrum(*(np.mean(figures, axis=0) for figures in zip(*map(dataclasses.astuple, spectra), strict=True)))
-
-    before = mean([layer.before for layer in layers])
-    mixes = layers[0].after is not layers[0].before
-    return LayerSpectrum(before, mean([layer.after for layer in layers]) if mixes else before)
+        for number, layer in enumerate(traces):
+            weights = {"before": layer.weights}
+            if number not in attention.plain and layer.mixing is not None:
+                weights["after"] = layer.mixed
+            for place, matrices in weights.items():
+                values = torch.linalg.svdvals(matrices.double()).cpu().numpy()
+                read.setdefault((number, place), []).append(values)
+    found = {key: summarize_values(np.concatenate(values)) for key, values in read.items()}
+    layers = [
+        LayerSpectrum(before, found.get((number, "after"), before))
+        for (number, place), before in found.items()
+        if place == "before"
+    ]
+    return AttentionSpectrum(tuple(layers), len(rows), rows[0].shape[1], attention.weights)
 
 
 # -- the measurement ---------------------------------------------------------------------------------------------------

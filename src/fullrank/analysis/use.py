@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count, takewhile
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from fullrank.evaluation.statistics import Interval, compute_paired_interval
 from fullrank.models import LoadedModel, open_model
-from fullrank.records import Lines, Record
+from fullrank.records import Lines
 
 _SHORTEST, _LOGITS = 8, 1 << 24  # tokens of context; numbers in a block of logits
 _LARGE = 1 << 16  # a vocabulary, where its size is not known
@@ -35,23 +36,15 @@ class ContextUse:
         lowest = min(values.mean() for values in self.nll.values())
         return min(length for length, values in self.nll.items() if values.mean() <= lowest + tolerance)
 
-    @property
-    def last_gain(self) -> float:
-        """Nats per token by which the last step to more context lowers the nll; 0 where there is one length only."""
-        *_, before, after = [*self.nll.values()] * 2 if len(self.nll) == 1 else self.nll.values()
-        return float((before - after).mean())
+    def find_last_gain(self) -> tuple[float, Interval | None]:
+        """Nats per token by which the last step to more context lowers the nll, and their 95 % interval over the texts.
 
-    @property
-    def interval(self) -> Interval | None:
-        """The 95 % interval of `last_gain` over the choice of texts; None where there are too few, or all are equal."""
+        0 where there is one length only; the interval is None there, for one text, and where all gains are equal.
+        """
         if len(self.nll) == 1:
-            return None
+            return 0.0, None
         *_, before, after = self.nll.values()
-        return compute_paired_interval(after.tolist(), before.tolist())
-
-    def to_records(self) -> Iterator[Record]:
-        for length, perplexity in self.perplexity.items():
-            yield Record({"tokens of context": length}, "perplexity", perplexity)
+        return float((before - after).mean()), compute_paired_interval(after.tolist(), before.tolist())
 
 
 def context_use(
@@ -65,22 +58,17 @@ def context_use(
     loaded, rows = open_model(model), torch.cat(list(texts))
     loaded.require({"logits"}, "use of context")
     most = rows.shape[1] - scored
-    powers = [length for i in range(30) if (length := _SHORTEST << i) <= most / 1.5]
-    return ContextUse(
-        {length: _nll(loaded, _cut(rows, length + scored, opening), scored) for length in (*powers, most)}
-    )
+    lengths = [*takewhile(lambda length: length <= most / 1.5, (_SHORTEST << i for i in count())), most]
+    return ContextUse({length: _nll(loaded, rows, length, scored, opening) for length in lengths})
 
 
-def _cut(rows: Tensor, length: int, opening: bool) -> Tensor:
-    """The last `length` tokens of each row, the first of them replaced by the row's own first token if it opens texts."""
-    kept = rows[:, -length:]
-    return torch.cat((rows[:, :1], kept[:, 1:]), dim=1) if opening else kept
-
-
-def _nll(model: LoadedModel, rows: Tensor, scored: int) -> np.ndarray:
-    """Nats per token of the last `scored` tokens of each row (S,)."""
+def _nll(model: LoadedModel, rows: Tensor, length: int, scored: int, opening: bool) -> np.ndarray:
+    """Nats per token of the last `scored` tokens of each row (S,), after `length` tokens."""
+    kept = rows[:, -length - scored :]
+    if opening:
+        kept = torch.cat((rows[:, :1], kept[:, 1:]), dim=1)
     means = []
-    for ids in rows.split(max(1, _LOGITS // (rows.shape[1] * (model.vocab_size or _LARGE)))):
+    for ids in kept.split(max(1, _LOGITS // (kept.shape[1] * (model.vocab_size or _LARGE)))):
         nll = model.nll(ids[:, :-1], ids[:, 1:])
         means.append(nll[:, -scored:].double().mean(1).cpu())
     return torch.cat(means).numpy()

@@ -149,7 +149,6 @@ def describe_size(size: dict[str, Any]) -> list[str]:
     """The lines about a model, from `size_of_run` or `measure_pretrained_size` and its recipe."""
     row = f", row {size['row']}, scale {size['scale']}" if size["row"] else ""
     content: dict[str, Any] = {"parameters": {part: count for part, count in size["parameters"].items() if count}}
-    content |= {place: counts for place, counts in size.get("by_place", {}).items() if place != "total"}
     content["the paper"] = size["paper"]
     if "encoder" in size:
         content |= {key: size[key] for key in ("task", "encoder", "model", "attention")}

@@ -199,7 +199,7 @@ def _build_parameters(compared: Comparison) -> Iterator[Block]:
 
 
 def _build_settings(compared: Comparison) -> Iterator[Block]:
-    """Configuration, text, protocol and machine: in which keys rows differ, then what all share."""
+    """Configuration, text, protocol and machine: in which keys rows differ, what all share, and each configuration."""
     rows = compared.all_rows
     configured = dict.fromkeys(key for row in rows for key in row.first.settings)
     machine = dict.fromkeys(f"environment.{key}" for row in rows for key in row.first.get_mapping("environment"))
@@ -210,10 +210,10 @@ def _build_settings(compared: Comparison) -> Iterator[Block]:
         if len(set(values)) > 1:
             different.append([Cell(key), *(Cell(value, strong=value != values[0]) for value in values)])
         elif values[0] and key not in configured:
-            shared.append((key.rpartition(".")[2].replace("_", " "), values[0]))
+            shared.append((key, values[0]))
     if different:
-        yield Grid(headings, different, notes=["All other keys of the configurations are the same."])
-    yield Facts(shared, "card")
+        yield Grid(headings, different, notes=["All other keys are the same."])
+    yield Facts(shared)
     for row in rows:
         text = yaml.safe_dump(dict(row.first.config), sort_keys=False, default_flow_style=None, allow_unicode=True)
         yield Details(f"Resolved configuration of {row.name}", [Code(text)])

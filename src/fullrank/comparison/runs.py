@@ -17,10 +17,9 @@ from fullrank.config.load import flatten, read_yaml
 from fullrank.core.errors import InputError
 from fullrank.files import convert_to_record, read_json, sha256_of
 from fullrank.records import Record, declaration_from_dict
-from fullrank.seal import check_run
+from fullrank.seal import check_run, is_run
 
 SPLITS = ("valid", "test")
-RUN_FILES = ("config.yaml", "metrics.jsonl", "result.json")
 TRANSLATIONS = "translations"  # the folder with <split>.txt and <split>.reference.txt
 TRANSLATION, LANGUAGE_MODELING, MASKED_MODELING = "translation", "language_modeling", "masked_modeling"
 
@@ -176,11 +175,6 @@ class Run:
         return analyses
 
 
-def is_run(folder: Path) -> bool:
-    """True for a folder with at least one of the files by which a run is known."""
-    return folder.is_dir() and any((folder / name).is_file() for name in RUN_FILES)
-
-
 def find_runs(folder: Path) -> list[Path]:
     """The folder itself if it is a run, else the runs in its sub-folders (two levels down), sorted by path."""
     if is_run(folder):
@@ -199,10 +193,7 @@ def read_run(folder: Path) -> Run:
     """Read a run folder; InputError if the folder is not a run at all."""
     if not is_run(folder):
         inside = ", ".join(str(path) for path in find_runs(folder)[:4])
-        raise InputError(
-            f"{folder}: not a run folder, it has none of {', '.join(RUN_FILES)}"
-            + (f"; it holds runs: {inside}" if inside else "")
-        )
+        raise InputError(f"{folder}: not a run folder" + (f"; it holds runs: {inside}" if inside else ""))
     problems: list[str] = []
     config = _read(folder / "config.yaml", read_yaml, problems)
     metrics = _read(folder / "metrics.jsonl", partial(_read_lines, problems), problems)

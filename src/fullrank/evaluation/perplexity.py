@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -23,6 +23,8 @@ from fullrank.config.run import MASKED_TOKEN, PROTOCOL_KEYS, ProtocolConfig, Run
 from fullrank.core.config import NOT_NEXT_TOKEN, stage_options, with_memory
 from fullrank.core.errors import ConfigError, InputError
 from fullrank.core.section import Size
+
+_OF_MEMORY = ("memory_length", "same_length", "clamp_length")
 
 # -- protocols --------------------------------------------------------------------------------------------------------
 
@@ -59,41 +61,26 @@ class EvaluationProtocol:
 
     def in_words(self) -> str:
         """The protocol as a sentence, for people: printed and saved with every figure."""
-        read = f"segments of {_tokens(self.segment_length)}"
         match self.kind:
             case "blocks":
-                words = (
-                    f"consecutive blocks of {_tokens(self.segment_length)}, every token scored once, given the tokens "
-                    "before it in its block and the one before the block"
-                )
+                words = f"consecutive blocks of {self.segment_length} tokens, each read by itself"
             case "window":
-                assert self.context is not None
-                assert self.stride is not None
-                fewest, most = self.context + 1, self.context + self.stride  # a target's input is the token before it
-                span = f"{fewest} to {most} tokens" if most > fewest else _tokens(most)
-                last = f"one of the last {self.stride}" if self.stride > 1 else "the last"
                 words = (
-                    f"windows of {self.segment_length} tokens that overlap by {self.context}, every token scored once, "
-                    f"as {last} of its window, given the {span} before it (fewer at the beginning of the text)"
+                    f"windows of {self.segment_length} tokens that overlap by {self.context}, of which the last {self.stride} "
+                    "are scored"
                 )
             case "memory":
                 streams = "1 stream, begun" if self.streams == 1 else f"{self.streams} streams, each begun"
                 start = "without memory" if self.memory_start == "empty" else "with a memory of zeros"
-                keys = f"{self.memory_length} key{'s' if self.memory_length != 1 else ''}"
-                seen = f", every query sees at most {keys}, its own included" if self.same_length else ""
                 words = (
-                    f"{streams} {start}, read in {read} with up to {_tokens(self.memory_length)} of memory{seen}; "
-                    "every token scored once"
+                    f"{streams} {start}, read in segments of {self.segment_length} tokens with up to {self.memory_length} "
+                    f"tokens of memory{', equally many keys for every query' if self.same_length else ''}"
                 )
         if self.clamp_length is not None:
             words += f"; positions clamped at {self.clamp_length}"
         if self.temperature != 1:
             words += f"; logits divided by {self.temperature:g}"
         return words if self.next_token else f"{words}; {NOT_NEXT_TOKEN}"
-
-
-def _tokens(count: int) -> str:
-    return "1 token" if count == 1 else f"{count} tokens"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,30 +90,20 @@ class Flags(ProtocolConfig):
     batch_size: Size | None = None
 
 
-class _Setting(NamedTuple):
-    """Value of a key of the protocol, and the flag or the key of the configuration that gives it."""
-
-    value: Any
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.name} is {self.value}"
-
-
-def _settings(config: RunConfig, flags: Flags, split: str) -> dict[str, _Setting]:
-    """Settings by key: a flag, else the key of the split, else that in `eval`, else the value of training."""
-    train, model = config.train, config.model
+def _choose_settings(config: RunConfig, flags: Flags, split: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """Settings by key, and the flags or keys that give them: a flag, else the key of the split or of `eval`, else training."""
     trained = {
-        "segment_length": _Setting(train.segment_length, "train.segment_length"),
-        "memory_length": _Setting(model.memory_length, "model.memory_length"),
-        "same_length": _Setting(model.same_length, "model.same_length"),
+        "segment_length": (config.train.segment_length, "train.segment_length"),
+        "memory_length": (config.model.memory_length, "model.memory_length"),
+        "same_length": (config.model.same_length, "model.same_length"),
     }
-    settings = {}
+    settings, names = {}, {}
     for key in PROTOCOL_KEYS:
-        flag = _Setting(getattr(flags, key), f"--{key.replace('_', '-')}")
-        configured = _Setting(*config.eval.protocol_setting(key, split))
-        settings[key] = next((one for one in (flag, configured) if one.value is not None), trained.get(key, configured))
-    return settings
+        flag = (getattr(flags, key), f"--{key.replace('_', '-')}")
+        configured = config.eval.protocol_setting(key, split)
+        chosen = [one for one in (flag, configured, trained.get(key, configured)) if one[0] is not None]
+        settings[key], names[key] = chosen[0] if chosen else configured
+    return settings, names
 
 
 def validation_protocol(config: RunConfig) -> EvaluationProtocol:
@@ -140,38 +117,34 @@ def validation_protocol(config: RunConfig) -> EvaluationProtocol:
 def final_protocol(config: RunConfig, flags: Flags | None = None, split: str = "test") -> EvaluationProtocol:
     """Protocol of a split's final figures: as `eval` and its section of that split say, else as the model was trained.
 
-    `flags` come before all of them.
-
-    A flag wins over a key of the configuration that it excludes. Raises InputError for settings that exclude each other, and
-    for those that the model cannot have.
+    `flags` come before all of them; a flag wins over a key of the configuration that it excludes. Raises InputError for
+    settings that exclude each other, and for those that the model cannot have.
     """
     flags = flags or Flags()
-    settings = _settings(config, flags, split)
-    _check_settings(config, flags, settings)
-    segment, memory, same, clamp, temperature = (
-        settings[key].value for key in ("segment_length", "memory_length", "same_length", "clamp_length", "temperature")
-    )
-    context, stride = _window(settings, flags)
+    settings, names = _choose_settings(config, flags, split)
+    _check_settings(config, flags, settings, names)
+    memory = settings["memory_length"]
+    context, stride = _choose_window(settings, names, flags)
     if memory and stride is not None:
-        name = settings["context" if flags.stride is None else "stride"].name
+        name = names["context" if flags.stride is None else "stride"]
         instead = "give --memory-length 0 too" if flags.memory_length is None else "give one of the two"
         raise InputError(
-            f"{name}: a sliding window is for models without memory, given {settings['memory_length'].name} {memory}; {instead}"
+            f"{name}: a sliding window is for models without memory, given {names['memory_length']} {memory}; {instead}"
         )
     streams = flags.batch_size or config.eval.batch_size
-    protocol = _make_protocol(config, segment, streams, memory, same, clamp, context, stride)
-    return replace(protocol, temperature=temperature or 1.0)
+    lengths = (memory, settings["same_length"], settings["clamp_length"])
+    protocol = _make_protocol(config, settings["segment_length"], streams, *lengths, context, stride)
+    return replace(protocol, temperature=settings["temperature"] or 1.0)
 
 
-def _check_settings(config: RunConfig, flags: Flags, settings: dict[str, _Setting]) -> None:
+def _check_settings(config: RunConfig, flags: Flags, settings: dict[str, Any], names: dict[str, str]) -> None:
     """InputError for settings that the model cannot have, before any work."""
-    memory, same, clamp = (settings[key].value for key in ("memory_length", "same_length", "clamp_length"))
-    temperature, name = settings["temperature"]
-    if temperature not in (None, 1) and config.model.output.normalize == "sigsoftmax":
+    memory, same, clamp = (settings[key] for key in _OF_MEMORY)
+    if settings["temperature"] not in (None, 1) and config.model.output.normalize == "sigsoftmax":
         raise InputError(
-            f"{name}: divides the logits of softmaxes, given model.output.normalize: sigsoftmax; leave it out"
+            f"{names['temperature']}: divides the logits of softmaxes, given model.output.normalize: sigsoftmax; leave it out"
         )
-    name = settings["same_length"].name
+    name = names["same_length"]
     is_asked = flags.same_length or (name.startswith("eval.") and flags.memory_length is None)
     if same and not memory and is_asked:
         raise InputError(
@@ -179,17 +152,15 @@ def _check_settings(config: RunConfig, flags: Flags, settings: dict[str, _Settin
         )
     if clamp is not None and config.model.position != "relative":
         raise InputError(
-            f"{settings['clamp_length'].name}: goes with model.position: relative, given model.position: "
-            f"{config.model.position}; leave it out"
+            f"{names['clamp_length']}: goes with model.position: relative, given model.position: {config.model.position}; "
+            "leave it out"
         )
     try:
         with_memory(config.model, memory, same_length=same and memory > 0, clamp_length=clamp)
     except ConfigError as error:
-        keys = ("memory_length", "same_length", "clamp_length")
-        names = ", ".join(
-            f"{settings[key]}" for key in keys if settings[key].value and not settings[key].name.startswith("model.")
-        )
-        raise InputError("; ".join(f"{names}: {problem}" for problem in error.problems)) from error
+        asked = [key for key in _OF_MEMORY if settings[key] and not names[key].startswith("model.")]
+        given = ", ".join(f"{names[key]} is {settings[key]}" for key in asked)
+        raise InputError("; ".join(f"{given}: {problem}" for problem in error.problems)) from error
 
 
 def _make_protocol(
@@ -215,10 +186,9 @@ def _make_protocol(
     return replace(protocol, next_token=not config.model.sees_future or protocol.only_last)
 
 
-def _window(settings: dict[str, _Setting], flags: Flags) -> tuple[int | None, int | None]:
+def _choose_window(settings: dict[str, Any], names: dict[str, str], flags: Flags) -> tuple[int | None, int | None]:
     """context and stride, both None where no window slides; one that is not given is what is left of the segment."""
-    segment = settings["segment_length"].value
-    context, stride = settings["context"].value, settings["stride"].value
+    segment, context, stride = (settings[key] for key in ("segment_length", "context", "stride"))
     if flags.memory_length and flags.context is None and flags.stride is None:
         return None, None
     if flags.segment_length is not None:  # a flag wins: of the other two, the configuration gives at most one
@@ -228,15 +198,13 @@ def _window(settings: dict[str, _Setting], flags: Flags) -> tuple[int | None, in
             stride = None
     if context is None and stride is None:
         return None, None
-    if context is None:
-        context = segment - stride
-    if stride is None:
-        stride = segment - context
+    context = segment - stride if context is None else context
+    stride = segment - context if stride is None else stride
     if context < 0 or stride < 1 or flags.segment_length not in (None, context + stride):
-        keys = [key for key in ("context", "stride", "segment_length") if settings[key].value is not None]
+        keys = [key for key in ("context", "stride", "segment_length") if settings[key] is not None]
         raise InputError(
-            f"{settings[keys[0]].name}: a window has context + stride tokens, and a stride of 1 or more; given are "
-            f"{', '.join(str(settings[key]) for key in keys)}; change one of them"
+            f"{names[keys[0]]}: a window has context + stride tokens, and a stride of 1 or more; given are "
+            f"{', '.join(f'{names[key]} is {settings[key]}' for key in keys)}; change one of them"
         )
     return context, stride
 
@@ -258,16 +226,10 @@ class MaskedProtocol:
 
     def in_words(self) -> str:
         """The protocol as a sentence, for people: printed and saved with every figure."""
-        same = max(0.0, 1 - self.mask_replace_prob - self.random_replace_prob)
         return (
-            f"{_percent(self.mlm_probability)} of the tokens asked for, chosen by seed {self.mask_seed} and the same in every "
-            f"run ({_percent(self.mask_replace_prob)} of them read as <mask>, {_percent(self.random_replace_prob)} as a random "
-            f"token, {_percent(same)} as they are), given all of their block of {self.segment_length} tokens; {MASKED_TOKEN}"
+            f"{100 * self.mlm_probability:.4g} % of the tokens asked for, the same in every run (seed {self.mask_seed}), given "
+            f"all of their block of {self.segment_length} tokens; {MASKED_TOKEN}"
         )
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.4g} %"
 
 
 def choose_masked_protocol(config: RunConfig, flags: Flags | None = None) -> MaskedProtocol:

@@ -1,10 +1,11 @@
-"""Which bottleneck a model is in: training, heads, output layer, memory, parameters; each with what to try.
+"""Which bottleneck a model is in: training, heads, output layer, memory; each with what to try.
 
 Each check measures the model, its limits judge the measured value, and `Check.settings` are what to try.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections import Counter
@@ -16,10 +17,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from fullrank.analysis.gradient import GradientShare, gradient_share
+from fullrank.analysis.gradient import gradient_share
 from fullrank.analysis.heads import heads, nats_per_token, predictions
 from fullrank.analysis.rank import effective_rank, explain_rank, rank
-from fullrank.analysis.size import parameters_by_part
 from fullrank.analysis.spectrum import spectrum
 from fullrank.analysis.use import CONTEXT_PLOT, context_use
 from fullrank.comparison.runs import SPLITS, Run, number, read_run
@@ -29,7 +29,7 @@ from fullrank.evaluation.statistics import STILL_FALLING, measure_late_gain
 from fullrank.experiments.analyze import Reading, open_all
 from fullrank.files import read_json
 from fullrank.models import LoadedModel
-from fullrank.records import Column, Plot, Record, Table, find_measurement
+from fullrank.records import Plot, Record, Table, find_measurement
 from fullrank.render.blocks import Block, Code, Facts, Page, Paragraph, Section
 from fullrank.render.page import build_blocks
 from fullrank.render.tables import join_words
@@ -149,12 +149,13 @@ class Check:
             verdict = "perhaps"
         else:
             return replace(finding, verdict="no bottleneck")
-        advice = [line for overrides in self.settings(subject) for line in subject.write_training(overrides)]
+        advice = [*finding.advice]
+        for overrides in self.settings(subject):
+            advice += subject.write_training(overrides)
         if self.injection and subject.loaded.own is None:
             options = ", ".join(f"{key}={value!r}" for key, value in self.injection.items())
             advice.append(f"fr.inject(model, {options})  # then fine-tune")
-        words = [*finding.words, *read_quotes(self.name)]
-        return replace(finding, verdict=verdict, words=words, advice=[*finding.advice, *advice])
+        return replace(finding, verdict=verdict, words=[*finding.words, *read_quotes(self.name)], advice=advice)
 
     def build_section(self, finding: Finding) -> Section:
         """The section of a page."""
@@ -344,13 +345,16 @@ def measure_attention(subject: Subject) -> Finding:
 
 def measure_output(subject: Subject) -> Finding:
     """Effective rank of the log-probabilities beside their mean, over the hidden dimensions."""
-    share = measure_gradient(subject)
-    words = [
-        f"Of the gradient's norm the output layer suppresses {share.suppressed:.1%} ({share.tokens:,} tokens; 95 to 99 % in "
-        f"large models, arXiv 2603.10145); of a random direction {min(share.width / share.vocab_size, 1) ** 0.5:.1%} would "
-        "pass, the root of d / V."
-    ]
-    figures: dict[str, Any] = {"gradient_suppressed": share.suppressed, "gradient_let_through": share.let_through}
+    rows = subject.text.rows(max(1, _GRADIENTS // subject.text.segment_length))
+    batches = [(row[:, :-1], row[:, 1:]) for row in rows]
+    if subject.is_masked:
+        batches = predictions(subject.loaded, rows)[1]
+    words: list[str] = []
+    figures: dict[str, Any] = {}
+    with contextlib.suppress(InputError):  # of an output layer without a gradient for all words
+        share = gradient_share(subject.loaded, batches)
+        figures = {"gradient_suppressed": 1 - share.let_through, "gradient_let_through": share.let_through}
+        words = [f"The output layer suppresses {1 - share.let_through:.1%} of the gradient's norm (arXiv 2603.10145)."]
     try:
         read = rank(subject.loaded, subject.text)
     except InputError as error:
@@ -375,14 +379,6 @@ def measure_output(subject: Subject) -> Finding:
     return Finding(value, [*explain_rank(read), *words], figures)
 
 
-def measure_gradient(subject: Subject) -> GradientShare:
-    """The share of the gradient of the nll of the predicted tokens that the output layer lets through."""
-    rows = subject.text.rows(max(1, _GRADIENTS // subject.text.segment_length))
-    if subject.is_masked:
-        return gradient_share(subject.loaded, predictions(subject.loaded, rows)[1])
-    return gradient_share(subject.loaded, [(row[:, :-1], row[:, 1:]) for row in rows])
-
-
 def find_longest(model: LoadedModel, text: Text) -> int:
     """Tokens of the longest text that the use of context is measured on: a segment and its memory."""
     length = text.segment_length + getattr(model.own, "memory_length", 0)
@@ -400,7 +396,7 @@ def measure_context(subject: Subject) -> Finding:
     if len(rows) < 2:
         raise InputError(f"The text has fewer than two segments of {longest:,} tokens")
     use = context_use(subject.loaded, rows, scored=scored, opening=subject.text.bos_id is not None)
-    gain, interval, reach = use.last_gain, use.interval, use.reach(_USEFUL)
+    (gain, interval), reach = use.find_last_gain(), use.reach(_USEFUL)
     between = "" if interval is None else f" (95 % from {interval.low:+.4f} to {interval.high:+.4f})"
     words = [
         f"{reach:,} tokens of context are enough: more lowers the nll by less than {_USEFUL:g} nats per token.",
@@ -409,7 +405,8 @@ def measure_context(subject: Subject) -> Finding:
     perplexity = {str(n): perplexity for n, perplexity in use.perplexity.items()}
     figures = {"perplexity": perplexity, "reach": reach, "scored": scored, "texts": len(rows)}
     sure = 0.0 if interval is None else interval.low
-    return Finding(gain, words, figures, sure, records=list(use.to_records()), plots=(CONTEXT_PLOT,))
+    records = [Record({"tokens of context": n}, "perplexity", value) for n, value in use.perplexity.items()]
+    return Finding(gain, words, figures, sure, records, plots=(CONTEXT_PLOT,))
 
 
 def measure_heads(subject: Subject) -> Finding:
@@ -433,40 +430,6 @@ def measure_heads(subject: Subject) -> Finding:
     return Finding(idle / len(changes), words, figures, records=records, tables=shown.tables, plots=shown.plots)
 
 
-def measure_parameters(subject: Subject) -> Finding:
-    """The share of parameters in attention, and in the layers of the vocabulary."""
-    parts = count_parts(subject)
-    total = sum(parts.values())
-    vocabulary = sum(parts.get(part, 0) for part in ("embedding", "output", "vocabulary")) / total
-    attention = parts["attention"] / total
-    words = [
-        f"Of {total:,} parameters attention has {attention:.0%}, the layers of the vocabulary have {vocabulary:.0%}."
-    ]
-    records = []
-    for part, size in parts.items():
-        labels = {"part": part.replace("_", " ")}
-        records += [Record(labels, "parameters", size), Record(labels, "share", size / total)]
-    columns = (Column("parameters", format=",d"), Column("share", format=".1%"))
-    table = Table("part", columns, "Parameters by part")
-    return Finding(attention, words, {"parts": parts, "total": total}, vocabulary, records, (table,))
-
-
-def count_parts(subject: Subject) -> dict[str, int]:
-    """Parameters by part; of a foreign model those of vocabulary, attention and all others."""
-    if subject.loaded.own is not None:
-        return {part: size for part, size in parameters_by_part(subject.loaded.own).items() if part != "total"}
-    from fullrank.hf.families import attention_modules
-
-    model = subject.loaded.module
-    tables = [table for table in (model.get_input_embeddings(), model.get_output_embeddings()) if table is not None]
-    vocabulary = {parameter for table in tables for parameter in table.parameters()}
-    attention = {parameter for module in attention_modules(model).values() for parameter in module.parameters()}
-    attention -= vocabulary
-    others = {*model.parameters()} - vocabulary - attention
-    parts = {"vocabulary": vocabulary, "attention": attention, "feed_forward_and_others": others}
-    return {part: sum(parameter.numel() for parameter in members) for part, members in parts.items()}
-
-
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 
@@ -482,14 +445,6 @@ def lengthen_memory(subject: Subject) -> Sequence[Sequence[str]]:
     longer = max(2 * subject.loaded.own.config.memory_length, subject.text.segment_length)
     memory = f"model.memory_length={longer}"
     return [(memory,) if subject.write_training((memory,)) else (memory, "train.order=contiguous")]
-
-
-def shrink_parts(subject: Subject) -> Sequence[Sequence[str]]:
-    """Tied or adaptive vocabulary layers, and attention with fewer parameters."""
-    size = getattr(getattr(subject.loaded.own, "config", None), "vocab_size", None) or 0
-    cutoffs = f"cutoffs=[{size // 10},{size // 3}]"
-    adaptive = [f"model.{part}.{key}" for part in ("input", "output") for key in ("kind=adaptive", cutoffs)]
-    return [("model.output.tied=true",), adaptive, ("model.attention.kind=multilinear",)]
 
 
 _MIXTURE = {"kind": "mixture_of_softmaxes", "mixtures": 4}
@@ -532,10 +487,5 @@ CHECKS = (
         "heads", "Redundant heads", "heads that it does not need", "the share of heads that can be taken out",
         measure_heads, bottleneck=1 / 2, perhaps=1 / 4, injection={"cross_head": 0.1},
         settings=lambda subject: (("model.attention.cross_head=0.1",),),
-    ),
-    Check(
-        "parameters", "Parameters", "parameters that stand in the wrong place",
-        "the share of all parameters in attention; for a bottleneck that in the layers of the vocabulary",
-        measure_parameters, bottleneck=1 / 2, perhaps=1 / 3, settings=shrink_parts,
     ),
 )  # fmt: skip

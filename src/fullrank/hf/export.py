@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from fullrank import __version__, storage
-from fullrank.comparison.runs import Run, is_run, mapping, number, read_run
+from fullrank.comparison.runs import Run, mapping, number, read_run
 from fullrank.config.run import MASKED_TOKEN
 from fullrank.core.config import NOT_NEXT_TOKEN, ModelConfig
 from fullrank.core.decoder import LanguageModel
@@ -31,6 +31,7 @@ from fullrank.forward import load_tensors
 from fullrank.hf.code import code_files
 from fullrank.hf.configuration import FullRankConfig
 from fullrank.hf.tokenizer import tokenizer_of
+from fullrank.seal import is_run
 
 
 class _Kind(NamedTuple):

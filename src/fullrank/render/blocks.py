@@ -74,7 +74,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Facts:
-    """Pairs of a term and its description. kind: `rows`, `tiles` (large numbers), `samples` (text as it is), `card`."""
+    """Pairs of a term and its description. kind: `rows`, `tiles` (large numbers), `samples` (text as it is)."""
 
     items: Sequence[tuple[str, str]]
     kind: str = "rows"

@@ -19,7 +19,6 @@ from fullrank.records import Plot, Record
 from fullrank.render.plots import HOVER, INK, LINE, MUTED, SERIES, SURFACE, Slots, clean_text, draw_plot, find_points
 
 _STYLE: dict[str, Any] = {
-    "axes.axisbelow": True,
     "axes.edgecolor": LINE,
     "axes.facecolor": "none",
     "axes.labelcolor": MUTED,
@@ -31,14 +30,11 @@ _STYLE: dict[str, Any] = {
     "figure.constrained_layout.use": True,
     "font.family": ["DejaVu Sans"],
     "grid.color": LINE,
-    "image.interpolation": "nearest",
     "legend.fontsize": 8.5,
     "legend.frameon": False,
     "legend.labelcolor": MUTED,
     "lines.linewidth": 1.8,
     "lines.markeredgecolor": SURFACE,
-    "lines.solid_capstyle": "round",
-    "path.simplify_threshold": 0.1,
     "svg.fonttype": "none",
     "svg.hashsalt": "fullrank",
     "svg.id": None,

@@ -43,14 +43,9 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
         finalize=_clean,
     )
-    environment.filters["kind"] = _kind_of
-    environment.filters["tidy"] = _bind_units
+    environment.filters["kind"] = lambda block: type(block).__name__
     environment.globals["address"] = section_address
     return environment
-
-
-def _kind_of(block: Block) -> str:
-    return type(block).__name__
 
 
 def _clean(value: object) -> object:
@@ -58,19 +53,9 @@ def _clean(value: object) -> object:
     return clean_text(value) if type(value) is str else value
 
 
-def _bind_units(text: str) -> str:
-    """No line break between a number and its unit."""
-    space = "\N{NO-BREAK SPACE}"
-    text = text.replace(" %", f"{space}%")
-    return text.replace(" ± ", f"{space}±{space}")
-
-
 def section_address(section: Section) -> str:
     """The address of a section inside its page."""
-    if section.name:
-        return section.name
-    words = re.sub(r"[^a-z0-9]+", "-", section.title.lower())
-    return words.strip("-")
+    return section.name or re.sub(r"[^a-z0-9]+", "-", section.title.lower()).strip("-")
 
 
 def build_figure(plot: Plot, records: list[Record], slots: Slots | None = None, *, wide: bool = False) -> Figure:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import cast
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
@@ -96,16 +95,18 @@ def _draw_lines(axes: Axes, plot: Lines, points: Records, records: Records, slot
     labels = plot.series
     if labels is None:
         labels = _find_differing_labels(points, {plot.x, plot.band})
-    labels = _separate_short_bands(plot, points, labels)
     for number, (key, of_series) in enumerate(group_records(points, labels).items()):
         name = _name_group(labels, key, " ")
         slot = slots.get(name, (len(slots) or 1) + number)
         _draw_series(axes, plot, of_series, name, SERIES[slot % len(SERIES)])
     axes.grid(True, axis="y", linewidth=0.8)
-    axes.set_xscale(plot.x_scale)
     axes.set_yscale(plot.y_scale)
-    _format_ticks(axes.xaxis, plot.x_scale)
-    _format_ticks(axes.yaxis, plot.y_scale)
+    for scale in (axes.xaxis, axes.yaxis):
+        scale.set_major_formatter(FuncFormatter(lambda value, _: format_short(value)))
+    if plot.y_scale == "log":
+        low, high = axes.yaxis.get_view_interval()
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1e3 * low else (1,), numticks=9))
+        axes.yaxis.set_minor_formatter(NullFormatter())
     if plot.from_zero:
         axes.set_ylim(bottom=0)
     measures = ", ".join(dict.fromkeys(record.measure for record in points))
@@ -131,38 +132,16 @@ def _draw_series(axes: Axes, plot: Lines, points: Records, name: str, color: str
         axes.plot([place], [value], "o", color=color, markersize=4, gid=HOVER + text)
 
 
-def _format_ticks(axis: Axis, scale: str) -> None:
-    if scale == "log":
-        low, high = axis.get_view_interval()
-        is_short = high < 1e3 * low
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if is_short else (1,), numticks=9))
-        axis.set_minor_formatter(NullFormatter())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: format_short(value)))
-
-
-def _separate_short_bands(plot: Lines, points: Records, labels: tuple[str, ...]) -> tuple[str, ...]:
-    """The labels of lines; also the band where its curves share fewer than two points, which leave nothing to average."""
-    for of_series in group_records(points, labels).values():
-        curves = _read_curves(of_series, plot.x, plot.band)
-        shared = set.intersection(*map(set, curves))
-        if len(shared) < 2 <= max(map(len, curves)):
-            return (*labels, plot.band)
-    return labels
-
-
-def _read_curves(points: Records, x: str, band: str) -> list[dict[Any, float]]:
-    """Values by x, for each value of the label `band`."""
-    curves = group_records(points, (band,)).values()
-    return [{record.labels[x]: _value(record) for record in curve} for curve in curves]
-
-
-def _average(points: Records, x: str, band: str) -> tuple[np.ndarray, ...]:
-    """x, mean and sample deviation over the curves of a band, where all of them have a point."""
-    curves = _read_curves(points, x, band)
-    shared = sorted(set.intersection(*map(set, curves)))
-    values = np.array([[curve[place] for place in shared] for curve in curves])
-    deviation = values.std(0, ddof=1) if len(curves) > 1 else np.zeros(len(shared))
-    return np.array(shared, dtype=float), values.mean(0), deviation
+def _average(points: Records, x: str, band: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """x, mean and sample deviation over the curves of a band, at the places of the first curve that all of them span."""
+    curves = []
+    for of_curve in group_records(points, (band,)).values():
+        places = {float(cast(float, record.labels[x])): _value(record) for record in of_curve}
+        curves.append(np.array(sorted(places.items())).T)
+    first, last = max(xs[0] for xs, _ in curves), min(xs[-1] for xs, _ in curves)
+    shared = curves[0][0][(curves[0][0] >= first) & (curves[0][0] <= last)]
+    values = np.stack([np.interp(shared, xs, ys) for xs, ys in curves])
+    return shared, values.mean(0), values.std(0, ddof=1) if len(curves) > 1 else np.zeros(len(shared))
 
 
 # -- heat maps ---------------------------------------------------------------------------------------------------------

@@ -5,82 +5,68 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from fullrank.records import Column, Interval, Label, Record, Table, is_finite
+from fullrank.records import Column, Label, Record, Table, is_finite
 from fullrank.render.blocks import Cell, Grid, Heading
 
 MINUS = "\N{MINUS SIGN}"
 _ALWAYS_ROWS = {"model", "step", "checkpoint"}  # labels that no table has to declare
 
 
-def build_grid(table: Table, records: Sequence[Record], title: str = "") -> Grid:
+def build_grid(table: Table, records: Sequence[Record]) -> Grid:
     """The grid of `table` over `records`; records that fit none of its columns are left out.
 
     A label by which records of a line differ (the model, the step) becomes a row label in front of the declared ones.
     """
-    records = [record for record in records if _is_shown(table, record)]
-    row_labels = _find_row_labels(table, records)
-    columns = []
+    declared = (table.rows,) if isinstance(table.rows, str) else table.rows
+    records = [record for record in records if _is_shown(table, declared, record)]
+    row_labels = _find_row_labels(table, declared, records)
+    lines = group_records(records, row_labels)
+    headings = [Heading(label.replace("_", " "), left=True) for label in row_labels]
+    rows = [[Cell(format_label(value)) for value in key] for key in lines]
     for column in _find_columns(table, records):
-        columns.append(_ColumnOfRecords(column, records))
-    rows = []
-    for key, of_line in group_records(records, row_labels).items():
-        cells = [Cell(format_label(value)) for value in key]
-        for column_of_records in columns:
-            cells.append(column_of_records.build_cell(of_line))
-        rows.append(cells)
-    headings = []
-    for label in row_labels:
-        headings.append(Heading(label.replace("_", " "), left=True))
-    with_units = not isinstance(table.columns, str)
-    for column_of_records in columns:
-        headings.append(column_of_records.build_heading(with_units))
-    notes = dict.fromkeys(record.note for record in records)
-    notes.pop("", None)
-    return Grid(headings, rows, title or table.title, list(notes))
+        of_column = [record for record in records if _fits(column, record)]
+        values = [
+            record.value or 0.0 for record in of_column if record.measure == column.measure and is_finite(record.value)
+        ]
+        form = column.format or _choose_format(values)
+        best = None  # as text, so that values that look equal are emphasised alike
+        if column.best and len(values) > 1:
+            best = format_value(min(values) if column.best == "lowest" else max(values), form)
+        headings.append(_build_heading(column, of_column, with_unit=not isinstance(table.columns, str)))
+        for cells, of_line in zip(rows, lines.values(), strict=True):
+            cells.append(_build_cell(column, form, best, of_line))
+    notes = dict.fromkeys(record.note for record in records if record.note)
+    return Grid(headings, rows, table.title, list(notes))
 
 
-def _list_rows(table: Table) -> tuple[str, ...]:
-    if isinstance(table.rows, str):
-        return (table.rows,)
-    return table.rows
-
-
-def _is_shown(table: Table, record: Record) -> bool:
+def _is_shown(table: Table, rows: tuple[str, ...], record: Record) -> bool:
     """True if the record has the labels of the rows and stands in a column."""
-    rows = set(_list_rows(table))
-    if not rows <= record.labels.keys():
+    if not set(rows) <= record.labels.keys():
         return False
     if table.columns is None:
         return True
     if isinstance(table.columns, str):
-        is_measure = table.measure in ("", record.measure)
-        return is_measure and table.columns in record.labels
+        return table.measure in ("", record.measure) and table.columns in record.labels
     for column in table.columns:
-        allowed = rows | _ALWAYS_ROWS | column.where.keys()
-        if _fits(column, record) and record.labels.keys() <= allowed:
+        if _fits(column, record) and record.labels.keys() <= {*rows, *_ALWAYS_ROWS, *column.where}:
             return True
     return False
 
 
 def _fits(column: Column, record: Record) -> bool:
-    is_measure = record.measure in (column.measure, column.deviation)
-    return is_measure and record.has(column.where)
+    return record.measure in (column.measure, column.deviation) and record.has(column.where)
 
 
-def _find_row_labels(table: Table, records: Sequence[Record]) -> list[str]:
+def _find_row_labels(table: Table, declared: tuple[str, ...], records: Sequence[Record]) -> list[str]:
     """The declared labels, and in front of them those by which records of one line and column differ."""
-    in_columns: set[str] = set()
+    placed = {*declared}
     if isinstance(table.columns, str):
-        in_columns = {table.columns}
-    elif table.columns is not None:
-        for column in table.columns:
-            in_columns |= column.where.keys()
-    declared = _list_rows(table)
+        placed.add(table.columns)
+    for column in table.columns or ():
+        placed |= set() if isinstance(column, str) else column.where.keys()
     added = []
-    labels = dict.fromkeys(label for record in records for label in record.labels)
-    for label in labels:
-        values = {record.labels.get(label) for record in records}
-        if len(values) > 1 and label not in in_columns and label not in declared:
+    for label in dict.fromkeys(label for record in records for label in record.labels):
+        if label not in placed and len({record.labels.get(label) for record in records}) > 1:
             added.append(label)
     return [*added, *declared]
 
@@ -96,87 +82,44 @@ def _find_columns(table: Table, records: Sequence[Record]) -> list[Column]:
     columns = {}
     for record in records:
         value = record.labels[label]
-        columns[value] = Column(
-            table.measure or record.measure,
-            heading=f"{label} {format_label(value)}",
-            where={label: value},
-            format=table.format,
-            interval=False,
-        )
+        heading = f"{label} {format_label(value)}"
+        columns[value] = Column(table.measure or record.measure, heading, {label: value}, table.format, interval=False)
     return list(columns.values())
 
 
-class _ColumnOfRecords:
-    """A column with its records: it knows the format, the unit and the best of all its values."""
+def _choose_format(values: Sequence[float]) -> str:
+    """Whole numbers, or four digits of the largest."""
+    if all(float(value).is_integer() for value in values):
+        return ",.0f"
+    largest = max(map(abs, values))
+    if largest < 1e-3:
+        return ".3e"
+    return f",.{min(6, max(0, 3 - math.floor(math.log10(largest))))}f"
 
-    def __init__(self, column: Column, records: Sequence[Record]) -> None:
-        self.column = column
-        self.records = [record for record in records if _fits(column, record)]
-        self.format = column.format or self._choose_format()
-        self.best = self._find_best()
 
-    def _values(self) -> list[float]:
-        values = []
-        for record in self.records:
-            if record.measure == self.column.measure and is_finite(record.value):
-                values.append(float(record.value or 0.0))
-        return values
+def _build_heading(column: Column, records: Sequence[Record], with_unit: bool) -> Heading:
+    text = column.heading or column.measure.replace("_", " ")
+    units = {record.unit for record in records if record.unit}
+    unit = units.pop() if with_unit and len(units) == 1 else ""
+    if unit in text or column.format.endswith("%"):
+        unit = ""
+    return Heading(text, unit, group=column.group, page_only=column.page_only)
 
-    def _choose_format(self) -> str:
-        """Whole numbers, or four digits of the largest."""
-        values = self._values()
-        if not values:
-            return ""
-        if all(value.is_integer() for value in values):
-            return ",.0f"
-        largest = max(map(abs, values))
-        if largest < 1e-3:
-            return ".3e"
-        decimals = 3 - math.floor(math.log10(largest))
-        return f",.{min(6, max(0, decimals))}f"
 
-    def _find_best(self) -> str | None:
-        """The best value as text, so that values that look equal are emphasised alike."""
-        values = self._values()
-        if not self.column.best or len(values) < 2:
-            return None
-        best = min(values) if self.column.best == "lowest" else max(values)
-        return format_value(best, self.format)
-
-    def build_heading(self, with_unit: bool) -> Heading:
-        text = self.column.heading or self.column.measure.replace("_", " ")
-        units = {record.unit for record in self.records if record.unit}
-        line = ""
-        if with_unit and len(units) == 1:
-            line = units.pop()
-        if line == "1" or line in text or self.format.endswith("%"):
-            line = ""
-        return Heading(
-            text,
-            line,
-            group=self.column.group,
-            page_only=self.column.page_only,
-        )
-
-    def build_cell(self, of_line: Sequence[Record]) -> Cell:
-        """The value of the line's record, its deviation behind it and its interval below it."""
-        by_measure: dict[str, Record] = {}
-        for candidate in of_line:
-            if candidate.has(self.column.where):
-                by_measure.setdefault(candidate.measure, candidate)
-        record = by_measure.get(self.column.measure)
-        if record is None:
-            return Cell("")
-        text = format_value(record.value, self.format)
-        lines: tuple[str, ...] = ()
-        if record.interval is not None and self.column.interval:
-            lines = (format_interval(record.interval, self.format),)
-        is_best = text == self.best
-        deviation = by_measure.get(self.column.deviation)
-        if deviation is not None:
-            unsigned = self.format.replace("+", "")
-            text = f"{text} ± {format_value(deviation.value, unsigned)}"
-        return Cell(text, lines, strong=is_best)
+def _build_cell(column: Column, form: str, best: str | None, of_line: Sequence[Record]) -> Cell:
+    """The value of the line's record, its deviation behind it and its interval below it."""
+    by_measure = {record.measure: record for record in reversed(of_line) if record.has(column.where)}
+    record = by_measure.get(column.measure)
+    if record is None:
+        return Cell("")
+    text = shown = format_value(record.value, form)
+    if column.deviation in by_measure:
+        shown += f" ± {format_value(by_measure[column.deviation].value, form.replace('+', ''))}"
+    lines: tuple[str, ...] = ()
+    if record.interval is not None and column.interval:
+        low, high = record.interval
+        lines = (f"[{format_value(low, form)}, {format_value(high, form)}]",)
+    return Cell(shown, lines, strong=text == best)
 
 
 # -- values as text ----------------------------------------------------------------------------------------------------
@@ -202,12 +145,6 @@ def format_short(value: float) -> str:
         if abs(value) >= size:
             return f"{value / size:,.4g}{unit}"
     return f"{value:.6g}"
-
-
-def format_interval(interval: Interval, spec: str = "") -> str:
-    """`[-0.31, +1.20]`."""
-    low, high = interval
-    return f"[{format_value(low, spec)}, {format_value(high, spec)}]"
 
 
 def format_label(value: Label) -> str:

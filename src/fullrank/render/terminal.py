@@ -58,10 +58,7 @@ def print_line(text: str, console: Console, style: str = "") -> None:
 def print_grid(grid: Grid, console: Console | None = None) -> None:
     """Print a table; on a terminal the last columns are left out where it would be too wide."""
     console = console or Console(highlight=False)
-    columns = []
-    for index, heading in enumerate(grid.headings):
-        if not heading.page_only:
-            columns.append(index)
+    columns = [index for index, heading in enumerate(grid.headings) if not heading.page_only]
     left_out: list[str] = []
     table = _build_table(grid, columns)
     while console.is_terminal and len(columns) > 2:
@@ -75,9 +72,7 @@ def print_grid(grid: Grid, console: Console | None = None) -> None:
     for note in grid.notes:
         print_line(note, console, "dim")
     if left_out:
-        names = ", ".join(left_out)
-        text = f"Left out in {console.width} columns: {names}; --json and the page have them."
-        print_line(text, console, "dim")
+        print_line(f"Left out in {console.width} columns: {', '.join(left_out)}; --json has them.", console, "dim")
 
 
 def _measure_width(table: Table, console: Console) -> int:
@@ -104,8 +99,7 @@ def _build_table(grid: Grid, columns: Sequence[int]) -> Table:
             no_wrap=True,
         )
     for row in grid.rows:
-        cells = [_cell_text(row[index]) for index in columns]
-        table.add_row(*cells)
+        table.add_row(*(_write_cell(row[index]) for index in columns))
     return table
 
 
@@ -115,10 +109,6 @@ def _heading_lines(heading: Heading) -> list[str]:
     return [line for line in lines if line]
 
 
-def _cell_text(cell: Cell) -> Text:
-    text = cell.text
-    if cell.badge:
-        text = f"{text} ({cell.badge})"
-    style = "bold" if cell.strong else ""
-    lines = map(visible, (text, *cell.lines))
-    return Text("\n".join(lines), style)
+def _write_cell(cell: Cell) -> Text:
+    text = f"{cell.text} ({cell.badge})" if cell.badge else cell.text
+    return Text("\n".join(map(visible, (text, *cell.lines))), "bold" if cell.strong else "")
