@@ -33,9 +33,7 @@ MIXED = {"kind": "mixture_of_softmaxes", "mixtures": 3}
 OUTPUTS: dict[str, dict[str, Any]] = {
     "adaptive": CLUSTERED,
     "mixture_of_softmaxes": MIXED,
-    "mixture_of_adaptive": CLUSTERED | MIXED | {"latent_dropout": 0.1},
-    "mixture_of_sigsoftmaxes": MIXED
-    | {"normalize": "sigsoftmax", "latent_dropout": 0.1, "latent_dropout_locked": True},
+    "mixture_of_sigsoftmaxes": MIXED | {"normalize": "sigsoftmax", "latent_dropout": 0.1},
 }
 
 # ways to attend beside weighted values: what a configuration of each of them says

@@ -41,7 +41,7 @@ def test_it_computes_its_equation_in_every_kernel(example: dict[str, Any]) -> No
     model = example["model"].double()
     with fr.kernel("reference"):
         expected = model(IDS).logits
-    for kernel in ("auto", "blocks"):
+    for kernel in ("auto", "native"):
         with fr.kernel(kernel):
             torch.testing.assert_close(model(IDS).logits, expected, rtol=0, atol=1e-12)
 

@@ -61,9 +61,6 @@ MECHANISMS: dict[str, dict[str, Any]] = {
     "position term": {"position": "relative", "attention": PAIRS | {"score": "relative"}},
     "mixture": {"output": MIXED},
     "adaptive, tied": {"input": CLUSTERED, "output": CLUSTERED | {"tied": True}, "encoder_keys": {"vocab_size": TARGET}},
-    "mixture of adaptive": {
-        "input": CLUSTERED, "output": CLUSTERED | MIXED, "encoder_keys": {"vocab_size": TARGET},
-    },
     "tied": {"output": {"tied": True}},
     "tied mixture": {"output": MIXED | {"tied": True}},
     "one table": {"output": {"tied": True}, "encoder_keys": {"vocab_size": TARGET, "share_embedding": True}},

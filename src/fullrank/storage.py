@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -32,14 +32,14 @@ _KINDS = {
 }
 
 
-def load(cls: type[Model], path: Path, checkpoint: str, change: Callable[[ModelConfig], ModelConfig]) -> Model:
-    """Load the model of a class saved in `path`, its configuration changed by `change`, in evaluation mode."""
+def load(cls: type[Model], path: Path, checkpoint: str) -> Model:
+    """Load the model of a class saved in `path`, in evaluation mode."""
     file, config = find(path, checkpoint)
     tensors = read(file)
     # a subclass is saved as the class of ours that it stands on
     check_kind(tensors, next(base.__name__ for base in cls.__mro__ if base.__name__ in _KINDS), path)
     with torch.device("meta"):
-        model: Model = cls(change(config))
+        model: Model = cls(config)
     load_tensors(model, tensors, file, assign=True)  # takes the saved dtype too
     if (path / CONFIG).is_file():
         model.trained_length = (read_yaml(path / CONFIG).get("train") or {}).get("segment_length")

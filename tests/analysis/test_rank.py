@@ -79,16 +79,8 @@ def test_an_adaptive_softmax_has_a_normaliser_for_every_cluster(div_val: int, bi
 
 ESCAPES: dict[str, tuple[dict[str, Any], str]] = {
     "mixture of 3 softmaxes": ({"kind": "mixture_of_softmaxes", "mixtures": 3}, "sum of softmaxes"),
-    "softmax of a latent state": (
-        {"kind": "mixture_of_softmaxes", "mixtures": 1, "epsilon": 1e-6},
-        "log(p + 1e-06)",
-    ),
     "sigsoftmax": ({"normalize": "sigsoftmax"}, "log sigmoid"),
     "adaptive sigsoftmax": ({"kind": "adaptive", "cutoffs": [15, 30], "normalize": "sigsoftmax"}, "log sigmoid"),
-    "mixture of 2 adaptive softmaxes": (
-        {"kind": "mixture_of_softmaxes", "mixtures": 2, "cutoffs": [15, 30]},
-        "sum of softmaxes",
-    ),
     "mixture of 2 sigsoftmaxes": (
         {"kind": "mixture_of_softmaxes", "mixtures": 2, "normalize": "sigsoftmax"},
         "sum of softmaxes",

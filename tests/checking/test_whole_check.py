@@ -44,7 +44,7 @@ def failed(report: Report) -> dict[str, str]:
 SLOTS = ("score", "normalize", "mix", "position", "activation", "initializer", "input", "output")
 CLUSTERED: dict[str, Any] = {"kind": "adaptive", "cutoffs": [6, 12], "div_val": 2}
 MIXED: dict[str, Any] = {"kind": "mixture_of_softmaxes", "mixtures": 3, "latent_dropout": 0.1}
-OUTPUTS = {"adaptive": CLUSTERED, "mixture_of_softmaxes": MIXED, "mixture_of_adaptive": CLUSTERED | MIXED}
+OUTPUTS = {"adaptive": CLUSTERED, "mixture_of_softmaxes": MIXED}
 MULTILINEAR: dict[str, Any] = {"kind": "multilinear", "cores": 2, "rank": 5}
 
 

@@ -17,7 +17,7 @@ TINY = "mixhead/table1-vanilla"
 def test_every_option_reaches_the_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     launched: list[tuple[int, list[str]]] = []
     monkeypatch.setattr(distributed, "launch", lambda processes, words: launched.append((processes, list(words))) or 3)
-    options = ["--row", "b", "--scale", "tiny", "--out", str(tmp_path / "run"), "--kernel", "blocks", "--quiet"]
+    options = ["--row", "b", "--scale", "tiny", "--out", str(tmp_path / "run"), "--kernel", "native", "--quiet"]
     with pytest.raises(SystemExit) as ended:
         main(["train", TINY, "train.steps=2", *options, "--procs", "2"])
     assert ended.value.code == 3
@@ -25,7 +25,7 @@ def test_every_option_reaches_the_processes(monkeypatch: pytest.MonkeyPatch, tmp
     assert processes == 2
     assert words[:3] == ["train", TINY, "train.steps=2"]
     pairs = set(zip(words[3:], [*words[4:], ""], strict=True))
-    assert {("--row", "b"), ("--scale", "tiny"), ("--out", str(tmp_path / "run")), ("--kernel", "blocks")} <= pairs
+    assert {("--row", "b"), ("--scale", "tiny"), ("--out", str(tmp_path / "run")), ("--kernel", "native")} <= pairs
     assert "--quiet" in words
     assert "--procs" not in words
 

@@ -104,12 +104,14 @@ def test_impossible_values(text: str, key: str, word: str) -> None:
 
 
 def test_stage_options() -> None:
-    attention = build(parse_yaml("model: {attention: {mix: {name: random, std: 0.5}}}", "here")).model.attention
-    assert attention.mix == {"name": "random", "std": 0.5}
+    attention = build(
+        parse_yaml("model: {attention: {mix: {name: position_wise, start: random}}}", "here")
+    ).model.attention
+    assert attention.mix == {"name": "position_wise", "start": "random"}
     for text, message in (
-        ("{name: random, sdt: 1}", "unknown key 'sdt'; did you mean 'std'?"),
-        ("{name: random, std: -1}", "std: a positive number, given -1"),
-        ("{name: none, std: 1}", "'none' takes no options, given ['std']"),
+        ("{name: position_wise, strat: random}", "unknown key 'strat'"),
+        ("{name: position_wise, start: no}", "start: 'identity' or 'random' or 'uniform', given"),
+        ("{name: none, start: random}", "'none' takes no options, given ['start']"),
         ("{name: position_wize}", "'position_wize' is not available; did you mean 'position_wise'?"),
     ):
         assert any(message in line for line in problems(f"model: {{attention: {{mix: {text}}}}}")), text
@@ -168,14 +170,17 @@ def test_files(tmp_path: Path) -> None:
 
 
 def test_dotted_overrides() -> None:
-    raw = {"model": {"hidden_size": 8, "attention": {"mix": "random"}}, "train": {"steps": 5}}
+    raw = {"model": {"hidden_size": 8, "attention": {"mix": "position_wise"}}, "train": {"steps": 5}}
     before = flatten(raw)
-    over = ["model.hidden_size=16", "model.attention.mix.std=0.5", "train.betas=[0.5, 0.6]", "data.lowercase=true",
+    over = ["model.hidden_size=16", "model.attention.mix.start=random", "train.betas=[0.5, 0.6]", "data.lowercase=true",
             "model.attention.normalize=sigsoftmax", "model.head_dim=null", "data.dir=a=b"]  # fmt: skip
     made = apply_overrides(raw, over)
     assert flatten(raw) == before, "the original is left alone"
     assert made["model"]["hidden_size"] == 16
-    assert made["model"]["attention"] == {"mix": {"name": "random", "std": 0.5}, "normalize": "sigsoftmax"}
+    assert made["model"]["attention"] == {
+        "mix": {"name": "position_wise", "start": "random"},
+        "normalize": "sigsoftmax",
+    }
     config = build(made)
     assert config.train.betas == (0.5, 0.6)
     assert config.train.steps == 5

@@ -32,7 +32,6 @@ class Case:
     tied_projections: bool = False
     bias: bool = True
     normalize: str = "softmax"
-    epsilon: float = 0.0
     latent: bool | str = True
     vocabulary: int = 23
     width: int = 9
@@ -51,7 +50,6 @@ class Case:
         options |= {"kind": "softmax" if not self.cutoffs else "adaptive"}
         if self.mixtures is not None:
             options |= {"kind": "mixture_of_softmaxes", "mixtures": self.mixtures, "latent": self.latent}
-            options["epsilon"] = self.epsilon
         if self.cutoffs:
             options |= clusters | {"form": self.form, "tied_projections": self.tied_projections}
         config = fr.OutputConfig(**options | changes)
@@ -87,15 +85,15 @@ class Case:
         return hidden, targets
 
     def log_prob(self, tensors: dict[str, Tensor], hidden: Tensor) -> Tensor:
-        """log(sum_k pi_k p(v | h_k) + epsilon), (B, N, V)."""
+        """log(sum_k pi_k p(v | h_k)), (B, N, V)."""
         rows = hidden.flatten(0, -2)
         words = self._words_of_clusters if self.cutoffs else self._words_of_one_matrix
         found = sum((share * words(tensors, h) for share, h in self._components(tensors, rows)), torch.zeros(()))
-        return (found + self.epsilon).log().view(*hidden.shape[:-1], -1)
+        return found.log().view(*hidden.shape[:-1], -1)
 
     def _components(self, tensors: dict[str, Tensor], rows: Tensor) -> list[tuple[Tensor, Tensor]]:
         """pi_k (T, 1) and h_k (T, E) of hidden states g (T, E): h_k = tanh(W_k g + b_k) (+ g), pi = softmax(P g)."""
-        if self.mixtures is None or not self.latent:
+        if self.mixtures is None:
             return [(torch.ones(len(rows), 1, dtype=DOUBLE), rows)]
         prior = (rows @ tensors["mixture.prior.weight"].T).exp()
         prior = prior / prior.sum(1, keepdim=True)
@@ -187,20 +185,20 @@ def pairwise_cases() -> list[Case]:
     choices: dict[str, list[Any]] = {
         "cutoffs": [(), (4, 9, 15), (22,), (1, 2)], "mixtures": [None, 1, 3], "div_val": [1, 2],
         "form": ["fairseq", "transformer_xl"], "tied": [False, True], "tied_projections": [False, True],
-        "bias": [False, True], "normalize": ["softmax", "sigsoftmax"], "epsilon": [0.0, 1e-3],
-        "latent": [True, "residual", False],
+        "bias": [False, True], "normalize": ["softmax", "sigsoftmax"],
+        "latent": [True, "residual"],
     }  # fmt: skip
 
     def possible(case: Case) -> bool:
         if not case.cutoffs and (case.div_val, case.form, case.tied_projections) != (2, "fairseq", False):
             return False
-        if case.mixtures is None and (case.epsilon or not case.latent):
+        if case.mixtures is not None and case.cutoffs:
             return False
-        return (case.tied or not case.tied_projections) and (case.latent or case.mixtures == 1)
+        return (case.tied or not case.tied_projections) and (case.latent is True or case.mixtures is not None)
 
     draws = random.Random(4)
     drawn = [Case(**{name: draws.choice(values) for name, values in choices.items()}) for _ in range(3000)]
-    allowed = [case for case in drawn if possible(case)]
+    allowed = list(dict.fromkeys(case for case in drawn if possible(case)))
     pairs = {
         case: {(a, getattr(case, a), b, getattr(case, b)) for a, b in itertools.combinations(choices, 2)}
         for case in allowed

@@ -123,7 +123,6 @@ def train(vocab_size: int = 23, hidden_size: int = 24, scaled: bool = False, **o
         ({"rank": 3}, [(1, 3, 2, 3), (3, 3, 3, 3), (3, 3, 4, 1)]),  # 3 x 3 x 3 >= 23, 2 x 3 x 4 = 24
         ({"rank": 2, "cores": 2}, [(1, 5, 4, 2), (2, 5, 6, 1)]),
         ({"rank": 5, "cores": 1}, [(1, 23, 24, 1)]),
-        ({"rank": 2, "shape": [[2, 4, 1, 3], [4, 1, 3, 2]]}, [(1, 2, 4, 2), (2, 4, 1, 2), (2, 1, 3, 2), (2, 3, 2, 1)]),
     ],
 )
 def test_tensor_train(options: dict[str, object], shapes: list[tuple[int, ...]]) -> None:

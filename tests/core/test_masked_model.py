@@ -19,7 +19,6 @@ OUTPUTS: dict[str, dict[str, Any]] = {
     "adaptive": {"kind": "adaptive", **CLUSTERS},
     "mixture": {"kind": "mixture_of_softmaxes", "mixtures": 3},
     "mixture, tied": {"kind": "mixture_of_softmaxes", "mixtures": 3, "tied": True},
-    "mixture of adaptive": {"kind": "mixture_of_softmaxes", "components": "adaptive", "mixtures": 3, **CLUSTERS},
 }
 ATTENTIONS: dict[str, dict[str, Any]] = {
     "plain": {},

@@ -74,25 +74,19 @@ def test_other_lengths_at_evaluation() -> None:
     assert changed(ids[:, 15:], longer).memory.layers[0].tokens == 2
 
 
-def test_load_with_other_lengths(tmp_path: Any) -> None:
+def test_a_saved_model_keeps_its_other_lengths(tmp_path: Any) -> None:
     made, ids = model("relative", memory_length=3), text()
-    made.save(tmp_path)
-    loaded = fr.LanguageModel.load(tmp_path, memory_length=6, same_length=True, clamp_length=5)
     changed = made.with_memory(6, same_length=True, clamp_length=5)
+    changed.save(tmp_path)
+    loaded = fr.LanguageModel.load(tmp_path)
+    assert (loaded.memory_length, loaded.config.same_length) == (6, True)
     assert torch.equal(in_segments(loaded, ids, [5, 6])[0], in_segments(changed, ids, [5, 6])[0])
-    assert fr.LanguageModel.load(tmp_path).memory_length == 3
-    loaded.save(tmp_path / "again")
-    again = fr.LanguageModel.load(tmp_path / "again")
-    assert (again.memory_length, again.same_length) == (6, True)
-    assert torch.equal(in_segments(again, ids, [5, 6])[0], in_segments(loaded, ids, [5, 6])[0])
-    without = fr.LanguageModel.load(tmp_path / "again", memory_length=0)
-    assert (without.memory_length, without.same_length) == (0, False)
+    without = changed.with_memory(0)
+    assert (without.memory_length, without.config.same_length) == (0, False)
     with pytest.raises(InputError, match="memory_length"):
-        fr.LanguageModel.load(tmp_path, memory_length=-1)
-    rotary = model("rotary")
-    rotary.save(tmp_path / "rotary")
+        made.with_memory(-1)
     with pytest.raises(InputError, match=r"clamp_length: goes with model\.position: relative"):
-        fr.LanguageModel.load(tmp_path / "rotary", clamp_length=5)
+        model("rotary").with_memory(clamp_length=5)
 
 
 @pytest.mark.parametrize("position", POSITIONS)

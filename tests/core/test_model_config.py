@@ -113,13 +113,13 @@ def test_as_published_is_asked_of_the_decoder() -> None:
 REFUSED: list[tuple[dict[str, Any], str]] = [
     (
         {"decoder": {"cross": {"score": "dense_synthesizer"}}},
-        "model.decoder.cross.score: 'dense_synthesizer' scores positions",
+        "model.decoder.cross.score: 'dense_synthesizer' reads positions",
     ),
     ({"decoder": {"cross": {"score": "random_synthesizer"}}}, "model.decoder.cross.score: 'random_synthesizer'"),
     ({"decoder": {"cross": {"score": "relative"}}}, "model.decoder.cross.score: 'relative'"),
     ({"decoder": {"cross": PAIRS | {"score": "relative"}}}, "model.decoder.cross.score: 'relative'"),
-    ({"decoder": {"cross": DECAYED}}, "model.decoder.cross: output_map decayed"),
-    ({"attention": DECAYED, "encoder": {}}, "model.decoder.cross: output_map decayed"),
+    ({"decoder": {"cross": DECAYED}}, "model.decoder.cross.output_map: 'decayed' reads"),
+    ({"attention": DECAYED, "encoder": {}}, "model.decoder.cross.output_map: 'decayed' reads"),
     ({"memory_length": 3, "encoder": {}}, "model.memory_length: a translation model has no memory"),
     ({"memory_length": 3, "decoder": {}}, "model.memory_length: a translation model has no memory"),
     (

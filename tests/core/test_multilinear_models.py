@@ -86,21 +86,17 @@ def test_a_text_goes_on_beyond_the_trained_length() -> None:
                 bounded(long[:, 16:17], cache=cache)
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_the_position_term_of_a_model(shared: bool) -> None:
-    """u and v are one pair for all layers, held by the model, or one for each layer; a layer reads them like its own."""
-    options = {"score": {"name": "relative", "shared_biases": shared}}
-    found: Any = model("relative", attention=options)
+def test_the_position_term_of_a_model() -> None:
+    """u and v are one pair for all layers, held by the model; a layer reads them like its own."""
+    found: Any = model("relative", attention={"score": "relative"})
     names = {name for name, _ in found.named_parameters() if "_bias" in name}
-    homes = ["position"] if shared else ["blocks.0.attention.attend.score", "blocks.1.attention.attend.score"]
-    assert names == {f"{home}.biases.{part}_bias" for home in homes for part in ("content", "position")}
+    assert names == {f"position.biases.{part}_bias" for part in ("content", "position")}
     block = found.blocks[1].attention
     alone: Any = fr.MultiLinearAttention(
         replace(found.config.attention, score="relative"), hidden_size=10, max_position_embeddings=P
     ).double()
     state = block.state_dict()
-    if shared:
-        state |= {f"attend.score.biases.{name}": value for name, value in found.position.biases.state_dict().items()}
+    state |= {f"attend.score.biases.{name}": value for name, value in found.position.biases.state_dict().items()}
     alone.load_state_dict(state)
     x = torch.randn(2, 8, 10, dtype=WIDE)
     layout = found.position.place(fr.Layout.of(8), x, Dropout(0.0))

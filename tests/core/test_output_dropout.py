@@ -11,10 +11,10 @@ from output_equations import DOUBLE, Case
 from torch import Tensor
 
 
-def revealing(p: float, locked: bool, width: int = 40, mixtures: int = 3) -> Any:
+def revealing(p: float, width: int = 40, mixtures: int = 3) -> Any:
     """The latents are tanh(0.5) everywhere, so that what is dropped can be seen; W is the unit matrix."""
     case = Case(mixtures, bias=False, vocabulary=width, width=width)
-    layer: Any = case.layer(latent_dropout=p, latent_dropout_locked=locked)
+    layer: Any = case.layer(latent_dropout=p)
     with torch.no_grad():
         layer.mixture.latent.weight.zero_()
         layer.mixture.latent.bias.fill_(0.5)
@@ -28,32 +28,23 @@ def masks(layer: Any, hidden: Tensor) -> Tensor:
     return states.detach().view(*hidden.shape[:2], -1, hidden.shape[2]) / math.tanh(0.5)
 
 
-@pytest.mark.parametrize(("p", "locked"), [(0.2, False), (0.5, True)])
-def test_latents_are_dropped(p: float, locked: bool) -> None:
-    """A share p of them is zero and the rest 1 / (1 - p): each on its own, or for all positions of a sequence at once."""
-    layer, hidden = revealing(p, locked), torch.randn(50, 6, 40, dtype=DOUBLE)
+@pytest.mark.parametrize("p", [0.2, 0.5])
+def test_latents_are_dropped(p: float) -> None:
+    """A share p of them is zero and the rest 1 / (1 - p), each on its own."""
+    layer, hidden = revealing(p), torch.randn(50, 6, 40, dtype=DOUBLE)
     found = masks(layer, hidden)
     dropped = found == 0
     assert torch.allclose(found[~dropped], torch.full((), 1 / (1 - p), dtype=DOUBLE), atol=1e-5)
-    draws = dropped[:, 0] if locked else dropped
-    assert abs(float(draws.double().mean()) - p) < 5 * math.sqrt(p * (1 - p) / draws.numel())
-    if locked:
-        assert torch.equal(dropped, dropped[:, :1].expand_as(dropped))
-        alone = layer.mixture(hidden[0])[0] == 0  # one sequence (N, E): one mask for all N positions
-        assert torch.equal(alone, alone[:1].expand_as(alone))
-        assert 0.2 < float(alone[0].double().mean()) < 0.8
-    pairs = [(dropped[0], dropped[1]), (dropped[:, :, 0], dropped[:, :, 1])]  # two sequences, two softmaxes
-    pairs += [] if locked else [(dropped[:, 0], dropped[:, 1])]
-    for one, other in pairs:
+    assert abs(float(dropped.double().mean()) - p) < 5 * math.sqrt(p * (1 - p) / dropped.numel())
+    pairs = [(dropped[0], dropped[1]), (dropped[:, :, 0], dropped[:, :, 1]), (dropped[:, 0], dropped[:, 1])]
+    for one, other in pairs:  # two sequences, two softmaxes, two positions
         agree, expected = float((one == other).double().mean()), p * p + (1 - p) * (1 - p)
-        count = one.numel() / (6 if locked else 1)
-        assert abs(agree - expected) < 5 * math.sqrt(expected * (1 - expected) / count), "masks depend on each other"
+        assert abs(agree - expected) < 5 * math.sqrt(expected * (1 - expected) / one.numel())
 
 
-@pytest.mark.parametrize("cutoffs", [(), (8, 15)], ids=["one matrix", "clusters"])
-def test_values_agree_under_one_seed_and_evaluation_draws_nothing(cutoffs: tuple[int, ...]) -> None:
-    case = Case(3, cutoffs)
-    layer, (hidden, targets) = case.layer(latent_dropout=0.4, latent_dropout_locked=True), case.batch()
+def test_values_agree_under_one_seed_and_evaluation_draws_nothing() -> None:
+    case = Case(3)
+    layer, (hidden, targets) = case.layer(latent_dropout=0.4), case.batch()
 
     def values() -> list[Tensor]:
         found = []
@@ -102,10 +93,12 @@ def test_dropout_in_tails() -> None:
     assert 0.3 < float((values > 1).double().mean()) < 0.7
 
 
-def test_gradients_are_those_of_the_values_under_dropout() -> None:
+@pytest.mark.parametrize("mixtures", [None, 2])
+def test_gradients_are_those_of_the_values_under_dropout(mixtures: int | None) -> None:
     """Also where a part is computed again in the backward pass, which must draw the same masks."""
-    case = Case(2, (2, 4), form="transformer_xl", vocabulary=8, width=5, tokens=(1, 4))
-    layer: Any = case.layer(latent_dropout=0.3, tail_dropout=0.3)
+    case = Case(mixtures, () if mixtures else (2, 4), vocabulary=8, width=5, tokens=(1, 4))
+    layer: Any = case.layer(**{"latent_dropout" if mixtures else "tail_dropout": 0.3})
+    read = layer.mixture.prior.weight if mixtures else layer.class_weight
     hidden, targets = case.batch()
 
     def seeded(*_: Tensor, run: Any) -> Tensor:
@@ -117,4 +110,4 @@ def test_gradients_are_those_of_the_values_under_dropout() -> None:
         lambda: layer.nll(hidden, targets), lambda: layer.loss(hidden, targets, None, 0.2)[0],
         lambda: layer(hidden)[..., ::3],
     ):  # fmt: skip
-        assert torch.autograd.gradcheck(lambda *x, run=run: seeded(*x, run=run), (hidden, layer.mixture.prior.weight))
+        assert torch.autograd.gradcheck(lambda *x, run=run: seeded(*x, run=run), (hidden, read))

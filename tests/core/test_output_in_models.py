@@ -21,7 +21,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "adaptive": {"kind": "adaptive", "tied": True},
     "transformer_xl": {"kind": "adaptive", "tied": True, "form": "transformer_xl", "tied_projections": False},
     "untied adaptive": {"kind": "adaptive"},
-    "mixture of adaptive": {"kind": "mixture_of_softmaxes", "mixtures": 2, "components": "adaptive", "tied": True},
 }  # fmt: skip
 kinds = pytest.mark.parametrize("kind", KINDS)
 

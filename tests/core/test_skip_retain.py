@@ -42,12 +42,12 @@ def test_schedules_are_the_equations(name: str, num_layers: int) -> None:
 
 def test_none_never_rests_and_one_always() -> None:
     never = fr.SkipRetain("none", num_layers=3)
-    always = fr.SkipRetain("listed", [1, 0, 1.0], num_layers=3)
+    always = fr.SkipRetain("not_last", 1, num_layers=3)
     assert never.probabilities == (0.0, 0.0, 0.0)
-    assert always.probabilities == (1.0, 0.0, 1.0)
+    assert always.probabilities == (1.0, 1.0, 0.0)
     for step in range(300):
         assert never.skipped(3, step) == frozenset()
-        assert always.skipped(3, step) == {0, 2}
+        assert always.skipped(3, step) == {0, 1}
 
 
 def test_the_draw_depends_on_nothing_else() -> None:
@@ -61,10 +61,10 @@ def test_the_draw_depends_on_nothing_else() -> None:
     backwards = [policy.skipped(7, step) for step in reversed(range(40))]
     assert backwards[::-1] == expected
     assert states == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())  # type: ignore[union-attr,index]
-    deeper = fr.SkipRetain("listed", [0.5, 0, 0.5, 1, 0.5, 0.5, 0.9], num_layers=7)
+    deeper = fr.SkipRetain("not_first", 0.5, num_layers=7)
     for step, before in enumerate(expected):
-        assert {layer for layer in range(6) if policy.skips(7, step, layer)} == before
-        assert deeper.skipped(7, step) & {0, 2, 4, 5} == before & {0, 2, 4, 5}
+        assert policy.skipped(7, step) == before
+        assert deeper.skipped(7, step) & {*range(1, 6)} == before & {*range(1, 6)}
 
 
 @pytest.mark.full

@@ -74,9 +74,6 @@ OTHERS: dict[str, fr.ModelConfig] = {
     ),
     "mixture of softmaxes": config(output=fr.OutputConfig(kind="mixture_of_softmaxes", mixtures=3)),
     "adaptive": config(output=fr.OutputConfig(**CLUSTERS)),
-    "mixture of adaptive softmaxes": config(
-        output=fr.OutputConfig(kind="mixture_of_softmaxes", mixtures=3, cutoffs=[2, 4], div_val=1)
-    ),
     "post-norm, tied": config({"mix": "position_wise"}, norm="post", output=fr.OutputConfig(tied=True)),
     "A in the encoder, B across": config(
         encoder={"attention": fr.AttentionConfig(mix="position_independent")},

@@ -106,7 +106,7 @@ def test_a_right_stage_passes_everything(tmp_path: Path) -> None:
         agrees(stage, wide)
     checks.saved_and_loaded(stage, wide, tmp_path)
     attend = agree.stages("dot_product", "softmax", "neighbour").to(wide)
-    for kernel, layout in itertools.product(("blocks", "auto"), ("past and padding", "gaps")):
+    for kernel, layout in itertools.product(("native", "auto"), ("past and padding", "gaps")):
         found, expected = (agree.computed(attend, agree.layout(layout), wide, name) for name in (kernel, "reference"))
         agree.compare(found, expected, 1e-13)
 

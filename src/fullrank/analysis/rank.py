@@ -15,7 +15,7 @@ import torch
 from scipy.special import xlogy
 from torch import Tensor, nn
 
-from fullrank.core.config import ClusteredConfig, MixtureConfig
+from fullrank.core.config import AdaptiveConfig, MixtureConfig
 from fullrank.core.errors import InputError, RunError
 from fullrank.core.masked import MaskedLanguageModel
 from fullrank.models import LoadedModel, open_model
@@ -165,10 +165,9 @@ def describe_output(model: LoadedModel) -> OutputLayer:
         return OutputLayer("softmax", head.weight.shape[-1], getattr(head, "bias", None) is not None, exempt=exempt)
     out = model.own.config.output
     is_mixture = isinstance(out, MixtureConfig) and out.mixtures != 1
-    plain = "adaptive softmax" if "adaptive" in (out.kind, getattr(out, "components", None)) else "softmax"
-    kind = plain
-    if isinstance(out, MixtureConfig) and out.latent:
-        kind = f"mixture of {out.mixtures} {plain}es" if is_mixture else f"{plain} of a latent state"
+    kind = "adaptive softmax" if isinstance(out, AdaptiveConfig) else "softmax"
+    if isinstance(out, MixtureConfig):
+        kind = f"mixture of {out.mixtures} softmaxes" if is_mixture else "softmax of a latent state"
     exempt = None
     if out.kind not in ("softmax", "adaptive", "mixture_of_softmaxes"):
         kind, exempt = out.kind, f"no bound is known for output layers of kind '{out.kind}'"
@@ -176,11 +175,9 @@ def describe_output(model: LoadedModel) -> OutputLayer:
         exempt = "the logarithm of a sum of softmaxes is not linear in their logits"
     elif out.normalize == "sigsoftmax":
         exempt = "sigsoftmax adds log sigmoid(z) to every logit z, which is not linear"
-    elif isinstance(out, MixtureConfig) and out.epsilon:
-        exempt = f"log(p + {out.epsilon:g}) is not linear in the logits"
     if out.normalize == "sigsoftmax":
         kind = kind.replace("softmax", "sigsoftmax")
-    clusters = len(out.cutoffs or ()) + 1 if isinstance(out, ClusteredConfig) else 1
+    clusters = len(out.cutoffs or ()) + 1 if isinstance(out, AdaptiveConfig) else 1
     return OutputLayer(kind, model.own.config.hidden_size, bool(out.bias), clusters, exempt)
 
 

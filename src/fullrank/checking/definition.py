@@ -147,7 +147,7 @@ def kernels(subject: Subject, dtype: torch.dtype) -> Finding:
 def build_without_chance(subject: Subject) -> Any:
     """The model of ours without dropout and permutations: different kernels draw different random numbers."""
     config = change_attention(subject.model.config, cross_head=0.0)
-    output = config.output.with_known(latent_dropout=0.0, latent_dropout_locked=False, tail_dropout=0.0)
+    output = config.output.with_known(latent_dropout=0.0, tail_dropout=0.0)
     return rebuild(subject, replace(config, dropout=DropoutConfig(locked=config.dropout.locked), output=output))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -109,8 +109,7 @@ class RunConfig(Section):
 
     DECIDED_BY: ClassVar = {
         "task": "data.name or train.objective", "data.content": "data.name", "model.sees_future": "model.attention.causal",
-        "model.has_attention_weights": "model.attention.kind",
-        "model.output.adaptive": "model.output.kind or model.output.components",
+        "model.has_attention_weights": "model.attention.kind", "model.output.adaptive": "model.output.kind",
     }  # fmt: skip
     model: ModelConfig = key(ModelConfig(), "what the model is made of")
     data: DataConfig = key(DataConfig(), "a corpus, and how its text becomes token ids")
@@ -161,9 +160,7 @@ class RunConfig(Section):
         if self.translates or (self.data.tokens or USUAL_TOKENS.get(self.data.name)) != "byte":
             return
         least, given = 256 + self.masks, self.model.vocab_size
-        if given is None:
-            yield from problems_of(partial(replace, self.model, vocab_size=least))
-        elif given < least:
+        if given is not None and given < least:
             entries = f"256 entries{' beside <mask>' if self.masks else ''}"
             yield f"model.vocab_size: {given}, but text of bytes has {entries}; set it to null or at least {least}"
 

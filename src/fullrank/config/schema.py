@@ -37,18 +37,16 @@ def _schema(root: type[Section], title: str) -> dict[str, Any]:
 
 def _section(cls: type[Section], definitions: dict[str, Any]) -> dict[str, Any]:
     """A section; the sections inside it are added to `definitions`. One that `kind` decides about has the keys of all kinds."""
-    kinds: list[type[Section]] = [cls, *reversed(cls.MEMBERS)] if issubclass(cls, ByKind) else [cls]
+    kinds: list[type[Section]] = [*cls.MEMBERS, cls] if issubclass(cls, ByKind) else [cls]
     fields = {field.name: field for kind in kinds for field in dataclasses.fields(kind)}
-    own = {field.name: field for field in dataclasses.fields(cls)}
+    own = {field.name for field in dataclasses.fields(cls)}
     properties = {}
     for name, hint in keys_of(cls).items():
-        field = own.get(name, fields[name])
+        field = fields[name]
         default = field.default
-        if issubclass(cls, ByKind) and cls.WRITTEN[name] is None and name not in own:
-            hint, default = hint | None, None
-        elif issubclass(cls, ByKind) and name not in own:
-            default = cls.WRITTEN[name]
         content = _value(hint, definitions)
+        if name not in own:  # null where the kind has no such key
+            content = {"anyOf": [*content.get("anyOf", [content]), {"type": "null"}]}
         if issubclass(cls, ByKind) and name == "kind":
             content["enum"] = registry.names(cls.SLOT)
         if section_in(hint) is None:
@@ -81,7 +79,7 @@ def _value(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     if origin in (types.UnionType, Union):
         return {"anyOf": [_value(other, definitions) for other in args]}
     if origin is Literal:
-        return {"enum": list(args), "type": "string"}
+        return {"enum": list(args)}
     if origin is list:
         return {"items": _value(args[0], definitions), "type": "array"}
     if origin is tuple:

@@ -64,13 +64,13 @@ class PhaseConfig(Section):
     """A part of training with its own Skip-Retain schedule (Skip Cross-head §2.1); it ends at whatever comes first.
 
     `skip`: which layers are skipped at a step, `none` or a schedule: `linear` (Eq. 1), `uniform`, `not_first`, `not_last`,
-    `not_first_or_last` with probability `p` (Eq. 2 to 5), `listed` with one `p` for each layer.
+    `not_first_or_last` with probability `p` (Eq. 2 to 5).
     """
 
     KEY = "train.phases"
     name: str = key("", "what the phase is called")
     skip: str = key("none", "schedule of skipped layers", needs="task=language_model")
-    p: float | list[float] | None = key(None, "probability of the schedule; one for each layer with `skip: listed`")
+    p: float | None = key(None, "probability of the schedule")
     gaps: Literal["true", "drifting"] = key("true", "age of a skipped layer's memory; drifting: as released")
     steps: Count | None = key(None, "updates after which the phase ends")
     epochs: Positive | None = key(None, "epochs after which the phase ends")

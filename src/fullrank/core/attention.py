@@ -11,7 +11,6 @@ from . import engine, registry
 from .cache import DecayedSums, KeyValues, Past
 from .config import AttentionConfig, DropoutConfig, ModelConfig, MultiLinearConfig, WeightedConfig
 from .draws import Dropout, dropout
-from .embedding import check_tensors
 from .engine import Problem
 from .errors import ConfigError, InputError
 from .layout import Layout
@@ -107,11 +106,10 @@ class WeightedValues(Attend):
             return terms
         if self.normalize.engine is None:
             return f"no engine knows the normaliser {type(self.normalize).__name__}"
+        query, keys, scale, distances = terms
         p = self.dropout if self.training else 0.0
         mixing = None if mixing is None else mixing.to(heads.values.device)
-        return Problem(
-            terms.query, terms.keys, heads.values, mixing, terms.distances, layout, terms.scale, self.normalize.engine, p
-        )  # fmt: skip
+        return Problem(query, keys, heads.values, mixing, distances, layout, scale, self.normalize.engine, p)
 
     def _needed(self, heads: Heads) -> list[Tensor]:
         return [getattr(heads, name) for name in self.score.needs]
@@ -150,18 +148,16 @@ class Attention(nn.Module):
                 raise ConfigError(f"{type(self).__name__}: a ModelConfig has its own sizes; change them there")
             model, config = config, config.attention
         elif isinstance(config, AttentionConfig):
-            if isinstance(config, MultiLinearConfig):
+            if isinstance(config, MultiLinearConfig):  # heads play no part
                 sizes |= {"num_attention_heads": 1, "head_dim": config.rank}
             drops = DropoutConfig(attention=dropout or 0.0)
             longest = 1024 if max_position_embeddings is None else max_position_embeddings
             model = ModelConfig(**sizes, dropout=drops, max_position_embeddings=longest, position="none")
         else:
             raise ConfigError(f"{type(self).__name__}: give a ModelConfig or an AttentionConfig, given {config!r}")
-        heads, width = model.num_attention_heads, model.head_dim
-        if isinstance(config, MultiLinearConfig):  # heads play no part
-            heads, width = 1, config.rank
+        width = model.head_dim
         assert width is not None  # resolved by ModelConfig
-        size = HeadSize(heads, width, model.hidden_size, model.max_position_embeddings)
+        size = HeadSize(model.num_attention_heads, width, model.hidden_size, model.max_position_embeddings)
         weighted = config if isinstance(config, WeightedConfig) else None
         rotary = Rotary(width, model.rope_theta) if model.position == "rotary" else None
         projected = Dropout(model.dropout.projection, model.dropout.locked)
@@ -224,11 +220,9 @@ class Attention(nn.Module):
 
     def _check(self, x: Tensor, source: Tensor | KeyValues) -> None:
         for name, hidden in (("x", x), ("source", source)):
-            if isinstance(hidden, KeyValues):
-                continue
-            check_tensors(**{name: hidden})
-            fits = hidden.dim() == 3 and hidden.shape[::2] == (len(x), self.hidden_size)
-            if not (fits and hidden.is_floating_point()):
+            if isinstance(hidden, Tensor) and not (
+                hidden.dim() == 3 and hidden.shape[::2] == (len(x), self.hidden_size) and hidden.is_floating_point()
+            ):
                 raise InputError(
                     f"{name} must be numbers (B, N, {self.hidden_size}), with one B for x and source; given {hidden.dtype} "
                     f"{tuple(hidden.shape)}"

@@ -24,6 +24,11 @@ def read_mask(attention_mask: Tensor | None, input_ids: Tensor) -> Tensor | None
     return mask
 
 
+def find_positions(mask: Tensor) -> Tensor:
+    """Positions (B, M) of the tokens of `mask` (B, M) in their text, of which padding takes none."""
+    return (mask.cumsum(1) - 1).clamp_min(0)
+
+
 class Buffer:
     """Storage (B, H, C, D) whose first `used` tokens are taken; C doubles when it is full.
 
@@ -111,8 +116,7 @@ class KeyValues(NamedTuple):
         return KeyValues(None if self.keys is None else select(self.keys), select(self.values), self.relative)
 
 
-@dataclass(frozen=True)
-class DecayedSums:
+class DecayedSums(NamedTuple):
     """Decayed sums A_s and B_s of keys and values, (B, S, R) each, over `length` earlier tokens; None: no token yet."""
 
     keys: Tensor | None = None
@@ -140,12 +144,10 @@ class Cache:
 
     layers: None before the first token.
     key_mask (B, M), True for tokens and False for padding; None when nothing was padded.
-    clamp_length: the length at which the keys of distances were clamped.
     """
 
     layers: tuple[Past | None, ...]
     key_mask: Tensor | None = None
-    clamp_length: int | None = None
 
     @property
     def length(self) -> int:
@@ -176,21 +178,14 @@ class Cache:
         mask = None if self.key_mask is None or not length else self.key_mask[:, :length]
         return replace(self, layers=layers, key_mask=mask)
 
-    def clamped(self, length: int | None) -> Cache:
-        """The cache for distances clamped at `length`, without keys of distances that were clamped otherwise."""
-        if length == self.clamp_length:
-            return self
-        layers = tuple(past._replace(relative=None) if isinstance(past, KeyValues) else past for past in self.layers)
-        return replace(self, layers=layers, clamp_length=length)
-
     def check(self, layers: int, batch: int) -> None:
         """Raises InputError unless the cache belongs to a model of `layers` layers that reads `batch` rows."""
-        if len(self.layers) != layers:
+        given = (len(self.layers), batch if self.batch is None else self.batch)
+        if given != (layers, batch):
             raise InputError(
-                f"the cache has {len(self.layers)} layers, the model {layers}; begin with model.new_cache()"
+                f"the cache has (layers, rows) {given}, the model and input_ids {(layers, batch)}; see "
+                "model.new_cache and cache.reorder"
             )
-        if self.batch not in (None, batch):
-            raise InputError(f"the cache holds {self.batch} rows, input_ids {batch}; see cache.reorder")
 
     def check_mask(self, past: Tensor) -> None:
         """Raises InputError if `past` (B, M) is not the mask that the cached tokens were read with."""
@@ -232,28 +227,15 @@ class CrossInput(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """Encoded sentences: hidden (B, M, E), mask (B, M) True for tokens, None when nothing is padded.
-
-    positions (B, M): of tokens in their sentences; None where they are 0, 1, .., M - 1 with padding behind them.
-    """
+    """Encoded sentences: hidden (B, M, E), mask (B, M) True for tokens, None when nothing is padded."""
 
     hidden: Tensor
     mask: Tensor | None = None
-    positions: Tensor | None = None
-
-    @classmethod
-    def of(cls, hidden: Tensor, mask: Tensor | None) -> Source:
-        """Build a Source from hidden states (B, M, E) and the mask (B, M) that the encoder read, 1 for tokens."""
-        mask = None if mask is None else mask.bool()
-        if mask is None or bool(mask.all()):
-            return cls(hidden)
-        padded_left = bool((mask[:, 1:] & ~mask[:, :-1]).any())
-        return cls(hidden, mask, (mask.cumsum(1) - 1).clamp_min(0) if padded_left else None)
 
     def rows(self, index: Tensor) -> Source:
         """Sentences `index` (K,)."""
-        mask, positions = (None if x is None else x.index_select(0, index) for x in (self.mask, self.positions))
-        return Source(self.hidden.index_select(0, index), mask, positions)
+        mask = None if self.mask is None else self.mask.index_select(0, index)
+        return Source(self.hidden.index_select(0, index), mask)
 
     @property
     def batch(self) -> int:
@@ -263,7 +245,7 @@ class Source:
     def of_layer(self, layer: int, queries: int) -> CrossInput:
         """Input of layer `layer` for `queries` tokens of each sentence."""
         keys, device = self.hidden.shape[1], self.hidden.device
-        return CrossInput(self.hidden, _source_layout(queries, keys, self.mask, self.positions, device))
+        return CrossInput(self.hidden, _source_layout(queries, keys, self.mask, device))
 
 
 @dataclass(frozen=True)
@@ -271,19 +253,18 @@ class ProjectedSource:
     """The source during decoding: keys and values of each layer, one row a sentence.
 
     rows (R,), ascending: the sentence that each target row translates. The target rows of one sentence (beams) read its row
-    together, as if they were its queries: cross-attention has no order among queries. mask, positions: as in `Source`.
+    together, as if they were its queries: cross-attention has no order among queries. mask: as in `Source`.
     """
 
     layers: tuple[KeyValues, ...]
     mask: Tensor | None
     rows: Tensor
-    positions: Tensor | None = None
 
     def of_layer(self, layer: int, queries: int) -> CrossInput:
         """Input of layer `layer` for `queries` tokens of each target row; rows of one sentence count together."""
         known = self.layers[layer]
         together = queries * (self.rows.shape[0] // max(1, known.batch))
-        return CrossInput(known, _source_layout(together, known.length, self.mask, self.positions, known.values.device))
+        return CrossInput(known, _source_layout(together, known.length, self.mask, known.values.device))
 
     def reorder(self, index: Tensor) -> ProjectedSource:
         """The source for target rows `index` (K,), in that order; they may repeat."""
@@ -295,28 +276,22 @@ class ProjectedSource:
         if kept.numel() == self.layers[0].batch and torch.equal(kept, now):
             return replace(self, rows=rows)
         layers = tuple(known.rows(kept) for known in self.layers)
-        mask, positions = (None if x is None else x.index_select(0, kept) for x in (self.mask, self.positions))
-        return ProjectedSource(layers, mask, now.repeat_interleave(counts), positions)
+        mask = None if self.mask is None else self.mask.index_select(0, kept)
+        return ProjectedSource(layers, mask, now.repeat_interleave(counts))
 
 
-def _source_layout(
-    queries: int, keys: int, mask: Tensor | None, positions: Tensor | None, device: torch.device
-) -> Layout:
+def _source_layout(queries: int, keys: int, mask: Tensor | None, device: torch.device) -> Layout:
     layout = Layout.of(queries, keys, causal=False, device=device, key_mask=mask)
-    if positions is None:
+    if mask is None:
         return layout
-    return replace(layout, key_positions=positions, runs=None, from_start=False)
+    return replace(layout, key_positions=find_positions(mask), runs=None, from_start=False)
 
 
 # -- the state of one call ---------------------------------------------------------------------------------------------
 
 
-class Known(NamedTuple):
-    """Input of a layer beside the new tokens: the layout of all, and earlier tokens as keys and values or hidden states."""
-
-    layout: Layout
-    past: Past | None = None
-    memory: Tensor | None = None  # (B, M, E)
+# input of a layer beside the new tokens: the layout of all, and earlier tokens as keys and values or hidden states (B, M, E)
+Known = tuple[Layout, Past | None, Tensor | None]
 
 
 class State:
@@ -340,7 +315,7 @@ class State:
         """What `layer` reads beside its inputs x (B, N, E)."""
         if not self.placed:
             self.layout, self.placed = self.place(self.layout, x), True
-        return Known(self.layout)
+        return self.layout, None, None
 
     def leave(self, layer: int, x: Tensor, kept: list[Past]) -> None:
         """Take over what `layer` kept; x: its inputs."""
@@ -359,7 +334,7 @@ class CacheState(State):
         self.cache, self.mask, self.layers = cache, mask, list(cache.layers)
 
     def enter(self, layer: int, x: Tensor) -> Known:
-        return Known(super().enter(layer, x).layout, self.cache.layers[layer])
+        return super().enter(layer, x)[0], self.cache.layers[layer], None
 
     def leave(self, layer: int, x: Tensor, kept: list[Past]) -> None:
         self.layers[layer] = kept[0]

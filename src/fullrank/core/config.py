@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from .errors import ConfigError
+from .kinds import AdaptiveConfig as AdaptiveConfig
 from .kinds import AdaptiveInputConfig as AdaptiveInputConfig
 from .kinds import AttentionConfig as AttentionConfig
-from .kinds import ClusteredConfig as ClusteredConfig
 from .kinds import InputConfig as InputConfig
 from .kinds import Mix as Mix
 from .kinds import MixtureConfig as MixtureConfig
@@ -18,7 +18,6 @@ from .kinds import Normalize as Normalize
 from .kinds import OutputConfig as OutputConfig
 from .kinds import TensorTrainConfig as TensorTrainConfig
 from .kinds import WeightedConfig as WeightedConfig
-from .kinds import cluster_problems as cluster_problems
 from .section import Layers, Parts, Positive, Rate, Section, Size, SizeOrZero, Slot, key
 from .section import Stage as Stage
 from .section import stage_name as stage_name
@@ -160,7 +159,7 @@ class ModelConfig(Section):
             self._set("intermediate_size", 4 * self.hidden_size)
         if self.final_norm is None:
             self._set("final_norm", self.norm == "pre")
-        if isinstance(self.output, ClusteredConfig):  # clusters left open are the input's
+        if isinstance(self.output, AdaptiveConfig):  # clusters left open are the input's
             cutoffs, div_val = self.output.cutoffs, self.output.div_val
             if isinstance(self.input, AdaptiveInputConfig):
                 cutoffs = self.input.cutoffs if cutoffs is None else cutoffs
@@ -190,8 +189,6 @@ class ModelConfig(Section):
             yield f"model.head_dim: rotary positions need an even head size, given {self.head_dim}"
         for name, attention in self._attentions_by_key():
             yield from self._faults_of_attention(name, attention)
-        yield from self._faults_of_input(self.vocab_size)
-        yield from self._faults_of_output()
         yield from self.problems_of_translation() if translates else self._faults_of_layers(self.num_hidden_layers)
 
     def _attentions_by_key(self) -> Iterator[tuple[str, AttentionConfig]]:
@@ -216,7 +213,8 @@ class ModelConfig(Section):
                 "model.position: rotary acts on dot products, and multi-linear attention has none; choose sinusoidal, learned, "
                 f"relative or none ({name})"
             )
-        predicts = name != "model.encoder.attention" and (name != "model.attention" or attention is self._predicting)
+        decoder = None if self.decoder is None else self.decoder.attention
+        predicts = name != "model.encoder.attention" and (name != "model.attention" or decoder is None)
         if predicts and attention.sees_future and not attention.not_next_token_perplexity:
             yield (
                 f"{name}.causal: as_published lets every token see those that it has to predict; use 'masked', or say that one "
@@ -284,38 +282,6 @@ class ModelConfig(Section):
         layers = [entry.changed(change) for entry in self.layers]
         return replace(self, attention=change(self.attention), layers=layers, **changes)
 
-    def _faults_of_input(self, vocab_size: int | None) -> Iterator[str]:
-        if isinstance(self.input, TensorTrainConfig):
-            yield from self.input.misfits(vocab_size, self.hidden_size)
-        if isinstance(self.input, AdaptiveInputConfig):
-            yield from cluster_problems(
-                "model.input", self.input.cutoffs, self.input.div_val, vocab_size, self.hidden_size
-            )
-
-    def _faults_of_output(self) -> Iterator[str]:
-        read, written = self.input, self.output
-        if not isinstance(written, ClusteredConfig):
-            if written.tied and isinstance(read, TensorTrainConfig | AdaptiveInputConfig):
-                other = ", model.output.kind: adaptive" if isinstance(read, AdaptiveInputConfig) else ""
-                yield (
-                    f"model.output.tied: the vocabulary layer shares the table of `model.input.kind: token`, and {read.kind} "
-                    f"has none; set model.output.tied: false{other}, or change model.input.kind"
-                )
-            return
-        yield from cluster_problems("model.output", written.cutoffs, written.div_val, self.vocab_size, self.hidden_size)
-        clusters = (read.cutoffs, read.div_val) if isinstance(read, AdaptiveInputConfig) else None
-        if written.tied and clusters != (written.cutoffs, written.div_val):
-            given = f"kind '{read.kind}'" if clusters is None else f"cutoffs {clusters[0]} and div_val {clusters[1]}"
-            yield (
-                f"model.output.tied: an adaptive softmax shares the vectors of an adaptive input with its own cutoffs "
-                f"{written.cutoffs} and div_val {written.div_val}; model.input has {given}"
-            )
-        if written.tail_dropout and written.div_val == 1:
-            yield (
-                "model.output.tail_dropout: acts between the two matrices of a tail; with div_val 1 a tail has only one, "
-                "use model.dropout.output"
-            )
-
     # -- the parts of a translation model, each as a configuration of its own ----------------------------------------------
 
     def _attentions(self) -> tuple[AttentionConfig, AttentionConfig, AttentionConfig]:
@@ -333,16 +299,15 @@ class ModelConfig(Section):
     def _part(
         self, attention: AttentionConfig, num_hidden_layers: int | None, layers: list[LayerConfig], **changes: Any
     ) -> ModelConfig:
-        """One part or layer; dropout of attention weights is for those that have some, if there are such."""
-        own = [attention, *(entry.attention for entry in layers if entry.attention is not None)]
-        weighted = [not isinstance(other, MultiLinearConfig) for other in (*self._attentions(), *self.attentions)]
-        without = any(weighted) and all(isinstance(one, MultiLinearConfig) for one in own)
+        """One part or layer; dropout of attention weights is for those that have some."""
+        own = [attention, *(entry.attention for entry in layers)]
+        weighted = any(isinstance(one, WeightedConfig) for one in own)
         return replace(
             self,
             attention=attention,
             layers=layers,
             num_hidden_layers=num_hidden_layers or self.num_hidden_layers,
-            dropout=replace(self.dropout, attention=0.0) if without else self.dropout,
+            dropout=self.dropout if weighted else replace(self.dropout, attention=0.0),
             encoder=None,
             decoder=None,
             **changes,
@@ -371,35 +336,25 @@ class ModelConfig(Section):
 
     def problems_of_translation(self) -> list[str]:
         """Lines about why no translation model can be built of this; empty if one can."""
-        lines = []
-        if self.memory_length:
-            lines.append(
-                f"model.memory_length: a translation model has no memory; given {self.memory_length}, set it to 0"
-            )
+        lines = self._problems_of_memory("translation")
         cross = self._attentions()[2]
-        if stage_name(cross.score) != "dot_product":
-            lines.append(
-                f"model.decoder.cross.score: '{stage_name(cross.score)}' scores positions and distances, which two texts do "
-                "not share; use dot_product"
-            )
-        if isinstance(cross, WeightedConfig) and cross.stride is not None:
-            lines.append(
-                "model.decoder.cross.pattern: strided counts distances, which two texts do not share; use full"
-            )
-        if isinstance(cross, MultiLinearConfig) and not cross.tied_to_length:
-            lines.append(
-                "model.decoder.cross: output_map decayed weighs distances, which two texts do not share; give "
-                "model.decoder.cross an output_map pairs, or kind: weighted"
-            )
+        distances = {
+            "score": stage_name(cross.score) != "dot_product",
+            "pattern": isinstance(cross, WeightedConfig) and cross.stride is not None,
+            "output_map": isinstance(cross, MultiLinearConfig) and not cross.tied_to_length,
+        }
+        lines += [
+            f"model.decoder.cross.{name}: '{stage_name(getattr(cross, name))}' reads positions or distances, which two texts "
+            "do not share; use score: dot_product, pattern: full, output_map: pairs"
+            for name, reads in distances.items()
+            if reads
+        ]
         encoder, decoder = self.encoder or EncoderConfig(), self.decoder or DecoderConfig()
-        if encoder.vocab_size not in (None, self.vocab_size):
-            if encoder.share_embedding:
-                lines.append(
-                    f"model.encoder.share_embedding: one table for both vocabularies, but model.encoder.vocab_size is "
-                    f"{encoder.vocab_size} and model.vocab_size {self.vocab_size}; use data.vocabulary: joint, or false"
-                )
-            problems = self._faults_of_input(encoder.vocab_size)
-            lines += [line.replace("model.vocab_size", "model.encoder.vocab_size") for line in problems]
+        if encoder.share_embedding and encoder.vocab_size not in (None, self.vocab_size):
+            lines.append(
+                f"model.encoder.share_embedding: one table for both vocabularies, but model.encoder.vocab_size is "
+                f"{encoder.vocab_size} and model.vocab_size {self.vocab_size}; use data.vocabulary: joint, or false"
+            )
         for name, part in (("encoder", encoder), ("decoder", decoder)):
             lines += self._faults_of_layers(part.num_hidden_layers or self.num_hidden_layers, f"model.{name}")
         return lines
@@ -411,22 +366,17 @@ class ModelConfig(Section):
             for section, value in (("encoder", self.encoder), ("decoder", self.decoder))
             if value is not None
         ]
-        if self.memory_length:
-            lines.append(f"model.memory_length: a masked model has no memory; given {self.memory_length}, set it to 0")
+        lines += self._problems_of_memory("masked")
         if self.sees_future:
             lines.append(
                 "model.attention.causal: as_published is for causal models; leave it out, and "
                 "model.attention.not_next_token_perplexity too"
             )
-        if self.vocab_size == 1:
-            lines.append("model.vocab_size: at least 2, the last entry is <mask>; given 1")
         return lines
 
-    @property
-    def _predicting(self) -> AttentionConfig:
-        """The self-attention of the part that predicts the next token."""
-        own = None if self.decoder is None else self.decoder.attention
-        return own or self.attention
+    def _problems_of_memory(self, kind: str) -> list[str]:
+        given = self.memory_length
+        return [f"model.memory_length: a {kind} model has no memory; given {given}, set it to 0"] if given else []
 
     @property
     def sees_future(self) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from pathlib import Path
 
 from torch import Tensor
 
@@ -17,7 +16,7 @@ from .errors import InputError
 from .initialize import initialize
 from .layout import Layout
 from .memory import Memory, MemoryState, Segment
-from .model import Layers, LossParts, ModelOutput, Pass, TokenNll, check_targets, check_tokens, loss_of
+from .model import Layers, LossParts, ModelOutput, Pass, TokenNll, check_targets, check_tokens
 from .output import Output
 from .stage import with_parts
 from .trace import Trace
@@ -57,8 +56,7 @@ class LanguageModel(Layers):
         up to itself and the `memory_length` tokens before the segment; with `same_length` memory_length tokens in all.
         attention_mask (B, N), 1 for tokens and 0 for padding on either side; positions count tokens only.
         cache: from `new_cache()` or the call before; then input_ids are the new tokens only (an attention_mask may cover
-        them alone or all tokens so far). With a cache the whole text is one segment: a token sees all before it, however short
-        `memory_length` is (with `same_length` memory_length tokens in all), and no memory of zeros.
+        all tokens so far), and the whole text is one segment, however short `memory_length` is.
         trace: collects attention weights. skip: layers, counted from 0, that are skipped in this call.
         """
         hidden, memory, cache = self.hidden(
@@ -78,7 +76,7 @@ class LanguageModel(Layers):
         source: Source | ProjectedSource | None = None,
     ) -> Pass:
         """Input of the output layer (B, N, E), and memory and cache of the next call; source: of a translation."""
-        check_tokens(input_ids, attention_mask)
+        check_tokens(input_ids)
         self._check(memory, cache, skip)
         if input_ids.shape[1] == 0:  # nothing is read, nothing is remembered
             before = (memory or self.new_memory()) if self.memory_length and cache is None else None
@@ -108,7 +106,7 @@ class LanguageModel(Layers):
 
     def _make_cache_state(self, cache: Cache | None, input_ids: Tensor, attention_mask: Tensor | None) -> State:
         """New tokens (B, N) after those of a cache, if there is one."""
-        before = self.new_cache() if cache is None else cache.clamped(self.position.clamp_length)
+        before = self.new_cache() if cache is None else cache
         before.check(len(self.blocks), len(input_ids))
         mask, past = before.mask_after(attention_mask, input_ids), before.length
         if mask is None:
@@ -137,9 +135,9 @@ class LanguageModel(Layers):
             raise InputError(
                 "memory was given, but model.memory_length is 0: this model has none (model.with_memory gives it one)"
             )
-        for name, value, kind in (("memory", memory, Memory), ("cache", cache, Cache)):
-            if value is not None and not isinstance(value, kind):
-                raise InputError(f"{name}: the `{name}` of the output of the call before, given {type(value).__name__}")
+        if not isinstance(memory, Memory | None) or not isinstance(cache, Cache | None):
+            given = f"{type(memory).__name__} and {type(cache).__name__}"
+            raise InputError(f"memory, cache: those of the output of the call before, given {given}")
         if cache is not None and (memory is not None or skip):
             raise InputError("a cache holds all earlier tokens of every layer: give no memory and no skip with it")
         if cache is not None and self.config.sees_future:
@@ -156,13 +154,8 @@ class LanguageModel(Layers):
         return self.config.memory_length
 
     @property
-    def same_length(self) -> bool:
-        """True if every query sees `memory_length` keys, itself included, instead of all of the memory."""
-        return self.config.same_length
-
-    @property
     def _window(self) -> int | None:
-        return self.memory_length if self.same_length and self.memory_length else None
+        return self.memory_length if self.config.same_length and self.memory_length else None
 
     def with_memory(
         self, memory_length: int | None = None, *, same_length: bool | None = None, clamp_length: int | None = None
@@ -253,25 +246,3 @@ class LanguageModel(Layers):
         if trace is not None:
             trace.hidden = hidden
         return LossParts(*self.output.loss(hidden, targets, weights, label_smoothing), after)
-
-    loss = loss_of(loss_parts)
-
-    @classmethod
-    def load(
-        cls,
-        path: str | Path,
-        checkpoint: str = "best",
-        *,
-        memory_length: int | None = None,
-        same_length: bool | None = None,
-        clamp_length: int | None = None,
-    ) -> LanguageModel:
-        """The model saved in `path`, as in `Model.load`.
-
-        memory_length, same_length, clamp_length: other values than it was saved with, for good (`save` writes them).
-        """
-        return cls._load(
-            path,
-            checkpoint,
-            lambda config: with_memory(config, memory_length, same_length=same_length, clamp_length=clamp_length),
-        )

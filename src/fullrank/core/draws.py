@@ -162,24 +162,22 @@ def dropout(x: Tensor, p: float, shared: bool = False) -> Tensor:
     return F.dropout(x, p) if kept is None else x * kept.mul_(1 / (1 - p))
 
 
-def keep_mask(
-    shape: torch.Size, p: float, like: Tensor, generator: torch.Generator | None = None, shared: bool = False
-) -> Tensor | None:
+def keep_mask(shape: torch.Size, p: float, like: Tensor, shared: bool = False) -> Tensor | None:
     """Dropout mask, 1 for kept and 0 for dropped entries, in the dtype of `like`; None where torch's own draw is better.
 
     On a CPU `Tensor.bernoulli_` takes most of dropout's time (7.5 of 7.8 ns per entry); here one 64-bit draw makes four
     entries (1.3 ns). 16 bits are compared with 65,536 p, rounded up or down at random so that every entry is dropped
-    with probability p exactly; the rounding is drawn once a mask. All numbers come from `generator`, or from the draws of the
-    training pass (`current`), or torch's default generator.
+    with probability p exactly; the rounding is drawn once a mask. All numbers come from the draws of the training pass
+    (`current`), or torch's default generator.
     """
     if like.device.type != "cpu" or p > 1 - 2**-16 or torch.compiler.is_compiling():
         return None
-    if generator is None and current is not None:
+    if current is not None:
         rounding, bits = current.uniform_and_bits(shape, shared)
     else:
-        rounding = torch.rand((), generator=generator, device="cpu").item()
+        rounding = torch.rand((), device="cpu").item()
         words = torch.empty(-(-math.prod(shape) // 4), dtype=torch.int64, device="cpu")
-        words.random_(-(2**63), None, generator=generator)
+        words.random_(-(2**63), None)
         bits = words.view(torch.int16)[: math.prod(shape)].view(shape)
     least = math.floor(65_536 * p + rounding) - 32_768  # of a kept entry, as a signed number
     return bits.ge_(least).to(like.dtype)  # in place: comparing to booleans takes ten times as long
@@ -213,6 +211,3 @@ class Dropout(nn.Module):
             return None
         like = torch.ones(vocab_size, 1, device=input_ids.device)
         return F.embedding(input_ids, dropout(like, self.p, shared=True))
-
-    def extra_repr(self) -> str:
-        return f"p={self.p}" + (", locked" if self.locked else "")

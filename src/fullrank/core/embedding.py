@@ -5,37 +5,37 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .config import AdaptiveInputConfig, InputConfig, ModelConfig, OutputConfig, TensorTrainConfig, cluster_problems
+from .config import AdaptiveInputConfig, InputConfig, ModelConfig, OutputConfig, TensorTrainConfig
 from .errors import ConfigError, InputError, RangeError
 from .registry import register
 
 
-def layer_sizes(
-    layer: str, config: ModelConfig | InputConfig | OutputConfig, vocab_size: int | None, hidden_size: int | None
-) -> tuple[int, int]:
-    """vocab_size and hidden_size of a `ModelConfig`, or those given beside one of its sections."""
-    if isinstance(config, ModelConfig):
-        if vocab_size is not None or hidden_size is not None:
-            raise ConfigError(f"{layer}: a ModelConfig has its own sizes; change them there")
-        vocab_size, hidden_size = config.vocab_size, config.hidden_size
-    if hidden_size is None:
-        section = "OutputConfig" if isinstance(config, OutputConfig) else "InputConfig"
-        raise ConfigError(f"{layer}: give a ModelConfig, or an {section} with vocab_size and hidden_size")
-    if vocab_size is None:
+def with_sizes(
+    layer: str,
+    config: ModelConfig | InputConfig | OutputConfig,
+    vocab_size: int | None = None,
+    hidden_size: int | None = None,
+) -> tuple[ModelConfig, int]:
+    """A `ModelConfig`, or that of one of its sections and of the sizes given beside it; and its vocab_size."""
+    if not isinstance(config, ModelConfig):
+        section = "output" if isinstance(config, OutputConfig) else "input"
+        if hidden_size is None:
+            raise ConfigError(
+                f"{layer}: give a ModelConfig, or an {section.title()}Config with vocab_size and hidden_size"
+            )
+        sizes: dict[str, Any] = {"vocab_size": vocab_size, "hidden_size": hidden_size, "num_attention_heads": 1}
+        config = ModelConfig(**(sizes | {section: config}))
+    elif vocab_size is not None or hidden_size is not None:
+        raise ConfigError(f"{layer}: a ModelConfig has its own sizes; change them there")
+    if config.vocab_size is None:
         raise ConfigError("model.vocab_size: must be a number to build a model (a run takes it from its data)")
-    return vocab_size, hidden_size
-
-
-def check_tensors(**values: Tensor | None) -> None:
-    """InputError unless each is a tensor, or left out."""
-    for name, value in values.items():
-        if value is not None and not isinstance(value, Tensor):
-            raise InputError(f"{name} must be a tensor, given {type(value).__name__}")
+    return config, config.vocab_size
 
 
 def check_ids(ids: Tensor, vocab_size: int, name: str) -> None:
@@ -75,7 +75,8 @@ class TokenEmbedding(Input):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(layer_sizes("TokenEmbedding", config, None, None)))
+        vocab_size = with_sizes("TokenEmbedding", config)[1]
+        self.weight = nn.Parameter(torch.empty(vocab_size, config.hidden_size))
         self.scale = config.hidden_size**0.5 if config.scale_embedding else 1.0
 
     def forward(self, input_ids: Tensor) -> Tensor:
@@ -96,9 +97,17 @@ class Clusters:
     @classmethod
     def of(cls, key: str, cutoffs: list[int] | None, div_val: int, vocab_size: int, hidden_size: int) -> Clusters:
         """Clusters that end at `cutoffs` and at `vocab_size`; ConfigError names `key` (`model.input`, `model.output`)."""
-        if problems := list(cluster_problems(key, cutoffs, div_val, vocab_size, hidden_size)):
-            raise ConfigError(*problems)
-        bounds = (0, *(cutoffs or ()), vocab_size)
+        if not cutoffs or cutoffs[-1] >= vocab_size:
+            raise ConfigError(
+                f"{key}.cutoffs: an adaptive layer needs the ids at which its clusters end, below model.vocab_size "
+                f"{vocab_size}, which ends the last one; given {cutoffs}"
+            )
+        if hidden_size < div_val ** len(cutoffs):
+            raise ConfigError(
+                f"{key}.div_val: the last of {len(cutoffs) + 1} clusters would have {hidden_size} / {div_val}^{len(cutoffs)} "
+                f"< 1 dimensions; lower {key}.div_val or give fewer {key}.cutoffs"
+            )
+        bounds = (0, *cutoffs, vocab_size)
         sizes = tuple(end - start for start, end in itertools.pairwise(bounds))
         return cls(bounds[:-1], sizes, tuple(hidden_size // div_val**i for i in range(len(sizes))), div_val != 1)
 
@@ -123,18 +132,17 @@ class AdaptiveInput(Input):
 
     input_ids (B, N) -> (B, N, E).  W_i is `weights[i]` (V_i, E // div_val^i) and P_i `projections[i]` (E, E // div_val^i),
     also for i = 0; with div_val 1 every width is E and there are no projections.
-    Built from a `ModelConfig`, or from an `InputConfig` and the sizes it lacks; ids must be sorted by frequency to gain by it.
-    Looks every token up in every cluster and keeps the right one: nothing depends on how many tokens a cluster has, so no
-    device is waited for and `torch.compile` sees one graph.
-    Differs from fairseq, which keeps square projections where its factor is 1 (they add no function).
+    Built from a `ModelConfig`, or from an `InputConfig` and the sizes it lacks; ids are sorted by frequency. Looks every token
+    up in every cluster and keeps the right one, so that no device is waited for.
+    Differs from fairseq, which keeps square projections where its factor is 1.
     """
 
     def __init__(
         self, config: ModelConfig | InputConfig, *, vocab_size: int | None = None, hidden_size: int | None = None
     ) -> None:
         super().__init__()
-        vocab_size, hidden_size = layer_sizes("AdaptiveInput", config, vocab_size, hidden_size)
-        options = config.input if isinstance(config, ModelConfig) else config
+        config, vocab_size = with_sizes("AdaptiveInput", config, vocab_size, hidden_size)
+        options, hidden_size = config.input, config.hidden_size
         if not isinstance(options, AdaptiveInputConfig):
             raise ConfigError(f"model.input.kind: AdaptiveInput is for an adaptive input, given '{options.kind}'")
         self.clusters = Clusters.of("model.input", options.cutoffs, options.div_val, vocab_size, hidden_size)
@@ -143,8 +151,7 @@ class AdaptiveInput(Input):
         self.projections = nn.ParameterList(
             torch.empty(hidden_size, width) for width in widths if self.clusters.projected
         )
-        scaled = isinstance(config, ModelConfig) and config.scale_embedding
-        self.scale = hidden_size**0.5 if scaled else 1.0
+        self.scale = hidden_size**0.5 if config.scale_embedding else 1.0
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -173,9 +180,6 @@ class AdaptiveInput(Input):
         hidden = self.weights[0].shape[1]
         return 2.0 * hidden * sum(self.clusters.widths) * self.clusters.projected
 
-    def extra_repr(self) -> str:
-        return f"sizes={list(self.clusters.sizes)}, widths={list(self.clusters.widths)}"
-
 
 def balanced(size: int, count: int, *, exact: bool) -> list[int]:
     """`count` nearly equal factors whose product is `size`, or without `exact` the next number that has nearly equal ones.
@@ -202,22 +206,18 @@ class TensorTrainInput(Input):
 
     input_ids (B, N) -> (B, N, E), times sqrt(E) if `scale_embedding`.  Core k is (r_{k-1}, v_k, e_k, r_k) with r_0 = r_N = 1;
     i_k are the digits of an id and j_k those of a dimension, the first ones count most. The v_k multiply to V or more, the e_k
-    to E: those of `shape`, or else those of `balanced`.
-    Only the rows that are asked for are multiplied out. Cores start normal, so that entries of X have the variance that a
-    plain table starts with (alone: 2 / (V + E), as in the paper); their distribution is not normal.
-    An output cannot be tied to it: scores of all words would need all of X.
+    to E (`balanced`).
+    Cores start normal, so that entries of X have the variance that a plain table starts with (alone: 2 / (V + E), as in the
+    paper). An output cannot be tied to it: scores of all words would need all of X.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        vocab_size, hidden_size = layer_sizes("TensorTrainInput", config, None, None)
+        vocab_size, hidden_size = with_sizes("TensorTrainInput", config)[1], config.hidden_size
         options = config.input
         assert isinstance(options, TensorTrainConfig)
-        assert options.cores is not None
-        words, widths = options.shape or (
-            balanced(vocab_size, options.cores, exact=False),
-            balanced(hidden_size, options.cores, exact=True),
-        )
+        words = balanced(vocab_size, options.cores, exact=False)
+        widths = balanced(hidden_size, options.cores, exact=True)
         ranks = [1, *[options.rank] * (options.cores - 1), 1]
         self.vocab_size, self.hidden_size = vocab_size, hidden_size
         self.scale = hidden_size**0.5 if config.scale_embedding else 1.0
@@ -258,6 +258,3 @@ class TensorTrainInput(Input):
             total += 2.0 * done * before * width * after
             done *= width
         return total
-
-    def extra_repr(self) -> str:
-        return f"shapes={[tuple(core.shape) for core in self.cores]}"

@@ -43,35 +43,21 @@ class Encoder(Layers):
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, *, trace: Trace | None = None) -> Tensor:
         return self.encode(input_ids, attention_mask, trace=trace).hidden
 
-    def encode(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        *,
-        trace: Trace | None = None,
-        padded_right: bool | None = None,
-    ) -> Source:
-        """The hidden states as the value that a decoder reads. padded_right: the side of the padding; None: it is looked up."""
-        check_tokens(input_ids, attention_mask, "(B, M)")
-        if input_ids.shape[1] == 0:
+    def encode(self, input_ids: Tensor, attention_mask: Tensor | None = None, *, trace: Trace | None = None) -> Source:
+        """The hidden states as the value that a decoder reads."""
+        check_tokens(input_ids, "(B, M)")
+        tokens = input_ids.shape[1]
+        if tokens == 0:
             raise InputError(
                 "input_ids: at least one token a sentence; an empty one is its end-of-sentence token alone"
             )
         mask = read_mask(attention_mask, input_ids)
-        if mask is not None and padded_right is None and bool(mask.all()):
-            mask = None
-        layout = self._layout(input_ids, mask, padded_right)
+        if mask is None:
+            self.position.check(tokens)
+            layout = Layout.of(tokens, causal=False, device=input_ids.device)
+        else:
+            positions = self.positions(mask)  # (B, M)
+            layout = Layout(positions, positions, False, mask)
         embedding = self._shared[0] if self.embedding is None else self.embedding
         state = State(layout, partial(self.position.place, dropout=self.embedding_dropout))
-        hidden = self.run(self.embed(embedding, input_ids), state, trace=trace)
-        return Source(hidden, mask, None if layout.from_start else layout.key_positions)
-
-    def _layout(self, input_ids: Tensor, mask: Tensor | None, padded_right: bool | None) -> Layout:
-        tokens = input_ids.shape[1]
-        if mask is not None and padded_right is None:
-            padded_right = not bool((mask[:, 1:] & ~mask[:, :-1]).any())
-        if mask is None or padded_right:
-            self.position.check(tokens)
-            return Layout.of(tokens, causal=False, device=input_ids.device, key_mask=mask)
-        positions = self.positions(mask)  # (B, M)
-        return Layout(positions, positions, False, mask)
+        return Source(self.run(self.embed(embedding, input_ids), state, trace=trace), mask)

@@ -1,8 +1,7 @@
 """The seam between the definition and the engines, which compute the same faster (`fullrank/kernels`).
 
-The definition asks the engines first, and computes by itself where they answer None. This module imports no engine and no
-torch: the package sets `load`, `load_storage` and `generate`. A model that was exported has none of them, and everything
-works without engines.
+The definition asks the engines first, and computes by itself where they answer None. The package sets `load`, `load_storage`
+and `generate`; an exported model has none of them, and works without engines.
 """
 
 from __future__ import annotations
@@ -27,23 +26,11 @@ class Distances:
 
 
 @dataclass(frozen=True)
-class Terms:
-    """A score as engines compute it: query (B, H, N, D), keys (B, H, M, D), scale s, and distances where they count.
-
-    A_j(n, m) = s Q_j(n) . K_j(m),   with distances  s ((Q_j(n) + u_j) . K_j(m) + (Q_j(n) + v_j) . R_j(p_n - p_m))
-    """
-
-    query: Tensor
-    keys: Tensor
-    scale: float
-    distances: Distances | None = None
-
-
-@dataclass(frozen=True)
 class Problem:
     """One call of weighted attention, as tensors and plain values.
 
-        A = `Terms`,   P_j = normalize(A_j),   P'_i(n, m) = sum_j M_ji(n) P_j(n, m),   O_i = dropout(P'_i) V_i
+        A_j(n, m) = s Q_j(n) . K_j(m),   with distances  s ((Q_j(n) + u_j) . K_j(m) + (Q_j(n) + v_j) . R_j(p_n - p_m))
+        P_j = normalize(A_j),   P'_i(n, m) = sum_j M_ji(n) P_j(n, m),   O_i = dropout(P'_i) V_i
 
     query (B, H, N, D), keys and values (B, H, M, D) -> (B, H, N, D), in the dtype of the values.
     mixing: M as (H, H), or (B, N, H, H) where it depends on the query; None is M = I.
@@ -118,7 +105,7 @@ class Components:
         p_k(v) = head_k(v) for a word of the first cluster, head_k(class i) tail_ik(v) for a word of cluster i > 0
 
     states (T, K, E). log_prior (T, K) is log pi; None: K is 1. clusters: the first holds its words and then a class for each
-    other cluster. normalize: `softmax`, or `sigsoftmax` = softmax of s + log sigmoid(s).
+    other cluster; a mixture has one. normalize: `softmax`, or `sigsoftmax` = softmax of s + log sigmoid(s).
     """
 
     states: Tensor
@@ -136,19 +123,15 @@ class Engines(Protocol):
 
     def attend(self, problem: Problem | str) -> Tensor | None:
         """Weighted attention, (B, H, N, D)."""
-        return None
 
     def multilinear_pairs(self, problem: Pairs) -> Tensor | None:
         """Multi-linear attention over pairs of positions, (B, N, E)."""
-        return None
 
     def decayed_sums(self, problem: Tokens | str) -> Tensor | None:
         """Decayed sums, (B, N, S, R)."""
-        return None
 
     def vocabulary_nll(self, components: Components, ids: Tensor) -> Tensor | None:
         """-log p(ids) (T,) in nats, in fp32 at least.  ids (T,)."""
-        return None
 
     def vocabulary_loss(
         self, components: Components, ids: Tensor, scale: Tensor, label_smoothing: float
@@ -157,11 +140,6 @@ class Engines(Protocol):
 
         With label smoothing e the target is (1 - e) [v = ids] + e / V.
         """
-        return None
-
-    def vocabulary_log_prob(self, components: Components) -> Tensor | None:
-        """log p (T, V), in fp32 at least."""
-        return None
 
 
 class NoEngines(Engines):

@@ -1,8 +1,7 @@
 """Initialisers by name: how parameters start in fairseq, in Transformer-XL and in PyTorch's own layers.
 
-An initialiser is a function of one module, called for every module of a model in order. Mixing starts as its configuration
-says (as plain attention by default) under every initialiser, and what it draws is drawn last, so that all other parameters
-of models with and without mixing start equal.
+An initialiser is called for every module of a model in order. Mixing starts as its configuration says, and what it draws is
+drawn last, so that all other parameters of models with and without mixing start equal.
 """
 
 from __future__ import annotations
@@ -51,11 +50,6 @@ def _uniform(fan_in: int, *parameters: Tensor | None) -> None:
             nn.init.uniform_(parameter, -(fan_in**-0.5), fan_in**-0.5)
 
 
-def _merge(module: Attention) -> list[nn.Linear]:
-    """W_O of weighted values; multi-linear attention has its output map instead."""
-    return [layer for layer in (module.merge,) if isinstance(layer, nn.Linear)]
-
-
 def _pairs(module: MultiLinear, start: Callable[[Tensor], object]) -> None:
     """The output map of multi-linear attention over pairs of positions, as the matrix (P^2, E) that it is."""
     if module.weight is not None:
@@ -88,9 +82,9 @@ def fairseq(module: nn.Module) -> None:
         for layer in module.project.layers():
             with _apart(layer):
                 nn.init.xavier_uniform_(layer.weight, gain=1 / math.sqrt(2))
-        for merge in _merge(module):
-            nn.init.xavier_uniform_(merge.weight)
-            _zero_bias(merge)
+        if isinstance(module.merge, nn.Linear):  # multi-linear attention has its output map instead
+            nn.init.xavier_uniform_(module.merge.weight)
+            _zero_bias(module.merge)
     elif isinstance(module, RelativeKeys | PositionTerm):
         nn.init.xavier_uniform_(module.weight, gain=1 / math.sqrt(2))
     elif isinstance(module, MultiLinear):
@@ -148,7 +142,7 @@ def pytorch(module: nn.Module) -> None:
         for layer in layers:
             with _apart(layer):
                 nn.init.uniform_(layer.weight, -bound, bound)
-        _zero_bias(*layers, *_merge(module))
+        _zero_bias(*layers, *(merge for merge in (module.merge,) if isinstance(merge, nn.Linear)))
 
 
 @register("initializer", "skip_cross_head")

@@ -5,13 +5,11 @@ The options of the built-in stages stand here too, so that a configuration is ch
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from .section import Allowed, ByKind, Positive, Probability, Rate, Section, Share, Size, Slot, Stage, key
+from .section import Allowed, ByKind, Probability, Rate, Section, Size, Slot, Stage, key
 
 # -- options of stages, read by the stages' own `Config` -----------------------------------------------------------------
 
@@ -24,13 +22,6 @@ class RelativeOptions(Section):
     shared_projection: bool = key(False, "distances are projected as tokens are; u and v are the query of distance 0")
     clamp_length: Size | None = key(None, "distances above this count as this one; null: none is clamped")
     as_published: bool = key(False, "measure distances as the released code of Skip Cross-head does, for comparison")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PositionTermOptions(Section):
-    """Options of the position term that the released code of multi-linear attention adds."""
-
-    shared_biases: bool = key(True, "u and v are one pair for all layers")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,13 +41,6 @@ class LearnedMixingOptions(Section):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class RandomMixingOptions(Section):
-    """Options of mixing by random numbers that are never trained."""
-
-    std: Positive | None = key(None, "standard deviation of the numbers; null: 1 / sqrt(number of heads)")
-
-
 Score = Annotated[
     Stage,
     Slot(
@@ -67,7 +51,6 @@ Score = Annotated[
         dense_synthesizer=DenseSynthesizerOptions,
     ),
 ]
-PositionTerm = Annotated[Stage, Slot("", "dot_product", relative=PositionTermOptions)]
 Normalize = Annotated[Stage, Slot("normalize", "softmax", "sigsoftmax")]
 Mix = Annotated[
     Stage,
@@ -75,9 +58,9 @@ Mix = Annotated[
         "mix",
         "none",
         "average",
+        "random",
         position_independent=LearnedMixingOptions,
         position_wise=LearnedMixingOptions,
-        random=RandomMixingOptions,
     ),
 ]
 
@@ -91,18 +74,11 @@ class AttentionConfig(ByKind):
 
     KEY = "model.attention"
     SLOT = "attend"
-    WRITTEN: ClassVar[dict[str, Any]] = {
-        "kind": None, "score": None, "normalize": "softmax", "mix": "none", "cross_head": 0.0,
-        "gate": "none", "bias": None,
-        "pattern": "full", "stride": None,
-        "cores": None, "rank": None, "causal": None, "core_weights": None, "output_map": None, "decays": None,
-        "not_next_token_perplexity": False,
-    }  # fmt: skip
     kind: str = key("weighted", "weighted values, or multi-linear attention without weights")
     score: Score = key("dot_product", "how much each query wants each key")
     bias: bool = key(True, "biases of the query, key, value and output projections")
 
-    if TYPE_CHECKING:  # any key of the kind
+    if TYPE_CHECKING:  # with any key of the kind
 
         def __init__(self, *, kind: str = "weighted", **keys: Any) -> None: ...
 
@@ -146,14 +122,13 @@ class WeightedConfig(AttentionConfig, built_in=True):
 class MultiLinearConfig(AttentionConfig, built_in=True):
     """Multi-linear attention (Ma et al. 2019): a tensor of `cores` diagonal cores of rank `rank` in place of weights.
 
-    `output_map: pairs` ties `max_position_embeddings` into the parameters. `score: relative` adds the position term of the
-    released code. `causal: as_published` does not mask the future: a language model then needs
-    `not_next_token_perplexity: true`.
+    `output_map: pairs` ties `max_position_embeddings` into the parameters. `causal: as_published` does not mask the future: a
+    language model then needs `not_next_token_perplexity: true`.
     """
 
     kind: str = "multilinear"
-    score: PositionTerm = key(
-        "dot_product", "relative: add the position term of the released code", needs="output_map=pairs"
+    score: Literal["dot_product", "relative"] = key(
+        "dot_product", "relative: add the position term of the released code", needs={"relative": "output_map=pairs"}
     )
     cores: Size = key(1, "number of cores C of multi-linear attention")
     rank: Size = key(40, "rank R of each core")
@@ -199,30 +174,6 @@ Cutoffs = Annotated[
     ),
 ]
 
-Shape = Annotated[
-    list[list[Size]],
-    Allowed(
-        "two lists of as many positive whole numbers, as [[22, 22, 21], [4, 8, 8]]",
-        lambda shape: len(shape) == 2 and len(shape[0]) == len(shape[1]) > 0,
-    ),
-]
-
-
-def cluster_problems(
-    key: str, cutoffs: list[int] | None, div_val: int | None, vocab_size: int | None, hidden_size: int
-) -> Iterator[str]:
-    """Lines about clusters that cannot be, `key` being `model.input` or `model.output`; None is not known yet."""
-    if not cutoffs:
-        yield f"{key}.cutoffs: an adaptive layer needs the ids at which its clusters end, as in [20000, 60000]"
-        return
-    if vocab_size is not None and cutoffs[-1] >= vocab_size:
-        yield f"{key}.cutoffs: below model.vocab_size {vocab_size}, which ends the last cluster; given {cutoffs}"
-    if div_val is not None and hidden_size < div_val ** len(cutoffs):
-        yield (
-            f"{key}.div_val: the last of {len(cutoffs) + 1} clusters would have {hidden_size} / {div_val}^{len(cutoffs)} < 1 "
-            f"dimensions; lower {key}.div_val or give fewer {key}.cutoffs"
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class InputConfig(ByKind):
@@ -230,9 +181,6 @@ class InputConfig(ByKind):
 
     KEY = "model.input"
     SLOT = "input"
-    WRITTEN: ClassVar[dict[str, Any]] = {
-        "kind": None, "cutoffs": [], "div_val": 1, "rank": None, "cores": None, "shape": None
-    }  # fmt: skip
     kind: str = key("token", "one table of vectors, clusters of them, or a product of small tensors")
 
     if TYPE_CHECKING:
@@ -255,11 +203,6 @@ class AdaptiveInputConfig(InputConfig, built_in=True):
     cutoffs: Cutoffs = key([], "ids at which clusters end; the last one ends at vocab_size")
     div_val: Size = key(1, "how many times narrower each cluster is than the one before")
 
-    def _faults(self) -> Iterator[str]:
-        yield from super()._faults()
-        if not self.cutoffs:
-            yield from cluster_problems(self.KEY, self.cutoffs, None, None, 1)
-
 
 @dataclass(frozen=True, kw_only=True)
 class TensorTrainConfig(InputConfig, built_in=True):
@@ -267,45 +210,15 @@ class TensorTrainConfig(InputConfig, built_in=True):
 
     kind: str = "tensor_train"
     rank: Size = key(16, "rank of the product, the same between all cores")
-    cores: Size | None = key(None, "number of cores; null: as many as `shape` has, or 3")
-    shape: Shape | None = key(
-        None, "factors of vocabulary and width, as [[22, 22, 21], [4, 8, 8]]; null: nearly equal ones"
-    )
-
-    def _resolve(self) -> None:
-        if self.cores is None:
-            self._set("cores", len(self.shape[0]) if self.shape else 3)
-
-    def _faults(self) -> Iterator[str]:
-        yield from super()._faults()
-        if self.shape is not None and self.cores != len(self.shape[0]):
-            factors = len(self.shape[0])
-            yield f"model.input.cores: model.input.shape has {factors} factors each, given {self.cores}; leave it out"
-
-    def misfits(self, vocab_size: int | None, hidden_size: int) -> Iterator[str]:
-        """Lines about a shape that is not of these sizes; None is not known yet."""
-        if self.shape is None:
-            return
-        words, width = map(math.prod, self.shape)
-        if vocab_size is not None and words < vocab_size:
-            yield f"model.input.shape: the first factors make {words} words, model.vocab_size is {vocab_size}; raise them"
-        if width != hidden_size:
-            yield f"model.input.shape: the second factors make a width of {width}, model.hidden_size is {hidden_size}"
+    cores: Size = key(3, "number of cores")
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutputConfig(ByKind):
-    """The vocabulary layer, of the type that `kind` says: a SoftmaxConfig, AdaptiveConfig, MixtureConfig or, where a mixture
-    has clusters, AdaptiveMixtureConfig."""
+    """The vocabulary layer, of the type that `kind` says: a SoftmaxConfig, AdaptiveConfig or MixtureConfig."""
 
     KEY = "model.output"
     SLOT = "output"
-    WRITTEN: ClassVar[dict[str, Any]] = {
-        "kind": None, "tied": None, "bias": None, "normalize": None,
-        "mixtures": None, "components": None, "latent": None, "latent_dropout": 0.0, "latent_dropout_locked": False,
-        "epsilon": 0.0,
-        "cutoffs": None, "div_val": None, "form": None, "tied_projections": None, "tail_dropout": 0.0,
-    }  # fmt: skip
     kind: str = key("softmax", "a softmax, clusters of them, or a mixture")
     tied: bool = key(False, "the matrix of the vocabulary layer is the embedding's")
     bias: bool | None = key(None, "biases of the vocabulary layer; null: exactly when it is not tied")
@@ -318,13 +231,7 @@ class OutputConfig(ByKind):
     @property
     def adaptive(self) -> bool:
         """The vocabulary is in clusters."""
-        return isinstance(self, ClusteredConfig)
-
-    @classmethod
-    def member(cls, raw: Mapping[str, Any], key: str) -> type[Any]:
-        found: type[Any] = super().member(raw, key)
-        components = raw.get("components") or ("adaptive" if raw.get("cutoffs") else "softmax")
-        return AdaptiveMixtureConfig if found is MixtureConfig and components == "adaptive" else found
+        return isinstance(self, AdaptiveConfig)
 
     def _resolve(self) -> None:
         if self.bias is None:
@@ -339,20 +246,21 @@ class SoftmaxConfig(OutputConfig, built_in=True):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusteredConfig(OutputConfig):
-    """The keys of an adaptive softmax.
+class AdaptiveConfig(OutputConfig, built_in=True):
+    """An adaptive softmax.
 
     `form` says whose it is: `fairseq`'s has no biases, and its head reads the hidden states themselves; `transformer_xl`'s
     has biases, and its head a projection of its own. Given without `bias` it decides that, too.
     """
 
+    kind: str = "adaptive"
     cutoffs: Cutoffs | None = key(None, "ids at which clusters end; null: those of an adaptive input")
     div_val: Size | None = key(None, "narrowing of each cluster; null: as in the input, or 1")
     form: Literal["fairseq", "transformer_xl"] | None = key(None, "null: transformer_xl if there are biases")
     tied_projections: bool | None = key(
         None, "the projections of the tails are the input's; null: like tied", needs={"true": "tied=true"}
     )
-    tail_dropout: Rate = key(0.0, "dropout between the two matrices of a tail")
+    tail_dropout: Rate = key(0.0, "dropout between the two matrices of a tail", needs="div_val!=1")
 
     def _resolve(self) -> None:
         if self.bias is None and self.form is not None:
@@ -365,36 +273,12 @@ class ClusteredConfig(OutputConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdaptiveConfig(ClusteredConfig, built_in=True):
-    """An adaptive softmax."""
-
-    kind: str = "adaptive"
-
-
-@dataclass(frozen=True, kw_only=True)
 class MixtureConfig(OutputConfig, built_in=True):
     """A mixture of `mixtures` softmaxes over one matrix (Mixture of Softmaxes §3)."""
 
     kind: str = "mixture_of_softmaxes"
-    mixtures: Size | None = key(None, "number of softmaxes K; null: 10, or 1 without latent states")
-    components: Literal["softmax", "adaptive"] = key("softmax", "what is mixed; null: adaptive with cutoffs")
-    latent: bool | Literal["residual"] = key(
-        True,
-        "states of the mixture: tanh(W g + b), residual: g + tanh(W g + b), or g alone with one softmax",
-        needs={"false": "mixtures=1"},
+    mixtures: Size = key(10, "number of softmaxes K")
+    latent: Literal[True, "residual"] = key(
+        True, "states of the mixture: tanh(W g + b), or residual: g + tanh(W g + b)"
     )
-    latent_dropout: Rate = key(0.0, "dropout on the latent states", needs="latent")
-    latent_dropout_locked: bool = key(False, "one dropout mask for all positions of a sequence")
-    epsilon: Share = key(0.0, "added to probabilities before the logarithm, as the released codes do")
-
-    def _resolve(self) -> None:
-        if self.mixtures is None:
-            self._set("mixtures", 10 if self.latent else 1)
-        super()._resolve()
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdaptiveMixtureConfig(MixtureConfig, ClusteredConfig, built_in=True):
-    """A mixture of adaptive softmaxes over one matrix."""
-
-    components: Literal["softmax", "adaptive"] = key("adaptive", "what is mixed; null: adaptive with cutoffs")
+    latent_dropout: Rate = key(0.0, "dropout on the latent states")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from . import draws, registry
@@ -10,7 +11,7 @@ from .draws import Dropout
 from .encoder import Encoder
 from .errors import ConfigError, InputError
 from .initialize import initialize
-from .model import LossParts, Model, ModelOutput, TokenNll, check_targets, loss_of
+from .model import LossParts, Model, ModelOutput, TokenNll, check_targets
 from .output import Output
 from .trace import Trace
 
@@ -51,16 +52,9 @@ class MaskedLanguageModel(Model):
         """
         return ModelOutput(self.output(self.hidden(input_ids, attention_mask, trace=trace)))
 
-    def hidden(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        *,
-        trace: Trace | None = None,
-        padded_right: bool | None = None,
-    ) -> Tensor:
-        """Input of the output layer (B, N, E); padded_right as in `Encoder.encode`."""
-        read = self.encoder.encode(input_ids, attention_mask, trace=trace, padded_right=padded_right).hidden
+    def hidden(self, input_ids: Tensor, attention_mask: Tensor | None = None, *, trace: Trace | None = None) -> Tensor:
+        """Input of the output layer (B, N, E)."""
+        read = self.encoder.encode(input_ids, attention_mask, trace=trace).hidden
         dropped: Tensor = self.output_dropout(read)
         return dropped
 
@@ -71,18 +65,10 @@ class MaskedLanguageModel(Model):
 
     # -- losses -------------------------------------------------------------------------------------------------------
 
-    def nll(
-        self, input_ids: Tensor, targets: Tensor, attention_mask: Tensor | None = None, *, at: Tensor | None = None
-    ) -> TokenNll:
-        """-log p(targets | input_ids) in nats, (B, N), exact under any cotangent; never builds (B, N, V).
-
-        at (T,): positions in the flattened input_ids; then targets and result are of these alone, (T,).
-        """
-        _check_targets(input_ids, targets, at)
-        hidden = self.hidden(input_ids, attention_mask)
-        if at is None:
-            return TokenNll(self.output.nll(hidden, targets))
-        return TokenNll(self.output.nll(_gathered(hidden, at), targets[None])[0])
+    def nll(self, input_ids: Tensor, targets: Tensor, attention_mask: Tensor | None = None) -> TokenNll:
+        """-log p(targets | input_ids) in nats, (B, N), exact under any cotangent; never builds (B, N, V)."""
+        check_targets(input_ids, targets)
+        return TokenNll(self.output.nll(self.hidden(input_ids, attention_mask), targets))
 
     def loss_parts(
         self,
@@ -94,7 +80,6 @@ class MaskedLanguageModel(Model):
         at: Tensor | None = None,
         label_smoothing: float = 0.0,
         trace: Trace | None = None,
-        padded_right: bool | None = None,
     ) -> LossParts:
         """`loss`, and the nll without label smoothing.
 
@@ -102,35 +87,24 @@ class MaskedLanguageModel(Model):
         at (T,): their positions in the flattened input_ids, for callers that know them; then targets and weights are of these
         alone, (T,), and the host does not wait for the device to count them.
         """
-        _check_targets(input_ids, targets, at)
-        if at is None and weights is not None:
-            if weights.shape != targets.shape:
-                raise InputError(
-                    f"weights {tuple(weights.shape)} must have the shape of targets {tuple(targets.shape)}"
-                )
-            at = weights.flatten().nonzero()[:, 0]
-            if at.numel() == 0:
-                raise InputError("a loss of no tokens: every weight is 0")
-            targets, weights = targets.flatten()[at], weights.flatten()[at]
-        hidden = self.hidden(input_ids, attention_mask, trace=trace, padded_right=padded_right)
         if at is None:
-            return LossParts(*self.output.loss(hidden, targets, weights, label_smoothing))
+            check_targets(input_ids, targets)
+            at = torch.arange(targets.numel(), device=targets.device)
+            if weights is not None:
+                if weights.shape != targets.shape:
+                    raise InputError(
+                        f"weights {tuple(weights.shape)} must have the shape of targets {tuple(targets.shape)}"
+                    )
+                at = weights.flatten().nonzero()[:, 0]
+                if at.numel() == 0:
+                    raise InputError("a loss of no tokens: every weight is 0")
+                weights = weights.flatten()[at]
+            targets = targets.flatten()[at]
+        elif at.dim() != 1:
+            raise InputError(f"at: positions (T,) in the flattened input_ids, given {tuple(at.shape)}")
+        else:
+            check_targets(at, targets, "at")
+        hidden = self.hidden(input_ids, attention_mask, trace=trace).flatten(0, 1)[at][None]  # (1, T, E)
         weights = None if weights is None else weights[None]
         with draws.selected(at, input_ids.numel()):
-            return LossParts(*self.output.loss(_gathered(hidden, at), targets[None], weights, label_smoothing))
-
-    loss = loss_of(loss_parts)
-
-
-def _gathered(hidden: Tensor, at: Tensor) -> Tensor:
-    """hidden (B, N, E) at the positions `at` (T,) of its B N tokens -> (1, T, E)."""
-    return hidden.flatten(0, 1)[at][None]
-
-
-def _check_targets(input_ids: Tensor, targets: Tensor, at: Tensor | None) -> None:
-    if at is None:
-        check_targets(input_ids, targets)
-    elif at.dim() != 1:
-        raise InputError(f"at: positions (T,) in the flattened input_ids, given {tuple(at.shape)}")
-    else:
-        check_targets(at, targets, "at")
+            return LossParts(*self.output.loss(hidden, targets[None], weights, label_smoothing))

@@ -48,11 +48,9 @@ class LayerMemory:
         if limit == 0:
             return LayerMemory(skipped=self.skipped)
         assert self.hidden is not None
-        # a short view would keep a long tensor alive
-        hidden = self.hidden[:, -limit:].clone() if 2 * limit < self.tokens else self.hidden[:, -limit:]
         return replace(
             self,
-            hidden=hidden,
+            hidden=_last_tokens(None, self.hidden, limit),
             runs=None if self.runs is None else find_last_runs(self.runs, limit),
             positions=None if self.positions is None else self.positions[:, -limit:],
             mask=None if self.mask is None else self.mask[:, -limit:],
@@ -61,10 +59,11 @@ class LayerMemory:
 
     def reorder(self, index: Tensor) -> LayerMemory:
         """Rows `index` (K,) of the batch."""
-
-        parts = {"hidden": self.hidden, "positions": self.positions, "mask": self.mask}
-        rows: dict[str, Any] = {name: part.index_select(0, index) for name, part in parts.items() if part is not None}
-        return replace(self, **rows, heads=None if self.heads is None else self.heads.rows(index))
+        hidden, positions, mask = (
+            None if part is None else part.index_select(0, index) for part in (self.hidden, self.positions, self.mask)
+        )
+        heads = None if self.heads is None else self.heads.rows(index)
+        return replace(self, hidden=hidden, positions=positions, mask=mask, heads=heads)
 
 
 @dataclass(frozen=True)
@@ -106,18 +105,12 @@ class Memory:
 
     def check(self, layers: int, rows: int, width: int) -> None:
         """Raises InputError unless this is the memory of a model of `layers` layers and `width` that reads `rows` rows."""
-        if len(self.layers) != layers:
+        widths = {layer.hidden.shape[2] for layer in self.layers if layer.hidden is not None}
+        given = (len(self.layers), *(widths or {width}), *({*self._batches()} or {rows}))
+        if given != (layers, width, rows):
             raise InputError(
-                f"the memory is of {len(self.layers)} layers, the model has {layers}; begin with memory=None"
-            )
-        widths = [layer.hidden.shape[2] for layer in self.layers if layer.hidden is not None]
-        if other := [found for found in widths if found != width]:
-            raise InputError(
-                f"the memory is of a model with hidden_size {other[0]}, this one has {width}; begin with memory=None"
-            )
-        if wrong := [count for count in self._batches() if count != rows]:
-            raise InputError(
-                f"the memory is of {wrong[0]} rows, input_ids of {rows}; see memory.reorder, or begin with memory=None"
+                f"the memory is of (layers, hidden_size, rows) {given}, the model and input_ids of {(layers, width, rows)}; "
+                "begin with memory=None, or see memory.reorder"
             )
 
     def to_tensors(self) -> dict[str, Tensor]:
@@ -141,21 +134,15 @@ class Memory:
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Memory:
         """The memory that `to_tensors` gave."""
-        count = sum(name.endswith(".rested") for name in tensors)
-
-        def layer(i: int) -> LayerMemory:
-            runs = tensors.get(f"{i}.runs")
-            return LayerMemory(
-                tensors.get(f"{i}.hidden"),
-                None if runs is None else tuple((first, size) for first, size in runs.view(-1, 2).tolist()),
-                tensors.get(f"{i}.positions"),
-                tensors.get(f"{i}.mask"),
-                skipped=int(tensors[f"{i}.rested"]),
+        layers = []
+        for i in range(sum(name.endswith(".rested") for name in tensors)):
+            hidden, runs, positions, mask = (
+                tensors.get(f"{i}.{name}") for name in ("hidden", "runs", "positions", "mask")
             )
-
+            pairs = None if runs is None else tuple((first, size) for first, size in runs.view(-1, 2).tolist())
+            layers.append(LayerMemory(hidden, pairs, positions, mask, skipped=int(tensors[f"{i}.rested"])))
         lengths = tensors.get("lengths")
-        lengths = None if lengths is None else lengths.flatten()
-        return cls(tuple(layer(i) for i in range(count)), int(tensors["length"]), lengths)
+        return cls(tuple(layers), int(tensors["length"]), None if lengths is None else lengths.flatten())
 
 
 @dataclass(frozen=True)
@@ -228,16 +215,13 @@ class Segment:
 
     def _joined(self, memory: LayerMemory) -> tuple[Tensor, Tensor]:
         """Positions and mask, (B, M + N) each, of a layer's memory and of the segment."""
-        mask = self.mask
-        assert mask is not None
-        rows, device = mask.shape[0], mask.device
-        if memory.positions is not None and memory.mask is not None:
-            return torch.cat((memory.positions, self.positions), dim=1), torch.cat((memory.mask, mask), dim=1)
-        old = [position for start, size in memory.runs or () for position in range(start, start + size)]
-        before = torch.tensor(old, dtype=torch.int64, device=device).expand(rows, -1)
-        return torch.cat((before, self.positions), dim=1), torch.cat(
-            (torch.ones_like(before, dtype=torch.bool), mask), dim=1
-        )
+        assert self.mask is not None
+        positions, mask = memory.positions, memory.mask
+        if positions is None or mask is None:
+            old = [position for start, size in memory.runs or () for position in range(start, start + size)]
+            positions = torch.tensor(old, dtype=torch.int64, device=self.mask.device).expand(len(self.mask), -1)
+            mask = torch.ones_like(positions, dtype=torch.bool)
+        return torch.cat((positions, self.positions), dim=1), torch.cat((mask, self.mask), dim=1)
 
 
 def _last_tokens(old: Tensor | None, new: Tensor, limit: int) -> Tensor:
@@ -286,10 +270,10 @@ class MemoryState(State):
             self.layouts[key] = self.place(layout, x, known=before.heads, cached=self.keeps)
         hidden = before.hidden
         if before.heads is not None or hidden is None:
-            return Known(self.layouts[key], past=before.heads)
+            return self.layouts[key], before.heads, None
         # only a copy of a tensor made in inference mode can be differentiated
         frozen = torch.is_grad_enabled() and hidden.is_inference()
-        return Known(self.layouts[key], memory=hidden.to(x.dtype, copy=frozen))
+        return self.layouts[key], None, hidden.to(x.dtype, copy=frozen)
 
     def leave(self, layer: int, x: Tensor, kept: list[Past]) -> None:
         heads = kept[0] if kept and isinstance(kept[0], KeyValues) else None

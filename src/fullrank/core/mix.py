@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from . import registry
-from .kinds import LearnedMixingOptions, RandomMixingOptions
+from .kinds import LearnedMixingOptions
 from .registry import contract, register
 from .section import Stage, stage_name, stage_options
 from .stage import HeadSize
@@ -162,27 +162,24 @@ class PositionWiseMixing(LearnedMixing):
 class RandomMixing(Mixing):
     """Mixhead_rand: a fixed matrix with normally distributed entries, never trained (Mixhead §4.4.2, Table 7).
 
-        P'_i = sum_j m_ji P_j      with  m_ji ~ N(0, std^2)
+        P'_i = sum_j m_ji P_j      with  m_ji ~ N(0, 1/H)
 
-    `mixing` (H, H) is a buffer. The paper gives no scale; `std` is 1/sqrt(H) by default, which keeps the size of the output
-    of H heads with unrelated weights. The released code divides each column by its sum instead, which can be near zero.
+    `mixing` (H, H) is a buffer. The paper gives no scale; this one keeps the size of the output of H heads with unrelated
+    weights. The released code divides each column by its sum instead, which can be near zero.
     """
 
     needs = ()
     starts_plain = False
 
-    Config = RandomMixingOptions
-
-    def __init__(self, config: RandomMixingOptions, size: HeadSize) -> None:
+    def __init__(self, config: None, size: HeadSize) -> None:
         super().__init__()
-        self.std = config.std or size.num_heads**-0.5
         self.mixing: Tensor
         self.register_buffer("mixing", torch.empty(size.num_heads, size.num_heads))
         with torch.random.fork_rng(devices=[]):  # other parameters start as they do without mixing
             self.draw()
 
     def draw(self) -> None:
-        _normal(self.mixing, self.std)
+        _normal(self.mixing, len(self.mixing) ** -0.5)
 
     def matrix(self, query: Tensor | None) -> Tensor:
         return self.mixing

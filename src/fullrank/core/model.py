@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, ParamSpec, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -14,16 +13,14 @@ from torch import Tensor, nn
 from . import engine, registry
 from .attention import WeightedValues
 from .block import Block
-from .cache import Cache, Past, ProjectedSource, Source, State
+from .cache import Cache, Past, ProjectedSource, Source, State, find_positions
 from .config import ModelConfig
 from .draws import Dropout
-from .embedding import Input, check_tensors
+from .embedding import Input
 from .errors import InputError
 from .memory import Memory
 from .positions import Position
 from .trace import Trace
-
-Arguments = ParamSpec("Arguments")
 
 
 @dataclass(frozen=True)
@@ -84,6 +81,18 @@ class Model(nn.Module):
         """Number of trainable parameters; tied ones count once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
+    def loss_parts(self, *arguments: Any, **options: Any) -> LossParts:
+        """`loss`, the nll without label smoothing, and what the next call reads."""
+        raise NotImplementedError(f"{type(self).__name__} predicts no tokens")
+
+    def loss(self, *arguments: Any, **options: Any) -> Tensor:
+        """Weighted mean nll, sum(w nll) / sum(w), a scalar in nats per token that is predicted: the fast training path.
+
+        Its gradients are formed in the forward pass. With `label_smoothing` e the target is (1 - e) [v = x] + e / V.
+        Arguments are those of `loss_parts`.
+        """
+        return self.loss_parts(*arguments, **options).loss
+
     def compile_targets(self) -> list[nn.Module]:
         """The modules that `torch.compile` should compile one by one: all blocks."""
         return [
@@ -100,11 +109,7 @@ class Model(nn.Module):
 
         Raises InputError if the folder holds another model or none, its weights are damaged or do not fit their configuration.
         """
-        return cls._load(path, checkpoint, lambda config: config)
-
-    @classmethod
-    def _load(cls, path: str | Path, checkpoint: str, change: Callable[[ModelConfig], ModelConfig]) -> Self:
-        model: Any = engine.load_storage().load(cls, Path(path), checkpoint, change)
+        model: Self = engine.load_storage().load(cls, Path(path), checkpoint)
         return model
 
 
@@ -166,22 +171,22 @@ class Layers(Model):
             if i in skip:
                 state.skip(i)
                 continue
-            known, kept = state.enter(i, x), list[Past]()
+            (layout, past, memory), kept = state.enter(i, x), list[Past]()
             options: dict[str, Any] = {
-                "past": known.past, "memory": known.memory, "trace": None if trace is None else trace.enter(x),
+                "past": past, "memory": memory, "trace": None if trace is None else trace.enter(x),
                 "cross": None if source is None else source.of_layer(i, x.shape[1]),
             }  # fmt: skip
             if state.keeps:  # not by `__call__`, which is compiled: these lengths differ from call to call
-                out = block.forward(x, known.layout, kept=kept, **options)
+                out = block.forward(x, layout, kept=kept, **options)
             else:
-                out = block(x, known.layout, **options)
+                out = block(x, layout, **options)
             state.leave(i, x, kept)
             x = out
         return self.final_norm(x)
 
     def positions(self, mask: Tensor) -> Tensor:
         """Positions (B, M) of the tokens of `mask` (B, M), of which padding takes none; InputError for too long a text."""
-        positions = (mask.cumsum(1) - 1).clamp_min(0)
+        positions = find_positions(mask)
         if self.position.max_length is not None:
             self.position.check(int(positions.max()) + 1)
         return positions
@@ -192,32 +197,16 @@ class Layers(Model):
         return longest(self.position.max_length, *(block.attention.max_length for block in self.blocks))
 
 
-def loss_of(parts: Callable[Arguments, LossParts]) -> Callable[Arguments, Tensor]:
-    """The method `loss` of a model, from its method `loss_parts`, whose signature it has."""
-
-    def loss(*arguments: Arguments.args, **options: Arguments.kwargs) -> Tensor:
-        """Weighted mean nll, sum(w nll) / sum(w), a scalar in nats per token that is predicted: the fast training path.
-
-        Its gradients are formed in the forward pass. With `label_smoothing` e the target is (1 - e) [v = x] + e / V.
-        Arguments are those of `loss_parts`.
-        """
-        return parts(*arguments, **options).loss
-
-    return functools.update_wrapper(loss, parts, assigned=("__module__",))
-
-
-def check_tokens(input_ids: Tensor, attention_mask: Tensor | None, shape: str = "(B, N)") -> None:
-    """Raises InputError unless input_ids are a matrix, and the mask is one; the embedding looks at their values."""
-    check_tensors(input_ids=input_ids, attention_mask=attention_mask)
+def check_tokens(input_ids: Tensor, shape: str = "(B, N)") -> None:
+    """Raises InputError unless input_ids are a matrix; the embedding looks at their values."""
     if input_ids.dim() != 2:
         raise InputError(f"input_ids must be {shape}, given shape {tuple(input_ids.shape)}")
 
 
 def check_targets(input_ids: Tensor, targets: Tensor, name: str = "input_ids", fewer: bool = False) -> None:
     """Raises InputError unless targets are tokens, as many as `input_ids`; fewer: of the last ones of each row."""
-    check_tensors(**{name: input_ids, "targets": targets})
-    if targets is None or targets.numel() == 0:
-        raise InputError(f"a loss of no tokens: targets are {targets if targets is None else tuple(targets.shape)}")
+    if targets.numel() == 0:
+        raise InputError(f"a loss of no tokens: targets are {tuple(targets.shape)}")
     if fewer and targets.dim() == 2 == input_ids.dim() and targets.shape[1] <= input_ids.shape[1]:
         input_ids = input_ids[:, -targets.shape[1] :]
     if targets.shape != input_ids.shape:

@@ -116,10 +116,9 @@ class DecayedMap(nn.Module):
         A_s(i) = sum_{j<=i} a_s^(i-j) K_j,      B_s(i) = sum_{m<=i} b_s^(i-m) V_m
 
     query (B, N, R), keys and values (B, M, R) -> (B, N, E), and A and B. weight U' is (S, R, E); a = sigmoid(key_decay) and
-    b = sigmoid(value_decay), (S,) each. The factor makes decayed means of the sums, so that outputs stay bounded at any length.
-    Starts with time scales 1 / (1 - a) from 1 to 64 tokens; those of the values come in another order, every second one first,
-    so that most pairs differ (one decay alone: 8 tokens). For finite numbers: infinite ones also reach earlier tokens.
-    Between tokens that may see each other both ways (no causal layout) distances have no sign. docs/derivations/multilinear.md
+    b = sigmoid(value_decay), (S,) each. The factor makes decayed means of the sums, bounded at any length. Starts with time
+    scales 1 / (1 - a) from 1 to 64 tokens, those of the values every second one first (one decay alone: 8 tokens). Without a
+    causal layout distances have no sign. docs/derivations/multilinear.md
     """
 
     def __init__(self, count: int, size: HeadSize) -> None:
@@ -162,10 +161,9 @@ class MultiLinear(Attend):
         O_i   = sum_jm T_ijm W_jm + b                            `pairs`: split, concatenate, W_O
         O_i   = sum_jm sum_r g_r Q_ir K_jr V_mr W_r(i, j, m) + b   `decayed`: see `DecayedMap`
 
-    Heads: query (B, 1, N, R), keys and values (B, 1, M, R) -> (B, 1, N, E). There is no softmax and no scale in it. With one
-    core it is the paper's single-block attention (§3.1). weight W is (P, P, E), P = max_position_embeddings; a text of M <= P
-    tokens uses its leading part, and longer ones are refused. `causal: as_published` leaves the mask out.
-    Rows are those of positions in the text: padding takes none, a skipped layer leaves some out.
+    Heads: query (B, 1, N, R), keys and values (B, 1, M, R) -> (B, 1, N, E), without softmax and scale. With one core it is the
+    paper's single-block attention (§3.1). weight W is (P, P, E), P = max_position_embeddings, of which a text of M <= P tokens
+    uses the leading part: rows are positions in the text. `causal: as_published` leaves the mask out.
     Raises InputError for texts longer than P, and where attention weights are asked for.
     """
 
@@ -310,8 +308,7 @@ class MultiLinearAttention(Attention):
 
     x (B, N, E), source (B, M, E) -> (B, N, E), masked like `Attention`: causal unless a layout or another source says
     otherwise. Built from a `ModelConfig` or an `AttentionConfig` of kind `multilinear`, or from keys of such a section. The
-    output map of pairs has max_position_embeddings^2 x E numbers, and 1,024 is what is taken where no max_position_embeddings
-    is given. Heads may be given as for `Attention`; they play no part.
+    output map of pairs has max_position_embeddings^2 x E numbers, and 1,024 is what is taken where none is given.
     Raises ConfigError for another kind, and for keys given twice.
     """
 
@@ -321,8 +318,6 @@ class MultiLinearAttention(Attention):
         *,
         hidden_size: int | None = None,
         max_position_embeddings: int | None = None,
-        num_attention_heads: int | None = None,
-        head_dim: int | None = None,
         **keys: Any,
     ) -> None:
         if config is None:
@@ -334,10 +329,4 @@ class MultiLinearAttention(Attention):
             raise ConfigError(
                 f"MultiLinearAttention: model.attention.kind must be 'multilinear', given '{attention.kind}'"
             )
-        super().__init__(
-            config,
-            hidden_size=hidden_size,
-            num_attention_heads=num_attention_heads,
-            head_dim=head_dim,
-            max_position_embeddings=max_position_embeddings,
-        )
+        super().__init__(config, hidden_size=hidden_size, max_position_embeddings=max_position_embeddings)

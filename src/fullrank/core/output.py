@@ -19,13 +19,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from . import engine
-from .config import ClusteredConfig, MixtureConfig, ModelConfig, OutputConfig
+from .config import AdaptiveConfig, MixtureConfig, ModelConfig, OutputConfig
 from .draws import Dropout, dropout
-from .embedding import AdaptiveInput, Clusters, TokenEmbedding, check_ids, check_tensors, layer_sizes
+from .embedding import AdaptiveInput, Clusters, TokenEmbedding, check_ids, with_sizes
 from .engine import Cluster, Components
 from .errors import ConfigError, InputError
 from .registry import register
-from .released import add_epsilon
 
 # -- the equations ----------------------------------------------------------------------------------------------------
 
@@ -81,12 +80,10 @@ IGNORED = -100  # the target of a token that does not count, as in `torch.nn.fun
 class Output(nn.Module):
     """Contract of an output layer: a subclass says its `components` and their cost; the rest is written here once.
 
-    Registered with `@register("output", name)`, it is built from `(config: ModelConfig, embedding: nn.Module)`; the embedding
-    is what it may be tied to. Keys of its own stand in a nested `Config`, a subclass of `OutputConfig`. Engines compute all
-    components faster. A layer whose probabilities are no mixture of softmaxes overrides `log_prob`, `nll` and `loss`.
+    Registered with `@register("output", name)`, it is built from `(config: ModelConfig, embedding: nn.Module)`, and may be tied
+    to the second; its own keys are those of a nested `Config`, a subclass of `OutputConfig`. A layer whose probabilities are
+    no mixture of softmaxes overrides `log_prob`, `nll` and `loss`.
     """
-
-    epsilon: float = 0.0  # as of `released.add_epsilon`
 
     def components(self, hidden: Tensor) -> Components:
         """The softmaxes of hidden states (..., E), in `hidden.shape[:-1].numel()` tokens."""
@@ -102,11 +99,8 @@ class Output(nn.Module):
 
     def log_prob(self, hidden: Tensor) -> Tensor:
         """Log-probabilities (..., V), in fp32 at least."""
-        components = self.components(hidden)
-        log_prob = engine.load().vocabulary_log_prob(components)
-        if log_prob is None:
-            log_prob = log_probabilities(components)
-        return add_epsilon(log_prob, self.epsilon).view(*hidden.shape[:-1], log_prob.shape[-1])
+        log_prob = log_probabilities(self.components(hidden))
+        return log_prob.view(*hidden.shape[:-1], log_prob.shape[-1])
 
     def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """-log p(targets) (B, N) in nats, exact under any cotangent; 0 at targets -100.  hidden (B, N, E), targets (B, N)."""
@@ -115,7 +109,7 @@ class Output(nn.Module):
         nll = engine.load().vocabulary_nll(components, ids)
         if nll is None:
             nll = -log_probabilities(components).gather(1, ids[:, None]).squeeze(1)
-        return -add_epsilon(-nll, self.epsilon).masked_fill(~counts, 0).view(targets.shape)
+        return nll.masked_fill(~counts, 0).view(targets.shape)
 
     def loss(
         self,
@@ -134,11 +128,8 @@ class Output(nn.Module):
         if not 0 <= label_smoothing < 1:
             raise InputError(f"label_smoothing: at least 0 and below 1, given {label_smoothing}")
         scale = scale_tokens(hidden, counts.view(targets.shape), weights)
-        losses = None if self.epsilon else engine.load().vocabulary_loss(components, ids, scale, label_smoothing)
-        if losses is None:
-            log_prob = add_epsilon(log_probabilities(components), self.epsilon)
-            losses = weigh_losses(log_prob, ids, scale, label_smoothing)
-        return losses
+        losses = engine.load().vocabulary_loss(components, ids, scale, label_smoothing)
+        return weigh_losses(log_probabilities(components), ids, scale, label_smoothing) if losses is None else losses
 
 
 def _flat(hidden: Tensor, targets: Tensor, components: Components) -> tuple[Tensor, Tensor]:
@@ -159,7 +150,6 @@ def _flat(hidden: Tensor, targets: Tensor, components: Components) -> tuple[Tens
 def scale_tokens(hidden: Tensor, counts: Tensor, weights: Tensor | None) -> Tensor:
     """The factor w_t / sum(w) (T,) of each token in a weighted mean, 0 for one that does not count; without weights w is 1."""
     dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-    check_tensors(weights=weights)
     if weights is not None and weights.shape != counts.shape:
         raise InputError(f"weights {tuple(weights.shape)} must have the shape of targets {tuple(counts.shape)}")
     if weights is not None and weights.requires_grad:
@@ -168,20 +158,18 @@ def scale_tokens(hidden: Tensor, counts: Tensor, weights: Tensor | None) -> Tens
     return scale / scale.sum().clamp_min(torch.finfo(dtype).tiny)
 
 
-def _states(hidden: Tensor, width: int, mixture: Latents | None) -> tuple[Tensor, Tensor | None]:
-    """States (T, K, E) and prior (T, K) of a mixture; without one the hidden states (B, N, E) themselves, and K = 1."""
+def _flatten_hidden(hidden: Tensor, width: int) -> Tensor:
+    """Hidden states (B, N, E) as the states (T, 1, E) of one softmax."""
     if hidden.dim() < 2 or hidden.shape[-1] != width:
         raise InputError(f"hidden states: (B, N, {width}), of the layer's hidden_size; given {tuple(hidden.shape)}")
-    return (hidden.flatten(0, -2)[:, None], None) if mixture is None else mixture(hidden)
+    return hidden.flatten(0, -2)[:, None]
 
 
 class Tempered(Output):
     """An output layer whose logits are divided by a temperature T: softmax(z / T) in every softmax that it has.
 
-    Head and tails of an adaptive softmax have it each, and of a mixture every component; its prior stays. Hidden states and
-    biases are divided, z / T = W (P' h / T) + b / T, so that an engine computes it as it computes T = 1.
-    Raises ConfigError for sigsoftmax, whose logits are no linear function of the hidden states, and for a layer that has
-    an nll of its own.
+    The prior of a mixture stays. z / T = W (P' h / T) + b / T, so that an engine computes it as it computes T = 1.
+    Raises ConfigError for sigsoftmax, which is not linear, and for a layer that has an nll of its own.
     """
 
     def __init__(self, layer: Output, temperature: float) -> None:
@@ -224,15 +212,15 @@ class SoftmaxOutput(Output):
         hidden_size: int | None = None,
     ) -> None:
         super().__init__()
-        vocab_size, hidden_size = layer_sizes(type(self).__name__, config, vocab_size, hidden_size)
-        options = config.output if isinstance(config, ModelConfig) else config
+        config, vocab_size = with_sizes(type(self).__name__, config, vocab_size, hidden_size)
+        options, hidden_size = config.output, config.hidden_size
         # in a tuple, so that the embedding is not registered as a child and its weight is saved once
         self._tied: tuple[TokenEmbedding, ...] = ()
         if options.tied:
             if not isinstance(embedding, TokenEmbedding):
                 raise ConfigError(
                     f"model.output.tied: a {options.kind.replace('_', ' ')} is tied to `model.input.kind: token` only; an "
-                    "adaptive input goes with `model.output.kind: adaptive`, or a mixture with `components: adaptive`"
+                    "adaptive input goes with `model.output.kind: adaptive`"
                 )
             if embedding.weight.shape != (vocab_size, hidden_size):
                 raise ConfigError(
@@ -241,7 +229,6 @@ class SoftmaxOutput(Output):
                 )
             self._tied = (embedding,)
         self.normalize = options.normalize
-        self.mixture: Latents | None = None
         self.register_parameter("weight", None if options.tied else nn.Parameter(torch.empty(vocab_size, hidden_size)))
         self.register_parameter("bias", nn.Parameter(torch.zeros(vocab_size)) if options.bias else None)
 
@@ -253,24 +240,18 @@ class SoftmaxOutput(Output):
         return weight
 
     def components(self, hidden: Tensor) -> Components:
-        states, log_prior = _states(hidden, self.matrix.shape[1], self.mixture)
-        return Components(states, log_prior, (Cluster(self.matrix, self.bias),), self.normalize)
+        states = _flatten_hidden(hidden, self.matrix.shape[1])
+        return Components(states, None, (Cluster(self.matrix, self.bias),), self.normalize)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Logits (B, N, V), for a plain softmax in the dtype of the hidden states."""
-        components = self.components(hidden)
-        (cluster,), states = components.clusters, components.states.squeeze(1)  # (T, E)
-        if components.normalize == "softmax":
-            scores = F.linear(projected(cluster, states), cluster.weight, cluster.bias)
-        else:
-            scores = logits(projected(cluster, states), cluster.weight, cluster.bias, components.normalize)
-        return scores.view(*hidden.shape[:-1], scores.shape[-1])
+        _flatten_hidden(hidden, self.matrix.shape[1])
+        if self.normalize == "softmax":
+            return F.linear(hidden, self.matrix, self.bias)
+        return logits(hidden, self.matrix, self.bias, self.normalize)
 
     def flops_per_token(self) -> float:
         return 2.0 * self.matrix.numel()
-
-    def extra_repr(self) -> str:
-        return f"vocab_size={self.matrix.shape[0]}, tied={bool(self._tied)}, normalize={self.normalize}"
 
 
 class Latents(nn.Module):
@@ -278,46 +259,38 @@ class Latents(nn.Module):
 
         h_k = tanh(W_k g + b_k)         pi = softmax(P g)         latent: true, as published
         h_k = g + tanh(W_k g + b_k)                               latent: residual
-        h_1 = g                                                   latent: false, a plain softmax that learns nothing
 
     g (B, N, E) -> h (T, K, E) and log pi (T, K), in fp32 at least.  `latent` holds the W_k (E, E) and b_k one under the
     other, `prior` P (K, E), without bias; dropout acts on the tanh alone.
-    The residual form starts at W_k = b_k = 0: every softmax is the one of g, whatever pi is. P is random: the gradient of W_k
-    is pi_k times one that all components share, so components part at the first step; with P = 0 they never would.
-    The published form can equal no given g, since a tanh is below 1.
-    Parameters: K E^2 + 2 K E.
+    The residual form starts at W_k = b_k = 0, where every softmax is the one of g. P is random: the gradient of W_k is pi_k
+    times one that all components share, so that with P = 0 they would never part. Parameters: K E^2 + 2 K E.
     """
 
     def __init__(self, config: MixtureConfig, hidden_size: int) -> None:
         super().__init__()
-        assert config.mixtures is not None
         self.mixtures, self.residual = config.mixtures, config.latent == "residual"
-        self.latent = nn.Linear(hidden_size, self.mixtures * hidden_size) if config.latent else None
-        self.prior = nn.Linear(hidden_size, self.mixtures, bias=False) if config.latent else None
-        self.dropout = Dropout(config.latent_dropout, config.latent_dropout_locked)
+        self.latent = nn.Linear(hidden_size, self.mixtures * hidden_size)
+        self.prior = nn.Linear(hidden_size, self.mixtures, bias=False)
+        self.dropout = Dropout(config.latent_dropout)
         self.reset_residual()
 
     def reset_residual(self) -> None:
         """Start the residual form as a single softmax; the published form keeps what its initialiser drew."""
-        if self.residual and self.latent is not None:
+        if self.residual:
             nn.init.zeros_(self.latent.weight)
             nn.init.zeros_(self.latent.bias)
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         tokens, width = hidden.shape[:-1].numel(), hidden.shape[-1]
         wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-        if self.latent is None or self.prior is None:
-            return hidden.reshape(tokens, 1, width), hidden.new_zeros(tokens, 1, dtype=wide)
         states = self.dropout(torch.tanh(self.latent(hidden))).reshape(tokens, self.mixtures, width)
         if self.residual:
             states = hidden.reshape(tokens, 1, width) + states
         log_prior = torch.log_softmax(self.prior(hidden).to(wide), dim=-1)  # (B, N, K)
         return states, log_prior.reshape(tokens, self.mixtures)
 
-    def extra_repr(self) -> str:
-        return f"mixtures={self.mixtures}, residual={self.residual}"
 
-
+@register("output", "mixture_of_softmaxes")
 class MixtureOfSoftmaxes(SoftmaxOutput):
     """Mixture of softmaxes (Transformer-MoS §3; Yang et al. 2018): K softmaxes share one matrix, each with a hidden state.
 
@@ -332,20 +305,25 @@ class MixtureOfSoftmaxes(SoftmaxOutput):
     ) -> None:
         super().__init__(config, embedding, **sizes)
         options = config.output if isinstance(config, ModelConfig) else config
-        if not isinstance(options, MixtureConfig) or options.adaptive:
-            given = "components 'adaptive'" if options.adaptive else f"'{options.kind}'"
-            raise ConfigError(f"model.output.kind: MixtureOfSoftmaxes is for a mixture of softmaxes, given {given}")
+        if not isinstance(options, MixtureConfig):
+            raise ConfigError(
+                f"model.output.kind: MixtureOfSoftmaxes is for a mixture of softmaxes, given '{options.kind}'"
+            )
         width = self.matrix.shape[1]
-        self.epsilon, self.mixture = options.epsilon, Latents(options, width)
+        self.mixture = Latents(options, width)
         if self.weight is not None:
             nn.init.normal_(self.weight, std=width**-0.5)
+
+    def components(self, hidden: Tensor) -> Components:
+        plain = super().components(hidden)
+        states, log_prior = self.mixture(hidden)
+        return replace(plain, states=states, log_prior=log_prior)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Log-probabilities (B, N, V), in fp32 at least."""
         return self.log_prob(hidden)
 
     def flops_per_token(self) -> float:
-        assert self.mixture is not None
         return self.mixture.mixtures * super().flops_per_token()
 
 
@@ -354,20 +332,18 @@ class MixtureOfSoftmaxes(SoftmaxOutput):
 
 @register("output", "adaptive")
 class AdaptiveSoftmax(Output):
-    """Adaptive softmax (Grave et al. 2017) in fairseq's form or Transformer-XL's, alone or K of them mixed.
+    """Adaptive softmax (Grave et al. 2017) in fairseq's form or Transformer-XL's.
 
         p(v | h)  = head(h)_v                               for a word of cluster 0
                   = head(h)_{class i} tail_i(h)_{v - start_i}  for a word of cluster i > 0
         head(h)   = softmax([W_0; C] h + [b_0; c])          h replaced by P_0' h in Transformer-XL's form
         tail_i(h) = softmax(W_i P_i' h + b_i)
 
-    W_i is `weights[i]` (V_i, E // div_val^i), P_i `projections[str(i)]` (E, E // div_val^i), C `class_weight`: one row for each
-    tail, in their order. `tied` takes W_i, and `tied_projections` P_i of the tails, from the adaptive input; they are not
-    parameters of this layer then. P_0 is never shared. With div_val 1 there are no projections and the forms are one.
-    As a mixture (`components: adaptive`) the class of a word and the word in its tail are of one component.
+    W_i is `weights[i]` (V_i, E // div_val^i), P_i `projections[str(i)]` (E, E // div_val^i), C `class_weight`, a row for each
+    tail. `tied` takes W_i, and `tied_projections` P_i of the tails, from the adaptive input. P_0 is never shared. With div_val
+    1 there are no projections and the forms are one.
     Built from a `ModelConfig`, or from an `OutputConfig` and the sizes it lacks; tied, it needs the `embedding`.
-    Differs from Transformer-XL's code: nll is in the order of the tokens, and classes are not stored in reverse. From
-    fairseq's: no square projections where its factor is 1.
+    Differs from Transformer-XL's code: classes are not stored in reverse. From fairseq's: no square projections.
     """
 
     def __init__(
@@ -379,9 +355,9 @@ class AdaptiveSoftmax(Output):
         hidden_size: int | None = None,
     ) -> None:
         super().__init__()
-        vocab_size, hidden_size = layer_sizes("AdaptiveSoftmax", config, vocab_size, hidden_size)
-        options = config.output if isinstance(config, ModelConfig) else config
-        if not isinstance(options, ClusteredConfig):
+        config, vocab_size = with_sizes("AdaptiveSoftmax", config, vocab_size, hidden_size)
+        options, hidden_size = config.output, config.hidden_size
+        if not isinstance(options, AdaptiveConfig):
             raise ConfigError(f"model.output.kind: AdaptiveSoftmax is for an adaptive softmax, given '{options.kind}'")
         self.clusters = Clusters.of("model.output", options.cutoffs, options.div_val or 1, vocab_size, hidden_size)
         # in a tuple, so that the embedding is not registered as a child and its tensors are saved once
@@ -408,9 +384,6 @@ class AdaptiveSoftmax(Output):
         self.class_bias = nn.Parameter(torch.empty(len(tails))) if options.bias else None
         self.tail_dropout = Dropout(options.tail_dropout)
         self.normalize = options.normalize
-        self.mixture: Latents | None = None
-        if isinstance(options, MixtureConfig):
-            self.epsilon, self.mixture = options.epsilon, Latents(options, hidden_size)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -444,23 +417,11 @@ class AdaptiveSoftmax(Output):
         )
 
     def components(self, hidden: Tensor) -> Components:
-        states, log_prior = _states(hidden, self.class_weight.shape[1], self.mixture)
-        return Components(states, log_prior, self._clusters(), self.normalize)
+        states = _flatten_hidden(hidden, self.class_weight.shape[1])
+        return Components(states, None, self._clusters(), self.normalize)
 
     def flops_per_token(self) -> float:
         """Operations per token of a text that follows Zipf's law."""
         shares = [1.0, *self.clusters.shares()[1:]]  # every token reads the head
         costs = [c.weight.numel() + (0 if c.projection is None else c.projection.numel()) for c in self._clusters()]
-        flops = 2.0 * sum(share * cost for share, cost in zip(shares, costs, strict=True))
-        return flops if self.mixture is None else self.mixture.mixtures * flops
-
-    def extra_repr(self) -> str:
-        tied = f", tied={bool(self._tied)}, tied_projections={self._tied_projections}"
-        return f"sizes={list(self.clusters.sizes)}, widths={list(self.clusters.widths)}{tied}"
-
-
-@register("output", "mixture_of_softmaxes")
-def mixture(config: ModelConfig, embedding: nn.Module) -> Output:
-    """The mixture that a configuration asks for: of softmaxes, or of adaptive softmaxes."""
-    layer = AdaptiveSoftmax if config.output.adaptive else MixtureOfSoftmaxes
-    return layer(config, embedding)
+        return 2.0 * sum(share * cost for share, cost in zip(shares, costs, strict=True))

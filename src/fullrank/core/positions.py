@@ -163,7 +163,7 @@ class Position(nn.Module):
     ) -> Layout:
         """The layout with everything that layers read of positions, made once for all of them.
 
-        known: keys of distances of earlier calls, which are not made again; cached: those of this call will be read again.
+        known: of earlier calls, whose keys of distances are not made again; cached: those of this call will be read again.
         """
         return layout
 

@@ -8,7 +8,6 @@
 | `model.attention.causal: as_published` | Tensorized Transformer | no mask: `see_all` |
 | `model.attention.score: relative` of `kind: multilinear` | Tensorized Transformer | a term of positions: `PositionTerm` |
 | `model.decoder.released_decoding` | Mixhead | translations are written without mixing: `remove_mixing` |
-| `model.output.epsilon` | Transformer-MoS | log(p + epsilon) for log p: `add_epsilon` |
 """
 
 from __future__ import annotations
@@ -96,14 +95,6 @@ def remove_mixing(decoder: Decoder) -> Decoder:
             block = with_parts(block, attention=with_parts(attention, attend=plain))
         blocks.append(block)
     return with_parts(decoder, blocks=blocks)
-
-
-# -- Transformer-MoS ---------------------------------------------------------------------------------------------------
-
-
-def add_epsilon(log_prob: Tensor, epsilon: float) -> Tensor:
-    """log(p + epsilon) of log p: probabilities sum to 1 + V epsilon, and a rare word has no gradient."""
-    return torch.logaddexp(log_prob, log_prob.new_full((), math.log(epsilon))) if epsilon else log_prob
 
 
 # -- Tensorized Transformer --------------------------------------------------------------------------------------------

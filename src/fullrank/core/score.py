@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from . import released
-from .engine import Distances, Terms
+from .engine import Distances
 from .errors import InputError
 from .kinds import DenseSynthesizerOptions, RelativeOptions
 from .layout import Layout
@@ -43,8 +43,11 @@ class Score(nn.Module):
         """The layout as the score reads it."""
         return layout
 
-    def terms(self, *needed: Any) -> Terms | str:
-        """The score as engines compute it, from the same arguments; a string is the reason for which no engine does."""
+    def terms(self, *needed: Any) -> tuple[Tensor, Tensor, float, Distances | None] | str:
+        """Query, keys, scale and distances as engines compute the score (`Problem`), from the same arguments.
+
+        A string is the reason for which no engine does.
+        """
         return f"no engine knows the score {type(self).__name__}"
 
 
@@ -66,8 +69,8 @@ class DotProduct(Score):
     def forward(self, query: Tensor, keys: Tensor, layout: Layout) -> Tensor:
         return (query * self.scale) @ keys.transpose(-1, -2)
 
-    def terms(self, query: Tensor, keys: Tensor, layout: Layout) -> Terms:
-        return Terms(query, keys, self.scale)
+    def terms(self, query: Tensor, keys: Tensor, layout: Layout) -> tuple[Tensor, Tensor, float, None]:
+        return query, keys, self.scale, None
 
 
 # -- relative positions -----------------------------------------------------------------------------------------------
@@ -113,10 +116,13 @@ class XLRelative(Score):
     def view(self, layout: Layout) -> Layout:
         return released.FromLast.from_layout(layout) if self.as_published else layout
 
-    def terms(self, query: Tensor, keys: Tensor, relative: Tensor, layout: Layout) -> Terms | str:
+    def terms(
+        self, query: Tensor, keys: Tensor, relative: Tensor, layout: Layout
+    ) -> tuple[Tensor, Tensor, float, Distances] | str:
         if self.as_published:
             return "no engine knows relative scores as_published"
-        return Terms(query, keys, self.scale, Distances(relative[:, : layout.distances], *self._biases(query, layout)))
+        distances = Distances(relative[:, : layout.distances], *self._biases(query, layout))
+        return query, keys, self.scale, distances
 
     def _biases(self, query: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
         if self.shared_projection:  # the query has them already

@@ -24,7 +24,6 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import (
-    TYPE_CHECKING,
     Annotated,
     Any,
     ClassVar,
@@ -324,21 +323,13 @@ def hints_of(cls: type[Section]) -> dict[str, Any]:
 
 
 class _Sections(type):
-    """A section names the keys that it does not have; where `kind` decides, its keys choose the member that is made."""
+    """Making a section names the keys that it does not have; where `kind` decides, its keys choose the member that is made."""
 
     def __call__(cls, *values: Any, **keys: Any) -> Any:
         if values:
             raise TypeError(f"{cls.__name__}: keys by name (or `from_dict` of a mapping), given {values[0]!r}")
-        section = member = cast(type[Section], cls)
-        if issubclass(section, ByKind):
-            if "MEMBERS" in vars(section):
-                member = section.member(keys, section.KEY)
-            keys = section.stated(keys)
-        if unknown := _describe_unknown(section, keys, section.KEY):
-            raise ConfigError(*unknown.values())
-        made = object.__new__(member)
-        made.__init__(**keys)  # type: ignore[misc]
-        return made
+        section = cast(type[Section], cls)
+        return section.from_dict(keys, section.KEY)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -416,12 +407,17 @@ class Section(metaclass=_Sections):
         key = cls.KEY if key is None else key
         if not isinstance(raw, Mapping):
             raise ConfigError(f"{key or 'a configuration'}: a section of keys, given {raw!r}")
-        unknown = _describe_unknown(cls, raw, key)
-        lines = [*unknown.values()]
+        member: type[Self] = cls
+        if issubclass(cls, ByKind):
+            member = cls.member(raw, key)
+            raw = {name: value for name, value in raw.items() if not member.says_nothing(name, value)}
+        known = {name: value for name, value in raw.items() if name in hints_of(member)}
+        lines = [_describe_unknown(member, key, name, value) for name, value in raw.items() if name not in known]
+        made = object.__new__(member)
         try:
-            made = cls(**{name: value for name, value in raw.items() if name not in unknown})
+            made.__init__(**known)  # type: ignore[misc]
         except ConfigError as error:
-            lines += [line.replace(cls.KEY, key) if cls.KEY else _locate(line, key) for line in error.problems]
+            lines += [line.replace(cls.KEY, key) if cls.KEY else _join(key, line) for line in error.problems]
         if lines:
             raise ConfigError(*dict.fromkeys(lines))
         return made
@@ -492,7 +488,10 @@ def _join(section: str, name: str) -> str:
 
 def keys_of(cls: type[Section]) -> dict[str, Any]:
     """Every key of a section, of all its kinds, with its type."""
-    return cls.keys() if issubclass(cls, ByKind) else hints_of(cls)
+    keys: dict[str, Any] = {}
+    for kind in [cls, *cls.MEMBERS] if issubclass(cls, ByKind) else [cls]:
+        keys = hints_of(kind) | keys
+    return keys
 
 
 def known_keys(cls: type[Section], section: str = "") -> Iterator[str]:
@@ -503,47 +502,31 @@ def known_keys(cls: type[Section], section: str = "") -> Iterator[str]:
             yield from known_keys(inner, _join(section, name))
 
 
-def _describe_unknown(cls: type[Section], raw: Mapping[Any, Any], key: str) -> dict[Any, str]:
-    """A line for each name in `raw` that a section at `key` does not have."""
-    member, stated = cls, raw
+def _describe_unknown(cls: type[Section], key: str, name: Any, value: Any) -> str:
+    """A line about a key that a section at `key` lacks: the kinds that have it, or the nearest key, here or elsewhere."""
+    path = _join(key, str(name))
+    if not isinstance(name, str):
+        return f"{path}: keys should be strings, given {name!r}"
     if issubclass(cls, ByKind):
-        try:
-            member, stated = cls.member(raw, key), cls.stated(raw)
-        except ConfigError:  # of an unknown kind: building the section says so
-            return {}
-    lines = {}
-    for name, value in stated.items():
-        if not isinstance(name, str):
-            lines[name] = f"{_join(key, str(name))}: keys should be strings, given {name!r}"
-        elif name not in hints_of(member):
-            other = member.key_of_another_kind(name, value, key) if issubclass(member, ByKind) else None
-            lines[name] = other or _describe_unknown_key(cls, key, name)
-    return lines
-
-
-def _describe_unknown_key(cls: type[Section], key: str, name: str) -> str:
-    """A line with the nearest key, of this section or of any that has a place in a configuration."""
-
-    def similarity(one: str, other: str) -> float:
-        return difflib.SequenceMatcher(None, one, other).ratio()
-
-    path, known = _join(key, name), [*known_keys(cls, key)]
+        kinds = [f"`{key}.kind: {member.kind}`" for member in cls.MEMBERS if name in hints_of(member)]
+        if kinds:
+            given = f"given {value!r} with '{cls.kind}'"
+            return f"{path}: goes with {' or '.join(sorted(kinds))}, {given}; leave it out or change {key}.kind"
+    known = [*known_keys(cls, key)]
     if cls.KEY:
         known += [_join(section.KEY, leaf) for section in _SECTIONS for leaf in hints_of(section)]
     leaves = {other: other.rpartition(".")[2] for other in known if other != path}
     name = translate_name(name.lower(), leaves.values())
-    scores = {other: similarity(name, leaf) for other, leaf in leaves.items()}
-    nearest = max(scores, key=lambda other: scores[other] + similarity(path, other))
+    scores = {other: _measure_similarity(name, leaf) for other, leaf in leaves.items()}
+    nearest = max(scores, key=lambda other: scores[other] + _measure_similarity(path, other))
     here = sorted(keys_of(cls))
     if scores[nearest] >= _LEAST_SIMILARITY or len(here) > _MOST_LISTED:
         return f"unknown key '{path}'; did you mean '{nearest}'?"
     return f"unknown key '{path}'; known here: {', '.join(here)}"
 
 
-def _locate(line: str, key: str) -> str:
-    """A line about a key of a section without a place, as one about that key in the section `key`."""
-    mark = "unknown key '" if key else ""
-    return mark + _join(key, line.removeprefix(mark)) if line.startswith(mark) else _join(key, line)
+def _measure_similarity(one: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, one, other).ratio()
 
 
 # -- sections that `kind` decides about --------------------------------------------------------------------------------
@@ -551,17 +534,16 @@ def _locate(line: str, key: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ByKind(Section):
-    """A section whose type `kind` decides: each kind is a subclass with its own keys, and knows no others.
+    """A section whose type `kind` decides: each kind is a subclass with its own keys, beside which others may have
+    their defaults.
 
         AttentionConfig(kind="multilinear", rank=40)     # a MultiLinearConfig
 
-    A written section states the keys of all kinds. `WRITTEN` has them in their order, with the value that says there that
-    the kind has no such key; reading leaves it, and null, out. A kind that a user registers in the slot `SLOT` has the keys of
-    its nested `Config`, a subclass of the section, or else those that all kinds have.
+    A kind that a user registers in the slot `SLOT` has the keys of its nested `Config`, a subclass of the section, or else
+    those that all kinds have.
     """
 
     SLOT: ClassVar[str]
-    WRITTEN: ClassVar[Mapping[str, Any]]
     MEMBERS: ClassVar[list[type[ByKind]]]  # of the built-in kinds
     kind: str = ""
 
@@ -572,54 +554,19 @@ class ByKind(Section):
         elif built_in:
             cls.MEMBERS.append(cls)
 
-    if not TYPE_CHECKING:  # typed code asks for the kind
-
-        def __getattr__(self, name: str) -> Any:  # a key of another kind reads as it is written
-            if name in self.WRITTEN:
-                return self.WRITTEN[name]
-            raise AttributeError(f"'{type(self).__name__}' has no key '{name}'")
-
-    def _faults(self) -> Iterator[str]:
-        if type(self) is not self.member(vars(self), self.KEY):
-            yield f"{self.KEY}.kind: '{type(self).kind}' is what a {type(self).__name__} is, given '{self.kind}'"
+    @classmethod
+    def says_nothing(cls, name: str, value: Any) -> bool:
+        """The key is null, or one of other kinds that is off or has its default."""
+        others = {option.name: _default(option) for kind in cls.MEMBERS for option in fields(kind)}
+        return value is None or (name in others.keys() - hints_of(cls) and value in (False, [], others[name]))
 
     @classmethod
-    def member(cls, raw: Mapping[str, Any], key: str) -> type[Self]:
+    def member(cls, raw: Mapping[str, Any], key: str) -> type[Any]:
         """The subclass that `raw` describes; ConfigError for an unknown kind."""
-        kind = raw.get("kind", cls.kind)
+        kind = raw.get("kind") or cls.kind
         for built_in in cls.MEMBERS:
             if built_in.kind == kind:
-                return cast(type[Self], built_in)
+                return built_in
         stage = registry.lookup(cls.SLOT, str(kind), f"{key}.kind", [member.kind for member in cls.MEMBERS])
         config = getattr(stage, "Config", None)
         return config if config is not None and issubclass(config, cls) else cls
-
-    @classmethod
-    def stated(cls, raw: Mapping[Any, Any]) -> dict[Any, Any]:
-        """`raw` without the keys by which a written section says that its kind has no such key."""
-        own = hints_of(cls.member(raw, cls.KEY))
-
-        def says_nothing(name: str, value: Any) -> bool:
-            other = name in cls.WRITTEN and name not in own
-            return value is None or (other and (value is False or value in (cls.WRITTEN[name], [])))
-
-        return {name: value for name, value in raw.items() if not says_nothing(name, value)}
-
-    @classmethod
-    def keys(cls) -> dict[str, Any]:
-        """The keys of all built-in kinds with their types, in the order in which they are written."""
-        types_of = {name: hint for member in reversed(cls.MEMBERS) for name, hint in hints_of(member).items()}
-        return {name: types_of[name] for name in cls.WRITTEN}
-
-    @classmethod
-    def key_of_another_kind(cls, name: str, value: Any, key: str) -> str | None:
-        """A line about a key that other kinds have; None if none has it."""
-        owners = {f"`{key}.kind: {member.kind}`" for member in cls.MEMBERS if name in hints_of(member)}
-        if not owners:
-            return None
-        given = f"given {value!r} with '{cls.kind}'"
-        return f"{key}.{name}: goes with {' or '.join(sorted(owners))}, {given}; leave it out or change {key}.kind"
-
-    def to_dict(self) -> dict[str, Any]:
-        own = super().to_dict()
-        return {name: own.get(name, value) for name, value in self.WRITTEN.items()} | own

@@ -13,11 +13,10 @@ from .attention import WeightedValues
 from .cache import Cache, ProjectedSource, Source
 from .config import ModelConfig
 from .decoder import LanguageModel
-from .embedding import check_tensors
 from .encoder import Encoder
 from .errors import ConfigError, InputError
 from .layout import Layout
-from .model import LossParts, Model, ModelOutput, TokenNll, check_targets, longest, loss_of
+from .model import LossParts, Model, ModelOutput, TokenNll, check_targets, longest
 from .trace import Trace
 
 
@@ -91,10 +90,8 @@ class Translator(Model):
         decoder_attention_mask: Tensor | None = None,
         *,
         trace: Trace | None = None,
-        padded_right: bool | None = None,
     ) -> Tensor:
-        """Input of the output layer (B, N, E); padded_right as in `Encoder.encode`."""
-        check_tensors(input_ids=input_ids, decoder_input_ids=decoder_input_ids)
+        """Input of the output layer (B, N, E)."""
         fits = decoder_input_ids.dim() == 2 and decoder_input_ids.shape[0] == len(input_ids)
         if input_ids.dim() == 2 and not fits:  # else the encoder says it
             raise InputError(
@@ -103,7 +100,7 @@ class Translator(Model):
             )
         if trace is not None:
             trace.partial |= any(isinstance(module, WeightedValues) for module in self.modules())
-        source = self.encoder.encode(input_ids, attention_mask, trace=trace, padded_right=padded_right)
+        source = self.encoder.encode(input_ids, attention_mask, trace=trace)
         mask = decoder_attention_mask
         return self.decoder.hidden(decoder_input_ids, attention_mask=mask, trace=trace, source=source).hidden
 
@@ -157,15 +154,12 @@ class Translator(Model):
         *,
         label_smoothing: float = 0.0,
         trace: Trace | None = None,
-        padded_right: bool | None = None,
     ) -> LossParts:
         """`loss`, and the nll without label smoothing. trace: collects what penalties need."""
         check_targets(decoder_input_ids, targets, "decoder_input_ids")
         masks = (attention_mask, decoder_attention_mask)
-        hidden = self.hidden(input_ids, decoder_input_ids, *masks, trace=trace, padded_right=padded_right)
+        hidden = self.hidden(input_ids, decoder_input_ids, *masks, trace=trace)
         return LossParts(*self.decoder.output.loss(hidden, targets, weights, label_smoothing))
-
-    loss = loss_of(loss_parts)
 
 
 class Translating:
@@ -194,7 +188,7 @@ class Translating:
         layout = Layout.of(1, source.hidden.shape[1], causal=False, device=source.hidden.device)
         layers = tuple(block.cross_attention.keys_of(source.hidden, layout) for block in decoder.blocks)
         rows = torch.arange(source.batch, device=source.hidden.device)
-        return TranslationCache(decoder.new_cache(), ProjectedSource(layers, source.mask, rows, source.positions))
+        return TranslationCache(decoder.new_cache(), ProjectedSource(layers, source.mask, rows))
 
     def __call__(
         self,

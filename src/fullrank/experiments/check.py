@@ -12,7 +12,7 @@ import torch
 from fullrank.checking import Report, check, check_scoring
 from fullrank.config.load import flatten
 from fullrank.config.recipe import resolve
-from fullrank.core.config import AdaptiveInputConfig, ClusteredConfig, EncoderConfig, LayerConfig, ModelConfig
+from fullrank.core.config import AdaptiveConfig, AdaptiveInputConfig, EncoderConfig, LayerConfig, ModelConfig
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError
 from fullrank.core.section import Section
@@ -120,7 +120,7 @@ def shrunk(config: ModelConfig, *, translates: bool = False) -> tuple[ModelConfi
     as_it_is = config
     clusters, least = [0, 0], 1
     for i, part in enumerate((config.input, config.output)):
-        if isinstance(part, AdaptiveInputConfig | ClusteredConfig):
+        if isinstance(part, AdaptiveInputConfig | AdaptiveConfig):
             clusters[i] = len(part.cutoffs or ())
             least = max(least, (part.div_val or 1) ** clusters[i])  # the narrowest cluster keeps a dimension
     if config.vocab_size is None and not any(clusters):
@@ -135,7 +135,7 @@ def shrunk(config: ModelConfig, *, translates: bool = False) -> tuple[ModelConfi
     while width < min(least, config.hidden_size):
         width += heads * head_dim
     vocab_size = max(min(config.vocab_size or VOCABULARY, VOCABULARY), 2 * (max(clusters) + 1))
-    capped = _capped(replace(config, input=config.input.with_known(shape=None)))
+    capped = _capped(config)
     for key, count in zip(("input", "output"), clusters, strict=True):  # boundaries evenly spread
         cutoffs = [vocab_size * (i + 1) // (count + 1) for i in range(count)]
         capped[key] = capped[key].with_known(cutoffs=cutoffs)

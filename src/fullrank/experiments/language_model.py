@@ -308,7 +308,6 @@ class MaskedObjective:
             at=batch.at,
             label_smoothing=self.options.label_smoothing,
             trace=trace,
-            padded_right=True,
         )
         value = add_penalties(shared(value, own, part), trace, self.options, part)
         return Loss(value, nll * own, tokens, read=read)
@@ -356,7 +355,7 @@ def measure_masked(
         for index, batch in enumerate(_iterate_blocks(ids, masking, protocol, batch_size)):
             if batch.tokens and index % world_size() == rank():
                 batch = batch.to(device)
-                hidden = model.hidden(batch.inputs, batch.attention_mask, padded_right=True).flatten(0, 1)[batch.at]
+                hidden = model.hidden(batch.inputs, batch.attention_mask).flatten(0, 1)[batch.at]
                 nats += model.output.nll(hidden[None], batch.targets[None]).double().sum()
                 hits += (choose_first(model, hidden) == batch.targets).sum()
                 tokens += batch.tokens

@@ -147,7 +147,6 @@ class TranslationObjective:
             batch.weights if self.model.config.of_decoder().sees_future else None,
             label_smoothing=options.label_smoothing,
             trace=trace,
-            padded_right=True,
         )
         value = add_penalties(shared(value, own, part), trace, options, part)
         return Loss(value, nll * own, own if part is None else part.tokens)

@@ -36,10 +36,9 @@ def inject(model: Any, *, mix: Stage = "none", normalize: Stage = "softmax", cro
     mix, normalize, cross_head: as in `AttentionConfig`. layers: numbers of layers (-1: the last), or parts of module names;
     None: all, with a warning for attention that is not on the interface. Mixing is over query heads, cross_head permutes key
     and value heads.
-    output: "mixture_of_softmaxes", or an `OutputConfig` of that kind with `mixtures`, `latent_dropout` and
-    `latent_dropout_locked`, for a causal or masked language model. W and b are the model's own, tied as they were. Logits
-    are log-probabilities. In training with `labels` the loss is formed chunk by chunk, and `logits` is None;
-    `model.config.chunked_loss = False` gives them.
+    output: "mixture_of_softmaxes", or an `OutputConfig` of that kind with `mixtures` and `latent_dropout`, for a causal or
+    masked language model. W and b are the model's own, tied as they were. Logits are log-probabilities. In training with
+    `labels` the loss is formed chunk by chunk, and `logits` is None; `model.config.chunked_loss = False` gives them.
     The mixture starts at W_k = b_k = 0, where every softmax is the old one, with a random P, so that components part at the
     first step. Differs from Transformer-MoS §3: h_k = tanh(W_k g + b_k) there, which could not start as g.
     Position-wise mixing reads the projected query with its bias, before norms, rotation and scale; in a class outside of

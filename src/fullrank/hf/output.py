@@ -25,11 +25,7 @@ from fullrank.core.output import IGNORED, Latents, Output
 from fullrank.hf.interface import drop_hooks
 
 KIND = "mixture_of_softmaxes"
-OWN_KEYS = (
-    "mixtures",
-    "latent_dropout",
-    "latent_dropout_locked",
-)  # the others are those of the layer that the model has
+OWN_KEYS = ("mixtures", "latent_dropout")  # the others are those of the layer that the model has
 
 
 @dataclass

@@ -3,9 +3,9 @@
     sdpa      scaled dot product, softmax, no mixing: PyTorch's fused kernel
     native    C++ on a CPU, compiled when first needed
     triton    mixed heads on a GPU
-    blocks    PyTorch's operations, rows by rows: machines without a C++ compiler, relative scores on a GPU or compiled
 
-All but the first are for every normaliser and mixing that engines know, and keep nothing of the size of the weights.
+The last two are for every normaliser and mixing that engines know, and keep nothing of the size of the weights. Without a C++
+compiler, and for relative scores on a GPU, the definition computes.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from torch.nn import functional as F
 
 from fullrank.core.engine import Components, Pairs, Problem, Tokens
 from fullrank.core.errors import InputError, suggest
-from fullrank.kernels import blocks, multilinear, vocabulary
+from fullrank.kernels import multilinear, vocabulary
 from fullrank.kernels.native import call as native_call
-from fullrank.kernels.problem import declines, fits, is_plain, needs_grad
+from fullrank.kernels.problem import fits, is_plain, needs_grad
 from fullrank.kernels.triton import call as triton_call
 
 Reason = Callable[[Problem], str | None]  # None: the kernel computes the call
@@ -62,7 +62,6 @@ class Kernel:
 
 KERNELS: dict[str, Kernel] = {
     "sdpa": Kernel(_attend_fused, refuses=lambda problem: None if is_plain(problem) else _PLAIN_ONLY),
-    "blocks": Kernel(blocks.attend, declines),
     "native": Kernel(native_call.attend, native_call.declines, native_call.refuses),
     "triton": Kernel(triton_call.attend, triton_call.declines, triton_call.refuses),
 }
@@ -74,15 +73,12 @@ _chosen: set[str] | None = None
 _NATIVE_FP32 = 48  # ... C++ is faster than PyTorch's fused kernel without dropout, in fp32
 _NATIVE_HALF = 320  # ... the same in 16 bits
 _NATIVE_HALF_TRAINING = 192  # ... C++ is faster than the definition, in 16 bits with gradients or dropout
-_BLOCKS = 192  # ... blocks are faster than the definition
 
 
 def _order(problem: Problem) -> tuple[tuple[str, bool], ...]:
     """Kernels from the fastest to the slowest for this call: (name, whether it is worth trying)."""
     queries, gpu = problem.layout.shape[0], problem.values.device.type == "cuda"
-    plain, relative = is_plain(problem), problem.distances is not None
-    compiling = torch.compiler.is_compiling()
-    several = queries > 1
+    plain, compiling, several = is_plain(problem), torch.compiler.is_compiling(), queries > 1
     if not compiling and torch._C._are_functorch_transforms_active():  # kernels written by hand know no torch.func
         return (("sdpa", plain),)
     if plain and not gpu:
@@ -95,15 +91,8 @@ def _order(problem: Problem) -> tuple[tuple[str, bool], ...]:
             ("reference", slow and queries < least),
             ("native", several),
             ("sdpa", not slow or compiling),
-            ("blocks", queries >= _BLOCKS),
         )
-    return (
-        ("sdpa", plain),
-        ("native", several),
-        ("triton", several and gpu),
-        ("blocks", several and relative and (gpu or compiling)),
-        ("blocks", queries >= _BLOCKS and not compiling),
-    )
+    return ("sdpa", plain), ("native", several), ("triton", several and gpu)
 
 
 def _fastest(problem: Problem) -> str:
@@ -197,11 +186,6 @@ def vocabulary_loss(
 ) -> tuple[Tensor, Tensor] | None:
     """See `fullrank.core.engine`."""
     return None if _forced == "reference" else vocabulary.vocabulary_loss(components, ids, scale, label_smoothing)
-
-
-def vocabulary_log_prob(components: Components) -> Tensor | None:
-    """See `fullrank.core.engine`."""
-    return None if _forced == "reference" else vocabulary.vocabulary_log_prob(components)
 
 
 def forced() -> str | None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from fullrank.core.engine import Problem
 from fullrank.core.layout import Layout
@@ -64,13 +63,6 @@ def differentiable(problem: Problem) -> list[Tensor]:
 def needs_grad(problem: Problem) -> bool:
     """True if a gradient is asked for."""
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in differentiable(problem))
-
-
-def normalize_scores(scores: Tensor, normalize: str) -> Tensor:
-    """Masked scores (.., M) to weights."""
-    if normalize == "sigsoftmax":
-        scores = scores + F.logsigmoid(scores)
-    return torch.softmax(scores, dim=-1)
 
 
 @dataclass(frozen=True)

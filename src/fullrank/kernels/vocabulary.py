@@ -6,20 +6,15 @@
 
 With weights c_t known, sum_t c_t nll_t has its gradients formed in the forward pass, from the one matrix of logits: three
 products for each chunk of tokens (docs/derivations/mixture_of_softmaxes.md). gamma couples the K rows of a token.
-Where every word counts (label smoothing, log-probabilities), gamma depends on the word:
-
-    sum_v q_v log p(v),   gamma_kv = pi_k softmax(z_k)_v / p(v),   Q_k = sum_v q_v gamma_kv
-    d / d z_kv = q_v gamma_kv - Q_k softmax(z_k)_v,                d / d log pi_k = Q_k
-
-An adaptive softmax computes a tail for the tokens of its own cluster only (docs/derivations/adaptive_softmax.md); its mixtures,
-and label smoothing over its tails, are left to the definition.
+An adaptive softmax computes a tail for the tokens of its own cluster only (docs/derivations/adaptive_softmax.md). Label
+smoothing over its tails and mixtures, where every word counts, is left to the definition.
 Limits: no double backward and no functorch transforms; `fullrank.kernel("reference")` has them.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -38,14 +33,13 @@ class _Block(NamedTuple):
     """Losses of C tokens, and their gradients.
 
     loss, nll (C,): with and without label smoothing.  gradient (C K, V), of `loss` with respect to z, to be multiplied by
-    `share` (C, K); None: by one.  prior (C, K): with respect to log pi.
+    `share` (C, K); None: by one. That with respect to log pi is -share.
     """
 
     loss: Tensor
     nll: Tensor
     gradient: Tensor
     share: Tensor | None = None
-    prior: Tensor | None = None
 
 
 class _Pass:
@@ -81,66 +75,24 @@ class _Pass:
         """loss and nll (T,); the gradients are those of sum_t scale_t loss_t, scale (T,)."""
         loss = torch.empty(ids.shape, dtype=self.wide, device=self.hidden.device)
         nll = torch.empty_like(loss) if smoothing else loss
-
-        def compute(z: Tensor, tokens: slice, log_prior: Tensor | None) -> _Block:
-            if log_prior is None:
-                block = _compute_softmax(z, ids[tokens], smoothing)
-            elif smoothing:
-                block = _compute_smoothed(z, ids[tokens], smoothing, log_prior)
-            else:
-                block = _compute_mixture(z, ids[tokens], log_prior)
-            loss[tokens], nll[tokens] = block.loss, block.nll
-            return block
-
-        self._run_chunks(compute, scale)
-        return loss, nll
-
-    def log_prob(self) -> Tensor:
-        """log p (T, V) of a mixture."""
-        out = self.hidden.new_empty(self.tokens, self.weight.shape[0], dtype=self.wide)
-
-        def compute(z: Tensor, tokens: slice, log_prior: Tensor | None) -> None:
-            assert log_prior is not None
-            out[tokens] = _mixture_log_prob(z, log_prior)[0]
-
-        self._run_chunks(compute, None)
-        return out
-
-    def log_prob_backward(self, cotangent: Tensor) -> None:
-        """The gradients of sum_tv cotangent_tv log p_tv, cotangent (T, V)."""
-
-        def compute(z: Tensor, tokens: slice, log_prior: Tensor | None) -> _Block:
-            assert log_prior is not None
-            log_prob, gradient, prior = _couple_gradients(z, log_prior, -cotangent[tokens].to(z.dtype))
-            return _Block(log_prob, log_prob, gradient, None, prior)
-
-        self._run_chunks(compute, cotangent.new_ones(self.tokens, dtype=self.wide))
-
-    def gradients(self) -> tuple[Tensor | None, ...]:
-        """With respect to hidden, log_prior, weight and bias."""
-        return self.hidden_grad, self.prior_grad, self.weight_grad, self.bias_grad
-
-    def _rows(self, tokens: slice) -> slice:
-        return slice(tokens.start * self.mixtures, tokens.stop * self.mixtures)
-
-    def _run_chunks(
-        self, compute: Callable[[Tensor, slice, Tensor | None], _Block | None], scale: Tensor | None
-    ) -> None:
         for chunk, logits in self._chunks():
             scales = logits.new_empty(logits.shape[0], dtype=self.wide)
             for piece, scores in self._blocks(logits):
                 tokens, rows = slice(chunk.start + piece.start, chunk.start + piece.stop), self._rows(piece)
                 z, slope = _normalize(scores, self.normalize, any(self.needs))
-                block = compute(z, tokens, None if self.log_prior is None else self.log_prior[tokens])
+                if self.log_prior is None:
+                    block = _compute_softmax(z, ids[tokens], smoothing)
+                else:
+                    block = _compute_mixture(z, ids[tokens], self.log_prior[tokens])
+                loss[tokens], nll[tokens] = block.loss, block.nll
                 if not any(self.needs):
                     continue
-                assert block is not None
                 assert scale is not None
                 known = scale[tokens, None]
                 if self.prior_grad is not None:
-                    assert block.prior is not None
-                    self.prior_grad[tokens] = known * block.prior
-                each = known.expand(-1, self.mixtures) if block.share is None else known * block.share
+                    assert block.share is not None
+                    self.prior_grad[tokens] = -known * block.share
+                each = known if block.share is None else known * block.share
                 scales[rows] = each.reshape(-1)
                 gradient = block.gradient if slope is None else block.gradient.mul_(slope)
                 if self.bias_grad is not None:
@@ -148,6 +100,14 @@ class _Pass:
                 logits[rows].copy_(gradient)
             if any(self.needs):
                 self._add_chunk(self._rows(chunk), logits, scales)
+        return loss, nll
+
+    def gradients(self) -> tuple[Tensor | None, ...]:
+        """With respect to hidden, log_prior, weight and bias."""
+        return self.hidden_grad, self.prior_grad, self.weight_grad, self.bias_grad
+
+    def _rows(self, tokens: slice) -> slice:
+        return slice(tokens.start * self.mixtures, tokens.stop * self.mixtures)
 
     def _chunks(self) -> Iterator[tuple[slice, Tensor]]:
         """Tokens, and their logits (C K, V) without the bias: so many that a pass over dW for each chunk costs little.
@@ -243,49 +203,24 @@ def _compute_mixture(z: Tensor, ids: Tensor, log_prior: Tensor) -> _Block:
     total = torch.logsumexp(joint, dim=1)
     share = torch.exp(joint - total[:, None])
     gradient.scatter_add_(1, ids[:, None], gradient.new_full((1, 1), -1.0).expand(len(ids), 1))
-    return _Block(-total, -total, gradient, share, -share)
-
-
-def _compute_smoothed(z: Tensor, ids: Tensor, e: float, log_prior: Tensor) -> _Block:
-    """A mixture with label smoothing: every word counts."""
-    q = z.new_full((len(ids), z.shape[1]), e / z.shape[1])
-    q.scatter_add_(1, ids[:, None], z.new_full((1, 1), 1 - e).expand(len(ids), 1))
-    log_prob, gradient, prior = _couple_gradients(z, log_prior, q)
-    loss, nll = -(q * log_prob).sum(1), -log_prob.gather(1, ids[:, None]).squeeze(1)
-    return _Block(loss, nll, gradient, None, prior)
-
-
-def _couple_gradients(z: Tensor, log_prior: Tensor, q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """log p (C, V), and the gradients of -sum_v q_v log p(v) with respect to z (C K, V) and log pi (C, K); q (C, V)."""
-    log_prob, joint = _mixture_log_prob(z, log_prior)
-    explained = torch.exp(joint - log_prob[:, None]).mul_(q[:, None])  # q_v gamma_kv
-    share = explained.sum(2)
-    gradient = joint.sub_(log_prior[:, :, None]).exp_().mul_(share[:, :, None]).sub_(explained)
-    return log_prob, gradient.view_as(z), -share
-
-
-def _mixture_log_prob(z: Tensor, log_prior: Tensor) -> tuple[Tensor, Tensor]:
-    """log p (C, V) and the logarithms of its summands, log pi_k softmax(z_k)_v (C, K, V)."""
-    joint = torch.log_softmax(z, dim=1).view(*log_prior.shape, -1).add_(log_prior[:, :, None])
-    return torch.logsumexp(joint, dim=1), joint
+    return _Block(-total, -total, gradient, share)
 
 
 # -- in autograd ------------------------------------------------------------------------------------------------------
 
 
 class _Recomputed(torch.autograd.Function):
-    """nll of each token (T,), or without ids log p of a mixture (T, V); the backward pass computes the logits again."""
+    """nll of each token (T,); the backward pass computes the logits again."""
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, log_prior: Tensor | None, weight: Tensor, bias: Tensor | None, ids: Tensor | None,
+        ctx: Any, hidden: Tensor, log_prior: Tensor | None, weight: Tensor, bias: Tensor | None, ids: Tensor,
         normalize: str,
     ) -> Tensor:  # fmt: skip
         ctx.normalize, ctx.dtype = normalize, product_dtype(hidden, weight)
         ctx.save_for_backward(hidden, log_prior, weight, bias, ids)
         with torch.autocast(device_kind(hidden), enabled=False):
-            run = _Pass(hidden, log_prior, weight, bias, normalize, ctx.dtype)
-            return run.log_prob() if ids is None else run.losses(ids, 0.0)[1]
+            return _Pass(hidden, log_prior, weight, bias, normalize, ctx.dtype).losses(ids, 0.0)[1]
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
@@ -293,10 +228,7 @@ class _Recomputed(torch.autograd.Function):
         hidden, log_prior, weight, bias, ids = ctx.saved_tensors
         with torch.autocast(device_kind(hidden), enabled=False):
             run = _Pass(hidden, log_prior, weight, bias, ctx.normalize, ctx.dtype, ctx.needs_input_grad[:4])
-            if ids is None:
-                run.log_prob_backward(cotangent)
-            else:
-                run.losses(ids, 0.0, cotangent)
+            run.losses(ids, 0.0, cotangent)
         return *run.gradients(), None, None
 
 
@@ -331,13 +263,13 @@ class _WeightedLoss(torch.autograd.Function):
 
 
 def _refuse_second_order() -> None:
-    refuse_second_order("nll, loss and the log-probabilities of a mixture", "keeps all logits")
+    refuse_second_order("nll and loss", "keeps all logits")
 
 
 def _token_nll(
-    components: Components, cluster: Cluster, states: Tensor, ids: Tensor | None, log_prior: Tensor | None = None
+    components: Components, cluster: Cluster, states: Tensor, ids: Tensor, log_prior: Tensor | None = None
 ) -> Tensor:
-    """nll (T,) by the softmax of one cluster, or without ids log p (T, V_i).  states (T, K, E), K = 1 without log_prior."""
+    """nll (T,) by the softmax of one cluster.  states (T, K, E), K = 1 without log_prior."""
     hidden = projected(cluster, states).flatten(0, 1)
     nll: Tensor = _Recomputed.apply(hidden, log_prior, cluster.weight, cluster.bias, ids, components.normalize)
     return nll
@@ -361,12 +293,10 @@ def _compute_weighted_loss(
 
 @torch.compiler.disable
 def vocabulary_nll(components: Components, ids: Tensor) -> Tensor | None:
-    """nll (T,), in the order of the tokens; a tail is computed for its own tokens. None: a mixture of adaptive softmaxes."""
+    """nll (T,), in the order of the tokens; a tail is computed for its own tokens."""
     head, *tails = components.clusters
     if not tails:
         return _token_nll(components, head, components.states, ids, components.log_prior)
-    if components.log_prior is not None:
-        return None
     groups = _Groups(components, ids)
     nll = _token_nll(components, head, components.states, groups.head_targets())
     inside = []
@@ -382,14 +312,14 @@ def vocabulary_loss(
 ) -> tuple[Tensor, Tensor] | None:
     """Weighted sums of loss and nll, with gradients formed in the forward pass.
 
-    None for a mixture of adaptive softmaxes, and for label smoothing over tails: every token has a say in each of them.
+    None for label smoothing over tails and over mixtures.
     """
     head, *tails = components.clusters
+    if label_smoothing and (tails or components.log_prior is not None):
+        return None
     if not tails:
         states, log_prior = components.states, components.log_prior
         return _compute_weighted_loss(components, head, states, ids, scale, label_smoothing, log_prior)
-    if components.log_prior is not None or label_smoothing:
-        return None
     groups = _Groups(components, ids)
     loss, nll = _compute_weighted_loss(components, head, components.states, groups.head_targets(), scale)
     for tail, positions, states, targets in groups.tails():
@@ -397,15 +327,6 @@ def vocabulary_loss(
             part, plain = _compute_weighted_loss(components, tail, states, targets, scale[positions])
         loss, nll = loss + part, nll + plain
     return loss, nll
-
-
-@torch.compiler.disable
-def vocabulary_log_prob(components: Components) -> Tensor | None:
-    """log p (T, V) of a mixture; None without one, where the definition is as fast, and for adaptive softmaxes."""
-    head, *tails = components.clusters
-    if tails or components.log_prior is None:
-        return None
-    return _token_nll(components, head, components.states, None, components.log_prior)
 
 
 class _Groups:
