@@ -126,12 +126,12 @@ def _check_resolved(config: Any, resolved: dict[str, Any]) -> None:
 # section -> all of these words are in its one message
 REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     *((raw({}, attention={name: value}), (f"model.attention.{name}: goes with", "multilinear", f"{value!r} with 'weighted'"))
-      for name, value in {"cores": 2, "rank": 5, "causal": "masked", "core_weights": "free", "output_map": "pairs", "decays": 4,
+      for name, value in {"cores": 2, "rank": 5, "core_weights": "free", "decays": 4,
                           "not_next_token_perplexity": True}.items()),
     *((raw({}, attention=PAIRS | {name: value}), (f"model.attention.{name}: goes with", "kind: weighted", f"{value!r} with"))
       for name, value in {"normalize": "sigsoftmax", "mix": "average", "cross_head": 0.5}.items()),
     *((raw({name: value}), (f"model.output.{name}: goes with", "kind: mixture_of_softmaxes", f"{value!r} with 'softmax'"))
-      for name, value in {"mixtures": 3, "latent": True, "latent_dropout": 0.1}.items()),
+      for name, value in {"mixtures": 3, "latent_dropout": 0.1}.items()),
     *((raw({name: value}), (f"model.output.{name}: goes with", "kind: adaptive", f"{value!r} with 'softmax'"))
       for name, value in {"cutoffs": [5], "div_val": 2, "form": "fairseq", "tail_dropout": 0.1}.items()),
     (raw(MIXTURE | {"cutoffs": [10]}), ("output.cutoffs: goes with", "adaptive", "[10]")),

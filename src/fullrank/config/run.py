@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 from fullrank.config.data import USUAL_TOKENS, DataConfig
 from fullrank.config.training import TrainConfig
 from fullrank.core import registry
-from fullrank.core.config import NOT_NEXT_TOKEN, ModelConfig, problems_of
+from fullrank.core.config import NOT_NEXT_TOKEN, ModelConfig
 from fullrank.core.section import (
     Allowed,
     Count,

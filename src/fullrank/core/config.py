@@ -189,6 +189,17 @@ class ModelConfig(Section):
             yield f"model.head_dim: rotary positions need an even head size, given {self.head_dim}"
         for name, attention in self._attentions_by_key():
             yield from self._faults_of_attention(name, attention)
+        read, written = self.input, self.output
+        fits = not isinstance(read, AdaptiveInputConfig | TensorTrainConfig)
+        if isinstance(written, AdaptiveConfig) and isinstance(read, AdaptiveInputConfig):
+            fits = (read.cutoffs, read.div_val) == (written.cutoffs, written.div_val)
+        elif isinstance(written, AdaptiveConfig):
+            fits = False
+        if written.tied and not fits:
+            yield (
+                "model.output.tied: an adaptive softmax is tied to an AdaptiveInput with the same clusters, another output to "
+                f"`model.input.kind: token`; given {written.kind} with {read.kind}"
+            )
         yield from self.problems_of_translation() if translates else self._faults_of_layers(self.num_hidden_layers)
 
     def _attentions_by_key(self) -> Iterator[tuple[str, AttentionConfig]]:
