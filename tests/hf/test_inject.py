@@ -175,3 +175,23 @@ def test_chosen_layers_alone_are_mixed():
         with fr.kernel("reference"):
             assert torch.equal(again(**inputs).logits, own(**inputs).logits)
         torch.testing.assert_close(again(**inputs).logits, own(**inputs).logits, rtol=0, atol=1e-5)
+
+
+def test_a_class_is_described_by_its_user(tmp_path):
+    """JetMoE's queries come from a mixture of experts, so that mixing reads those of the attention function."""
+    config = transformers.JetMoeConfig(vocab_size=60, hidden_size=32, num_hidden_layers=1, num_key_value_heads=2,
+                                       kv_channels=8, intermediate_size=16, num_local_experts=2)  # fmt: skip
+    model = transformers.JetMoeForCausalLM(config).eval()
+    with pytest.raises(InputError, match=r"JetMoeAttention.*interface="):
+        fr.inject(model, mix="position_wise")
+    with pytest.raises(InputError, match="interface: Other: no class of a module of JetMoeForCausalLM"):
+        fr.inject(model, mix="position_wise", interface={"Other": {}})
+    ids = torch.arange(3, 12)[None]
+    expected = model(ids).logits
+    fr.inject(model, mix="position_wise", interface={"JetMoeAttention": {}})
+    torch.testing.assert_close(model(ids).logits, expected)
+    assert model.config.fullrank["query"] == "given"
+    torch.nn.init.normal_(model.model.layers[0].self_attention.fullrank.mix.from_query, std=0.3)
+    model.save_pretrained(tmp_path)
+    assert torch.equal(fr.load_injected(tmp_path).eval()(ids).logits, model(ids).logits)
+    assert model.model.layers[0].self_attention.fullrank.projection is None

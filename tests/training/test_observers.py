@@ -18,6 +18,7 @@ from fullrank.training.observers import (
     JsonLines,
     Progress,
     TensorBoard,
+    WandB,
     metrics_line,
     timing_line,
 )
@@ -28,6 +29,12 @@ class Recorder:
         self.made = (args, options)
         self.calls: list[Any] = []
         self.closed = False
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        self.calls += [(name, value, step) for name, value in values.items()]
+
+    def finish(self) -> None:
+        self.closed = True
 
     def add_scalar(self, name: str, value: float, step: int) -> None:
         self.calls.append((name, value, step))
@@ -53,6 +60,24 @@ def test_tensorboard_gets_every_line_and_forgets_what_lies_beyond_the_checkpoint
     [again] = make_observers(tmp_path, track=["tensorboard"], quiet=True)
     train(tmp_path, steps=12, observers=[again])
     assert again.writer.made[1] == {"purge_step": 11}  # type: ignore[attr-defined]
+
+
+def test_wandb_resumes_under_the_same_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("wandb")
+    module.init = Recorder  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    runs = []
+    for steps in (10, 12):
+        [observer] = make_observers(tmp_path / "run", track=["wandb"], config={"seed": 1}, quiet=True)
+        assert isinstance(observer, WandB)
+        train(tmp_path / "run", steps=steps, observers=[observer])
+        runs.append(observer.run)
+    first, second = (run.made[1] for run in runs)
+    assert first["id"] == second["id"] != ""
+    assert (first["name"], first["resume"], first["config"]) == ("run", "allow", {"seed": 1})
+    assert ("valid/ppl", 5) in [(name, step) for name, _, step in runs[0].calls]
+    assert all(step > 10 for _, _, step in runs[1].calls)
+    assert runs[1].closed
 
 
 def test_progress_says_loss_perplexity_speed_scores_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:

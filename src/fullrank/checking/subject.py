@@ -24,6 +24,7 @@ SHORT = 23
 WORDS = 2048  # that texts are made of and logits are compared at, where a model knows more than twice as many
 DOUBLE_UP_TO = 50_000_000  # parameters; larger models are checked in fp32
 SPECIAL = ("bos_token_id", "eos_token_id", "sep_token_id", "cls_token_id", "unk_token_id", "decoder_start_token_id")
+_SHORTER = (31, 17, 7)  # tokens, for a model that does not say how few it reads
 _SEQUENCES = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
 Kind = Literal["fullrank", "translator", "hugging_face", "module"]
 MaskForm = Callable[[Tensor], Tensor]
@@ -298,7 +299,7 @@ def open_subject(
     size = size if isinstance(size, int) else next(tables, 0)
     subject = Subject(model, model, kind, size, ids, step=step)
     if inputs is None:
-        subject = prepare(add_texts(subject, sequence, choose_length(subject, length)))
+        subject = prepare_texts(subject, sequence, length)
     else:
         subject = prepare(add_example(subject, inputs, sequence))
     with torch.no_grad(), mode(subject.model, training=False):
@@ -308,6 +309,15 @@ def open_subject(
             subject = slice_where_same(subject)
         subject = replace(subject, mask_form=find_mask_form(subject), first_position=find_first_position(subject))
         return replace(subject, pads_left=equals_when_padded_left(subject), long_ids=lengthen_texts(subject))
+
+
+def prepare_texts(subject: Subject, sequence: str | None, length: int | None) -> Subject:
+    """`prepare` with random texts; shorter ones are tried too, since a model may have a longest text and not say it."""
+    first = choose_length(subject, length)
+    for count in [first, *(n for n in _SHORTER if n < first and length is None)]:
+        with contextlib.suppress(InputError):
+            return prepare(add_texts(subject, sequence, count))
+    return prepare(add_texts(subject, sequence, first))  # which says why
 
 
 def choose_length(subject: Subject, length: int | None) -> int:
@@ -371,8 +381,10 @@ def prepare(subject: Subject) -> Subject:
 
     Some constants are fp32 for good, and some implementations of experts lack double precision: a plain one is tried then.
     """
-    own, name, ids, error = subject.own, type(subject.own).__name__, subject.ids, Exception()
-    attempts = ["double", "double, plain experts"] if subject.parameters <= DOUBLE_UP_TO else []
+    own, name, ids = subject.own, type(subject.own).__name__, subject.ids
+    error: Exception | None = None
+    has_experts = hasattr(own, "set_experts_implementation")
+    attempts = ["double", *["double, plain experts"] * has_experts] if subject.parameters <= DOUBLE_UP_TO else []
     for attempt in (*attempts, "as given"):
         model, is_double = move_copy(own), "double" in attempt
         try:
@@ -382,7 +394,7 @@ def prepare(subject: Subject) -> Subject:
             with torch.no_grad(), mode(model, training=False):
                 logits = subject.all_logits(ids, model=model)
         except Exception as reason:
-            error = error if error.args else reason
+            error = error or reason
             continue
         if is_double and bool(logits.isnan().any()):
             continue
@@ -392,7 +404,7 @@ def prepare(subject: Subject) -> Subject:
         is_wide = is_double or logits.dtype.itemsize < dtype.itemsize
         return replace(subject, model=model, dtype=logits.dtype if is_wide else dtype)
     raise InputError(
-        f"{name}: a text of {subject.length} tokens raised {type(error).__name__}: {one_line(error)}; "
+        f"{name}: a text of {subject.length} tokens raised {type(error).__name__}: {one_line(error or Exception())}; "
         "a model that needs other inputs is checked with inputs={...}, examples by argument; length= gives other texts"
     ) from error
 

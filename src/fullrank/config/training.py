@@ -124,7 +124,7 @@ class TrainingConfig(Section):
         None, "updates between checkpoints; null: at every evaluation and every 5 minutes"
     )
     log_every_steps: Count = key(20, "updates between lines of metrics")
-    track: list[Literal["tensorboard"]] = key([], "other places that metrics are sent to")
+    track: list[Literal["tensorboard", "wandb"]] = key([], "other places that metrics are sent to")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -242,7 +242,9 @@ def build_observers(start: Start, parts: Parts, folder: Path, *, quiet: bool) ->
     if isinstance(corpus, Corpus) and not corpus.has_pairs and not config.masks:
         bits = {"byte": "bits/byte", "character": "bits/char"}.get(corpus.tokenizer.kind)
     label = visible(str(start.identity["name"]))
-    return make_observers(folder, track=parts.options.track, label=label, bits=bits, quiet=quiet)
+    return make_observers(
+        folder, track=parts.options.track, config=config.to_dict(), label=label, bits=bits, quiet=quiet
+    )
 
 
 def resume(folder: Path, *, quiet: bool = False, say: Say = print, until: int | None = None) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -37,9 +37,32 @@ _REFUSED = """
 """.split()  # noqa: SIM905
 
 
+# classes that users described, as `inject(interface=...)` takes them: submodule and blocks as above
+_described: dict[str, tuple[str | None, int | None]] = {}
+
+
+def describe_classes(model: nn.Module, interface: Mapping[str, Mapping[str, Any]]) -> None:
+    """Note where classes of attention project their queries: {"OwnAttention": {"query": "q_proj", "blocks": 1}}.
+
+    Raises InputError for other fields, and for a class that the model lacks or that has no eager attention function.
+    """
+    homes = {kind.__name__: kind.__module__ for module in model.modules() for kind in type(module).__mro__}
+    for name, fields in interface.items():
+        if not isinstance(fields, Mapping) or set(fields) - {"query", "blocks"}:
+            raise InputError(f"interface: {name}: a mapping with query and blocks, given {fields!r}")
+        if not hasattr(sys.modules.get(homes.get(name, "")), "eager_attention_forward"):
+            raise InputError(
+                f"interface: {name}: no class of a module of {type(model).__name__} that has an eager_attention_forward in its "
+                "file"
+            )
+        _described[name] = fields.get("query"), fields.get("blocks")
+
+
 def is_attention(module: nn.Module) -> bool:
     """True for a module whose forward pass calls an attention function of the interface."""
     kind = _computing_class(module)
+    if kind.__name__ in _described:
+        return True
     calls = "ALL_ATTENTION_FUNCTIONS" in inspect.unwrap(vars(kind)["forward"]).__code__.co_names
     return calls and kind.__name__ not in _REFUSED and hasattr(sys.modules[kind.__module__], "eager_attention_forward")
 
@@ -49,7 +72,8 @@ def find_projection(module: nn.Module) -> tuple[str | None, int | None]:
 
     Without such a submodule the attention function gets the projected queries as they are.
     """
-    if layout := _LAYOUTS.get(_computing_class(module).__name__):
+    name = _computing_class(module).__name__
+    if layout := _described.get(name) or _LAYOUTS.get(name):
         return layout
     for names, blocks in ((_QUERIES, None), (_FUSED, 1)):
         for name in names:
@@ -175,6 +199,6 @@ def _explain_refusal(model: nn.Module) -> str:
     classes = sorted({kind for module in model.modules() if "Attention" in (kind := type(module).__name__)})
     return (
         f"{name}: its attention ({', '.join(classes) or 'none found'}) is not on transformers' attention interface, as that of "
-        "BERT, RoBERTa, GPT-2, GPT-NeoX, OPT, Llama, Mistral, Qwen, Gemma, T5, BART, Whisper, ViT and others is; one that "
-        "computes weights in code of its own cannot be injected into"
+        "BERT, RoBERTa, GPT-2, GPT-NeoX, OPT, Llama, Mistral, Qwen, Gemma, T5, BART, Whisper, ViT and others is, or is refused; "
+        "describe a class that has an eager_attention_forward in its file with interface="
     )

@@ -13,7 +13,13 @@ from torch import nn
 from fullrank.core.config import OutputConfig, Stage, WeightedConfig, stage_name
 from fullrank.core.errors import InputError
 from fullrank.hf import output as vocabulary
-from fullrank.hf.families import attention_modules, choose_modules, find_projection, unknown_modules
+from fullrank.hf.families import (
+    attention_modules,
+    choose_modules,
+    describe_classes,
+    find_projection,
+    unknown_modules,
+)
 from fullrank.hf.interface import FORMER, Injected, drop_hooks, hand_over, let_go, name_for, prepare
 
 _FORMERS = "_fullrank_formers"
@@ -24,7 +30,8 @@ LOADED_BY = "fullrank.load_injected"
 
 def inject(model: Any, *, mix: Stage = "none", normalize: Stage = "softmax", cross_head: float = 0.0,
            layers: Sequence[int | str] | None = None,
-           output: str | Mapping[str, Any] | OutputConfig | None = None) -> Any:  # fmt: skip
+           output: str | Mapping[str, Any] | OutputConfig | None = None,
+           interface: Mapping[str, Mapping[str, Any]] | None = None) -> Any:  # fmt: skip
     """Let the heads of a Hugging Face model exchange their attention weights, or make its vocabulary layer a mixture.
 
         P'_i = sum_j m_ji P_j                               of the weights P that the model itself computes
@@ -41,8 +48,10 @@ def inject(model: Any, *, mix: Stage = "none", normalize: Stage = "softmax", cro
     `labels` the loss is formed chunk by chunk, and `logits` is None; `model.config.chunked_loss = False` gives them.
     The mixture starts at W_k = b_k = 0, where every softmax is the old one, with a random P, so that components part at the
     first step. Differs from Transformer-MoS §3: h_k = tanh(W_k g + b_k) there, which could not start as g.
-    Position-wise mixing reads the projected query with its bias, before norms, rotation and scale; in a class outside of
-    transformers without a projection of a usual name (`families`) the one that the attention function gets.
+    interface: classes of attention that are refused, or whose queries are projected by a submodule of another name than usual
+    (`families`): {"OwnAttention": {"query": "q_proj"}}. `blocks`: 1 where its output is the queries of all heads, then keys,
+    then values; left out where it is a block for each head. Position-wise mixing reads the projected query with its bias,
+    before norms, rotation and scale; without a submodule the one that the attention function gets.
     Raises InputError for a model that cannot be injected into, or has been already, ConfigError for unknown words.
     """
     WeightedConfig(mix=mix, normalize=normalize, cross_head=cross_head)
@@ -57,6 +66,7 @@ def inject(model: Any, *, mix: Stage = "none", normalize: Stage = "softmax", cro
         raise InputError(
             f"{type(model).__name__}: has been injected into already; take it out first, fullrank.remove(model)"
         )
+    describe_classes(model, interface or {})
     chosen = choose_modules(model, layers) if attends else {}
     formers = {module.config._attn_implementation for module in chosen.values()}
     if not weights_change and not formers <= {"eager", "sdpa"}:
@@ -81,10 +91,14 @@ def inject(model: Any, *, mix: Stage = "none", normalize: Stage = "softmax", cro
     _copy_configs(model)
     for module in attention_modules(model).values() if attends else ():
         vars(module)[FORMER] = module.config._attn_implementation
-    foreign = [part for part in chosen.values() if not type(part).__module__.startswith("transformers.")]
+    foreign = [
+        part for part in chosen.values()
+        if type(part).__name__ in (interface or {}) or not type(part).__module__.startswith("transformers.")
+    ]  # fmt: skip
     settings = {
         "mix": mix, "normalize": normalize, "cross_head": cross_head, "layers": None if layers is None else list(layers),
-        "output": mixture, "query": "projected" if all(find_projection(part)[0] for part in foreign) else "given",
+        "output": mixture, "interface": {name: {**fields} for name, fields in (interface or {}).items()} or None,
+        "query": "projected" if all(find_projection(part)[0] for part in foreign) else "given",
     }  # fmt: skip
     vars(model)[_FORMERS] = [(config, config._attn_implementation) for config in _configs(model)]
     for config, former in vars(model)[_FORMERS]:
@@ -210,7 +224,7 @@ def settings_of(model: Any) -> dict[str, Any]:
 
 def arguments_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of `inject` among the settings in a configuration."""
-    return {key: settings[key] for key in ("mix", "normalize", "cross_head", "layers", "output")}
+    return {key: settings.get(key) for key in ("mix", "normalize", "cross_head", "layers", "output", "interface")}
 
 
 def remove(model: Any) -> Any:

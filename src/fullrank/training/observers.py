@@ -1,4 +1,4 @@
-"""Records and progress of a training: metrics.jsonl, timing.jsonl, progress lines, TensorBoard.
+"""Records and progress of a training: metrics.jsonl, timing.jsonl, progress lines, TensorBoard, Weights & Biases.
 
 The two files have one JSON object per line, appended; a torn line is cut off. Lines of metrics are functions of
 configuration and seed only; `tokens` are the training tokens seen so far, for every split. A checkpoint notes how long the
@@ -12,6 +12,7 @@ import json
 import math
 import os
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -122,20 +123,27 @@ class JsonLines:
 
 
 def make_observers(
-    folder: Path, *, track: Sequence[str] = (), label: str = "training", bits: str | None = None, quiet: bool = False
+    folder: Path,
+    *,
+    track: Sequence[str] = (),
+    config: Mapping[str, Any] | None = None,
+    label: str = "training",
+    bits: str | None = None,
+    quiet: bool = False,
 ) -> list[Observer]:
     """The usual observers of a run: `Progress`, and `train.track`.
 
+    config: settings of the run, for Weights & Biases.
     bits: the unit of a run whose tokens are bytes or characters, in place of perplexity.
     InputError if a tracker's package is not installed.
     """
     observers: list[Observer] = [] if quiet else [Progress(label, bits)]
-    if "tensorboard" in track:
+    for name in track:
         try:
-            observers.append(TensorBoard(folder))
+            observers.append(TensorBoard(folder) if name == "tensorboard" else WandB(folder, config or {}))
         except ImportError as error:
             raise InputError(
-                f"train.track: tensorboard is not installed: {pip_install('track')}, or take it out of train.track"
+                f"train.track: {name} is not installed: {pip_install('track')}, or take it out of train.track"
             ) from error
     return observers
 
@@ -234,6 +242,14 @@ def describe_loss(line: Mapping[str, Any], bits: str | None) -> list[str]:
     return [loss, f"{name} {perplexity(nll):.1f}"]
 
 
+def _list_scalars(line: Mapping[str, Any]) -> dict[str, float]:
+    """`train/nll`, `valid/ppl`, `timing/tokens_per_second` ... of a recorded line."""
+    prefix, objective = line.get("split", "timing"), line.get("objective")
+    names = {"ppl": f"{objective}_ppl"} if objective else {}
+    other = ("step", "split", "tokens", "phase", "objective")
+    return {f"{prefix}/{names.get(name, name)}": value for name, value in line.items() if name not in other}
+
+
 class TensorBoard(Observer):
     """Scalars in the run's folder `tensorboard`; a resumed run replaces lines that lie beyond its checkpoint."""
 
@@ -246,11 +262,39 @@ class TensorBoard(Observer):
         self.writer: Any = self.make(str(self.folder), purge_step=step + 1)
 
     def record(self, line: Mapping[str, Any]) -> None:
-        prefix, objective = line.get("split", "timing"), line.get("objective")
-        for name, value in line.items():
-            if name not in ("step", "split", "tokens", "phase", "objective"):
-                name = f"{objective}_ppl" if objective and name == "ppl" else name
-                self.writer.add_scalar(f"{prefix}/{name}", value, line["step"])
+        for name, value in _list_scalars(line).items():
+            self.writer.add_scalar(name, value, line["step"])
 
     def finish(self) -> None:
         self.writer.close()
+
+
+class WandB(Observer):
+    """A Weights & Biases run, offline with WANDB_MODE=offline; its id is kept in the run folder, so that it resumes."""
+
+    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
+        import wandb
+
+        self.wandb: Any = wandb
+        self.folder, self.config = folder, dict(config)
+
+    def start(self, *, step: int, total_steps: int) -> None:
+        file = self.folder / "wandb-id.txt"
+        if not file.is_file():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            file.write_text(uuid.uuid4().hex + "\n", encoding="utf-8")
+        run_id = file.read_text(encoding="utf-8").strip()
+        self.run: Any = self.wandb.init(
+            project="fullrank",
+            name=self.folder.name,
+            dir=str(self.folder),
+            id=run_id,
+            resume="allow",
+            config=self.config,
+        )
+
+    def record(self, line: Mapping[str, Any]) -> None:
+        self.run.log(_list_scalars(line), step=line["step"])
+
+    def finish(self) -> None:
+        self.run.finish()
