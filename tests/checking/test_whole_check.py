@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 import fullrank as fr
 import hugging_face_models as tiny
-from fullrank.checking import Report, agreement, calls, causality
+from fullrank.checking import Report, agreement, calls, causality, definition
 from fullrank.checking.calls import PLAIN
 from fullrank.checking.causality import search_by_gradient, search_by_perturbation
 from fullrank.checking.subject import open_subject
 from fullrank.core import registry
+from fullrank.core.mix import PositionIndependentMixing
 
 FUTURE = [f"future, by {how}, {when}" for how in ("perturbation", "gradient") for when in ("evaluation", "training")]
 PADDED = "future, by perturbation, with padding"
@@ -161,7 +162,23 @@ def test_injected_models_pass(name: str) -> None:
     model = fr.inject(getattr(tiny, kind)(), **stages)
     report = fr.check(model)
     assert failed(report) == {}
-    assert {check for check in skipped(report) if "future" not in check and "packed" not in check} == set()
+    not_checked = {"memory in segments = one pass"}
+    if "position" not in stages.get("mix", ""):
+        not_checked.add("starts as plain attention")
+    assert {check for check in skipped(report) if "future" not in check and "packed" not in check} == not_checked
+    assert "auto" in report.of("kernels = reference, fp32").looked_at
+
+
+def test_an_injected_mixing_that_does_not_start_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = PositionIndependentMixing.__init__
+
+    def started_off(self: Any, *sizes: Any) -> None:
+        start(self, *sizes)
+        self.mixing.data.mul_(1.01)
+
+    monkeypatch.setattr(PositionIndependentMixing, "__init__", started_off)
+    finding = definition.check_plain_start(open_subject(fr.inject(tiny.llama(), mix="position_independent")))
+    assert finding.verdict == "fails"
 
 
 def test_a_model_of_ours_as_hugging_faces() -> None:

@@ -48,7 +48,7 @@ def list_checks(subject: Subject, *, quick: bool = False) -> dict[str, Check]:
     if not subject.ours:
         checks["packed documents are independent"] = packing
     checks["incremental decoding = one pass"] = decoding
-    if not quick and subject.core.ours:
+    if not quick and (subject.core.ours or subject.injected):
         from fullrank.checking.definition import CHECKS  # it imports a compiler
 
         checks |= CHECKS

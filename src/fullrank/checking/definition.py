@@ -10,11 +10,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fullrank.checking.agreement import Pair, compare_pairs, largest
 from fullrank.checking.calls import read_pieces
-from fullrank.checking.copies import mode
+from fullrank.checking.copies import duplicate, mode
 from fullrank.checking.report import Finding, inapplicable, judge
 from fullrank.checking.subject import SHORT, Subject
 from fullrank.core.config import DropoutConfig, ModelConfig, WeightedConfig, stage_name, with_memory
@@ -79,6 +79,8 @@ def memory(subject: Subject) -> Finding:
 
 def check_plain_start(subject: Subject) -> Finding:
     """Mixing starts as plain attention, bit for bit through one kernel, where the paper says so."""
+    if subject.injected:
+        return compare_start(subject.with_length(min(SHORT, subject.length)), *build_injected(subject))
     subject = subject.core.with_length(min(SHORT, subject.length))
     config: ModelConfig = subject.own.config
     parts = (config.of_encoder(), config.of_decoder(), config.of_cross()) if subject.translates else (config,)
@@ -86,17 +88,35 @@ def check_plain_start(subject: Subject) -> Finding:
     mixes = [attention.mix for attention in attentions if isinstance(attention, WeightedConfig)]
     if not mixes:
         return inapplicable("model.attention.kind is multilinear, which has no heads to mix")
+    models = []
+    for one in (config, change_attention(config, mix="none")):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(3)
+            models.append(type(subject.model)(one).to(subject.ids.device).eval())
+    return compare_start(subject, mixes, *models)
+
+
+def build_injected(subject: Subject) -> tuple[list[Any], Any, Any]:
+    """What is injected into a model of Hugging Face, the model with fresh stages, and the same without mixing."""
+    from fullrank.hf.inject import inject, remove, settings_of
+
+    settings = settings_of(subject.model)
+    plain = remove(duplicate(subject.model))
+    plain.set_attn_implementation("eager")  # whose weights the kernel reference mixes
+    mixed = inject(duplicate(plain), **settings)
+    if stage_name(settings["normalize"]) != "softmax":
+        plain = inject(plain, **settings | {"mix": "none"})
+    return [settings["mix"]], mixed, plain
+
+
+def compare_start(subject: Subject, mixes: list[Any], *models: Any) -> Finding:
+    """Logits of a model beside those of the same without mixing."""
     mixed = [mix for mix in mixes if stage_name(mix) != "none"]
     if not mixed:
         return inapplicable("no mixing: it is plain attention")
     for mix in mixed:
         if not starts_plain(mix):
             return inapplicable(f"'{stage_name(mix)}' mixing does not start as plain attention, by its definition")
-    models = []
-    for one in (config, change_attention(config, mix="none")):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(3)
-            models.append(type(subject.model)(one).to(subject.ids.device).eval())
     with torch.no_grad(), kernel("reference"):
         logits, expected = (subject.logits(subject.ids, model=model) for model in models)
     figure = largest(logits, expected) / max(1.0, float(expected.abs().max()))
@@ -113,7 +133,12 @@ def kernels(subject: Subject, dtype: torch.dtype) -> Finding:
     """Every kernel that can compute the model beside the reference: logits, losses and gradients."""
     subject = subject.core.with_length(min(SHORT, subject.length))
     of_outputs, of_gradients = _TOLERANCES[dtype]
-    model = build_without_chance(subject).to(dtype)
+    if subject.injected:  # a whole model that is not ours, parts of which are in fp32 in double precision too
+        if dtype.itemsize > subject.dtype.itemsize:
+            return inapplicable("the model cannot compute in double precision")
+        model, of_outputs, of_gradients = duplicate(subject.model).requires_grad_().to(dtype), 1e-5, 1e-5
+    else:
+        model = build_without_chance(subject).to(dtype)
     with kernel("reference"):
         expected = compute_all(subject, model)
     sizes = {name: float(tensor.abs().max()) for name, tensor in expected.items()}
@@ -156,23 +181,29 @@ def compute_all(subject: Subject, model: Any) -> dict[str, Tensor]:
     targets = subject.draw_tokens(subject.length, 6)
     weights = torch.rand(targets.shape, generator=torch.Generator().manual_seed(4)).to(next(model.parameters()))
     texts = (subject.fixed["input_ids"], subject.ids) if subject.translates else (subject.ids,)
+    is_ours = subject.kind != "hugging_face"
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     computed, losses = dict[str, Tensor](), dict[str, Tensor]()
     with mode(model, training=False):
         computed["logits"] = subject.all_logits(subject.ids, model=model)
-        losses["nll"] = (model.nll(*texts, targets).per_token * weights).sum()
-        for side, mask in ({} if subject.translates else subject.masks()).items():
+        if is_ours:
+            losses["nll"] = (model.nll(*texts, targets).per_token * weights).sum()
+        else:
+            nll = nn.functional.cross_entropy(computed["logits"].flatten(0, 1), targets.flatten(), reduction="none")
+            losses["nll"] = (nll * weights.flatten()).sum()
+        for side, mask in ({} if subject.translates or not is_ours else subject.masks()).items():
             padded = subject.all_logits(subject.ids, mask, model=model)
             computed[f"logits, padded, {side}"] = padded[mask.bool()]
-    with mode(model, training=True):
-        losses["loss"] = model.loss(*texts, targets, weights)
+    if is_ours:
+        with mode(model, training=True):
+            losses["loss"] = model.loss(*texts, targets, weights)
     for name, loss in losses.items():
         gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True, materialize_grads=True)
         computed |= {f"gradient of {p}: {name}": g for p, g in zip(parameters, gradients, strict=True)}
     return {name: tensor.detach() for name, tensor in (computed | losses).items()}
 
 
-CHECKS: dict[str, Callable[[Subject], Finding]] = {  # of models that are made of our parts
+CHECKS: dict[str, Callable[[Subject], Finding]] = {  # of models that are made of our parts, or have some inside
     "starts as plain attention": check_plain_start,
     "kernels = reference, fp64": partial(kernels, dtype=torch.float64),
     "kernels = reference, fp32": partial(kernels, dtype=torch.float32),

@@ -194,6 +194,11 @@ class Subject:
         return bool(getattr(self.model, "_is_stateful", False))
 
     @property
+    def injected(self) -> bool:
+        """Our stages are inside a model of Hugging Face, by `fullrank.inject`."""
+        return self.kind == "hugging_face" and any("fullrank" in module._modules for module in self.model.modules())
+
+    @property
     def core(self) -> Subject:
         """The language model of ours inside a `FullRankForCausalLM`; any other model itself."""
         inside = self.model._modules.get("model")

@@ -199,6 +199,6 @@ def _explain_refusal(model: nn.Module) -> str:
     classes = sorted({kind for module in model.modules() if "Attention" in (kind := type(module).__name__)})
     return (
         f"{name}: its attention ({', '.join(classes) or 'none found'}) is not on transformers' attention interface, as that of "
-        "BERT, RoBERTa, GPT-2, GPT-NeoX, OPT, Llama, Mistral, Qwen, Gemma, T5, BART, Whisper, ViT and others is, or is refused; "
-        "describe a class that has an eager_attention_forward in its file with interface="
+        "BERT, RoBERTa, GPT-2, GPT-NeoX, OPT, Llama, Mistral, Qwen, Gemma, T5, BART, Whisper, ViT and others is, or is "
+        "refused; describe a class that has an eager_attention_forward in its file with interface="
     )
