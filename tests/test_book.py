@@ -76,12 +76,13 @@ def test_every_command_is_one_that_the_command_line_takes(page: Path, monkeypatc
     for module in ("models", "experiments.analyze", "experiments.check"):
         importlib.import_module(f"fullrank.{module}")  # they must not meet what stands in for `model_kind`
     monkeypatch.setattr("fullrank.names.model_kind", lambda name: "run")
-    monkeypatch.setattr("fullrank.cli.app.import_module", lambda name: None)
+    monkeypatch.setattr("fullrank.cli.app.import_plugin", lambda name: None)
     for code in blocks(page, "python"):
         if "@fr.measurement" in code:
             exec(compile(code, page.name, "exec"), {"__name__": "page"})
     faults = []
     for line in commands(page):
+        line = re.sub(r" [<>] \S+", "", line)  # files that the shell reads and writes
         try:
             parse(application(), [word.rstrip(",") for word in shlex.split(line, comments=True)[1:]])
         except UsageError as error:

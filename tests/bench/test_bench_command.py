@@ -88,7 +88,7 @@ def test_without_a_name_everything_in_small(called: Called, monkeypatch: pytest.
         (["mixng"], "bench: 'mixng' is not a benchmark; did you mean 'mixing'? (fullrank bench --list)"),
         (["mos", "--heads", "3"], "--heads: the benchmark 'mos' has no such size; leave it out"),
         (["--lengths", "5"], "--lengths: say which benchmark, such as `fullrank bench mixing --lengths ..`; --list names them"),
-        (["growth", "--device", "tpu"], "--device: 'tpu' is not a device; give auto, cpu, cuda or cuda:0"),
+        (["growth", "--device", "tpu"], "--device: auto, cpu, cuda or cuda:0, given 'tpu'"),
         (["growth", "--dtype", "bf"], "--dtype: 'bf' is not a precision; did you mean 'bf16'?"),
         (["growth", "--dtype", "fp16"], "--dtype fp16: a CPU computes it number by number; give bf16, or --device cuda"),
         (["growth", "--plot", "x.svg"], "--plot x.svg: give the name of a file that ends in .png"),

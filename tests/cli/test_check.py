@@ -148,7 +148,7 @@ def test_every_kind_of_hugging_face_model(
         verdicts = {one["check"]: one["verdict"] for one in json.loads(out)["checks"]}
         assert verdicts.get("starts as plain attention") == ("passes" if has_mixing else None), name
     for words, expected in (
-        (["python:mine:bad"], "must return a torch module, or (module, example inputs), given int"),
+        (["python:mine:bad"], "must return a torch module, given int"),
         (["python:mine:nothing"], "python:mine:nothing: no such function (AttributeError"),
         (["python:elsewhere:make"], "no such function (ModuleNotFoundError"),
         (["python:mine"], "MODULE:FUNCTION is needed, as in my_model:make"),

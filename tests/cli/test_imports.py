@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from cli_runs import SMALL, call
 
+from fullrank.plugins import imported_plugins
+
 STAGE = """
 import torch
 import fullrank as fr
@@ -30,6 +32,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The name of a module in the working directory, which registers a mixing."""
     (tmp_path / "halfway_module.py").write_text(STAGE.format(number=1), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
+    imported_plugins.clear()  # of tests before it in this process
     return "halfway_module"
 
 

@@ -93,7 +93,16 @@ def test_value_residuals_refuse_what_they_cannot_do() -> None:
         model(ids, memory)
     attention = fr.AttentionConfig(kind="multilinear")
     with pytest.raises(InputError, match="multi-linear attention has no values"):
-        fr.LanguageModel(fr.ModelConfig(vocab_size=11, attention=attention, parts={"value_residual": {}}))
+        fr.LanguageModel(
+            fr.ModelConfig(
+                vocab_size=11,
+                hidden_size=12,
+                num_attention_heads=3,
+                max_position_embeddings=9,
+                attention=attention,
+                parts={"value_residual": {}},
+            )
+        )
 
 
 # -- parts that only training has ---------------------------------------------------------------------------------------

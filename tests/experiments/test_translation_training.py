@@ -115,7 +115,7 @@ def test_the_last_checkpoints_are_averaged_and_measured(whole: Path) -> None:
         assert np.array_equal(tensor, mean), name
     measured = evaluate(whole, "test", checkpoint="average", device_name="cpu")
     assert measured["checkpoint"] == "average"
-    average(whole, last=1, name="newest")
-    newest, last = (evaluate(whole, "test", checkpoint=c, device_name="cpu") for c in ("newest", "last"))
+    average(whole, last=1)
+    newest, last = (evaluate(whole, "test", checkpoint=c, device_name="cpu") for c in ("average", "last"))
     assert newest["nll"] == last["nll"] != measured["nll"]
     assert newest["bleu"] == last["bleu"]

@@ -11,7 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .config import AdaptiveInputConfig, InputConfig, ModelConfig, OutputConfig, TensorTrainConfig
+from .config import (
+    AdaptiveConfig,
+    AdaptiveInputConfig,
+    InputConfig,
+    ModelConfig,
+    OutputConfig,
+    TensorTrainConfig,
+)
 from .errors import ConfigError, InputError, RangeError
 from .registry import register
 
@@ -30,6 +37,8 @@ def with_sizes(
                 f"{layer}: give a ModelConfig, or an {section.title()}Config with vocab_size and hidden_size"
             )
         sizes: dict[str, Any] = {"vocab_size": vocab_size, "hidden_size": hidden_size, "num_attention_heads": 1}
+        if isinstance(config, AdaptiveConfig) and config.tied:  # to an input of the same clusters
+            sizes["input"] = AdaptiveInputConfig(cutoffs=config.cutoffs, div_val=config.div_val)
         config = ModelConfig(**(sizes | {section: config}))
     elif vocab_size is not None or hidden_size is not None:
         raise ConfigError(f"{layer}: a ModelConfig has its own sizes; change them there")
