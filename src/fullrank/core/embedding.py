@@ -38,7 +38,7 @@ def with_sizes(
             )
         sizes: dict[str, Any] = {"vocab_size": vocab_size, "hidden_size": hidden_size, "num_attention_heads": 1}
         if isinstance(config, AdaptiveConfig) and config.tied:  # to an input of the same clusters
-            sizes["input"] = AdaptiveInputConfig(cutoffs=config.cutoffs, div_val=config.div_val)
+            sizes["input"] = AdaptiveInputConfig(cutoffs=config.cutoffs or [], div_val=config.div_val or 1)
         config = ModelConfig(**(sizes | {section: config}))
     elif vocab_size is not None or hidden_size is not None:
         raise ConfigError(f"{layer}: a ModelConfig has its own sizes; change them there")

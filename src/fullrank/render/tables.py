@@ -21,18 +21,28 @@ def build_grid(table: Table, records: Sequence[Record]) -> Grid:
     records = [record for record in records if _is_shown(table, declared, record)]
     row_labels = _find_row_labels(table, declared, records)
     lines = group_records(records, row_labels)
-    headings = [Heading(label.replace("_", " "), left=True) for label in row_labels]
-    rows = [[Cell(format_label(value)) for value in key] for key in lines]
+    headings = []
+    for label in row_labels:
+        text = label.replace("_", " ")
+        headings.append(Heading(text, left=True))
+    rows = []
+    for key in lines:
+        cells = [Cell(format_label(value)) for value in key]
+        rows.append(cells)
     for column in _find_columns(table, records):
         of_column = [record for record in records if _fits(column, record)]
-        values = [
-            record.value or 0.0 for record in of_column if record.measure == column.measure and is_finite(record.value)
-        ]
+        values = []
+        for record in of_column:
+            if record.measure == column.measure and is_finite(record.value):
+                values.append(record.value or 0.0)
         form = column.format or _choose_format(values)
         best = None  # as text, so that values that look equal are emphasised alike
         if column.best and len(values) > 1:
-            best = format_value(min(values) if column.best == "lowest" else max(values), form)
-        headings.append(_build_heading(column, of_column, with_unit=not isinstance(table.columns, str)))
+            extreme = min(values) if column.best == "lowest" else max(values)
+            best = format_value(extreme, form)
+        with_unit = not isinstance(table.columns, str)
+        heading = _build_heading(column, of_column, with_unit)
+        headings.append(heading)
         for cells, of_line in zip(rows, lines.values(), strict=True):
             cells.append(_build_cell(column, form, best, of_line))
     notes = dict.fromkeys(record.note for record in records if record.note)
@@ -48,7 +58,8 @@ def _is_shown(table: Table, rows: tuple[str, ...], record: Record) -> bool:
     if isinstance(table.columns, str):
         return table.measure in ("", record.measure) and table.columns in record.labels
     for column in table.columns:
-        if _fits(column, record) and record.labels.keys() <= {*rows, *_ALWAYS_ROWS, *column.where}:
+        allowed = {*rows, *_ALWAYS_ROWS, *column.where}
+        if _fits(column, record) and record.labels.keys() <= allowed:
             return True
     return False
 
@@ -63,10 +74,15 @@ def _find_row_labels(table: Table, declared: tuple[str, ...], records: Sequence[
     if isinstance(table.columns, str):
         placed.add(table.columns)
     for column in table.columns or ():
-        placed |= set() if isinstance(column, str) else column.where.keys()
+        if not isinstance(column, str):
+            placed |= column.where.keys()
     added = []
-    for label in dict.fromkeys(label for record in records for label in record.labels):
-        if label not in placed and len({record.labels.get(label) for record in records}) > 1:
+    labels = dict.fromkeys(label for record in records for label in record.labels)
+    for label in labels:
+        if label in placed:
+            continue
+        values = {record.labels.get(label) for record in records}
+        if len(values) > 1:
             added.append(label)
     return [*added, *declared]
 
@@ -77,13 +93,24 @@ def _find_columns(table: Table, records: Sequence[Record]) -> list[Column]:
         measures = dict.fromkeys(record.measure for record in records)
         return [Column(measure, format=table.format) for measure in measures]
     if not isinstance(table.columns, str):
-        return [column for column in table.columns if any(_fits(column, record) for record in records)]
+        columns_used = []
+        for column in table.columns:
+            if any(_fits(column, record) for record in records):
+                columns_used.append(column)
+        return columns_used
     label = table.columns
     columns = {}
     for record in records:
         value = record.labels[label]
-        heading = f"{label} {format_label(value)}"
-        columns[value] = Column(table.measure or record.measure, heading, {label: value}, table.format, interval=False)
+        shown = format_label(value)
+        heading = f"{label} {shown}"
+        columns[value] = Column(
+            table.measure or record.measure,
+            heading,
+            where={label: value},
+            format=table.format,
+            interval=False,
+        )
     return list(columns.values())
 
 
@@ -94,7 +121,9 @@ def _choose_format(values: Sequence[float]) -> str:
     largest = max(map(abs, values))
     if largest < 1e-3:
         return ".3e"
-    return f",.{min(6, max(0, 3 - math.floor(math.log10(largest))))}f"
+    exponent = math.floor(math.log10(largest))
+    decimals = min(6, max(0, 3 - exponent))
+    return f",.{decimals}f"
 
 
 def _build_heading(column: Column, records: Sequence[Record], with_unit: bool) -> Heading:
@@ -103,22 +132,34 @@ def _build_heading(column: Column, records: Sequence[Record], with_unit: bool) -
     unit = units.pop() if with_unit and len(units) == 1 else ""
     if unit in text or column.format.endswith("%"):
         unit = ""
-    return Heading(text, unit, group=column.group, page_only=column.page_only)
+    return Heading(
+        text,
+        unit,
+        group=column.group,
+        page_only=column.page_only,
+    )
 
 
 def _build_cell(column: Column, form: str, best: str | None, of_line: Sequence[Record]) -> Cell:
     """The value of the line's record, its deviation behind it and its interval below it."""
-    by_measure = {record.measure: record for record in reversed(of_line) if record.has(column.where)}
-    record = by_measure.get(column.measure)
-    if record is None:
+    by_measure = {}
+    for record in reversed(of_line):
+        if record.has(column.where):
+            by_measure[record.measure] = record
+    measured = by_measure.get(column.measure)
+    if measured is None:
         return Cell("")
-    text = shown = format_value(record.value, form)
+    text = format_value(measured.value, form)
+    shown = text
     if column.deviation in by_measure:
-        shown += f" ± {format_value(by_measure[column.deviation].value, form.replace('+', ''))}"
+        deviation = by_measure[column.deviation].value
+        unsigned = form.replace("+", "")
+        shown += f" ± {format_value(deviation, unsigned)}"
     lines: tuple[str, ...] = ()
-    if record.interval is not None and column.interval:
-        low, high = record.interval
-        lines = (f"[{format_value(low, form)}, {format_value(high, form)}]",)
+    if measured.interval is not None and column.interval:
+        low, high = [format_value(bound, form) for bound in measured.interval]
+        interval = f"[{low}, {high}]"
+        lines = (interval,)
     return Cell(shown, lines, strong=text == best)
 
 
@@ -132,11 +173,13 @@ def format_value(value: float | None, spec: str = "") -> str:
     if spec.endswith("d"):
         value = round(value)
     if not spec:
-        is_whole = float(value).is_integer() and abs(value) < 1e15
-        spec = ",.0f" if is_whole or abs(value) >= 1e4 else ".4g"
+        size = abs(value)
+        is_whole = float(value).is_integer() and size < 1e15
+        spec = ",.0f" if is_whole or size >= 1e4 else ".4g"
     text = f"{value:{spec}}"
-    has_exponent = spec[-1] in "eg"
-    return text if has_exponent else text.replace("-", MINUS)
+    if spec[-1] in "eg":
+        return text
+    return text.replace("-", MINUS)
 
 
 def format_short(value: float) -> str:
@@ -161,7 +204,8 @@ def join_words(words: Iterable[str]) -> str:
     *first, last = list(words) or [""]
     if not first:
         return last
-    return f"{', '.join(first)} and {last}"
+    others = ", ".join(first)
+    return f"{others} and {last}"
 
 
 def group_records(records: Iterable[Record], labels: Sequence[str]) -> Mapping[tuple[Label, ...], list[Record]]:

@@ -45,7 +45,8 @@ def print_blocks(blocks: Iterable[Block], console: Console | None = None) -> Non
                 console.print(Text(f"  {visible(block.text)}"), soft_wrap=True)
             case Facts() if block.kind not in ("samples", "tiles"):
                 for term, text in block.items:
-                    print_line(f"{term}: {text}" if term else text, console)
+                    line = f"{term}: {text}" if term else text
+                    print_line(line, console)
             case Group():
                 print_blocks(block.blocks, console)
 
@@ -72,7 +73,9 @@ def print_grid(grid: Grid, console: Console | None = None) -> None:
     for note in grid.notes:
         print_line(note, console, "dim")
     if left_out:
-        print_line(f"Left out in {console.width} columns: {', '.join(left_out)}; --json has them.", console, "dim")
+        names = ", ".join(left_out)
+        remark = f"Left out in {console.width} columns: {names}; --json has them."
+        print_line(remark, console, "dim")
 
 
 def _measure_width(table: Table, console: Console) -> int:
@@ -81,8 +84,9 @@ def _measure_width(table: Table, console: Console) -> int:
 
 
 def _build_table(grid: Grid, columns: Sequence[int]) -> Table:
+    title = Text(visible(grid.title)) if grid.title else None
     table = Table(
-        title=Text(visible(grid.title)) if grid.title else None,
+        title=title,
         title_justify="left",
         title_style="",
         box=box.SIMPLE_HEAD,
@@ -99,7 +103,8 @@ def _build_table(grid: Grid, columns: Sequence[int]) -> Table:
             no_wrap=True,
         )
     for row in grid.rows:
-        table.add_row(*(_write_cell(row[index]) for index in columns))
+        cells = [_write_cell(row[index]) for index in columns]
+        table.add_row(*cells)
     return table
 
 
@@ -110,5 +115,9 @@ def _heading_lines(heading: Heading) -> list[str]:
 
 
 def _write_cell(cell: Cell) -> Text:
-    text = f"{cell.text} ({cell.badge})" if cell.badge else cell.text
-    return Text("\n".join(map(visible, (text, *cell.lines))), "bold" if cell.strong else "")
+    text = cell.text
+    if cell.badge:
+        text += f" ({cell.badge})"
+    lines = [visible(line) for line in (text, *cell.lines)]
+    style = "bold" if cell.strong else ""
+    return Text("\n".join(lines), style)
