@@ -23,6 +23,7 @@ def run_of(**train: object) -> RunConfig:
     return RunConfig.from_dict({"model": model, "train": settings})
 
 
+@pytest.mark.full
 def test_the_table_is_what_the_script_says() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert text.partition("<!-- table -->\n")[2].partition("<!-- end -->")[0].splitlines() == table_lines()

@@ -113,8 +113,9 @@ def test_a_model_that_reads_short_texts_only() -> None:
             return self.output(self.hidden(input_ids) + self.places(torch.arange(input_ids.shape[1])))
 
     assert fr.check(Short(), quick=True, vocab_size=leaky.VOCABULARY, length=17).passes
-    with pytest.raises(InputError, match="raised IndexError"):
-        fr.check(Short(), vocab_size=leaky.VOCABULARY)
+    assert fr.check(Short(), quick=True, vocab_size=leaky.VOCABULARY, only="future, prefix").passes  # it is found
+    with pytest.raises(InputError, match="40 tokens raised IndexError"):
+        fr.check(Short(), vocab_size=leaky.VOCABULARY, length=40)
 
 
 def test_large_models_are_checked_in_single_precision(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,6 +155,7 @@ def test_the_models_own_rounding_is_no_leak() -> None:
     assert "own rounding" in finding(1.0).reason
 
 
+@pytest.mark.full
 def test_an_encoder_decoder_of_hugging_face() -> None:
     import transformers
 

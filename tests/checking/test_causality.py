@@ -181,6 +181,7 @@ def test_fp32_constants_are_checked_in_fp32() -> None:
     assert run(search_by_perturbation, subject, PLAIN[0]).verdict == "passes"
 
 
+@pytest.mark.full
 def test_random_tokens_teach_an_honest_model_nothing() -> None:
     honest = check_on_random_tokens(open_subject(leaky.Model()))
     assert honest.verdict == "passes"

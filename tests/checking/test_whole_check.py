@@ -134,7 +134,9 @@ def test_translators_pass(kind: str) -> None:
 # -- models of Hugging Face -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["gpt2", pytest.param("llama", marks=pytest.mark.full), "gemma2"])
+@pytest.mark.parametrize(
+    "kind", ["gpt2", *(pytest.param(kind, marks=pytest.mark.full) for kind in ("llama", "gemma2"))]
+)
 def test_honest_models_of_hugging_face_pass(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     report = fr.check(getattr(tiny, kind)())
     assert failed(report) == {}
@@ -155,7 +157,7 @@ INJECTED: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in ("gpt2", "opt") else pytest.mark.full) for name in INJECTED]
+    "name", [pytest.param(name, marks=() if name == "gpt2" else pytest.mark.full) for name in INJECTED]
 )
 def test_injected_models_pass(name: str) -> None:
     kind, stages = INJECTED[name]

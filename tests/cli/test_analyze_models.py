@@ -111,6 +111,7 @@ def analyzed(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[object
     return stopped.value.code or 0, said.out, said.err
 
 
+@pytest.mark.full
 def test_heads_of_two_runs(place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     words = ["heads", place / "plain", place / "mixture", "--text", place / "words.txt", "--texts", 4]
     code, out, said = analyzed(capsys, *words, "--out", tmp_path, "--json")
@@ -167,6 +168,7 @@ def as_if_trained(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("as_if_trained")
+@pytest.mark.full
 def test_diagnose(called: Called, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The rank is that of `analyze rank`, the commands it advises fit the run, and the page says what the JSON says."""
     plain, page = diagnosed(place, capsys, "@plain")

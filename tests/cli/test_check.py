@@ -95,6 +95,7 @@ def test_a_leak_is_named_and_the_status_is_1(called: Called, leaking: str, tmp_p
     assert found["shrunk"] == ["vocab_size that of the data -> 32"]
 
 
+@pytest.mark.full
 def test_full_is_the_configuration_itself(called: Called, tmp_path: Path) -> None:
     """With the vocabulary of its data, and texts of its own length or a little less."""
     write_text(tmp_path)
@@ -179,6 +180,7 @@ def test_a_recipe_of_translation_is_made_small_and_passes(called: Called) -> Non
     assert "encoder.vocab_size 8848 -> 35" in found["shrunk"]
 
 
+@pytest.mark.full
 def test_a_row_that_decodes_as_released_fails_by_name(called: Called) -> None:
     code, out, _ = called("mixhead/table4", "--row", "h4-b-released", "--quick")
     assert code == 1

@@ -111,6 +111,7 @@ def test_rows_and_seeds_in_one_command(place: Place, tmp_path: Path) -> None:
     assert again.code == 0, again.err
 
 
+@pytest.mark.full
 def test_a_run_that_died_goes_on_as_if_it_had_not(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,6 +95,7 @@ def test_lists_of_the_best_as_text_and_as_json_lines(run: Path, translate: Trans
         ]
 
 
+@pytest.mark.full
 def test_a_line_is_answered_before_the_next_one_comes_and_a_reader_may_leave_early(run: Path) -> None:
     """A program that waits for the translation of each line gets it, though the buffer is not full; leaving is no error."""
     expected = [best[0].text for best in LineTranslator(run).translate(["rot", "ein hund schläft"])]

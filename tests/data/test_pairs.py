@@ -152,6 +152,7 @@ def real_multi30k(corpora, tmp_path_factory):
     return prepare(given, allow_slice=False)
 
 
+@pytest.mark.full
 def test_multi30k_is_the_published_one(corpora, real_multi30k):
     corpus = real_multi30k
     assert [counts["pairs"] for counts in corpus.splits.values()] == [29_000, 1_014, 1_000, 1_000]

@@ -42,7 +42,7 @@ FULL = ("translation", "muon, averaging", "masked", "muon")
 
 
 @pytest.mark.parametrize(
-    "name", [MEMORY, "fine-tuning", *(pytest.param(name, marks=pytest.mark.full) for name in FULL)]
+    "name", [MEMORY, *(pytest.param(name, marks=pytest.mark.full) for name in ("fine-tuning", *FULL))]
 )
 def test_a_killed_run_ends_as_one_never_killed(name: str, tmp_path: Path) -> None:
     if name == "fine-tuning":

@@ -95,6 +95,7 @@ def by_hand(folder: Path, split: str, seed: int = 0) -> tuple[float, int, int]:
     return nats, tokens, hits
 
 
+@pytest.mark.full
 def test_figures(run: tuple[Path, dict[str, Any]]) -> None:
     folder, result = run
     for split in ("valid", "test"):

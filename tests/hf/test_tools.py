@@ -75,6 +75,7 @@ def test_peft_before_injection_is_refused_with_the_right_order():
 @pytest.mark.parametrize(
     "name", ["llama", *(pytest.param(name, marks=pytest.mark.full) for name in ("bert", "gpt2", "t5"))]
 )
+@pytest.mark.full
 def test_compiled_in_one_graph_is_the_same(name):
     """A mask of padding breaks no graph."""
     if torch.__version__ < ("2.11" if name == "t5" else "2.9"):

@@ -108,6 +108,7 @@ def shown_mask(problem: Problem) -> Tensor:
 
 
 @pytest.mark.parametrize("mixing", [pytest.param("none", marks=pytest.mark.full), "B"])
+@pytest.mark.full
 def test_backward_drops_what_forward_dropped(mixing: str) -> None:
     """Five heads: two draws of four, and several groups of heads."""
     problem = fp32(of(9, 17), mixing, heads=5, size=20, p=0.4)

@@ -111,6 +111,7 @@ def test_the_losses_of_a_compiled_model_are_those_of_the_eager_one(score: str) -
 
 
 @pytest.mark.parametrize("score", ["dot_product", pytest.param("relative", marks=pytest.mark.full)])
+@pytest.mark.full
 def test_a_compiled_model_with_memory(score: str) -> None:
     """Segment after segment, with layers that rest: the same numbers, no graph break, and no new graph once a text goes on."""
     torch._dynamo.reset()

@@ -129,6 +129,7 @@ def last_weights(run: Path) -> bytes:
     return (run / "checkpoints" / "last" / "model.safetensors").read_bytes()
 
 
+@pytest.mark.full
 def test_resumed_by_as_many_processes_and_by_one(alone: Path) -> None:
     """As many: byte for byte. Another number: the same batches and draws."""
     run_together(2, alone, "fsdp", ["everything"])

@@ -48,7 +48,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 every_case = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in ("nag", "phases") else pytest.mark.full) for name in CASES]
+    "name", [pytest.param(name, marks=() if name == "phases" else pytest.mark.full) for name in CASES]
 )
 
 
