@@ -45,20 +45,29 @@ def gradient_share(model: nn.Module | LoadedModel, batches: Iterable[tuple[Tenso
     """
     loaded = open_model(model)
     loaded.require({"logits", "output_matrix"}, "share of the gradient")
-    exempt = describe_output(loaded).exempt
+    output = describe_output(loaded)
+    exempt = output.exempt
     if exempt is not None:
         raise InputError(f"share of the gradient: {loaded.name} has no logits of one softmax: {exempt}")
-    basis, squares, let_through, tokens = find_basis(loaded.output_matrix()), 0.0, 0.0, 0
+    matrix = loaded.output_matrix()
+    basis = find_basis(matrix)
+    squares = 0.0
+    let_through = 0.0
+    tokens = 0
     for ids, targets in batches:
         counts = targets != IGNORED
         tokens += int(counts.sum())
-        logits, wanted = loaded.logits(ids)[counts.to(loaded.device)], targets[counts].to(loaded.device)
-        rows = max(1, _CHUNK // logits.shape[1])
+        logits = loaded.logits(ids)[counts.to(loaded.device)]
+        wanted = targets[counts].to(loaded.device)
+        vocab_size = logits.shape[1]
+        rows = max(1, _CHUNK // vocab_size)
         for scores, words in zip(logits.split(rows), wanted.split(rows), strict=True):
             gradient = scores.double().softmax(-1)
-            gradient[torch.arange(len(words)), words] -= 1
+            numbers = torch.arange(len(words))
+            gradient[numbers, words] -= 1
+            inside = gradient @ basis[:vocab_size]
             squares += float(gradient.square().sum())
-            let_through += float((gradient @ basis[: logits.shape[1]]).square().sum())
+            let_through += float(inside.square().sum())
     if not tokens:
         raise InputError("targets: none of them counts")
     return GradientShare(squares, let_through, tokens)
@@ -69,4 +78,7 @@ def find_basis(weight: Tensor) -> Tensor:
     wide = weight.double()
     q, triangle = torch.linalg.qr(wide)
     u, s, _ = torch.linalg.svd(triangle)
-    return q @ u[:, : int((s > s[0] * max(wide.shape) * torch.finfo(s.dtype).eps).sum())]
+    precision = torch.finfo(s.dtype).eps
+    least = s[0] * max(wide.shape) * precision
+    rank = int((s > least).sum())
+    return q @ u[:, :rank]

@@ -43,13 +43,18 @@ class LayerHeads:
     @property
     def deviation(self) -> float | None:
         """Sample standard deviation (n - 1) of the changes over heads, as in Table 3; None for one head."""
-        return float(self.change.std(ddof=1)) if len(self.change) > 1 else None
+        if len(self.change) < 2:
+            return None
+        return float(self.change.std(ddof=1))
 
     @property
     def redundancy(self) -> float | None:
         """Mean similarity of two different heads; None for one head."""
         heads = len(self.similarity)
-        return float((self.similarity.sum() - np.trace(self.similarity)) / (heads * (heads - 1))) if heads > 1 else None
+        if heads < 2:
+            return None
+        of_pairs = self.similarity.sum() - np.trace(self.similarity)
+        return float(of_pairs / (heads * (heads - 1)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,13 +82,16 @@ class Heads:
         yield Record({}, "perplexity", self.perplexity, "perplexity", protocol=protocol)
         for number, layer in enumerate(self.layers):
             labels = {"layer": number}
-            for head, (change, interval) in enumerate(zip(layer.change, layer.intervals, strict=True)):
-                yield Record({**labels, "head": head}, "change", change, "perplexity", interval, protocol)
+            changes = zip(layer.change, layer.intervals, strict=True)
+            for head, (change, interval) in enumerate(changes):
+                of_head = {**labels, "head": head}
+                yield Record(of_head, "change", change, "perplexity", interval, protocol)
             if layer.deviation is not None:
                 yield Record(labels, "deviation", layer.deviation, "perplexity", protocol=protocol)
                 yield Record(labels, "similarity", layer.redundancy)
             for (head, other), value in np.ndenumerate(layer.similarity):
-                yield Record({**labels, "head": head, "other head": other}, "similarity", value)
+                of_pair = {**labels, "head": head, "other head": other}
+                yield Record(of_pair, "similarity", value)
 
 
 # -- ablation ------------------------------------------------------------------------------------------------------------
@@ -94,7 +102,8 @@ class KeptHeads(Mixing):
 
     def __init__(self, mix: Mixing, keep: Tensor) -> None:
         super().__init__()
-        self.mix, self.keep = mix, keep
+        self.mix = mix
+        self.keep = keep
 
     @property
     def learned(self) -> bool:
@@ -104,7 +113,9 @@ class KeptHeads(Mixing):
         matrix = self.mix.matrix(query)
         like = query if query is not None else matrix
         keep = self.keep if like is None else self.keep.to(like)
-        return torch.diag(keep) if matrix is None else matrix * keep
+        if matrix is None:
+            return torch.diag(keep)
+        return matrix * keep
 
 
 def heads(model: nn.Module | LoadedModel, input_ids: Tensor | Iterable[Tensor]) -> Heads:
@@ -121,13 +132,19 @@ def heads(model: nn.Module | LoadedModel, input_ids: Tensor | Iterable[Tensor]) 
     O_j over all tokens. Raises InputError for models without attention weights or vocabulary layer, and for the texts that
     `spectrum` refuses.
     """
-    loaded, texts = open_model(model), rows_of(input_ids)
+    loaded = open_model(model)
+    texts = rows_of(input_ids)
     loaded.require({"attention", "logits"}, "heads")
     objective, batches = predictions(loaded, texts)
     similarities = _similarities(loaded.attentions(texts))
     nll, without = ablate(loaded, lambda module: _nll(open_model(module), batches))
-    layers = [_layer(nll, np.stack(some), alike) for some, alike in zip(without, similarities, strict=True)]
-    return Heads(tuple(layers), nll, objective, texts[0].shape[1], loaded.attention_layers.weights)
+    layers = []
+    for of_layer, similarity in zip(without, similarities, strict=True):
+        stacked = np.stack(of_layer)
+        layers.append(_layer(nll, stacked, similarity))
+    length = texts[0].shape[1]
+    weights = loaded.attention_layers.weights
+    return Heads(tuple(layers), nll, objective, length, weights)
 
 
 def ablate(model: nn.Module | LoadedModel, measure: Callable[[Any], Result]) -> tuple[Result, list[list[Result]]]:
@@ -135,33 +152,46 @@ def ablate(model: nn.Module | LoadedModel, measure: Callable[[Any], Result]) -> 
 
     measure: called with the model, or with a copy of it that can be ablated; in evaluation mode, without gradients.
     """
-    layers, without = open_model(model).attention_layers, []
+    layers = open_model(model).attention_layers
+    without = []
     with evaluating(layers.module):
         whole = measure(layers.module)
         for stage in layers.stages:
-            without.append(list[Result]())
+            of_layer: list[Result] = []
             former = stage.mix
-            for head in range(stage.size.num_heads):
-                keep = torch.ones(stage.size.num_heads)
+            heads = stage.size.num_heads
+            for head in range(heads):
+                keep = torch.ones(heads)
                 keep[head] = 0
                 stage.mix = KeptHeads(former, keep)
                 try:
-                    without[-1].append(measure(layers.module))
+                    result = measure(layers.module)
                 finally:
                     stage.mix = former
+                of_layer.append(result)
+            without.append(of_layer)
     return whole, without
 
 
 def nats_per_token(model: LoadedModel, input_ids: Tensor | Iterable[Tensor]) -> np.ndarray:
     """Nats per token of each text (S,), of the tokens that `heads` looks at."""
-    return _nll(model, predictions(model, rows_of(input_ids))[1])
+    texts = rows_of(input_ids)
+    _, batches = predictions(model, texts)
+    return _nll(model, batches)
 
 
 def _layer(nll: np.ndarray, without: np.ndarray, similarity: np.ndarray) -> LayerHeads:
     perplexity = math.exp(nll.mean())
-    found = (compute_paired_interval(nll.tolist(), one.tolist()) for one in without)
-    intervals = (end and Interval(*(perplexity * math.expm1(difference) for difference in end)) for end in found)
-    change = perplexity * np.expm1((without - nll).mean(axis=1))
+    intervals: list[Interval | None] = []
+    for of_head in without:
+        differences = compute_paired_interval(nll.tolist(), of_head.tolist())
+        if differences is None:
+            intervals.append(None)
+            continue
+        low, high = [perplexity * math.expm1(difference) for difference in differences]
+        intervals.append(Interval(low, high))
+    mean = (without - nll).mean(axis=1)
+    change = perplexity * np.expm1(mean)
     return LayerHeads(without, change, tuple(intervals), similarity)
 
 
@@ -173,24 +203,33 @@ Batch = tuple[Tensor, Tensor]  # inputs and targets (B, N); -100 at targets that
 
 def predictions(model: LoadedModel, texts: list[Tensor]) -> tuple[str, list[Batch]]:
     """The tokens of texts (1, N) that are predicted, in words, and the batches in which they are (see `heads`)."""
-    together, length = torch.cat(texts).cpu(), texts[0].shape[1]
+    together = torch.cat(texts).cpu()
+    length = texts[0].shape[1]
     rows = max(1, _AT_ONCE // length)
     if getattr(model.own, "memory_length", 0):
         stream = together.flatten()[None]
-        pairs = zip(stream[:, :-1].split(length, 1), stream[:, 1:].split(length, 1), strict=True)
-        return "next tokens, with memory", list(pairs)
+        inputs = stream[:, :-1].split(length, 1)
+        targets = stream[:, 1:].split(length, 1)
+        return "next tokens, with memory", list(zip(inputs, targets, strict=True))
     if model.mask_id is None and model.predicts == "masked tokens":
         raise InputError(
             f"{model.name}: predicts masked tokens; open it with its tokenizer, or set mask_id of fr.open_model(...)"
         )
     if model.mask_id is None:
-        return "next tokens", [(batch[:, :-1], batch[:, 1:]) for batch in together.split(rows)]
-    draws = torch.rand(together.shape, generator=torch.Generator().manual_seed(0))
-    draws[torch.isin(together, torch.tensor([*model.marks]))] = 2.0  # after all others
+        inputs = together[:, :-1].split(rows)
+        targets = together[:, 1:].split(rows)
+        return "next tokens", list(zip(inputs, targets, strict=True))
+    generator = torch.Generator().manual_seed(0)
+    draws = torch.rand(together.shape, generator=generator)
+    marks = torch.tensor([*model.marks])
+    draws[torch.isin(together, marks)] = 2.0  # after all others
     count = max(1, round(MASKED_SHARE * length))
-    masked = torch.zeros_like(together, dtype=torch.bool).scatter(1, draws.argsort(1)[:, :count], True)
-    inputs, targets = together.masked_fill(masked, model.mask_id), together.masked_fill(~masked, IGNORED)
-    return f"{count} masked tokens a text", list(zip(inputs.split(rows), targets.split(rows), strict=True))
+    chosen = draws.argsort(1)[:, :count]
+    masked = torch.zeros_like(together, dtype=torch.bool)
+    masked.scatter_(1, chosen, True)
+    inputs = together.masked_fill(masked, model.mask_id).split(rows)
+    targets = together.masked_fill(~masked, IGNORED).split(rows)
+    return f"{count} masked tokens a text", list(zip(inputs, targets, strict=True))
 
 
 def _nll(model: LoadedModel, batches: list[Batch]) -> np.ndarray:
@@ -198,7 +237,8 @@ def _nll(model: LoadedModel, batches: list[Batch]) -> np.ndarray:
     means = []
     for nll, (_, targets) in zip(model.nlls(batches), batches, strict=True):
         counted = nll.cpu()[targets != IGNORED].double()
-        means.append(counted.view(len(targets), -1).mean(1))
+        by_text = counted.view(len(targets), -1)
+        means.append(by_text.mean(1))
     return torch.cat(means).numpy()
 
 
@@ -207,25 +247,31 @@ def _nll(model: LoadedModel, batches: list[Batch]) -> np.ndarray:
 
 def _similarities(traces: Iterable[Sequence[LayerTrace]]) -> list[np.ndarray]:
     """Linear CKA (H, H) of the outputs O_i = P'_i V_i of heads, for every layer, over the tokens of all texts."""
-    tokens, sums, products = 0, list[Tensor](), list[Tensor]()
+    tokens = 0
+    sums: list[Tensor] = []
+    products: list[Tensor] = []
     for layers in traces:
         for number, layer in enumerate(layers):
             assert layer.values is not None
-            out = (layer.mixed.double() @ layer.values.double()).transpose(1, 2).flatten(0, 1)  # (B N, H, D)
-            flat = out.flatten(1)
+            out = layer.mixed.double() @ layer.values.double()
+            flat = out.transpose(1, 2).flatten(0, 1).flatten(1)  # (B N, H D)
             if number == len(sums):
-                sums.append(torch.zeros_like(flat[0]))
-                products.append(flat.new_zeros(flat.shape[1], flat.shape[1]))
+                width = flat.shape[1]
+                sums.append(flat.new_zeros(width))
+                products.append(flat.new_zeros(width, width))
             sums[number] += flat.sum(0)
             products[number] += flat.T @ flat
         tokens += len(flat)
     heads = [layer.mixed.shape[1] for layer in layers]
     found = []
     for count, total, product in zip(heads, sums, products, strict=True):
-        covariance = (product - torch.outer(total, total) / tokens).unflatten(0, (count, -1)).unflatten(2, (count, -1))
+        flat = product - torch.outer(total, total) / tokens
+        covariance = flat.unflatten(0, (count, -1)).unflatten(2, (count, -1))
         square = covariance.square().sum((1, 3))
         norm = square.diagonal().sqrt()
-        found.append((square / torch.outer(norm, norm).clamp_min(1e-300)).cpu().numpy())
+        norms = torch.outer(norm, norm).clamp_min(1e-300)
+        alike = square / norms
+        found.append(alike.cpu().numpy())
     return found
 
 
@@ -234,15 +280,27 @@ def _similarities(traces: Iterable[Sequence[LayerTrace]]) -> list[np.ndarray]:
 
 def compare_deviations(first: list[Record], other: list[Record]) -> Iterator[Record]:
     """Change of the deviation over heads from the first model to another, in percent, by layer (Table 3)."""
-    before = {record.labels["layer"]: record.value for record in first if record.measure == "deviation"}
+    before = {}
+    for record in first:
+        if record.measure == "deviation":
+            before[record.labels["layer"]] = record.value
     for record in other:
-        former = before.get(record.labels["layer"]) if record.measure == "deviation" else None
-        if former and record.value is not None:
-            yield Record(record.labels, "deviation change", 100 * (record.value / former - 1), "%")
+        if record.measure != "deviation" or record.value is None:
+            continue
+        former = before.get(record.labels["layer"])
+        if former:
+            change = 100 * (record.value / former - 1)
+            yield Record(record.labels, "deviation change", change, "%")
 
 
 HEADS_TABLES = (
-    Table(rows="layer", columns="head", measure="change", format="+.3f", title="Change without a head"),
+    Table(
+        rows="layer",
+        columns="head",
+        measure="change",
+        format="+.3f",
+        title="Change without a head",
+    ),
     Table(
         rows="layer",
         columns=(

@@ -36,7 +36,10 @@ class LayerMixing:
     @property
     def variation(self) -> float | None:
         """Root of the mean over entries of their variance over positions."""
-        return None if self.deviation is None else float(np.sqrt(np.square(self.deviation).mean()))
+        if self.deviation is None:
+            return None
+        variance = np.square(self.deviation).mean()
+        return float(np.sqrt(variance))
 
 
 def mixing(
@@ -52,15 +55,18 @@ def mixing(
     for number, stage in enumerate(attention.stages):
         with torch.no_grad():
             shared = None if number in attention.plain else stage.mix.matrix(None)
-        if shared is not None:
-            found[number] = [] if input_ids is not None and "query" in stage.mix.needs else [shared]
+        if shared is None:
+            continue
+        reads_text = input_ids is not None and "query" in stage.mix.needs
+        found[number] = [] if reads_text else [shared]
     if not found:
         raise InputError(
             f"{loaded.name}: no layer of it mixes heads; set model.attention.mix, or call fullrank.inject(model, "
             "mix=...) on a Hugging Face model"
         )
     if input_ids is not None and not all(found.values()):
-        for layers in loaded.attentions(rows_of(input_ids)):
+        rows = rows_of(input_ids)
+        for layers in loaded.attentions(rows):
             for number, matrices in found.items():
                 traced = layers[number].mixing
                 if traced is not None and traced.dim() == 4:
@@ -70,14 +76,18 @@ def mixing(
 
 def _measure_layer(number: int, matrices: list[Tensor]) -> LayerMixing:
     over_positions = matrices[0].dim() == 3
-    m = (torch.cat(matrices) if over_positions else matrices[0][None]).detach().double().cpu()  # (positions, H, H)
+    together = torch.cat(matrices) if over_positions else matrices[0][None]
+    m = together.detach().double().cpu()  # (positions, H, H)
     identity = torch.eye(m.shape[-1], dtype=m.dtype)
+    distances = (m - identity).square().sum((1, 2)).sqrt()
+    orthogonalities = (m.mT @ m - identity).square().sum((1, 2))
+    deviation = m.std(0, correction=0).numpy() if over_positions else None
     return LayerMixing(
         number,
         m.mean(0).numpy(),
-        float((m - identity).square().sum((1, 2)).sqrt().mean()),
-        float((m.mT @ m - identity).square().sum((1, 2)).mean()),
-        m.std(0, correction=0).numpy() if over_positions else None,
+        float(distances.mean()),
+        float(orthogonalities.mean()),
+        deviation,
     )
 
 
@@ -109,12 +119,19 @@ def measure_mixing(model: LoadedModel, text: Text) -> Iterator[Record]:
     A run is read at every checkpoint that it has kept (train.keep_checkpoints), the best and the last one.
     """
     rows = text.rows()
-    steps = checkpoint_steps(model.folder) if model.source == "run" and model.folder is not None else {}
+    steps = {}
+    if model.source == "run" and model.folder is not None:
+        steps = checkpoint_steps(model.folder)
     if not steps:
         yield from _layer_records(mixing(model, rows), {}, last=True)
     for step, checkpoint in steps.items():
-        saved = open_model(str(model.folder), checkpoint=checkpoint, device=str(model.device))
-        yield from _layer_records(mixing(saved, rows), {"step": step}, last=step == max(steps))
+        saved = open_model(
+            str(model.folder),
+            checkpoint=checkpoint,
+            device=str(model.device),
+        )
+        layers = mixing(saved, rows)
+        yield from _layer_records(layers, {"step": step}, last=step == max(steps))
 
 
 def _layer_records(layers: Iterable[LayerMixing], labels: dict[str, int], last: bool) -> Iterator[Record]:
@@ -125,14 +142,23 @@ def _layer_records(layers: Iterable[LayerMixing], labels: dict[str, int], last: 
         if layer.variation is not None:
             yield Record(of_layer, "variation", layer.variation)
         for (source, target), value in np.ndenumerate(layer.matrix):
-            yield Record({**of_layer, "from head": source, "to head": target, "last": last}, "mixing", value)
+            of_entry = {
+                **of_layer,
+                "from head": source,
+                "to head": target,
+                "last": last,
+            }
+            yield Record(of_entry, "mixing", value)
 
 
 def checkpoint_steps(folder: Path) -> dict[int, str]:
     """Checkpoints of a run by their steps, the earliest first, under the names that `open_model` takes."""
     checkpoints = folder / "checkpoints"
-    names = {step: f"kept/{path.name}" for step, path in list_kept_checkpoints(checkpoints).items()}
+    kept = list_kept_checkpoints(checkpoints)
+    names = {step: f"kept/{path.name}" for step, path in kept.items()}
     for name in ("best", "last"):
-        if (checkpoints / name).is_dir():
-            names[read_record(checkpoints / name).state["step"]] = name
+        checkpoint = checkpoints / name
+        if checkpoint.is_dir():
+            step = read_record(checkpoint).state["step"]
+            names[step] = name
     return dict(sorted(names.items()))

@@ -52,7 +52,8 @@ _PARTS = (  # first match wins
 
 def size_of_run(run: RunConfig, length: int | None = None) -> dict[str, Any]:
     """Parameters, bytes, FLOPs and memory of the model of a run; `length`: the training segment's, of translations 25."""
-    length = length or (SENTENCE if run.translates else run.train.segment_length)
+    if not length:
+        length = SENTENCE if run.translates else run.train.segment_length
     rows = run.train.batch_size
     if run.translates:
         rows = max(1, (run.train.batch_tokens or 1) // SENTENCE)
@@ -61,7 +62,9 @@ def size_of_run(run: RunConfig, length: int | None = None) -> dict[str, Any]:
         document = measure_masked_size(run.model, length, rows, run.train.mlm_probability)
     else:
         document = size(run.model, length, rows)
-    return {**document, "memory": training_memory(run, document["parameters"]["total"], rows * length)}
+    parameters = document["parameters"]["total"]
+    memory = training_memory(run, parameters, rows * length)
+    return {**document, "memory": memory}
 
 
 def training_memory(run: RunConfig, parameters: int, tokens: int) -> dict[str, int]:
@@ -114,10 +117,16 @@ def size(config: ModelConfig, length: int, batch: int = 1) -> dict[str, Any]:
     Raises InputError for a length that the output map of multi-linear attention is too small for.
     """
     model = build_on_meta(LanguageModel, config)
-    keys = config.memory_length if config.same_length else config.memory_length + (length + 1) / 2
-    stack = _Stack(config, [block.attention for block in model.blocks], keys)
-    linear = 2 * _matrices(model) + model.embedding.flops_per_token() + model.output.flops_per_token()
-    flops = _flops([stack], length, batch, linear, _memory_flops(model, length))
+    keys: float = config.memory_length
+    if not config.same_length:
+        keys += (length + 1) / 2
+    layers = [block.attention for block in model.blocks]
+    stack = _Stack(config, layers, keys)
+    linear: float = 2 * _matrices(model)
+    linear += model.embedding.flops_per_token()
+    linear += model.output.flops_per_token()
+    of_memory = _memory_flops(model, length)
+    flops = _flops([stack], length, batch, linear, of_memory)
     document = _document(model, length, flops)
     token_bytes, text_bytes = _count_cache(stack.layers)
     document["bytes"] |= {
@@ -137,10 +146,13 @@ def measure_masked_size(config: ModelConfig, length: int, batch: int, share: flo
     """
     model = build_on_meta(MaskedLanguageModel, config)
     encoder = cast(Any, model.encoder)
-    stack = _Stack(encoder.config, [block.attention for block in encoder.blocks], length, causal=False)
+    layers = [block.attention for block in encoder.blocks]
+    stack = _Stack(encoder.config, layers, length, causal=False)
+    of_output = 2 * _matrices(model.output) + model.output.flops_per_token()
     linear = 2 * _matrices(encoder) + encoder.embedding.flops_per_token()
-    linear += share * (2 * _matrices(model.output) + model.output.flops_per_token())
-    return _document(model, length, _flops([stack], length, batch, linear))
+    linear += share * of_output
+    flops = _flops([stack], length, batch, linear)
+    return _document(model, length, flops)
 
 
 def translation_size(config: ModelConfig, length: int, batch: int = 1) -> dict[str, Any]:
@@ -153,25 +165,29 @@ def translation_size(config: ModelConfig, length: int, batch: int = 1) -> dict[s
     Raises ConfigError for a configuration of no translation model, InputError for a length that it cannot take.
     """
     model = build_on_meta(Translator, config)
-    encoder, decoder = model.encoder, cast(Any, model.decoder)
-    stacks = {
-        "encoder": _Stack(config.of_encoder(), [block.attention for block in encoder.blocks], length, causal=False),
-        "decoder": _Stack(config.of_decoder(), [block.attention for block in decoder.blocks], (length + 1) / 2),
-        "cross": _Stack(config.of_cross(), [block.cross_attention for block in decoder.blocks], length, causal=False),
-    }
-    keys_and_values = sum(_keys_and_values(layer.project) for layer in stacks["cross"].layers)  # of source tokens
+    encoder = model.encoder
+    decoder = cast(Any, model.decoder)
+    of_encoder = [block.attention for block in encoder.blocks]
+    of_decoder = [block.attention for block in decoder.blocks]
+    of_cross = [block.cross_attention for block in decoder.blocks]
+    encoding = _Stack(config.of_encoder(), of_encoder, length, causal=False)
+    decoding = _Stack(config.of_decoder(), of_decoder, (length + 1) / 2)
+    crossing = _Stack(config.of_cross(), of_cross, length, causal=False)
+    keys_and_values = sum(_keys_and_values(layer.project) for layer in of_cross)  # of source tokens
     embedding = decoder.embedding if encoder.embedding is None else encoder.embedding
     source_linear = 2 * (_matrices(encoder) + keys_and_values) + embedding.flops_per_token()
-    target_linear = 2 * (_matrices(decoder) - keys_and_values)
-    target_linear += decoder.embedding.flops_per_token() + decoder.output.flops_per_token()
-    source = _flops([stacks["encoder"]], length, batch, source_linear)
-    target = _flops([stacks["decoder"], stacks["cross"]], length, batch, target_linear)
-    flops = {name: source[name] + target[name] for name in source}
-    document = _document(model, length, {**flops, "source": source, "target": target})
-    token_bytes, text_bytes = _count_cache(stacks["decoder"].layers)
+    vocabulary = decoder.embedding.flops_per_token() + decoder.output.flops_per_token()
+    target_linear = 2 * (_matrices(decoder) - keys_and_values) + vocabulary
+    source = _flops([encoding], length, batch, source_linear)
+    target = _flops([decoding, crossing], length, batch, target_linear)
+    flops: dict[str, Any] = {name: source[name] + target[name] for name in source}
+    flops |= {"source": source, "target": target}
+    document = _document(model, length, flops)
+    token_bytes, text_bytes = _count_cache(of_decoder)
+    source_token_bytes, _ = _count_cache(of_cross)
     document["bytes"] |= {
         "cache_per_token_fp32": token_bytes,
-        "cache_per_source_token_fp32": _count_cache(stacks["cross"].layers)[0],
+        "cache_per_source_token_fp32": source_token_bytes,
         "state_per_text_fp32": text_bytes,
         "memory_per_text_fp32": 0,
     }
@@ -180,9 +196,13 @@ def translation_size(config: ModelConfig, length: int, batch: int = 1) -> dict[s
 
 def _document(model: nn.Module, length: int, flops: dict[str, Any]) -> dict[str, Any]:
     parts = parameters_by_part(model)
+    total = parts["total"]
     return {
         "parameters": parts,
-        "bytes": {"weights_fp32": 4 * parts["total"], "training_adam_fp32": 16 * parts["total"]},
+        "bytes": {
+            "weights_fp32": 4 * total,
+            "training_adam_fp32": 16 * total,
+        },
         "flops_per_token": {"length": length, **flops},
     }
 
@@ -206,9 +226,17 @@ def parameters_by_part(model: nn.Module) -> dict[str, int]:
     saved = model.state_dict()
     for name, parameter in model.named_parameters():
         if name in saved:
-            part = next((part for part, marks in _PARTS if any(mark in name for mark in marks)), "other")
+            part = _find_part(name)
             counts[part] += parameter.numel()
     return {"total": sum(counts.values()), **counts}
+
+
+def _find_part(name: str) -> str:
+    """The part of the model that a parameter belongs to."""
+    for part, marks in _PARTS:
+        if any(mark in name for mark in marks):
+            return part
+    return "other"
 
 
 def _count_cache(layers: Iterable[Attention]) -> tuple[int, int]:
@@ -253,9 +281,11 @@ def _flops(
             if isinstance(attention, MultiLinearConfig):
                 forward_work, training_work = _multilinear_flops(stack, attention, length, batch)
             else:
-                products = 1 + _KEY_PRODUCTS.get(stage_name(attention.score), 1)
+                score = stage_name(attention.score)
+                products = 1 + _KEY_PRODUCTS.get(score, 1)
                 width = layer.project.num_heads * cast(int, stack.config.head_dim)
-                forward_work = 2 * products * width * stack.keys + _mixing_flops(layer, stack.keys)
+                forward_work = 2 * products * width * stack.keys
+                forward_work += _mixing_flops(layer, stack.keys)
                 training_work = 3 * forward_work
             forward += forward_work
             training += training_work
@@ -277,27 +307,47 @@ def _multilinear_flops(stack: _Stack, attention: MultiLinearConfig, length: int,
         sums = 1 if stack.causal else length
         forward = 2 * attention.decays * attention.rank * (2 * sums + width)
         return forward, 3 * forward
-    longest, memory = config.max_position_embeddings, config.memory_length
+    longest = config.max_position_embeddings
+    memory = config.memory_length
     if length > longest:
         raise InputError(
             f"{length} tokens, but the output map of multi-linear attention has a row for each pair of {longest} positions; "
             "lower the length (--length, or train.segment_length), raise model.max_position_embeddings, or set "
             "model.attention.output_map: decayed"
         )
-    rank = attention.rank * (2 if stage_name(attention.score) == "relative" else 1)
+    rank = attention.rank
+    if stage_name(attention.score) == "relative":
+        rank *= 2
     windowed = config.same_length and memory > 0
     masked = stack.causal and not attention.sees_future and not windowed
-    work = multiply_adds(Size(batch, length, length + min(memory, longest - length), rank, width, masked, windowed))
-    return 2 * work.forward / (batch * length), 2 * work.training / (batch * length)
+    keys = length + min(memory, longest - length)
+    sizes = Size(
+        batch,
+        length,
+        keys,
+        rank,
+        width,
+        masked,
+        windowed,
+    )
+    work = multiply_adds(sizes)
+    tokens = batch * length
+    return 2 * work.forward / tokens, 2 * work.training / tokens
 
 
 def _mixing_flops(layer: Attention, keys: float) -> float:
     """Per token: H^2 multiply-adds a key and, position-wise, D H^2 for the matrix."""
     if not isinstance(layer.attend, WeightedValues):
         return 0.0
-    heads, mix = layer.project.num_heads, layer.attend.mix
-    flops = 0.0 if mix.matrix(None) is None else 2 * heads * heads * keys
-    return flops + sum(2 * p.numel() * heads for name, p in mix.named_parameters() if name == "from_query")
+    heads = layer.project.num_heads
+    mix = layer.attend.mix
+    flops = 0.0
+    if mix.matrix(None) is not None:
+        flops += 2 * heads * heads * keys
+    for name, parameter in mix.named_parameters():
+        if name == "from_query":
+            flops += 2 * parameter.numel() * heads
+    return flops
 
 
 def _matrices(model: nn.Module) -> int:
@@ -316,7 +366,9 @@ def _matrices(model: nn.Module) -> int:
 def _keys_and_values(project: Projection) -> int:
     """Numbers of the matrices that make keys and values, where keys are read at all."""
     count = project.value.weight.numel()
-    return count + project.key.weight.numel() if project.key is not None and project.reads_keys else count
+    if project.key is not None and project.reads_keys:
+        count += project.key.weight.numel()
+    return count
 
 
 def _memory_flops(model: LanguageModel, length: int) -> float:

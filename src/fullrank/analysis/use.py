@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count, takewhile
 
 import numpy as np
 import torch
@@ -15,7 +14,8 @@ from fullrank.evaluation.statistics import Interval, compute_paired_interval
 from fullrank.models import LoadedModel, open_model
 from fullrank.records import Lines
 
-_SHORTEST, _LOGITS = 8, 1 << 24  # tokens of context; numbers in a block of logits
+_SHORTEST = 8  # tokens of context
+_LOGITS = 1 << 24  # numbers in a block of logits
 _LARGE = 1 << 16  # a vocabulary, where its size is not known
 CONTEXT_PLOT = Lines("tokens of context", series=(), title="Perplexity by context")
 
@@ -29,12 +29,16 @@ class ContextUse:
     @property
     def perplexity(self) -> dict[int, float]:
         """exp(mean nll), by tokens of context."""
-        return {length: math.exp(values.mean()) for length, values in self.nll.items()}
+        perplexities = {}
+        for length, values in self.nll.items():
+            perplexities[length] = math.exp(values.mean())
+        return perplexities
 
     def reach(self, tolerance: float) -> int:
         """The fewest tokens of context whose mean nll is within `tolerance` of the lowest."""
-        lowest = min(values.mean() for values in self.nll.values())
-        return min(length for length, values in self.nll.items() if values.mean() <= lowest + tolerance)
+        means = {length: values.mean() for length, values in self.nll.items()}
+        highest = min(means.values()) + tolerance
+        return min(length for length, mean in means.items() if mean <= highest)
 
     def find_last_gain(self) -> tuple[float, Interval | None]:
         """Nats per token by which the last step to more context lowers the nll, and their 95 % interval over the texts.
@@ -44,31 +48,59 @@ class ContextUse:
         if len(self.nll) == 1:
             return 0.0, None
         *_, before, after = self.nll.values()
-        return float((before - after).mean()), compute_paired_interval(after.tolist(), before.tolist())
+        gain = float((before - after).mean())
+        interval = compute_paired_interval(after.tolist(), before.tolist())
+        return gain, interval
 
 
 def context_use(
-    model: nn.Module | LoadedModel, texts: Sequence[Tensor], *, scored: int, opening: bool = False
+    model: nn.Module | LoadedModel,
+    texts: Sequence[Tensor],
+    *,
+    scored: int,
+    opening: bool = False,
 ) -> ContextUse:
     """The nll of the last `scored` tokens of each text after 8, 16, 32 ... tokens of context, and after all there are.
 
     model: any model that predicts next tokens; a model with memory reads each text at once.
     texts: token ids (1, N), of one length. opening: their first token opens every text, and is kept in place of another one.
     """
-    loaded, rows = open_model(model), torch.cat(list(texts))
+    loaded = open_model(model)
+    rows = torch.cat(list(texts))
     loaded.require({"logits"}, "use of context")
     most = rows.shape[1] - scored
-    lengths = [*takewhile(lambda length: length <= most / 1.5, (_SHORTEST << i for i in count())), most]
-    return ContextUse({length: _nll(loaded, rows, length, scored, opening) for length in lengths})
+    lengths = []
+    length = _SHORTEST
+    while length <= most / 1.5:
+        lengths.append(length)
+        length *= 2
+    lengths.append(most)
+    nll = {}
+    for length in lengths:
+        nll[length] = _nll(loaded, rows, length, scored, opening)
+    return ContextUse(nll)
 
 
-def _nll(model: LoadedModel, rows: Tensor, length: int, scored: int, opening: bool) -> np.ndarray:
+def _nll(
+    model: LoadedModel,
+    rows: Tensor,
+    length: int,
+    scored: int,
+    opening: bool,
+) -> np.ndarray:
     """Nats per token of the last `scored` tokens of each row (S,), after `length` tokens."""
     kept = rows[:, -length - scored :]
     if opening:
-        kept = torch.cat((rows[:, :1], kept[:, 1:]), dim=1)
+        first = rows[:, :1]
+        kept = torch.cat((first, kept[:, 1:]), dim=1)
+    vocab_size = model.vocab_size or _LARGE
+    numbers = kept.shape[1] * vocab_size  # logits of a row
+    at_once = max(1, _LOGITS // numbers)
     means = []
-    for ids in kept.split(max(1, _LOGITS // (kept.shape[1] * (model.vocab_size or _LARGE)))):
-        nll = model.nll(ids[:, :-1], ids[:, 1:])
-        means.append(nll[:, -scored:].double().mean(1).cpu())
+    for ids in kept.split(at_once):
+        inputs = ids[:, :-1]
+        targets = ids[:, 1:]
+        nll = model.nll(inputs, targets)
+        mean = nll[:, -scored:].double().mean(1)
+        means.append(mean.cpu())
     return torch.cat(means).numpy()
