@@ -29,11 +29,15 @@ def remove_leftovers(folder: Path, name: str = "*") -> None:
     """Remove `.NAME.PID` and `.NAME.PID.LETTERS` in `folder`: a process that was killed was writing them, not a live one."""
     for path in folder.glob(f".{name}.*"):
         match = _TEMPORARY.search(path.name)
-        if match is not None and not is_alive(int(match[1])):
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
+        if match is None:
+            continue
+        process = int(match[1])
+        if is_alive(process):
+            continue
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def is_alive(process: int) -> bool:
@@ -79,16 +83,24 @@ def write_own(path: Path, text: str, mark: str, what: str) -> None:
 
     what: stands in the error, `a report`.
     """
-    if path.is_file() and path.stat().st_size and not path.read_bytes().startswith(mark.encode()):
-        raise InputError(
-            f"{path}: exists and is not {what} of fullrank, so it is left alone; give another --out, or move it"
-        )
+    if path.is_file() and path.stat().st_size:
+        content = path.read_bytes()
+        if not content.startswith(mark.encode()):
+            raise InputError(
+                f"{path}: exists and is not {what} of fullrank, so it is left alone; give another --out, or move it"
+            )
     write_text(path, text)
 
 
 def as_json(content: Any) -> str:
     """`content` as indented JSON that every reader takes: a number that is not finite becomes null, see also `mended`."""
-    return mended(json.dumps(_finite(content), indent=2, ensure_ascii=False, allow_nan=False))
+    text = json.dumps(
+        _finite(content),
+        indent=2,
+        ensure_ascii=False,
+        allow_nan=False,
+    )
+    return mended(text)
 
 
 def _finite(content: Any) -> Any:
@@ -96,7 +108,9 @@ def _finite(content: Any) -> Any:
         return {key: _finite(value) for key, value in content.items()}
     if isinstance(content, list | tuple):
         return [_finite(value) for value in content]
-    return None if isinstance(content, float) and not math.isfinite(content) else content
+    if isinstance(content, float) and not math.isfinite(content):
+        return None
+    return content
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -106,7 +120,8 @@ def write_json(path: Path, content: Any) -> None:
 
 def read_text(path: Path) -> str:
     """The text of a file that a user gives, see `text_of`; InputError if it cannot be read."""
-    return text_of(_read_bytes(path), str(path))
+    data = _read_bytes(path)
+    return text_of(data, str(path))
 
 
 def _read_bytes(path: Path) -> bytes:
@@ -129,7 +144,9 @@ def text_of(data: bytes, name: str, offset: int = 0, *, line: int = 0, hint: str
             f"{name} is not UTF-8 text: {where} 0x{data[error.start]:02x} at offset {offset + error.start:,} (convert the "
             f"file to UTF-8, for instance with `iconv -f latin1 -t utf-8`{hint})"
         ) from None
-    return with_newlines(text if offset else text.removeprefix("\ufeff"))
+    if not offset:
+        text = text.removeprefix("\ufeff")
+    return with_newlines(text)
 
 
 def with_newlines(text: str) -> str:
@@ -137,7 +154,9 @@ def with_newlines(text: str) -> str:
 
     Lines of a text are split at newlines, never by `splitlines`.
     """
-    return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
+    if "\r" not in text:
+        return text
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def mended(content: Any) -> Any:
@@ -146,7 +165,9 @@ def mended(content: Any) -> Any:
         return _HALVES.sub("\N{REPLACEMENT CHARACTER}", content)
     if isinstance(content, Mapping):
         return {mended(key): mended(value) for key, value in content.items()}
-    return [mended(value) for value in content] if isinstance(content, list) else content
+    if isinstance(content, list):
+        return [mended(value) for value in content]
+    return content
 
 
 def sha256_of(path: Path) -> str:
@@ -167,19 +188,27 @@ def python_command(words: Iterable[str]) -> list[str]:
 
 def usable_cores() -> list[int]:
     """Numbers of the cores that this process may use; where the system does not say (macOS, Windows), of all."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    cores = os.cpu_count() or 1
+    return list(range(cores))
 
 
 def out_of_memory(error: BaseException) -> bool:
     """True for the errors by which Python, the system, PyTorch on a CPU, PyTorch on a GPU and safetensors say so."""
+    if isinstance(error, MemoryError):
+        return True
     words = ("can't allocate memory", "cannot allocate memory", "out of memory", "(os error 12)")
-    return isinstance(error, MemoryError) or any(word in str(error).lower() for word in words)
+    message = str(error).lower()
+    return any(word in message for word in words)
 
 
 def no_room(error: BaseException) -> bool:
     """True for the errors by which the system, safetensors and tokenizers say that the disk, or one's share of it, is full."""
-    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return full or str(error).rstrip(")").endswith(("(os error 28", "(os error 122"))
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    message = str(error).rstrip(")")
+    return message.endswith(("(os error 28", "(os error 122"))
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -195,7 +224,8 @@ def convert_to_record(kind: Any, text: str | bytes, where: object) -> Any:
     try:
         return read_value(kind, parse_json(text), "")
     except ValueError as error:
-        raise InputError(f"{where}: damaged ({one_line(error).removeprefix(': ')})") from None
+        reason = one_line(error).removeprefix(": ")
+        raise InputError(f"{where}: damaged ({reason})") from None
 
 
 def read_json(path: Path, kind: Any = dict[str, Any]) -> Any:
@@ -205,12 +235,14 @@ def read_json(path: Path, kind: Any = dict[str, Any]) -> Any:
 
 def digest(content: Any) -> str:
     """sha256 of plain values."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    text = json.dumps(content, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def write_checked(path: Path, content: Mapping[str, Any]) -> None:
     """Write `content` as JSON with the checksum that `read_checked` compares."""
-    text = json.dumps({**content, "sha256": digest(content)}, indent=1, ensure_ascii=False)
+    with_checksum = {**content, "sha256": digest(content)}
+    text = json.dumps(with_checksum, indent=1, ensure_ascii=False)
     path.write_text(text + "\n", encoding="utf-8")
 
 

@@ -59,7 +59,10 @@ class LoadedModel:
         tokenizer: Any = None,
         inputs: Mapping[str, Tensor] | None = None,
     ) -> None:
-        self.adapter, self.name, self.source, self.folder = adapter, name, source, folder
+        self.adapter = adapter
+        self.name = name
+        self.source = source
+        self.folder = folder
         self.module = adapter.module
         self.own: Any = getattr(adapter, "own", None)
         self.max_length: int | None = adapter.max_length
@@ -67,9 +70,11 @@ class LoadedModel:
         self.predicts: str | None = adapter.predicts
         self.mask_id: int | None = adapter.mask_id
         self.marks: tuple[int, ...] = ()
-        self.tokenizer, self.inputs = tokenizer, inputs
+        self.tokenizer = tokenizer
+        self.inputs = inputs
         if self.closes_segments:
-            self.mask_id, self.marks = tokenizer.mask_token_id, tuple(tokenizer.all_special_ids)
+            self.mask_id = tokenizer.mask_token_id
+            self.marks = tuple(tokenizer.all_special_ids)
         if tokenizer is None:
             adapter.lacks.setdefault("tokenizer", "it was opened without one")
         self.has = frozenset(CAPABILITIES) - adapter.lacks.keys()
@@ -77,8 +82,10 @@ class LoadedModel:
     @property
     def device(self) -> torch.device:
         """The device of the parameters; the CPU without any."""
-        parameters = iter(()) if self.module is None else self.module.parameters()
-        return next((parameter.device for parameter in parameters), torch.device("cpu"))
+        if self.module is not None:
+            for parameter in self.module.parameters():
+                return cast(torch.device, parameter.device)
+        return torch.device("cpu")
 
     @property
     def closes_segments(self) -> bool:
@@ -88,8 +95,10 @@ class LoadedModel:
     def require(self, needs: Set[str], purpose: str = "") -> None:
         """Raise InputError unless the model has all of `needs`; purpose: what needs them."""
         for need in sorted(needs - self.has):
-            reason = self.adapter.lacks.get(need, f"known are {', '.join(CAPABILITIES)}")
-            raise InputError(f"{purpose and f'{purpose}: '}{self.name} has no {CAPABILITIES.get(need, need)}: {reason}")
+            known = ", ".join(CAPABILITIES)
+            reason = self.adapter.lacks.get(need, f"known are {known}")
+            missing = CAPABILITIES.get(need, need)
+            raise InputError(f"{purpose and f'{purpose}: '}{self.name} has no {missing}: {reason}")
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -120,7 +129,9 @@ class LoadedModel:
         memory = None
         for ids, targets in batches:
             with evaluating(self.module):
-                nll, memory = self.adapter.nll(self._place(ids), self._place(targets), memory)
+                placed = self._place(ids)
+                wanted = self._place(targets)
+                nll, memory = self.adapter.nll(placed, wanted, memory)
             yield nll
 
     def attention(self, ids: Tensor) -> Iterator[LayerTrace]:
@@ -149,7 +160,9 @@ class LoadedModel:
 
     def _place(self, ids: Tensor) -> Tensor:
         if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.is_floating_point():
-            given = f"{tuple(ids.shape)} {ids.dtype}" if isinstance(ids, Tensor) else type(ids).__name__
+            given = type(ids).__name__
+            if isinstance(ids, Tensor):
+                given = f"{tuple(ids.shape)} {ids.dtype}"
             raise InputError(f"token ids: whole numbers (B, N), given {given}")
         return ids.to(self.device)
 
@@ -180,13 +193,16 @@ class Adapter:
     mask_id: int | None = None
 
     def __init__(self, module: Any, lacks: Mapping[str, str] | None = None) -> None:
-        self.module, self.lacks = module, dict(lacks or {})
+        self.module = module
+        self.lacks = dict(lacks or {})
 
     def nll(self, ids: Tensor, targets: Tensor, memory: Any) -> tuple[Tensor, Any]:
         """The nll (B, N) from logits, and the memory of the next call."""
-        logits, counts = self.logits(ids), targets != IGNORED  # type: ignore[attr-defined]  # of subclasses that have them
-        wide = logits[counts].to(torch.promote_types(logits.dtype, torch.float32))
-        return _spread(F.cross_entropy(wide, targets[counts], reduction="none"), counts), None
+        logits = self.logits(ids)  # type: ignore[attr-defined]  # of subclasses that have them
+        counts = targets != IGNORED
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        nll = F.cross_entropy(logits[counts].to(wide), targets[counts], reduction="none")
+        return _spread(nll, counts), None
 
 
 def _spread(values: Tensor, counts: Tensor) -> Tensor:
@@ -202,16 +218,17 @@ class OwnModel(Adapter):
     def __init__(self, module: nn.Module, own: Any) -> None:
         super().__init__(module)
         self.own = own
-        self.max_length, self.vocab_size = own.max_length, own.config.vocab_size
+        self.max_length = own.max_length
+        self.vocab_size = own.config.vocab_size
         if isinstance(own, Encoder):
             self.predicts = None
-            self.lacks |= dict.fromkeys(
-                ("logits", "output_matrix", "step"), "it is an encoder without a vocabulary layer"
-            )
+            missing = ("logits", "output_matrix", "step")
+            self.lacks |= dict.fromkeys(missing, "it is an encoder without a vocabulary layer")
         elif not hasattr(own.output, "matrix"):
             self.lacks["output_matrix"] = f"its output layer is of the kind {own.config.output.kind}"
         if isinstance(own, MaskedLanguageModel):
-            self.predicts, self.mask_id = "masked tokens", own.mask_id
+            self.predicts = "masked tokens"
+            self.mask_id = own.mask_id
             self.lacks["step"] = "it predicts masked tokens, all at once"
         if not any(isinstance(part, WeightedValues) for part in own.modules()):
             self.lacks["attention"] = "its attention is multi-linear, without weights and heads"
@@ -239,7 +256,9 @@ class OwnModel(Adapter):
 
     def step(self, ids: Tensor, cache: Any) -> tuple[Tensor, Any]:
         reader: Any = reader_of(self.own)
-        out = reader(ids, cache=reader.new_cache() if cache is None else cache, attention_mask=None)
+        if cache is None:
+            cache = reader.new_cache()
+        out = reader(ids, cache=cache, attention_mask=None)
         return out.logits, out.cache
 
     def trace(self, ids: Tensor, memory: Any) -> tuple[list[LayerTrace], Any]:
@@ -267,10 +286,13 @@ class TransformersModel(Adapter):
         arguments = read_arguments(module)
         read_head = getattr(module, "get_output_embeddings", None)
         self.head: Any = read_head() if callable(read_head) else None
-        self.takes_mask, self.cache_argument = "attention_mask" in arguments, cache_argument(arguments)
+        self.takes_mask = "attention_mask" in arguments
+        self.cache_argument = cache_argument(arguments)
         self.max_length = find_longest_text(module)
-        self.vocab_size = getattr(module.config.get_text_config(), "vocab_size", None)
-        writes = callable(getattr(module, "can_generate", None)) and module.can_generate()
+        config = module.config.get_text_config()
+        self.vocab_size = getattr(config, "vocab_size", None)
+        can_generate = getattr(module, "can_generate", None)
+        writes = callable(can_generate) and can_generate()
         if not writes:
             self.predicts = "masked tokens"
             self.lacks["step"] = "it predicts masked tokens, all at once"
@@ -278,9 +300,13 @@ class TransformersModel(Adapter):
             self.lacks["step"] = "its forward takes no cache"
         if getattr(self.head, "weight", None) is None:
             missing = "it has no output embedding (load it with AutoModelForCausalLM or AutoModelForMaskedLM)"
-            self.head, self.lacks["output_matrix"] = None, missing
-            self.predicts = self.predicts if writes else None
-            self.lacks |= dict.fromkeys(("hidden",) if writes else ("logits", "step"), missing)
+            self.head = None
+            self.lacks["output_matrix"] = missing
+            if writes:
+                self.lacks["hidden"] = missing
+            else:
+                self.predicts = None
+                self.lacks |= {"logits": missing, "step": missing}
         try:
             find_weighted_modules(module)
         except InputError as error:
@@ -337,7 +363,8 @@ class TransformersModel(Adapter):
         if find_injected_modules(self.module):
             weights += ", with what was injected"
         module, plain = complete(self.module)
-        return AttentionLayers(module, [*find_injected_modules(module).values()], plain, weights)
+        stages = find_injected_modules(module).values()
+        return AttentionLayers(module, list(stages), plain, weights)
 
     def output_matrix(self) -> Tensor:
         return self.head.weight
@@ -348,12 +375,12 @@ class FunctionOfIds(Adapter):
 
     def __init__(self, function: Callable[..., Any]) -> None:
         reason = "it is known as a function of token ids only"
-        super().__init__(
-            function if isinstance(function, nn.Module) else None,
-            dict.fromkeys(("hidden", "attention", "output_matrix"), reason),
-        )
+        module = function if isinstance(function, nn.Module) else None
+        missing = ("hidden", "attention", "output_matrix")
+        super().__init__(module, dict.fromkeys(missing, reason))
         self.function = function
-        vocab_size = getattr(getattr(function, "config", None), "vocab_size", None)
+        config = getattr(function, "config", None)
+        vocab_size = getattr(config, "vocab_size", None)
         self.vocab_size = vocab_size if isinstance(vocab_size, int) else None
         if not callable(getattr(function, "step", None)):
             self.lacks["step"] = "it has no method `step`"
@@ -411,12 +438,14 @@ def open_model(
         model.module.to(choose_device(device, "--device"))
         return model
     if callable(x):
-        return LoadedModel(FunctionOfIds(x), getattr(x, "__name__", type(x).__name__), "function")
+        name = getattr(x, "__name__", type(x).__name__)
+        return LoadedModel(FunctionOfIds(x), name, "function")
     raise InputError(f"model: a name, a module or a function of token ids, given {type(x).__name__}")
 
 
 def _open_named(name: str, checkpoint: str, dtype: torch.dtype | None, causal: bool, tokenizer: bool) -> LoadedModel:
-    kind, folder = model_kind(name), Path(name).expanduser()
+    kind = model_kind(name)
+    folder = Path(name).expanduser()
     match kind:
         case "configuration":
             raise InputError(
@@ -430,14 +459,28 @@ def _open_named(name: str, checkpoint: str, dtype: torch.dtype | None, causal: b
                 raise InputError(f"{name}: a Hugging Face model needs transformers; install it: {pip_install('hf')}")
             from fullrank.hf.load import load_named
 
-            loaded = load_named(name, dtype or torch.float32, causal=causal, tokenizer=tokenizer)
+            loaded = load_named(
+                name,
+                dtype or torch.float32,
+                causal=causal,
+                tokenizer=tokenizer,
+            )
             adapter = adapt(loaded.module)
             if tokenizer and loaded.tokenizer is None:
                 adapter.lacks["tokenizer"] = "its files have none; save it there, tokenizer.save_pretrained(folder)"
-            about = {"tokenizer": loaded.tokenizer, "inputs": loaded.inputs}
-            return LoadedModel(adapter, name, "Hugging Face", folder=folder if folder.is_dir() else None, **about)
+            return LoadedModel(
+                adapter,
+                name,
+                "Hugging Face",
+                folder=folder if folder.is_dir() else None,
+                tokenizer=loaded.tokenizer,
+                inputs=loaded.inputs,
+            )
     module = LanguageModel.load(folder, checkpoint) if causal else load_own(folder, checkpoint)
-    adapter, words = adapt(module if dtype is None else module.to(dtype)), None
+    if dtype is not None:
+        module.to(dtype)
+    adapter = adapt(module)
+    words = None
     if tokenizer:
         try:
             translates = isinstance(module, Encoder)
@@ -452,7 +495,9 @@ def load_own(folder: Path, checkpoint: str = "best") -> Layers | MaskedLanguageM
     kind = storage.read_saved_kind(folder, checkpoint)
     if kind == "Translator":
         return Translator.load(folder, checkpoint).encoder
-    return (LanguageModel if kind == "LanguageModel" else MaskedLanguageModel).load(folder, checkpoint)
+    if kind == "LanguageModel":
+        return LanguageModel.load(folder, checkpoint)
+    return MaskedLanguageModel.load(folder, checkpoint)
 
 
 def _call_maker(name: str) -> tuple[nn.Module, Mapping[str, Tensor] | None]:

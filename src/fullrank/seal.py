@@ -63,7 +63,8 @@ def write_record(
     """Write checkpoint.json about the files `names`, which lie in `folder`, the plain values `state`, and the run."""
     files = {name: seal_file(folder / name) for name in names}
     content = {"format": FORMAT, "files": files, "run": run or {}, "state": state}
-    text = json.dumps({"sha256": digest(content), "content": content}, indent=1, allow_nan=False)
+    document = {"sha256": digest(content), "content": content}
+    text = json.dumps(document, indent=1, allow_nan=False)
     with open(folder / PLAIN, "w", encoding="utf-8") as file:
         file.write(text + "\n")
         file.flush()
@@ -130,16 +131,24 @@ def check_run(folder: Path, checkpoint: str | None = None) -> None:
         config = build_any(trained["config"]).to_dict()
     except ConfigError as error:
         raise InputError(f"{folder}: trained by another version of fullrank, or with other modules: {error}") from error
-    _compare(folder / "config.yaml", build_any(read_yaml(folder / "config.yaml")).to_dict(), config)
-    _compare(folder / "run.json", _select_data(read_identity(folder)), trained["identity"])
+    path = folder / "config.yaml"
+    current = build_any(read_yaml(path)).to_dict()
+    _compare(path, current, config)
+    identity = _select_data(read_identity(folder))
+    _compare(folder / "run.json", identity, trained["identity"])
 
 
 def _compare(file: Path, current: Mapping[str, Any], trained: Mapping[str, Any]) -> None:
     """InputError unless the values of a file are, as JSON has them, those that were trained with."""
     new, old = (parse_json(json.dumps(flatten(values))) for values in (current, trained))
-    changed = [key for key in {**old, **new} if key not in MOVABLE and (key not in old or old[key] != new.get(key))]
+    changed = []
+    for key in {**old, **new}:
+        if key in MOVABLE:
+            continue
+        if key not in old or old[key] != new.get(key):
+            changed.append(f"{key} is {new.get(key)!r}, trained with {old.get(key)!r}")
     if changed:
-        shown = ", ".join(f"{key} is {new.get(key)!r}, trained with {old.get(key)!r}" for key in changed[:4])
+        shown = ", ".join(changed[:4])
         raise InputError(
             f"{file} was changed after the training began: {shown}, so the figures would be others; set it back, or begin a "
             "new run with another --out"

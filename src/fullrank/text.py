@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from fullrank.models import LoadedModel
 
 SEGMENT_LENGTH = 128  # where nothing else says
-_BATCH_TOKENS, _BATCH_LOGITS = 1024, 1 << 25  # that a model reads and makes in one pass
+_BATCH_TOKENS = 1024  # that a model reads in one pass
+_BATCH_LOGITS = 1 << 25  # that it makes in one pass
 _PIECE = 1 << 16  # token ids
 _CHARACTERS = 1 << 14  # that a tokenizer of transformers is given at a time
 
@@ -61,12 +62,15 @@ class Text:
         return replace(self, segment_length=segment_length)
 
     def __iter__(self) -> Iterator[Tensor]:
-        left, empty = self.count, True
+        left = self.count
+        empty = True
         for batch in self.segments():
             if batch.shape[1] != self.segment_length or left == 0:
                 break
             batch = batch[:left]
-            left, empty = None if left is None else left - len(batch), False
+            if left is not None:
+                left -= len(batch)
+            empty = False
             yield batch
         if empty and self.count != 0:
             raise InputError(
@@ -75,15 +79,21 @@ class Text:
 
     def segments(self) -> Iterator[Tensor]:
         """All segments (B, N), several at a time, and the incomplete rest of the text as the last one."""
-        opening, closing = ([] if mark is None else [mark] for mark in (self.bos_id, self.eos_id))
+        opening = [] if self.bos_id is None else [self.bos_id]
+        closing = [] if self.eos_id is None else [self.eos_id]
         own = max(1, self.segment_length - len(opening) - len(closing))
         rows = max(1, self.batch_tokens // self.segment_length)
+        at_once = own * rows
         left = [] if self.start_id is None else [self.start_id]
         for ids in self.read():
             left += ids
-            while len(left) >= own * rows:
-                yield torch.tensor([opening + left[i * own : (i + 1) * own] + closing for i in range(rows)])
-                left = left[own * rows :]
+            while len(left) >= at_once:
+                segments = []
+                for start in range(0, at_once, own):
+                    segment = left[start : start + own]
+                    segments.append(opening + segment + closing)
+                yield torch.tensor(segments)
+                left = left[at_once:]
         while left:
             yield torch.tensor([opening + left[:own] + closing])
             left = left[own:]
@@ -100,7 +110,12 @@ class Text:
 
 
 def read_file(
-    model: LoadedModel, path: Path, segment_length: int | None = None, *, count: int | None = None, key: str = "--text"
+    model: LoadedModel,
+    path: Path,
+    segment_length: int | None = None,
+    *,
+    count: int | None = None,
+    key: str = "--text",
 ) -> Text:
     """The text of a file, by the tokenizer of a model.
 
@@ -121,7 +136,14 @@ def read_file(
             marks["eos_id"] = foreign.sep_token_id if closes else None
             read = partial(_encode_lines, foreign, path, key)
     length = choose_length(model, segment_length)
-    return Text(str(path), read, length, count, batch_tokens=batch_tokens(model), **marks)
+    return Text(
+        str(path),
+        read,
+        length,
+        count,
+        batch_tokens=batch_tokens(model),
+        **marks,
+    )
 
 
 def choose_length(model: LoadedModel, segment_length: int | None, usual: int = SEGMENT_LENGTH) -> int:
@@ -147,8 +169,10 @@ def rows_of(input_ids: Tensor | Iterable[Tensor]) -> list[Tensor]:
         texts += ids.split(1)
     if not texts:
         raise InputError("input_ids: no text to read")
-    if len(lengths := {ids.shape[1] for ids in texts}) > 1:
-        raise InputError(f"input_ids: texts of one length, given {' and '.join(map(str, sorted(lengths)))} tokens")
+    lengths = {ids.shape[1] for ids in texts}
+    if len(lengths) > 1:
+        given = " and ".join(map(str, sorted(lengths)))
+        raise InputError(f"input_ids: texts of one length, given {given} tokens")
     return texts
 
 
