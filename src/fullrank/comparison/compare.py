@@ -69,11 +69,16 @@ class Group:
 
     def find_above(self, model: str) -> list[Row]:
         """Rows with a figure above that of a model that only counts: `unigram` words, or `fourgram`."""
-        above = []
+        above: list[Row] = []
+        if self.is_marked:
+            return above
         for row in self.rows:
-            for split in () if self.is_marked else SPLITS:
-                mean, counted = row.mean(self.measure, split), self.measure.find_counted(row.first, split, model)
-                if mean is not None and counted is not None and mean > counted and row not in above:
+            for split in SPLITS:
+                mean = row.mean(self.measure, split)
+                counted = self.measure.find_counted(row.first, split, model)
+                if mean is None or counted is None:
+                    continue
+                if mean > counted and row not in above:
                     above.append(row)
         return above
 
@@ -82,8 +87,12 @@ class Group:
         """Rows by their means, the best first; none where no row compares, or one is worse than word frequencies."""
         if self.is_marked or self.find_above("unigram"):
             return []
+
+        def find_mean(row: Row) -> float:
+            return row.mean(self.measure, self.split) or 0.0
+
         measured = [row for row in self.rows if row.values(self.measure, self.split)]
-        return sorted(measured, key=lambda row: row.mean(self.measure, self.split) or 0.0, reverse=self.measure.higher)
+        return sorted(measured, key=find_mean, reverse=self.measure.higher)
 
     def find_baseline(self, row: Row) -> Row | None:
         """The row that another is compared with: `h64-plain` for `h64-a-cross`, else the first; None for a baseline."""
@@ -91,8 +100,11 @@ class Group:
         words = row.name.split("-")
         base = self.rows[0]
         for end in range(1, len(words)):
-            base = named.get("-".join([*words[:end], "plain"]), base)
-        return None if self.is_marked or base is row else base
+            plain = "-".join([*words[:end], "plain"])
+            base = named.get(plain, base)
+        if self.is_marked or base is row:
+            return None
+        return base
 
 
 @dataclass(frozen=True)
@@ -133,7 +145,10 @@ class Comparison:
     @cached_property
     def records(self) -> list[Record]:
         """All numbers: of every run, then of every row."""
-        records = [record for row in self.rows for run in row.runs for record in _describe_run(row, run)]
+        records: list[Record] = []
+        for row in self.rows:
+            for run in row.runs:
+                records += _describe_run(row, run)
         records += _summarize_runs(records)
         for group in self.groups:
             for row in group.rows:
@@ -156,20 +171,28 @@ def build_report(folders: Sequence[Path], table: str | None = None) -> Compariso
     if not folders:
         raise InputError("no run folders given; name at least one, for example runs/demo/plain")
     runs = read_runs(folders)
-    same_task = [run for run in runs if _name_kind(run) == _name_kind(runs[0])]
+    kind = _name_kind(runs[0])
+    same_task = [run for run in runs if _name_kind(run) == kind]
     finished = [run for run in same_task if run.result is not None]
     measure = choose(finished or same_task)
     rows = _build_rows(finished, table)
     members: dict[tuple[object, ...], list[Row]] = {}
-    for row in sorted(rows, key=lambda row: row.is_marked(measure)):  # figures that compare with no other come last
-        members.setdefault((row.part, row.text, row.is_marked(measure)), []).append(row)
+    marked_last = sorted(rows, key=lambda row: row.is_marked(measure))  # figures that compare with no other
+    for row in marked_last:
+        key = (row.part, row.text, row.is_marked(measure))
+        members.setdefault(key, []).append(row)
+    groups = [_build_group(tuple(group), measure) for group in members.values()]
     unfinished = group_by_seed([run for run in same_task if run.result is None])
-    names = name_rows(unfinished)
+    unfinished_rows: list[Row] = []
+    for name, seeds in zip(name_rows(unfinished), unfinished, strict=True):
+        slot = len(rows) + len(unfinished_rows)
+        unfinished_rows.append(Row(name, slot, seeds))
+    left_out = [run for run in runs if run not in same_task]
     return Comparison(
         tuple(rows),
-        tuple(_build_group(tuple(group), measure) for group in members.values()),
-        tuple(Row(names[index], len(rows) + index, row) for index, row in enumerate(unfinished)),
-        tuple(run for run in runs if run not in same_task),
+        tuple(groups),
+        tuple(unfinished_rows),
+        tuple(left_out),
     )
 
 
@@ -182,9 +205,21 @@ def _build_rows(runs: Sequence[Run], table: str | None) -> list[Row]:
     parts = [_name_part(row[0], table) for row in seeds]
     names = name_rows(seeds)
     if table is not None:
-        names = number_names([f"{part} {row[0].get('row')}" for part, row in zip(parts, seeds, strict=True)])
+        names = []
+        for part, row in zip(parts, seeds, strict=True):
+            names.append(f"{part} {row[0].get('row')}")
+        names = number_names(names)
     texts = number_texts(seeds)
-    return [Row(names[slot], slot, row, texts[slot], parts[slot]) for slot, row in enumerate(seeds)]
+    return [
+        Row(
+            names[slot],
+            slot,
+            row,
+            texts[slot],
+            parts[slot],
+        )
+        for slot, row in enumerate(seeds)
+    ]
 
 
 def _name_part(run: Run, table: str | None) -> str:
@@ -194,7 +229,10 @@ def _name_part(run: Run, table: str | None) -> str:
     recipe = run.get("recipe") or ""
     if table is None:
         return ""
-    return recipe.removeprefix(f"{table}-") if recipe.startswith(f"{table}-") else Path(recipe).stem
+    prefix = f"{table}-"
+    if recipe.startswith(prefix):
+        return recipe.removeprefix(prefix)
+    return Path(recipe).stem
 
 
 def _build_group(rows: tuple[Row, ...], measure: Measure) -> Group:
@@ -204,10 +242,15 @@ def _build_group(rows: tuple[Row, ...], measure: Measure) -> Group:
         splits = dict.fromkeys(split for split, _ in scores)
         metrics = dict.fromkeys(metric for _, metric in scores)
         return Group(rows, tuple(map(find_metric, metrics)), tuple(splits))
-    measured = [split for split in _ORDER if any(measure.value(run, split) is not None for run in runs)]
+    measured = []
+    for split in _ORDER:
+        if any(measure.value(run, split) is not None for run in runs):
+            measured.append(split)
+    measures = [measure]
     is_tokenised = any(TOKENISED_BLEU.find_paper(run, split) for run in runs for split in SPLITS)
-    measures = (BLEU, TOKENISED_BLEU) if measure is BLEU and is_tokenised else (measure,)
-    return Group(rows, measures, tuple(measured or SPLITS))
+    if measure is BLEU and is_tokenised:
+        measures.append(TOKENISED_BLEU)
+    return Group(rows, tuple(measures), tuple(measured or SPLITS))
 
 
 # -- differences over seeds --------------------------------------------------------------------------------------------
@@ -219,25 +262,43 @@ def compare_rows(row: Row, base: Row, measure: Measure, split: str) -> Record | 
     The interval is paired (Student) for the same seeds, else Welch's; None where either side has one seed, and where
     nothing scatters. None for rows without figures, or of different texts.
     """
-    before, after = base.values(measure, split), row.values(measure, split)
+    before = base.values(measure, split)
+    after = row.values(measure, split)
     if not after or not before or row.text != base.text:
         return None
-    mean = statistics.fmean(before.values())
-    change = measure.compare(statistics.fmean(after.values()), mean)
+    base_figures = list(before.values())
+    figures = list(after.values())
+    mean = statistics.fmean(base_figures)
+    change = measure.compare(statistics.fmean(figures), mean)
     if change is None:
         return None
-    ends, protocol = None, "paired over seeds"
+    ends = None
+    protocol = "paired over seeds"
     if before.keys() == after.keys():
-        ends = compute_paired_interval(list(before.values()), [after[seed] for seed in before])
+        paired = [after[seed] for seed in before]
+        ends = compute_paired_interval(base_figures, paired)
     if ends is None:
-        ends = welch_interval(list(before.values()), list(after.values()))
+        ends = welch_interval(base_figures, figures)
         protocol = "Welch, over seeds" if ends else ""
     interval = None
     if ends is not None:
-        interval = (measure.compare(mean + ends.low, mean) or 0.0, measure.compare(mean + ends.high, mean) or 0.0)
-    labels = {**row.labels, "split": split, "checkpoint": "final", "baseline": base.name}
-    unit = "points" if measure.higher else "share"
-    return Record(labels, f"{measure.key}_difference", change, unit, interval, protocol)
+        low = measure.compare(mean + ends.low, mean)
+        high = measure.compare(mean + ends.high, mean)
+        interval = (low or 0.0, high or 0.0)
+    labels = {
+        **row.labels,
+        "split": split,
+        "checkpoint": "final",
+        "baseline": base.name,
+    }
+    return Record(
+        labels,
+        f"{measure.key}_difference",
+        change,
+        "points" if measure.higher else "share",
+        interval,
+        protocol,
+    )
 
 
 # -- records -----------------------------------------------------------------------------------------------------------
@@ -246,14 +307,21 @@ def compare_rows(row: Row, base: Row, measure: Measure, split: str) -> Record | 
 def _describe_run(row: Row, run: Run) -> Iterator[Record]:
     """The figures of a run, test and validation first, its time and memory."""
     labels = {**row.labels, "run": run.folder.name, "seed": run.seed}
+    splits = sorted(run.get_mapping("final"), key=lambda split: _ORDER.get(split, 2))
     for checkpoint in ("final", "last"):
-        for split in sorted(run.get_mapping("final"), key=lambda split: _ORDER.get(split, 2)):
+        for split in splits:
             place = {**labels, "split": split, "checkpoint": checkpoint}
             protocol = run.get(f"protocols.{split}.words") or run.get("protocol") or ""
             for measure in list_measures(run):
                 value = measure.value(run, split, checkpoint)
                 if value is not None:
-                    yield Record(place, measure.key, value, measure.record_unit, protocol=protocol)
+                    yield Record(
+                        place,
+                        measure.key,
+                        value,
+                        measure.record_unit,
+                        protocol=protocol,
+                    )
     for key in _COSTS:
         value = number(run.get(key))
         if value is not None:
@@ -265,13 +333,24 @@ def _describe_run(row: Row, run: Run) -> Iterator[Record]:
 def _summarize_runs(records: Sequence[Record]) -> Iterator[Record]:
     """Means over the runs of each row, with sample deviations (n - 1) and numbers of seeds."""
     names = dict.fromkeys(name for record in records for name in record.labels if name not in _OF_RUNS)
-    for measure in dict.fromkeys(record.measure for record in records):
+    measures = dict.fromkeys(record.measure for record in records)
+    for measure in measures:
         of_measure = [record for record in records if record.measure == measure]
-        for key, of_row in group_records(of_measure, list(names)).items():
+        rows = group_records(of_measure, list(names))
+        for key, of_row in rows.items():
             values = [record.value for record in of_row if record.value is not None]
-            labels = {name: label for name, label in zip(names, key, strict=True) if label is not None}
+            labels = {}
+            for name, label in zip(names, key, strict=True):
+                if label is not None:
+                    labels[name] = label
             first = of_row[0]
-            yield Record(labels, f"{measure}_mean", statistics.fmean(values), first.unit, protocol=first.protocol)
+            yield Record(
+                labels,
+                f"{measure}_mean",
+                statistics.fmean(values),
+                first.unit,
+                protocol=first.protocol,
+            )
             yield Record(labels, f"{measure}_seeds", len(values))
             if len(values) > 1:
                 yield Record(labels, f"{measure}_deviation", statistics.stdev(values))
@@ -279,32 +358,46 @@ def _summarize_runs(records: Sequence[Record]) -> Iterator[Record]:
 
 def _describe_row(group: Group, row: Row) -> Iterator[Record]:
     """Parameters of a row, word frequencies, the paper's figures beside ours, and its differences from the baseline."""
-    run, base = row.first, group.find_baseline(row)
+    run = row.first
+    base = group.find_baseline(row)
     yield Record(row.labels, "seeds", len(row.runs))
-    for part, size in flatten(run.get_mapping("parameters")).items():
+    parameters = flatten(run.get_mapping("parameters"))
+    for part, size in parameters.items():
         count = integer(size)
         if count is not None:
             yield Record({**row.labels, "component": part}, "parameters", count)
-    total, base_total = (integer(one.first.get("parameters.total")) for one in (row, group.rows[0]))
+    first = group.rows[0].first
+    total = integer(run.get("parameters.total"))
+    base_total = integer(first.get("parameters.total"))
     if total is not None and base_total is not None:
         yield Record(row.labels, "parameters_added", total - base_total)
     for split in group.splits:
         place = {**row.labels, "split": split}
+        final = {**place, "checkpoint": "final"}
         for measure in COUNTED:
             for model in COUNTING:
                 counted = measure.find_counted(run, split, model)
                 if counted is not None:
-                    yield Record({**place, "checkpoint": "final"}, f"{measure.key}_{model}", counted)
+                    yield Record(final, f"{measure.key}_{model}", counted)
         for measure in group.measures:
-            mean, deviation, source = measure.find_paper(run, split) or (None, None, "")
+            paper = measure.find_paper(run, split)
+            mean, deviation, source = paper or (None, None, "")
             note = f"The paper's figure is of the {source}: of other examples than ours." if source else ""
             if mean is not None:
-                yield Record(place, f"{measure.key}_paper", mean, protocol=source, note=note)
+                yield Record(
+                    place,
+                    f"{measure.key}_paper",
+                    mean,
+                    protocol=source,
+                    note=note,
+                )
             if deviation is not None:
                 yield Record(place, f"{measure.key}_paper_deviation", deviation)
         for measure in group.measures:
-            difference = compare_rows(row, base, measure, split) if base else None
-            if base is not None and difference is not None:
+            if base is None:
+                continue
+            difference = compare_rows(row, base, measure, split)
+            if difference is not None:
                 yield difference
                 if run.finetunes:
                     yield from _compare_deviations(row, base, measure, split)
@@ -313,13 +406,30 @@ def _describe_row(group: Group, row: Row) -> Iterator[Record]:
 def _compare_deviations(row: Row, base: Row, measure: Measure, split: str) -> Iterator[Record]:
     """The change of the deviation over seeds, ours and the paper's (Skip Cross-head, Table 4)."""
     labels = {**row.labels, "split": split, "baseline": base.name}
-    a, b = (list(one.values(measure, split).values()) for one in (base, row))
-    before, after = ((measure.find_paper(one.first, split) or (0.0, None, ""))[1] for one in (base, row))
+    base_scores = list(base.values(measure, split).values())
+    scores = list(row.values(measure, split).values())
+    before = _find_paper_deviation(base, measure, split)
+    after = _find_paper_deviation(row, measure, split)
     paper = 100 * (after / before - 1) if before and after is not None else None
-    for name, value, interval, protocol in (
-        ("deviation_change", deviation_change(a, b), deviation_interval(a, b), "F distribution"),
+    change = deviation_change(base_scores, scores)
+    interval = deviation_interval(base_scores, scores)
+    probability = brown_forsythe(base_scores, scores)
+    for name, value, ends, protocol in (
+        ("deviation_change", change, interval, "F distribution"),
         ("deviation_change_paper", paper, None, ""),
-        ("deviation_p", brown_forsythe(a, b), None, "Brown-Forsythe"),
+        ("deviation_p", probability, None, "Brown-Forsythe"),
     ):
         if value is not None:
-            yield Record(labels, f"{measure.key}_{name}", value, None, interval, protocol)
+            yield Record(
+                labels,
+                f"{measure.key}_{name}",
+                value,
+                None,
+                ends,
+                protocol,
+            )
+
+
+def _find_paper_deviation(row: Row, measure: Measure, split: str) -> float | None:
+    paper = measure.find_paper(row.first, split)
+    return paper[1] if paper else None

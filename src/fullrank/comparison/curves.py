@@ -32,21 +32,40 @@ _CURVE = Lines(
 
 def find_curves(compared: Comparison) -> Iterator[tuple[Lines, list[Record]]]:
     """Plots with their records: validation figure (of translations BLEU and loss), training loss, learning rate, speed."""
-    rows, measure = compared.all_rows, compared.measure
-    validation: dict[str, tuple[str, Reader]] = {measure.logged_unit: (measure.logged_unit, measure.read_logged)}
+    rows = compared.all_rows
+    measure = compared.measure
+    unit = measure.logged_unit
+    validation: dict[str, tuple[str, Reader]] = {unit: (unit, measure.read_logged)}
     if rows[0].first.task == TRANSLATION:
-        validation = {"BLEU": ("BLEU", BLEU.read_logged), "loss": ("nats per target token", _select("nll"))}
+        validation = {
+            "BLEU": ("BLEU", BLEU.read_logged),
+            "loss": ("nats per target token", _select("nll")),
+        }
     for name, (unit, read) in validation.items():
         records = _read_curves(rows, "valid", read)
         values = [record.value or 0.0 for record in records]
-        is_wide = "perplexity" in unit and max(values, default=0.0) > 4 * min(values, default=0.0) > 0
+        largest = max(values, default=0.0)
+        smallest = min(values, default=0.0)
+        is_wide = "perplexity" in unit and largest > 4 * smallest > 0
+        scale: Literal["linear", "log"] = "log" if is_wide else "linear"
         if records:
-            scale: Literal["linear", "log"] = "log" if is_wide else "linear"
-            yield dataclasses.replace(_CURVE, title=f"Validation {name}", y_title=unit, y_scale=scale), records
+            plot = dataclasses.replace(
+                _CURVE,
+                title=f"Validation {name}",
+                y_title=unit,
+                y_scale=scale,
+            )
+            yield plot, records
     for key, title, unit in _TRAINING:
         records = _read_curves(rows, "train", _select(key))
         if records:
-            yield dataclasses.replace(_CURVE, title=title, y_title=unit, from_zero=key != "nll"), records
+            plot = dataclasses.replace(
+                _CURVE,
+                title=title,
+                y_title=unit,
+                from_zero=key != "nll",
+            )
+            yield plot, records
 
 
 def _select(key: str) -> Reader:
@@ -58,12 +77,14 @@ def _read_curves(rows: Sequence[Row], split: str, read: Reader) -> list[Record]:
     records = []
     for row in rows:
         for run in row.runs:
-            labels = {"row": row.curve_name, "seed": str(run.folder) if run.seed is None else run.seed}
+            seed = str(run.folder) if run.seed is None else run.seed
+            labels = {"row": row.curve_name, "seed": seed}
             points = np.array(_read_points(run, split, read))
             if len(points) > 1:
                 blocks = np.array_split(points, min(len(points), _POINTS))
-                means = [block.mean(axis=0) for block in blocks]
-                records += [Record({**labels, "x": x}, "value", y) for x, y in means]
+                for block in blocks:
+                    x, y = block.mean(axis=0)
+                    records.append(Record({**labels, "x": x}, "value", y))
     return records
 
 
@@ -72,15 +93,23 @@ def _read_points(run: Run, split: str, read: Reader) -> list[tuple[float, float]
     points = {}
     tokens_per_step = _count_tokens_per_step(run)
     for line in (*run.timing, *run.metrics):
-        step, value = number(line.get("step")), read(line)
-        if line.get("split", "train") == split and step is not None and value is not None:
+        step = number(line.get("step"))
+        value = read(line)
+        if line.get("split", "train") != split:
+            continue
+        if step is not None and value is not None:
             points[step * tokens_per_step] = value
     return sorted(points.items())
 
 
 def _count_tokens_per_step(run: Run) -> float:
     """Mean over the training lines so far; 1 without any."""
-    trained = [line for line in run.metrics if line.get("split") == "train"]
-    counts = [(number(line.get("step")), number(line.get("tokens"))) for line in trained]
-    steps, tokens = max(((step, tokens) for step, tokens in counts if step and tokens), default=(1.0, 1.0))
-    return tokens / steps
+    counts = []
+    for line in run.metrics:
+        if line.get("split") == "train":
+            step = number(line.get("step"))
+            tokens = number(line.get("tokens"))
+            if step and tokens:
+                counts.append((step, tokens))
+    last_step, all_tokens = max(counts, default=(1.0, 1.0))
+    return all_tokens / last_step

@@ -11,7 +11,12 @@ from fullrank.comparison.runs import MASKED_MODELING, SPLITS, TRANSLATION, Run, 
 from fullrank.render.tables import format_value
 
 # metrics of the GLUE server's table where they are not accuracy
-_SERVER_METRICS = {"glue/cola": "matthews_correlation", "glue/mrpc": "f1", "glue/qqp": "f1", "glue/stsb": "spearman"}
+_SERVER_METRICS = {
+    "glue/cola": "matthews_correlation",
+    "glue/mrpc": "f1",
+    "glue/qqp": "f1",
+    "glue/stsb": "spearman",
+}
 _METRIC_WORDS = {"f1": "F1", "matthews_correlation": "Matthews correlation"}
 
 
@@ -90,7 +95,8 @@ class Measure:
             return None
         if not self.in_bits:
             return recorded
-        perplexity, bits = PERPLEXITY.value(run, split), self.value(run, split)
+        perplexity = PERPLEXITY.value(run, split)
+        bits = self.value(run, split)
         if bits is None or perplexity is None or perplexity <= 1:
             return None
         return math.log2(recorded) * bits / math.log2(perplexity)
@@ -101,16 +107,24 @@ class Measure:
         Of fine-tuning `{matthews_correlation: 59.8}` is of the development split, `[59.8, 1.2]` has a deviation, too;
         `test`, `test_mismatched` are the server's scores of the splits that ours stand for.
         """
-        paper, source = run.get_mapping("paper"), ""
+        paper = run.get_mapping("paper")
+        source = ""
         if self.scale == 1:
-            stated = next((paper[split + ending] for ending in self.paper if split + ending in paper), None)
+            keys = [split + ending for ending in self.paper]
+            stated = next((paper[key] for key in keys if key in paper), None)
         else:
-            stated = paper.get(self.key) if split == "dev" else mapping(paper.get(split)).get(self.key)
+            of_split = paper if split == "dev" else mapping(paper.get(split))
+            stated = of_split.get(self.key)
             if stated is None and self.key == _SERVER_METRICS.get(run.task, "accuracy"):
-                stated, source = paper.get(split.replace("dev", "test", 1)), "test server"
-        mean, deviation = stated if isinstance(stated, list) and len(stated) == 2 else (stated, None)
+                stated = paper.get(split.replace("dev", "test", 1))
+                source = "test server"
+        mean, deviation = stated, None
+        if isinstance(stated, list) and len(stated) == 2:
+            mean, deviation = stated
         value = number(mean)
-        return None if value is None else (value, number(deviation), source)
+        if value is None:
+            return None
+        return value, number(deviation), source
 
     def read_logged(self, line: Mapping[str, Any]) -> float | None:
         """Value of a line of metrics.jsonl, in `logged_unit`."""
@@ -127,7 +141,8 @@ class Measure:
 
     def show_difference(self, difference: float) -> str:
         """A difference with its sign: `−3.10%`, `+0.62 points`."""
-        return format_value(difference, self.difference_format) + (" points" if self.higher else "")
+        text = format_value(difference, self.difference_format)
+        return f"{text} points" if self.higher else text
 
 
 PERPLEXITY = Measure("perplexity", "perplexity", "ppl", paper=("",))
@@ -189,5 +204,7 @@ def choose(runs: Sequence[Run]) -> Measure:
     else:
         return PERPLEXITY
     finished = [run for run in runs if run.result is not None]
-    is_measured = any(all(measure.value(run, split) is not None for run in finished) for split in SPLITS)
-    return measure if is_measured else PERPLEXITY
+    for split in SPLITS:
+        if all(measure.value(run, split) is not None for run in finished):
+            return measure
+    return PERPLEXITY

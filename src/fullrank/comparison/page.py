@@ -55,9 +55,15 @@ def report_to_dict(compared: Comparison) -> dict[str, Any]:
     runs = []
     for group in compared.groups:
         for row in group.rows:
-            runs += [_describe_run(row, run, group.find_baseline(row)) for run in row.runs]
+            baseline = group.find_baseline(row)
+            runs += [_describe_run(row, run, baseline) for run in row.runs]
     unfinished = [
-        {"folder": str(run.folder), "name": run.name, "seed": run.seed, "problems": list(run.problems)}
+        {
+            "folder": str(run.folder),
+            "name": run.name,
+            "seed": run.seed,
+            "problems": list(run.problems),
+        }
         for run in compared.unfinished_runs
     ]
     return {
@@ -102,7 +108,8 @@ def _read_notes(compared: Comparison) -> dict[str, str]:
 
 def build_page(compared: Comparison, title: str | None = None) -> Page:
     """The page. Equal runs give equal pages."""
-    finished, unfinished = compared.runs, compared.unfinished_runs
+    finished = compared.runs
+    unfinished = compared.unfinished_runs
     labels = list(dict.fromkeys(run.label or run.task for run in finished))
     on = f" on {join_words(labels)}" if 0 < len(labels) < 3 else ""
     headline, sentences = summarize(compared)
@@ -111,7 +118,8 @@ def build_page(compared: Comparison, title: str | None = None) -> Page:
     for name, build in _SECTIONS.items():
         blocks = list(build(compared))
         if blocks:
-            sections.append(Section(name, blocks, page_only=name not in ("Comparison", "Unfinished")))
+            page_only = name not in ("Comparison", "Unfinished")
+            sections.append(Section(name, blocks, page_only=page_only))
     return Page(
         title or f"{len(finished) + len(unfinished)} runs{on}",
         f"fullrank report · {len(compared.rows)} rows, {len(finished)} finished, {len(unfinished)} not finished",
@@ -133,8 +141,10 @@ def _build_comparison(compared: Comparison) -> Iterator[Block]:
     for recipe, text in _read_notes(compared).items():
         note = f"Notes of {recipe}: {text}"
         rest = f" ... (`fullrank recipes show {recipe}`)"
-        yield Paragraph(note, "note", textwrap.shorten(note, _NOTE_WIDTH, placeholder=rest))
-    of_runs = drop_labels([record for record in compared.records if "run" in record.labels], "part")
+        short_note = textwrap.shorten(note, _NOTE_WIDTH, placeholder=rest)
+        yield Paragraph(note, "note", short_note)
+    of_runs = [record for record in compared.records if "run" in record.labels]
+    of_runs = drop_labels(of_runs, "part")
     if of_runs:
         grid = build_grid(Table(("row", "seed", "run", "split")), of_runs)
         yield Details(f"Single runs ({len(compared.runs)})", [grid])
@@ -167,7 +177,9 @@ def _build_analyses(compared: Comparison) -> Iterator[Block]:
             for analysis in run.analyses:
                 name = analysis["measurement"]
                 analyses.setdefault(name, analysis)
-                records.setdefault(name, []).extend(record.with_labels(model=model) for record in analysis["records"])
+                of_measurement = records.setdefault(name, [])
+                for record in analysis["records"]:
+                    of_measurement.append(record.with_labels(model=model))
     for name, analysis in analyses.items():
         yield Paragraph(f"{name}: {analysis['text']}, segments of {analysis['segment_length']} tokens.")
         yield from build_blocks(analysis["tables"], analysis["plots"], records[name])
@@ -193,7 +205,15 @@ def _build_parameters(compared: Comparison) -> Iterator[Block]:
     records = [record for record in compared.records if record.measure == "parameters"]
     records.sort(key=lambda record: record.labels["component"] == "total")
     names = dict.fromkeys(format_label(record.labels["component"]) for record in records if record.value)
-    columns = [Column("parameters", name.replace("_", " "), {"component": name}, ",d") for name in names]
+    columns = [
+        Column(
+            "parameters",
+            name.replace("_", " "),
+            {"component": name},
+            ",d",
+        )
+        for name in names
+    ]
     if columns:
         yield build_grid(Table("row", tuple(columns)), drop_labels(records, "part"))
 
@@ -203,19 +223,26 @@ def _build_settings(compared: Comparison) -> Iterator[Block]:
     rows = compared.all_rows
     configured = dict.fromkeys(key for row in rows for key in row.first.settings)
     machine = dict.fromkeys(f"environment.{key}" for row in rows for key in row.first.get_mapping("environment"))
-    headings = [Heading(name, left=True) for name in ("key", *(row.name for row in rows))]
+    names = ["key", *(row.name for row in rows)]
+    headings = [Heading(name, left=True) for name in names]
     different, shared = [], []
     for key in (*configured, *_FACTS, *machine):
         values = [_describe_values(row, key) for row in rows]
         if len(set(values)) > 1:
-            different.append([Cell(key), *(Cell(value, strong=value != values[0]) for value in values)])
+            cells = [Cell(value, strong=value != values[0]) for value in values]
+            different.append([Cell(key), *cells])
         elif values[0] and key not in configured:
             shared.append((key, values[0]))
     if different:
         yield Grid(headings, different, notes=["All other keys are the same."])
     yield Facts(shared)
     for row in rows:
-        text = yaml.safe_dump(dict(row.first.config), sort_keys=False, default_flow_style=None, allow_unicode=True)
+        text = yaml.safe_dump(
+            dict(row.first.config),
+            sort_keys=False,
+            default_flow_style=None,
+            allow_unicode=True,
+        )
         yield Details(f"Resolved configuration of {row.name}", [Code(text)])
 
 
@@ -230,16 +257,20 @@ def _describe_value(value: object) -> str:
         return ", ".join(f"{key} {_describe_value(inner)}" for key, inner in value.items())
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return f"{value:,}" if isinstance(value, int) else "" if value is None else str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    return "" if value is None else str(value)
 
 
 def _build_troubles(compared: Comparison) -> Iterator[Block]:
     """Runs that are not finished, how far they are and how they go on; finished runs with damaged files."""
     for run in compared.unfinished_runs:
         steps = [integer(line.get("step")) or 0 for line in run.metrics]
-        reasons = "; ".join([f"reached step {max(steps, default=0):,}", *run.problems])
+        last_step = max(steps, default=0)
+        reasons = "; ".join([f"reached step {last_step:,}", *run.problems])
         yield Paragraph(f"Not finished: {run.folder} ({reasons}). It goes on with", "note")
-        yield Code(shlex.join(["fullrank", "finetune" if run.finetunes else "train", str(run.folder)]))
+        command = "finetune" if run.finetunes else "train"
+        yield Code(shlex.join(["fullrank", command, str(run.folder)]))
     for run in compared.runs:
         if run.problems:
             yield Paragraph(f"Finished, damaged in part: {run.folder} ({'; '.join(run.problems)})", "note")

@@ -27,7 +27,10 @@ _TOKENS = _CORPUS | {
     "validation text": "corpus.sha256.valid",
     "test text": "corpus.sha256.test",
 }
-_PAIRS = _CORPUS | {"validation pairs": "corpus.pairs.valid", "test pairs": "corpus.pairs.test"}
+_PAIRS = _CORPUS | {
+    "validation pairs": "corpus.pairs.valid",
+    "test pairs": "corpus.pairs.test",
+}
 _SEED_SUFFIX = re.compile(r"[-_./ ]+(seed|s)[-_ ]?\d+$", re.IGNORECASE)
 
 
@@ -57,7 +60,8 @@ class Row:
     def curve_name(self) -> str:
         """Name at curves: a dagger where validation figures while training are no next-token perplexities."""
         mark = " †" if self.first.sees_future else ""
-        return self.name + mark + ("" if self.first.result is not None else " (unfinished)")
+        ending = "" if self.first.result is not None else " (unfinished)"
+        return self.name + mark + ending
 
     def is_marked(self, measure: Measure) -> bool:
         """True if figures look like next-token perplexities and are none: they compare with no other row."""
@@ -71,7 +75,8 @@ class Row:
         for run in self.runs:
             value = measure.value(run, split)
             if value is not None:
-                values[str(run.folder) if run.seed is None else run.seed] = value
+                seed = str(run.folder) if run.seed is None else run.seed
+                values[seed] = value
         return values
 
     def mean(self, measure: Measure, split: str) -> float | None:
@@ -97,7 +102,8 @@ def identify_text(run: Run) -> dict[str, Any]:
         # another version of sacreBLEU alone makes no other measurement
         signature = next(iter(find_signatures([run])), None)
         text["BLEU signature"] = signature and re.sub(r"\|version:[^|]*", "", signature)
-        text |= {f"{split} references": run.references.get(split) for split in SPLITS}
+        for split in SPLITS:
+            text[f"{split} references"] = run.references.get(split)
     return {name: value for name, value in text.items() if value is not None}
 
 
@@ -111,7 +117,8 @@ def compare_texts(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[s
     """What two texts differ in; what only one of them records decides nothing."""
     if bool(first) != bool(second):
         return ["corpus (not recorded in every run)"]
-    return [name for name in first if name in second and first[name] != second[name]]
+    shared = [name for name in first if name in second]
+    return [name for name in shared if first[name] != second[name]]
 
 
 def number_texts(rows: Sequence[Sequence[Run]]) -> list[int]:
@@ -121,8 +128,10 @@ def number_texts(rows: Sequence[Sequence[Run]]) -> list[int]:
     for row in rows:
         text = identify_text(row[0])
         equal = [index for index, other in enumerate(distinct) if not compare_texts(other, text)]
-        numbers.append(equal[0] if equal else len(distinct))
-        if not equal:
+        if equal:
+            numbers.append(equal[0])
+        else:
+            numbers.append(len(distinct))
             distinct.append(text)
     return numbers
 
@@ -151,13 +160,19 @@ def _is_another_seed(run: Run, row: Sequence[Run]) -> bool:
         return False
     if read_settings(run) != read_settings(row[0]):
         return False
-    return not any(compare_texts(identify_text(other), identify_text(run)) for other in row)
+    text = identify_text(run)
+    return not any(compare_texts(identify_text(other), text) for other in row)
 
 
 def read_settings(run: Run) -> dict[str, Any]:
     """The settings that make a row: recipe, row and scale, and the configuration as dotted keys."""
     settings = {key: value for key, value in run.settings.items() if key not in CIRCUMSTANCES}
-    return {"scale": run.get("scale"), "recipe": run.get("recipe"), "row": run.get("row"), **settings}
+    return {
+        "scale": run.get("scale"),
+        "recipe": run.get("recipe"),
+        "row": run.get("row"),
+        **settings,
+    }
 
 
 # -- names -------------------------------------------------------------------------------------------------------------
