@@ -25,7 +25,13 @@ LARGEST_COUNT = 3  # counts above it have its discount
 
 
 def measure_ngrams(
-    train: Ids, texts: Sequence[Ids], *, vocab_size: int, start_id: int, order: int = 5, modified: bool = False
+    train: Ids,
+    texts: Sequence[Ids],
+    *,
+    vocab_size: int,
+    start_id: int,
+    order: int = 5,
+    modified: bool = False,
 ) -> list[list[float]]:
     """Perplexities per token of each text under the n-gram models of `train` with n = 1 .. order; ids (T,) each.
 
@@ -34,52 +40,90 @@ def measure_ngrams(
     padding = np.full(order, start_id)
     streams = [np.concatenate([padding, ids]) for ids in (train, *texts)]
     tokens = np.concatenate(streams).astype(np.int64)
-    starts = np.cumsum([0, *map(len, streams)])
-    trained, *parts = [np.arange(start + order, end) for start, end in pairwise(starts.tolist())]
+    starts = np.cumsum([0, *map(len, streams)]).tolist()
+    places = []
+    for start, end in pairwise(starts):
+        places.append(np.arange(start + order, end))
+    trained, *parts = places
     scored = np.concatenate(parts)
-    borders = np.cumsum([len(part) for part in parts])[:-1]
+    lengths = [len(part) for part in parts]
+    borders = np.cumsum(lengths)[:-1]
     grams = np.zeros(len(tokens), np.int64)  # the n-gram that ends at each token, of the order n so far
     lower = np.full(len(scored), 1 / vocab_size)
     perplexities: list[list[float]] = [[] for _ in texts]
     for n in range(1, order + 1):
         history = np.concatenate([[0], grams[:-1]])
         grams = _number_pairs(history, tokens, vocab_size)
-        highest = _predict(history, grams, trained, scored, lower, modified)
-        for figures, probabilities in zip(perplexities, np.split(highest, borders), strict=True):
-            figures.append(math.exp(-np.log(probabilities).mean()))
+        highest = _predict(
+            history,
+            grams,
+            trained,
+            scored,
+            lower,
+            modified,
+        )
+        of_texts = np.split(highest, borders)
+        for figures, probabilities in zip(perplexities, of_texts, strict=True):
+            nats = -np.log(probabilities).mean()
+            figures.append(math.exp(nats))
         if n < order:
-            longer = _number_pairs(np.concatenate([[0], grams[:-1]]), tokens, vocab_size)
-            different = trained[np.unique(longer[trained], return_index=True)[1]]
-            lower = _predict(history, grams, different, scored, lower, modified)
+            longer_history = np.concatenate([[0], grams[:-1]])
+            longer = _number_pairs(longer_history, tokens, vocab_size)
+            _, firsts = np.unique(longer[trained], return_index=True)
+            lower = _predict(
+                history,
+                grams,
+                trained[firsts],
+                scored,
+                lower,
+                modified,
+            )
     return perplexities
 
 
 def _number_pairs(history: Ids, tokens: Ids, vocab_size: int) -> Ids:
     """Number the different pairs of history and token, (T,)."""
-    return np.unique(history * vocab_size + tokens, return_inverse=True)[1]
+    pairs = history * vocab_size + tokens
+    _, numbers = np.unique(pairs, return_inverse=True)
+    return numbers
 
 
 def _predict(
-    history: Ids, grams: Ids, counted: Ids, scored: Ids, lower: NDArray[np.float64], modified: bool
+    history: Ids,
+    grams: Ids,
+    counted: Ids,
+    scored: Ids,
+    lower: NDArray[np.float64],
+    modified: bool,
 ) -> NDArray[np.float64]:
     """Probabilities of the tokens at `scored`, from the n-grams that end at the tokens `counted`."""
-    counts = np.bincount(grams[counted], minlength=grams.max() + 1)
-    first = counted[np.unique(grams[counted], return_index=True)[1]]
+    counted_grams = grams[counted]
+    counts = np.bincount(counted_grams, minlength=grams.max() + 1)
     discounts = _choose_discounts(counts, modified)
     taken = discounts[np.minimum(counts, LARGEST_COUNT)]
-    after = history[first]
-    total = np.bincount(after, counts[grams[first]], history.max() + 1)[history[scored]]
-    left = np.bincount(after, taken[grams[first]], history.max() + 1)[history[scored]]
+    different, firsts = np.unique(counted_grams, return_index=True)
+    after = history[counted[firsts]]
+    length = history.max() + 1
+    totals = np.bincount(after, counts[different], length)
+    left = np.bincount(after, taken[different], length)
+    before = history[scored]
+    total = totals[before]
     discounted = (counts - taken)[grams[scored]]
-    return np.where(total > 0, (discounted + left * lower) / np.maximum(total, 1), lower)
+    mixed = discounted + left[before] * lower
+    return np.where(total > 0, mixed / np.maximum(total, 1), lower)
 
 
 def _choose_discounts(counts: Ids, modified: bool) -> NDArray[np.float64]:
     """The discounts of the counts 0, 1, 2, and 3 or more."""
-    number = [int((counts == k).sum()) for k in range(LARGEST_COUNT + 2)]
-    share = number[1] / (number[1] + 2 * number[2]) if number[1] else 0.5
+    number = []
+    for k in range(LARGEST_COUNT + 2):
+        is_counted = counts == k
+        number.append(int(is_counted.sum()))
+    once, twice = number[1:3]
+    share = once / (once + 2 * twice) if once else 0.5
     discounts = [0.0] + [share] * LARGEST_COUNT
     for k in range(1, LARGEST_COUNT + 1):
         if modified and number[k]:
-            discounts[k] = min(max(0.0, k - (k + 1) * share * number[k + 1] / number[k]), k)
+            discount = k - (k + 1) * share * number[k + 1] / number[k]
+            discounts[k] = min(max(0.0, discount), k)
     return np.array(discounts)

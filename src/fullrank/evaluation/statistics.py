@@ -33,14 +33,20 @@ def welch_interval(a: Sequence[float], b: Sequence[float]) -> Interval | None:
     With two seeds an arm its t is up to 12.7: so little do two seeds say.
     None unless both have at least two, and where nothing scatters.
     """
-    if min(len(a), len(b)) < 2 or (max(a) == min(a) and max(b) == min(b)):
+    if min(len(a), len(b)) < 2:
+        return None
+    if max(a) == min(a) and max(b) == min(b):
         return None
     from scipy import stats
 
     with warnings.catch_warnings():  # of an arm whose scores are all equal
         warnings.simplefilter("ignore", RuntimeWarning)
-        ends = stats.ttest_ind(b, a, equal_var=False).confidence_interval(0.95)
-    return Interval(float(ends.low), float(ends.high))
+        test = stats.ttest_ind(b, a, equal_var=False)
+        ends = test.confidence_interval(0.95)
+    return Interval(
+        low=float(ends.low),
+        high=float(ends.high),
+    )
 
 
 def compute_paired_interval(a: Sequence[float], b: Sequence[float]) -> Interval | None:
@@ -51,12 +57,17 @@ def compute_paired_interval(a: Sequence[float], b: Sequence[float]) -> Interval 
     differences = [y - x for x, y in zip(a, b, strict=True)]
     if len(differences) < 2:
         return None
-    if statistics.stdev(differences) <= _EQUAL * max(map(abs, (*a, *b))):
+    largest = max(map(abs, (*a, *b)))
+    if statistics.stdev(differences) <= _EQUAL * largest:
         return None
     from scipy import stats
 
-    ends = stats.ttest_1samp(differences, 0.0).confidence_interval(0.95)
-    return Interval(float(ends.low), float(ends.high))
+    test = stats.ttest_1samp(differences, 0.0)
+    ends = test.confidence_interval(0.95)
+    return Interval(
+        low=float(ends.low),
+        high=float(ends.high),
+    )
 
 
 # -- deviations over seeds --------------------------------------------------------------------------------------------
@@ -69,9 +80,13 @@ def deviation_change(a: Sequence[float], b: Sequence[float]) -> float | None:
 
     None unless both have two scores and a's are not all equal.
     """
-    if min(len(a), len(b)) < 2 or not statistics.stdev(a) > 0:
+    if min(len(a), len(b)) < 2:
         return None
-    return 100 * (statistics.stdev(b) / statistics.stdev(a) - 1)
+    before = statistics.stdev(a)
+    if not before > 0:
+        return None
+    after = statistics.stdev(b)
+    return 100 * (after / before - 1)
 
 
 def deviation_interval(a: Sequence[float], b: Sequence[float]) -> Interval | None:
@@ -87,8 +102,13 @@ def deviation_interval(a: Sequence[float], b: Sequence[float]) -> Interval | Non
     from scipy import stats
 
     ratio = (1 + change / 100) ** 2
-    low, high = np.sqrt(ratio / stats.f(len(b) - 1, len(a) - 1).ppf([0.975, 0.025]))
-    return Interval(100 * (float(low) - 1), 100 * (float(high) - 1))
+    distribution = stats.f(len(b) - 1, len(a) - 1)
+    quantiles = distribution.ppf([0.975, 0.025])
+    low, high = np.sqrt(ratio / quantiles)
+    return Interval(
+        low=100 * (float(low) - 1),
+        high=100 * (float(high) - 1),
+    )
 
 
 def brown_forsythe(a: Sequence[float], b: Sequence[float]) -> float | None:
@@ -99,12 +119,16 @@ def brown_forsythe(a: Sequence[float], b: Sequence[float]) -> float | None:
     """
     if min(len(a), len(b)) < 3:
         return None
-    distances = [np.abs(np.subtract(arm, statistics.median(arm))) for arm in (a, b)]
+    distances = []
+    for arm in (a, b):
+        differences = np.subtract(arm, statistics.median(arm))
+        distances.append(np.abs(differences))
     if all(np.ptp(arm) <= _EQUAL * arm.max() for arm in distances):
         return None
     from scipy import stats
 
-    return float(stats.levene(a, b, center="median").pvalue)
+    test = stats.levene(a, b, center="median")
+    return float(test.pvalue)
 
 
 # -- curves of validation perplexity -----------------------------------------------------------------------------------
@@ -112,10 +136,16 @@ def brown_forsythe(a: Sequence[float], b: Sequence[float]) -> float | None:
 
 def measure_late_gain(curve: Sequence[Sequence[float]]) -> float | None:
     """The share by which validation perplexity falls in the last tenth of a curve. None with fewer than two evaluations."""
-    return 1 - math.exp(interpolate(curve, 1) - interpolate(curve, 0.9)) if len(curve) > 1 else None
+    if len(curve) < 2:
+        return None
+    end = interpolate(curve, 1)
+    earlier = interpolate(curve, 0.9)
+    return 1 - math.exp(end - earlier)
 
 
 def interpolate(curve: Sequence[Sequence[float]], share: float) -> float:
     """The logarithm of perplexity after a share of the steps of a curve (step, perplexity); a line between evaluations."""
     steps, perplexities = np.array(curve, dtype=float).T
-    return float(np.interp(share * steps[-1], steps, np.log(perplexities)))
+    step = share * steps[-1]
+    logarithms = np.log(perplexities)
+    return float(np.interp(step, steps, logarithms))

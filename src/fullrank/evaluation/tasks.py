@@ -49,7 +49,10 @@ _EXTRAS = {"ja-mecab": "sacrebleu[ja]", "ko-mecab": "sacrebleu[ko]"}
 def tokenization_of(language: str) -> Tokenization | None:
     """Tokens of BLEU for a target language named `zh`, `zh_CN`, `zho_Hans` or the like; None where 13a is usual."""
     code = re.split(r"[^a-z]", language.casefold())[0]
-    return next((name for name, codes in _BY_LANGUAGE.items() if code in codes.split()), None)
+    for name, codes in _BY_LANGUAGE.items():
+        if code in codes.split():
+            return name
+    return None
 
 
 def bleu_of(tokenize: str = "13a", **options: Any) -> Any:
@@ -75,7 +78,11 @@ def check_pairs(hypotheses: Sequence[str], references: Sequence[str]) -> None:
 
 
 def translation_scores(
-    hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False, tokenize: str = "13a"
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    *,
+    lowercase: bool = False,
+    tokenize: str = "13a",
 ) -> dict[str, Any]:
     """BLEU and chrF of detokenised text by sacreBLEU, one reference a sentence.
 
@@ -86,12 +93,15 @@ def translation_scores(
     Raises InputError for different numbers of hypotheses and references, for none at all, and without sacreBLEU.
     """
     check_pairs(hypotheses, references)
-    bleu, chrf = bleu_of(tokenize, lowercase=lowercase), sacrebleu().metrics.CHRF(lowercase=lowercase)
-    score = bleu.corpus_score(list(hypotheses), [list(references)])
+    bleu = bleu_of(tokenize, lowercase=lowercase)
+    chrf = sacrebleu().metrics.CHRF(lowercase=lowercase)
+    texts = (list(hypotheses), [list(references)])
+    score = bleu.corpus_score(*texts)
+    chrf_score = chrf.corpus_score(*texts)
     return {
         "bleu": float(score.score),
         "bleu_signature": str(bleu.get_signature()),
-        "chrf": float(chrf.corpus_score(list(hypotheses), [list(references)]).score),
+        "chrf": float(chrf_score.score),
         "chrf_signature": str(chrf.get_signature()),
         "brevity_penalty": float(score.bp),
         "length_ratio": float(score.ratio),
@@ -108,7 +118,8 @@ def tokenised_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> dict
     """
     check_pairs(hypotheses, references)
     metric = metric_named("tokenised_bleu")
-    score = metric.score(np.sum(metric.statistics(hypotheses, references), axis=0))
+    counts = metric.statistics(hypotheses, references)
+    score = metric.score(np.sum(counts, axis=0))
     return {"tokenised_bleu": float(score), "tokenised_bleu_label": TOKENISED_BLEU}
 
 
@@ -129,8 +140,13 @@ class Metric:
 
     def score(self, sums: np.ndarray) -> np.ndarray:
         """Scores (...), from 0 to 100, of sums (..., F) of counts."""
-        rows = sums.reshape(-1, sums.shape[-1]).tolist()
-        return np.array([self.scorer._compute_score_from_stats(row).score for row in rows]).reshape(sums.shape[:-1])
+        *shape, count = sums.shape
+        rows = sums.reshape(-1, count).tolist()
+        scores = []
+        for row in rows:
+            result = self.scorer._compute_score_from_stats(row)
+            scores.append(result.score)
+        return np.array(scores).reshape(shape)
 
 
 @cache  # a tokeniser remembers lines, and references recur
@@ -138,11 +154,19 @@ def metric_named(name: str, *, lowercase: bool = False, tokenize: str = "13a") -
     """`bleu` (sacreBLEU's, of the tokens `tokenize`), `chrf`, or `tokenised_bleu` (white-space tokens, in lower case)."""
     match name:
         case "bleu":
-            return Metric(name, bleu_of(tokenize, lowercase=lowercase, force=True))
+            scorer = bleu_of(tokenize, lowercase=lowercase, force=True)
+            return Metric(name, scorer)
         case "chrf":
-            return Metric(name, sacrebleu().metrics.CHRF(lowercase=lowercase))
+            scorer = sacrebleu().metrics.CHRF(lowercase=lowercase)
+            return Metric(name, scorer)
         case "tokenised_bleu":
-            return Metric(name, bleu_of("none", lowercase=True, smooth_method="none", force=True))
+            scorer = bleu_of(
+                "none",
+                lowercase=True,
+                smooth_method="none",
+                force=True,
+            )
+            return Metric(name, scorer)
     raise InputError(f"metric: '{name}' is none; {suggest(name, ('bleu', 'chrf', 'tokenised_bleu'))}")
 
 
@@ -154,7 +178,8 @@ def glue_scores(task: GlueTask, predictions: ArrayLike, labels: ArrayLike) -> di
 
     predictions, labels (n,): class ids, not logits; real numbers for STS-B. RunError for numbers that are not finite.
     """
-    predicted, right = np.asarray(predictions), np.asarray(labels)
+    predicted = np.asarray(predictions)
+    right = np.asarray(labels)
     if not (np.isfinite(predicted).all() and np.isfinite(right).all()):
         raise RunError("predictions are not finite numbers; has training diverged? lower train.learning_rate")
     return {name: METRICS[name](predicted, right) for name in task.metrics}
@@ -170,8 +195,11 @@ def measure_f1(predictions: np.ndarray, labels: np.ndarray) -> float:
 
     F1 = 2 TP / (2 TP + FP + FN)
     """
-    predicted, right = np.equal(predictions, 1), np.equal(labels, 1)
-    return float(2 * (predicted & right).sum() / max(predicted.sum() + right.sum(), 1))
+    predicted = np.equal(predictions, 1)
+    right = np.equal(labels, 1)
+    hits = (predicted & right).sum()
+    both = predicted.sum() + right.sum()
+    return float(2 * hits / max(both, 1))
 
 
 def correlate(predictions: np.ndarray, labels: np.ndarray) -> float:
@@ -209,7 +237,8 @@ References = Mapping[str, Sequence[str]]  # accepted answers by question; in v2 
 
 def normalize_answer(text: str) -> str:
     """Lower case; then without ASCII punctuation; then without the articles a, an, the; words parted by one space."""
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
+    words = text.lower().translate(_NO_PUNCTUATION)
+    return " ".join(_ARTICLES.sub(" ", words).split())
 
 
 def token_f1(prediction: str, reference: str, *, empty_matches: bool = False) -> float:
@@ -217,10 +246,12 @@ def token_f1(prediction: str, reference: str, *, empty_matches: bool = False) ->
 
     If one of them has no word: 0 in v1.1; in v2 (`empty_matches`) 1 if neither has one, since no answer is an answer there.
     """
-    predicted, wanted = normalize_answer(prediction).split(), normalize_answer(reference).split()
+    predicted = normalize_answer(prediction).split()
+    wanted = normalize_answer(reference).split()
     if not (predicted and wanted):
         return float(empty_matches and predicted == wanted)
-    return 2 * (Counter(predicted) & Counter(wanted)).total() / (len(predicted) + len(wanted))
+    common = Counter(predicted) & Counter(wanted)
+    return 2 * common.total() / (len(predicted) + len(wanted))
 
 
 def squad_scores(predictions: Mapping[str, str], references: References) -> dict[str, float]:
@@ -246,7 +277,10 @@ def squad_v2_scores(predictions: Mapping[str, str], references: References) -> d
 
 
 def _score_questions(
-    predictions: Mapping[str, str], references: References, *, v2: bool
+    predictions: Mapping[str, str],
+    references: References,
+    *,
+    v2: bool,
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Exact match and F1 of each question: the best over its references."""
     exact, f1 = {}, {}
@@ -254,6 +288,7 @@ def _score_questions(
         if v2:  # a reference of articles and punctuation alone cannot be matched
             texts = [text for text in texts if normalize_answer(text)] or [""]
         predicted = predictions[name]
-        exact[name] = float(normalize_answer(predicted) in map(normalize_answer, texts))
+        accepted = map(normalize_answer, texts)
+        exact[name] = float(normalize_answer(predicted) in accepted)
         f1[name] = max(token_f1(predicted, text, empty_matches=v2) for text in texts)
     return exact, f1
