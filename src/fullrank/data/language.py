@@ -39,7 +39,8 @@ _NEVER = -1e9  # log probability of a piece that no text has
 _UNIGRAM_STEP = 1e-4  # of log probabilities, between the characters that UnigramTrainer adds
 _WORD_END = "</w>"
 _CODES_VERSION = "#version: 0.2"
-_BLOCK, _BLOCK_OF_TEXT = "\u2581", "\x1f"  # what begins a word of a unigram model, and what a text has for it
+_BLOCK = "\u2581"  # what begins a word of a unigram model
+_BLOCK_OF_TEXT = "\x1f"  # what a text has for it
 _SPLITS: dict[str, Any] = {
     "word": pre_tokenizers.WhitespaceSplit(),
     "codes": pre_tokenizers.WhitespaceSplit(),
@@ -71,14 +72,19 @@ class Pieces(NamedTuple):
 
 def find_words(lines: Iterable[str]) -> Pieces:
     """The words between white space, most frequent first."""
-    return Pieces("word", [word for word, _ in Counter(word for line in lines for word in line.split()).most_common()])
+    counts: Counter[str] = Counter()
+    for line in lines:
+        counts.update(line.split())
+    words = [word for word, _ in counts.most_common()]
+    return Pieces("word", words)
 
 
 def learn_byte_bpe(lines: Iterable[str], size: int) -> Pieces:
     """Train byte-level BPE of at most `size` pieces; nothing is unknown to it."""
     trained = train_byte_bpe(lines, size, _SPLITS["byte_bpe"])
     ids = trained.get_vocab()
-    return Pieces("byte_bpe", sorted(ids, key=ids.__getitem__), read_merges(trained))
+    names = sorted(ids, key=ids.__getitem__)
+    return Pieces("byte_bpe", names, read_merges(trained))
 
 
 def learn_unigram(lines: Iterable[str], size: int) -> Pieces:
@@ -88,8 +94,14 @@ def learn_unigram(lines: Iterable[str], size: int) -> Pieces:
     Characters that stay only to be known have the lowest value plus some small steps, in any order: the steps are taken away.
     """
     backend = Backend(models.Unigram())
-    backend.normalizer, backend.pre_tokenizer = normalizers.Replace(_BLOCK, _BLOCK_OF_TEXT), _SPLITS["unigram"]
-    trainer = trainers.UnigramTrainer(vocab_size=size + 1, special_tokens=[UNK], unk_token=UNK, show_progress=False)
+    backend.normalizer = normalizers.Replace(_BLOCK, _BLOCK_OF_TEXT)
+    backend.pre_tokenizer = _SPLITS["unigram"]
+    trainer = trainers.UnigramTrainer(
+        vocab_size=size + 1,
+        special_tokens=[UNK],
+        unk_token=UNK,
+        show_progress=False,
+    )
     try:
         backend.train_from_iterator(lines, trainer)
     except Exception as error:  # the library raises bare Exception
@@ -97,16 +109,18 @@ def learn_unigram(lines: Iterable[str], size: int) -> Pieces:
             f"data.max_vocabulary: no unigram model of {size + 2:,} entries can be made of this text ({error}); give another "
             "number, or use data.tokens=bpe"
         ) from error
-    learned = [(piece, score) for piece, score in parse_json(backend.to_str())["model"]["vocab"] if piece != UNK]
-    lowest = min(score for _, score in learned)
+    vocabulary = parse_json(backend.to_str())["model"]["vocab"]
+    learned = {piece: score for piece, score in vocabulary if piece != UNK}
+    lowest = min(learned.values())
 
     def round_score(piece: str, score: float) -> float:
         steps = (score - lowest) / _UNIGRAM_STEP
         added = len(piece) == 1 and steps < len(learned) and abs(steps - round(steps)) < 1e-3
         return round(lowest if added else score, 3)
 
-    scores = {piece: round_score(piece, score) for piece, score in learned}
-    return Pieces("unigram", sorted(scores, key=lambda piece: (-scores[piece], piece)), scores=scores)
+    scores = {piece: round_score(piece, score) for piece, score in learned.items()}
+    names = sorted(scores, key=lambda piece: (-scores[piece], piece))
+    return Pieces("unigram", names, scores=scores)
 
 
 def learn_codes(lines: Callable[[], Iterable[str]], merges: int) -> Pieces:
@@ -123,7 +137,8 @@ def learn_codes(lines: Callable[[], Iterable[str]], merges: int) -> Pieces:
     )
     backend.train_from_iterator(lines(), trainer)
     learned = read_merges(backend)[:merges]
-    return Pieces("codes", [*characters, *map("".join, learned)], learned)
+    names = [*characters, *map("".join, learned)]
+    return Pieces("codes", names, learned)
 
 
 def read_codes(path: Path, lines: Iterable[str]) -> Pieces:
@@ -133,7 +148,8 @@ def read_codes(path: Path, lines: Iterable[str]) -> Pieces:
     InputError for a file that is missing, not text or no codes file; it names the line that is none.
     """
     with open_text(path, "data.codes") as file:
-        rows = text_of(file.read(), f"data.codes: {path}").rstrip("\n").split("\n")
+        text = text_of(file.read(), f"data.codes: {path}")
+    rows = text.rstrip("\n").split("\n")
     if rows[0].split() != _CODES_VERSION.split():
         raise InputError(f"data.codes: {path}: line 1 is {rows[0]!r}; a file of BPE codes begins with {_CODES_VERSION}")
     merges: dict[tuple[str, str], None] = {}  # of a pair that stands twice the first counts
@@ -145,19 +161,25 @@ def read_codes(path: Path, lines: Iterable[str]) -> Pieces:
                 "subword-nmt learn-bpe writes them"
             )
         merges[pair[0], pair[1]] = None
-    symbols = [symbol for left, right in merges for symbol in (left, right, left + right)]
-    return Pieces("codes", list(dict.fromkeys([*_find_characters(lines), *symbols])), list(merges))
+    symbols = _find_characters(lines)
+    for left, right in merges:
+        symbols += [left, right, left + right]
+    names = list(dict.fromkeys(symbols))
+    return Pieces("codes", names, list(merges))
 
 
 def write_piece(piece: str) -> str:
     """A piece of codes as subword-nmt writes it: `lo@@` inside a word, `wer` at its end."""
-    return piece.removesuffix(_WORD_END) if piece.endswith(_WORD_END) else f"{piece}@@"
+    if piece.endswith(_WORD_END):
+        return piece.removesuffix(_WORD_END)
+    return f"{piece}@@"
 
 
 def _find_characters(lines: Iterable[str]) -> list[str]:
     """All characters of a text, and all as the end of a word."""
     characters = sorted(set(itertools.chain.from_iterable(lines)))
-    return [*characters, *(character + _WORD_END for character in characters)]
+    at_end = [character + _WORD_END for character in characters]
+    return characters + at_end
 
 
 @lru_cache(maxsize=8)
@@ -182,7 +204,9 @@ def normalize_line(line: str, language: str, *, moses: bool, lowercase: bool) ->
     line = clean_line(line)
     if moses:  # `&`, quotes, brackets and bars are escaped as Moses does (`&quot;`)
         tokenizer, _ = _moses(language)
-        line = clean_line(str(tokenizer.tokenize(_CONTROL.sub(" ", line), return_str=True, escape=True)))
+        without_control = _CONTROL.sub(" ", line)
+        tokenized = tokenizer.tokenize(without_control, return_str=True, escape=True)
+        line = clean_line(str(tokenized))
     return line.lower() if lowercase else line
 
 
@@ -197,65 +221,127 @@ class Language(Tokenizer):
     eos_id: int
     unk_id: int
 
-    def __init__(self, backend: Backend, kind: str, *, name: str, size: int, moses: bool, lowercase: bool) -> None:
-        super().__init__(backend, kind, size=size, moses=moses, lowercase=lowercase)
+    def __init__(
+        self,
+        backend: Backend,
+        kind: str,
+        *,
+        name: str,
+        size: int,
+        moses: bool,
+        lowercase: bool,
+    ) -> None:
+        super().__init__(
+            backend,
+            kind,
+            size=size,
+            moses=moses,
+            lowercase=lowercase,
+        )
         self.options["name"] = name
-        self.name, self.moses = name, moses
+        self.name = name
+        self.moses = moses
         del self.entries[size:]
 
     def encode(self, text: str) -> list[int]:
         """The ids of a line of ordinary text, without `<eos>`."""
-        return self.encode_normalized([normalize_line(text, self.name, moses=self.moses, lowercase=self.lowercase)])[0]
+        line = normalize_line(
+            text,
+            self.name,
+            moses=self.moses,
+            lowercase=self.lowercase,
+        )
+        (ids,) = self.encode_normalized([line])
+        return ids
 
     def encode_normalized(self, lines: Sequence[str]) -> list[list[int]]:
         """The ids of lines that went through `normalize_line` already."""
         encodings = self.backend.encode_batch_fast(list(lines), add_special_tokens=False)
-        size, unk = len(self), self.unk_id
-        return [[i if i < size else unk for i in encoding.ids] for encoding in encodings]
+        size = len(self)
+        unk = self.unk_id
+        encoded = []
+        for encoding in encodings:
+            ids = [i if i < size else unk for i in encoding.ids]
+            encoded.append(ids)
+        return encoded
 
     def tokens(self, ids: Sequence[int]) -> str:
         """Words of the ids, with spaces between: subwords joined, but tokenized as the corpus is; `<eos>` is left out."""
+        words = [int(i) for i in ids if i != self.eos_id]
         # bytes that a model put together need be no text, and may hold line breaks
-        return " ".join(super().decode([int(i) for i in ids if i != self.eos_id]).split())
+        text = super().decode(words)
+        return " ".join(text.split())
 
     def decode(self, ids: Sequence[int]) -> str:
         """Ordinary text of the ids: `tokens`, put together again where Moses took it apart."""
-        return self.detokenize(self.tokens(ids))
+        tokenized = self.tokens(ids)
+        return self.detokenize(tokenized)
 
     def detokenize(self, text: str) -> str:
         """Ordinary text of a tokenized line; escapes are undone."""
         if not self.moses:
             return text
         _, detokenizer = _moses(self.name)
-        return " ".join(str(detokenizer.detokenize(text.split(), return_str=True, unescape=True)).split())
+        ordinary = detokenizer.detokenize(text.split(), return_str=True, unescape=True)
+        return " ".join(str(ordinary).split())
 
 
 def build_language(
-    name: str, pieces: Pieces, entries: Sequence[str] | None = None, *, moses: bool = False, lowercase: bool = False
+    name: str,
+    pieces: Pieces,
+    entries: Sequence[str] | None = None,
+    *,
+    moses: bool = False,
+    lowercase: bool = False,
 ) -> Language:
     """The language whose entries are `<eos>`, `<unk>` and then `entries`, or all pieces; of others it has no ids."""
-    entries = [*MARKS, *(entry for entry in (pieces.names if entries is None else entries) if entry not in MARKS)]
-    names = entries if pieces.kind == "word" else list(dict.fromkeys([*entries, *pieces.names]))
+    if entries is None:
+        entries = pieces.names
+    unmarked = [entry for entry in entries if entry not in MARKS]
+    entries = [*MARKS, *unmarked]
+    names = entries
+    if pieces.kind != "word":
+        names = list(dict.fromkeys([*entries, *pieces.names]))
     ids = {entry: number for number, entry in enumerate(names)}
     model: Any
     if pieces.kind == "word":
         model = models.WordLevel(ids, unk_token=UNK)
     elif pieces.kind == "unigram":
-        model = models.Unigram([(entry, pieces.scores.get(entry, _NEVER)) for entry in names], unk_id=ids[UNK])
+        scores = [(entry, pieces.scores.get(entry, _NEVER)) for entry in names]
+        model = models.Unigram(scores, unk_id=ids[UNK])
     elif pieces.kind == "codes":
-        model = models.BPE(ids, list(pieces.merges), unk_token=UNK, end_of_word_suffix=_WORD_END)
+        model = models.BPE(
+            ids,
+            list(pieces.merges),
+            unk_token=UNK,
+            end_of_word_suffix=_WORD_END,
+        )
     else:
         model = models.BPE(ids, list(pieces.merges))
     backend = Backend(model)
-    blocks = [normalizers.Replace(_BLOCK, _BLOCK_OF_TEXT)] * (pieces.kind == "unigram")
-    backend.normalizer = normalizers.Sequence([*LOWER * lowercase, *blocks])
+    steps: list[Any] = []
+    if lowercase:
+        steps += LOWER
+    if pieces.kind == "unigram":
+        steps.append(normalizers.Replace(_BLOCK, _BLOCK_OF_TEXT))
+    backend.normalizer = normalizers.Sequence(steps)
     backend.pre_tokenizer = _SPLITS[pieces.kind]
-    if (decoder := _DECODERS[pieces.kind]) is not None:
+    decoder = _DECODERS[pieces.kind]
+    if decoder is not None:
         backend.decoder = decoder
     backend.post_processor = processors.TemplateProcessing(
-        single=f"$A:0 {LINE_END}:0", pair=f"$A:0 {LINE_END}:0 $B:1 {LINE_END}:1", special_tokens=[(LINE_END, 0)]
+        single=f"$A:0 {LINE_END}:0",
+        pair=f"$A:0 {LINE_END}:0 $B:1 {LINE_END}:1",
+        special_tokens=[(LINE_END, 0)],
     )
-    return Language(backend, pieces.kind, name=name, size=len(entries), moses=moses, lowercase=lowercase)
+    return Language(
+        backend,
+        pieces.kind,
+        name=name,
+        size=len(entries),
+        moses=moses,
+        lowercase=lowercase,
+    )
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
@@ -271,8 +357,10 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     try:
         meta = read_checked(folder / META_FILE)
         fingerprint = meta.pop("fingerprint")
-        backend = Backend.from_str((folder / TOKENIZER_FILE).read_text(encoding="utf-8"))
-        tokenizer = (Language if "name" in meta else Tokenizer)(backend, **meta)
+        text = (folder / TOKENIZER_FILE).read_text(encoding="utf-8")
+        backend = Backend.from_str(text)
+        kind = Language if "name" in meta else Tokenizer
+        tokenizer = kind(backend, **meta)
         if tokenizer.fingerprint != fingerprint:
             raise ValueError("they do not give the recorded fingerprint")
     except Exception as error:  # the library raises bare Exception

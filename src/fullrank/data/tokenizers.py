@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,16 +25,20 @@ from fullrank.core.errors import InputError
 from fullrank.files import mended, parse_json, write_checked
 
 DEFAULT_BPE_SIZE = 10_000
-META_FILE, TOKENIZER_FILE = "vocabulary.json", "tokenizer.json"
-LINE_END, UNK, SOS = "\n", "<unk>", "<sos>"
+META_FILE = "vocabulary.json"
+TOKENIZER_FILE = "tokenizer.json"
+LINE_END = "\n"
+UNK = "<unk>"
+SOS = "<sos>"
 MASK = "<mask>"  # no entry of the text: a masked language model has one entry more than its vocabulary, the last
 Split = Literal["whitespace", "punctuation"]
 _PUNCTUATION = re.compile(r"\n|<unk>|\w+(?:['’]\w+)*|[^\w\s]")
 _WORD = r"[\p{L}\p{N}_]"  # what is \w in Python
 _PUNCTUATION_OF_BACKEND = Regex(rf"<unk>|{_WORD}+(?:['’]{_WORD}+)*|[^\p{{L}}\p{{N}}_\s]")
 # the one letter that Python writes in lower case by what stands around it
-LOWER = [normalizers.Replace(Regex(r"(?<=\p{L})Σ(?!\p{L})"), "ς"), normalizers.Lowercase()]
-_SEPARATORS = normalizers.Replace(Regex("[\x1c-\x1f]"), " ")  # white space of Python that is none in Rust
+_FINAL_SIGMA = Regex(r"(?<=\p{L})Σ(?!\p{L})")
+LOWER = [normalizers.Replace(_FINAL_SIGMA, "ς"), normalizers.Lowercase()]
+_SEPARATORS = Regex("[\x1c-\x1f]")  # white space of Python that is none in Rust
 _BYTES = 256
 
 
@@ -48,11 +52,14 @@ class Tokenizer:
     """
 
     def __init__(self, backend: Backend, kind: str, **options: Any) -> None:
-        self.backend, self.kind, self.options = backend, kind, options
+        self.backend = backend
+        self.kind = kind
+        self.options = options
         self.lowercase: bool = options["lowercase"]
         self._ids = backend.get_vocab(with_added_tokens=False)
         self.entries = sorted(self._ids, key=self._ids.__getitem__)
-        self.start_id = self._ids[LINE_END if LINE_END in self._ids else byte_signs()[ord(LINE_END)]]
+        start = LINE_END if LINE_END in self._ids else byte_signs()[ord(LINE_END)]
+        self.start_id = self._ids[start]
         self.eos_id = None if kind in ("character", "byte") else self.start_id
         self.unk_id = self._ids.get(UNK)
         self.sos_id = self._ids[SOS] if options.get("sos") else None
@@ -60,27 +67,39 @@ class Tokenizer:
 
     def _compute_fingerprint(self) -> str:
         """A sha256 of the entries in their order; of BPE and of languages, of all that ids depend on."""
-        entries = {"word": ["<eos>" if entry == LINE_END else entry for entry in self.entries],
-                   "character": self.entries, "byte": []}.get(self.kind)  # fmt: skip
-        if entries is None or "name" in self.options:
-            entries = [str(sorted(self.options.items())), self.backend.to_str()]
-        return hashlib.sha256("\0".join((self.kind, *entries)).encode()).hexdigest()
+        if self.kind not in ("word", "character", "byte") or "name" in self.options:
+            options = sorted(self.options.items())
+            entries = [str(options), self.backend.to_str()]
+        elif self.kind == "word":
+            entries = ["<eos>" if entry == LINE_END else entry for entry in self.entries]
+        elif self.kind == "character":
+            entries = self.entries
+        else:
+            entries = []
+        content = "\0".join((self.kind, *entries))
+        return hashlib.sha256(content.encode()).hexdigest()
 
     def __len__(self) -> int:
         return len(self.entries)
 
     def cut(self, text: str) -> Sequence[str]:
         """The words or characters of a text; a newline is one of them."""
-        text = text.lower() if self.lowercase else text
+        if self.lowercase:
+            text = text.lower()
         if self.kind == "character":
             return text
         if self.options["split"] == "punctuation":
             return _PUNCTUATION.findall(text)
-        lines = text.split("\n")
-        if self.sos_id is not None:  # before every line, but not after the last newline
-            lines = [f"{SOS} {line}" for line in lines[:-1]] + [f"{SOS} {line}" for line in lines[-1:] if line]
-            lines += [""] * text.endswith("\n")
-        return [word for line in lines for word in (*line.split(), LINE_END)][:-1]
+        *lines, last = text.split("\n")
+        words = []
+        for line in lines:
+            if self.sos_id is not None:
+                words.append(SOS)
+            words += line.split()
+            words.append(LINE_END)
+        if self.sos_id is not None and last:  # but not after the last newline
+            words.append(SOS)
+        return words + last.split()
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text; nothing is appended."""
@@ -90,19 +109,24 @@ class Tokenizer:
             ids, unk = self._ids, self._ids[UNK]
             return [ids.get(unit, unk) for unit in self.cut(text)]
         encoded: list[int] = []
-        for encoding in self.backend.encode_batch_fast(mended(text).split("\n"), add_special_tokens=False):
-            encoded += [*encoding.ids, self.start_id]
+        lines = mended(text).split("\n")
+        for encoding in self.backend.encode_batch_fast(lines, add_special_tokens=False):
+            encoded += encoding.ids
+            encoded.append(self.start_id)
         return encoded[:-1]
 
     def encode_array(self, text: str, dtype: np.dtype[Any]) -> np.ndarray:
         """Ids of `text` as an array; see `encode`."""
         if self.kind == "byte":
-            return np.frombuffer(self._to_bytes(text), np.uint8).astype(dtype)
-        return np.array(self.encode(text), dtype)
+            content = self._to_bytes(text)
+            return np.frombuffer(content, np.uint8).astype(dtype)
+        ids = self.encode(text)
+        return np.array(ids, dtype)
 
     def _to_bytes(self, text: str) -> bytes:
         """Bytes of the text; lone surrogates stand for the bytes that Python's `surrogateescape` made them from."""
-        text = text.lower() if self.lowercase else text
+        if self.lowercase:
+            text = text.lower()
         try:
             return text.encode("utf-8", "surrogateescape")
         except UnicodeEncodeError:  # halves that stand for no byte
@@ -110,88 +134,119 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids: words with single spaces between, `<unk>` among characters and what is not UTF-8 as U+FFFD."""
-        if len(ids) and (min(ids) < 0 or max(ids) >= len(self)):
-            bad = next(i for i in ids if not 0 <= i < len(self))
-            raise InputError(
-                f"token id {bad} is not in this vocabulary of {len(self):,} entries (ids 0 to {len(self) - 1})"
-            )
-        return str(self.backend.decode(ids, skip_special_tokens=False))
+        size = len(self)
+        if len(ids) and (min(ids) < 0 or max(ids) >= size):
+            bad = next(i for i in ids if not 0 <= i < size)
+            raise InputError(f"token id {bad} is not in this vocabulary of {size:,} entries (ids 0 to {size - 1})")
+        text = self.backend.decode(ids, skip_special_tokens=False)
+        return str(text)
 
     def save(self, folder: Path) -> None:
         """Write the files that `load_tokenizer` reads."""
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / TOKENIZER_FILE).write_text(self.backend.to_str(), encoding="utf-8", newline="\n")
-        write_checked(folder / META_FILE, {"kind": self.kind, "fingerprint": self.fingerprint, **self.options})
+        text = self.backend.to_str()
+        (folder / TOKENIZER_FILE).write_text(text, encoding="utf-8", newline="\n")
+        meta = {
+            "kind": self.kind,
+            "fingerprint": self.fingerprint,
+            **self.options,
+        }
+        write_checked(folder / META_FILE, meta)
 
 
 def byte_signs() -> list[str]:
     """The character that stands for each byte in byte-level BPE."""
     printable = {*range(33, 127), *range(161, 173), *range(174, _BYTES)}
-    others = iter(range(_BYTES, 2 * _BYTES))
-    return [chr(byte if byte in printable else next(others)) for byte in range(_BYTES)]
+    unused = _BYTES
+    signs = []
+    for byte in range(_BYTES):
+        if byte in printable:
+            signs.append(chr(byte))
+        else:
+            signs.append(chr(unused))
+            unused += 1
+    return signs
 
 
 def rank_entries(
-    counts: Mapping[str, int], min_count: int = 1, max_vocabulary: int | None = None, marks: Sequence[str] = ()
+    counts: Mapping[str, int],
+    min_count: int = 1,
+    max_vocabulary: int | None = None,
+    marks: Sequence[str] = (),
 ) -> list[str]:
     """Entries of a vocabulary of words or characters, most frequent first, ties alphabetically.
 
     Those that are rarer than `min_count` or beyond `max_vocabulary` entries are left out, and counted as `<unk>`.
     """
     marks = (UNK, LINE_END, *marks)  # always stay
-    ranked = sorted(
-        (entry for entry, count in counts.items() if count >= min_count and entry not in marks),
-        key=lambda entry: (-counts[entry], entry),
-    )
-    stay = [*ranked[: None if max_vocabulary is None else max_vocabulary - len(marks)], *marks]
-    totals = {entry: counts.get(entry, 0) for entry in stay}
-    totals[UNK] += sum(counts.values()) - sum(totals.values())
+    frequent = []
+    for entry, count in counts.items():
+        if count >= min_count and entry not in marks:
+            frequent.append(entry)
+    ranked = sorted(frequent, key=lambda entry: (-counts[entry], entry))
+    if max_vocabulary is not None:
+        ranked = ranked[: max_vocabulary - len(marks)]
+    totals = {entry: counts.get(entry, 0) for entry in (*ranked, *marks)}
+    left_out = sum(counts.values()) - sum(totals.values())
+    totals[UNK] += left_out
     return sorted(totals, key=lambda entry: (-totals[entry], entry))
 
 
 def build_words(
-    entries: Sequence[str], *, lowercase: bool = False, split: Split = "whitespace", sos: bool = False
+    entries: Sequence[str],
+    *,
+    lowercase: bool = False,
+    split: Split = "whitespace",
+    sos: bool = False,
 ) -> Tokenizer:
     """Words in the order of their ids, `<unk>` and newline (`<eos>`) among them.
 
     sos: the entry `<sos>` stands before every line, as in the code of Transformer-MoS.
     """
     backend = Backend(_number_entries(entries))
-    steps = [_SEPARATORS]
+    steps = [normalizers.Replace(_SEPARATORS, " ")]
+    options: dict[str, Any] = {"lowercase": lowercase, "split": split}
+    begin = Regex(r"\A")
+    spaced: list[Any] = [decoders.Replace(begin, " "), decoders.Fuse()]  # with a space before each word
     if sos:
-        steps += [normalizers.Replace(Regex(r"\A(?=[\s\S])|(?<=\n)(?=[\s\S])"), f"{SOS} ")]
-        backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n|\S+"), "removed", invert=True)
+        begins = Regex(r"\A(?=[\s\S])|(?<=\n)(?=[\s\S])")
+        steps.append(normalizers.Replace(begins, f"{SOS} "))
+        units = Regex(r"\n|\S+")
+        backend.pre_tokenizer = pre_tokenizers.Split(units, "removed", invert=True)
+        spaced.append(decoders.Replace(f" {SOS}", ""))
+        options["sos"] = True
     elif split == "whitespace":
         backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     else:
         backend.pre_tokenizer = pre_tokenizers.Split(_PUNCTUATION_OF_BACKEND, "removed", invert=True)
-    spaced = [
-        decoders.Replace(Regex(r"\A"), " "),
-        decoders.Fuse(),
-        *[decoders.Replace(f" {SOS}", "")] * sos,
-    ]  # with a space before each word
-    lines = [decoders.Replace(" \n", "\n"), decoders.Replace("\n ", "\n"), decoders.Strip(" ", 1, 0)]
+    lines = [
+        decoders.Replace(" \n", "\n"),
+        decoders.Replace("\n ", "\n"),
+        decoders.Strip(" ", 1, 0),
+    ]
     backend.decoder = decoders.Sequence([*spaced, *lines])
-    return _complete(
-        backend, "word", LINE_END, steps, lowercase=lowercase, split=split, **({"sos": True} if sos else {})
-    )
+    return _complete(backend, "word", LINE_END, steps, **options)
 
 
 def build_characters(entries: Sequence[str], *, lowercase: bool = False) -> Tokenizer:
     """Characters (code points) in the order of their ids, `<unk>` and newline among them."""
     backend = Backend(_number_entries(entries))
-    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    backend.decoder = decoders.Sequence([decoders.Replace(UNK, "\N{REPLACEMENT CHARACTER}"), decoders.Fuse()])
+    character = Regex(r"[\s\S]")
+    backend.pre_tokenizer = pre_tokenizers.Split(character, "isolated")
+    unknown = decoders.Replace(UNK, "\N{REPLACEMENT CHARACTER}")
+    backend.decoder = decoders.Sequence([unknown, decoders.Fuse()])
     return _complete(backend, "character", LINE_END, lowercase=lowercase)
 
 
 def build_bytes(*, lowercase: bool = False) -> Tokenizer:
     """The 256 byte values of UTF-8 text; nothing is unknown."""
     signs = byte_signs()
-    backend = Backend(models.BPE({sign: byte for byte, sign in enumerate(signs)}, []))
+    ids = {sign: byte for byte, sign in enumerate(signs)}
+    backend = Backend(models.BPE(ids, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    return _complete(backend, "byte", signs[ord(LINE_END)], lowercase=lowercase)
+    start = signs[ord(LINE_END)]
+    return _complete(backend, "byte", start, lowercase=lowercase)
 
 
 def train_bpe(texts: Iterable[str], *, size: int = DEFAULT_BPE_SIZE, lowercase: bool = False) -> Tokenizer:
@@ -199,22 +254,35 @@ def train_bpe(texts: Iterable[str], *, size: int = DEFAULT_BPE_SIZE, lowercase: 
 
     The same texts give the same entries. Nothing is unknown: what is not lower-cased comes back exactly as it went in.
     """
-    lines = (line for text in texts for line in mended(text.lower() if lowercase else text).split("\n") if line)
-    trained = train_byte_bpe(lines, size, pre_tokenizers.ByteLevel(add_prefix_space=False), [LINE_END])
+    lines = _split_lines(texts, lowercase)
+    pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trained = train_byte_bpe(lines, size, pre_tokenizer, [LINE_END])
     backend = Backend(trained.model)
-    backend.pre_tokenizer, backend.decoder = trained.pre_tokenizer, decoders.ByteLevel()
+    backend.pre_tokenizer = trained.pre_tokenizer
+    backend.decoder = decoders.ByteLevel()
     return _complete(backend, "bpe", LINE_END, lowercase=lowercase)
+
+
+def _split_lines(texts: Iterable[str], lowercase: bool) -> Iterator[str]:
+    """The lines of texts that are not empty."""
+    for text in texts:
+        if lowercase:
+            text = text.lower()
+        for line in mended(text).split("\n"):
+            if line:
+                yield line
 
 
 def train_byte_bpe(lines: Iterable[str], size: int, pre_tokenizer: Any, marks: Sequence[str] = ()) -> Backend:
     """Train byte-level BPE: marks, the 256 byte values, and the most frequent merges, each seen at least twice."""
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizer
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
         vocab_size=size,
         min_frequency=2,
         special_tokens=list(marks),
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        initial_alphabet=sorted(alphabet),
         show_progress=False,
     )
     backend.train_from_iterator(lines, trainer)
@@ -224,25 +292,38 @@ def train_byte_bpe(lines: Iterable[str], size: int, pre_tokenizer: Any, marks: S
 def read_merges(backend: Backend) -> list[tuple[str, str]]:
     """The merges of a trained BPE, which some versions of the library write as one text with a space between."""
     merges = parse_json(backend.to_str())["model"]["merges"]
-    pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
-    return [(left, right) for left, right in pairs]
+    pairs = []
+    for merge in merges:
+        left, right = merge.split(" ") if isinstance(merge, str) else merge
+        pairs.append((left, right))
+    return pairs
 
 
 def _number_entries(entries: Sequence[str]) -> models.WordLevel:
-    if missing := [mark for mark in (UNK, LINE_END) if mark not in entries]:
-        raise InputError(
-            f"a vocabulary has the entries {UNK} and newline (the end of a line), this lacks {missing[0]!r}"
-        )
-    return models.WordLevel({entry: number for number, entry in enumerate(entries)}, unk_token=UNK)
+    for mark in (UNK, LINE_END):
+        if mark not in entries:
+            raise InputError(f"a vocabulary has the entries {UNK} and newline (the end of a line), this lacks {mark!r}")
+    ids = {entry: number for number, entry in enumerate(entries)}
+    return models.WordLevel(ids, unk_token=UNK)
 
 
-def _complete(backend: Backend, kind: str, start: str, steps: Sequence[Any] = (), **options: Any) -> Tokenizer:
+def _complete(
+    backend: Backend,
+    kind: str,
+    start: str,
+    steps: Sequence[Any] = (),
+    **options: Any,
+) -> Tokenizer:
     """A text begins with the token that our models read first; `steps` come after lower case."""
-    backend.normalizer = normalizers.Sequence([*LOWER * options["lowercase"], *steps])
-    marks = [(start, backend.token_to_id(start))]
+    lower = LOWER if options["lowercase"] else []
+    backend.normalizer = normalizers.Sequence([*lower, *steps])
+    start_id = backend.token_to_id(start)
     backend.post_processor = processors.TemplateProcessing(
-        single=f"{start}:0 $A:0", pair=f"{start}:0 $A:0 $B:1", special_tokens=marks
+        single=f"{start}:0 $A:0",
+        pair=f"{start}:0 $A:0 $B:1",
+        special_tokens=[(start, start_id)],
     )
     if start == LINE_END and not options.get("sos"):
-        backend.add_tokens([AddedToken(LINE_END, special=False, normalized=True)])
+        line_end = AddedToken(LINE_END, special=False, normalized=True)
+        backend.add_tokens([line_end])
     return Tokenizer(backend, kind, **options)
