@@ -53,8 +53,16 @@ def write_configuration(request: Request, out: Path, *, force: bool = False, say
     if request.tokens:
         data["tokens"] = request.tokens
     task = TEXT_TASKS["translation" if request.task == "translation" else "language_model"]
-    settled = settle(data, request.size, request.memory, 60 * request.minutes, task, say)
-    texts = "".join(c if c.isprintable() else "?" for c in " ".join(request.texts))
+    settled = settle(
+        data,
+        request.size,
+        request.memory,
+        seconds=60 * request.minutes,
+        task=task,
+        say=say,
+    )
+    given = " ".join(request.texts)
+    texts = "".join(c if c.isprintable() else "?" for c in given)
     lines = [
         f"# Written by `fullrank init {texts}`: {settled.parameters:,} parameters, {settled.have:,} tokens to train on.",
         f"# Takes about {settled.seconds / 60:.1f} minutes on this machine with {torch.get_num_threads()} of its threads, "
@@ -83,7 +91,8 @@ def choose_text(request: Request) -> dict[str, Any]:
     if [*request.texts] == ["builtin"] and not Path("builtin").exists():
         return {"name": "builtin"}
     names = [str(Path(text).expanduser().absolute()) for text in request.texts]
-    for path in files_of(DataConfig(name="text", train=list(request.texts)), "train"):
+    config = DataConfig(name="text", train=list(request.texts))
+    for path in files_of(config, "train"):
         open_text(path, "TEXT").close()
     return {"name": "text", "train": names[0] if len(names) == 1 else names}
 
@@ -94,18 +103,30 @@ def choose_pairs(request: Request) -> dict[str, Any]:
     prefix = paths[0]
     suffixes: Sequence[str] = request.languages or ()
     if len(paths) == 2:
-        prefix, suffixes = paths[0].with_suffix(""), tuple(path.suffix[1:] for path in paths)
-    suffixes = suffixes or sorted(path.suffix[1:] for path in prefix.parent.glob(f"{glob.escape(prefix.name)}.*"))
-    if len(set(suffixes) - {""}) != 2:
+        prefix = prefix.with_suffix("")
+        suffixes = [path.suffix[1:] for path in paths]
+    if not suffixes:
+        found = prefix.parent.glob(f"{glob.escape(prefix.name)}.*")
+        suffixes = sorted(path.suffix[1:] for path in found)
+    languages = set(suffixes) - {""}
+    if len(languages) != 2:
+        listed = ", ".join(suffixes) or "none"
         raise InputError(
-            f"TEXT: {prefix}.* are {len(suffixes)} files ({', '.join(suffixes) or 'none'}), not one for each of two languages; "
+            f"TEXT: {prefix}.* are {len(suffixes)} files ({listed}), not one for each of two languages; "
             "give both files, or the suffixes as --source and --target"
         )
     for suffix in suffixes:
         open_text(Path(f"{prefix}.{suffix}"), "TEXT").close()
-    data = {"name": "parallel", "train": str(prefix), "source": suffixes[0], "target": suffixes[1]}
+    data = {
+        "name": "parallel",
+        "train": str(prefix),
+        "source": suffixes[0],
+        "target": suffixes[1],
+    }
     for split, name in (("valid", "valid"), ("valid", "val"), ("valid", "dev"), ("test", "test")):
         beside = prefix.with_name(prefix.name.replace("train", name))
-        if beside != prefix and all(Path(f"{beside}.{suffix}").is_file() for suffix in suffixes):
+        if beside == prefix:
+            continue
+        if all(Path(f"{beside}.{suffix}").is_file() for suffix in suffixes):
             data.setdefault(split, str(beside))
     return data

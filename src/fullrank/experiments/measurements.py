@@ -45,14 +45,19 @@ class Measured:
     @property
     def sources(self) -> list[str]:
         """A line for each model: its text and the segments that were read."""
-        return [
-            f"{about['model']} ({about['text']}): segments of {about['segment_length']:,} tokens"
-            for about in self.models
-            if "text" in about
-        ]
+        lines = []
+        for about in self.models:
+            if "text" in about:
+                lines.append(f"{about['model']} ({about['text']}): segments of {about['segment_length']:,} tokens")
+        return lines
 
 
-def measure_models(measurement: Measurement, names: Sequence[str], reading: Reading, **options: Any) -> Measured:
+def measure_models(
+    measurement: Measurement,
+    names: Sequence[str],
+    reading: Reading,
+    **options: Any,
+) -> Measured:
     """Run a measurement on each model; with several models, each record has the label `model`.
 
     Records of a run are kept in its folder, RUN/analysis/NAME.json, for its report.
@@ -62,27 +67,41 @@ def measure_models(measurement: Measurement, names: Sequence[str], reading: Read
     models = []
     for model, text in open_all(names, reading):
         model.require(measurement.needs, f"analyze {measurement.name}")
-        records = check_records(measurement.name, measurement.function(model, text, **options))
+        measured = measurement.function(model, text, **options)
+        records = check_records(measurement.name, measured)
         first = next(iter(by_model.values()), None)
         if first is not None and measurement.compare is not None:
             records += measurement.compare(first, records)
         by_model[model.name] = records
-        models.append(describe_reading(model, text))
+        about = describe_reading(model, text)
+        models.append(about)
         if model.source == "run":
-            keep_records(measurement, models[-1], records, model.folder)
+            keep_records(measurement, about, records, model.folder)
     several = len(by_model) > 1
-    labelled = [
-        record.with_labels(model=name) if several else record
-        for name, records in by_model.items()
-        for record in records
-    ]
-    return Measured(measurement.name, labelled, measurement.tables, measurement.plots, models)
+    labelled = []
+    for name, records in by_model.items():
+        for record in records:
+            if several:
+                record = record.with_labels(model=name)
+            labelled.append(record)
+    return Measured(
+        measurement.name,
+        labelled,
+        measurement.tables,
+        measurement.plots,
+        models,
+    )
 
 
 def describe_reading(model: LoadedModel, text: Text) -> dict[str, Any]:
     """What was read: the model, its text and the segments."""
-    about = {"model": model.name, "source": model.source, "text": text.name}
-    return {**about, "segment_length": text.segment_length, "texts": text.count}
+    return {
+        "model": model.name,
+        "source": model.source,
+        "text": text.name,
+        "segment_length": text.segment_length,
+        "texts": text.count,
+    }
 
 
 def keep_records(
@@ -97,7 +116,8 @@ def keep_records(
         "plots": [declaration_to_dict(plot) for plot in measurement.plots],
         "records": [record.to_dict() for record in records],
     }
-    write_json(folder / "analysis" / f"{measurement.name}.json", content)
+    path = folder / "analysis" / f"{measurement.name}.json"
+    write_json(path, content)
 
 
 # -- heads of fine-tuned runs ------------------------------------------------------------------------------
@@ -106,7 +126,10 @@ def keep_records(
 def is_finetuned(name: str) -> bool:
     """True for the folder of a run of fine-tuning."""
     folder = Path(name).expanduser()
-    return is_run(folder) and isinstance(open_any(folder)[0], FinetuneConfig)
+    if not is_run(folder):
+        return False
+    config, *_ = open_any(folder)
+    return isinstance(config, FinetuneConfig)
 
 
 def measure_task_heads(name: str, *, device: str = "auto", say: Say = print) -> Measured:
@@ -116,25 +139,40 @@ def measure_task_heads(name: str, *, device: str = "auto", say: Say = print) -> 
     """
     run = reopen(Path(name).expanduser(), say)
     run.model.to(choose_device(device, "--device"))
-    labels, metric = run.split.source.labels, run.benchmark.metrics[0]
+    labels = run.split.source.labels
+    examples = len(labels)
+    metric = run.benchmark.metrics[0]
     with_all, without = ablate(run.model, run.predict)
-    draws = np.random.default_rng(0).integers(len(labels), size=(_RESAMPLINGS, len(labels)))
+    draws = np.random.default_rng(0).integers(examples, size=(_RESAMPLINGS, examples))
 
     def score(predictions: np.ndarray, chosen: np.ndarray | slice = slice(None)) -> float:
-        return glue_scores(run.benchmark.task, predictions[chosen], labels[chosen])[metric]
+        scores = glue_scores(run.benchmark.task, predictions[chosen], labels[chosen])
+        return scores[metric]
+
+    def resample(predictions: np.ndarray) -> np.ndarray:
+        return np.array([score(predictions, draw) for draw in draws])
 
     base = score(with_all)
-    resampled = np.array([score(with_all, draw) for draw in draws])
-    protocol = f"{len(labels):,} examples of the development split"
+    resampled = resample(with_all)
+    protocol = f"{examples:,} examples of the development split"
     records = [Record({}, metric, base, protocol=protocol)]
     for number, layer in enumerate(without):
         changes = [score(predictions) - base for predictions in layer]
         for head, (predictions, change) in enumerate(zip(layer, changes, strict=True)):
-            differences = np.array([score(predictions, draw) for draw in draws]) - resampled
+            differences = resample(predictions) - resampled
             low, high = np.percentile(differences, [2.5, 97.5]).tolist()
-            records.append(Record({"layer": number, "head": head}, "change", change, metric, (low, high), protocol))
-        if len(changes) > 1:
-            records.append(
-                Record({"layer": number}, "deviation", float(np.std(changes, ddof=1)), metric, protocol=protocol)
+            of_head = Record(
+                {"layer": number, "head": head},
+                "change",
+                change,
+                metric,
+                (low, high),
+                protocol,
             )
-    return Measured("heads", records, HEADS_TABLES, (), [{"model": Path(name).name, "source": "run"}])
+            records.append(of_head)
+        if len(changes) > 1:
+            deviation = float(np.std(changes, ddof=1))
+            of_layer = Record({"layer": number}, "deviation", deviation, metric, protocol=protocol)
+            records.append(of_layer)
+    about = {"model": Path(name).name, "source": "run"}
+    return Measured("heads", records, HEADS_TABLES, models=[about])

@@ -33,7 +33,8 @@ from fullrank.training.device import choose_device
 
 _STARTUP = 6.0  # seconds until training begins, and for the report at the end
 _EVALUATIONS = 5
-_STEPS, _LEAST_STEPS = 2000, 20  # updates below which a batch is not made larger; of any training
+_STEPS = 2000  # updates below which a batch is not made larger
+_LEAST_STEPS = 20  # updates of any training
 _BPE_BYTES = 100_000  # of a text: with as many or more, BPE is the default
 _LEAST_TOKENS = 2000  # of a training text
 _PER_PARAMETER = 2  # tokens to train on, for each parameter outside of the vocabulary
@@ -98,7 +99,10 @@ def settle(
     is_alone = torch.get_num_threads() == 1 and device.type == "cpu"
     clock = time.process_time if is_alone else time.perf_counter
     has_pairs = data["name"] == "parallel"
-    config = _build(data, [*choose_data(data), *([("train.batch_tokens", 1024, "")] if has_pairs else [])])
+    first_rules = list(choose_data(data))
+    if has_pairs:
+        first_rules.append(("train.batch_tokens", 1024, ""))
+    config = _build(data, first_rules)
     prepared = task.prepare(config, {}, True, say)
     have = prepared.corpus.splits["train"]["target_tokens" if has_pairs else "tokens"]
     if have < _LEAST_TOKENS:
@@ -128,7 +132,8 @@ def settle(
     trial = attempt(size, amounts)  # other batches have another speed
     amounts = replace(amounts, steps=max(_LEAST_STEPS, round(trial.read(seconds, have) / trial.tokens)))
     rules = list(_choose(data, size, memory, amounts, prepared))
-    lines = _write_table(_lay(data, rules), {key: reason for key, _, reason in rules})
+    reasons = {key: reason for key, _, reason in rules}
+    lines = _write_table(_lay(data, rules), reasons)
     duration = _STARTUP + amounts.steps * trial.step + trial.judging
     return Settled(_build(data, rules), lines, trial.parameters, have, duration)
 
@@ -154,7 +159,8 @@ def _write_table(values: Mapping[str, Values], reasons: Mapping[str, str]) -> li
         width = min(max(map(len, stated.values())), 44)
         lines.append(f"{section}:")
         for key, words in stated.items():
-            lines.append(f"  {words:<{width}}  # {reasons.get(f'{section}.{key}', 'given')}")
+            reason = reasons.get(f"{section}.{key}", "given")
+            lines.append(f"  {words:<{width}}  # {reason}")
     return lines
 
 
@@ -174,7 +180,8 @@ def _try(
     """Build the model, and time it by `clock`."""
     corpus = prepared.corpus
     parts = task.parts(task.prepare(config, prepared.identity, True, silent), Path(), device)
-    counts, speed = parameters_by_part(parts.model), measure_speed(parts, clock)
+    counts = parameters_by_part(parts.model)
+    speed = measure_speed(parts, clock)
     unit = "pairs" if corpus.has_pairs else "tokens"
     valid, test = (corpus.splits[split][unit] for split in ("valid", "test"))
     final = speed.evaluation * (valid + test) / min(config.eval.max_tokens or valid, valid)
@@ -238,7 +245,8 @@ def choose_data(data: Values) -> Iterator[Rule]:
 
 
 def _choose_model(size: str, memory_length: int, dropout: float, corpus: Any) -> Iterator[Rule]:
-    width, entries = SIZES[size]["hidden_size"], len(corpus.target if corpus.has_pairs else corpus.tokenizer)
+    width = SIZES[size]["hidden_size"]
+    entries = len(corpus.target if corpus.has_pairs else corpus.tokenizer)
     sizes = f"the largest of {', '.join(SIZES)} that reads {_PER_PARAMETER} tokens for each parameter"
     yield "model.hidden_size", width, sizes
     yield "model.num_hidden_layers", SIZES[size]["num_hidden_layers"], "by the size"
