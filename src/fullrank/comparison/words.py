@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from fullrank.comparison.compare import Comparison, Group, compare_rows
 from fullrank.comparison.rows import compare_texts, identify_text
-from fullrank.comparison.runs import TRANSLATION
+from fullrank.comparison.runs import TRANSLATION, integer
 from fullrank.core.config import NOT_NEXT_TOKEN
 from fullrank.render.tables import join_words
 
@@ -96,7 +96,6 @@ _MACHINES = "The runs were not all made on the same kind of machine; tokens/s, m
 _SHARED = {
     "protocol": "Rows were not all evaluated by the same protocol; part of a difference may come from that.",
     "corpus.vocabulary": "The rows have different vocabularies: figures per token do not compare.",
-    "tokens_seen": "The runs did not train on equally many tokens.",
     "environment.cpu": _MACHINES,
     "environment.device": _MACHINES,
     "environment.threads": _MACHINES,
@@ -115,9 +114,12 @@ def find_cautions(compared: Comparison) -> Iterator[str]:
             yield f"{names}: {group.measure.words} above that of counting 4-grams, so that a difference says little yet."
         for key, sentence in _SHARED.items():
             values = {str(run.get(key)) for run in group.runs}
-            # batches of whole sentences do not end at the same token with every seed
-            if len(values) > 1 and (first.task, key) != (TRANSLATION, "tokens_seen"):
+            if len(values) > 1:
                 yield sentence
+        tokens = [integer(run.get("tokens_seen")) or 0 for run in group.runs if run.result is not None]
+        # streams of random lengths, and batches of whole sentences, do not end at the same token with every seed
+        if first.task != TRANSLATION and max(tokens, default=0) > 1.01 * min(tokens, default=0):
+            yield "The runs did not train on equally many tokens."
     if any(run.finetunes and run.get("checkpoint") == "best" for run in compared.runs):
         yield "Figures are of the best evaluation, which was chosen on the very split that they are of: it flatters them."
     for row in compared.rows:
