@@ -94,12 +94,7 @@ def write_own(path: Path, text: str, mark: str, what: str) -> None:
 
 def as_json(content: Any) -> str:
     """`content` as indented JSON that every reader takes: a number that is not finite becomes null, see also `mended`."""
-    text = json.dumps(
-        _finite(content),
-        indent=2,
-        ensure_ascii=False,
-        allow_nan=False,
-    )
+    text = json.dumps(_finite(content), indent=2, ensure_ascii=False, allow_nan=False)
     return mended(text)
 
 

@@ -459,12 +459,7 @@ def _open_named(name: str, checkpoint: str, dtype: torch.dtype | None, causal: b
                 raise InputError(f"{name}: a Hugging Face model needs transformers; install it: {pip_install('hf')}")
             from fullrank.hf.load import load_named
 
-            loaded = load_named(
-                name,
-                dtype or torch.float32,
-                causal=causal,
-                tokenizer=tokenizer,
-            )
+            loaded = load_named(name, dtype or torch.float32, causal=causal, tokenizer=tokenizer)
             adapter = adapt(loaded.module)
             if tokenizer and loaded.tokenizer is None:
                 adapter.lacks["tokenizer"] = "its files have none; save it there, tokenizer.save_pretrained(folder)"

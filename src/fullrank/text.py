@@ -110,12 +110,7 @@ class Text:
 
 
 def read_file(
-    model: LoadedModel,
-    path: Path,
-    segment_length: int | None = None,
-    *,
-    count: int | None = None,
-    key: str = "--text",
+    model: LoadedModel, path: Path, segment_length: int | None = None, *, count: int | None = None, key: str = "--text"
 ) -> Text:
     """The text of a file, by the tokenizer of a model.
 
@@ -136,14 +131,7 @@ def read_file(
             marks["eos_id"] = foreign.sep_token_id if closes else None
             read = partial(_encode_lines, foreign, path, key)
     length = choose_length(model, segment_length)
-    return Text(
-        str(path),
-        read,
-        length,
-        count,
-        batch_tokens=batch_tokens(model),
-        **marks,
-    )
+    return Text(str(path), read, length, count, batch_tokens=batch_tokens(model), **marks)
 
 
 def choose_length(model: LoadedModel, segment_length: int | None, usual: int = SEGMENT_LENGTH) -> int:

@@ -294,13 +294,7 @@ def compare_deviations(first: list[Record], other: list[Record]) -> Iterator[Rec
 
 
 HEADS_TABLES = (
-    Table(
-        rows="layer",
-        columns="head",
-        measure="change",
-        format="+.3f",
-        title="Change without a head",
-    ),
+    Table(rows="layer", columns="head", measure="change", format="+.3f", title="Change without a head"),
     Table(
         rows="layer",
         columns=(

@@ -125,11 +125,7 @@ def measure_mixing(model: LoadedModel, text: Text) -> Iterator[Record]:
     if not steps:
         yield from _layer_records(mixing(model, rows), {}, last=True)
     for step, checkpoint in steps.items():
-        saved = open_model(
-            str(model.folder),
-            checkpoint=checkpoint,
-            device=str(model.device),
-        )
+        saved = open_model(str(model.folder), checkpoint=checkpoint, device=str(model.device))
         layers = mixing(saved, rows)
         yield from _layer_records(layers, {"step": step}, last=step == max(steps))
 
@@ -142,12 +138,7 @@ def _layer_records(layers: Iterable[LayerMixing], labels: dict[str, int], last: 
         if layer.variation is not None:
             yield Record(of_layer, "variation", layer.variation)
         for (source, target), value in np.ndenumerate(layer.matrix):
-            of_entry = {
-                **of_layer,
-                "from head": source,
-                "to head": target,
-                "last": last,
-            }
+            of_entry = {**of_layer, "from head": source, "to head": target, "last": last}
             yield Record(of_entry, "mixing", value)
 
 

@@ -199,10 +199,7 @@ def _document(model: nn.Module, length: int, flops: dict[str, Any]) -> dict[str,
     total = parts["total"]
     return {
         "parameters": parts,
-        "bytes": {
-            "weights_fp32": 4 * total,
-            "training_adam_fp32": 16 * total,
-        },
+        "bytes": {"weights_fp32": 4 * total, "training_adam_fp32": 16 * total},
         "flops_per_token": {"length": length, **flops},
     }
 

@@ -54,11 +54,7 @@ class ContextUse:
 
 
 def context_use(
-    model: nn.Module | LoadedModel,
-    texts: Sequence[Tensor],
-    *,
-    scored: int,
-    opening: bool = False,
+    model: nn.Module | LoadedModel, texts: Sequence[Tensor], *, scored: int, opening: bool = False
 ) -> ContextUse:
     """The nll of the last `scored` tokens of each text after 8, 16, 32 ... tokens of context, and after all there are.
 
@@ -81,13 +77,7 @@ def context_use(
     return ContextUse(nll)
 
 
-def _nll(
-    model: LoadedModel,
-    rows: Tensor,
-    length: int,
-    scored: int,
-    opening: bool,
-) -> np.ndarray:
+def _nll(model: LoadedModel, rows: Tensor, length: int, scored: int, opening: bool) -> np.ndarray:
     """Nats per token of the last `scored` tokens of each row (S,), after `length` tokens."""
     kept = rows[:, -length - scored :]
     if opening:

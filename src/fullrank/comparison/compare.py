@@ -188,12 +188,7 @@ def build_report(folders: Sequence[Path], table: str | None = None) -> Compariso
         slot = len(rows) + len(unfinished_rows)
         unfinished_rows.append(Row(name, slot, seeds))
     left_out = [run for run in runs if run not in same_task]
-    return Comparison(
-        tuple(rows),
-        tuple(groups),
-        tuple(unfinished_rows),
-        tuple(left_out),
-    )
+    return Comparison(tuple(rows), tuple(groups), tuple(unfinished_rows), tuple(left_out))
 
 
 def _name_kind(run: Run) -> str:
@@ -285,19 +280,9 @@ def compare_rows(row: Row, base: Row, measure: Measure, split: str) -> Record | 
         low = measure.compare(mean + ends.low, mean)
         high = measure.compare(mean + ends.high, mean)
         interval = (low or 0.0, high or 0.0)
-    labels = {
-        **row.labels,
-        "split": split,
-        "checkpoint": "final",
-        "baseline": base.name,
-    }
+    labels = {**row.labels, "split": split, "checkpoint": "final", "baseline": base.name}
     return Record(
-        labels,
-        f"{measure.key}_difference",
-        change,
-        "points" if measure.higher else "share",
-        interval,
-        protocol,
+        labels, f"{measure.key}_difference", change, "points" if measure.higher else "share", interval, protocol
     )
 
 
@@ -315,13 +300,7 @@ def _describe_run(row: Row, run: Run) -> Iterator[Record]:
             for measure in list_measures(run):
                 value = measure.value(run, split, checkpoint)
                 if value is not None:
-                    yield Record(
-                        place,
-                        measure.key,
-                        value,
-                        measure.record_unit,
-                        protocol=protocol,
-                    )
+                    yield Record(place, measure.key, value, measure.record_unit, protocol=protocol)
     for key in _COSTS:
         value = number(run.get(key))
         if value is not None:
@@ -344,13 +323,7 @@ def _summarize_runs(records: Sequence[Record]) -> Iterator[Record]:
                 if label is not None:
                     labels[name] = label
             first = of_row[0]
-            yield Record(
-                labels,
-                f"{measure}_mean",
-                statistics.fmean(values),
-                first.unit,
-                protocol=first.protocol,
-            )
+            yield Record(labels, f"{measure}_mean", statistics.fmean(values), first.unit, protocol=first.protocol)
             yield Record(labels, f"{measure}_seeds", len(values))
             if len(values) > 1:
                 yield Record(labels, f"{measure}_deviation", statistics.stdev(values))
@@ -384,13 +357,7 @@ def _describe_row(group: Group, row: Row) -> Iterator[Record]:
             mean, deviation, source = paper or (None, None, "")
             note = f"The paper's figure is of the {source}: of other examples than ours." if source else ""
             if mean is not None:
-                yield Record(
-                    place,
-                    f"{measure.key}_paper",
-                    mean,
-                    protocol=source,
-                    note=note,
-                )
+                yield Record(place, f"{measure.key}_paper", mean, protocol=source, note=note)
             if deviation is not None:
                 yield Record(place, f"{measure.key}_paper_deviation", deviation)
         for measure in group.measures:
@@ -420,14 +387,7 @@ def _compare_deviations(row: Row, base: Row, measure: Measure, split: str) -> It
         ("deviation_p", probability, None, "Brown-Forsythe"),
     ):
         if value is not None:
-            yield Record(
-                labels,
-                f"{measure.key}_{name}",
-                value,
-                None,
-                ends,
-                protocol,
-            )
+            yield Record(labels, f"{measure.key}_{name}", value, None, ends, protocol)
 
 
 def _find_paper_deviation(row: Row, measure: Measure, split: str) -> float | None:

@@ -37,10 +37,7 @@ def find_curves(compared: Comparison) -> Iterator[tuple[Lines, list[Record]]]:
     unit = measure.logged_unit
     validation: dict[str, tuple[str, Reader]] = {unit: (unit, measure.read_logged)}
     if rows[0].first.task == TRANSLATION:
-        validation = {
-            "BLEU": ("BLEU", BLEU.read_logged),
-            "loss": ("nats per target token", _select("nll")),
-        }
+        validation = {"BLEU": ("BLEU", BLEU.read_logged), "loss": ("nats per target token", _select("nll"))}
     for name, (unit, read) in validation.items():
         records = _read_curves(rows, "valid", read)
         values = [record.value or 0.0 for record in records]
@@ -49,22 +46,12 @@ def find_curves(compared: Comparison) -> Iterator[tuple[Lines, list[Record]]]:
         is_wide = "perplexity" in unit and largest > 4 * smallest > 0
         scale: Literal["linear", "log"] = "log" if is_wide else "linear"
         if records:
-            plot = dataclasses.replace(
-                _CURVE,
-                title=f"Validation {name}",
-                y_title=unit,
-                y_scale=scale,
-            )
+            plot = dataclasses.replace(_CURVE, title=f"Validation {name}", y_title=unit, y_scale=scale)
             yield plot, records
     for key, title, unit in _TRAINING:
         records = _read_curves(rows, "train", _select(key))
         if records:
-            plot = dataclasses.replace(
-                _CURVE,
-                title=title,
-                y_title=unit,
-                from_zero=key != "nll",
-            )
+            plot = dataclasses.replace(_CURVE, title=title, y_title=unit, from_zero=key != "nll")
             yield plot, records
 
 

@@ -11,12 +11,7 @@ from fullrank.comparison.runs import MASKED_MODELING, SPLITS, TRANSLATION, Run, 
 from fullrank.render.tables import format_value
 
 # metrics of the GLUE server's table where they are not accuracy
-_SERVER_METRICS = {
-    "glue/cola": "matthews_correlation",
-    "glue/mrpc": "f1",
-    "glue/qqp": "f1",
-    "glue/stsb": "spearman",
-}
+_SERVER_METRICS = {"glue/cola": "matthews_correlation", "glue/mrpc": "f1", "glue/qqp": "f1", "glue/stsb": "spearman"}
 _METRIC_WORDS = {"f1": "F1", "matthews_correlation": "Matthews correlation"}
 
 

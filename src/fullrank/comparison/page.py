@@ -58,12 +58,7 @@ def report_to_dict(compared: Comparison) -> dict[str, Any]:
             baseline = group.find_baseline(row)
             runs += [_describe_run(row, run, baseline) for run in row.runs]
     unfinished = [
-        {
-            "folder": str(run.folder),
-            "name": run.name,
-            "seed": run.seed,
-            "problems": list(run.problems),
-        }
+        {"folder": str(run.folder), "name": run.name, "seed": run.seed, "problems": list(run.problems)}
         for run in compared.unfinished_runs
     ]
     return {
@@ -237,12 +232,7 @@ def _build_settings(compared: Comparison) -> Iterator[Block]:
         yield Grid(headings, different, notes=["All other keys are the same."])
     yield Facts(shared)
     for row in rows:
-        text = yaml.safe_dump(
-            dict(row.first.config),
-            sort_keys=False,
-            default_flow_style=None,
-            allow_unicode=True,
-        )
+        text = yaml.safe_dump(dict(row.first.config), sort_keys=False, default_flow_style=None, allow_unicode=True)
         yield Details(f"Resolved configuration of {row.name}", [Code(text)])
 
 

@@ -27,10 +27,7 @@ _TOKENS = _CORPUS | {
     "validation text": "corpus.sha256.valid",
     "test text": "corpus.sha256.test",
 }
-_PAIRS = _CORPUS | {
-    "validation pairs": "corpus.pairs.valid",
-    "test pairs": "corpus.pairs.test",
-}
+_PAIRS = _CORPUS | {"validation pairs": "corpus.pairs.valid", "test pairs": "corpus.pairs.test"}
 _SEED_SUFFIX = re.compile(r"[-_./ ]+(seed|s)[-_ ]?\d+$", re.IGNORECASE)
 
 

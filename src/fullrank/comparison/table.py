@@ -87,31 +87,11 @@ def _declare_figures(group: Group) -> Iterator[Column]:
                 measure.difference_format,
                 group=name,
             )
-            yield Column(
-                f"{key}_paper",
-                "paper",
-                {"split": split},
-                form,
-                f"{key}_paper_deviation",
-                group=name,
-            )
+            yield Column(f"{key}_paper", "paper", {"split": split}, form, f"{key}_paper_deviation", group=name)
             for model, heading in COUNTING.items():
-                yield Column(
-                    f"{key}_{model}",
-                    heading,
-                    final,
-                    form,
-                    group=name,
-                    page_only=model == "unigram",
-                )
+                yield Column(f"{key}_{model}", heading, final, form, group=name, page_only=model == "unigram")
             for ending, heading, further_form in _DEVIATION_COLUMNS:
-                yield Column(
-                    f"{key}_{ending}",
-                    heading,
-                    {"split": split},
-                    further_form,
-                    group=name,
-                )
+                yield Column(f"{key}_{ending}", heading, {"split": split}, further_form, group=name)
     for measure in FURTHER:
         if measure not in group.measures:
             yield Column(
@@ -129,13 +109,7 @@ def _declare_costs(group: Group) -> Iterator[Column]:
     yield Column("tokens_per_second_mean", "tokens/s", format=",.0f")
     phases = dict.fromkeys(phase for row in group.rows for phase in row.first.ms_per_step)
     for phase in phases:
-        yield Column(
-            "ms_per_step_mean",
-            f"ms/step, {phase}",
-            {"phase": phase},
-            ",.4g",
-            page_only=True,
-        )
+        yield Column("ms_per_step_mean", f"ms/step, {phase}", {"phase": phase}, ",.4g", page_only=True)
     yield Column("wall_seconds_mean", "seconds", format=",.0f", page_only=True)
 
 
@@ -148,10 +122,5 @@ def _mark_row(cells: Sequence[Cell], group: Group) -> Sequence[Cell]:
     elif row in group.find_above("fourgram"):
         badges.append("has not learned trigrams")
     name = f"{row.name} †" if group.is_marked else row.name
-    name_cell = dataclasses.replace(
-        cells[0],
-        text=name,
-        slot=row.slot,
-        badge=", ".join(badges),
-    )
+    name_cell = dataclasses.replace(cells[0], text=name, slot=row.slot, badge=", ".join(badges))
     return [name_cell, *cells[1:]]

@@ -96,12 +96,7 @@ def learn_unigram(lines: Iterable[str], size: int) -> Pieces:
     backend = Backend(models.Unigram())
     backend.normalizer = normalizers.Replace(_BLOCK, _BLOCK_OF_TEXT)
     backend.pre_tokenizer = _SPLITS["unigram"]
-    trainer = trainers.UnigramTrainer(
-        vocab_size=size + 1,
-        special_tokens=[UNK],
-        unk_token=UNK,
-        show_progress=False,
-    )
+    trainer = trainers.UnigramTrainer(vocab_size=size + 1, special_tokens=[UNK], unk_token=UNK, show_progress=False)
     try:
         backend.train_from_iterator(lines, trainer)
     except Exception as error:  # the library raises bare Exception
@@ -221,23 +216,8 @@ class Language(Tokenizer):
     eos_id: int
     unk_id: int
 
-    def __init__(
-        self,
-        backend: Backend,
-        kind: str,
-        *,
-        name: str,
-        size: int,
-        moses: bool,
-        lowercase: bool,
-    ) -> None:
-        super().__init__(
-            backend,
-            kind,
-            size=size,
-            moses=moses,
-            lowercase=lowercase,
-        )
+    def __init__(self, backend: Backend, kind: str, *, name: str, size: int, moses: bool, lowercase: bool) -> None:
+        super().__init__(backend, kind, size=size, moses=moses, lowercase=lowercase)
         self.options["name"] = name
         self.name = name
         self.moses = moses
@@ -245,12 +225,7 @@ class Language(Tokenizer):
 
     def encode(self, text: str) -> list[int]:
         """The ids of a line of ordinary text, without `<eos>`."""
-        line = normalize_line(
-            text,
-            self.name,
-            moses=self.moses,
-            lowercase=self.lowercase,
-        )
+        line = normalize_line(text, self.name, moses=self.moses, lowercase=self.lowercase)
         (ids,) = self.encode_normalized([line])
         return ids
 
@@ -287,12 +262,7 @@ class Language(Tokenizer):
 
 
 def build_language(
-    name: str,
-    pieces: Pieces,
-    entries: Sequence[str] | None = None,
-    *,
-    moses: bool = False,
-    lowercase: bool = False,
+    name: str, pieces: Pieces, entries: Sequence[str] | None = None, *, moses: bool = False, lowercase: bool = False
 ) -> Language:
     """The language whose entries are `<eos>`, `<unk>` and then `entries`, or all pieces; of others it has no ids."""
     if entries is None:
@@ -310,12 +280,7 @@ def build_language(
         scores = [(entry, pieces.scores.get(entry, _NEVER)) for entry in names]
         model = models.Unigram(scores, unk_id=ids[UNK])
     elif pieces.kind == "codes":
-        model = models.BPE(
-            ids,
-            list(pieces.merges),
-            unk_token=UNK,
-            end_of_word_suffix=_WORD_END,
-        )
+        model = models.BPE(ids, list(pieces.merges), unk_token=UNK, end_of_word_suffix=_WORD_END)
     else:
         model = models.BPE(ids, list(pieces.merges))
     backend = Backend(model)
@@ -330,18 +295,9 @@ def build_language(
     if decoder is not None:
         backend.decoder = decoder
     backend.post_processor = processors.TemplateProcessing(
-        single=f"$A:0 {LINE_END}:0",
-        pair=f"$A:0 {LINE_END}:0 $B:1 {LINE_END}:1",
-        special_tokens=[(LINE_END, 0)],
+        single=f"$A:0 {LINE_END}:0", pair=f"$A:0 {LINE_END}:0 $B:1 {LINE_END}:1", special_tokens=[(LINE_END, 0)]
     )
-    return Language(
-        backend,
-        pieces.kind,
-        name=name,
-        size=len(entries),
-        moses=moses,
-        lowercase=lowercase,
-    )
+    return Language(backend, pieces.kind, name=name, size=len(entries), moses=moses, lowercase=lowercase)
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:

@@ -193,11 +193,7 @@ def rank_entries(
 
 
 def build_words(
-    entries: Sequence[str],
-    *,
-    lowercase: bool = False,
-    split: Split = "whitespace",
-    sos: bool = False,
+    entries: Sequence[str], *, lowercase: bool = False, split: Split = "whitespace", sos: bool = False
 ) -> Tokenizer:
     """Words in the order of their ids, `<unk>` and newline (`<eos>`) among them.
 
@@ -219,11 +215,7 @@ def build_words(
         backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     else:
         backend.pre_tokenizer = pre_tokenizers.Split(_PUNCTUATION_OF_BACKEND, "removed", invert=True)
-    lines = [
-        decoders.Replace(" \n", "\n"),
-        decoders.Replace("\n ", "\n"),
-        decoders.Strip(" ", 1, 0),
-    ]
+    lines = [decoders.Replace(" \n", "\n"), decoders.Replace("\n ", "\n"), decoders.Strip(" ", 1, 0)]
     backend.decoder = decoders.Sequence([*spaced, *lines])
     return _complete(backend, "word", LINE_END, steps, **options)
 
@@ -307,21 +299,13 @@ def _number_entries(entries: Sequence[str]) -> models.WordLevel:
     return models.WordLevel(ids, unk_token=UNK)
 
 
-def _complete(
-    backend: Backend,
-    kind: str,
-    start: str,
-    steps: Sequence[Any] = (),
-    **options: Any,
-) -> Tokenizer:
+def _complete(backend: Backend, kind: str, start: str, steps: Sequence[Any] = (), **options: Any) -> Tokenizer:
     """A text begins with the token that our models read first; `steps` come after lower case."""
     lower = LOWER if options["lowercase"] else []
     backend.normalizer = normalizers.Sequence([*lower, *steps])
     start_id = backend.token_to_id(start)
     backend.post_processor = processors.TemplateProcessing(
-        single=f"{start}:0 $A:0",
-        pair=f"{start}:0 $A:0 $B:1",
-        special_tokens=[(start, start_id)],
+        single=f"{start}:0 $A:0", pair=f"{start}:0 $A:0 $B:1", special_tokens=[(start, start_id)]
     )
     if start == LINE_END and not options.get("sos"):
         line_end = AddedToken(LINE_END, special=False, normalized=True)

@@ -89,12 +89,7 @@ def _number_pairs(history: Ids, tokens: Ids, vocab_size: int) -> Ids:
 
 
 def _predict(
-    history: Ids,
-    grams: Ids,
-    counted: Ids,
-    scored: Ids,
-    lower: NDArray[np.float64],
-    modified: bool,
+    history: Ids, grams: Ids, counted: Ids, scored: Ids, lower: NDArray[np.float64], modified: bool
 ) -> NDArray[np.float64]:
     """Probabilities of the tokens at `scored`, from the n-grams that end at the tokens `counted`."""
     counted_grams = grams[counted]

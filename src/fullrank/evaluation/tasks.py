@@ -277,10 +277,7 @@ def squad_v2_scores(predictions: Mapping[str, str], references: References) -> d
 
 
 def _score_questions(
-    predictions: Mapping[str, str],
-    references: References,
-    *,
-    v2: bool,
+    predictions: Mapping[str, str], references: References, *, v2: bool
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Exact match and F1 of each question: the best over its references."""
     exact, f1 = {}, {}

@@ -53,14 +53,7 @@ def write_configuration(request: Request, out: Path, *, force: bool = False, say
     if request.tokens:
         data["tokens"] = request.tokens
     task = TEXT_TASKS["translation" if request.task == "translation" else "language_model"]
-    settled = settle(
-        data,
-        request.size,
-        request.memory,
-        seconds=60 * request.minutes,
-        task=task,
-        say=say,
-    )
+    settled = settle(data, request.size, request.memory, seconds=60 * request.minutes, task=task, say=say)
     given = " ".join(request.texts)
     texts = "".join(c if c.isprintable() else "?" for c in given)
     lines = [
@@ -117,12 +110,7 @@ def choose_pairs(request: Request) -> dict[str, Any]:
         )
     for suffix in suffixes:
         open_text(Path(f"{prefix}.{suffix}"), "TEXT").close()
-    data = {
-        "name": "parallel",
-        "train": str(prefix),
-        "source": suffixes[0],
-        "target": suffixes[1],
-    }
+    data = {"name": "parallel", "train": str(prefix), "source": suffixes[0], "target": suffixes[1]}
     for split, name in (("valid", "valid"), ("valid", "val"), ("valid", "dev"), ("test", "test")):
         beside = prefix.with_name(prefix.name.replace("train", name))
         if beside == prefix:

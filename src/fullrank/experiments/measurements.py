@@ -84,13 +84,7 @@ def measure_models(
             if several:
                 record = record.with_labels(model=name)
             labelled.append(record)
-    return Measured(
-        measurement.name,
-        labelled,
-        measurement.tables,
-        measurement.plots,
-        models,
-    )
+    return Measured(measurement.name, labelled, measurement.tables, measurement.plots, models)
 
 
 def describe_reading(model: LoadedModel, text: Text) -> dict[str, Any]:
@@ -161,14 +155,7 @@ def measure_task_heads(name: str, *, device: str = "auto", say: Say = print) -> 
         for head, (predictions, change) in enumerate(zip(layer, changes, strict=True)):
             differences = resample(predictions) - resampled
             low, high = np.percentile(differences, [2.5, 97.5]).tolist()
-            of_head = Record(
-                {"layer": number, "head": head},
-                "change",
-                change,
-                metric,
-                (low, high),
-                protocol,
-            )
+            of_head = Record({"layer": number, "head": head}, "change", change, metric, (low, high), protocol)
             records.append(of_head)
         if len(changes) > 1:
             deviation = float(np.std(changes, ddof=1))
