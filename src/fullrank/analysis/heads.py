@@ -94,9 +94,6 @@ class Heads:
                 yield Record(of_pair, "similarity", value)
 
 
-# -- ablation ------------------------------------------------------------------------------------------------------------
-
-
 class KeptHeads(Mixing):
     """A mixing without the columns of ablated heads: P'_i = keep_i sum_j m_ji P_j, so that O_i = P'_i V_i is zero."""
 
@@ -195,9 +192,6 @@ def _layer(nll: np.ndarray, without: np.ndarray, similarity: np.ndarray) -> Laye
     return LayerHeads(without, change, tuple(intervals), similarity)
 
 
-# -- nats per token ------------------------------------------------------------------------------------------------------
-
-
 Batch = tuple[Tensor, Tensor]  # inputs and targets (B, N); -100 at targets that do not count
 
 
@@ -242,9 +236,6 @@ def _nll(model: LoadedModel, batches: list[Batch]) -> np.ndarray:
     return torch.cat(means).numpy()
 
 
-# -- similarity ----------------------------------------------------------------------------------------------------------
-
-
 def _similarities(traces: Iterable[Sequence[LayerTrace]]) -> list[np.ndarray]:
     """Linear CKA (H, H) of the outputs O_i = P'_i V_i of heads, for every layer, over the tokens of all texts."""
     tokens = 0
@@ -273,9 +264,6 @@ def _similarities(traces: Iterable[Sequence[LayerTrace]]) -> list[np.ndarray]:
         alike = square / norms
         found.append(alike.cpu().numpy())
     return found
-
-
-# -- the measurement ---------------------------------------------------------------------------------------------------
 
 
 def compare_deviations(first: list[Record], other: list[Record]) -> Iterator[Record]:

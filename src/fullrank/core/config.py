@@ -399,15 +399,6 @@ class ModelConfig(Section):
         return any(attention.sees_future for attention in part.attentions)
 
 
-def problems_of(make: Callable[[], ModelConfig]) -> tuple[str, ...]:
-    """Lines about why a configuration cannot be made; empty if it can."""
-    try:
-        make()
-    except ConfigError as error:
-        return error.problems
-    return ()
-
-
 def with_memory(
     config: ModelConfig,
     memory_length: int | None = None,

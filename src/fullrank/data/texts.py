@@ -210,7 +210,6 @@ def _encode(
     """Write the ids of a split into `folder` and count it. `max_tokens` cuts the training split.
 
     key: names the text in errors, `data.<split>` if not given.
-
     Raises InputError for text that cannot be encoded or has no token at all.
     """
     dtype, key = id_type(len(tokenizer)), key or f"data.{split}"

@@ -20,8 +20,6 @@ from fullrank.config.glue import GlueTask
 from fullrank.config.run import Tokenization
 from fullrank.core.errors import InputError, RunError, one_line, pip_install, suggest
 
-# -- translation: BLEU and chrF, 0 to 100 -----------------------------------------------------------------------------
-
 TOKENISED_BLEU = (
     "tokenised, lower-cased BLEU4 (as fairseq-generate printed it, no smoothing); not comparable with sacreBLEU"
 )
@@ -170,9 +168,6 @@ def metric_named(name: str, *, lowercase: bool = False, tokenize: str = "13a") -
     raise InputError(f"metric: '{name}' is none; {suggest(name, ('bleu', 'chrf', 'tokenised_bleu'))}")
 
 
-# -- GLUE: fractions in double precision ------------------------------------------------------------------------------
-
-
 def glue_scores(task: GlueTask, predictions: ArrayLike, labels: ArrayLike) -> dict[str, float]:
     """Every metric of a task, its headline first, as fractions.
 
@@ -227,8 +222,6 @@ METRICS: Mapping[str, Callable[[np.ndarray, np.ndarray], float]] = {
     "spearman": correlate_ranks,
 }
 
-
-# -- SQuAD: fractions, by the rules of the official scripts -----------------------------------------------------------
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)

@@ -63,9 +63,6 @@ def divide_logits(model: LanguageModel, temperature: float) -> LanguageModel:
     return model if temperature == 1 else with_parts(model, output=Tempered(model.output, temperature))
 
 
-# -- lengths -----------------------------------------------------------------------------------------------------------
-
-
 def check_length(model: LanguageModel, protocol: EvaluationProtocol, tokens: int) -> None:
     """InputError if the model has no positions for what is read in one go: a block, a window, or a whole stream."""
     limit = model.max_length
@@ -89,8 +86,6 @@ def check_block(limit: int | None, longest: int) -> None:
             "(model.max_position_embeddings); shorten it (eval.segment_length or --segment-length)"
         )
 
-
-# -- passages ----------------------------------------------------------------------------------------------------------
 
 _LOGITS = 1 << 24  # numbers in a block of logits
 
@@ -195,9 +190,6 @@ def _score_padded(model: LanguageModel, batches: Sequence[Sequence[Passage]], ta
         tally.add(per_token[counts])
         lasts.add(per_token.gather(1, is_token.sum(1, keepdim=True) - 1))
     return replace(tally.total(), last_position=lasts.total())
-
-
-# -- passages of many texts --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,6 @@ from fullrank.core.engine import Cluster, Components
 from fullrank.core.output import projected
 from fullrank.kernels.problem import device_kind, product_dtype, refuse_second_order
 
-# -- one chunk after the other ----------------------------------------------------------------------------------------
-
 
 class _Block(NamedTuple):
     """Losses of C tokens, and their gradients.
@@ -160,9 +158,6 @@ def _pieces(total: int, longest: int) -> Iterator[slice]:
     return (slice(total * i // count, total * (i + 1) // count) for i in range(count))
 
 
-# -- losses and gradients of a block of tokens ------------------------------------------------------------------------
-
-
 def _normalize(scores: Tensor, normalize: str, slope: bool) -> tuple[Tensor, Tensor | None]:
     """z, and d z / d s where it is not one and `slope` is wanted; overwrites `scores`."""
     if normalize == "softmax":
@@ -204,9 +199,6 @@ def _compute_mixture(z: Tensor, ids: Tensor, log_prior: Tensor) -> _Block:
     share = torch.exp(joint - total[:, None])
     gradient.scatter_add_(1, ids[:, None], gradient.new_full((1, 1), -1.0).expand(len(ids), 1))
     return _Block(-total, -total, gradient, share)
-
-
-# -- in autograd ------------------------------------------------------------------------------------------------------
 
 
 class _Recomputed(torch.autograd.Function):
@@ -286,9 +278,6 @@ def _compute_weighted_loss(
         operands = tuple(None if tensor is None else tensor.detach() for tensor in operands)
     loss, nll = _WeightedLoss.apply(*operands, scale, ids, smoothing, components.normalize)
     return loss, nll
-
-
-# -- what the definition asks for -------------------------------------------------------------------------------------
 
 
 @torch.compiler.disable

@@ -38,8 +38,6 @@ from fullrank.training.distributed import blocks_of, is_sharded
 
 Groups = list[dict[str, Any]]
 
-# -- parameter groups ------------------------------------------------------------------------------------------------
-
 
 def _is_declared_exempt(item: object) -> bool:
     return bool(getattr(item, "no_weight_decay", False))
@@ -79,9 +77,6 @@ def parameter_groups(
             group["peak"] = peak
         groups.append(group)
     return groups
-
-
-# -- optimizers ------------------------------------------------------------------------------------------------------
 
 
 def make_optimizer(name: str, groups: Groups, options: TrainConfig) -> Optimizer:
@@ -174,8 +169,6 @@ def orthogonalize(u: Tensor) -> Tensor:
         x = 3.4445 * x + (-4.7750 * s + 2.0315 * s @ s) @ x
     return x.T if tall else x
 
-
-# -- learning rates --------------------------------------------------------------------------------------------------
 
 FunctionOfStep = Callable[[int, int, TrainConfig], float]
 
