@@ -130,10 +130,9 @@ class Check:
     @property
     def rule(self) -> str:
         """The limits in words."""
-        limits = [("A bottleneck", self.bottleneck), ("Perhaps one", self.perhaps)]
-        return " ".join(
-            f"{verdict} above {limit:.3g}: {self.quantity}." for verdict, limit in limits if limit < math.inf
-        )
+        limits = [("a bottleneck", self.bottleneck), ("perhaps one", self.perhaps)]
+        words = [f"{verdict} above {limit:.3g}" for verdict, limit in limits if limit < math.inf]
+        return f"Judged by {self.quantity}: {', '.join(words)}."
 
     def examine(self, subject: Subject) -> Finding:
         """Measure a model and judge it; of one that is worse than counting words only `reading` is judged."""
