@@ -97,7 +97,7 @@ def check_plain_start(subject: Subject) -> Finding:
 
 
 def build_injected(subject: Subject) -> tuple[list[Any], Any, Any]:
-    """What is injected into a model of Hugging Face, the model with fresh stages, and the same without mixing."""
+    """The mixing of an injected model, that model with fresh stages, and the same without mixing."""
     from fullrank.hf.inject import inject, remove, settings_of
 
     settings = settings_of(subject.model)

@@ -72,7 +72,7 @@ def report_to_dict(compared: Comparison) -> dict[str, Any]:
 
 
 def _describe_run(row: Row, run: Run, baseline: Row | None) -> dict[str, Any]:
-    """What is known of a finished run besides its numbers."""
+    """The entry of a finished run in JSON, but for its figures."""
     remark = None
     if not run.next_token:
         remark = NOT_NEXT_TOKEN if row.is_marked(PERPLEXITY) else MASKED_TOKEN

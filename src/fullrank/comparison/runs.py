@@ -163,7 +163,7 @@ class Run:
 
     @cached_property
     def analyses(self) -> Sequence[dict[str, Any]]:
-        """What `fullrank analyze` has left in the folder: records, and the tables and plots that show them."""
+        """Measurements that `fullrank analyze` kept in the folder: records with their tables and plots."""
         analyses = []
         for path in sorted((self.folder / "analysis").glob("*.json")):
             with contextlib.suppress(InputError, KeyError, TypeError):  # of another version

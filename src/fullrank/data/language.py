@@ -62,7 +62,7 @@ _DECODERS: dict[str, Any] = {
 
 
 class Pieces(NamedTuple):
-    """What words are cut into. `names` are all that may come out; `merges` of BPE, `scores` of a unigram model."""
+    """Pieces of words. `names` are all that a word may be cut into; `merges` of BPE, `scores` of a unigram model."""
 
     kind: Kind
     names: Sequence[str]

@@ -179,7 +179,7 @@ def _different_layers(config: ModelConfig, capped: dict[str, Any]) -> dict[str, 
 
 
 def _changes(config: ModelConfig, small: ModelConfig) -> tuple[str, ...]:
-    """What was changed, in words; entries of layers by their number."""
+    """Settings that were changed, in words; entries of layers by their number."""
     if config.encoder is None and small.encoder is not None:
         config = replace(config, encoder=EncoderConfig())
     before, after = flatten(config.to_dict()), flatten(small.to_dict())

@@ -29,7 +29,7 @@ class TrainingPart:
 
     @staticmethod
     def identify(identity: Mapping[str, Any], **settings: Any) -> dict[str, Any]:
-        """What run.json and result.json record of the part when a run begins."""
+        """Facts of the part that run.json and result.json record when a run begins."""
         return settings
 
     def read(self, batch: Batch, carry: Carry) -> Carry:

@@ -179,7 +179,7 @@ def _make_card(
 
 
 def _training_facts(record: Run, result: Mapping[str, Any]) -> dict[str, object]:
-    """What was trained and where, as `result.json` says it; of a recipe the name, and no path of a machine."""
+    """Facts of the training from `result.json`; of a recipe the name, and no path of a machine."""
     keys = ("parameters", "steps", "tokens_seen", "protocol", "corpus", "parts", "environment")
     facts = {"recipe": Path(record.get("recipe") or "").name, "seed": record.seed}
     facts |= {key: record.get(key) for key in ("row", "scale")} | {key: result.get(key) for key in keys}

@@ -151,7 +151,7 @@ def test_right_score_passes(scored: Scored) -> None:
 
 
 def _findings(exhibit: Exhibit, model: nn.Module, only: tuple[str, ...]) -> list[Finding]:
-    """Of the quick checks, of all or of those in `only`, and of the slow ones that the exhibit is for."""
+    """Findings of the quick checks, or of those in `only`, and of the slow ones that the exhibit is for."""
     found = []
     if not (exhibit.full and only):
         found += fr.check(model, exhibit.inputs(), quick=True, length=exhibit.length, only=only).findings
