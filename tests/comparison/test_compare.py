@@ -25,9 +25,8 @@ from fullrank.comparison.measures import (
     PERPLEXITY,
     choose,
 )
-from fullrank.comparison.page import report_to_dict
+from fullrank.comparison.page import find_warnings, report_to_dict, summarize
 from fullrank.comparison.runs import Run
-from fullrank.comparison.words import find_warnings, summarize
 from fullrank.core.config import NOT_NEXT_TOKEN
 
 PLACE = {"split": "test", "checkpoint": "final"}

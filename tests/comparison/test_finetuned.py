@@ -10,7 +10,7 @@ import scipy.stats
 from made_runs import find, make_arms, make_finetuned_run, print_report
 
 from fullrank.comparison.compare import build_report
-from fullrank.comparison.words import summarize
+from fullrank.comparison.page import summarize
 
 BASE, OTHER = [0.412, 0.430, 0.401, 0.424, 0.419], [0.425, 0.429, 0.422, 0.431, 0.420]
 KEY = "matthews_correlation"

@@ -16,7 +16,7 @@ from made_runs import (
 )
 
 from fullrank.comparison.compare import Comparison, build_report
-from fullrank.comparison.words import find_warnings
+from fullrank.comparison.page import find_warnings
 
 
 @pytest.fixture(scope="module")

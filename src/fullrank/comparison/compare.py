@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from fullrank.comparison.measures import (
     BLEU,
@@ -19,8 +21,7 @@ from fullrank.comparison.measures import (
     find_metric,
     list_measures,
 )
-from fullrank.comparison.rows import Row, group_by_seed, name_rows, number_names, number_texts
-from fullrank.comparison.runs import SPLITS, Run, integer, number, read_runs
+from fullrank.comparison.runs import MASKED_MODELING, SPLITS, TRANSLATION, Run, integer, number, read_runs
 from fullrank.config.load import flatten
 from fullrank.core.errors import InputError
 from fullrank.evaluation.statistics import (
@@ -31,11 +32,73 @@ from fullrank.evaluation.statistics import (
     welch_interval,
 )
 from fullrank.records import Record
-from fullrank.render.tables import group_records
 
+# two runs that differ only in where they ran and how they were watched are seeds of one row
+CIRCUMSTANCES = {
+    "train.seed", "train.device", "train.threads", "train.track", "train.log_every_steps", "train.save_every_steps",
+    "train.keep_checkpoints", "train.keep_model", "eval.test",
+    "data.cache", "data.dir",
+}  # fmt: skip
+# what decides if two figures compare, by its name in words, with the keys that hold it
+_CORPUS = {"corpus": "corpus.name", "label": "corpus.label"}
+_TOKENS = _CORPUS | {
+    "vocabulary": "corpus.vocabulary",
+    "vocabulary fingerprint": "corpus.fingerprint",
+    "validation tokens": "corpus.tokens.valid",
+    "test tokens": "corpus.tokens.test",
+    "validation text": "corpus.sha256.valid",
+    "test text": "corpus.sha256.test",
+}
+_PAIRS = _CORPUS | {"validation pairs": "corpus.pairs.valid", "test pairs": "corpus.pairs.test"}
+_SEED_SUFFIX = re.compile(r"[-_./ ]+(seed|s)[-_ ]?\d+$", re.IGNORECASE)
 _ORDER = {"test": 0, "valid": 1}  # of splits
-_OF_RUNS = ("run", "seed")  # labels by which runs of a row differ
 _COSTS = ("tokens_per_second", "wall_seconds", "peak_memory_mib", "steps", "tokens_seen")
+
+
+@dataclass(frozen=True)
+class Row:
+    """Runs that differ only in their seed. slot: its colour. text: number of the text that it was measured on.
+
+    part: the part of a table in which rows are compared: a backbone, a task of fine-tuning; empty where there is one.
+    """
+
+    name: str
+    slot: int
+    runs: tuple[Run, ...]
+    text: int = 0
+    part: str = ""
+
+    @property
+    def first(self) -> Run:
+        return self.runs[0]
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Labels of the records of this row."""
+        return {"row": self.name, "part": self.part} if self.part else {"row": self.name}
+
+    @property
+    def curve_name(self) -> str:
+        """Name at curves: a dagger where validation figures while training are no next-token perplexities."""
+        mark = " †" if self.first.sees_future else ""
+        ending = "" if self.first.result is not None else " (unfinished)"
+        return self.name + mark + ending
+
+    def is_marked(self, measure: Measure) -> bool:
+        """True if figures look like next-token perplexities and are none: they compare with no other row."""
+        if measure.higher or self.first.task == MASKED_MODELING:
+            return False
+        return not all(run.next_token for run in self.runs)
+
+    def values(self, measure: Measure, split: str) -> dict[int | str, float]:
+        """Final figures by seed; by folder where a run has recorded none."""
+        values = {run.seed_or_folder: measure.value(run, split) for run in self.runs}
+        return {seed: value for seed, value in values.items() if value is not None}
+
+    def mean(self, measure: Measure, split: str) -> float | None:
+        """Mean of the runs' figures: of perplexities, never the exponential of a mean loss."""
+        values = self.values(measure, split)
+        return statistics.fmean(values.values()) if values else None
 
 
 @dataclass(frozen=True)
@@ -69,30 +132,24 @@ class Group:
 
     def find_above(self, model: str) -> list[Row]:
         """Rows with a figure above that of a model that only counts: `unigram` words, or `fourgram`."""
-        above: list[Row] = []
-        if self.is_marked:
-            return above
-        for row in self.rows:
-            for split in SPLITS:
-                mean = row.mean(self.measure, split)
-                counted = self.measure.find_counted(row.first, split, model)
-                if mean is None or counted is None:
-                    continue
-                if mean > counted and row not in above:
-                    above.append(row)
-        return above
+        return [row for row in self.rows if not self.is_marked and self._is_above(row, model)]
+
+    def _is_above(self, row: Row, model: str) -> bool:
+        for split in SPLITS:
+            mean = row.mean(self.measure, split)
+            counted = self.measure.find_counted(row.first, split, model)
+            if mean is not None and counted is not None and mean > counted:
+                return True
+        return False
 
     @property
     def ranking(self) -> list[Row]:
         """Rows by their means, the best first; none where no row compares, or one is worse than word frequencies."""
         if self.is_marked or self.find_above("unigram"):
             return []
-
-        def find_mean(row: Row) -> float:
-            return row.mean(self.measure, self.split) or 0.0
-
-        measured = [row for row in self.rows if row.values(self.measure, self.split)]
-        return sorted(measured, key=find_mean, reverse=self.measure.higher)
+        means = {row.slot: row.mean(self.measure, self.split) for row in self.rows}
+        measured = [row for row in self.rows if means[row.slot] is not None]
+        return sorted(measured, key=lambda row: means[row.slot] or 0.0, reverse=self.measure.higher)
 
     def find_baseline(self, row: Row) -> Row | None:
         """The row that another is compared with: `h64-plain` for `h64-a-cross`, else the first; None for a baseline."""
@@ -102,9 +159,7 @@ class Group:
         for end in range(1, len(words)):
             plain = "-".join([*words[:end], "plain"])
             base = named.get(plain, base)
-        if self.is_marked or base is row:
-            return None
-        return base
+        return None if self.is_marked or base is row else base
 
 
 @dataclass(frozen=True)
@@ -145,10 +200,7 @@ class Comparison:
     @cached_property
     def records(self) -> list[Record]:
         """All numbers: of every run, then of every row."""
-        records: list[Record] = []
-        for row in self.rows:
-            for run in row.runs:
-                records += _describe_run(row, run)
+        records = [record for row in self.rows for run in row.runs for record in _describe_run(row, run)]
         records += _summarize_runs(records)
         for group in self.groups:
             for row in group.rows:
@@ -171,28 +223,21 @@ def build_report(folders: Sequence[Path], table: str | None = None) -> Compariso
     if not folders:
         raise InputError("no run folders given; name at least one, for example runs/demo/plain")
     runs = read_runs(folders)
-    kind = _name_kind(runs[0])
-    same_task = [run for run in runs if _name_kind(run) == kind]
+    same_task = [run for run in runs if run.kind == runs[0].kind]
     finished = [run for run in same_task if run.result is not None]
     measure = choose(finished or same_task)
     rows = _build_rows(finished, table)
     members: dict[tuple[object, ...], list[Row]] = {}
-    marked_last = sorted(rows, key=lambda row: row.is_marked(measure))  # figures that compare with no other
-    for row in marked_last:
-        key = (row.part, row.text, row.is_marked(measure))
-        members.setdefault(key, []).append(row)
+    for row in sorted(
+        rows, key=lambda row: row.is_marked(measure)
+    ):  # marked figures, which compare with no other, last
+        members.setdefault((row.part, row.text, row.is_marked(measure)), []).append(row)
     groups = [_build_group(tuple(group), measure) for group in members.values()]
-    unfinished = group_by_seed([run for run in same_task if run.result is None])
-    unfinished_rows: list[Row] = []
-    for name, seeds in zip(name_rows(unfinished), unfinished, strict=True):
-        slot = len(rows) + len(unfinished_rows)
-        unfinished_rows.append(Row(name, slot, seeds))
+    seeds = group_by_seed([run for run in same_task if run.result is None])
+    slots = range(len(rows), len(rows) + len(seeds))
+    unfinished = map(Row, name_rows(seeds), slots, seeds)
     left_out = [run for run in runs if run not in same_task]
-    return Comparison(tuple(rows), tuple(groups), tuple(unfinished_rows), tuple(left_out))
-
-
-def _name_kind(run: Run) -> str:
-    return "fine-tuning" if run.finetunes else run.task
+    return Comparison(tuple(rows), tuple(groups), tuple(unfinished), tuple(left_out))
 
 
 def _build_rows(runs: Sequence[Run], table: str | None) -> list[Row]:
@@ -200,21 +245,8 @@ def _build_rows(runs: Sequence[Run], table: str | None) -> list[Row]:
     parts = [_name_part(row[0], table) for row in seeds]
     names = name_rows(seeds)
     if table is not None:
-        names = []
-        for part, row in zip(parts, seeds, strict=True):
-            names.append(f"{part} {row[0].get('row')}")
-        names = number_names(names)
-    texts = number_texts(seeds)
-    return [
-        Row(
-            names[slot],
-            slot,
-            row,
-            texts[slot],
-            parts[slot],
-        )
-        for slot, row in enumerate(seeds)
-    ]
+        names = number_names([f"{part} {row[0].get('row')}" for part, row in zip(parts, seeds, strict=True)])
+    return list(map(Row, names, range(len(seeds)), seeds, number_texts(seeds), parts))
 
 
 def _name_part(run: Run, table: str | None) -> str:
@@ -225,9 +257,7 @@ def _name_part(run: Run, table: str | None) -> str:
     if table is None:
         return ""
     prefix = f"{table}-"
-    if recipe.startswith(prefix):
-        return recipe.removeprefix(prefix)
-    return Path(recipe).stem
+    return recipe.removeprefix(prefix) if recipe.startswith(prefix) else Path(recipe).stem
 
 
 def _build_group(rows: tuple[Row, ...], measure: Measure) -> Group:
@@ -237,18 +267,99 @@ def _build_group(rows: tuple[Row, ...], measure: Measure) -> Group:
         splits = dict.fromkeys(split for split, _ in scores)
         metrics = dict.fromkeys(metric for _, metric in scores)
         return Group(rows, tuple(map(find_metric, metrics)), tuple(splits))
-    measured = []
-    for split in _ORDER:
-        if any(measure.value(run, split) is not None for run in runs):
-            measured.append(split)
-    measures = [measure]
+    measured = [split for split in _ORDER if any(measure.value(run, split) is not None for run in runs)]
     is_tokenised = any(TOKENISED_BLEU.find_paper(run, split) for run in runs for split in SPLITS)
-    if measure is BLEU and is_tokenised:
-        measures.append(TOKENISED_BLEU)
-    return Group(rows, tuple(measures), tuple(measured or SPLITS))
+    measures = (measure, TOKENISED_BLEU) if measure is BLEU and is_tokenised else (measure,)
+    return Group(rows, measures, tuple(measured or SPLITS))
 
 
-# -- differences over seeds --------------------------------------------------------------------------------------------
+def group_by_seed(runs: Sequence[Run]) -> list[tuple[Run, ...]]:
+    """Runs gathered into rows, in order of first appearance.
+
+    A second run with the same seed (or none recorded) is no independent sample and opens a row of its own, so that a
+    spread is always over different seeds. So does a run that was measured on another text.
+    """
+    rows: list[list[Run]] = []
+    for run in runs:
+        row = next((row for row in rows if _is_another_seed(run, row)), None)
+        if row is None:
+            rows.append([run])
+        else:
+            row.append(run)
+    return [tuple(row) for row in rows]
+
+
+def _is_another_seed(run: Run, row: Sequence[Run]) -> bool:
+    if run.seed is None or any(run.seed == other.seed for other in row):
+        return False
+    if _read_settings(run) != _read_settings(row[0]):
+        return False
+    text = identify_text(run)
+    return not any(compare_texts(identify_text(other), text) for other in row)
+
+
+def _read_settings(run: Run) -> dict[str, Any]:
+    """The settings that make a row."""
+    settings = {key: value for key, value in run.settings.items() if key not in CIRCUMSTANCES}
+    return {**settings, **{key: run.get(key) for key in ("scale", "recipe", "row")}}
+
+
+def name_rows(rows: Sequence[Sequence[Run]]) -> list[str]:
+    """A distinct name for each row: that in the recipe, else its own without its seed."""
+    names = []
+    for run, *others in rows:
+        name = _SEED_SUFFIX.sub("", run.name) if others else run.name
+        names.append(str(run.get("row") or name))
+    return number_names(names)
+
+
+def number_names(names: Sequence[str]) -> list[str]:
+    """Equal names made distinct by `(2)`, `(3)` ..."""
+    counts = [names[: index + 1].count(name) for index, name in enumerate(names)]
+    return [name if count == 1 else f"{name} ({count})" for name, count in zip(names, counts, strict=True)]
+
+
+# -- the same text -----------------------------------------------------------------------------------------------------
+
+
+def identify_text(run: Run) -> dict[str, Any]:
+    """Identity of the text behind a figure, as far as recorded. Another training text is another model, not another text.
+
+    Perplexities are of its tokens, BLEU is of reference translations by a signature, scores of fine-tuning are of examples.
+    """
+    if run.finetunes:
+        digests = run.get_mapping("sha256")
+        return {f"{split} examples": digest for split, digest in digests.items() if split != "train"}
+    is_translation = run.task == TRANSLATION
+    text = {name: run.get(key) for name, key in (_PAIRS if is_translation else _TOKENS).items()}
+    if is_translation:
+        signature = run.bleu_signature  # another version of sacreBLEU alone makes no other measurement
+        text["BLEU signature"] = signature and re.sub(r"\|version:[^|]*", "", signature)
+        text |= {f"{split} references": run.references.get(split) for split in SPLITS}
+    return {name: value for name, value in text.items() if value is not None}
+
+
+def compare_texts(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+    """What two texts differ in; what only one of them records decides nothing."""
+    if bool(first) != bool(second):
+        return ["corpus (not recorded in every run)"]
+    return [name for name in first if name in second and first[name] != second[name]]
+
+
+def number_texts(rows: Sequence[Sequence[Run]]) -> list[int]:
+    """For each row the number of the text it was measured on; figures compare where the numbers are equal."""
+    distinct: list[dict[str, Any]] = []
+    numbers = []
+    for row in rows:
+        text = identify_text(row[0])
+        equal = [index for index, other in enumerate(distinct) if not compare_texts(other, text)]
+        if not equal:
+            distinct.append(text)
+        numbers.append(equal[0] if equal else len(distinct) - 1)
+    return numbers
+
+
+# -- records -----------------------------------------------------------------------------------------------------------
 
 
 def compare_rows(row: Row, base: Row, measure: Measure, split: str) -> Record | None:
@@ -270,23 +381,17 @@ def compare_rows(row: Row, base: Row, measure: Measure, split: str) -> Record | 
     ends = None
     protocol = "paired over seeds"
     if before.keys() == after.keys():
-        paired = [after[seed] for seed in before]
-        ends = compute_paired_interval(base_figures, paired)
+        ends = compute_paired_interval(base_figures, [after[seed] for seed in before])
     if ends is None:
         ends = welch_interval(base_figures, figures)
         protocol = "Welch, over seeds" if ends else ""
     interval = None
     if ends is not None:
-        low = measure.compare(mean + ends.low, mean)
-        high = measure.compare(mean + ends.high, mean)
-        interval = (low or 0.0, high or 0.0)
+        low, high = (measure.compare(mean + end, mean) or 0.0 for end in ends)
+        interval = (low, high)
     labels = {**row.labels, "split": split, "checkpoint": "final", "baseline": base.name}
-    return Record(
-        labels, f"{measure.key}_difference", change, "points" if measure.higher else "share", interval, protocol
-    )
-
-
-# -- records -----------------------------------------------------------------------------------------------------------
+    unit = "points" if measure.higher else "share"
+    return Record(labels, f"{measure.key}_difference", change, unit, interval, protocol)
 
 
 def _describe_run(row: Row, run: Run) -> Iterator[Record]:
@@ -299,8 +404,9 @@ def _describe_run(row: Row, run: Run) -> Iterator[Record]:
             protocol = run.get(f"protocols.{split}.words") or run.get("protocol") or ""
             for measure in list_measures(run):
                 value = measure.value(run, split, checkpoint)
+                unit = "x 100" if measure.scale != 1 else measure.words if measure.kind == "bits" else None
                 if value is not None:
-                    yield Record(place, measure.key, value, measure.record_unit, protocol=protocol)
+                    yield Record(place, measure.key, value, unit, protocol=protocol)
     for key in _COSTS:
         value = number(run.get(key))
         if value is not None:
@@ -311,22 +417,18 @@ def _describe_run(row: Row, run: Run) -> Iterator[Record]:
 
 def _summarize_runs(records: Sequence[Record]) -> Iterator[Record]:
     """Means over the runs of each row, with sample deviations (n - 1) and numbers of seeds."""
-    names = dict.fromkeys(name for record in records for name in record.labels if name not in _OF_RUNS)
-    measures = dict.fromkeys(record.measure for record in records)
-    for measure in measures:
-        of_measure = [record for record in records if record.measure == measure]
-        rows = group_records(of_measure, list(names))
-        for key, of_row in rows.items():
-            values = [record.value for record in of_row if record.value is not None]
-            labels = {}
-            for name, label in zip(names, key, strict=True):
-                if label is not None:
-                    labels[name] = label
-            first = of_row[0]
-            yield Record(labels, f"{measure}_mean", statistics.fmean(values), first.unit, protocol=first.protocol)
-            yield Record(labels, f"{measure}_seeds", len(values))
+    measures: dict[str, dict[tuple[Any, ...], list[Record]]] = {}
+    for record in records:
+        labels = tuple(item for item in record.labels.items() if item[0] not in ("run", "seed"))
+        measures.setdefault(record.measure, {}).setdefault(labels, []).append(record)
+    for measure, samples in measures.items():
+        for labels, sample in samples.items():
+            values = [record.value for record in sample if record.value is not None]
+            first = sample[0]
+            yield Record(dict(labels), f"{measure}_mean", statistics.fmean(values), first.unit, protocol=first.protocol)
+            yield Record(dict(labels), f"{measure}_seeds", len(values))
             if len(values) > 1:
-                yield Record(labels, f"{measure}_deviation", statistics.stdev(values))
+                yield Record(dict(labels), f"{measure}_deviation", statistics.stdev(values))
 
 
 def _describe_row(group: Group, row: Row) -> Iterator[Record]:
@@ -334,37 +436,30 @@ def _describe_row(group: Group, row: Row) -> Iterator[Record]:
     run = row.first
     base = group.find_baseline(row)
     yield Record(row.labels, "seeds", len(row.runs))
-    parameters = flatten(run.get_mapping("parameters"))
-    for part, size in parameters.items():
+    for part, size in flatten(run.get_mapping("parameters")).items():
         count = integer(size)
         if count is not None:
             yield Record({**row.labels, "component": part}, "parameters", count)
-    first = group.rows[0].first
-    total = integer(run.get("parameters.total"))
-    base_total = integer(first.get("parameters.total"))
+    total, base_total = (integer(one.get("parameters.total")) for one in (run, group.rows[0].first))
     if total is not None and base_total is not None:
         yield Record(row.labels, "parameters_added", total - base_total)
     for split in group.splits:
         place = {**row.labels, "split": split}
-        final = {**place, "checkpoint": "final"}
         for measure in COUNTED:
             for model in COUNTING:
                 counted = measure.find_counted(run, split, model)
                 if counted is not None:
-                    yield Record(final, f"{measure.key}_{model}", counted)
+                    yield Record({**place, "checkpoint": "final"}, f"{measure.key}_{model}", counted)
         for measure in group.measures:
-            paper = measure.find_paper(run, split)
-            mean, deviation, source = paper or (None, None, "")
+            mean, deviation, source = measure.find_paper(run, split) or (None, None, "")
             note = f"The paper's figure is of the {source}: of other examples than ours." if source else ""
             if mean is not None:
                 yield Record(place, f"{measure.key}_paper", mean, protocol=source, note=note)
             if deviation is not None:
                 yield Record(place, f"{measure.key}_paper_deviation", deviation)
         for measure in group.measures:
-            if base is None:
-                continue
-            difference = compare_rows(row, base, measure, split)
-            if difference is not None:
+            difference = compare_rows(row, base, measure, split) if base else None
+            if base and difference:
                 yield difference
                 if run.finetunes:
                     yield from _compare_deviations(row, base, measure, split)
@@ -373,23 +468,16 @@ def _describe_row(group: Group, row: Row) -> Iterator[Record]:
 def _compare_deviations(row: Row, base: Row, measure: Measure, split: str) -> Iterator[Record]:
     """The change of the deviation over seeds, ours and the paper's (Skip Cross-head, Table 4)."""
     labels = {**row.labels, "split": split, "baseline": base.name}
-    base_scores = list(base.values(measure, split).values())
-    scores = list(row.values(measure, split).values())
-    before = _find_paper_deviation(base, measure, split)
-    after = _find_paper_deviation(row, measure, split)
-    paper = 100 * (after / before - 1) if before and after is not None else None
-    change = deviation_change(base_scores, scores)
-    interval = deviation_interval(base_scores, scores)
-    probability = brown_forsythe(base_scores, scores)
+    before, after = (list(one.values(measure, split).values()) for one in (base, row))
+    papers = [measure.find_paper(one.first, split) for one in (base, row)]
+    deviations = [paper[1] for paper in papers if paper and paper[1] is not None]
+    paper = 100 * (deviations[1] / deviations[0] - 1) if len(deviations) == 2 and deviations[0] else None
+    change = deviation_change(before, after)
+    interval = deviation_interval(before, after)
     for name, value, ends, protocol in (
         ("deviation_change", change, interval, "F distribution"),
         ("deviation_change_paper", paper, None, ""),
-        ("deviation_p", probability, None, "Brown-Forsythe"),
+        ("deviation_p", brown_forsythe(before, after), None, "Brown-Forsythe"),
     ):
         if value is not None:
             yield Record(labels, f"{measure.key}_{name}", value, None, ends, protocol)
-
-
-def _find_paper_deviation(row: Row, measure: Measure, split: str) -> float | None:
-    paper = measure.find_paper(row.first, split)
-    return paper[1] if paper else None

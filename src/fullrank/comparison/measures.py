@@ -37,31 +37,23 @@ class Measure:
         return self.kind == "score"
 
     @property
-    def in_bits(self) -> bool:
-        return self.kind == "bits"
-
-    @property
     def extreme(self) -> Literal["lowest", "highest"]:
         return "highest" if self.higher else "lowest"
 
     @property
     def format(self) -> str:
-        """How figures are written: bits with three decimals, as papers have them."""
-        return ",.3f" if self.in_bits else ",.2f"
+        """Bits have three decimals, as in papers."""
+        return ",.3f" if self.kind == "bits" else ",.2f"
 
     @property
     def difference_format(self) -> str:
-        """How differences are written: points of scores, else shares in percent."""
+        """Points of scores, else shares in percent."""
         return "+.2f" if self.higher else "+.2%"
 
     @property
     def logged_unit(self) -> str:
         """The unit of validation curves: metrics.jsonl counts by token."""
-        return "bits per token" if self.in_bits else self.words
-
-    @property
-    def record_unit(self) -> str | None:
-        return "x 100" if self.scale != 1 else self.words if self.in_bits else None
+        return "bits per token" if self.kind == "bits" else self.words
 
     def value(self, run: Run, split: str, checkpoint: str = "final") -> float | None:
         """Figure of a finished run. `checkpoint`: `final` is the best one, `last` that of the last step."""
@@ -76,7 +68,7 @@ class Measure:
             return value - base
         return value / base - 1 if base else None
 
-    def find_counted(self, run: Run, split: str, model: str = "unigram") -> float | None:
+    def find_counted(self, run: Run, split: str, model: str) -> float | None:
         """Figure of a model that only counts, from its recorded perplexity p per token; None for scores.
 
         model: `unigram`, word frequencies, or `fourgram`, words after the three before them.
@@ -88,7 +80,7 @@ class Measure:
         recorded = number(run.get(f"corpus.{model}_perplexity.{split}"))
         if recorded is None or recorded <= 0 or self.higher:
             return None
-        if not self.in_bits:
+        if self.kind != "bits":
             return recorded
         perplexity = PERPLEXITY.value(run, split)
         bits = self.value(run, split)
@@ -113,26 +105,19 @@ class Measure:
             if stated is None and self.key == _SERVER_METRICS.get(run.task, "accuracy"):
                 stated = paper.get(split.replace("dev", "test", 1))
                 source = "test server"
-        mean, deviation = stated, None
-        if isinstance(stated, list) and len(stated) == 2:
-            mean, deviation = stated
-        value = number(mean)
-        if value is None:
-            return None
-        return value, number(deviation), source
+        if not isinstance(stated, list) or len(stated) != 2:
+            stated = [stated, None]
+        mean, deviation = map(number, stated)
+        return None if mean is None else (mean, deviation, source)
 
     def read_logged(self, line: Mapping[str, Any]) -> float | None:
         """Value of a line of metrics.jsonl, in `logged_unit`."""
         if self.higher:
             return number(line.get(self.key))
-        if not self.in_bits:
+        if self.kind != "bits":
             return number(line.get("ppl"))
         nats = number(line.get("nll"))
         return None if nats is None else nats / math.log(2)
-
-    def show(self, value: float) -> str:
-        """A figure as text."""
-        return format_value(value, self.format)
 
     def show_difference(self, difference: float) -> str:
         """A difference with its sign: `−3.10%`, `+0.62 points`."""
@@ -191,13 +176,13 @@ def choose(runs: Sequence[Run]) -> Measure:
     if runs[0].task == MASKED_MODELING:
         return MASKED_PERPLEXITY
     kinds = {run.tokens for run in runs}
-    is_stated = any(BITS_PER_BYTE.find_paper(run, split) for run in runs for split in SPLITS)
+    measure = PERPLEXITY
     if runs[0].task == TRANSLATION:
         measure = BLEU
-    elif is_stated or kinds <= {"byte", "character"}:
+    elif kinds <= {"byte", "character"} or any(
+        BITS_PER_BYTE.find_paper(run, split) for run in runs for split in SPLITS
+    ):
         measure = BITS_PER_CHARACTER if kinds == {"character"} else BITS_PER_BYTE
-    else:
-        return PERPLEXITY
     finished = [run for run in runs if run.result is not None]
     for split in SPLITS:
         if all(measure.value(run, split) is not None for run in finished):

@@ -1,43 +1,29 @@
-"""The report of runs: a page for the terminal and as one HTML file, and the same content as JSON."""
+"""The report of runs: what it says in words, a page for terminal and HTML file, and the same content as JSON."""
 
 from __future__ import annotations
 
 import contextlib
 import shlex
+import statistics
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import yaml
 
-from fullrank.comparison.compare import Comparison
-from fullrank.comparison.curves import find_curves
+from fullrank.comparison.compare import Comparison, Group, Row, compare_rows, compare_texts, identify_text
 from fullrank.comparison.measures import PERPLEXITY
-from fullrank.comparison.rows import Row, find_signatures
-from fullrank.comparison.runs import Run, integer
-from fullrank.comparison.table import build_table, drop_labels
-from fullrank.comparison.words import find_cautions, find_warnings, summarize
+from fullrank.comparison.runs import TRANSLATION, Run, integer
+from fullrank.comparison.table import build_table, drop_labels, find_curves
 from fullrank.config.recipe import load
 from fullrank.config.run import MASKED_TOKEN
 from fullrank.core.config import NOT_NEXT_TOKEN
 from fullrank.core.errors import InputError
 from fullrank.records import Column, Record, Table
-from fullrank.render.blocks import (
-    Block,
-    Cell,
-    Code,
-    Details,
-    Facts,
-    Grid,
-    Group,
-    Heading,
-    Legend,
-    Page,
-    Paragraph,
-    Section,
-)
+from fullrank.render import blocks
+from fullrank.render.blocks import Block, Cell, Code, Details, Facts, Grid, Heading, Legend, Page, Paragraph, Section
 from fullrank.render.page import build_blocks, build_figure
-from fullrank.render.tables import build_grid, format_label, join_words
+from fullrank.render.tables import build_grid, format_label, format_value, join_words
 
 _NOTE_WIDTH = 240  # characters of a recipe's notes on the terminal
 _FACTS = (
@@ -48,6 +34,120 @@ _RUN_KEYS = (
     "recipe", "scale", "protocol", "protocols", "training", "checkpoint", "examples", "slice", "sha256", "steps",
     "epochs", "environment", "paper",
 )  # fmt: skip
+
+# -- in words ----------------------------------------------------------------------------------------------------------
+
+
+def summarize(compared: Comparison) -> tuple[str, list[str]]:
+    """The headline and further sentences; every claim is one that the figures support."""
+    groups = compared.groups
+    claims = [write_headline(group) for group in groups]
+    parts = len({group.part for group in groups})
+    headline = claims[0] if claims else "No run has finished yet"
+    sentences: list[str] = []
+    if compared.mixed_texts or parts > 1:
+        what = "tasks" if groups[0].runs[0].finetunes else "models"
+        headline = f"{parts} {what} in one table: rows of each are compared with its first"
+        names = [group.part or f"On {group.runs[0].label or 'a text that is not recorded'}" for group in groups]
+        sentences = [f"{name}: {claim}." for name, claim in zip(names, claims, strict=True)]
+    if compared.mixed_texts:
+        headline = "Not one comparison: the runs differ in text, vocabulary or signature"
+    return headline, sentences
+
+
+def write_headline(group: Group) -> str:
+    """The headline of a group. A row `is best` only where its interval leaves out 0."""
+    measure, split = group.measure, group.split
+    names = join_words(row.name for row in group.rows)
+    if undertrained := group.find_above("unigram"):
+        below = join_words(row.name for row in undertrained)
+        return f"{below}: undertrained, {measure.words} above that of a unigram model"
+    if group.is_marked:
+        return f"{names}: {measure.words} is {NOT_NEXT_TOKEN}"
+    if not group.ranking:
+        return f"{names}: no {measure.words} to compare"
+    best, *others = group.ranking
+    values = list(best.values(measure, split).values())
+    figure = f"{split} {measure.words} {format_value(statistics.fmean(values), measure.format)}"
+    if len(values) > 1:
+        figure += f" ± {format_value(statistics.stdev(values), measure.format)}"
+    if not others:
+        return f"{best.name}: {figure}"
+    other = group.find_baseline(best) or others[0]
+    difference = compare_rows(best, other, measure, split)
+    if difference is None or difference.value is None:
+        return f"{best.name} is {measure.extreme}: {figure}"
+    size = measure.show_difference(abs(difference.value)).removeprefix("+")
+    figure += f", {size} {'above' if measure.higher else 'below'} {other.name}"
+    if difference.interval is None:
+        seeds = "one seed" if min(len(best.runs), len(other.runs)) == 1 else "no scatter over the seeds"
+        return f"{best.name} is {measure.extreme}: {figure} ({seeds}, no interval)"
+    low, high = difference.interval
+    ends = [measure.show_difference(end).removesuffix(" points") for end in (low, high)]
+    figure += f" (95 % interval {' to '.join(ends)})"
+    if low <= 0 <= high:
+        return f"{best.name} is {measure.extreme}, but other seeds might turn it round: {figure}"
+    return f"{best.name} is best: {figure}"
+
+
+def find_warnings(compared: Comparison) -> Iterator[str]:
+    """Sentences about runs that do not compare."""
+    texts = compared.mixed_texts
+    if texts:
+        first, *others = (identify_text(row.first) for row in texts)
+        fields = dict.fromkeys(field for other in others for field in compare_texts(first, other))
+        labels = ", ".join(row.first.label or "a text not recorded" for row in texts)
+        yield f"Not comparable: the runs differ in {', '.join(fields)}. Compare only within a table: {labels}."
+    if compared.left_out:
+        names = join_words(f"{run.name} ({run.folder})" for run in compared.left_out)
+        yield f"Compared are runs of the task of the first; others are left out: {names}."
+    marked = [row.name for group in compared.groups if group.is_marked for row in group.rows]
+    if marked:
+        yield (
+            f"† {join_words(marked)}: {NOT_NEXT_TOKEN}. Such a figure compares with no other; that of the last position of "
+            "every segment is an ordinary perplexity, for its target is not read."
+        )
+
+
+_MACHINES = "The runs were not all made on the same kind of machine; tokens/s, ms and wall time do not compare."
+# what the runs of a comparison should share, as keys of their results, and what is said where they do not
+_SHARED = {
+    "protocol": "Rows were not all evaluated by the same protocol; part of a difference may come from that.",
+    "corpus.vocabulary": "The rows have different vocabularies: figures per token do not compare.",
+    "environment.cpu": _MACHINES,
+    "environment.device": _MACHINES,
+    "environment.threads": _MACHINES,
+}
+
+
+def find_cautions(compared: Comparison) -> Iterator[str]:
+    """Sentences about what part of a difference may come from; some come again for each group."""
+    for group in compared.groups:
+        first = group.runs[0]
+        is_reduced = first.is_slice or any(run.get("scale") not in (None, "paper") for run in group.runs)
+        if is_reduced and not first.finetunes and any(run.get("paper") for run in group.runs):
+            yield f"The paper's figures are of scale paper and the full corpus: on {first.label} the levels do not compare."
+        if above := group.find_above("fourgram"):
+            names = join_words(row.name for row in above)
+            yield f"{names}: {group.measure.words} above that of counting 4-grams, so that a difference says little yet."
+        for key, sentence in _SHARED.items():
+            if len({str(run.get(key)) for run in group.runs}) > 1:
+                yield sentence
+        tokens = [integer(run.get("tokens_seen")) or 0 for run in group.runs]
+        # streams of random lengths, and batches of whole sentences, do not end at the same token with every seed
+        if first.task != TRANSLATION and max(tokens) > 1.01 * min(tokens):
+            yield "The runs did not train on equally many tokens."
+    if any(run.finetunes and run.get("checkpoint") == "best" for run in compared.runs):
+        yield "Figures are of the best evaluation, which was chosen on the very split that they are of: it flatters them."
+    for row in compared.rows:
+        for run in row.runs:
+            trained = run.get_mapping("training")
+            if trained:
+                origin = " ".join(str(trained[key]) for key in ("recipe", "row") if trained.get(key))
+                yield f"{row.name}, seed {run.seed}: one training with {origin} ({trained.get('folder')}), measured anew."
+
+
+# -- page and JSON -----------------------------------------------------------------------------------------------------
 
 
 def report_to_dict(compared: Comparison) -> dict[str, Any]:
@@ -72,7 +172,6 @@ def report_to_dict(compared: Comparison) -> dict[str, Any]:
 
 
 def _describe_run(row: Row, run: Run, baseline: Row | None) -> dict[str, Any]:
-    """The entry of a finished run in JSON, but for its figures."""
     remark = None
     if not run.next_token:
         remark = NOT_NEXT_TOKEN if row.is_marked(PERPLEXITY) else MASKED_TOKEN
@@ -87,7 +186,7 @@ def _describe_run(row: Row, run: Run, baseline: Row | None) -> dict[str, Any]:
         "corpus": run.label,
         "baseline": baseline and baseline.name,
         "remark": remark,
-        "bleu_signature": next(iter(find_signatures([run])), None),
+        "bleu_signature": run.bleu_signature,
     }
 
 
@@ -103,23 +202,21 @@ def _read_notes(compared: Comparison) -> dict[str, str]:
 
 def build_page(compared: Comparison, title: str | None = None) -> Page:
     """The page. Equal runs give equal pages."""
-    finished = compared.runs
-    unfinished = compared.unfinished_runs
+    finished, unfinished = compared.runs, compared.unfinished_runs
     labels = list(dict.fromkeys(run.label or run.task for run in finished))
     on = f" on {join_words(labels)}" if 0 < len(labels) < 3 else ""
     headline, sentences = summarize(compared)
-    first = [Paragraph(warning, "warning") for warning in find_warnings(compared)]
+    warnings = [Paragraph(warning, "warning") for warning in find_warnings(compared)]
     sections = []
     for name, build in _SECTIONS.items():
-        blocks = list(build(compared))
-        if blocks:
-            page_only = name not in ("Comparison", "Unfinished")
-            sections.append(Section(name, blocks, page_only=page_only))
+        content = list(build(compared))
+        if content:
+            sections.append(Section(name, content, page_only=name not in ("Comparison", "Unfinished")))
     return Page(
         title or f"{len(finished) + len(unfinished)} runs{on}",
         f"fullrank report · {len(compared.rows)} rows, {len(finished)} finished, {len(unfinished)} not finished",
         headline,
-        [*first, *map(Paragraph, sentences)],
+        [*warnings, *map(Paragraph, sentences)],
         sections,
     )
 
@@ -129,23 +226,18 @@ def _build_comparison(compared: Comparison) -> Iterator[Block]:
     for group in compared.groups:
         yield build_table(group, compared.records, len(compared.groups) > 1)
     protocols = dict.fromkeys(str(run.get("protocol") or "") for run in compared.runs)
-    sentences = [f"BLEU: sacreBLEU, {signature}." for signature in find_signatures(compared.runs)]
+    signatures = dict.fromkeys(run.bleu_signature for run in compared.runs if run.bleu_signature)
+    sentences = [f"BLEU: sacreBLEU, {signature}." for signature in signatures]
     sentences += [f"Protocol: {protocol}." for protocol in protocols if protocol]
     sentences += dict.fromkeys(find_cautions(compared))
     yield from (Paragraph(sentence, "note") for sentence in sentences)
     for recipe, text in _read_notes(compared).items():
-        note = f"Notes of {recipe}: {text}"
-        rest = f" ... (`fullrank recipes show {recipe}`)"
-        short_note = textwrap.shorten(note, _NOTE_WIDTH, placeholder=rest)
-        yield Paragraph(note, "note", short_note)
-    of_runs = [record for record in compared.records if "run" in record.labels]
-    of_runs = drop_labels(of_runs, "part")
+        note, rest = f"Notes of {recipe}: {text}", f" ... (`fullrank recipes show {recipe}`)"
+        yield Paragraph(note, "note", textwrap.shorten(note, _NOTE_WIDTH, placeholder=rest))
+    of_runs = drop_labels([record for record in compared.records if "run" in record.labels], "part")
     if of_runs:
         grid = build_grid(Table(("row", "seed", "run", "split")), of_runs)
         yield Details(f"Single runs ({len(compared.runs)})", [grid])
-
-
-# -- curves, analyses, samples -----------------------------------------------------------------------------------------
 
 
 def _build_curves(compared: Comparison) -> Iterator[Block]:
@@ -159,7 +251,7 @@ def _build_curves(compared: Comparison) -> Iterator[Block]:
     if any(run.sees_future for row in rows for run in row.runs):
         yield Paragraph(f"† {NOT_NEXT_TOKEN}; such a curve compares with no other.", "warning")
     yield Legend([(row.slot, row.curve_name) for row in rows])
-    yield Group(figures)
+    yield blocks.Group(figures)
 
 
 def _build_analyses(compared: Comparison) -> Iterator[Block]:
@@ -172,9 +264,8 @@ def _build_analyses(compared: Comparison) -> Iterator[Block]:
             for analysis in run.analyses:
                 name = analysis["measurement"]
                 analyses.setdefault(name, analysis)
-                of_measurement = records.setdefault(name, [])
-                for record in analysis["records"]:
-                    of_measurement.append(record.with_labels(model=model))
+                named = [record.with_labels(model=model) for record in analysis["records"]]
+                records.setdefault(name, []).extend(named)
     for name, analysis in analyses.items():
         yield Paragraph(f"{name}: {analysis['text']}, segments of {analysis['segment_length']} tokens.")
         yield from build_blocks(analysis["tables"], analysis["plots"], records[name])
@@ -193,22 +284,11 @@ def _build_samples(compared: Comparison) -> Iterator[Block]:
         yield Paragraph("By the best checkpoint of the first seed. They show the road, not a ranking.", "note")
 
 
-# -- parameters, settings, unfinished runs ------------------------------------------------------------------------------
-
-
 def _build_parameters(compared: Comparison) -> Iterator[Block]:
     records = [record for record in compared.records if record.measure == "parameters"]
     records.sort(key=lambda record: record.labels["component"] == "total")
     names = dict.fromkeys(format_label(record.labels["component"]) for record in records if record.value)
-    columns = [
-        Column(
-            "parameters",
-            name.replace("_", " "),
-            {"component": name},
-            ",d",
-        )
-        for name in names
-    ]
+    columns = [Column("parameters", name.replace("_", " "), {"component": name}, ",d") for name in names]
     if columns:
         yield build_grid(Table("row", tuple(columns)), drop_labels(records, "part"))
 
@@ -224,8 +304,7 @@ def _build_settings(compared: Comparison) -> Iterator[Block]:
     for key in (*configured, *_FACTS, *machine):
         values = [_describe_values(row, key) for row in rows]
         if len(set(values)) > 1:
-            cells = [Cell(value, strong=value != values[0]) for value in values]
-            different.append([Cell(key), *cells])
+            different.append([Cell(key), *(Cell(value, strong=value != values[0]) for value in values)])
         elif values[0] and key not in configured:
             shared.append((key, values[0]))
     if different:
@@ -237,8 +316,7 @@ def _build_settings(compared: Comparison) -> Iterator[Block]:
 
 
 def _describe_values(row: Row, key: str) -> str:
-    values = [run.settings.get(key, run.get(key)) for run in row.runs]
-    return ", ".join(dict.fromkeys(map(_describe_value, values)))
+    return ", ".join(dict.fromkeys(_describe_value(run.settings.get(key, run.get(key))) for run in row.runs))
 
 
 def _describe_value(value: object) -> str:
@@ -255,8 +333,7 @@ def _describe_value(value: object) -> str:
 def _build_troubles(compared: Comparison) -> Iterator[Block]:
     """Runs that are not finished, how far they are and how they go on; finished runs with damaged files."""
     for run in compared.unfinished_runs:
-        steps = [integer(line.get("step")) or 0 for line in run.metrics]
-        last_step = max(steps, default=0)
+        last_step = max((integer(line.get("step")) or 0 for line in run.metrics), default=0)
         reasons = "; ".join([f"reached step {last_step:,}", *run.problems])
         yield Paragraph(f"Not finished: {run.folder} ({reasons}). It goes on with", "note")
         command = "finetune" if run.finetunes else "train"

@@ -62,9 +62,13 @@ class Run:
         """The configuration as dotted keys."""
         return flatten(self.config)
 
+    @cached_property
+    def _facts(self) -> dict[str, Any]:
+        return {**self.identity, **(self.result or {})}
+
     def get(self, key: str) -> Any:
         """A value of the result, else of run.json, by its dotted key; None where it is missing."""
-        value: Any = {**self.identity, **(self.result or {})}
+        value: Any = self._facts
         for name in key.split("."):
             value = mapping(value).get(name)
         return value
@@ -107,6 +111,15 @@ class Run:
         return integer(self.settings.get("train.seed"))
 
     @property
+    def seed_or_folder(self) -> int | str:
+        return str(self.folder) if self.seed is None else self.seed
+
+    @property
+    def kind(self) -> str:
+        """The task, by which runs compare; one for all tasks of fine-tuning."""
+        return "fine-tuning" if self.finetunes else self.task
+
+    @property
     def tokens(self) -> str:
         """`word`, `byte`, `character` or `bpe`; empty if not recorded."""
         return str(self.get("corpus.details.settings.kind") or self.settings.get("data.tokens") or "")
@@ -120,8 +133,8 @@ class Run:
     @property
     def next_token(self) -> bool:
         """Final figures are of next tokens."""
-        settings = [mapping(protocol.get("settings")) for protocol in self.get_mapping("protocols").values()]
-        return all(one.get("next_token", True) for one in settings)
+        protocols = self.get_mapping("protocols").values()
+        return all(mapping(protocol.get("settings")).get("next_token", True) for protocol in protocols)
 
     @property
     def ms_per_step(self) -> dict[str, float]:
@@ -137,13 +150,9 @@ class Run:
     @property
     def scores(self) -> dict[tuple[str, str], float]:
         """Scores of fine-tuning in points (x 100), by split and metric."""
-        scores = {}
-        for split in self.get_mapping("final"):
-            for metric in self.metric_names:
-                value = self.final(split, metric)
-                if value is not None:
-                    scores[split, metric] = 100 * value
-        return scores
+        keys = [(split, metric) for split in self.get_mapping("final") for metric in self.metric_names]
+        values = {key: self.final(*key) for key in keys}
+        return {key: 100 * value for key, value in values.items() if value is not None}
 
     @property
     def has_figures(self) -> bool:
@@ -153,13 +162,17 @@ class Run:
         values = [self.final(split, key) for split in SPLITS for key in ("perplexity", "bleu")]
         return any(value is not None and value > 0 for value in values)
 
+    @property
+    def bleu_signature(self) -> str | None:
+        """sacreBLEU's signature of its BLEU."""
+        signatures = [self.get(f"final.{split}.bleu_signature") for split in SPLITS]
+        return next((str(signature) for signature in signatures if signature), None)
+
     @cached_property
     def references(self) -> Mapping[str, str]:
         """sha256 of the reference translations that the run has kept, by split."""
-        digests = {}
-        for path in sorted((self.folder / TRANSLATIONS).glob("*.reference.txt")):
-            digests[path.name.removesuffix(".reference.txt")] = sha256_of(path)
-        return digests
+        paths = sorted((self.folder / TRANSLATIONS).glob("*.reference.txt"))
+        return {path.name.removesuffix(".reference.txt"): sha256_of(path) for path in paths}
 
     @cached_property
     def analyses(self) -> Sequence[dict[str, Any]]:
@@ -204,16 +217,8 @@ def read_run(folder: Path) -> Run:
         check_run(folder)
     except InputError as error:
         problems.append(str(error))
-    run = Run(
-        folder,
-        str({**identity, **result}.get("name") or folder.resolve().name),
-        config,
-        metrics or (),
-        timing or (),
-        result or None,
-        tuple(problems),
-        identity,
-    )
+    name = str({**identity, **result}.get("name") or folder.resolve().name)
+    run = Run(folder, name, config, metrics or (), timing or (), result or None, tuple(problems), identity)
     if result and not run.has_figures:
         problem = "result.json holds no finite figure under `final`: the run diverged or the file is damaged"
         return dataclasses.replace(run, result=None, problems=(*problems, problem))

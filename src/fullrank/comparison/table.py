@@ -1,14 +1,18 @@
-"""The table of a group of rows: figures with the paper's beside ours, differences, parameters, speed."""
+"""The table of a group of rows, and the curves of its runs, in bands over seeds."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
-from fullrank.comparison.compare import Group
-from fullrank.comparison.measures import COUNTING, FURTHER
+import numpy as np
+
+from fullrank.comparison.compare import Comparison, Group, Row
+from fullrank.comparison.measures import BLEU, COUNTING, FURTHER
+from fullrank.comparison.runs import TRANSLATION, Run, number
 from fullrank.core.config import NOT_NEXT_TOKEN
-from fullrank.records import Column, Record, Table
+from fullrank.records import Column, Lines, Record, Table
 from fullrank.render.blocks import Cell, Grid
 from fullrank.render.tables import build_grid
 
@@ -22,16 +26,11 @@ _DEVIATION_COLUMNS = (  # of fine-tuning: deviations over seeds (Skip Cross-head
 def build_table(group: Group, records: Sequence[Record], has_title: bool) -> Grid:
     """The table of a group. records: those of all rows."""
     names = {row.name for row in group.rows}
-    shown = []
-    for record in records:
-        if record.labels["row"] in names and "run" not in record.labels:
-            shown.append(record)
-    shown = drop_labels(shown, "part", "baseline")
+    of_rows = [record for record in records if record.labels["row"] in names and "run" not in record.labels]
     columns = (*_declare_figures(group), *_declare_costs(group))
     table = Table("row", columns, _name_group(group, has_title))
-    grid = build_grid(table, shown)
-    rows = [_mark_row(cells, group) for cells in grid.rows]
-    return dataclasses.replace(grid, rows=rows)
+    grid = build_grid(table, drop_labels(of_rows, "part", "baseline"))
+    return dataclasses.replace(grid, rows=[_mark_row(cells, group) for cells in grid.rows])
 
 
 def drop_labels(records: Iterable[Record], *names: str) -> list[Record]:
@@ -47,8 +46,7 @@ def _name_group(group: Group, has_title: bool) -> str:
     first = group.runs[0]
     title = group.part or first.label
     if first.finetunes:
-        names = [first.task, str(first.get("title") or first.task)]
-        return ", ".join(dict.fromkeys(names))
+        return ", ".join(dict.fromkeys((first.task, str(first.get("title") or first.task))))
     if group.is_marked:
         return f"{title}: {NOT_NEXT_TOKEN}".removeprefix(": ")
     return title if has_title else ""
@@ -58,57 +56,36 @@ def _declare_figures(group: Group) -> Iterator[Column]:
     """Numbers of seeds; of each split and measure our figures, the difference and the paper's; then further measures."""
     if any(len(row.runs) > 1 for row in group.rows):
         yield Column("seeds", "n")
-    has_last = any(row.first.get("paper.checkpoint") == "last" for row in group.rows)
     headings = {"final": "ours"}
-    if has_last:
+    if any(row.first.get("paper.checkpoint") == "last" for row in group.rows):
         headings = {"final": "ours, best", "last": "ours, last"}
     for split in group.splits:
+        of_split = {"split": split}
+        final = {"split": split, "checkpoint": "final"}
         for measure in group.measures:
-            key = measure.key
-            name = f"{split} {measure.short}"
-            form = measure.format
+            key, form, name = measure.key, measure.format, f"{split} {measure.short}"
             for checkpoint, heading in headings.items():
                 where = {"split": split, "checkpoint": checkpoint}
                 best = measure.extreme if group.ranking and checkpoint == "final" else ""
-                yield Column(
-                    f"{key}_mean",
-                    heading,
-                    where,
-                    form,
-                    f"{key}_deviation",
-                    best,
-                    group=name,
-                )
-            final = {"split": split, "checkpoint": "final"}
-            yield Column(
-                f"{key}_difference",
-                "difference",
-                final,
-                measure.difference_format,
-                group=name,
-            )
-            yield Column(f"{key}_paper", "paper", {"split": split}, form, f"{key}_paper_deviation", group=name)
+                yield Column(f"{key}_mean", heading, where, form, f"{key}_deviation", best, group=name)
+            yield Column(f"{key}_difference", "difference", final, measure.difference_format, group=name)
+            yield Column(f"{key}_paper", "paper", of_split, form, f"{key}_paper_deviation", group=name)
             for model, heading in COUNTING.items():
                 yield Column(f"{key}_{model}", heading, final, form, group=name, page_only=model == "unigram")
             for ending, heading, further_form in _DEVIATION_COLUMNS:
-                yield Column(f"{key}_{ending}", heading, {"split": split}, further_form, group=name)
+                yield Column(f"{key}_{ending}", heading, of_split, further_form, group=name)
+    final = {"split": group.split, "checkpoint": "final"}
     for measure in FURTHER:
         if measure not in group.measures:
-            yield Column(
-                f"{measure.key}_mean",
-                f"{group.split} {measure.short}",
-                {"split": group.split, "checkpoint": "final"},
-                measure.format,
-                f"{measure.key}_deviation",
-            )
+            key, heading = measure.key, f"{group.split} {measure.short}"
+            yield Column(f"{key}_mean", heading, final, measure.format, f"{key}_deviation")
 
 
 def _declare_costs(group: Group) -> Iterator[Column]:
     yield Column("parameters", "total", {"component": "total"}, ",d", group="parameters")
     yield Column("parameters_added", "added", format="+,d", group="parameters")
     yield Column("tokens_per_second_mean", "tokens/s", format=",.0f")
-    phases = dict.fromkeys(phase for row in group.rows for phase in row.first.ms_per_step)
-    for phase in phases:
+    for phase in dict.fromkeys(phase for row in group.rows for phase in row.first.ms_per_step):
         yield Column("ms_per_step_mean", f"ms/step, {phase}", {"phase": phase}, ",.4g", page_only=True)
     yield Column("wall_seconds_mean", "seconds", format=",.0f", page_only=True)
 
@@ -122,5 +99,77 @@ def _mark_row(cells: Sequence[Cell], group: Group) -> Sequence[Cell]:
     elif row in group.find_above("fourgram"):
         badges.append("has not learned trigrams")
     name = f"{row.name} †" if group.is_marked else row.name
-    name_cell = dataclasses.replace(cells[0], text=name, slot=row.slot, badge=", ".join(badges))
-    return [name_cell, *cells[1:]]
+    return [dataclasses.replace(cells[0], text=name, slot=row.slot, badge=", ".join(badges)), *cells[1:]]
+
+
+# -- curves ------------------------------------------------------------------------------------------------------------
+
+_POINTS = 200  # more cannot be told apart at the width of a figure
+Reader = Callable[[Mapping[str, Any]], float | None]  # a value of a line of metrics.jsonl
+_TRAINING = (
+    ("nll", "Training loss", "nats per token"),
+    ("lr", "Learning rate", "learning rate"),
+    ("tokens_per_second", "Speed", "tokens per second"),
+)
+_CURVE = Lines(
+    "x",
+    series=("row",),
+    band="seed",
+    subtitle="Over several seeds the mean, in a band of ± one standard deviation.",
+    x_title="training tokens",
+)
+
+
+def find_curves(compared: Comparison) -> Iterator[tuple[Lines, list[Record]]]:
+    """Plots with their records: validation figure (of translations BLEU and loss), training loss, learning rate, speed."""
+    rows = compared.all_rows
+    unit = compared.measure.logged_unit
+    validation: dict[str, tuple[str, Reader]] = {unit: (unit, compared.measure.read_logged)}
+    if rows[0].first.task == TRANSLATION:
+        validation = {"BLEU": ("BLEU", BLEU.read_logged), "loss": ("nats per target token", _select("nll"))}
+    for name, (unit, read) in validation.items():
+        records = _read_curves(rows, "valid", read)
+        values = [record.value or 0.0 for record in records] or [0.0]
+        is_wide = "perplexity" in unit and max(values) > 4 * min(values) > 0
+        scale: Literal["linear", "log"] = "log" if is_wide else "linear"
+        if records:
+            yield dataclasses.replace(_CURVE, title=f"Validation {name}", y_title=unit, y_scale=scale), records
+    for key, title, unit in _TRAINING:
+        records = _read_curves(rows, "train", _select(key))
+        if records:
+            yield dataclasses.replace(_CURVE, title=title, y_title=unit, from_zero=key != "nll"), records
+
+
+def _select(key: str) -> Reader:
+    return lambda line: number(line.get(key))
+
+
+def _read_curves(rows: Sequence[Row], split: str, read: Reader) -> list[Record]:
+    """Values of the lines of a split over training tokens; of many lines the means of neighbours."""
+    records = []
+    for row in rows:
+        for run in row.runs:
+            labels = {"row": row.curve_name, "seed": run.seed_or_folder}
+            points = np.array(_read_points(run, split, read))
+            if len(points) > 1:
+                for block in np.array_split(points, min(len(points), _POINTS)):
+                    x, y = block.mean(axis=0)
+                    records.append(Record({**labels, "x": x}, "value", y))
+    return records
+
+
+def _read_points(run: Run, split: str, read: Reader) -> list[tuple[float, float]]:
+    """Training tokens and values, in rising order, one value for each place: the last.
+
+    Tokens of a step are the mean over the training lines so far; 1 without any.
+    """
+    counts, values = [(1.0, 1.0)], {}
+    for line in (*run.timing, *run.metrics):
+        step, tokens = number(line.get("step")), number(line.get("tokens"))
+        if step and tokens and line.get("split") == "train":
+            counts.append((step, tokens))
+        value = read(line)
+        if step is not None and value is not None and line.get("split", "train") == split:
+            values[step] = value
+    last_step, all_tokens = max(counts[1:] or counts)
+    return sorted((step * (all_tokens / last_step), value) for step, value in values.items())
