@@ -12,8 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from fullrank.render.figures import write_png
-from fullrank.render.plots import INK, LINE, MUTED, SERIES
+from fullrank.render.figures import INK, LINE, MUTED, SERIES, write_png
 from measure import Line, Outcome
 
 _WIDTH, _PANEL, _TITLE, _BELOW = 11.6, 2.6, 0.75, 0.62  # inches

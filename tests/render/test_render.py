@@ -10,9 +10,8 @@ import pytest
 from fullrank.core.errors import InputError
 from fullrank.records import HeatMap, Lines, Plot, Record, Table
 from fullrank.render.blocks import Code, Details, Facts, Group, Legend, Page, Paragraph, Section
-from fullrank.render.figures import draw_svg, save_plots
+from fullrank.render.figures import draw_plot, draw_svg, save_plots
 from fullrank.render.page import build_figure, render_page, write_page
-from fullrank.render.plots import draw_plot
 from fullrank.render.tables import build_grid, format_value
 
 CURVES = [

@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import matplotlib.style
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from fullrank.core.errors import InputError
 from fullrank.files import write_bytes
-from fullrank.records import Plot, Record
-from fullrank.render.plots import HOVER, INK, LINE, MUTED, SERIES, SURFACE, Slots, clean_text, draw_plot, find_points
+from fullrank.records import HeatMap, Label, Lines, Plot, Record, is_finite
+from fullrank.render.tables import find_differing_labels, format_label, format_short, format_value, group_records
+
+INK, MUTED, LINE, SURFACE = "#1b1d22", "#5c616b", "#dfe0e3", "#fefefe"
+SERIES = ("#3f444d", "#0072b2", "#c04f00", "#00825f", "#b0508b", "#3320e0", "#5c2c00", "#140a4a")
+HOVER = "hover:"  # begins the gid of a point; what follows is shown on hover
+_MOST_LABELLED = 24  # points of a line that show their values
+_MOST_TICKS = 40  # names of cells on an axis; of more, every second, third ...
+_WIDTH, _HEIGHT = 6.4, 4.0  # inches
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
+
+Records = Sequence[Record]
+Slots = Mapping[str, int]  # colour slots of series by name
 
 _STYLE: dict[str, Any] = {
     "axes.edgecolor": LINE,
@@ -53,13 +69,10 @@ _HOVER = re.compile(f'<g id="{HOVER}([^"]*)">'.encode())
 _UNUSED_IDS = re.compile(r' id="(?:figure|axes|patch|line2d|text|matplotlib\.axis|xtick|ytick|legend|title)_?[\d-]*"')
 
 
-# -- files -------------------------------------------------------------------------------------------------------------
-
-
 def save_plots(plots: Sequence[Plot], records: Sequence[Record], folder: Path, name: str) -> list[Path]:
     """Draw plots into NAME, NAME_2, ... in `folder`, PNG and SVG; those without records are left out.
 
-    Equal records give equal bytes. Raises InputError where the folder is a file, RunError where it cannot be written to.
+    Raises InputError where the folder is a file, RunError where it cannot be written to.
     """
     if folder.is_file():
         raise InputError(f"--out {folder}: a file of that name exists; give a folder")
@@ -89,18 +102,11 @@ def draw_bytes(plot: Plot, records: Sequence[Record], kind: str = "svg") -> byte
         return _to_bytes(figure, kind)
 
 
-# -- pages -------------------------------------------------------------------------------------------------------------
-
-
 def draw_svg(plot: Plot, records: Sequence[Record], slots: Slots | None = None) -> str:
-    """SVG for a page: without the title, its colours are the variables of the page's style sheet.
-
-    slots: colours of series by name.
-    """
+    """SVG for a page: without the title, its colours are the variables of the page's style sheet."""
     with _style(salt=f"{plot}{len(records)}"):
         svg = _to_bytes(draw_plot(plot, records, slots), "svg").decode()
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     svg = _UNUSED_IDS.sub("", svg)
     svg = re.sub(r'<svg [^>]*viewBox="([^"]*)"[^>]*>', r'<svg class="figure" role="img" viewBox="\1">', svg, count=1)
     for color, variable in _THEME.items():
@@ -110,8 +116,7 @@ def draw_svg(plot: Plot, records: Sequence[Record], slots: Slots | None = None) 
 
 @contextmanager
 def _style(salt: str = "fullrank") -> Iterator[None]:
-    settings = _STYLE | {"svg.hashsalt": salt}
-    with matplotlib.style.context(settings, after_reset=True):
+    with matplotlib.style.context(_STYLE | {"svg.hashsalt": salt}, after_reset=True):
         yield
 
 
@@ -120,7 +125,168 @@ def _to_bytes(figure: Figure, kind: str) -> bytes:
     buffer = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)  # a box stands for it
-        background = "white" if kind == "png" else "none"
-        figure.savefig(buffer, format=kind, dpi=150, facecolor=background, metadata=metadata)
+        figure.savefig(buffer, format=kind, dpi=150, facecolor="white" if kind == "png" else "none", metadata=metadata)
     # the text of a point inside its group, which browsers show on hover
     return _HOVER.sub(rb"<g><title>\1</title>", buffer.getvalue()) if kind == "svg" else buffer.getvalue()
+
+
+# -- drawing -----------------------------------------------------------------------------------------------------------
+
+
+def draw_plot(plot: Plot, records: Records, slots: Slots | None = None) -> Figure:
+    """Draw a plot of the records that stand in it. slots: colours of series by name; others take the next ones."""
+    points = find_points(plot, records)
+    if isinstance(plot, HeatMap):
+        return _draw_heat_map(plot, points)
+    figure = Figure(figsize=(_WIDTH, _HEIGHT))
+    _draw_lines(figure.add_subplot(), plot, points, records, slots or {})
+    return figure
+
+
+def find_points(plot: Plot, records: Records) -> list[Record]:
+    """The records that stand in a plot: of its measure, with its labels and a value that can be drawn."""
+    labels = {plot.x, plot.y} if isinstance(plot, HeatMap) else {plot.x}
+    shown = [record for record in records if is_finite(record.value) and _is_measured(plot, record.measure)]
+    return [record for record in shown if labels <= record.labels.keys() and record.has(plot.where)]
+
+
+def _is_measured(plot: Plot, measure: str) -> bool:
+    if isinstance(plot, HeatMap):
+        return measure == plot.measure
+    if plot.y != "value":
+        return measure == plot.y
+    return measure not in [mark for _, mark in plot.marks]
+
+
+def clean_text(text: str) -> str:
+    """Text that an XML document can hold."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def _value(record: Record) -> float:
+    return float(record.value or 0.0)
+
+
+def _name(label: Label) -> str:
+    return clean_text(format_label(label))
+
+
+def _name_group(labels: Sequence[str], key: Sequence[Label], separator: str) -> str:
+    """The name of records with these labels: text as it is, a number behind the name of its label."""
+    pairs = [(label, value) for label, value in zip(labels, key, strict=True) if value is not None]
+    return separator.join(
+        _name(value) if isinstance(value, str) else f"{label} {_name(value)}" for label, value in pairs
+    )
+
+
+def _draw_lines(axes: Axes, plot: Lines, points: Records, records: Records, slots: Slots) -> None:
+    labels = plot.series
+    if labels is None:
+        labels = find_differing_labels(points, {plot.x, plot.band})
+    for number, (key, of_series) in enumerate(group_records(points, labels).items(), start=len(slots) or 1):
+        name = _name_group(labels, key, " ")
+        _draw_series(axes, plot, of_series, name, SERIES[slots.get(name, number) % len(SERIES)])
+    _set_scales(axes, plot)
+    measures = dict.fromkeys(record.measure for record in points)
+    axes.set_xlabel(clean_text(plot.x_title or plot.x.replace("_", " ")))
+    axes.set_ylabel(clean_text(plot.y_title or ", ".join(measures).replace("_", " ")))
+    for axis, measure in plot.marks:
+        draw = axes.axvline if axis == "x" else axes.axhline
+        marked = [record for record in records if record.measure == measure and is_finite(record.value)]
+        for place in sorted(set(map(_value, marked))):
+            label = clean_text(f"{measure} {format_value(place)}")
+            draw(place, color=MUTED, linewidth=1, linestyle="dashed", label=label)
+    _, names = axes.get_legend_handles_labels()
+    if not slots and len(names) > 1:  # with slots the page has a legend
+        axes.legend()
+
+
+def _set_scales(axes: Axes, plot: Lines) -> None:
+    axes.grid(True, axis="y", linewidth=0.8)
+    axes.set_yscale(plot.y_scale)
+    for scale in (axes.xaxis, axes.yaxis):
+        scale.set_major_formatter(FuncFormatter(lambda value, _: format_short(value)))
+    if plot.y_scale == "log":
+        low, high = axes.yaxis.get_view_interval()
+        steps = (1,) if high >= 1e3 * low else (1, 2, 5)
+        axes.yaxis.set_major_locator(LogLocator(subs=steps, numticks=9))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    if plot.from_zero:
+        axes.set_ylim(bottom=0)
+
+
+def _draw_series(axes: Axes, plot: Lines, points: Records, name: str, color: str) -> None:
+    """One line: its mean over the band, the band, and points that show their values."""
+    x, mean, deviation = _average(points, plot.x, plot.band)
+    axes.plot(x, mean, color=color, label=name or None)
+    if deviation.any():
+        axes.fill_between(x, mean - deviation, mean + deviation, color=color, alpha=0.16, linewidth=0)
+    if len(x) > _MOST_LABELLED:
+        return
+    for place, value in zip(x, mean, strict=True):
+        text = f"{name} {format_value(place)}: {format_value(value)}"
+        axes.plot([place], [value], "o", color=color, markersize=4, gid=HOVER + text.strip())
+
+
+def _average(points: Records, x: str, band: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """x, mean and sample deviation over the curves of a band, at the places of the first curve that all of them span."""
+    curves = []
+    for of_curve in group_records(points, (band,)).values():
+        values = {float(cast(float, record.labels[x])): _value(record) for record in of_curve}
+        curves.append(np.array(sorted(values.items())).T)
+    first = max(xs[0] for xs, _ in curves)
+    last = min(xs[-1] for xs, _ in curves)
+    shared, _ = curves[0]
+    shared = shared[(shared >= first) & (shared <= last)]
+    spanned = np.stack([np.interp(shared, xs, ys) for xs, ys in curves])
+    deviation = spanned.std(0, ddof=1) if len(curves) > 1 else np.zeros(len(shared))
+    return shared, spanned.mean(0), deviation
+
+
+def _draw_heat_map(plot: HeatMap, points: Records) -> Figure:
+    labels = plot.panels
+    if labels is None:
+        labels = find_differing_labels(points, {plot.x, plot.y})
+    panels = group_records(points, labels)
+    columns = list(dict.fromkeys(record.labels[plot.x] for record in points))
+    rows = list(dict.fromkeys(record.labels[plot.y] for record in points))
+    figure, panel_axes = _make_panels(len(panels), len(rows), len(columns))
+    values = [_value(record) for record in points]
+    limit = max(map(abs, values)) or 1.0
+    colors: dict[str, Any] = {"cmap": "Blues", "vmin": 0.0, "vmax": limit}
+    if min(values) < 0:
+        colors = {"cmap": "RdBu", "vmin": -limit, "vmax": limit}
+    for axes, (key, of_panel) in zip(panel_axes, panels.items(), strict=False):
+        cells = np.full((len(rows), len(columns)), np.nan)
+        for record in of_panel:
+            cells[rows.index(record.labels[plot.y]), columns.index(record.labels[plot.x])] = _value(record)
+        image = axes.imshow(cells, **colors)
+        axes.set_title(_name_group(labels, key, ", "))
+        _name_cells(axes.xaxis, plot.x, columns)
+        _name_cells(axes.yaxis, plot.y, rows)
+        longest = max(len(_name(column)) for column in columns)
+        axes.tick_params(labelsize=8)
+        axes.tick_params(axis="x", rotation=90 if longest > 2 else 0)
+    bar = figure.colorbar(image, ax=panel_axes, fraction=0.03)
+    bar.ax.tick_params(labelsize=8)
+    return figure
+
+
+def _name_cells(axis: Axis, title: str, labels: Sequence[Label]) -> None:
+    places = range(0, len(labels), math.ceil(len(labels) / _MOST_TICKS))
+    axis.set_ticks(places, [_name(labels[place]) for place in places])
+    axis.set_label_text(title)
+
+
+def _make_panels(count: int, rows: int, columns: int) -> tuple[Figure, list[Axes]]:
+    """A figure with a panel for each map of so many rows and columns."""
+    beside = min(count, max(1, 48 // max(columns, 6)))
+    down = math.ceil(count / beside)
+    cell = max(0.09, min(0.42, 13 / (beside * columns)))  # inches
+    width = 1.6 + beside * (cell * columns + 0.4)
+    height = 1.1 + down * (cell * rows + 0.6)
+    figure = Figure(figsize=(width, height))
+    panels = list(figure.subplots(down, beside, squeeze=False).flat)
+    for unused in panels[count:]:
+        unused.set_visible(False)
+    return figure, panels

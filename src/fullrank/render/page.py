@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import re
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from fullrank.files import write_own
 from fullrank.records import Plot, Record, Table
 from fullrank.render.blocks import Block, Details, Figure, Page, Section
-from fullrank.render.figures import draw_svg
-from fullrank.render.plots import Slots, clean_text, find_points
+from fullrank.render.figures import Slots, clean_text, draw_svg, find_points
 from fullrank.render.tables import build_grid
 
 BEGINNING = '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'  # of every page; a page is known by it
@@ -35,16 +35,11 @@ def write_page(page: Page, path: Path) -> Path:
 
 @functools.cache
 def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("fullrank.render"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-        finalize=_clean,
-    )
+    options: dict[str, Any] = {"autoescape": True, "trim_blocks": True, "lstrip_blocks": True}
+    loader = PackageLoader("fullrank.render")
+    environment = Environment(loader=loader, undefined=StrictUndefined, finalize=_clean, **options)
     environment.filters["kind"] = lambda block: type(block).__name__
-    environment.globals["address"] = section_address
+    environment.globals["address"] = _address
     return environment
 
 
@@ -53,15 +48,14 @@ def _clean(value: object) -> object:
     return clean_text(value) if type(value) is str else value
 
 
-def section_address(section: Section) -> str:
+def _address(section: Section) -> str:
     """The address of a section inside its page."""
     return section.name or re.sub(r"[^a-z0-9]+", "-", section.title.lower()).strip("-")
 
 
 def build_figure(plot: Plot, records: list[Record], slots: Slots | None = None, *, wide: bool = False) -> Figure:
     """A plot as a block of a page."""
-    svg = draw_svg(plot, records, slots)
-    return Figure(svg, plot.title, plot.subtitle, wide)
+    return Figure(draw_svg(plot, records, slots), plot.title, plot.subtitle, wide)
 
 
 _MOST_LINES = 20  # of a table of a measurement that stands open on the page
@@ -69,16 +63,13 @@ _MOST_LINES = 20  # of a table of a measurement that stands open on the page
 
 def build_blocks(tables: tuple[Table, ...], plots: tuple[Plot, ...], records: list[Record]) -> list[Block]:
     """Figures and tables of a measurement's records; a long table is folded."""
-    blocks: list[Block] = []
-    for plot in plots:
-        if find_points(plot, records):
-            blocks.append(build_figure(plot, records, wide=True))
+    shown = [plot for plot in plots if find_points(plot, records)]
+    blocks: list[Block] = [build_figure(plot, records, wide=True) for plot in shown]
     for table in tables:
         grid = build_grid(table, records)
         lines = len(grid.rows)
         if lines > _MOST_LINES:
-            title = grid.title or f"Table of {lines} lines"
-            blocks.append(Details(title, [grid]))
+            blocks.append(Details(grid.title or f"Table of {lines} lines", [grid]))
         elif lines:
             blocks.append(grid)
     return blocks

@@ -19,30 +19,21 @@ def build_grid(table: Table, records: Sequence[Record]) -> Grid:
     """
     declared = (table.rows,) if isinstance(table.rows, str) else table.rows
     records = [record for record in records if _is_shown(table, declared, record)]
-    row_labels = _find_row_labels(table, declared, records)
+    columns = _find_columns(table, records)
+    placed = {*declared, *(label for column in columns for label in column.where)}
+    row_labels = (*find_differing_labels(records, placed), *declared)
     lines = group_records(records, row_labels)
-    headings = []
-    for label in row_labels:
-        text = label.replace("_", " ")
-        headings.append(Heading(text, left=True))
-    rows = []
-    for key in lines:
-        cells = [Cell(format_label(value)) for value in key]
-        rows.append(cells)
-    for column in _find_columns(table, records):
+    headings = [Heading(label.replace("_", " "), left=True) for label in row_labels]
+    rows = [[Cell(format_label(value)) for value in key] for key in lines]
+    for column in columns:
         of_column = [record for record in records if _fits(column, record)]
-        values = []
-        for record in of_column:
-            if record.measure == column.measure and is_finite(record.value):
-                values.append(record.value or 0.0)
+        measured = [record for record in of_column if record.measure == column.measure and is_finite(record.value)]
+        values = [record.value or 0.0 for record in measured]
         form = column.format or _choose_format(values)
         best = None  # as text, so that values that look equal are emphasised alike
         if column.best and len(values) > 1:
-            extreme = min(values) if column.best == "lowest" else max(values)
-            best = format_value(extreme, form)
-        with_unit = not isinstance(table.columns, str)
-        heading = _build_heading(column, of_column, with_unit)
-        headings.append(heading)
+            best = format_value(min(values) if column.best == "lowest" else max(values), form)
+        headings.append(_build_heading(column, of_column, not isinstance(table.columns, str)))
         for cells, of_line in zip(rows, lines.values(), strict=True):
             cells.append(_build_cell(column, form, best, of_line))
     notes = dict.fromkeys(record.note for record in records if record.note)
@@ -57,34 +48,12 @@ def _is_shown(table: Table, rows: tuple[str, ...], record: Record) -> bool:
         return True
     if isinstance(table.columns, str):
         return table.measure in ("", record.measure) and table.columns in record.labels
-    for column in table.columns:
-        allowed = {*rows, *_ALWAYS_ROWS, *column.where}
-        if _fits(column, record) and record.labels.keys() <= allowed:
-            return True
-    return False
+    fitting = [column for column in table.columns if _fits(column, record)]
+    return any(record.labels.keys() <= {*rows, *_ALWAYS_ROWS, *column.where} for column in fitting)
 
 
 def _fits(column: Column, record: Record) -> bool:
     return record.measure in (column.measure, column.deviation) and record.has(column.where)
-
-
-def _find_row_labels(table: Table, declared: tuple[str, ...], records: Sequence[Record]) -> list[str]:
-    """The declared labels, and in front of them those by which records of one line and column differ."""
-    placed = {*declared}
-    if isinstance(table.columns, str):
-        placed.add(table.columns)
-    for column in table.columns or ():
-        if not isinstance(column, str):
-            placed |= column.where.keys()
-    added = []
-    labels = dict.fromkeys(label for record in records for label in record.labels)
-    for label in labels:
-        if label in placed:
-            continue
-        values = {record.labels.get(label) for record in records}
-        if len(values) > 1:
-            added.append(label)
-    return [*added, *declared]
 
 
 def _find_columns(table: Table, records: Sequence[Record]) -> list[Column]:
@@ -93,24 +62,14 @@ def _find_columns(table: Table, records: Sequence[Record]) -> list[Column]:
         measures = dict.fromkeys(record.measure for record in records)
         return [Column(measure, format=table.format) for measure in measures]
     if not isinstance(table.columns, str):
-        columns_used = []
-        for column in table.columns:
-            if any(_fits(column, record) for record in records):
-                columns_used.append(column)
-        return columns_used
+        return [column for column in table.columns if any(_fits(column, record) for record in records)]
     label = table.columns
     columns = {}
     for record in records:
         value = record.labels[label]
-        shown = format_label(value)
-        heading = f"{label} {shown}"
-        columns[value] = Column(
-            table.measure or record.measure,
-            heading,
-            where={label: value},
-            format=table.format,
-            interval=False,
-        )
+        measure = table.measure or record.measure
+        heading = f"{label} {format_label(value)}"
+        columns[value] = Column(measure, heading, {label: value}, table.format, interval=False)
     return list(columns.values())
 
 
@@ -121,9 +80,8 @@ def _choose_format(values: Sequence[float]) -> str:
     largest = max(map(abs, values))
     if largest < 1e-3:
         return ".3e"
-    exponent = math.floor(math.log10(largest))
-    decimals = min(6, max(0, 3 - exponent))
-    return f",.{decimals}f"
+    decimals = 3 - math.floor(math.log10(largest))
+    return f",.{min(6, max(0, decimals))}f"
 
 
 def _build_heading(column: Column, records: Sequence[Record], with_unit: bool) -> Heading:
@@ -132,35 +90,38 @@ def _build_heading(column: Column, records: Sequence[Record], with_unit: bool) -
     unit = units.pop() if with_unit and len(units) == 1 else ""
     if unit in text or column.format.endswith("%"):
         unit = ""
-    return Heading(
-        text,
-        unit,
-        group=column.group,
-        page_only=column.page_only,
-    )
+    return Heading(text, unit, group=column.group, page_only=column.page_only)
 
 
 def _build_cell(column: Column, form: str, best: str | None, of_line: Sequence[Record]) -> Cell:
     """The value of the line's record, its deviation behind it and its interval below it."""
-    by_measure = {}
-    for record in reversed(of_line):
-        if record.has(column.where):
-            by_measure[record.measure] = record
+    by_measure = {record.measure: record for record in reversed(of_line) if record.has(column.where)}
     measured = by_measure.get(column.measure)
     if measured is None:
         return Cell("")
-    text = format_value(measured.value, form)
-    shown = text
+    text = shown = format_value(measured.value, form)
     if column.deviation in by_measure:
-        deviation = by_measure[column.deviation].value
-        unsigned = form.replace("+", "")
-        shown += f" ± {format_value(deviation, unsigned)}"
+        shown += f" ± {format_value(by_measure[column.deviation].value, form.replace('+', ''))}"
     lines: tuple[str, ...] = ()
     if measured.interval is not None and column.interval:
-        low, high = [format_value(bound, form) for bound in measured.interval]
-        interval = f"[{low}, {high}]"
-        lines = (interval,)
+        low, high = (format_value(bound, form) for bound in measured.interval)
+        lines = (f"[{low}, {high}]",)
     return Cell(shown, lines, strong=text == best)
+
+
+def group_records(records: Iterable[Record], labels: Sequence[str]) -> Mapping[tuple[Label, ...], list[Record]]:
+    """Records by the values of some of their labels, in the order in which they come."""
+    groups: dict[tuple[Label, ...], list[Record]] = {}
+    for record in records:
+        key = tuple(record.labels.get(label) for label in labels)
+        groups.setdefault(key, []).append(record)
+    return groups
+
+
+def find_differing_labels(records: Sequence[Record], without: set[str]) -> tuple[str, ...]:
+    """Labels by which records differ."""
+    names = dict.fromkeys(name for record in records for name in record.labels if name not in without)
+    return tuple(name for name in names if len({record.labels.get(name) for record in records}) > 1)
 
 
 # -- values as text ----------------------------------------------------------------------------------------------------
@@ -173,13 +134,10 @@ def format_value(value: float | None, spec: str = "") -> str:
     if spec.endswith("d"):
         value = round(value)
     if not spec:
-        size = abs(value)
-        is_whole = float(value).is_integer() and size < 1e15
-        spec = ",.0f" if is_whole or size >= 1e4 else ".4g"
+        is_whole = float(value).is_integer() and abs(value) < 1e15
+        spec = ",.0f" if is_whole or abs(value) >= 1e4 else ".4g"
     text = f"{value:{spec}}"
-    if spec[-1] in "eg":
-        return text
-    return text.replace("-", MINUS)
+    return text if spec[-1] in "eg" else text.replace("-", MINUS)
 
 
 def format_short(value: float) -> str:
@@ -192,26 +150,12 @@ def format_short(value: float) -> str:
 
 def format_label(value: Label) -> str:
     """A label as text: floats without trailing zeros."""
-    if value is None:
-        return ""
     if isinstance(value, float):
         return f"{value:g}"
-    return str(value)
+    return "" if value is None else str(value)
 
 
 def join_words(words: Iterable[str]) -> str:
     """`a, b and c`."""
     *first, last = list(words) or [""]
-    if not first:
-        return last
-    others = ", ".join(first)
-    return f"{others} and {last}"
-
-
-def group_records(records: Iterable[Record], labels: Sequence[str]) -> Mapping[tuple[Label, ...], list[Record]]:
-    """Records by the values of some of their labels, in the order in which they come."""
-    groups: dict[tuple[Label, ...], list[Record]] = {}
-    for record in records:
-        key = tuple(record.labels.get(label) for label in labels)
-        groups.setdefault(key, []).append(record)
-    return groups
+    return f"{', '.join(first)} and {last}" if first else last

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from rich import box
 from rich.console import Console
@@ -39,14 +40,12 @@ def print_blocks(blocks: Iterable[Block], console: Console | None = None) -> Non
             case Grid():
                 print_grid(block, console)
             case Paragraph():
-                style = _STYLES.get(block.kind, "")
-                print_line(block.short or block.text, console, style)
+                print_line(block.short or block.text, console, _STYLES.get(block.kind, ""))
             case Code():
                 console.print(Text(f"  {visible(block.text)}"), soft_wrap=True)
             case Facts() if block.kind not in ("samples", "tiles"):
                 for term, text in block.items:
-                    line = f"{term}: {text}" if term else text
-                    print_line(line, console)
+                    print_line(f"{term}: {text}" if term else text, console)
             case Group():
                 print_blocks(block.blocks, console)
 
@@ -62,20 +61,15 @@ def print_grid(grid: Grid, console: Console | None = None) -> None:
     columns = [index for index, heading in enumerate(grid.headings) if not heading.page_only]
     left_out: list[str] = []
     table = _build_table(grid, columns)
-    while console.is_terminal and len(columns) > 2:
-        if _measure_width(table, console) <= console.width:
-            break
-        last = columns.pop()
-        left_out.insert(0, grid.headings[last].text)
+    while console.is_terminal and len(columns) > 2 and _measure_width(table, console) > console.width:
+        left_out.insert(0, grid.headings[columns.pop()].text)
         table = _build_table(grid, columns)
     table.width = _measure_width(table, console)  # no number is cut off, also where the console is narrower
     console.print(table, soft_wrap=True)
     for note in grid.notes:
         print_line(note, console, "dim")
     if left_out:
-        names = ", ".join(left_out)
-        remark = f"Left out in {console.width} columns: {names}; --json has them."
-        print_line(remark, console, "dim")
+        print_line(f"Left out in {console.width} columns: {', '.join(left_out)}; --json has them.", console, "dim")
 
 
 def _measure_width(table: Table, console: Console) -> int:
@@ -85,26 +79,16 @@ def _measure_width(table: Table, console: Console) -> int:
 
 def _build_table(grid: Grid, columns: Sequence[int]) -> Table:
     title = Text(visible(grid.title)) if grid.title else None
-    table = Table(
-        title=title,
-        title_justify="left",
-        title_style="",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )
+    table = Table(title=title, title_justify="left", title_style="", box=box.SIMPLE_HEAD)
+    table.pad_edge, table.padding = False, (0, 1, 0, 0)
     headings = [_heading_lines(grid.headings[index]) for index in columns]
     tallest = max(map(len, headings), default=0)
     for index, lines in zip(columns, headings, strict=True):
         above = [""] * (tallest - len(lines))  # headings stand at the bottom, cells at the top
-        table.add_column(
-            Text("\n".join(above + lines)),
-            justify="left" if grid.headings[index].left else "right",
-            no_wrap=True,
-        )
+        justify: Literal["left", "right"] = "left" if grid.headings[index].left else "right"
+        table.add_column(Text("\n".join(above + lines)), justify=justify, no_wrap=True)
     for row in grid.rows:
-        cells = [_write_cell(row[index]) for index in columns]
-        table.add_row(*cells)
+        table.add_row(*(_write_cell(row[index]) for index in columns))
     return table
 
 
@@ -115,9 +99,6 @@ def _heading_lines(heading: Heading) -> list[str]:
 
 
 def _write_cell(cell: Cell) -> Text:
-    text = cell.text
-    if cell.badge:
-        text += f" ({cell.badge})"
+    text = f"{cell.text} ({cell.badge})" if cell.badge else cell.text
     lines = [visible(line) for line in (text, *cell.lines)]
-    style = "bold" if cell.strong else ""
-    return Text("\n".join(lines), style)
+    return Text("\n".join(lines), "bold" if cell.strong else "")
