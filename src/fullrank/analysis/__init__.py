@@ -1,10 +1,9 @@
 """The papers' analyses: each reads a model or a configuration, and gives figures."""
 
 from fullrank.analysis.context import context
-from fullrank.analysis.gradient import gradient_share
 from fullrank.analysis.heads import Heads, ablate, heads
 from fullrank.analysis.mixing import mixing
-from fullrank.analysis.rank import LogProbRank, OutputLayer, rank
+from fullrank.analysis.rank import LogProbRank, OutputLayer, gradient_share, rank
 from fullrank.analysis.spectrum import Spectrum, spectrum
 
 __all__ = [

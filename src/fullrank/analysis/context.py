@@ -1,4 +1,7 @@
-"""Reach of each layer's memory under Skip-Retain (Skip Cross-head §2.1.2; docs/derivations/skip_retain.md)."""
+"""Context: the reach of memory under Skip-Retain (Skip Cross-head §2.1.2), and the use that a causal model makes of context.
+
+docs/derivations/skip_retain.md
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,18 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor, nn
 
 from fullrank.core.errors import InputError
+from fullrank.evaluation.statistics import Interval, compute_paired_interval
+from fullrank.models import LoadedModel, open_model
 from fullrank.records import Column, Lines, Record, Table
 
+_SHORTEST = 8  # tokens of context
+_LOGITS = 1 << 24  # numbers in a block of logits
+_LARGE = 1 << 16  # a vocabulary, where its size is not known
+CONTEXT_PLOT = Lines("tokens of context", series=(), title="Perplexity by context")
 TAIL = 1e-9  # what a distribution leaves out has less than this probability
 
 
@@ -148,3 +159,64 @@ def reach_records(layers: Sequence[LayerReach]) -> Iterator[Record]:
             if tokens <= farthest:
                 yield Record({**labels, "tokens": tokens}, "reaches at least", reached)
             reached -= probability
+
+
+# -- the use of context -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class ContextUse:
+    """nll: by tokens of context, the shortest first, nats per token of each of S texts (S,)."""
+
+    nll: dict[int, np.ndarray]
+
+    @property
+    def perplexity(self) -> dict[int, float]:
+        """exp(mean nll), by tokens of context."""
+        return {length: math.exp(values.mean()) for length, values in self.nll.items()}
+
+    def reach(self, tolerance: float) -> int:
+        """The fewest tokens of context whose mean nll is within `tolerance` of the lowest."""
+        means = {length: values.mean() for length, values in self.nll.items()}
+        highest = min(means.values()) + tolerance
+        return min(length for length, mean in means.items() if mean <= highest)
+
+    def find_last_gain(self) -> tuple[float, Interval | None]:
+        """Nats per token by which the last step to more context lowers the nll, and their 95 % interval over the texts.
+
+        0 where there is one length only; the interval is None there, for one text, and where all gains are equal.
+        """
+        if len(self.nll) == 1:
+            return 0.0, None
+        *_, before, after = self.nll.values()
+        return float((before - after).mean()), compute_paired_interval(after.tolist(), before.tolist())
+
+
+def context_use(
+    model: nn.Module | LoadedModel, texts: Sequence[Tensor], *, scored: int, opening: bool = False
+) -> ContextUse:
+    """The nll of the last `scored` tokens of each text after 8, 16, 32 ... tokens of context, and after all there are.
+
+    model: any model that predicts next tokens; a model with memory reads each text at once.
+    texts: token ids (1, N), of one length. opening: their first token opens every text, and is kept in place of another one.
+    """
+    loaded = open_model(model)
+    rows = torch.cat(list(texts))
+    loaded.require({"logits"}, "use of context")
+    most = rows.shape[1] - scored
+    doubled = [_SHORTEST << k for k in range(most.bit_length())]
+    lengths = [*(length for length in doubled if length <= most / 1.5), most]
+    return ContextUse({length: _nll(loaded, rows, length, scored, opening) for length in lengths})
+
+
+def _nll(model: LoadedModel, rows: Tensor, length: int, scored: int, opening: bool) -> np.ndarray:
+    """Nats per token of the last `scored` tokens of each row (S,), after `length` tokens."""
+    read = rows[:, -length - scored :]
+    if opening:
+        read = torch.cat((rows[:, :1], read[:, 1:]), dim=1)
+    numbers = read.shape[1] * (model.vocab_size or _LARGE)  # logits of a row
+    means = []
+    for ids in read.split(max(1, _LOGITS // numbers)):
+        nll = model.nll(ids[:, :-1], ids[:, 1:])
+        means.append(nll[:, -scored:].double().mean(1).cpu())
+    return torch.cat(means).numpy()

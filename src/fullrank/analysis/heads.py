@@ -43,9 +43,7 @@ class LayerHeads:
     @property
     def deviation(self) -> float | None:
         """Sample standard deviation (n - 1) of the changes over heads, as in Table 3; None for one head."""
-        if len(self.change) < 2:
-            return None
-        return float(self.change.std(ddof=1))
+        return float(self.change.std(ddof=1)) if len(self.change) > 1 else None
 
     @property
     def redundancy(self) -> float | None:
@@ -53,8 +51,7 @@ class LayerHeads:
         heads = len(self.similarity)
         if heads < 2:
             return None
-        of_pairs = self.similarity.sum() - np.trace(self.similarity)
-        return float(of_pairs / (heads * (heads - 1)))
+        return float((self.similarity.sum() - np.trace(self.similarity)) / (heads * (heads - 1)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,16 +79,13 @@ class Heads:
         yield Record({}, "perplexity", self.perplexity, "perplexity", protocol=protocol)
         for number, layer in enumerate(self.layers):
             labels = {"layer": number}
-            changes = zip(layer.change, layer.intervals, strict=True)
-            for head, (change, interval) in enumerate(changes):
-                of_head = {**labels, "head": head}
-                yield Record(of_head, "change", change, "perplexity", interval, protocol)
+            for head, (change, interval) in enumerate(zip(layer.change, layer.intervals, strict=True)):
+                yield Record({**labels, "head": head}, "change", change, "perplexity", interval, protocol)
             if layer.deviation is not None:
                 yield Record(labels, "deviation", layer.deviation, "perplexity", protocol=protocol)
                 yield Record(labels, "similarity", layer.redundancy)
             for (head, other), value in np.ndenumerate(layer.similarity):
-                of_pair = {**labels, "head": head, "other head": other}
-                yield Record(of_pair, "similarity", value)
+                yield Record({**labels, "head": head, "other head": other}, "similarity", value)
 
 
 class KeptHeads(Mixing):
@@ -110,9 +104,7 @@ class KeptHeads(Mixing):
         matrix = self.mix.matrix(query)
         like = query if query is not None else matrix
         keep = self.keep if like is None else self.keep.to(like)
-        if matrix is None:
-            return torch.diag(keep)
-        return matrix * keep
+        return torch.diag(keep) if matrix is None else matrix * keep
 
 
 def heads(model: nn.Module | LoadedModel, input_ids: Tensor | Iterable[Tensor]) -> Heads:
@@ -135,13 +127,8 @@ def heads(model: nn.Module | LoadedModel, input_ids: Tensor | Iterable[Tensor]) 
     objective, batches = predictions(loaded, texts)
     similarities = _similarities(loaded.attentions(texts))
     nll, without = ablate(loaded, lambda module: _nll(open_model(module), batches))
-    layers = []
-    for of_layer, similarity in zip(without, similarities, strict=True):
-        stacked = np.stack(of_layer)
-        layers.append(_layer(nll, stacked, similarity))
-    length = texts[0].shape[1]
-    weights = loaded.attention_layers.weights
-    return Heads(tuple(layers), nll, objective, length, weights)
+    layers = [_compare(nll, np.stack(of_layer), alike) for of_layer, alike in zip(without, similarities, strict=True)]
+    return Heads(tuple(layers), nll, objective, texts[0].shape[1], loaded.attention_layers.weights)
 
 
 def ablate(model: nn.Module | LoadedModel, measure: Callable[[Any], Result]) -> tuple[Result, list[list[Result]]]:
@@ -155,40 +142,29 @@ def ablate(model: nn.Module | LoadedModel, measure: Callable[[Any], Result]) -> 
         whole = measure(layers.module)
         for stage in layers.stages:
             of_layer: list[Result] = []
-            former = stage.mix
-            heads = stage.size.num_heads
-            for head in range(heads):
-                keep = torch.ones(heads)
-                keep[head] = 0
+            former, heads = stage.mix, stage.size.num_heads
+            for keep in 1 - torch.eye(heads):
                 stage.mix = KeptHeads(former, keep)
                 try:
-                    result = measure(layers.module)
+                    of_layer.append(measure(layers.module))
                 finally:
                     stage.mix = former
-                of_layer.append(result)
             without.append(of_layer)
     return whole, without
 
 
 def nats_per_token(model: LoadedModel, input_ids: Tensor | Iterable[Tensor]) -> np.ndarray:
     """Nats per token of each text (S,), of the tokens that `heads` looks at."""
-    texts = rows_of(input_ids)
-    _, batches = predictions(model, texts)
-    return _nll(model, batches)
+    return _nll(model, predictions(model, rows_of(input_ids))[1])
 
 
-def _layer(nll: np.ndarray, without: np.ndarray, similarity: np.ndarray) -> LayerHeads:
+def _compare(nll: np.ndarray, without: np.ndarray, similarity: np.ndarray) -> LayerHeads:
     perplexity = math.exp(nll.mean())
     intervals: list[Interval | None] = []
     for of_head in without:
-        differences = compute_paired_interval(nll.tolist(), of_head.tolist())
-        if differences is None:
-            intervals.append(None)
-            continue
-        low, high = [perplexity * math.expm1(difference) for difference in differences]
-        intervals.append(Interval(low, high))
-    mean = (without - nll).mean(axis=1)
-    change = perplexity * np.expm1(mean)
+        ends = compute_paired_interval(nll.tolist(), of_head.tolist())
+        intervals.append(ends and Interval(*(perplexity * math.expm1(end) for end in ends)))
+    change = perplexity * np.expm1((without - nll).mean(axis=1))
     return LayerHeads(without, change, tuple(intervals), similarity)
 
 
@@ -202,25 +178,19 @@ def predictions(model: LoadedModel, texts: list[Tensor]) -> tuple[str, list[Batc
     rows = max(1, _AT_ONCE // length)
     if getattr(model.own, "memory_length", 0):
         stream = together.flatten()[None]
-        inputs = stream[:, :-1].split(length, 1)
-        targets = stream[:, 1:].split(length, 1)
+        inputs, targets = (part.split(length, 1) for part in (stream[:, :-1], stream[:, 1:]))
         return "next tokens, with memory", list(zip(inputs, targets, strict=True))
     if model.mask_id is None and model.predicts == "masked tokens":
         raise InputError(
             f"{model.name}: predicts masked tokens; open it with its tokenizer, or set mask_id of fr.open_model(...)"
         )
     if model.mask_id is None:
-        inputs = together[:, :-1].split(rows)
-        targets = together[:, 1:].split(rows)
+        inputs, targets = (part.split(rows) for part in (together[:, :-1], together[:, 1:]))
         return "next tokens", list(zip(inputs, targets, strict=True))
-    generator = torch.Generator().manual_seed(0)
-    draws = torch.rand(together.shape, generator=generator)
-    marks = torch.tensor([*model.marks])
-    draws[torch.isin(together, marks)] = 2.0  # after all others
+    draws = torch.rand(together.shape, generator=torch.Generator().manual_seed(0))
+    draws[torch.isin(together, torch.tensor([*model.marks]))] = 2.0  # after all others
     count = max(1, round(MASKED_SHARE * length))
-    chosen = draws.argsort(1)[:, :count]
-    masked = torch.zeros_like(together, dtype=torch.bool)
-    masked.scatter_(1, chosen, True)
+    masked = torch.zeros_like(together, dtype=torch.bool).scatter_(1, draws.argsort(1)[:, :count], True)
     inputs = together.masked_fill(masked, model.mask_id).split(rows)
     targets = together.masked_fill(~masked, IGNORED).split(rows)
     return f"{count} masked tokens a text", list(zip(inputs, targets, strict=True))
@@ -231,54 +201,39 @@ def _nll(model: LoadedModel, batches: list[Batch]) -> np.ndarray:
     means = []
     for nll, (_, targets) in zip(model.nlls(batches), batches, strict=True):
         counted = nll.cpu()[targets != IGNORED].double()
-        by_text = counted.view(len(targets), -1)
-        means.append(by_text.mean(1))
+        means.append(counted.view(len(targets), -1).mean(1))
     return torch.cat(means).numpy()
 
 
 def _similarities(traces: Iterable[Sequence[LayerTrace]]) -> list[np.ndarray]:
     """Linear CKA (H, H) of the outputs O_i = P'_i V_i of heads, for every layer, over the tokens of all texts."""
     tokens = 0
-    sums: list[Tensor] = []
-    products: list[Tensor] = []
+    sums: dict[int, tuple[Tensor, Tensor]] = {}  # by layer, of (H D,) and of (H D, H D)
     for layers in traces:
         for number, layer in enumerate(layers):
             assert layer.values is not None
             out = layer.mixed.double() @ layer.values.double()
             flat = out.transpose(1, 2).flatten(0, 1).flatten(1)  # (B N, H D)
-            if number == len(sums):
-                width = flat.shape[1]
-                sums.append(flat.new_zeros(width))
-                products.append(flat.new_zeros(width, width))
-            sums[number] += flat.sum(0)
-            products[number] += flat.T @ flat
+            total, product = sums.get(number, (0, 0))
+            sums[number] = (total + flat.sum(0), product + flat.T @ flat)
         tokens += len(flat)
-    heads = [layer.mixed.shape[1] for layer in layers]
-    found = []
-    for count, total, product in zip(heads, sums, products, strict=True):
-        flat = product - torch.outer(total, total) / tokens
-        covariance = flat.unflatten(0, (count, -1)).unflatten(2, (count, -1))
-        square = covariance.square().sum((1, 3))
+    similarities = []
+    for layer, (total, product) in zip(layers, sums.values(), strict=True):
+        sizes = (layer.mixed.shape[1], -1)
+        covariance = product - torch.outer(total, total) / tokens
+        square = covariance.unflatten(0, sizes).unflatten(2, sizes).square().sum((1, 3))
         norm = square.diagonal().sqrt()
-        norms = torch.outer(norm, norm).clamp_min(1e-300)
-        alike = square / norms
-        found.append(alike.cpu().numpy())
-    return found
+        similarities.append((square / torch.outer(norm, norm).clamp_min(1e-300)).cpu().numpy())
+    return similarities
 
 
 def compare_deviations(first: list[Record], other: list[Record]) -> Iterator[Record]:
     """Change of the deviation over heads from the first model to another, in percent, by layer (Table 3)."""
-    before = {}
-    for record in first:
-        if record.measure == "deviation":
-            before[record.labels["layer"]] = record.value
+    before = {record.labels["layer"]: record.value for record in first if record.measure == "deviation"}
     for record in other:
-        if record.measure != "deviation" or record.value is None:
-            continue
-        former = before.get(record.labels["layer"])
-        if former:
-            change = 100 * (record.value / former - 1)
-            yield Record(record.labels, "deviation change", change, "%")
+        former = before.get(record.labels.get("layer"))
+        if record.measure == "deviation" and record.value is not None and former:
+            yield Record(record.labels, "deviation change", 100 * (record.value / former - 1), "%")
 
 
 HEADS_TABLES = (

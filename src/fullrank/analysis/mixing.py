@@ -36,10 +36,7 @@ class LayerMixing:
     @property
     def variation(self) -> float | None:
         """Root of the mean over entries of their variance over positions."""
-        if self.deviation is None:
-            return None
-        variance = np.square(self.deviation).mean()
-        return float(np.sqrt(variance))
+        return None if self.deviation is None else float(np.sqrt(np.square(self.deviation).mean()))
 
 
 def mixing(
@@ -51,27 +48,25 @@ def mixing(
     """
     loaded = open_model(model)
     attention = loaded.attention_layers
-    found = dict[int, list[Tensor]]()
+    mixings: dict[int, list[Tensor]] = {}  # by layer
     for number, stage in enumerate(attention.stages):
         with torch.no_grad():
             shared = None if number in attention.plain else stage.mix.matrix(None)
-        if shared is None:
-            continue
-        reads_text = input_ids is not None and "query" in stage.mix.needs
-        found[number] = [] if reads_text else [shared]
-    if not found:
+        if shared is not None:
+            reads_text = input_ids is not None and "query" in stage.mix.needs
+            mixings[number] = [] if reads_text else [shared]
+    if not mixings:
         raise InputError(
             f"{loaded.name}: no layer of it mixes heads; set model.attention.mix, or call fullrank.inject(model, "
             "mix=...) on a Hugging Face model"
         )
-    if input_ids is not None and not all(found.values()):
-        rows = rows_of(input_ids)
-        for layers in loaded.attentions(rows):
-            for number, matrices in found.items():
+    if input_ids is not None and not all(mixings.values()):
+        for layers in loaded.attentions(rows_of(input_ids)):
+            for number, matrices in mixings.items():
                 traced = layers[number].mixing
                 if traced is not None and traced.dim() == 4:
                     matrices.append(traced.flatten(0, 1))
-    return tuple(_measure_layer(number, matrices) for number, matrices in found.items())
+    return tuple(_measure_layer(number, matrices) for number, matrices in mixings.items())
 
 
 def _measure_layer(number: int, matrices: list[Tensor]) -> LayerMixing:
@@ -79,19 +74,10 @@ def _measure_layer(number: int, matrices: list[Tensor]) -> LayerMixing:
     together = torch.cat(matrices) if over_positions else matrices[0][None]
     m = together.detach().double().cpu()  # (positions, H, H)
     identity = torch.eye(m.shape[-1], dtype=m.dtype)
-    distances = (m - identity).square().sum((1, 2)).sqrt()
-    orthogonalities = (m.mT @ m - identity).square().sum((1, 2))
+    distance = float((m - identity).square().sum((1, 2)).sqrt().mean())
+    orthogonality = float((m.mT @ m - identity).square().sum((1, 2)).mean())
     deviation = m.std(0, correction=0).numpy() if over_positions else None
-    return LayerMixing(
-        number,
-        m.mean(0).numpy(),
-        float(distances.mean()),
-        float(orthogonalities.mean()),
-        deviation,
-    )
-
-
-# -- the measurement ---------------------------------------------------------------------------------------------------
+    return LayerMixing(number, m.mean(0).numpy(), distance, orthogonality, deviation)
 
 
 @measurement(
@@ -100,11 +86,7 @@ def _measure_layer(number: int, matrices: list[Tensor]) -> LayerMixing:
     texts=16,
     table=Table(
         rows="layer",
-        columns=(
-            Column("distance", format=".3f"),
-            Column("orthogonality", format=".3f"),
-            Column("variation", format=".3f"),
-        ),
+        columns=tuple(Column(measure, format=".3f") for measure in ("distance", "orthogonality", "variation")),
     ),
     plot=(
         HeatMap("to head", "from head", "mixing", ("model", "layer"), {"last": True}, title="Mixing matrices"),
@@ -126,8 +108,7 @@ def measure_mixing(model: LoadedModel, text: Text) -> Iterator[Record]:
         yield from _layer_records(mixing(model, rows), {}, last=True)
     for step, checkpoint in steps.items():
         saved = open_model(str(model.folder), checkpoint=checkpoint, device=str(model.device))
-        layers = mixing(saved, rows)
-        yield from _layer_records(layers, {"step": step}, last=step == max(steps))
+        yield from _layer_records(mixing(saved, rows), {"step": step}, last=step == max(steps))
 
 
 def _layer_records(layers: Iterable[LayerMixing], labels: dict[str, int], last: bool) -> Iterator[Record]:
@@ -138,18 +119,14 @@ def _layer_records(layers: Iterable[LayerMixing], labels: dict[str, int], last: 
         if layer.variation is not None:
             yield Record(of_layer, "variation", layer.variation)
         for (source, target), value in np.ndenumerate(layer.matrix):
-            of_entry = {**of_layer, "from head": source, "to head": target, "last": last}
-            yield Record(of_entry, "mixing", value)
+            yield Record({**of_layer, "from head": source, "to head": target, "last": last}, "mixing", value)
 
 
 def checkpoint_steps(folder: Path) -> dict[int, str]:
     """Checkpoints of a run by their steps, the earliest first, under the names that `open_model` takes."""
     checkpoints = folder / "checkpoints"
-    kept = list_kept_checkpoints(checkpoints)
-    names = {step: f"kept/{path.name}" for step, path in kept.items()}
+    names = {step: f"kept/{path.name}" for step, path in list_kept_checkpoints(checkpoints).items()}
     for name in ("best", "last"):
-        checkpoint = checkpoints / name
-        if checkpoint.is_dir():
-            step = read_record(checkpoint).state["step"]
-            names[step] = name
+        if (checkpoints / name).is_dir():
+            names[read_record(checkpoints / name).state["step"]] = name
     return dict(sorted(names.items()))

@@ -1,4 +1,4 @@
-"""The rank of log-probabilities over many contexts: the softmax bottleneck, measured (Transformer-MoS §3).
+"""The softmax bottleneck, measured (Transformer-MoS §3): rank of log-probabilities, and the gradient that is let through.
 
 The derivation of the bound: docs/derivations/softmax_bottleneck.md.
 """
@@ -18,10 +18,12 @@ from torch import Tensor, nn
 from fullrank.core.config import AdaptiveConfig, MixtureConfig
 from fullrank.core.errors import InputError, RunError
 from fullrank.core.masked import MaskedLanguageModel
+from fullrank.core.output import IGNORED
 from fullrank.models import LoadedModel, open_model
 from fullrank.records import Column, Lines, Record, Table, measurement
 from fullrank.text import Text
 
+_CHUNK = 1 << 23  # numbers of the gradient that are held at a time
 MOST_BYTES = 1 << 30  # of the matrix, beyond which a part of the vocabulary is looked at, no fewer words than contexts
 
 
@@ -129,31 +131,31 @@ def rank(
     source.require({"logits", "hidden"}, "rank")
     if isinstance(source.own, MaskedLanguageModel):
         raise InputError("rank: give a causal model, of fullrank or of transformers; given a MaskedLanguageModel")
-    double = open_model(convert_to_double(source.module))
+    double = open_model(_convert_to_double(source.module))
     layer = describe_output(double)
     wanted = contexts or 2 * (layer.hidden_size + 2) + 32
-    chosen, repeats = choose_contexts([input_ids] if isinstance(input_ids, Tensor) else input_ids, wanted)
+    chosen, repeats = _choose_contexts([input_ids] if isinstance(input_ids, Tensor) else input_ids, wanted)
     count = sum(len(positions) for _, positions in chosen)
     if count < 2:
         raise InputError(f"the text has {count} different contexts; a rank needs two or more")
     parts: list[Tensor] = []
     columns: Tensor | slice = slice(None)
+    most = max(most_bytes // (8 * count), count)
     for ids, positions in chosen:
         logits = double.logits(ids)
-        eps, vocab_size, most = torch.finfo(logits.dtype).eps, logits.shape[2], max(most_bytes // (8 * count), count)
+        eps, vocab_size = torch.finfo(logits.dtype).eps, logits.shape[2]
         if most < vocab_size:
             drawn = torch.randperm(vocab_size, generator=torch.Generator().manual_seed(seed))
             columns = drawn[:most].sort().values.to(double.device)
-        log_probs = torch.log_softmax(logits.flatten(0, 1)[positions.to(double.device)].double(), dim=-1)
-        parts.append(log_probs[:, columns].cpu())
+        of_positions = logits.flatten(0, 1)[positions.to(double.device)]
+        parts.append(torch.log_softmax(of_positions.double(), dim=-1)[:, columns].cpu())
     matrix = torch.cat(parts)
     if not bool(torch.isfinite(matrix).all()):
         raise RunError("a log-probability is NaN or infinite: such a matrix has no singular values")
-    values = singular_values(matrix.to(double.device))
+    tall = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
+    triangle = torch.linalg.qr(tall.to(double.device), mode="r").R  # with the singular values of Q R
+    values = torch.linalg.svdvals(triangle).cpu().numpy()
     return LogProbRank(layer, values, count, matrix.shape[1], vocab_size, eps, wanted, repeats)
-
-
-# -- the bound of an output layer --------------------------------------------------------------------------------------
 
 
 def describe_output(model: LoadedModel) -> OutputLayer:
@@ -181,10 +183,7 @@ def describe_output(model: LoadedModel) -> OutputLayer:
     return OutputLayer(kind, model.own.config.hidden_size, bool(out.bias), clusters, exempt)
 
 
-# -- reading a model in double precision -------------------------------------------------------------------------------
-
-
-def convert_to_double(model: Any) -> Any:
+def _convert_to_double(model: Any) -> Any:
     """The model in double precision and evaluation mode: itself if it is so, else a copy."""
     numbers = [p for p in model.parameters() if p.is_floating_point()]
     if all(p.dtype == torch.float64 for p in numbers) and not any(module.training for module in model.modules()):
@@ -198,11 +197,8 @@ def convert_to_double(model: Any) -> Any:
     return model
 
 
-def choose_contexts(batches: Iterable[Tensor], wanted: int) -> tuple[list[tuple[Tensor, Tensor]], int]:
-    """Batches with the positions (n,) in them, rows end to end, of the first `wanted` contexts that differ, and the repeats.
-
-    The context after a token is that token and all before it in its row. Raises InputError for ids that are no integers.
-    """
+def _choose_contexts(batches: Iterable[Tensor], wanted: int) -> tuple[list[tuple[Tensor, Tensor]], int]:
+    """Batches with the positions (n,) in them, rows end to end, of the first `wanted` contexts that differ, and the repeats."""
     seen: set[bytes] = set()
     chosen = []
     repeats = 0
@@ -211,12 +207,11 @@ def choose_contexts(batches: Iterable[Tensor], wanted: int) -> tuple[list[tuple[
             raise InputError(f"input_ids: integers (B, N), given {ids.dtype} {tuple(ids.shape)}")
         positions = []
         for place, (b, n) in enumerate(np.ndindex(*ids.shape)):
-            context = ids[b, : n + 1].cpu().numpy().tobytes()
             if len(seen) == wanted:
                 break
-            if context in seen:
-                repeats += 1
-            else:
+            context = ids[b, : n + 1].cpu().numpy().tobytes()
+            repeats += context in seen
+            if context not in seen:
                 seen.add(context)
                 positions.append(place)
         if positions:
@@ -224,14 +219,6 @@ def choose_contexts(batches: Iterable[Tensor], wanted: int) -> tuple[list[tuple[
         if len(seen) == wanted:
             break
     return chosen, repeats
-
-
-def singular_values(matrix: Tensor) -> np.ndarray:
-    """Largest first. A matrix that is longer than wide becomes a triangle before: its values are those of R in Q R."""
-    tall = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
-    if tall.shape[0] > tall.shape[1]:
-        tall = torch.linalg.qr(tall, mode="r").R
-    return torch.linalg.svdvals(tall).cpu().numpy()
 
 
 # -- the measurement ---------------------------------------------------------------------------------------------------
@@ -275,7 +262,6 @@ def measure_rank(model: LoadedModel, text: Text, *, contexts: int | None = None)
     protocol = (
         f"{measured.contexts:,} contexts, {measured.columns:,} of {measured.vocab_size:,} words, double precision"
     )
-    remarks = explain_rank(measured)
     if layer.exempt is None:
         yield Record(labels, "bound", layer.bound, note=f"Bound: {layer.in_words}.")
     values = {
@@ -284,7 +270,7 @@ def measure_rank(model: LoadedModel, text: Text, *, contexts: int | None = None)
         "repeated contexts": measured.repeats, "tolerance": measured.tolerance, "rounding": measured.eps,
     }  # fmt: skip
     for measure, value in values.items():
-        note = " ".join(remarks) if measure == "rank" else ""
+        note = " ".join(explain_rank(measured)) if measure == "rank" else ""
         yield Record(labels, measure, value, protocol=protocol, note=note)
     for number, value in enumerate(measured.singular_values, start=1):
         yield Record({**labels, "number": number}, "singular value", value)
@@ -305,3 +291,67 @@ def explain_rank(measured: LogProbRank) -> list[str]:
             f"Too few contexts or words to show a rank above {bound}: read more (--contexts, a longer --text)."
         )
     return remarks
+
+
+# -- the gradient ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class GradientShare:
+    """The share of the gradient that an output layer lets through (Godey and Artzi 2026, arXiv 2603.10145).
+
+        G = d nll / d s = p - 1[y]   (T, V)      s = h W' + b,  W (V, d)
+        let through:  ||G U|| / ||G||,   U (V, d) an orthonormal basis of the columns of W
+
+    Training moves the logits s by moving h, and so along columns of W only: what of G lies across them is lost.
+    squares: ||G||^2 over `tokens` tokens. let_through_squares: ||G U||^2.
+    """
+
+    squares: float
+    let_through_squares: float
+    tokens: int
+
+    @property
+    def let_through(self) -> float:
+        """||G U|| / ||G||."""
+        return (self.let_through_squares / self.squares) ** 0.5
+
+
+def gradient_share(model: nn.Module | LoadedModel, batches: Iterable[tuple[Tensor, Tensor]]) -> GradientShare:
+    """The share of the gradient of the nll that the output layer of `model` lets through, by its norm.
+
+    model: of ours or of Hugging Face, with one softmax over a single output matrix.
+    batches: input_ids and targets (B, N) int64; targets -100 do not count. Every row is read on its own, without memory.
+    Raises InputError for another output layer, and where no target counts.
+    """
+    loaded = open_model(model)
+    loaded.require({"logits", "output_matrix"}, "share of the gradient")
+    exempt = describe_output(loaded).exempt
+    if exempt is not None:
+        raise InputError(f"share of the gradient: {loaded.name} has no logits of one softmax: {exempt}")
+    basis = _find_basis(loaded.output_matrix())
+    squares = let_through = 0.0
+    tokens = 0
+    for ids, targets in batches:
+        counts = targets != IGNORED
+        tokens += int(counts.sum())
+        logits = loaded.logits(ids)[counts.to(loaded.device)]
+        wanted = targets[counts].to(loaded.device)
+        vocab_size = logits.shape[1]
+        rows = max(1, _CHUNK // vocab_size)
+        for scores, words in zip(logits.split(rows), wanted.split(rows), strict=True):
+            gradient = scores.double().softmax(-1)
+            gradient[torch.arange(len(words)), words] -= 1
+            squares += float(gradient.square().sum())
+            let_through += float((gradient @ basis[:vocab_size]).square().sum())
+    if not tokens:
+        raise InputError("targets: none of them counts")
+    return GradientShare(squares, let_through, tokens)
+
+
+def _find_basis(weight: Tensor) -> Tensor:
+    """U (V, r): an orthonormal basis of the columns of `weight` (V, d), of rank r."""
+    q, triangle = torch.linalg.qr(weight.double())
+    u, s, _ = torch.linalg.svd(triangle)
+    least = s[0] * max(weight.shape) * torch.finfo(s.dtype).eps
+    return q @ u[:, : int((s > least).sum())]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -47,9 +47,6 @@ _PARTS = (  # first match wins
 )
 
 
-# -- a run -----------------------------------------------------------------------------------------------------------
-
-
 def size_of_run(run: RunConfig, length: int | None = None) -> dict[str, Any]:
     """Parameters, bytes, FLOPs and memory of the model of a run; `length`: the training segment's, of translations 25."""
     if not length:
@@ -63,8 +60,7 @@ def size_of_run(run: RunConfig, length: int | None = None) -> dict[str, Any]:
     else:
         document = size(run.model, length, rows)
     parameters = document["parameters"]["total"]
-    memory = training_memory(run, parameters, rows * length)
-    return {**document, "memory": memory}
+    return {**document, "memory": training_memory(run, parameters, rows * length)}
 
 
 def training_memory(run: RunConfig, parameters: int, tokens: int) -> dict[str, int]:
@@ -79,10 +75,9 @@ def training_memory(run: RunConfig, parameters: int, tokens: int) -> dict[str, i
     kernel computes and the chunk of logits are left out.
     """
     stacks = [run.model.of_encoder(), run.model.of_decoder()] if run.translates else [run.model]
-    width, layers, numbers = run.model.hidden_size, 0, 0
-    for stack in stacks:
-        layers += stack.num_hidden_layers
-        numbers += stack.num_hidden_layers * (8 * width + 2 * cast(int, stack.intermediate_size))
+    width = run.model.hidden_size
+    layers = sum(stack.num_hidden_layers for stack in stacks)
+    numbers = sum(stack.num_hidden_layers * (8 * width + 2 * cast(int, stack.intermediate_size)) for stack in stacks)
     if run.translates:
         numbers += stacks[-1].num_hidden_layers * 6 * width
     if run.train.activation_checkpointing:
@@ -106,9 +101,6 @@ def optimizer_states(options: TrainConfig) -> float:
     return sum(x.numel() for x in states if isinstance(x, torch.Tensor) and x.ndim) / parameter.numel()
 
 
-# -- the three kinds of models ---------------------------------------------------------------------------------------
-
-
 def size(config: ModelConfig, length: int, batch: int = 1) -> dict[str, Any]:
     """Size of a language model on `batch` sequences of `length` tokens, as plain numbers.
 
@@ -116,25 +108,13 @@ def size(config: ModelConfig, length: int, batch: int = 1) -> dict[str, Any]:
     which evaluation does not. Decoding keeps `cache_per_token_fp32`, and `state_per_text_fp32` whatever the length.
     Raises InputError for a length that the output map of multi-linear attention is too small for.
     """
-    model = build_on_meta(LanguageModel, config)
-    keys: float = config.memory_length
-    if not config.same_length:
-        keys += (length + 1) / 2
-    layers = [block.attention for block in model.blocks]
-    stack = _Stack(config, layers, keys)
-    linear: float = 2 * _matrices(model)
-    linear += model.embedding.flops_per_token()
-    linear += model.output.flops_per_token()
-    of_memory = _memory_flops(model, length)
-    flops = _flops([stack], length, batch, linear, of_memory)
-    document = _document(model, length, flops)
-    token_bytes, text_bytes = _count_cache(stack.layers)
-    document["bytes"] |= {
-        "cache_per_token_fp32": token_bytes,
-        "state_per_text_fp32": text_bytes,
-        "memory_per_text_fp32": 4 * config.num_hidden_layers * config.memory_length * config.hidden_size,
-    }
-    return document
+    model = _build_on_meta(LanguageModel, config)
+    keys = config.memory_length + (0 if config.same_length else (length + 1) / 2)
+    stack = _Stack(config, [block.attention for block in model.blocks], keys)
+    linear = 2 * _matrices(model) + model.embedding.flops_per_token() + model.output.flops_per_token()
+    flops = _flops([stack], length, batch, linear, _memory_flops(model, length))
+    memory = 4 * config.num_hidden_layers * config.memory_length * config.hidden_size
+    return _document(model, length, flops, {**_count_cache(stack.layers), "memory_per_text_fp32": memory})
 
 
 def measure_masked_size(config: ModelConfig, length: int, batch: int, share: float) -> dict[str, Any]:
@@ -144,15 +124,12 @@ def measure_masked_size(config: ModelConfig, length: int, batch: int, share: flo
     that is masked. Nothing is decoded, so there is no cache.
     Raises ConfigError for a configuration of no masked language model, InputError for a length that it cannot take.
     """
-    model = build_on_meta(MaskedLanguageModel, config)
+    model = _build_on_meta(MaskedLanguageModel, config)
     encoder = cast(Any, model.encoder)
-    layers = [block.attention for block in encoder.blocks]
-    stack = _Stack(encoder.config, layers, length, causal=False)
+    stack = _Stack(encoder.config, [block.attention for block in encoder.blocks], length, causal=False)
     of_output = 2 * _matrices(model.output) + model.output.flops_per_token()
-    linear = 2 * _matrices(encoder) + encoder.embedding.flops_per_token()
-    linear += share * of_output
-    flops = _flops([stack], length, batch, linear)
-    return _document(model, length, flops)
+    linear = 2 * _matrices(encoder) + encoder.embedding.flops_per_token() + share * of_output
+    return _document(model, length, _flops([stack], length, batch, linear))
 
 
 def translation_size(config: ModelConfig, length: int, batch: int = 1) -> dict[str, Any]:
@@ -164,13 +141,11 @@ def translation_size(config: ModelConfig, length: int, batch: int = 1) -> dict[s
     `cache_per_token_fp32` of each target token, `cache_per_source_token_fp32`, and `state_per_text_fp32` whatever the length.
     Raises ConfigError for a configuration of no translation model, InputError for a length that it cannot take.
     """
-    model = build_on_meta(Translator, config)
-    encoder = model.encoder
-    decoder = cast(Any, model.decoder)
-    of_encoder = [block.attention for block in encoder.blocks]
+    model = _build_on_meta(Translator, config)
+    encoder, decoder = model.encoder, cast(Any, model.decoder)
     of_decoder = [block.attention for block in decoder.blocks]
     of_cross = [block.cross_attention for block in decoder.blocks]
-    encoding = _Stack(config.of_encoder(), of_encoder, length, causal=False)
+    encoding = _Stack(config.of_encoder(), [block.attention for block in encoder.blocks], length, causal=False)
     decoding = _Stack(config.of_decoder(), of_decoder, (length + 1) / 2)
     crossing = _Stack(config.of_cross(), of_cross, length, causal=False)
     keys_and_values = sum(_keys_and_values(layer.project) for layer in of_cross)  # of source tokens
@@ -180,38 +155,29 @@ def translation_size(config: ModelConfig, length: int, batch: int = 1) -> dict[s
     target_linear = 2 * (_matrices(decoder) - keys_and_values) + vocabulary
     source = _flops([encoding], length, batch, source_linear)
     target = _flops([decoding, crossing], length, batch, target_linear)
-    flops: dict[str, Any] = {name: source[name] + target[name] for name in source}
-    flops |= {"source": source, "target": target}
-    document = _document(model, length, flops)
-    token_bytes, text_bytes = _count_cache(of_decoder)
-    source_token_bytes, _ = _count_cache(of_cross)
-    document["bytes"] |= {
-        "cache_per_token_fp32": token_bytes,
-        "cache_per_source_token_fp32": source_token_bytes,
-        "state_per_text_fp32": text_bytes,
-        "memory_per_text_fp32": 0,
-    }
-    return document
+    flops = {name: source[name] + target[name] for name in source}
+    of_source = {"cache_per_source_token_fp32": _count_cache(of_cross)["cache_per_token_fp32"]}
+    cache = {**_count_cache(of_decoder), **of_source, "memory_per_text_fp32": 0}
+    return _document(model, length, {**flops, "source": source, "target": target}, cache)
 
 
-def _document(model: nn.Module, length: int, flops: dict[str, Any]) -> dict[str, Any]:
+def _document(
+    model: nn.Module, length: int, flops: Mapping[str, Any], cache: Mapping[str, int] | None = None
+) -> dict[str, Any]:
     parts = parameters_by_part(model)
     total = parts["total"]
     return {
         "parameters": parts,
-        "bytes": {"weights_fp32": 4 * total, "training_adam_fp32": 16 * total},
+        "bytes": {"weights_fp32": 4 * total, "training_adam_fp32": 16 * total, **(cache or {})},
         "flops_per_token": {"length": length, **flops},
     }
 
 
-def build_on_meta(cls: Callable[[ModelConfig], Model], config: ModelConfig) -> Model:
+def _build_on_meta(cls: Callable[[ModelConfig], Model], config: ModelConfig) -> Model:
     """Build a model that allocates nothing."""
     with warnings.catch_warnings(), torch.device("meta"):
         warnings.simplefilter("ignore")
         return cls(config)
-
-
-# -- parameters and bytes --------------------------------------------------------------------------------------------
 
 
 def parameters_by_part(model: nn.Module) -> dict[str, int]:
@@ -223,20 +189,12 @@ def parameters_by_part(model: nn.Module) -> dict[str, int]:
     saved = model.state_dict()
     for name, parameter in model.named_parameters():
         if name in saved:
-            part = _find_part(name)
-            counts[part] += parameter.numel()
+            fitting = [part for part, marks in _PARTS if any(mark in name for mark in marks)]
+            counts[[*fitting, "other"][0]] += parameter.numel()
     return {"total": sum(counts.values()), **counts}
 
 
-def _find_part(name: str) -> str:
-    """The part of the model that a parameter belongs to."""
-    for part, marks in _PARTS:
-        if any(mark in name for mark in marks):
-            return part
-    return "other"
-
-
-def _count_cache(layers: Iterable[Attention]) -> tuple[int, int]:
+def _count_cache(layers: Iterable[Attention]) -> dict[str, int]:
     """Bytes that decoding keeps in fp32: of each token, and of a text whatever its length."""
     token_numbers = text_numbers = 0
     for layer in layers:
@@ -246,7 +204,7 @@ def _count_cache(layers: Iterable[Attention]) -> tuple[int, int]:
             text_numbers += 2 * attend.decayed.weight.shape[0] * numbers
         elif not attend.sees_future:
             token_numbers += (1 + layer.project.reads_keys) * numbers
-    return 4 * token_numbers, 4 * text_numbers
+    return {"cache_per_token_fp32": 4 * token_numbers, "state_per_text_fp32": 4 * text_numbers}
 
 
 # -- FLOPs -----------------------------------------------------------------------------------------------------------
@@ -278,11 +236,9 @@ def _flops(
             if isinstance(attention, MultiLinearConfig):
                 forward_work, training_work = _multilinear_flops(stack, attention, length, batch)
             else:
-                score = stage_name(attention.score)
-                products = 1 + _KEY_PRODUCTS.get(score, 1)
+                products = 1 + _KEY_PRODUCTS.get(stage_name(attention.score), 1)
                 width = layer.project.num_heads * cast(int, stack.config.head_dim)
-                forward_work = 2 * products * width * stack.keys
-                forward_work += _mixing_flops(layer, stack.keys)
+                forward_work = 2 * products * width * stack.keys + _mixing_flops(layer, stack.keys)
                 training_work = 3 * forward_work
             forward += forward_work
             training += training_work
@@ -298,36 +254,23 @@ def _multilinear_flops(stack: _Stack, attention: MultiLinearConfig, length: int,
     sums over all of it for every token.
     Raises InputError where a text of `length` tokens is longer than the output map.
     """
-    config = stack.config
-    width = config.hidden_size
+    config, width = stack.config, stack.config.hidden_size
     if attention.decays is not None:
         sums = 1 if stack.causal else length
         forward = 2 * attention.decays * attention.rank * (2 * sums + width)
         return forward, 3 * forward
-    longest = config.max_position_embeddings
-    memory = config.memory_length
+    longest, memory = config.max_position_embeddings, config.memory_length
     if length > longest:
         raise InputError(
             f"{length} tokens, but the output map of multi-linear attention has a row for each pair of {longest} positions; "
             "lower the length (--length, or train.segment_length), raise model.max_position_embeddings, or set "
             "model.attention.output_map: decayed"
         )
-    rank = attention.rank
-    if stage_name(attention.score) == "relative":
-        rank *= 2
+    rank = attention.rank * (2 if stage_name(attention.score) == "relative" else 1)
     windowed = config.same_length and memory > 0
     masked = stack.causal and not attention.sees_future and not windowed
     keys = length + min(memory, longest - length)
-    sizes = Size(
-        batch,
-        length,
-        keys,
-        rank,
-        width,
-        masked,
-        windowed,
-    )
-    work = multiply_adds(sizes)
+    work = multiply_adds(Size(batch, length, keys, rank, width, masked, windowed))
     tokens = batch * length
     return 2 * work.forward / tokens, 2 * work.training / tokens
 
@@ -336,15 +279,10 @@ def _mixing_flops(layer: Attention, keys: float) -> float:
     """Per token: H^2 multiply-adds a key and, position-wise, D H^2 for the matrix."""
     if not isinstance(layer.attend, WeightedValues):
         return 0.0
-    heads = layer.project.num_heads
-    mix = layer.attend.mix
-    flops = 0.0
-    if mix.matrix(None) is not None:
-        flops += 2 * heads * heads * keys
-    for name, parameter in mix.named_parameters():
-        if name == "from_query":
-            flops += 2 * parameter.numel() * heads
-    return flops
+    heads, mix = layer.project.num_heads, layer.attend.mix
+    of_keys = 0 if mix.matrix(None) is None else 2 * heads * heads * keys
+    from_query = dict(mix.named_parameters()).get("from_query")
+    return of_keys + (0 if from_query is None else 2 * from_query.numel() * heads)
 
 
 def _matrices(model: nn.Module) -> int:
@@ -370,8 +308,7 @@ def _keys_and_values(project: Projection) -> int:
 
 def _memory_flops(model: LanguageModel, length: int) -> float:
     """Per token of a training step: keys and values of the memory, which are projected again for every segment."""
-    projections = [module for module in model.modules() if isinstance(module, Projection)]
-    numbers = sum(map(_keys_and_values, projections))
+    numbers = sum(_keys_and_values(module) for module in model.modules() if isinstance(module, Projection))
     for config in model.config.attentions:
         if isinstance(config, MultiLinearConfig) and config.decays is not None:
             numbers += 2 * config.decays * config.rank  # and made into sums: S R multiply-adds for keys and for values

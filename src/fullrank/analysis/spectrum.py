@@ -86,25 +86,19 @@ def spectrum(model: nn.Module | LoadedModel, input_ids: Tensor | Iterable[Tensor
     """
     loaded, rows = open_model(model), rows_of(input_ids)
     attention = loaded.attention_layers
-    read: dict[tuple[int, str], list[np.ndarray]] = {}  # singular values (B, H, R), in double precision
+    values: dict[tuple[int, str], list[np.ndarray]] = {}  # singular values (B, H, R), in double precision
     for traces in loaded.attentions(rows):
         for number, layer in enumerate(traces):
             weights = {"before": layer.weights}
             if number not in attention.plain and layer.mixing is not None:
                 weights["after"] = layer.mixed
             for place, matrices in weights.items():
-                values = torch.linalg.svdvals(matrices.double()).cpu().numpy()
-                read.setdefault((number, place), []).append(values)
-    found = {key: summarize_values(np.concatenate(values)) for key, values in read.items()}
-    layers = [
-        LayerSpectrum(before, found.get((number, "after"), before))
-        for (number, place), before in found.items()
-        if place == "before"
-    ]
+                of_text = torch.linalg.svdvals(matrices.double()).cpu().numpy()
+                values.setdefault((number, place), []).append(of_text)
+    spectra = {key: summarize_values(np.concatenate(of_texts)) for key, of_texts in values.items()}
+    befores = {number: before for (number, place), before in spectra.items() if place == "before"}
+    layers = [LayerSpectrum(before, spectra.get((number, "after"), before)) for number, before in befores.items()]
     return AttentionSpectrum(tuple(layers), len(rows), rows[0].shape[1], attention.weights)
-
-
-# -- the measurement ---------------------------------------------------------------------------------------------------
 
 
 @measurement(

@@ -17,11 +17,10 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from fullrank.analysis.gradient import gradient_share
+from fullrank.analysis.context import CONTEXT_PLOT, context_use
 from fullrank.analysis.heads import heads, nats_per_token, predictions
-from fullrank.analysis.rank import effective_rank, explain_rank, rank
+from fullrank.analysis.rank import effective_rank, explain_rank, gradient_share, rank
 from fullrank.analysis.spectrum import spectrum
-from fullrank.analysis.use import CONTEXT_PLOT, context_use
 from fullrank.comparison.runs import SPLITS, Run, number, read_run
 from fullrank.config.recipe import resolve
 from fullrank.core.errors import ConfigError, InputError
