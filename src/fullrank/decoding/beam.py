@@ -20,9 +20,8 @@ class Hypotheses:
     """The best continuations of each prompt, best first.
 
     ids (B, n, T): new tokens, <eos> included; after the end of a hypothesis, eos_id (0 without one).
-    log_probs (B, n): sum over the tokens, nats. scores (B, n): log_probs / length^length_penalty.
-    lengths (B, n): new tokens, <eos> included. T is the longest. Where fewer than n continuations are possible at all,
-    the rest have length 0 and score -inf.
+    log_probs (B, n): sum over the tokens, nats. scores (B, n): log_probs / length^length_penalty. lengths (B, n): new
+    tokens, <eos> included. Where fewer than n continuations are possible at all, the rest have length 0 and score -inf.
     """
 
     ids: Tensor
@@ -116,7 +115,9 @@ def beam_search(
                 # sums only fall, and a given (negative) sum scores best at the next length or at the last
                 reach = min(max_lengths[prompt] ** -length_penalty, (length + 1) ** -length_penalty)
                 hope = sums[row][0] * reach if sums[row] else -math.inf
-                if not _is_decided(ended[prompt], hope, beams=beams, n_best=n_best):
+                best_scores = sorted((text.score for text in ended[prompt]), reverse=True)[:n_best]
+                can_gain = len(best_scores) < n_best or hope >= best_scores[-1]
+                if len(ended[prompt]) < beams and hope > -math.inf and can_gain:
                     active.append(row)
             if not active:
                 break
@@ -158,13 +159,6 @@ def take_largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     index = torch.cat((columns_of, rest), dim=1)
     best = scores.gather(1, index).topk(k)
     return best.values, index.gather(1, best.indices)
-
-
-def _is_decided(ended: list[_Hypothesis], hope: float, *, beams: int, n_best: int) -> bool:
-    """Nothing can be gained any more. `hope` is the best score that an unfinished text can reach."""
-    if len(ended) >= beams or hope == -math.inf:
-        return True
-    return len(ended) >= n_best and hope < sorted(text.score for text in ended)[-n_best]
 
 
 def _collect_best(

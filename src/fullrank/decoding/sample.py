@@ -14,28 +14,19 @@ from torch import Tensor
 from fullrank.core.errors import InputError, RunError
 
 
-class Output(Protocol):
-    """Output of a model: logits (B, N, V), or log-probabilities, and the cache of the next call."""
-
-    @property
-    def logits(self) -> Tensor: ...
-
-    @property
-    def cache(self) -> Any: ...
-
-
 class Decodable(Protocol):
     """A model that can be decoded; with `new_cache()` it need not read the text again for every token.
 
     Called as `model(input_ids, cache=..., attention_mask=...)`: input_ids (B, N) are new tokens, attention_mask (B, M)
     covers all tokens so far, 1 for tokens and 0 for padding. A cache is a value with `reorder(index)`, which selects and
-    repeats rows. max_length: the longest sequence the model can take, None without limit.
+    repeats rows. The output has `logits` (B, N, V), or log-probabilities, and the `cache` of the next call. max_length: the
+    longest sequence the model can take, None without limit.
     """
 
     @property
     def max_length(self) -> int | None: ...
 
-    def __call__(self, input_ids: Tensor, *, attention_mask: Tensor | None) -> Output: ...
+    def __call__(self, input_ids: Tensor, *, attention_mask: Tensor | None) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -110,8 +101,8 @@ def sample(
                 p = distribution(log_probs, temperature=temperature, top_k=top_k, top_p=top_p)
                 token = _draw(p, generators)
             token = token.masked_fill(ended, filler)
-            chosen = torch.cat((chosen, log_probs.gather(1, token[:, None]).masked_fill(ended[:, None], 0.0)), dim=1)
-            ids = torch.cat((ids, token[:, None]), dim=1)
+            here = log_probs.gather(1, token[:, None]).masked_fill(ended[:, None], 0.0)
+            chosen, ids = torch.cat((chosen, here), dim=1), torch.cat((ids, token[:, None]), dim=1)
             lengths = lengths + ~ended
             ended = ended | (lengths == constraints.max_lengths)
             if eos_id is not None:
@@ -177,9 +168,6 @@ def _draw(probs: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
     return torch.cat(draws).squeeze(1)
 
 
-# -- reading ----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Reading:
     """State of a model that reads token by token.
@@ -232,14 +220,9 @@ class Reading:
 
 
 def read_prompts(
-    model: Any,
-    prompt_ids: Tensor,
-    attention_mask: Tensor | None,
-    max_new_tokens: int,
-    *,
-    use_cache: bool,
+    model: Any, prompt_ids: Tensor, attention_mask: Tensor | None, max_new_tokens: int, *, use_cache: bool,
     window: int | None = None,
-) -> tuple[Tensor, Reading]:
+) -> tuple[Tensor, Reading]:  # fmt: skip
     """Read prompts (B, N), padded on the left: log p(next token), (B, V), and the reading.
 
     max_new_tokens: of the longest text that may follow. Raises InputError for prompts, masks or lengths that cannot be
@@ -296,9 +279,6 @@ def evaluating(model: Any) -> Iterator[None]:
             module.training = True
 
 
-# -- constraints ------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Constraints:
     """Limits on every new text, whatever the model thinks of it: its length, and n-grams that must not come twice.
@@ -315,13 +295,9 @@ class Constraints:
 
     @classmethod
     def build(
-        cls,
-        prompt_ids: Tensor,
-        max_new_tokens: int | Tensor,
-        min_new_tokens: int,
-        no_repeat_ngram_size: int | None,
+        cls, prompt_ids: Tensor, max_new_tokens: int | Tensor, min_new_tokens: int, no_repeat_ngram_size: int | None,
         eos_id: int | None,
-    ) -> Constraints:
+    ) -> Constraints:  # fmt: skip
         """Constraints for prompts (B, N). Raises InputError for prompts of another form, and for limits that no text meets."""
         if prompt_ids.dim() != 2 or prompt_ids.is_floating_point() or not prompt_ids.numel():
             raise InputError(
