@@ -17,8 +17,7 @@ from fullrank.experiments.run import TEXT_TASKS, task_of
 from fullrank.experiments.run_folder import absolute
 from fullrank.experiments.task import Prepared
 from fullrank.training.optimizer import make_optimizer, make_schedule
-from fullrank.training.phases import make_plan
-from fullrank.training.values import TrainingPosition
+from fullrank.training.values import TrainingPosition, make_plan
 
 # values by key, of which a configuration has some; most pairs are allowed, and each value is somewhere
 VALUES: dict[str, list[Any]] = {

@@ -29,7 +29,7 @@ from fullrank.experiments.task import place_draws
 from fullrank.files import sha256_of
 from fullrank.seal import read_identity
 from fullrank.training import TrainingPosition
-from fullrank.training.randomness import begin_draws, end_draws
+from fullrank.training.device import begin_draws, end_draws
 
 # -- value residuals ---------------------------------------------------------------------------------------------------
 

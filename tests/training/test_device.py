@@ -9,8 +9,7 @@ import torch
 from fullrank.config.training import TrainConfig
 from fullrank.core.errors import InputError, RunError
 from fullrank.training import choose_device, seed_everything
-from fullrank.training.device import explain_failures
-from fullrank.training.randomness import begin_draws, end_draws
+from fullrank.training.device import begin_draws, end_draws, explain_failures
 
 
 def draw() -> list[float]:

@@ -108,7 +108,7 @@ def test_lines_are_means_over_tokens_since_the_line_before(tmp_path: Path) -> No
         assert line["tokens"] == sum(tokens for _, tokens in seen[:last])
         assert line["lr"] == pytest.approx(0.01 * (1 - line["step"] / 10), abs=1e-12)
     assert [line["step"] for line in lines(tmp_path, "valid")] == [5, 10]
-    assert (result.steps, result.tokens, result.epochs) == (10, sum(tokens for _, tokens in seen), 10 / 7)
+    assert (result.step, result.tokens) == (10, sum(tokens for _, tokens in seen))
     assert result.ms_per_step["train"] > 0
     assert result.peak_memory_mib > 10
 
@@ -167,17 +167,17 @@ def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_checkpoint(value: f
 def test_patience_ends_training_and_the_best_is_kept(tmp_path: Path) -> None:
     curve = iter([5.0, 3.0, 3.5, 3.0, 4.0, 1.0])
     _, result = train(tmp_path, steps=30, patience=3, evaluate=lambda model: EvaluationResult(next(curve), 1))
-    assert (result.steps, result.stopped_early) == (25, True)
+    assert (result.step, result.stopped_early) == (25, True)
     assert (result.best_step, result.best_nll) == (10, 3.0)
     links = {name: (tmp_path / "checkpoints" / name).readlink().name for name in ("last", "best")}
     assert links == {"last": "step-00000025", "best": "step-00000010"}
     _, again = train(tmp_path, steps=30, patience=3, evaluate=lambda model: EvaluationResult(0.0, 1))
-    assert again.steps == 25
+    assert again.step == 25
 
 
 def test_a_budget_of_tokens_ends_with_the_step_that_reaches_it(tmp_path: Path) -> None:
     _, result = train(tmp_path, tokens=100)
-    assert (result.steps, result.tokens) == (8, 6 * 15 + 9 + 15)  # the seventh batch has 9
+    assert (result.step, result.tokens) == (8, 6 * 15 + 9 + 15)  # the seventh batch has 9
     assert lines(tmp_path, "valid")[-1]["step"] == 8
 
 

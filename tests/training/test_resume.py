@@ -15,6 +15,7 @@ import pytest
 import torch
 from training_toy import (
     Death,
+    Recorder,
     at_call,
     die,
     evaluate_scored,
@@ -59,7 +60,7 @@ def test_paused_on_the_way(name: str, tmp_path: Path) -> None:
     train(tmp_path / "whole", **options)
     for until in PAUSES:
         _, paused = train(tmp_path / "paused", **options, until=until)
-        assert paused.steps == until
+        assert paused.step == until
         last = json.loads((tmp_path / "paused" / "checkpoints" / "last" / "checkpoint.json").read_text())
         assert last["content"]["state"]["step"] == until
     train(tmp_path / "paused", **options)
@@ -112,8 +113,9 @@ def test_a_run_on_a_gpu_resumes_exactly(tmp_path: Path) -> None:
     train(tmp_path / "whole", **options)
     with pytest.raises(Death):
         train(tmp_path / "killed", **options, objective=at_call(14, die))
-    _, result = train(tmp_path / "killed", **options)
-    assert result.resumed_from == 10
+    recorder = Recorder()
+    train(tmp_path / "killed", **options, observers=[recorder])
+    assert recorder.began == (10, 24)
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
 
 
@@ -133,9 +135,10 @@ def test_metrics_beyond_the_checkpoint_are_cut(number: int, tmp_path: Path) -> N
         file.write('{"step": 99, "spl')
     with open(tmp_path / "killed" / "timing.jsonl", "a") as file:
         file.write('{"step": 99, "sec')
-    _, result = train(tmp_path / "killed", **options)
+    recorder = Recorder()
+    train(tmp_path / "killed", **options, observers=[recorder])
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
-    assert result.resumed_from == ((number - 1) // 6 * 6 or None)
+    assert recorder.began[0] == (number - 1) // 6 * 6
     timing = [json.loads(line) for line in (tmp_path / "killed" / "timing.jsonl").read_text().splitlines()]
     assert [line["step"] for line in timing][-1] == 24
     assert all(set(line) == {"step", "seconds", "tokens_per_second", "peak_memory_mib"} for line in timing)
@@ -150,16 +153,18 @@ def test_a_signal_finishes_the_step_and_saves(number: signal.Signals, tmp_path: 
     with pytest.raises(Interrupted, match=rf"stopped by {number.name} after step 3 of 12.*saved in {tmp_path}"):
         train(tmp_path / "stopped", **options, objective=send)
     assert signal.getsignal(number) == former
-    _, result = train(tmp_path / "stopped", **options)
-    assert result.resumed_from == 3, "in the middle of a line of metrics"
+    recorder = Recorder()
+    train(tmp_path / "stopped", **options, observers=[recorder])
+    assert recorder.began[0] == 3, "in the middle of a line of metrics"
     assert outcome(tmp_path / "stopped") == outcome(tmp_path / "whole")
 
 
 def test_a_finished_run_can_be_made_longer(tmp_path: Path) -> None:
     train(tmp_path / "short", steps=10)
-    model, result = train(tmp_path / "short", steps=20)
+    recorder = Recorder()
+    model, result = train(tmp_path / "short", steps=20, observers=[recorder])
     whole, _ = train(tmp_path / "whole", steps=20)
-    assert (result.resumed_from, result.steps) == (10, 20)
+    assert (recorder.began[0], result.step) == (10, 20)
     assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), whole.state_dict().values(), strict=True))
 
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from fullrank.config.run import EvalConfig
 from fullrank.config.training import TrainConfig
 from fullrank.training import (
+    Counters,
     EvaluationResult,
-    FitResult,
     Loss,
     Observer,
     TrainingPosition,
@@ -122,7 +122,7 @@ def evaluate_scored(model: nn.Module) -> EvaluationResult:
     return EvaluationResult(found.nll, found.tokens, {"bleu": 30 + 10 * math.sin(40 * float(model.inner.weight.sum()))})
 
 
-def train(folder: Path, *, eval_options: dict[str, Any] | None = None, **options: Any) -> tuple[Toy, FitResult]:
+def train(folder: Path, *, eval_options: dict[str, Any] | None = None, **options: Any) -> tuple[Toy, Counters]:
     """Train a fresh toy in `folder`, or go on there; keywords are those of TrainConfig, or of `fit`."""
     arguments = {
         name: options.pop(name)

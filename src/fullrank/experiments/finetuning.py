@@ -23,7 +23,7 @@ from fullrank.experiments.task import Parts, Prepared, Say, Task, choose_own_row
 from fullrank.training.checkpoint import load_weights
 from fullrank.training.distributed import rank
 from fullrank.training.optimizer import Groups, parameter_groups
-from fullrank.training.values import EvaluationOptions, EvaluationResult, FitResult
+from fullrank.training.values import Counters, EvaluationOptions, EvaluationResult
 
 Benchmark = GlueBenchmark | SquadBenchmark  # how examples are read, encoded and scored
 
@@ -71,8 +71,8 @@ class Finetuning(Task[FinetuneConfig, dict[str, Any]]):
             figures, rows = measure(model, dev), len(dev.encoded)
             return EvaluationResult(figures["loss"] * rows, rows, {name: figures[name] for name in benchmark.metrics})
 
-        def finish(done: FitResult) -> dict[str, Any]:
-            if config.eval.checkpoint == "best" and done.best_step != done.steps:
+        def finish(done: Counters) -> dict[str, Any]:
+            if config.eval.checkpoint == "best" and done.best_step != done.step:
                 load_weights(model, folder / "checkpoints" / "best")
             model.eval()
             figures = {name: measure(model, split, folder) for name, split in splits.items() if name != "train"}

@@ -52,14 +52,12 @@ from fullrank.kernels import chosen, kernel
 from fullrank.seal import is_run, read_record, seal_run
 from fullrank.storage import find
 from fullrank.training.checkpoint import list_kept_checkpoints, load_weights, mean_weights, write_mean
-from fullrank.training.device import choose_device, lock_folder, prepare_machine
+from fullrank.training.device import choose_device, lock_folder, prepare_machine, seed_everything
 from fullrank.training.distributed import all_gather, main_process_first, process_group, rank, shard, world_size
 from fullrank.training.loop import fit
 from fullrank.training.observers import make_observers
 from fullrank.training.optimizer import make_optimizer, make_schedule
-from fullrank.training.phases import make_plan
-from fullrank.training.randomness import seed_everything
-from fullrank.training.values import Observer
+from fullrank.training.values import Observer, make_plan
 
 TEXT_TASKS: dict[str, TextTask[Any, Any, Any]] = {
     "language_model": LanguageModelTask(),
@@ -196,13 +194,14 @@ def fit_run(
             load_weights(parts.model, Path(options.start or "") / "checkpoints" / "best")
         if options.sharding == "fsdp" and world_size() > 1:
             shard(parts.model, options)
+        plan = make_plan(options, parts.eval_options, parts.batches)
         done = fit(
             parts.model,
             objective=parts.objective,
             batches=parts.batches,
             evaluate=parts.evaluate,
             optimizer=make_optimizer(options.optimizer, parts.groups(), options),
-            schedule=make_schedule(options, make_plan(options, parts.eval_options, parts.batches).total_steps),
+            schedule=make_schedule(options, plan.total_steps),
             options=options,
             eval_options=parts.eval_options,
             folder=folder,
@@ -220,8 +219,8 @@ def fit_run(
             "ms_per_step": done.ms_per_step,
             **parts.result(done),
             **({"start": identity["start"]} if "start" in identity else {}),
-            "steps": done.steps,
-            "epochs": done.epochs,
+            "steps": done.step,
+            "epochs": done.step / plan.steps_per_epoch,
             "tokens_seen": done.tokens,
             "stopped_early": done.stopped_early,
             "tokens_per_second": done.tokens_per_second,

@@ -36,7 +36,7 @@ from fullrank.experiments.translate import Search
 from fullrank.training import distributed
 from fullrank.training.device import device_of
 from fullrank.training.optimizer import Groups, parameter_groups
-from fullrank.training.values import Batches, Evaluate, EvaluationOptions, FitResult, Objective
+from fullrank.training.values import Batches, Counters, Evaluate, EvaluationOptions, Objective
 
 Say = Callable[[str], None]
 Config = TypeVar("Config", bound=RunConfig | FinetuneConfig)
@@ -76,7 +76,7 @@ class Parts:
     options: TrainConfig
     eval_options: EvalConfig | EvaluationOptions
     groups: Callable[[], Groups]
-    result: Callable[[FitResult], dict[str, Any]]
+    result: Callable[[Counters], dict[str, Any]]
     versions: Mapping[str, str] = field(default_factory=dict)
     remark: str = ""
 
@@ -179,15 +179,15 @@ def training_parts(
         trained = type(model).load(folder, checkpoint).to(device)
         return trained, {split: task.figures(data, trained, split, protocols[split], keep) for split in splits}
 
-    def result(done: FitResult) -> dict[str, Any]:
+    def result(done: Counters) -> dict[str, Any]:
         best, final = measure("best", folder)
-        text = task.sample(best, data.corpus) if done.steps >= WRITES_FROM else None
+        text = task.sample(best, data.corpus) if done.step >= WRITES_FROM else None
         counts = parameters_by_part(model)
         return {
             "parameters": counts,
             "mixing_parameters": counts["mixing"],
             "final": final,
-            "last": final if done.best_step == done.steps else measure("last")[1],
+            "last": final if done.best_step == done.step else measure("last")[1],
             "best": {"step": done.best_step, "nll": done.best_nll, config.eval.metric: done.best_metric, **evaluation},
             **({"task": task.name} if task.name else {}),
             "protocol": in_words(protocols),

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ class Snapshot:
     run: Mapping[str, Any] = field(default_factory=dict)
 
 
-# -- saving and loading ----------------------------------------------------------------------------------------------
+# -- saving ------------------------------------------------------------------------------------------------------------
 
 
 def save_checkpoint(
@@ -59,7 +60,7 @@ def save_checkpoint(
     keep_weights: keep the weights too, and at most so many of the kept ones.
     RunError if the disk does not take it: then the checkpoints that were there are unchanged.
     """
-    weights, training = gather_tensors(snapshot.weights), gather_tensors(snapshot.training)
+    weights, training = _gather_tensors(snapshot.weights), _gather_tensors(snapshot.training)
     if rank() == 0:
         snapshot = replace(snapshot, weights=weights, training=training)
         try:
@@ -75,16 +76,24 @@ def save_checkpoint(
     barrier()
 
 
+def _gather_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies of whole tensors on the CPU of the first process; the others help to gather them and get none."""
+    copies = {}
+    for name, tensor in tensors.items():
+        complete = full_tensor(tensor.detach())
+        if rank() == 0:
+            copies[name] = complete.to("cpu", copy=True).contiguous()
+    return copies
+
+
 def _write_checkpoint(folder: Path, snapshot: Snapshot, step: int, best: bool, keep_weights: int | None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     _remove_unlinked(folder)  # of a process that was killed
-    temporary = folder / f".writing-{step:08d}"
-    temporary.mkdir()
-    write_tensors(temporary / WEIGHTS, snapshot.weights)
-    write_tensors(temporary / TRAINING, snapshot.training)
-    write_record(temporary, (WEIGHTS, TRAINING), snapshot.state, snapshot.run)
     target = folder / f"step-{step:08d}"
-    _replace(folder, temporary, target)
+    with _replace_folder(folder, target) as fresh:
+        write_tensors(fresh / WEIGHTS, snapshot.weights)
+        write_tensors(fresh / TRAINING, snapshot.training)
+        write_record(fresh, (WEIGHTS, TRAINING), snapshot.state, snapshot.run)
     # before `last`: a run resumed from the former `last` repeats this step, one resumed from the new one does not
     if keep_weights is not None:
         _keep_weights(folder, target, step=step, number=keep_weights, run=snapshot.run)
@@ -94,6 +103,52 @@ def _write_checkpoint(folder: Path, snapshot: Snapshot, step: int, best: bool, k
     if best:
         _link(folder, "best", target.name)
     _remove_unlinked(folder)
+
+
+def _keep_weights(folder: Path, checkpoint: Path, *, step: int, number: int, run: Mapping[str, Any]) -> None:
+    """Keep the weights of the checkpoint of `step`, and of those kept before it the last `number` - 1.
+
+    Weights kept later than `step` are removed, for that step comes again.
+    """
+    target = folder / KEPT / checkpoint.name
+    target.parent.mkdir(exist_ok=True)
+    with _replace_folder(folder, target) as fresh:
+        _link_or_copy(checkpoint / WEIGHTS, fresh / WEIGHTS)
+        write_record(fresh, (WEIGHTS,), {"step": step}, run)
+    kept = list_kept_checkpoints(folder)
+    staying = [earlier for earlier in kept if earlier <= step][-number:]
+    for other in set(kept) - set(staying):
+        _remove(folder, kept[other])
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Write a file of `tensors` and force it to the disk."""
+    safetensors.torch.save_file(tensors, path, metadata={"format": "pt"})
+    sync(path)
+
+
+# -- folders and links that change in one step -------------------------------------------------------------------------
+
+
+@contextmanager
+def _replace_folder(folder: Path, target: Path) -> Iterator[Path]:
+    """A new folder, which takes the place of `target` when the block is over; both inside `folder`."""
+    fresh = folder / f".writing-{target.parent.name}-{target.name}"
+    shutil.rmtree(fresh, ignore_errors=True)  # of a process that was killed
+    fresh.mkdir()
+    yield fresh
+    _remove(folder, target)
+    os.replace(fresh, target)
+    sync(target.parent)
+
+
+def _remove(folder: Path, path: Path) -> None:
+    """Remove the folder `path`: renamed at once, deleted after that, so that no half of it is ever seen."""
+    if path.exists():
+        gone = folder / f".writing-gone-{path.name}"
+        shutil.rmtree(gone, ignore_errors=True)
+        os.replace(path, gone)
+        shutil.rmtree(gone, ignore_errors=True)
 
 
 def _remove_unlinked(folder: Path) -> None:
@@ -106,18 +161,45 @@ def _remove_unlinked(folder: Path) -> None:
         link.unlink()
 
 
+def _read_link(folder: Path, name: str) -> str | None:
+    link = folder / name
+    return os.readlink(link) if link.is_symlink() else None
+
+
+def _link(folder: Path, name: str, target: str) -> None:
+    """Let `name` point to `target`, in one atomic step; a folder of that name is a link that a copy of the run followed."""
+    if not (folder / name).is_symlink():
+        shutil.rmtree(folder / name, ignore_errors=True)
+    fresh = folder / f".link-{name}"
+    fresh.unlink(missing_ok=True)
+    os.symlink(target, fresh, target_is_directory=True)
+    os.replace(fresh, folder / name)
+    sync(folder)
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    """Give a file another name; a copy on a disk that has no links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+        sync(target)
+
+
+# -- loading -----------------------------------------------------------------------------------------------------------
+
+
 def load_checkpoint(folder: Path, notice: Callable[[str], None]) -> Snapshot | None:
-    """The newest good checkpoint in `folder`, `last` first; None if there is none at all. Errors as `find_newest`."""
-    name = all_gather(find_newest(folder, notice) if rank() == 0 else None)[0]
-    return None if name is None else read_checkpoint(folder / name)
-
-
-def find_newest(folder: Path, notice: Callable[[str], None]) -> str | None:
-    """The name of the newest checkpoint in `folder` whose files match their checksums; None without any checkpoint.
+    """The newest checkpoint in `folder` whose files match their checksums; None without any checkpoint.
 
     If `last` is damaged and another one is good, `notice` is called, and that one is `last` from now on.
     InputError if there are checkpoints and none is good.
     """
+    name = all_gather(_find_newest(folder, notice) if rank() == 0 else None)[0]
+    return None if name is None else read_checkpoint(folder / name)
+
+
+def _find_newest(folder: Path, notice: Callable[[str], None]) -> str | None:
     last = _read_link(folder, "last")
     names = sorted((path.name for path in folder.glob("step-*")), reverse=True)
     damages: list[str] = []
@@ -167,61 +249,16 @@ def load_weights(model: nn.Module, path: Path) -> None:
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
-    try:
-        verify_checkpoint(path)
-    except DamagedError as damage:
-        raise InputError(f"{path} is damaged: {damage}; use other weights or train again") from damage
+    _verify_or_refuse(path, "use other weights or train again")
     weights: dict[str, Tensor] = safetensors.torch.load_file(path / WEIGHTS)
     return weights
 
 
-# -- links -----------------------------------------------------------------------------------------------------------
-
-
-def _read_link(folder: Path, name: str) -> str | None:
-    link = folder / name
-    return os.readlink(link) if link.is_symlink() else None
-
-
-def _link(folder: Path, name: str, target: str) -> None:
-    """Let `name` point to `target`, in one atomic step; a folder of that name is a link that a copy of the run followed."""
-    if not (folder / name).is_symlink():
-        shutil.rmtree(folder / name, ignore_errors=True)
-    fresh = folder / f".link-{name}"
-    fresh.unlink(missing_ok=True)
-    os.symlink(target, fresh, target_is_directory=True)
-    os.replace(fresh, folder / name)
-    sync(folder)
-
-
-# -- kept weights and their mean -------------------------------------------------------------------------------------
-
-
-def _keep_weights(folder: Path, checkpoint: Path, *, step: int, number: int, run: Mapping[str, Any]) -> None:
-    """Keep the weights of the checkpoint of `step`, and of those kept before it the last `number` - 1.
-
-    Weights kept later than `step` are removed, for that step comes again.
-    """
-    fresh = folder / f".writing-kept-{step:08d}"
-    fresh.mkdir()
-    _link_or_copy(checkpoint / WEIGHTS, fresh / WEIGHTS)
-    write_record(fresh, (WEIGHTS,), {"step": step}, run)
-    target = folder / KEPT / f"step-{step:08d}"
-    target.parent.mkdir(exist_ok=True)
-    _replace(folder, fresh, target)
-    kept = list_kept_checkpoints(folder)
-    staying = [earlier for earlier in kept if earlier <= step][-number:]
-    for other in set(kept) - set(staying):
-        _remove(folder, kept[other])
-
-
-def _link_or_copy(source: Path, target: Path) -> None:
-    """Give a file another name; a copy on a disk that has no links."""
+def _verify_or_refuse(path: Path, advice: str) -> Record:
     try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
-        sync(target)
+        return verify_checkpoint(path)
+    except DamagedError as damage:
+        raise InputError(f"{path} is damaged: {damage}; {advice}") from damage
 
 
 def take_over_checkpoints(source: Path, folder: Path, run: Mapping[str, Any]) -> None:
@@ -230,12 +267,7 @@ def take_over_checkpoints(source: Path, folder: Path, run: Mapping[str, Any]) ->
     `last` comes last: without it nothing has been taken over. InputError if a checkpoint is damaged.
     """
     for path in sorted([*source.glob("step-*"), *source.glob(f"{KEPT}/step-*")]):
-        try:
-            files, _, state = verify_checkpoint(path)
-        except DamagedError as damage:
-            raise InputError(
-                f"{path} is damaged: {damage}; delete {source.parent}, so that it is trained again"
-            ) from damage
+        files, _, state = _verify_or_refuse(path, f"delete {source.parent}, so that it is trained again")
         target = folder / path.relative_to(source)
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir(parents=True)
@@ -245,6 +277,9 @@ def take_over_checkpoints(source: Path, folder: Path, run: Mapping[str, Any]) ->
     for link in ("previous", "best", "last"):
         if (linked := _read_link(source, link)) is not None:
             _link(folder, link, linked)
+
+
+# -- the mean of kept weights ------------------------------------------------------------------------------------------
 
 
 def list_kept_checkpoints(folder: Path) -> dict[int, Path]:
@@ -258,62 +293,25 @@ def mean_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
 
     InputError if one is damaged, or is not of the same model as the others.
     """
-    total = {name: tensor.double() for name, tensor in _read_weights(paths[0]).items() if tensor.is_floating_point()}
+    total: dict[str, Tensor] = {}
     for path in paths:
         weights = _read_weights(path)
-        shapes = {name: tensor.shape for name, tensor in weights.items() if name in total}
-        if shapes != {name: tensor.shape for name, tensor in total.items()}:
+        wide = {name: tensor.double() for name, tensor in weights.items() if tensor.is_floating_point()}
+        shapes = [{name: tensor.shape for name, tensor in tensors.items()} for tensors in (wide, total or wide)]
+        if shapes[0] != shapes[1]:
             raise InputError(f"{path} and {paths[0]} are not of the same model: they hold other tensors")
-        if path != paths[0]:
-            for name, tensor in total.items():
-                tensor += weights[name]
+        total = {name: total[name] + tensor if total else tensor for name, tensor in wide.items()}
     return weights | {name: (tensor / len(paths)).to(weights[name].dtype) for name, tensor in total.items()}
 
 
 def write_mean(folder: Path, weights: dict[str, Tensor], steps: Sequence[int], run: Mapping[str, Any]) -> Path:
     """Write `weights`, the mean of those of `steps`, to `folder`/average, in place of an earlier mean; RunError as above."""
-    fresh = folder / ".writing-average"
+    target = folder / "average"
     try:
-        shutil.rmtree(fresh, ignore_errors=True)  # of a process that was killed
-        fresh.mkdir()
-        write_tensors(fresh / WEIGHTS, weights)
-        write_record(fresh, (WEIGHTS,), {"step": steps[-1], "averaged": list(steps)}, run)
-        _replace(folder, fresh, folder / "average")
+        with _replace_folder(folder, target) as fresh:
+            write_tensors(fresh / WEIGHTS, weights)
+            write_record(fresh, (WEIGHTS,), {"step": steps[-1], "averaged": list(steps)}, run)
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(fresh, ignore_errors=True)
+        _remove_unlinked(folder)
         raise RunError(f"{folder}: the average could not be written: {error}; make room and run this again") from error
-    return folder / "average"
-
-
-def _replace(folder: Path, fresh: Path, target: Path) -> None:
-    _remove(folder, target)
-    os.replace(fresh, target)
-    sync(target.parent)
-
-
-def _remove(folder: Path, path: Path) -> None:
-    """Remove the folder `path`: renamed at once, deleted after that, so that no half of it is ever seen."""
-    if path.exists():
-        gone = folder / f".writing-gone-{path.name}"
-        shutil.rmtree(gone, ignore_errors=True)
-        os.replace(path, gone)
-        shutil.rmtree(gone, ignore_errors=True)
-
-
-# -- tensors ---------------------------------------------------------------------------------------------------------
-
-
-def gather_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies of whole tensors on the CPU of the first process; the others help to gather them and get none."""
-    copies = {}
-    for name, tensor in tensors.items():
-        complete = full_tensor(tensor.detach())
-        if rank() == 0:
-            copies[name] = complete.to("cpu", copy=True).contiguous()
-    return copies
-
-
-def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Write a file of `tensors` and force it to the disk."""
-    safetensors.torch.save_file(tensors, path, metadata={"format": "pt"})
-    sync(path)
+    return target

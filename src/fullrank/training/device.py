@@ -1,7 +1,8 @@
-"""The machine of a run: device, precision, compiling, signals, and the lock of the run folder."""
+"""The machine of a run: device, precision, compiling, random numbers, signals, and the lock of the run folder."""
 
 from __future__ import annotations
 
+import random
 import re
 import signal
 import sys
@@ -9,16 +10,19 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fullrank.config.training import TrainConfig, TrainingConfig
+from fullrank.core import draws
 from fullrank.core.errors import InputError, RunError
 from fullrank.files import out_of_memory, remove_leftovers
-from fullrank.training.distributed import HasBlocks, choose_local_device, ignore_sigterm
+from fullrank.training.distributed import HasBlocks, blocks_of, ignore_sigterm, is_distributed, rank, read_variable
 
 # -- device and precision --------------------------------------------------------------------------------------------
 
@@ -30,7 +34,8 @@ def choose_device(name: str, key: str = "train.device") -> torch.device:
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    name = choose_local_device(name)
+    if name == "cuda" and is_distributed():
+        name = f"cuda:{read_variable('LOCAL_RANK', 0)}"
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
         raise InputError(f"{key}: auto, cpu, cuda or cuda:0, given '{name}'")
     device = torch.device(name)
@@ -66,7 +71,7 @@ def peak_memory_mib(device: torch.device) -> float:
     """Peak memory so far, in MiB: of tensors on a GPU, of this process otherwise."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
-    import resource
+    import resource  # absent on Windows
 
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
@@ -99,12 +104,51 @@ def compile_blocks(model: nn.Module) -> int:
     return len(modules)
 
 
+def checkpoint_blocks(model: nn.Module) -> None:
+    """Keep the inputs of each block alone (`train.activation_checkpointing`): the backward pass computes the rest again."""
+    for block in blocks_of(model):
+        block.forward = partial(draws.recomputed, block.forward)
+
+
+# -- random numbers: functions of configuration, seed and place alone, so that no state of a generator is saved -----------
+
+_APART = 0x9E3779B97F4A7C15F39CC0605CEDC835  # 2^128 / golden ratio, odd: sequences of calls lie far from each other
+
+
+def seed_everything(*key: int) -> None:
+    """Set every generator to a state that depends on `key` alone: a seed, or the numbers of a pass and a process with it."""
+    seed = key[0] if len(key) == 1 else int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0])
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def begin_draws(seed: int, number: int) -> None:
+    """Begin the draws of pass `number` (from 1) of a training, and seed the generators for it."""
+    seed_everything(seed, number, rank())
+    generator, at = np.random.PCG64([seed, number]), 0
+
+    def words(call: int, start: int, size: int) -> Tensor:
+        nonlocal at
+        target = call * _APART + start
+        generator.advance((target - at) % 2**128)
+        at = target + size
+        return torch.from_numpy(generator.random_raw(size).view(np.int64))
+
+    draws.current = draws.Draws(words)
+
+
+def end_draws() -> None:
+    """Leave the draws to torch's generators, as outside of training."""
+    draws.current = None
+
+
 # -- signals and the lock of a run folder ----------------------------------------------------------------------------
 
 
 @dataclass
 class Signals:
-    """`signal`: the name of the signal that asked for an end while training, None so far."""
+    """The name of the signal that asked for an end while training, None so far."""
 
     signal: str | None = None
 
@@ -153,7 +197,7 @@ def is_locked(folder: Path) -> bool:
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
     """RunError if another process trains in `folder`; the lock ends with the process, however it ends."""
-    import fcntl
+    import fcntl  # absent on Windows
 
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -38,15 +38,16 @@ _LOST = re.compile("gloo|NCCL|Connection closed by peer|Connection reset|Timed o
 
 def is_distributed() -> bool:
     """True in one of several processes, as torchrun starts them."""
-    return _read_variable("WORLD_SIZE", 1) > 1
+    return read_variable("WORLD_SIZE", 1) > 1
 
 
 def is_main_process() -> bool:
     """True in the first of several processes, also before and after they form a group, and alone."""
-    return not is_distributed() or _read_variable("RANK", 0) == 0
+    return not is_distributed() or read_variable("RANK", 0) == 0
 
 
-def _read_variable(name: str, default: int) -> int:
+def read_variable(name: str, default: int) -> int:
+    """A number in the environment."""
     return int(os.environ.get(name, default))
 
 
@@ -60,11 +61,6 @@ def rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def choose_local_device(name: str) -> str:
-    """The device of this process: with several GPUs the one of its number on this machine."""
-    return f"cuda:{_read_variable('LOCAL_RANK', 0)}" if name == "cuda" and is_distributed() else name
-
-
 @contextmanager
 def process_group(device: torch.device) -> Iterator[None]:
     """Inside the block the processes that torchrun started are a group; alone, nothing happens. The group stays for the next.
@@ -76,7 +72,7 @@ def process_group(device: torch.device) -> Iterator[None]:
         return
     if sys.platform == "linux":  # torchrun may be killed, too: then this process is asked to end
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-    seconds = _read_variable("FULLRANK_TIMEOUT", TIMEOUT)
+    seconds = read_variable("FULLRANK_TIMEOUT", TIMEOUT)
     if not dist.is_initialized():
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -88,7 +84,8 @@ def process_group(device: torch.device) -> Iterator[None]:
         ignore_sigterm()
         if not _is_first_failure(error):
             raise SystemExit(1) from error
-        if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and _LOST.search(str(error))):
+        is_lost = isinstance(error, RuntimeError) and _LOST.search(str(error))
+        if isinstance(error, dist.DistError) or is_lost:
             raise RunError(
                 f"process {rank()} of {world_size()} waited for another one, which is gone or did nothing for "
                 f"{seconds} seconds; run the same command again to go on from the last checkpoint"
@@ -176,7 +173,7 @@ def barrier() -> None:
 
 @contextmanager
 def main_process_first() -> Iterator[None]:
-    """Run the block in the first process, and then in the others, which find there what it has prepared."""
+    """Run the block in the first process, and then in the others, which read there what it has prepared."""
     if rank() > 0:
         barrier()
     yield
@@ -276,9 +273,9 @@ def shard(model: nn.Module, options: TrainingConfig) -> None:
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
-    narrow = torch.bfloat16 if options.precision == "bf16" else None
-    wide = torch.float32 if narrow else None
-    policy = MixedPrecisionPolicy(param_dtype=narrow, reduce_dtype=wide, cast_forward_inputs=False)
+    policy = MixedPrecisionPolicy(cast_forward_inputs=False)
+    if options.precision == "bf16":
+        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
     # a penalty reaches into blocks before the gradient of their outputs, which would gather them again
     again = not (options.orthogonality or options.overlap)
     for block in blocks_of(model):
@@ -327,8 +324,8 @@ class Engine:
                 )
 
     def __call__(self, batch: Any, carry: Carry, position: TrainingPosition) -> Loss:
-        loss: Loss = (self.wrapped or self.objective)(batch, carry, position)
-        return loss
+        compute: Objective[Any] = self.wrapped or self.objective
+        return compute(batch, carry, position)
 
     def gradients(self, last: bool) -> AbstractContextManager[object]:
         """Around a pass and its backward pass: gradients are exchanged after the last batch of an update alone."""

@@ -7,13 +7,12 @@ Killed at any moment and started again it writes the same metrics and the same w
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
 import time
 from collections.abc import Mapping, Sequence, Set
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,32 +23,38 @@ from torch.optim import Optimizer
 from fullrank.config.run import EvalConfig
 from fullrank.config.training import TrainConfig
 from fullrank.core.errors import InputError, Interrupted, RunError
+from fullrank.decoding.sample import evaluating
 from fullrank.training.checkpoint import load_checkpoint, save_checkpoint
 from fullrank.training.device import (
     Signals,
     autocast,
+    begin_draws,
     catch_signals,
+    checkpoint_blocks,
     compile_blocks,
     device_of,
+    end_draws,
     explain_failures,
     lock_folder,
     peak_memory_mib,
+    seed_everything,
 )
 from fullrank.training.distributed import Engine, all_gather, all_reduce, full_tensor, local_tensor, rank, world_size
 from fullrank.training.observers import JsonLines, metrics_line, perplexity, timing_line
 from fullrank.training.optimizer import Schedule
-from fullrank.training.phases import Plan, make_plan
-from fullrank.training.randomness import begin_draws, checkpoint_blocks, end_draws, seed_everything
-from fullrank.training.state import Clock, Counters, RunningLoss, TrainingState, WeightAverage, cost
+from fullrank.training.state import Clock, RunningLoss, TrainingState, WeightAverage
 from fullrank.training.values import (
     Batch,
     Batches,
+    Counters,
     Evaluate,
     EvaluationOptions,
-    FitResult,
     Objective,
     Observer,
+    Plan,
     TrainingPosition,
+    cost,
+    make_plan,
 )
 
 logger = logging.getLogger("fullrank")
@@ -72,10 +77,11 @@ def fit(
     locked: bool = False,
     until: int | None = None,
     engines: Set[str] = frozenset(),
-) -> FitResult:
-    """Train `model` in the run folder `folder`, from its last checkpoint if it has one; at the end the model holds
-    the last weights (the averaged ones when averaging). `load_weights(model, folder / "checkpoints" / "best")` gives the best.
+) -> Counters:
+    """Train `model` in the run folder `folder`, from its last checkpoint if it has one; returns the counters at the end.
 
+    The model then holds the last weights (the averaged ones when averaging); `load_weights(model, folder / "checkpoints" /
+    "best")` gives the best.
     seal: what checkpoints state of the run (`seal.seal_run`). locked: the caller holds the lock of the folder.
     until: pause after this update; the schedules stay those of the whole training, and a later call goes on.
     engines: the names of the kernels that compute, filled as they are used; checkpoints keep them.
@@ -96,20 +102,10 @@ def fit(
         if not locked and rank() == 0:
             stack.enter_context(lock_folder(folder))
         loop = _Loop(
-            state=state,
-            plan=plan,
-            engine=Engine(model, objective),
-            batches=batches,
-            evaluate=evaluate,
-            options=options,
-            metric=eval_options.metric,
-            device=device,
-            folder=folder,
-            seal=seal or {},
-            observers=observers,
-            engines=engines,
-        )
-        resumed_from = loop.resume()
+            state, plan, Engine(model, objective), batches, evaluate, options, eval_options.metric, device, folder,
+            seal or {}, observers, engines, [p for group in optimizer.param_groups for p in group["params"]],
+        )  # fmt: skip
+        loop.resume()
         loop.open_files(stack)
         if not state.counters.finished:
             for observer in observers:
@@ -118,32 +114,11 @@ def fit(
             stack.enter_context(explain_failures(options))
             stack.callback(end_draws)
             loop.run(stack.enter_context(catch_signals()), math.inf if until is None else until)
-        state.average.copy_to_model()
-    return _make_result(state.counters, plan, resumed_from)
+        average.swap()
+    return state.counters
 
 
-def _make_result(counters: Counters, plan: Plan, resumed_from: int | None) -> FitResult:
-    """The result of a training that stands at `counters`; a phase too short to be timed has no `ms_per_step`."""
-    timed = counters.sum_timed()
-    by_phase = {name: 1000 * phase.seconds / phase.steps for name, phase in counters.timed.items()}
-    return FitResult(
-        steps=counters.step,
-        epochs=counters.step / plan.steps_per_epoch,
-        tokens=counters.tokens,
-        best_step=counters.best_step,
-        best_nll=counters.best_nll,
-        best_metric=counters.best_metric,
-        stopped_early=counters.stopped_early,
-        ms_per_step=by_phase,
-        tokens_per_second=timed.tokens / timed.seconds if timed.seconds else 0.0,
-        seconds=counters.seconds,
-        peak_memory_mib=counters.peak_memory_mib,
-        resumed_from=resumed_from,
-        engines=counters.engines,
-    )
-
-
-@dataclass(kw_only=True)
+@dataclass
 class _Loop:
     """A training of `fit` under way."""
 
@@ -159,26 +134,24 @@ class _Loop:
     seal: Mapping[str, Any]
     observers: Sequence[Observer]
     engines: Set[str]
+    parameters: list[nn.Parameter]
     metrics: JsonLines | None = None  # of the process that writes
     timing: JsonLines | None = None
-    parameters: list[nn.Parameter] = field(init=False)
     clock: Clock = field(init=False)
     saved_at: float = field(init=False)
     is_ending: bool = False  # in one of the processes a signal asked for an end
     is_late: bool = False  # in one of them a checkpoint is due by the clock
 
-    def resume(self) -> int | None:
-        """Restore the last checkpoint and return its step, or start anew."""
+    def resume(self) -> None:
+        """Restore the last checkpoint, or start anew."""
         state, last = self.state, self.folder / "checkpoints" / "last"
         snapshot = load_checkpoint(last.parent, self.notice)
         if snapshot is None:
             seed_everything(self.options.seed)
             self.plan.begin_phase(state.counters)
-            return None
-        state.restore(snapshot, last)
-        counters = state.counters
-        counters.finished = counters.stopped_early or self.plan.finished(counters)
-        return counters.step
+        else:
+            state.restore(snapshot, last)
+            state.counters.finished = state.counters.stopped_early or self.plan.finished(state.counters)
 
     def open_files(self, stack: ExitStack) -> None:
         """Open metrics.jsonl, cut to what the checkpoint says, and timing.jsonl, in the process that writes."""
@@ -193,7 +166,6 @@ class _Loop:
         """Step after step until plan or phases are done, patience is out, or a signal or `until` asks for a stop."""
         plan, counters = self.plan, self.state.counters
         self.state.model.train()
-        self.parameters = [p for group in self.state.optimizer.param_groups for p in group["params"]]
         self.clock, self.saved_at = Clock(self.device, counters), time.monotonic()
         while not counters.finished and counters.step < until:
             self.update(signals)
@@ -261,10 +233,9 @@ class _Loop:
         loss = torch.zeros((), device=self.device)
         nll = torch.zeros((), dtype=torch.float64, device=self.device)
         phase = self.plan.phase(state.counters)
-        config = None if phase is None else phase.config
         indices = self.plan.batches_of(step)
         for number, (epoch, index) in enumerate(indices):
-            position = TrainingPosition(step, number, config, self.options.gradient_accumulation_steps)
+            position = TrainingPosition(step, number, phase, self.options.gradient_accumulation_steps)
             batch = self.batches.batch(epoch, index)
             begin_draws(self.options.seed, position.number)
             with self.engine.gradients(last=number == len(indices) - 1):
@@ -289,15 +260,12 @@ class _Loop:
         """Write the lines about training since the last ones."""
         state, counters = self.state, self.state.counters
         self.check_loss()
-        rate = state.schedule.scale_rate(counters.step)
         if state.running.tokens:  # a masked model may have met no masked token since the last line
-            self.write(split="train", nll=state.running.take_mean(), lr=rate)
+            self.write(split="train", nll=state.running.take_mean(), lr=state.schedule.scale_rate(counters.step))
         speed = self.clock.lap()
         counters.peak_memory_mib = max(counters.peak_memory_mib, peak_memory_mib(self.device))
         line = timing_line(counters.step, counters.seconds, speed, counters.peak_memory_mib)
-        if self.timing is not None:
-            self.timing.write(line)
-        self.record(line)
+        self.record(line, self.timing)
 
     def evaluate_model(self) -> tuple[bool, bool]:
         """Evaluate and give the schedule the result; (best so far, phase on its plateau).
@@ -307,7 +275,9 @@ class _Loop:
         counters = self.state.counters
         self.check_loss()
         self.clock.pause()
-        result = self.state.evaluate(self.evaluate, self.options, self.engine.gather_parameters())
+        model, precision = self.state.model, autocast(self.options.precision, self.device)
+        with self.state.average.applied(), self.engine.gather_parameters(), evaluating(model), precision:
+            result = self.evaluate(model)
         self.clock.resume()
         if not result.tokens:
             raise InputError("the validation has no token to measure; give a longer validation text")
@@ -348,26 +318,21 @@ class _Loop:
         self.clock.pause()
         if self.metrics is not None:
             counters.metrics_bytes = self.metrics.sync()
-        snapshot = dataclasses.replace(self.state.capture(), run=self.seal)
+        snapshot = replace(self.state.capture(), run=self.seal)
         save_checkpoint(self.folder / "checkpoints", snapshot, step=counters.step, best=best, keep_weights=keep)
         self.saved_at = time.monotonic()
         self.clock.resume()
 
     def write(self, **figures: Any) -> None:
         """Write a line of metrics about this step; figures: `split`, `nll` and others of `metrics_line`."""
-        counters = self.state.counters
-        line = metrics_line(
-            step=counters.step,
-            tokens=counters.tokens,
-            phase=counters.phase,
-            objective=self.options.objective,
-            **figures,
-        )
-        if self.metrics is not None:
-            self.metrics.write(line)
-        self.record(line)
+        counters, objective = self.state.counters, self.options.objective
+        line = metrics_line(counters.step, counters.tokens, counters.phase, objective=objective, **figures)
+        self.record(line, self.metrics)
 
-    def record(self, line: Mapping[str, Any]) -> None:
+    def record(self, line: Mapping[str, Any], file: JsonLines | None) -> None:
+        """Write a line to a file, in the process that writes, and show it to the observers."""
+        if file is not None:
+            file.write(line)
         for observer in self.observers:
             observer.record(line)
 

@@ -30,20 +30,10 @@ from fullrank.training.values import Observer
 _FIXED = ("step", "split", "nll", "ppl", "tokens", "lr", "phase", "objective")
 
 
-# -- metrics.jsonl and timing.jsonl ------------------------------------------------------------------------------------
-
-
 def metrics_line(
-    *,
-    step: int,
-    split: str,
-    nll: float,
-    tokens: int,
-    lr: float | None = None,
-    phase: str | None = None,
-    scores: Mapping[str, float] | None = None,
-    objective: str = "causal",
-) -> dict[str, Any]:
+    step: int, tokens: int, phase: str | None = None, *, split: str, nll: float, lr: float | None = None,
+    scores: Mapping[str, float] | None = None, objective: str = "causal",
+) -> dict[str, Any]:  # fmt: skip
     """A line of metrics.jsonl; `nll` is a mean in nats per token, rounded to nine digits like everything else.
 
     `objective`: written where the figures are not of next tokens, for such figures cannot be compared.
@@ -119,23 +109,13 @@ class JsonLines:
         self._file.close()
 
 
-# -- observers --------------------------------------------------------------------------------------------------------
-
-
 def make_observers(
-    folder: Path,
-    *,
-    track: Sequence[str] = (),
-    config: Mapping[str, Any] | None = None,
-    label: str = "training",
-    bits: str | None = None,
-    quiet: bool = False,
-) -> list[Observer]:
-    """The usual observers of a run: `Progress`, and `train.track`.
+    folder: Path, *, track: Sequence[str] = (), config: Mapping[str, Any] | None = None, label: str = "training",
+    bits: str | None = None, quiet: bool = False,
+) -> list[Observer]:  # fmt: skip
+    """The usual observers of a run: `Progress`, and `train.track`. InputError if a tracker's package is not installed.
 
-    config: settings of the run, for Weights & Biases.
-    bits: the unit of a run whose tokens are bytes or characters, in place of perplexity.
-    InputError if a tracker's package is not installed.
+    config: settings of the run, for Weights & Biases. bits: the unit of a run whose tokens are bytes or characters.
     """
     observers: list[Observer] = [] if quiet else [Progress(label, bits)]
     for name in track:
@@ -283,15 +263,9 @@ class WandB(Observer):
         if not file.is_file():
             self.folder.mkdir(parents=True, exist_ok=True)
             file.write_text(uuid.uuid4().hex + "\n", encoding="utf-8")
+        place = {"project": "fullrank", "name": self.folder.name, "dir": str(self.folder)}
         run_id = file.read_text(encoding="utf-8").strip()
-        self.run: Any = self.wandb.init(
-            project="fullrank",
-            name=self.folder.name,
-            dir=str(self.folder),
-            id=run_id,
-            resume="allow",
-            config=self.config,
-        )
+        self.run: Any = self.wandb.init(**place, id=run_id, resume="allow", config=self.config)
 
     def record(self, line: Mapping[str, Any]) -> None:
         self.run.log(_list_scalars(line), step=line["step"])

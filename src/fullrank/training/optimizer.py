@@ -24,7 +24,6 @@ import copy
 import dataclasses
 import math
 from collections.abc import Callable, Iterable
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -39,17 +38,8 @@ from fullrank.training.distributed import blocks_of, is_sharded
 Groups = list[dict[str, Any]]
 
 
-def _is_declared_exempt(item: object) -> bool:
-    return bool(getattr(item, "no_weight_decay", False))
-
-
 def parameter_groups(
-    model: nn.Module,
-    weight_decay: float,
-    muon: bool = False,
-    *,
-    faster: Iterable[nn.Parameter] = (),
-    peak: float = 1.0,
+    model: nn.Module, weight_decay: float, muon: bool = False, *, faster: Iterable[nn.Parameter] = (), peak: float = 1.0
 ) -> Groups:
     """Trainable parameters in groups: those that decay by `weight_decay`, and those that never do.
 
@@ -58,25 +48,22 @@ def parameter_groups(
     true, nor a parameter marked so itself: mixing matrices start at the identity, and decay would pull them to zero.
     A tied parameter appears once, and stays out of decay if any of its owners says so. Order is the model's own.
     """
-    exempt = {id(p) for m in model.modules() if _is_declared_exempt(m) for p in m.parameters()}
-    exempt |= {id(p) for p in model.parameters() if p.ndim < 2 or _is_declared_exempt(p)}
-    matrices: set[int] = set()
-    if muon:
-        matrices = {id(p) for block in blocks_of(model) for p in block.parameters() if p.ndim == 2} - exempt
+    exempt = {id(p) for p in model.parameters() if p.ndim < 2}
+    exempt |= {id(p) for p in model.parameters() if getattr(p, "no_weight_decay", False)}
+    for module in model.modules():
+        if getattr(module, "no_weight_decay", False):
+            exempt |= {id(p) for p in module.parameters()}
+    blocks = blocks_of(model) if muon else []
+    matrices = {id(p) for block in blocks for p in block.parameters() if p.ndim == 2} - exempt
     fast = {id(p) for p in faster} if peak != 1 else set()
-    members: dict[tuple[bool, bool, bool], list[nn.Parameter]] = {}
+    groups: dict[tuple[bool, bool, bool], dict[str, Any]] = {}
     for p in model.parameters():
         if p.requires_grad:
-            members.setdefault((id(p) in matrices, id(p) in exempt, id(p) in fast), []).append(p)
-    groups = []
-    for (is_matrix, is_exempt, is_fast), parameters in sorted(members.items(), key=itemgetter(0)):
-        group: dict[str, Any] = {"params": parameters, "weight_decay": 0.0 if is_exempt else weight_decay}
-        if is_matrix:
-            group["muon"] = True
-        if is_fast:
-            group["peak"] = peak
-        groups.append(group)
-    return groups
+            is_matrix, is_exempt, is_fast = key = id(p) in matrices, id(p) in exempt, id(p) in fast
+            group = groups.setdefault(key, {"params": [], "weight_decay": 0.0 if is_exempt else weight_decay})
+            group["params"].append(p)
+            group |= ({"muon": True} if is_matrix else {}) | ({"peak": peak} if is_fast else {})
+    return [groups[key] for key in sorted(groups)]
 
 
 def make_optimizer(name: str, groups: Groups, options: TrainConfig) -> Optimizer:
@@ -212,7 +199,7 @@ class Schedule:
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore a state given by `state()`."""
+        """Go back to what `state()` gave."""
 
 
 def make_schedule(options: TrainConfig, total_steps: int) -> Schedule:

@@ -1,14 +1,24 @@
-"""Values that the loop exchanges with its callers, and the protocols of what it is given."""
+"""What the training loop exchanges with its callers, its counters, and its plan: length, evaluations, checkpoints, phases.
+
+A step is one update of the parameters. It takes `gradient_accumulation_steps` consecutive batches of one epoch (fewer
+at the end of an epoch that does not divide). A phase (`train.phases`) ends at its last step, or at an evaluation that sees it
+on a plateau, and the next one has begun before a checkpoint of that step is written.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor, nn
 
-from fullrank.config.training import PhaseConfig
+from fullrank.config.run import EvalConfig
+from fullrank.config.training import PhaseConfig, PlateauConfig, TrainConfig
+from fullrank.core.errors import InputError
+from fullrank.core.section import CountOrZero
 
 Batch = TypeVar("Batch")
 Batch_co = TypeVar("Batch_co", covariant=True)
@@ -16,16 +26,17 @@ Batch_co = TypeVar("Batch_co", covariant=True)
 # What one batch leaves for the next (memories): named tensors, opaque to the loop, saved with every checkpoint.
 Carry = Mapping[str, Tensor]
 
+# -- what the loop calls -----------------------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True)
 class Loss:
     """The loss of one batch.
 
-    `value`: scalar to differentiate, the mean over tokens plus penalties.  `nll`: sum over tokens, in nats, without
-    smoothing or penalties; a tensor spares a GPU the wait.  `tokens`: the number of tokens in the mean.  `carry`: for the
-    next batch.  `read`: tokens that were read, where they are more than `tokens` (masked models); None: `tokens`.
+    value: scalar to differentiate, the mean over tokens plus penalties. nll: sum over tokens, in nats, without smoothing or
+    penalties. tokens: the number of tokens in the mean. read: tokens that were read, where they are more (masked models).
     Where several processes share the batch, `nll` is of the rows of this one, `tokens` and `read` are of all, and the mean of
-    `value` over the processes is the loss of the whole batch.  A tensor of the carry with two dimensions or more has the rows
+    `value` over the processes is the loss of the whole batch. A tensor of the carry with two dimensions or more has the rows
     of this process first; any other is the same in all.
     """
 
@@ -75,8 +86,7 @@ class Batches(Protocol[Batch_co]):
 class TrainingPosition:
     """The position of a forward pass in training.
 
-    `step`: the update it is part of, from 1.  `part`: which of that update's batches, from 0.  `phase`: of `train.phases`,
-    None without phases.  `accumulation`: batches of an update.
+    step: the update it is part of, from 1. part: which of that update's batches, from 0. accumulation: batches of an update.
     """
 
     step: int
@@ -90,53 +100,12 @@ class TrainingPosition:
         return (self.step - 1) * self.accumulation + self.part + 1
 
 
-class EvaluationOptions(NamedTuple):
-    """The part of an eval section that training reads: how often to evaluate, and what makes a step the best.
-
-    Both cadences None: once an epoch. `metric`: `loss` (the lowest is best), or the name of a score (the highest is best).
-    """
-
-    every_steps: int | None
-    every_epochs: float | None
-    metric: str
-
-
 Objective = Callable[[Batch, Carry, TrainingPosition], Loss]
 Evaluate = Callable[[nn.Module], EvaluationResult]
 
 
-@dataclass(frozen=True)
-class FitResult:
-    """The result of training; times add up over all parts of a resumed run.
-
-    `epochs`: steps made, in epochs.  `tokens`: tokens trained on.  `best_nll`: validation nll of the best step, in nats per
-    token, the lowest one unless `eval.metric` says otherwise.  `best_metric`: the value of `eval.metric` at that step.
-    `ms_per_step`: training alone, without evaluation, saving and the first step of each part and phase, for each phase that
-    was timed (`train` where there are no phases).
-    `stopped_early`: by `train.patience`, or by the plateau of the last phase.  `seconds`: wall clock.
-    `resumed_from`: the step this part began at, None for a run begun here.  `engines`: kernels that computed attention.
-    """
-
-    steps: int
-    epochs: float
-    tokens: int
-    best_step: int | None
-    best_nll: float | None
-    best_metric: float | None
-    stopped_early: bool
-    ms_per_step: dict[str, float]
-    tokens_per_second: float
-    seconds: float
-    peak_memory_mib: float
-    resumed_from: int | None
-    engines: list[str]
-
-
 class Observer:
-    """A progress display or tracker, which ignores what it does not override.
-
-    It must not touch the model or draw random numbers.
-    """
+    """A progress display or tracker. It must not touch the model or draw random numbers."""
 
     def start(self, *, step: int, total_steps: int) -> None:
         """Before the first step of this part; `step` are already made."""
@@ -152,3 +121,242 @@ class Observer:
 
     def finish(self) -> None:
         """The part is over, with or without an error; called once."""
+
+
+# -- counters ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class TimedSteps:
+    """Steps, their time and their tokens."""
+
+    seconds: float = 0.0
+    steps: int = 0
+    tokens: int = 0
+
+
+@dataclass
+class Counters:
+    """The position of a training in plain values: the `state` of checkpoint.json."""
+
+    step: int = 0
+    tokens: int = 0
+    best_step: int | None = None
+    best_nll: float | None = None  # of that step
+    best_metric: float | None = None  # of that step: the value of `eval.metric`
+    since_best: int = 0  # evaluations
+    stopped_early: bool = False
+    finished: bool = False
+    seconds: float = 0.0  # wall clock, all parts
+    phase: str | None = None  # of the next step; None without phases
+    phase_began: int = 0  # steps made before it
+    phase_bests: list[tuple[int, float]] = field(default_factory=list)  # see update_plateau
+    # training alone, without the first step of each part and phase, by phase (`train` without phases)
+    timed: dict[str, TimedSteps] = field(default_factory=dict)
+    peak_memory_mib: float = 0.0
+    metrics_bytes: int = 0
+    engines: list[str] = field(default_factory=list)  # kernels that computed attention in updates
+    window_tokens: CountOrZero = 0  # since the last line of metrics
+    averaged: CountOrZero = 0  # updates in the average of the weights
+    schedule: dict[str, Any] = field(default_factory=dict)  # state of a learning rate that follows the validation
+
+    @property
+    def ms_per_step(self) -> dict[str, float]:
+        """Of training alone, for each phase that was timed."""
+        return {name: 1000 * phase.seconds / phase.steps for name, phase in self.timed.items()}
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of training alone, 0 if unknown."""
+        timed = self.sum_timed()
+        return timed.tokens / timed.seconds if timed.seconds else 0.0
+
+    def sum_timed(self) -> TimedSteps:
+        """All steps that were timed."""
+        total = TimedSteps()
+        for phase in self.timed.values():
+            total.seconds += phase.seconds
+            total.steps += phase.steps
+            total.tokens += phase.tokens
+        return total
+
+    def note_evaluation(self, nll: float, metric: str, value: float) -> bool:
+        """Record an evaluation after this step, `value` of `metric`; True if it is the best so far."""
+        if self.best_metric is None or cost(metric, value) < cost(metric, self.best_metric):
+            self.best_step, self.best_nll, self.best_metric = self.step, nll, value
+            self.since_best = 0
+            return True
+        self.since_best += 1
+        return False
+
+
+def cost(metric: str, value: float) -> float:
+    """`value` of `metric` as a number that is better the lower it is: the loss is, a score is not."""
+    return value if metric == "loss" else -value
+
+
+# -- the plan ----------------------------------------------------------------------------------------------------------
+
+
+class EvaluationOptions(NamedTuple):
+    """The part of an eval section that training reads: how often to evaluate, and what makes a step the best.
+
+    Both cadences None: once an epoch. metric: `loss` (the lowest is best), or the name of a score (the highest is best).
+    """
+
+    every_steps: int | None
+    every_epochs: float | None
+    metric: str
+
+
+def update_plateau(
+    bests: list[tuple[int, float]], step: int, ppl: float, options: PlateauConfig
+) -> tuple[list[tuple[int, float]], bool]:
+    """The evaluations to remember, and True if the perplexity is on a plateau.
+
+    With best(t) the lowest perplexity of the phase's evaluations after at most t of its updates, it is after `step` updates if
+
+        best(step - options.steps) - best(step) < options.ppl
+
+    and some evaluation is at least `options.steps` old. bests: the earlier evaluations (step in the phase, perplexity) that
+    were the best when they came; those that best() cannot need again are left out of the result.
+    """
+    if not bests or ppl < bests[-1][1]:
+        bests = [*bests, (step, ppl)]
+    before = [best for at, best in bests if at <= step - options.steps]
+    on_plateau = bool(before) and before[-1] - bests[-1][1] < options.ppl
+    return bests[max(0, len(before) - 1) :], on_plateau
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Length and rhythm of a training.
+
+    total_steps: the end, and the length that schedules decay over. With a budget of `tokens` the first step that reaches it
+    is the last one, and `total_steps` an estimate where the batches do not know how many tokens they have.
+    It stays as planned when a phase ends early on a plateau: learning rates go on as if it had not, and training ends
+    when the last phase has had its own steps.
+    evaluate_every need not be a whole number: an evaluation is due at the first step at or after each multiple of it.
+    """
+
+    options: TrainConfig
+    total_steps: int
+    steps_per_epoch: int
+    batches_per_epoch: int
+    evaluate_every: float
+    phases: tuple[PhaseConfig, ...]  # a length in epochs as `steps`
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of an update whose segments all have `train.segment_length`."""
+        options = self.options
+        batch = options.batch_tokens or options.batch_size * options.segment_length
+        return options.gradient_accumulation_steps * batch
+
+    def batches_of(self, step: int) -> list[tuple[int, int]]:
+        """(epoch, index) of the batches of update `step`, counted from 1."""
+        epoch, place = divmod(step - 1, self.steps_per_epoch)
+        first = place * self.options.gradient_accumulation_steps
+        last = min(first + self.options.gradient_accumulation_steps, self.batches_per_epoch)
+        return [(epoch, index) for index in range(first, last)]
+
+    def done(self, step: int, tokens: int) -> bool:
+        """True if training is over after `step` updates on `tokens` tokens."""
+        return step >= self.total_steps if self.options.tokens is None else tokens >= self.options.tokens
+
+    def finished(self, counters: Counters) -> bool:
+        """True if training is over at `counters`, by the budget or with the last phase."""
+        last_phase_over = self.phase_over(counters) and self.is_in_last_phase(counters)
+        return last_phase_over or self.done(counters.step, counters.tokens)
+
+    def evaluation_due(self, step: int) -> bool:
+        """True if an evaluation follows `step` updates (the last one aside, which always is evaluated)."""
+        return _count_multiples(step, self.evaluate_every) > _count_multiples(step - 1, self.evaluate_every)
+
+    def save_due(self, step: int) -> bool:
+        """True if a checkpoint follows `step` updates; without a rhythm of its own, at every evaluation."""
+        every = self.options.save_every_steps
+        return self.evaluation_due(step) if every is None else step % every == 0
+
+    # phases: without any, nothing ever begins or ends
+
+    def phase(self, counters: Counters) -> PhaseConfig | None:
+        """The phase of the next update; None without phases."""
+        return next((phase for phase in self.phases if phase.name == counters.phase), None)
+
+    def phase_over(self, counters: Counters) -> bool:
+        """True if the phase has had all its updates."""
+        phase = self.phase(counters)
+        return phase is not None and phase.steps is not None and counters.step - counters.phase_began >= phase.steps
+
+    def is_in_last_phase(self, counters: Counters) -> bool:
+        """True if no other phase follows."""
+        return self.phase(counters) is self.phases[-1]
+
+    def begin_phase(self, counters: Counters) -> None:
+        """Begin the phase after the current one with the next update: the first one before the first update."""
+        names = [None, *(phase.name for phase in self.phases)]
+        if self.phases:
+            counters.phase = names[names.index(counters.phase) + 1]
+            counters.phase_began, counters.phase_bests = counters.step, []
+
+    def on_plateau(self, counters: Counters, ppl: float) -> bool:
+        """Record the validation perplexity `ppl`; True if the phase is on its plateau and ends here."""
+        phase = self.phase(counters)
+        if phase is None or phase.plateau is None:
+            return False
+        step = counters.step - counters.phase_began
+        counters.phase_bests, on_plateau = update_plateau(counters.phase_bests, step, ppl, phase.plateau)
+        return on_plateau
+
+
+def _count_multiples(step: int, every: float) -> int:
+    """The number of multiples of `every` in (0, step]; 3 * 0.1 counts as reached by 0.3 in spite of rounding."""
+    return math.floor(step / every * (1 + 1e-12))
+
+
+def make_plan(options: TrainConfig, eval_options: EvalConfig | EvaluationOptions, batches: Batches[object]) -> Plan:
+    """The plan of a training; InputError if there is nothing to train on.
+
+    It ends with its last phase where every phase says after how many steps or epochs it ends, else with
+    `train.steps/epochs/tokens`, or earlier with a last phase that has had its steps or is on its plateau.
+    A budget in tokens counts steps exactly where the batches know the tokens of each of them, else with their mean.
+    """
+    per_epoch = batches.batches_per_epoch
+    if per_epoch < 1:
+        size = f"train.batch_tokens {options.batch_tokens}; make it smaller"
+        if options.batch_tokens is None:
+            size = (
+                f"train.batch_size {options.batch_size} streams of train.segment_length {options.segment_length} tokens; make "
+                "one of them smaller"
+            )
+        raise InputError(f"the training text is shorter than one batch: {size} or give more text")
+    accumulation = options.gradient_accumulation_steps
+    steps_per_epoch = math.ceil(per_epoch / accumulation)
+    phases = tuple(
+        replace(phase, steps=max(1, round(phase.epochs * steps_per_epoch)), epochs=None) if phase.epochs else phase
+        for phase in options.phases
+    )
+    limits = [phase.steps for phase in phases if phase.steps is not None]
+    if len(limits) == len(phases) > 0:
+        total = sum(limits)
+    elif options.steps is not None:
+        total = options.steps
+    elif options.tokens is not None:
+        total = _count_steps(options.tokens, accumulation, batches)
+    else:
+        total = max(1, round((options.epochs or 1.0) * steps_per_epoch))
+    evaluate_every = eval_options.every_steps or (eval_options.every_epochs or 1.0) * steps_per_epoch
+    return Plan(options, total, steps_per_epoch, per_epoch, evaluate_every, phases)
+
+
+def _count_steps(tokens: int, accumulation: int, batches: Batches[object]) -> int:
+    """The number of updates that read `tokens` tokens: exact, or by the mean tokens of a batch."""
+    per_epoch = batches.tokens_per_epoch
+    epochs, rest = divmod(tokens, per_epoch)
+    before = epochs * math.ceil(batches.batches_per_epoch / accumulation)
+    counts = batches.tokens_of_batches(epochs)
+    if counts is None:
+        return before + math.ceil(rest / (per_epoch / batches.batches_per_epoch * accumulation))
+    needed = 1 + sum(seen < rest for seen in accumulate(counts)) if rest else 0
+    return before + math.ceil(needed / accumulation)
