@@ -34,8 +34,7 @@ from fullrank.core.mix import AverageHeads
 from fullrank.core.registry import register, unregister
 from fullrank.data import build_words
 from fullrank.hf import export
-from fullrank.hf.code import code_files
-from fullrank.hf.export import export_run
+from fullrank.hf.export import code_files, export_run
 from moving import moved
 
 WORDS = ["\n", "<unk>", "the", "cat", "dog", "sleeps", "barks", "."]
@@ -321,4 +320,4 @@ def test_the_code_imports_torch_transformers_and_itself() -> None:
                 assert f"{node.module}.py" in files, f"{name} imports {node.module}"
     for file in ("configuration_fullrank.py", "modeling_fullrank.py"):
         mentioned = {f"{name}.py" for name in re.findall(r"^\s*from \.(\w+) import", files[file], flags=re.MULTILINE)}
-        assert mentioned >= files.keys() - {"configuration_fullrank.py", "cache_fullrank.py", "modeling_fullrank.py"}
+        assert mentioned >= files.keys() - {"configuration_fullrank.py", "modeling_fullrank.py"}

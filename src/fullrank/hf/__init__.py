@@ -15,7 +15,7 @@ if importlib.util.find_spec("transformers") is None:
 
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
-from fullrank.hf.cache import FullRankCache as FullRankCache
+from fullrank.hf.classes import FullRankCache as FullRankCache
 from fullrank.hf.classes import FullRankForCausalLM as FullRankForCausalLM
 from fullrank.hf.classes import FullRankForMaskedLM as FullRankForMaskedLM
 from fullrank.hf.configuration import FullRankConfig as FullRankConfig

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import resources
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import torch
 import transformers
@@ -21,17 +23,20 @@ from torch import nn
 from fullrank import __version__, storage
 from fullrank.comparison.runs import Run, mapping, number, read_run
 from fullrank.config.run import MASKED_TOKEN
-from fullrank.core.config import NOT_NEXT_TOKEN, ModelConfig
+from fullrank.core.config import NOT_NEXT_TOKEN, ModelConfig, stage_name
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError, RunError
 from fullrank.core.masked import MaskedLanguageModel
+from fullrank.core.section import ByKind, Parts, Section, Slot, hints_of
 from fullrank.data import load_tokenizer
 from fullrank.files import no_room, remove_leftovers, write_json
 from fullrank.forward import load_tensors
-from fullrank.hf.code import code_files
 from fullrank.hf.configuration import FullRankConfig
 from fullrank.hf.tokenizer import tokenizer_of
 from fullrank.seal import is_run
+
+# our modules of `hf` that every export holds, by the names that Hugging Face uses for such files
+CLASSES = {"configuration": "configuration_fullrank", "classes": "modeling_fullrank"}
 
 
 class _Kind(NamedTuple):
@@ -148,6 +153,58 @@ def _write_configuration(
     if kind.objective == "causal" and not config.sees_future:
         start = {key: token for key, token in special.items() if key == "bos_token_id"}  # a text goes on past a line
         transformers.GenerationConfig(**start).save_pretrained(new)
+
+
+# -- code: core and our classes for Hugging Face, copied -----------------------------------------------------------------
+
+
+def code_files(config: ModelConfig) -> dict[str, str]:
+    """All code files of an export by name. The files of `core` are copied as they are.
+
+    Raises InputError for a stage of one's own, whose code is not ours to copy.
+    """
+    for key, name in _list_own_stages(config, "model"):
+        raise InputError(
+            f"{key}: '{name}' is a stage of your own, which an export does not hold; read the run itself: "
+            "fr.LanguageModel.load, or a verb with --import"
+        )
+    files = {name: text for name, text in _sources("fullrank.core") if name != "__init__.py"}
+    # Hugging Face copies the files that a file imports, and those that they import; registered stages have to be imported
+    names = [name.removesuffix(".py") for name in sorted(files)]
+    footer = "\nfrom typing import TYPE_CHECKING\n\nif TYPE_CHECKING:  # every file of this folder\n"
+    footer += "".join(f"    from .{name} import __name__ as _{name}\n" for name in names)
+    for name, text in _sources("fullrank.hf"):
+        if exported := CLASSES.get(name.removesuffix(".py")):
+            files[f"{exported}.py"] = _use_relative_imports(text) + footer
+    return files
+
+
+def _sources(package: str) -> Iterator[tuple[str, str]]:
+    for file in resources.files(package).iterdir():
+        if file.name.endswith(".py"):
+            yield file.name, file.read_text(encoding="utf-8")
+
+
+def _use_relative_imports(text: str) -> str:
+    """Code with imports of `fullrank` as imports of files in the same folder."""
+    for name, exported in CLASSES.items():
+        text = re.sub(rf"\bfrom fullrank\.hf\.{name} import", f"from .{exported} import", text)
+    return re.sub(r"\bfrom fullrank\.core\.(\w+) import", r"from .\1 import", text)
+
+
+def _list_own_stages(section: Section, key: str) -> Iterator[tuple[str, str]]:
+    """(key, name) of every stage of a configuration that is not built in."""
+    if isinstance(section, ByKind) and section.kind not in [member.kind for member in section.MEMBERS]:
+        yield f"{key}.kind", section.kind
+    for name, hint in hints_of(type(section)).items():
+        value = getattr(section, name)
+        for inner in value if isinstance(value, list) else [value]:
+            if isinstance(inner, Section):
+                yield from _list_own_stages(inner, f"{key}.{name}")
+        for slot in get_args(hint):
+            if isinstance(slot, Slot):
+                stages = list(value) if isinstance(slot, Parts) else [stage_name(value)]
+                yield from ((f"{key}.{name}", stage) for stage in stages if stage not in slot.built_in)
 
 
 # -- the model card: a description of the model, and the figures that `result.json` holds, no other ones -------------------
