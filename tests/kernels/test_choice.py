@@ -14,7 +14,6 @@ import fullrank as fr
 from fullrank import kernels
 from fullrank.core import engine
 from fullrank.core.engine import Problem
-from fullrank.kernels.native import call as native_call
 from moving import moved
 
 FAST = ["sdpa", "native"]
@@ -57,7 +56,7 @@ def test_the_fastest_kernel(
 ) -> None:
     needs_compiler()
     assert chosen(problem) == with_compiler
-    monkeypatch.setattr(native_call, "library", lambda: None)
+    monkeypatch.setattr(kernels.native, "library", lambda: None)
     assert chosen(problem) == without
 
 

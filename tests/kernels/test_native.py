@@ -11,7 +11,7 @@ from torch import Tensor
 
 import fullrank as fr
 from fullrank.kernels import KERNELS
-from fullrank.kernels.native.call import attend
+from fullrank.kernels.native import attend
 from fullrank.kernels.problem import differentiable
 
 DOUBLE, SINGLE = torch.float64, torch.float32

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import fullrank as fr
 from fullrank.core.engine import Problem
-from fullrank.kernels.native.call import attend
+from fullrank.kernels.native import attend
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ import fullrank as fr
 from fullrank.core.engine import Problem
 from fullrank.kernels import KERNELS
 from fullrank.kernels.problem import differentiable
-from fullrank.kernels.triton.call import attend
+from fullrank.kernels.triton import attend
 
 if sys.platform != "linux":
     pytest.importorskip("triton", reason="Triton is for Linux")

@@ -20,10 +20,8 @@ from torch.nn import functional as F
 
 from fullrank.core.engine import Components, Pairs, Problem, Tokens
 from fullrank.core.errors import InputError, suggest
-from fullrank.kernels import multilinear, vocabulary
-from fullrank.kernels.native import call as native_call
+from fullrank.kernels import multilinear, native, triton, vocabulary
 from fullrank.kernels.problem import fits, is_plain, needs_grad
-from fullrank.kernels.triton import call as triton_call
 
 Reason = Callable[[Problem], str | None]  # None: the kernel computes the call
 _PLAIN_ONLY = "it computes the dot product, softmax and no mixing only"
@@ -62,8 +60,8 @@ class Kernel:
 
 KERNELS: dict[str, Kernel] = {
     "sdpa": Kernel(_attend_fused, refuses=lambda problem: None if is_plain(problem) else _PLAIN_ONLY),
-    "native": Kernel(native_call.attend, native_call.declines, native_call.refuses),
-    "triton": Kernel(triton_call.attend, triton_call.declines, triton_call.refuses),
+    "native": Kernel(native.attend, native.declines, native.refuses),
+    "triton": Kernel(triton.attend, triton.declines, triton.refuses),
 }
 NAMES = ("auto", "reference", *KERNELS, "multilinear")  # the last is that of attention without weights
 _forced: str | None = None  # a plain global, so that torch.compile guards on it
@@ -161,7 +159,7 @@ def _note(name: str) -> None:
 
 def available(name: str) -> bool:
     """False for a kernel that needs a compiler or a GPU which this machine does not have."""
-    return {"native": native_call.available, "triton": triton_call.available}.get(name, lambda: True)()
+    return {"native": native.available, "triton": triton.available}.get(name, lambda: True)()
 
 
 @contextlib.contextmanager

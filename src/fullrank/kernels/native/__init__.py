@@ -1,1 +1,275 @@
-"""The C++ kernel of weighted attention."""
+"""Weighted attention on a CPU in C++ (`cpp/`): blocks of query rows for all heads at once, nothing of size N M kept.
+
+    M'_ji(n) = M_ji(n) / Z_j(n),    O_i = dropout(sum_j M'_ji exp(A_j - max)) V_i
+    G_i = dropout(dO_i V_i^T),   dV_i = dropout(P'_i)^T dO_i,   D_ji(n) = sum_m P_j G_i,   delta_j = sum_i M_ji D_ji
+    dA_j = P_j o (sum_i M_ji G_i - delta_j),   dQ_j = s dA_j K_j,   dK_j = s dA_j^T Q_j,   dM(n) = D(n)
+
+For sigsoftmax, the softmax of a + log sigmoid(a), dA_j is multiplied by 2 - sigmoid(A_j). Relative scores add the products
+with the keys of distances, shifted, and send their gradients the same way back. The backward pass computes scores and
+weights again from the logarithms of the sums, and draws the same numbers for dropout from a saved seed.
+Memory: two numbers (with sigsoftmax three) for each head, row of a block and key, for each thread. Texts that do not divide
+by the threads are shared, by sums of each thread's own, added in order: the same call with as many threads gives the same bits.
+A compiler gets the same as an operator of its own, without a break in its graph.
+Halves are computed in fp32. Limits: no double backward, no functorch transforms.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fullrank.core import draws
+from fullrank.core.engine import Problem
+from fullrank.core.layout import Layout
+from fullrank.kernels.native.build import library
+from fullrank.kernels.problem import SAME_POSITIONS, find_visible_keys, refuse_second_order, table_row
+from fullrank.kernels.problem import declines as no_interval
+
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def refuses(problem: Problem) -> str | None:
+    """Asked after `declines`: the first time on a machine the library is compiled for the answer."""
+    if problem.values.device.type != "cpu" or not available():
+        return f"it needs a CPU, a C++ compiler, and FULLRANK_NATIVE that is not 0; given {problem.values.device}"
+    return None
+
+
+@torch.compiler.assume_constant_result
+def available() -> bool:
+    """True if the library is there, or can be compiled now."""
+    return library() is not None
+
+
+def declines(problem: Problem) -> str | None:
+    if problem.values.dtype not in _DTYPES:
+        return "the dtype must have 16, 32 or 64 bits"
+    if problem.distances is not None and problem.layout.key_mask is not None:
+        return f"relative scores need {SAME_POSITIONS}"
+    return no_interval(problem)
+
+
+def attend(problem: Problem) -> Tensor:
+    """(B, H, N, D)."""
+    dtype, width = problem.values.dtype, problem.values.shape[-1]
+    query, mixing, position, table, base = problem.query, problem.mixing, None, None, None
+    if problem.distances is not None:
+        distances = problem.distances
+        u, v = (bias.to(query.dtype)[:, None] for bias in (distances.u, distances.v))
+        query, position = query + u, _ready(query + v)
+        table, base = _ready(distances.keys.to(dtype)), _table_rows(problem.layout)
+    visible = find_visible_keys(problem.layout)
+    assert visible is not None
+    tokens = visible.tokens
+    if tokens is not None:
+        tokens = tokens.expand(len(query), -1).to(torch.uint8).contiguous()
+    given = Arguments(
+        query=_ready(query),
+        keys=_ready(problem.keys),
+        values=_ready(problem.values),
+        mixing=None if mixing is None else mixing.to(torch.promote_types(dtype, torch.float32)).contiguous(),
+        position=position,
+        table=table,
+        first=visible.first,
+        end=visible.end,
+        own=visible.own,
+        base=base,
+        tokens=tokens,
+        seed=draws.seed() if problem.dropout else None,
+        scale=problem.scale,
+        sigsoftmax=problem.normalize == "sigsoftmax",
+        dropout=problem.dropout,
+    )
+    # an operator costs more than a function, and is taken where somebody looks at operators
+    watched = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or not _ordinary(given)
+    out: Tensor = (operator if watched else Native.apply)(*given)[0]
+    return out[..., :width]
+
+
+def _ready(heads: Tensor) -> Tensor:
+    """Without gaps, and with zeros up to whole vectors."""
+    idle = -heads.shape[-1] % (8 if heads.dtype == torch.float64 else 16)
+    return (F.pad(heads, (0, idle)) if idle else heads).contiguous()  # padding by nothing copies, slowly
+
+
+def _table_rows(layout: Layout) -> Tensor:
+    """(M,): the row of the table of distances for query n and key m is n plus this; of keys that no query sees, some number."""
+    assert layout.runs is not None
+    first_query = layout.runs[-1][0] + layout.runs[-1][1] - layout.shape[0]
+    rows = []
+    for start, size in layout.runs:
+        nearest = max(first_query - (start + size - 1), 0)
+        newest = first_query - start + table_row(layout, nearest) - nearest
+        rows.append(torch.arange(newest, newest - size, -1, dtype=torch.int32, device="cpu"))
+    return torch.cat(rows)
+
+
+# -- the call of the library: arguments, autograd function, and the operator that a compiler sees ----------------------
+
+
+class Arguments(NamedTuple):
+    """Operands, which are differentiable; visible keys (`VisibleKeys`, tokens as bytes); seed of dropout; choices.
+
+    query, position (B, H, N, D), keys, values (B, H, M, D), table (H, T, D) have no gaps; D is a multiple of 16, of fp64 of 8.
+    mixing is (H, H), (B, N, H, H) or None; position and table (the query that meets the keys of distances, and those) are
+    None where the score has no distances. base (M,): n plus this is the row of the table of distances.
+    """
+
+    query: Tensor
+    keys: Tensor
+    values: Tensor
+    mixing: Tensor | None
+    position: Tensor | None
+    table: Tensor | None
+    first: Tensor
+    end: Tensor
+    own: Tensor
+    base: Tensor | None
+    tokens: Tensor | None
+    seed: Tensor | None
+    scale: float
+    sigsoftmax: bool
+    dropout: float
+
+
+class _Call(ctypes.Structure):
+    """`Call` of cpp/call.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("B", "H", "N", "M", "D", "T", "threads", "narrow", "mixing_kind")),
+        *((name, ctypes.c_int64) for name in ("sigsoftmax", "dropped")),
+        ("seed", ctypes.c_uint64),
+        ("first_text", ctypes.c_int64),
+        *((name, ctypes.c_double) for name in ("scale", "kept_scale")),
+        *((name, ctypes.c_void_p) for name in ("query", "keys", "values", "mixing", "position", "table")),
+        *((name, ctypes.c_void_p) for name in ("first", "end", "own", "base", "tokens", "out", "lse", "d_out")),
+        *((name, ctypes.c_void_p) for name in ("d_query", "d_keys", "d_values", "d_mixing", "d_position", "d_table")),
+    )
+
+
+def _run(given: Arguments, others: dict[str, Tensor | None], backward: bool) -> None:
+    loaded = library()
+    assert loaded is not None
+    query, mixing, table = given.query, given.mixing, given.table
+    (batch, heads, queries, width), (*_, seed, scale, sigsoftmax, dropout) = query.shape, given
+    number, first_text = (0, 0) if seed is None else seed.tolist()
+    arrays: dict[str, Tensor | None] = dict(zip(given._fields[:11], given[:11], strict=True)) | others
+    assert all(array is None or array.is_contiguous() for array in arrays.values())
+    call = _Call(
+        B=batch, H=heads, N=queries, M=given.keys.shape[2], D=width, T=0 if table is None else table.shape[1],
+        threads=torch.get_num_threads(), narrow=int(_narrow(queries)),
+        mixing_kind=0 if mixing is None else 1 if mixing.dim() == 2 else 2,
+        sigsoftmax=int(sigsoftmax), dropped=min(round(dropout * 2**32), 2**32 - 1), seed=number,
+        first_text=first_text, scale=scale, kept_scale=1 / (1 - dropout) if dropout < 1 else 0.0,
+        **{name: None if array is None else array.data_ptr() for name, array in arrays.items()},
+    )  # fmt: skip
+    if loaded.fullrank_mixed(ctypes.byref(call), int(query.dtype == torch.float64), int(backward)):
+        raise MemoryError(
+            f"attention of {batch} x {heads} x {queries} x {call.M}, {call.threads} threads: not enough memory"
+        )
+
+
+def _narrow(queries: int) -> bool:
+    """True if blocks of 16 rows, each a little dearer, have so much less idle work that they beat blocks of 32."""
+    return queries <= 16 or 32 < queries <= 48
+
+
+def _compute(*arguments: Any) -> tuple[Tensor, Tensor]:
+    """The output and the logarithms of the sums, (B, H, N)."""
+    given = _widen(arguments)
+    out, lse = torch.empty_like(given.query), given.query.new_empty(given.query.shape[:3])
+    _run(given, {"out": out, "lse": lse}, backward=False)
+    return out.to(arguments[0].dtype), lse
+
+
+def _differentiate(cotangent: Tensor, lse: Tensor, *arguments: Any) -> list[Tensor]:
+    """The gradients of the operands; of those that are not there, something empty."""
+    given = _widen(arguments)
+    gradients = [None if tensor is None else torch.empty_like(tensor) for tensor in given[:6]]
+    others = {f"d_{name}": gradient for name, gradient in zip(given._fields[:6], gradients, strict=True)}
+    _run(given, others | {"lse": lse, "d_out": cotangent.to(lse.dtype).contiguous()}, backward=True)
+    pairs = zip(gradients, arguments[:6], strict=True)
+    return [cotangent.new_empty(0) if gradient is None else gradient.to(x.dtype) for gradient, x in pairs]
+
+
+def _widen(arguments: Sequence[Any]) -> Arguments:
+    """Operands in fp32 at least: the kernel has no products of halves, and is faster than those of PyTorch even so."""
+    operands = (x if x is None else x.to(torch.promote_types(x.dtype, torch.float32)) for x in arguments[:6])
+    return Arguments._make((*operands, *arguments[6:]))
+
+
+def _save_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.choices = inputs[12:]
+    ctx.save_for_backward(*inputs[:12], output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(
+    ctx: Any, cotangent: Tensor | None, differentiated: Callable[..., list[Tensor]]
+) -> tuple[Tensor | None, ...]:
+    """Gradients of the given inputs. Saved tensors are read once: under activation checkpointing they are gone then."""
+    if cotangent is None:
+        return (None,) * 15
+    *inputs, lse = ctx.saved_tensors
+    pairs = zip(differentiated(cotangent, lse, *inputs, *ctx.choices), inputs[:6], strict=True)
+    return *(None if tensor is None else gradient for gradient, tensor in pairs), *(None,) * 9
+
+
+class Native(torch.autograd.Function):
+    """`Arguments` -> output (B, H, N, D) and the logarithms of the sums."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+        output = _compute(*arguments)
+        _save_context(ctx, arguments, output)
+        ctx.mark_non_differentiable(output[1])
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+        refuse_second_order("this attention kernel", "keeps the weights")
+        return _gradients(ctx, cotangent, _differentiate)
+
+
+_ARGUMENTS = (
+    "Tensor query, Tensor keys, Tensor values, Tensor? mixing, Tensor? position, Tensor? table, Tensor first, Tensor end, "
+    "Tensor own, Tensor? base, Tensor? tokens, Tensor? seed, float scale, bool sigsoftmax, float dropout"
+)
+operator = torch.library.custom_op(
+    "fullrank::mixed_attention", _compute, mutates_args=(), schema=f"({_ARGUMENTS}) -> (Tensor, Tensor)"
+)
+_backward_operator = torch.library.custom_op(
+    "fullrank::mixed_attention_backward",
+    _differentiate,
+    mutates_args=(),
+    schema=f"(Tensor cotangent, Tensor lse, {_ARGUMENTS}) -> Tensor[]",
+)
+
+
+@operator.register_fake
+def _(*arguments: Any) -> tuple[Tensor, Tensor]:
+    query = arguments[0]
+    wide = torch.promote_types(query.dtype, torch.float32)
+    return torch.empty_like(query), query.new_empty(query.shape[:3], dtype=wide)
+
+
+@_backward_operator.register_fake
+def _(cotangent: Tensor, lse: Tensor, *arguments: Any) -> list[Tensor]:
+    return [cotangent.new_empty(0) if tensor is None else torch.empty_like(tensor) for tensor in arguments[:6]]
+
+
+def _operator_gradients(ctx: Any, cotangent: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    return _gradients(ctx, cotangent, _backward_operator)
+
+
+operator.register_autograd(_operator_gradients, setup_context=_save_context)
+
+
+def _ordinary(given: Arguments) -> bool:
+    """True if all operands have addresses, which fake and meta tensors have not."""
+    return all(tensor is None or type(tensor) in (Tensor, torch.nn.Parameter) for tensor in given[:6])

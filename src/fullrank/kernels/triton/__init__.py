@@ -1,1 +1,312 @@
-"""The Triton kernels of weighted attention with mixed heads."""
+"""Attention with mixed heads on a GPU: nothing of size N M is ever kept, forward and backward.
+
+    A_j = s Q_j K_j^T,    P_j = normalize(A_j),    O_i = dropout(sum_j M_ji P_j) V_i
+
+No single pass can do that: an output adds heads with different normalisers, which are known only when all keys were seen. So
+the forward pass first makes the sums of the weights of each head (`totals`), then computes the weights again, mixes and applies
+them (`outputs`). The backward pass computes them again too (`programs.py`), where
+
+    delta_j = rowsum(P_j o dP_j) = sum_i M_ji D_ji,      D_ji = rowsum(P_j o G_i) = dM_ji,      G_i = dropout(dO_i V_i^T)
+
+so the row term of the softmax comes out of the gradient of the mixing. A program owns a tile of queries (or of keys) and a
+group of g of the H heads that are made. For each tile of the other side it goes through all H heads that are mixed, adds each
+to the g mixed tiles, which stay in registers, and multiplies those at the end. For each score of each head that takes so many
+products of D numbers (plain fused attention: 2 forward, and 7 backward in two kernels):
+
+    totals 1,  outputs H/g + 1
+    mixing_gradient H/g + H/g',  value_gradient H/g + 1,  query_gradient H/g + 2,  key_gradient H/g + 2
+
+Groups are as large as registers allow (`launch.py`): with one group of all heads 3 forward and 10 backward, with two 4
+and 14. Beside that each kernel but the first spends H multiply-adds on each score, and all as many exponentials as products
+Q K^T.
+Memory: the heads, the output, one number for each head and query, an M(n) in another order; in the backward pass dM(n) too.
+
+Scores, normalisers, mixing and sums are fp32, products have the dtype of the heads. A product of fp32 is made of three in TF32,
+which keeps the precision, or is one where torch allows TF32. Gradients do not depend on the order in which programs run.
+Dropout is drawn from one saved seed in every kernel: one draw serves four heads where groups are fours, but one head in
+`query_gradient` and `key_gradient`. Limits: differentiable once, no functorch transforms; relative scores, fp64 and heads
+larger than 128 are left to others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import math
+import os
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fullrank.core import draws
+from fullrank.core.layout import Layout
+from fullrank.kernels.problem import KEEPS_TENSORS, find_visible_keys, refuse_second_order, tokens_of
+from fullrank.kernels.problem import declines as no_interval
+
+if TYPE_CHECKING:
+    from fullrank.core.engine import Problem
+
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_MOST_HEADS, _MOST_SIZE = 32, 128
+_MOST_PROGRAMS = 65_535  # along an axis of a grid
+_OLDEST_GPU = 8  # the major number of the first with products of bf16
+_OLDEST_TRITON = (3, 4)  # tuples of tiles as the kernels use them
+
+
+@torch.compiler.assume_constant_result
+@functools.cache
+def _is_installed() -> bool:
+    if importlib.util.find_spec("triton") is None:
+        return False
+    import triton  # its distribution has other names too: nightlies, ROCm, Windows
+
+    version = re.match(r"(\d+)\.(\d+)", triton.__version__)  # `3.4rc1`, `3.5.0+git`
+    return version is not None and (int(version[1]), int(version[2])) >= _OLDEST_TRITON
+
+
+_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton too looks only once, when it is imported
+
+
+def refuses(problem: Problem) -> str | None:
+    if problem.distances is not None:
+        return "it computes no relative scores"
+    query = problem.query
+    if query.dtype not in _DTYPES or not _runs_on(query.device):
+        given = f"{query.dtype} on {query.device}".removeprefix("torch.")
+        return (
+            "it needs bf16, fp16 or fp32 on a CUDA device of compute capability 8 or more, with Triton 3.4 or later; "
+            f"given {given}"
+        )
+    return None
+
+
+def _runs_on(device: torch.device) -> bool:
+    """A GPU that is new enough, or a CPU under Triton's interpreter (TRITON_INTERPRET=1), which is for tests."""
+    if device.type == "cuda":
+        return (
+            _is_installed()
+            and torch.version.hip is None
+            and torch.cuda.get_device_properties(device).major >= _OLDEST_GPU
+        )
+    return _is_installed() and _INTERPRETED and device.type == "cpu"
+
+
+def available() -> bool:
+    """True on a machine with a GPU that is new enough."""
+    return _runs_on(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def declines(problem: Problem) -> str | None:
+    (batch, heads, queries, size), length = problem.query.shape, problem.keys.shape[2]
+    if size > _MOST_SIZE or (problem.mixing is not None and heads > _MOST_HEADS):
+        return f"heads must not be larger than {_MOST_SIZE}, nor mixed heads more than {_MOST_HEADS}"
+    if problem.dropout >= 1:
+        return "dropout must be less than 1"
+    # programs along an axis of a grid, and elements of one sequence, which are numbers of 32 bits
+    elements = heads * max(max(queries, length) * size, heads * queries)
+    if batch * heads > _MOST_PROGRAMS or elements >= 2**31:
+        return "there are too many heads, queries or keys"
+    return no_interval(problem)
+
+
+def attend(problem: Problem) -> Tensor:
+    """(B, H, N, D), in the dtype of the values."""
+    query, mixing, layout = problem.query, problem.mixing, problem.layout
+    batch, heads = query.shape[:2]
+    tensors = [query, problem.keys, problem.values]
+    if mixing is None:  # heads do not meet: each is a text of its own with a single head
+        tensors = [tensor.reshape(batch * heads, 1, *tensor.shape[2:]) for tensor in tensors]
+    narrow = layout.narrow and layout.window is not None and layout.runs is not None
+    seed = draws.seed(query.device) if problem.dropout else None
+    if seed is not None and mixing is None:
+        seed = seed * seed.new_tensor((1, heads))  # a text is `heads` sequences
+    out, _ = _forward(
+        *tensors,
+        mixing,
+        tokens_of(layout),
+        seed,
+        layout.causal,
+        [number for run in layout.runs or () for number in run] if narrow else [],
+        layout.window if narrow else 0,
+        problem.scale,
+        problem.normalize == "sigsoftmax",
+        problem.dropout,
+    )
+    mixed: Tensor = out.view(batch, heads, *out.shape[2:])
+    return mixed
+
+
+# What a compiler need not look into. Padding has a row for each sequence, or for all heads of one where those are sequences.
+# runs: first position and size of each, oldest first, where `window` hides a key; otherwise empty.
+_ARGUMENTS = (
+    "Tensor query, Tensor keys, Tensor values, Tensor? mixing, Tensor? key_mask, Tensor? seed, "
+    "bool causal, int[] runs, int window, float scale, bool sigmoid, float dropout"
+)
+
+
+def _forward_op(
+    query: Tensor, keys: Tensor, values: Tensor, mixing: Tensor | None, *options: Any
+) -> tuple[Tensor, Tensor]:
+    from fullrank.kernels.triton.launch import launch
+
+    query, keys, values = query.contiguous(), keys.contiguous(), values.contiguous()
+    out, total = _shapes(query, keys, values)
+    common, heads = _make_arguments(query, keys, mixing, *options), {"Q": query, "K": keys, "TOTAL": total}
+    with _use_device(query.device):
+        launch("totals", common, **heads)
+        launch("outputs", common, **heads, V=values, MIXING=_matrix(mixing, query), OUT=out)
+    return out, total
+
+
+def _shapes(query: Tensor, keys: Tensor, values: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    """The output, and one number for each head and query."""
+    return values.new_empty(query.shape), query.new_empty(query.shape[:3], dtype=torch.float32)
+
+
+def _backward_op(
+    cotangent: Tensor,
+    total: Tensor,
+    wanted: Sequence[bool],
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mixing: Tensor | None,
+    *options: Any,
+) -> list[Tensor]:
+    """Gradients of query, keys, values and mixing; of what is not wanted, no numbers."""
+    from fullrank.kernels.triton.launch import launch
+
+    for_query, for_keys, for_values, for_mixing = wanted
+    query, keys, values, cotangent = (x.contiguous() for x in (query, keys, values, cotangent))
+    found, matrix = _gradients(cotangent, total, wanted, query, keys, values, mixing), _matrix(mixing, query)
+    common = _make_arguments(query, keys, mixing, *options)
+    heads = {"Q": query, "K": keys, "D_OUT": cotangent, "TOTAL": total}
+    with _use_device(query.device):
+        if for_values:
+            launch("value_gradient", common, **heads, MIXING=matrix, D_V=found[2])
+        if for_query or for_keys or for_mixing:
+            batch, count, queries, _ = query.shape
+            shares = total.new_empty(batch, count, count, queries)
+            launch("mixing_gradient", common, **heads, V=values, D_MIXING=shares)
+            if for_mixing:
+                found[3].copy_(shares.sum((0, 3)) if found[3].dim() == 2 else shares.permute(0, 3, 1, 2))
+            if mixing is not None:
+                shares.mul_(matrix[..., None] if mixing.dim() == 2 else matrix)
+            heads |= {"V": values, "MIXING": matrix, "DELTA": shares.sum(2)}
+        if for_query:
+            launch("query_gradient", common, **heads, D_Q=found[0])
+        if for_keys:
+            launch("key_gradient", common, **heads, D_K=found[1])
+    return found
+
+
+def _gradients(
+    cotangent: Tensor, total: Tensor, wanted: Sequence[bool], query: Tensor, keys: Tensor, values: Tensor,
+    mixing: Tensor | None, *_: Any,
+) -> list[Tensor]:  # fmt: skip
+    given = (query, keys, values, query if mixing is None else mixing)
+    return [x.new_empty(x.shape if want else (0,)) for x, want in zip(given, wanted, strict=True)]
+
+
+_forward = torch.library.custom_op(
+    "fullrank::mixed_heads",
+    _forward_op,
+    mutates_args=(),
+    schema=f"({_ARGUMENTS}) -> (Tensor, Tensor)",
+    **KEEPS_TENSORS,
+)
+_forward.register_fake(_shapes)
+_backward = torch.library.custom_op(
+    "fullrank::mixed_heads_backward",
+    _backward_op,
+    mutates_args=(),
+    schema=f"(Tensor cotangent, Tensor total, bool[] wanted, {_ARGUMENTS}) -> Tensor[]",
+    **KEEPS_TENSORS,
+)
+_backward.register_fake(_gradients)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(output[1], *inputs[:6])
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+    ctx.options = inputs[6:]
+
+
+def _differentiate(ctx: Any, cotangent: Tensor, _: None) -> tuple[Tensor | None, ...]:
+    refuse_second_order("this attention kernel", "keeps the weights")
+    total, *given = ctx.saved_tensors
+    wanted = ctx.needs_input_grad[:4]
+    found = _backward(cotangent, total, list(wanted), *given, *ctx.options)
+    return *(x if want else None for x, want in zip(found, wanted, strict=True)), *([None] * 8)
+
+
+_forward.register_autograd(_differentiate, setup_context=_save)
+
+
+def _make_arguments(
+    query: Tensor, keys: Tensor, mixing: Tensor | None, key_mask: Tensor | None, seed: Tensor | None,
+    causal: bool, runs: Sequence[int], window: int, scale: float, sigmoid: bool, dropout: float,
+) -> dict[str, Any]:  # fmt: skip
+    """Arguments that all kernels share, by name."""
+    (batch, heads, queries, size), length = query.shape, keys.shape[2]
+    first, end, own, looks, looked = _intervals(causal, queries, length, tuple(runs), window, query.device)
+    tokens = first  # not read
+    if key_mask is not None:
+        tokens = key_mask.to(query.device, torch.uint8).contiguous()
+    return {
+        "FIRST": first, "END": end, "OWN": own, "LOOKS": looks, "LOOKED": looked,
+        "TOKENS": tokens, "SEED": first if seed is None else seed,
+        "B": batch, "N": queries, "M": length, "H": heads, "D": size, "BD": max(16, 1 << (size - 1).bit_length()),
+        "scale": scale, "unit": scale / math.log(2),
+        "least": min(math.floor(2**32 * dropout), 2**32 - 1) - 2**31, "kept": 1 / (1 - dropout),
+        "MIX": 0 if mixing is None else 1 if mixing.dim() == 2 else 2,
+        "SIGMOID": sigmoid, "PADDED": key_mask is not None, "DROP": seed is not None,
+        "EACH": 1 if key_mask is None else batch // key_mask.shape[0],
+        "PRECISION": _precision(query), "LONG": int(max(queries, length) > 1024),
+    }  # fmt: skip
+
+
+def _precision(query: Tensor) -> str:
+    """Precision of the kernels' products (`programs.dot`); 16-bit numbers have "ieee" only."""
+    if query.dtype != torch.float32:
+        return "widened" if query.dtype == torch.bfloat16 and not query.is_cuda else "ieee"
+    if not query.is_cuda:
+        return "ieee"
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
+
+
+@functools.lru_cache(maxsize=64)
+def _intervals(
+    causal: bool, queries: int, keys: int, runs: tuple[int, ...], window: int, device: torch.device
+) -> tuple[Tensor, ...]:
+    """`VisibleKeys` on the device, and for each key the interval of queries that may see it: both ends ascend.
+
+    Kept, so that layers and steps share it and nothing is copied from the host at each call.
+    """
+    if window:
+        pairs = zip(runs[::2], runs[1::2], strict=True)
+        visible = find_visible_keys(Layout.of_runs(queries, pairs, window=window))
+    else:
+        visible = find_visible_keys(Layout.of(queries, keys, causal=causal))
+    assert visible is not None
+    at = torch.arange(keys, dtype=torch.int32, device="cpu")
+    looks = torch.searchsorted(visible.end, at, right=True).to(torch.int32)  # queries before it end too early
+    looked = torch.searchsorted(visible.first, at, right=True).to(torch.int32)  # queries from it on begin too late
+    return tuple(x.contiguous().to(device) for x in (visible.first, visible.end, visible.own, looks, looked))
+
+
+def _matrix(mixing: Tensor | None, query: Tensor) -> Tensor:
+    """M as the kernels read it, in fp32: (H, H), or (B, H, H, N) so that queries stand side by side."""
+    if mixing is None:
+        return query  # not read
+    ordered = mixing if mixing.dim() == 2 else mixing.permute(0, 2, 3, 1)
+    return ordered.float().contiguous()
+
+
+def _use_device(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()

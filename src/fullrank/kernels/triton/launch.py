@@ -14,16 +14,10 @@ import triton
 from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
 
-from fullrank.kernels.triton import backward, forward
+from fullrank.kernels.triton import programs
 
-KERNELS: dict[str, Any] = {
-    "totals": forward.totals,
-    "outputs": forward.outputs,
-    "mixing_gradient": backward.mixing_gradient,
-    "value_gradient": backward.value_gradient,
-    "query_gradient": backward.query_gradient,
-    "key_gradient": backward.key_gradient,
-}
+_NAMES = ("totals", "outputs", "mixing_gradient", "value_gradient", "query_gradient", "key_gradient")
+KERNELS: dict[str, Any] = {name: getattr(programs, name) for name in _NAMES}
 INTERPRETED = {"G": 4, "GJ": 3, "BM": 16, "BN": 32}  # small, so that tests with few numbers have several blocks
 
 # BM queries, BN keys, warps, stages of loads under way
