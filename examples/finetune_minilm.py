@@ -20,7 +20,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import fullrank as fr
-from fullrank.data.glue import load_glue
+from fullrank.data.tasks import load_glue
 
 Rows = list[tuple[list[str], int]]  # sentences and label
 

@@ -12,7 +12,7 @@ import yaml
 from finetune_files import SETTINGS, write_cola, write_encoder, write_rte
 
 from fullrank.cli import main
-from fullrank.config.glue import GLUE
+from fullrank.config.finetune import GLUE
 from fullrank.evaluation.tasks import glue_scores
 from fullrank.experiments.benchmark import ExampleObjective
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from fullrank.config.data import DataConfig
 from fullrank.data import builtin, prepare
-from fullrank.data.synthetic import SIZES
+from fullrank.data.invented import SIZES
 
 SOURCE = b'''#!/usr/bin/env python
 # -*- coding: utf-8 -*-
@@ -85,4 +85,4 @@ def test_prepared_as_a_corpus(tmp_path):
     assert prepare(config).folder == corpus.folder
     turned = prepare(DataConfig(name="synthetic-translation", cache=str(tmp_path), source="sov"))
     assert "sov to svo" in turned.label
-    assert turned.pairs("test").sources() == corpus.pairs("test").references()
+    assert turned.pairs("test").references(0) == corpus.pairs("test").references()

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fullrank.config.glue import GLUE
+from fullrank.config.finetune import GLUE
 from fullrank.core.errors import InputError
-from fullrank.data.glue import load_glue
+from fullrank.data.tasks import load_glue
 
 
 def put(path: Path, *rows: tuple[str, ...], mark: str = "", end: str = "\n", last: str | None = None) -> Path:

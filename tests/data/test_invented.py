@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fullrank.config.glue import GLUE
+from fullrank.config.finetune import GLUE
 from fullrank.data.invented import WORDS, make_examples, make_questions
 
 DULL = {"grey", "slow", "sad", "rough", "cold", "dull"}

@@ -56,7 +56,7 @@ def test_words_with_a_vocabulary_for_each_language(folder):
     words = [[corpus.source.entries[i] for i in ids] for ids in sentences(test, "source")]
     assert words == [["ein", "<unk>", "<unk>", "läuft", "."], [], ["ein", "Hund"]]
     assert test.references() == ["a wolf 🐺 runs .", "", "a dog"]
-    assert test.sources() == ["ein Wolf 🐺 läuft .", "", "ein Hund"]
+    assert test.references(0) == ["ein Wolf 🐺 läuft .", "", "ein Hund"]
     counts = corpus.splits["test"]
     sides = {
         f"{side}_{unit}": n
@@ -75,7 +75,7 @@ def test_joint_bpe_knows_every_character_and_gives_every_line_back(folder):
     for split in ("train", "valid", "test"):
         pairs = corpus.pairs(split)
         assert [corpus.target.decode(ids) for ids in sentences(pairs, "target")] == pairs.references()
-        assert [corpus.source.decode(ids) for ids in sentences(pairs, "source")] == pairs.sources()
+        assert [corpus.source.decode(ids) for ids in sentences(pairs, "source")] == pairs.references(0)
         assert corpus.splits[split]["source_unknown"] == 0
     # a word is the same wherever it stands
     hund = corpus.source.encode("Hund")

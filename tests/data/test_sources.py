@@ -64,11 +64,11 @@ def test_raw_talks_become_the_usual_files(tmp_path):
         "line 0", "line 1", "line 2 , it &apos;s so !", "line 3 , it &apos;s so !",
     ]  # fmt: skip
     assert train.references()[2] == "line 2, it's so!"
-    assert train.sources()[:2] == ["satz 0", "satz 1"]
+    assert train.references(0)[:2] == ["satz 0", "satz 1"]
     assert len(set(train.references())) == 45
     test = corpus.pairs("test")
     # the typographic apostrophe of the test files becomes a plain one, and Moses escapes it
-    assert test.source_tokens()[0] == "ted.dev2010 das ist &apos; s gut ."
+    assert test.reference_tokens(0)[0] == "ted.dev2010 das ist &apos; s gut ."
     assert test.reference_tokens()[0] == "ted.dev2010 that &apos;s it ."
     assert [line.split()[0] for line in test.reference_tokens()[::2]] == [name.lower() for name in TEST_SETS]
     assert corpus.label == "iwslt14-de-en (slice)"

@@ -17,7 +17,7 @@ import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from fullrank.core.errors import InputError
-from fullrank.data.squad import Question, choose_windows, read_squad, squad_windows
+from fullrank.data.tasks import Question, choose_windows, read_squad, squad_windows
 from fullrank.evaluation.tasks import normalize_answer
 
 CONTEXT = "  The Rhine rises in Switzerland. Überall flows the Rhine."

@@ -13,7 +13,7 @@ import sacrebleu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fullrank.config.glue import GLUE
+from fullrank.config.finetune import GLUE
 from fullrank.core.errors import RunError
 from fullrank.evaluation.tasks import (
     TOKENISED_BLEU,

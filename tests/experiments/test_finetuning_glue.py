@@ -14,7 +14,7 @@ from tests.tiny_encoder import tiny_encoder, write_cola, write_stsb
 from torch.nn import functional as F
 
 import fullrank as fr
-from fullrank.config.glue import GLUE
+from fullrank.config.finetune import GLUE
 from fullrank.config.load import build_any
 from fullrank.config.recipe import Resolved
 from fullrank.data.examples import ExampleBatch, ExampleBatches

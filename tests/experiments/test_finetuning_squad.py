@@ -14,7 +14,7 @@ import torch
 
 from fullrank.config.load import build_any
 from fullrank.config.recipe import Resolved
-from fullrank.data.squad import read_squad
+from fullrank.data.tasks import read_squad
 from fullrank.experiments.benchmark import logits_by_example
 from fullrank.experiments.finetuning import Finetuning
 from fullrank.experiments.pretrained import load_pretrained

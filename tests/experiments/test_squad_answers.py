@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fullrank.config.finetune import FinetuneEvalConfig
-from fullrank.data.squad import Question, Window, choose_windows
+from fullrank.data.tasks import Question, Window, choose_windows
 from fullrank.experiments.squad import find_answers
 
 

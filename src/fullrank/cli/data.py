@@ -81,11 +81,9 @@ def _read_task(
     name: str, overrides: list[str], source: str | None, to: Path | None
 ) -> tuple[dict[str, Any], list[Any]]:
     """A task to fine-tune on: its JSON, and lines for people."""
-    from fullrank.config.glue import GLUE, glue_task
+    from fullrank.config.finetune import GLUE, SQUAD, glue_task
     from fullrank.core.errors import InputError
-    from fullrank.data.corpora import SQUAD
-    from fullrank.data.glue import load_glue, locate
-    from fullrank.data.squad import read_squad
+    from fullrank.data.tasks import load_glue, locate, read_squad
 
     if overrides:
         raise InputError(f"{', '.join(overrides)}: {name} is read as it is; leave out all but --from and --to")

@@ -5,14 +5,17 @@ The sections are those of every run, `model data train eval`; `data.name` tells 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from fullrank.config.glue import GLUE
+import yaml
+
 from fullrank.config.training import Schedule, TrainConfig, TrainingConfig
 from fullrank.core.config import Mix, Normalize
-from fullrank.core.errors import suggest
+from fullrank.core.errors import InputError, suggest
 from fullrank.core.section import (
     Allowed,
     Count,
@@ -27,8 +30,84 @@ from fullrank.core.section import (
     key,
 )
 
-SQUAD_TASKS = ("squad", "squad-v2")
-TASKS = (*(f"glue/{task}" for task in GLUE), *SQUAD_TASKS)
+HUB = "nyu-mll/glue"  # on the Hugging Face hub
+HUB_REVISION = "bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c"
+SCORES = (0.0, 5.0)  # least and greatest similarity in STS-B
+SQUAD: Mapping[str, str] = {"squad": "1.1", "squad-v2": "2.0"}  # version by name
+
+
+@dataclass(frozen=True, eq=False)  # there is one of each
+class GlueTask:
+    """A task of GLUE, as glue.yaml lists it.
+
+    folder: its usual name, that of its folder. sentences, hub_sentences: the columns of its one or two sentences, in files and
+    on the hub (None: the same). labels: names of the classes, in the order of their ids, which is the hub's; None where a score
+    is predicted. metrics: the first is the one that runs are compared by. sizes: published rows of each split with labels.
+    """
+
+    name: str
+    title: str
+    folder: str
+    sentences: tuple[str, ...]
+    sizes: Mapping[str, int]
+    licence: str
+    labels: tuple[str, ...] | None = None
+    hub_sentences: tuple[str, ...] | None = None
+    label_column: str = "label"
+    metrics: tuple[str, ...] = ("accuracy",)
+
+    @property
+    def outputs(self) -> int:
+        """Numbers that a model of the task gives: one for each class, or a score."""
+        return 1 if self.labels is None else len(self.labels)
+
+    @property
+    def files(self) -> dict[str, str]:
+        """The official file of each split."""
+        files = {split: f"{self.folder}/{split}.tsv" for split in self.sizes}
+        if self.name == "mnli":
+            files["dev"] = "MNLI/dev_matched.tsv"
+        return files
+
+    def read_label(self, label: Any, where: str) -> float:
+        """The id of a class by its name or id, or a score; InputError, which says `where`, for any other label."""
+        if self.labels is None:
+            allowed = f"a number from {SCORES[0]:g} to {SCORES[1]:g}"
+            with contextlib.suppress(ValueError):
+                score = float(label)
+                if SCORES[0] <= score <= SCORES[1]:
+                    return score
+        else:
+            allowed = ", ".join(f"{number} ({name})" for number, name in enumerate(self.labels))
+            for number, name in enumerate(self.labels):
+                if label in (name, number, str(number)):
+                    return number
+        raise InputError(f"{where}: the label is {label!r}; allowed: {allowed}")
+
+
+def _read_tasks() -> dict[str, GlueTask]:
+    tasks = {}
+    for name, entry in yaml.safe_load(Path(__file__).with_name("glue.yaml").read_bytes()).items():
+        columns: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()
+        }
+        tasks[name] = GlueTask(name, **columns)
+    return tasks
+
+
+GLUE: Mapping[str, GlueTask] = _read_tasks()
+TASKS = (*(f"glue/{task}" for task in GLUE), *SQUAD)
+_OF_SQUAD = f"name={'|'.join(SQUAD)}"
+
+
+def glue_task(name: str | GlueTask) -> GlueTask:
+    """The task of that name, as `sst2` or `SST-2`; InputError suggests the nearest one."""
+    if isinstance(name, GlueTask):
+        return name
+    plain = name.casefold().replace("-", "")
+    if plain not in GLUE:
+        raise InputError(f"unknown GLUE task '{name}'; {suggest(plain, GLUE, whole=True)}")
+    return GLUE[plain]
 
 
 def finetunes(raw: Mapping[str, Any]) -> bool:
@@ -88,12 +167,8 @@ class TaskDataConfig(Section):
     )
     cache: str | None = key(None, "where prepared tasks are kept")
     max_length: Size | None = key(None, "tokens with the special ones; null: 128 for GLUE, 384 for SQuAD")
-    doc_stride: Size | None = key(
-        None, "SQuAD: tokens between the beginnings of windows; null: 128", needs=f"name={'|'.join(SQUAD_TASKS)}"
-    )
-    max_query_length: Size | None = key(
-        None, "SQuAD: tokens of a question; null: 64", needs=f"name={'|'.join(SQUAD_TASKS)}"
-    )
+    doc_stride: Size | None = key(None, "SQuAD: tokens between the beginnings of windows; null: 128", needs=_OF_SQUAD)
+    max_query_length: Size | None = key(None, "SQuAD: tokens of a question; null: 64", needs=_OF_SQUAD)
     max_train: Size | None = key(None, "examples of the training split")
     max_eval: Size | None = key(None, "examples of the development split")
     subset_seed: CountOrZero = key(0, "seed of the subset of the training split")
@@ -106,7 +181,7 @@ class TaskDataConfig(Section):
     @property
     def answers(self) -> bool:
         """The answer is a span of a text (SQuAD), not a label."""
-        return self.name in SQUAD_TASKS
+        return self.name in SQUAD
 
     @property
     def task(self) -> str:

@@ -1,23 +1,15 @@
 """Text, sentence pairs and tasks, from files to batches.
 
-`tokenizers` and `language`: text to ids. `corpora`, `sources`, `builtin` and `synthetic`: known corpora and their source files.
-`preparation` prepares a corpus once, by `texts` and `pairs`; `prepared` keeps it. `batches`, `masked`, `pair_batches` and
-`examples` make batches, for which they need torch. `glue` and `squad`: tasks to fine-tune on.
+`tokenizers` and `language`: text to ids. `corpora`, `sources`, `builtin` and `invented`: known corpora and their source files.
+`preparation` prepares a corpus once, pairs by `pairs`; `prepared` keeps it. `batches` and `padded_batches` need torch. `tasks`:
+GLUE and SQuAD.
 """
 
 from fullrank.data.corpora import CorpusInfo, list_all_corpora, register_corpus
 from fullrank.data.language import Language, load_language, load_tokenizer
-from fullrank.data.preparation import prepare
+from fullrank.data.preparation import encode_file, prepare
 from fullrank.data.prepared import Corpus, Pairs, load_corpus, unigram_nats, unigram_perplexity
-from fullrank.data.texts import encode_file
-from fullrank.data.tokenizers import (
-    Tokenizer,
-    build_bytes,
-    build_characters,
-    build_words,
-    rank_entries,
-    train_bpe,
-)
+from fullrank.data.tokenizers import Tokenizer, build_bytes, build_characters, build_words, rank_entries, train_bpe
 
 __all__ = [
     "Corpus",

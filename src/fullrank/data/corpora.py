@@ -1,11 +1,12 @@
-"""The corpora that have a name: what was published about them, and where they come from. They are listed in corpora.yaml."""
+"""The corpora that have a name: what was published about them, and their downloads. They are listed in corpora.yaml."""
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -14,20 +15,19 @@ from typing import Any, Literal
 import yaml
 
 from fullrank.config.data import PAIR_CORPORA
-from fullrank.config.glue import GLUE, HUB, GlueTask
-from fullrank.core.errors import InputError, RunError, suggest
+from fullrank.config.finetune import GLUE, HUB, SQUAD, GlueTask
+from fullrank.core.errors import InputError, RunError, one_line, pip_install, suggest
 from fullrank.data.files import Report, file_digest, new_folder
-from fullrank.files import no_room
+from fullrank.files import mended, no_room
 
-_TIMEOUT = 30  # seconds without a byte
-_SHARDS = ("news.en-", "news.en.heldout-00000-of", "news.en.heldout-00001-of")  # of the archive of lm1b
-_ENCODER = "those of the model"  # that is fine-tuned
-SQUAD: Mapping[str, str] = {"squad": "1.1", "squad-v2": "2.0"}  # name: version
 SQUAD_SIZES: Mapping[str, Mapping[str, int]] = {
     "1.1": {"train": 87_599, "dev": 10_570},
     "2.0": {"train": 130_319, "dev": 11_873},
 }
 SQUAD_HUB = {"1.1": "rajpurkar/squad", "2.0": "rajpurkar/squad_v2"}
+_TIMEOUT = 30  # seconds without a byte
+_SHARDS = ("news.en-", "news.en.heldout-00000-of", "news.en.heldout-00001-of")  # of the archive of lm1b
+_ENCODER = "those of the model"  # that is fine-tuned
 
 
 @dataclass(frozen=True)
@@ -64,35 +64,32 @@ def _read_table() -> dict[str, dict[str, Any]]:
     return table
 
 
+def read_extra(name: str, key: Literal["folder", "codes", "settings", "files"], default: Any) -> Any:
+    """Read an entry of corpora.yaml as it stands there."""
+    return _read_table().get(name, {}).get(key, default)
+
+
 @cache
 def list_corpora() -> dict[str, CorpusInfo]:
     """Corpora by name: values of `data.name`."""
-    corpora = {}
-    for name, entry in _read_table().items():
-        about = {key: value for key, value in entry.items() if key not in ("folder", "codes", "settings")}
-        files: dict[str, list[str]] = about.get("files", {})
-        if languages := about.get("languages"):
-            about["languages"] = tuple(languages)
-            files = {
-                f"{split}.{side}": [f"{stem}.{side}" for stem in stems]
-                for split, stems in files.items()
-                for side in languages
-            }
-        about["files"] = {split: tuple(names) for split, names in files.items()}
-        published = [names[0] for names in files.values()]
-        about["urls"] = tuple(
-            tuple(url.format(file) for url in mirrors)
-            for mirrors in about.get("urls", ())
-            for file in (published if "{}" in mirrors[0] else [""])
-        )
-        about["packed"] = tuple(about.get("packed", ()))
-        corpora[name] = CorpusInfo(name, **about)
-    return corpora
+    return {name: _read_info(name, entry) for name, entry in _read_table().items()}
 
 
-def read_extra(name: str, key: Literal["folder", "codes", "settings"], default: Any) -> Any:
-    """Read an entry of corpora.yaml that is not in `CorpusInfo`."""
-    return _read_table().get(name, {}).get(key, default)
+def _read_info(name: str, entry: Mapping[str, Any]) -> CorpusInfo:
+    about = {key: value for key, value in entry.items() if key not in ("folder", "codes", "settings")}
+    files = {}
+    for split, stems in entry.get("files", {}).items():
+        files[split] = tuple(stems)
+        for language in entry.get("languages", ()):
+            files.pop(split, None)
+            files[f"{split}.{language}"] = tuple(f"{stem}.{language}" for stem in stems)
+    urls: list[tuple[str, ...]] = []
+    for mirrors in entry.get("urls", ()):
+        names = [names[0] for names in files.values()] if "{}" in mirrors[0] else [""]
+        urls += [tuple(url.format(file) for url in mirrors) for file in names]
+    languages, packed = entry.get("languages"), tuple(entry.get("packed", ()))
+    about |= {"files": files, "urls": tuple(urls), "packed": packed, "languages": languages and tuple(languages)}
+    return CorpusInfo(name, **about)
 
 
 def register_corpus(corpus: CorpusInfo) -> CorpusInfo:
@@ -121,14 +118,14 @@ def pair_corpus(name: str) -> CorpusInfo:
     return list_corpora()[name]
 
 
-def list_all_corpora() -> list[CorpusInfo]:
-    """Every corpus: values of `data.name`, then tasks to fine-tune on, for `fullrank data list`."""
-    return [*list_corpora().values(), *map(_describe_glue, GLUE.values()), *map(_describe_squad, SQUAD)]
-
-
 def is_task(name: str) -> bool:
     """True for a name meant as a task to fine-tune on, be it right or not: `glue/cola`, `glue/x`, `cola`, `squad`."""
     return name.partition("/")[0] == "glue" or name in GLUE or name in SQUAD
+
+
+def list_all_corpora() -> list[CorpusInfo]:
+    """Every corpus: values of `data.name`, then tasks to fine-tune on, for `fullrank data list`."""
+    return [*list_corpora().values(), *map(_describe_glue, GLUE.values()), *map(_describe_squad, SQUAD)]
 
 
 def _describe_glue(task: GlueTask) -> CorpusInfo:
@@ -215,7 +212,7 @@ def _download_first(info: CorpusInfo, mirrors: tuple[str, ...], folder: Path, re
 
 
 def _verify(info: CorpusInfo, folder: Path) -> None:
-    files = dict.fromkeys(info.packed, "") if info.packed else {names[0]: split for split, names in info.files.items()}
+    files = dict.fromkeys(info.packed, "") or {names[0]: split for split, names in info.files.items()}
     for name, split in files.items():
         path = folder / name
         if not path.is_file():
@@ -223,3 +220,34 @@ def _verify(info: CorpusInfo, folder: Path) -> None:
         expected = info.sha256.get(split)
         if expected and file_digest(path, "data.name") != expected:
             raise RunError(f"{info.name}: the downloaded {name} is not the published file (its sha256 differs)")
+
+
+def load_hub_rows(
+    name: str,
+    split: str,
+    revision: str,
+    licence: str,
+    files: str,
+    cache: str | Path | None,
+    report: Report,
+    configuration: str | None = None,
+) -> Iterable[dict[str, Any]]:
+    """The rows of a split of a data set on the Hugging Face hub. files: what a local folder would hold instead.
+
+    Raises InputError where `datasets` is not installed, RunError where the hub cannot be reached; both name the local way.
+    """
+    local = f"give a local folder that holds {files}: --from DIR (data.dir=DIR)"
+    if importlib.util.find_spec("datasets") is None:
+        raise InputError(f"{local}; or install what the Hugging Face hub ({name}) needs: {pip_install('hf')}")
+    import datasets
+
+    report(f"{name}: {split} from the Hugging Face hub ({licence})")
+    folder = None if cache is None else str(Path(cache) / "hub")
+    try:
+        rows = datasets.load_dataset(name, configuration, split=split, revision=revision, cache_dir=folder)
+    except Exception as error:  # of many libraries: no network, no such revision, a full disk
+        raise RunError(
+            f"{name} could not be had from the Hugging Face hub ({type(error).__name__}: {one_line(error, 300)}). Either "
+            f"connect to the network, or {local}"
+        ) from error
+    return map(mended, rows)

@@ -1,4 +1,4 @@
-"""Files: text read a megabyte at a time, and cache folders that appear whole or not at all.
+"""Files: text in pieces of a megabyte, work on them in processes, and cache folders that appear whole or not at all.
 
 `key` names the configuration key in errors.
 """
@@ -6,23 +6,34 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import itertools
+import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Sequence
+import signal
+import sys
+import warnings
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from fullrank.core.errors import InputError, RunError
-from fullrank.files import no_room, text_of
+from fullrank.files import no_room, silent, text_of, usable_cores
 
 Report = Callable[[str], None]  # hears of every step, a line at a time
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 _PIECE = 1 << 20
 _LONGEST_LINE = 16 << 20  # a longer line is cut
+_PARENT_DIED = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
 def open_text(path: Path, key: str) -> BufferedReader:
@@ -46,16 +57,19 @@ def file_digest(path: Path, key: str) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def lines(path: Path, key: str) -> Iterator[str]:
-    """Lines of a text file, without their ends. InputError for text that is not UTF-8.
+def lines(path: Path, key: str, start: int = 0, end: int | None = None) -> Iterator[str]:
+    """Lines of a text file, or of its bytes [start, end), without their ends. InputError for text that is not UTF-8.
 
     Only a newline ends a line: a carriage return becomes white space, so that line k of one file stays the translation of
     line k of another.
     """
-    offset = 0
+    offset = start
     with open_text(path, key) as file:
+        file.seek(start)
         for number, line in enumerate(file, start=1):
-            text = text_of(line, f"{key}: {path}", offset, line=number)
+            if end is not None and offset >= end:
+                break
+            text = text_of(line, f"{key}: {path}", offset, line=0 if start else number)
             offset += len(line)
             yield text.removesuffix("\n").replace("\n", " ")
 
@@ -78,6 +92,12 @@ class Section:
     start: int = 0
     end: int | None = None
 
+    @property
+    def size(self) -> int:
+        """Bytes of it."""
+        end = self.path.stat().st_size if self.end is None else self.end
+        return end - self.start
+
 
 class Piece(NamedTuple):
     """About a megabyte of a text. `size`: its bytes in the file.
@@ -98,7 +118,7 @@ def read_pieces(section: Section, *, exact: bool, key: str = "data.train") -> It
     the text is as `text_of` gives it, and a section that begins or ends inside a character is moved to the next one.
     """
     with open_text(section.path, key) as file:
-        start, end = section.start, section.path.stat().st_size if section.end is None else section.end
+        start, end = section.start, section.start + section.size
         if not exact:
             start, end = _find_character(file, start), _find_character(file, end)
         file.seek(start)
@@ -145,14 +165,16 @@ def _find_cut(data: bytes) -> int:
     return cut
 
 
-def cut_by_lines(paths: Sequence[Path], shares: Sequence[float], key: str) -> list[list[Section]]:
+def cut_by_lines(
+    paths: Sequence[Path], shares: Sequence[float], key: str, most: int | None = None
+) -> list[list[Section]]:
     """The lines of files, in order, as consecutive parts: all but the first hold `shares[1:]` of the lines, at least one.
 
-    Raises InputError if there are too few lines for every part to have one.
+    most: lines of such a part. Raises InputError if there are too few lines for every part to have one.
     """
     counts = [count_lines(path, key) for path in paths]
     total = sum(counts)
-    sizes = [max(1, int(total * share)) for share in shares[1:]]
+    sizes = [max(1, min(int(total * share), most or total)) for share in shares[1:]]
     if total <= sum(sizes):
         raise InputError(
             f"{key}: {', '.join(map(str, paths))}: {total} lines are too few to cut {len(shares)} splits from; "
@@ -176,7 +198,75 @@ def _find_line(path: Path, number: int) -> int:
         return sum(map(len, itertools.islice(file, number)))
 
 
-def existing_folder(folder: Path, contents: str) -> Path:
+# work on the pieces of a text: in a process for each core, with a progress bar
+
+_work: Callable[[Any], Any]  # of a forked process, which has the memory of its parent: a vocabulary is not copied
+
+
+def map_in_processes(
+    work: Callable[[Item], Result], items: Iterable[Item], *, alone: bool = False
+) -> Generator[Result, None, None]:
+    """`work` of each item, in order. Few items are under way at a time.
+
+    One process where there is one core or item, with `alone`, or where processes cannot be forked safely.
+    """
+    cores = len(usable_cores()) if sys.platform == "linux" and not alone else 1
+    items = iter(items)
+    first = list(itertools.islice(items, 2))
+    items = itertools.chain(first, items)
+    if cores < 2 or len(first) < 2:
+        yield from map(work, items)
+        return
+    waiting = deque[Future[Result]]()
+    fork = multiprocessing.get_context("fork")
+    try:
+        with ProcessPoolExecutor(cores, fork, initializer=_begin, initargs=(work,)) as pool:
+            for item in items:
+                with warnings.catch_warnings():  # of threads of PyTorch, of which the new processes use nothing
+                    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+                    waiting.append(pool.submit(_do, item))
+                if len(waiting) > 2 * cores:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+    except BrokenProcessPool as error:
+        raise RunError(
+            "a process that was making token ids was killed (by the system, for want of memory?); on fewer cores (taskset) "
+            "the same command needs less memory"
+        ) from error
+
+
+def _begin(work: Callable[[Any], Any]) -> None:
+    global _work
+    _work = work
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that waits for this one
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    ctypes.CDLL(None).prctl(_PARENT_DIED, signal.SIGKILL)  # not to outlive that process
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # threads of that library do not come along
+
+
+def _do(item: Any) -> Any:
+    return _work(item)
+
+
+def show_progress(pieces: Iterable[Piece], doing: str, total: int, report: Report) -> Iterator[Piece]:
+    """The pieces of `total` bytes, one by one, with a bar where stderr is a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    console, is_off = Console(stderr=True), report is silent or not sys.stderr.isatty()
+    with Progress(*columns, console=console, transient=True, auto_refresh=False, disable=is_off) as bar:
+        task = bar.add_task(doing, total=total)
+        for piece in pieces:
+            yield piece
+            bar.update(task, advance=piece.size, refresh=True)
+
+
+# folders
+
+
+def check_folder(folder: Path, contents: str) -> Path:
     """The folder of `data.dir`; InputError if it is none. `contents`: the files that it should hold."""
     if not folder.is_dir():
         problem = f"{folder} is a file" if folder.exists() else f"no such folder: {folder}"
@@ -206,12 +296,9 @@ def new_folder(final: Path) -> Iterator[Path]:
                 if not final.exists():
                     folder.rename(final)
     except OSError as error:
+        remedy = "set data.cache (or FULLRANK_CACHE) to a folder"
         if no_room(error):
-            raise RunError(
-                f"no space left on the disk of {final.parent}; free some, or set data.cache (or FULLRANK_CACHE) "
-                "to a folder on another disk"
-            ) from error
-        raise InputError(
-            f"data.cache: cannot write to {final.parent} ({error.strerror}); set data.cache (or FULLRANK_CACHE) "
-            "to a folder of yours"
-        ) from error
+            message = f"no space left on the disk of {final.parent}; free some, or {remedy} on another disk"
+            raise RunError(message) from error
+        message = f"data.cache: cannot write to {final.parent} ({error.strerror}); {remedy} of yours"
+        raise InputError(message) from error

@@ -21,9 +21,9 @@ import tokenizers
 
 from fullrank.config.data import DataConfig
 from fullrank.core.errors import InputError
-from fullrank.data import synthetic
+from fullrank.data import invented
 from fullrank.data.corpora import CorpusInfo, pair_corpus, read_extra
-from fullrank.data.files import Report, file_digest, lines
+from fullrank.data.files import Report, file_digest, lines, map_in_processes
 from fullrank.data.language import (
     MARKS,
     Language,
@@ -38,9 +38,8 @@ from fullrank.data.language import (
     read_codes,
     write_piece,
 )
-from fullrank.data.parallel import map_in_processes
 from fullrank.data.prepared import SIDES, Built, Plan, id_type
-from fullrank.data.sources import PairFiles, find_pairs
+from fullrank.data.sources import Sources, find_pairs
 from fullrank.data.tokenizers import DEFAULT_BPE_SIZE
 
 _CHUNK = 4096  # lines that are encoded together
@@ -48,6 +47,7 @@ _UNIGRAM_LINES = 1_000_000  # at most so many lines, evenly spread, teach a unig
 
 # a pair of lines: both sides as they are encoded; where Moses changes them, both sides before that as well
 _Lines = tuple[str, ...]
+_Encoded = tuple[_Lines, tuple[list[int], ...]]  # the lines of a pair, and the ids of both sides
 Row = TypeVar("Row")
 _COLUMNS = tuple(f"{side}{end}" for end in (".txt", ".raw.txt") for side in SIDES)  # their files
 
@@ -60,7 +60,7 @@ class PairSettings:
     subword-nmt has it; `unigram`. `size`: entries of a vocabulary, merges of codes that are learned.
     """
 
-    languages: tuple[str, str]
+    languages: tuple[str, ...]
     tokens: str
     segmenter: str
     codes: str | None  # sha256 of the file
@@ -80,15 +80,8 @@ def plan_pairs(config: DataConfig, cache: Path, report: Report) -> Plan:
     Raises InputError for bad data or settings, RunError for a failed download.
     """
     info = pair_corpus(config.name)
-    files = find_pairs(config, info, cache, report)
-    settings = _resolve_settings(config, info, files)
-    sources = [
-        {"split": split, "side": side, "file": str(path.absolute()), "sha256": file_digest(path, f"data.{split}")}
-        | ({"lines": content.span} if any(content.span) else {})
-        for split, content in files.splits.items()
-        for side, paths in zip(SIDES, content.sides, strict=True)
-        for path in paths
-    ]
+    sources = find_pairs(config, info, cache, report)
+    settings = _resolve_settings(config, info, sources)
     identity: dict[str, Any] = {}
     if settings.moses:
         identity["sacremoses"] = version("sacremoses") if find_spec("sacremoses") else None
@@ -96,22 +89,22 @@ def plan_pairs(config: DataConfig, cache: Path, report: Report) -> Plan:
         identity["tokenizers"] = tokenizers.__version__
 
     def build(folder: Path) -> Built:
-        return _build(folder, info, settings, files, lambda line: report(f"{info.name}: {line}"))
+        return _build(folder, info, settings, sources, lambda line: report(f"{info.name}: {line}"))
 
-    name = f"{info.name}-{'-'.join(files.languages)}-{settings.tokens}"
-    return Plan(info, name, dataclasses.asdict(settings), sources, identity, files.notes, build)
+    name = f"{info.name}-{'-'.join(settings.languages)}-{settings.tokens}"
+    return Plan(info, name, dataclasses.asdict(settings), sources, identity, build)
 
 
-def _resolve_settings(config: DataConfig, info: CorpusInfo, files: PairFiles) -> PairSettings:
+def _resolve_settings(config: DataConfig, info: CorpusInfo, sources: Sources) -> PairSettings:
     """Every `null` resolved.
 
-    BPE is by the codes of `files` if there are any. Else one vocabulary for both languages is byte-level BPE, and where each
+    BPE is by the codes of `sources` if there are any. Else one vocabulary for both languages is byte-level BPE, and where each
     has its own, merges are learned from both together and each language has the pieces that its training text uses.
     """
     usual = read_extra(info.name, "settings", {})
     tokens = config.tokens or info.tokens
     vocabulary = config.vocabulary or usual.get("vocabulary", "joint")
-    codes = files.codes if tokens == "bpe" else None
+    codes = sources.codes if tokens == "bpe" else None
     segmenter = tokens
     if tokens == "bpe":
         segmenter = "codes" if codes is not None or vocabulary == "separate" else "byte_bpe"
@@ -120,9 +113,9 @@ def _resolve_settings(config: DataConfig, info: CorpusInfo, files: PairFiles) ->
         size = None if codes is not None else size or usual.get("size", DEFAULT_BPE_SIZE)
     moses = usual.get("moses", False) if config.moses is None else config.moses
     if moses is None:
-        moses = any(content.is_tokenized for content in files.splits.values())
+        moses = any(content.is_tokenized for content in sources.splits.values())
     return PairSettings(
-        languages=files.languages,
+        languages=sources.languages,
         tokens=tokens,
         segmenter=segmenter,
         codes=None if codes is None else file_digest(codes, "data.codes"),
@@ -137,35 +130,40 @@ def _resolve_settings(config: DataConfig, info: CorpusInfo, files: PairFiles) ->
     )
 
 
-def _build(folder: Path, info: CorpusInfo, settings: PairSettings, files: PairFiles, report: Report) -> Built:
+def _build(folder: Path, info: CorpusInfo, settings: PairSettings, sources: Sources, report: Report) -> Built:
     """Write the lines of every split, then their ids."""
     cleaning = dict.fromkeys(("given", "kept", "empty", "too_long", "ratio", "valid"), 0)
     counts: dict[str, int] = {}
-    for split in files.splits:
+    for split in sources.splits:
         report(f"reading {split}")
-        counts |= _write_lines(split, files, settings, folder, cleaning)
+        counts |= _write_lines(split, sources, settings, folder, cleaning)
     report("making the vocabularies")
-    languages = _make_languages(settings, files.codes, folder, counts["train"], report)
+    languages = _make_languages(settings, sources.codes, folder, counts["train"], report)
     splits = {}
     for split in counts:
         report(f"encoding {split}")
         splits[split] = _encode(folder, split, languages, settings)
     marks = []
     if info.languages is None:
-        marks.append(", ".join(paths[0].name for paths in files.splits["train"].sides))
-    elif files.languages != info.languages:
-        marks.append(" to ".join(files.languages))
-    if info.name == synthetic.SYNTHETIC:
+        marks.append(", ".join(section[0].path.name for section in sources.splits["train"].columns))
+    elif settings.languages != info.languages:
+        marks.append(" to ".join(settings.languages))
+    if info.name == invented.TRANSLATION:
         marks.append("not a language")
     if settings.concatenate is not None:
         marks.append(f"joined to {settings.concatenate} tokens")
-    tokenizers = dict(zip(SIDES, languages, strict=True))
+    by_side = dict(zip(SIDES, languages, strict=True))
     details = {
         "cleaning": cleaning,
-        "codes": None if settings.codes is None else str(files.codes),
-        "vocabulary": {side: len(language) for side, language in tokenizers.items()},
+        "codes": None if settings.codes is None else str(sources.codes),
+        "vocabulary": {side: len(language) for side, language in by_side.items()},
     }
-    return Built(tokenizers, splits, counts, marks, details)
+    return Built(by_side, splits, counts, marks, details)
+
+
+def _chunks(rows: Iterator[Row]) -> Iterator[list[Row]]:
+    while chunk := list(islice(rows, _CHUNK)):
+        yield chunk
 
 
 # lines: cleaned, tokenized, and written
@@ -183,18 +181,18 @@ def _open_columns(names: Iterable[str], folder: Path, stack: ExitStack) -> Calla
 
 
 def _write_lines(
-    split: str, files: PairFiles, settings: PairSettings, folder: Path, cleaning: dict[str, int]
+    split: str, sources: Sources, settings: PairSettings, folder: Path, cleaning: dict[str, int]
 ) -> dict[str, int]:
     """Clean and tokenize a split and write its lines into `folder`; the number of pairs.
 
     Training pairs may be left out, which `cleaning` counts; every `valid_every`-th of those kept goes to the validation split.
     InputError if none is left.
     """
-    content = files.splits[split]
+    content = sources.splits[split]
     moses = settings.moses and not content.is_tokenized
-    normalize = partial(_normalize_pairs, files.languages, moses, settings.lowercase)
+    normalize = partial(_normalize_pairs, settings.languages, moses, settings.lowercase)
     rows = chain.from_iterable(map_in_processes(normalize, _chunks(content.read_pairs()), alone=not moses))
-    every = files.valid_every if split == "train" else None
+    every = sources.valid_every if split == "train" else None
     counts = dict.fromkeys((split, "valid") if every else (split,), 0)
     with ExitStack() as stack:
         columns = _COLUMNS if moses else _COLUMNS[:2]
@@ -215,15 +213,13 @@ def _write_lines(
 
 
 def _normalize_pairs(
-    languages: tuple[str, str], moses: bool, lowercase: bool, pairs: Sequence[tuple[str, str]]
+    languages: Sequence[str], moses: bool, lowercase: bool, pairs: Sequence[tuple[str, str]]
 ) -> list[_Lines]:
     """The lines of pairs as they are encoded; with `moses` followed by those before that."""
     rows: list[_Lines] = []
     for pair in pairs:
-        text = [
-            normalize_line(line, name, moses=moses, lowercase=lowercase)
-            for name, line in zip(languages, pair, strict=True)
-        ]
+        sides = zip(languages, pair, strict=True)
+        text = [normalize_line(line, name, moses=moses, lowercase=lowercase) for name, line in sides]
         rows.append((*text, *map(clean_line, pair)) if moses else tuple(text))
     return rows
 
@@ -246,40 +242,29 @@ def _clean(rows: Iterable[_Lines], settings: PairSettings, cleaning: dict[str, i
             yield row
 
 
-def _chunks(rows: Iterator[Row]) -> Iterator[list[Row]]:
-    while chunk := list(islice(rows, _CHUNK)):
-        yield chunk
-
-
 # vocabularies of the training lines
 
 
 def _make_languages(
     settings: PairSettings, codes: Path | None, folder: Path, pairs: int, report: Report
-) -> tuple[Language, Language]:
+) -> list[Language]:
     """Source and target language of the training `pairs` in `folder`. With a joint vocabulary they have the same entries."""
     train = [folder / f"train.{column}" for column in _COLUMNS[:2]]
     pieces = _learn_pieces(settings, codes, train, pairs, report)
     everything = build_language("", pieces)
-    counts: list[Counter[str]] = [Counter(), Counter()]
-    for path, side_counts in zip(train, counts, strict=True):
+    counts: list[Counter[str]] = []
+    for path in train:
         numbers: Counter[int] = Counter()
         for chunk in _chunks(lines(path, "data.cache")):
             numbers.update(chain.from_iterable(everything.encode_normalized(chunk)))
-        side_counts.update({everything.entries[number]: count for number, count in numbers.items()})
+        counts.append(Counter({everything.entries[number]: count for number, count in numbers.items()}))
     if settings.vocabulary == "joint":
         counts = [counts[0] + counts[1]] * 2
-    source, target = (
-        build_language(
-            name,
-            pieces,
-            _rank_pieces(pieces, side_counts, settings),
-            moses=settings.moses,
-            lowercase=settings.lowercase,
-        )
-        for name, side_counts in zip(settings.languages, counts, strict=True)
-    )
-    return source, target
+    languages = []
+    for name, side_counts in zip(settings.languages, counts, strict=True):
+        entries = _rank_pieces(pieces, side_counts, settings)
+        languages.append(build_language(name, pieces, entries, moses=settings.moses, lowercase=settings.lowercase))
+    return languages
 
 
 def _learn_pieces(settings: PairSettings, codes: Path | None, train: list[Path], pairs: int, report: Report) -> Pieces:
@@ -314,10 +299,8 @@ def _rank_pieces(pieces: Pieces, counts: Mapping[str, int], settings: PairSettin
 
 # lines to token ids
 
-_Encoded = tuple[_Lines, tuple[list[int], ...]]  # the lines of a pair, and the ids of both sides
 
-
-def _encode_rows(paths: Sequence[Path], languages: tuple[Language, Language]) -> Iterator[_Encoded]:
+def _encode_rows(paths: Sequence[Path], languages: Sequence[Language]) -> Iterator[_Encoded]:
     for columns in zip(*(_chunks(lines(path, "data.cache")) for path in paths), strict=True):
         ids = (language.encode_normalized(column) for language, column in zip(languages, columns[:2], strict=True))
         yield from zip(zip(*columns, strict=True), zip(*ids, strict=True), strict=True)
@@ -338,31 +321,32 @@ def concatenate(pairs: Iterable[_Encoded], most: int) -> Iterator[_Encoded]:
         yield waiting
 
 
-def _encode(folder: Path, split: str, languages: tuple[Language, Language], settings: PairSettings) -> dict[str, int]:
+def _encode(folder: Path, split: str, languages: Sequence[Language], settings: PairSettings) -> dict[str, int]:
     """Write ids and offsets of the lines of a split, which are joined where that is asked for; its counts."""
     paths = [path for path in (folder / f"{split}.{column}" for column in _COLUMNS) if path.exists()]
     rows: Iterable[_Encoded] = _encode_rows(paths, languages)
-    offsets = [array("q", [0]), array("q", [0])]
-    words, unknown = [0, 0], [0, 0]
+    lengths = [array("q", [0]), array("q", [0])]
     with ExitStack() as stack:
         write = None
         if settings.concatenate is not None:
             rows = concatenate(rows, settings.concatenate)
             write = _open_columns([f"joined.{path.name}" for path in paths], folder, stack)
         files = [stack.enter_context((folder / f"{split}.{side}.bin").open("wb")) for side in SIDES]
+        words, unknown = [0, 0], [0, 0]
         for text, both_ids in rows:
             if write is not None:
                 write(text)
             for side, (language, ids) in enumerate(zip(languages, both_ids, strict=True)):
                 files[side].write(np.asarray(ids, dtype=id_type(len(language))).tobytes())
-                offsets[side].append(offsets[side][-1] + len(ids))
+                lengths[side].append(len(ids))
                 words[side] += len(text[side].split())
                 unknown[side] += ids.count(language.unk_id)
     for path in folder.glob("joined.*"):
         path.replace(folder / path.name.removeprefix("joined."))
-    counts = {"pairs": len(offsets[0]) - 1}
-    for number, name in enumerate(SIDES):
-        (folder / f"{split}.{name}.offsets").write_bytes(np.asarray(offsets[number], dtype="<i8").tobytes())
-        counts[f"{name}_tokens"] = offsets[number][-1] + counts["pairs"]
-        counts[f"{name}_words"], counts[f"{name}_unknown"] = words[number], unknown[number]
+    counts = {"pairs": len(lengths[0]) - 1}
+    for side, name in enumerate(SIDES):
+        offsets = np.cumsum(lengths[side], dtype="<i8")
+        (folder / f"{split}.{name}.offsets").write_bytes(offsets.tobytes())
+        counts[f"{name}_tokens"] = int(offsets[-1]) + counts["pairs"]
+        counts[f"{name}_words"], counts[f"{name}_unknown"] = words[side], unknown[side]
     return counts

@@ -1,18 +1,56 @@
-"""One way to a prepared corpus, of text and of sentence pairs: opened where it was prepared before, else built."""
+"""One way to a prepared corpus: opened where it was prepared before, else built; of text, a megabyte at a time."""
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import shutil
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
 
 from fullrank.config.data import DataConfig
-from fullrank.core.errors import InputError, RunError
-from fullrank.data.files import Report, cache_root, new_folder
+from fullrank.core.errors import ConfigError, InputError, RunError
+from fullrank.data import builtin
+from fullrank.data.corpora import CorpusInfo, text_corpus
+from fullrank.data.files import (
+    Piece,
+    Report,
+    Section,
+    cache_root,
+    map_in_processes,
+    new_folder,
+    open_text,
+    read_pieces,
+    show_progress,
+)
 from fullrank.data.pairs import plan_pairs
-from fullrank.data.prepared import FORMAT, Corpus, Plan, load_corpus, write_corpus
-from fullrank.data.texts import plan_text
-from fullrank.data.tokenizers import Tokenizer
-from fullrank.files import digest, silent
+from fullrank.data.prepared import IDS, Built, Corpus, Plan, id_type, load_corpus, write_corpus
+from fullrank.data.sources import SPLITS, Sources, find_text, list_sections
+from fullrank.data.tokenizers import (
+    DEFAULT_BPE_SIZE,
+    LINE_END,
+    SOS,
+    UNK,
+    Split,
+    Tokenizer,
+    build_bytes,
+    build_characters,
+    build_words,
+    rank_entries,
+    train_bpe,
+)
+from fullrank.files import silent
+
+_BUILTIN_MIN_COUNT = 3
+_LABELS = {"byte": ["bytes"], "character": ["characters"], "bpe": ["BPE"]}  # of tokens, in a label; words are the usual
 
 
 def prepare(
@@ -27,7 +65,7 @@ def prepare(
     """
     cache = cache_root(config.cache)
     plan = plan_pairs(config, cache, report) if config.has_pairs else plan_text(config, cache, report, tokenizer)
-    folder = cache / "corpora" / f"{plan.name}-{_compute_key(plan)}"
+    folder = cache / "corpora" / plan.name_folder()
     corpus = _open(folder, report)
     if corpus is None:
         with new_folder(folder) as new:
@@ -36,11 +74,6 @@ def prepare(
     if corpus.is_slice:
         _report_slice(corpus, report, allow_slice)
     return corpus
-
-
-def _compute_key(plan: Plan) -> str:
-    sources = [{**row, "file": Path(row["file"]).name} for row in plan.sources]
-    return digest([FORMAT, plan.info.name, plan.settings, sources, plan.identity])[:16]
 
 
 def _open(folder: Path, report: Report) -> Corpus | None:
@@ -66,3 +99,206 @@ def _report_slice(corpus: Corpus, report: Report, allowed: bool) -> None:
             "full files with --from DIR (data.dir), leave data.max_tokens and data.max_length out, or choose --scale small"
         )
     report(f"{corpus.label}: {differs}; figures are not comparable with published ones")
+
+
+# text for language models
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The choices by which text becomes tokens, none left open."""
+
+    kind: str
+    lowercase: bool
+    split: Split
+    min_count: int
+    max_vocabulary: int | None
+    max_tokens: int | None  # of the training split
+    sos: bool = False  # <sos> stands before every line
+
+    def end_lines(self, piece: Piece) -> str:
+        """The text of a piece; a last line without an end gets its <eos>."""
+        return piece.text + "\n" * (piece.open_end and self.kind in ("word", "bpe"))
+
+
+def plan_text(config: DataConfig, cache: Path, report: Report, tokenizer: Tokenizer | None) -> Plan:
+    """How the text of a configuration is prepared. tokenizer: of another text, in place of one that is made from this one.
+
+    Raises InputError for bad data or settings, RunError for a failed download.
+    """
+    info = text_corpus(config.name)
+    settings = _resolve_settings(config, info)
+    identity: dict[str, Any] = {"tokenizer": None if tokenizer is None else tokenizer.fingerprint}
+    if settings.kind == "bpe":
+        identity["tokenizers"] = tokenizers.__version__
+    if info.name == "builtin":
+        identity["extraction"] = hashlib.sha256(Path(builtin.__file__).read_bytes()).hexdigest()
+        identity["python"] = builtin.compute_signature()
+        sources = Sources({})  # written where the corpus is built
+    else:
+        sources = find_text(config, info, cache, report)
+
+    def build(folder: Path) -> Built:
+        if sources.splits:
+            return _build(folder, info, settings, sources, report, tokenizer)
+        report("builtin: reading the documentation of the running Python")
+        details = builtin.write_text(folder)
+        texts = list_sections({split: [Section(folder / f"{split}.txt")] for split in SPLITS})
+        built = _build(folder, info, settings, texts, report, tokenizer)
+        for split in SPLITS:
+            (folder / f"{split}.txt").unlink()
+        return dataclasses.replace(built, marks=[f"Python {details['python']}", *built.marks], details=details)
+
+    return Plan(info, f"{info.name}-{settings.kind}", dataclasses.asdict(settings), sources, identity, build)
+
+
+def encode_file(path: Path, tokenizer: Tokenizer, folder: Path, report: Report) -> Corpus:
+    """A file as the split `text` of a corpus, in the tokens of a trained model; its ids are written into `folder`.
+
+    Raises InputError for a file that cannot be read, that the tokenizer cannot encode, or that has no token.
+    """
+    has_sos = tokenizer.sos_id is not None
+    settings = Settings(tokenizer.kind, tokenizer.lowercase, "whitespace", 1, None, None, has_sos)
+    counts = _encode(tokenizer, [Section(path)], folder, settings, "text", report, key="--text")
+    return Corpus(folder, "text", path.name, False, {"text": counts}, {}, {}, {IDS: tokenizer})
+
+
+def _resolve_settings(config: DataConfig, info: CorpusInfo) -> Settings:
+    """Every `null` resolved; InputError for keys that the kind of tokens has no use for."""
+    kind = config.tokens or info.tokens
+    if problems := [*config.problems_of_tokens(kind)]:  # of a corpus of one's own, whose tokens are known here only
+        raise ConfigError(*problems)
+    prose = info.name == "builtin" and kind == "word"
+    return Settings(
+        kind=kind,
+        lowercase=config.lowercase or prose,
+        split="punctuation" if prose else "whitespace",
+        min_count=config.min_count or (_BUILTIN_MIN_COUNT if prose else 1),
+        max_vocabulary=config.max_vocabulary,
+        max_tokens=config.max_tokens,
+        sos=config.sos,
+    )
+
+
+def _build(
+    folder: Path, info: CorpusInfo, settings: Settings, sources: Sources, report: Report, tokenizer: Tokenizer | None
+) -> Built:
+    """Write the ids of every split."""
+    sections = {split: content.columns[0] for split, content in sources.splits.items()}
+    if tokenizer is None:
+        report(f"{info.name}: making a {settings.kind} vocabulary")
+        tokenizer = _make_tokenizer(sections["train"], settings, report)
+    counts = {}
+    for split in SPLITS:
+        report(f"{info.name}: encoding {split}")
+        counts[split] = _encode(tokenizer, sections[split], folder, settings, split, report)
+    marks = []
+    if info.name == "text":
+        names = list(dict.fromkeys(section.path.name for section in sections["train"]))
+        marks.append(", ".join([", ".join(names[:3]) + " ..." * (len(names) > 3), *_LABELS.get(settings.kind, [])]))
+    if settings.sos:
+        marks.append(f"with {SOS}")
+    if counts["train"]["tokens"] == settings.max_tokens and not info.published:
+        marks.append(f"first {settings.max_tokens:,} tokens")
+    # a cut inside a character moves to its end
+    slack = 3 if info.unit == "bytes" and settings.kind != "byte" else 0
+    counted = {split: counts[split][info.unit] for split in SPLITS}
+    return Built({IDS: tokenizer}, counts, counted, marks, slack=slack)
+
+
+def _read(sections: Sequence[Section], settings: Settings, doing: str, key: str, report: Report) -> Iterator[Piece]:
+    """The pieces of all sections, one after another, with a progress bar."""
+    for section in sections:
+        open_text(section.path, key).close()  # what is missing or empty is an error before the first piece
+    pieces = (read_pieces(section, exact=settings.kind == "byte", key=key) for section in sections)
+    return show_progress(chain.from_iterable(pieces), doing, sum(section.size for section in sections), report)
+
+
+def _list_names(sections: Sequence[Section]) -> str:
+    return ", ".join(dict.fromkeys(str(section.path) for section in sections))
+
+
+def _make_tokenizer(sections: Sequence[Section], settings: Settings, report: Report) -> Tokenizer:
+    """The vocabulary of the training split (of its first `max_tokens`; BPE is trained on the whole split)."""
+    kind, lowercase = settings.kind, settings.lowercase
+    if kind == "byte":
+        return build_bytes(lowercase=lowercase)
+    pieces = _read(sections, settings, f"counting {kind}s", "data.train", report)
+    if kind == "bpe":
+        size = settings.max_vocabulary or DEFAULT_BPE_SIZE
+        return train_bpe((piece.text for piece in pieces), size=size, lowercase=lowercase)
+    words = partial(build_words, split=settings.split, sos=settings.sos)
+    build, marks = (words if kind == "word" else build_characters), [SOS] * settings.sos
+    counts = _count(pieces, build([UNK, LINE_END, *marks], lowercase=lowercase), settings)
+    if kind == "word" and counts.keys() <= {LINE_END, *marks}:
+        raise InputError(f"data.train: {_list_names(sections)}: there are no words in this text")
+    return build(rank_entries(counts, settings.min_count, settings.max_vocabulary, marks), lowercase=lowercase)
+
+
+def _count(pieces: Iterator[Piece], tokenizer: Tokenizer, settings: Settings) -> Counter[str]:
+    """Counts of the words or characters of a text, of its first `max_tokens` where that is set."""
+
+    def list_units(piece: Piece) -> Sequence[str]:
+        units = tokenizer.cut(settings.end_lines(piece))
+        return units[1:] if settings.sos and not piece.begins else units
+
+    counts: Counter[str] = Counter()
+    if settings.max_tokens is None:
+        for piece_counts in map_in_processes(lambda piece: Counter(list_units(piece)), pieces):
+            counts.update(piece_counts)
+        return counts
+    for piece in pieces:
+        counts.update(list_units(piece)[: settings.max_tokens - counts.total()])
+        if counts.total() == settings.max_tokens:
+            break
+    return counts
+
+
+def _encode(
+    tokenizer: Tokenizer,
+    sections: Sequence[Section],
+    folder: Path,
+    settings: Settings,
+    split: str,
+    report: Report,
+    key: str | None = None,
+) -> Mapping[str, int]:
+    """Write the ids of a split into `folder` and count it. `max_tokens` cuts the training split.
+
+    key: names the text in errors, `data.<split>` if not given.
+    Raises InputError for text that cannot be encoded or has no token at all.
+    """
+    dtype, key = id_type(len(tokenizer)), key or f"data.{split}"
+    left = settings.max_tokens if split == "train" else None
+
+    def encode(piece: Piece) -> tuple[np.ndarray, np.ndarray, bool]:
+        ids = tokenizer.encode_array(settings.end_lines(piece), dtype)
+        if settings.sos and not piece.begins:
+            ids = ids[1:]
+        return ids, _measure(piece.text, piece.begins, piece.open_end), piece.begins
+
+    pieces = _read(sections, settings, f"encoding {split}", key, report)
+    tokens, sizes = 0, np.zeros(3, dtype=np.int64)
+    with (folder / f"{split}.{IDS}.bin").open("wb") as file:
+        for ids, piece_sizes, begins in map_in_processes(encode, pieces, alone=settings.kind == "byte"):
+            if left is not None and len(ids) > left:
+                ids = ids[:left]
+                piece_sizes = _measure(tokenizer.decode(ids.tolist()), begins, False)
+            tokens += len(ids)
+            sizes += piece_sizes
+            file.write(ids.tobytes())
+            if left is not None:
+                left -= len(ids)
+                if left == 0:
+                    break
+    if tokens == 0:
+        raise InputError(f"{key}: {_list_names(sections)}: there is no token in this text")
+    return {"tokens": tokens, **dict(zip(("words", "characters", "bytes"), sizes.tolist(), strict=True))}
+
+
+def _measure(text: str, begins: bool, open_end: bool) -> np.ndarray:
+    """Words, characters and bytes of a piece; a word that began in the piece before does not count again."""
+    words = len(text.split()) + text.count("\n") + open_end
+    if not begins and not text[:1].isspace():
+        words -= 1
+    return np.array([words, len(text), len(text.encode("utf-8", "surrogateescape"))])

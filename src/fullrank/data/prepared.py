@@ -23,12 +23,12 @@ import numpy as np
 from fullrank.core.errors import InputError, RunError
 from fullrank.data.corpora import CorpusInfo
 from fullrank.data.language import Language, load_tokenizer
+from fullrank.data.sources import Sources
 from fullrank.data.tokenizers import Tokenizer
-from fullrank.files import read_checked, sha256_of, write_checked
+from fullrank.files import digest, read_checked, sha256_of, write_checked
 
-SPLITS = ("train", "valid", "test")
 IDS, SIDES = "ids", ("source", "target")
-FORMAT = 4  # of the folder and of what its ids are; part of the key
+_FORMAT = 4  # of the folder and of what its ids are; part of the key
 _RECORD = "corpus.json"
 _COUNTED_AT_ONCE = 1 << 22
 
@@ -131,27 +131,16 @@ class Pairs:
         start, end = self._offsets[side][i : i + 2]
         return self._ids[side][start:end]
 
-    def sources(self) -> list[str]:
-        """The source lines as ordinary text, which `Language.encode` takes."""
-        return self._read_ordinary(0)
-
-    def references(self) -> list[str]:
-        """The target lines as ordinary text, for BLEU of `Language.decode`; in lower case if the corpus is."""
-        return self._read_ordinary(1)
-
-    def source_tokens(self) -> list[str]:
-        """The source lines as they were encoded: tokenized where the corpus is, words not split."""
-        return _read_lines(self._path(0, "txt"))
-
-    def reference_tokens(self) -> list[str]:
-        """The target lines as they were encoded, for tokenized BLEU of `Language.tokens`."""
-        return _read_lines(self._path(1, "txt"))
-
-    def _read_ordinary(self, side: int) -> list[str]:
+    def references(self, side: int = 1) -> list[str]:
+        """The target lines (side 0: source) as ordinary text, as of `Language.decode`; in lower case if the corpus is."""
         language, raw = self._languages[side], self._path(side, "raw.txt")
         if raw.exists():
-            return [line.lower() for line in _read_lines(raw)] if language.lowercase else _read_lines(raw)
-        return [language.detokenize(line) for line in _read_lines(self._path(side, "txt"))]
+            return [line.lower() if language.lowercase else line for line in _read_lines(raw)]
+        return [language.detokenize(line) for line in self.reference_tokens(side)]
+
+    def reference_tokens(self, side: int = 1) -> list[str]:
+        """The target lines (side 0: source) as they were encoded, as of `Language.tokens`: tokenized where the corpus is."""
+        return _read_lines(self._path(side, "txt"))
 
     def _path(self, side: int, end: str) -> Path:
         return Path(f"{self._stem}.{SIDES[side]}.{end}")
@@ -195,17 +184,20 @@ class Built:
 class Plan:
     """How a corpus is prepared: `build` writes the files of its columns into a folder.
 
-    name: the beginning of the folder's name. identity: versions of what else the ids depend on, beside `sources` and
-    `settings`.
+    name: the beginning of the folder's name. identity: versions of what else the ids depend on, beside sources and settings.
     """
 
     info: CorpusInfo
     name: str
     settings: Mapping[str, Any]
-    sources: Sequence[Mapping[str, Any]]
+    sources: Sources
     identity: Mapping[str, Any]
-    notes: Sequence[str]
     build: Callable[[Path], Built]
+
+    def name_folder(self) -> str:
+        """The name of the corpus and a hash of all that its ids depend on."""
+        sources = [{**row, "file": Path(row["file"]).name} for row in self.sources.rows]
+        return f"{self.name}-{digest([_FORMAT, self.info.name, self.settings, sources, self.identity])[:16]}"
 
 
 def write_corpus(folder: Path, plan: Plan) -> None:
@@ -229,9 +221,9 @@ def write_corpus(folder: Path, plan: Plan) -> None:
             split: {path.name: sha256_of(path) for path in sorted(folder.glob(f"{split}.*"))} for split in built.splits
         },
         "details": {
-            "sources": plan.sources,
+            "sources": plan.sources.rows,
             "settings": plan.settings,
-            "notes": list(plan.notes),
+            "notes": list(plan.sources.notes),
             "unit": info.unit,
             "differs_from_published": differs,
             **built.details,
@@ -249,8 +241,8 @@ def load_corpus(folder: Path) -> Corpus:
         raise InputError(f"{folder}: not a prepared corpus, there is no {_RECORD}; run `fullrank data prepare NAME`")
     try:
         record = read_checked(folder / _RECORD)
-        for split_files in record["checksums"].values():
-            for name, checksum in split_files.items():
+        for files in record["checksums"].values():
+            for name, checksum in files.items():
                 if sha256_of(folder / name) != checksum:
                     raise ValueError(f"{name} was truncated or changed")
         tokenizers = {column: load_tokenizer(folder / column) for column in record.pop("columns")}

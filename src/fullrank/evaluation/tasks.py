@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fullrank.config.glue import GlueTask
+from fullrank.config.finetune import GlueTask
 from fullrank.config.run import Tokenization
 from fullrank.core.errors import InputError, RunError, one_line, pip_install, suggest
 

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fullrank.config.finetune import FinetuneConfig
-from fullrank.config.glue import GLUE
+from fullrank.config.finetune import GLUE, FinetuneConfig
 from fullrank.core.errors import InputError
 from fullrank.data.examples import Encoded, ExampleBatch
-from fullrank.data.glue import Examples, load_glue, locate
 from fullrank.data.invented import make_examples
+from fullrank.data.tasks import Examples, load_glue, locate
 from fullrank.evaluation.tasks import glue_scores
 from fullrank.experiments.benchmark import EncodedSplit, inputs_of
 from fullrank.experiments.pretrained import PretrainedEncoder, check_length, padding_of

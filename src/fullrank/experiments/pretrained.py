@@ -9,8 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from fullrank.config.finetune import FinetuneConfig, PretrainedConfig
-from fullrank.config.glue import GLUE
+from fullrank.config.finetune import GLUE, FinetuneConfig, PretrainedConfig
 from fullrank.core.errors import InputError
 from fullrank.data.invented import WORDS
 

@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fullrank.config.finetune import FinetuneConfig, FinetuneEvalConfig
+from fullrank.config.finetune import SQUAD, FinetuneConfig, FinetuneEvalConfig
 from fullrank.core.errors import RunError
-from fullrank.data.corpora import SQUAD
 from fullrank.data.examples import Encoded, ExampleBatch
 from fullrank.data.invented import make_questions
-from fullrank.data.squad import NO_ANSWER, Question, SquadSplit, Window, read_squad, squad_windows
+from fullrank.data.tasks import NO_ANSWER, Question, SquadSplit, Window, read_squad, squad_windows
 from fullrank.evaluation.tasks import squad_scores, squad_v2_scores
 from fullrank.experiments.benchmark import EncodedSplit, inputs_of
 from fullrank.experiments.pretrained import PretrainedEncoder, check_length, padding_of

@@ -1,0 +1,427 @@
+"""Tasks to fine-tune on, from local files or the Hugging Face hub: GLUE, and SQuAD with the windows that an encoder reads."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fullrank.config.finetune import HUB, HUB_REVISION, SQUAD, GlueTask, glue_task
+from fullrank.core.errors import InputError, suggest
+from fullrank.data.corpora import SQUAD_HUB, SQUAD_SIZES, load_hub_rows
+from fullrank.data.files import Report, check_folder, file_digest, lines, open_text
+from fullrank.files import digest, mended, parse_json, silent, text_of
+
+NO_ANSWER = 0  # the position of [CLS], which stands for "not in this window"
+_COLA = ["source", "label", "mark", "sentence"]  # its files have no header
+_CHUNK = 1024  # questions that the tokenizer gets at once
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """One split of a task of GLUE.
+
+    first, second: its sentences; second is None where the task has one. labels: int64 class ids, float32 scores from 0 to 5
+    in STS-B. is_slice: not the published number of rows, or a part of them. source: the file, or the hub's name. sha256: of
+    the file, or of the hub's rows.
+    """
+
+    first: list[str]
+    second: list[str] | None
+    labels: np.ndarray
+    task: GlueTask
+    split: str
+    is_slice: bool
+    source: str
+    sha256: str
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    def take(self, rows: Sequence[int] | np.ndarray) -> Examples:
+        """The examples of these rows, in this order; a slice unless it is all of them."""
+        first = [self.first[row] for row in rows]
+        second = None if self.second is None else [self.second[row] for row in rows]
+        is_slice = self.is_slice or sorted(rows) != list(range(len(self)))
+        return dataclasses.replace(self, first=first, second=second, labels=self.labels[rows], is_slice=is_slice)
+
+    def describe(self) -> dict[str, Any]:
+        """Counts, file and labels: the share of each class; of scores, their mean and standard deviation."""
+        if self.task.labels is None:
+            scores = self.labels.astype(np.float64)
+            labels = {"mean": float(scores.mean()), "deviation": float(scores.std())}
+        else:
+            shares = np.bincount(self.labels, minlength=self.task.outputs) / len(self)
+            labels = dict(zip(self.task.labels, shares.tolist(), strict=True))
+        return {
+            "rows": len(self),
+            "published": self.task.sizes[self.split],
+            "is_slice": self.is_slice,
+            "source": self.source,
+            "sha256": self.sha256,
+            "labels": labels,
+        }
+
+
+def load_glue(
+    task: str | GlueTask,
+    split: str,
+    folder: str | Path | None = None,
+    cache: str | Path | None = None,
+    report: Report = silent,
+) -> Examples:
+    """One split of a task: train or dev; of mnli also dev_mismatched.
+
+    `folder` holds the folders of the tasks, or the files of this one; without it the rows come from the Hugging Face hub, which
+    keeps its copy in `cache`. `report` hears of a slice and of a download.
+    Raises InputError for an unknown task or split, and for files that are missing, empty, cut short, not UTF-8, or that lack
+    a column or hold a label outside the allowed ones; RunError if the hub cannot be reached.
+    """
+    task = glue_task(task)
+    if split not in task.sizes:
+        raise InputError(f"GLUE {task.folder} has no split '{split}'; {suggest(split, task.sizes, whole=True)}")
+    path = None if folder is None else locate(task, split, Path(folder).expanduser())
+    if path is not None:
+        source, columns, rows = str(path), [*task.sentences, task.label_column], _read_tsv(task, path)
+    elif folder is None:
+        source, columns = HUB, [*(task.hub_sentences or task.sentences), "label"]
+        rows = _read_glue_hub(task, split, cache, report)
+    else:
+        raise InputError(
+            f"data.dir: GLUE {task.folder}: no file {task.files[split]} in {folder}. Without a folder it comes from the "
+            f"Hugging Face hub ({HUB})"
+        )
+    texts: list[list[str]] = [[] for _ in task.sentences]
+    labels = []
+    for place, row in rows:
+        if missing := [column for column in columns if column not in row]:
+            names = ", ".join(row)[:200]
+            raise InputError(f"data.dir: {source}, {place}: no column '{missing[0]}'; its columns are {names}")
+        *sentences, label = (row[column] for column in columns)
+        for side, sentence in zip(texts, sentences, strict=True):
+            side.append(sentence)
+        labels.append(task.read_label(label, f"data.dir: {source}, {place}"))
+    if not labels:
+        raise InputError(f"data.dir: {source} holds no rows of the split {split}")
+    first, second = (*texts, None)[:2]
+    array = np.array(labels, np.float32 if task.labels is None else np.int64)
+    sha256 = digest([texts, labels]) if path is None else file_digest(path, "data.dir")
+    is_slice = len(labels) != task.sizes[split] or (path is not None and path.stem.endswith(".slice"))
+    if is_slice:
+        counts = f"{len(labels):,} rows, published are {task.sizes[split]:,}"
+        report(f"GLUE {task.folder} (slice): {split} has {counts} ({source})")
+    return Examples(first or [], second, array, task, split, is_slice, source, sha256)
+
+
+def locate(task: GlueTask, split: str, folder: Path) -> Path | None:
+    """The official file of a split, else a slice of it, in `folder`, `folder`/<Task> or `folder`/glue/<Task>."""
+    check_folder(folder, f"{task.folder}/train.tsv and so on")
+    places = [folder / task.folder, folder / "glue" / task.folder, folder]
+    return _find_first(places, [Path(task.files[split]).name, f"{split}.slice.tsv"])
+
+
+def _find_first(places: Iterable[Path], names: Iterable[str]) -> Path | None:
+    """The first file; an official name in any place comes before that of a slice."""
+    places = list(places)
+    return next((place / name for name in names for place in places if (place / name).is_file()), None)
+
+
+def _read_tsv(task: GlueTask, path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Rows of tab-separated values and their places; a quotation mark is a character like any other."""
+    names: list[str] = []
+    for number, line in enumerate(lines(path, "data.dir"), start=1):
+        fields = line.split("\t")
+        if not names and (task.name != "cola" or "sentence" in fields):
+            names = fields
+            continue
+        names = names or _COLA
+        if line and len(fields) != len(names):
+            raise InputError(
+                f"data.dir: {path}, line {number}: {len(fields)} fields, expected are {len(names)} ({', '.join(names)}); the "
+                "file is cut short or damaged"
+            )
+        if line:
+            yield f"line {number}", dict(zip(names, fields, strict=True))
+
+
+def _read_glue_hub(
+    task: GlueTask, split: str, cache: str | Path | None, report: Report
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    name = split.replace("dev", "validation")
+    if task.name == "mnli" and split == "dev":
+        name = "validation_matched"
+    files = f"{task.folder}/train.tsv and so on"
+    rows = load_hub_rows(HUB, name, HUB_REVISION, task.licence, files, cache, report, configuration=task.name)
+    for number, row in enumerate(rows):
+        yield f"row {number}", row
+
+
+# SQuAD: questions about a paragraph, answered by a part of its text
+
+_SQUAD_LICENCE = "CC BY-SA 4.0"
+_SQUAD_REVISIONS = {
+    "1.1": "7b6d24c440a36b6815f21b70d25016731768db1f",
+    "2.0": "3ffb306f725f7d2ce8394bc1873b24868140c412",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One question. `answers[i]` stands in `context` at character `starts[i]`; the same answer may be there twice.
+
+    `impossible`: the context holds no answer, and `answers` is empty; None where the file does not say (v1.1).
+    """
+
+    id: str
+    title: str
+    context: str
+    question: str
+    answers: tuple[str, ...]
+    starts: tuple[int, ...]
+    impossible: bool | None = None
+
+
+@dataclass(frozen=True)
+class SquadSplit:
+    """The questions of one split, with `source` and `sha256` as of `Examples`."""
+
+    version: str
+    split: str
+    questions: list[Question]
+    source: str
+    sha256: str
+
+    def __len__(self) -> int:
+        return len(self.questions)
+
+    @property
+    def published(self) -> int:
+        """Published number of questions."""
+        return SQUAD_SIZES[self.version][self.split]
+
+    @property
+    def is_slice(self) -> bool:
+        """The number of questions is not the published one."""
+        return len(self) != self.published
+
+    def take(self, rows: Iterable[int]) -> SquadSplit:
+        """The questions of these rows, in this order."""
+        return dataclasses.replace(self, questions=[self.questions[row] for row in rows])
+
+    def describe(self) -> dict[str, Any]:
+        """Counts and file."""
+        return {
+            "questions": len(self),
+            "published": self.published,
+            "is_slice": self.is_slice,
+            "contexts": len({question.context for question in self.questions}),
+            "answers": sum(len(question.answers) for question in self.questions),
+            "impossible": sum(not question.answers for question in self.questions),
+            "source": self.source,
+            "sha256": self.sha256,
+        }
+
+
+def read_squad(
+    where: str | Path | None,
+    split: str,
+    version: str = "1.1",
+    *,
+    cache: str | Path | None = None,
+    report: Report = silent,
+) -> SquadSplit:
+    """A split ("train" or "dev") of SQuAD "1.1" or "2.0".
+
+    `where`: a file in the official JSON form; a folder that holds it, or the folder `squad` or `squad-v2` with it, under its
+    official name (train-v1.1.json), else a slice of it (train-v1.1.slice.json); or None: the hub, which keeps its copy in
+    `cache`. Every answer is checked to stand where the file says. `report` hears of a slice and of a download.
+    Raises InputError for files that are missing, cut short, of the other version or without a key they need, for an
+    answer that is not in its context, and for two questions with the same id; RunError if the hub cannot be reached.
+    """
+    if where is None:
+        source, questions = SQUAD_HUB[version], _read_squad_hub(split, version, cache, report)
+        sha256 = digest([*map(dataclasses.asdict, questions)])
+    else:
+        file = _find_squad(Path(where).expanduser(), split, version)
+        source, questions, sha256 = str(file), _read_squad_file(file), file_digest(file, "data.dir")
+    _check_questions(questions, source, version)
+    loaded = SquadSplit(version, split, questions, source, sha256)
+    if loaded.is_slice:
+        counts = f"{len(loaded):,} questions, published are {loaded.published:,}"
+        report(f"SQuAD {version} (slice): {split} has {counts} ({source})")
+    return loaded
+
+
+def _find_squad(where: Path, split: str, version: str) -> Path:
+    """`where` if it is no folder, else the file in it."""
+    if not where.is_dir():
+        return where
+    names = [f"{split}-v{version}.json", f"{split}-v{version}.slice.json"]
+    folders = [name for name in SQUAD if SQUAD[name] == version]
+    path = _find_first([where / name for name in (*folders, "squad", "")], names)
+    if path is None:
+        raise InputError(
+            f"data.dir: {where}: no file of SQuAD {version}; give the folder that holds {' or '.join(names)}"
+        )
+    return path
+
+
+def _read_squad_file(file: Path) -> list[Question]:
+    """The questions of a file in the official form; InputError where it departs from that."""
+    with open_text(file, "data.dir") as opened:
+        text = text_of(opened.read(), str(file))
+    questions = []
+    try:
+        for article in mended(parse_json(text))["data"]:
+            title = article.get("title", "")
+            for paragraph in article["paragraphs"]:
+                for entry in paragraph["qas"]:
+                    texts = tuple(answer["text"] for answer in entry["answers"])
+                    starts = tuple(answer["answer_start"] for answer in entry["answers"])
+                    about = entry["id"], title, paragraph["context"], entry["question"]
+                    questions.append(Question(*about, texts, starts, entry.get("is_impossible")))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{file}: not in the official form of SQuAD ({error!r}); was it copied or downloaded in part?"
+        ) from error
+    return questions
+
+
+def _read_squad_hub(split: str, version: str, cache: str | Path | None, report: Report) -> list[Question]:
+    name, files = split.replace("dev", "validation"), f"{split}-v{version}.json"
+    revision = _SQUAD_REVISIONS[version]
+    questions = []
+    for row in load_hub_rows(SQUAD_HUB[version], name, revision, _SQUAD_LICENCE, files, cache, report):
+        texts, starts = tuple(row["answers"]["text"]), tuple(row["answers"]["answer_start"])
+        about = row["id"], row["title"], row["context"], row["question"]
+        questions.append(Question(*about, texts, starts, not texts if version == "2.0" else None))
+    return questions
+
+
+def _check_questions(questions: list[Question], source: str, version: str) -> None:
+    """InputError for no question, those of another version, two with one id, and an answer that is not where it should be."""
+    if len({question.id for question in questions}) < max(len(questions), 1):
+        raise InputError(f"{source}: no questions, or two with the same id; ids must differ")
+    for question in questions:
+        place = f"{source}: question {question.id}"
+        if (question.impossible is None) == (version == "2.0"):
+            raise InputError(f"{place}: not of SQuAD {version}; set data.name: squad for 1.1, squad-v2 for 2.0")
+        if bool(question.impossible) == bool(question.answers):
+            raise InputError(f"{place}: a question has an answer, or (SQuAD 2.0) is marked is_impossible, and not both")
+        for text, start in zip(question.answers, question.starts, strict=True):
+            passage = question.context[start : start + len(text)]
+            if start < 0 or not text or passage != text:
+                raise InputError(
+                    f"{place}: answer_start {start} does not point at its answer {text!r}, but at {passage!r}"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """One window over one context:  [CLS] question [SEP] part of the context [SEP], or as the tokenizer lays out a pair.
+
+    question        index of its question in the list the windows were made from
+    ids, types (N,) token ids and token_type_ids
+    first           position of its first context token; `len(offsets)` of them follow each other
+    offsets (C, 2)  the characters [from, to) of each context token; of some tokenizers white space before it is one of them
+    max_context (C,) whether this is the window in which the token has most context
+    start, end      positions of the first and last token of the first answer; both 0, [CLS], if it is not wholly in here
+    """
+
+    question: int
+    ids: NDArray[np.int32]
+    types: NDArray[np.int8]
+    first: int
+    offsets: NDArray[np.int32]
+    max_context: NDArray[np.bool_]
+    start: int
+    end: int
+
+
+def squad_windows(
+    questions: Sequence[Question], tokenizer: Any, *, max_length: int, doc_stride: int, max_query_length: int
+) -> list[Window]:
+    """All windows of all questions, in order; at least one for each question.
+
+    `tokenizer`: of the package tokenizers, or a fast one of transformers. It is not changed, and its own truncation and
+    padding are not used. Its post-processor says which special tokens stand where and which types tokens have.
+    The convention is that of BERT's own script: the question is cut to its first `max_query_length` tokens, the context gets
+    the rest of `max_length`, and each window begins `doc_stride` context tokens after the one before (`doc_stride` is the
+    step, the overlap is the rest; in Hugging Face's scripts the argument of the same name is the overlap), but never so far
+    on that a token is left out. The last window is the first that reaches the end.
+    Raises InputError if a tokenizer puts no special token first, and if no room is left for the context.
+    """
+    backend = copy.deepcopy(getattr(tokenizer, "backend_tokenizer", tokenizer))
+    backend.no_truncation()
+    backend.no_padding()
+    if not backend.encode("a", "a").special_tokens_mask[0]:
+        raise InputError(
+            "the tokenizer puts no special token such as [CLS] before a pair of texts, where a model says that a window holds "
+            "no answer; use the tokenizer of an encoder such as BERT or RoBERTa"
+        )
+    special = backend.num_special_tokens_to_add(is_pair=True)
+    windows: list[Window] = []
+    for first in range(0, len(questions), _CHUNK):
+        chunk = questions[first : first + _CHUNK]
+        queries = backend.encode_batch([question.question.strip() for question in chunk], add_special_tokens=False)
+        contexts = backend.encode_batch([question.context for question in chunk], add_special_tokens=False)
+        for index, (question, query, context) in enumerate(zip(chunk, queries, contexts, strict=True), start=first):
+            query.truncate(max_query_length)
+            room = max_length - len(query) - special
+            if room < 1:
+                raise InputError(
+                    f"data.max_length: {max_length} leaves no room for the context of question {question.id}: {len(query)} "
+                    f"tokens of question and {special} special tokens; raise it or lower data.max_query_length"
+                )
+            windows += _cut_windows(backend, index, question, query, context, room, min(room, doc_stride))
+    return windows
+
+
+def _cut_windows(
+    backend: Any, index: int, question: Question, query: Any, context: Any, room: int, step: int
+) -> list[Window]:
+    """The windows of one question: `room` tokens of its context, every `step`."""
+    offsets = np.array(context.offsets, dtype=np.int32).reshape(-1, 2)
+    answer = None
+    if question.answers:
+        answer = find_tokens(offsets, question.starts[0], question.starts[0] + len(question.answers[0]))
+    context.truncate(room, stride=room - step)
+    parts = [context, *context.overflowing]
+    spans = [(number * step, number * step + len(part)) for number, part in enumerate(parts)]
+    best = choose_windows(spans, len(offsets))
+    windows = []
+    for number, (part, (start, end)) in enumerate(zip(parts, spans, strict=True)):
+        # the parts one by one: of parts that overflow, the tokenizer gives the wrong types
+        pair = backend.post_process(query, part)
+        ids, types = np.array(pair.ids, dtype=np.int32), np.array(pair.type_ids, dtype=np.int8)
+        first = pair.sequence_ids.index(1) if len(part) else len(ids)
+        target = (NO_ANSWER, NO_ANSWER)
+        if answer and start <= answer[0] and answer[1] < end:
+            target = (answer[0] - start + first, answer[1] - start + first)
+        windows.append(Window(index, ids, types, first, offsets[start:end], best[start:end] == number, *target))
+    return windows
+
+
+def choose_windows(windows: Sequence[tuple[int, int]], num_tokens: int) -> NDArray[np.int64]:
+    """The window in which each context token is scored (num_tokens,).
+
+    The one where the smaller of the numbers of tokens to its left and to its right, plus 0.01 of the window's length, is
+    largest, and the first of several such.
+    """
+    scores = np.full((len(windows), num_tokens), -1.0)
+    for row, (start, end) in zip(scores, windows, strict=True):
+        left = np.arange(end - start)
+        row[start:end] = np.minimum(left, left[::-1]) + 0.01 * (end - start)
+    return scores.argmax(axis=0)
+
+
+def find_tokens(offsets: NDArray[np.int32], start: int, end: int) -> tuple[int, int] | None:
+    """First and last token, both included, that share a character with the characters [start, end); None if none does."""
+    inside = np.flatnonzero((offsets[:, 1] > start) & (offsets[:, 0] < end))
+    return (int(inside[0]), int(inside[-1])) if len(inside) else None
