@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,80 +39,51 @@ def measure_ngrams(
     padding = np.full(order, start_id)
     streams = [np.concatenate([padding, ids]) for ids in (train, *texts)]
     tokens = np.concatenate(streams).astype(np.int64)
-    starts = np.cumsum([0, *map(len, streams)]).tolist()
-    places = []
-    for start, end in pairwise(starts):
-        places.append(np.arange(start + order, end))
-    trained, *parts = places
+    ends = np.cumsum([len(stream) for stream in streams])
+    trained, *parts = (np.arange(end - len(stream) + order, end) for end, stream in zip(ends, streams, strict=True))
     scored = np.concatenate(parts)
-    lengths = [len(part) for part in parts]
-    borders = np.cumsum(lengths)[:-1]
+    borders = np.cumsum([len(part) for part in parts])[:-1]
     grams = np.zeros(len(tokens), np.int64)  # the n-gram that ends at each token, of the order n so far
     lower = np.full(len(scored), 1 / vocab_size)
     perplexities: list[list[float]] = [[] for _ in texts]
     for n in range(1, order + 1):
         history = np.concatenate([[0], grams[:-1]])
         grams = _number_pairs(history, tokens, vocab_size)
-        highest = _predict(
-            history,
-            grams,
-            trained,
-            scored,
-            lower,
-            modified,
-        )
-        of_texts = np.split(highest, borders)
-        for figures, probabilities in zip(perplexities, of_texts, strict=True):
-            nats = -np.log(probabilities).mean()
-            figures.append(math.exp(nats))
+        highest = _predict(history, grams, trained, scored, lower, modified)
+        for figures, probabilities in zip(perplexities, np.split(highest, borders), strict=True):
+            figures.append(math.exp(-np.log(probabilities).mean()))
         if n < order:
-            longer_history = np.concatenate([[0], grams[:-1]])
-            longer = _number_pairs(longer_history, tokens, vocab_size)
+            longer = _number_pairs(np.concatenate([[0], grams[:-1]]), tokens, vocab_size)
             _, firsts = np.unique(longer[trained], return_index=True)
-            lower = _predict(
-                history,
-                grams,
-                trained[firsts],
-                scored,
-                lower,
-                modified,
-            )
+            lower = _predict(history, grams, trained[firsts], scored, lower, modified)
     return perplexities
 
 
 def _number_pairs(history: Ids, tokens: Ids, vocab_size: int) -> Ids:
     """Number the different pairs of history and token, (T,)."""
-    pairs = history * vocab_size + tokens
-    _, numbers = np.unique(pairs, return_inverse=True)
-    return numbers
+    return np.unique(history * vocab_size + tokens, return_inverse=True)[1]
 
 
 def _predict(
     history: Ids, grams: Ids, counted: Ids, scored: Ids, lower: NDArray[np.float64], modified: bool
 ) -> NDArray[np.float64]:
     """Probabilities of the tokens at `scored`, from the n-grams that end at the tokens `counted`."""
-    counted_grams = grams[counted]
-    counts = np.bincount(counted_grams, minlength=grams.max() + 1)
-    discounts = _choose_discounts(counts, modified)
-    taken = discounts[np.minimum(counts, LARGEST_COUNT)]
-    different, firsts = np.unique(counted_grams, return_index=True)
+    counts = np.bincount(grams[counted], minlength=grams.max() + 1)
+    taken = _choose_discounts(counts, modified)[np.minimum(counts, LARGEST_COUNT)]
+    different, firsts = np.unique(grams[counted], return_index=True)
     after = history[counted[firsts]]
     length = history.max() + 1
     totals = np.bincount(after, counts[different], length)
     left = np.bincount(after, taken[different], length)
     before = history[scored]
     total = totals[before]
-    discounted = (counts - taken)[grams[scored]]
-    mixed = discounted + left[before] * lower
+    mixed = (counts - taken)[grams[scored]] + left[before] * lower
     return np.where(total > 0, mixed / np.maximum(total, 1), lower)
 
 
 def _choose_discounts(counts: Ids, modified: bool) -> NDArray[np.float64]:
     """The discounts of the counts 0, 1, 2, and 3 or more."""
-    number = []
-    for k in range(LARGEST_COUNT + 2):
-        is_counted = counts == k
-        number.append(int(is_counted.sum()))
+    number = [int((counts == k).sum()) for k in range(LARGEST_COUNT + 2)]
     once, twice = number[1:3]
     share = once / (once + 2 * twice) if once else 0.5
     discounts = [0.0] + [share] * LARGEST_COUNT

@@ -26,8 +26,6 @@ from fullrank.core.section import Size
 
 _OF_MEMORY = ("memory_length", "same_length", "clamp_length")
 
-# -- protocols --------------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationProtocol:
@@ -110,8 +108,9 @@ def validation_protocol(config: RunConfig) -> EvaluationProtocol:
     """Protocol of validation while training: `eval.valid`, else the model's own memory, or blocks of `eval.segment_length`."""
     if config.eval.valid is not None:
         return replace(final_protocol(config, split="valid"), temperature=1.0)
-    model, segment = config.model, config.eval.segment_length or config.train.segment_length
-    return _make_protocol(config, segment, config.eval.batch_size, model.memory_length, model.same_length)
+    trained = {"memory_length": config.model.memory_length, "same_length": config.model.same_length}
+    segment_length = config.eval.segment_length or config.train.segment_length
+    return _make_protocol(config, {**trained, "segment_length": segment_length}, config.eval.batch_size)
 
 
 def final_protocol(config: RunConfig, flags: Flags | None = None, split: str = "test") -> EvaluationProtocol:
@@ -123,18 +122,16 @@ def final_protocol(config: RunConfig, flags: Flags | None = None, split: str = "
     flags = flags or Flags()
     settings, names = _choose_settings(config, flags, split)
     _check_settings(config, flags, settings, names)
-    memory = settings["memory_length"]
-    context, stride = _choose_window(settings, names, flags)
-    if memory and stride is not None:
+    window = _choose_window(settings, names, flags)
+    if settings["memory_length"] and window:
         name = names["context" if flags.stride is None else "stride"]
         instead = "give --memory-length 0 too" if flags.memory_length is None else "give one of the two"
         raise InputError(
-            f"{name}: a sliding window is for models without memory, given {names['memory_length']} {memory}; {instead}"
+            f"{name}: a sliding window is for models without memory, given {names['memory_length']} "
+            f"{settings['memory_length']}; {instead}"
         )
-    streams = flags.batch_size or config.eval.batch_size
-    lengths = (memory, settings["same_length"], settings["clamp_length"])
-    protocol = _make_protocol(config, settings["segment_length"], streams, *lengths, context, stride)
-    return replace(protocol, temperature=settings["temperature"] or 1.0)
+    settings |= {"context": None, "stride": None, **window}
+    return _make_protocol(config, settings, flags.batch_size or config.eval.batch_size)
 
 
 def _check_settings(config: RunConfig, flags: Flags, settings: dict[str, Any], names: dict[str, str]) -> None:
@@ -163,41 +160,35 @@ def _check_settings(config: RunConfig, flags: Flags, settings: dict[str, Any], n
         raise InputError("; ".join(f"{given}: {problem}" for problem in error.problems)) from error
 
 
-def _make_protocol(
-    config: RunConfig,
-    segment_length: int,
-    streams: int,
-    memory_length: int,
-    same_length: bool,
-    clamp_length: int | None = None,
-    context: int | None = None,
-    stride: int | None = None,
-) -> EvaluationProtocol:
+def _make_protocol(config: RunConfig, settings: dict[str, Any], streams: int) -> EvaluationProtocol:
     """Windows where there is a context, streams where there is a memory, else blocks; with the clamp of training by default."""
+    context, stride = settings.get("context"), settings.get("stride")
+    clamp_length = settings.get("clamp_length")
     if clamp_length is None and config.model.position == "relative":
         clamp_length = stage_options(config.model.attention.score).get("clamp_length")
-    reading: dict[str, Any] = {"kind": "blocks", "segment_length": stride or segment_length}
+    reading: dict[str, Any] = {"kind": "blocks", "segment_length": stride or settings["segment_length"]}
     if context and stride:
         reading = {"kind": "window", "segment_length": context + stride, "context": context, "stride": stride}
-    elif memory_length:
-        reading |= {"kind": "memory", "streams": streams, "memory_length": memory_length, "same_length": same_length}
-        reading["memory_start"] = config.model.memory_start
-    protocol = EvaluationProtocol(clamp_length=clamp_length, **reading)
+    elif settings["memory_length"]:
+        reading |= {key: settings[key] for key in ("memory_length", "same_length")}
+        reading |= {"kind": "memory", "streams": streams, "memory_start": config.model.memory_start}
+    temperature = settings.get("temperature") or 1.0
+    protocol = EvaluationProtocol(clamp_length=clamp_length, temperature=temperature, **reading)
     return replace(protocol, next_token=not config.model.sees_future or protocol.only_last)
 
 
-def _choose_window(settings: dict[str, Any], names: dict[str, str], flags: Flags) -> tuple[int | None, int | None]:
-    """context and stride, both None where no window slides; one that is not given is what is left of the segment."""
+def _choose_window(settings: dict[str, Any], names: dict[str, str], flags: Flags) -> dict[str, int]:
+    """context and stride, nothing where no window slides; one that is not given is what is left of the segment."""
     segment, context, stride = (settings[key] for key in ("segment_length", "context", "stride"))
     if flags.memory_length and flags.context is None and flags.stride is None:
-        return None, None
+        return {}
     if flags.segment_length is not None:  # a flag wins: of the other two, the configuration gives at most one
         if flags.context is None and flags.stride is not None:
             context = None
         elif flags.stride is None and context is not None:
             stride = None
     if context is None and stride is None:
-        return None, None
+        return {}
     context = segment - stride if context is None else context
     stride = segment - context if stride is None else stride
     if context < 0 or stride < 1 or flags.segment_length not in (None, context + stride):
@@ -206,7 +197,7 @@ def _choose_window(settings: dict[str, Any], names: dict[str, str], flags: Flags
             f"{names[keys[0]]}: a window has context + stride tokens, and a stride of 1 or more; given are "
             f"{', '.join(f'{names[key]} is {settings[key]}' for key in keys)}; change one of them"
         )
-    return context, stride
+    return {"context": context, "stride": stride}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,9 +242,6 @@ def choose_masked_protocol(config: RunConfig, flags: Flags | None = None) -> Mas
         random_replace_prob=train.random_replace_prob,
         mask_seed=config.eval.mask_seed,
     )
-
-
-# -- sums and figures -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -321,14 +309,16 @@ def figures(
         result["perplexity_without_sos"] = _exp(nats / (tokens - line_starts))
     if words is not None:
         result["perplexity_per_word"] = _exp(nats / words)
-    if characters is not None:
-        result["bits_per_character"] = nats / (math.log(2) * characters)
-    if bytes is not None:
-        result["bits_per_byte"] = nats / (math.log(2) * bytes)
-    result = {key: value for key, value in result.items() if math.isfinite(value)}
+    for key, count in (("bits_per_character", characters), ("bits_per_byte", bytes)):
+        if count is not None:
+            result[key] = nats / (math.log(2) * count)
     if evaluation.last_position is not None:
         result["last_position"] = figures(evaluation.last_position)
-    return result
+    return _leave_finite(result)
+
+
+def _leave_finite(figures: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in figures.items() if isinstance(value, dict) or math.isfinite(value)}
 
 
 @dataclass(frozen=True)
@@ -355,8 +345,7 @@ def compute_masked_figures(evaluation: MaskedEvaluation) -> dict[str, Any]:
     if evaluation.tokens < 1:
         raise InputError("nothing to evaluate: no token of the text was asked for; raise train.mlm_probability")
     nll = evaluation.nll / evaluation.tokens
-    figures = {"nll": nll, "perplexity": _exp(nll), **evaluation.scores, "tokens": evaluation.tokens}
-    return {key: value for key, value in figures.items() if math.isfinite(value)}
+    return _leave_finite({"nll": nll, "perplexity": _exp(nll), **evaluation.scores, "tokens": evaluation.tokens})
 
 
 def _exp(x: float) -> float:

@@ -24,9 +24,6 @@ class Interval(NamedTuple):
     high: float
 
 
-# -- means over seeds -------------------------------------------------------------------------------------------------
-
-
 def welch_interval(a: Sequence[float], b: Sequence[float]) -> Interval | None:
     """Welch's 95 % interval of mean(b) - mean(a) for independent samples.
 
@@ -41,12 +38,8 @@ def welch_interval(a: Sequence[float], b: Sequence[float]) -> Interval | None:
 
     with warnings.catch_warnings():  # of an arm whose scores are all equal
         warnings.simplefilter("ignore", RuntimeWarning)
-        test = stats.ttest_ind(b, a, equal_var=False)
-        ends = test.confidence_interval(0.95)
-    return Interval(
-        low=float(ends.low),
-        high=float(ends.high),
-    )
+        ends = stats.ttest_ind(b, a, equal_var=False).confidence_interval(0.95)
+    return Interval(float(ends.low), float(ends.high))
 
 
 def compute_paired_interval(a: Sequence[float], b: Sequence[float]) -> Interval | None:
@@ -62,15 +55,8 @@ def compute_paired_interval(a: Sequence[float], b: Sequence[float]) -> Interval 
         return None
     from scipy import stats
 
-    test = stats.ttest_1samp(differences, 0.0)
-    ends = test.confidence_interval(0.95)
-    return Interval(
-        low=float(ends.low),
-        high=float(ends.high),
-    )
-
-
-# -- deviations over seeds --------------------------------------------------------------------------------------------
+    ends = stats.ttest_1samp(differences, 0.0).confidence_interval(0.95)
+    return Interval(float(ends.low), float(ends.high))
 
 
 def deviation_change(a: Sequence[float], b: Sequence[float]) -> float | None:
@@ -83,10 +69,7 @@ def deviation_change(a: Sequence[float], b: Sequence[float]) -> float | None:
     if min(len(a), len(b)) < 2:
         return None
     before = statistics.stdev(a)
-    if not before > 0:
-        return None
-    after = statistics.stdev(b)
-    return 100 * (after / before - 1)
+    return 100 * (statistics.stdev(b) / before - 1) if before > 0 else None
 
 
 def deviation_interval(a: Sequence[float], b: Sequence[float]) -> Interval | None:
@@ -102,13 +85,9 @@ def deviation_interval(a: Sequence[float], b: Sequence[float]) -> Interval | Non
     from scipy import stats
 
     ratio = (1 + change / 100) ** 2
-    distribution = stats.f(len(b) - 1, len(a) - 1)
-    quantiles = distribution.ppf([0.975, 0.025])
-    low, high = np.sqrt(ratio / quantiles)
-    return Interval(
-        low=100 * (float(low) - 1),
-        high=100 * (float(high) - 1),
-    )
+    quantiles = stats.f(len(b) - 1, len(a) - 1).ppf([0.975, 0.025])
+    low, high = 100 * (np.sqrt(ratio / quantiles) - 1)
+    return Interval(float(low), float(high))
 
 
 def brown_forsythe(a: Sequence[float], b: Sequence[float]) -> float | None:
@@ -119,33 +98,22 @@ def brown_forsythe(a: Sequence[float], b: Sequence[float]) -> float | None:
     """
     if min(len(a), len(b)) < 3:
         return None
-    distances = []
-    for arm in (a, b):
-        differences = np.subtract(arm, statistics.median(arm))
-        distances.append(np.abs(differences))
+    distances = [np.abs(np.subtract(arm, statistics.median(arm))) for arm in (a, b)]
     if all(np.ptp(arm) <= _EQUAL * arm.max() for arm in distances):
         return None
     from scipy import stats
 
-    test = stats.levene(a, b, center="median")
-    return float(test.pvalue)
-
-
-# -- curves of validation perplexity -----------------------------------------------------------------------------------
+    return float(stats.levene(a, b, center="median").pvalue)
 
 
 def measure_late_gain(curve: Sequence[Sequence[float]]) -> float | None:
     """The share by which validation perplexity falls in the last tenth of a curve. None with fewer than two evaluations."""
     if len(curve) < 2:
         return None
-    end = interpolate(curve, 1)
-    earlier = interpolate(curve, 0.9)
-    return 1 - math.exp(end - earlier)
+    return 1 - math.exp(interpolate(curve, 1) - interpolate(curve, 0.9))
 
 
 def interpolate(curve: Sequence[Sequence[float]], share: float) -> float:
     """The logarithm of perplexity after a share of the steps of a curve (step, perplexity); a line between evaluations."""
     steps, perplexities = np.array(curve, dtype=float).T
-    step = share * steps[-1]
-    logarithms = np.log(perplexities)
-    return float(np.interp(step, steps, logarithms))
+    return float(np.interp(share * steps[-1], steps, np.log(perplexities)))

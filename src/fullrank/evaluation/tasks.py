@@ -7,10 +7,7 @@ import re
 import string
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
 from statistics import fmean
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,20 +15,20 @@ from numpy.typing import ArrayLike
 
 from fullrank.config.finetune import GlueTask
 from fullrank.config.run import Tokenization
-from fullrank.core.errors import InputError, RunError, one_line, pip_install, suggest
+from fullrank.core.errors import InputError, RunError, one_line, pip_install
 
 TOKENISED_BLEU = (
     "tokenised, lower-cased BLEU4 (as fairseq-generate printed it, no smoothing); not comparable with sacreBLEU"
 )
 
 
-def sacrebleu() -> ModuleType:
-    """The package sacrebleu; InputError with the command that installs it where it is missing."""
+def _import_metrics() -> Any:
+    """The metrics of sacrebleu; InputError with the command that installs it where it is missing."""
     if importlib.util.find_spec("sacrebleu") is None:
         raise InputError(f"BLEU and chrF need sacrebleu; install it: {pip_install('translate')}")
     import sacrebleu
 
-    return sacrebleu
+    return sacrebleu.metrics
 
 
 # languages whose BLEU has other tokens than 13a, by their codes (ISO 639-1, 639-2, 639-3) and two names of countries
@@ -55,7 +52,7 @@ def tokenization_of(language: str) -> Tokenization | None:
 
 def bleu_of(tokenize: str = "13a", **options: Any) -> Any:
     """The BLEU of sacreBLEU over tokens of a kind; InputError where a package that they need is missing."""
-    metrics = sacrebleu().metrics
+    metrics = _import_metrics()
     try:
         return metrics.BLEU(tokenize=tokenize, **options)
     except Exception as error:  # whatever MeCab raises
@@ -67,7 +64,7 @@ def bleu_of(tokenize: str = "13a", **options: Any) -> Any:
         ) from error
 
 
-def check_pairs(hypotheses: Sequence[str], references: Sequence[str]) -> None:
+def _check_pairs(hypotheses: Sequence[str], references: Sequence[str]) -> None:
     """InputError unless there is one reference for each hypothesis, and at least one; empty lines are allowed."""
     if len(hypotheses) != len(references) or not hypotheses:
         raise InputError(
@@ -76,11 +73,7 @@ def check_pairs(hypotheses: Sequence[str], references: Sequence[str]) -> None:
 
 
 def translation_scores(
-    hypotheses: Sequence[str],
-    references: Sequence[str],
-    *,
-    lowercase: bool = False,
-    tokenize: str = "13a",
+    hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False, tokenize: str = "13a"
 ) -> dict[str, Any]:
     """BLEU and chrF of detokenised text by sacreBLEU, one reference a sentence.
 
@@ -90,9 +83,9 @@ def translation_scores(
     being shorter. An empty hypothesis is a sentence without match.
     Raises InputError for different numbers of hypotheses and references, for none at all, and without sacreBLEU.
     """
-    check_pairs(hypotheses, references)
+    _check_pairs(hypotheses, references)
     bleu = bleu_of(tokenize, lowercase=lowercase)
-    chrf = sacrebleu().metrics.CHRF(lowercase=lowercase)
+    chrf = _import_metrics().CHRF(lowercase=lowercase)
     texts = (list(hypotheses), [list(references)])
     score = bleu.corpus_score(*texts)
     chrf_score = chrf.corpus_score(*texts)
@@ -114,58 +107,10 @@ def tokenised_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> dict
     and have their subwords joined. Tokenisation changes BLEU by points, so the label goes with the figure.
     Raises InputError for different numbers of hypotheses and references, and for none at all.
     """
-    check_pairs(hypotheses, references)
-    metric = metric_named("tokenised_bleu")
-    counts = metric.statistics(hypotheses, references)
-    score = metric.score(np.sum(counts, axis=0))
+    _check_pairs(hypotheses, references)
+    bleu = bleu_of("none", lowercase=True, smooth_method="none", force=True)
+    score = bleu.corpus_score(list(hypotheses), [list(references)]).score
     return {"tokenised_bleu": float(score), "tokenised_bleu_label": TOKENISED_BLEU}
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A corpus score that is a function of counts which add up over sentences.
-
-    `scorer`: sacreBLEU's BLEU or CHRF, whose significance tests read counts by the same two methods.
-    """
-
-    name: str
-    scorer: Any
-
-    def statistics(self, hypotheses: Sequence[str], references: Sequence[str]) -> np.ndarray:
-        """Counts (S, F) of n-grams of S sentences as float64, exact whole numbers."""
-        counts = self.scorer._extract_corpus_statistics(list(hypotheses), [list(references)])
-        return np.array(counts, dtype=np.float64).reshape(len(hypotheses), -1)
-
-    def score(self, sums: np.ndarray) -> np.ndarray:
-        """Scores (...), from 0 to 100, of sums (..., F) of counts."""
-        *shape, count = sums.shape
-        rows = sums.reshape(-1, count).tolist()
-        scores = []
-        for row in rows:
-            result = self.scorer._compute_score_from_stats(row)
-            scores.append(result.score)
-        return np.array(scores).reshape(shape)
-
-
-@cache  # a tokeniser remembers lines, and references recur
-def metric_named(name: str, *, lowercase: bool = False, tokenize: str = "13a") -> Metric:
-    """`bleu` (sacreBLEU's, of the tokens `tokenize`), `chrf`, or `tokenised_bleu` (white-space tokens, in lower case)."""
-    match name:
-        case "bleu":
-            scorer = bleu_of(tokenize, lowercase=lowercase, force=True)
-            return Metric(name, scorer)
-        case "chrf":
-            scorer = sacrebleu().metrics.CHRF(lowercase=lowercase)
-            return Metric(name, scorer)
-        case "tokenised_bleu":
-            scorer = bleu_of(
-                "none",
-                lowercase=True,
-                smooth_method="none",
-                force=True,
-            )
-            return Metric(name, scorer)
-    raise InputError(f"metric: '{name}' is none; {suggest(name, ('bleu', 'chrf', 'tokenised_bleu'))}")
 
 
 def glue_scores(task: GlueTask, predictions: ArrayLike, labels: ArrayLike) -> dict[str, float]:
@@ -190,11 +135,8 @@ def measure_f1(predictions: np.ndarray, labels: np.ndarray) -> float:
 
     F1 = 2 TP / (2 TP + FP + FN)
     """
-    predicted = np.equal(predictions, 1)
-    right = np.equal(labels, 1)
-    hits = (predicted & right).sum()
-    both = predicted.sum() + right.sum()
-    return float(2 * hits / max(both, 1))
+    predicted, right = np.equal(predictions, 1), np.equal(labels, 1)
+    return float(2 * (predicted & right).sum() / max(predicted.sum() + right.sum(), 1))
 
 
 def correlate(predictions: np.ndarray, labels: np.ndarray) -> float:
