@@ -33,8 +33,21 @@ from fullrank.records import CAPABILITIES
 from fullrank.training.device import choose_device
 
 SOURCE_LANGUAGE = "tokenizer/source"  # of a translation run, in its folder
-
 TWO_SEQUENCES = "it reads two sequences; give its encoder, or a model of one sequence"
+
+
+@dataclass(frozen=True)
+class AttentionLayers:
+    """The attention of a model whose heads can be seen, layer by layer, in the order in which they run.
+
+    module: computes the stages. stages: what holds the `mix` of each layer. plain: numbers of layers of transformers into
+    which nothing was injected. weights: how they are computed, in words.
+    """
+
+    module: Any
+    stages: Sequence[Any]
+    plain: Set[int]
+    weights: str
 
 
 class LoadedModel:
@@ -46,38 +59,42 @@ class LoadedModel:
     max_length: the most tokens that it reads; None: any number. vocab_size: None where it does not say it.
     predicts: "next tokens", "masked tokens", or None without a vocabulary layer. mask_id: the id of <mask>. marks: ids that
     are no words. inputs: what the model is called with where token ids do not do. has: those of `CAPABILITIES` that it has.
+    lacks: the others, each with the reason.
     Methods read in evaluation mode without gradients, on the device of the model. One that the model lacks raises InputError.
     """
 
-    def __init__(
+    predicts: str | None = "next tokens"
+    max_length: int | None = None
+    vocab_size: int | None = None
+    mask_id: int | None = None
+    marks: tuple[int, ...] = ()
+    own: Any = None
+
+    def __init__(self, module: Any, lacks: Mapping[str, str] | None = None) -> None:
+        self.module = module
+        self.lacks = dict(lacks or {})
+
+    def describe(
         self,
-        adapter: Any,
         name: str,
         source: str,
         *,
         folder: Path | None = None,
         tokenizer: Any = None,
         inputs: Mapping[str, Tensor] | None = None,
-    ) -> None:
-        self.adapter = adapter
-        self.name = name
-        self.source = source
-        self.folder = folder
-        self.module = adapter.module
-        self.own: Any = getattr(adapter, "own", None)
-        self.max_length: int | None = adapter.max_length
-        self.vocab_size: int | None = adapter.vocab_size
-        self.predicts: str | None = adapter.predicts
-        self.mask_id: int | None = adapter.mask_id
-        self.marks: tuple[int, ...] = ()
-        self.tokenizer = tokenizer
-        self.inputs = inputs
+    ) -> LoadedModel:
+        """Note where the model comes from, and the tokenizer that came with it."""
+        self.name, self.source, self.folder, self.tokenizer, self.inputs = name, source, folder, tokenizer, inputs
         if self.closes_segments:
             self.mask_id = tokenizer.mask_token_id
             self.marks = tuple(tokenizer.all_special_ids)
         if tokenizer is None:
-            adapter.lacks.setdefault("tokenizer", "it was opened without one")
-        self.has = frozenset(CAPABILITIES) - adapter.lacks.keys()
+            self.lacks.setdefault("tokenizer", "it was opened without one")
+        return self
+
+    @property
+    def has(self) -> frozenset[str]:
+        return frozenset(CAPABILITIES) - self.lacks.keys()
 
     @property
     def device(self) -> torch.device:
@@ -95,10 +112,8 @@ class LoadedModel:
     def require(self, needs: Set[str], purpose: str = "") -> None:
         """Raise InputError unless the model has all of `needs`; purpose: what needs them."""
         for need in sorted(needs - self.has):
-            known = ", ".join(CAPABILITIES)
-            reason = self.adapter.lacks.get(need, f"known are {known}")
-            missing = CAPABILITIES.get(need, need)
-            raise InputError(f"{purpose and f'{purpose}: '}{self.name} has no {missing}: {reason}")
+            reason = self.lacks.get(need, f"known are {', '.join(CAPABILITIES)}")
+            raise InputError(f"{purpose and f'{purpose}: '}{self.name} has no {CAPABILITIES.get(need, need)}: {reason}")
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -117,7 +132,7 @@ class LoadedModel:
     def output_matrix(self) -> Tensor:
         """The matrix of the output layer (V, E)."""
         self.require({"output_matrix"})
-        return cast(Tensor, self.adapter.output_matrix()).detach()
+        return self._output_matrix().detach()
 
     def nll(self, ids: Tensor, targets: Tensor) -> Tensor:
         """-log p(target) (B, N) in nats, in fp32 at least; 0 at targets -100."""
@@ -129,9 +144,7 @@ class LoadedModel:
         memory = None
         for ids, targets in batches:
             with evaluating(self.module):
-                placed = self._place(ids)
-                wanted = self._place(targets)
-                nll, memory = self.adapter.nll(placed, wanted, memory)
+                nll, memory = self._nll(self._place(ids), self._place(targets), memory)
             yield nll
 
     def attention(self, ids: Tensor) -> Iterator[LayerTrace]:
@@ -144,65 +157,41 @@ class LoadedModel:
         memory = None
         for ids in texts:
             with evaluating(module):
-                layers, memory = self.adapter.trace(self._place(ids), memory)
+                layers, memory = self._trace(self._place(ids), memory)
             yield layers
 
     @property
     def attention_layers(self) -> AttentionLayers:
         """The stages of its attention; of a model of transformers on a copy, which is made once."""
         self.require({"attention"})
-        return cast(AttentionLayers, self.adapter.attention_layers)
+        return self._attention_layers
 
     def _read(self, need: str, ids: Tensor, *arguments: Any) -> Any:
         self.require({need})
         with evaluating(self.module):
-            return getattr(self.adapter, need)(self._place(ids), *arguments)
+            return getattr(self, f"_{need}")(self._place(ids), *arguments)
 
     def _place(self, ids: Tensor) -> Tensor:
         if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.is_floating_point():
-            given = type(ids).__name__
-            if isinstance(ids, Tensor):
-                given = f"{tuple(ids.shape)} {ids.dtype}"
+            given = f"{tuple(ids.shape)} {ids.dtype}" if isinstance(ids, Tensor) else type(ids).__name__
             raise InputError(f"token ids: whole numbers (B, N), given {given}")
         return ids.to(self.device)
 
+    # -- of a kind of models --------------------------------------------------------------------------------------------
 
-@dataclass(frozen=True)
-class AttentionLayers:
-    """The attention layers of a model, in the order in which they run.
+    _logits: Any
+    _hidden: Any
+    _step: Any
+    _trace: Any
+    _output_matrix: Any
+    _attention_layers: Any
 
-    module: computes the stages. stages: what holds the `mix` of each layer. plain: numbers of layers of transformers into
-    which nothing was injected. weights: how they are computed, in words.
-    """
-
-    module: Any
-    stages: Sequence[Any]
-    plain: Set[int]
-    weights: str
-
-
-# -- adapters ----------------------------------------------------------------------------------------------------------
-
-
-class Adapter:
-    """How one kind of model is read. lacks: those of `CAPABILITIES` that it has not, each with the reason."""
-
-    predicts: str | None = "next tokens"
-    max_length: int | None = None
-    vocab_size: int | None = None
-    mask_id: int | None = None
-
-    def __init__(self, module: Any, lacks: Mapping[str, str] | None = None) -> None:
-        self.module = module
-        self.lacks = dict(lacks or {})
-
-    def nll(self, ids: Tensor, targets: Tensor, memory: Any) -> tuple[Tensor, Any]:
+    def _nll(self, ids: Tensor, targets: Tensor, memory: Any) -> tuple[Tensor, Any]:
         """The nll (B, N) from logits, and the memory of the next call."""
-        logits = self.logits(ids)  # type: ignore[attr-defined]  # of subclasses that have them
+        logits = self._logits(ids)
         counts = targets != IGNORED
         wide = torch.promote_types(logits.dtype, torch.float32)
-        nll = F.cross_entropy(logits[counts].to(wide), targets[counts], reduction="none")
-        return _spread(nll, counts), None
+        return _spread(F.cross_entropy(logits[counts].to(wide), targets[counts], reduction="none"), counts), None
 
 
 def _spread(values: Tensor, counts: Tensor) -> Tensor:
@@ -212,7 +201,7 @@ def _spread(values: Tensor, counts: Tensor) -> Tensor:
     return spread
 
 
-class OwnModel(Adapter):
+class OwnModel(LoadedModel):
     """A LanguageModel, a MaskedLanguageModel or an Encoder, also inside a model of transformers."""
 
     def __init__(self, module: nn.Module, own: Any) -> None:
@@ -233,7 +222,7 @@ class OwnModel(Adapter):
         if not any(isinstance(part, WeightedValues) for part in own.modules()):
             self.lacks["attention"] = "its attention is multi-linear, without weights and heads"
 
-    def read(self, ids: Tensor, memory: Any = None, trace: Trace | None = None) -> tuple[Tensor, Any]:
+    def _run(self, ids: Tensor, memory: Any = None, trace: Trace | None = None) -> tuple[Tensor, Any]:
         """The input of the output layer, and the memory of the next call."""
         if isinstance(self.own, LanguageModel):
             hidden, memory, _ = self.own.hidden(ids, memory, trace=trace)
@@ -241,41 +230,39 @@ class OwnModel(Adapter):
         read = self.own if isinstance(self.own, Encoder) else self.own.hidden
         return read(ids, trace=trace), None
 
-    def hidden(self, ids: Tensor) -> Tensor:
-        return self.read(ids)[0]
+    def _hidden(self, ids: Tensor) -> Tensor:
+        return self._run(ids)[0]
 
-    def logits(self, ids: Tensor) -> Tensor:
-        logits: Tensor = self.own.output(self.hidden(ids))
+    def _logits(self, ids: Tensor) -> Tensor:
+        logits: Tensor = self.own.output(self._hidden(ids))
         return logits
 
-    def nll(self, ids: Tensor, targets: Tensor, memory: Any) -> tuple[Tensor, Any]:
-        hidden, memory = self.read(ids, memory)
+    def _nll(self, ids: Tensor, targets: Tensor, memory: Any) -> tuple[Tensor, Any]:
+        hidden, memory = self._run(ids, memory)
         counts = targets != IGNORED
         nll = self.own.output.nll(hidden[counts][None], targets[counts][None])
         return _spread(nll[0], counts), memory
 
-    def step(self, ids: Tensor, cache: Any) -> tuple[Tensor, Any]:
+    def _step(self, ids: Tensor, cache: Any) -> tuple[Tensor, Any]:
         reader: Any = reader_of(self.own)
-        if cache is None:
-            cache = reader.new_cache()
-        out = reader(ids, cache=cache, attention_mask=None)
+        out = reader(ids, cache=reader.new_cache() if cache is None else cache, attention_mask=None)
         return out.logits, out.cache
 
-    def trace(self, ids: Tensor, memory: Any) -> tuple[list[LayerTrace], Any]:
+    def _trace(self, ids: Tensor, memory: Any) -> tuple[list[LayerTrace], Any]:
         trace = Trace()
-        _, memory = self.read(ids, memory, trace)
+        _, memory = self._run(ids, memory, trace)
         return trace.layers, memory
 
     @functools.cached_property
-    def attention_layers(self) -> AttentionLayers:
+    def _attention_layers(self) -> AttentionLayers:
         stages = [part for part in self.own.modules() if isinstance(part, WeightedValues)]
         return AttentionLayers(self.own, stages, frozenset(), "by the definition")
 
-    def output_matrix(self) -> Tensor:
-        return self.own.output.matrix
+    def _output_matrix(self) -> Tensor:
+        return cast(Tensor, self.own.output.matrix)
 
 
-class TransformersModel(Adapter):
+class TransformersModel(LoadedModel):
     """A model of transformers that reads one sequence. head: its output embedding, None without one."""
 
     def __init__(self, module: Any) -> None:
@@ -312,14 +299,12 @@ class TransformersModel(Adapter):
         except InputError as error:
             self.lacks["attention"] = str(error)
 
-    def call(self, ids: Tensor, **options: Any) -> Any:
+    def _call(self, ids: Tensor) -> Any:
         """The output for ids (B, N), of which none is padding, even where one has the id of padding."""
-        if self.takes_mask:
-            options["attention_mask"] = torch.ones_like(ids)
-        return self.module(ids, **options)
+        return self.module(ids, **({"attention_mask": torch.ones_like(ids)} if self.takes_mask else {}))
 
-    def logits(self, ids: Tensor) -> Tensor:
-        logits = getattr(self.call(ids), "logits", None)
+    def _logits(self, ids: Tensor) -> Tensor:
+        logits = getattr(self._call(ids), "logits", None)
         if not isinstance(logits, Tensor) or logits.shape[:2] != ids.shape:
             raise InputError(
                 f"{type(self.module).__name__} gives no logits of a vocabulary; load it with AutoModelForCausalLM or "
@@ -327,81 +312,74 @@ class TransformersModel(Adapter):
             )
         return logits
 
-    def hidden(self, ids: Tensor) -> Tensor:
-        hidden = None
+    def _hidden(self, ids: Tensor) -> Tensor:
         if self.head is None:
-            hidden = getattr(self.call(ids), "last_hidden_state", None)
+            hidden = getattr(self._call(ids), "last_hidden_state", None)
         else:
-            inputs: list[Tensor] = []
+            inputs: list[Any] = [None]
             handle = self.head.register_forward_pre_hook(lambda _module, given: inputs.append(given[0]))
-            try:
-                self.call(ids)
-            finally:
-                handle.remove()
-            hidden = inputs[-1] if inputs else None
+            with handle:
+                self._call(ids)
+            hidden = inputs[-1]
         if hidden is None or hidden.shape[:2] != ids.shape:
             raise InputError(f"{type(self.module).__name__}: its hidden states cannot be seen; give its base model")
-        return hidden
+        return cast(Tensor, hidden)
 
-    def step(self, ids: Tensor, cache: Any) -> tuple[Tensor, Any]:
+    def _step(self, ids: Tensor, cache: Any) -> tuple[Tensor, Any]:
         out = self.module(ids, use_cache=True, **{self.cache_argument: cache})
         return out.logits, getattr(out, self.cache_argument)
 
-    def trace(self, ids: Tensor, memory: Any) -> tuple[list[LayerTrace], Any]:
+    def _trace(self, ids: Tensor, memory: Any) -> tuple[list[LayerTrace], Any]:
         from fullrank.hf.interface import traced
 
         trace = Trace()
         with traced(trace):
-            self.attention_layers.module(input_ids=ids)
+            self._attention_layers.module(input_ids=ids)
         return trace.layers, None
 
     @functools.cached_property
-    def attention_layers(self) -> AttentionLayers:
+    def _attention_layers(self) -> AttentionLayers:
         from fullrank.hf.inject import complete, find_injected_modules
 
         weights = "explicitly, by the model's own attention"
         if find_injected_modules(self.module):
             weights += ", with what was injected"
         module, plain = complete(self.module)
-        stages = find_injected_modules(module).values()
-        return AttentionLayers(module, list(stages), plain, weights)
+        return AttentionLayers(module, list(find_injected_modules(module).values()), plain, weights)
 
-    def output_matrix(self) -> Tensor:
-        return self.head.weight
+    def _output_matrix(self) -> Tensor:
+        return cast(Tensor, self.head.weight)
 
 
-class FunctionOfIds(Adapter):
+class FunctionOfIds(LoadedModel):
     """Any function of token ids, or any other module: its logits, and its steps where it has a method `step`."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        reason = "it is known as a function of token ids only"
         module = function if isinstance(function, nn.Module) else None
         missing = ("hidden", "attention", "output_matrix")
-        super().__init__(module, dict.fromkeys(missing, reason))
-        self.function = function
-        config = getattr(function, "config", None)
-        vocab_size = getattr(config, "vocab_size", None)
+        super().__init__(module, dict.fromkeys(missing, "it is known as a function of token ids only"))
+        self.function: Any = function
+        vocab_size = getattr(getattr(function, "config", None), "vocab_size", None)
         self.vocab_size = vocab_size if isinstance(vocab_size, int) else None
         if not callable(getattr(function, "step", None)):
             self.lacks["step"] = "it has no method `step`"
 
-    def logits(self, ids: Tensor) -> Tensor:
+    def _logits(self, ids: Tensor) -> Tensor:
         return logits_in(self.function(ids))
 
-    def step(self, ids: Tensor, cache: Any) -> tuple[Tensor, Any]:
-        logits, cache = self.function.step(ids, cache)  # type: ignore[attr-defined]
+    def _step(self, ids: Tensor, cache: Any) -> tuple[Tensor, Any]:
+        logits, cache = self.function.step(ids, cache)
         return logits, cache
 
 
-def adapt(module: nn.Module) -> Adapter:
-    """Choose the adapter of a module."""
+def _adapt(module: nn.Module) -> LoadedModel:
     config = getattr(module, "config", None)
     is_export = getattr(config, "model_type", None) == "fullrank"
     own = module._modules.get("model") if is_export else module
     if isinstance(own, LanguageModel | MaskedLanguageModel | Encoder):
         return OwnModel(module, own)
     if isinstance(own, Translator) or "decoder_input_ids" in read_arguments(module):
-        return Adapter(module, dict.fromkeys(CAPABILITIES, TWO_SEQUENCES))
+        return LoadedModel(module, dict.fromkeys(CAPABILITIES, TWO_SEQUENCES))
     if hasattr(config, "is_encoder_decoder"):
         return TransformersModel(module)
     return FunctionOfIds(module)
@@ -432,14 +410,13 @@ def open_model(
     if isinstance(x, LoadedModel):
         return x
     if isinstance(x, nn.Module):
-        return LoadedModel(adapt(x), type(x).__name__, "module")
+        return _adapt(x).describe(type(x).__name__, "module")
     if isinstance(x, str | Path):
         model = _open_named(str(x), checkpoint, dtype, causal, tokenizer)
         model.module.to(choose_device(device, "--device"))
         return model
     if callable(x):
-        name = getattr(x, "__name__", type(x).__name__)
-        return LoadedModel(FunctionOfIds(x), name, "function")
+        return FunctionOfIds(x).describe(getattr(x, "__name__", type(x).__name__), "function")
     raise InputError(f"model: a name, a module or a function of token ids, given {type(x).__name__}")
 
 
@@ -453,39 +430,32 @@ def _open_named(name: str, checkpoint: str, dtype: torch.dtype | None, causal: b
             )
         case "Python function":
             module, inputs = _call_maker(name)
-            return LoadedModel(adapt(module), name, "module", inputs=inputs)
+            return _adapt(module).describe(name, "module", inputs=inputs)
         case "Hugging Face model":
             if importlib.util.find_spec("transformers") is None:
                 raise InputError(f"{name}: a Hugging Face model needs transformers; install it: {pip_install('hf')}")
             from fullrank.hf.load import load_named
 
             loaded = load_named(name, dtype or torch.float32, causal=causal, tokenizer=tokenizer)
-            adapter = adapt(loaded.module)
-            if tokenizer and loaded.tokenizer is None:
-                adapter.lacks["tokenizer"] = "its files have none; save it there, tokenizer.save_pretrained(folder)"
-            return LoadedModel(
-                adapter,
-                name,
-                "Hugging Face",
-                folder=folder if folder.is_dir() else None,
-                tokenizer=loaded.tokenizer,
-                inputs=loaded.inputs,
-            )
-    module = LanguageModel.load(folder, checkpoint) if causal else load_own(folder, checkpoint)
+            model, words = _adapt(loaded.module), loaded.tokenizer
+            if tokenizer and words is None:
+                model.lacks["tokenizer"] = "its files have none; save it there, tokenizer.save_pretrained(folder)"
+            home = folder if folder.is_dir() else None
+            return model.describe(name, "Hugging Face", folder=home, tokenizer=words, inputs=loaded.inputs)
+    module = LanguageModel.load(folder, checkpoint) if causal else _load_own(folder, checkpoint)
     if dtype is not None:
         module.to(dtype)
-    adapter = adapt(module)
-    words = None
+    model, words = _adapt(module), None
     if tokenizer:
         try:
             translates = isinstance(module, Encoder)
             words = load_language(folder / SOURCE_LANGUAGE) if translates else load_tokenizer(folder)
         except InputError as error:
-            adapter.lacks["tokenizer"] = str(error)
-    return LoadedModel(adapter, name, kind, folder=folder, tokenizer=words)
+            model.lacks["tokenizer"] = str(error)
+    return model.describe(name, kind, folder=folder, tokenizer=words)
 
 
-def load_own(folder: Path, checkpoint: str = "best") -> Layers | MaskedLanguageModel:
+def _load_own(folder: Path, checkpoint: str = "best") -> Layers | MaskedLanguageModel:
     """Load a model of ours from a run or a folder written by `save`; of a translation model its encoder."""
     kind = storage.read_saved_kind(folder, checkpoint)
     if kind == "Translator":
