@@ -28,8 +28,7 @@ from candidates import talking_heads as x_transformers_attention
 from fullrank.core.attention import WeightedValues
 from fullrank.core.config import WeightedConfig
 from fullrank.core.layout import Layout
-from fullrank.core.project import Heads
-from fullrank.core.stage import HeadSize
+from fullrank.core.stages import Heads, HeadSize
 
 SDPA, FORMULA, COMPILED, TALKING = "plain SDPA", "formula", "compiled", "x-transformers"
 EAGER, FLEX = "transformers, eager", "FlexAttention"

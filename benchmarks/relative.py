@@ -29,9 +29,8 @@ from closer import memory_mib, parse, save, table
 from fullrank.core.attention import WeightedValues
 from fullrank.core.config import AttentionConfig
 from fullrank.core.layout import Layout
-from fullrank.core.project import Heads
 from fullrank.core.score import XLRelative
-from fullrank.core.stage import HeadSize
+from fullrank.core.stages import Heads, HeadSize
 from fullrank.kernels import kernel as fixed_kernel
 from mixing import STAGES, mixing_matrix, mixing_parameters, set_mixing
 

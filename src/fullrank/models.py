@@ -16,9 +16,8 @@ from torch.nn import functional as F
 from fullrank import storage
 from fullrank.core.attention import WeightedValues
 from fullrank.core.decoder import LanguageModel
-from fullrank.core.encoder import Encoder
+from fullrank.core.encoder import Encoder, MaskedLanguageModel
 from fullrank.core.errors import InputError, one_line, pip_install
-from fullrank.core.masked import MaskedLanguageModel
 from fullrank.core.model import Layers
 from fullrank.core.output import IGNORED
 from fullrank.core.trace import LayerTrace, Trace

@@ -18,7 +18,7 @@ from fullrank.checking.calls import PLAIN
 from fullrank.checking.causality import search_by_gradient, search_by_perturbation
 from fullrank.checking.subject import open_subject
 from fullrank.core import registry
-from fullrank.core.mix import PositionIndependentMixing
+from fullrank.core.stages import PositionIndependentMixing
 
 FUTURE = [f"future, by {how}, {when}" for how in ("perturbation", "gradient") for when in ("evaluation", "training")]
 PADDED = "future, by perturbation, with padding"

@@ -81,7 +81,7 @@ def one_pass(made: Any, ids: Tensor, sizes: list[int], memory_length: int, *, sa
     places = torch.arange(total)
     layout = Seen(places, places, pairs=pairs)
     x = made.position(made.embedding(ids), places)
-    layout = made.position.place(layout, x, made.embedding_dropout)
+    layout = made.position.place(layout, x)
     with fr.kernel("reference"):
         for block in made.blocks:
             x = block(x, layout)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fullrank as fr
-from fullrank.core.positions import Rotary
+from fullrank.core.embedding import Rotary
 
 E, H, D, N = 10, 3, 4, 6
 

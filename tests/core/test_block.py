@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import fullrank as fr
-from fullrank.core.block import Block, FeedForward
+from fullrank.core.attention import Block, FeedForward
 
 E, INNER = 8, 11
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import fullrank as fr
-from fullrank.core.project import StochasticCrossHead
+from fullrank.core.stages import StochasticCrossHead
 
 HEADS = 3
 

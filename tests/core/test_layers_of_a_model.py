@@ -12,7 +12,6 @@ from torch import Tensor
 import fullrank as fr
 from fullrank.analysis.size import size, translation_size
 from fullrank.core.attention import WeightedValues
-from fullrank.core.draws import Dropout
 from fullrank.core.errors import ConfigError
 from fullrank.core.layout import Layout
 from fullrank.core.trace import Trace
@@ -84,7 +83,7 @@ def test_it_is_the_layers_of_uniform_models_one_after_the_other(case: str) -> No
         other.blocks[i].load_state_dict(own.state_dict())
         layers.append(other.blocks[i])
     x = found.position(found.embedding(read), torch.arange(9))
-    layout = found.position.place(Layout.of(9), x, Dropout(0.0))
+    layout = found.position.place(Layout.of(9), x)
     for layer in layers:
         x = layer(x, layout)
     torch.testing.assert_close(found(read).logits, found.output(found.final_norm(x)), rtol=0, atol=1e-12)

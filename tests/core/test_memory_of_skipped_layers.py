@@ -47,7 +47,7 @@ def test_positions_follow_the_true_ages(position: str, kernel: str, memory_lengt
             hidden, old = remembered[i]
             keys = torch.tensor(old + places)
             layout = fr.Layout(torch.tensor(places), keys, farthest=int(keys.max() - keys.min()))
-            layout = made.position.place(layout, x, made.embedding_dropout)
+            layout = made.position.place(layout, x)
             joined = torch.cat((hidden.double(), x), dim=1)
             with fr.kernel("reference"):
                 before, x = x, block.feed_forward_norm(_ff(block, _att(block, x, joined, layout)))
@@ -107,7 +107,7 @@ def test_drifting_labels_are_the_released_ones() -> None:
     # the last step, layer 1: it rested twice, so its memory is labelled 8 tokens farther than it is
     x = made.embedding(part)
     for block, known, start in zip(made.blocks, before.layers, (12, 16 - 8 - 4), strict=True):
-        layout = made.position.place(fr.Layout.of_runs(4, ((start, 4), (16, 4))), x, made.embedding_dropout)
+        layout = made.position.place(fr.Layout.of_runs(4, ((start, 4), (16, 4))), x)
         x = block(x, layout, memory=known.hidden)
     expected = x
     assert (out.hidden - expected).abs().max() < 1e-12

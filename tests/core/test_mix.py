@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 import fullrank as fr
-from fullrank.core.mix import (
+from fullrank.core.stages import (
     AverageHeads,
+    HeadSize,
     PositionIndependentMixing,
     PositionWiseMixing,
     RandomMixing,
     mix_heads,
 )
-from fullrank.core.stage import HeadSize
 
 B, H, N, M, D = 2, 3, 4, 5, 6
 SIZE = HeadSize(H, D, 7, 32)

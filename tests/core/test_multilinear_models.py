@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 import fullrank as fr
-from fullrank.core.draws import Dropout
 from fullrank.core.errors import InputError
 from moving import moved
 
@@ -99,7 +98,7 @@ def test_the_position_term_of_a_model() -> None:
     state |= {f"attend.score.biases.{name}": value for name, value in found.position.biases.state_dict().items()}
     alone.load_state_dict(state)
     x = torch.randn(2, 8, 10, dtype=WIDE)
-    layout = found.position.place(fr.Layout.of(8), x, Dropout(0.0))
+    layout = found.position.place(fr.Layout.of(8), x)
     torch.testing.assert_close(block(x, layout=layout), alone(x), rtol=0, atol=0)
 
 

@@ -7,8 +7,7 @@ import math
 import pytest
 import torch
 
-from fullrank.core.score import SigSoftmax, Softmax
-from fullrank.core.stage import HeadSize
+from fullrank.core.stages import HeadSize, SigSoftmax, Softmax
 
 SIZE = HeadSize(2, 3, 6, 8)
 NORMALIZERS = [Softmax, SigSoftmax]

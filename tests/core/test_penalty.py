@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fullrank as fr
-from fullrank.core.penalty import overlap_terms
+from fullrank.core.trace import overlap_terms
 
 
 def model(mix: str, layers: int = 2) -> fr.LanguageModel:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fullrank as fr
-from fullrank.core.positions import Sinusoidal, angles
+from fullrank.core.embedding import Sinusoidal, angles
 
 
 @pytest.mark.parametrize("width", [6, 7])

@@ -11,10 +11,8 @@ from torch import Tensor
 
 import fullrank as fr
 from fullrank.core.attention import WeightedValues
-from fullrank.core.positions import Rotary
-from fullrank.core.project import Heads
-from fullrank.core.score import DotProduct
-from fullrank.core.stage import HeadSize
+from fullrank.core.embedding import Rotary
+from fullrank.core.stages import DotProduct, Heads, HeadSize
 
 E, H, D = 10, 3, 4
 

@@ -8,7 +8,7 @@ import torch
 
 import fullrank as fr
 from fullrank.core.score import DenseSynthesizer, RandomSynthesizer
-from fullrank.core.stage import HeadSize
+from fullrank.core.stages import HeadSize
 
 B, H, D, P = 2, 3, 4, 8
 SIZE = HeadSize(H, D, 10, P)

@@ -30,8 +30,8 @@ from fullrank.config.run import EvalConfig, RunConfig
 from fullrank.config.training import TrainConfig
 from fullrank.core import registry
 from fullrank.core.errors import InputError
-from fullrank.core.mix import AverageHeads
 from fullrank.core.registry import register, unregister
+from fullrank.core.stages import AverageHeads
 from fullrank.data import build_words
 from fullrank.hf import export
 from fullrank.hf.export import code_files, export_run

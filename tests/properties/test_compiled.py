@@ -15,7 +15,7 @@ from torch import Tensor
 import combinations
 import fullrank as fr
 from combinations import LENGTH, WIDTH, Combination
-from fullrank.core.block import Block
+from fullrank.core.attention import Block
 from moving import moved, seed
 
 # Dynamo asks every tensor for its gradient and hides the warnings of those that have none, but not from a filter that raises.

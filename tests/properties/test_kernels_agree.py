@@ -16,8 +16,7 @@ import fullrank as fr
 from fullrank import kernels
 from fullrank.core.attention import WeightedValues
 from fullrank.core.engine import Problem
-from fullrank.core.project import Heads
-from fullrank.core.stage import HeadSize
+from fullrank.core.stages import Heads, HeadSize
 from fullrank.kernels import KERNELS
 from moving import moved
 from pairs import covering, product

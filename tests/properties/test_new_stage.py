@@ -17,7 +17,7 @@ import fullrank as fr
 from combinations import Combination
 from fullrank.core import registry
 from fullrank.core.errors import ConfigError
-from fullrank.core.stage import HeadSize
+from fullrank.core.stages import HeadSize
 
 
 class Neighbour(nn.Module):

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from fullrank.core.errors import InputError
-from fullrank.core.mix import Mixing
 from fullrank.core.output import IGNORED
+from fullrank.core.stages import Mixing
 from fullrank.core.trace import LayerTrace
 from fullrank.decoding.sample import evaluating
 from fullrank.evaluation.statistics import Interval, compute_paired_interval

@@ -16,8 +16,8 @@ from scipy.special import xlogy
 from torch import Tensor, nn
 
 from fullrank.core.config import AdaptiveConfig, MixtureConfig
+from fullrank.core.encoder import MaskedLanguageModel
 from fullrank.core.errors import InputError, RunError
-from fullrank.core.masked import MaskedLanguageModel
 from fullrank.core.output import IGNORED
 from fullrank.models import LoadedModel, open_model
 from fullrank.records import Column, Lines, Record, Table, measurement

@@ -22,12 +22,11 @@ from fullrank.config.training import TrainConfig
 from fullrank.core.attention import Attention, WeightedValues
 from fullrank.core.config import ModelConfig, MultiLinearConfig, stage_name
 from fullrank.core.decoder import LanguageModel
+from fullrank.core.encoder import MaskedLanguageModel
 from fullrank.core.errors import InputError
-from fullrank.core.masked import MaskedLanguageModel
-from fullrank.core.mix import HeadGate
 from fullrank.core.multilinear import MultiLinear
-from fullrank.core.project import Projection
 from fullrank.core.score import DenseSynthesizer
+from fullrank.core.stages import HeadGate, Projection
 from fullrank.core.translator import Translator
 from fullrank.kernels.multilinear import Size, multiply_adds
 from fullrank.training.optimizer import make_optimizer

@@ -19,7 +19,7 @@ from fullrank.checking.report import Finding, inapplicable, judge
 from fullrank.checking.subject import SHORT, Subject
 from fullrank.core.config import DropoutConfig, ModelConfig, WeightedConfig, stage_name, with_memory
 from fullrank.core.errors import InputError
-from fullrank.core.mix import starts_plain
+from fullrank.core.stages import starts_plain
 from fullrank.kernels import NAMES, kernel
 
 

@@ -1,25 +1,41 @@
-"""The attention layer: project -> permute heads -> score -> mask -> normalize -> mix -> weighted values -> gate -> merge."""
+"""One block: attention and feed-forward, each in a residual line, with the norm before or after.
+
+Attention: project -> permute heads -> score -> mask -> normalize -> mix -> dropout -> weighted values -> gate -> merge.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from . import engine, registry
-from .cache import DecayedSums, KeyValues, Past
+from .cache import CrossInput, DecayedSums, KeyValues, Past
 from .config import AttentionConfig, DropoutConfig, ModelConfig, MultiLinearConfig, WeightedConfig
-from .draws import Dropout, dropout
+from .draws import dropout, make_dropout
+from .embedding import Rotary
 from .engine import Problem
 from .errors import ConfigError, InputError
 from .layout import Layout
-from .mix import HeadGate, Mixing, mix_heads
-from .positions import Rotary
-from .project import Heads, Needs, Projection, StochasticCrossHead
 from .registry import contract, register
-from .score import Normalizer, Score
-from .stage import HeadSize, build_stage
+from .stages import (
+    HeadGate,
+    Heads,
+    HeadSize,
+    Mixing,
+    Needs,
+    Normalizer,
+    Projection,
+    Score,
+    StochasticCrossHead,
+    build_stage,
+    mix_heads,
+)
 from .trace import LayerTrace, Trace
 
 
@@ -160,10 +176,12 @@ class Attention(nn.Module):
         size = HeadSize(model.num_attention_heads, width, model.hidden_size, model.max_position_embeddings)
         weighted = config if isinstance(config, WeightedConfig) else None
         rotary = Rotary(width, model.rope_theta) if model.position == "rotary" else None
-        projected = Dropout(model.dropout.projection, model.dropout.locked)
         self.hidden_size = size.hidden_size
         self.attend: Attend = registry.lookup("attend", config.kind)(config, size, model.dropout.attention)
-        self.project = Projection(self.attend.size, config.bias, rotary, self.attend.needs, projected)
+        drops = model.dropout
+        self.project = Projection(
+            self.attend.size, config.bias, rotary, self.attend.needs, drops.projection, drops.locked
+        )
         self.permute = StochasticCrossHead(0.0 if weighted is None else weighted.cross_head)
         self.gate = HeadGate(size) if weighted is not None and weighted.gate == "head" else None
         self.merge = self.attend.merge(config.bias)
@@ -193,30 +211,32 @@ class Attention(nn.Module):
         if layout.shape != (x.shape[1], keys):
             raise InputError(f"the layout is of {layout.shape} queries and keys, the call of {(x.shape[1], keys)}")
         layout = self.attend.view(layout)
-        after: Past
+        after: Past | None
         if isinstance(past, DecayedSums):
             out, after = self.attend.after(self.project(x, source, layout), past, layout, trace)
         else:
-            heads, after = self._heads(x, source, layout, past)
+            heads, after = self._heads(x, source, layout, past, kept is not None)
             permuted = self.permute(heads.keys, heads.values, heads.relative)
             out = self.attend(Heads(heads.query, heads.scored, *permuted), layout, trace)
-        if kept is not None:
+        if kept is not None and after is not None:
             kept.append(after)
         out = out if self.gate is None else self.gate(x, out)
         merged: Tensor = self.merge(out.transpose(1, 2).flatten(2))  # (B, H, N, D) -> (B, N, E)
         return merged
 
     def _heads(
-        self, x: Tensor, source: Tensor | KeyValues, layout: Layout, past: KeyValues | None
-    ) -> tuple[Heads, KeyValues]:
-        """The heads of x over past and source, and what a next call needs of them."""
+        self, x: Tensor, source: Tensor | KeyValues, layout: Layout, past: KeyValues | None, keeps: bool
+    ) -> tuple[Heads, KeyValues | None]:
+        """The heads of x over past and source, and if it `keeps` them what a next call needs."""
         if isinstance(source, KeyValues):
             return Heads(*self.project.queries(x, layout), source.keys, source.values), source
         heads = self.project(x, source, layout, None if past is None else past.relative)
+        if past is None and not keeps:
+            return heads, None
         # a table of other distances than 0, 1, 2 .. would be read wrongly by the next call
         table = heads.relative if layout.from_zero else None if past is None else past.relative
         after = KeyValues.after(past, heads.keys, heads.values, table)
-        return Heads(heads.query, heads.scored, after.keys, after.values, heads.relative), after
+        return replace(heads, keys=after.keys, values=after.values), after
 
     def _check(self, x: Tensor, source: Tensor | KeyValues) -> None:
         for name, hidden in (("x", x), ("source", source)):
@@ -236,3 +256,94 @@ class Attention(nn.Module):
     def max_length(self) -> int | None:
         """The greatest number of keys, None if there is no limit."""
         return self.attend.max_length
+
+
+# -- block ---------------------------------------------------------------------------------------------------------------
+
+relu = register("activation", "relu")(torch.relu)
+gelu = register("activation", "gelu")(partial(F.gelu, approximate="none"))
+
+
+@register("activation", "swiglu")
+def swiglu(up: Tensor) -> Tensor:
+    """SwiGLU (Shazeer 2020): the first half of `up`, through SiLU, gates the second.  (..., 2F) -> (..., F)."""
+    gate, value = up.chunk(2, dim=-1)
+    return F.silu(gate) * value
+
+
+class FeedForward(nn.Module):
+    """FFN(x) = dropout(act(x W_1 + b_1)) W_2 + b_2.  x (B, N, E) -> (B, N, E), inner size F.
+
+    With `swiglu` W_1 makes 2F columns: gate and value.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        assert config.intermediate_size is not None  # resolved by ModelConfig
+        inner = config.intermediate_size
+        gated = config.hidden_act == "swiglu"
+        self.activation: Callable[[Tensor], Tensor] = registry.lookup(
+            "activation", config.hidden_act, "model.hidden_act"
+        )
+        self.up = nn.Linear(config.hidden_size, 2 * inner if gated else inner, bias=config.mlp_bias)
+        self.down = nn.Linear(inner, config.hidden_size, bias=config.mlp_bias)
+        self.dropout = make_dropout(config.dropout.activation, config.dropout.locked)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.dropout(self.activation(self.up(x))))
+
+
+class Block(nn.Module):
+    """Pre-norm: x + f(norm(x)); post-norm: norm(x + f(x)); f is attention, then cross-attention if there is a source, then
+    feed-forward.  (B, N, E) -> (B, N, E)."""
+
+    def __init__(self, config: ModelConfig, cross: ModelConfig | None = None) -> None:
+        super().__init__()
+        self.attention = Attention(config)
+        self.feed_forward = FeedForward(config)
+        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.feed_forward_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dropout = make_dropout(config.dropout.residual, config.dropout.locked)
+        self.pre_norm = config.norm == "pre"
+        self.cross_attention: Attention | None = None
+        if cross is not None:
+            self.cross_attention = Attention(cross)
+            self.cross_attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+    def forward(
+        self,
+        x: Tensor,
+        layout: Layout,
+        *,
+        past: Past | None = None,
+        memory: Tensor | None = None,
+        cross: CrossInput | None = None,
+        kept: list[Past] | None = None,
+        trace: Trace | None = None,
+    ) -> Tensor:
+        """past, kept: as of `Attention`. memory (B, M, E): inputs of the block at earlier tokens, which x attends to, too."""
+
+        def attend(h: Tensor) -> Tensor:
+            source = None
+            if memory is not None:
+                before = self.attention_norm(memory) if self.pre_norm else memory
+                source = torch.cat((before.to(h.dtype), h), dim=1)
+            return self.attention(h, source, layout, past=past, kept=kept, trace=trace)
+
+        x = self._residual(x, self.attention_norm, attend)
+        if cross is not None:
+            x = self._residual(x, self.cross_attention_norm, partial(self._attend_across, cross=cross, trace=trace))
+        return self._residual(x, self.feed_forward_norm, self.feed_forward)
+
+    def _attend_across(self, h: Tensor, cross: CrossInput, trace: Trace | None) -> Tensor:
+        assert self.cross_attention is not None
+        source, layout = cross
+        if isinstance(source, KeyValues):  # all beams of a sentence are its queries
+            together = h.reshape(source.batch, -1, h.shape[2])
+            return self.cross_attention(together, source, layout, trace=trace).view_as(h)
+        return self.cross_attention(h, source, layout, trace=trace)
+
+    def _residual(self, x: Tensor, norm: nn.Module, layer: Callable[[Tensor], Tensor]) -> Tensor:
+        if self.pre_norm:
+            return x + self.dropout(layer(norm(x)))
+        return norm(x + self.dropout(layer(x)))

@@ -1,4 +1,4 @@
-"""Keys and values of tokens that were already read, so that decoding never reads a text twice, and the state of one call."""
+"""Keys and values of tokens that were already read, so that decoding never reads a text twice."""
 
 from __future__ import annotations
 
@@ -11,22 +11,14 @@ import torch
 from torch import Tensor
 
 from .errors import InputError
-from .layout import Layout
+from .layout import Layout, State, find_positions, read_mask
 
 _SMALLEST_BUFFER = 64  # tokens
 
 
-def read_mask(attention_mask: Tensor | None, input_ids: Tensor) -> Tensor | None:
-    """The mask as booleans; InputError unless it has the shape of input_ids."""
-    mask = None if attention_mask is None else attention_mask.bool()
-    if mask is not None and mask.shape != input_ids.shape:
-        raise InputError(f"attention_mask must be {tuple(input_ids.shape)} like input_ids, given {tuple(mask.shape)}")
-    return mask
-
-
-def find_positions(mask: Tensor) -> Tensor:
-    """Positions (B, M) of the tokens of `mask` (B, M) in their text, of which padding takes none."""
-    return (mask.cumsum(1) - 1).clamp_min(0)
+def take_rows(tensor: Tensor | None, index: Tensor) -> Tensor | None:
+    """Rows `index` (K,) of a tensor whose first dimension is the batch."""
+    return None if tensor is None else tensor.index_select(0, index)
 
 
 class Buffer:
@@ -95,25 +87,17 @@ class KeyValues(NamedTuple):
         """B."""
         return self.values.shape[0]
 
+    def select(self, choose: Callable[[Tensor], Tensor]) -> KeyValues:
+        """What `choose` takes of keys and of values, without their buffers."""
+        return KeyValues(None if self.keys is None else choose(self.keys), choose(self.values), self.relative)
+
     def rows(self, index: Tensor) -> KeyValues:
         """Rows `index` (K,) of the batch; distances are the same for all rows."""
-        return self._each(lambda heads: heads.index_select(0, index))
+        return self.select(lambda heads: heads.index_select(0, index))
 
     def first(self, length: int) -> KeyValues:
         """The first `length` tokens."""
-        return self._each(lambda heads: heads[:, :, :length])
-
-    def last(self, length: int) -> KeyValues:
-        """The last `length` tokens, without their buffers."""
-        return self._each(lambda heads: heads[:, :, -length:])
-
-    def columns(self, order: Tensor) -> KeyValues:
-        """The tokens `order` (B, K) of each row."""
-        column = order[:, None, :, None]
-        return self._each(lambda heads: heads.gather(2, column.expand(-1, heads.shape[1], -1, heads.shape[3])))
-
-    def _each(self, select: Callable[[Tensor], Tensor]) -> KeyValues:
-        return KeyValues(None if self.keys is None else select(self.keys), select(self.values), self.relative)
+        return self.select(lambda heads: heads[:, :, :length])
 
 
 class DecayedSums(NamedTuple):
@@ -130,9 +114,7 @@ class DecayedSums(NamedTuple):
 
     def rows(self, index: Tensor) -> DecayedSums:
         """Rows `index` (K,) of the batch."""
-        if self.keys is None or self.values is None:
-            return self
-        return DecayedSums(self.keys.index_select(0, index), self.values.index_select(0, index), self.length)
+        return DecayedSums(take_rows(self.keys, index), take_rows(self.values, index), self.length)
 
 
 Past = KeyValues | DecayedSums  # one layer's record of earlier tokens
@@ -178,6 +160,11 @@ class Cache:
         mask = None if self.key_mask is None or not length else self.key_mask[:, :length]
         return replace(self, layers=layers, key_mask=mask)
 
+    def reorder(self, index: Tensor) -> Cache:
+        """The cache of rows `index` (K,), in that order; rows may repeat (beams)."""
+        layers = tuple(None if past is None else past.rows(index) for past in self.layers)
+        return replace(self, layers=layers, key_mask=take_rows(self.key_mask, index))
+
     def check(self, layers: int, batch: int) -> None:
         """Raises InputError unless the cache belongs to a model of `layers` layers that reads `batch` rows."""
         given = (len(self.layers), batch if self.batch is None else self.batch)
@@ -187,42 +174,50 @@ class Cache:
                 "model.new_cache and cache.reorder"
             )
 
-    def check_mask(self, past: Tensor) -> None:
-        """Raises InputError if `past` (B, M) is not the mask that the cached tokens were read with."""
-        if not torch.equal(past, torch.ones_like(past) if self.key_mask is None else self.key_mask):
-            raise InputError("attention_mask hides other earlier tokens than when they were read; read them again")
-
     def mask_after(self, mask: Tensor | None, input_ids: Tensor) -> Tensor | None:
         """The mask (B, M + N) of cached and new tokens, None where nothing is padded.
 
         mask: of the new tokens or of all, or None. Raises InputError for another shape, and if it hides other cached tokens
         than when they were read.
         """
+        if mask is None and self.key_mask is None:
+            return None
         rows, past = len(input_ids), self.length
+        old = input_ids.new_ones(rows, past, dtype=torch.bool) if self.key_mask is None else self.key_mask
         if mask is not None and past and mask.shape == (rows, past + input_ids.shape[1]):
-            self.check_mask(mask[:, :past].bool())
+            if not torch.equal(mask[:, :past].bool(), old):
+                raise InputError("attention_mask hides other earlier tokens than when they were read; read them again")
             mask = mask[:, past:]
         new = read_mask(mask, input_ids)
-        if self.key_mask is None and new is None:
-            return None
-        old = input_ids.new_ones(rows, past, dtype=torch.bool) if self.key_mask is None else self.key_mask
         return torch.cat((old, torch.ones_like(input_ids, dtype=torch.bool) if new is None else new), dim=1)
 
-    def reorder(self, index: Tensor) -> Cache:
-        """The cache of rows `index` (K,), in that order; rows may repeat (beams)."""
-        layers = tuple(None if past is None else past.rows(index) for past in self.layers)
-        mask = None if self.key_mask is None else self.key_mask.index_select(0, index)
-        return replace(self, layers=layers, key_mask=mask)
 
+class CacheState(State):
+    """New tokens after those of a cache; mask (B, M + N) of all of them."""
 
-class CrossInput(NamedTuple):
-    """Input of one layer's cross-attention: hidden states (B, M, E), or their keys and values, and the layout."""
+    keeps = True
 
-    source: Tensor | KeyValues
-    layout: Layout
+    def __init__(self, cache: Cache, mask: Tensor | None, layout: Layout, place: Callable[..., Layout]) -> None:
+        first = cache.layers[0]
+        known = first.relative if isinstance(first, KeyValues) else None
+        super().__init__(layout, partial(place, known=known, cached=True))
+        self.cache, self.mask, self.layers = cache, mask, list(cache.layers)
+
+    def enter(self, layer: int, x: Tensor) -> tuple[Layout, Past | None, None]:
+        return super().enter(layer, x)[0], self.cache.layers[layer], None
+
+    def leave(self, layer: int, x: Tensor, kept: list[Past]) -> None:
+        self.layers[layer] = kept[0]
+
+    def next(self) -> Cache:
+        """The cache of the next call."""
+        return replace(self.cache, layers=tuple(self.layers), key_mask=self.mask)
 
 
 # -- the source of a translation ---------------------------------------------------------------------------------------
+
+# input of one layer's cross-attention: hidden states (B, M, E), or their keys and values, and the layout
+CrossInput = tuple[Tensor | KeyValues, Layout]
 
 
 @dataclass(frozen=True)
@@ -232,11 +227,6 @@ class Source:
     hidden: Tensor
     mask: Tensor | None = None
 
-    def rows(self, index: Tensor) -> Source:
-        """Sentences `index` (K,)."""
-        mask = None if self.mask is None else self.mask.index_select(0, index)
-        return Source(self.hidden.index_select(0, index), mask)
-
     @property
     def batch(self) -> int:
         """B."""
@@ -244,8 +234,7 @@ class Source:
 
     def of_layer(self, layer: int, queries: int) -> CrossInput:
         """Input of layer `layer` for `queries` tokens of each sentence."""
-        keys, device = self.hidden.shape[1], self.hidden.device
-        return CrossInput(self.hidden, _source_layout(queries, keys, self.mask, device))
+        return self.hidden, _source_layout(queries, self.hidden.shape[1], self.mask, self.hidden.device)
 
 
 @dataclass(frozen=True)
@@ -264,7 +253,7 @@ class ProjectedSource:
         """Input of layer `layer` for `queries` tokens of each target row; rows of one sentence count together."""
         known = self.layers[layer]
         together = queries * (self.rows.shape[0] // max(1, known.batch))
-        return CrossInput(known, _source_layout(together, known.length, self.mask, known.values.device))
+        return known, _source_layout(together, known.length, self.mask, known.values.device)
 
     def reorder(self, index: Tensor) -> ProjectedSource:
         """The source for target rows `index` (K,), in that order; they may repeat."""
@@ -276,8 +265,7 @@ class ProjectedSource:
         if kept.numel() == self.layers[0].batch and torch.equal(kept, now):
             return replace(self, rows=rows)
         layers = tuple(known.rows(kept) for known in self.layers)
-        mask = None if self.mask is None else self.mask.index_select(0, kept)
-        return ProjectedSource(layers, mask, now.repeat_interleave(counts))
+        return ProjectedSource(layers, take_rows(self.mask, kept), now.repeat_interleave(counts))
 
 
 def _source_layout(queries: int, keys: int, mask: Tensor | None, device: torch.device) -> Layout:
@@ -285,60 +273,3 @@ def _source_layout(queries: int, keys: int, mask: Tensor | None, device: torch.d
     if mask is None:
         return layout
     return replace(layout, key_positions=find_positions(mask), runs=None, from_start=False)
-
-
-# -- the state of one call ---------------------------------------------------------------------------------------------
-
-
-# input of a layer beside the new tokens: the layout of all, and earlier tokens as keys and values or hidden states (B, M, E)
-Known = tuple[Layout, Past | None, Tensor | None]
-
-
-class State:
-    """What the layers of one call know of earlier tokens: nothing. `CacheState` and `MemoryState` know some.
-
-    layout: of the tokens of the call. place: the model's `Position.place`, which runs once for layers of one layout.
-    keeps: layers hand over their keys and values for the next call.
-    """
-
-    keeps = False
-
-    def __init__(self, layout: Layout, place: Callable[..., Layout]) -> None:
-        self.layout, self.place, self.placed = layout, place, False
-
-    @property
-    def positions(self) -> Tensor:
-        """Positions (N,) or (B, N) of the new tokens."""
-        return self.layout.query_positions
-
-    def enter(self, layer: int, x: Tensor) -> Known:
-        """What `layer` reads beside its inputs x (B, N, E)."""
-        if not self.placed:
-            self.layout, self.placed = self.place(self.layout, x), True
-        return self.layout, None, None
-
-    def leave(self, layer: int, x: Tensor, kept: list[Past]) -> None:
-        """Take over what `layer` kept; x: its inputs."""
-
-    def skip(self, layer: int) -> None:
-        """Pass over `layer`."""
-
-
-class CacheState(State):
-    """New tokens after those of a cache; mask (B, M + N) of all of them."""
-
-    keeps = True
-
-    def __init__(self, cache: Cache, mask: Tensor | None, layout: Layout, place: Callable[..., Layout]) -> None:
-        super().__init__(layout, partial(place, known=cache.layers[0], cached=True))
-        self.cache, self.mask, self.layers = cache, mask, list(cache.layers)
-
-    def enter(self, layer: int, x: Tensor) -> Known:
-        return super().enter(layer, x)[0], self.cache.layers[layer], None
-
-    def leave(self, layer: int, x: Tensor, kept: list[Past]) -> None:
-        self.layers[layer] = kept[0]
-
-    def next(self) -> Cache:
-        """The cache of the next call."""
-        return replace(self.cache, layers=tuple(self.layers), key_mask=self.mask)

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from functools import partial
+from collections.abc import Collection, Sequence
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from . import engine, registry, released
-from .cache import Cache, CacheState, ProjectedSource, Source, State, read_mask
+from .cache import Cache, CacheState, ProjectedSource, Source
 from .config import ModelConfig, with_memory
-from .draws import Dropout
+from .draws import make_dropout
 from .embedding import Input
 from .errors import InputError
 from .initialize import initialize
-from .layout import Layout
+from .layout import State, read_mask
 from .memory import Memory, MemoryState, Segment
 from .model import Layers, LossParts, ModelOutput, Pass, TokenNll, check_targets, check_tokens
 from .output import Output
-from .stage import with_parts
+from .registry import with_parts
 from .trace import Trace
 
 
@@ -34,7 +33,7 @@ class LanguageModel(Layers):
         super().__init__(config)
         self.embedding: Input = registry.lookup("input", config.input.kind)(config)
         self.add_layers(cross)
-        self.output_dropout = Dropout(config.dropout.output, config.dropout.locked)
+        self.output_dropout: nn.Module = make_dropout(config.dropout.output, config.dropout.locked)
         self.output: Output = registry.lookup("output", config.output.kind)(config, self.embedding)
         initialize(self, config.initializer)
 
@@ -85,8 +84,13 @@ class LanguageModel(Layers):
         state: State
         if self.memory_length and cache is None:
             state = self._make_memory_state(memory or self.new_memory(), input_ids, attention_mask, x)
+        elif cache is None:
+            state, _ = self.make_state(input_ids, attention_mask, causal=True, window=self._window)
         else:
-            state = self._make_cache_state(cache, input_ids, attention_mask)
+            cache.check(len(self.blocks), len(input_ids))
+            mask = cache.mask_after(attention_mask, input_ids)
+            layout = self.make_layout(input_ids, mask, cache.length, causal=True, window=self._window)
+            state = CacheState(cache, mask, layout, self.position.place)
         hidden = self._finish(self.run(x, state, source=source, trace=trace, skip=skip), trace)
         next_memory = state.next() if isinstance(state, MemoryState) else None
         return Pass(hidden, next_memory, state.next() if isinstance(state, CacheState) else None)
@@ -96,31 +100,14 @@ class LanguageModel(Layers):
     ) -> MemoryState:
         """The next segment (B, N) after the memory of each layer; x (B, N, E): its vectors."""
         rows, tokens = input_ids.shape
-        memory = released.start_memory(self.config, memory, x)
+        if self.config.memory_start == "zeros":
+            memory = released.start_memory(self.config, memory, x)
         memory.check(len(self.blocks), rows, self.config.hidden_size)
         segment = Segment.after(memory, rows, tokens, read_mask(attention_mask, input_ids), input_ids.device)
         if self.position.max_length is not None:
             self.position.check(memory.length + tokens if segment.mask is None else int(segment.positions.max()) + 1)
-        clamp_length, window = self.position.clamp_length, self._window
-        return MemoryState(memory, segment, self.blocks, x, clamp_length, self.memory_length, window, self._place)
-
-    def _make_cache_state(self, cache: Cache | None, input_ids: Tensor, attention_mask: Tensor | None) -> State:
-        """New tokens (B, N) after those of a cache, if there is one."""
-        before = self.new_cache() if cache is None else cache
-        before.check(len(self.blocks), len(input_ids))
-        mask, past = before.mask_after(attention_mask, input_ids), before.length
-        if mask is None:
-            tokens = past + input_ids.shape[1]
-            self.position.check(tokens)
-            layout = Layout.of(input_ids.shape[1], tokens, device=input_ids.device, window=self._window)
-        else:
-            positions = self.positions(mask)  # (B, M)
-            layout = Layout(positions[:, past:], positions, True, mask, window=self._window)
-        return State(layout, self._place) if cache is None else CacheState(before, mask, layout, self._place)
-
-    @property
-    def _place(self) -> Callable[..., Layout]:
-        return partial(self.position.place, dropout=self.embedding_dropout)
+        clamp_length, place = self.position.clamp_length, self.position.place
+        return MemoryState(memory, segment, self.blocks, x, clamp_length, self.memory_length, self._window, place)
 
     def _finish(self, last: Tensor, trace: Trace | None) -> Tensor:
         if trace is not None:

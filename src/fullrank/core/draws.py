@@ -148,6 +148,15 @@ class _Again(AbstractContextManager[None]):
             variable.reset(token)
 
 
+@contextmanager
+def draw_apart() -> Iterator[None]:
+    """Draw other random numbers inside than afterwards, and leave those that follow unchanged (on the CPU)."""
+    with torch.random.fork_rng(devices=[]):
+        seed = torch.randint(2**62, (), dtype=torch.int64, device="cpu").item()
+        torch.default_generator.manual_seed(int(seed))
+        yield
+
+
 # -- dropout ----------------------------------------------------------------------------------------------------------
 
 
@@ -187,27 +196,30 @@ class Dropout(nn.Module):
     """Zero entries with probability p and scale the rest by 1/(1 - p), in training only.
 
     x (B, N, E) -> (B, N, E), or one sequence (N, E).  `locked` (variational dropout, Gal & Ghahramani 2016): one mask for all
-    N positions.
+    N positions. shared: as of `dropout`.
     """
 
-    def __init__(self, p: float, locked: bool = False) -> None:
+    def __init__(self, p: float, locked: bool = False, shared: bool = False) -> None:
         super().__init__()
-        self.p, self.locked = p, locked
+        self.p, self.locked, self.shared = p, locked, shared
 
-    def forward(self, x: Tensor, shared: bool = False) -> Tensor:
-        """shared: as of `dropout`."""
+    def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return x
         if not self.locked:
-            return dropout(x, self.p, shared)
-        return x * dropout(torch.ones_like(x[..., :1, :]), self.p, shared or selecting())
+            return dropout(x, self.p, self.shared)
+        return x * dropout(torch.ones_like(x[..., :1, :]), self.p, self.shared or selecting())
 
-    def draw_words(self, input_ids: Tensor, vocab_size: int) -> Tensor | None:
-        """Factor of each token, (B, N, 1): 0 for a dropped word wherever it stands, else 1/(1 - p); None: no word is dropped.
 
-        Dropout of rows of the embedding (Gal & Ghahramani 2016; Merity et al. 2018, §4.3). Every process draws alike.
-        """
-        if not self.training or self.p == 0:
-            return None
-        like = torch.ones(vocab_size, 1, device=input_ids.device)
-        return F.embedding(input_ids, dropout(like, self.p, shared=True))
+def make_dropout(p: float, locked: bool = False, shared: bool = False) -> nn.Module:
+    """`Dropout`, or where nothing is dropped the identity."""
+    return Dropout(p, locked, shared) if p else nn.Identity()
+
+
+def draw_words(p: float, input_ids: Tensor, vocab_size: int) -> Tensor:
+    """Factor of each token, (B, N, 1): 0 for a dropped word wherever it stands, else 1/(1 - p).
+
+    Dropout of rows of the embedding (Gal & Ghahramani 2016; Merity et al. 2018, §4.3). Every process draws alike.
+    """
+    like = torch.ones(vocab_size, 1, device=input_ids.device)
+    return F.embedding(input_ids, dropout(like, p, shared=True))

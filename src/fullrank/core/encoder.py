@@ -1,19 +1,19 @@
-"""The encoder: embedding -> blocks in which every token sees every other -> norm."""
+"""The encoder: embedding -> blocks in which every token sees every other -> norm. And the masked language model upon it."""
 
 from __future__ import annotations
 
-from functools import partial
-
+import torch
 from torch import Tensor
 
-from . import registry
-from .cache import Source, State, read_mask
+from . import draws, registry
+from .cache import Source
 from .config import ModelConfig
+from .draws import make_dropout
 from .embedding import Input
-from .errors import InputError
+from .errors import ConfigError, InputError
 from .initialize import initialize
-from .layout import Layout
-from .model import Layers, check_tokens
+from .model import Layers, LossParts, Model, ModelOutput, TokenNll, check_targets, check_tokens
+from .output import Output
 from .trace import Trace
 
 
@@ -51,13 +51,100 @@ class Encoder(Layers):
             raise InputError(
                 "input_ids: at least one token a sentence; an empty one is its end-of-sentence token alone"
             )
-        mask = read_mask(attention_mask, input_ids)
-        if mask is None:
-            self.position.check(tokens)
-            layout = Layout.of(tokens, causal=False, device=input_ids.device)
-        else:
-            positions = self.positions(mask)  # (B, M)
-            layout = Layout(positions, positions, False, mask)
         embedding = self._shared[0] if self.embedding is None else self.embedding
-        state = State(layout, partial(self.position.place, dropout=self.embedding_dropout))
+        state, mask = self.make_state(input_ids, attention_mask, causal=False)
         return Source(self.run(self.embed(embedding, input_ids), state, trace=trace), mask)
+
+
+class MaskedLanguageModel(Model):
+    """p(x_n | the text around n) for the masked n of a text, all at once (BERT, Devlin et al. 2019).
+
+    Every token sees every other. The last of `config.vocab_size` ids is `<mask>` (`mask_id`), an entry of its own beside those
+    of the text: so `vocab_size` is that of the text plus one.
+    Built from a `ModelConfig` without `encoder`, `decoder` and memory; can be built under `torch.device("meta")`.
+    Differs from BERT: one vocabulary layer, tied or not, without a dense layer before it; no sentence pairs.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        if problems := config.problems_of_masked():
+            raise ConfigError(*problems)
+        self.encoder = Encoder(config)
+        self.output_dropout = make_dropout(config.dropout.output, config.dropout.locked)
+        self.output: Output = registry.lookup("output", config.output.kind)(config, self.encoder.embedding)
+        initialize(self.output, config.initializer)
+
+    @property
+    def mask_id(self) -> int:
+        """The id of `<mask>`, the last one."""
+        assert self.config.vocab_size is not None
+        return self.config.vocab_size - 1
+
+    # -- forward ------------------------------------------------------------------------------------------------------
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, *, trace: Trace | None = None
+    ) -> ModelOutput:
+        """input_ids (B, N) int64, `mask_id` at masked tokens -> logits (B, N, V), at every position.
+
+        attention_mask (B, N), 1 for tokens and 0 for padding on either side; positions count tokens only.
+        trace collects attention weights.
+        """
+        return ModelOutput(self.output(self.hidden(input_ids, attention_mask, trace=trace)))
+
+    def hidden(self, input_ids: Tensor, attention_mask: Tensor | None = None, *, trace: Trace | None = None) -> Tensor:
+        """Input of the output layer (B, N, E)."""
+        read = self.encoder.encode(input_ids, attention_mask, trace=trace).hidden
+        dropped: Tensor = self.output_dropout(read)
+        return dropped
+
+    @property
+    def max_length(self) -> int | None:
+        """The longest text the model can take, None if there is no limit."""
+        return self.encoder.max_length
+
+    # -- losses -------------------------------------------------------------------------------------------------------
+
+    def nll(self, input_ids: Tensor, targets: Tensor, attention_mask: Tensor | None = None) -> TokenNll:
+        """-log p(targets | input_ids) in nats, (B, N), exact under any cotangent; never builds (B, N, V)."""
+        check_targets(input_ids, targets)
+        return TokenNll(self.output.nll(self.hidden(input_ids, attention_mask), targets))
+
+    def loss_parts(
+        self,
+        input_ids: Tensor,
+        targets: Tensor,
+        weights: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        *,
+        at: Tensor | None = None,
+        label_smoothing: float = 0.0,
+        trace: Trace | None = None,
+    ) -> LossParts:
+        """`loss`, and the nll without label smoothing.
+
+        targets (B, N) and weights (B, N), 0 where a token is not predicted: the output layer computes only the others.
+        at (T,): their positions in the flattened input_ids, for callers that know them; then targets and weights are of these
+        alone, (T,), and the host does not wait for the device to count them.
+        """
+        if at is None:
+            check_targets(input_ids, targets)
+            at = torch.arange(targets.numel(), device=targets.device)
+            if weights is not None:
+                if weights.shape != targets.shape:
+                    raise InputError(
+                        f"weights {tuple(weights.shape)} must have the shape of targets {tuple(targets.shape)}"
+                    )
+                at = weights.flatten().nonzero()[:, 0]
+                if at.numel() == 0:
+                    raise InputError("a loss of no tokens: every weight is 0")
+                weights = weights.flatten()[at]
+            targets = targets.flatten()[at]
+        elif at.dim() != 1:
+            raise InputError(f"at: positions (T,) in the flattened input_ids, given {tuple(at.shape)}")
+        else:
+            check_targets(at, targets, "at")
+        hidden = self.hidden(input_ids, attention_mask, trace=trace).flatten(0, 1)[at][None]  # (1, T, E)
+        weights = None if weights is None else weights[None]
+        with draws.selected(at, input_ids.numel()):
+            return LossParts(*self.output.loss(hidden, targets[None], weights, label_smoothing))

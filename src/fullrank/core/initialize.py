@@ -16,16 +16,14 @@ from torch import Tensor, nn
 
 from . import registry
 from .attention import Attention
-from .embedding import AdaptiveInput, TensorTrainInput, TokenEmbedding
-from .mix import Mixing
+from .draws import draw_apart
+from .embedding import AdaptiveInput, Learned, RelativeBiases, RelativeKeys, TensorTrainInput, TokenEmbedding
 from .multilinear import MultiLinear
 from .output import AdaptiveSoftmax, Latents, SoftmaxOutput
-from .positions import Learned, RelativeBiases, RelativeKeys
-from .project import Projection, SeparateLinear
 from .registry import register
 from .released import PositionTerm
 from .score import RandomSynthesizer
-from .stage import draw_apart
+from .stages import Mixing, Projection, SeparateLinear
 
 _TABLES = TokenEmbedding | Learned | SoftmaxOutput | AdaptiveInput | AdaptiveSoftmax
 

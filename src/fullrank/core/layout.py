@@ -1,13 +1,16 @@
-"""Layout of one attention call: positions of queries and keys, and the keys that each query sees."""
+"""Layout of one attention call: positions of queries and keys, and the keys that each query sees. And the state of a call."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from .errors import InputError
 
 # Consecutive positions: (the first one, how many)
 Run = tuple[int, int]
@@ -71,10 +74,9 @@ class Layout:
         if not joined or joined[-1][1] < queries:
             raise ValueError(f"{queries} queries, but the last run of keys is {joined[-1:]}")
         positions = torch.cat([torch.arange(origin + a, origin + a + n, device=device) for a, n in joined])
+        own = positions[positions.shape[0] - queries :]
         from_start = len(joined) == 1 and joined[0][0] + origin == 0
-        return cls(
-            positions[positions.shape[0] - queries :], positions, runs=joined, from_start=from_start, window=window
-        )
+        return cls(own, positions, runs=joined, from_start=from_start, window=window)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -131,14 +133,14 @@ class Layout:
             return ((nearest, farthest),)
         last = self.runs[-1][0] + self.runs[-1][1] - 1
         first = last - self.shape[0] + 1
-        found: list[tuple[int, int]] = []
+        spans: list[tuple[int, int]] = []
         for start, size in reversed(self.runs):  # the nearest keys first
             low, high = max(nearest, first - (start + size - 1)), min(farthest, last - start)
-            if found and low <= found[-1][1] + 1:
-                found[-1] = (found[-1][0], max(high, found[-1][1]))
+            if spans and low <= spans[-1][1] + 1:
+                spans[-1] = (spans[-1][0], max(high, spans[-1][1]))
             elif low <= high:
-                found.append((low, high))
-        return tuple(found)
+                spans.append((low, high))
+        return tuple(spans)
 
     @property
     def origins(self) -> Tensor:
@@ -190,10 +192,7 @@ class Layout:
 
 
 def join_runs(runs: Iterable[Run]) -> tuple[Run, ...]:
-    """Join runs that touch, oldest first, and drop empty ones.
-
-    Raises ValueError if a run begins before the one before it ends.
-    """
+    """Join runs that touch, oldest first, and drop empty ones; ValueError if a run begins before the one before it ends."""
     joined: list[Run] = []
     for start, size in runs:
         if size == 0:
@@ -210,10 +209,57 @@ def join_runs(runs: Iterable[Run]) -> tuple[Run, ...]:
 
 def find_last_runs(runs: tuple[Run, ...], size: int) -> tuple[Run, ...]:
     """The runs of the last `size` positions."""
-    kept: list[Run] = []
+    last: list[Run] = []
     for start, length in reversed(runs):
         take = min(length, size)
         if take:
-            kept.append((start + length - take, take))
+            last.append((start + length - take, take))
         size -= take
-    return tuple(reversed(kept))
+    return tuple(reversed(last))
+
+
+# -- padding, and the state of one call ----------------------------------------------------------------------------------
+
+
+def read_mask(attention_mask: Tensor | None, input_ids: Tensor) -> Tensor | None:
+    """The mask as booleans; InputError unless it has the shape of input_ids."""
+    mask = None if attention_mask is None else attention_mask.bool()
+    if mask is not None and mask.shape != input_ids.shape:
+        raise InputError(f"attention_mask must be {tuple(input_ids.shape)} like input_ids, given {tuple(mask.shape)}")
+    return mask
+
+
+def find_positions(mask: Tensor) -> Tensor:
+    """Positions (B, M) of the tokens of `mask` (B, M) in their text, of which padding takes none."""
+    return (mask.cumsum(1) - 1).clamp_min(0)
+
+
+class State:
+    """What the layers of one call know of earlier tokens: nothing. `CacheState` and `MemoryState` know some.
+
+    layout: of the tokens of the call. place: the model's `Position.place`, which runs once for layers of one layout.
+    keeps: layers hand over their keys and values for the next call.
+    """
+
+    keeps = False
+
+    def __init__(self, layout: Layout, place: Callable[..., Layout]) -> None:
+        self.layout, self.place, self.placed = layout, place, False
+
+    @property
+    def positions(self) -> Tensor:
+        """Positions (N,) or (B, N) of the new tokens."""
+        return self.layout.query_positions
+
+    def enter(self, layer: int, x: Tensor) -> tuple[Layout, Any, Tensor | None]:
+        """What `layer` reads beside its inputs x (B, N, E): the layout of all tokens, and earlier ones as keys and values (or
+        sums), or as hidden states (B, M, E)."""
+        if not self.placed:
+            self.layout, self.placed = self.place(self.layout, x), True
+        return self.layout, None, None
+
+    def leave(self, layer: int, x: Tensor, kept: list[Any]) -> None:
+        """Take over what `layer` kept; x: its inputs."""
+
+    def skip(self, layer: int) -> None:
+        """Pass over `layer`."""

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .cache import KeyValues, Known, Past, State
+from .cache import KeyValues, Past, take_rows
 from .errors import InputError
-from .layout import Layout, Run, find_last_runs, join_runs
+from .layout import Layout, Run, State, find_last_runs, find_positions, join_runs
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,12 @@ class LayerMemory:
             runs=None if self.runs is None else find_last_runs(self.runs, limit),
             positions=None if self.positions is None else self.positions[:, -limit:],
             mask=None if self.mask is None else self.mask[:, -limit:],
-            heads=None if self.heads is None else self.heads.last(limit),
+            heads=_last_heads(self.heads, limit),
         )
 
     def reorder(self, index: Tensor) -> LayerMemory:
         """Rows `index` (K,) of the batch."""
-        hidden, positions, mask = (
-            None if part is None else part.index_select(0, index) for part in (self.hidden, self.positions, self.mask)
-        )
+        hidden, positions, mask = (take_rows(part, index) for part in (self.hidden, self.positions, self.mask))
         heads = None if self.heads is None else self.heads.rows(index)
         return replace(self, hidden=hidden, positions=positions, mask=mask, heads=heads)
 
@@ -91,8 +89,9 @@ class Memory:
     @property
     def batch(self) -> int | None:
         """B, None before the first token."""
-        return next(iter(self._batches()), None)
+        return next(iter(self._batches), None)
 
+    @property
     def _batches(self) -> list[int]:
         """B of every part."""
         parts = [self.lengths, *(layer.hidden for layer in self.layers)]
@@ -100,13 +99,13 @@ class Memory:
 
     def reorder(self, index: Tensor) -> Memory:
         """The memory of rows `index` (K,), in that order; rows may repeat (beams)."""
-        lengths = None if self.lengths is None else self.lengths.index_select(0, index)
-        return replace(self, layers=tuple(layer.reorder(index) for layer in self.layers), lengths=lengths)
+        layers = tuple(layer.reorder(index) for layer in self.layers)
+        return replace(self, layers=layers, lengths=take_rows(self.lengths, index))
 
     def check(self, layers: int, rows: int, width: int) -> None:
         """Raises InputError unless this is the memory of a model of `layers` layers and `width` that reads `rows` rows."""
         widths = {layer.hidden.shape[2] for layer in self.layers if layer.hidden is not None}
-        given = (len(self.layers), *(widths or {width}), *({*self._batches()} or {rows}))
+        given = (len(self.layers), *(widths or {width}), *({*self._batches} or {rows}))
         if given != (layers, width, rows):
             raise InputError(
                 f"the memory is of (layers, hidden_size, rows) {given}, the model and input_ids of {(layers, width, rows)}; "
@@ -166,9 +165,7 @@ class Segment:
             return cls(torch.arange(first, first + tokens, device=device), first)
         before = memory.lengths if memory.lengths is not None else torch.full((rows,), first, device=device)
         mask = torch.ones(rows, tokens, dtype=torch.bool, device=device) if mask is None else mask
-        count = mask.cumsum(1)
-        positions = before[:, None] + (count - 1).clamp_min(0)  # padding takes no position
-        return cls(positions, first, mask, before + count[:, -1])
+        return cls(before[:, None] + find_positions(mask), first, mask, before + mask.sum(1))
 
     @property
     def tokens(self) -> int:
@@ -198,19 +195,23 @@ class Segment:
         new = hidden.detach()
         if self.mask is None and memory.mask is None:
             runs = find_last_runs(join_runs((*(memory.runs or ()), (self.first, self.tokens))), limit)
-            heads = None if heads is None else heads.last(limit)
-            return LayerMemory(_last_tokens(memory.hidden, new, limit), runs, heads=heads, skipped=memory.skipped)
+            hidden = _last_tokens(memory.hidden, new, limit)
+            return LayerMemory(hidden, runs, heads=_last_heads(heads, limit), skipped=memory.skipped)
         joined = new if memory.hidden is None else torch.cat((memory.hidden.to(new.dtype), new), dim=1)
         positions, mask = self._joined(memory)
         # padding goes to the left of every row, so that the last tokens of a row are its last columns
         order = mask.to(torch.uint8).argsort(dim=1, stable=True)[:, -limit:]
+
+        def choose(part: Tensor) -> Tensor:
+            return part.gather(2, order[:, None, :, None].expand(-1, part.shape[1], -1, part.shape[3]))
+
         return LayerMemory(
-            joined.gather(1, order[..., None].expand(-1, -1, joined.shape[2])),
+            choose(joined[:, None])[:, 0],
             None,
             positions.gather(1, order),
             mask.gather(1, order),
-            None if heads is None else heads.columns(order),
-            skipped=memory.skipped,
+            None if heads is None else heads.select(choose),
+            memory.skipped,
         )
 
     def _joined(self, memory: LayerMemory) -> tuple[Tensor, Tensor]:
@@ -222,6 +223,10 @@ class Segment:
             positions = torch.tensor(old, dtype=torch.int64, device=self.mask.device).expand(len(self.mask), -1)
             mask = torch.ones_like(positions, dtype=torch.bool)
         return torch.cat((positions, self.positions), dim=1), torch.cat((mask, self.mask), dim=1)
+
+
+def _last_heads(heads: KeyValues | None, limit: int) -> KeyValues | None:
+    return None if heads is None else heads.select(lambda part: part[:, :, -limit:])
 
 
 def _last_tokens(old: Tensor | None, new: Tensor, limit: int) -> Tensor:
@@ -239,20 +244,19 @@ def _last_tokens(old: Tensor | None, new: Tensor, limit: int) -> Tensor:
 class MemoryState(State):
     """The next segment after the memory of each layer; a skipped layer keeps its memory.
 
-    In evaluation without gradients layers keep keys and values of their memory; model: whose parameters make them.
+    In evaluation without gradients layers keep keys and values of their memory; blocks: whose parameters make them.
     """
 
     def __init__(
-        self, memory: Memory, segment: Segment, model: nn.Module, x: Tensor, clamp_length: int | None,
+        self, memory: Memory, segment: Segment, blocks: nn.Module, x: Tensor, clamp_length: int | None,
         limit: int, window: int | None, place: Callable[..., Layout],
     ) -> None:  # fmt: skip
         self.memory, self.segment, self.limit, self.window, self.place = memory, segment, limit, window, place
-        self.keeps = not model.training and not torch.is_grad_enabled()
-        self.version = _version(model, x, clamp_length) if self.keeps else ()
+        self.keeps = not blocks.training and not torch.is_grad_enabled()
+        self.version = _find_version(blocks, x, clamp_length) if self.keeps else ()
         self.before = [layer.last(limit) for layer in memory.layers]
-        if (
-            not self.keeps or memory.version != self.version
-        ):  # a table of distances, too, has no gradient and no dropout
+        if not self.keeps or memory.version != self.version:
+            # a table of distances, too, has no gradient and no dropout
             self.before = [replace(layer, heads=None) for layer in self.before]
         self.after: dict[int, LayerMemory] = {}
         self.layouts: dict[Any, Layout] = {}  # layers that remember the same tokens share one
@@ -261,13 +265,14 @@ class MemoryState(State):
     def positions(self) -> Tensor:
         return self.segment.positions
 
-    def enter(self, layer: int, x: Tensor) -> Known:
+    def enter(self, layer: int, x: Tensor) -> tuple[Layout, KeyValues | None, Tensor | None]:
         before = self.before[layer]
         placed = self.memory.place(before, self.segment)
         key = layer if placed.runs is None else placed.runs
         if key not in self.layouts:
+            known = None if before.heads is None else before.heads.relative
             layout = self.segment.layout(placed, self.window)
-            self.layouts[key] = self.place(layout, x, known=before.heads, cached=self.keeps)
+            self.layouts[key] = self.place(layout, x, known=known, cached=self.keeps)
         hidden = before.hidden
         if before.heads is not None or hidden is None:
             return self.layouts[key], before.heads, None
@@ -290,9 +295,9 @@ class MemoryState(State):
         return replace(self.memory, layers=layers, length=length, lengths=lengths, version=self.version)
 
 
-def _version(model: nn.Module, x: Tensor, clamp_length: int | None) -> tuple[Any, ...]:
+def _find_version(blocks: nn.Module, x: Tensor, clamp_length: int | None) -> tuple[Any, ...]:
     """State that keys and values depend on beside the hidden states; a parameter counts how often it was changed."""
-    parameters = tuple((id(p), 0 if p.is_inference() else p._version) for p in model.parameters())
+    parameters = tuple((id(p), 0 if p.is_inference() else p._version) for p in blocks.parameters())
     device = x.device.type
     cast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     return parameters, clamp_length, x.dtype, torch.get_autocast_dtype(device) if cast else None

@@ -11,15 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from . import engine, registry
-from .attention import WeightedValues
-from .block import Block
-from .cache import Cache, Past, ProjectedSource, Source, State, find_positions
+from .attention import Block, WeightedValues
+from .cache import Cache, Past, ProjectedSource, Source
 from .config import ModelConfig
-from .draws import Dropout
-from .embedding import Input
+from .draws import draw_words, make_dropout
+from .embedding import Input, Position
 from .errors import InputError
+from .layout import Layout, State, find_positions, read_mask
 from .memory import Memory
-from .positions import Position
 from .trace import Trace
 
 
@@ -117,8 +116,7 @@ class Layers(Model):
     """Base of LanguageModel and Encoder: positions, blocks and the norm after the last one."""
 
     position: Position
-    word_dropout: Dropout
-    embedding_dropout: Dropout
+    embedding_dropout: nn.Module
     blocks: Any
     final_norm: nn.Module
 
@@ -127,8 +125,7 @@ class Layers(Model):
         config = self.config
         assert config.position is not None  # resolved
         self.position = registry.lookup("position", config.position)(config)
-        self.word_dropout = Dropout(config.dropout.words)
-        self.embedding_dropout = Dropout(config.dropout.embedding, config.dropout.locked)
+        self.embedding_dropout = make_dropout(config.dropout.embedding, config.dropout.locked)
         parts = [config.of_layer(layer) for layer in range(config.num_hidden_layers)]
         self.blocks = nn.ModuleList(Block(part, cross) for part in parts)
         if self.position.biases is not None:
@@ -144,10 +141,10 @@ class Layers(Model):
     def embed(self, embedding: Input, input_ids: Tensor) -> Tensor:
         """Vectors (B, N, E) of the tokens, without positions."""
         vectors: Tensor = embedding(input_ids)
-        assert self.config.vocab_size is not None
-        kept = self.word_dropout.draw_words(input_ids, self.config.vocab_size)
-        if kept is None:
+        if not self.training or self.config.dropout.words == 0:
             return vectors
+        assert self.config.vocab_size is not None
+        kept = draw_words(self.config.dropout.words, input_ids, self.config.vocab_size)
         # not 0: from a first token of zeros, post-norm layers compute zeros, and its gradient grows beyond every number
         return torch.where(kept == 0, 1e-12, vectors * kept).to(vectors.dtype)
 
@@ -184,12 +181,26 @@ class Layers(Model):
             x = out
         return self.final_norm(x)
 
-    def positions(self, mask: Tensor) -> Tensor:
-        """Positions (B, M) of the tokens of `mask` (B, M), of which padding takes none; InputError for too long a text."""
+    def make_state(
+        self, input_ids: Tensor, attention_mask: Tensor | None, causal: bool, window: int | None = None
+    ) -> tuple[State, Tensor | None]:
+        """The state of a text (B, N) that is read whole, and its mask. Raises InputError for too long a text."""
+        mask = read_mask(attention_mask, input_ids)
+        layout = self.make_layout(input_ids, mask, 0, causal, window)
+        return State(layout, self.position.place), mask
+
+    def make_layout(
+        self, input_ids: Tensor, mask: Tensor | None, past: int, causal: bool, window: int | None
+    ) -> Layout:
+        """The layout of new tokens (B, N) after `past` earlier ones; mask (B, past + N)."""
+        new, device = input_ids.shape[1], input_ids.device
+        if mask is None:
+            self.position.check(past + new)
+            return Layout.of(new, past + new, causal=causal, device=device, window=window)
         positions = find_positions(mask)
         if self.position.max_length is not None:
             self.position.check(int(positions.max()) + 1)
-        return positions
+        return Layout(positions[:, past:], positions, causal, mask, window=window)
 
     @property
     def max_length(self) -> int | None:

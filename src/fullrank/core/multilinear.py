@@ -13,15 +13,13 @@ from . import engine
 from .attention import Attend, Attention
 from .cache import DecayedSums
 from .config import AttentionConfig, ModelConfig, MultiLinearConfig, stage_name
+from .embedding import RelativeBiases, encode_places, u_and_v
 from .engine import Pairs, Tokens
 from .errors import ConfigError, InputError
 from .layout import Layout
-from .positions import RelativeBiases, encode_places
-from .project import Heads, Needs
 from .registry import register
 from .released import PositionTerm, see_all
-from .score import u_and_v
-from .stage import HeadSize
+from .stages import Heads, HeadSize, Needs
 from .trace import Trace
 
 _LONGEST = 64.0  # tokens; where the slowest decays start
@@ -177,7 +175,7 @@ class MultiLinear(Attend):
         self.sees_future, self.needs = config.sees_future, Needs(("scored", "keys"))
         self.cores = Cores(config.cores, config.rank, config.core_weights == "free")
         relative = stage_name(config.score) == "relative"
-        self.score = PositionTerm(self.size, RelativeBiases(1, config.rank)) if relative else None
+        self.score = PositionTerm(config.rank, size.hidden_size, RelativeBiases(1, config.rank)) if relative else None
         self.decayed: DecayedMap | None = None
         self.weight: nn.Parameter | None = None
         if config.output_map == "decayed":

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from . import engine
 from .config import AdaptiveConfig, MixtureConfig, ModelConfig, OutputConfig
-from .draws import Dropout, dropout
+from .draws import dropout, make_dropout
 from .embedding import AdaptiveInput, Clusters, TokenEmbedding, check_ids, with_sizes
 from .engine import Cluster, Components
 from .errors import ConfigError, InputError
@@ -271,7 +271,7 @@ class Latents(nn.Module):
         self.mixtures, self.residual = config.mixtures, config.latent == "residual"
         self.latent = nn.Linear(hidden_size, self.mixtures * hidden_size)
         self.prior = nn.Linear(hidden_size, self.mixtures, bias=False)
-        self.dropout = Dropout(config.latent_dropout)
+        self.dropout = make_dropout(config.latent_dropout)
         self.reset_residual()
 
     def reset_residual(self) -> None:
@@ -382,7 +382,7 @@ class AdaptiveSoftmax(Output):
         )
         self.class_weight = nn.Parameter(torch.empty(len(tails), hidden_size))
         self.class_bias = nn.Parameter(torch.empty(len(tails))) if options.bias else None
-        self.tail_dropout = Dropout(options.tail_dropout)
+        self.tail_dropout = options.tail_dropout
         self.normalize = options.normalize
         self.reset_parameters()
 
@@ -410,7 +410,7 @@ class AdaptiveSoftmax(Output):
         weights[0] = torch.cat((weights[0], self.class_weight))
         if self.class_bias is not None:
             biases[0] = torch.cat((self.biases[0], self.class_bias))
-        dropout = self.tail_dropout.p if self.training else 0.0
+        dropout = self.tail_dropout if self.training else 0.0
         return tuple(
             Cluster(weight, bias, projections.get(i), dropout if i > 0 else 0.0)
             for i, (weight, bias) in enumerate(zip(weights, biases, strict=True))

@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .errors import ConfigError, suggest
+
+if TYPE_CHECKING:
+    from torch import nn
 
 # slot -> the module that registers its built-in stages
 _HOMES = {
@@ -22,10 +25,10 @@ _HOMES = {
     for slot, module in {
         "attend": "multilinear",
         "score": "score",
-        "normalize": "score",
-        "mix": "mix",
-        "position": "positions",
-        "activation": "block",
+        "normalize": "stages",
+        "mix": "stages",
+        "position": "embedding",
+        "activation": "attention",
         "input": "embedding",
         "output": "output",
         "initializer": "initialize",
@@ -37,6 +40,7 @@ _HOMES = {
 _registered: dict[tuple[str, str], Any] = {}
 _contracts: dict[str, type] = {}  # slot -> the base class that says what a stage of this slot declares
 Registered = TypeVar("Registered")
+Part = TypeVar("Part", bound="nn.Module")
 
 
 def add_slot(slot: str, module: str) -> None:
@@ -116,3 +120,10 @@ def lookup(slot: str, name: str, key: str | None = None, built_in: Iterable[str]
     if slot in _contracts:
         _complete(stage, _contracts[slot])
     return stage
+
+
+def with_parts(module: Part, **parts: nn.Module) -> Part:
+    """A view of `module` with other submodules of these names; it shares everything else."""
+    view = object.__new__(type(module))  # not by copy.copy: a sharded module (FSDP2) would be made anew
+    view.__dict__.update(vars(module), _modules={**module._modules, **parts})
+    return view

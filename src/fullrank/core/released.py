@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from .config import ModelConfig
 from .layout import Layout
 from .memory import LayerMemory, Memory, Segment
-from .stage import HeadSize, build_stage, with_parts
+from .registry import lookup, with_parts
 
 Decoder = TypeVar("Decoder", bound=nn.Module)
 
@@ -53,13 +53,12 @@ class FromLast(Layout):
 
 
 def start_memory(config: ModelConfig, memory: Memory, x: Tensor) -> Memory:
-    """`memory`, or before a text with `memory_start: zeros` a memory of zeros at the positions -M .. -1; x (B, N, E)."""
-    if config.memory_start == "empty" or memory.length > 0:
+    """`memory`, or before a text a memory of zeros at the positions -M .. -1; x (B, N, E)."""
+    if memory.length > 0:
         return memory
-    hidden = x.new_zeros(len(x), config.memory_length, x.shape[-1])
-    return replace(
-        memory, layers=(LayerMemory(hidden, ((-config.memory_length, config.memory_length),)),) * len(memory.layers)
-    )
+    size = config.memory_length
+    zeros = LayerMemory(x.new_zeros(len(x), size, x.shape[-1]), ((-size, size),))
+    return replace(memory, layers=(zeros,) * len(memory.layers))
 
 
 class DriftingMemory(Memory):
@@ -91,7 +90,7 @@ def remove_mixing(decoder: Decoder) -> Decoder:
     for block in decoder.get_submodule("blocks").children():
         attention: Any = block.attention
         if hasattr(attention.attend, "mix"):
-            plain = with_parts(attention.attend, mix=build_stage("mix", "none", attention.attend.size))
+            plain = with_parts(attention.attend, mix=lookup("mix", "none")(None, attention.attend.size))
             block = with_parts(block, attention=with_parts(attention, attend=plain))
         blocks.append(block)
     return with_parts(decoder, blocks=blocks)
@@ -115,9 +114,9 @@ class PositionTerm(nn.Module):
     model unless `shared_biases` is false.
     """
 
-    def __init__(self, size: HeadSize, biases: nn.Module) -> None:
+    def __init__(self, rank: int, hidden_size: int, biases: nn.Module) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(size.head_dim, size.hidden_size))
+        self.weight = nn.Parameter(torch.empty(rank, hidden_size))
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))  # as `nn.Linear` starts
         self.biases: Any = biases
 

@@ -1,79 +1,19 @@
-"""Scores, how much each query wants each key, and the normalisers that make weights of masked scores."""
+"""Scores that read distances or learned positions: Transformer-XL's relative score, and synthesizers."""
 
 from __future__ import annotations
-
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from . import released
+from .embedding import RelativeBiases, u_and_v
 from .engine import Distances
 from .errors import InputError
 from .kinds import DenseSynthesizerOptions, RelativeOptions
 from .layout import Layout
-from .positions import RelativeBiases
-from .registry import contract, register
-from .stage import HeadSize
-
-
-@contract("score")
-class Score(nn.Module):
-    """Contract of a score, built from `(config, size)` and called with the heads that it `needs` and the layout.
-
-    It returns (B, H, N, M) before the mask, or (1, H, N, M) if all sequences have the same scores.
-    needs: the fields of `Heads` that it reads, in the order of its arguments; nothing else is projected.
-    idle: fields that are allocated all the same, and never trained.
-    max_length: the greatest M; None if there is no limit.
-    clamp_length: keys that are farther count as that far, for scores that read distances.
-    biases: u and v of relative scores, None where the layout carries them.
-    shared_projection: distances are projected as tokens are, and queries have u = v, the query of distance 0, added.
-    """
-
-    Config: ClassVar[type | None] = None
-    needs: ClassVar[tuple[str, ...]] = ("scored", "keys")
-    idle: tuple[str, ...] = ()
-    max_length: int | None = None
-    clamp_length: int | None = None
-    biases: RelativeBiases | None
-    shared_projection: bool = False
-
-    def view(self, layout: Layout) -> Layout:
-        """The layout as the score reads it."""
-        return layout
-
-    def terms(self, *needed: Any) -> tuple[Tensor, Tensor, float, Distances | None] | str:
-        """Query, keys, scale and distances as engines compute the score (`Problem`), from the same arguments.
-
-        A string is the reason for which no engine does.
-        """
-        return f"no engine knows the score {type(self).__name__}"
-
-
-@register("score", "dot_product")
-class DotProduct(Score):
-    """Scaled dot product (Mixhead Eq. 9).
-
-        A_i = Q_i K_i^T / sqrt(D)
-
-    query (B, H, N, D), keys (B, H, M, D) -> (B, H, N, M).
-    """
-
-    needs = ("scored", "keys")
-
-    def __init__(self, config: None, size: HeadSize) -> None:
-        super().__init__()
-        self.scale = size.head_dim**-0.5
-
-    def forward(self, query: Tensor, keys: Tensor, layout: Layout) -> Tensor:
-        return (query * self.scale) @ keys.transpose(-1, -2)
-
-    def terms(self, query: Tensor, keys: Tensor, layout: Layout) -> tuple[Tensor, Tensor, float, None]:
-        return query, keys, self.scale, None
-
-
-# -- relative positions -----------------------------------------------------------------------------------------------
+from .registry import register
+from .stages import HeadSize, Score
 
 
 @register("score", "relative")
@@ -129,15 +69,6 @@ class XLRelative(Score):
             zero = query.new_zeros(query.shape[1], query.shape[3])
             return zero, zero
         return u_and_v(self.biases, layout)
-
-
-def u_and_v(own: RelativeBiases | None, layout: Layout) -> tuple[Tensor, Tensor]:
-    """u and v (H, D) of a layer: its own, or those of all layers, which the layout carries."""
-    if own is not None:
-        return own.content_bias, own.position_bias
-    if layout.biases is None:
-        raise ValueError("a layer of a model with shared biases u and v needs a layout that its position has placed")
-    return layout.biases
 
 
 # -- synthesizers: attention weights that no query and key agreed on (the fourth backbone of Mixhead Table 1) ----------
@@ -215,49 +146,3 @@ def _check_length(layout: Layout, longest: int) -> None:
             f"a sequence of {keys} tokens, but model.max_position_embeddings is {longest} and a synthesizer scores that many "
             "keys; shorten the segments or train with a larger model.max_position_embeddings"
         )
-
-
-# -- normalisers: masked scores (B, H, N, M), -inf where nothing may be seen, to weights that sum to one over M ---------
-
-
-@contract("normalize")
-class Normalizer(nn.Module):
-    """Contract of a normaliser, built from `(config, size)`.
-
-    engine: the name by which engines know what it computes; None if no engine does.
-    """
-
-    Config: ClassVar[type | None] = None
-    engine: ClassVar[str | None] = None
-
-
-@register("normalize", "softmax")
-class Softmax(Normalizer):
-    """softmax(a)_m = exp(a_m) / sum_k exp(a_k)  (Mixhead Eq. 9)."""
-
-    engine = "softmax"
-
-    def __init__(self, config: None, size: HeadSize) -> None:
-        super().__init__()
-
-    def forward(self, scores: Tensor) -> Tensor:
-        return torch.softmax(scores, dim=-1)
-
-
-@register("normalize", "sigsoftmax")
-class SigSoftmax(Normalizer):
-    """Sigsoftmax (Mixhead Eq. 21; Kanai et al. 2018).
-
-        sigsoftmax(a)_m = exp(a_m) sigmoid(a_m) / sum_k exp(a_k) sigmoid(a_k) = softmax(a + log sigmoid(a))_m
-
-    The right-hand form never overflows. Unlike softmax it is not invariant to a shift of `a`, so the maximum must not be
-    subtracted before the sigmoid (the paper's footnote 5 leaves that open).
-    """
-
-    engine = "sigsoftmax"
-
-    def __init__(self, config: None, size: HeadSize) -> None:
-        super().__init__()
-
-    def forward(self, scores: Tensor) -> Tensor:
-        return torch.softmax(scores + F.logsigmoid(scores), dim=-1)

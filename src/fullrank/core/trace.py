@@ -1,10 +1,17 @@
-"""Attention weights of a forward pass, for penalties and analysis."""
+"""Attention weights of a forward pass, and penalties that keep mixed heads diverse: orthogonal mixing (Mixhead Eq. 16) and
+little overlap of heads (Eq. 20)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+
+from .errors import InputError
+from .stages import Mixing
 
 
 @dataclass(frozen=True)
@@ -48,3 +55,88 @@ class Trace:
         if self.states is not None:
             self.states.append(x)
         return self if self.weights else None
+
+
+# -- penalties -----------------------------------------------------------------------------------------------------------
+
+
+def _measure_overlap_of_rows(mixing: Tensor) -> Tensor:
+    """||M^T M - I||_F^2, for (..., H, H) the mean over the leading dimensions."""
+    gram = mixing.transpose(-1, -2) @ mixing
+    off = gram - torch.eye(gram.shape[-1], device=gram.device, dtype=gram.dtype)
+    return off.square().sum((-1, -2)).mean()
+
+
+@runtime_checkable
+class MixesHeads(Protocol):
+    """A module with a mixing of heads: ours, an exported copy of it, or the stages in a Hugging Face model."""
+
+    mix: Mixing
+
+
+def _mixings(module: nn.Module) -> Iterator[Mixing]:
+    """The mixings inside a module: a wrapper (PEFT's) stands for what it wraps."""
+    if isinstance(module, MixesHeads):
+        yield module.mix
+    else:
+        for child in module.children():
+            yield from _mixings(child)
+
+
+def orthogonality(source: nn.Module | Trace) -> Tensor:
+    """R_orth = sum over layers of ||M^T M - I||_F^2  (Mixhead Eq. 16); a scalar.
+
+    From a model, ours or an injected one: over the mixing matrices themselves; position-wise mixing counts with B, the part
+    that every position shares (the paper does not say which M is meant). From a `Trace`: position-wise mixing counts with the
+    mean of the penalty over the M(n) of all positions of the pass, which is what training uses.
+    Layers without mixing count zero, and so do constant matrices (`random`, `average`): Eq. 16 is about a learned M.
+    Raises InputError for a model in which no layer mixes heads, and for a trace that has seen no layer.
+    """
+    if isinstance(source, Trace):
+        if not source.layers:
+            raise InputError("the trace is empty: hand it to a forward pass first")
+        found = [layer.mixing for layer in source.layers if layer.mixing is not None and layer.learned]
+        zero = source.layers[0].weights.new_zeros(())
+    else:
+        once = {id(mix): mix for mix in _mixings(source)}.values()
+        mixings = [(mix, mixing) for mix in once if (mixing := mix.matrix(None)) is not None]
+        if not mixings:
+            raise InputError(
+                f"{type(source).__name__}: no layer of it mixes heads, and orthogonality is of mixing matrices; set "
+                "model.attention.mix, or call fullrank.inject(model, mix=...) on a Hugging Face model"
+            )
+        found = [mixing for mix, mixing in mixings if mix.learned]
+        zero = next(source.parameters()).new_zeros(())
+    return sum((_measure_overlap_of_rows(mixing).to(zero) for mixing in found), zero)
+
+
+def overlap_terms(weights: Tensor) -> tuple[Tensor, Tensor]:
+    """R_d and R_c of Mixhead Eq. 20, summed over all pairs of heads, mean over the batch.
+
+        R_d = sum_{i<j} ||P_i P_j^T||_F^2,      R_c = sum_{i<j} ||P_i^T P_j||_F^2
+
+    weights (B, H, N, M) -> two scalars. With the Gram matrices G_i = P_i^T P_i of each head,
+    ||P_i P_j^T||_F^2 = <G_i, G_j>, so that all pairs cost one sum of Gram matrices.
+    """
+
+    def pairs(gram: Tensor) -> Tensor:
+        together, alone = gram.sum(1).square().sum((-1, -2)), gram.square().sum((-1, -2, -3))
+        return ((together - alone) / 2).mean()
+
+    transposed = weights.transpose(-1, -2)
+    return pairs(transposed @ weights), pairs(weights @ transposed)
+
+
+def overlap(source: Tensor | Trace) -> Tensor:
+    """R_d + R_c of Mixhead Eq. 20 as a scalar: of weights (B, H, N, M), or summed over the layers of a trace.
+
+    A trace counts with the weights before mixing, the P_i that mixing adds up (§3.4).
+    """
+    if isinstance(source, Trace):
+        if not source.layers:
+            raise InputError("the trace is empty: hand it to a forward pass first")
+        return torch.stack(
+            [sum(overlap_terms(layer.weights), start=layer.weights.new_zeros(())) for layer in source.layers]
+        ).sum()
+    rows, columns = overlap_terms(source)
+    return rows + columns

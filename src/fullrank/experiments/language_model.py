@@ -17,8 +17,8 @@ from torch import nn
 from fullrank.config.run import RunConfig
 from fullrank.config.training import TrainConfig
 from fullrank.core.decoder import LanguageModel
+from fullrank.core.encoder import MaskedLanguageModel
 from fullrank.core.errors import ConfigError, InputError, RunError
-from fullrank.core.masked import MaskedLanguageModel
 from fullrank.data import Corpus, load_tokenizer, prepare, unigram_nats, unigram_perplexity
 from fullrank.data.batches import ALL_ROWS, Blocks, Share, Streams
 from fullrank.data.masked import MaskedBatch, MaskedBatches, Masking, iterate_masked_blocks

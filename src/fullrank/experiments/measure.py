@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from fullrank.core.decoder import LanguageModel
+from fullrank.core.encoder import MaskedLanguageModel
 from fullrank.core.errors import InputError
-from fullrank.core.masked import MaskedLanguageModel
 from fullrank.core.output import Tempered
-from fullrank.core.stage import with_parts
+from fullrank.core.registry import with_parts
 from fullrank.decoding.sample import evaluating
 from fullrank.evaluation.perplexity import Evaluation, EvaluationProtocol, Tally
 from fullrank.training.device import device_of

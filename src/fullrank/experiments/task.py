@@ -23,10 +23,9 @@ from fullrank.config.training import TrainConfig, TrainingConfig
 from fullrank.core import draws
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.embedding import Input
+from fullrank.core.encoder import MaskedLanguageModel
 from fullrank.core.errors import FullRankError
-from fullrank.core.masked import MaskedLanguageModel
-from fullrank.core.penalty import orthogonality, overlap
-from fullrank.core.trace import Trace
+from fullrank.core.trace import Trace, orthogonality, overlap
 from fullrank.core.translator import Translator
 from fullrank.data import prepared
 from fullrank.data.batches import Part, Share

@@ -20,8 +20,8 @@ from transformers.utils import can_return_tuple
 from fullrank.core.cache import Cache
 from fullrank.core.config import ModelConfig
 from fullrank.core.decoder import LanguageModel
+from fullrank.core.encoder import MaskedLanguageModel
 from fullrank.core.errors import InputError
-from fullrank.core.masked import MaskedLanguageModel
 from fullrank.core.memory import Memory
 from fullrank.core.model import Model
 from fullrank.core.output import IGNORED, Output

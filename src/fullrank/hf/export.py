@@ -25,8 +25,8 @@ from fullrank.comparison.runs import Run, mapping, number, read_run
 from fullrank.config.run import MASKED_TOKEN
 from fullrank.core.config import NOT_NEXT_TOKEN, ModelConfig, stage_name
 from fullrank.core.decoder import LanguageModel
+from fullrank.core.encoder import MaskedLanguageModel
 from fullrank.core.errors import InputError, RunError
-from fullrank.core.masked import MaskedLanguageModel
 from fullrank.core.section import ByKind, Parts, Section, Slot, hints_of
 from fullrank.data import load_tokenizer
 from fullrank.files import no_room, remove_leftovers, write_json

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fullrank.core.errors import InputError, suggest
-from fullrank.core.stage import HeadSize
+from fullrank.core.stages import HeadSize
 
 # names of submodules whose output holds the projected queries with their bias: H blocks that begin with the query of a head,
 # and the queries of all heads, then all keys, then all values

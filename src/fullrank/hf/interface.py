@@ -28,10 +28,7 @@ from fullrank.core.config import Stage
 from fullrank.core.engine import Problem
 from fullrank.core.errors import InputError
 from fullrank.core.layout import Layout
-from fullrank.core.mix import Mixing, mix_heads
-from fullrank.core.project import StochasticCrossHead
-from fullrank.core.score import Normalizer, Softmax
-from fullrank.core.stage import build_stage
+from fullrank.core.stages import Mixing, Normalizer, Softmax, StochasticCrossHead, build_stage, mix_heads
 from fullrank.core.trace import LayerTrace, Trace
 from fullrank.hf.families import eager_of, find_projection, head_size, split_queries
 

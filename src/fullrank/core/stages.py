@@ -1,0 +1,514 @@
+"""Stages of attention: projection to heads, the permutation of heads, scores, normalisers and the mixing of heads.
+
+A stage is named by a word of the configuration, and built for the size of the heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from . import draws, registry
+from .config import Stage, stage_name, stage_options
+from .draws import make_dropout
+from .embedding import RelativeBiases, RelativeKeys, Rotary, encodings_of, serves, sines_then_cosines
+from .engine import Distances
+from .kinds import LearnedMixingOptions
+from .layout import Layout
+from .registry import contract, register
+
+
+@dataclass(frozen=True)
+class HeadSize:
+    """H attention heads of D dimensions over a model of width E, sequences of at most `max_length` tokens."""
+
+    num_heads: int
+    head_dim: int
+    hidden_size: int
+    max_length: int
+
+
+def build_stage(slot: str, stage: Stage, size: HeadSize) -> Any:
+    """The module that `stage` names, built for `size`; its options fill the class's nested `Config`, if it has one."""
+    kind: Any = registry.lookup(slot, stage_name(stage), f"model.attention.{slot}")
+    return kind(kind.Config(**stage_options(stage)) if kind.Config else None, size)
+
+
+# -- projection ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The tensors that attention works on.
+
+    query, scored (B, H, N, D): the query as projected, which mixing reads, and the query that meets the keys.
+    keys, values (B, H, M, D); relative (H, T, D): keys of the distances in `layout.spans`.
+    None stands for a tensor that no stage of the layer reads; there are always values.
+    """
+
+    query: Tensor | None
+    scored: Tensor | None
+    keys: Tensor | None
+    values: Tensor
+    relative: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Needs:
+    """The fields of `Heads` that the stages of a layer read; `idle` ones are allocated, but never trained or computed.
+
+    shared_projection: keys of distances have no projection of their own.
+    """
+
+    score: tuple[str, ...] = ("scored", "keys")
+    mix: tuple[str, ...] = ()
+    idle: tuple[str, ...] = ()
+    clamp_length: int | None = None
+    shared_projection: bool = False
+
+
+class SeparateLinear(nn.Linear):
+    """A linear layer that is drawn apart: no other parameter starts differently because of it."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        with draws.draw_apart():
+            super().__init__(*args, **options)
+
+
+class Projection(nn.Module):
+    """Q, K, V = X W + b, split into heads (Mixhead Eq. 8), then rotated if positions are rotary; R = PE W_R.
+
+    x (B, N, E), source (B, M, E) -> query, scored (B, H, N, D), keys, values (B, H, M, D) and relative (H, T, D).
+    With `shared_projection` R = PE W_K, and PE(0) W_Q is added to the queries that meet keys. Queries, keys and values are
+    dropped out before they are rotated. Only what the stages need is allocated. A query that only mixing reads starts from
+    random numbers of its own, so that all other parameters start as they do without mixing.
+    """
+
+    def __init__(
+        self,
+        size: HeadSize,
+        bias: bool,
+        rotary: Rotary | None,
+        needs: Needs,
+        dropout: float = 0.0,
+        locked: bool = False,
+    ) -> None:
+        super().__init__()
+        inner = size.num_heads * size.head_dim
+        self.num_heads, self.head_dim = size.num_heads, size.head_dim
+        self.reads_keys = "keys" in needs.score
+        self.query: nn.Linear | None = None
+        if "scored" in needs.score:
+            self.query = nn.Linear(size.hidden_size, inner, bias=bias)
+        elif "query" in needs.mix:
+            self.query = SeparateLinear(size.hidden_size, inner, bias=bias)
+        idle = "keys" in needs.idle and not self.reads_keys
+        self.key = nn.Linear(size.hidden_size, inner, bias=bias) if self.reads_keys or idle else None
+        if self.key is not None and idle:
+            self.key.requires_grad_(False)
+        self.value = nn.Linear(size.hidden_size, inner, bias=bias)
+        own = "relative" in needs.score and not needs.shared_projection
+        self.relative: RelativeKeys | None = None
+        if own:
+            self.relative = RelativeKeys(size.num_heads, size.head_dim, size.hidden_size, needs.clamp_length)
+        self.shared_projection, self.clamp_length = needs.shared_projection, needs.clamp_length
+        self.rotary = rotary
+        self.dropout = make_dropout(dropout, locked)
+        self.distance_dropout = make_dropout(dropout, locked, shared=True)
+
+    def layers(self) -> list[nn.Linear]:
+        """The layers of query, key and value that exist, in this order."""
+        return [layer for layer in (self.query, self.key, self.value) if layer is not None]
+
+    def split(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)  # (B, H, N, D)
+
+    def forward(self, x: Tensor, source: Tensor, layout: Layout, relative: Tensor | None = None) -> Heads:
+        """`layout` places the queries; the keys projected here are the last ones of it.
+
+        relative (H, T or more, D): keys of the distances 0, 1, .. of an earlier call.
+        """
+        query, scored = self.queries(x, layout)
+        keys, values = self.keys_and_values(source, layout)
+        if relative is not None and relative.dtype != values.dtype:
+            relative = None  # made in another precision
+        if self.relative is not None and not serves(relative, layout):
+            relative = self.relative(layout, x)
+        if self.shared_projection:
+            assert scored is not None
+            relative, nearest = self._project_distances(layout, x, relative)
+            scored = scored + nearest
+        return Heads(query, scored, keys, values, relative)
+
+    def _project_distances(self, layout: Layout, x: Tensor, known: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Keys of distances (H, T, D), those that are known where they serve, and the query of distance 0 (H, 1, D)."""
+        assert self.query is not None
+        assert self.key is not None
+        if known is not None and serves(known, layout):
+            keys, zero = known, sines_then_cosines(torch.zeros(1, device=x.device), x.shape[-1], x)
+        else:
+            encodings = encodings_of(layout, self.clamp_length, x)
+            keys = self.split(self.distance_dropout(self.key(encodings)[None]))[0]
+            zero = encodings[-layout.spans[0][0]][None]
+        return keys, self.split(self.distance_dropout(self.query(zero)[None]))[0]
+
+    def queries(self, x: Tensor, layout: Layout) -> tuple[Tensor | None, Tensor | None]:
+        """`query` and `scored` of x (B, N, E)."""
+        query = None if self.query is None else self.split(self.dropout(self.query(x)))
+        if self.rotary is None or query is None:
+            return query, query
+        return query, self.rotary(query, layout.query_positions)
+
+    def keys_and_values(self, source: Tensor, layout: Layout) -> tuple[Tensor | None, Tensor]:
+        """Keys and values of source (B, M, E), the last ones of `layout`."""
+        keys = self.split(self.dropout(self.key(source))) if self.key is not None and self.reads_keys else None
+        if self.rotary is not None and keys is not None:
+            own = layout.key_positions[..., layout.key_positions.shape[-1] - keys.shape[2] :]
+            keys = self.rotary(keys, own)
+        return keys, self.split(self.dropout(self.value(source)))
+
+
+class StochasticCrossHead(nn.Module):
+    """Stochastic cross-head attention (Skip Cross-head §2.2).
+
+    In training, with probability `beta` per layer and pass, one permutation of the heads is drawn and applied to keys,
+    relative keys and values alike; in evaluation heads keep to themselves. Queries, and the biases u and v of relative
+    attention that are added to them, stay where they are.
+    heads: (..., H, M, D) each, None for what a score does not read -> the same shapes.
+    """
+
+    def __init__(self, beta: float) -> None:
+        super().__init__()
+        self.beta = beta
+
+    def forward(self, *heads: Tensor | None) -> tuple[Tensor | None, ...]:
+        given = [tensor for tensor in heads if tensor is not None]
+        if self.beta == 0 or not self.training or not given:
+            return heads
+        count, device = given[0].shape[-3], given[0].device
+        if not torch.compiler.is_compiling() and draws.current is not None:
+            drawn = draws.current.permutation(count, self.beta)
+            if drawn is None:
+                return heads
+            order = drawn.to(device, non_blocking=True)
+            return tuple(None if tensor is None else tensor.index_select(-3, order) for tensor in heads)
+        permuted = torch.rand((), device=device) < self.beta  # stays a tensor: no branch, no synchronisation
+        order = torch.where(permuted, torch.randperm(count, device=device), torch.arange(count, device=device))
+        return tuple(None if tensor is None else tensor.index_select(-3, order) for tensor in heads)
+
+
+# -- scores: how much each query wants each key --------------------------------------------------------------------------
+
+
+@contract("score")
+class Score(nn.Module):
+    """Contract of a score, built from `(config, size)` and called with the heads that it `needs` and the layout.
+
+    It returns (B, H, N, M) before the mask, or (1, H, N, M) if all sequences have the same scores.
+    needs: the fields of `Heads` that it reads, in the order of its arguments; nothing else is projected.
+    idle: fields that are allocated all the same, and never trained.
+    max_length: the greatest M; None if there is no limit.
+    clamp_length: keys that are farther count as that far, for scores that read distances.
+    biases: u and v of relative scores, None where the layout carries them.
+    shared_projection: distances are projected as tokens are, and queries have u = v, the query of distance 0, added.
+    """
+
+    Config: ClassVar[type | None] = None
+    needs: ClassVar[tuple[str, ...]] = ("scored", "keys")
+    idle: tuple[str, ...] = ()
+    max_length: int | None = None
+    clamp_length: int | None = None
+    biases: RelativeBiases | None
+    shared_projection: bool = False
+
+    def view(self, layout: Layout) -> Layout:
+        """The layout as the score reads it."""
+        return layout
+
+    def terms(self, *needed: Any) -> tuple[Tensor, Tensor, float, Distances | None] | str:
+        """Query, keys, scale and distances as engines compute the score (`Problem`), from the same arguments.
+
+        A string is the reason for which no engine does.
+        """
+        return f"no engine knows the score {type(self).__name__}"
+
+
+@register("score", "dot_product")
+class DotProduct(Score):
+    """Scaled dot product (Mixhead Eq. 9).
+
+        A_i = Q_i K_i^T / sqrt(D)
+
+    query (B, H, N, D), keys (B, H, M, D) -> (B, H, N, M).
+    """
+
+    needs = ("scored", "keys")
+
+    def __init__(self, config: None, size: HeadSize) -> None:
+        super().__init__()
+        self.scale = size.head_dim**-0.5
+
+    def forward(self, query: Tensor, keys: Tensor, layout: Layout) -> Tensor:
+        return (query * self.scale) @ keys.transpose(-1, -2)
+
+    def terms(self, query: Tensor, keys: Tensor, layout: Layout) -> tuple[Tensor, Tensor, float, None]:
+        return query, keys, self.scale, None
+
+
+# -- normalisers: masked scores (B, H, N, M), -inf where nothing may be seen, to weights that sum to one over M ----------
+
+
+@contract("normalize")
+class Normalizer(nn.Module):
+    """Contract of a normaliser, built from `(config, size)`.
+
+    engine: the name by which engines know what it computes; None if no engine does.
+    """
+
+    Config: ClassVar[type | None] = None
+    engine: ClassVar[str | None] = None
+
+
+@register("normalize", "softmax")
+class Softmax(Normalizer):
+    """softmax(a)_m = exp(a_m) / sum_k exp(a_k)  (Mixhead Eq. 9)."""
+
+    engine = "softmax"
+
+    def __init__(self, config: None, size: HeadSize) -> None:
+        super().__init__()
+
+    def forward(self, scores: Tensor) -> Tensor:
+        return torch.softmax(scores, dim=-1)
+
+
+@register("normalize", "sigsoftmax")
+class SigSoftmax(Normalizer):
+    """Sigsoftmax (Mixhead Eq. 21; Kanai et al. 2018).
+
+        sigsoftmax(a)_m = exp(a_m) sigmoid(a_m) / sum_k exp(a_k) sigmoid(a_k) = softmax(a + log sigmoid(a))_m
+
+    The right-hand form never overflows. Unlike softmax it is not invariant to a shift of `a`, so the maximum must not be
+    subtracted before the sigmoid (the paper's footnote 5 leaves that open).
+    """
+
+    engine = "sigsoftmax"
+
+    def __init__(self, config: None, size: HeadSize) -> None:
+        super().__init__()
+
+    def forward(self, scores: Tensor) -> Tensor:
+        return torch.softmax(scores + F.logsigmoid(scores), dim=-1)
+
+
+# -- mixing (Mixhead §3.1): a mixing *is* its matrix; column i makes head i, P'_i = sum_j m_ji P_j -----------------------
+
+
+def mix_heads(weights: Tensor, matrix: Tensor | None) -> Tensor:
+    """P'_i(n, m) = sum_j M_ji(n) P_j(n, m)  (Mixhead Eq. 12).
+
+    weights (B, H, N, M), matrix (H, H) or (B, N, H, H), None for M = I -> (B, H, N, M).
+    Raises ValueError if the matrix is of other heads, or of other queries.
+    """
+    if matrix is None:
+        return weights
+    heads, queries = weights.shape[1:3]
+    if matrix.shape[-2:] != (heads, heads) or (matrix.dim() == 4 and matrix.shape[1] != queries):
+        raise ValueError(
+            f"a mixing of shape {tuple(matrix.shape)} does not fit weights (B, H, N, M) {tuple(weights.shape)}: it must be "
+            "(H, H) or (B, N, H, H)"
+        )
+    equation = "bjnm,ji->binm" if matrix.dim() == 2 else "bjnm,bnji->binm"
+    return torch.einsum(equation, weights, matrix.to(weights))
+
+
+@contract("mix")
+class Mixing(nn.Module):
+    """Contract of a mixing, built from `(config, size)`; `config` is None for a mixing without a `Config` of its own.
+
+    needs: ("query",) if the matrix depends on the query; otherwise no query has to be projected for it.
+    starts_plain: the matrix is I before training, if no option says otherwise.
+    no_weight_decay: decay would pull the matrix towards zero, not towards plain attention.
+    """
+
+    Config: ClassVar[type | None] = None
+    needs: ClassVar[tuple[str, ...]] = ("query",)
+    starts_plain: ClassVar[bool] = True
+    no_weight_decay: ClassVar[bool] = True
+
+    def matrix(self, query: Tensor | None) -> Tensor | None:
+        """M as (H, H), or (B, N, H, H) where it depends on the query (B, H, N, D); None is M = I.
+
+        The query is the projected one with its bias, before scale and rotation. Without a query, a matrix that depends on it
+        is the part that all positions share.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no matrix(query)")
+
+    @property
+    def learned(self) -> bool:
+        """The matrix has parameters, so that penalties can change it."""
+        return next(self.parameters(), None) is not None
+
+    def draw(self) -> None:
+        """Draw anew what starts at random, from the CPU's random numbers: the same ones on every device."""
+
+
+def starts_plain(stage: Stage) -> bool:
+    """The mixing that `stage` names is the identity before training."""
+    identity = stage_options(stage).get("start", "identity") == "identity"
+    return identity and bool(registry.lookup("mix", stage_name(stage)).starts_plain)
+
+
+def _normal(matrix: Tensor, std: float) -> None:
+    """Fill a matrix with N(0, std^2)."""
+    with torch.no_grad():
+        matrix.copy_(torch.randn(matrix.shape, device="cpu") * std)
+
+
+class LearnedMixing(Mixing):
+    """`mixing` (H, H), a parameter that starts as `start` says (§3.2): as I, N(0, 1/H), or 1/H everywhere."""
+
+    Config = LearnedMixingOptions
+
+    def __init__(self, config: LearnedMixingOptions | None, size: HeadSize) -> None:
+        super().__init__()
+        self.begin(config, size.num_heads)
+
+    def begin(self, config: LearnedMixingOptions | None, heads: int) -> None:
+        """Make `mixing`."""
+        self.start = "identity" if config is None else config.start
+        self.mixing = nn.Parameter(
+            torch.full((heads, heads), 1 / heads) if self.start == "uniform" else torch.eye(heads)
+        )
+        with torch.random.fork_rng(devices=[]):  # other parameters start as they do without mixing
+            self.draw()
+
+    def draw(self) -> None:
+        if self.start == "random":
+            _normal(self.mixing, len(self.mixing) ** -0.5)
+
+
+@register("mix", "none")
+class KeepHeads(Mixing):
+    """Plain multi-head attention: every head keeps its own weights (M = I)."""
+
+    needs = ()
+
+    def __init__(self, config: None, size: HeadSize) -> None:
+        super().__init__()
+
+    def matrix(self, query: Tensor | None) -> None:
+        return None
+
+
+@register("mix", "position_independent")
+class PositionIndependentMixing(LearnedMixing):
+    """Mixhead A: one learned mixing for all positions (Mixhead §3.1, Eq. 12).
+
+        P'_i = sum_j m_ji P_j
+
+    `mixing` is (H, H).
+    Starts at M = I: plain multi-head attention (§3.2), or as `start` says.  Rows need not sum to one and may be negative
+    (§3.3).
+    """
+
+    needs = ()
+
+    def matrix(self, query: Tensor | None) -> Tensor:
+        return self.mixing
+
+
+@register("mix", "position_wise")
+class PositionWiseMixing(LearnedMixing):
+    """Mixhead B: each query decides how the heads exchange attention (Mixhead §3.1, Eq. 12).
+
+        P'_i(n) = sum_j m_ji(n) P_j(n)      with  m_ji(n) = sum_d Q_j(n)_d W_di + B_ji
+
+    query (B, H, N, D) -> M (B, N, H, H).  `from_query` W is (D, H), `mixing` B is (H, H).
+    Row j of M(n) reads the query of its own, the source, head j; W is shared by all heads.
+    Starts at W = 0, B = I: plain multi-head attention (§3.2); B may start otherwise, as `start` says.  Rows need not sum to
+    one and may be negative (§3.3).
+    Differs from the released code: none of its other mixing types, and the query is unscaled in decoding too.
+    """
+
+    def __init__(self, config: LearnedMixingOptions | None, size: HeadSize) -> None:
+        Mixing.__init__(self)
+        self.from_query = nn.Parameter(torch.zeros(size.head_dim, size.num_heads))
+        self.begin(config, size.num_heads)
+
+    def matrix(self, query: Tensor | None) -> Tensor:
+        """M(n), (B, N, H, H); without a query, B: the part that all positions share."""
+        if query is None:
+            return self.mixing
+        # (B, N, H, D), which is how a projection lies in memory, times (D, H)
+        return query.transpose(1, 2) @ self.from_query.to(query.dtype) + self.mixing.to(query.dtype)
+
+
+@register("mix", "random")
+class RandomMixing(Mixing):
+    """Mixhead_rand: a fixed matrix with normally distributed entries, never trained (Mixhead §4.4.2, Table 7).
+
+        P'_i = sum_j m_ji P_j      with  m_ji ~ N(0, 1/H)
+
+    `mixing` (H, H) is a buffer. The paper gives no scale; this one keeps the size of the output of H heads with unrelated
+    weights. The released code divides each column by its sum instead, which can be near zero.
+    """
+
+    needs = ()
+    starts_plain = False
+
+    def __init__(self, config: None, size: HeadSize) -> None:
+        super().__init__()
+        self.mixing: Tensor
+        self.register_buffer("mixing", torch.empty(size.num_heads, size.num_heads))
+        with torch.random.fork_rng(devices=[]):  # other parameters start as they do without mixing
+            self.draw()
+
+    def draw(self) -> None:
+        _normal(self.mixing, len(self.mixing) ** -0.5)
+
+    def matrix(self, query: Tensor | None) -> Tensor:
+        return self.mixing
+
+
+@register("mix", "average")
+class AverageHeads(Mixing):
+    """Avghead: every head uses the mean of all heads' weights, m_ji = 1/H (Mixhead §4.4.2, Table 7)."""
+
+    needs = ()
+    starts_plain = False
+
+    def __init__(self, config: None, size: HeadSize) -> None:
+        super().__init__()
+        self.num_heads = size.num_heads
+
+    def matrix(self, query: Tensor | None) -> Tensor:
+        size = (self.num_heads, self.num_heads)
+        if query is None:  # 1/H exactly, whatever dtype the weights have
+            return torch.full(size, 1 / self.num_heads, dtype=torch.float64, device="cpu")
+        return query.new_full(size, 1 / self.num_heads)
+
+
+# -- after the values ----------------------------------------------------------------------------------------------------
+
+
+class HeadGate(nn.Module):
+    """Output gate: each query scales the output of each head (Qiu et al. 2025, arXiv 2505.06708, headwise, after the values).
+
+        O'_i(n) = 2 sigmoid(w_i x_n) O_i(n)
+
+    x (B, N, E), heads (B, H, N, D) -> (B, H, N, D).  weight w (H, E) starts at 0, where every gate is 1: plain attention.
+    Differs from the paper: the factor 2, without which heads start at half of their output.
+    """
+
+    def __init__(self, size: HeadSize) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(size.num_heads, size.hidden_size))
+
+    def forward(self, x: Tensor, heads: Tensor) -> Tensor:
+        gates = 2 * torch.sigmoid(F.linear(x, self.weight))  # (B, N, H)
+        return heads * gates.transpose(1, 2)[..., None].to(heads.dtype)
