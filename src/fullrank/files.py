@@ -29,10 +29,7 @@ def remove_leftovers(folder: Path, name: str = "*") -> None:
     """Remove `.NAME.PID` and `.NAME.PID.LETTERS` in `folder`: a process that was killed was writing them, not a live one."""
     for path in folder.glob(f".{name}.*"):
         match = _TEMPORARY.search(path.name)
-        if match is None:
-            continue
-        process = int(match[1])
-        if is_alive(process):
+        if match is None or is_alive(int(match[1])):
             continue
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
@@ -83,19 +80,16 @@ def write_own(path: Path, text: str, mark: str, what: str) -> None:
 
     what: stands in the error, `a report`.
     """
-    if path.is_file() and path.stat().st_size:
-        content = path.read_bytes()
-        if not content.startswith(mark.encode()):
-            raise InputError(
-                f"{path}: exists and is not {what} of fullrank, so it is left alone; give another --out, or move it"
-            )
+    if path.is_file() and path.stat().st_size and not path.read_bytes().startswith(mark.encode()):
+        raise InputError(
+            f"{path}: exists and is not {what} of fullrank, so it is left alone; give another --out, or move it"
+        )
     write_text(path, text)
 
 
 def as_json(content: Any) -> str:
     """`content` as indented JSON that every reader takes: a number that is not finite becomes null, see also `mended`."""
-    text = json.dumps(_finite(content), indent=2, ensure_ascii=False, allow_nan=False)
-    return mended(text)
+    return mended(json.dumps(_finite(content), indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def _finite(content: Any) -> Any:
@@ -115,8 +109,7 @@ def write_json(path: Path, content: Any) -> None:
 
 def read_text(path: Path) -> str:
     """The text of a file that a user gives, see `text_of`; InputError if it cannot be read."""
-    data = _read_bytes(path)
-    return text_of(data, str(path))
+    return text_of(_read_bytes(path), str(path))
 
 
 def _read_bytes(path: Path) -> bytes:
@@ -139,9 +132,7 @@ def text_of(data: bytes, name: str, offset: int = 0, *, line: int = 0, hint: str
             f"{name} is not UTF-8 text: {where} 0x{data[error.start]:02x} at offset {offset + error.start:,} (convert the "
             f"file to UTF-8, for instance with `iconv -f latin1 -t utf-8`{hint})"
         ) from None
-    if not offset:
-        text = text.removeprefix("\ufeff")
-    return with_newlines(text)
+    return with_newlines(text if offset else text.removeprefix("\ufeff"))
 
 
 def with_newlines(text: str) -> str:
@@ -149,8 +140,6 @@ def with_newlines(text: str) -> str:
 
     Lines of a text are split at newlines, never by `splitlines`.
     """
-    if "\r" not in text:
-        return text
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -185,8 +174,7 @@ def usable_cores() -> list[int]:
     """Numbers of the cores that this process may use; where the system does not say (macOS, Windows), of all."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
-    cores = os.cpu_count() or 1
-    return list(range(cores))
+    return list(range(os.cpu_count() or 1))
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -194,8 +182,7 @@ def out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError):
         return True
     words = ("can't allocate memory", "cannot allocate memory", "out of memory", "(os error 12)")
-    message = str(error).lower()
-    return any(word in message for word in words)
+    return any(word in str(error).lower() for word in words)
 
 
 def no_room(error: BaseException) -> bool:
@@ -230,21 +217,18 @@ def read_json(path: Path, kind: Any = dict[str, Any]) -> Any:
 
 def digest(content: Any) -> str:
     """sha256 of plain values."""
-    text = json.dumps(content, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def write_checked(path: Path, content: Mapping[str, Any]) -> None:
     """Write `content` as JSON with the checksum that `read_checked` compares."""
-    with_checksum = {**content, "sha256": digest(content)}
-    text = json.dumps(with_checksum, indent=1, ensure_ascii=False)
+    text = json.dumps({**content, "sha256": digest(content)}, indent=1, ensure_ascii=False)
     path.write_text(text + "\n", encoding="utf-8")
 
 
 def read_checked(path: Path) -> dict[str, Any]:
     """The content that `write_checked` wrote; ValueError if it was changed since."""
     content: dict[str, Any] = read_json(path)
-    values = {key: value for key, value in content.items() if key != "sha256"}
-    if content.get("sha256") != digest(values):
+    if content.pop("sha256", None) != digest(content):
         raise ValueError("it does not match its checksum")
-    return values
+    return content

@@ -63,8 +63,7 @@ def write_record(
     """Write checkpoint.json about the files `names`, which lie in `folder`, the plain values `state`, and the run."""
     files = {name: seal_file(folder / name) for name in names}
     content = {"format": FORMAT, "files": files, "run": run or {}, "state": state}
-    document = {"sha256": digest(content), "content": content}
-    text = json.dumps(document, indent=1, allow_nan=False)
+    text = json.dumps({"sha256": digest(content), "content": content}, indent=1, allow_nan=False)
     with open(folder / PLAIN, "w", encoding="utf-8") as file:
         file.write(text + "\n")
         file.flush()
@@ -83,9 +82,6 @@ def read_record(folder: Path) -> Record:
     if not is_whole or content["format"] != FORMAT:
         raise DamagedError(f"{PLAIN} does not match its checksum, or is of another version of fullrank")
     return Record(content["files"], content["run"], content["state"])
-
-
-# -- the run around a checkpoint --------------------------------------------------------------------------------------
 
 
 def seal_run(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,23 +128,16 @@ def check_run(folder: Path, checkpoint: str | None = None) -> None:
     except ConfigError as error:
         raise InputError(f"{folder}: trained by another version of fullrank, or with other modules: {error}") from error
     path = folder / "config.yaml"
-    current = build_any(read_yaml(path)).to_dict()
-    _compare(path, current, config)
-    identity = _select_data(read_identity(folder))
-    _compare(folder / "run.json", identity, trained["identity"])
+    _compare(path, build_any(read_yaml(path)).to_dict(), config)
+    _compare(folder / "run.json", _select_data(read_identity(folder)), trained["identity"])
 
 
 def _compare(file: Path, current: Mapping[str, Any], trained: Mapping[str, Any]) -> None:
     """InputError unless the values of a file are, as JSON has them, those that were trained with."""
     new, old = (parse_json(json.dumps(flatten(values))) for values in (current, trained))
-    changed = []
-    for key in {**old, **new}:
-        if key in MOVABLE:
-            continue
-        if key not in old or old[key] != new.get(key):
-            changed.append(f"{key} is {new.get(key)!r}, trained with {old.get(key)!r}")
-    if changed:
-        shown = ", ".join(changed[:4])
+    keys = [key for key in {**old, **new} if key not in MOVABLE and (key not in old or old[key] != new.get(key))]
+    if keys:
+        shown = ", ".join(f"{key} is {new.get(key)!r}, trained with {old.get(key)!r}" for key in keys[:4])
         raise InputError(
             f"{file} was changed after the training began: {shown}, so the figures would be others; set it back, or begin a "
             "new run with another --out"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -36,8 +36,11 @@ def load(cls: type[Model], path: Path, checkpoint: str) -> Model:
     """Load the model of a class saved in `path`, in evaluation mode."""
     file, config = find(path, checkpoint)
     tensors = read(file)
+    kind = kind_of(tensors)
     # a subclass is saved as the class of ours that it stands on
-    check_kind(tensors, next(base.__name__ for base in cls.__mro__ if base.__name__ in _KINDS), path)
+    wanted = next(base.__name__ for base in cls.__mro__ if base.__name__ in _KINDS)
+    if kind != wanted:
+        raise InputError(f"{path}: holds {_KINDS[kind]}, not {_KINDS[wanted]}; load it with {kind}.load")
     with torch.device("meta"):
         model: Model = cls(config)
     load_tensors(model, tensors, file, assign=True)  # takes the saved dtype too
@@ -62,9 +65,6 @@ def save(model: nn.Module, config: ModelConfig, folder: Path) -> None:
     except (OSError, SafetensorError) as error:
         reason = "no space left on the disk" if no_room(error) else error
         raise RunError(f"{folder}: cannot be saved ({reason}); what was there before is unchanged") from error
-
-
-# -- what a folder holds -----------------------------------------------------------------------------------------------
 
 
 def find(path: Path, checkpoint: str) -> tuple[Path, ModelConfig]:
@@ -136,16 +136,6 @@ def kind_of(names: Iterable[str]) -> str:
     return "Translator" if "decoder" in parts else "MaskedLanguageModel"
 
 
-def check_kind(tensors: Mapping[str, torch.Tensor], wanted: str, path: str | Path) -> None:
-    """InputError unless the tensors saved in `path` are those of the class `wanted`; it names the class that they are of."""
-    kind = kind_of(tensors)
-    if kind != wanted:
-        raise InputError(f"{path}: holds {_KINDS[kind]}, not {_KINDS[wanted]}; load it with {kind}.load")
-
-
-# -- tensors -----------------------------------------------------------------------------------------------------------
-
-
 def read(file: Path) -> dict[str, torch.Tensor]:
     """The tensors of a safetensors file; InputError if it is damaged.
 
@@ -153,7 +143,9 @@ def read(file: Path) -> dict[str, torch.Tensor]:
     differ in the last bit from those of the model that was saved.
     """
     try:
-        _verify(file)
+        sealed = (file.parent / PLAIN).is_file()  # by a run
+        if sealed and seal_file(file) != read_record(file.parent).files.get(file.name):
+            raise DamagedError("it does not match its checksum")
         # in a folder of Hugging Face names begin with `model.`, which none of ours does
         return {name.removeprefix(PREFIX): tensor.clone() for name, tensor in load_file(file).items()}
     except (SafetensorError, DamagedError, OSError) as error:
@@ -162,9 +154,3 @@ def read(file: Path) -> dict[str, torch.Tensor]:
         raise InputError(
             f"{file}: damaged or not a safetensors file ({error}); take another checkpoint or train again"
         ) from error
-
-
-def _verify(file: Path) -> None:
-    """Compare `file` with the checksum in the record beside it, if a run wrote one; DamagedError if it differs."""
-    if (file.parent / PLAIN).is_file() and seal_file(file) != read_record(file.parent).files.get(file.name):
-        raise DamagedError("it does not match its checksum")

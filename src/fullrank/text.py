@@ -88,10 +88,7 @@ class Text:
         for ids in self.read():
             left += ids
             while len(left) >= at_once:
-                segments = []
-                for start in range(0, at_once, own):
-                    segment = left[start : start + own]
-                    segments.append(opening + segment + closing)
+                segments = [opening + left[start : start + own] + closing for start in range(0, at_once, own)]
                 yield torch.tensor(segments)
                 left = left[at_once:]
         while left:

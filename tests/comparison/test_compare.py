@@ -19,14 +19,14 @@ from made_runs import (
 )
 
 from fullrank.comparison.compare import build_report
-from fullrank.comparison.measures import (
+from fullrank.comparison.page import find_warnings, report_to_dict, summarize
+from fullrank.comparison.runs import (
     BITS_PER_BYTE,
     BITS_PER_CHARACTER,
     PERPLEXITY,
+    Run,
     choose,
 )
-from fullrank.comparison.page import find_warnings, report_to_dict, summarize
-from fullrank.comparison.runs import Run
 from fullrank.core.config import NOT_NEXT_TOKEN
 
 PLACE = {"split": "test", "checkpoint": "final"}

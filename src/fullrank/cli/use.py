@@ -42,8 +42,7 @@ def evaluate(
 
     config = open_run(run)[0]
 
-    from fullrank.comparison.measures import choose
-    from fullrank.comparison.runs import read_run
+    from fullrank.comparison.runs import choose, read_run
     from fullrank.evaluation.perplexity import Flags
     from fullrank.experiments.run import evaluate as measure
 

@@ -10,18 +10,24 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fullrank.comparison.measures import (
+from fullrank.comparison.runs import (
     BLEU,
     COUNTED,
     COUNTING,
+    MASKED_MODELING,
     PERPLEXITY,
+    SPLITS,
     TOKENISED_BLEU,
+    TRANSLATION,
     Measure,
+    Run,
     choose,
     find_metric,
+    integer,
     list_measures,
+    number,
+    read_run,
 )
-from fullrank.comparison.runs import MASKED_MODELING, SPLITS, TRANSLATION, Run, integer, number, read_runs
 from fullrank.config.load import flatten
 from fullrank.core.errors import InputError
 from fullrank.evaluation.statistics import (
@@ -222,7 +228,8 @@ def build_report(folders: Sequence[Path], table: str | None = None) -> Compariso
     """
     if not folders:
         raise InputError("no run folders given; name at least one, for example runs/demo/plain")
-    runs = read_runs(folders)
+    unique = {Path(folder).resolve(): Path(folder) for folder in folders}
+    runs = [read_run(folder) for folder in unique.values()]
     same_task = [run for run in runs if run.kind == runs[0].kind]
     finished = [run for run in same_task if run.result is not None]
     measure = choose(finished or same_task)

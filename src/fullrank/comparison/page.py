@@ -12,8 +12,7 @@ from typing import Any
 import yaml
 
 from fullrank.comparison.compare import Comparison, Group, Row, compare_rows, compare_texts, identify_text
-from fullrank.comparison.measures import PERPLEXITY
-from fullrank.comparison.runs import TRANSLATION, Run, integer
+from fullrank.comparison.runs import PERPLEXITY, TRANSLATION, Run, integer
 from fullrank.comparison.table import build_table, drop_labels, find_curves
 from fullrank.config.recipe import load
 from fullrank.config.run import MASKED_TOKEN

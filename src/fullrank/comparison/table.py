@@ -9,8 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fullrank.comparison.compare import Comparison, Group, Row
-from fullrank.comparison.measures import BLEU, COUNTING, FURTHER
-from fullrank.comparison.runs import TRANSLATION, Run, number
+from fullrank.comparison.runs import BLEU, COUNTING, FURTHER, TRANSLATION, Run, number
 from fullrank.core.config import NOT_NEXT_TOKEN
 from fullrank.records import Column, Lines, Record, Table
 from fullrank.render.blocks import Cell, Grid
