@@ -135,7 +135,6 @@ def nats(model: GPT, ids: np.ndarray, start_id: int, reading: dict[str, int]) ->
 
 def compare(text: Path, unit: str, seed: int, minutes: float, folder: Path) -> dict[str, Any]:
     """Both arms on one unit of text, one after the other."""
-    from fullrank.evaluation.perplexity import Flags
     from fullrank.experiments.run import corpus_of, evaluate
 
     def silent(line: str) -> None:
@@ -174,7 +173,7 @@ def compare(text: Path, unit: str, seed: int, minutes: float, folder: Path) -> d
     ]  # fmt: skip
     for name, reading in READINGS.items():
         for split in ("valid", "test"):
-            mine = evaluate(run, split, flags=Flags(**reading), say=silent)["nll"]
+            mine = evaluate(run, split, **reading, say=silent)["nll"]
             values = [mine, nats(model, ids[split], start, reading)]
             for arm, value in zip(arms, values, strict=True):
                 arm[f"{split}, {name}"] = round(value, 4)

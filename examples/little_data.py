@@ -31,7 +31,7 @@ from fullrank.core.memory import Memory
 from fullrank.core.model import Layers
 from fullrank.core.output import IGNORED, SoftmaxOutput, log_probabilities, scale_tokens
 from fullrank.data.batches import Batch
-from fullrank.experiments.objective import TrainingPart
+from fullrank.experiments.language_model import TrainingPart
 from fullrank.experiments.run_folder import open_causal, read_result
 from fullrank.files import sha256_of
 from fullrank.seal import read_identity

@@ -21,7 +21,7 @@ from fullrank.config.recipe import resolve_any
 from fullrank.config.run import RunConfig
 from fullrank.core.errors import InputError
 from fullrank.evaluation.ngram import measure_ngrams
-from fullrank.experiments.language_model import prepare_text
+from fullrank.experiments.run import task_of
 from fullrank.files import silent
 from research import LEDGER, RESEARCH
 from research.ledger import Row, read_ledger
@@ -48,7 +48,7 @@ def measure(row: Row, corpora: Path) -> dict[str, Any]:
     words.append(f"data.dir={json.dumps(str(corpora.resolve()))}")
     config = resolve_any(row["recipe"], row["row"], row["scale"], words).config
     assert isinstance(config, RunConfig)
-    corpus = prepare_text(config, {}, True, silent).corpus
+    corpus = task_of(config).prepare(config, {}, True, silent).corpus
     train, test = (np.asarray(corpus.ids(split), np.int64) for split in ("train", "test"))
     size, start_id = len(corpus.tokenizer), corpus.tokenizer.start_id
     (orders,) = measure_ngrams(train, [test], vocab_size=size, start_id=start_id)

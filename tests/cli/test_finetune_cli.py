@@ -14,7 +14,7 @@ from finetune_files import SETTINGS, write_cola, write_encoder, write_rte
 from fullrank.cli import main
 from fullrank.config.finetune import GLUE
 from fullrank.evaluation.tasks import glue_scores
-from fullrank.experiments.benchmark import ExampleObjective
+from fullrank.experiments.finetuning import ExampleObjective
 
 
 class Said(NamedTuple):

@@ -15,7 +15,7 @@ from cli_runs import command, environment
 
 import fullrank as fr
 from fullrank.cli import main
-from fullrank.experiments.translate import LineTranslator, Search
+from fullrank.experiments.translation import LineTranslator, Search
 from translation_runs import LINES, write_run
 
 

@@ -12,10 +12,9 @@ import torch
 
 from fullrank.config.load import build_any
 from fullrank.core.errors import FullRankError, InputError
-from fullrank.experiments.objective import skip_schedule
-from fullrank.experiments.run import TEXT_TASKS, task_of
+from fullrank.experiments.language_model import skip_schedule
+from fullrank.experiments.run import task_of
 from fullrank.experiments.run_folder import absolute
-from fullrank.experiments.task import Prepared
 from fullrank.training.optimizer import make_optimizer, make_schedule
 from fullrank.training.values import TrainingPosition, make_plan
 
@@ -105,7 +104,7 @@ def attempt(settings: dict[str, Any], place: Path) -> None:
     config = absolute(build_any(settings))
     task = task_of(config)
     task.check(config)
-    data: Prepared[Any, Any] = TEXT_TASKS[config.task].prepare(config, {}, True, lambda _: None)
+    data = task.prepare(config, {}, True, lambda _: None)
     torch.manual_seed(0)
     parts = task.parts(data, place, torch.device("cpu"))
     options = parts.options

@@ -10,7 +10,7 @@ import torch
 import fullrank as fr
 from fullrank.config.training import TrainConfig
 from fullrank.data.batches import Batch
-from fullrank.experiments.objective import CausalObjective
+from fullrank.experiments.language_model import CausalObjective
 from fullrank.training.values import TrainingPosition
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fullrank.config.recipe import load, resolve
-from fullrank.experiments import demo
+from fullrank.experiments import demo, speed
 
 SMALL = """\
 extends: demo/builtin
@@ -38,7 +38,7 @@ def test_demo_trains_rows_on_equal_terms(
         (tmp_path / split).write_text("a line of the text\n" * lines, encoding="utf-8")
     (tmp_path / "small.yaml").write_text(SMALL.format(tmp_path), encoding="utf-8")
     monkeypatch.setattr(demo, "RECIPE", str(tmp_path / "small.yaml"))
-    monkeypatch.setattr(demo, "measure_speed", functools.partial(demo.measure_speed, spend=0.05))
+    monkeypatch.setattr(speed, "measure_speed", functools.partial(speed.measure_speed, spend=0.05))
     monkeypatch.setenv("COLUMNS", "110")
     demo.run_demo(0.01, out, 1)
     results = [json.loads((out / row / "result.json").read_text(encoding="utf-8")) for row in rows]

@@ -18,9 +18,7 @@ from fullrank.config.finetune import GLUE
 from fullrank.config.load import build_any
 from fullrank.config.recipe import Resolved
 from fullrank.data.examples import ExampleBatch, ExampleBatches
-from fullrank.experiments.benchmark import ExampleObjective
-from fullrank.experiments.finetuning import Finetuning, mixing_names
-from fullrank.experiments.glue import encode
+from fullrank.experiments.finetuning import ExampleObjective, Finetuning, encode, mixing_names
 from fullrank.experiments.pretrained import load_pretrained
 from fullrank.experiments.run import train
 from fullrank.training import TrainingPosition

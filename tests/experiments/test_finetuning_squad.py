@@ -15,11 +15,9 @@ import torch
 from fullrank.config.load import build_any
 from fullrank.config.recipe import Resolved
 from fullrank.data.tasks import read_squad
-from fullrank.experiments.benchmark import logits_by_example
-from fullrank.experiments.finetuning import Finetuning
+from fullrank.experiments.finetuning import Finetuning, SquadBenchmark, logits_by_example
 from fullrank.experiments.pretrained import load_pretrained
 from fullrank.experiments.run import train
-from fullrank.experiments.squad import SquadBenchmark
 from fullrank.training.values import TrainingPosition
 from tiny_encoder import WORDS, tiny_encoder
 

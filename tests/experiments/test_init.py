@@ -10,9 +10,8 @@ import torch
 
 from fullrank.config.recipe import resolve
 from fullrank.core.errors import InputError
-from fullrank.experiments import rules
-from fullrank.experiments.init import Request, write_configuration
-from fullrank.experiments.rules import choose_data
+from fullrank.experiments import speed, translation
+from fullrank.experiments.init import Request, choose_data, write_configuration
 from fullrank.experiments.run import train
 from fullrank.experiments.speed import Speed
 
@@ -49,8 +48,9 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         sizes.append(sum(p.numel() for p in parts.model.parameters()))
         return Speed(tokens * (1e-5 + 1e-12 * sizes[-1]), 2.0)
 
-    monkeypatch.setattr(rules, "measure_speed", measure)
-    monkeypatch.setattr(rules, "translate_split", lambda *some: None)  # timed, and it takes long
+    monkeypatch.setattr(speed, "measure_speed", measure)
+    translate = translation.translate_split  # of some sentences it is timed, and takes long
+    monkeypatch.setattr(translation, "translate_split", lambda *call: translate(*call) if len(call) == 4 else None)
     return sizes
 
 

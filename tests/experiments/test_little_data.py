@@ -23,9 +23,9 @@ from fullrank.config.load import build
 from fullrank.config.training import TrainConfig
 from fullrank.core.errors import ConfigError, InputError
 from fullrank.data.batches import Batch, Part, Streams
-from fullrank.experiments.objective import CausalObjective
+from fullrank.experiments.language_model import CausalObjective
 from fullrank.experiments.run import resume
-from fullrank.experiments.task import place_draws
+from fullrank.experiments.task import begin_pass
 from fullrank.files import sha256_of
 from fullrank.seal import read_identity
 from fullrank.training import TrainingPosition
@@ -162,7 +162,7 @@ def masked_inputs(model: fr.LanguageModel, batch: Batch, number: int = 1, part: 
     seen: list[torch.Tensor] = []
     handle = model.embedding.register_forward_hook(lambda _, __, vectors: seen.append(vectors))
     begin_draws(3, number)
-    place_draws(part, len(batch.inputs))
+    begin_pass(TrainConfig(), part, len(batch.inputs))
     model.hidden(batch.inputs)
     end_draws()
     handle.remove()

@@ -17,7 +17,6 @@ import fullrank as fr
 from fullrank.cli import main
 from fullrank.core.errors import InputError
 from fullrank.data import load_tokenizer
-from fullrank.evaluation.perplexity import Flags
 from fullrank.experiments.run import evaluate
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -126,7 +125,7 @@ PROTOCOLS: list[Any] = [
 def as_eval(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """The figures of `fullrank eval` with the same settings; its batch size is that of streams."""
     flags = {key: value for key, value in settings.items() if key != "streams"}
-    return evaluate(folder, "test", flags=Flags(**flags, batch_size=settings.get("streams", 1)), device_name="cpu")
+    return evaluate(folder, "test", **flags, batch_size=settings.get("streams", 1), device_name="cpu")
 
 
 @pytest.mark.parametrize(("name", "settings"), PROTOCOLS)

@@ -19,7 +19,6 @@ from fullrank.config.training import TrainConfig
 from fullrank.core.errors import ConfigError
 from fullrank.data import build_bytes, load_corpus
 from fullrank.data.masked import MaskedBatch, Masking, iterate_masked_blocks
-from fullrank.evaluation.perplexity import Flags
 from fullrank.experiments.language_model import MaskedObjective
 from fullrank.experiments.run import evaluate, train
 from fullrank.training import TrainingPosition
@@ -108,7 +107,7 @@ def test_figures(run: tuple[Path, dict[str, Any]]) -> None:
         }
         again = evaluate(folder, split, device_name="cpu")
         assert {key: again[key] for key in result["final"][split]} == result["final"][split]
-        one = evaluate(folder, split, device_name="cpu", flags=Flags(batch_size=1))
+        one = evaluate(folder, split, device_name="cpu", batch_size=1)
         assert one["tokens"] == tokens
         assert one["nll"] == pytest.approx(again["nll"], rel=1e-5), "figures do not depend on the batches"
     corpus = load_corpus(Path(json.loads((folder / "run.json").read_text())["prepared"]))

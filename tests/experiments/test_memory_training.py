@@ -17,7 +17,7 @@ from fullrank.config.training import PhaseConfig, TrainConfig
 from fullrank.core.errors import InputError
 from fullrank.core.skip_retain import SkipRetain
 from fullrank.data.batches import Streams
-from fullrank.experiments.objective import CausalObjective
+from fullrank.experiments.language_model import CausalObjective
 from fullrank.experiments.run import train
 from fullrank.training import TrainingPosition
 

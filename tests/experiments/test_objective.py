@@ -10,8 +10,8 @@ import fullrank as fr
 from fullrank.config.training import TrainConfig
 from fullrank.data.batches import Batch, Blocks
 from fullrank.evaluation.perplexity import EvaluationProtocol
+from fullrank.experiments.language_model import CausalObjective
 from fullrank.experiments.measure import measure
-from fullrank.experiments.objective import CausalObjective
 from fullrank.training import TrainingPosition
 
 

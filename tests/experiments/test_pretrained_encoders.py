@@ -11,10 +11,10 @@ import pytest
 import torch
 from tests.tiny_encoder import SPECIAL, WORDS, tiny_encoder, tiny_tokenizer
 
-from fullrank.config.finetune import GLUE, GlueTask, GraftConfig, PretrainedConfig
+from fullrank.config.finetune import GraftConfig, PretrainedConfig
+from fullrank.config.finetune import GLUE, GlueTask
 from fullrank.data.tasks import Examples
-from fullrank.experiments.benchmark import logits_by_example
-from fullrank.experiments.glue import encode
+from fullrank.experiments.finetuning import encode, logits_by_example
 from fullrank.experiments.pretrained import load_pretrained
 
 transformers = pytest.importorskip("transformers")

@@ -5,7 +5,7 @@ import pytest
 
 from fullrank.config.finetune import FinetuneEvalConfig
 from fullrank.data.tasks import Question, Window, choose_windows
-from fullrank.experiments.squad import find_answers
+from fullrank.experiments.finetuning import find_answers
 
 
 def made(generator, number, num_tokens, room, first=4, step=2, alphabet="ab"):

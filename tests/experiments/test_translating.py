@@ -10,7 +10,7 @@ import torch
 
 import fullrank as fr
 from fullrank.decoding import beam_search
-from fullrank.experiments.translate import LineTranslator, Search, translate_ids
+from fullrank.experiments.translation import LineTranslator, Search, translate_ids
 from translation_runs import LINES, languages, write_run
 
 SENTENCES = [[2, 3, 4], [5, 6], [7, 7, 7, 7, 7, 2], [3], [2, 9]]

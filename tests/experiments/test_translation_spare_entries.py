@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from fullrank.data.language import build_language, find_words
-from fullrank.experiments.translate import LineTranslator, replace_unknown
+from fullrank.experiments.translation import LineTranslator, replace_unknown
 from translation_runs import languages, write_run
 
 

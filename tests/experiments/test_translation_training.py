@@ -20,8 +20,7 @@ from fullrank.core.translator import Translator
 from fullrank.evaluation.perplexity import Evaluation
 from fullrank.experiments import translation
 from fullrank.experiments.run import average, evaluate, train
-from fullrank.experiments.translate import Search
-from fullrank.experiments.translation import TranslationTask, bleu_tokens
+from fullrank.experiments.translation import Search, TranslationTask, bleu_tokens
 
 WORDS = {"ein": "a", "der": "the", "hund": "dog", "mann": "man", "vogel": "bird", "sieht": "sees", "ruft": "calls"}
 

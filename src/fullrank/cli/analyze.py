@@ -20,7 +20,7 @@ from fullrank.core.errors import InputError
 from fullrank.records import Measurement, describe_measurements, find_measurement
 
 if TYPE_CHECKING:
-    from fullrank.experiments.measurements import Measured
+    from fullrank.experiments.analyze import Measured
 
 Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Draw the figures into this folder, PNG and SVG.")]
 
@@ -98,7 +98,7 @@ def _option_type(name: str, annotation: Any) -> Any:
 
 
 def _measure(measurement: Measurement, names: list[str], texts: TextOptions, options: dict[str, Any]) -> Measured:
-    from fullrank.experiments.measurements import measure_models
+    from fullrank.experiments.analyze import measure_models
 
     return measure_models(measurement, names, texts.to_reading(), **options)
 
@@ -131,7 +131,7 @@ def heads(names: Models, texts: TextOptions, out: Out = None, json: Json = False
     An encoder predicts masked tokens, 15 % of each segment. Of a run of GLUE it is the change of the task's metric on the
     development split.
     """
-    from fullrank.experiments.measurements import is_finetuned, measure_task_heads
+    from fullrank.experiments.analyze import is_finetuned, measure_task_heads
 
     if any(map(is_finetuned, names)):
         if len(names) > 1:
@@ -164,7 +164,7 @@ def context(
     Layers are counted from 0; the reach is in tokens before the first query of a segment.
     """
     from fullrank.config.recipe import resolve
-    from fullrank.experiments.phase_reach import measure_reach
+    from fullrank.experiments.analyze import measure_reach
 
     measured, remark = measure_reach(resolve(choice.config, choice.row, choice.scale, choice.settings), phase)
     show_measured(measured, out, json=json, lines=[remark])

@@ -330,8 +330,7 @@ def _show_figure(name: str, figure: Figure, folders: Sequence[Path], out: Path, 
     from fullrank.cli.analyze import show_measured
     from fullrank.comparison.compare import build_report
     from fullrank.comparison.page import build_page
-    from fullrank.experiments.analyze import Reading
-    from fullrank.experiments.measurements import measure_models
+    from fullrank.experiments.analyze import Reading, measure_models
     from fullrank.records import find_measurement
     from fullrank.render.page import write_page
 

@@ -20,7 +20,7 @@ from fullrank.config.run import EvalConfig
 from fullrank.files import text_of
 
 if TYPE_CHECKING:
-    from fullrank.experiments.translate import Translation
+    from fullrank.experiments.translation import Translation
 
 _SEARCH = ("beams", "length_penalty", "no_repeat_ngram_size", "max_length_a", "max_length_b")
 
@@ -52,7 +52,7 @@ def translate(
     Lines of a pipe or a terminal are translated as they come.
     An empty line stays empty. A line that is longer than the model can read is cut, with a warning.
     """
-    from fullrank.experiments.translate import LineTranslator, Search, open_translation_run
+    from fullrank.experiments.translation import LineTranslator, Search, open_translation_run
 
     translator = LineTranslator(
         run,

@@ -43,7 +43,6 @@ def evaluate(
     config = open_run(run)[0]
 
     from fullrank.comparison.runs import choose, read_run
-    from fullrank.evaluation.perplexity import Flags
     from fullrank.experiments.run import evaluate as measure
 
     if text is not None and config.translates:
@@ -59,8 +58,8 @@ def evaluate(
         split,
         text=text,
         checkpoint=checkpoint,
-        flags=Flags(**protocol),
-        search=search,
+        **protocol,
+        **search,
         device_name=device,
         kernel_name=kernel,
         say=say,

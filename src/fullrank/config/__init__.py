@@ -9,4 +9,4 @@ from fullrank.core.registry import register as register
 # what a run chooses by name besides the parts of its model; imported when a name is looked up
 add_slot("optimizer", "fullrank.training.optimizer")
 add_slot("schedule", "fullrank.training.optimizer")
-add_slot("training_part", "fullrank.experiments.objective")
+add_slot("training_part", "fullrank.experiments.language_model")

@@ -1,8 +1,14 @@
-"""The main job: a plain Transformer and its variants on the built-in text, the same number of tokens for each."""
+"""The main job: a plain Transformer and its variants on the built-in text, the same number of tokens for each.
+
+Models train two at a time with one thread each, which on a small or busy machine beats one at a time with all threads.
+"""
 
 from __future__ import annotations
 
+import bisect
+import json
 import math
+import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,23 +16,20 @@ from typing import Any
 
 import torch
 
-from fullrank.config.recipe import Resolved, load, resolve
-from fullrank.config.run import RunConfig
-from fullrank.core.errors import InputError
-from fullrank.data import Corpus, prepare
-from fullrank.experiments.analyze import Reading
+from fullrank.config.recipe import load, resolve
+from fullrank.core.errors import InputError, Interrupted, RunError
+from fullrank.experiments.analyze import Reading, measure_models
 from fullrank.experiments.generation import generate
-from fullrank.experiments.language_model import LanguageModelTask, with_vocabulary
-from fullrank.experiments.measurements import measure_models
-from fullrank.experiments.run import train
-from fullrank.experiments.speed import Speed, measure_speed
-from fullrank.experiments.task import Prepared
-from fullrank.files import read_json, silent, write_json
+from fullrank.experiments.run import task_of
+from fullrank.experiments.speed import try_training
+from fullrank.files import python_command, read_json, silent, usable_cores, write_json
 from fullrank.records import find_measurement
+from fullrank.training.device import catch_signals
 
 RECIPE = "demo/builtin"
-_STARTUP, _REPORT = 3.0, 8.0  # seconds: of a model until it trains and after its figures; of the report at the end
-_LEAST_STEPS, _EVALUATIONS = 20, 5
+_STARTUP, _REPORT = 7.0, 8.0  # seconds: of a model until it trains and after its figures; of the report at the end
+_BESIDE = 0.85  # speed of a model with another one beside it, against alone
+_LEAST_STEPS, _MOST_STEPS, _EVALUATIONS = 20, 1_000_000, 5
 _PROMPT, _SAMPLED = "This function", 60  # of the text that the best model writes
 
 
@@ -52,13 +55,9 @@ def run_demo(
     rows = list(rows or load(RECIPE).rows)
     steps = _plan(minutes, out, seed, rows, remarks, started)
     folders = [out / row for row in rows]
-    is_trained = all((folder / "result.json").is_file() for folder in folders)
-    settings = [f"train.steps={steps}", f"train.seed={seed}", "train.device=cpu"]
-    settings.append(f"eval.every_steps={-(-steps // _EVALUATIONS)}")
-    results = {}
-    for row, folder in zip(rows, folders, strict=True):
-        resolved = resolve(RECIPE, row, overrides=settings)
-        results[folder] = train(resolved, folder, quiet=is_trained, say=silent if is_trained else remarks.print)
+    waiting = [folder for folder in folders if not (folder / "result.json").is_file()]
+    _train_all(waiting, steps, seed, remarks)
+    results = {folder: read_json(folder / "result.json") for folder in folders}
     best = min(folders, key=lambda folder: results[folder]["final"]["test"]["nll"])
     words = generate(best, _PROMPT, max_new_tokens=_SAMPLED, temperature=0.8, top_p=0.9, seed=seed)
     console.print(f"{best.name} writes, after “{_PROMPT}”:\n", highlight=False)
@@ -78,7 +77,7 @@ def run_demo(
         f"{result['tokens_seen']:,} tokens of {corpus['label']}. One seed shows the road, not a ranking.",
         highlight=False,
     )
-    spent = f"{(time.monotonic() - started) / 60:.1f} minutes" if not is_trained else "already trained"
+    spent = f"{(time.monotonic() - started) / 60:.1f} minutes" if waiting else "already trained"
     console.print(f"Report: {page} ({spent})", highlight=False)
     return {"report": str(page), **report_to_dict(table)}
 
@@ -98,24 +97,75 @@ def _plan(minutes: float, out: Path, seed: int, rows: Sequence[str], remarks: An
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out} is not empty and holds no demo; give another --out")
     remarks.print("Preparing the built-in text: the documentation of this Python's standard library ...")
-    corpus = prepare(resolve(RECIPE).config.data, report=remarks.print)
+    config = resolve(RECIPE).config
+    prepared = task_of(config).prepare(config, {}, True, remarks.print)
     remarks.print("Measuring the speed of this machine ...")
-    speeds = [_measure_row(resolve(RECIPE, row), corpus) for row in rows]
+    torch.set_num_threads(1)  # as each model has
+    trials = [try_training(resolve(RECIPE, row).config, prepared, _EVALUATIONS, time.perf_counter) for row in rows]
     left = minutes * 60 - (time.monotonic() - started) - _REPORT
-    left -= sum(_STARTUP + speed.evaluation for speed in speeds)
-    steps = max(int(left / sum(speed.step for speed in speeds)), _LEAST_STEPS)
+
+    def duration(steps: int) -> float:
+        ends = [0.0] * _count_workers()
+        for trial in trials:  # each begins, in their order, at the worker that is free first
+            ends[ends.index(min(ends))] += _STARTUP + (trial.judging + steps * trial.step) / _BESIDE
+        return max(ends)
+
+    steps = max(bisect.bisect_right(range(_MOST_STEPS), left, key=duration) - 1, _LEAST_STEPS)
     write_json(file, {**wanted, "steps": steps})
-    options = resolve(RECIPE).config.train
-    tokens = steps * options.batch_size * options.segment_length
-    remarks.print(f"Each of the {len(rows)} models will read {tokens:,} tokens.")
+    tokens = steps * config.train.batch_size * config.train.segment_length
+    remarks.print(f"Each of the {len(rows)} models will read {tokens:,} tokens, {_count_workers()} at a time.")
     return steps
 
 
-def _measure_row(resolved: Resolved[RunConfig], corpus: Corpus) -> Speed:
-    """Seconds of a step of training, and of all evaluation, of a row on the machine as busy as it is."""
-    config = with_vocabulary(resolved.config, corpus)
-    parts = LanguageModelTask().parts(Prepared(config, corpus, corpus.label, {}), Path(), torch.device("cpu"))
-    speed = measure_speed(parts, time.perf_counter)
-    valid, test = (corpus.splits[split]["tokens"] for split in ("valid", "test"))
-    final = (valid + test) / min(config.eval.max_tokens or valid, valid)
-    return Speed(speed.step, speed.evaluation * (_EVALUATIONS + final))
+def _count_workers() -> int:
+    """The number of models that train at a time."""
+    return min(2, len(usable_cores()))
+
+
+def _train_all(folders: Sequence[Path], steps: int, seed: int, remarks: Any) -> None:
+    """Train the row of each folder in a process of its own, with a log beside the folder, and show how far they are.
+
+    Raises Interrupted after a signal, RunError with the end of its log for a row that failed.
+    """
+    from rich.progress import Progress
+
+    settings = [f"train.steps={steps}", f"train.seed={seed}", "train.device=cpu", "train.threads=1"]
+    settings.append(f"eval.every_steps={-(-steps // _EVALUATIONS)}")
+    waiting, running = list(folders), dict[Path, subprocess.Popen[bytes]]()
+    with catch_signals() as signals, Progress(console=remarks, disable=not remarks.is_terminal) as progress:
+        bars = {folder: progress.add_task(folder.name, total=steps) for folder in folders}
+        try:
+            while (waiting or running) and signals.signal is None:
+                while waiting and len(running) < _count_workers():
+                    folder = waiting.pop(0)
+                    words = ["-m", "fullrank", "train", RECIPE, *settings, "--row", folder.name, "--out", str(folder)]
+                    with folder.with_suffix(".log").open("wb") as log:  # Ctrl-C reaches this process alone
+                        running[folder] = subprocess.Popen(
+                            python_command(words), stdout=log, stderr=log, start_new_session=True
+                        )
+                time.sleep(0.5)
+                for folder, process in list(running.items()):
+                    progress.update(bars[folder], completed=_count_steps(folder))
+                    if process.poll() is not None:
+                        del running[folder]
+                        remarks.print(f"{folder.name}: {'failed' if process.returncode else 'trained'}")
+                    if process.returncode:
+                        log_of_row = folder.with_suffix(".log")
+                        end = log_of_row.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:]
+                        raise RunError("\n".join([f"the training of {folder.name} failed ({log_of_row}):", *end]))
+        finally:
+            for process in running.values():  # SIGTERM: they save and leave, so that the demo can go on later
+                process.terminate()
+            for process in running.values():
+                process.wait()
+    if signals.signal is not None:
+        raise Interrupted(f"the demo was stopped by {signals.signal}")
+
+
+def _count_steps(folder: Path) -> int:
+    """Steps that a row has made, by its metrics.jsonl."""
+    try:
+        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        return int(json.loads(lines[-1])["step"])
+    except (OSError, ValueError, IndexError):  # nothing yet, or half a line
+        return 0

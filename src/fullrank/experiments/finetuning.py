@@ -2,52 +2,344 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from fullrank.config.finetune import FinetuneConfig
-from fullrank.core.errors import InputError
-from fullrank.data.examples import ExampleBatches, choose_subset
-from fullrank.experiments.benchmark import EncodedSplit, ExampleObjective, logits_by_example
-from fullrank.experiments.glue import GlueBenchmark, predict_labels
-from fullrank.experiments.pretrained import PretrainedEncoder, load_pretrained
+from fullrank.config.finetune import FinetuneConfig, FinetuneEvalConfig, FinetuneTrainConfig
+from fullrank.config.finetune import GLUE
+from fullrank.core.errors import InputError, RunError
+from fullrank.config.finetune import SQUAD
+from fullrank.data.examples import Encoded, ExampleBatch, ExampleBatches, choose_subset, iterate_by_length
+from fullrank.data.tasks import Examples, load_glue, locate
+from fullrank.data.invented import make_examples, make_questions
+from fullrank.data.tasks import NO_ANSWER, Question, SquadSplit, Window, read_squad, squad_windows
+from fullrank.decoding.sample import evaluating
+from fullrank.evaluation.tasks import glue_scores, squad_scores, squad_v2_scores
+from fullrank.experiments.pretrained import PretrainedEncoder, check_length, load_pretrained, padding_of
 from fullrank.experiments.run_folder import open_any
-from fullrank.experiments.squad import SquadBenchmark
-from fullrank.experiments.task import Parts, Prepared, Say, Task, choose_own_rows
+from fullrank.experiments.task import Parts, Prepared, Say, Task, begin_pass, choose_own_rows, finish_loss
+from fullrank.files import write_json
 from fullrank.training.checkpoint import load_weights
-from fullrank.training.distributed import rank
+from fullrank.training.device import device_of
+from fullrank.training.distributed import all_gather, rank, world_size
 from fullrank.training.optimizer import Groups, parameter_groups
-from fullrank.training.values import Counters, EvaluationOptions, EvaluationResult
+from fullrank.training.values import Carry, EvaluationOptions, EvaluationResult, Counters, Loss, TrainingPosition
 
-Benchmark = GlueBenchmark | SquadBenchmark  # how examples are read, encoded and scored
+_MASKED = -1e30  # padding cannot be an answer
 
 
-class Finetuning(Task[FinetuneConfig, dict[str, Any]]):
+# -- what GLUE and SQuAD share -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class EncodedSplit:
+    """A split as a model reads it.
+
+    source: `Examples` or `SquadSplit`. targets: a row for each encoded example. windows: of SQuAD.
+    """
+
+    source: Any
+    encoded: Encoded
+    targets: Tensor
+    windows: Sequence[Window] = ()
+
+
+@dataclass(frozen=True)
+class ExampleObjective:
+    """The mean loss of labelled examples, plus the penalties of Mixhead Eq. 16 and Eq. 20.
+
+    `targets`: one row for each example; `logits` (B, ...), `loss`: those of the benchmark.
+    """
+
+    model: nn.Module
+    targets: Tensor
+    logits: Callable[[nn.Module, ExampleBatch], Tensor]
+    loss: Callable[[Tensor, Tensor], Tensor]
+    options: FinetuneTrainConfig
+
+    def __call__(self, batch: ExampleBatch, carry: Carry, position: TrainingPosition) -> Loss:
+        from fullrank.hf.interface import traced  # a configuration is checked without transformers
+
+        rows, part = len(batch.indices), batch.part
+        trace = begin_pass(self.options, part, rows)
+        with traced(trace):
+            logits = self.logits(self.model, batch)
+        value = self.loss(logits, self.targets[torch.from_numpy(batch.indices)].to(logits.device))
+        own, read = (rows, batch.tokens) if part is None else (part.rows, part.read)
+        return finish_loss(value, value.detach(), own, part, trace, self.options, read=read)
+
+
+def logits_by_example(
+    model: nn.Module, examples: Encoded, batch_size: int, logits: Callable[[nn.Module, ExampleBatch], Tensor]
+) -> list[Tensor]:
+    """The logits of each example, in order, on the CPU; in evaluation mode."""
+    logits_here: dict[int, Tensor] = {}
+    with evaluating(model):
+        for number, batch in enumerate(iterate_by_length(examples, batch_size)):
+            if number % world_size() == rank():
+                logits_here.update(zip(batch.indices.tolist(), logits(model, batch).cpu(), strict=True))
+    by_example: dict[int, Tensor] = {}
+    for part in all_gather(logits_here):
+        by_example |= part
+    return [by_example[index] for index in range(len(examples))]
+
+
+def inputs_of(model: nn.Module, batch: ExampleBatch) -> dict[str, Tensor]:
+    """The inputs of a batch on the device of the model."""
+    return {name: tensor.to(device_of(model)) for name, tensor in batch.inputs.items()}
+
+
+# -- GLUE --------------------------------------------------------------------------------------------------------------
+
+
+class GlueBenchmark:
+    """A task of GLUE: sentences, or pairs of them, with a label or a number."""
+
+    kind = "classification"
+
+    def __init__(self, config: FinetuneConfig) -> None:
+        self.config, self.task = config, GLUE[config.data.task]
+        self.title, self.labels, self.metrics = self.task.title, self.task.labels, self.task.metrics
+        self.outputs = self.task.outputs
+        self.protocol = f"development split, fp32, at most {config.data.max_length} tokens"
+
+    def list_splits(self, say: Say) -> list[str]:
+        data, splits = self.config.data, list(self.task.sizes)
+        extra = "dev_mismatched"
+        if extra in splits and data.dir is not None and locate(self.task, extra, Path(data.dir)) is None:
+            say(f"{data.name}: measured without {extra}, for {data.dir} has no file of it")
+            splits.remove(extra)
+        return splits
+
+    def read(self, split: str, say: Say) -> Examples:
+        data = self.config.data
+        if data.invented:
+            return make_examples(self.task, split)
+        return load_glue(self.task, split, data.dir, data.cache, say)
+
+    def encode(self, pretrained: PretrainedEncoder, source: Examples) -> EncodedSplit:
+        encoded = encode(pretrained, source, self.config.data.max_length)
+        return EncodedSplit(source, encoded, torch.from_numpy(source.labels))
+
+    def compute_logits(self, model: nn.Module, batch: ExampleBatch) -> Tensor:
+        logits: Tensor = model(**inputs_of(model, batch)).logits
+        return logits.float()
+
+    def compute_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross-entropy of the labels; of a task of numbers (STS-B), the mean squared error."""
+        if self.labels is None:
+            return F.mse_loss(logits[:, 0], targets)
+        return F.cross_entropy(logits, targets)
+
+    def score(self, split: EncodedSplit, logits: list[Tensor], folder: Path | None) -> dict[str, float]:
+        """The scores of a split; its predictions are written to `folder`, a line for each example."""
+        table, labels = torch.stack(logits), split.source.labels
+        predictions = predict_labels(table)
+        if folder is not None and rank() == 0:
+            lines = ["index\tlabel\tprediction\n"]
+            for number, (label, prediction) in enumerate(zip(labels, predictions, strict=True)):
+                lines.append(f"{number}\t{label:g}\t{prediction:.6g}\n")
+            path = folder / f"predictions-{split.source.split}.tsv"
+            path.write_text("".join(lines), encoding="utf-8")
+        targets = split.targets.double() if self.labels is None else split.targets
+        loss = float(self.compute_loss(table.double(), targets))
+        return {**glue_scores(self.task, predictions, labels), "loss": loss, "examples": len(split.source)}
+
+
+def encode(pretrained: PretrainedEncoder, examples: Examples, max_length: int | None) -> Encoded:
+    """Token ids with the special tokens of the encoder; of a pair that is too long, the longer side loses tokens first.
+
+    InputError where the encoder reads fewer tokens than `data.max_length` says, and where that leaves no room for a text.
+    """
+    check_length(pretrained, max_length)
+    tokenizer, least = pretrained.tokenizer, 1 if examples.second is None else 2
+    special = tokenizer.num_special_tokens_to_add(pair=examples.second is not None)
+    if max_length is not None and max_length < special + least:
+        raise InputError(
+            f"data.max_length: at least {special + least}, of which {special} are special tokens of this encoder, given "
+            f"{max_length}"
+        )
+    encoded = tokenizer(
+        examples.first, examples.second, truncation="longest_first", max_length=max_length, return_attention_mask=True
+    )
+    names = [name for name in encoded if name in ("input_ids", "token_type_ids", "attention_mask")]
+    return Encoded({name: encoded[name] for name in names}, padding_of(tokenizer))
+
+
+def predict_labels(logits: Tensor) -> np.ndarray:
+    """The likeliest label of each row; where there is one output, the number itself."""
+    return (logits[:, 0] if logits.shape[1] == 1 else logits.argmax(-1)).numpy()
+
+
+# -- SQuAD -------------------------------------------------------------------------------------------------------------
+
+
+class SquadBenchmark:
+    """SQuAD v1.1 and v2: questions whose answer is a span of a context, which is read in windows."""
+
+    kind, labels, outputs = "answers", None, 2
+
+    def __init__(self, config: FinetuneConfig) -> None:
+        self.config, self.version = config, SQUAD[config.data.name]
+        self.title = f"SQuAD v{self.version}"
+        self.metrics = ("f1", "exact" if self.version == "2.0" else "exact_match")  # named as in each version's script
+        self.protocol = (
+            f"development split, fp32, windows of at most {config.data.max_length} tokens every {config.data.doc_stride}, "
+            f"answers of at most {config.eval.max_answer_length} tokens"
+        )
+
+    def list_splits(self, say: Say) -> list[str]:
+        return ["train", "dev"]
+
+    def read(self, split: str, say: Say) -> SquadSplit:
+        data = self.config.data
+        if data.invented:
+            return make_questions(split, self.version)
+        return read_squad(data.dir, split, self.version, cache=data.cache, report=say)
+
+    def encode(self, pretrained: PretrainedEncoder, source: SquadSplit) -> EncodedSplit:
+        data, tokenizer = self.config.data, pretrained.tokenizer
+        check_length(pretrained, data.max_length)
+        keys = ("max_length", "doc_stride", "max_query_length")
+        windows = squad_windows(source.questions, tokenizer, **{key: getattr(data, key) for key in keys})
+        inputs: dict[str, Any] = {
+            "input_ids": [window.ids for window in windows],
+            "attention_mask": [np.ones(len(window.ids), np.int8) for window in windows],
+        }
+        if "token_type_ids" in tokenizer.model_input_names:
+            inputs["token_type_ids"] = [window.types for window in windows]
+        targets = torch.tensor([(window.start, window.end) for window in windows], dtype=torch.int64)
+        return EncodedSplit(source, Encoded(inputs, padding_of(tokenizer)), targets, windows)
+
+    def compute_logits(self, model: nn.Module, batch: ExampleBatch) -> Tensor:
+        """Start and end logits (B, 2, N), those of padding masked."""
+        inputs = inputs_of(model, batch)
+        output, padded = model(**inputs), inputs["attention_mask"] == 0
+        return torch.stack([output.start_logits, output.end_logits], 1).float().masked_fill(padded[:, None], _MASKED)
+
+    def compute_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The mean of two cross-entropies over the positions of a window: of the answer's first and of its last token.
+
+        Padding is left out of the softmax, so that the loss of a window does not depend on the batch it is in; BERT's script,
+        whose windows are all padded to `max_length`, leaves it in.
+        """
+        start, end = logits.unbind(1)
+        return (F.cross_entropy(start, targets[:, 0]) + F.cross_entropy(end, targets[:, 1])) / 2
+
+    def score(self, split: EncodedSplit, logits: list[Tensor], folder: Path | None) -> dict[str, float]:
+        """The scores of a split; its answers are written to `folder`."""
+        questions, is_v2 = split.source.questions, self.version == "2.0"
+        answers = find_answers(questions, split.windows, [row.numpy() for row in logits], self.config.eval, is_v2)
+        if folder is not None and rank() == 0:
+            write_json(folder / "predictions.json", answers)
+        references = {question.id: question.answers for question in questions}
+        scores = squad_v2_scores(answers, references) if is_v2 else squad_scores(answers, references)
+        table = nn.utils.rnn.pad_sequence([row.T for row in logits], batch_first=True, padding_value=_MASKED)
+        loss = float(self.compute_loss(table.double().transpose(1, 2).contiguous(), split.targets))
+        return {**scores, "loss": loss, "examples": len(questions), "windows": len(split.windows)}
+
+
+def find_answers(
+    questions: Sequence[Question],
+    windows: Sequence[Window],
+    logits: Sequence[NDArray[np.floating]],
+    options: FinetuneEvalConfig,
+    is_v2: bool,
+) -> dict[str, str]:
+    """The answer to each question by its id; "" says that there is none.
+
+    `logits[w]` (2, N): start and end logits of window w, where N is at least its length; the rest is padding.
+    A candidate begins at a context token that has most context in its window, ends in the same window no earlier, and has at
+    most `max_answer_length` tokens; its score is start logit + end logit, its text is cut from the context as it is written.
+    In v2 no answer is a candidate too; its score is the smallest sum of the two logits at [CLS] over the question's windows,
+    and it wins if it is better than the best answer by more than `null_score_diff_threshold`.
+    BERT's script looks only at pairs of the 20 best starts and the 20 best ends of a window; here every span is looked at.
+    Raises RunError for logits that are not finite.
+    """
+    by_question: list[list[tuple[Window, NDArray[np.float64]]]] = [[] for _ in questions]
+    for window, table in zip(windows, logits, strict=True):
+        # in float64, where the sum of two float32 logits keeps its order
+        inside = np.asarray(table[:, : len(window.ids)], dtype=np.float64)
+        if not np.isfinite(inside).all():
+            raise RunError(
+                "the model's start or end logits are not finite; has training diverged? lower train.learning_rate"
+            )
+        by_question[window.question].append((window, inside))
+    answers = {}
+    for question, scored in zip(questions, by_question, strict=True):
+        text, score = _find_best_span(question.context, scored, options.max_answer_length)
+        if is_v2:
+            null = min(float(table[:, NO_ANSWER].sum()) for _, table in scored)
+            # a context without any token has no span to compare with; as in BERT's script it scores 0
+            text = "" if null - score > options.null_score_diff_threshold else text
+        answers[question.id] = text
+    return answers
+
+
+def _find_best_span(
+    context: str, scored: Sequence[tuple[Window, NDArray[np.float64]]], max_answer_length: int
+) -> tuple[str, float]:
+    """Text and score of the best span with a text; of equal scores the first. "" and 0 where there is none."""
+    best, highest = "", -np.inf
+    for window, (start, end) in scored:
+        count = len(window.offsets)
+        tokens = slice(window.first, window.first + count)
+        starts = np.where(window.max_context, start[tokens], -np.inf)
+        scores = starts[:, None] + end[tokens]  # of tokens s to e at [s, e]
+        lengths = np.arange(count) - np.arange(count)[:, None] + 1
+        scores[(lengths < 1) | (lengths > max_answer_length)] = -np.inf
+        while count and scores.max() > highest:
+            first, last = divmod(int(scores.argmax()), count)
+            text = context[window.offsets[first, 0] : window.offsets[last, 1]].strip()
+            if text:
+                best, highest = text, float(scores[first, last])
+            else:
+                scores[first, last] = -np.inf
+    return (best, highest) if best else ("", 0.0)
+
+
+# -- the task ----------------------------------------------------------------------------------------------------------
+
+Benchmark = GlueBenchmark | SquadBenchmark
+
+
+def benchmark_of(config: FinetuneConfig) -> Benchmark:
+    """The benchmark that `data.name` says."""
+    return SquadBenchmark(config) if config.data.answers else GlueBenchmark(config)
+
+
+def load_encoder(benchmark: Benchmark) -> PretrainedEncoder:
+    """The encoder with the output layer of a benchmark."""
+    return load_pretrained(benchmark.config.model, benchmark.kind, benchmark.outputs, benchmark.labels)
+
+
+class Finetuning(Task):
     """Fine-tuning on a task of GLUE or on SQuAD. Its data are splits by name."""
 
-    def prepare(
-        self, config: FinetuneConfig, identity: Mapping[str, Any], allow_slice: bool, say: Say
-    ) -> Prepared[FinetuneConfig, dict[str, Any]]:
-        benchmark = benchmark_of(config)
+    def prepare(self, config: FinetuneConfig, identity: Mapping[str, Any], allow_slice: bool, say: Say) -> Prepared:
+        benchmark, data = benchmark_of(config), config.data
         splits = {}
         for name in benchmark.list_splits(say):
             source = benchmark.read(name, say)
-            most = config.data.max_train if name == "train" else config.data.max_eval
-            rows = choose_subset(len(source), most, config.data.subset_seed)
+            most = data.max_train if name == "train" else data.max_eval
+            rows = choose_subset(len(source), most, data.subset_seed)
             splits[name] = source if len(rows) == len(source) else source.take(rows)
         checksums = {name: source.sha256 for name, source in splits.items()}
-        return Prepared(config, splits, config.data.label, {"text": checksums})
+        return Prepared(config, splits, data.label, {"text": checksums})
 
-    def parts(self, data: Prepared[FinetuneConfig, dict[str, Any]], folder: Path, device: torch.device) -> Parts:
+    def parts(self, data: Prepared, folder: Path, device: torch.device) -> Parts:
         import transformers
 
-        config, benchmark = data.config, benchmark_of(data.config)
+        config: FinetuneConfig = data.config
+        benchmark, evaluation = benchmark_of(config), config.eval
         pretrained = load_encoder(benchmark)
         model = pretrained.model.to(device)
         splits = {name: benchmark.encode(pretrained, source) for name, source in data.corpus.items()}
@@ -61,10 +353,10 @@ class Finetuning(Task[FinetuneConfig, dict[str, Any]]):
         )
         options = config.train.options(batches.batches_per_epoch)
         # null: once, at the end, which comes by itself
-        every_epochs = config.eval.every_epochs or (None if config.eval.every_steps else float(2**31))
+        every_epochs = evaluation.every_epochs or (None if evaluation.every_steps else float(2**31))
 
         def measure(model: nn.Module, split: EncodedSplit, written: Path | None = None) -> dict[str, float]:
-            logits = logits_by_example(model, split.encoded, config.eval.batch_size, benchmark.compute_logits)
+            logits = logits_by_example(model, split.encoded, evaluation.batch_size, benchmark.compute_logits)
             return benchmark.score(split, logits, written)
 
         def evaluate(model: nn.Module) -> EvaluationResult:
@@ -72,7 +364,7 @@ class Finetuning(Task[FinetuneConfig, dict[str, Any]]):
             return EvaluationResult(figures["loss"] * rows, rows, {name: figures[name] for name in benchmark.metrics})
 
         def finish(done: Counters) -> dict[str, Any]:
-            if config.eval.checkpoint == "best" and done.best_step != done.step:
+            if evaluation.checkpoint == "best" and done.best_step != done.step:
                 load_weights(model, folder / "checkpoints" / "best")
             model.eval()
             figures = {name: measure(model, split, folder) for name, split in splits.items() if name != "train"}
@@ -89,7 +381,7 @@ class Finetuning(Task[FinetuneConfig, dict[str, Any]]):
                 },
                 "final": figures,
                 "metrics": list(benchmark.metrics),
-                "checkpoint": config.eval.checkpoint,
+                "checkpoint": evaluation.checkpoint,
                 "best": {"step": done.best_step, benchmark.metrics[0]: done.best_metric},
                 "task": config.data.label,
                 "title": benchmark.title,
@@ -106,17 +398,12 @@ class Finetuning(Task[FinetuneConfig, dict[str, Any]]):
             batches,
             evaluate,
             options,
-            EvaluationOptions(config.eval.every_steps, every_epochs, benchmark.metrics[0]),
-            lambda: groups_of(model, options.weight_decay, config.train.mixing_scale, options.optimizer == "muon"),
+            EvaluationOptions(evaluation.every_steps, every_epochs, benchmark.metrics[0]),
+            lambda: make_groups(model, options.weight_decay, config.train.mixing_scale, options.optimizer == "muon"),
             finish,
             {"transformers": transformers.__version__},
             pretrained.remark,
         )
-
-
-def benchmark_of(config: FinetuneConfig) -> Benchmark:
-    """The benchmark that `data.name` says."""
-    return SquadBenchmark(config) if config.data.answers else GlueBenchmark(config)
 
 
 def mixing_names(model: nn.Module) -> set[str]:
@@ -124,51 +411,30 @@ def mixing_names(model: nn.Module) -> set[str]:
     return {name for name, _ in model.named_parameters() if ".fullrank." in f".{name}"}
 
 
-def groups_of(model: nn.Module, weight_decay: float, mixing_scale: float, muon: bool = False) -> Groups:
+def make_groups(model: nn.Module, weight_decay: float, mixing_scale: float, muon: bool = False) -> Groups:
     """The usual parameter groups, and one of mixing parameters: another learning rate, and no decay."""
     names = mixing_names(model)
     injected = {id(p) for name, p in model.named_parameters() if name in names}
-    groups = parameter_groups(model, weight_decay, muon)
-    mixing = [p for group in groups for p in group["params"] if id(p) in injected]
-    groups = [{**group, "params": [p for p in group["params"] if id(p) not in injected]} for group in groups]
+    groups, mixing = [], []
+    for group in parameter_groups(model, weight_decay, muon):
+        mixing += [p for p in group["params"] if id(p) in injected]
+        groups.append({**group, "params": [p for p in group["params"] if id(p) not in injected]})
     groups.append({"params": mixing, "weight_decay": 0.0, "scale": mixing_scale})
     return [group for group in groups if group["params"]]
 
 
-# -- a finished run, read again --------------------------------------------------------------------------------------
+def reopen(folder: Path, say: Say) -> tuple[nn.Module, GlueBenchmark, EncodedSplit]:
+    """The model of a finished run of GLUE, its task and its development split.
 
-
-@dataclass(frozen=True)
-class Reopened:
-    """The model of a finished run of GLUE, and its development split."""
-
-    model: Any
-    benchmark: GlueBenchmark
-    split: EncodedSplit
-
-    def predict(self, model: nn.Module) -> np.ndarray:
-        """Predictions of `model` for the examples, (T,)."""
-        size, compute = self.benchmark.config.eval.batch_size, self.benchmark.compute_logits
-        return predict_labels(torch.stack(logits_by_example(model, self.split.encoded, size, compute)))
-
-
-def reopen(folder: Path, say: Say) -> Reopened:
-    """The run in `folder` as it was measured at its end; InputError for SQuAD, and where no model was kept."""
+    Raises InputError for SQuAD, and where no model was kept.
+    """
     config, identity = open_any(folder)
     if not isinstance(config, FinetuneConfig) or config.data.answers:
         raise InputError(f"{folder}: no run of GLUE")
     if not (folder / "model").is_dir():
         raise InputError(f"{folder}: holds no model/; fine-tune it with train.keep_model: true")
     model = replace(config.model, pretrained=str(folder / "model"), revision=None)
-    config = replace(config, model=model)
-    benchmark = GlueBenchmark(config)
+    benchmark = GlueBenchmark(replace(config, model=model))
     pretrained = load_encoder(benchmark)
-    dev = Finetuning().prepare(config, identity, True, say).corpus["dev"]
-    return Reopened(pretrained.model, benchmark, benchmark.encode(pretrained, dev))
-
-
-def load_encoder(benchmark: Benchmark) -> PretrainedEncoder:
-    """The encoder with the output layer of a benchmark."""
-    return load_pretrained(
-        benchmark.config.model, benchmark.kind, num_labels=benchmark.outputs, labels=benchmark.labels
-    )
+    dev = Finetuning().prepare(benchmark.config, identity, True, say).corpus["dev"]
+    return pretrained.model, benchmark, benchmark.encode(pretrained, dev)

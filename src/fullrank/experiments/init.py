@@ -1,23 +1,46 @@
-"""A configuration with comments for one's own text: every value by a rule (`rules.py`), from the text and the time."""
+"""`fullrank init`: a configuration with comments for one's own text, every value by a rule, from the text and the time.
+
+    text -> tokens, vocabulary -> the largest size that the time can train -> batch, steps, rate, dropout -> evaluation
+
+What the rules were measured by stands in docs/own_text.md. No torch is imported here: a bad request is refused at once.
+"""
 
 from __future__ import annotations
 
 import glob
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from fullrank.config.data import DataConfig
 from fullrank.config.run import RunConfig
+from fullrank.config.training import SIZES
 from fullrank.core.errors import InputError
 from fullrank.data.files import open_text
 from fullrank.data.sources import files_of
 from fullrank.files import write_text
 
 if TYPE_CHECKING:
-    from fullrank.experiments.task import Say
+    from fullrank.experiments.speed import Trial
+    from fullrank.experiments.task import Prepared, Say
+
+_STARTUP = 6.0  # seconds until training begins, and for the report at the end
+_EVALUATIONS = 5  # while training
+_STEPS = 2000  # updates below which a batch is not made larger
+_LEAST_STEPS = 20  # updates of any training
+_BPE_BYTES = 100_000  # of a text: with as many or more, BPE is the default
+_LEAST_TOKENS = 2000  # of a training text
+_PER_PARAMETER = 2  # tokens to train on, for each parameter outside of the vocabulary
+_MOST_EPOCHS = 40
+_BUILTIN_BYTES = 3_000_000  # about
+_DROPOUT = ((4, 0.0), (12, 0.1), (math.inf, 0.2))  # times through the text up to which a rate is used
+
+Values = Mapping[str, Any]
+Rule = tuple[str, Any, str]  # a key, its value and the reason
 
 
 @dataclass(frozen=True)
@@ -37,35 +60,27 @@ class Request:
     languages: tuple[str, str] | None = None
 
 
+@dataclass(frozen=True)
+class Amounts:
+    """Values that follow the time: tokens of an update, updates, dropout, tokens of an evaluation while training."""
+
+    per_step: int = 1024
+    steps: int = 100
+    dropout: float = 0.0
+    evaluated: int = 4096
+
+
 def write_configuration(request: Request, out: Path, *, force: bool = False, say: Say = print) -> RunConfig:
     """Write the configuration to `out` and return it. InputError for bad requests or texts, and where `out` exists."""
     check_request(request)
     if out.exists() and not force:
         raise InputError(f"{out} exists already: give --out another file, or --force to replace it")
     data = choose_pairs(request) if request.task == "translation" else choose_text(request)
-
-    # after all that can be refused at once
-    import torch
-
-    from fullrank.experiments.rules import settle
-    from fullrank.experiments.run import TEXT_TASKS
-
     if request.tokens:
         data["tokens"] = request.tokens
-    task = TEXT_TASKS["translation" if request.task == "translation" else "language_model"]
-    settled = settle(data, request.size, request.memory, seconds=60 * request.minutes, task=task, say=say)
-    given = " ".join(request.texts)
-    texts = "".join(c if c.isprintable() else "?" for c in given)
-    lines = [
-        f"# Written by `fullrank init {texts}`: {settled.parameters:,} parameters, {settled.have:,} tokens to train on.",
-        f"# Takes about {settled.seconds / 60:.1f} minutes on this machine with {torch.get_num_threads()} of its threads, "
-        "evaluation included:",
-        f"#     fullrank train {out}",
-        "# Each value is by a rule (docs/own_text.md); change what you like.",
-        *settled.lines,
-    ]
+    config, lines = settle(data, request, out, say)
     write_text(out, "\n".join(lines) + "\n")
-    return settled.config
+    return config
 
 
 def check_request(request: Request) -> None:
@@ -118,3 +133,192 @@ def choose_pairs(request: Request) -> dict[str, Any]:
         if all(Path(f"{beside}.{suffix}").is_file() for suffix in suffixes):
             data.setdefault(split, str(beside))
     return data
+
+
+# -- the values -----------------------------------------------------------------------------------------------------------
+
+
+def settle(data: Values, request: Request, out: Path, say: Say) -> tuple[RunConfig, list[str]]:
+    """The configuration that the rules make of a text for a training on this machine, and its lines of YAML with the reasons.
+
+    data: what is stated about the text. Raises InputError for texts that are too short.
+    """
+    import torch
+
+    from fullrank.experiments.run import task_of
+    from fullrank.experiments.speed import try_training
+
+    has_pairs, memory, seconds = data["name"] == "parallel", request.memory, 60 * request.minutes
+    first_rules = list(choose_data(data))
+    if has_pairs:
+        first_rules.append(("train.batch_tokens", 1024, ""))
+    config = _build(data, first_rules)
+    prepared = task_of(config).prepare(config, {}, True, say)
+    have = prepared.corpus.splits["train"]["target_tokens" if has_pairs else "tokens"]
+    if have < _LEAST_TOKENS:
+        raise InputError(
+            f"{prepared.label}: {have:,} tokens to train on, after validation and test are cut off, are too few; at least "
+            f"{_LEAST_TOKENS:,} are needed"
+        )
+
+    def attempt(size: str, amounts: Amounts) -> Trial:
+        values = choose_values(data, size, memory, amounts, prepared)
+        return try_training(_build(data, values), prepared, _EVALUATIONS)
+
+    say("Measuring the speed of this machine ...")
+    size, *larger = [request.size] if request.size else SIZES
+    trial = attempt(size, Amounts())
+    for other_size in larger:
+        other = attempt(other_size, Amounts())
+        if _PER_PARAMETER * other.body > _count_read(other, seconds, have) or other.body > 4 * have:
+            break
+        size, trial = other_size, other
+    read = _count_read(trial, seconds, have)
+    amounts = Amounts(
+        per_step=2 ** min(max(int(math.log2(max(read, 1) / _STEPS)), 9 + memory), 13),
+        dropout=next(rate for most, rate in _DROPOUT if read <= most * have),
+        evaluated=2048 * max(1, int(0.03 * read / 2048)),
+    )
+    trial = attempt(size, amounts)  # other batches have another speed
+    steps = max(_LEAST_STEPS, round(_count_read(trial, seconds, have) / trial.tokens))
+    rules = list(choose_values(data, size, memory, replace(amounts, steps=steps), prepared))
+    duration = _STARTUP + steps * trial.step + trial.judging
+    texts = "".join(c if c.isprintable() else "?" for c in " ".join(request.texts))
+    lines = [
+        f"# Written by `fullrank init {texts}`: {trial.parameters:,} parameters, {have:,} tokens to train on.",
+        f"# Takes about {duration / 60:.1f} minutes on this machine with {torch.get_num_threads()} of its threads, "
+        "evaluation included:",
+        f"#     fullrank train {out}",
+        "# Each value is by a rule (docs/own_text.md); change what you like.",
+        *_write_table(_lay(data, rules), {key: reason for key, _, reason in rules}),
+    ]
+    return _build(data, rules), lines
+
+
+def _count_read(trial: Trial, seconds: float, have: int) -> float:
+    """Tokens that are trained on in a training of `seconds`; evaluation takes at most half of them."""
+    training = max(seconds - _STARTUP - trial.judging, seconds / 2)
+    return min(training * trial.tokens / trial.step, _MOST_EPOCHS * have)
+
+
+def _lay(data: Values, rules: Iterable[Rule]) -> dict[str, dict[str, Any]]:
+    """The values of a configuration by section: what is stated about the data, and the rules."""
+    values: dict[str, dict[str, Any]] = {"model": {}, "data": dict(data), "train": {}, "eval": {}}
+    for key, value, _ in rules:
+        section, _, name = key.partition(".")
+        values[section][name] = value
+    return values
+
+
+def _build(data: Values, rules: Iterable[Rule]) -> RunConfig:
+    return RunConfig.from_dict(_lay(data, rules))
+
+
+def _write_table(values: Mapping[str, Values], reasons: Mapping[str, str]) -> list[str]:
+    """The values as lines of YAML: key, value and, as a comment, the reason."""
+    lines = []
+    for section, keys in values.items():
+        stated = {key: f"{key}: {_write_value(value)}" for key, value in keys.items()}
+        width = min(max(map(len, stated.values())), 44)
+        lines.append(f"{section}:")
+        for key, words in stated.items():
+            reason = reasons.get(f"{section}.{key}", "given")
+            lines.append(f"  {words:<{width}}  # {reason}")
+    return lines
+
+
+def _write_value(value: Any) -> str:
+    style = '"' if isinstance(value, str) and not value.isprintable() else None  # such names stay on one line
+    text: str = yaml.safe_dump(value, default_flow_style=True, default_style=style, allow_unicode=True, width=10_000)
+    return text.removesuffix("\n...\n").strip()
+
+
+# -- the rules -----------------------------------------------------------------------------------------------------------
+
+
+def choose_values(data: Values, size: str, memory: bool, amounts: Amounts, prepared: Prepared) -> Iterator[Rule]:
+    """The values of all sections by the rules, each with its reason."""
+    corpus, config = prepared.corpus, prepared.config
+    seen = 128 if config.data.tokens in ("character", "byte") else 64  # tokens at a time
+    length = seen // 4 if memory else seen
+    yield from choose_data(data)
+    yield from _choose_model(size, 3 * length if memory else 0, amounts.dropout, corpus)
+    yield from _choose_training(SIZES[size]["hidden_size"], length, memory, amounts, corpus.has_pairs)
+    yield "eval.every_steps", -(-amounts.steps // _EVALUATIONS), f"{_EVALUATIONS} evaluations"
+    if corpus.has_pairs:
+        yield "eval.max_sentences", 0, "while training, perplexity alone; BLEU of all sentences at the end"
+        yield "eval.beams", 4, "width of the beam at the end"
+        return
+    valid = corpus.splits["valid"]["tokens"]
+    rows = min(2048 // length, max(1, valid // (20 * length))) if memory else 2048 // length
+    yield "eval.batch_size", rows, "2,048 tokens at a time; a memory begins empty in each row"
+    yield "eval.max_tokens", min(amounts.evaluated, valid), "while training: about 1 % of the work each; in the end all"
+
+
+def choose_data(data: Values) -> Iterator[Rule]:
+    """Unit and vocabulary of one's own text or sentence pairs, and of the built-in text."""
+    config = DataConfig.from_dict(data)
+    has_pairs = config.name == "parallel"
+    size = _BUILTIN_BYTES
+    if config.name != "builtin":
+        size = sum(path.stat().st_size for path in files_of(config, "train") if path.is_file())
+    tokens = config.tokens or ("bpe" if has_pairs or size >= _BPE_BYTES else "character")
+    yield "data.name", config.name, "one's own text or sentence pairs, or builtin: the documentation of Python"
+    yield "data.tokens", tokens, "bpe; character for texts below 100 kB; or word, byte"
+    if tokens == "bpe":
+        entries = min(max(size // 100_000 * 100, 500), 16_000)
+        yield "data.max_vocabulary", entries, "subwords: an entry for each 1,000 bytes of text, from 500 to 16,000"
+    if tokens == "word":
+        yield "data.max_vocabulary", 10_000, "rarer words become <unk>"
+        if not has_pairs:
+            yield "data.min_count", 2, "a word that occurs once cannot be learned: it becomes <unk>"
+    if has_pairs:
+        yield "data.vocabulary", "joint", "one for both languages, so that names and numbers are the same token"
+
+
+def _choose_model(size: str, memory_length: int, dropout: float, corpus: Any) -> Iterator[Rule]:
+    width = SIZES[size]["hidden_size"]
+    entries = len(corpus.target if corpus.has_pairs else corpus.tokenizer)
+    sizes = f"the largest of {', '.join(SIZES)} that reads {_PER_PARAMETER} tokens for each parameter"
+    yield "model.hidden_size", width, sizes
+    yield "model.num_hidden_layers", SIZES[size]["num_hidden_layers"], "by the size"
+    yield "model.num_attention_heads", SIZES[size]["num_attention_heads"], "by the size"
+    yield "model.scale_embedding", True, "embeddings as large as what layers add to them"
+    rates = {"embedding": dropout, "residual": dropout}
+    yield "model.dropout", rates, "0 up to 4 times through the text, 0.1 up to 12 times, else 0.2"
+    if corpus.has_pairs:
+        yield "model.hidden_act", "gelu", "usual for translation"
+    else:
+        yield "model.hidden_act", "swiglu", "learns more from the same text at the same cost"
+        yield "model.intermediate_size", 8 * round(width / 3), "8/3 of hidden_size: three matrices as large as two of 4"
+    yield "model.position", "rotary", "learns fastest, and reads on past the trained length"
+    if memory_length:
+        yield "model.memory_length", memory_length, "three segments"
+    if entries > 4000 and not corpus.has_pairs:
+        adaptive = {"kind": "adaptive", "cutoffs": [entries // 10, entries // 3], "div_val": 2}
+        yield "model.input", adaptive, "above 4,000 entries: rare ones get shorter vectors"
+        yield "model.output", {**adaptive, "tied": True}, "a softmax over more than 4,000 would be most of the work"
+    else:
+        yield "model.output", {"tied": True, "bias": True}, "one table reads and writes tokens"
+    if corpus.has_pairs:
+        yield "model.encoder", {"share_embedding": True}, "both languages have one vocabulary"
+
+
+def _choose_training(width: int, length: int, memory: bool, amounts: Amounts, has_pairs: bool) -> Iterator[Rule]:
+    yield "train.steps", amounts.steps, f"what the time allows; at most {_MOST_EPOCHS} times through the text"
+    batch = f"a power of two that leaves {_STEPS:,} updates, from 512 (with a memory 1,024) to 8,192 tokens"
+    if has_pairs:
+        yield "train.batch_tokens", amounts.per_step, batch
+        yield "train.label_smoothing", 0.1, "usual for translation"
+    else:
+        lengths = "128 characters or bytes, 64 words or subwords; with a memory a quarter"
+        yield "train.segment_length", length, lengths
+        yield "train.batch_size", max(1, amounts.per_step // length), f"times segment_length: {batch}"
+        yield "train.order", "contiguous" if memory else "shuffled", "a memory needs the text in order"
+    yield "train.learning_rate", float(f"{0.5 / width:.3g}"), "0.5 / hidden_size"
+    yield "train.warmup_steps", max(1, amounts.steps // 20), "5 % of the steps"
+    yield "train.schedule", "cosine", "down to 0 at the last step"
+    yield "train.weight_decay", 0.1, "usual for adamw"
+    yield "train.betas", [0.9, 0.99], "a longer mean of squares than for large batches"
+    yield "train.max_grad_norm", 1.0, "a rare large gradient does no harm"
+    yield "train.seed", 1, "of every random draw"

@@ -12,21 +12,28 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fullrank.config.run import RunConfig
-from fullrank.config.training import TrainConfig
+from fullrank.config.training import PhaseConfig, TrainConfig
+from fullrank.core import registry
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.encoder import MaskedLanguageModel
 from fullrank.core.errors import ConfigError, InputError, RunError
+from fullrank.core.encoder import MaskedLanguageModel
+from fullrank.core.memory import Memory
+from fullrank.core.released import DriftingMemory
+from fullrank.core.skip_retain import SkipRetain
+from fullrank.core.trace import Trace
 from fullrank.data import Corpus, load_tokenizer, prepare, unigram_nats, unigram_perplexity
-from fullrank.data.batches import ALL_ROWS, Blocks, Share, Streams
+from fullrank.data.batches import ALL_ROWS, Batch, Blocks, Share, Streams
 from fullrank.data.masked import MaskedBatch, MaskedBatches, Masking, iterate_masked_blocks
 from fullrank.data.tokenizers import MASK
 from fullrank.decoding.sample import evaluating
 from fullrank.evaluation.ngram import measure_ngrams
 from fullrank.evaluation.perplexity import (
     EvaluationProtocol,
+    Flags,
     MaskedEvaluation,
     MaskedProtocol,
     choose_masked_protocol,
@@ -36,20 +43,17 @@ from fullrank.evaluation.perplexity import (
     validation_protocol,
 )
 from fullrank.experiments.measure import check_block, check_length, choose_first, divide_logits, measure
-from fullrank.experiments.objective import CausalObjective
 from fullrank.experiments.task import (
     Parts,
     Prepared,
     Say,
     TextTask,
-    add_penalties,
+    begin_pass,
     choose_own_rows,
     describe_prepared,
+    finish_loss,
     identify,
-    place_draws,
     reuse_prepared,
-    shared,
-    trace_for,
     training_parts,
 )
 from fullrank.files import read_json, write_json
@@ -58,20 +62,9 @@ from fullrank.training.device import device_of
 from fullrank.training.distributed import all_reduce, rank, world_size
 from fullrank.training.values import Carry, EvaluationResult, Loss, TrainingPosition
 
-Text = Prepared[RunConfig, Corpus]
-
 _MEASURED = ("valid", "test")
 COUNTED_TOKENS = 50_000_000  # most tokens of a training text whose 4-grams are counted: about 3 GB
 _PROMPT, _SAMPLE, _TEMPERATURE = 12, 50, 0.8  # tokens, tokens: the text that a finished run shows
-
-
-def prepare_text(config: RunConfig, identity: Mapping[str, Any], allow_slice: bool, say: Say) -> Text:
-    """The prepared text of one language (see `Task.prepare`)."""
-    corpus = reuse_prepared(identity)
-    if corpus is None:
-        tokenizer = None if config.train.start is None else load_tokenizer(Path(config.train.start))
-        corpus = prepare(config.data, allow_slice=allow_slice, report=say, tokenizer=tokenizer)
-    return Prepared(with_vocabulary(config, corpus), corpus, corpus.label, identify(corpus), corpus.tokenizer.save)
 
 
 def with_vocabulary(config: RunConfig, corpus: Corpus) -> RunConfig:
@@ -150,16 +143,112 @@ def fourgram_perplexities(corpus: Corpus) -> dict[str, float]:
 # -- causal models -----------------------------------------------------------------------------------------------------
 
 
-class LanguageModelTask(TextTask[Corpus, LanguageModel, EvaluationProtocol]):
+class TrainingPart:
+    """Contract of what training adds to a causal model and the model does not keep (`@register("training_part", NAME)`).
+
+    Built from `(model, options, identity, **settings)`: the train section, the run.json of the run, and what `train.parts.NAME`
+    holds. A part that is an `nn.Module` has its parameters trained, and saved with the state of training.
+    """
+
+    @staticmethod
+    def identify(identity: Mapping[str, Any], **settings: Any) -> dict[str, Any]:
+        """Facts of the part that run.json and result.json record when a run begins."""
+        return settings
+
+    def read(self, batch: Batch, carry: Carry) -> Carry:
+        """Look at a batch before the model does; what the part carries to the next one."""
+        return {}
+
+    def add(self, loss: Tensor, hidden: Tensor, batch: Batch) -> Tensor:
+        """The loss of a batch with what the part adds to it; hidden (B, T, E): input of the output layer at the targets."""
+        return loss
+
+
+class CausalObjective:
+    """Mean nll of the next token, with label smoothing, plus the penalties of Mixhead Eq. 16 and Eq. 20 if asked for.
+
+    parts: those of `train.parts` (slot `training_part`) by name. The carry holds the memory of a model that has one, and what
+    parts carry. In a phase with Skip-Retain, the skipped layers are drawn for every pass, a
+    function of `train.seed` and the number of the pass.
+    Raises ConfigError if the probabilities of a phase do not fit the model.
+    """
+
+    def __init__(self, model: LanguageModel, options: TrainConfig, identity: Mapping[str, Any] | None = None) -> None:
+        self.model, self.options = model, options
+        self.schedules = {phase.name: skip_schedule(phase, model.config.num_hidden_layers) for phase in options.phases}
+        self.parts: dict[str, Any] = {}
+        for name, settings in options.parts.items():
+            part = registry.lookup("training_part", name)(model, options, identity or {}, **settings)
+            self.parts[name] = part
+            if isinstance(part, nn.Module):
+                model.add_module(name, part)
+
+    def __call__(self, batch: Batch, carry: Carry, position: TrainingPosition) -> Loss:
+        options, phase, model = self.options, position.phase, self.model
+        own, part = batch.tokens, batch.part  # counted here, before it goes to a GPU
+        trace = begin_pass(options, part, len(batch.inputs)) or (Trace(weights=False) if self.parts else None)
+        batch = batch.to(device_of(model))
+        after: dict[str, Tensor] = {}
+        for name, extra in self.parts.items():
+            known, carry = _split(carry, f"{name}.")
+            after |= {f"{name}.{key}": tensor for key, tensor in extra.read(batch, known).items()}
+        memory = Memory.from_tensors(carry) if carry else None
+        if memory is not None and phase is not None and phase.gaps == "drifting":
+            memory = DriftingMemory.from_memory(memory)
+        value, nll, memory = model.loss_parts(
+            batch.inputs,
+            batch.targets,
+            batch.weights,
+            memory,
+            # padding comes last: models that do not see the future do not see it
+            attention_mask=batch.weights if model.config.sees_future else None,
+            label_smoothing=options.label_smoothing,
+            trace=trace,
+            skip=frozenset() if phase is None else self.schedules[phase.name].skipped(options.seed, position.number),
+        )
+        for extra in self.parts.values():
+            assert trace is not None
+            value = extra.add(value, trace.hidden, batch)
+        after |= {} if memory is None else memory.to_tensors()
+        return finish_loss(value, nll, own, part, trace, options, targets=batch.targets.shape[1], carry=after)
+
+
+def _split(carry: Carry, prefix: str) -> tuple[Carry, Carry]:
+    """The tensors whose names begin with `prefix`, without it, and the others."""
+    inside = {name.removeprefix(prefix): tensor for name, tensor in carry.items() if name.startswith(prefix)}
+    return inside, {name: tensor for name, tensor in carry.items() if not name.startswith(prefix)}
+
+
+def skip_schedule(phase: PhaseConfig, num_layers: int) -> SkipRetain:
+    """Skip-Retain in a phase; ConfigError if its probabilities do not fit the model."""
+    try:
+        return SkipRetain(phase.skip, phase.p, num_layers=num_layers)
+    except ValueError as error:
+        raise ConfigError(f"train.phases.{phase.name}.p: {error}") from error
+
+
+class LanguageModelTask(TextTask):
     """The task of causal language models."""
 
-    model = LanguageModel
-    prepare = staticmethod(prepare_text)
+    model: Any = LanguageModel
 
-    def protocol(self, config: RunConfig, changes: Any = None, split: str = "test") -> EvaluationProtocol:
-        return final_protocol(config, changes, split)
+    def check(self, config: RunConfig) -> None:
+        for split in _MEASURED:
+            protocol = self.protocol(config, split=split)
+            if protocol.kind != "memory":
+                check_block(config.model.most_tokens, protocol.segment_length)
 
-    def parts(self, data: Text, folder: Path, device: torch.device) -> Parts:
+    def prepare(self, config: RunConfig, identity: Mapping[str, Any], allow_slice: bool, say: Say) -> Prepared:
+        corpus = reuse_prepared(identity)
+        if corpus is None:
+            tokenizer = None if config.train.start is None else load_tokenizer(Path(config.train.start))
+            corpus = prepare(config.data, allow_slice=allow_slice, report=say, tokenizer=tokenizer)
+        return Prepared(with_vocabulary(config, corpus), corpus, corpus.label, identify(corpus), corpus.tokenizer.save)
+
+    def protocol(self, config: RunConfig, changes: Mapping[str, Any] | None = None, split: str = "test") -> Any:
+        return final_protocol(config, Flags(**(changes or {})), split)
+
+    def parts(self, data: Prepared, folder: Path, device: torch.device) -> Parts:
         config, corpus = data.config, data.corpus
         model, batch_size = LanguageModel(config.model).to(device), config.eval.batch_size
         model.trained_length = config.train.segment_length
@@ -193,12 +282,11 @@ class LanguageModelTask(TextTask[Corpus, LanguageModel, EvaluationProtocol]):
         )
 
     def figures(
-        self, data: Text, model: LanguageModel, split: str, protocol: EvaluationProtocol, keep: Path | None = None
+        self, data: Prepared, model: Any, split: str, protocol: EvaluationProtocol, keep: Path | None = None
     ) -> dict[str, Any]:
         """Figures of a split. A word model scores `<unk>` for words it lacks, so bits per character would flatter it."""
-        corpus = data.corpus
+        corpus, batch_size = data.corpus, data.config.eval.batch_size
         counts, tokenizer, ids = corpus.splits[split], corpus.tokenizer, corpus.ids(split)
-        batch_size = data.config.eval.batch_size
         total = measure(model, ids, protocol, batch_size=batch_size, start_id=tokenizer.start_id)
         if tokenizer.kind == "word":
             starts = None if tokenizer.sos_id is None else int((ids == tokenizer.sos_id).sum())
@@ -215,13 +303,8 @@ class LanguageModelTask(TextTask[Corpus, LanguageModel, EvaluationProtocol]):
         ids = torch.tensor([[tokenizer.start_id, *prompt]], device=device_of(model))
         with torch.no_grad():
             text = model.generate(ids, tokens, temperature=_TEMPERATURE, seed=1)[0, 1:].tolist()
-        return {
-            "prompt": tokenizer.decode(prompt),
-            "text": tokenizer.decode(text),
-            "tokens": tokens,
-            "temperature": _TEMPERATURE,
-            "seed": 1,
-        }
+        content = {"prompt": tokenizer.decode(prompt), "text": tokenizer.decode(text)}
+        return {**content, "tokens": tokens, "temperature": _TEMPERATURE, "seed": 1}
 
 
 def _check_positions(model: LanguageModel, stream: int) -> None:
@@ -238,54 +321,6 @@ def _check_positions(model: LanguageModel, stream: int) -> None:
 # -- masked models -----------------------------------------------------------------------------------------------------
 
 
-class MaskedModelTask(TextTask[Corpus, MaskedLanguageModel, MaskedProtocol]):
-    """The task of masked language models."""
-
-    model = MaskedLanguageModel
-    name = "masked_modeling"
-    prepare = staticmethod(prepare_text)
-
-    def protocol(self, config: RunConfig, changes: Any = None, split: str = "test") -> MaskedProtocol:
-        return choose_masked_protocol(config, changes)
-
-    def parts(self, data: Text, folder: Path, device: torch.device) -> Parts:
-        config, corpus = data.config, data.corpus
-        options, batch_size = config.train, config.eval.batch_size
-        model = MaskedLanguageModel(config.model).to(device)
-        masking, protocol = _masking(config, corpus, model), self.protocol(config)
-        validation = corpus.ids("valid")[: config.eval.max_tokens]
-        unigram = {split: _unigram_of_masked(corpus, split, masking, protocol) for split in _MEASURED}
-
-        def evaluate(model: nn.Module) -> EvaluationResult:
-            assert isinstance(model, MaskedLanguageModel)
-            result = measure_masked(model, validation, masking, protocol, batch_size)
-            return EvaluationResult(result.nll, result.tokens, result.scores)
-
-        return training_parts(
-            self,
-            data,
-            model,
-            folder,
-            objective=MaskedObjective(model, options),
-            batches=MaskedBatches(
-                training_batches(config, corpus), masking, seed=options.seed, share=choose_own_rows()
-            ),
-            evaluate=evaluate,
-            splits=_MEASURED,
-            evaluation={"protocol": protocol.in_words(), "next_token": False},
-            entries={"mask": {"token": MASK, "id": masking.mask_id}, "corpus": describe(corpus, unigram)},
-        )
-
-    def figures(
-        self, data: Text, model: MaskedLanguageModel, split: str, protocol: MaskedProtocol, keep: Path | None = None
-    ) -> dict[str, Any]:
-        config, corpus = data.config, data.corpus
-        masking = _masking(config, corpus, model)
-        return compute_masked_figures(
-            measure_masked(model, corpus.ids(split), masking, protocol, config.eval.batch_size)
-        )
-
-
 @dataclass(frozen=True)
 class MaskedObjective:
     """Mean nll of the masked tokens, with label smoothing, plus the penalties of Mixhead Eq. 16 and Eq. 20."""
@@ -294,12 +329,11 @@ class MaskedObjective:
     options: TrainConfig
 
     def __call__(self, batch: MaskedBatch, carry: Carry, position: TrainingPosition) -> Loss:
-        device, trace = device_of(self.model), trace_for(self.options)
-        own, part = batch.tokens, batch.part
+        own, part, device = batch.tokens, batch.part, device_of(self.model)
         tokens, read = (own, batch.read) if part is None else (part.tokens, part.read)
         if tokens == 0:  # no token was masked
             return Loss(torch.zeros((), device=device), 0.0, 0, read=read)
-        place_draws(part, len(batch.inputs))
+        trace = begin_pass(self.options, part, len(batch.inputs))
         batch = batch.to(device)
         value, nll, _ = self.model.loss_parts(
             batch.inputs,
@@ -309,17 +343,66 @@ class MaskedObjective:
             label_smoothing=self.options.label_smoothing,
             trace=trace,
         )
-        value = add_penalties(shared(value, own, part), trace, self.options, part)
-        return Loss(value, nll * own, tokens, read=read)
+        return finish_loss(value, nll, own, part, trace, self.options, read=read)
 
 
-def _masking(config: RunConfig, corpus: Corpus, model: MaskedLanguageModel) -> Masking:
+class MaskedModelTask(LanguageModelTask):
+    """The task of masked language models."""
+
+    model = MaskedLanguageModel
+    name = "masked_modeling"
+
+    def protocol(self, config: RunConfig, changes: Mapping[str, Any] | None = None, split: str = "test") -> Any:
+        return choose_masked_protocol(config, Flags(**(changes or {})))
+
+    def parts(self, data: Prepared, folder: Path, device: torch.device) -> Parts:
+        config, corpus = data.config, data.corpus
+        options, batch_size = config.train, config.eval.batch_size
+        model = MaskedLanguageModel(config.model).to(device)
+        masking, protocol = make_masking(config, corpus, model), self.protocol(config)
+        validation = corpus.ids("valid")[: config.eval.max_tokens]
+        unigram = {split: _unigram_of_masked(corpus, split, masking, protocol) for split in _MEASURED}
+
+        def evaluate(model: nn.Module) -> EvaluationResult:
+            assert isinstance(model, MaskedLanguageModel)
+            result = measure_masked(model, validation, masking, protocol, batch_size)
+            return EvaluationResult(result.nll, result.tokens, result.scores)
+
+        batches = training_batches(config, corpus)
+        return training_parts(
+            self,
+            data,
+            model,
+            folder,
+            objective=MaskedObjective(model, options),
+            batches=MaskedBatches(batches, masking, seed=options.seed, share=choose_own_rows()),
+            evaluate=evaluate,
+            splits=_MEASURED,
+            evaluation={"protocol": protocol.in_words(), "next_token": False},
+            entries={"mask": {"token": MASK, "id": masking.mask_id}, "corpus": describe(corpus, unigram)},
+        )
+
+    def figures(
+        self, data: Prepared, model: Any, split: str, protocol: Any, keep: Path | None = None
+    ) -> dict[str, Any]:
+        config, corpus = data.config, data.corpus
+        masking = make_masking(config, corpus, model)
+        return compute_masked_figures(
+            measure_masked(model, corpus.ids(split), masking, protocol, config.eval.batch_size)
+        )
+
+    def sample(self, model: Any, corpus: Corpus) -> None:
+        return None
+
+
+def make_masking(config: RunConfig, corpus: Corpus, model: MaskedLanguageModel) -> Masking:
+    options = config.train
     return Masking.of(
         corpus.tokenizer,
         model.mask_id,
-        probability=config.train.mlm_probability,
-        replaced=config.train.mask_replace_prob,
-        drawn=config.train.random_replace_prob,
+        probability=options.mlm_probability,
+        replaced=options.mask_replace_prob,
+        drawn=options.random_replace_prob,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence, Set
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -35,18 +35,14 @@ class PretrainedEncoder(NamedTuple):
 
 
 def load_pretrained(
-    config: PretrainedConfig,
-    kind: Literal["classification", "answers"],
-    *,
-    num_labels: int = 2,
-    labels: Sequence[str] | None = None,
+    config: PretrainedConfig, kind: str, num_labels: int = 2, labels: Sequence[str] | None = None
 ) -> PretrainedEncoder:
     """The encoder of `config` with an output layer for a kind of task, fp32, in evaluation mode; its code is never run.
 
-    labels: names of the outputs, in their order; None: numbers, or ends of answers, which have no names. The fresh parameters
-    are drawn from torch's random numbers: seed them first. An output layer that is there already is kept where it has the
-    right shape and the same names in the same order. Our attention is injected where it is asked for; a checkpoint that holds
-    it already keeps it, and has to be asked for it.
+    kind: classification or answers. labels: names of the outputs, in their order; None: numbers, or ends of answers, which have
+    no names. The fresh parameters are drawn from torch's random numbers: seed them first. An output layer that is there already
+    is kept where it has the right shape and the same names in the same order. Our attention is injected where it is asked for;
+    a checkpoint that holds it already keeps it, and has to be asked for it.
     Raises InputError where transformers is missing, where there is no such encoder or tokenizer, and where the checkpoint
     holds another attention of ours than `config` says.
     """

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 
 import fullrank
-from fullrank.comparison.runs import find_runs
 from fullrank.config.finetune import FinetuneConfig
 from fullrank.config.recipe import Resolved, load, resolve_any
 from fullrank.config.run import RunConfig
@@ -28,9 +27,6 @@ from fullrank.core.errors import InputError
 from fullrank.core.registry import lookup
 from fullrank.data import encode_file, load_tokenizer
 from fullrank.data.prepared import Corpus, check_sources
-from fullrank.evaluation.perplexity import Flags
-from fullrank.experiments.finetuning import Finetuning
-from fullrank.experiments.language_model import LanguageModelTask, MaskedModelTask
 from fullrank.experiments.run_folder import (
     absolute,
     check_usable,
@@ -45,8 +41,7 @@ from fullrank.experiments.run_folder import (
     take_over,
     training_of,
 )
-from fullrank.experiments.task import Parts, Prepared, Say, Task, TextTask
-from fullrank.experiments.translation import TranslationTask
+from fullrank.experiments.task import Prepared, Say
 from fullrank.files import sha256_of, silent, visible, write_json
 from fullrank.kernels import chosen, kernel
 from fullrank.seal import is_run, read_record, seal_run
@@ -57,32 +52,37 @@ from fullrank.training.distributed import all_gather, main_process_first, proces
 from fullrank.training.loop import fit
 from fullrank.training.observers import make_observers
 from fullrank.training.optimizer import make_optimizer, make_schedule
-from fullrank.training.values import Observer, make_plan
+from fullrank.training.device import seed_everything
+from fullrank.training.values import make_plan
 
-TEXT_TASKS: dict[str, TextTask[Any, Any, Any]] = {
-    "language_model": LanguageModelTask(),
-    "masked_model": MaskedModelTask(),
-    "translation": TranslationTask(),
-}
+AnyConfig = RunConfig | FinetuneConfig
 
 
-def task_of(config: RunConfig | FinetuneConfig) -> Task[Any, Any]:
-    """The task of a configuration."""
+def task_of(config: AnyConfig) -> Any:
+    """The task of a configuration; only its own code is imported."""
     if isinstance(config, FinetuneConfig):
+        from fullrank.experiments.finetuning import Finetuning
+
         return Finetuning()
-    return TEXT_TASKS[config.task]
+    if config.translates:
+        from fullrank.experiments.translation import TranslationTask
+
+        return TranslationTask()
+    from fullrank.experiments.language_model import LanguageModelTask, MaskedModelTask
+
+    return MaskedModelTask() if config.masks else LanguageModelTask()
 
 
 def with_vocabulary(config: RunConfig, say: Say) -> RunConfig:
     """`config` with the sizes of vocabularies that it leaves to its data, which are prepared for it."""
     if config.model.vocab_size is not None:
         return config
-    sized: RunConfig = TEXT_TASKS[config.task].prepare(config, {}, True, say).config
+    sized: RunConfig = task_of(config).prepare(config, {}, True, say).config
     return sized
 
 
 def train(
-    resolved: Resolved[RunConfig | FinetuneConfig],
+    resolved: Resolved[AnyConfig],
     folder: Path,
     *,
     kernel_name: str = "auto",
@@ -114,15 +114,15 @@ def train(
 class Start:
     """A run whose data are ready. identity: its run.json. source: the run whose training it takes over."""
 
-    task: Task[Any, Any]
-    prepared: Prepared[Any, Any]
+    task: Any
+    prepared: Prepared
     identity: Mapping[str, Any]
     source: Path | None
 
 
 def prepare_run(
-    config: RunConfig | FinetuneConfig,
-    resolved: Resolved[RunConfig | FinetuneConfig],
+    config: AnyConfig,
+    resolved: Resolved[AnyConfig],
     folder: Path,
     kernel_name: str,
     say: Say,
@@ -134,27 +134,21 @@ def prepare_run(
     has_checkpoint = (folder / "checkpoints" / "last").exists()
     has_begun = is_run(folder) and (has_checkpoint or (folder / "metrics.jsonl").exists())
     recorded = open_any(folder)[1] if has_begun else {}  # a start that failed may have been on another text
-    identity: dict[str, Any] = {
-        "name": resolved.row or folder.name,
-        "recipe": resolved.recipe,
-        "row": resolved.row,
-        "scale": resolved.scale,
-        "paper": resolved.paper,
-        "kernel": kernel_name,
-    }
     prepared = task.prepare(config, recorded, resolved.scale != "paper", say)
     if recorded and isinstance(prepared.corpus, Corpus):
         check_sources(prepared.corpus, folder)
-    identity |= prepared.identity
+    identity = {key: getattr(resolved, key) for key in ("recipe", "row", "scale", "paper")}
+    identity = {"name": resolved.row or folder.name, **identity, "kernel": kernel_name, **prepared.identity}
     if isinstance(config, RunConfig) and config.train.parts:
         identity["parts"] = recorded.get("parts") or {
             name: lookup("training_part", name).identify(identity, **settings)
             for name, settings in config.train.parts.items()
         }
     if isinstance(config, RunConfig) and config.train.start is not None:
-        identity["start"] = recorded.get("start") or {
-            "folder": config.train.start, "sha256": sha256_of(find(Path(config.train.start), "best")[0]),
-        }  # fmt: skip
+        identity["start"] = recorded.get("start")
+        if identity["start"] is None:
+            weights, _ = find(Path(config.train.start), "best")
+            identity["start"] = {"folder": config.train.start, "sha256": sha256_of(weights)}
     source = None
     identity["training"] = recorded.get("training") if has_checkpoint else None
     if not has_checkpoint and (source := trained.get(training_of(prepared.config, identity))) is not None:
@@ -183,13 +177,21 @@ def fit_run(
     start: Start, folder: Path, device: torch.device, *, quiet: bool, until: int | None, say: Say
 ) -> dict[str, Any]:
     """Train and measure a run; the first of several processes writes its result.json."""
-    prepared, identity, is_first = start.prepared, start.identity, rank() == 0
+    config, corpus, identity, is_first = start.prepared.config, start.prepared.corpus, start.identity, rank() == 0
     with kernel(identity["kernel"]), chosen() as engines:  # the kernel of a run is chosen here and nowhere else
-        seed_everything(prepared.config.train.seed)
-        parts = start.task.parts(prepared, folder, device)
-        options, settings = parts.options, prepared.config.to_dict()
-        if is_first and parts.remark:
-            say(parts.remark)
+        seed_everything(config.train.seed)
+        parts = start.task.parts(start.prepared, folder, device)
+        options, settings, observers = parts.options, config.to_dict(), []
+        if is_first:
+            if parts.remark:
+                say(parts.remark)
+            bits = None
+            if isinstance(corpus, Corpus) and not corpus.has_pairs and not config.masks:
+                bits = {"byte": "bits/byte", "character": "bits/char"}.get(corpus.tokenizer.kind)
+            label = visible(str(identity["name"]))
+            observers = make_observers(
+                folder, track=options.track, config=settings, label=label, bits=bits, quiet=quiet
+            )
         if "start" in identity and not (folder / "checkpoints" / "last").exists():
             load_weights(parts.model, Path(options.start or "") / "checkpoints" / "best")
         if options.sharding == "fsdp" and world_size() > 1:
@@ -206,7 +208,7 @@ def fit_run(
             eval_options=parts.eval_options,
             folder=folder,
             seal=seal_run(folder, settings),
-            observers=build_observers(start, parts, folder, quiet=quiet) if is_first else [],
+            observers=observers,
             locked=True,
             until=until,
             engines=engines if identity["kernel"] == "auto" else {identity["kernel"]},
@@ -230,20 +232,9 @@ def fit_run(
         }
         if is_first:
             write_json(folder / "result.json", result)
-            if isinstance(prepared.config, FinetuneConfig):  # optimizer states take three times the room of the model
+            if isinstance(config, FinetuneConfig):  # optimizer states take three times the room of the model
                 shutil.rmtree(folder / "checkpoints", ignore_errors=True)
         return result
-
-
-def build_observers(start: Start, parts: Parts, folder: Path, *, quiet: bool) -> list[Observer]:
-    """The display of progress and the trackers."""
-    config, corpus, bits = start.prepared.config, start.prepared.corpus, None
-    if isinstance(corpus, Corpus) and not corpus.has_pairs and not config.masks:
-        bits = {"byte": "bits/byte", "character": "bits/char"}.get(corpus.tokenizer.kind)
-    label = visible(str(start.identity["name"]))
-    return make_observers(
-        folder, track=parts.options.track, config=config.to_dict(), label=label, bits=bits, quiet=quiet
-    )
 
 
 def resume(folder: Path, *, quiet: bool = False, say: Say = print, until: int | None = None) -> dict[str, Any]:
@@ -260,7 +251,7 @@ def corpus_of(folder: Path, split: str, say: Say = print) -> Any:
     Raises InputError if they have no such split, or if a vocabulary or that split is not what it was.
     """
     config, identity = open_run(folder)
-    prepared = TEXT_TASKS[config.task].prepare(config, identity, True, say)
+    prepared = task_of(config).prepare(config, identity, True, say)
     splits: dict[str, str] = dict(prepared.identity["text"])
     if split not in splits:
         raise InputError(f"--split: '{split}' is not a split; {prepared.label} has {', '.join(splits)}")
@@ -279,31 +270,29 @@ def evaluate(
     *,
     text: Path | None = None,
     checkpoint: str = "best",
-    flags: Flags | None = None,
-    search: Mapping[str, Any] | None = None,
     device_name: str = "auto",
     kernel_name: str = "auto",
     say: Say = print,
+    **changes: Any,
 ) -> dict[str, Any]:
     """Figures of the run in `folder` on a split, or on the file `text`, by the protocol that it was measured by.
 
-    flags: changes of the protocol of language models. search: changes of the search for translations (`translate.Search`).
+    changes: keys of the protocol that are set otherwise, those of `Flags`, or for translations of `Search`.
     """
     config = open_run(folder)[0]
-    device, task = choose_device(device_name, "--device"), TEXT_TASKS[config.task]
-    if flags is not None and flags.batch_size is not None:
-        evaluation = dataclasses.replace(config.eval, batch_size=flags.batch_size)
+    device, task = choose_device(device_name, "--device"), task_of(config)
+    if changes.get("batch_size") is not None:
+        evaluation = dataclasses.replace(config.eval, batch_size=changes["batch_size"])
         config = dataclasses.replace(config, eval=evaluation)
     with kernel(kernel_name), ExitStack() as stack:
-        protocol = task.protocol(config, search if config.translates else flags, split)
+        protocol = task.protocol(config, changes, split)
         model = task.model.load(folder, checkpoint).to(device)
         if text is None:
             corpus = corpus_of(folder, split, say)
         else:
             ids_folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             corpus, split = encode_file(text, load_tokenizer(folder), ids_folder, say), "text"
-        data = Prepared(config, corpus, corpus.label, {})
-        figures = task.figures(data, model, split, protocol)
+        figures = task.figures(Prepared(config, corpus, corpus.label, {}), model, split, protocol)
     settings = dataclasses.asdict(protocol)
     read, trained = settings.get("segment_length", 0), config.train.segment_length
     if read > trained and not settings.get("memory_length"):
@@ -348,7 +337,7 @@ def average(folder: Path, *, last: int | None = None) -> dict[str, Any]:
 class Cell:
     """One run of a table: a row with a seed, and its folder."""
 
-    resolved: Resolved[RunConfig | FinetuneConfig]
+    resolved: Resolved[AnyConfig]
     folder: Path
 
     @property
@@ -413,6 +402,8 @@ def reproduce(
     progress: hears which run begins, in place of `say`.
     Rows that are one training are trained once, also where that was done by a run in one of the folders `among`.
     """
+    from fullrank.comparison.runs import find_runs
+
     folders = [*(run for root in among for run in find_runs(root)), *(cell.folder for cell in planned)]
     trained = find_finished_trainings(folders) if not all(cell.finished for cell in planned) else {}
     for number, cell in enumerate(planned, start=1):
@@ -445,12 +436,8 @@ def environment(device: torch.device, precision: str) -> dict[str, Any]:
     }
 
 
-_CPU_FLAGS = {
-    "avx2",
-    "avx512f",
-    "avx512_bf16",
-    "amx_bf16",
-}  # instructions by which PyTorch and our C++ choose a code path
+# instructions by which PyTorch and our C++ choose a code path
+_CPU_FLAGS = {"avx2", "avx512f", "avx512_bf16", "amx_bf16"}
 
 
 def read_cpuinfo(name: str) -> str:

@@ -1,17 +1,24 @@
-"""Speed of this machine: the time of a training step and of an evaluation, from a few of them with untrained weights."""
+"""Speed of this machine: the time of a training step and of all evaluation, from a few of them with untrained weights."""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from fullrank.experiments.task import Parts
-from fullrank.training.device import device_of, synchronize
+from fullrank.analysis.size import parameters_by_part
+from fullrank.config.run import RunConfig
+from fullrank.core.translator import Translator
+from fullrank.experiments.run import task_of
+from fullrank.experiments.task import Parts, Prepared
+from fullrank.files import silent
+from fullrank.training.device import choose_device, device_of, synchronize
 from fullrank.training.optimizer import make_optimizer
 from fullrank.training.values import TrainingPosition
 
@@ -21,6 +28,52 @@ class Speed(NamedTuple):
 
     step: float
     evaluation: float
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A model on this machine: parameters (in all, and outside of its vocabulary), tokens and seconds of an update.
+
+    judging: seconds of all evaluation.
+    """
+
+    parameters: int
+    body: int
+    tokens: float
+    step: float
+    judging: float
+
+
+def try_training(
+    config: RunConfig, prepared: Prepared, evaluations: int, clock: Callable[[], float] | None = None
+) -> Trial:
+    """Build the model of a configuration on data that are prepared, and time it.
+
+    evaluations: while training. clock: None is the time of the processor for one thread, which other programs do not change,
+    else wall-clock time.
+    """
+    device, corpus, task = choose_device(config.train.device), prepared.corpus, task_of(config)
+    if clock is None:
+        is_alone = torch.get_num_threads() == 1 and device.type == "cpu"
+        clock = time.process_time if is_alone else time.perf_counter
+    parts = task.parts(task.prepare(config, prepared.identity, True, silent), Path(), device)
+    counts, speed = parameters_by_part(parts.model), measure_speed(parts, clock)
+    unit = "pairs" if corpus.has_pairs else "tokens"
+    valid, test = (corpus.splits[split][unit] for split in ("valid", "test"))
+    final = speed.evaluation * (valid + test) / min(config.eval.max_tokens or valid, valid)
+    if isinstance(parts.model, Translator):
+        from fullrank.experiments.translation import Search, translate_split
+
+        some, began = min(16, valid), clock()
+        translate_split(parts.model, corpus, "valid", Search.of(config.eval), some)
+        final += (clock() - began) * (valid + test) / some
+    return Trial(
+        parameters=counts["total"],
+        body=counts["total"] - counts["embedding"] - counts["output"],
+        tokens=parts.batches.tokens_per_epoch / parts.batches.batches_per_epoch,
+        step=speed.step,
+        judging=final + evaluations * speed.evaluation,
+    )
 
 
 def measure_speed(parts: Parts, clock: Callable[[], float], spend: float = 1.0) -> Speed:

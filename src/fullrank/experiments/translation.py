@@ -1,61 +1,185 @@
-"""Translation: a configuration becomes sentence pairs, model and training, and ends in perplexity and BLEU."""
+"""Translation: a configuration becomes sentence pairs, model and training, and ends in perplexity and BLEU; lines by a run."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from fullrank.comparison.runs import TRANSLATIONS
-from fullrank.config.run import RunConfig
+from fullrank.config.run import EvalConfig, RunConfig
 from fullrank.config.training import TrainConfig
 from fullrank.core.config import EncoderConfig
 from fullrank.core.errors import ConfigError, InputError
 from fullrank.core.translator import Translator
-from fullrank.data import Corpus, Pairs, prepare
-from fullrank.data.pair_batches import PairBatch, PairBatches
+from fullrank.data import Corpus, Language, Pairs, load_language, prepare
+from fullrank.data.pair_batches import PairBatch, PairBatches, pad_sentences
+from fullrank.decoding import beam_search
 from fullrank.decoding.sample import evaluating
 from fullrank.evaluation.perplexity import Evaluation, Tally, figures
 from fullrank.evaluation.tasks import bleu_of, tokenised_bleu, tokenization_of, translation_scores
+from fullrank.experiments.measure import batches_by_length
+from fullrank.experiments.run_folder import open_run
 from fullrank.experiments.task import (
     Parts,
     Prepared,
     Say,
     TextTask,
-    add_penalties,
+    begin_pass,
     choose_own_rows,
     describe_prepared,
+    finish_loss,
     identify,
-    place_draws,
     reuse_prepared,
-    shared,
-    trace_for,
     training_parts,
 )
-from fullrank.experiments.translate import SOURCE, TARGET, Search, replace_unknown, translate_ids
 from fullrank.files import write_text
-from fullrank.training.device import device_of
+from fullrank.kernels import kernel
+from fullrank.training.device import choose_device, device_of
 from fullrank.training.distributed import all_reduce, merge_shares, rank, share_of_process
 from fullrank.training.values import Carry, EvaluationResult, Loss, TrainingPosition
 
-Sentences = Prepared[RunConfig, Corpus]
+SOURCE, TARGET = "tokenizer/source", "tokenizer/target"  # the languages in a run folder
+_LONG = 128  # tokens; where sentences are longer, a batch holds fewer of them
 
 
-class TranslationTask(TextTask[Corpus, Translator, Search]):
+# -- sentences as ids ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Search:
+    """Beam search for translations.
+
+    score = log p / tokens^length_penalty, with <eos> among the tokens (see `fullrank.decoding.beam_search`). Of M source
+    tokens come at most max_length_a M + max_length_b, each with its <eos>, and at least one before <eos>: as with fairseq's
+    `min_len`, no translation is empty. n_best: translations of each sentence.
+    """
+
+    beams: int = 5
+    length_penalty: float = 1.0
+    no_repeat_ngram_size: int = 0
+    max_length_a: float = 1.2
+    max_length_b: int = 10
+    n_best: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.n_best <= self.beams:
+            raise InputError(f"beams, n_best: 1 <= n_best <= beams, given {self.n_best} of {self.beams}")
+        if not (0 <= self.max_length_a < math.inf and self.max_length_b >= 0):
+            raise InputError(
+                f"max_length_a and max_length_b: zero or more, given {self.max_length_a} and {self.max_length_b}"
+            )
+
+    @classmethod
+    def of(cls, config: EvalConfig) -> Search:
+        """The search of a run's eval section."""
+        keys = ("beams", "length_penalty", "no_repeat_ngram_size", "max_length_a", "max_length_b")
+        return cls(**{key: getattr(config, key) for key in keys})
+
+    def in_words(self) -> str:
+        """The search and the figures of translations, as a sentence for people."""
+        beam = "greedy search" if self.beams == 1 else f"beam {self.beams}, length penalty {self.length_penalty:g}"
+        repeat = f", no {self.no_repeat_ngram_size}-gram twice" if self.no_repeat_ngram_size else ""
+        return (
+            f"{beam}{repeat}, at most {self.max_length_a:g} M + {self.max_length_b} tokens; BLEU of detokenised text by "
+            "sacreBLEU; perplexity of every target token, <eos> included, given the source and the target tokens before it"
+        )
+
+    def longest(self, source: int, limit: int | None) -> int:
+        """The most tokens of a translation of `source` tokens, from a model that takes `limit`."""
+        wanted = int(min(self.max_length_a * source + self.max_length_b, 2**31 - 1))
+        return max(1, wanted if limit is None else min(wanted, limit - 1))  # a start token stands before them
+
+
+@dataclass(frozen=True)
+class Translation:
+    """A translation: ids without <eos>; tokens, which count <eos> where the model wrote it; log_prob in nats; score; text.
+
+    Translations are ranked by `score`. `text` is that of a line; sentences that are given as ids have none.
+    """
+
+    ids: tuple[int, ...]
+    tokens: int
+    log_prob: float
+    score: float
+    text: str = ""
+
+
+def translate_ids(
+    model: Translator,
+    sentences: Sequence[Sequence[int]],
+    search: Search,
+    *,
+    source_eos: int,
+    target_eos: int,
+    batch_size: int = 64,
+    progress: Callable[[int], None] | None = None,
+) -> list[list[Translation]]:
+    """Translations of each sentence (ids without <eos>), best first.
+
+    An empty sentence has one translation, the empty one.
+    Sentences of like lengths are translated together, at most batch_size, the longest first; `progress` is called with the
+    number that is done. Neither their order nor batch_size changes a translation, but for rounding.
+    """
+    device = device_of(model)
+    hypotheses = [[Translation((), 0, 0.0, 0.0)] for _ in sentences]
+    filled = [i for i, sentence in enumerate(sentences) if len(sentence)]
+    done = len(sentences) - len(filled)
+    for positions in batches_by_length([len(sentences[i]) + 1 for i in filled], batch_size, usual=_LONG):
+        batch = [filled[position] for position in positions]
+        ids, mask = pad_sentences([sentences[i] for i in batch], source_eos)
+        with evaluating(model):  # no dropout in the source either
+            encoded = model.encode(ids.to(device), None if mask is None else mask.to(device))
+            reader = model.of_source(encoded)
+        longest = [search.longest(len(sentences[i]) + 1, model.max_length) for i in batch]
+        best = beam_search(
+            reader,
+            torch.full((len(batch), 1), target_eos, device=device),
+            beams=search.beams,
+            n_best=search.n_best,
+            length_penalty=search.length_penalty,
+            max_new_tokens=torch.tensor(longest, device=device),
+            min_new_tokens=1,
+            eos_id=target_eos,
+            no_repeat_ngram_size=search.no_repeat_ngram_size,
+        )
+        columns = (best.ids.tolist(), best.log_probs.tolist(), best.lengths.tolist())
+        for i, texts, log_probs, lengths in zip(batch, *columns, strict=True):
+            hypotheses[i] = []
+            for text, log_prob, length in zip(texts, log_probs, lengths, strict=True):
+                if length:
+                    words = text[: length - 1] if text[length - 1] == target_eos else text[:length]
+                    score = log_prob / length**search.length_penalty
+                    hypotheses[i].append(Translation(tuple(words), length, log_prob, score))
+        done += len(batch)
+        if progress is not None:
+            progress(done)
+    return hypotheses
+
+
+def replace_unknown(ids: Sequence[int], language: Language) -> tuple[int, ...]:
+    """`ids` with unknown words for entries that only the model has (a larger `vocab_size`)."""
+    return tuple(token if token < len(language) else language.unk_id for token in ids)
+
+
+# -- the task ------------------------------------------------------------------------------------------------------------
+
+
+class TranslationTask(TextTask):
     """The task of translation models."""
 
     model = Translator
     name = "translation"
 
-    def protocol(self, config: RunConfig, changes: Any = None, split: str = "test") -> Search:
+    def protocol(self, config: RunConfig, changes: Mapping[str, Any] | None = None, split: str = "test") -> Any:
         return dataclasses.replace(Search.of(config.eval), **(changes or {}))
 
-    def prepare(self, config: RunConfig, identity: Mapping[str, Any], allow_slice: bool, say: Say) -> Sentences:
+    def prepare(self, config: RunConfig, identity: Mapping[str, Any], allow_slice: bool, say: Say) -> Prepared:
         corpus = reuse_prepared(identity) or prepare(config.data, allow_slice=allow_slice, report=say)
         bleu_of(bleu_tokens(config, corpus))  # an error here, not after training
 
@@ -65,7 +189,7 @@ class TranslationTask(TextTask[Corpus, Translator, Search]):
 
         return Prepared(with_vocabularies(config, corpus), corpus, corpus.label, identify(corpus), save)
 
-    def parts(self, data: Sentences, folder: Path, device: torch.device) -> Parts:
+    def parts(self, data: Prepared, folder: Path, device: torch.device) -> Parts:
         config, corpus = data.config, data.corpus
         options, some = config.train, config.eval.max_sentences
         assert options.batch_tokens is not None
@@ -106,7 +230,7 @@ class TranslationTask(TextTask[Corpus, Translator, Search]):
         )
 
     def figures(
-        self, data: Sentences, model: Translator, split: str, protocol: Search, keep: Path | None = None
+        self, data: Prepared, model: Any, split: str, protocol: Search, keep: Path | None = None
     ) -> dict[str, Any]:
         """Figures of a split, in fp32. `keep`: a run folder for translations and references, a sentence a line."""
         config, corpus = data.config, data.corpus
@@ -117,6 +241,8 @@ class TranslationTask(TextTask[Corpus, Translator, Search]):
         if corpus.target.moses:  # else tokens are not what fairseq counted
             measured |= tokenised_bleu(tokens, pairs.reference_tokens())
         if keep is not None and rank() == 0:
+            from fullrank.comparison.runs import TRANSLATIONS
+
             keep = keep / TRANSLATIONS
             keep.mkdir(parents=True, exist_ok=True)
             for name, lines in ((f"{split}.txt", texts), (f"{split}.reference.txt", references)):
@@ -132,10 +258,8 @@ class TranslationObjective:
     options: TrainConfig
 
     def __call__(self, batch: PairBatch, carry: Carry, position: TrainingPosition) -> Loss:
-        options = self.options
-        trace = trace_for(options)
         own, part = batch.tokens, batch.part  # counted here, before it goes to a GPU
-        place_draws(part, len(batch.inputs))
+        trace = begin_pass(self.options, part, len(batch.inputs))
         batch = batch.to(device_of(self.model))
         value, nll, _ = self.model.loss_parts(
             batch.source_ids,
@@ -145,11 +269,10 @@ class TranslationObjective:
             batch.source_mask,
             # padding comes last: models that do not see the future do not see it
             batch.weights if self.model.config.of_decoder().sees_future else None,
-            label_smoothing=options.label_smoothing,
+            label_smoothing=self.options.label_smoothing,
             trace=trace,
         )
-        value = add_penalties(shared(value, own, part), trace, options, part)
-        return Loss(value, nll * own, own if part is None else part.tokens)
+        return finish_loss(value, nll, own, part, trace, self.options)
 
 
 def with_vocabularies(config: RunConfig, corpus: Corpus) -> RunConfig:
@@ -243,3 +366,88 @@ def translate_split(
     best = translate_ids(model, sentences, search, source_eos=pairs.source_eos_id, target_eos=pairs.target_eos_id)
     ids = merge_shares([replace_unknown(translations[0].ids, target) for translations in best])
     return [target.decode(line) for line in ids], [target.tokens(line) for line in ids]
+
+
+# -- lines of text by a run ---------------------------------------------------------------------------------------------
+
+
+def open_translation_run(folder: Path) -> RunConfig:
+    """The configuration of the translation run in `folder`; InputError if it holds none."""
+    config = open_run(folder)[0]
+    if not config.data.has_pairs:
+        raise InputError(
+            f"{folder}: a run on {config.data.name}, which is text of one language, translates nothing; a language model "
+            "writes with `fullrank generate`"
+        )
+    return config
+
+
+class LineTranslator:
+    """The run in `folder` as a translator of lines.
+
+        LineTranslator(Path("runs/mine"), Search(beams=4)).translate(["Ein Mann schläft ."])[0][0].text
+
+    search: None: that of the run's eval section. `warn` is called for lines that are too long. `config`, `model`, `source`
+    and `target` may be read.
+    Raises InputError for a folder without a translation run, RunError for one whose files are damaged.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        search: Search | None = None,
+        *,
+        checkpoint: str = "best",
+        batch_size: int = 64,
+        device_name: str = "auto",
+        kernel_name: str = "auto",
+        warn: Callable[[str], None] | None = None,
+    ) -> None:
+        self.config = open_translation_run(folder)
+        self.source, self.target = load_language(folder / SOURCE), load_language(folder / TARGET)
+        device = choose_device(device_name, "--device")
+        self.model = Translator.load(folder, checkpoint).to(device)
+        self.search = Search.of(self.config.eval) if search is None else search
+        self.batch_size, self.kernel_name, self._warn = batch_size, kernel_name, warn
+
+    @property
+    def longest_source(self) -> int:
+        """The most tokens of a line that the model reads, <eos> included."""
+        limit, configured = self.model.max_source_length, self.config.model.max_position_embeddings
+        return configured if limit is None else min(limit, configured)
+
+    def translate(
+        self, lines: Sequence[str], *, first: int = 1, progress: Callable[[int], None] | None = None
+    ) -> list[list[Translation]]:
+        """The `search.n_best` translations of each line, best first; of an empty line the empty text.
+
+        first: the number of the first line, for warnings. `progress` is called with the number of lines done.
+        A line of more tokens than the model takes is translated as far as they go, with a warning.
+        """
+        encoded = [self.encode(line, first + i) for i, line in enumerate(lines)]
+        with kernel(self.kernel_name):
+            translations = translate_ids(
+                self.model,
+                encoded,
+                self.search,
+                source_eos=self.source.eos_id,
+                target_eos=self.target.eos_id,
+                batch_size=self.batch_size,
+                progress=progress,
+            )
+        return [[self._decode(one) for one in best] for best in translations]
+
+    def _decode(self, translation: Translation) -> Translation:
+        """With its text, a single line, whatever the model wrote."""
+        words = self.target.decode(replace_unknown(translation.ids, self.target)).split()
+        return replace(translation, text=" ".join(words))
+
+    def encode(self, line: str, number: int = 1) -> list[int]:
+        """The ids of a line, without <eos>, at most as many as the model takes; `number` is the line's in a warning."""
+        ids, most = self.source.encode(line), self.longest_source - 1
+        if len(ids) > most and self._warn is not None:
+            self._warn(
+                f"line {number}: {len(ids):,} tokens are more than the {most:,} that the model takes; the rest is not "
+                "translated"
+            )
+        return ids[:most]
