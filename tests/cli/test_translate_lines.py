@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from fullrank.cli.translate import read_lines
+from fullrank.cli.use import read_lines
 from fullrank.core.errors import InputError
 
 TEXT = ["erste Zeile", "", "äöü €  \U0001f600", "a\x0bb\x85c\u2028d", "\x00", "x" * 200_000, " ", "letzte"]

@@ -1,19 +1,34 @@
-"""The Typer application, in which every module of verbs registers its own."""
+"""The Typer application, in which every module of verbs registers its own, and the options that verbs share.
+
+Options stand alone, in bundles, or are made from the keys of a section of the configuration.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import re
-from collections.abc import Callable
-from typing import Annotated, Any, TypeVar
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import typer
 from typer.models import ArgumentInfo
 
-from fullrank.cli.options import expand, make_parameter, set_parameters
+from fullrank.cli.output import name_option, say
 from fullrank.core.errors import FullRankError, InputError, one_line
+from fullrank.core.section import Allowed, Section, hints_of
 from fullrank.plugins import import_plugin, imported_plugins
+
+if TYPE_CHECKING:
+    from fullrank.config.finetune import FinetuneConfig
+    from fullrank.config.recipe import Resolved
+    from fullrank.config.run import RunConfig
+    from fullrank.experiments.analyze import Reading
 
 Verb = TypeVar("Verb", bound=Callable[..., None])
 
@@ -106,6 +121,235 @@ def _options(
 
 def load() -> typer.Typer:
     """The application with all verbs, in the order of the help."""
-    for verbs in ("train", "use", "translate", "analyze", "check", "share", "inspect"):
+    for verbs in ("train", "use", "analyze", "inspect"):
         importlib.import_module(f"fullrank.cli.{verbs}")
     return app
+
+
+# -- options -----------------------------------------------------------------------------------------------------------
+
+Number = partial(typer.Option, metavar="N", min=1)  # a whole number; `min=0` is given where it may be nothing
+
+
+def check_models(names: str | list[str] | None) -> str | list[str] | None:
+    """Refuse a name that no model can have, before anything heavy is imported."""
+    from fullrank.names import model_kind
+
+    for name in [names] if isinstance(names, str) else names or []:
+        model_kind(name)
+    return names
+
+
+def suggest_recipes(incomplete: str) -> list[str]:
+    """Shipped recipes that begin so. Where none does, the shell goes on with names of files."""
+    from fullrank.config.recipe import shipped
+
+    return [name for name in shipped() if name.startswith(incomplete)]
+
+
+# -- alone -----------------------------------------------------------------------------------------------------------
+
+Config = Annotated[
+    str,
+    typer.Argument(
+        metavar="CONFIG",
+        help="A recipe (`fullrank recipes list`), a YAML file or a run folder.",
+        autocompletion=suggest_recipes,
+    ),
+]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings laid on the configuration: train.steps=1000")
+]
+Row = Annotated[str | None, typer.Option(help="The row of the recipe's table; the first one if not given.")]
+Scale = Annotated[str | None, typer.Option(help="paper, small or tiny; the recipe's largest if not given.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else on stdout.")]
+Kernel = Annotated[
+    str,
+    typer.Option(
+        help="The attention kernel: auto, reference (for the vocabulary layer, too), sdpa, blocks, native, triton or "
+        "multilinear."
+    ),
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:0.")]
+Checkpoint = Annotated[str, typer.Option(help="Of a run: best, last, or average, as `fullrank average` makes it.")]
+Source = Annotated[
+    str | None, typer.Option("--from", metavar="DIR", help="A local folder that holds the corpus (data.dir).")
+]
+Reuse = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="A finished run in DIR that is this training is taken over, not repeated."),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
+Run = Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")]
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A run folder, a folder of a saved model, or a Hugging Face model (folder or hub name).",
+        callback=check_models,
+    ),
+]
+Models = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="MODEL",
+        help="Run folders, folders of saved models, or Hugging Face models (folder or hub name).",
+        callback=check_models,
+    ),
+]
+TextFile = Annotated[
+    Path | None, typer.Option("--text", metavar="FILE", help="Text to read; a run's own valid split if not given.")
+]
+Split = Annotated[str, typer.Option(help="train, valid, test or another one of the corpus.")]
+
+
+# -- bundles: a parameter of a verb that is one of these stands for its options ---------------------------------------
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A configuration, and the settings that are laid on it."""
+
+    config: Config
+    overrides: Overrides = None
+    row: Row = None
+    scale: Scale = None
+    source: Source = None
+
+    @property
+    def settings(self) -> list[str]:
+        """The settings, `--from DIR` among them."""
+        return [*(self.overrides or []), *([f"data.dir={self.source}"] if self.source else [])]
+
+    def resolve(self) -> Resolved[RunConfig | FinetuneConfig]:
+        from fullrank.config.recipe import resolve_any
+
+        return resolve_any(self.config, self.row, self.scale, self.settings)
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """The text that a model reads, and how."""
+
+    text: TextFile = None
+    texts: Annotated[int | None, Number(help="Segments of the text that are read.")] = None
+    segment_length: Annotated[int | None, Number(min=2, help="Tokens read at a time; as evaluated, or 128.")] = None
+    checkpoint: Checkpoint = "best"
+    device: Device = "auto"
+
+    def to_reading(self) -> Reading:
+        from fullrank.experiments.analyze import Reading
+
+        return Reading(self.text, self.segment_length, self.checkpoint, self.device, say, self.texts)
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How tokens are drawn."""
+
+    temperature: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="Divides the logits: below 1 less random, above 1 more; 1 if not given."),
+    ] = None
+    top_k: Annotated[int | None, Number(help="Only the k likeliest tokens.")] = None
+    top_p: Annotated[float | None, typer.Option(help="Only the likeliest tokens that make up p.")] = None
+    seed: Annotated[int | None, typer.Option(min=0, max=2**63 - 1, help="Makes samples repeatable.")] = None
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Options that are made from keys of a section, as `Annotated[Given, Keys(EvalConfig, "context", "stride")]`.
+
+    The verb gets those that were given, by key.
+    """
+
+    section: type[Section]
+    keys: tuple[str, ...]
+
+    def get_parameters(self) -> Iterator[inspect.Parameter]:
+        """A parameter for each key, of the type and with the description of the key."""
+        fields = {field.name: field for field in dataclasses.fields(self.section)}
+        for key in self.keys:
+            kind, least = _read_type(hints_of(self.section)[key])
+            word = name_option(key)
+            option = typer.Option(
+                f"{word}/--no-{word[2:]}" if kind is bool else word,
+                metavar="N" if kind is int else None,
+                min=least,
+                help=f"{fields[key].metadata['description'].capitalize()}.",
+            )
+            yield make_parameter(key, Annotated[kind | None, option], None)
+
+    def take(self, values: dict[str, Any]) -> Given:
+        """Take the values of the keys out of those of all parameters; those that were not given are left out."""
+        taken = {key: values.pop(key) for key in self.keys}
+        return {key: value for key, value in taken.items() if value is not None}
+
+
+Given = dict[str, Any]  # keys with the values that were given
+
+
+def make_parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    """A parameter of a verb."""
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _read_type(hint: Any) -> tuple[Any, int | None]:
+    """The type of an option, and the least whole number that its key allows."""
+    if get_origin(hint) in (types.UnionType, Union):
+        kinds = [kind for kind in get_args(hint) if kind is not types.NoneType and get_origin(kind) is not list]
+        return (str, None) if any(get_origin(kind) is Literal for kind in kinds) else _read_type(kinds[0])
+    if get_origin(hint) is not Annotated:
+        return hint, None
+    kind, *marks = get_args(hint)
+    if kind is not int:
+        return kind, None
+    return int, 0 if all(mark.test(0) for mark in marks if isinstance(mark, Allowed)) else 1
+
+
+def expand(function: Any) -> Any:
+    """The function with the options of its bundles as parameters of their own, which typer reads."""
+    bundles: dict[str, Any] = {}
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(function, eval_str=True).parameters.values():
+        bundle: Any = parameter.annotation
+        marks = [mark for mark in getattr(bundle, "__metadata__", ()) if isinstance(mark, Keys)]
+        if marks:
+            bundles[parameter.name] = marks[0]
+            parameters += marks[0].get_parameters()
+        elif dataclasses.is_dataclass(bundle):
+            bundles[parameter.name] = bundle
+            parameters += inspect.signature(bundle, eval_str=True).parameters.values()
+        else:
+            parameters.append(parameter)
+    parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
+
+    def command(imports: Any = None, **values: Any) -> None:  # what is imported is known by now
+        for name, bundle in bundles.items():
+            if isinstance(bundle, Keys):
+                values[name] = bundle.take(values)
+            else:
+                values[name] = bundle(**{field.name: values.pop(field.name) for field in dataclasses.fields(bundle)})
+        function(**values)
+
+    command.__name__, command.__doc__ = function.__name__, function.__doc__
+    set_parameters(command, parameters)
+    return command
+
+
+def set_parameters(command: Any, parameters: list[inspect.Parameter]) -> None:
+    """Make these the parameters of a verb."""
+    command.__signature__ = inspect.Signature(parameters)
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+
+
+def read_seeds(text: str | None) -> list[int] | None:
+    """`3` is 1 to 3; `4,7` and `26,` are a list."""
+    if text is None:
+        return None
+    words = [word.strip() for word in text.split(",")]
+    numbers = [int(word) for word in words if word.isdecimal()]
+    is_list = "," in text
+    if len(numbers) < len([word for word in words if word]) or not numbers or (not is_list and numbers[0] < 1):
+        raise InputError(f"--seeds: a number of seeds (3), or the seeds (1,5 or 26,), given {text!r}")
+    return list(dict.fromkeys(numbers)) if is_list else list(range(1, numbers[0] + 1))

@@ -1,17 +1,20 @@
-"""Verbs that train nothing: info, recipes, config; `data` is in a file of its own."""
+"""Verbs that train nothing: info, recipes, config, data, bench."""
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 import itertools
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from fullrank.cli.app import app, examples, verb
-from fullrank.cli.data import data
-from fullrank.cli.options import Choice, Json, Number, suggest_recipes
+from fullrank.cli.app import Choice, Json, Number, Overrides, Source, app, examples, suggest_recipes, verb
 from fullrank.cli.output import describe, print_json, say, tell
+from fullrank.core.errors import InputError
 
 recipes = typer.Typer(
     no_args_is_help=True,
@@ -24,6 +27,13 @@ config = typer.Typer(
     epilog=examples("fullrank config show mixhead/table1-vanilla --row b"),
 )
 
+data = typer.Typer(
+    no_args_is_help=True,
+    help="List corpora and prepare them.",
+    epilog=examples(
+        "fullrank data prepare ptb --from ~/corpora/ptb", "fullrank data prepare glue/cola --from ~/glue_data"
+    ),
+)
 
 app.add_typer(recipes, name="recipes")
 app.add_typer(data, name="data")
@@ -122,7 +132,7 @@ def show_schema(
 def validate_config(choice: Choice, json: Json = False) -> None:
     """Check a configuration (every row and scale of a recipe) and report all errors at once."""
     from fullrank.config.recipe import load
-    from fullrank.core.errors import ConfigError, InputError
+    from fullrank.core.errors import ConfigError
     from fullrank.experiments.run import task_of
 
     recipe = load(choice.config)
@@ -161,3 +171,146 @@ def describe_size(size: dict[str, Any]) -> list[str]:
         if count and part not in ("weights_fp32", "training_adam_fp32")
     }
     return [f"{size['recipe']}{row}", *describe(content), *filter(None, [size["remark"]])]
+
+
+# -- corpora -----------------------------------------------------------------------------------------------------------
+
+
+@verb("fullrank data list", name="list", group=data)
+def list_data(json: Json = False) -> None:
+    """List the known corpora: tokens, published counts, terms, source."""
+    from fullrank.data import list_all_corpora
+
+    corpora = [dataclasses.asdict(corpus) for corpus in list_all_corpora()]
+    lines = []
+    for corpus in corpora:
+        about = {key: value for key, value in corpus.items() if key not in ("name", "sha256")}
+        lines += [corpus["name"], *(f"  {line}" for line in describe(about))]
+    tell(corpora, lines, json=json)
+
+
+@verb(
+    "fullrank data prepare ptb --from ~/corpora/ptb",
+    "fullrank data prepare glue/cola --from ~/glue_data",
+    name="prepare",
+    group=data,
+)
+def prepare_data(
+    name: Annotated[str, typer.Argument(metavar="CORPUS", help="A corpus (`fullrank data list`).")],
+    overrides: Overrides = None,
+    source: Source = None,
+    to: Annotated[
+        Path | None, typer.Option("--to", metavar="DIR", help="Where prepared corpora are kept (data.cache).")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Find or download a corpus, verify its counts, and store it as token ids.
+
+    Of a task to fine-tune on (glue/cola, squad) every split is read and counted; token ids are those of its model.
+    """
+    from fullrank.config.data import PAIR_CORPORA
+    from fullrank.config.load import apply_overrides, build
+    from fullrank.data.corpora import is_task
+
+    if is_task(name):
+        tell(*_read_task(name, overrides or [], source, to), json=json)
+        return
+    words = list(overrides or [])
+    words += [f"data.{name}={folder}" for name, folder in (("dir", source), ("cache", to)) if folder]
+    raw: dict[str, Any] = {"data": {"name": name}}
+    if name in PAIR_CORPORA:
+        raw["train"] = {"batch_tokens": 1}  # a run of translation has to say it; nothing is trained here
+    config = build(apply_overrides(raw, words)).data
+
+    from fullrank.data import prepare
+    from fullrank.experiments import language_model, translation
+
+    corpus = prepare(config, report=say)
+    about = {"folder": str(corpus.folder), **(translation if config.has_pairs else language_model).describe(corpus)}
+    shown = {key: value for key, value in about.items() if key not in ("name", "label", "sha256", "fingerprint")}
+    tell(about, [corpus.label, *describe(shown)], json=json)
+
+
+def _read_task(
+    name: str, overrides: list[str], source: str | None, to: Path | None
+) -> tuple[dict[str, Any], list[Any]]:
+    """A task to fine-tune on: its JSON, and lines for people."""
+    from fullrank.config.finetune import GLUE, SQUAD, glue_task
+    from fullrank.data.tasks import load_glue, locate
+    from fullrank.data.tasks import read_squad
+
+    if overrides:
+        raise InputError(f"{', '.join(overrides)}: {name} is read as it is; leave out all but --from and --to")
+    if name in GLUE:
+        raise InputError(f"unknown corpus '{name}'; did you mean 'glue/{name}'?")
+    parts: list[Any]
+    if name in SQUAD:
+        version = SQUAD[name]
+        parts = [read_squad(source, split, version, cache=to, report=say) for split in ("train", "dev")]
+        label, facts = f"SQuAD {version}", dict[str, Any](version=version)
+    else:
+        task = glue_task(name.partition("/")[2])
+        folder = None if source is None else Path(source).expanduser()
+        missing = [split for split in [*task.sizes][1:] if folder is not None and locate(task, split, folder) is None]
+        parts = [load_glue(task, split, folder, to, say) for split in task.sizes if split not in missing]
+        label = f"GLUE {task.folder}"
+        facts = {"title": task.title, "labels": task.labels, "metrics": task.metrics, "missing": missing}
+    is_slice = any(part.is_slice for part in parts)
+    label += " (slice)" if is_slice else ""
+    splits = {part.split: part.describe() for part in parts}
+    lines = [label, *describe({**facts, "splits": splits})]
+    return {"name": name, "label": label, "is_slice": is_slice, **facts, "splits": splits}, lines
+
+
+# -- benchmarks --------------------------------------------------------------------------------------------------------
+
+BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"  # beside src/; not part of an installed package
+
+
+@verb("fullrank bench", "fullrank bench mixing --plot mixing.png", "fullrank bench relative --lengths 128,512 --json")
+def bench(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="A benchmark (--list); all of them in small, if not given.")
+    ] = None,
+    listing: Annotated[bool, typer.Option("--list", help="List the benchmarks.")] = False,
+    lengths: Annotated[
+        str | None, typer.Option("--lengths", metavar="N,N,..", help="Tokens of a text; the benchmark's own.")
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", min=2, max=10_000, help="Number of timings of every candidate.")
+    ] = None,
+    heads: Annotated[int | None, typer.Option("--heads", min=1, max=1024, help="Attention heads; 8.")] = None,
+    head_dim: Annotated[int | None, typer.Option("--head-dim", min=1, max=4096, help="Size of a head; 64.")] = None,
+    batch: Annotated[int | None, typer.Option("--batch", min=1, max=2**20, help="Texts in a batch.")] = None,
+    dtype: Annotated[str, typer.Option("--dtype", help="fp32, bf16 or, on a GPU, fp16.")] = "fp32",
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:0.")] = "cpu",
+    threads: Annotated[
+        int, typer.Option("--threads", min=1, max=1024, help="With one, the clock is CPU time; with more, wall-clock time.")
+    ] = 1,
+    compiled: Annotated[
+        bool | None,
+        typer.Option("--compile/--no-compile", help="Measure torch.compile's peers; by default of a named benchmark."),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw time and memory against length.")
+    ] = None,
+    json: Json = False,
+) -> None:  # fmt: skip
+    """Measure mechanisms against their peers, interleaved in one run: ratios of time and of peak memory.
+
+    A ratio is ours / peer, the median over rounds of two times of the same round; below 1 ours is faster, or needs less.
+    Growth: the exponent p of cost = c n^p over the upper half of the lengths.
+    Peers that are not installed are skipped by name, with the command that installs them.
+    Without a name, everything in small: short lengths and few rounds, a few minutes on a CPU.
+    """
+    if not (BENCHMARKS / "bench.py").is_file():
+        raise InputError(
+            "bench: the benchmarks are in the folder benchmarks/ of the source of fullrank, not in the installed package; "
+            "get the source and run `pip install -e .` in it"
+        )
+    if str(BENCHMARKS) not in sys.path:
+        sys.path.insert(0, str(BENCHMARKS))
+    importlib.import_module("bench").bench(
+        name, listing=listing, lengths=lengths, rounds=rounds, heads=heads, head_dim=head_dim, batch=batch, dtype=dtype,
+        device=device, threads=threads, compiled=compiled, plot=plot, json=json,
+    )  # fmt: skip

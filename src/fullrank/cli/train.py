@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
-from fullrank.cli.app import import_options, verb
-from fullrank.cli.options import (
+from fullrank.cli.app import (
     Choice,
     Json,
     Kernel,
@@ -22,8 +21,10 @@ from fullrank.cli.options import (
     Reuse,
     Scale,
     Source,
+    import_options,
     read_seeds,
     suggest_recipes,
+    verb,
 )
 from fullrank.cli.output import print_json, say, show_progress, show_report, tell
 from fullrank.core.errors import InputError

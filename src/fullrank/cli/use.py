@@ -1,18 +1,48 @@
-"""Verbs that use a trained model: eval, generate, report, average."""
+"""Verbs that use a trained model: eval, generate, translate, report, average, export."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from io import FileIO, RawIOBase
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fullrank.cli.app import verb
-from fullrank.cli.options import Checkpoint, Device, Given, Json, Kernel, Keys, Number, Run, SamplingOptions, Split
-from fullrank.cli.output import drop_missing, exclude, name_option, say, show_report, tell
+from fullrank.cli.app import (
+    Checkpoint,
+    Device,
+    Given,
+    Json,
+    Kernel,
+    Keys,
+    Number,
+    Quiet,
+    Run,
+    SamplingOptions,
+    Split,
+    verb,
+)
+from fullrank.cli.output import (
+    clear_progress,
+    drop_missing,
+    exclude,
+    name_option,
+    say,
+    show_progress,
+    show_report,
+    tell,
+)
 from fullrank.config.run import PROTOCOL_KEYS, EvalConfig
 from fullrank.core.errors import InputError
+from fullrank.files import text_of
+
+if TYPE_CHECKING:
+    from fullrank.experiments.translation import Translation
 
 
 @verb(
@@ -201,3 +231,123 @@ def average(
         f"  {mean['folder']}   fullrank eval {run} --checkpoint average",
     ]
     tell(mean, lines, json=json)
+
+
+@verb(
+    "fullrank export runs/demo/b --to hf exported/b",
+    "fullrank export runs/demo/b --checkpoint last --to hf exported/b-last",
+)
+def export(
+    run: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder, or one that model.save wrote.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write; it must be new or empty.")],
+    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="hf: a folder of Hugging Face.")] = "hf",
+    checkpoint: Checkpoint = "best",
+    json: Json = False,
+) -> None:
+    """Write a trained model as a folder that Hugging Face's `from_pretrained` reads, also without this package."""
+    if to != "hf":
+        raise InputError(f"--to: hf, given '{to}'")
+    from fullrank.hf.export import export_run
+
+    folder = export_run(run, out, checkpoint)
+    files = sorted(file.name for file in folder.iterdir())
+    content = {"from": str(run), "to": to, "folder": str(folder), "files": files, "checkpoint": checkpoint}
+    lines = [
+        f"{folder}: {', '.join(files)}",
+        "  Check README.md, the model card, and state a licence there before you publish it.",
+    ]
+    tell(content, lines, json=json)
+
+
+# -- translations of lines ---------------------------------------------------------------------------------------------
+
+_SEARCH = ("beams", "length_penalty", "no_repeat_ngram_size", "max_length_a", "max_length_b")
+
+
+@verb(
+    "fullrank translate runs/mine < source.de > target.en", "fullrank translate runs/mine --n-best 3 --json < source.de"
+)
+def translate(
+    run: Annotated[Path, typer.Argument(metavar="DIR", help="A translation run's folder.")],
+    search: Annotated[Given, Keys(EvalConfig, _SEARCH)],
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            "--input", metavar="FILE", exists=True, dir_okay=False, help="Read this file instead of the standard input."
+        ),
+    ] = None,
+    n_best: Annotated[int, Number(help="Translations of a line, as `line ||| text ||| score`.")] = 1,
+    batch_size: Annotated[int, Number(help="Lines translated together.")] = 64,
+    checkpoint: Checkpoint = "best",
+    device: Device = "auto",
+    kernel: Kernel = "auto",
+    quiet: Quiet = False,
+    as_lines: Annotated[
+        bool, typer.Option("--json", help="JSON lines: one object for each line, with scores and log-probabilities.")
+    ] = False,
+) -> None:
+    """Translate lines of text, one sentence a line, in order: `fullrank translate DIR < source > target`.
+
+    Lines of a pipe or a terminal are translated as they come.
+    An empty line stays empty. A line that is longer than the model can read is cut, with a warning.
+    """
+    from fullrank.experiments.translation import LineTranslator, Search, open_translation_run
+
+    translator = LineTranslator(
+        run,
+        dataclasses.replace(Search.of(open_translation_run(run).eval), **search, n_best=n_best),
+        checkpoint=checkpoint,
+        batch_size=batch_size,
+        device_name=device,
+        kernel_name=kernel,
+        warn=say,
+    )
+    style = "json" if as_lines else "list" if n_best > 1 else "text"
+    start, done = time.monotonic(), 0
+
+    def show(count: int) -> None:
+        if sys.stderr.isatty() and not quiet:
+            show_progress(f"{done + count:,} lines")
+
+    with FileIO(0, closefd=False) if source is None else FileIO(source) as stream:
+        if stream.isatty() and not quiet:
+            say("a sentence a line; Ctrl-D ends")
+        for lines in read_lines(stream):
+            translations = translator.translate(lines, first=done + 1, progress=show)
+            clear_progress()
+            for line, best in zip(lines, translations, strict=True):
+                done += 1
+                text = "".join(f"{one}\n" for one in format_line(done, line, best, style))
+                sys.stdout.buffer.write(text.encode("utf-8"))
+            sys.stdout.buffer.flush()
+    if not quiet:
+        say(f"{done:,} lines, {done / max(time.monotonic() - start, 1e-9):,.1f} sentences/s")
+
+
+def format_line(number: int, source: str, best: Sequence[Translation], style: str) -> list[str]:
+    """The translations of line `number` (from 1) as text, as a list of Moses and Marian, which count from 0, or as JSON."""
+    if style == "text":
+        return [best[0].text]
+    if style == "list":
+        return [f"{number - 1} ||| {one.text} ||| {one.score:.6f}" for one in best]
+    texts = [{"text": t.text, "tokens": t.tokens, "score": t.score, "log_prob": t.log_prob} for t in best]
+    return [json.dumps({"line": number, "source": source, "translations": texts}, ensure_ascii=False)]
+
+
+def read_lines(stream: RawIOBase) -> Iterator[list[str]]:
+    """The lines of a stream of UTF-8, without line ends, as many at a time as have arrived.
+
+    Only a line feed (after a carriage return or not) ends a line. InputError names the first line that is not UTF-8.
+    """
+    rest, number = b"", 0
+    while data := stream.read(1 << 16):
+        *lines, rest = (rest + data).split(b"\n")
+        if lines:
+            yield [decode_line(line, number + place) for place, line in enumerate(lines, start=1)]
+            number += len(lines)
+    if rest:
+        yield [decode_line(rest, number + 1)]
+
+
+def decode_line(line: bytes, number: int) -> str:
+    return text_of(line.removesuffix(b"\r"), "the input", line=number).replace("\n", " ")
