@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import sys
@@ -40,6 +41,7 @@ def measure_inside(model, text):
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_measurement.py").write_text(MODULE, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("fullrank.analysis")  # its measurements stay known
     monkeypatch.setattr(records, "_known", dict(records._known))
     monkeypatch.delitem(sys.modules, "my_measurement", raising=False)
 

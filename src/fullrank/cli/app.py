@@ -312,14 +312,14 @@ def expand(function: Any) -> Any:
     bundles: dict[str, Any] = {}
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(function, eval_str=True).parameters.values():
-        bundle: Any = parameter.annotation
+        bundle = parameter.annotation
         marks = [mark for mark in getattr(bundle, "__metadata__", ()) if isinstance(mark, Keys)]
         if marks:
             bundles[parameter.name] = marks[0]
             parameters += marks[0].get_parameters()
         elif dataclasses.is_dataclass(bundle):
             bundles[parameter.name] = bundle
-            parameters += inspect.signature(bundle, eval_str=True).parameters.values()
+            parameters += inspect.signature(bundle, eval_str=True).parameters.values()  # type: ignore[arg-type]
         else:
             parameters.append(parameter)
     parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
