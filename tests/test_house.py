@@ -204,6 +204,7 @@ def test_one_function_says_how_a_python_process_is_started() -> None:
     assert found == {
         "files.py": ["sys.executable"],
         "data/builtin.py": ["sys.executable"],  # named in a message
+        "experiments/demo.py": ["subprocess.Popen"],  # by python_command
         "experiments/run.py": ["subprocess.run"],  # git
         "kernels/native/build.py": ["subprocess.run"],  # a compiler
     }

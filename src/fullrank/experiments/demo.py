@@ -6,7 +6,6 @@ Models train two at a time with one thread each, which on a small or busy machin
 from __future__ import annotations
 
 import bisect
-import json
 import math
 import subprocess
 import time
@@ -22,7 +21,7 @@ from fullrank.experiments.analyze import Reading, measure_models
 from fullrank.experiments.generation import generate
 from fullrank.experiments.run import task_of
 from fullrank.experiments.speed import try_training
-from fullrank.files import python_command, read_json, silent, usable_cores, write_json
+from fullrank.files import parse_json, python_command, read_json, silent, usable_cores, write_json
 from fullrank.records import find_measurement
 from fullrank.training.device import catch_signals
 
@@ -166,6 +165,6 @@ def _count_steps(folder: Path) -> int:
     """Steps that a row has made, by its metrics.jsonl."""
     try:
         lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        return int(json.loads(lines[-1])["step"])
+        return int(parse_json(lines[-1])["step"])
     except (OSError, ValueError, IndexError):  # nothing yet, or half a line
         return 0
