@@ -11,8 +11,7 @@ import pytest
 import torch
 from tests.tiny_encoder import SPECIAL, WORDS, tiny_encoder, tiny_tokenizer
 
-from fullrank.config.finetune import GraftConfig, PretrainedConfig
-from fullrank.config.finetune import GLUE, GlueTask
+from fullrank.config.finetune import GLUE, GlueTask, GraftConfig, PretrainedConfig
 from fullrank.data.tasks import Examples
 from fullrank.experiments.finetuning import encode, logits_by_example
 from fullrank.experiments.pretrained import load_pretrained

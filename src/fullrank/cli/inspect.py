@@ -236,8 +236,7 @@ def _read_task(
 ) -> tuple[dict[str, Any], list[Any]]:
     """A task to fine-tune on: its JSON, and lines for people."""
     from fullrank.config.finetune import GLUE, SQUAD, glue_task
-    from fullrank.data.tasks import load_glue, locate
-    from fullrank.data.tasks import read_squad
+    from fullrank.data.tasks import load_glue, locate, read_squad
 
     if overrides:
         raise InputError(f"{', '.join(overrides)}: {name} is read as it is; leave out all but --from and --to")

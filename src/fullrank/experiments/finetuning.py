@@ -13,14 +13,21 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fullrank.config.finetune import FinetuneConfig, FinetuneEvalConfig, FinetuneTrainConfig
-from fullrank.config.finetune import GLUE
+from fullrank.config.finetune import GLUE, SQUAD, FinetuneConfig, FinetuneEvalConfig, FinetuneTrainConfig
 from fullrank.core.errors import InputError, RunError
-from fullrank.config.finetune import SQUAD
 from fullrank.data.examples import Encoded, ExampleBatch, ExampleBatches, choose_subset, iterate_by_length
-from fullrank.data.tasks import Examples, load_glue, locate
 from fullrank.data.invented import make_examples, make_questions
-from fullrank.data.tasks import NO_ANSWER, Question, SquadSplit, Window, read_squad, squad_windows
+from fullrank.data.tasks import (
+    NO_ANSWER,
+    Examples,
+    Question,
+    SquadSplit,
+    Window,
+    load_glue,
+    locate,
+    read_squad,
+    squad_windows,
+)
 from fullrank.decoding.sample import evaluating
 from fullrank.evaluation.tasks import glue_scores, squad_scores, squad_v2_scores
 from fullrank.experiments.pretrained import PretrainedEncoder, check_length, load_pretrained, padding_of
@@ -31,7 +38,7 @@ from fullrank.training.checkpoint import load_weights
 from fullrank.training.device import device_of
 from fullrank.training.distributed import all_gather, rank, world_size
 from fullrank.training.optimizer import Groups, parameter_groups
-from fullrank.training.values import Carry, EvaluationOptions, EvaluationResult, Counters, Loss, TrainingPosition
+from fullrank.training.values import Carry, Counters, EvaluationOptions, EvaluationResult, Loss, TrainingPosition
 
 _MASKED = -1e30  # padding cannot be an answer
 

@@ -52,7 +52,6 @@ from fullrank.training.distributed import all_gather, main_process_first, proces
 from fullrank.training.loop import fit
 from fullrank.training.observers import make_observers
 from fullrank.training.optimizer import make_optimizer, make_schedule
-from fullrank.training.device import seed_everything
 from fullrank.training.values import make_plan
 
 AnyConfig = RunConfig | FinetuneConfig

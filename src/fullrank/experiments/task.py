@@ -28,7 +28,7 @@ from fullrank.data.prepared import Corpus, load_corpus
 from fullrank.training.device import device_of
 from fullrank.training.distributed import rank, world_size
 from fullrank.training.optimizer import Groups, parameter_groups
-from fullrank.training.values import Batches, Carry, Evaluate, EvaluationOptions, Counters, Loss, Objective
+from fullrank.training.values import Batches, Carry, Counters, Evaluate, EvaluationOptions, Loss, Objective
 
 Say = Callable[[str], None]
 
