@@ -20,7 +20,6 @@ from fullrank.core import registry
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.encoder import MaskedLanguageModel
 from fullrank.core.errors import ConfigError, InputError, RunError
-from fullrank.core.encoder import MaskedLanguageModel
 from fullrank.core.memory import Memory
 from fullrank.core.released import DriftingMemory
 from fullrank.core.skip_retain import SkipRetain

@@ -20,7 +20,6 @@ from fullrank.config.run import EvalConfig, RunConfig
 from fullrank.config.training import TrainConfig, TrainingConfig
 from fullrank.core import draws
 from fullrank.core.embedding import Input
-from fullrank.core.encoder import MaskedLanguageModel
 from fullrank.core.errors import FullRankError
 from fullrank.core.trace import Trace, orthogonality, overlap
 from fullrank.data.batches import Part, Share
