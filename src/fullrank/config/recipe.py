@@ -28,7 +28,7 @@ from typing import Any, Generic, Literal, TypeVar, get_args
 from fullrank.config.finetune import FinetuneConfig, finetunes
 from fullrank.config.load import apply_overrides, build, build_any, lay, merge, parse_yaml, read_yaml
 from fullrank.config.run import RunConfig
-from fullrank.core.errors import InputError, suggest
+from fullrank.core.errors import ConfigError, InputError, suggest
 from fullrank.core.section import Count, CountOrZero, Section, key
 from fullrank.plugins import import_plugin
 
@@ -127,7 +127,10 @@ def parse(name: str, raw: Mapping[str, Any], folder: Path | None = None, below: 
         if "extends" in raw:
             raise InputError(f"{name}: `extends` belongs to a recipe; name its `rows`")
         return Recipe(name, name, "", merge({}, raw), {}, {})
-    file = RecipeFile.of_file(raw, name)
+    try:
+        file = RecipeFile.from_dict(raw)
+    except ConfigError as error:
+        raise ConfigError(*(f"{name}: {line}" for line in error.problems)) from error
     if not file.rows:
         raise InputError(f"{name}: `rows` names no row; name one, or leave `rows` out for a single configuration")
     base, paper, seeds = file.base or {}, file.paper or "", file.seeds

@@ -13,6 +13,7 @@ YAML and exported models are all read this way::
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -23,19 +24,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import (
-    Annotated,
-    Any,
-    ClassVar,
-    Literal,
-    NamedTuple,
-    Self,
-    TypeVar,
-    cast,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar, cast, get_args, get_origin
 
 from . import registry
 from .errors import ConfigError, translate_name
@@ -73,12 +62,12 @@ Stage = str | dict[str, Any]
 
 
 def stage_name(stage: Stage) -> str:
-    """The name of a stage given as a bare word or as `{name: ..., ...}`."""
+    """The name of a stage."""
     return stage if isinstance(stage, str) else str(stage.get("name", ""))
 
 
 def stage_options(stage: Stage) -> dict[str, Any]:
-    """The options of a stage given as `{name: ..., ...}`; a bare word has none."""
+    """The options of a stage; a bare word has none."""
     return {} if isinstance(stage, str) else {name: value for name, value in stage.items() if name != "name"}
 
 
@@ -95,11 +84,11 @@ class Slot:
         self.built_in: dict[str, type | None] = {**dict.fromkeys(plain), **with_options}
 
     def names(self) -> list[str]:
-        """All names, those that users registered included."""
+        """All names, with those that users registered."""
         return registry.names(self.name) if self.name else sorted(self.built_in)
 
     def read(self, stage: Stage, key: str) -> Stage:
-        """The stage with its options as their types have them; ConfigError for a stage or an option that does not exist."""
+        """The stage, its options converted; ConfigError for a stage or an option that does not exist."""
         name, options = stage_name(stage), stage_options(stage)
         if name in self.built_in:
             config = self.built_in[name]
@@ -122,12 +111,11 @@ class Parts(Slot):
     """Any number of stages of a slot that only users fill: `{NAME: {OPTION: VALUE}}`."""
 
     def read(self, parts: Any, key: str) -> Any:
-        """The options of each part by its name; ConfigError for a part or an option that does not exist."""
-        checked = {}
-        for name, options in parts.items():
-            stage = super().read({"name": name, **options}, f"{key}.{name}")
-            checked[name] = stage_options(stage)
-        return checked
+        """The options of each part by its name, converted."""
+        return {
+            name: stage_options(super(Parts, self).read({"name": name, **options}, f"{key}.{name}"))
+            for name, options in parts.items()
+        }
 
 
 class Need(NamedTuple):
@@ -173,19 +161,17 @@ def key(default: Value, description: str, needs: str | Mapping[str, str] = "") -
     `{"strided": "stride"}`.
     """
     metadata = {"description": description, "needs": [*_read_needs(needs)]}
-    made: Any = (
-        field(default_factory=default.copy, metadata=metadata)
-        if isinstance(default, list | dict)
-        else field(default=default, metadata=metadata)
-    )
-    return cast(Value, made)
-
-
-# -- reading one value -------------------------------------------------------------------------------------------------
+    if isinstance(default, list | dict):
+        return cast(Value, field(default_factory=default.copy, metadata=metadata))
+    return field(default=default, metadata=metadata)
 
 
 class _Unfit(Exception):
     """A value does not fit a type."""
+
+
+def _is_union(hint: Any) -> bool:
+    return get_origin(hint) in (types.UnionType, typing.Union)
 
 
 def words(hint: Any) -> str:
@@ -194,10 +180,10 @@ def words(hint: Any) -> str:
     if origin is Annotated:
         conditions = [mark.words for mark in args[1:] if isinstance(mark, Allowed)]
         return " and ".join(conditions) or words(args[0])
-    if origin in (types.UnionType, typing.Union):
+    if _is_union(hint):
         return " or ".join(words(other) for other in args if other is not types.NoneType)
     if origin is Literal:
-        return " or ".join(repr(word) for word in args)
+        return " or ".join(map(repr, args))
     if origin is tuple:
         return f"a list of {len(args)}, each {words(args[0])}"
     if origin is list:
@@ -207,15 +193,66 @@ def words(hint: Any) -> str:
     return _WORDS.get(hint, "a section of keys")
 
 
-def _scalar(hint: type, value: Any) -> Any:
+def read_value(hint: Any, value: Any, key: str) -> Any:
+    """`value` as `hint` has it; ConfigError names the key, what is allowed and what was given."""
+    try:
+        return _convert(hint, value, key)
+    except _Unfit:
+        raise ConfigError(f"{key}: {words(hint)}, given {value!r}") from None
+
+
+def _convert(hint: Any, value: Any, key: str) -> Any:
+    """`value` as `hint` has it; raises _Unfit, or ConfigError where more can be said."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        value = _convert(args[0], value, key)
+        for mark in args[1:]:
+            if isinstance(mark, Slot):
+                value = mark.read(value, key)
+            elif not mark.test(value):
+                raise _Unfit
+        return value
+    if hint is Any or (origin is Literal and value in args):
+        return value
+    if _is_union(hint):
+        if value is None and types.NoneType in args:
+            return None
+        for other in args:
+            if other is not types.NoneType:
+                with contextlib.suppress(_Unfit):
+                    return _convert(other, value, key)
+    elif origin in (list, tuple):
+        if isinstance(value, list | tuple) and (origin is list or len(value) == len(args)):
+            inner = args if origin is tuple else args * len(value)
+            return origin(_convert(one, item, key) for one, item in zip(inner, value, strict=True))
+    elif origin is dict:
+        if isinstance(value, Mapping):
+            return {
+                _convert(args[0], name, key): read_value(args[1], item, _join(key, str(name)))
+                for name, item in value.items()
+            }
+    elif origin is None and section_in(hint):
+        return value if isinstance(value, hint) else hint.from_dict(value, key)
+    elif typing.is_typeddict(hint) or dataclasses.is_dataclass(hint):
+        if isinstance(value, Mapping):
+            return _convert_record(hint, value, key)
+    elif hint in _WORDS:
+        return _convert_scalar(hint, value)
+    raise _Unfit
+
+
+def _convert_scalar(hint: type, value: Any) -> Any:
     """A whole number, a number, true or false, or a text; numbers may be written as text and the reverse."""
     if hint is bool:
-        if isinstance(value, bool | int | str) and (known := _BOOLEANS.get(str(value).lower())) is not None:
-            return known
+        value = _BOOLEANS.get(str(value).lower()) if isinstance(value, bool | int | str) else None
+        if value is not None:
+            return value
+    elif isinstance(value, bool):
+        raise _Unfit
     elif hint is str:
-        if isinstance(value, str | os.PathLike) or (isinstance(value, int | float) and not isinstance(value, bool)):
+        if isinstance(value, str | os.PathLike | int | float):
             return str(value)
-    elif isinstance(value, int | float | str) and not isinstance(value, bool):
+    elif isinstance(value, int | float | str):
         try:
             if hint is int and isinstance(value, int | str):
                 return int(value)
@@ -229,97 +266,40 @@ def _scalar(hint: type, value: Any) -> Any:
     raise _Unfit
 
 
-def _converted(hint: Any, value: Any, key: str) -> Any:
-    """`value` as `hint` has it; raises _Unfit, or ConfigError where more can be said."""
-    origin, args = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        value = _converted(args[0], value, key)
-        for mark in args[1:]:
-            if isinstance(mark, Slot):
-                value = mark.read(value, key)
-            elif not mark.test(value):
-                raise _Unfit
-        return value
-    if origin in (types.UnionType, typing.Union):
-        if value is None and types.NoneType in args:
-            return None
-        for other in args:
-            if other is not types.NoneType:
-                try:
-                    return _converted(other, value, key)
-                except _Unfit:
-                    continue
-    elif origin is Literal:
-        if value in args:
-            return value
-    elif origin in (list, tuple):
-        if isinstance(value, list | tuple) and (origin is list or len(value) == len(args)):
-            each = args if origin is tuple else args * len(value)
-            return origin(_converted(inner, item, key) for inner, item in zip(each, value, strict=True))
-    elif origin is dict:
-        if isinstance(value, Mapping):
-            return {
-                _converted(args[0], name, key): read_value(args[1], item, _join(key, str(name)))
-                for name, item in value.items()
-            }
-    elif hint is Any:
-        return value
-    elif typing.is_typeddict(hint) or (dataclasses.is_dataclass(hint) and not section_in(hint)):
-        if isinstance(value, Mapping):
-            return _record(hint, value, key)
-    elif not issubclass(hint, Section):
-        return _scalar(hint, value)
-    elif isinstance(value, hint):
-        return value
-    else:
-        return hint.from_dict(value, key)
-    raise _Unfit
+@functools.cache
+def _types_of(cls: Any) -> dict[str, Any]:
+    return typing.get_type_hints(cls, include_extras=True)
 
 
-_hints = functools.cache(functools.partial(get_type_hints, include_extras=True))
-
-
-def _record(hint: Any, value: Mapping[str, Any], key: str) -> Any:
+def _convert_record(hint: Any, value: Mapping[str, Any], key: str) -> Any:
     """`value` as a TypedDict, where other keys stay, or as a plain dataclass, whose other keys are left out.
 
     Raises ConfigError for the first fault.
     """
     known: dict[str, Any] = {}
-    for name, inner in _hints(hint).items():
-        optional = get_origin(inner) is typing.NotRequired
+    for name, inner in _types_of(hint).items():
+        optional, where = get_origin(inner) is typing.NotRequired, _join(key, name)
         if name in value:
-            allowed, where = get_args(inner)[0] if optional else inner, _join(key, name)
+            allowed = get_args(inner)[0] if optional else inner
             known[name] = read_value(allowed, value[name], where)
             if isinstance(known[name], str) != isinstance(value[name], str):  # a record has no numbers written as text
                 raise ConfigError(f"{where}: {words(allowed)}, given {value[name]!r}")
         elif not optional and typing.is_typeddict(hint):
-            raise ConfigError(f"{_join(key, name)}: missing")
+            raise ConfigError(f"{where}: missing")
     return {**value, **known} if typing.is_typeddict(hint) else hint(**known)
-
-
-def read_value(hint: Any, value: Any, key: str) -> Any:
-    """`value` as `hint` has it; ConfigError names the key, what is allowed and what was given."""
-    try:
-        return _converted(hint, value, key)
-    except _Unfit:
-        raise ConfigError(f"{key}: {words(hint)}, given {value!r}") from None
 
 
 def section_in(hint: Any) -> type[Section] | None:
     """The section that a field holds, also where it may be null; None if it holds a value."""
-    if get_origin(hint) in (types.UnionType, typing.Union):
+    if _is_union(hint):
         return next(filter(None, map(section_in, get_args(hint))), None)
     return hint if isinstance(hint, type) and issubclass(hint, Section) else None
-
-
-# -- sections ----------------------------------------------------------------------------------------------------------
 
 
 @functools.cache
 def hints_of(cls: type[Section]) -> dict[str, Any]:
     """The type of every field of a section, in their order."""
-    hints = get_type_hints(cls, include_extras=True)
-    return {option.name: hints[option.name] for option in fields(cls)}
+    return {option.name: _types_of(cls)[option.name] for option in fields(cls)}
 
 
 class _Sections(type):
@@ -368,7 +348,7 @@ class Section(metaclass=_Sections):
             raise ConfigError(*dict.fromkeys(lines))
 
     def _prefix(self) -> str:
-        """The beginning of the keys of this section, as errors name them."""
+        """The beginning of the keys of this section, in errors."""
         return f"{self.KEY}." if self.KEY else ""
 
     def _set(self, name: str, value: Any) -> None:
@@ -422,19 +402,10 @@ class Section(metaclass=_Sections):
             raise ConfigError(*dict.fromkeys(lines))
         return made
 
-    @classmethod
-    def of_file(cls, raw: Mapping[str, Any], file: object) -> Self:
-        """Build a section from what `file` holds; ConfigError names the file, too."""
-        try:
-            return cls.from_dict(raw)
-        except ConfigError as error:
-            raise ConfigError(*(f"{file}: {line}" for line in error.problems)) from error
-
     def with_known(self, **changes: Any) -> Self:
         """A copy with those of `changes` that this section has keys for."""
-        return dataclasses.replace(
-            self, **{name: changes[name] for name in changes.keys() & hints_of(type(self)).keys()}
-        )
+        known = hints_of(type(self))
+        return dataclasses.replace(self, **{name: value for name, value in changes.items() if name in known})
 
     def to_dict(self) -> dict[str, Any]:
         """The section as plain objects that YAML and JSON can hold."""
@@ -517,19 +488,16 @@ def _describe_unknown(cls: type[Section], key: str, name: Any, value: Any) -> st
         known += [_join(section.KEY, leaf) for section in _SECTIONS for leaf in hints_of(section)]
     leaves = {other: other.rpartition(".")[2] for other in known if other != path}
     name = translate_name(name.lower(), leaves.values())
-    scores = {other: _measure_similarity(name, leaf) for other, leaf in leaves.items()}
-    nearest = max(scores, key=lambda other: scores[other] + _measure_similarity(path, other))
+
+    def compare(one: str, other: str) -> float:
+        return difflib.SequenceMatcher(None, one, other).ratio()
+
+    scores = {other: compare(name, leaf) for other, leaf in leaves.items()}
+    nearest = max(scores, key=lambda other: scores[other] + compare(path, other))
     here = sorted(keys_of(cls))
     if scores[nearest] >= _LEAST_SIMILARITY or len(here) > _MOST_LISTED:
         return f"unknown key '{path}'; did you mean '{nearest}'?"
     return f"unknown key '{path}'; known here: {', '.join(here)}"
-
-
-def _measure_similarity(one: str, other: str) -> float:
-    return difflib.SequenceMatcher(None, one, other).ratio()
-
-
-# -- sections that `kind` decides about --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
