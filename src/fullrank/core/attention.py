@@ -227,7 +227,6 @@ class Attention(nn.Module):
     def _heads(
         self, x: Tensor, source: Tensor | KeyValues, layout: Layout, past: KeyValues | None, keeps: bool
     ) -> tuple[Heads, KeyValues | None]:
-        """The heads of x over past and source, and if it `keeps` them what a next call needs."""
         if isinstance(source, KeyValues):
             return Heads(*self.project.queries(x, layout), source.keys, source.values), source
         heads = self.project(x, source, layout, None if past is None else past.relative)
@@ -254,7 +253,6 @@ class Attention(nn.Module):
 
     @property
     def max_length(self) -> int | None:
-        """The greatest number of keys, None if there is no limit."""
         return self.attend.max_length
 
 

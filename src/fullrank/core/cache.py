@@ -79,12 +79,10 @@ class KeyValues(NamedTuple):
 
     @property
     def length(self) -> int:
-        """M."""
         return self.values.shape[2]
 
     @property
     def batch(self) -> int:
-        """B."""
         return self.values.shape[0]
 
     def select(self, choose: Callable[[Tensor], Tensor]) -> KeyValues:
@@ -92,11 +90,9 @@ class KeyValues(NamedTuple):
         return KeyValues(None if self.keys is None else choose(self.keys), choose(self.values), self.relative)
 
     def rows(self, index: Tensor) -> KeyValues:
-        """Rows `index` (K,) of the batch; distances are the same for all rows."""
         return self.select(lambda heads: heads.index_select(0, index))
 
     def first(self, length: int) -> KeyValues:
-        """The first `length` tokens."""
         return self.select(lambda heads: heads[:, :, :length])
 
 
@@ -109,11 +105,9 @@ class DecayedSums(NamedTuple):
 
     @property
     def batch(self) -> int | None:
-        """B, None before the first token."""
         return None if self.keys is None else self.keys.shape[0]
 
     def rows(self, index: Tensor) -> DecayedSums:
-        """Rows `index` (K,) of the batch."""
         return DecayedSums(take_rows(self.keys, index), take_rows(self.values, index), self.length)
 
 
@@ -139,7 +133,6 @@ class Cache:
 
     @property
     def batch(self) -> int | None:
-        """B, None before the first token."""
         return None if self.layers[0] is None else self.layers[0].batch
 
     @property
@@ -148,7 +141,6 @@ class Cache:
         return all(past is None or isinstance(past, KeyValues) for past in self.layers)
 
     def first(self, length: int) -> Cache:
-        """The cache of the first `length` tokens and padding. Raises InputError for a layer that keeps sums."""
         if length >= self.length:
             return self
         if not self.croppable:
@@ -210,11 +202,8 @@ class CacheState(State):
         self.layers[layer] = kept[0]
 
     def next(self) -> Cache:
-        """The cache of the next call."""
         return replace(self.cache, layers=tuple(self.layers), key_mask=self.mask)
 
-
-# -- the source of a translation ---------------------------------------------------------------------------------------
 
 # input of one layer's cross-attention: hidden states (B, M, E), or their keys and values, and the layout
 CrossInput = tuple[Tensor | KeyValues, Layout]
@@ -229,7 +218,6 @@ class Source:
 
     @property
     def batch(self) -> int:
-        """B."""
         return self.hidden.shape[0]
 
     def of_layer(self, layer: int, queries: int) -> CrossInput:

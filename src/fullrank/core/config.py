@@ -60,7 +60,6 @@ class LayerConfig(Section):
     attention: AttentionConfig | None = key(None, "self-attention of these layers; null: model.attention")
 
     def changed(self, change: Callable[[AttentionConfig], AttentionConfig]) -> LayerConfig:
-        """A copy with `change` made to its attention, if it has some."""
         return self if self.attention is None else replace(self, attention=change(self.attention))
 
 
@@ -203,7 +202,6 @@ class ModelConfig(Section):
         yield from self.problems_of_translation() if translates else self._faults_of_layers(self.num_hidden_layers)
 
     def _attentions_by_key(self) -> Iterator[tuple[str, AttentionConfig]]:
-        """Every self-attention that is configured."""
         yield "model.attention", self.attention
         yield from (("model.layers.attention", entry.attention) for entry in self.layers if entry.attention)
         for name, part in (("encoder", self.encoder), ("decoder", self.decoder)):
@@ -233,7 +231,6 @@ class ModelConfig(Section):
             )
 
     def _faults_of_layers(self, count: int, part: str = "model") -> Iterator[str]:
-        """Lines about the entries of `layers` for so many layers."""
         at = [layer for entry in self.layers for layer in entry.at or ()]
         without = sum(entry.at is None for entry in self.layers)
         if without and not without == len(self.layers) == count:
@@ -274,7 +271,6 @@ class ModelConfig(Section):
 
     @property
     def attentions(self) -> list[AttentionConfig]:
-        """Self-attention of each layer, the first layer first."""
         return [own or self.attention for own in self.own_attentions]
 
     @property
@@ -289,11 +285,8 @@ class ModelConfig(Section):
         return self._part(self.attentions[layer], None, []) if self.layers else self
 
     def with_attention(self, change: Callable[[AttentionConfig], AttentionConfig], **changes: Any) -> ModelConfig:
-        """A copy with `change` made to the self-attention of all layers, and with other `changes`."""
         layers = [entry.changed(change) for entry in self.layers]
         return replace(self, attention=change(self.attention), layers=layers, **changes)
-
-    # -- the parts of a translation model, each as a configuration of its own ----------------------------------------------
 
     def _attentions(self) -> tuple[AttentionConfig, AttentionConfig, AttentionConfig]:
         """Attention of the encoder, of the decoder, and from the decoder to the source."""
@@ -337,7 +330,6 @@ class ModelConfig(Section):
         )
 
     def of_decoder(self) -> ModelConfig:
-        """Configuration of the decoder, its cross-attention apart."""
         return self._part(self._attentions()[1], (self.decoder or DecoderConfig()).num_hidden_layers, self.layers)
 
     def of_cross(self) -> ModelConfig:

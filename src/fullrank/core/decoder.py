@@ -37,8 +37,6 @@ class LanguageModel(Layers):
         self.output: Output = registry.lookup("output", config.output.kind)(config, self.embedding)
         initialize(self, config.initializer)
 
-    # -- forward ------------------------------------------------------------------------------------------------------
-
     def forward(
         self,
         input_ids: Tensor,
@@ -74,7 +72,6 @@ class LanguageModel(Layers):
         skip: Collection[int] = (),
         source: Source | ProjectedSource | None = None,
     ) -> Pass:
-        """Input of the output layer (B, N, E), and memory and cache of the next call; source: of a translation."""
         check_tokens(input_ids)
         self._check(memory, cache, skip)
         if input_ids.shape[1] == 0:  # nothing is read, nothing is remembered
@@ -98,7 +95,6 @@ class LanguageModel(Layers):
     def _make_memory_state(
         self, memory: Memory, input_ids: Tensor, attention_mask: Tensor | None, x: Tensor
     ) -> MemoryState:
-        """The next segment (B, N) after the memory of each layer; x (B, N, E): its vectors."""
         rows, tokens = input_ids.shape
         if self.config.memory_start == "zeros":
             memory = released.start_memory(self.config, memory, x)
@@ -133,11 +129,8 @@ class LanguageModel(Layers):
                 "whole, or train with 'masked'"
             )
 
-    # -- memory and cache ---------------------------------------------------------------------------------------------
-
     @property
     def memory_length(self) -> int:
-        """Number of tokens before a segment that every layer remembers."""
         return self.config.memory_length
 
     @property
@@ -199,8 +192,6 @@ class LanguageModel(Layers):
             max_new_tokens=max_new_tokens, min_new_tokens=min_new_tokens, no_repeat_ngram_size=no_repeat_ngram_size,
             temperature=temperature, top_k=top_k, top_p=top_p, greedy=greedy, seed=seed, eos_id=eos_id,
         )  # fmt: skip
-
-    # -- losses -------------------------------------------------------------------------------------------------------
 
     def nll(
         self, input_ids: Tensor, targets: Tensor, memory: Memory | None = None, *, attention_mask: Tensor | None = None

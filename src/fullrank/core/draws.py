@@ -94,7 +94,6 @@ def selecting() -> bool:
 
 
 def calls() -> int:
-    """The number of the next call that draws."""
     return 0 if current is None else current.call
 
 
@@ -155,9 +154,6 @@ def draw_apart() -> Iterator[None]:
         seed = torch.randint(2**62, (), dtype=torch.int64, device="cpu").item()
         torch.default_generator.manual_seed(int(seed))
         yield
-
-
-# -- dropout ----------------------------------------------------------------------------------------------------------
 
 
 def dropout(x: Tensor, p: float, shared: bool = False) -> Tensor:

@@ -76,11 +76,8 @@ class MaskedLanguageModel(Model):
 
     @property
     def mask_id(self) -> int:
-        """The id of `<mask>`, the last one."""
         assert self.config.vocab_size is not None
         return self.config.vocab_size - 1
-
-    # -- forward ------------------------------------------------------------------------------------------------------
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, *, trace: Trace | None = None
@@ -93,17 +90,13 @@ class MaskedLanguageModel(Model):
         return ModelOutput(self.output(self.hidden(input_ids, attention_mask, trace=trace)))
 
     def hidden(self, input_ids: Tensor, attention_mask: Tensor | None = None, *, trace: Trace | None = None) -> Tensor:
-        """Input of the output layer (B, N, E)."""
         read = self.encoder.encode(input_ids, attention_mask, trace=trace).hidden
         dropped: Tensor = self.output_dropout(read)
         return dropped
 
     @property
     def max_length(self) -> int | None:
-        """The longest text the model can take, None if there is no limit."""
         return self.encoder.max_length
-
-    # -- losses -------------------------------------------------------------------------------------------------------
 
     def nll(self, input_ids: Tensor, targets: Tensor, attention_mask: Tensor | None = None) -> TokenNll:
         """-log p(targets | input_ids) in nats, (B, N), exact under any cotangent; never builds (B, N, V)."""

@@ -136,7 +136,6 @@ def suggest(given: str, known: Iterable[str], *, whole: bool = False) -> str:
 
 
 def one_line(error: Exception, most: int = 200) -> str:
-    """The message of an error in one line of at most `most` characters."""
     return " ".join(str(error).split())[:most]
 
 

@@ -31,7 +31,6 @@ Initializer = Callable[[nn.Module], None]
 
 
 def _apart(layer: nn.Module) -> AbstractContextManager[None]:
-    """Random numbers of its own for a layer that only mixing reads."""
     return draw_apart() if isinstance(layer, SeparateLinear) else contextlib.nullcontext()
 
 

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from .section import Allowed, ByKind, Probability, Rate, Section, Size, Slot, Stage, key
 
-# -- options of stages, read by the stages' own `Config` -----------------------------------------------------------------
-
 
 @dataclass(frozen=True, kw_only=True)
 class RelativeOptions(Section):
@@ -63,9 +61,6 @@ Mix = Annotated[
         position_wise=LearnedMixingOptions,
     ),
 ]
-
-
-# -- attention -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,8 +158,6 @@ class MultiLinearConfig(AttentionConfig, built_in=True):
         if self.output_map == "decayed" and self.decays is None:
             self._set("decays", 8)
 
-
-# -- embedding and vocabulary layer ----------------------------------------------------------------------------------------
 
 Cutoffs = Annotated[
     list[int],

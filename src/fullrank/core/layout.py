@@ -80,12 +80,10 @@ class Layout:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(N, M)."""
         return self.query_positions.shape[-1], self.key_positions.shape[-1]
 
     @property
     def contiguous(self) -> bool:
-        """True if the keys have no gaps and rows do not differ."""
         return self.runs is not None and len(self.runs) == 1
 
     @property
@@ -208,7 +206,6 @@ def join_runs(runs: Iterable[Run]) -> tuple[Run, ...]:
 
 
 def find_last_runs(runs: tuple[Run, ...], size: int) -> tuple[Run, ...]:
-    """The runs of the last `size` positions."""
     last: list[Run] = []
     for start, length in reversed(runs):
         take = min(length, size)
@@ -216,9 +213,6 @@ def find_last_runs(runs: tuple[Run, ...], size: int) -> tuple[Run, ...]:
             last.append((start + length - take, take))
         size -= take
     return tuple(reversed(last))
-
-
-# -- padding, and the state of one call ----------------------------------------------------------------------------------
 
 
 def read_mask(attention_mask: Tensor | None, input_ids: Tensor) -> Tensor | None:

@@ -38,11 +38,9 @@ class LayerMemory:
 
     @property
     def tokens(self) -> int:
-        """M."""
         return 0 if self.hidden is None else self.hidden.shape[1]
 
     def last(self, limit: int) -> LayerMemory:
-        """The last `limit` tokens."""
         if self.tokens <= limit:
             return self
         if limit == 0:
@@ -58,7 +56,6 @@ class LayerMemory:
         )
 
     def reorder(self, index: Tensor) -> LayerMemory:
-        """Rows `index` (K,) of the batch."""
         hidden, positions, mask = (take_rows(part, index) for part in (self.hidden, self.positions, self.mask))
         heads = None if self.heads is None else self.heads.rows(index)
         return replace(self, hidden=hidden, positions=positions, mask=mask, heads=heads)
@@ -79,7 +76,6 @@ class Memory:
 
     @classmethod
     def empty(cls, layers: int) -> Memory:
-        """The memory before the first token."""
         return cls((LayerMemory(),) * layers)
 
     def place(self, layer: LayerMemory, segment: Segment) -> LayerMemory:
@@ -88,17 +84,14 @@ class Memory:
 
     @property
     def batch(self) -> int | None:
-        """B, None before the first token."""
         return next(iter(self._batches), None)
 
     @property
     def _batches(self) -> list[int]:
-        """B of every part."""
         parts = [self.lengths, *(layer.hidden for layer in self.layers)]
         return [len(part) for part in parts if part is not None]
 
     def reorder(self, index: Tensor) -> Memory:
-        """The memory of rows `index` (K,), in that order; rows may repeat (beams)."""
         layers = tuple(layer.reorder(index) for layer in self.layers)
         return replace(self, layers=layers, lengths=take_rows(self.lengths, index))
 
@@ -132,7 +125,6 @@ class Memory:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Memory:
-        """The memory that `to_tensors` gave."""
         layers = []
         for i in range(sum(name.endswith(".rested") for name in tensors)):
             hidden, runs, positions, mask = (
@@ -169,11 +161,9 @@ class Segment:
 
     @property
     def tokens(self) -> int:
-        """N."""
         return self.positions.shape[-1]
 
     def layout(self, memory: LayerMemory, window: int | None) -> Layout:
-        """The layout of the segment's queries over the memory of a layer and the segment itself."""
         if self.mask is None and memory.mask is None:
             runs = tuple((start - self.first, length) for start, length in memory.runs or ())
             device, origin = self.positions.device, self.first
@@ -215,7 +205,6 @@ class Segment:
         )
 
     def _joined(self, memory: LayerMemory) -> tuple[Tensor, Tensor]:
-        """Positions and mask, (B, M + N) each, of a layer's memory and of the segment."""
         assert self.mask is not None
         positions, mask = memory.positions, memory.mask
         if positions is None or mask is None:
@@ -236,9 +225,6 @@ def _last_tokens(old: Tensor | None, new: Tensor, limit: int) -> Tensor:
         return torch.cat((old[:, -kept:].to(new.dtype), new), dim=1)
     # a short view would keep a long tensor alive
     return new[:, -limit:].clone() if 2 * limit < new.shape[1] else new[:, -limit:]
-
-
-# -- the state of one call ---------------------------------------------------------------------------------------------
 
 
 class MemoryState(State):
@@ -289,7 +275,6 @@ class MemoryState(State):
         self.after[layer] = replace(before, skipped=before.skipped + self.segment.tokens)
 
     def next(self) -> Memory:
-        """The memory of the next call."""
         layers = tuple(self.after[layer] for layer in range(len(self.before)))
         length, lengths = self.memory.length + self.segment.tokens, self.segment.lengths
         return replace(self.memory, layers=layers, length=length, lengths=lengths, version=self.version)

@@ -204,7 +204,6 @@ class Layers(Model):
 
     @property
     def max_length(self) -> int | None:
-        """The longest sequence the model can take, None if there is no limit."""
         return longest(self.position.max_length, *(block.attention.max_length for block in self.blocks))
 
 
@@ -225,5 +224,4 @@ def check_targets(input_ids: Tensor, targets: Tensor, name: str = "input_ids", f
 
 
 def longest(*limits: int | None) -> int | None:
-    """The smallest of several limits of length, None if there is none."""
     return min((limit for limit in limits if limit is not None), default=None)

@@ -25,9 +25,6 @@ from .trace import Trace
 _LONGEST = 64.0  # tokens; where the slowest decays start
 
 
-# -- pairs of positions -----------------------------------------------------------------------------------------------
-
-
 def pair_tensor(query: Tensor, keys: Tensor, values: Tensor, visible: Tensor | None = None) -> Tensor:
     """T (B, N, M, M), its last two indices those of keys and values (Eq. 5, 6 and 8).
 
@@ -72,9 +69,6 @@ class Cores(nn.Module):
 
     def forward(self) -> Tensor:
         return self.weight if self.free else self.weight.softmax(-1)
-
-
-# -- decayed sums -----------------------------------------------------------------------------------------------------
 
 
 def decayed_sums(tokens: Tensor, log_decay: Tensor, layout: Layout, state: Tensor | None = None) -> Tensor:
@@ -148,9 +142,6 @@ class DecayedMap(nn.Module):
         return features.flatten(2).to(weight.dtype) @ weight.flatten(0, 1), a, b
 
 
-# -- the layer --------------------------------------------------------------------------------------------------------
-
-
 @register("attend", "multilinear")
 class MultiLinear(Attend):
     """Multi-linear attention (Ma et al. 2019, Eq. 5 to 8), the output map included.
@@ -191,7 +182,6 @@ class MultiLinear(Attend):
         return see_all(layout) if self.sees_future else layout
 
     def merge(self, bias: bool) -> nn.Module:
-        """No layer follows: the output map is in this one."""
         return nn.Identity()
 
     def forward(self, heads: Heads, layout: Layout, trace: Trace | None = None) -> Tensor:

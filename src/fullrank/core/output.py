@@ -234,7 +234,6 @@ class SoftmaxOutput(Output):
 
     @property
     def matrix(self) -> Tensor:
-        """W (V, E), the own one or the embedding's."""
         weight = self._tied[0].weight if self._tied else self.weight
         assert weight is not None
         return weight
@@ -399,7 +398,6 @@ class AdaptiveSoftmax(Output):
             nn.init.zeros_(bias)
 
     def _clusters(self) -> tuple[Cluster, ...]:
-        """The matrices of head and tails, each the own one or the input's."""
         weights: list[Tensor] = [*(self._tied[0].weights if self._tied else self.weights)]
         biases: list[Tensor | None] = [*self.biases] if len(self.biases) else [None] * len(weights)
         shared: Iterable[Tensor] = (

@@ -27,8 +27,6 @@ from .registry import lookup, with_parts
 
 Decoder = TypeVar("Decoder", bound=nn.Module)
 
-# -- Skip Cross-head ---------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class FromLast(Layout):
@@ -40,7 +38,6 @@ class FromLast(Layout):
 
     @classmethod
     def from_layout(cls, layout: Layout) -> FromLast:
-        """The same queries and keys."""
         return cls(**{field.name: getattr(layout, field.name) for field in fields(layout)})
 
     @property
@@ -67,7 +64,6 @@ class DriftingMemory(Memory):
 
     @classmethod
     def from_memory(cls, memory: Memory) -> DriftingMemory:
-        """The same memory, which drifts from now on."""
         return cls(**vars(memory))
 
     def place(self, layer: LayerMemory, segment: Segment) -> LayerMemory:
@@ -81,9 +77,6 @@ class DriftingMemory(Memory):
         return replace(layer, runs=None, positions=positions, mask=mask)
 
 
-# -- Mixhead -----------------------------------------------------------------------------------------------------------
-
-
 def remove_mixing(decoder: Decoder) -> Decoder:
     """The decoder whose self-attention leaves heads as they are; it shares all parameters."""
     blocks = nn.ModuleList()
@@ -94,9 +87,6 @@ def remove_mixing(decoder: Decoder) -> Decoder:
             block = with_parts(block, attention=with_parts(attention, attend=plain))
         blocks.append(block)
     return with_parts(decoder, blocks=blocks)
-
-
-# -- Tensorized Transformer --------------------------------------------------------------------------------------------
 
 
 def see_all(layout: Layout) -> Layout:

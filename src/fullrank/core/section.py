@@ -62,12 +62,10 @@ Stage = str | dict[str, Any]
 
 
 def stage_name(stage: Stage) -> str:
-    """The name of a stage."""
     return stage if isinstance(stage, str) else str(stage.get("name", ""))
 
 
 def stage_options(stage: Stage) -> dict[str, Any]:
-    """The options of a stage; a bare word has none."""
     return {} if isinstance(stage, str) else {name: value for name, value in stage.items() if name != "name"}
 
 
@@ -84,7 +82,6 @@ class Slot:
         self.built_in: dict[str, type | None] = {**dict.fromkeys(plain), **with_options}
 
     def names(self) -> list[str]:
-        """All names, with those that users registered."""
         return registry.names(self.name) if self.name else sorted(self.built_in)
 
     def read(self, stage: Stage, key: str) -> Stage:
@@ -130,7 +127,6 @@ class Need(NamedTuple):
     values: str
 
     def holds(self, value: Any) -> bool:
-        """True if the other key has a value that is allowed."""
         return (_word(value) in self.values.split("|")) == (self.sign == "=") if self.sign else bool(value)
 
     def describe(self, name: str) -> str:
@@ -147,7 +143,6 @@ def _read_needs(needs: str | Mapping[str, str]) -> Iterator[Need]:
 
 
 def _word(value: Any) -> str:
-    """A value as YAML has it; of a stage its name."""
     if isinstance(value, dict):
         return stage_name(value)
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
@@ -175,7 +170,6 @@ def _is_union(hint: Any) -> bool:
 
 
 def words(hint: Any) -> str:
-    """The values that a type allows, in words."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
         conditions = [mark.words for mark in args[1:] if isinstance(mark, Allowed)]
@@ -242,7 +236,6 @@ def _convert(hint: Any, value: Any, key: str) -> Any:
 
 
 def _convert_scalar(hint: type, value: Any) -> Any:
-    """A whole number, a number, true or false, or a text; numbers may be written as text and the reverse."""
     if hint is bool:
         value = _BOOLEANS.get(str(value).lower()) if isinstance(value, bool | int | str) else None
         if value is not None:
@@ -298,7 +291,6 @@ def section_in(hint: Any) -> type[Section] | None:
 
 @functools.cache
 def hints_of(cls: type[Section]) -> dict[str, Any]:
-    """The type of every field of a section, in their order."""
     return {option.name: _types_of(cls)[option.name] for option in fields(cls)}
 
 
@@ -348,7 +340,6 @@ class Section(metaclass=_Sections):
             raise ConfigError(*dict.fromkeys(lines))
 
     def _prefix(self) -> str:
-        """The beginning of the keys of this section, in errors."""
         return f"{self.KEY}." if self.KEY else ""
 
     def _set(self, name: str, value: Any) -> None:
@@ -408,7 +399,6 @@ class Section(metaclass=_Sections):
         return dataclasses.replace(self, **{name: value for name, value in changes.items() if name in known})
 
     def to_dict(self) -> dict[str, Any]:
-        """The section as plain objects that YAML and JSON can hold."""
         return {option.name: _plain(getattr(self, option.name)) for option in fields(self)}
 
 
@@ -422,7 +412,6 @@ def _default(option: dataclasses.Field[Any]) -> Any:
 
 
 def _needs_in(section: Section, prefix: str) -> Iterator[tuple[str, Any, Need]]:
-    """The keys of a section and of those inside that are given and need something: path, value and need."""
     for option in fields(section):
         value, path = getattr(section, option.name), prefix + option.name
         for need in option.metadata.get("needs", ()):
@@ -466,7 +455,6 @@ def keys_of(cls: type[Section]) -> dict[str, Any]:
 
 
 def known_keys(cls: type[Section], section: str = "") -> Iterator[str]:
-    """Every dotted key of a configuration class, leaves and sections."""
     for name, hint in keys_of(cls).items():
         yield _join(section, name)
         if inner := section_in(hint):

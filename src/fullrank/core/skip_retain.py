@@ -16,7 +16,6 @@ Probability = Callable[[int, int], float]
 
 
 def _check_single(p: float | None, name: str) -> float:
-    """`p` as the single probability that a schedule needs."""
     if not isinstance(p, int | float) or isinstance(p, bool) or not 0 <= p <= 1:
         raise ValueError(f"'{name}' skips with one probability from 0 to 1, given {p!r}")
     return float(p)

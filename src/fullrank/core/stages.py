@@ -121,7 +121,6 @@ class Projection(nn.Module):
         self.distance_dropout = make_dropout(dropout, locked, shared=True)
 
     def layers(self) -> list[nn.Linear]:
-        """The layers of query, key and value that exist, in this order."""
         return [layer for layer in (self.query, self.key, self.value) if layer is not None]
 
     def split(self, x: Tensor) -> Tensor:
@@ -157,7 +156,6 @@ class Projection(nn.Module):
         return keys, self.split(self.distance_dropout(self.query(zero)[None]))[0]
 
     def queries(self, x: Tensor, layout: Layout) -> tuple[Tensor | None, Tensor | None]:
-        """`query` and `scored` of x (B, N, E)."""
         query = None if self.query is None else self.split(self.dropout(self.query(x)))
         if self.rotary is None or query is None:
             return query, query
@@ -364,7 +362,6 @@ def starts_plain(stage: Stage) -> bool:
 
 
 def _normal(matrix: Tensor, std: float) -> None:
-    """Fill a matrix with N(0, std^2)."""
     with torch.no_grad():
         matrix.copy_(torch.randn(matrix.shape, device="cpu") * std)
 
@@ -379,7 +376,6 @@ class LearnedMixing(Mixing):
         self.begin(config, size.num_heads)
 
     def begin(self, config: LearnedMixingOptions | None, heads: int) -> None:
-        """Make `mixing`."""
         self.start = "identity" if config is None else config.start
         self.mixing = nn.Parameter(
             torch.full((heads, heads), 1 / heads) if self.start == "uniform" else torch.eye(heads)

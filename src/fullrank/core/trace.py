@@ -57,9 +57,6 @@ class Trace:
         return self if self.weights else None
 
 
-# -- penalties -----------------------------------------------------------------------------------------------------------
-
-
 def _measure_overlap_of_rows(mixing: Tensor) -> Tensor:
     """||M^T M - I||_F^2, for (..., H, H) the mean over the leading dimensions."""
     gram = mixing.transpose(-1, -2) @ mixing
@@ -75,7 +72,6 @@ class MixesHeads(Protocol):
 
 
 def _mixings(module: nn.Module) -> Iterator[Mixing]:
-    """The mixings inside a module: a wrapper (PEFT's) stands for what it wraps."""
     if isinstance(module, MixesHeads):
         yield module.mix
     else:

@@ -29,16 +29,13 @@ class TranslationCache:
 
     @property
     def length(self) -> int:
-        """Number of target tokens so far."""
         return self.written.length
 
     @property
     def batch(self) -> int:
-        """Number of target rows."""
         return len(self.source.rows)
 
     def first(self, length: int) -> TranslationCache:
-        """The cache of the first `length` target tokens."""
         return TranslationCache(self.written.first(length), self.source)
 
     def reorder(self, index: Tensor) -> TranslationCache:
@@ -60,8 +57,6 @@ class Translator(Model):
         shared = config.encoder is not None and config.encoder.share_embedding
         self.decoder = LanguageModel(config.of_decoder(), cross=config.of_cross())
         self.encoder = Encoder(config, self.decoder.embedding if shared else None)
-
-    # -- forward ------------------------------------------------------------------------------------------------------
 
     def forward(
         self,
@@ -91,7 +86,6 @@ class Translator(Model):
         *,
         trace: Trace | None = None,
     ) -> Tensor:
-        """Input of the output layer (B, N, E)."""
         fits = decoder_input_ids.dim() == 2 and decoder_input_ids.shape[0] == len(input_ids)
         if input_ids.dim() == 2 and not fits:  # else the encoder says it
             raise InputError(
@@ -113,22 +107,18 @@ class Translator(Model):
         return Translating(self, source)
 
     def decoder_while_decoding(self) -> LanguageModel:
-        """The decoder as it runs after a cache."""
         section = self.config.decoder
         is_released = section is not None and section.released_decoding
         return released.remove_mixing(self.decoder) if is_released else self.decoder
 
     @property
     def max_length(self) -> int | None:
-        """The longest target the model can take, None if there is no limit."""
         return self.decoder.max_length
 
     @property
     def max_source_length(self) -> int | None:
         """The longest source the model can take, None if there is no limit."""
         return longest(self.encoder.max_length, self.decoder.blocks[0].cross_attention.max_length)
-
-    # -- losses -------------------------------------------------------------------------------------------------------
 
     def nll(
         self,
@@ -175,7 +165,6 @@ class Translating:
 
     @property
     def max_length(self) -> int | None:
-        """The longest target, in tokens."""
         return self.model.max_length
 
     def modules(self) -> Iterator[nn.Module]:
