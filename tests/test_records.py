@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import types
 
 import numpy as np
@@ -35,8 +36,6 @@ def test_records_hold_plain_numbers_and_come_back_from_json():
     HeatMap("head", "layer", "change"),
 ])  # fmt: skip
 def test_declarations_come_back_from_json(declared):
-    import json
-
     content = json.loads(json.dumps(records.declaration_to_dict(declared)))
     assert records.declaration_from_dict(content) == declared
 

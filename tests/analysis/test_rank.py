@@ -1,4 +1,4 @@
-"""The rank of log-probabilities against numpy on matrices made in the test, and the bounds that the equations give."""
+"""The softmax bottleneck: rank of log-probabilities against numpy, its bounds, and the gradient that is let through."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import fullrank as fr
-from fullrank.analysis import LogProbRank
+import hugging_face_models as tiny
+from fullrank.analysis import LogProbRank, gradient_share
 from fullrank.core.errors import InputError, RunError
 
 V = 47
@@ -171,3 +172,62 @@ def test_what_is_refused() -> None:
         model.output.bias[0] = float("nan")
     with pytest.raises(RunError, match="NaN or infinite"):
         fr.analysis.rank(model, ids())
+
+
+# -- models of Hugging Face: what stands behind the output embedding decides ---------------------------------------------
+
+FOREIGN = torch.randint(tiny.VOCABULARY, (8, 12), generator=torch.Generator().manual_seed(3))
+
+
+def test_a_head_without_bias() -> None:
+    for model in (tiny.gpt2(), tiny.llama(), tiny.llama(tie_word_embeddings=True), tiny.gemma2(cap=None)):
+        found = fr.analysis.rank(model, FOREIGN)
+        assert (found.rank, found.layer.bound, found.layer.exempt) == (9, 9, None), type(model)
+        assert found.contexts == 2 * 10 + 32
+        assert found.eps == 2.0**-52
+
+
+def test_a_head_with_bias() -> None:
+    """After a LayerNorm it adds nothing, after an RMSNorm one dimension."""
+    after_layer_norm = fr.analysis.rank(tiny.gptj(), FOREIGN)
+    assert (after_layer_norm.rank, after_layer_norm.layer.bound) == (9, 10)
+    model = tiny.llama()
+    model.lm_head = nn.Linear(tiny.WIDTH, tiny.VOCABULARY)
+    found = fr.analysis.rank(model, FOREIGN)
+    assert (found.rank, found.layer.bound, found.layer.bias) == (10, 10, True)
+
+
+def test_a_soft_cap_is_exempt_and_escapes() -> None:
+    for cap in (30.0, 2.0):
+        found = fr.analysis.rank(tiny.gemma2(cap), FOREIGN, contexts=30)
+        assert "soft-cap" in str(found.layer.exempt)
+        assert found.layer.bound == 9
+        assert found.rank == 30
+
+
+# -- the gradient that is let through ----------------------------------------------------------------------------------
+
+TARGETS = torch.where(torch.rand(8, 12, generator=torch.Generator().manual_seed(1)) < 0.3, -100, FOREIGN.roll(-1, 1))
+
+
+@pytest.mark.parametrize("family", ["ours", "gpt2", "llama"])
+def test_the_share_is_that_of_a_projection(family: str) -> None:
+    """The gradient of a softmax is p - 1[y]; W (W'W)^-1 W' projects it."""
+    torch.manual_seed(1)
+    if family == "ours":
+        made = random_model({"bias": True})
+    else:
+        made = tiny.gpt2() if family == "gpt2" else tiny.llama()
+    made = made.double().eval()
+    ids, counts = FOREIGN % V, TARGETS != -100
+    targets = torch.where(counts, TARGETS % V, TARGETS)
+    share = gradient_share(made, [(ids[:1], targets[:1]), (ids[1:], targets[1:])])
+    with torch.no_grad():
+        gradient = made(ids).logits[counts].softmax(-1)
+        gradient[torch.arange(int(counts.sum())), targets[counts]] -= 1
+        weight = made.output.weight if family == "ours" else made.get_output_embeddings().weight
+        part = (gradient @ weight @ torch.linalg.pinv(weight)).square().sum()
+    assert share.squares == pytest.approx(float(gradient.square().sum()), rel=1e-10)
+    assert share.let_through_squares == pytest.approx(float(part), rel=1e-10)
+    assert share.let_through == pytest.approx(float(part / gradient.square().sum()) ** 0.5, rel=1e-10)
+    assert share.tokens == int(counts.sum())

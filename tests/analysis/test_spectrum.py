@@ -44,7 +44,7 @@ def check(spectrum: fr.analysis.Spectrum, weights: np.ndarray) -> None:
     np.testing.assert_allclose(spectrum.stable_rank, ((s**2).sum(-1) / s[..., 0] ** 2).mean(0), rtol=1e-5)
 
 
-@pytest.mark.parametrize("rank", [1, 2, 3, 6, 12])
+@pytest.mark.parametrize("rank", [1, 3, 12])
 def test_matrices_of_known_rank(rank: int) -> None:
     weights = blocks(rank, 12 // rank)
     found = summarize(torch.stack((weights, weights.flip(0)))[None])  # order of rows does not matter

@@ -171,21 +171,19 @@ def make_translation_run(
     *,
     seed: int = 1,
     wrong: float = 0.2,
-    keep: Sequence[str] = ("valid", "test"),
     lowercase: bool = False,
     tokenize: str = "13a",
     lines: Mapping[str, tuple[str, ...]] | None = None,
     corpus: Mapping[str, Any] = PAIRS,
     **more: Any,
 ) -> Path:
-    """`wrong`: the share of words that it translates wrongly; `keep`: splits of which it keeps files."""
-    final = {}
-    texts = {}
+    """`wrong`: the share of words that it translates wrongly."""
+    final, texts = {}, {}
     for split in SENTENCES:
         theirs = (lines or {}).get(split, draw_references(split))
         ours = draw_hypotheses(split, wrong, seed, theirs)
         final[split] = {"perplexity": 4.0, **score(ours, theirs, lowercase, tokenize)}
-        texts |= {f"{split}.txt": ours, f"{split}.reference.txt": theirs} if split in keep else {}
+        texts |= {f"{split}.txt": ours, f"{split}.reference.txt": theirs}
     make_run(
         folder, seed=seed, corpus=corpus, **{"task": "translation", "recipe": "mixhead/table4", "final": final, **more}
     )
@@ -203,16 +201,15 @@ def make_translation_run(
 def make_translation_table(root: Path) -> list[Path]:
     """Baseline, A and B with two seeds each and the paper's figures, and a fourth row on its way."""
     made = []
-    for row, mix, wrong, figure in (
-        ("plain", "none", 0.24, 27.88),
-        ("a", "position_independent", 0.19, 31.32),
-        ("b", "position_wise", 0.18, 31.44),
-    ):
+    rows = {
+        "plain": ("none", 0.24, 27.88),
+        "a": ("position_independent", 0.19, 31.32),
+        "b": ("position_wise", 0.18, 31.44),
+    }
+    for row, (mix, wrong, figure) in rows.items():
         for seed in (1, 2):
-            share, paper = wrong + 0.005 * seed, {"test_bleu": figure}
-            made.append(
-                make_translation_run(root / f"{row}-{seed}", row=row, seed=seed, wrong=share, mix=mix, paper=paper)
-            )
+            options = {"wrong": wrong + 0.005 * seed, "mix": mix, "paper": {"test_bleu": figure}}
+            made.append(make_translation_run(root / f"{row}-{seed}", row=row, seed=seed, **options))
     return [*made, make_translation_run(root / "k-1", row="k", mix="average", finished=False)]
 
 
@@ -252,17 +249,12 @@ def make_finetuned_run(
 
 def make_arms(folder: Path, base: Sequence[float], other: Sequence[float], **more: Any) -> list[Path]:
     """Fine-tuned runs of `plain` and of `b`, seeds from 1."""
-    arms: dict[str, tuple[Sequence[float], dict[str, Any]]] = {
-        "plain": (base, {}),
-        "b": (
-            other,
-            {"model": {"attention": {"mix": "position_wise"}}, "train": {"mixing_learning_rate": 1e-3}},
-        ),
-    }
+    mixed = {"model": {"attention": {"mix": "position_wise"}}, "train": {"mixing_learning_rate": 1e-3}}
+    runs = [("plain", seed, value, {}) for seed, value in enumerate(base, 1)]
+    runs += [("b", seed, value, mixed) for seed, value in enumerate(other, 1)]
     return [
         make_finetuned_run(folder / f"{row}-{seed}", value, seed=seed, row=row, **settings, **more)
-        for row, (scores, settings) in arms.items()
-        for seed, value in enumerate(scores, 1)
+        for row, seed, value, settings in runs
     ]
 
 

@@ -8,15 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import (
-    CORPUS,
-    SLICE,
-    edit_config,
-    find,
-    make_pairs_of_seeds,
-    make_run,
-    print_report,
-)
+from made_runs import CORPUS, SLICE, edit_config, find, make_pairs_of_seeds, make_run, print_report
 
 from fullrank.comparison.compare import build_report
 from fullrank.comparison.page import find_warnings, report_to_dict, summarize
@@ -85,13 +77,8 @@ def test_other_texts_are_not_compared(tmp_path: Path, other: dict[str, object] |
 def test_a_row_is_compared_with_the_plain_one_of_its_kind(tmp_path: Path) -> None:
     rows = ("h4-plain", "h4-b", "h64-plain", "h64-a-cross", "a")
     content = build_report([make_run(tmp_path / row, row=row) for row in rows])
-    assert [run["baseline"] for run in report_to_dict(content)["runs"]] == [
-        None,
-        "h4-plain",
-        None,
-        "h64-plain",
-        "h4-plain",
-    ]
+    baselines = [run["baseline"] for run in report_to_dict(content)["runs"]]
+    assert baselines == [None, "h4-plain", None, "h64-plain", "h4-plain"]
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,7 @@ from typing import Any
 
 import pytest
 import sacrebleu
-from made_runs import (
-    draw_hypotheses,
-    draw_references,
-    find,
-    make_translation_run,
-    make_translation_table,
-)
+from made_runs import draw_hypotheses, draw_references, find, make_translation_run, make_translation_table
 
 from fullrank.comparison.compare import Comparison, build_report
 from fullrank.comparison.page import find_warnings

@@ -63,28 +63,13 @@ def test_sums_are_exact_over_a_large_text() -> None:
 def test_figures_of_a_uniform_model() -> None:
     # 60 tokens of 1 in 256: 8 bits each, in a text of 20 words, 120 characters, 160 bytes
     found = figures(Evaluation(60 * math.log(256), 60), words=20, characters=120, bytes=160)
-    assert found == pytest.approx(
-        {
-            "nll": math.log(256),
-            "perplexity": 256,
-            "tokens": 60,
-            "perplexity_per_word": 256**3,
-            "bits_per_character": 4,
-            "bits_per_byte": 3,
-        },
-        rel=1e-12,
-    )
+    bits = {"perplexity_per_word": 256**3, "bits_per_character": 4, "bits_per_byte": 3}
+    assert found == pytest.approx({"nll": math.log(256), "perplexity": 256, "tokens": 60, **bits}, rel=1e-12)
 
 
 def test_the_same_text_in_the_usual_count_of_tokens() -> None:
     """Transformer-MoS's figures with `<sos>`, and what the same probability of the text is per usual token."""
-    for reported, usual, tokens, lines in (
-        (92.95, 114.3, 86_191, 3_761),
-        (86.89, 106.5, 86_191, 3_761),
-        (100.04, 123.5, 77_130, 3_370),
-        (153.38, 167.7, 249_927, 4_358),
-        (140.57, 153.1, 221_406, 3_760),
-    ):
+    for reported, usual, tokens, lines in ((92.95, 114.3, 86_191, 3_761), (153.38, 167.7, 249_927, 4_358)):
         found = figures(Evaluation(math.log(reported) * tokens, tokens), line_starts=lines)
         assert found["perplexity"] == pytest.approx(reported)
         assert found["tokens_without_sos"] == tokens - lines

@@ -1,0 +1,221 @@
+"""Size and cost of models: parameters, multiply-adds, caches and memory of training beside formulas and PyTorch's counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+import fullrank as fr
+from fullrank.analysis.size import measure_masked_size, optimizer_states, size, size_of_run, translation_size
+from fullrank.config.recipe import resolve
+from fullrank.config.run import RunConfig
+from fullrank.config.training import TrainConfig
+from fullrank.core.config import EncoderConfig
+from fullrank.kernels import multilinear as engine
+from fullrank.kernels.multilinear import Size, multiply_adds
+
+
+@pytest.mark.parametrize("asked", [0.15, 1.0])
+def test_work_of_a_masked_model(asked: float) -> None:
+    """Every token sees all 10, and the output layer works on a share of them."""
+    config = fr.ModelConfig(
+        vocab_size=101, hidden_size=16, num_hidden_layers=3, num_attention_heads=4, intermediate_size=40,
+        attention=fr.AttentionConfig(mix="position_independent"),
+    )  # fmt: skip
+    found = measure_masked_size(config, 10, 2, asked)
+    matrices = 3 * (4 * 16 * 16 + 2 * 16 * 40)
+    attention = 3 * 2 * 16 * 10  # scores and weighted values
+    forward = 2 * (matrices + attention + 3 * 4 * 4 * 10 + asked * 16 * 101)
+    assert found["flops_per_token"] == {"length": 10, "forward": round(forward), "training": round(3 * forward)}
+    total = fr.MaskedLanguageModel(config).num_parameters()
+    parts = found["parameters"]
+    assert (parts["total"], parts["mixing"], parts["output"]) == (total, 3 * 16, 101 * 17)
+    assert sum(parts.values()) == 2 * total, "every parameter has its part"
+    assert found["bytes"] == {"weights_fp32": 4 * total, "training_adam_fp32": 16 * total}
+
+
+# -- multi-linear attention -------------------------------------------------------------------------------------------
+
+
+def multilinear(score: str = "dot_product", memory: int = 0, same: bool = False, **attention: Any) -> fr.ModelConfig:
+    """E = 12, R = 5, two layers, 10 positions."""
+    return fr.ModelConfig(
+        vocab_size=30, hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=20,
+        max_position_embeddings=10, position="relative" if score == "relative" else "none", memory_length=memory,
+        same_length=same, attention=fr.AttentionConfig(kind="multilinear", rank=5, score=score, **attention),
+    )  # fmt: skip
+
+
+def others(count: int = 1) -> int:
+    """Multiply-adds of a token beside attention: projections, feed-forward, vocabulary."""
+    return 2 * (3 * 12 * 5 + 2 * 12 * 20) + 30 * 12 * count
+
+
+def test_flops_of_a_long_text() -> None:
+    """The order is chosen for the batch."""
+    model = fr.ModelConfig(**{**vars(multilinear("relative")), "max_position_embeddings": 200})
+    for batch in (1, 4):
+        found = size(model, 160, batch)["flops_per_token"]
+        tensor = multiply_adds(Size(batch, 160, 160, 10, 12, True))
+        assert found["forward"] == round(2 * (others() + 2 * tensor.forward / (batch * 160)))
+        assert found["training"] == round(6 * others() + 2 * 2 * tensor.training / (batch * 160))
+        assert tensor.forward < batch * 160**3 * (10 + 12) / 2  # cheaper than T
+    published = multilinear("relative", causal="as_published", not_next_token_perplexity=True)
+    found = size(fr.ModelConfig(**{**vars(published), "max_position_embeddings": 200}), 160)["flops_per_token"]
+    tensor = multiply_adds(Size(1, 160, 160, 10, 12, False))
+    assert found["forward"] == round(2 * (others() + 2 * tensor.forward / 160))
+
+
+@pytest.mark.parametrize("score", ["dot_product", "relative"])
+@pytest.mark.parametrize("same", [False, True])
+def test_flops_are_what_a_model_multiplies(score: str, same: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's own count of two segments, the second one over the first; keys of places are the one thing more."""
+    monkeypatch.setattr(engine, "_operator", engine._forward)  # the count does not look into operators
+    settings = vars(multilinear(score, memory=40, same=same)) | {"max_position_embeddings": 90}
+    model, batch, n = fr.LanguageModel(fr.ModelConfig(**settings)).eval(), 2, 40
+    text = torch.zeros(batch, n, dtype=torch.int64)
+    places = 2 * 12 * 5 * 2 * (score == "relative")  # a layer and place
+    memory = None
+    for keys in (n, 2 * n):
+        with torch.no_grad(), FlopCounterMode(display=False) as count:
+            found = model(text, memory=memory)
+        memory = found.memory
+        expected = size(
+            fr.ModelConfig(**settings | {"memory_length": keys - n, "same_length": same and keys > n}), n, batch
+        )
+        more = count.get_total_flops() - batch * n * expected["flops_per_token"]["forward"]
+        assert abs(more - places * keys) <= batch * n / 2  # rounded, a token
+
+
+def kept(model: fr.LanguageModel, tokens: int) -> int:
+    """Bytes of all tensors in the cache of two texts, a text."""
+    with torch.no_grad():
+        cache = model(torch.zeros(2, tokens, dtype=torch.int64), cache=model.new_cache()).cache
+    layers = [layer if isinstance(layer, tuple) else vars(layer).values() for layer in cache.layers]
+    values = [value for layer in layers for value in layer]
+    return sum(value.numel() * value.element_size() for value in values if isinstance(value, torch.Tensor)) // 2
+
+
+@pytest.mark.parametrize("made", [
+    multilinear(), multilinear("relative"), multilinear(output_map="decayed", decays=4),
+    fr.ModelConfig(vocab_size=30, hidden_size=12, num_hidden_layers=2, num_attention_heads=3, head_dim=5, position="none"),
+], ids=["pairs", "with positions", "decayed", "multi-head"])  # fmt: skip
+def test_the_bytes_of_a_cache(made: fr.ModelConfig) -> None:
+    model, found = fr.LanguageModel(made), size(made, 8)["bytes"]
+    for tokens in (1, 2, 7):
+        assert kept(model, tokens) == tokens * found["cache_per_token_fp32"] + found["state_per_text_fp32"]
+    decayed = getattr(made.attention, "decays", None) is not None
+    assert (found["state_per_text_fp32"] > 0) == decayed == (found["cache_per_token_fp32"] == 0)
+
+
+# -- translation ------------------------------------------------------------------------------------------------------
+
+E, F, V, TOKENS = 512, 1024, 6632, 25
+
+
+def table4(row: str) -> fr.ModelConfig:
+    return resolve("mixhead/table4", row, "paper").config.model
+
+
+@pytest.mark.parametrize("row", ["h32-b", "h64-b-cross", "h64-a-released"])
+def test_parameters_of_mixing(row: str) -> None:
+    heads, mix, *how = row.split("-")
+    of_six = 6 * (int(heads[1:]) ** 2 + (E if mix == "b" else 0))
+    parts = translation_size(table4(row), TOKENS)["parameters"]
+    assert parts["mixing"] == of_six * (3 if how == ["cross"] else 2)
+    assert parts["total"] == sum(parts.values()) - parts["total"]
+
+
+def test_work_of_source_and_target_tokens() -> None:
+    """Matrices twice, scores and values of the keys that are seen; keys and values of cross-attention belong to the source."""
+    found = translation_size(table4("h4-plain"), TOKENS)["flops_per_token"]
+    source = 2 * 6 * (4 * E * E + 2 * E * F) + 6 * 4 * E * TOKENS + 2 * 6 * 2 * E * E
+    target = 2 * 6 * (6 * E * E + 2 * E * F) + 6 * 4 * E * ((TOKENS + 1) / 2 + TOKENS) + 2 * V * E
+    assert found["source"] == {"forward": source, "training": 3 * source}
+    assert found["target"] == {"forward": target, "training": 3 * target}
+    assert (found["forward"], found["training"]) == (source + target, 3 * (source + target))
+    mixed = translation_size(table4("h64-a"), TOKENS)["flops_per_token"]
+    assert mixed["source"]["forward"] == source + 6 * 2 * 64 * 64 * TOKENS
+    assert mixed["target"]["forward"] == target + 6 * 2 * 64 * 64 * (TOKENS + 1) / 2
+
+
+def test_work_is_what_a_model_multiplies() -> None:
+    """Counted by torch on a forward pass, where the causal mask saves nothing: scores of N keys instead of (N + 1) / 2."""
+    sizes = {"vocab_size": 31, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = fr.ModelConfig(**sizes, encoder=EncoderConfig(vocab_size=20))
+    model, n = fr.Translator(config).eval(), 9
+    counter = FlopCounterMode(display=False)
+    with fr.kernel("reference"), torch.no_grad(), counter:
+        model(torch.zeros(1, n, dtype=torch.int64), torch.zeros(1, n, dtype=torch.int64))
+    hidden = 2 * 4 * 16 * (n - 1) / 2  # of 2 layers, per token: what the mask hides
+    found = translation_size(config, n)["flops_per_token"]["forward"]
+    assert counter.get_total_flops() == n * (found + hidden)
+
+
+def test_nothing_is_allocated() -> None:
+    """A model of 29 terabytes."""
+    sizes = {"hidden_size": 65536, "intermediate_size": 262144, "num_hidden_layers": 64, "num_attention_heads": 4}
+    assert translation_size(fr.ModelConfig(vocab_size=100, **sizes), TOKENS)["bytes"]["weights_fp32"] > 2**44
+
+
+# -- memory of training -----------------------------------------------------------------------------------------------
+
+VOCABULARY, WIDTH, LAYERS, ROWS, LENGTH = 300, 48, 2, 3, 192
+MODEL = {
+    "vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": 3,
+    "max_position_embeddings": LENGTH, "hidden_act": "gelu",
+}  # fmt: skip
+
+
+def run_of(**train: Any) -> RunConfig:
+    settings = {"steps": 1, "batch_size": ROWS, "segment_length": LENGTH, **train}
+    return RunConfig.from_dict({"model": MODEL, "train": settings})
+
+
+def test_activations_are_within_a_tenth_of_what_autograd_saves() -> None:
+    run = run_of()
+    model = fr.LanguageModel(run.model).train()
+    ids = torch.randint(VOCABULARY, (ROWS, LENGTH))
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    saved: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        model.loss_parts(ids, ids, None, None)
+    saved_bytes = sum(size for pointer, size in saved.items() if pointer not in parameters)
+    assert size_of_run(run)["memory"]["activations"] == pytest.approx(saved_bytes, rel=0.1)
+
+
+def test_the_formula() -> None:
+    parameters = fr.LanguageModel(run_of().model).num_parameters()
+    tokens, inner = ROWS * LENGTH, 4 * WIDTH
+    memory = size_of_run(run_of())["memory"]
+    activations = 4 * tokens * LAYERS * (8 * WIDTH + 2 * inner)
+    expected = {
+        "parameters": 4 * parameters, "gradients": 4 * parameters, "optimizer": 8 * parameters, "activations": activations,
+    }  # fmt: skip
+    assert memory == {**expected, "total": sum(expected.values())}
+    assert size_of_run(run_of(precision="bf16"))["memory"]["activations"] == activations // 2
+    again = size_of_run(run_of(activation_checkpointing=True))["memory"]["activations"]
+    assert again == 4 * tokens * (LAYERS * WIDTH + 8 * WIDTH + 2 * inner)
+    pairs = RunConfig.from_dict(
+        {"model": MODEL, "data": {"name": "multi30k-de-en"}, "train": {"steps": 1, "batch_tokens": 50}}
+    )
+    translating = size_of_run(pairs, 10)["memory"]["activations"]
+    assert translating == 4 * 2 * 10 * LAYERS * (22 * WIDTH + 4 * inner)  # two sentences; 6 E of cross-attention
+
+
+@pytest.mark.parametrize(
+    ("options", "states"),
+    [({"optimizer": "sgd"}, 0), ({"optimizer": "nag", "momentum": 0.9}, 1), ({"optimizer": "adamw"}, 2)],
+)
+def test_states_of_optimizers(options: dict[str, Any], states: int) -> None:
+    assert optimizer_states(TrainConfig(steps=1, **options)) == states
