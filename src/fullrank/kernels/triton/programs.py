@@ -145,6 +145,20 @@ def drop(x, seed, least, kept, text, start, i: tl.constexpr, n, k, H: tl.constex
     return tl.where(drawn.to(tl.int32, bitcast=True) >= least, x * kept, 0.0)
 
 
+@triton.jit
+def load_numbers(X, head, N, n):
+    """A number of each query `n` of one head of X (heads, N), as a column."""
+    return tl.load(X + head * N + n, mask=n < N, other=0.0)[:, None]
+
+
+@triton.jit
+def find_span(FIRST, END, at, length, other):
+    """The interval of the other side, of that length, in which all is that the rows `at` see."""
+    low = tl.min(tl.load(FIRST + at, mask=at < length, other=other))
+    high = tl.max(tl.load(END + at, mask=at < length, other=0))
+    return low, high
+
+
 # -- forward -----------------------------------------------------------------------------------------------------------
 
 
@@ -160,12 +174,11 @@ def totals(
     """
     tile = tl.num_programs(0) - 1 - tl.program_id(0)  # those that see most begin first
     head, text = tl.program_id(1), tl.program_id(2).to(tl.int64)
-    Q += text * H * N * D
-    K += text * H * M * D
+    rows, columns = text * H * N * D, text * H * M * D
+    Q, K = Q + rows, K + columns
     TOKENS += text // EACH * M
     n = tile * BM + tl.arange(0, BM)
-    low = tl.min(tl.load(FIRST + n, mask=n < N, other=M))
-    high = tl.max(tl.load(END + n, mask=n < N, other=0))
+    low, high = find_span(FIRST, END, n, N, M)
     query = load_rows(Q, head, N, n, D, BD)
     top = tl.full((BM,), float("-inf"), dtype=tl.float32)
     total = tl.zeros((BM,), dtype=tl.float32)
@@ -192,19 +205,16 @@ def outputs(
     """OUT_i = drop(sum_j M_ji P_j) V_i for a group of heads i. Grid: tiles of queries, groups, texts."""
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     start, text = tl.program_id(1) * G, tl.program_id(2).to(tl.int64)
-    Q += text * H * N * D
-    OUT += text * H * N * D
-    K += text * H * M * D
-    V += text * H * M * D
-    TOTAL += text * H * N
+    rows, columns = text * H * N * D, text * H * M * D
+    Q, OUT, K, V = Q + rows, OUT + rows, K + columns, V + columns
+    TOTAL = TOTAL + text * H * N
     TOKENS += text // EACH * M
     if MIX == 2:
         MIXING += text * H * H * N
     if DROP:
         seed, place = tl.load(SEED), text + tl.load(SEED + 1)
     n = tile * BM + tl.arange(0, BM)
-    low = tl.min(tl.load(FIRST + n, mask=n < N, other=M))
-    high = tl.max(tl.load(END + n, mask=n < N, other=0))
+    low, high = find_span(FIRST, END, n, N, M)
     sums = group(G, BM, BD)
     for at in range(low // BN * BN, high, BN):
         k = at + tl.arange(0, BN)
@@ -212,8 +222,8 @@ def outputs(
         mixed = group(G, BM, BN)
         for j in range(H):
             product = dot(load_rows(Q, j, N, n, D, BD), tl.trans(load_rows(K, j, M, k, D, BD)), None, PRECISION)
-            total = tl.load(TOTAL + j * N + n, mask=n < N, other=0.0)
-            x = weight(product, unit, total[:, None], seen, SIGMOID)
+            total = load_numbers(TOTAL, j, N, n)
+            x = weight(product, unit, total, seen, SIGMOID)
             mixed = spread(mixed, x, MIXING, j, start, n[:, None], N, H, 1, H, G, MIX)
         made = ()
         for i in tl.static_range(G):
@@ -243,18 +253,15 @@ def mixing_gradient(
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     source, start = tl.program_id(1) // groups * GJ, tl.program_id(1) % groups * G
     text = tl.program_id(2).to(tl.int64)
-    Q += text * H * N * D
-    D_OUT += text * H * N * D
-    K += text * H * M * D
-    V += text * H * M * D
-    TOTAL += text * H * N
+    rows, columns = text * H * N * D, text * H * M * D
+    Q, D_OUT, K, V = Q + rows, D_OUT + rows, K + columns, V + columns
+    TOTAL = TOTAL + text * H * N
     TOKENS += text // EACH * M
     D_MIXING += text * H * H * N
     if DROP:
         seed, place = tl.load(SEED), text + tl.load(SEED + 1)
     n = tile * BM + tl.arange(0, BM)
-    low = tl.min(tl.load(FIRST + n, mask=n < N, other=M))
-    high = tl.max(tl.load(END + n, mask=n < N, other=0))
+    low, high = find_span(FIRST, END, n, N, M)
     queries = load_group(Q, source, N, n, H, GJ, D, BD)
     cotangents = load_group(D_OUT, start, N, n, H, G, D, BD)
     sums = ()
@@ -268,8 +275,8 @@ def mixing_gradient(
             head = tl.minimum(source + j, H - 1)
             keys = load_rows(K, head, M, k, D, BD)
             product = dot(queries[j], tl.trans(keys), None, PRECISION)
-            total = tl.load(TOTAL + head * N + n, mask=n < N, other=0.0)
-            weights = weights + (weight(product, unit, total[:, None], seen, SIGMOID),)
+            total = load_numbers(TOTAL, head, N, n)
+            weights = weights + (weight(product, unit, total, seen, SIGMOID),)
         made = ()
         for i in tl.static_range(G):
             head = tl.minimum(start + i, H - 1)
@@ -296,21 +303,16 @@ def query_gradient(
     """D_Q of a group of heads j. Grid: tiles of queries, groups, texts."""
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     start, text = tl.program_id(1) * G, tl.program_id(2).to(tl.int64)
-    Q += text * H * N * D
-    D_Q += text * H * N * D
-    D_OUT += text * H * N * D
-    K += text * H * M * D
-    V += text * H * M * D
-    TOTAL += text * H * N
-    DELTA += text * H * N
+    rows, columns = text * H * N * D, text * H * M * D
+    Q, D_Q, D_OUT, K, V = Q + rows, D_Q + rows, D_OUT + rows, K + columns, V + columns
+    TOTAL, DELTA = TOTAL + text * H * N, DELTA + text * H * N
     TOKENS += text // EACH * M
     if MIX == 2:
         MIXING += text * H * H * N
     if DROP:
         seed, place = tl.load(SEED), text + tl.load(SEED + 1)
     n = tile * BM + tl.arange(0, BM)
-    low = tl.min(tl.load(FIRST + n, mask=n < N, other=M))
-    high = tl.max(tl.load(END + n, mask=n < N, other=0))
+    low, high = find_span(FIRST, END, n, N, M)
     queries = load_group(Q, start, N, n, H, G, D, BD)
     sums = group(G, BM, BD)
     for at in range(low // BN * BN, high, BN):
@@ -328,8 +330,7 @@ def query_gradient(
             head = tl.minimum(start + j, H - 1)
             keys = load_rows(K, head, M, k, D, BD)
             product = dot(queries[j], tl.trans(keys), None, PRECISION)
-            total = tl.load(TOTAL + head * N + n, mask=n < N, other=0.0)[:, None]
-            delta = tl.load(DELTA + head * N + n, mask=n < N, other=0.0)[:, None]
+            total, delta = load_numbers(TOTAL, head, N, n), load_numbers(DELTA, head, N, n)
             x = weight(product, unit, total, seen, SIGMOID) * (wanted[j] - delta) * slope(product, unit, SIGMOID)
             made = made + (dot(x.to(keys.dtype), keys, sums[j], PRECISION),)
         sums = made
@@ -346,19 +347,16 @@ def value_gradient(
 ):  # fmt: skip
     """D_V of a group of heads i. Grid: tiles of keys, groups, texts. LOOKS, LOOKED (M,): the queries that see a key."""
     start, text = tl.program_id(1) * G, tl.program_id(2).to(tl.int64)
-    Q += text * H * N * D
-    D_OUT += text * H * N * D
-    K += text * H * M * D
-    D_V += text * H * M * D
-    TOTAL += text * H * N
+    rows, columns = text * H * N * D, text * H * M * D
+    Q, D_OUT, K, D_V = Q + rows, D_OUT + rows, K + columns, D_V + columns
+    TOTAL = TOTAL + text * H * N
     TOKENS += text // EACH * M
     if MIX == 2:
         MIXING += text * H * H * N
     if DROP:
         seed, place = tl.load(SEED), text + tl.load(SEED + 1)
     k = tl.program_id(0) * BN + tl.arange(0, BN)
-    low = tl.min(tl.load(LOOKS + k, mask=k < M, other=N))
-    high = tl.max(tl.load(LOOKED + k, mask=k < M, other=0))
+    low, high = find_span(LOOKS, LOOKED, k, M, N)
     sums = group(G, BN, BD)
     for at in range(low // BM * BM, high, BM):
         n = at + tl.arange(0, BM)
@@ -366,8 +364,8 @@ def value_gradient(
         mixed = group(G, BM, BN)
         for j in range(H):
             product = dot(load_rows(Q, j, N, n, D, BD), tl.trans(load_rows(K, j, M, k, D, BD)), None, PRECISION)
-            total = tl.load(TOTAL + j * N + n, mask=n < N, other=0.0)
-            x = weight(product, unit, total[:, None], seen, SIGMOID)
+            total = load_numbers(TOTAL, j, N, n)
+            x = weight(product, unit, total, seen, SIGMOID)
             mixed = spread(mixed, x, MIXING, j, start, n[:, None], N, H, 1, H, G, MIX)
         made = ()
         for i in tl.static_range(G):
@@ -392,21 +390,16 @@ def key_gradient(
 ):  # fmt: skip
     """D_K of a group of heads j. Grid: tiles of keys, groups, texts."""
     start, text = tl.program_id(1) * G, tl.program_id(2).to(tl.int64)
-    Q += text * H * N * D
-    D_OUT += text * H * N * D
-    K += text * H * M * D
-    V += text * H * M * D
-    D_K += text * H * M * D
-    TOTAL += text * H * N
-    DELTA += text * H * N
+    rows, columns = text * H * N * D, text * H * M * D
+    Q, D_OUT, K, V, D_K = Q + rows, D_OUT + rows, K + columns, V + columns, D_K + columns
+    TOTAL, DELTA = TOTAL + text * H * N, DELTA + text * H * N
     TOKENS += text // EACH * M
     if MIX == 2:
         MIXING += text * H * H * N
     if DROP:
         seed, place = tl.load(SEED), text + tl.load(SEED + 1)
     k = tl.program_id(0) * BN + tl.arange(0, BN)
-    low = tl.min(tl.load(LOOKS + k, mask=k < M, other=N))
-    high = tl.max(tl.load(LOOKED + k, mask=k < M, other=0))
+    low, high = find_span(LOOKS, LOOKED, k, M, N)
     held = load_group(K, start, M, k, H, G, D, BD)
     sums = group(G, BN, BD)
     for at in range(low // BM * BM, high, BM):
@@ -424,8 +417,7 @@ def key_gradient(
             head = tl.minimum(start + j, H - 1)
             query = load_rows(Q, head, N, n, D, BD)
             product = dot(query, tl.trans(held[j]), None, PRECISION)
-            total = tl.load(TOTAL + head * N + n, mask=n < N, other=0.0)[:, None]
-            delta = tl.load(DELTA + head * N + n, mask=n < N, other=0.0)[:, None]
+            total, delta = load_numbers(TOTAL, head, N, n), load_numbers(DELTA, head, N, n)
             x = weight(product, unit, total, seen, SIGMOID) * (wanted[j] - delta) * slope(product, unit, SIGMOID)
             made = made + (dot(tl.trans(x.to(query.dtype)), query, sums[j], PRECISION),)
         sums = made
