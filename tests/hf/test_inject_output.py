@@ -151,23 +151,6 @@ def test_saved_loaded_and_removed(tmp_path, name):
         assert not hasattr(removed.config, "fullrank")
 
 
-@pytest.mark.parametrize("name", CAUSAL)
-def test_generation_with_and_without_cache(name):
-    model = stirred(fr.inject(FAMILIES[name]()[0], output=CONFIG, mix="position_wise")).eval()
-    options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
-    prompt = INPUTS["input_ids"][:2, :4]
-    mask = torch.ones_like(prompt)
-    for beams in (1, 3):
-        cached, slow = (
-            model.generate(prompt, attention_mask=mask, num_beams=beams, use_cache=cache, **options)
-            for cache in (True, False)
-        )
-        assert torch.equal(cached, slow)
-        assert cached.shape == (2, 12)
-    again = model.generate(prompt, attention_mask=mask, **options)
-    assert torch.equal(reference(model, input_ids=again).argmax(-1)[:, 3:-1], again[:, 4:])
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_peft_trainer_and_analyses(tmp_path):
     import peft

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
 from typing import Any
 
 import pytest
@@ -58,18 +57,6 @@ def agree(out: Tensor, expected: Tensor, leaves: list[Tensor], tolerance: float 
     for name, a, b in zip(NAMES, torch.autograd.grad(out, leaves, cotangent.to(out.dtype)), wanted, strict=True):
         assert a.dtype == b.dtype
         assert (a - b).abs().max() <= tolerance * (1 + b.abs().max()), name
-
-
-def test_the_equation_by_loops() -> None:
-    query, keys, values, weight = leaves = [leaf.detach() for leaf in leaves_of(1, 3, 3, rank=2, width=2)]
-    for way in ("causal", "full"):
-        seen, expected = seen_by(way, 3, 3), torch.zeros(1, 3, 2, dtype=torch.float64)
-        for i, j, m in product(range(3), repeat=3):
-            if seen[0, i, j] and seen[0, i, m]:
-                entry = sum(float(query[0, i, r] * keys[0, j, r] * values[0, m, r]) for r in range(2))
-                expected[0, i] += entry * weight[j, m]
-        torch.testing.assert_close(equation(*leaves, seen), expected, rtol=1e-12, atol=1e-12)
-        torch.testing.assert_close(computed(leaves, way), expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(("queries", "keys", "length", "way", "by_state", "most"), [

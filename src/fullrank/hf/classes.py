@@ -54,10 +54,6 @@ class StateLayer(CacheLayerMixin):
             )
         return self.state
 
-    def keep(self, state: State | None, device: torch.device) -> None:
-        """Hold the state after a call."""
-        self.state, self.device = state, device
-
     @property
     def is_croppable(self) -> bool:
         """True if the last tokens can be taken out again: keys and values can, sums and a memory cannot."""
@@ -369,7 +365,7 @@ class FullRankForCausalLM(FullRankPreTrainedModel, GenerationMixin):
     ) -> None:
         if (kind := generation_config.cache_implementation) not in (None, "dynamic"):
             raise InputError(f"cache_implementation: this model keeps a cache of its own, given {kind!r}; leave it out")
-        if self._has_memory:
+        if self.model.memory_length:
             generation_config.use_cache = True  # a copy of this call; without memory it is another model
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
 
@@ -378,13 +374,9 @@ class FullRankForCausalLM(FullRankPreTrainedModel, GenerationMixin):
         return _WithPadding(processors) if self.config.pad_token_id == self.config.vocab_size else processors
 
     @property
-    def _has_memory(self) -> bool:
-        return bool(self.model.memory_length)
-
-    @property
     def _is_stateful(self) -> bool:
         """True if speculation is impossible: a memory or a sum cannot forget rejected tokens."""
-        return self._has_memory or not self.model.new_cache().croppable
+        return self.model.memory_length or not self.model.new_cache().croppable
 
     def _begins_cache(self, use_cache: bool | None, has_labels: bool) -> bool:
         """True if a call without a cache begins one."""
@@ -392,23 +384,24 @@ class FullRankForCausalLM(FullRankPreTrainedModel, GenerationMixin):
             return use_cache
         if self.training or self.model.config.sees_future:
             return False
-        return self._has_memory or (self.config.use_cache and not has_labels)
+        return self.model.memory_length or (self.config.use_cache and not has_labels)
 
     def _read(self, input_ids: Tensor, attention_mask: Tensor | None, layer: StateLayer | None,
               trace: Trace | None) -> Tensor:  # fmt: skip
         """Input of the output layer, (B, N, E); `layer` then holds the state after these tokens."""
         model: LanguageModel = self.model
         state: Cache | Memory | None = None
-        if layer is not None:
-            state = layer.state_of(Memory) if self._has_memory else layer.state_of(Cache)
+        past: dict[str, Any] = {}
+        if layer is not None and model.memory_length:
+            past["memory"] = state = layer.state_of(Memory)
+        elif layer is not None:
+            state = layer.state_of(Cache)
+            past["cache"] = state or model.new_cache()
         hidden_behind = layer is None and not model.config.sees_future
         mask = mask_of_new(attention_mask, input_ids, state, hidden_behind=hidden_behind)
-        past: dict[str, Any] = {"memory": state}
-        if layer is not None and not self._has_memory:
-            past = {"cache": state or model.new_cache()}
         after = model.hidden(input_ids, **past, attention_mask=mask, trace=trace)
         if layer is not None:
-            layer.keep(after.memory if self._has_memory else after.cache, input_ids.device)
+            layer.state, layer.device = after.memory if model.memory_length else after.cache, input_ids.device
         return after.hidden
 
 

@@ -66,13 +66,7 @@ class FullRankConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     @classmethod
-    def of(
-        cls,
-        model: ModelConfig,
-        *,
-        objective: str = "causal",
-        **settings: Any,
-    ) -> FullRankConfig:
+    def of(cls, model: ModelConfig, *, objective: str = "causal", **settings: Any) -> FullRankConfig:
         """Build a FullRankConfig from a ModelConfig and further `settings` of it, such as `eos_token_id`.
 
         `<mask>` is the last entry of a masked model's vocabulary.

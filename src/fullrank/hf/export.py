@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -51,13 +52,18 @@ class _Kind(NamedTuple):
 
 
 KINDS = {
-    kind.built.__name__: kind
-    for kind in (
-        _Kind(LanguageModel, "causal", "FullRankForCausalLM", "AutoModelForCausalLM", "text-generation", "language model"),
-        _Kind(MaskedLanguageModel, "masked", "FullRankForMaskedLM", "AutoModelForMaskedLM", "fill-mask",
-              "masked language model"),
-    )
-}  # fmt: skip
+    "LanguageModel": _Kind(
+        LanguageModel, "causal", "FullRankForCausalLM", "AutoModelForCausalLM", "text-generation", "language model"
+    ),
+    "MaskedLanguageModel": _Kind(
+        MaskedLanguageModel,
+        "masked",
+        "FullRankForMaskedLM",
+        "AutoModelForMaskedLM",
+        "fill-mask",
+        "masked language model",
+    ),
+}
 
 
 def export_run(folder: str | Path, out: str | Path, checkpoint: str = "best") -> Path:
@@ -67,7 +73,10 @@ def export_run(folder: str | Path, out: str | Path, checkpoint: str = "best") ->
     Raises InputError if `out` holds anything, if `folder` has no such model, and for a stage that cannot be exported.
     """
     folder, out = Path(folder), Path(out)
-    _check_free(out)
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out}: a file of that name exists; give a folder that is not there yet")
+    if out.is_dir() and any(out.iterdir()):
+        raise InputError(f"{out}: not empty, and nothing there is overwritten; give another folder or remove it")
     if (folder / storage.HUGGING_FACE).is_file() and not (folder / storage.CONFIG).is_file():
         raise InputError(
             f"{folder}: already a folder of Hugging Face; it loads with transformers as it is, or with "
@@ -94,13 +103,6 @@ def export_run(folder: str | Path, out: str | Path, checkpoint: str = "best") ->
         for name, content in code.items():
             (new / name).write_text(content, encoding="utf-8")
     return out
-
-
-def _check_free(out: Path) -> None:
-    if out.exists() and not out.is_dir():
-        raise InputError(f"{out}: a file of that name exists; give a folder that is not there yet")
-    if out.is_dir() and any(out.iterdir()):
-        raise InputError(f"{out}: not empty, and nothing there is overwritten; give another folder or remove it")
 
 
 @contextmanager
@@ -225,7 +227,9 @@ def _make_card(
     environment = Environment(
         loader=PackageLoader("fullrank.hf"), trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
-    environment.filters |= {"show": _show, "yaml": _write_yaml}
+    # each string on one line, so that no text ends the block of code
+    write_yaml = partial(yaml.safe_dump, sort_keys=False, width=float("inf"), allow_unicode=True)
+    environment.filters |= {"show": _show, "yaml": write_yaml}
     return environment.get_template("card.md").render(
         title=title, kind=kind, config=config, checkpoint=checkpoint, trained=record is not None, result=result,
         without_tokenizer=without_tokenizer, header=data.to_yaml(), figures=figures,
@@ -241,11 +245,6 @@ def _training_facts(record: Run, result: Mapping[str, Any]) -> dict[str, object]
     facts = {"recipe": Path(record.get("recipe") or "").name, "seed": record.seed}
     facts |= {key: record.get(key) for key in ("row", "scale")} | {key: result.get(key) for key in keys}
     return {key: value for key, value in facts.items() if value not in (None, "", {})}
-
-
-def _write_yaml(values: Mapping[str, Any]) -> str:
-    """Values as YAML, each string on one line, so that no text ends the block of code."""
-    return yaml.safe_dump(dict(values), sort_keys=False, width=float("inf"), allow_unicode=True)
 
 
 def _show(value: Any) -> str:

@@ -128,9 +128,6 @@ def _find_number(owners: Sequence[Any], names: Sequence[str]) -> int | None:
     return next((value for value in values if type(value) is int and value > 0), None)
 
 
-# -- the attention modules of a model ------------------------------------------------------------------------------------
-
-
 def attention_modules(model: nn.Module) -> dict[str, Any]:
     """The attention modules of a model, by name, in its order."""
     return {name: module for name, module in model.named_modules() if is_attention(module)}

@@ -23,13 +23,7 @@ from fullrank.core.config import MixtureConfig, OutputConfig, Stage, WeightedCon
 from fullrank.core.engine import Cluster, Components
 from fullrank.core.errors import InputError
 from fullrank.core.output import IGNORED, Latents, Output
-from fullrank.hf.families import (
-    attention_modules,
-    choose_modules,
-    describe_classes,
-    find_projection,
-    unknown_modules,
-)
+from fullrank.hf.families import attention_modules, choose_modules, describe_classes, find_projection, unknown_modules
 from fullrank.hf.interface import FORMER, Injected, drop_hooks, hand_over, let_go, name_for, prepare
 
 _FORMERS = "_fullrank_formers"
@@ -400,14 +394,10 @@ def detach_mixture(model: Any) -> None:
 # -- the loss of a whole model, formed in its vocabulary layer ------------------------------------------------------------
 
 
-def _is_masked(model: Any) -> bool:
-    return model.loss_type == "ForMaskedLM"
-
-
 def _targets(model: Any, arguments: Mapping[str, Any]) -> Tensor:
     """The label of every position: shifted by one token, unless the model is a masked one or they are shifted already."""
     labels: Tensor = arguments["labels"]
-    if _is_masked(model):
+    if model.loss_type == "ForMaskedLM":
         return labels
     shifted: Tensor | None = arguments.get("shift_labels")
     return F.pad(labels[..., 1:], (0, 1), value=IGNORED) if shifted is None else shifted

@@ -55,11 +55,9 @@ def load_named(name: str, dtype: torch.dtype, *, causal: bool, tokenizer: bool) 
         config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
         if tokenizer and has_tokenizer:
             words = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-        auto = None if causal else _find_saved_class(config)
+        auto = (None if causal else _find_saved_class(config)) or transformers.AutoModelForCausalLM
         # the other implementations of experts lack double precision
-        model, loading = load_weights(
-            auto or transformers.AutoModelForCausalLM, source, config, dtype, experts_implementation="eager"
-        )
+        model, loading = load_weights(auto, source, config, dtype, experts_implementation="eager")
     if missing := sorted(loading["missing_keys"]):
         raise InputError(f"{source}: lacks weights of {type(model).__name__}: {', '.join(missing[:3])}")
     if config.is_encoder_decoder and not causal:
@@ -96,10 +94,10 @@ def load_weights(auto: Any, source: Any, config: Any, dtype: torch.dtype, **opti
             f"{source}: config.json: attn_implementation names code, {config._attn_implementation!r}; take it out"
         )
     options |= {"config": config, "dtype": dtype, "trust_remote_code": False, "output_loading_info": True}
-    if read_injected_settings(config) is not None:
-        model, loading = load_injected(source, auto, **options)
-    else:
+    if read_injected_settings(config) is None:
         model, loading = auto.from_pretrained(source, **options)
+    else:
+        model, loading = load_injected(source, auto, **options)
     return model, loading
 
 

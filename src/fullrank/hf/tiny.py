@@ -81,9 +81,6 @@ def _inputs(model: Any) -> dict[str, Tensor] | None:
     return None
 
 
-# -- configurations ---------------------------------------------------------------------------------------------------
-
-
 def _make_small_config(config_class: Any, **settings: Any) -> Any:
     """The configuration that the class stands for, with small sizes, in its parts too."""
     windows = {field.name: True for field in dataclasses.fields(config_class) if field.name == "use_sliding_window"}

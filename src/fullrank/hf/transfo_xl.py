@@ -27,6 +27,16 @@ _ONLY = {
     "tie_word_embeddings": True,
 }
 
+# tensors of a layer by our names, and their names
+_LAYER = {
+    "attention.project.relative.weight": "dec_attn.r_net.weight",
+    "attention.merge.weight": "dec_attn.o_net.weight",
+    **{f"attention_norm.{part}": f"dec_attn.layer_norm.{part}" for part in ("weight", "bias")},
+    **{f"feed_forward.up.{part}": f"pos_ff.CoreNet.0.{part}" for part in ("weight", "bias")},
+    **{f"feed_forward.down.{part}": f"pos_ff.CoreNet.3.{part}" for part in ("weight", "bias")},
+    **{f"feed_forward_norm.{part}": f"pos_ff.layer_norm.{part}" for part in ("weight", "bias")},
+}
+
 
 def load_transfo_xl(
     folder: str | Path, *, mix: Stage = "none", normalize: Stage = "softmax", cross_head: float = 0.0
@@ -116,15 +126,9 @@ def rename_tensors(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> d
         if about["untie_r"]:
             renamed[f"{new}.attention.attend.score.biases.content_bias"] = tensors[f"{old}.dec_attn.r_w_bias"]
             renamed[f"{new}.attention.attend.score.biases.position_bias"] = tensors[f"{old}.dec_attn.r_r_bias"]
-        queries, keys, values = tensors[f"{old}.dec_attn.qkv_net.weight"].chunk(3)
-        renamed[f"{new}.attention.project.query.weight"] = queries
-        renamed[f"{new}.attention.project.key.weight"] = keys
-        renamed[f"{new}.attention.project.value.weight"] = values
-        renamed[f"{new}.attention.project.relative.weight"] = tensors[f"{old}.dec_attn.r_net.weight"]
-        renamed[f"{new}.attention.merge.weight"] = tensors[f"{old}.dec_attn.o_net.weight"]
-        for part in ("weight", "bias"):
-            renamed[f"{new}.attention_norm.{part}"] = tensors[f"{old}.dec_attn.layer_norm.{part}"]
-            renamed[f"{new}.feed_forward.up.{part}"] = tensors[f"{old}.pos_ff.CoreNet.0.{part}"]
-            renamed[f"{new}.feed_forward.down.{part}"] = tensors[f"{old}.pos_ff.CoreNet.3.{part}"]
-            renamed[f"{new}.feed_forward_norm.{part}"] = tensors[f"{old}.pos_ff.layer_norm.{part}"]
+        projections = tensors[f"{old}.dec_attn.qkv_net.weight"].chunk(3)
+        for name, weight in zip(("query", "key", "value"), projections, strict=True):
+            renamed[f"{new}.attention.project.{name}.weight"] = weight
+        for name, theirs in _LAYER.items():
+            renamed[f"{new}.{name}"] = tensors[f"{old}.{theirs}"]
     return renamed

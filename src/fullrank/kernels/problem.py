@@ -117,9 +117,6 @@ def table_row(layout: Layout, distance: int) -> int:
     return distance
 
 
-# -- precision and derivatives -----------------------------------------------------------------------------------------
-
-
 def device_kind(tensor: Tensor) -> str:
     """The device as autocast knows it; it does not know `meta`."""
     return "cpu" if tensor.device.type == "meta" else tensor.device.type
@@ -128,8 +125,8 @@ def device_kind(tensor: Tensor) -> str:
 def product_dtype(operand: Tensor, weight: Tensor) -> torch.dtype:
     """The dtype that autocast asks matrix products to have."""
     kind = device_kind(operand)
-    autocast = torch.is_autocast_enabled(kind) and weight.dtype != torch.float64
-    return torch.get_autocast_dtype(kind) if autocast else weight.dtype
+    is_narrow = torch.is_autocast_enabled(kind) and weight.dtype != torch.float64
+    return torch.get_autocast_dtype(kind) if is_narrow else weight.dtype
 
 
 def refuse_second_order(what: str, instead: str) -> None:

@@ -216,7 +216,7 @@ class _Recomputed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
-        _refuse_second_order()
+        refuse_second_order("nll and loss", "keeps all logits")
         hidden, log_prior, weight, bias, ids = ctx.saved_tensors
         with torch.autocast(device_kind(hidden), enabled=False):
             run = _Pass(hidden, log_prior, weight, bias, ctx.normalize, ctx.dtype, ctx.needs_input_grad[:4])
@@ -247,15 +247,11 @@ class _WeightedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
-        _refuse_second_order()
+        refuse_second_order("nll and loss", "keeps all logits")
         # the usual case; asking a GPU would wait for it
         unit = cotangent.device.type == "cpu" and float(cotangent) == 1.0
         gradients = (g if g is None or unit else g.to(cotangent.dtype) * cotangent for g in ctx.saved_tensors)
         return *gradients, None, None, None, None
-
-
-def _refuse_second_order() -> None:
-    refuse_second_order("nll and loss", "keeps all logits")
 
 
 def _token_nll(

@@ -110,8 +110,7 @@ def checkpoint_blocks(model: nn.Module) -> None:
         block.forward = partial(draws.recomputed, block.forward)
 
 
-# -- random numbers: functions of configuration, seed and place alone, so that no state of a generator is saved -----------
-
+# random numbers are functions of configuration, seed and place alone, so that no state of a generator is saved
 _APART = 0x9E3779B97F4A7C15F39CC0605CEDC835  # 2^128 / golden ratio, odd: sequences of calls lie far from each other
 
 
@@ -141,9 +140,6 @@ def begin_draws(seed: int, number: int) -> None:
 def end_draws() -> None:
     """Leave the draws to torch's generators, as outside of training."""
     draws.current = None
-
-
-# -- signals and the lock of a run folder ----------------------------------------------------------------------------
 
 
 @dataclass

@@ -76,7 +76,15 @@ def process_group(device: torch.device) -> Iterator[None]:
     if not dist.is_initialized():
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        _form_group("nccl" if device.type == "cuda" else "gloo", seconds)
+        try:
+            dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=seconds))
+        except (ValueError, RuntimeError, OSError) as error:
+            ignore_sigterm()
+            raise RunError(
+                f"process {os.environ['RANK']} of {os.environ['WORLD_SIZE']} could not join the others: one of them is gone, "
+                "or cannot be reached; start with torchrun or `fullrank train --procs N`, or unset WORLD_SIZE; "
+                f"{one_line(error)}"
+            ) from error
         atexit.register(dist.destroy_process_group)
     try:
         yield
@@ -93,17 +101,6 @@ def process_group(device: torch.device) -> Iterator[None]:
         raise
     else:
         dist.barrier()
-
-
-def _form_group(backend: str, seconds: int) -> None:
-    try:
-        dist.init_process_group(backend, timeout=timedelta(seconds=seconds))
-    except (ValueError, RuntimeError, OSError) as error:
-        ignore_sigterm()
-        raise RunError(
-            f"process {os.environ['RANK']} of {os.environ['WORLD_SIZE']} could not join the others: one of them is gone, or "
-            f"cannot be reached; start with torchrun or `fullrank train --procs N`, or unset WORLD_SIZE; {one_line(error)}"
-        ) from error
 
 
 def ignore_sigterm() -> None:
@@ -213,11 +210,6 @@ def is_sharded(tensor: object) -> bool:
 def full_tensor(tensor: Any) -> Any:
     """All of a tensor of which each process holds a part; any other as it is."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor
-
-
-def local_tensor(tensor: Any) -> Any:
-    """The part of a tensor that this process holds."""
-    return tensor.to_local() if is_sharded(tensor) else tensor
 
 
 def distribute_like(tensor: Tensor, example: Any) -> Tensor:

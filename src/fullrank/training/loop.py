@@ -39,7 +39,7 @@ from fullrank.training.device import (
     peak_memory_mib,
     seed_everything,
 )
-from fullrank.training.distributed import Engine, all_gather, all_reduce, full_tensor, local_tensor, rank, world_size
+from fullrank.training.distributed import Engine, all_gather, all_reduce, full_tensor, is_sharded, rank, world_size
 from fullrank.training.observers import JsonLines, metrics_line, perplexity, timing_line
 from fullrank.training.optimizer import Schedule
 from fullrank.training.state import Clock, RunningLoss, TrainingState, WeightAverage
@@ -105,8 +105,7 @@ def fit(
             state, plan, Engine(model, objective), batches, evaluate, options, eval_options.metric, device, folder,
             seal or {}, observers, engines, [p for group in optimizer.param_groups for p in group["params"]],
         )  # fmt: skip
-        loop.resume()
-        loop.open_files(stack)
+        loop.resume(stack)
         if not state.counters.finished:
             for observer in observers:
                 stack.callback(observer.finish)
@@ -142,8 +141,8 @@ class _Loop:
     is_ending: bool = False  # in one of the processes a signal asked for an end
     is_late: bool = False  # in one of them a checkpoint is due by the clock
 
-    def resume(self) -> None:
-        """Restore the last checkpoint, or start anew."""
+    def resume(self, stack: ExitStack) -> None:
+        """Restore the last checkpoint, or start anew; then open metrics.jsonl, cut to what it says, and timing.jsonl."""
         state, last = self.state, self.folder / "checkpoints" / "last"
         snapshot = load_checkpoint(last.parent, self.notice)
         if snapshot is None:
@@ -152,15 +151,11 @@ class _Loop:
         else:
             state.restore(snapshot, last)
             state.counters.finished = state.counters.stopped_early or self.plan.finished(state.counters)
-
-    def open_files(self, stack: ExitStack) -> None:
-        """Open metrics.jsonl, cut to what the checkpoint says, and timing.jsonl, in the process that writes."""
-        if rank() > 0:
-            return
-        self.metrics = JsonLines(self.folder / "metrics.jsonl", keep=self.state.counters.metrics_bytes)
-        stack.callback(self.metrics.close)
-        self.timing = JsonLines(self.folder / "timing.jsonl")
-        stack.callback(self.timing.close)
+        if rank() == 0:
+            self.metrics = JsonLines(self.folder / "metrics.jsonl", keep=state.counters.metrics_bytes)
+            stack.callback(self.metrics.close)
+            self.timing = JsonLines(self.folder / "timing.jsonl")
+            stack.callback(self.timing.close)
 
     def run(self, signals: Signals, until: float) -> None:
         """Step after step until plan or phases are done, patience is out, or a signal or `until` asks for a stop."""
@@ -312,7 +307,8 @@ class _Loop:
         """Save a checkpoint of this step, and keep its weights as one of `keep`; RunError if they are not finite."""
         counters = self.state.counters
         self.check_loss()
-        norms = torch._foreach_norm([local_tensor(p.detach()) for p in self.parameters])
+        tensors: list[Any] = [p.detach() for p in self.parameters]
+        norms = torch._foreach_norm([tensor.to_local() if is_sharded(tensor) else tensor for tensor in tensors])
         if any(all_gather(not all(bool(torch.isfinite(norm)) for norm in norms))):
             raise self.explain_divergence("a parameter", counters.step)
         self.clock.pause()

@@ -85,8 +85,9 @@ def attend(problem: Problem) -> Tensor:
         sigsoftmax=problem.normalize == "sigsoftmax",
         dropout=problem.dropout,
     )
-    # an operator costs more than a function, and is taken where somebody looks at operators
-    watched = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or not _ordinary(given)
+    # an operator costs more than a function, and is taken where somebody looks at operators, or operands have no addresses
+    ordinary = all(tensor is None or type(tensor) in (Tensor, torch.nn.Parameter) for tensor in given[:6])
+    watched = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or not ordinary
     out: Tensor = (operator if watched else Native.apply)(*given)[0]
     return out[..., :width]
 
@@ -157,12 +158,13 @@ def _run(given: Arguments, others: dict[str, Tensor | None], backward: bool) -> 
     assert loaded is not None
     query, mixing, table = given.query, given.mixing, given.table
     (batch, heads, queries, width), (*_, seed, scale, sigsoftmax, dropout) = query.shape, given
+    narrow = queries <= 16 or 32 < queries <= 48  # blocks of 16 rows, each a little dearer, beat blocks of 32 there
     number, first_text = (0, 0) if seed is None else seed.tolist()
     arrays: dict[str, Tensor | None] = dict(zip(given._fields[:11], given[:11], strict=True)) | others
     assert all(array is None or array.is_contiguous() for array in arrays.values())
     call = _Call(
         B=batch, H=heads, N=queries, M=given.keys.shape[2], D=width, T=0 if table is None else table.shape[1],
-        threads=torch.get_num_threads(), narrow=int(_narrow(queries)),
+        threads=torch.get_num_threads(), narrow=int(narrow),
         mixing_kind=0 if mixing is None else 1 if mixing.dim() == 2 else 2,
         sigsoftmax=int(sigsoftmax), dropped=min(round(dropout * 2**32), 2**32 - 1), seed=number,
         first_text=first_text, scale=scale, kept_scale=1 / (1 - dropout) if dropout < 1 else 0.0,
@@ -172,11 +174,6 @@ def _run(given: Arguments, others: dict[str, Tensor | None], backward: bool) -> 
         raise MemoryError(
             f"attention of {batch} x {heads} x {queries} x {call.M}, {call.threads} threads: not enough memory"
         )
-
-
-def _narrow(queries: int) -> bool:
-    """True if blocks of 16 rows, each a little dearer, have so much less idle work that they beat blocks of 32."""
-    return queries <= 16 or 32 < queries <= 48
 
 
 def _compute(*arguments: Any) -> tuple[Tensor, Tensor]:
@@ -263,13 +260,6 @@ def _(cotangent: Tensor, lse: Tensor, *arguments: Any) -> list[Tensor]:
     return [cotangent.new_empty(0) if tensor is None else torch.empty_like(tensor) for tensor in arguments[:6]]
 
 
-def _operator_gradients(ctx: Any, cotangent: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    return _gradients(ctx, cotangent, _backward_operator)
-
-
-operator.register_autograd(_operator_gradients, setup_context=_save_context)
-
-
-def _ordinary(given: Arguments) -> bool:
-    """True if all operands have addresses, which fake and meta tensors have not."""
-    return all(tensor is None or type(tensor) in (Tensor, torch.nn.Parameter) for tensor in given[:6])
+operator.register_autograd(
+    lambda ctx, cotangent, _: _gradients(ctx, cotangent, _backward_operator), setup_context=_save_context
+)

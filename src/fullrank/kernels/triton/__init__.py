@@ -213,11 +213,7 @@ def _gradients(
 
 
 _forward = torch.library.custom_op(
-    "fullrank::mixed_heads",
-    _forward_op,
-    mutates_args=(),
-    schema=f"({_ARGUMENTS}) -> (Tensor, Tensor)",
-    **KEEPS_TENSORS,
+    "fullrank::mixed_heads", _forward_op, mutates_args=(), schema=f"({_ARGUMENTS}) -> (Tensor, Tensor)", **KEEPS_TENSORS
 )
 _forward.register_fake(_shapes)
 _backward = torch.library.custom_op(
