@@ -120,11 +120,11 @@ def send_row(pair: Class, sender: Connection) -> None:
 def check_class(pair: Class) -> Row:
     """Build a tiny random model of a class, and check it."""
     from fullrank.checking import check
-    from fullrank.hf.tiny import tiny
+    from fullrank.hf.tiny import build_tiny
 
     start = time.process_time()
     try:
-        model, inputs = tiny(*pair)
+        model, inputs = build_tiny(*pair)
     except Exception as error:
         return make_row(pair, "not applicable", describe_error(error))
     try:

@@ -338,12 +338,12 @@ class TransformersModel(LoadedModel):
 
     @functools.cached_property
     def _attention_layers(self) -> AttentionLayers:
-        from fullrank.hf.inject import complete, find_injected_modules
+        from fullrank.hf.inject import add_identities, find_injected_modules
 
         weights = "explicitly, by the model's own attention"
         if find_injected_modules(self.module):
             weights += ", with what was injected"
-        module, plain = complete(self.module)
+        module, plain = add_identities(self.module)
         return AttentionLayers(module, list(find_injected_modules(module).values()), plain, weights)
 
     def _output_matrix(self) -> Tensor:

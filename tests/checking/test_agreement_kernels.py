@@ -14,7 +14,7 @@ from torch import Tensor
 import fullrank as fr
 from fullrank.checking.definition import check_plain_start, kernels
 from fullrank.core.section import Stage
-from fullrank.kernels import forced
+from fullrank.kernels import get_forced
 
 # -- kernels ----------------------------------------------------------------------------------------------------------
 
@@ -42,7 +42,7 @@ def wrong_by(name: str, fault: str) -> type[fr.LanguageModel]:
     class Wrong(fr.LanguageModel):
         def hidden(self, *args: Any, **keys: Any) -> Any:
             out = super().hidden(*args, **keys)
-            return out if (forced() or "auto") != name else type(out)(WRONG[fault](out[0]), *out[1:])
+            return out if (get_forced() or "auto") != name else type(out)(WRONG[fault](out[0]), *out[1:])
 
     return Wrong
 
@@ -74,7 +74,7 @@ def test_a_wrong_vocabulary_kernel(method: str, monkeypatch: pytest.MonkeyPatch)
 
     def wrong(*args: Any) -> Any:
         out = right(*args)
-        if forced() == "reference":
+        if get_forced() == "reference":
             return out
         return (out[0] * (1 + 1e-4), *out[1:]) if isinstance(out, tuple) else out * (1 + 1e-4)
 
@@ -86,7 +86,7 @@ def test_a_wrong_kernel_across_the_source() -> None:
     class Wrong(fr.Translator):
         def hidden(self, *args: Any, **keys: Any) -> Tensor:
             out = super().hidden(*args, **keys)
-            return out if forced() == "reference" else out * (1 + 1e-4)
+            return out if get_forced() == "reference" else out * (1 + 1e-4)
 
     for precision in (torch.float64, torch.float32):
         assert off(kernels(translating(Wrong), precision))

@@ -14,7 +14,7 @@ from tiny_families import FAMILIES, LENGTH, VOCABULARY  # noqa: E402
 
 import fullrank as fr  # noqa: E402
 from fullrank.core.errors import ConfigError, InputError  # noqa: E402
-from fullrank.hf.inject import complete  # noqa: E402
+from fullrank.hf.inject import add_identities  # noqa: E402
 
 MOS = "mixture_of_softmaxes"
 CONFIG = fr.OutputConfig(kind=MOS, mixtures=3)
@@ -157,7 +157,7 @@ def test_peft_trainer_and_analyses(tmp_path):
 
     model = stirred(fr.inject(FAMILIES["gpt2"]()[0], output=CONFIG))
     expected = model.eval()(**INPUTS).logits
-    whole, unmixed = complete(model)
+    whole, unmixed = add_identities(model)
     assert len(unmixed) == 2
     read = INPUTS["attention_mask"].bool()
     torch.testing.assert_close(whole(**INPUTS).logits[read], expected[read], rtol=0, atol=1e-5)

@@ -25,7 +25,7 @@ def test_swa_is_the_plain_mean_after_its_start() -> None:
         average.update(step)
         seen.append(model.weight.detach().clone())
     expected = torch.stack(seen[14:]).mean(0)
-    with average.applied():
+    with average.apply():
         torch.testing.assert_close(model.weight.detach(), expected, rtol=1e-12, atol=1e-12)
     assert torch.equal(model.weight, seen[-1])
 

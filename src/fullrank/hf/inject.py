@@ -178,7 +178,7 @@ def find_injected_parts(model: nn.Module) -> dict[str, nn.Module]:
     }
 
 
-def complete(model: Any) -> tuple[Any, set[int]]:
+def add_identities(model: Any) -> tuple[Any, set[int]]:
     """A model with a mixing in each of its layers of attention, for analyses, and the numbers of the layers that had none.
 
     Layers without one get an identity on a copy of the model, so that its outputs stay. Cross-head attention alone counts as

@@ -223,7 +223,7 @@ def _is_plain(rules: EagerRules, query: Tensor, key: Tensor, value: Tensor, argu
     """True if a call is scaled dot-product attention, so that others than the model's own function may compute it."""
     return (
         rules.plain
-        and kernels.forced() != "reference"
+        and kernels.get_forced() != "reference"
         and query.dtype == key.dtype == value.dtype
         and value.shape == key.shape
         and all(arguments.get(name) is None for name in rules.extras)
@@ -276,7 +276,7 @@ def _attend_unmixed(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **arguments: Any
 ) -> Any:
     """A layer of an injected model that was left as it is: its former function, under the mask of eager attention."""
-    fused = vars(module)[FORMER] == "sdpa" and kernels.forced() != "reference" and not _weights_wanted(arguments)
+    fused = vars(module)[FORMER] == "sdpa" and kernels.get_forced() != "reference" and not _weights_wanted(arguments)
     if not fused:
         return eager_of(module)(module, query, key, value, mask, **arguments)
     if mask is None:

@@ -15,7 +15,7 @@ from huggingface_hub.utils import logging as hub_logging
 from fullrank.core.errors import FullRankError, InputError, one_line
 from fullrank.hf import classes
 from fullrank.hf.inject import LOADED_BY, arguments_of, find_injected_modules, inject
-from fullrank.hf.tiny import tiny
+from fullrank.hf.tiny import build_tiny
 
 # files of which a saved tokenizer has at least one
 TOKENIZER_FILES = (
@@ -45,7 +45,7 @@ def load_named(name: str, dtype: torch.dtype, *, causal: bool, tokenizer: bool) 
     model_type = name.removeprefix("hf:")
     if model_type != name and not Path(model_type).expanduser().is_dir() and model_type in transformers.CONFIG_MAPPING:
         with quiet(), explain_errors(f"{name}: no small causal model", "; build one: python:MODULE:FUNCTION"):
-            small = tiny(model_type)
+            small = build_tiny(model_type)
         return Loaded(small.model.to(dtype), inputs=small.inputs)
     source = location_of(model_type)
     folder = Path(source)

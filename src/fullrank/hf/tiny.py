@@ -38,7 +38,7 @@ def classes(model_type: str | None = None) -> list[tuple[str, str]]:
     return sorted((pair for pair in pairs if model_type in (None, pair[0])), key=lambda pair: pair[0])
 
 
-def tiny(model_type: str, class_name: str | None = None, **settings: Any) -> Tiny:
+def build_tiny(model_type: str, class_name: str | None = None, **settings: Any) -> Tiny:
     """A random model in fp32, in evaluation mode: few layers, but one of each kind, and windows of 8 tokens.
 
     class_name: one of `classes(model_type)`, the first if not given. settings: of the configuration, before the small ones.

@@ -189,7 +189,7 @@ def vocabulary_loss(
     return None if _forced == "reference" else vocabulary.vocabulary_loss(components, ids, scale, label_smoothing)
 
 
-def forced() -> str | None:
+def get_forced() -> str | None:
     """The kernel that is fixed by `kernel(...)`; None: the fastest."""
     return _forced
 

@@ -150,7 +150,7 @@ class _Loop:
             self.plan.begin_phase(state.counters)
         else:
             state.restore(snapshot, last)
-            state.counters.finished = state.counters.stopped_early or self.plan.finished(state.counters)
+            state.counters.finished = state.counters.stopped_early or self.plan.is_finished(state.counters)
         if rank() == 0:
             self.metrics = JsonLines(self.folder / "metrics.jsonl", keep=state.counters.metrics_bytes)
             stack.callback(self.metrics.close)
@@ -167,7 +167,7 @@ class _Loop:
             counters.engines = sorted({*counters.engines, *self.engines})
             for observer in self.observers:
                 observer.advance(counters.step, counters.tokens)
-            counters.finished = plan.finished(counters)
+            counters.finished = plan.is_finished(counters)
             phase_over = plan.phase_over(counters)
             if counters.step % self.options.log_every_steps == 0 or phase_over or counters.finished:
                 self.log()
@@ -271,7 +271,7 @@ class _Loop:
         self.check_loss()
         self.clock.pause()
         model, precision = self.state.model, autocast(self.options.precision, self.device)
-        with self.state.average.applied(), self.engine.gather_parameters(), evaluating(model), precision:
+        with self.state.average.apply(), self.engine.gather_parameters(), evaluating(model), precision:
             result = self.evaluate(model)
         self.clock.resume()
         if not result.tokens:
@@ -286,7 +286,7 @@ class _Loop:
         is_best = counters.note_evaluation(nll, self.metric, value)
         self.write(split="valid", nll=nll, scores=result.scores)
         self.state.schedule.observe(cost(self.metric, value))
-        on_plateau = self.plan.on_plateau(counters, perplexity(nll))
+        on_plateau = self.plan.note_perplexity(counters, perplexity(nll))
         patience = self.options.patience
         if patience is not None and counters.since_best >= patience and not counters.finished:
             counters.stopped_early = counters.finished = True
@@ -298,7 +298,7 @@ class _Loop:
         if self.state.running.tokens:
             self.log()
         if not self.plan.is_in_last_phase(counters):
-            self.clock.new_phase()
+            self.clock.begin_phase()
             self.plan.begin_phase(counters)
         elif not counters.finished:
             counters.stopped_early = counters.finished = True

@@ -61,7 +61,7 @@ class WeightAverage:
         self.averages = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
 
     @contextmanager
-    def applied(self) -> Iterator[None]:
+    def apply(self) -> Iterator[None]:
         """The model holds the averages inside the block, and its own parameters, bit for bit, after it."""
         self.swap()
         try:
@@ -155,7 +155,7 @@ class Clock:
         self.interval_start = now
         return seconds
 
-    def new_phase(self) -> None:
+    def begin_phase(self) -> None:
         """Begin another phase with the next step; to be called before the counters name that phase."""
         self.pause()
         self.is_first = True

@@ -260,14 +260,14 @@ class Plan:
         last = min(first + self.options.gradient_accumulation_steps, self.batches_per_epoch)
         return [(epoch, index) for index in range(first, last)]
 
-    def done(self, step: int, tokens: int) -> bool:
+    def is_done(self, step: int, tokens: int) -> bool:
         """True if training is over after `step` updates on `tokens` tokens."""
         return step >= self.total_steps if self.options.tokens is None else tokens >= self.options.tokens
 
-    def finished(self, counters: Counters) -> bool:
+    def is_finished(self, counters: Counters) -> bool:
         """True if training is over at `counters`, by the budget or with the last phase."""
         last_phase_over = self.phase_over(counters) and self.is_in_last_phase(counters)
-        return last_phase_over or self.done(counters.step, counters.tokens)
+        return last_phase_over or self.is_done(counters.step, counters.tokens)
 
     def evaluation_due(self, step: int) -> bool:
         """True if an evaluation follows `step` updates (the last one aside, which always is evaluated)."""
@@ -300,7 +300,7 @@ class Plan:
             counters.phase = names[names.index(counters.phase) + 1]
             counters.phase_began, counters.phase_bests = counters.step, []
 
-    def on_plateau(self, counters: Counters, ppl: float) -> bool:
+    def note_perplexity(self, counters: Counters, ppl: float) -> bool:
         """Record the validation perplexity `ppl`; True if the phase is on its plateau and ends here."""
         phase = self.phase(counters)
         if phase is None or phase.plateau is None:
