@@ -251,6 +251,11 @@ def train_bpe(texts: Iterable[str], *, size: int = DEFAULT_BPE_SIZE, lowercase: 
     trained = train_byte_bpe(lines, size, pre_tokenizer, [LINE_END])
     backend = Backend(trained.model)
     backend.pre_tokenizer = trained.pre_tokenizer
+    return complete_bpe(backend, lowercase=lowercase)
+
+
+def complete_bpe(backend: Backend, *, lowercase: bool = False) -> Tokenizer:
+    """A trained byte-level BPE as a tokenizer."""
     backend.decoder = decoders.ByteLevel()
     return _complete(backend, "bpe", LINE_END, lowercase=lowercase)
 
