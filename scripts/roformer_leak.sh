@@ -20,15 +20,15 @@ import json, time
 import transformers
 
 from fullrank.checking import check
-from fullrank.hf.tiny import build_tiny, classes
+from fullrank.hf.load import build_tiny, list_classes
 from research.census import row_of
 
 transformers.logging.set_verbosity_error()
 for kind in ("big_bird", "megatron-bert", "rembert", "roformer"):
     # its sparse attention, the default, sees later tokens in every release; as a decoder it needs the other one
-    model, _ = build_tiny(kind, **({"attention_type": "original_full"} if kind == "big_bird" else {}))
+    model, *_ = build_tiny(kind, **({"attention_type": "original_full"} if kind == "big_bird" else {}))
     start = time.process_time()
-    row = row_of(classes(kind)[0], check(model, say=lambda _: None), time.process_time() - start)
+    row = row_of(list_classes(kind)[0], check(model, say=lambda _: None), time.process_time() - start)
     print(json.dumps({**row, "transformers": transformers.__version__}))
 EOF
 done

@@ -129,28 +129,6 @@ def language_model(mix: str, position: str, **keys: Any) -> fr.LanguageModel:
     )
 
 
-@pytest.mark.parametrize(
-    ("mix", "position"), [("none", "learned"), ("position_independent", "rotary"), ("position_wise", "sinusoidal")]
-)
-def test_cache_and_padding_change_nothing(mix: str, position: str) -> None:
-    lm = language_model(mix, position)
-    ids, mask = left_padded(PROMPTS)
-    options = {"max_new_tokens": 8, "eos_id": 3}
-    batch = sample(lm, ids, greedy=True, attention_mask=mask, **options)
-    found = beam_search(lm, ids, beams=3, n_best=3, attention_mask=mask, **options)
-    reread = beam_search(lm, ids, beams=3, n_best=3, attention_mask=mask, use_cache=False, **options)
-    assert found.ids.tolist() == reread.ids.tolist()
-    torch.testing.assert_close(found.scores, reread.scores, rtol=0, atol=1e-10)
-    for b, prompt in enumerate(PROMPTS):
-        text = torch.tensor([prompt])
-        alone = sample(lm, text, greedy=True, use_cache=False, **options)
-        length = int(alone.lengths)
-        assert batch.ids[b, :length].tolist() == alone.ids[0].tolist()
-        torch.testing.assert_close(batch.log_probs[b, :length], alone.log_probs[0], rtol=0, atol=1e-10)
-        scores = beam_search(lm, text, beams=3, n_best=3, **options).scores
-        torch.testing.assert_close(found.scores[b], scores[0], rtol=0, atol=1e-10)
-
-
 @pytest.mark.parametrize("position", ["relative", "rotary"])
 def test_a_memory_takes_the_place_of_the_cache(position: str) -> None:
     """A model that remembers four tokens writes what it writes when every window is read anew."""

@@ -8,7 +8,7 @@ from typing import Any
 import paired_models
 import pytest
 import torch
-from paired_models import EOS, XL, kinds, pair, small, tokens
+from paired_models import EOS, kinds, pair, tokens
 from transformers import DynamicCache
 
 import fullrank as fr
@@ -104,17 +104,6 @@ def test_a_text_read_in_pieces_is_one_text(config: fr.ModelConfig) -> None:
             whole = torch.cat(expected, 1) if expected else own(read, attention_mask=mask).logits
         shown = slice(None) if mask is None else mask == 1
         torch.testing.assert_close(torch.cat(parts, 1)[shown], whole[shown], rtol=1e-5, atol=2e-5)
-
-
-def test_a_memory_as_long_as_the_text_makes_pieces_one_pass() -> None:
-    hf_model, own = pair(small(memory_length=12, **XL))
-    read = tokens(2, 12)
-    with torch.no_grad():
-        expected = own.with_memory(0)(read).logits
-        for name in ("past_key_values", "cache"):  # before and from transformers 5.24
-            past = fr.FullRankCache()
-            parts = [hf_model(piece, **{name: past}).logits for piece in read.split(5, dim=1)]
-            torch.testing.assert_close(torch.cat(parts, 1), expected, rtol=1e-5, atol=1e-5, msg=name)
 
 
 @kinds

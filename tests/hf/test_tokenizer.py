@@ -23,20 +23,9 @@ from fullrank.hf.tokenizer import tokenizer_of, tokenizer_of_vocabulary
 REAL = [text for _, text in sorted(pydoc_data.topics.topics.items())][:40]
 READ = "".join(REAL[:25])
 MARKS = [
-    "<unk>",
-    "<eos>",
-    "<pad>",
-    "<s>",
-    "<sos>",
-    "@@",
-    "</w>",
-    "\u2581",
-    "\u0120",
-    "\u00ff",
-    "\u0100",
-    "\u010a",
-    "\u2424",
-]
+    "<unk>", "<eos>", "<pad>", "<s>", "<sos>", "@@", "</w>", "\u2581", "\u0120",
+    "\u00ff", "\u0100", "\u010a", "\u2424",
+]  # fmt: skip
 ODD = [
     "", "\n", "\n\n", " ", "a", "the\n", "\nthe", "the  the\t the",
     "the <eos> the<eos>the <unk> the<unk>x <EOS> <sos> <mask> x",

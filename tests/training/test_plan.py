@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pytest
 from training_toy import ToyBatches
 
 from fullrank.config.run import EvalConfig
 from fullrank.config.training import TrainConfig
-from fullrank.data.batches import Blocks
 from fullrank.training import Plan, make_plan
 
 
@@ -69,35 +67,9 @@ def test_a_budget_of_tokens_is_estimated_from_the_mean_where_batches_do_not_know
     assert plan(tokens=42, batches=Unknown(), gradient_accumulation_steps=2).total_steps == 2
 
 
-@pytest.mark.parametrize(
-    ("size", "rows", "length", "seed"), [(1000, 3, 7, 1), (1001, 3, 7, 2), (50, 1, 64, 3), (999, 4, 10, 4)]
-)
-def test_shuffled_blocks_make_the_steps_that_were_planned(size: int, rows: int, length: int, seed: int) -> None:
-    """The short block may come anywhere: as much as a batch less is read in the same steps."""
-    blocks = Blocks(np.zeros(size), batch_size=rows, segment_length=length, start_id=0, shuffle=True, seed=seed)
-    for tokens in (1, rows * length * 5, size - 1, size, size + rows * length * 9, 3 * size + 1):
-        found = plan(tokens=tokens, batches=blocks)
-        seen = step = 0
-        while not found.is_done(step, seen):
-            step += 1
-            seen += sum(blocks.batch(*place).tokens for place in found.batches_of(step))
-        assert found.total_steps == step
-
-
 def test_evaluation_by_fractions_of_an_epoch() -> None:
     """At the first step at or after 2.1, 4.2, 6.3, ... steps; a tenth of an epoch of 10 steps is every step."""
     found = plan({"every_epochs": 0.3}, epochs=3)
     assert [step for step in range(1, 22) if found.evaluation_due(step)] == [3, 5, 7, 9, 11, 13, 15, 17, 19, 21]
     found = plan({"every_epochs": 0.1}, epochs=100, batches=ToyBatches(10))
     assert all(found.evaluation_due(step) for step in range(1, 1001))
-
-
-def test_a_step_takes_consecutive_batches_of_one_epoch() -> None:
-    found = plan(epochs=2, gradient_accumulation_steps=3)
-    assert found.total_steps == 6
-    assert [found.batches_of(step) for step in range(1, 5)] == [
-        [(0, 0), (0, 1), (0, 2)],
-        [(0, 3), (0, 4), (0, 5)],
-        [(0, 6)],
-        [(1, 0), (1, 1), (1, 2)],
-    ]
