@@ -38,7 +38,6 @@ def remove_leftovers(folder: Path, name: str = "*") -> None:
 
 
 def is_alive(process: int) -> bool:
-    """True for the number of a process of this machine."""
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
@@ -155,7 +154,6 @@ def mended(content: Any) -> Any:
 
 
 def sha256_of(path: Path) -> str:
-    """sha256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -171,7 +169,6 @@ def python_command(words: Iterable[str]) -> list[str]:
 
 
 def usable_cores() -> list[int]:
-    """Numbers of the cores that this process may use; where the system does not say (macOS, Windows), of all."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
@@ -216,12 +213,10 @@ def read_json(path: Path, kind: Any = dict[str, Any]) -> Any:
 
 
 def digest(content: Any) -> str:
-    """sha256 of plain values."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def write_checked(path: Path, content: Mapping[str, Any]) -> None:
-    """Write `content` as JSON with the checksum that `read_checked` compares."""
     text = json.dumps({**content, "sha256": digest(content)}, indent=1, ensure_ascii=False)
     path.write_text(text + "\n", encoding="utf-8")
 

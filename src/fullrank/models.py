@@ -97,7 +97,6 @@ class LoadedModel:
 
     @property
     def device(self) -> torch.device:
-        """The device of the parameters; the CPU without any."""
         if self.module is not None:
             for parameter in self.module.parameters():
                 return cast(torch.device, parameter.device)
@@ -129,7 +128,6 @@ class LoadedModel:
         return cast(tuple[Tensor, Any], self._read("step", ids, cache))
 
     def output_matrix(self) -> Tensor:
-        """The matrix of the output layer (V, E)."""
         self.require({"output_matrix"})
         return self._output_matrix().detach()
 
@@ -186,7 +184,6 @@ class LoadedModel:
     _attention_layers: Any
 
     def _nll(self, ids: Tensor, targets: Tensor, memory: Any) -> tuple[Tensor, Any]:
-        """The nll (B, N) from logits, and the memory of the next call."""
         logits = self._logits(ids)
         counts = targets != IGNORED
         wide = torch.promote_types(logits.dtype, torch.float32)
@@ -222,7 +219,6 @@ class OwnModel(LoadedModel):
             self.lacks["attention"] = "its attention is multi-linear, without weights and heads"
 
     def _run(self, ids: Tensor, memory: Any = None, trace: Trace | None = None) -> tuple[Tensor, Any]:
-        """The input of the output layer, and the memory of the next call."""
         if isinstance(self.own, LanguageModel):
             hidden, memory, _ = self.own.hidden(ids, memory, trace=trace)
             return hidden, memory
@@ -455,7 +451,6 @@ def _open_named(name: str, checkpoint: str, dtype: torch.dtype | None, causal: b
 
 
 def _load_own(folder: Path, checkpoint: str = "best") -> Layers | MaskedLanguageModel:
-    """Load a model of ours from a run or a folder written by `save`; of a translation model its encoder."""
     kind = storage.read_saved_kind(folder, checkpoint)
     if kind == "Translator":
         return Translator.load(folder, checkpoint).encoder

@@ -50,12 +50,10 @@ class Record:
         object.__setattr__(self, "labels", {key: _to_plain(label) for key, label in self.labels.items()})
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
         return {**vars(self), "labels": dict(self.labels), "interval": self.interval and list(self.interval)}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Record:
-        """Read what `to_dict` has written."""
         interval = content.get("interval")
         return cls(**{**content, "interval": interval and tuple(interval)})
 
@@ -156,7 +154,6 @@ def declaration_to_dict(declared: Table | Plot) -> dict[str, Any]:
 
 
 def declaration_from_dict(content: Mapping[str, Any]) -> Any:
-    """The table or plot that `declaration_to_dict` has written."""
     values = {key: _to_tuples(value) for key, value in content.items() if key != "kind"}
     if isinstance(values.get("columns"), tuple):
         values["columns"] = tuple(Column(**column) for column in values["columns"])
@@ -184,7 +181,6 @@ class Measurement:
 
     @property
     def help(self) -> str:
-        """The docstring of the function."""
         return inspect.getdoc(self.function) or ""
 
     @property

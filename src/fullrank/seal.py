@@ -44,12 +44,10 @@ class Record(NamedTuple):
 
 
 def seal_file(path: Path) -> dict[str, Any]:
-    """Size and sha256 of a file."""
     return {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
 
 
 def sync(path: Path) -> None:
-    """Force a file, or the list of a folder, to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -90,7 +88,6 @@ def seal_run(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _select_data(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a run record about data and computation; the rest are names."""
     return {key: identity[key] for key in ("text", "vocabulary", "kernel", "parts") if key in identity}
 
 

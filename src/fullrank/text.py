@@ -58,7 +58,6 @@ class Text:
         return cls(name, lambda: (piece.tolist() for piece in parts), segment_length or tensor.shape[-1])
 
     def with_length(self, segment_length: int) -> Text:
-        """The same text in segments of another length."""
         return replace(self, segment_length=segment_length)
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -101,7 +100,6 @@ class Text:
         return [row for batch in text for row in batch.split(1)]
 
     def ids(self) -> Iterator[int]:
-        """The ids one by one, without marks."""
         for ids in self.read():
             yield from ids
 
@@ -172,7 +170,6 @@ def _encode_pieces(tokenizer: Tokenizer, path: Path, key: str) -> Iterator[Seque
 
 
 def _encode_sentences(language: Language, path: Path, key: str) -> Iterator[Sequence[int]]:
-    """The lines of a file, each with <eos>."""
     for line in lines(path, key):
         yield [*language.encode(line), language.eos_id]
 

@@ -81,7 +81,6 @@ class LayerReach:
 
     @cached_property
     def _law(self) -> Any:
-        """The distribution of K."""
         from scipy import stats  # a long import, for this analysis alone
 
         return stats.nbinom(self.segments, 1 - self.probability)
@@ -172,7 +171,6 @@ class ContextUse:
 
     @property
     def perplexity(self) -> dict[int, float]:
-        """exp(mean nll), by tokens of context."""
         return {length: math.exp(values.mean()) for length, values in self.nll.items()}
 
     def reach(self, tolerance: float) -> int:

@@ -70,11 +70,9 @@ class Heads:
 
     @property
     def perplexity(self) -> float:
-        """exp(nats per token), all heads in place."""
         return math.exp(self.nll.mean())
 
     def to_records(self) -> Iterator[Record]:
-        """Changes and similarities of heads, and their summary for each layer."""
         protocol = f"{self.objective}, weights {self.weights}"
         yield Record({}, "perplexity", self.perplexity, "perplexity", protocol=protocol)
         for number, layer in enumerate(self.layers):
@@ -197,7 +195,6 @@ def predictions(model: LoadedModel, texts: list[Tensor]) -> tuple[str, list[Batc
 
 
 def _nll(model: LoadedModel, batches: list[Batch]) -> np.ndarray:
-    """Nats per token of each text (S,), in the precision of the model, means in double precision."""
     means = []
     for nll, (_, targets) in zip(model.nlls(batches), batches, strict=True):
         counted = nll.cpu()[targets != IGNORED].double()

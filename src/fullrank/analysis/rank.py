@@ -52,7 +52,6 @@ class OutputLayer:
 
     @property
     def in_words(self) -> str:
-        """The bound as a sum: `d + 2`."""
         return f"d + {self.clusters + self.bias}"
 
 
@@ -96,7 +95,6 @@ class LogProbRank:
 
     @property
     def effective_rank(self) -> float:
-        """`effective_rank` of the singular values."""
         return float(effective_rank(self.singular_values))
 
     @property
@@ -277,7 +275,6 @@ def measure_rank(model: LoadedModel, text: Text, *, contexts: int | None = None)
 
 
 def explain_rank(measured: LogProbRank) -> list[str]:
-    """What the numbers mean, in sentences."""
     layer = measured.layer
     bound = f"{layer.in_words} = {layer.bound:,}"
     if layer.exempt is not None:
@@ -313,7 +310,6 @@ class GradientShare:
 
     @property
     def let_through(self) -> float:
-        """||G U|| / ||G||."""
         return (self.let_through_squares / self.squares) ** 0.5
 
 

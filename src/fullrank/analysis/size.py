@@ -173,7 +173,6 @@ def _document(
 
 
 def _build_on_meta(cls: Callable[[ModelConfig], Model], config: ModelConfig) -> Model:
-    """Build a model that allocates nothing."""
     with warnings.catch_warnings(), torch.device("meta"):
         warnings.simplefilter("ignore")
         return cls(config)

@@ -54,7 +54,6 @@ class AttentionSpectrum:
     weights: str
 
     def to_records(self) -> Iterator[Record]:
-        """Ranks of each head and their means, and the mean curve, of each layer before and after mixing."""
         for number, layer in enumerate(self.layers):
             for weights, values in (("before", layer.before), ("after", layer.after)):
                 labels: dict[str, Label] = {"layer": number, "weights": weights}

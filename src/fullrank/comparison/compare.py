@@ -80,7 +80,6 @@ class Row:
 
     @property
     def labels(self) -> dict[str, str]:
-        """Labels of the records of this row."""
         return {"row": self.name, "part": self.part} if self.part else {"row": self.name}
 
     @property
@@ -179,7 +178,6 @@ class Comparison:
 
     @property
     def runs(self) -> list[Run]:
-        """Every finished run."""
         return [run for row in self.rows for run in row.runs]
 
     @property
@@ -192,7 +190,6 @@ class Comparison:
 
     @property
     def measure(self) -> Measure:
-        """The measure by which rows are judged."""
         return self.groups[0].measure if self.groups else PERPLEXITY
 
     @property
@@ -205,7 +202,6 @@ class Comparison:
 
     @cached_property
     def records(self) -> list[Record]:
-        """All numbers: of every run, then of every row."""
         records = [record for row in self.rows for run in row.runs for record in _describe_run(row, run)]
         records += _summarize_runs(records)
         for group in self.groups:
@@ -306,7 +302,6 @@ def _is_another_seed(run: Run, row: Sequence[Run]) -> bool:
 
 
 def _read_settings(run: Run) -> dict[str, Any]:
-    """The settings that make a row."""
     settings = {key: value for key, value in run.settings.items() if key not in CIRCUMSTANCES}
     return {**settings, **{key: run.get(key) for key in ("scale", "recipe", "row")}}
 
@@ -402,7 +397,6 @@ def compare_rows(row: Row, base: Row, measure: Measure, split: str) -> Record | 
 
 
 def _describe_run(row: Row, run: Run) -> Iterator[Record]:
-    """The figures of a run, test and validation first, its time and memory."""
     labels = {**row.labels, "run": run.folder.name, "seed": run.seed}
     splits = sorted(run.get_mapping("final"), key=lambda split: _ORDER.get(split, 2))
     for checkpoint in ("final", "last"):
@@ -473,7 +467,6 @@ def _describe_row(group: Group, row: Row) -> Iterator[Record]:
 
 
 def _compare_deviations(row: Row, base: Row, measure: Measure, split: str) -> Iterator[Record]:
-    """The change of the deviation over seeds, ours and the paper's (Skip Cross-head, Table 4)."""
     labels = {**row.labels, "split": split, "baseline": base.name}
     before, after = (list(one.values(measure, split).values()) for one in (base, row))
     papers = [measure.find_paper(one.first, split) for one in (base, row)]

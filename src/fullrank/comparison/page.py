@@ -90,7 +90,6 @@ def write_headline(group: Group) -> str:
 
 
 def find_warnings(compared: Comparison) -> Iterator[str]:
-    """Sentences about runs that do not compare."""
     texts = compared.mixed_texts
     if texts:
         first, *others = (identify_text(row.first) for row in texts)
@@ -221,7 +220,6 @@ def build_page(compared: Comparison, title: str | None = None) -> Page:
 
 
 def _build_comparison(compared: Comparison) -> Iterator[Block]:
-    """The tables of all groups, and what weakens the comparison."""
     for group in compared.groups:
         yield build_table(group, compared.records, len(compared.groups) > 1)
     protocols = dict.fromkeys(str(run.get("protocol") or "") for run in compared.runs)
@@ -254,7 +252,6 @@ def _build_curves(compared: Comparison) -> Iterator[Block]:
 
 
 def _build_analyses(compared: Comparison) -> Iterator[Block]:
-    """Tables and plots that `fullrank analyze` has left in run folders, all runs of one measurement together."""
     analyses: dict[str, dict[str, Any]] = {}
     records: dict[str, list[Record]] = {}
     for row in compared.all_rows:
@@ -271,7 +268,6 @@ def _build_analyses(compared: Comparison) -> Iterator[Block]:
 
 
 def _build_samples(compared: Comparison) -> Iterator[Block]:
-    """A text that each row has written."""
     texts = []
     for row in compared.rows:
         sample = row.first.get_mapping("sample")
@@ -293,7 +289,6 @@ def _build_parameters(compared: Comparison) -> Iterator[Block]:
 
 
 def _build_settings(compared: Comparison) -> Iterator[Block]:
-    """Configuration, text, protocol and machine: in which keys rows differ, what all share, and each configuration."""
     rows = compared.all_rows
     configured = dict.fromkeys(key for row in rows for key in row.first.settings)
     machine = dict.fromkeys(f"environment.{key}" for row in rows for key in row.first.get_mapping("environment"))
@@ -330,7 +325,6 @@ def _describe_value(value: object) -> str:
 
 
 def _build_troubles(compared: Comparison) -> Iterator[Block]:
-    """Runs that are not finished, how far they are and how they go on; finished runs with damaged files."""
     for run in compared.unfinished_runs:
         last_step = max((integer(line.get("step")) or 0 for line in run.metrics), default=0)
         reasons = "; ".join([f"reached step {last_step:,}", *run.problems])

@@ -26,7 +26,6 @@ TRANSLATION, LANGUAGE_MODELING, MASKED_MODELING = "translation", "language_model
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
-    """`value` if it is a mapping, else an empty one."""
     return value if isinstance(value, Mapping) else {}
 
 
@@ -60,7 +59,6 @@ class Run:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """The configuration as dotted keys."""
         return flatten(self.config)
 
     @cached_property
@@ -79,7 +77,6 @@ class Run:
         return mapping(self.get(key))
 
     def final(self, split: str, key: str, checkpoint: str = "final") -> float | None:
-        """A final figure; dots in `key` lead to nested ones."""
         return number(self.get(f"{checkpoint}.{split}.{key}"))
 
     @property
@@ -117,7 +114,6 @@ class Run:
 
     @property
     def kind(self) -> str:
-        """The task, by which runs compare; one for all tasks of fine-tuning."""
         return "fine-tuning" if self.finetunes else self.task
 
     @property
@@ -139,7 +135,6 @@ class Run:
 
     @property
     def ms_per_step(self) -> dict[str, float]:
-        """Milliseconds per training step, by phase."""
         numbers = {phase: number(value) for phase, value in self.get_mapping("ms_per_step").items()}
         return {phase: value for phase, value in numbers.items() if value is not None}
 
@@ -165,13 +160,11 @@ class Run:
 
     @property
     def bleu_signature(self) -> str | None:
-        """sacreBLEU's signature of its BLEU."""
         signatures = [self.get(f"final.{split}.bleu_signature") for split in SPLITS]
         return next((str(signature) for signature in signatures if signature), None)
 
     @cached_property
     def references(self) -> Mapping[str, str]:
-        """sha256 of the reference translations that the run has kept, by split."""
         paths = sorted((self.folder / TRANSLATIONS).glob("*.reference.txt"))
         return {path.name.removesuffix(".reference.txt"): sha256_of(path) for path in paths}
 
@@ -232,7 +225,6 @@ def _read(path: Path, parse: Callable[[Path], Any], problems: list[str]) -> Any:
 
 
 def _read_lines(problems: list[str], path: Path) -> list[Mapping[str, Any]]:
-    """The JSON objects of a file with one per line; unreadable lines are counted, not fatal."""
     lines: list[Mapping[str, Any]] = []
     damaged = 0
     for line in path.read_bytes().split(b"\n"):
@@ -280,7 +272,6 @@ class Measure:
 
     @property
     def format(self) -> str:
-        """Bits have three decimals, as in papers."""
         return ",.3f" if self.kind == "bits" else ",.2f"
 
     @property
@@ -395,7 +386,6 @@ def list_measures(run: Run) -> list[Measure]:
 
 
 def find_metric(name: str) -> Measure:
-    """The measure of a score of fine-tuning."""
     words = _METRIC_WORDS.get(name, name.replace("_", " "))
     return Measure(name, words, words.removesuffix(" correlation"), "score", scale=100.0)
 

@@ -33,7 +33,6 @@ def build_table(group: Group, records: Sequence[Record], has_title: bool) -> Gri
 
 
 def drop_labels(records: Iterable[Record], *names: str) -> list[Record]:
-    """The records without labels that a table does not show."""
     shown = []
     for record in records:
         labels = {name: label for name, label in record.labels.items() if name not in names}
@@ -90,7 +89,6 @@ def _declare_costs(group: Group) -> Iterator[Column]:
 
 
 def _mark_row(cells: Sequence[Cell], group: Group) -> Sequence[Cell]:
-    """Colour and badges at the name of a row: a slice, and what it has not learned."""
     row = next(row for row in group.rows if row.name == cells[0].text)
     badges = ["slice"] if row.first.is_slice else []
     if row in group.find_above("unigram"):

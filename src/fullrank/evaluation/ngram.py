@@ -60,7 +60,6 @@ def measure_ngrams(
 
 
 def _number_pairs(history: Ids, tokens: Ids, vocab_size: int) -> Ids:
-    """Number the different pairs of history and token, (T,)."""
     return np.unique(history * vocab_size + tokens, return_inverse=True)[1]
 
 
@@ -82,7 +81,6 @@ def _predict(
 
 
 def _choose_discounts(counts: Ids, modified: bool) -> NDArray[np.float64]:
-    """The discounts of the counts 0, 1, 2, and 3 or more."""
     number = [int((counts == k).sum()) for k in range(LARGEST_COUNT + 2)]
     once, twice = number[1:3]
     share = once / (once + 2 * twice) if once else 0.5

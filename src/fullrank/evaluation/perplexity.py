@@ -135,7 +135,6 @@ def final_protocol(config: RunConfig, flags: Flags | None = None, split: str = "
 
 
 def _check_settings(config: RunConfig, flags: Flags, settings: dict[str, Any], names: dict[str, str]) -> None:
-    """InputError for settings that the model cannot have, before any work."""
     memory, same, clamp = (settings[key] for key in _OF_MEMORY)
     if settings["temperature"] not in (None, 1) and config.model.output.normalize == "sigsoftmax":
         raise InputError(

@@ -126,7 +126,6 @@ def glue_scores(task: GlueTask, predictions: ArrayLike, labels: ArrayLike) -> di
 
 
 def measure_accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Share of predictions that are right."""
     return float(np.mean(np.equal(predictions, labels)))
 
 
@@ -214,7 +213,6 @@ def squad_v2_scores(predictions: Mapping[str, str], references: References) -> d
 def _score_questions(
     predictions: Mapping[str, str], references: References, *, v2: bool
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Exact match and F1 of each question: the best over its references."""
     exact, f1 = {}, {}
     for name, texts in references.items():
         if v2:  # a reference of articles and punctuation alone cannot be matched

@@ -31,8 +31,6 @@ class Heading:
 
 @dataclass(frozen=True)
 class Grid:
-    """A table that is ready to print."""
-
     headings: Sequence[Heading]
     rows: Sequence[Sequence[Cell]]
     title: str = ""

@@ -159,7 +159,6 @@ def _is_measured(plot: Plot, measure: str) -> bool:
 
 
 def clean_text(text: str) -> str:
-    """Text that an XML document can hold."""
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
@@ -216,7 +215,6 @@ def _set_scales(axes: Axes, plot: Lines) -> None:
 
 
 def _draw_series(axes: Axes, plot: Lines, points: Records, name: str, color: str) -> None:
-    """One line: its mean over the band, the band, and points that show their values."""
     x, mean, deviation = _average(points, plot.x, plot.band)
     axes.plot(x, mean, color=color, label=name or None)
     if deviation.any():
@@ -279,7 +277,6 @@ def _name_cells(axis: Axis, title: str, labels: Sequence[Label]) -> None:
 
 
 def _make_panels(count: int, rows: int, columns: int) -> tuple[Figure, list[Axes]]:
-    """A figure with a panel for each map of so many rows and columns."""
     beside = min(count, max(1, 48 // max(columns, 6)))
     down = math.ceil(count / beside)
     cell = max(0.09, min(0.42, 13 / (beside * columns)))  # inches

@@ -44,17 +44,14 @@ def _environment() -> Environment:
 
 
 def _clean(value: object) -> object:
-    """Text that a document can hold; markup stays as it is."""
     return clean_text(value) if type(value) is str else value
 
 
 def _address(section: Section) -> str:
-    """The address of a section inside its page."""
     return section.name or re.sub(r"[^a-z0-9]+", "-", section.title.lower()).strip("-")
 
 
 def build_figure(plot: Plot, records: list[Record], slots: Slots | None = None, *, wide: bool = False) -> Figure:
-    """A plot as a block of a page."""
     return Figure(draw_svg(plot, records, slots), plot.title, plot.subtitle, wide)
 
 

@@ -41,7 +41,6 @@ def build_grid(table: Table, records: Sequence[Record]) -> Grid:
 
 
 def _is_shown(table: Table, rows: tuple[str, ...], record: Record) -> bool:
-    """True if the record has the labels of the rows and stands in a column."""
     if not set(rows) <= record.labels.keys():
         return False
     if table.columns is None:
@@ -94,7 +93,6 @@ def _build_heading(column: Column, records: Sequence[Record], with_unit: bool) -
 
 
 def _build_cell(column: Column, form: str, best: str | None, of_line: Sequence[Record]) -> Cell:
-    """The value of the line's record, its deviation behind it and its interval below it."""
     by_measure = {record.measure: record for record in reversed(of_line) if record.has(column.where)}
     measured = by_measure.get(column.measure)
     if measured is None:
@@ -119,7 +117,6 @@ def group_records(records: Iterable[Record], labels: Sequence[str]) -> Mapping[t
 
 
 def find_differing_labels(records: Sequence[Record], without: set[str]) -> tuple[str, ...]:
-    """Labels by which records differ."""
     names = dict.fromkeys(name for record in records for name in record.labels if name not in without)
     return tuple(name for name in names if len({record.labels.get(name) for record in records}) > 1)
 
