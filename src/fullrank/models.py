@@ -187,7 +187,8 @@ class LoadedModel:
         logits = self._logits(ids)
         counts = targets != IGNORED
         wide = torch.promote_types(logits.dtype, torch.float32)
-        return _spread(F.cross_entropy(logits[counts].to(wide), targets[counts], reduction="none"), counts), None
+        nll = F.cross_entropy(logits[counts].to(wide), targets[counts], reduction="none")
+        return _spread(nll, counts), None
 
 
 def _spread(values: Tensor, counts: Tensor) -> Tensor:
@@ -296,7 +297,8 @@ class TransformersModel(LoadedModel):
 
     def _call(self, ids: Tensor) -> Any:
         """The output for ids (B, N), of which none is padding, even where one has the id of padding."""
-        return self.module(ids, **({"attention_mask": torch.ones_like(ids)} if self.takes_mask else {}))
+        options = {"attention_mask": torch.ones_like(ids)} if self.takes_mask else {}
+        return self.module(ids, **options)
 
     def _logits(self, ids: Tensor) -> Tensor:
         logits = getattr(self._call(ids), "logits", None)

@@ -132,7 +132,8 @@ def check_run(folder: Path, checkpoint: str | None = None) -> None:
 def _compare(file: Path, current: Mapping[str, Any], trained: Mapping[str, Any]) -> None:
     """InputError unless the values of a file are, as JSON has them, those that were trained with."""
     new, old = (parse_json(json.dumps(flatten(values))) for values in (current, trained))
-    keys = [key for key in {**old, **new} if key not in MOVABLE and (key not in old or old[key] != new.get(key))]
+    fixed = [key for key in {**old, **new} if key not in MOVABLE]
+    keys = [key for key in fixed if key not in old or old[key] != new.get(key)]
     if keys:
         shown = ", ".join(f"{key} is {new.get(key)!r}, trained with {old.get(key)!r}" for key in keys[:4])
         raise InputError(

@@ -16,11 +16,7 @@ SIZES = [(8, 8), (6, 8), (1, 8), (20, 8), (17, 8), (16, 8), (24, 8), (5, 1), (3,
 
 
 def played(memory_length: int, segment_length: int, rests: list[bool]) -> list[tuple[int, int]]:
-    """One layer over a text, its memory a list of token positions.
-
-    (distance of the oldest, distance of the nearest remembered token to the first query) at every step in which it runs
-    with a full memory.
-    """
+    """Distances of the oldest and the nearest remembered token to the first query, at every step with a full memory."""
     memory: list[int] = []
     seen = []
     for step, rest in enumerate(rests):
@@ -36,10 +32,7 @@ def played(memory_length: int, segment_length: int, rests: list[bool]) -> list[t
 @pytest.mark.parametrize(("memory_length", "segment_length"), SIZES)
 @pytest.mark.parametrize("p", [0.15, 0.5])
 def test_reach_is_that_of_a_memory_played_out(memory_length: int, segment_length: int, p: float) -> None:
-    """Frequencies over 30,000 steps; every value within 5 standard deviations.
-
-    Neighbouring steps share up to j segments, so that a count has at most (2 j + 1) times the variance of independent draws.
-    """
+    """Within 5 standard deviations; steps share up to j segments: variances are at most 2 j + 1 times those of free draws."""
     rng = np.random.default_rng([memory_length, segment_length, int(100 * p)])
     seen = played(memory_length, segment_length, list(rng.random(30_000) < p))
     (layer,) = context([p], memory_length=memory_length, segment_length=segment_length)

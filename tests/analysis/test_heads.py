@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -35,20 +37,14 @@ def nats(model: fr.LanguageModel) -> np.ndarray:
     return -log_p.gather(-1, IDS[:, 1:, None]).mean((1, 2)).detach().numpy()
 
 
-def without(layer: torch.nn.Linear, head: int) -> Any:
-    """A context in which the columns of a head in the output projection are zero."""
-
-    class Zeroed:
-        def __enter__(self) -> None:
-            self.kept = layer.weight.detach().clone()
-            with torch.no_grad():
-                layer.weight[:, head * SIZE : (head + 1) * SIZE] = 0
-
-        def __exit__(self, *_: object) -> None:
-            with torch.no_grad():
-                layer.weight.copy_(self.kept)
-
-    return Zeroed()
+@contextlib.contextmanager
+def zeroed(weights: torch.Tensor) -> Iterator[None]:
+    """A context in which a part of the output projection, that of a head, is zero."""
+    values = weights.detach().clone()
+    with torch.no_grad():
+        weights.zero_()
+        yield
+        weights.copy_(values)
 
 
 @pytest.mark.parametrize("mix", ["none", "position_independent", "position_wise", "average"])
@@ -64,7 +60,7 @@ def test_ablation_is_a_zeroed_output_projection(mix: str) -> None:
     assert found.perplexity == pytest.approx(math.exp(base.mean()), abs=1e-10)
     for block, layer in zip(model.blocks, found.layers, strict=True):
         for head in range(HEADS):
-            with without(block.attention.merge, head):
+            with zeroed(block.attention.merge.weight.data[:, head * SIZE : (head + 1) * SIZE]):
                 expected = nats(model)
             np.testing.assert_allclose(layer.nll[head], expected, atol=1e-10)
             change = math.exp(expected.mean()) - math.exp(base.mean())
@@ -110,28 +106,19 @@ def test_encoders_predict_the_same_masked_tokens_for_every_head() -> None:
 def test_models_of_hugging_face() -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(4)
-    made = moved(
-        transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=50, n_embd=24, n_layer=2, n_head=3))
-    ).eval()
+    gpt2 = transformers.GPT2Config(vocab_size=50, n_embd=24, n_layer=2, n_head=3)
+    made = moved(transformers.GPT2LMHeadModel(gpt2)).eval()
 
     def measured() -> np.ndarray:
         log_p = made(IDS).logits.log_softmax(-1)[:, :-1]
         return -log_p.gather(-1, IDS[:, 1:, None]).mean((1, 2)).detach().numpy()
 
-    def expected(number: int, head: int) -> np.ndarray:
-        projection = made.transformer.h[number].attn.c_proj.weight  # (in, out)
-        kept = projection.detach().clone()
-        with torch.no_grad():
-            projection[head * SIZE : (head + 1) * SIZE] = 0
-            result = measured()
-            projection.copy_(kept)
-        return result
-
     def check(found: Heads) -> None:
         np.testing.assert_allclose(found.nll, measured(), atol=1e-10)
-        for number, layer in enumerate(found.layers):
+        for block, layer in zip(made.transformer.h, found.layers, strict=True):
             for head in range(HEADS):
-                np.testing.assert_allclose(layer.nll[head], expected(number, head), atol=1e-10)
+                with zeroed(block.attn.c_proj.weight.data[head * SIZE : (head + 1) * SIZE]):  # (in, out)
+                    np.testing.assert_allclose(layer.nll[head], measured(), atol=1e-10)
 
     found = heads(made, IDS)
     assert found.weights == "explicitly, by the model's own attention"

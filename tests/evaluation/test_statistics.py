@@ -14,9 +14,6 @@ from fullrank.evaluation.statistics import welch_interval
 BASE, OTHER = [41.2, 43.0, 40.1, 42.4, 41.9], [42.5, 42.9, 42.2, 43.1, 42.0]
 
 
-# -- means over seeds -------------------------------------------------------------------------------------------------
-
-
 def test_intervals_of_means_by_hand() -> None:
     """t(0.975, 4) = 2.776445 and t(0.975, 3) = 3.182446, from tables."""
     differences = [y - x for x, y in zip(BASE, OTHER, strict=True)]
@@ -29,9 +26,6 @@ def test_intervals_of_means_by_hand() -> None:
     assert welch_interval([10], [12, 13]) is None
     with pytest.raises(ValueError, match="zip"):
         statistics.compute_paired_interval(BASE, OTHER[:3])
-
-
-# -- deviations over seeds --------------------------------------------------------------------------------------------
 
 
 def test_change_of_deviation_is_the_papers() -> None:

@@ -51,7 +51,8 @@ class LayerHeads:
         heads = len(self.similarity)
         if heads < 2:
             return None
-        return float((self.similarity.sum() - np.trace(self.similarity)) / (heads * (heads - 1)))
+        of_pairs = self.similarity.sum() - np.trace(self.similarity)
+        return float(of_pairs / (heads * (heads - 1)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,19 +177,22 @@ def predictions(model: LoadedModel, texts: list[Tensor]) -> tuple[str, list[Batc
     rows = max(1, _AT_ONCE // length)
     if getattr(model.own, "memory_length", 0):
         stream = together.flatten()[None]
-        inputs, targets = (part.split(length, 1) for part in (stream[:, :-1], stream[:, 1:]))
+        inputs = stream[:, :-1].split(length, 1)
+        targets = stream[:, 1:].split(length, 1)
         return "next tokens, with memory", list(zip(inputs, targets, strict=True))
     if model.mask_id is None and model.predicts == "masked tokens":
         raise InputError(
             f"{model.name}: predicts masked tokens; open it with its tokenizer, or set mask_id of fr.open_model(...)"
         )
     if model.mask_id is None:
-        inputs, targets = (part.split(rows) for part in (together[:, :-1], together[:, 1:]))
+        inputs = together[:, :-1].split(rows)
+        targets = together[:, 1:].split(rows)
         return "next tokens", list(zip(inputs, targets, strict=True))
     draws = torch.rand(together.shape, generator=torch.Generator().manual_seed(0))
     draws[torch.isin(together, torch.tensor([*model.marks]))] = 2.0  # after all others
     count = max(1, round(MASKED_SHARE * length))
-    masked = torch.zeros_like(together, dtype=torch.bool).scatter_(1, draws.argsort(1)[:, :count], True)
+    chosen = draws.argsort(1)[:, :count]
+    masked = torch.zeros_like(together, dtype=torch.bool).scatter_(1, chosen, True)
     inputs = together.masked_fill(masked, model.mask_id).split(rows)
     targets = together.masked_fill(~masked, IGNORED).split(rows)
     return f"{count} masked tokens a text", list(zip(inputs, targets, strict=True))
@@ -220,7 +224,8 @@ def _similarities(traces: Iterable[Sequence[LayerTrace]]) -> list[np.ndarray]:
         covariance = product - torch.outer(total, total) / tokens
         square = covariance.unflatten(0, sizes).unflatten(2, sizes).square().sum((1, 3))
         norm = square.diagonal().sqrt()
-        similarities.append((square / torch.outer(norm, norm).clamp_min(1e-300)).cpu().numpy())
+        norms = torch.outer(norm, norm).clamp_min(1e-300)
+        similarities.append((square / norms).cpu().numpy())
     return similarities
 
 

@@ -74,10 +74,10 @@ def _measure_layer(number: int, matrices: list[Tensor]) -> LayerMixing:
     together = torch.cat(matrices) if over_positions else matrices[0][None]
     m = together.detach().double().cpu()  # (positions, H, H)
     identity = torch.eye(m.shape[-1], dtype=m.dtype)
-    distance = float((m - identity).square().sum((1, 2)).sqrt().mean())
-    orthogonality = float((m.mT @ m - identity).square().sum((1, 2)).mean())
+    distances = torch.linalg.matrix_norm(m - identity)
+    orthogonalities = (m.mT @ m - identity).square().sum((1, 2))
     deviation = m.std(0, correction=0).numpy() if over_positions else None
-    return LayerMixing(number, m.mean(0).numpy(), distance, orthogonality, deviation)
+    return LayerMixing(number, m.mean(0).numpy(), float(distances.mean()), float(orthogonalities.mean()), deviation)
 
 
 @measurement(

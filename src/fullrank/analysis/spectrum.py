@@ -70,8 +70,9 @@ class AttentionSpectrum:
 def summarize_values(s: np.ndarray) -> Spectrum:
     """The spectrum of singular values (B, H, R), largest first, averaged over B."""
     sums = s.cumsum(-1)
-    figures = (sums / sums[..., -1:], effective_rank(s), np.square(s).sum(-1) / np.square(s[..., 0]))
-    return Spectrum(*(figure.mean(0) for figure in figures))
+    curves = sums / sums[..., -1:]
+    stable_rank = np.square(s).sum(-1) / np.square(s[..., 0])
+    return Spectrum(curves.mean(0), effective_rank(s).mean(0), stable_rank.mean(0))
 
 
 def spectrum(model: nn.Module | LoadedModel, input_ids: Tensor | Iterable[Tensor]) -> AttentionSpectrum:

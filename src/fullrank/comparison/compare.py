@@ -441,7 +441,8 @@ def _describe_row(group: Group, row: Row) -> Iterator[Record]:
         count = integer(size)
         if count is not None:
             yield Record({**row.labels, "component": part}, "parameters", count)
-    total, base_total = (integer(one.get("parameters.total")) for one in (run, group.rows[0].first))
+    total = integer(run.get("parameters.total"))
+    base_total = integer(group.rows[0].first.get("parameters.total"))
     if total is not None and base_total is not None:
         yield Record(row.labels, "parameters_added", total - base_total)
     for split in group.splits:
@@ -468,10 +469,11 @@ def _describe_row(group: Group, row: Row) -> Iterator[Record]:
 
 def _compare_deviations(row: Row, base: Row, measure: Measure, split: str) -> Iterator[Record]:
     labels = {**row.labels, "split": split, "baseline": base.name}
-    before, after = (list(one.values(measure, split).values()) for one in (base, row))
-    papers = [measure.find_paper(one.first, split) for one in (base, row)]
-    deviations = [paper[1] for paper in papers if paper and paper[1] is not None]
-    paper = 100 * (deviations[1] / deviations[0] - 1) if len(deviations) == 2 and deviations[0] else None
+    before = list(base.values(measure, split).values())
+    after = list(row.values(measure, split).values())
+    _, base_deviation, _ = measure.find_paper(base.first, split) or (None, None, "")
+    _, deviation, _ = measure.find_paper(row.first, split) or (None, None, "")
+    paper = 100 * (deviation / base_deviation - 1) if base_deviation and deviation is not None else None
     change = deviation_change(before, after)
     interval = deviation_interval(before, after)
     for name, value, ends, protocol in (

@@ -298,7 +298,8 @@ def _build_settings(compared: Comparison) -> Iterator[Block]:
     for key in (*configured, *_FACTS, *machine):
         values = [_describe_values(row, key) for row in rows]
         if len(set(values)) > 1:
-            different.append([Cell(key), *(Cell(value, strong=value != values[0]) for value in values)])
+            cells = [Cell(value, strong=value != values[0]) for value in values]
+            different.append([Cell(key), *cells])
         elif values[0] and key not in configured:
             shared.append((key, values[0]))
     if different:
@@ -310,7 +311,8 @@ def _build_settings(compared: Comparison) -> Iterator[Block]:
 
 
 def _describe_values(row: Row, key: str) -> str:
-    return ", ".join(dict.fromkeys(_describe_value(run.settings.get(key, run.get(key))) for run in row.runs))
+    values = [run.settings.get(key, run.get(key)) for run in row.runs]
+    return ", ".join(dict.fromkeys(map(_describe_value, values)))
 
 
 def _describe_value(value: object) -> str:

@@ -96,7 +96,8 @@ def _mark_row(cells: Sequence[Cell], group: Group) -> Sequence[Cell]:
     elif row in group.find_above("fourgram"):
         badges.append("has not learned trigrams")
     name = f"{row.name} †" if group.is_marked else row.name
-    return [dataclasses.replace(cells[0], text=name, slot=row.slot, badge=", ".join(badges)), *cells[1:]]
+    name_cell = dataclasses.replace(cells[0], text=name, slot=row.slot, badge=", ".join(badges))
+    return [name_cell, *cells[1:]]
 
 
 # -- curves ------------------------------------------------------------------------------------------------------------

@@ -39,10 +39,11 @@ def measure_ngrams(
     padding = np.full(order, start_id)
     streams = [np.concatenate([padding, ids]) for ids in (train, *texts)]
     tokens = np.concatenate(streams).astype(np.int64)
-    ends = np.cumsum([len(stream) for stream in streams])
-    trained, *parts = (np.arange(end - len(stream) + order, end) for end, stream in zip(ends, streams, strict=True))
+    ends = np.cumsum(list(map(len, streams)))
+    places = [np.arange(end - len(stream) + order, end) for end, stream in zip(ends, streams, strict=True)]
+    trained, *parts = places
     scored = np.concatenate(parts)
-    borders = np.cumsum([len(part) for part in parts])[:-1]
+    borders = np.cumsum(list(map(len, parts)))[:-1]
     grams = np.zeros(len(tokens), np.int64)  # the n-gram that ends at each token, of the order n so far
     lower = np.full(len(scored), 1 / vocab_size)
     perplexities: list[list[float]] = [[] for _ in texts]

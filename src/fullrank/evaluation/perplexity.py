@@ -248,11 +248,18 @@ class Evaluation:
     """nll: nats summed over `tokens` targets.
 
     last_position: of the last target of each segment alone, where the others are among what the model reads.
+    correct: masked targets whose likeliest word is the right one; None where next tokens are predicted.
     """
 
     nll: float
     tokens: int
     last_position: Evaluation | None = None
+    correct: int | None = None
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """Figures that metrics.jsonl gets besides."""
+        return {} if self.correct is None else {"accuracy_percent": 100 * self.correct / self.tokens}
 
 
 class Tally:
@@ -273,7 +280,8 @@ class Tally:
 
     def total(self) -> Evaluation:
         """The sums. InputError if there was no target at all."""
-        nats, tokens = self.sums(torch.stack((self._nats, self._nats.new_tensor(self._targets)))).tolist()
+        targets = self._nats.new_tensor(self._targets)
+        nats, tokens = self.sums(torch.stack((self._nats, targets))).tolist()
         if tokens == 0:
             raise InputError("nothing to evaluate: the text has no tokens")
         return Evaluation(nats, int(tokens))
@@ -292,6 +300,7 @@ def figures(
         bits_per_character = S / (ln 2 * characters)         bits_per_byte = S / (ln 2 * bytes)
 
         tokens_without_sos = tokens - line_starts            perplexity_without_sos = exp(S / tokens_without_sos)
+        accuracy_percent = 100 correct / tokens
 
     S is the sum of nats; `nll` is in nats per token. Figures per word, character and byte do not depend on how the text was
     cut into tokens, and compare models with different vocabularies. The counts must be those of the text evaluated.
@@ -302,7 +311,10 @@ def figures(
     A figure that is not finite (a perplexity beyond every float, a diverged model) is left out.
     """
     nats, tokens = evaluation.nll, evaluation.tokens
-    result: dict[str, Any] = {"nll": nats / tokens, "perplexity": _exp(nats / tokens), "tokens": tokens}
+    if tokens < 1:
+        raise InputError("nothing to evaluate: no token of the text was asked for; raise train.mlm_probability")
+    result: dict[str, Any] = {"nll": nats / tokens, "perplexity": _exp(nats / tokens), **evaluation.scores}
+    result["tokens"] = tokens
     if line_starts is not None:
         result["tokens_without_sos"] = tokens - line_starts
         result["perplexity_without_sos"] = _exp(nats / (tokens - line_starts))
@@ -311,40 +323,10 @@ def figures(
     for key, count in (("bits_per_character", characters), ("bits_per_byte", bytes)):
         if count is not None:
             result[key] = nats / (math.log(2) * count)
+    result = {key: value for key, value in result.items() if math.isfinite(value)}
     if evaluation.last_position is not None:
         result["last_position"] = figures(evaluation.last_position)
-    return _leave_finite(result)
-
-
-def _leave_finite(figures: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in figures.items() if isinstance(value, dict) or math.isfinite(value)}
-
-
-@dataclass(frozen=True)
-class MaskedEvaluation:
-    """nll: nats summed over the `tokens` that were masked; correct: tokens whose likeliest word is the right one."""
-
-    nll: float
-    tokens: int
-    correct: int
-
-    @property
-    def scores(self) -> dict[str, float]:
-        """Figures that metrics.jsonl gets besides."""
-        return {"accuracy_percent": 100 * self.correct / self.tokens}
-
-
-def compute_masked_figures(evaluation: MaskedEvaluation) -> dict[str, Any]:
-    """Figures of masked tokens: nats per token, their exponential, hits in per cent, and the number of masked tokens.
-
-        nll = S / tokens        perplexity = exp(nll)        accuracy_percent = 100 correct / tokens
-
-    There is no figure per word, character or byte: most of the text was given. A figure that is not finite is left out.
-    """
-    if evaluation.tokens < 1:
-        raise InputError("nothing to evaluate: no token of the text was asked for; raise train.mlm_probability")
-    nll = evaluation.nll / evaluation.tokens
-    return _leave_finite({"nll": nll, "perplexity": _exp(nll), **evaluation.scores, "tokens": evaluation.tokens})
+    return result
 
 
 def _exp(x: float) -> float:

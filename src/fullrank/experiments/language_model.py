@@ -31,12 +31,11 @@ from fullrank.data.tokenizers import MASK
 from fullrank.decoding.sample import evaluating
 from fullrank.evaluation.ngram import measure_ngrams
 from fullrank.evaluation.perplexity import (
+    Evaluation,
     EvaluationProtocol,
     Flags,
-    MaskedEvaluation,
     MaskedProtocol,
     choose_masked_protocol,
-    compute_masked_figures,
     figures,
     final_protocol,
     validation_protocol,
@@ -386,9 +385,7 @@ class MaskedModelTask(LanguageModelTask):
     ) -> dict[str, Any]:
         config, corpus = data.config, data.corpus
         masking = make_masking(config, corpus, model)
-        return compute_masked_figures(
-            measure_masked(model, corpus.ids(split), masking, protocol, config.eval.batch_size)
-        )
+        return figures(measure_masked(model, corpus.ids(split), masking, protocol, config.eval.batch_size))
 
     def sample(self, model: Any, corpus: Corpus) -> None:
         return None
@@ -423,7 +420,7 @@ def _unigram_of_masked(corpus: Corpus, split: str, masking: Masking, protocol: M
 
 def measure_masked(
     model: MaskedLanguageModel, ids: np.ndarray, masking: Masking, protocol: MaskedProtocol, batch_size: int
-) -> MaskedEvaluation:
+) -> Evaluation:
     """Summed nll and hits at the masked tokens of the text `ids`, in evaluation mode; the mode is restored.
 
     In the precision around the call: while training that of training, for final figures fp32.
@@ -442,4 +439,4 @@ def measure_masked(
                 hits += (choose_first(model, hidden) == batch.targets).sum()
                 tokens += batch.tokens
     nll, correct, read = all_reduce(torch.stack((nats, hits.double(), nats.new_tensor(tokens)))).tolist()
-    return MaskedEvaluation(nll, int(read), int(correct))
+    return Evaluation(nll, int(read), correct=int(correct))

@@ -257,7 +257,8 @@ def _draw_heat_map(plot: HeatMap, points: Records) -> Figure:
     for axes, (key, of_panel) in zip(panel_axes, panels.items(), strict=False):
         cells = np.full((len(rows), len(columns)), np.nan)
         for record in of_panel:
-            cells[rows.index(record.labels[plot.y]), columns.index(record.labels[plot.x])] = _value(record)
+            row = rows.index(record.labels[plot.y])
+            cells[row, columns.index(record.labels[plot.x])] = _value(record)
         image = axes.imshow(cells, **colors)
         axes.set_title(_name_group(labels, key, ", "))
         _name_cells(axes.xaxis, plot.x, columns)
