@@ -14,7 +14,7 @@ from fullrank.core.errors import FullRankError, InputError
 from fullrank.files import as_json, no_room, out_of_memory, visible
 
 if TYPE_CHECKING:
-    from fullrank.render.blocks import Grid
+    from fullrank.render.blocks import Grid, Page
 
 _LONGEST = 2000  # characters of a line
 _SHORT = {"beams": "beam", "no_repeat_ngram_size": "no_repeat_ngram"}  # keys whose options have other names
@@ -118,27 +118,35 @@ def tell(content: Any, lines: Iterable[str | Path | Grid], *, json: bool) -> Non
             print(visible(str(line)))
 
 
-def show_report(
-    folders: Sequence[Path], page: Path, *, json: bool = False, title: str | None = None, table: str | None = None
-) -> None:
-    """Write the report of runs to `page`, then print its table, or its content as JSON, and where it is.
+def write_report(
+    folders: Sequence[Path], page: Path, title: str | None = None, table: str | None = None
+) -> tuple[Page, dict[str, Any]]:
+    """Write the report of runs to `page`; the page and its content as JSON.
 
     table: the table of several recipes that the runs belong to.
     """
     from fullrank.comparison.compare import build_report
     from fullrank.comparison.page import build_page, report_to_dict
     from fullrank.render.page import write_page
+
+    content = build_report(folders, table)
+    built = build_page(content, title)
+    return built, {"report": str(write_page(built, page)), **report_to_dict(content)}
+
+
+def show_report(
+    folders: Sequence[Path], page: Path, *, json: bool = False, title: str | None = None, table: str | None = None
+) -> None:
+    """Write the report of runs to `page`, then print its table, or its content as JSON, and where it is."""
     from fullrank.render.terminal import print_page
 
     clear_progress()
-    content = build_report(folders, table)
-    built = build_page(content, title)
-    path = write_page(built, page)
+    built, content = write_report(folders, page, title, table)
     if json:
-        print_json({"report": str(path), **report_to_dict(content)})
+        print_json(content)
         return
     print_page(built)
-    print(path)
+    print(content["report"])
 
 
 def exclude(option: str, does: str, others: Iterable[str]) -> None:

@@ -26,7 +26,7 @@ from fullrank.cli.app import (
     suggest_recipes,
     verb,
 )
-from fullrank.cli.output import print_json, say, show_progress, show_report, tell
+from fullrank.cli.output import print_json, say, show_progress, show_report, tell, write_report
 from fullrank.core.errors import InputError
 from fullrank.files import silent
 
@@ -132,7 +132,7 @@ def train(
     """
     from fullrank.config.finetune import FinetuneConfig
     from fullrank.config.recipe import Resolved
-    from fullrank.experiments.run_folder import default_folder, find_finished_trainings, open_any, started
+    from fullrank.experiments.run_folder import default_folder, find_finished_trainings, open_any, read_result, started
 
     # what can be refused is refused before torch is imported, and once for all processes
     if _is_text(choice.config):
@@ -152,19 +152,18 @@ def train(
     if procs > 1:
         context.params |= {"config": choice.config}
         _train_together(context)
-    from fullrank.comparison.compare import build_report
-    from fullrank.comparison.page import build_page
-    from fullrank.comparison.runs import find_runs, read_run
     from fullrank.experiments.run import resume
     from fullrank.experiments.run import train as train_model
-    from fullrank.render.page import write_page
     from fullrank.training.distributed import is_main_process
 
-    progress = silent if quiet else say
+    progress, trained = silent if quiet else say, {}
     if is_run:
         result = resume(folder, quiet=quiet, say=progress, until=until)
     else:
-        trained = {} if reuse is None else find_finished_trainings(find_runs(reuse))
+        if reuse is not None:
+            from fullrank.comparison.runs import find_runs
+
+            trained = find_finished_trainings(find_runs(reuse))
         result = train_model(
             resolved, folder, kernel_name=kernel, quiet=quiet, say=progress, trained=trained, until=until
         )
@@ -174,13 +173,13 @@ def train(
         progress(f"{folder}: paused, and not measured; without --until it goes on")
         tell({"folder": str(folder), "paused": until}, (), json=json)
         return
-    if read_run(folder).result is None:
+    if read_result(folder) is None:
         raise InputError(
             f"{folder / 'result.json'}: damaged, it holds no figures; delete it, and `fullrank train {folder}` writes it again"
         )
     page = folder / "report.html"
     if json and not isinstance(config, FinetuneConfig):
-        write_page(build_page(build_report([folder])), page)
+        write_report([folder], page)
         print_json({"folder": str(folder), **result})
         return
     show_report([folder], page, json=json)
@@ -329,16 +328,14 @@ def reproduce(
 def _show_figure(name: str, figure: Figure, folders: Sequence[Path], out: Path, *, json: bool) -> None:
     """Measure trained rows, print the table and write its pictures and the report of the rows into `out`."""
     from fullrank.cli.analyze import show_measured
-    from fullrank.comparison.compare import build_report
-    from fullrank.comparison.page import build_page
     from fullrank.experiments.analyze import Reading, measure_models
     from fullrank.records import find_measurement
-    from fullrank.render.page import write_page
 
     show_progress(f"measuring {figure.measurement} ...")
     measurement = find_measurement(figure.measurement)
     measured = measure_models(measurement, list(map(str, folders)), Reading(say=silent, texts=figure.texts))
-    page = write_page(build_page(build_report(folders, name), figure.title), out / "report.html")
+    page = out / "report.html"
+    write_report(folders, page, figure.title, name)
     show_measured(measured, out, json=json, lines=[str(page)], extra={"report": str(page)})
 
 

@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from fullrank.analysis.size import parameters_by_part
 from fullrank.config.run import RunConfig
+from fullrank.core.embedding import Input
+from fullrank.core.output import Output
 from fullrank.core.translator import Translator
 from fullrank.experiments.run import task_of
 from fullrank.experiments.task import Parts, Prepared
@@ -57,7 +58,7 @@ def try_training(
         is_alone = torch.get_num_threads() == 1 and device.type == "cpu"
         clock = time.process_time if is_alone else time.perf_counter
     parts = task.parts(task.prepare(config, prepared.identity, True, silent), Path(), device)
-    counts, speed = parameters_by_part(parts.model), measure_speed(parts, clock)
+    speed = measure_speed(parts, clock)
     unit = "pairs" if corpus.has_pairs else "tokens"
     valid, test = (corpus.splits[split][unit] for split in ("valid", "test"))
     final = speed.evaluation * (valid + test) / min(config.eval.max_tokens or valid, valid)
@@ -68,12 +69,19 @@ def try_training(
         translate_split(parts.model, corpus, "valid", Search.of(config.eval), some)
         final += (clock() - began) * (valid + test) / some
     return Trial(
-        parameters=counts["total"],
-        body=counts["total"] - counts["embedding"] - counts["output"],
+        parameters=sum(p.numel() for p in parts.model.parameters()),
+        body=count_body(parts.model),
         tokens=parts.batches.tokens_per_epoch / parts.batches.batches_per_epoch,
         step=speed.step,
         judging=final + evaluations * speed.evaluation,
     )
+
+
+def count_body(model: Any) -> int:
+    """Parameters outside of the vocabulary: neither in an embedding nor in the output layer."""
+    tables = [module for module in model.modules() if isinstance(module, Input | Output)]
+    vocabulary = {id(p) for module in tables for p in module.parameters()}
+    return sum(p.numel() for p in model.parameters() if id(p) not in vocabulary)
 
 
 def measure_speed(parts: Parts, clock: Callable[[], float], spend: float = 1.0) -> Speed:
