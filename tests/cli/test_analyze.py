@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
+import random
+import statistics
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_runs import called
+import torch
+from cli_runs import SMALL, called, write_config
+
+import fullrank as fr
+import hugging_face_models as tiny
 
 PHASES = "[{name: warm, steps: 5}, {name: skip_retain, skip: linear, steps: 5}, {name: vanilla, steps: 5}]"
 FIFTEEN = f"""\
@@ -24,18 +31,15 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def context(*words: object) -> tuple[int, str, str]:
-    return called("analyze", "context", *words)
-
-
 def measured(*words: object) -> dict[str, Any]:
-    code, out, said = context(*words, "--json")
+    code, out, said = called("analyze", *words, "--json")
     assert (code, said) == (0, "")
     content: dict[str, Any] = json.loads(out)
     return content
 
 
 def values(content: dict[str, Any], measure: str, **labels: object) -> list[float]:
+    """Values of the records of a measure that have these labels."""
     return [
         record["value"]
         for record in content["records"]
@@ -45,7 +49,7 @@ def values(content: dict[str, Any], measure: str, **labels: object) -> list[floa
 
 def test_numbers_by_hand(config: Path) -> None:
     """Eq. 1 with M = N = 512: p = i / 30, mean M / (1 - p), deviation M sqrt(p) / (1 - p), P(K = k) = p^k (1 - p)."""
-    content = measured(config)
+    content = measured("context", config)
     about = content["models"][0]
     assert (about["phase"], about["skip"]) == ("skip_retain", "linear")
     assert values(content, "memory length") == values(content, "segment length") == [512]
@@ -63,3 +67,132 @@ def test_numbers_by_hand(config: Path) -> None:
     assert quantiles == [[512], [3 * 512], [6 * 512]]  # 1 - (13/30)^(k+1): .567 .812 .919 .965 .985 .993
     assert values(content, "Eq. 6") == [pytest.approx(1024 * 91 / 30)]
     assert values(content, "skipped layers") == [pytest.approx(91 / 30)]
+
+
+WIDTH = 8
+WORDS = [f"w{i}" for i in range(60)]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plain run, a mixture and two Hugging Face models, with the text that they read."""
+    folder = tmp_path_factory.mktemp("rank")
+    rng = random.Random(0)
+    for split, lines in (("train", 60), ("valid", 130), ("test", 5)):
+        text = "\n".join(" ".join(rng.choice(WORDS) for _ in range(9)) for _ in range(lines))
+        (folder / f"{split}.txt").write_text(text + "\n", encoding="utf-8")
+    config = write_config(folder / "c.yaml", folder, folder / "cache", steps=3)
+    settings = [*SMALL, f"model.hidden_size={WIDTH}", "model.final_norm=false", "model.dropout.output=0.3"]
+    for name, more in (("plain", []), ("mixture", ["kind=mixture_of_softmaxes", "mixtures=3"])):
+        words = [*settings, *(f"model.output.{one}" for one in more)]
+        assert called("train", config, *words, "--out", folder / name)[0] == 0
+    torch.manual_seed(0)
+    tiny.save(tiny.gpt2(), folder / "gpt2")
+    tiny.save(tiny.gemma2(), folder / "gemma2")
+    tiny.write_text(folder / "words.txt", lines=150)
+    return folder
+
+
+def value(content: dict[str, Any], measure: str, **labels: object) -> float:
+    (only,) = values(content, measure, **labels)
+    return only
+
+
+def test_a_run_and_a_mixture(place: Path) -> None:
+    """The mixture's rank is that of its contexts, or of its vocabulary of 60 words, <eos> and <unk>."""
+    content = measured("rank", place / "plain", place / "mixture")
+    assert [about["model"] for about in content["models"]] == ["plain", "mixture"]
+    assert {about["segment_length"] for about in content["models"]} == {8}  # as it was evaluated
+    assert all(about["source"] == "run" and about["text"].endswith(", valid") for about in content["models"])
+    plain, mixture = {"model": "plain"}, {"model": "mixture"}
+    assert value(content, "rank", **plain) == value(content, "bound", **plain) == WIDTH + 2
+    assert value(content, "hidden size", **plain) == WIDTH
+    assert value(content, "contexts", **plain) == value(content, "contexts", **mixture) == 2 * (WIDTH + 2) + 32
+    assert value(content, "words", **plain) == value(content, "vocabulary size", **plain) == 62
+    assert value(content, "rank", output="mixture of 3 softmaxes") == 52
+    assert values(content, "bound", **mixture) == []
+    assert value(content, "rounding", **plain) == 2.0**-52
+    singular = values(content, "singular value", **plain)
+    assert len(singular) == 52
+    assert sum(one > value(content, "tolerance", **plain) for one in singular) == WIDTH + 2
+    model = fr.LanguageModel.load(place / "plain")
+    assert value(content, "rank", **plain) == fr.analysis.rank(model, torch.randint(62, (9, 8))).rank
+
+
+@pytest.mark.full
+def test_heads_of_two_runs(place: Path, tmp_path: Path) -> None:
+    words = ["heads", place / "plain", place / "mixture", "--text", place / "words.txt", "--texts", 4]
+    content = measured(*words, "--out", tmp_path)
+    for layer in (0, 1):
+        deviations = []
+        for model in ("plain", "mixture"):
+            labels = {"model": model, "layer": layer}
+            deviations.append(statistics.stdev(values(content, "change", **labels)))
+            assert value(content, "deviation", **labels) == pytest.approx(deviations[-1])
+        change = value(content, "deviation change", model="mixture", layer=layer)
+        assert change == pytest.approx(100 * (deviations[1] / deviations[0] - 1))
+    for record in content["records"]:
+        if record["measure"] == "change":
+            low, high = record["interval"]
+            assert low <= record["value"] <= high
+    assert [Path(file).name for file in content["files"]][::2] == ["heads.png", "heads_2.png"]
+    _, shown, _ = called("analyze", *words)
+    row = next(line.split() for line in shown.splitlines() if line.split()[:2] == ["mixture", "0"])
+    assert row[2:] == [
+        f"{one:+.3f}".replace("-", "\N{MINUS SIGN}") for one in values(content, "change", model="mixture", layer=0)
+    ]
+
+
+def diagnosed(place: Path, *words: object) -> tuple[dict[str, Any], str]:
+    """The JSON of `fullrank diagnose`, and the page that it wrote."""
+    page = place / "page.html"
+    code, out, _ = called("diagnose", *words, "--out", page, "--json")
+    assert code == 0
+    return json.loads(out), html.unescape(page.read_text(encoding="utf-8")).replace("\N{NO-BREAK SPACE}", " ")
+
+
+def test_diagnose_says_of_an_untrained_model_that_it_is_one_and_nothing_else(place: Path) -> None:
+    gpt2, page = diagnosed(place, place / "gpt2", "--text", place / "words.txt", "--segment-length", 12)
+    assert gpt2["undertrained"]
+    assert gpt2["perplexity"] > gpt2["unigram_perplexity"]
+    assert f"{gpt2['unigram_perplexity']:,.1f}" in gpt2["headline"]
+    assert gpt2["headline"] in page
+    assert gpt2["findings"].pop("reading")["verdict"] == "bottleneck"
+    assert {finding["verdict"] for finding in gpt2["findings"].values()} == {"not measured"}
+    assert not any(finding["advice"] for finding in gpt2["findings"].values())
+
+
+@pytest.fixture
+def as_if_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A unigram model that is worse than any model of these tests."""
+    monkeypatch.setattr("fullrank.experiments.diagnose.unigram_perplexity", lambda tokens: float("inf"))
+
+
+@pytest.mark.usefixtures("as_if_trained")
+@pytest.mark.full
+def test_diagnose(place: Path) -> None:
+    """The rank is that of `analyze rank`, the commands it advises fit the run, and the page says what the JSON says."""
+    plain, page = diagnosed(place, place / "plain")
+    findings = plain["findings"]
+    ranked = measured("rank", place / "plain")
+    figures = findings["output"]["figures"]
+    assert (figures["rank"], figures["bound"]) == (WIDTH + 2, WIDTH + 2)
+    assert figures["contexts"] == value(ranked, "contexts")
+    assert figures["effective_rank"] == pytest.approx(value(ranked, "effective rank"), abs=1e-9)
+    shares = torch.tensor(values(ranked, "singular value")[1:], dtype=torch.float64)
+    used = float(torch.distributions.Categorical(probs=shares / shares.sum()).entropy().exp())
+    assert figures["effective_rank_beside_mean"] == pytest.approx(used, abs=1e-9)
+    assert findings["output"]["verdict"] == "perhaps"
+    assert used >= WIDTH / 2
+    assert figures["gradient_suppressed"] + figures["gradient_let_through"] == pytest.approx(1)
+    assert findings["output"]["advice"]
+    advised = [line for finding in findings.values() for line in finding["advice"] if line.startswith("fullrank train")]
+    assert len({line.partition(" --out ")[2] for line in advised} - {""}) == len(advised) > 1
+    for finding in findings.values():
+        assert all(line.startswith(("fullrank train", "fullrank analyze heads")) for line in finding["advice"])
+        assert all(
+            text in page for text in (*finding["words"], finding["rule"], finding["verdict"], *finding["advice"])
+        )
+    mixture, _ = diagnosed(place, place / "mixture")
+    assert mixture["findings"]["output"]["verdict"] == "no bottleneck"
+    assert mixture["findings"]["output"]["advice"] == []

@@ -188,3 +188,58 @@ def test_a_row_that_decodes_as_released_fails_by_name(called: Called) -> None:
     assert last.startswith("No later token is seen, but ")
     assert last.endswith(" 1 fail: incremental decoding = one pass.")
     assert "model.decoder.released_decoding: true leaves heads unmixed while a translation is written" in out
+
+
+# -- scoring functions ---------------------------------------------------------------------------------------------------
+
+MODULE = """
+import math
+
+def right(ids):
+    return [math.log(5)] * len(ids)
+
+def start(ids):
+    return 0.5 + math.log(5) * len(ids)
+
+number = 3
+"""
+
+
+@pytest.fixture
+def scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_scores.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_right_scoring_function_passes(called: Called, scores: None) -> None:
+    code, out, said = called("--scoring", "my_scores:right", "--vocab-size", 5, "--length", 9)
+    assert (code, said) == (0, "")
+    assert "my_scores:right: a scoring function" in out
+    assert out.count("probabilities sum to one") == 1
+    assert "4 checks pass, 3 are not applicable" in out
+
+
+def test_a_wrong_scoring_function_fails(called: Called, scores: None) -> None:
+    code, out, _ = called("--scoring", "my_scores:start", "--vocab-size", 5, "--json")
+    assert code == 1
+    found = json.loads(out)
+    assert (found["passes"], found["name"], found["length"]) == (False, "my_scores:start", 67)
+    assert [one["check"] for one in found["checks"] if one["verdict"] == "fails"] == ["every token is scored once"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--scoring", "my_scores:right"], "--scoring: give --vocab-size N"),
+        (["--scoring", "my_scores", "--vocab-size", 5], "MODULE:FUNCTION is needed, as in my_model:make"),
+        (["--scoring", "my_scores:left", "--vocab-size", 5], "no such function (AttributeError"),
+        (["--scoring", "no_such_module:left", "--vocab-size", 5], "no such function (ModuleNotFoundError"),
+        (["--scoring", "my_scores:number", "--vocab-size", 5], "a function is needed, given int"),
+        (["gpt2", "--scoring", "my_scores:right", "--vocab-size", 5], "check them one at a time"),
+        ([], "MODEL: give what to check"),
+    ],
+)
+def test_scoring_functions_that_are_refused(called: Called, scores: None, words: list[object], says: str) -> None:
+    code, out, said = called(*words)
+    assert code == 2
+    assert says in " ".join(f"{out} {said}".split())

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from cli_runs import SMALL, called, write_config
 
-import fullrank as fr
 from fullrank.cli import main
 
 XL = ["model.position=relative", "model.attention.score=relative", "model.memory_length=8"]
@@ -66,7 +64,6 @@ def test_the_final_figures_are_those_of_eval(plain: Path, xl: Path) -> None:
 @pytest.mark.parametrize(
     ("which", "flags", "settings"),
     [
-        pytest.param("plain", [], {"kind": "window", "context": 5, "stride": 3}, marks=pytest.mark.full),
         ("plain", ["--context", 0], {"kind": "blocks", "segment_length": 8}),
         (
             "plain",
@@ -74,26 +71,8 @@ def test_the_final_figures_are_those_of_eval(plain: Path, xl: Path) -> None:
             {"kind": "window", "context": 12, "stride": 2, "segment_length": 14},
         ),
         ("plain", ["--stride", 1, "--segment-length", 20], {"kind": "window", "context": 19, "stride": 1}),
-        pytest.param(
-            "plain",
-            ["--memory-length", 16],
-            {"kind": "memory", "memory_length": 16, "streams": 10},
-            marks=pytest.mark.full,
-        ),
         ("plain", ["--memory-length", 16, "--same-length", "--batch-size", 2], {"same_length": True, "streams": 2}),
-        pytest.param(
-            "xl",
-            [],
-            {"kind": "memory", "memory_length": 24, "clamp_length": 20, "same_length": False},
-            marks=pytest.mark.full,
-        ),
         ("xl", ["--memory-length", 0], {"kind": "blocks", "clamp_length": 20, "streams": None}),
-        pytest.param(
-            "xl",
-            ["--memory-length", 0, "--context", 4],
-            {"kind": "window", "context": 4, "stride": 4},
-            marks=pytest.mark.full,
-        ),
         ("xl", ["--segment-length", 3, "--clamp-length", 5], {"segment_length": 3, "clamp_length": 5}),
     ],
 )
@@ -107,36 +86,6 @@ def test_flags_set_the_protocol(
     assert found["perplexity"] == pytest.approx(math.exp(found["nll"]), rel=1e-12)
     own = result(folder)["final"]["test"]["nll"]
     assert (found["nll"] == pytest.approx(own, rel=1e-9)) == (not flags), "a protocol of its own has figures of its own"
-
-
-def test_a_sliding_window_equals_a_plain_computation(plain: Path) -> None:
-    """From the text itself and logits, window by window."""
-    words = (plain.parent / "test.txt").read_text(encoding="utf-8").replace("\n", " <eos> ").split()
-    entries = ["<eos>" if entry == "\n" else entry for entry in fr.data.load_tokenizer(plain).entries]
-    ids = [entries.index(word) for word in words]
-    inputs = [entries.index("<eos>"), *ids[:-1]]
-    model = fr.LanguageModel.load(plain)
-    total = 0.0
-    for first in range(0, len(ids), 3):
-        begin, end = max(0, first - 7), min(first + 3, len(ids))
-        with torch.no_grad():
-            log_prob = model(torch.tensor([inputs[begin:end]])).logits.log_softmax(-1)[0]
-        total -= sum(float(log_prob[n - begin, ids[n]]) for n in range(first, end))
-    found = figures(plain, "--context", 7, "--stride", 3, "--batch-size", 4)
-    assert found["nll"] == pytest.approx(total / len(ids), rel=1e-5)
-
-
-def test_a_memory_equals_one_long_pass_and_need_not_be_cut_as_in_training(xl: Path) -> None:
-    ids = list((xl.parent / "test.txt").read_bytes())
-    found = [
-        figures(xl, "--memory-length", 10**5, "--clamp-length", 10**5, "--batch-size", 1, "--segment-length", size)
-        for size in (50, 333)
-    ]
-    whole = figures(xl, "--memory-length", 0, "--clamp-length", 10**5, "--segment-length", len(ids))
-    assert found[0]["tokens"] == len(ids)
-    for one in found:
-        assert one["nll"] == pytest.approx(whole["nll"], rel=1e-5)
-    assert "1 stream, begun without memory" in found[0]["protocol"]
 
 
 def test_figures_per_word_character_and_byte(plain: Path, xl: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import pytest
 import typer
 from cli_runs import SMALL, call
 
+from fullrank.cli import app
 from fullrank.cli.app import load
+from fullrank.kernels import NAMES
 
 # Verbs without it: a file or a schema is their output
 WITHOUT = {"init", "config schema"}
@@ -36,3 +39,8 @@ def test_training_needs_no_affinity(config: Path, tmp_path: Path, monkeypatch: p
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     done = call("train", config, *SMALL, "train.steps=2", "--out", tmp_path / "run", "--quiet")
     assert done.returncode == 0, done.stderr
+
+
+def test_every_kernel_is_named() -> None:
+    said = app.Kernel.__metadata__[0].help
+    assert set(re.findall(r"[a-z]+", said)) >= set(NAMES)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch.nn import functional as F
 
 import fullrank as fr
 from fullrank.config.training import TrainConfig
-from fullrank.data.batches import Batch, Blocks
-from fullrank.evaluation.perplexity import EvaluationProtocol
+from fullrank.data.batches import Batch
 from fullrank.experiments.language_model import CausalObjective
-from fullrank.experiments.measure import measure
-from fullrank.training import TrainingPosition
+from fullrank.training.values import TrainingPosition
 
 
 @pytest.fixture
@@ -66,16 +66,25 @@ def test_orthogonality_in_training_pulls_mixing_to_orthogonal_matrices(model: fr
     assert fr.orthogonality(model).item() < 0.2 * before
 
 
-def test_evaluation_is_in_evaluation_mode_and_leaves_the_model_as_it_was(model: fr.LanguageModel) -> None:
-    model.embedding_dropout.p = 0.5
-    model.train()
-    ids = torch.randint(13, (18,)).numpy()
-    protocol = EvaluationProtocol(kind="blocks", segment_length=7)
-    found = [measure(model, ids, protocol, batch_size=3, start_id=0) for _ in range(2)]
-    assert found[0].nll == found[1].nll
-    assert model.training
-    batch = Blocks(ids, batch_size=3, segment_length=7, start_id=0).batch(0, 0)
-    kept = batch.weights.bool()  # type: ignore[union-attr]
-    expected = F.cross_entropy(model.eval()(batch.inputs).logits[kept], batch.targets[kept], reduction="sum")
-    assert found[0].nll == pytest.approx(expected.item(), rel=1e-12)
-    assert found[0].tokens == int(kept.sum()) == 18
+@pytest.mark.parametrize(("alpha", "beta"), [(2.0, 0.0), (0.0, 3.0), (2.0, 3.0)])
+def test_the_penalties_of_the_last_hidden_states(alpha: float, beta: float) -> None:
+    config = fr.ModelConfig(vocab_size=9, hidden_size=8, num_hidden_layers=2, num_attention_heads=2)
+    model = fr.LanguageModel(
+        dataclasses.replace(config, dropout=dataclasses.replace(config.dropout, output=0.5))
+    ).double()
+    ids = torch.randint(9, (3, 12))
+    batch = Batch(ids[:, :-1], ids[:, 5:])  # 4 inputs are context, 7 are predicted
+    options = TrainConfig(steps=1, activation_regularization=alpha, temporal_regularization=beta)
+
+    def loss(options: TrainConfig) -> torch.Tensor:
+        torch.manual_seed(1)
+        return CausalObjective(model.train(), options)(batch, {}, TrainingPosition(1)).value
+
+    hidden = model.eval().hidden(batch.inputs).hidden[:, 4:].detach()  # no dropout acts before them
+    squares = sum(float(h.square().sum()) for h in hidden.unbind(1)) / hidden.numel()
+    changes = [float((b - a).square().sum()) for a, b in zip(hidden.unbind(1), hidden.unbind(1)[1:], strict=False)]
+    expected = alpha * squares + beta * sum(changes) / (6 * hidden[:, 0].numel())
+    penalized, plain = loss(options), loss(TrainConfig(steps=1))
+    assert float((penalized - plain).detach()) == pytest.approx(expected, rel=1e-12)
+    gradient = torch.autograd.grad(penalized - plain, model.final_norm.bias)[0]
+    assert float(gradient.abs().max()) > 0

@@ -88,21 +88,11 @@ def test_blocks_equal_a_loop_over_tokens(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize(("context", "stride"), [(7, 4), (100, 9)])
+@pytest.mark.parametrize(("context", "stride"), [(7, 4), (100, 9), (3, 1)])
 def test_windows_equal_a_loop_over_tokens(name: str, context: int, stride: int) -> None:
     model = build(**MODELS[name])
     first = [max(0, n // stride * stride - context) for n in range(len(IDS))]
     check(measured(model, windows(context, stride)), by_hand(model, first))
-
-
-def test_a_window_that_moves_token_by_token_gives_each_all_its_context() -> None:
-    model = build()
-    everything = measured(model, blocks(len(IDS)))
-    check(measured(model, windows(len(IDS), 1)), everything)
-    check(measured(model, windows(len(IDS), 6)), everything)
-    few = measured(model, windows(3, 1))
-    check(few, by_hand(model, [max(0, n - 3) for n in range(len(IDS))]))
-    assert abs(few.nll - everything.nll) > 1e-3
 
 
 @pytest.mark.parametrize(
