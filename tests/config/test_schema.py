@@ -18,7 +18,7 @@ from fullrank.config.run import RunConfig
 from fullrank.config.schema import finetune_schema, json_schema
 from fullrank.core import kinds, registry
 from fullrank.core.errors import ConfigError
-from fullrank.core.section import Slot, hints_of, known_keys
+from fullrank.core.section import Slot, hints_of, iterate_keys
 from schema_accepts import accepts
 
 probability = st.floats(0, 0.99)
@@ -109,10 +109,10 @@ def test_a_saved_configuration_states_every_key() -> None:
     null = ("model.encoder.", "model.decoder.", "eval.valid.", "eval.test.")
     model = RunConfig().model
     own = {f"model.{name}.": hints_of(type(getattr(model, name))) for name in ("attention", "input", "output")}
-    stated = [key for key in known_keys(RunConfig) if not key.startswith(null)]
+    stated = [key for key in iterate_keys(RunConfig) if not key.startswith(null)]
     for section, keys in own.items():  # of its kind
         stated = [key for key in stated if not key.startswith(section) or key.removeprefix(section) in keys]
-    assert stated == [key for key in known_keys(RunConfig) if _has(saved, key)]
+    assert stated == [key for key in iterate_keys(RunConfig) if _has(saved, key)]
     assert parse_yaml(to_yaml(RunConfig()), "saved") == saved
 
 

@@ -112,12 +112,12 @@ class WeightedValues(Attend):
 
     def scores(self, heads: Heads, layout: Layout) -> Tensor:
         """The scores before the mask, (B, H, N, M)."""
-        scores: Tensor = self.score(*self._needed(heads), layout)
+        scores: Tensor = self.score(*self._select_heads(heads), layout)
         return scores.expand(heads.values.shape[0], -1, -1, -1)
 
     def problem(self, heads: Heads, layout: Layout, mixing: Tensor | None) -> Problem | str:
         """The call as engines see it; a string is the reason for which no engine computes it."""
-        terms = self.score.terms(*self._needed(heads), layout)
+        terms = self.score.terms(*self._select_heads(heads), layout)
         if isinstance(terms, str):
             return terms
         if self.normalize.engine is None:
@@ -127,7 +127,7 @@ class WeightedValues(Attend):
         mixing = None if mixing is None else mixing.to(heads.values.device)
         return Problem(query, keys, heads.values, mixing, distances, layout, scale, self.normalize.engine, p)
 
-    def _needed(self, heads: Heads) -> list[Tensor]:
+    def _select_heads(self, heads: Heads) -> list[Tensor]:
         return [getattr(heads, name) for name in self.score.needs]
 
     def use_shared_biases(self) -> None:

@@ -59,7 +59,7 @@ class LayerConfig(Section):
     at: list[int] | None = key(None, "layers of this entry, the first is 0 and the last -1; null: one entry a layer")
     attention: AttentionConfig | None = key(None, "self-attention of these layers; null: model.attention")
 
-    def changed(self, change: Callable[[AttentionConfig], AttentionConfig]) -> LayerConfig:
+    def change(self, change: Callable[[AttentionConfig], AttentionConfig]) -> LayerConfig:
         return self if self.attention is None else replace(self, attention=change(self.attention))
 
 
@@ -285,7 +285,7 @@ class ModelConfig(Section):
         return self._part(self.attentions[layer], None, []) if self.layers else self
 
     def with_attention(self, change: Callable[[AttentionConfig], AttentionConfig], **changes: Any) -> ModelConfig:
-        layers = [entry.changed(change) for entry in self.layers]
+        layers = [entry.change(change) for entry in self.layers]
         return replace(self, attention=change(self.attention), layers=layers, **changes)
 
     def _attentions(self) -> tuple[AttentionConfig, AttentionConfig, AttentionConfig]:
@@ -324,7 +324,7 @@ class ModelConfig(Section):
         return self._part(
             self._attentions()[0],
             own.num_hidden_layers,
-            [entry.changed(lambda attention: attention.seeing_all()) for entry in self.layers],
+            [entry.change(lambda attention: attention.seeing_all()) for entry in self.layers],
             vocab_size=own.vocab_size or self.vocab_size,
             output=OutputConfig() if other else self.output,
         )

@@ -40,7 +40,7 @@ class Draws:
 
         The rows of the batch come first in `shape`, or its tokens; shared: no rows, the same draws in every process.
         """
-        call, count = self._next(), math.prod(shape)
+        call, count = self._take_call(), math.prod(shape)
         places, tokens = self.selected or (None, 0)
         if count == 0:  # no token was selected
             bits = torch.empty(0, dtype=torch.int16)
@@ -55,16 +55,16 @@ class Draws:
 
     def seed(self) -> tuple[int, int]:
         """A seed from 0 to 2^62 - 1 for numbers that a kernel draws by itself, and the row that its first row is."""
-        return int(self.words(self._next(), 0, 1)) & (2**62 - 1), self.first
+        return int(self.words(self._take_call(), 0, 1)) & (2**62 - 1), self.first
 
     def permutation(self, count: int, probability: float) -> Tensor | None:
         """A permutation of `count`, the same in every process, with `probability`; else None."""
-        call = self._next()
+        call = self._take_call()
         if self._uniform(call) >= probability:
             return None
         return self.words(call, 1, count).argsort()
 
-    def _next(self) -> int:
+    def _take_call(self) -> int:
         self.call += 1
         return self.call - 1
 

@@ -196,7 +196,7 @@ class AdaptiveInput(Input):
         return 2.0 * hidden * sum(self.clusters.widths) * self.clusters.projected
 
 
-def balanced(size: int, count: int, *, exact: bool) -> list[int]:
+def factorize(size: int, count: int, *, exact: bool) -> list[int]:
     """`count` nearly equal factors whose product is `size`, or without `exact` the next number that has nearly equal ones.
 
     They are taken one after the other: `exact`, the largest divisor of what is left that is not above its root; otherwise the
@@ -221,7 +221,7 @@ class TensorTrainInput(Input):
 
     input_ids (B, N) -> (B, N, E), times sqrt(E) if `scale_embedding`.  Core k is (r_{k-1}, v_k, e_k, r_k) with r_0 = r_N = 1;
     i_k are the digits of an id and j_k those of a dimension, the first ones count most. The v_k multiply to V or more, the e_k
-    to E (`balanced`).
+    to E (`factorize`).
     Cores start normal, so that entries of X have the variance that a plain table starts with (alone: 2 / (V + E), as in the
     paper). An output cannot be tied to it: scores of all words would need all of X.
     """
@@ -231,8 +231,8 @@ class TensorTrainInput(Input):
         vocab_size, hidden_size = with_sizes("TensorTrainInput", config)[1], config.hidden_size
         options = config.input
         assert isinstance(options, TensorTrainConfig)
-        words = balanced(vocab_size, options.cores, exact=False)
-        widths = balanced(hidden_size, options.cores, exact=True)
+        words = factorize(vocab_size, options.cores, exact=False)
+        widths = factorize(hidden_size, options.cores, exact=True)
         ranks = [1, *[options.rank] * (options.cores - 1), 1]
         self.vocab_size, self.hidden_size = vocab_size, hidden_size
         self.scale = hidden_size**0.5 if config.scale_embedding else 1.0

@@ -48,11 +48,11 @@ class LayerMemory:
         assert self.hidden is not None
         return replace(
             self,
-            hidden=_last_tokens(None, self.hidden, limit),
+            hidden=_take_last_tokens(None, self.hidden, limit),
             runs=None if self.runs is None else find_last_runs(self.runs, limit),
             positions=None if self.positions is None else self.positions[:, -limit:],
             mask=None if self.mask is None else self.mask[:, -limit:],
-            heads=_last_heads(self.heads, limit),
+            heads=_take_last_heads(self.heads, limit),
         )
 
     def reorder(self, index: Tensor) -> LayerMemory:
@@ -168,7 +168,7 @@ class Segment:
             runs = tuple((start - self.first, length) for start, length in memory.runs or ())
             device, origin = self.positions.device, self.first
             return Layout.of_runs(self.tokens, (*runs, (0, self.tokens)), origin=origin, device=device, window=window)
-        positions, mask = self._joined(memory)
+        positions, mask = self._join(memory)
         farthest = None
         if memory.tokens and memory.skipped:  # only then may there be gaps, and only then the host waits for the device
             apart = (self.positions[:, -1:] - positions).masked_fill(~mask, 0)
@@ -185,10 +185,10 @@ class Segment:
         new = hidden.detach()
         if self.mask is None and memory.mask is None:
             runs = find_last_runs(join_runs((*(memory.runs or ()), (self.first, self.tokens))), limit)
-            hidden = _last_tokens(memory.hidden, new, limit)
-            return LayerMemory(hidden, runs, heads=_last_heads(heads, limit), skipped=memory.skipped)
+            hidden = _take_last_tokens(memory.hidden, new, limit)
+            return LayerMemory(hidden, runs, heads=_take_last_heads(heads, limit), skipped=memory.skipped)
         joined = new if memory.hidden is None else torch.cat((memory.hidden.to(new.dtype), new), dim=1)
-        positions, mask = self._joined(memory)
+        positions, mask = self._join(memory)
         # padding goes to the left of every row, so that the last tokens of a row are its last columns
         order = mask.to(torch.uint8).argsort(dim=1, stable=True)[:, -limit:]
 
@@ -204,7 +204,7 @@ class Segment:
             memory.skipped,
         )
 
-    def _joined(self, memory: LayerMemory) -> tuple[Tensor, Tensor]:
+    def _join(self, memory: LayerMemory) -> tuple[Tensor, Tensor]:
         assert self.mask is not None
         positions, mask = memory.positions, memory.mask
         if positions is None or mask is None:
@@ -214,11 +214,11 @@ class Segment:
         return torch.cat((positions, self.positions), dim=1), torch.cat((mask, self.mask), dim=1)
 
 
-def _last_heads(heads: KeyValues | None, limit: int) -> KeyValues | None:
+def _take_last_heads(heads: KeyValues | None, limit: int) -> KeyValues | None:
     return None if heads is None else heads.select(lambda part: part[:, :, -limit:])
 
 
-def _last_tokens(old: Tensor | None, new: Tensor, limit: int) -> Tensor:
+def _take_last_tokens(old: Tensor | None, new: Tensor, limit: int) -> Tensor:
     """The last `limit` tokens of old and new ones, (B, M, E) and (B, N, E); forgotten tokens are not copied."""
     kept = limit - new.shape[1]
     if old is not None and kept > 0:

@@ -46,12 +46,10 @@ def projected(cluster: Cluster, states: Tensor) -> Tensor:
 def log_probabilities(components: Components) -> Tensor:
     """log p(v) (T, V), in fp32 at least, by way of (T, K, V)."""
     states, normalize = components.states, components.normalize
-    return combined(
-        [logits(projected(c, states), c.weight, c.bias, normalize) for c in components.clusters], components
-    )
+    return combine([logits(projected(c, states), c.weight, c.bias, normalize) for c in components.clusters], components)
 
 
-def combined(logits: Sequence[Tensor], components: Components) -> Tensor:
+def combine(logits: Sequence[Tensor], components: Components) -> Tensor:
     """log p(v) (T, V) from z_i (T, K, V_i), the logits of the head and of each tail."""
     head, *tails = (torch.log_softmax(z, dim=-1) for z in logits)
     words = head.shape[-1] - len(tails)

@@ -21,20 +21,17 @@ if TYPE_CHECKING:
 
 # slot -> the module that registers its built-in stages
 _HOMES = {
-    slot: f"{__package__}.{module}"
-    for slot, module in {
-        "attend": "multilinear",
-        "score": "score",
-        "normalize": "stages",
-        "mix": "stages",
-        "position": "embedding",
-        "activation": "attention",
-        "input": "embedding",
-        "output": "output",
-        "initializer": "initialize",
-        "skip": "skip_retain",
-        "model_part": "model",
-    }.items()
+    "attend": f"{__package__}.multilinear",
+    "score": f"{__package__}.score",
+    "normalize": f"{__package__}.stages",
+    "mix": f"{__package__}.stages",
+    "position": f"{__package__}.embedding",
+    "activation": f"{__package__}.attention",
+    "input": f"{__package__}.embedding",
+    "output": f"{__package__}.output",
+    "initializer": f"{__package__}.initialize",
+    "skip": f"{__package__}.skip_retain",
+    "model_part": f"{__package__}.model",
 }
 
 _registered: dict[tuple[str, str], Any] = {}
@@ -48,7 +45,7 @@ def add_slot(slot: str, module: str) -> None:
     _HOMES[slot] = module
 
 
-def _described(item: Any) -> tuple[str, str | None]:
+def _describe(item: Any) -> tuple[str, str | None]:
     """Name and module of a registered object; a `functools.partial` has none of its own."""
     return getattr(item, "__qualname__", None) or repr(item), getattr(item, "__module__", None)
 
@@ -64,8 +61,8 @@ def register(slot: str, name: str) -> Callable[[Registered], Registered]:
     def add(item: Registered) -> Registered:
         known = _registered.get((slot, name))
         # the same name in the same module: a module read again
-        if known is not None and _described(known) != _described(item):
-            raise ConfigError(f"{slot} '{name}' is already registered by {_described(known)[0]}; choose another name")
+        if known is not None and _describe(known) != _describe(item):
+            raise ConfigError(f"{slot} '{name}' is already registered by {_describe(known)[0]}; choose another name")
         _registered[slot, name] = item
         return item
 
@@ -86,7 +83,7 @@ def contract(slot: str) -> Callable[[Registered], Registered]:
     return add
 
 
-def _complete(stage: Any, base: type) -> None:
+def _add_declarations(stage: Any, base: type) -> None:
     if isinstance(stage, type) and not issubclass(stage, base):
         for name, default in vars(base).items():
             if not (name.startswith("_") or hasattr(stage, name)):
@@ -118,7 +115,7 @@ def lookup(slot: str, name: str, key: str | None = None, built_in: Iterable[str]
         raise ConfigError(f"{key or slot}: '{name}' is not available; {near}")
     stage = _registered[slot, name]
     if slot in _contracts:
-        _complete(stage, _contracts[slot])
+        _add_declarations(stage, _contracts[slot])
     return stage
 
 

@@ -399,7 +399,7 @@ class Section(metaclass=_Sections):
         return dataclasses.replace(self, **{name: value for name, value in changes.items() if name in known})
 
     def to_dict(self) -> dict[str, Any]:
-        return {option.name: _plain(getattr(self, option.name)) for option in fields(self)}
+        return {option.name: _to_plain(getattr(self, option.name)) for option in fields(self)}
 
 
 _SECTIONS: list[type[Section]] = []  # those with a place of their own, whose keys an unknown key may mean
@@ -434,12 +434,12 @@ def _describe_unmet(need: Need, target: str, value: Any, other: Any, decided_by:
     return f"{need.describe(name)}, given {given} with '{_word(other)}'; leave it out or change {decided_by or target}"
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     if isinstance(value, Section):
         return value.to_dict()
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return {name: _plain(item) for name, item in value.items()} if isinstance(value, dict) else value
+        return [_to_plain(item) for item in value]
+    return {name: _to_plain(item) for name, item in value.items()} if isinstance(value, dict) else value
 
 
 def _join(section: str, name: str) -> str:
@@ -454,11 +454,11 @@ def keys_of(cls: type[Section]) -> dict[str, Any]:
     return keys
 
 
-def known_keys(cls: type[Section], section: str = "") -> Iterator[str]:
+def iterate_keys(cls: type[Section], section: str = "") -> Iterator[str]:
     for name, hint in keys_of(cls).items():
         yield _join(section, name)
         if inner := section_in(hint):
-            yield from known_keys(inner, _join(section, name))
+            yield from iterate_keys(inner, _join(section, name))
 
 
 def _describe_unknown(cls: type[Section], key: str, name: Any, value: Any) -> str:
@@ -471,7 +471,7 @@ def _describe_unknown(cls: type[Section], key: str, name: Any, value: Any) -> st
         if kinds:
             given = f"given {value!r} with '{cls.kind}'"
             return f"{path}: goes with {' or '.join(sorted(kinds))}, {given}; leave it out or change {key}.kind"
-    known = [*known_keys(cls, key)]
+    known = [*iterate_keys(cls, key)]
     if cls.KEY:
         known += [_join(section.KEY, leaf) for section in _SECTIONS for leaf in hints_of(section)]
     leaves = {other: other.rpartition(".")[2] for other in known if other != path}

@@ -15,10 +15,8 @@ from .registry import lookup, register
 Probability = Callable[[int, int], float]
 
 
-def _check_single(p: float | None, name: str) -> float:
-    if not isinstance(p, int | float) or isinstance(p, bool) or not 0 <= p <= 1:
-        raise ValueError(f"'{name}' skips with one probability from 0 to 1, given {p!r}")
-    return float(p)
+def _is_probability(p: object) -> bool:
+    return isinstance(p, int | float) and not isinstance(p, bool) and 0 <= p <= 1
 
 
 def _refuse_option(p: float | None, name: str) -> None:
@@ -40,24 +38,24 @@ def linear(p: float | None = None) -> Probability:
     return lambda layer, num_layers: 0.0 if layer == num_layers - 1 else 0.5 * layer / num_layers
 
 
-def _register_uniform(name: str, spares_first: bool, spares_last: bool) -> None:
+def _register_uniform(name: str, spares_first: bool = False, spares_last: bool = False) -> None:
     """Eq. 2 to 5:  p(i) = p, but 0 of a first or last layer that is spared."""
 
+    @register("skip", name)
     def make(p: float | None = None) -> Probability:
-        q = _check_single(p, name)
+        if p is None or not _is_probability(p):
+            raise ValueError(f"'{name}' skips with one probability from 0 to 1, given {p!r}")
 
-        def of_layer(layer: int, num_layers: int) -> float:
+        def find_probability(layer: int, num_layers: int) -> float:
             spared = (spares_first and layer == 0) or (spares_last and layer == num_layers - 1)
-            return 0.0 if spared else q
+            return 0.0 if spared else float(p)
 
-        return of_layer
-
-    register("skip", name)(make)
+        return find_probability
 
 
-_register_uniform("uniform", spares_first=False, spares_last=False)  # Eq. 2
-_register_uniform("not_first", spares_first=True, spares_last=False)  # Eq. 3
-_register_uniform("not_last", spares_first=False, spares_last=True)  # Eq. 4
+_register_uniform("uniform")  # Eq. 2
+_register_uniform("not_first", spares_first=True)  # Eq. 3
+_register_uniform("not_last", spares_last=True)  # Eq. 4
 _register_uniform("not_first_or_last", spares_first=True, spares_last=True)  # Eq. 5
 
 
@@ -82,7 +80,7 @@ class SkipRetain:
         self.schedule, self.p = schedule, p
         self.probabilities = tuple(probability(layer, num_layers) for layer in range(num_layers))
         for layer, q in enumerate(self.probabilities):
-            if not isinstance(q, int | float) or isinstance(q, bool) or not 0 <= q <= 1:
+            if not _is_probability(q):
                 raise ValueError(
                     f"'{schedule}' gives layer {layer} the probability {q!r}; a probability is from 0 to 1"
                 )

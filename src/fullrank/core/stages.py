@@ -270,15 +270,15 @@ class Normalizer(nn.Module):
     Config: ClassVar[type | None] = None
     engine: ClassVar[str | None] = None
 
+    def __init__(self, config: Any = None, size: HeadSize | None = None) -> None:
+        super().__init__()
+
 
 @register("normalize", "softmax")
 class Softmax(Normalizer):
     """softmax(a)_m = exp(a_m) / sum_k exp(a_k)  (Mixhead Eq. 9)."""
 
     engine = "softmax"
-
-    def __init__(self, config: None, size: HeadSize) -> None:
-        super().__init__()
 
     def forward(self, scores: Tensor) -> Tensor:
         return torch.softmax(scores, dim=-1)
@@ -295,9 +295,6 @@ class SigSoftmax(Normalizer):
     """
 
     engine = "sigsoftmax"
-
-    def __init__(self, config: None, size: HeadSize) -> None:
-        super().__init__()
 
     def forward(self, scores: Tensor) -> Tensor:
         return torch.softmax(scores + F.logsigmoid(scores), dim=-1)
@@ -338,6 +335,9 @@ class Mixing(nn.Module):
     starts_plain: ClassVar[bool] = True
     no_weight_decay: ClassVar[bool] = True
 
+    def __init__(self, config: Any = None, size: HeadSize | None = None) -> None:
+        super().__init__()
+
     def matrix(self, query: Tensor | None) -> Tensor | None:
         """M as (H, H), or (B, N, H, H) where it depends on the query (B, H, N, D); None is M = I.
 
@@ -372,7 +372,7 @@ class LearnedMixing(Mixing):
     Config = LearnedMixingOptions
 
     def __init__(self, config: LearnedMixingOptions | None, size: HeadSize) -> None:
-        super().__init__()
+        super().__init__(config, size)
         self.begin(config, size.num_heads)
 
     def begin(self, config: LearnedMixingOptions | None, heads: int) -> None:
@@ -393,9 +393,6 @@ class KeepHeads(Mixing):
     """Plain multi-head attention: every head keeps its own weights (M = I)."""
 
     needs = ()
-
-    def __init__(self, config: None, size: HeadSize) -> None:
-        super().__init__()
 
     def matrix(self, query: Tensor | None) -> None:
         return None
@@ -432,7 +429,7 @@ class PositionWiseMixing(LearnedMixing):
     """
 
     def __init__(self, config: LearnedMixingOptions | None, size: HeadSize) -> None:
-        Mixing.__init__(self)
+        Mixing.__init__(self, config, size)
         self.from_query = nn.Parameter(torch.zeros(size.head_dim, size.num_heads))
         self.begin(config, size.num_heads)
 
@@ -458,7 +455,7 @@ class RandomMixing(Mixing):
     starts_plain = False
 
     def __init__(self, config: None, size: HeadSize) -> None:
-        super().__init__()
+        super().__init__(config, size)
         self.mixing: Tensor
         self.register_buffer("mixing", torch.empty(size.num_heads, size.num_heads))
         with torch.random.fork_rng(devices=[]):  # other parameters start as they do without mixing
@@ -479,7 +476,7 @@ class AverageHeads(Mixing):
     starts_plain = False
 
     def __init__(self, config: None, size: HeadSize) -> None:
-        super().__init__()
+        super().__init__(config, size)
         self.num_heads = size.num_heads
 
     def matrix(self, query: Tensor | None) -> Tensor:
