@@ -279,11 +279,3 @@ def test_spectra_and_weights_of_a_model_without_injection(name):
             torch.testing.assert_close(layer.weights, weights)
     assert fr.analysis.spectrum(model, inputs["input_ids"]) is not None
     assert model.state_dict().keys() == before.keys()
-
-
-@pytest.mark.full
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["gpt2", "llama", "mistral", "gemma2"])
-def test_the_check_passes(name):
-    model, _ = FAMILIES[name]()
-    assert fr.check(stir(fr.inject(model, mix="position_wise"), 0.1), quick=True).passes

@@ -1,10 +1,84 @@
-"""Text from a model, one token at a time with a cache: `sample` (sampling, greedy), `beam_search`, and `generate` over both."""
+"""Text from a model, one token at a time with a cache: `sample` (sampling, greedy), `beam_search`, and `generate` over both.
 
+`generate` continues a text by one of our language models, in a window that slides.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullrank.core.decoder import LanguageModel
+from fullrank.core.errors import InputError
+from fullrank.core.memory import Memory
+from fullrank.core.model import ModelOutput, longest
 from fullrank.decoding.beam import Hypotheses as Hypotheses
 from fullrank.decoding.beam import beam_search as beam_search
-from fullrank.decoding.continuation import MemoryReader as MemoryReader
-from fullrank.decoding.continuation import generate as generate
-from fullrank.decoding.continuation import reader_of as reader_of
-from fullrank.decoding.continuation import window_of as window_of
 from fullrank.decoding.sample import Sequences as Sequences
 from fullrank.decoding.sample import sample as sample
+
+
+class MemoryReader:
+    """A model with memory, decoded token by token: its memory takes the place of a growing cache.
+
+    The prompt is one segment, or several of `segment_length`; after it every token sees the `memory_length` tokens before it.
+    """
+
+    def __init__(self, model: LanguageModel, segment_length: int | None = None) -> None:
+        self.model, self.max_length, self.segment_length = model, model.max_length, segment_length
+
+    def new_cache(self) -> Memory:
+        """An empty memory."""
+        return self.model.new_memory()
+
+    def __call__(self, input_ids: Tensor, *, attention_mask: Tensor | None, cache: Memory | None = None) -> ModelOutput:
+        tokens = input_ids.shape[1]
+        mask = None if attention_mask is None else attention_mask[:, -tokens:]
+        step = self.segment_length or tokens
+        for start in range(0, tokens, step):
+            here = slice(start, start + step)
+            part = None if mask is None else mask[:, here]
+            hidden, cache, _ = self.model.hidden(input_ids[:, here], cache, attention_mask=part)
+        return ModelOutput(self.model.output(hidden), cache=cache)
+
+
+def reader_of(model: LanguageModel) -> LanguageModel | MemoryReader:
+    """The model as it is decoded: with its cache, or with its memory if it has one."""
+    return MemoryReader(model) if model.memory_length else model
+
+
+def window_of(model: LanguageModel, window: int | None = None) -> int | None:
+    """The most tokens that generation reads at once: `window`, or else the length of the segments that the model was trained
+    on, or else `max_position_embeddings`; None for a model with memory, which slides by itself. Never more than
+    `model.max_length`."""
+    if window is not None and window < 1:
+        raise InputError(f"window: one token or more, given {window}")
+    if window is None and not model.memory_length:
+        window = model.trained_length or model.config.max_position_embeddings
+    return longest(window, model.max_length)
+
+
+_DRAWING = {"temperature": 1.0, "top_k": None, "top_p": None, "greedy": False, "seed": None}  # and their defaults
+
+
+def generate(
+    model: LanguageModel,
+    input_ids: Tensor,
+    *,
+    beams: int | None,
+    length_penalty: float,
+    window: int | None,
+    **options: Any,
+) -> Tensor:
+    """`LanguageModel.generate`; `options` are those of `sample`, a part of which `beam_search` takes, too."""
+    reader, window = reader_of(model), window_of(model, window)
+    if beams is None:
+        new = sample(reader, input_ids, window=window, **options).ids
+    else:
+        if {name: options.pop(name) for name in _DRAWING} != _DRAWING:
+            raise InputError(f"beams: a search draws nothing; leave out beams, or {', '.join(_DRAWING)}")
+        found = beam_search(reader, input_ids, window=window, beams=beams, length_penalty=length_penalty, **options)
+        new = found.ids[:, 0]
+    return torch.cat((input_ids, new), dim=1)

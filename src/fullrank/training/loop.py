@@ -90,20 +90,19 @@ def fit(
     RunError: the loss is not a number, or the disk is full. Interrupted: SIGINT or SIGTERM. InputError: a checkpoint
     that is damaged or belongs to another configuration; an evaluation without the score that `eval.metric` names.
     """
-    device = device_of(model)
     plan = make_plan(options, eval_options, batches)
     if options.activation_checkpointing:
         checkpoint_blocks(model)
     if options.compile:
         compile_blocks(model)
     average = WeightAverage(model, options, plan.total_steps)
-    state = TrainingState(model, optimizer, schedule, average, RunningLoss(device))
+    state = TrainingState(model, optimizer, schedule, average, RunningLoss(device_of(model)))
     with ExitStack() as stack:
         if not locked and rank() == 0:
             stack.enter_context(lock_folder(folder))
         loop = _Loop(
-            state, plan, Engine(model, objective), batches, evaluate, options, eval_options.metric, device, folder,
-            seal or {}, observers, engines, [p for group in optimizer.param_groups for p in group["params"]],
+            state=state, plan=plan, engine=Engine(model, objective), batches=batches, evaluate=evaluate, options=options,
+            metric=eval_options.metric, folder=folder, seal=seal or {}, observers=observers, engines=engines,
         )  # fmt: skip
         loop.resume(stack)
         if not state.counters.finished:
@@ -117,7 +116,7 @@ def fit(
     return state.counters
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Loop:
     """A training of `fit` under way."""
 
@@ -128,14 +127,14 @@ class _Loop:
     evaluate: Evaluate
     options: TrainConfig
     metric: str  # `eval.metric`
-    device: torch.device
     folder: Path
     seal: Mapping[str, Any]
     observers: Sequence[Observer]
     engines: Set[str]
-    parameters: list[nn.Parameter]
     metrics: JsonLines | None = None  # of the process that writes
     timing: JsonLines | None = None
+    device: torch.device = field(init=False)
+    parameters: list[nn.Parameter] = field(init=False)
     clock: Clock = field(init=False)
     saved_at: float = field(init=False)
     is_ending: bool = False  # in one of the processes a signal asked for an end
@@ -161,6 +160,8 @@ class _Loop:
         """Step after step until plan or phases are done, patience is out, or a signal or `until` asks for a stop."""
         plan, counters = self.plan, self.state.counters
         self.state.model.train()
+        self.device = self.state.running.device
+        self.parameters = [p for group in self.state.optimizer.param_groups for p in group["params"]]
         self.clock, self.saved_at = Clock(self.device, counters), time.monotonic()
         while not counters.finished and counters.step < until:
             self.update(signals)

@@ -48,8 +48,7 @@ def parameter_groups(
     true, nor a parameter marked so itself: mixing matrices start at the identity, and decay would pull them to zero.
     A tied parameter appears once, and stays out of decay if any of its owners says so. Order is the model's own.
     """
-    exempt = {id(p) for p in model.parameters() if p.ndim < 2}
-    exempt |= {id(p) for p in model.parameters() if getattr(p, "no_weight_decay", False)}
+    exempt = {id(p) for p in model.parameters() if p.ndim < 2 or getattr(p, "no_weight_decay", False)}
     for module in model.modules():
         if getattr(module, "no_weight_decay", False):
             exempt |= {id(p) for p in module.parameters()}
@@ -62,7 +61,10 @@ def parameter_groups(
             is_matrix, is_exempt, is_fast = key = id(p) in matrices, id(p) in exempt, id(p) in fast
             group = groups.setdefault(key, {"params": [], "weight_decay": 0.0 if is_exempt else weight_decay})
             group["params"].append(p)
-            group |= ({"muon": True} if is_matrix else {}) | ({"peak": peak} if is_fast else {})
+            if is_matrix:
+                group["muon"] = True
+            if is_fast:
+                group["peak"] = peak
     return [groups[key] for key in sorted(groups)]
 
 
