@@ -186,9 +186,9 @@ def add_identities(model: Any) -> tuple[Any, set[int]]:
     """
     modules = find_weighted_modules(model)
     had = {name for name, module in modules.items() if "fullrank" in module._modules}
-    settings: dict[str, Any] = {"mix": "none", "normalize": "softmax", "output": None}
-    settings = settings_of(model) if find_injected_parts(model) else settings
-    mixed = _changes_weights(settings["mix"], settings["normalize"])
+    is_injected = bool(find_injected_parts(model))
+    settings = settings_of(model) if is_injected else {}
+    mixed = is_injected and _changes_weights(settings["mix"], settings["normalize"])
     if mixed and had == set(modules):
         return model, set()
     model = copy.deepcopy(model)
@@ -199,11 +199,8 @@ def add_identities(model: Any) -> tuple[Any, set[int]]:
     else:
         head = find_mixture_head(model)
         latents = None if head is None else head.fullrank
-        inject(
-            remove(model) if find_injected_parts(model) else model,
-            mix="position_independent",
-            output=settings["output"],
-        )
+        plain = remove(model) if is_injected else model
+        inject(plain, mix="position_independent", output=settings.get("output"))
         if head is not None and latents is not None:
             head.fullrank = latents
     return model, {number for number, name in enumerate(modules) if not mixed or name not in had}

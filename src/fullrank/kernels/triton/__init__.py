@@ -2,30 +2,25 @@
 
     A_j = s Q_j K_j^T,    P_j = normalize(A_j),    O_i = dropout(sum_j M_ji P_j) V_i
 
-No single pass can do that: an output adds heads with different normalisers, which are known only when all keys were seen. So
-the forward pass first makes the sums of the weights of each head (`totals`), then computes the weights again, mixes and applies
-them (`outputs`). The backward pass computes them again too (`programs.py`), where
+An output adds heads with different normalisers, which are known only when all keys were seen. So the forward pass makes the
+sums of the weights of each head (`totals`), then computes the weights again, mixes and applies them (`outputs`). The backward
+pass computes them again too (`programs.py`); its row term of the softmax comes out of the gradient of the mixing:
 
     delta_j = rowsum(P_j o dP_j) = sum_i M_ji D_ji,      D_ji = rowsum(P_j o G_i) = dM_ji,      G_i = dropout(dO_i V_i^T)
 
-so the row term of the softmax comes out of the gradient of the mixing. A program owns a tile of queries (or of keys) and a
-group of g of the H heads that are made. For each tile of the other side it goes through all H heads that are mixed, adds each
-to the g mixed tiles, which stay in registers, and multiplies those at the end. For each score of each head that takes so many
-products of D numbers (plain fused attention: 2 forward, and 7 backward in two kernels):
+A program owns a tile of queries (or of keys) and a group of g of the H heads that are made: for each tile of the other side it
+goes through all heads, adds each to the g mixed tiles, which stay in registers, and multiplies those at the end. Products of D
+numbers for each score of each head (plain fused attention: 2 forward, and 7 backward in two kernels):
 
     totals 1,  outputs H/g + 1
     mixing_gradient H/g + H/g',  value_gradient H/g + 1,  query_gradient H/g + 2,  key_gradient H/g + 2
 
-Groups are as large as registers allow (`launch.py`): with one group of all heads 3 forward and 10 backward, with two 4
-and 14. Beside that each kernel but the first spends H multiply-adds on each score, and all as many exponentials as products
-Q K^T.
+With one group of all heads 3 forward and 10 backward, with two 4 and 14 (`launch.py` says how large groups can be).
 Memory: the heads, the output, one number for each head and query, an M(n) in another order; in the backward pass dM(n) too.
-
 Scores, normalisers, mixing and sums are fp32, products have the dtype of the heads. A product of fp32 is made of three in TF32,
 which keeps the precision, or is one where torch allows TF32. Gradients do not depend on the order in which programs run.
-Dropout is drawn from one saved seed in every kernel: one draw serves four heads where groups are fours, but one head in
-`query_gradient` and `key_gradient`. Limits: differentiable once, no functorch transforms; relative scores, fp64 and heads
-larger than 128 are left to others.
+Dropout is drawn from one saved seed in every kernel. Limits: differentiable once, no functorch transforms; relative scores,
+fp64 and heads larger than 128 are left to others.
 """
 
 from __future__ import annotations
