@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fullrank.data.examples import Encoded, ExampleBatches, iterate_by_length
+from fullrank.data.padded_batches import Encoded, ExampleBatches, iterate_by_length
 
 
 def encoded(count: int, seed: int = 0) -> Encoded:

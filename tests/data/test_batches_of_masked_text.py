@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from fullrank.data import build_words
-from fullrank.data.batches import Blocks, Streams
-from fullrank.data.masked import MaskedBatch, MaskedBatches, Masking, iterate_masked_blocks
+from fullrank.data.batches import Blocks, MaskedBatch, MaskedBatches, Masking, Streams, iterate_masked_blocks
 
 WORDS = 20
 TOKENIZER = build_words(["\n", *(f"w{i}" for i in range(WORDS - 2)), "<unk>"])

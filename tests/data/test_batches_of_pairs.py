@@ -8,7 +8,7 @@ import torch
 
 from fullrank.config.data import DataConfig
 from fullrank.data import prepare
-from fullrank.data.pair_batches import PairBatches, pair_batch
+from fullrank.data.padded_batches import PairBatches, pair_batch
 
 
 def lengths(seed: int, count: int) -> list[tuple[int, int]]:

@@ -17,7 +17,7 @@ import fullrank as fr
 from fullrank.config.finetune import GLUE
 from fullrank.config.load import build_any
 from fullrank.config.recipe import Resolved
-from fullrank.data.examples import ExampleBatch, ExampleBatches
+from fullrank.data.padded_batches import ExampleBatch, ExampleBatches
 from fullrank.experiments.finetuning import ExampleObjective, Finetuning, encode, mixing_names
 from fullrank.experiments.pretrained import load_pretrained
 from fullrank.experiments.run import train

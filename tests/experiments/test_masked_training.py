@@ -18,7 +18,7 @@ from fullrank.config.recipe import Resolved
 from fullrank.config.training import TrainConfig
 from fullrank.core.errors import ConfigError
 from fullrank.data import build_bytes, load_corpus
-from fullrank.data.masked import MaskedBatch, Masking, iterate_masked_blocks
+from fullrank.data.batches import MaskedBatch, Masking, iterate_masked_blocks
 from fullrank.experiments.language_model import MaskedObjective
 from fullrank.experiments.run import evaluate, train
 from fullrank.training import TrainingPosition

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from fullrank.config.finetune import GLUE, SQUAD, FinetuneConfig, FinetuneEvalConfig, FinetuneTrainConfig
 from fullrank.core.errors import InputError, RunError
-from fullrank.data.examples import Encoded, ExampleBatch, ExampleBatches, choose_subset, iterate_by_length
 from fullrank.data.invented import make_examples, make_questions
+from fullrank.data.padded_batches import Encoded, ExampleBatch, ExampleBatches, choose_subset, iterate_by_length
 from fullrank.data.tasks import (
     NO_ANSWER,
     Examples,

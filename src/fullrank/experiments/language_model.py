@@ -25,8 +25,17 @@ from fullrank.core.released import DriftingMemory
 from fullrank.core.skip_retain import SkipRetain
 from fullrank.core.trace import Trace
 from fullrank.data import Corpus, load_tokenizer, prepare, unigram_nats, unigram_perplexity
-from fullrank.data.batches import ALL_ROWS, Batch, Blocks, Share, Streams
-from fullrank.data.masked import MaskedBatch, MaskedBatches, Masking, iterate_masked_blocks
+from fullrank.data.batches import (
+    ALL_ROWS,
+    Batch,
+    Blocks,
+    MaskedBatch,
+    MaskedBatches,
+    Masking,
+    Share,
+    Streams,
+    iterate_masked_blocks,
+)
 from fullrank.data.tokenizers import MASK
 from fullrank.decoding.sample import evaluating
 from fullrank.evaluation.ngram import measure_ngrams

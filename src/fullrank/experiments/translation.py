@@ -18,7 +18,7 @@ from fullrank.core.config import EncoderConfig
 from fullrank.core.errors import ConfigError, InputError
 from fullrank.core.translator import Translator
 from fullrank.data import Corpus, Language, Pairs, load_language, prepare
-from fullrank.data.pair_batches import PairBatch, PairBatches, pad_sentences
+from fullrank.data.padded_batches import PairBatch, PairBatches, pad_sentences
 from fullrank.decoding import beam_search
 from fullrank.decoding.sample import evaluating
 from fullrank.evaluation.perplexity import Evaluation, Tally, figures
