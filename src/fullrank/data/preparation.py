@@ -273,9 +273,10 @@ def _encode(
 
     def encode(piece: Piece) -> tuple[np.ndarray, np.ndarray, bool]:
         ids = tokenizer.encode_array(settings.end_lines(piece), dtype)
+        units = len(ids) if tokenizer.options.get("split") == "whitespace" and not settings.sos else None
         if settings.sos and not piece.begins:
             ids = ids[1:]
-        return ids, _measure(piece.text, piece.begins, piece.open_end), piece.begins
+        return ids, _measure(piece.text, piece.begins, piece.open_end, units), piece.begins
 
     pieces = _read(sections, settings, f"encoding {split}", key, report)
     tokens, sizes = 0, np.zeros(3, dtype=np.int64)
@@ -296,9 +297,12 @@ def _encode(
     return {"tokens": tokens, **dict(zip(("words", "characters", "bytes"), sizes.tolist(), strict=True))}
 
 
-def _measure(text: str, begins: bool, open_end: bool) -> np.ndarray:
-    """Words, characters and bytes of a piece; a word that began in the piece before does not count again."""
-    words = len(text.split()) + text.count("\n") + open_end
+def _measure(text: str, begins: bool, open_end: bool, units: int | None = None) -> np.ndarray:
+    """Words, characters and bytes of a piece; a word that began in the piece before does not count again.
+
+    units: words and line ends, where they were counted before.
+    """
+    words = len(text.split()) + text.count("\n") + open_end if units is None else units
     if not begins and not text[:1].isspace():
         words -= 1
     return np.array([words, len(text), len(text.encode("utf-8", "surrogateescape"))])

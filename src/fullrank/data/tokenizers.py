@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import Any, Literal
 
@@ -106,8 +107,7 @@ class Tokenizer:
         if self.kind == "byte":
             return list(self._to_bytes(text))
         if self.kind != "bpe":
-            ids, unk = self._ids, self._ids[UNK]
-            return [ids.get(unit, unk) for unit in self.cut(text)]
+            return list(map(self._ids.get, self.cut(text), repeat(self._ids[UNK])))
         encoded: list[int] = []
         lines = mended(text).split("\n")
         for encoding in self.backend.encode_batch_fast(lines, add_special_tokens=False):
