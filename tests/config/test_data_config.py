@@ -41,19 +41,9 @@ def test_what_is_taken(given):
 
 
 BAD = {
-    **{
-        f"{key} of text": ({"name": "ptb", key: value}, f"data.{key}")
-        for key, value in (
-            ("source", "de"),
-            ("target", "en"),
-            ("vocabulary", "joint"),
-            ("codes", "x"),
-            ("moses", False),
-            ("max_length", 5),
-            ("max_ratio", 1.5),
-            ("concatenate", 5),
-        )
-    },
+    "source of text": ({"name": "ptb", "source": "de"}, "data.source"),
+    "codes of text": ({"name": "ptb", "codes": "x"}, "data.codes"),
+    "length of text": ({"name": "ptb", "max_length": 5}, "data.max_length"),
     "unigram of text": ({"name": "ptb", "tokens": "unigram"}, "data.tokens"),
     "min_count of bpe": ({"name": "multi30k-de-en", "min_count": 2}, "data.min_count"),
     "bytes": ({"name": "multi30k-de-en", "tokens": "byte"}, "data.tokens"),
@@ -66,8 +56,6 @@ BAD = {
     "one language": ({**PARALLEL, "target": "de"}, "data.target"),
     "half a ratio": ({**PARALLEL, "max_ratio": 0.5}, "data.max_ratio"),
     "no ratio": ({**PARALLEL, "max_ratio": float("nan")}, "data.max_ratio"),
-    "no length": ({**PARALLEL, "max_length": 0}, "data.max_length"),
-    "no tokens": ({**PARALLEL, "concatenate": -1}, "data.concatenate"),
 }
 
 

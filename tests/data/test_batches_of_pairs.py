@@ -24,20 +24,9 @@ def corpus(tmp_path_factory):
         for side, suffix in enumerate(("de", "en")):
             text = "".join(" ".join(f"{suffix}{i % 7}" for i in range(row[side])) + "\n" for row in rows)
             (folder / f"{split}.{suffix}").write_text(text, encoding="utf-8")
-    return prepare(
-        DataConfig(
-            name="parallel",
-            dir=str(folder),
-            train="train",
-            valid="valid",
-            test="test",
-            source="de",
-            target="en",
-            tokens="word",
-            vocabulary="separate",
-            cache=str(folder / "cache"),
-        )
-    )
+    files = {"train": "train", "valid": "valid", "test": "test", "source": "de", "target": "en"}
+    places = {"dir": str(folder), "cache": str(folder / "cache")}
+    return prepare(DataConfig(name="parallel", tokens="word", vocabulary="separate", **files, **places))
 
 
 def test_a_batch_holds_its_pairs_padded_with_the_end_of_sentence(corpus):
