@@ -9,10 +9,20 @@ import pytest
 
 from fullrank.core.errors import InputError
 from fullrank.records import HeatMap, Lines, Plot, Record, Table
-from fullrank.render.blocks import Code, Details, Facts, Group, Legend, Page, Paragraph, Section
+from fullrank.render.blocks import (
+    Code,
+    Details,
+    Facts,
+    Group,
+    Legend,
+    Page,
+    Paragraph,
+    Section,
+    build_grid,
+    format_value,
+)
 from fullrank.render.figures import draw_plot, draw_svg, save_plots
 from fullrank.render.page import build_figure, render_page, write_page
-from fullrank.render.tables import build_grid, format_value
 
 CURVES = [
     Record({"row": row, "seed": seed, "tokens": tokens}, "perplexity", tokens + seed, "perplexity")

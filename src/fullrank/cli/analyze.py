@@ -135,8 +135,8 @@ def show_measured(
     extra: Mapping[str, Any] | None = None,
 ) -> None:
     """Print what was measured, and draw its figures into `out`. lines, extra: what stands below, and in the JSON."""
+    from fullrank.render.blocks import build_grid
     from fullrank.render.figures import save_plots
-    from fullrank.render.tables import build_grid
 
     files = [] if out is None else save_plots(measured.plots, measured.records, out, measured.name)
     grids = [build_grid(table, measured.records) for table in measured.tables]

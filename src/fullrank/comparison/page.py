@@ -20,9 +20,8 @@ from fullrank.core.config import NOT_NEXT_TOKEN
 from fullrank.core.errors import InputError
 from fullrank.records import Column, Record, Table
 from fullrank.render import blocks
-from fullrank.render.blocks import Block, Cell, Code, Details, Facts, Grid, Heading, Legend, Page, Paragraph, Section
+from fullrank.render.blocks import Block, Cell, Details, Facts, Grid, Page, Paragraph, Section, build_grid, join_words
 from fullrank.render.page import build_blocks, build_figure
-from fullrank.render.tables import build_grid, format_label, format_value, join_words
 
 _NOTE_WIDTH = 240  # characters of a recipe's notes on the terminal
 _FACTS = (
@@ -67,9 +66,9 @@ def write_headline(group: Group) -> str:
         return f"{names}: no {measure.words} to compare"
     best, *others = group.ranking
     values = list(best.values(measure, split).values())
-    figure = f"{split} {measure.words} {format_value(statistics.fmean(values), measure.format)}"
+    figure = f"{split} {measure.words} {blocks.format_value(statistics.fmean(values), measure.format)}"
     if len(values) > 1:
-        figure += f" ± {format_value(statistics.stdev(values), measure.format)}"
+        figure += f" ± {blocks.format_value(statistics.stdev(values), measure.format)}"
     if not others:
         return f"{best.name}: {figure}"
     other = group.find_baseline(best) or others[0]
@@ -247,7 +246,7 @@ def _build_curves(compared: Comparison) -> Iterator[Block]:
         yield Paragraph("Curves measured on different texts do not compare.", "warning")
     if any(run.sees_future for row in rows for run in row.runs):
         yield Paragraph(f"† {NOT_NEXT_TOKEN}; such a curve compares with no other.", "warning")
-    yield Legend([(row.slot, row.curve_name) for row in rows])
+    yield blocks.Legend([(row.slot, row.curve_name) for row in rows])
     yield blocks.Group(figures)
 
 
@@ -282,7 +281,7 @@ def _build_samples(compared: Comparison) -> Iterator[Block]:
 def _build_parameters(compared: Comparison) -> Iterator[Block]:
     records = [record for record in compared.records if record.measure == "parameters"]
     records.sort(key=lambda record: record.labels["component"] == "total")
-    names = dict.fromkeys(format_label(record.labels["component"]) for record in records if record.value)
+    names = dict.fromkeys(blocks.format_label(record.labels["component"]) for record in records if record.value)
     columns = [Column("parameters", name.replace("_", " "), {"component": name}, ",d") for name in names]
     if columns:
         yield build_grid(Table("row", tuple(columns)), drop_labels(records, "part"))
@@ -293,7 +292,7 @@ def _build_settings(compared: Comparison) -> Iterator[Block]:
     configured = dict.fromkeys(key for row in rows for key in row.first.settings)
     machine = dict.fromkeys(f"environment.{key}" for row in rows for key in row.first.get_mapping("environment"))
     names = ["key", *(row.name for row in rows)]
-    headings = [Heading(name, left=True) for name in names]
+    headings = [blocks.Heading(name, left=True) for name in names]
     different, shared = [], []
     for key in (*configured, *_FACTS, *machine):
         values = [_describe_values(row, key) for row in rows]
@@ -307,7 +306,7 @@ def _build_settings(compared: Comparison) -> Iterator[Block]:
     yield Facts(shared)
     for row in rows:
         text = yaml.safe_dump(dict(row.first.config), sort_keys=False, default_flow_style=None, allow_unicode=True)
-        yield Details(f"Resolved configuration of {row.name}", [Code(text)])
+        yield Details(f"Resolved configuration of {row.name}", [blocks.Code(text)])
 
 
 def _describe_values(row: Row, key: str) -> str:
@@ -332,7 +331,7 @@ def _build_troubles(compared: Comparison) -> Iterator[Block]:
         reasons = "; ".join([f"reached step {last_step:,}", *run.problems])
         yield Paragraph(f"Not finished: {run.folder} ({reasons}). It goes on with", "note")
         command = "finetune" if run.finetunes else "train"
-        yield Code(shlex.join(["fullrank", command, str(run.folder)]))
+        yield blocks.Code(shlex.join(["fullrank", command, str(run.folder)]))
     for run in compared.runs:
         if run.problems:
             yield Paragraph(f"Finished, damaged in part: {run.folder} ({'; '.join(run.problems)})", "note")

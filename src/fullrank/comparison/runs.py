@@ -17,7 +17,7 @@ from fullrank.config.load import flatten, read_yaml
 from fullrank.core.errors import InputError
 from fullrank.files import convert_to_record, read_json, sha256_of
 from fullrank.records import Record, declaration_from_dict
-from fullrank.render.tables import format_value
+from fullrank.render.blocks import format_value
 from fullrank.seal import check_run, is_run
 
 SPLITS = ("valid", "test")

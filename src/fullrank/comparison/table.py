@@ -12,8 +12,7 @@ from fullrank.comparison.compare import Comparison, Group, Row
 from fullrank.comparison.runs import BLEU, COUNTING, FURTHER, TRANSLATION, Run, number
 from fullrank.core.config import NOT_NEXT_TOKEN
 from fullrank.records import Column, Lines, Record, Table
-from fullrank.render.blocks import Cell, Grid
-from fullrank.render.tables import build_grid
+from fullrank.render.blocks import Cell, Grid, build_grid
 
 _DEVIATION_COLUMNS = (  # of fine-tuning: deviations over seeds (Skip Cross-head, Table 4)
     ("deviation_change", "deviation", "+.1f"),

@@ -29,9 +29,8 @@ from fullrank.experiments.analyze import Reading, open_all
 from fullrank.files import read_json
 from fullrank.models import LoadedModel
 from fullrank.records import Plot, Record, Table, find_measurement
-from fullrank.render.blocks import Block, Code, Facts, Page, Paragraph, Section
+from fullrank.render.blocks import Block, Code, Facts, Page, Paragraph, Section, join_words
 from fullrank.render.page import build_blocks
-from fullrank.render.tables import join_words
 from fullrank.text import Text
 
 TEXTS = 16  # segments whose attention weights are read

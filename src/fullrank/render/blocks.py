@@ -1,10 +1,16 @@
-"""Blocks of a page. The terminal and the HTML page render the same blocks."""
+"""Blocks of a page, which terminal and HTML page render alike, and the grids that tables of records become."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+
+from fullrank.records import Column, Label, Record, Table, is_finite
+
+MINUS = "\N{MINUS SIGN}"
+_ALWAYS_ROWS = {"model", "step", "checkpoint"}  # labels that no table has to declare
 
 
 @dataclass(frozen=True)
@@ -124,3 +130,152 @@ class Page:
     headline: str
     summary: Sequence[Block] = ()
     sections: Sequence[Section] = ()
+
+
+# -- grids of records --------------------------------------------------------------------------------------------------
+
+
+def build_grid(table: Table, records: Sequence[Record]) -> Grid:
+    """The grid of `table` over `records`; records that fit none of its columns are left out.
+
+    A label by which records of a line differ (the model, the step) becomes a row label in front of the declared ones.
+    """
+    declared = (table.rows,) if isinstance(table.rows, str) else table.rows
+    records = [record for record in records if _is_shown(table, declared, record)]
+    columns = _find_columns(table, records)
+    placed = {*declared, *(label for column in columns for label in column.where)}
+    row_labels = (*find_differing_labels(records, placed), *declared)
+    lines = group_records(records, row_labels)
+    headings = [Heading(label.replace("_", " "), left=True) for label in row_labels]
+    rows = [[Cell(format_label(value)) for value in key] for key in lines]
+    for column in columns:
+        of_column = [record for record in records if _fits(column, record)]
+        measured = [record for record in of_column if record.measure == column.measure and is_finite(record.value)]
+        values = [record.value or 0.0 for record in measured]
+        form = column.format or _choose_format(values)
+        best = None  # as text, so that values that look equal are emphasised alike
+        if column.best and len(values) > 1:
+            best = format_value(min(values) if column.best == "lowest" else max(values), form)
+        headings.append(_build_heading(column, of_column, not isinstance(table.columns, str)))
+        for cells, of_line in zip(rows, lines.values(), strict=True):
+            cells.append(_build_cell(column, form, best, of_line))
+    notes = dict.fromkeys(record.note for record in records if record.note)
+    return Grid(headings, rows, table.title, list(notes))
+
+
+def _is_shown(table: Table, rows: tuple[str, ...], record: Record) -> bool:
+    if not set(rows) <= record.labels.keys():
+        return False
+    if table.columns is None:
+        return True
+    if isinstance(table.columns, str):
+        return table.measure in ("", record.measure) and table.columns in record.labels
+    fitting = [column for column in table.columns if _fits(column, record)]
+    return any(record.labels.keys() <= {*rows, *_ALWAYS_ROWS, *column.where} for column in fitting)
+
+
+def _fits(column: Column, record: Record) -> bool:
+    return record.measure in (column.measure, column.deviation) and record.has(column.where)
+
+
+def _find_columns(table: Table, records: Sequence[Record]) -> list[Column]:
+    """The declared columns, each with at least one record; or one for each measure, or for each value of a label."""
+    if table.columns is None:
+        measures = dict.fromkeys(record.measure for record in records)
+        return [Column(measure, format=table.format) for measure in measures]
+    if not isinstance(table.columns, str):
+        return [column for column in table.columns if any(_fits(column, record) for record in records)]
+    label = table.columns
+    columns = {}
+    for record in records:
+        value = record.labels[label]
+        measure = table.measure or record.measure
+        heading = f"{label} {format_label(value)}"
+        columns[value] = Column(measure, heading, {label: value}, table.format, interval=False)
+    return list(columns.values())
+
+
+def _choose_format(values: Sequence[float]) -> str:
+    """Whole numbers, or four digits of the largest."""
+    if all(float(value).is_integer() for value in values):
+        return ",.0f"
+    largest = max(map(abs, values))
+    if largest < 1e-3:
+        return ".3e"
+    decimals = 3 - math.floor(math.log10(largest))
+    return f",.{min(6, max(0, decimals))}f"
+
+
+def _build_heading(column: Column, records: Sequence[Record], with_unit: bool) -> Heading:
+    text = column.heading or column.measure.replace("_", " ")
+    units = {record.unit for record in records if record.unit}
+    unit = units.pop() if with_unit and len(units) == 1 else ""
+    if unit in text or column.format.endswith("%"):
+        unit = ""
+    return Heading(text, unit, group=column.group, page_only=column.page_only)
+
+
+def _build_cell(column: Column, form: str, best: str | None, of_line: Sequence[Record]) -> Cell:
+    by_measure = {record.measure: record for record in reversed(of_line) if record.has(column.where)}
+    measured = by_measure.get(column.measure)
+    if measured is None:
+        return Cell("")
+    text = shown = format_value(measured.value, form)
+    if column.deviation in by_measure:
+        shown += f" ± {format_value(by_measure[column.deviation].value, form.replace('+', ''))}"
+    lines: tuple[str, ...] = ()
+    if measured.interval is not None and column.interval:
+        low, high = (format_value(bound, form) for bound in measured.interval)
+        lines = (f"[{low}, {high}]",)
+    return Cell(shown, lines, strong=text == best)
+
+
+def group_records(records: Iterable[Record], labels: Sequence[str]) -> Mapping[tuple[Label, ...], list[Record]]:
+    """Records by the values of some of their labels, in the order in which they come."""
+    groups: dict[tuple[Label, ...], list[Record]] = {}
+    for record in records:
+        key = tuple(record.labels.get(label) for label in labels)
+        groups.setdefault(key, []).append(record)
+    return groups
+
+
+def find_differing_labels(records: Sequence[Record], without: set[str]) -> tuple[str, ...]:
+    names = dict.fromkeys(name for record in records for name in record.labels if name not in without)
+    return tuple(name for name in names if len({record.labels.get(name) for record in records}) > 1)
+
+
+# -- values as text ----------------------------------------------------------------------------------------------------
+
+
+def format_value(value: float | None, spec: str = "") -> str:
+    """A number by a format specification; without one, whole numbers with commas and others with four digits."""
+    if value is None or math.isnan(value):
+        return "-"
+    if spec.endswith("d"):
+        value = round(value)
+    if not spec:
+        is_whole = float(value).is_integer() and abs(value) < 1e15
+        spec = ",.0f" if is_whole or abs(value) >= 1e4 else ".4g"
+    text = f"{value:{spec}}"
+    return text if spec[-1] in "eg" else text.replace("-", MINUS)
+
+
+def format_short(value: float) -> str:
+    """A tick of an axis: 1,500 as `1.5k`, 2,000,000 as `2M`."""
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:,.4g}{unit}"
+    return f"{value:.6g}"
+
+
+def format_label(value: Label) -> str:
+    """A label as text: floats without trailing zeros."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    return "" if value is None else str(value)
+
+
+def join_words(words: Iterable[str]) -> str:
+    """`a, b and c`."""
+    *first, last = list(words) or [""]
+    return f"{', '.join(first)} and {last}" if first else last

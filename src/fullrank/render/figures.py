@@ -21,7 +21,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from fullrank.core.errors import InputError
 from fullrank.files import write_bytes
 from fullrank.records import HeatMap, Label, Lines, Plot, Record, is_finite
-from fullrank.render.tables import find_differing_labels, format_label, format_short, format_value, group_records
+from fullrank.render.blocks import find_differing_labels, format_label, format_short, format_value, group_records
 
 INK, MUTED, LINE, SURFACE = "#1b1d22", "#5c616b", "#dfe0e3", "#fefefe"
 SERIES = ("#3f444d", "#0072b2", "#c04f00", "#00825f", "#b0508b", "#3320e0", "#5c2c00", "#140a4a")

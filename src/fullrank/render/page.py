@@ -11,9 +11,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from fullrank.files import write_own
 from fullrank.records import Plot, Record, Table
-from fullrank.render.blocks import Block, Details, Figure, Page, Section
+from fullrank.render.blocks import Block, Details, Figure, Page, Section, build_grid
 from fullrank.render.figures import Slots, clean_text, draw_svg, find_points
-from fullrank.render.tables import build_grid
 
 BEGINNING = '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'  # of every page; a page is known by it
 
