@@ -228,6 +228,17 @@ class Choice:
 
 
 @dataclass(frozen=True)
+class RunOptions:
+    """A run that is trained: its folder, its kernel, and what is told of it."""
+
+    out: Annotated[Path | None, typer.Option(help="The run folder; runs/... if not given.")] = None
+    reuse: Reuse = None
+    kernel: Kernel = "auto"
+    quiet: Quiet = False
+    json: Json = False
+
+
+@dataclass(frozen=True)
 class TextOptions:
     """The text that a model reads, and how."""
 

@@ -18,7 +18,7 @@ from fullrank.cli.app import (
     Number,
     Overrides,
     Quiet,
-    Reuse,
+    RunOptions,
     Scale,
     Source,
     import_options,
@@ -106,19 +106,15 @@ def init(
 def train(
     context: typer.Context,
     choice: Choice,
-    out: Annotated[Path | None, typer.Option(help="The run folder; runs/... if not given.")] = None,
+    options: RunOptions,
     from_run: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Begin with weights and vocabulary of a finished run (train.start)."),
     ] = None,
-    reuse: Reuse = None,
-    kernel: Kernel = "auto",
     procs: Annotated[int, Number(help="Processes that train together on this machine.")] = 1,
     until: Annotated[
         int | None, Number(metavar="STEP", help="Pause after this update, saved and not measured; later go on.")
     ] = None,
-    quiet: Quiet = False,
-    json: Json = False,
 ) -> None:
     """Train a recipe or a YAML file. Given a run folder, resume it exactly where it stopped.
 
@@ -137,8 +133,9 @@ def train(
     # what can be refused is refused before torch is imported, and once for all processes
     if _is_text(choice.config):
         choice = replace(choice, config=_write_configuration(choice.config))
-    folder = Path(choice.config)
-    is_run = _is_whole_run(folder, [choice.settings, choice.row, choice.scale, out, from_run, reuse, kernel != "auto"])
+    folder, out, quiet, json = Path(choice.config), options.out, options.quiet, options.json
+    changes = [choice.settings, choice.row, choice.scale, out, from_run, options.reuse, options.kernel != "auto"]
+    is_run = _is_whole_run(folder, changes)
     resolved: Resolved[RunConfig | FinetuneConfig]
     if is_run:
         resolved = Resolved(open_any(folder)[0], choice.config)
@@ -160,12 +157,12 @@ def train(
     if is_run:
         result = resume(folder, quiet=quiet, say=progress, until=until)
     else:
-        if reuse is not None:
+        if options.reuse is not None:
             from fullrank.comparison.runs import find_runs
 
-            trained = find_finished_trainings(find_runs(reuse))
+            trained = find_finished_trainings(find_runs(options.reuse))
         result = train_model(
-            resolved, folder, kernel_name=kernel, quiet=quiet, say=progress, trained=trained, until=until
+            resolved, folder, kernel_name=options.kernel, quiet=quiet, say=progress, trained=trained, until=until
         )
     if not is_main_process():
         return
@@ -363,11 +360,7 @@ def _is_whole_run(folder: Path, options: Sequence[object]) -> bool:
 def finetune(
     context: typer.Context,
     choice: Choice,
-    out: Annotated[Path | None, typer.Option(help="The run folder; runs/... if not given.")] = None,
-    reuse: Reuse = None,
-    kernel: Kernel = "auto",
-    quiet: Quiet = False,
-    json: Json = False,
+    options: RunOptions,
 ) -> None:
     """Fine-tune a pretrained encoder, with our attention injected, on GLUE or SQuAD.
 
@@ -380,4 +373,4 @@ def finetune(
         raise InputError(
             "data.name: fine-tuning is on a task of GLUE or SQuAD, as in data.name=glue/cola; `fullrank train` trains on texts"
         )
-    train(context, choice, out=out, reuse=reuse, kernel=kernel, quiet=quiet, json=json)
+    train(context, choice, options)

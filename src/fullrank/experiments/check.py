@@ -11,7 +11,8 @@ import torch
 
 from fullrank.checking import Report, check, check_scoring
 from fullrank.config.load import flatten
-from fullrank.config.recipe import resolve
+from fullrank.config.recipe import Resolved, resolve
+from fullrank.config.run import RunConfig
 from fullrank.core.config import AdaptiveConfig, AdaptiveInputConfig, EncoderConfig, LayerConfig, ModelConfig
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.errors import InputError
@@ -37,22 +38,21 @@ def check_named(
     overrides: Sequence[str] = (),
     full: bool = False,
     checkpoint: str = "best",
-    length: int | None = None,
-    vocab_size: int | None = None,
-    quick: bool = False,
     say: Say = print,
+    **options: Any,
 ) -> Report:
     """Everything that can be checked of `name`, a recipe or YAML file or any model that `models.model_kind` knows.
 
-    row, scale, overrides, full (in its own sizes): of a configuration. checkpoint: of a trained model. length, vocab_size,
-    quick: of `fullrank.check`.
+    row, scale, overrides, full (in its own sizes): of a configuration. checkpoint: of a trained model. options: `length`,
+    `vocab_size` and `quick` of `fullrank.check`.
     Raises InputError for what is none of them, and for options that it does not have.
     """
     kind = model_kind(name)
     if kind == "configuration":
-        return check_configuration(name, row, scale, overrides, full, say, length, quick)
-    options = {"--row": row, "--scale": scale, "KEY=VALUE": overrides, "--full": full}
-    if wrong := [option for option, value in options.items() if value]:
+        options.pop("vocab_size", None)
+        return check_configuration(resolve(name, row, scale, overrides), name, full, say, **options)
+    choice = {"--row": row, "--scale": scale, "KEY=VALUE": overrides, "--full": full}
+    if wrong := [option for option, value in choice.items() if value]:
         raise InputError(f"{', '.join(wrong)}: for a recipe or a configuration; {name} is a {kind}, checked as it is")
     folder, is_ours = Path(name).expanduser(), kind in ("run", "saved model")
     about = {"name": str(folder) if is_ours else name, "kind": kind}
@@ -62,7 +62,7 @@ def check_named(
         note_hub(name, kind, say)
         loaded = open_model(name, checkpoint=checkpoint, device="cpu", causal=True, tokenizer=False)
         model, inputs = loaded.module, loaded.inputs
-    return check(model, inputs, description=about, length=length, vocab_size=vocab_size, quick=quick)
+    return check(model, inputs, description=about, **options)
 
 
 def check_scoring_named(function: str, vocab_size: int | None = None, length: int | None = None) -> Report:
@@ -76,10 +76,9 @@ def check_scoring_named(function: str, vocab_size: int | None = None, length: in
 
 
 def check_configuration(
-    name: str, row: str | None, scale: str | None, overrides: Sequence[str], full: bool, say: Say, length: int | None,
-    quick: bool,
-) -> Report:  # fmt: skip
-    resolved = resolve(name, row, scale, overrides)
+    resolved: Resolved[RunConfig], name: str, full: bool, say: Say, length: int | None = None, quick: bool = False
+) -> Report:
+    """The checks of a model that is drawn anew, small unless `full`."""
     run, translates = resolved.config, resolved.config.translates
     if run.masks:
         raise InputError(
