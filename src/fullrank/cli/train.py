@@ -128,7 +128,7 @@ def train(
     """
     from fullrank.config.finetune import FinetuneConfig
     from fullrank.config.recipe import Resolved
-    from fullrank.experiments.run_folder import default_folder, find_finished_trainings, open_any, read_result, started
+    from fullrank.experiments.run_folder import default_folder, find_finished_trainings, open_any, started
 
     # what can be refused is refused before torch is imported, and once for all processes
     if _is_text(choice.config):
@@ -170,7 +170,9 @@ def train(
         progress(f"{folder}: paused, and not measured; without --until it goes on")
         tell({"folder": str(folder), "paused": until}, (), json=json)
         return
-    if read_result(folder) is None:
+    from fullrank.comparison.runs import read_run
+
+    if read_run(folder).result is None:
         raise InputError(
             f"{folder / 'result.json'}: damaged, it holds no figures; delete it, and `fullrank train {folder}` writes it again"
         )
