@@ -256,8 +256,6 @@ class Attention(nn.Module):
         return self.attend.max_length
 
 
-# -- block ---------------------------------------------------------------------------------------------------------------
-
 relu = register("activation", "relu")(torch.relu)
 gelu = register("activation", "gelu")(partial(F.gelu, approximate="none"))
 

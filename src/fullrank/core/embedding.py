@@ -13,18 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from . import released
-from .config import (
-    AdaptiveConfig,
-    AdaptiveInputConfig,
-    InputConfig,
-    ModelConfig,
-    MultiLinearConfig,
-    OutputConfig,
-    TensorTrainConfig,
-    stage_options,
-)
+from .config import ModelConfig, stage_options
 from .draws import make_dropout
 from .errors import ConfigError, InputError, RangeError
+from .kinds import AdaptiveConfig, AdaptiveInputConfig, InputConfig, MultiLinearConfig, OutputConfig, TensorTrainConfig
 from .layout import Layout
 from .registry import register
 
@@ -275,9 +267,6 @@ class TensorTrainInput(Input):
         return total
 
 
-# -- sinusoids --------------------------------------------------------------------------------------------------------
-
-
 def angles(positions: Tensor, size: int, theta: float, like: Tensor) -> Tensor:
     """p theta^(-2i / size) for 2i < size, without whole turns; positions (...,) -> (..., ceil(size / 2)).
 
@@ -317,9 +306,6 @@ class Rotary(nn.Module):
         cos, sin = angle.cos(), angle.sin()
         low, high = heads.to(angle.dtype).chunk(2, dim=-1)
         return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1).to(heads.dtype)
-
-
-# -- keys of distances ------------------------------------------------------------------------------------------------
 
 
 def encode_distances(
@@ -394,9 +380,6 @@ def u_and_v(own: RelativeBiases | None, layout: Layout) -> tuple[Tensor, Tensor]
     if layout.biases is None:
         raise ValueError("a layer of a model with shared biases u and v needs a layout that its position has placed")
     return layout.biases
-
-
-# -- positions of a model ---------------------------------------------------------------------------------------------
 
 
 class Position(nn.Module):

@@ -26,8 +26,6 @@ from .engine import Cluster, Components
 from .errors import ConfigError, InputError
 from .registry import register
 
-# -- the equations ----------------------------------------------------------------------------------------------------
-
 
 def logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, normalize: str) -> Tensor:
     """z (..., V), in fp32 at least: the probabilities are softmax(z).  hidden (..., E), weight (V, E), bias (V,)."""
@@ -71,8 +69,6 @@ def weigh_losses(log_prob: Tensor, ids: Tensor, scale: Tensor, label_smoothing: 
 
 
 IGNORED = -100  # the target of a token that does not count, as in `torch.nn.functional.cross_entropy`
-
-# -- the contract -----------------------------------------------------------------------------------------------------
 
 
 class Output(nn.Module):
@@ -185,9 +181,6 @@ class Tempered(Output):
 
     def flops_per_token(self) -> float:
         return self.layer.flops_per_token()
-
-
-# -- one matrix -------------------------------------------------------------------------------------------------------
 
 
 @register("output", "softmax")
@@ -322,9 +315,6 @@ class MixtureOfSoftmaxes(SoftmaxOutput):
 
     def flops_per_token(self) -> float:
         return self.mixture.mixtures * super().flops_per_token()
-
-
-# -- clusters ---------------------------------------------------------------------------------------------------------
 
 
 @register("output", "adaptive")

@@ -71,9 +71,6 @@ class XLRelative(Score):
         return u_and_v(self.biases, layout)
 
 
-# -- synthesizers: attention weights that no query and key agreed on (the fourth backbone of Mixhead Table 1) ----------
-
-
 @register("score", "dense_synthesizer")
 class DenseSynthesizer(Score):
     """Each query says by itself how much it wants the key at each position (Tay et al. 2020, §3.2; Mixhead §4.1.2).

@@ -38,9 +38,6 @@ def build_stage(slot: str, stage: Stage, size: HeadSize) -> Any:
     return kind(kind.Config(**stage_options(stage)) if kind.Config else None, size)
 
 
-# -- projection ----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Heads:
     """The tensors that attention works on.
@@ -199,9 +196,6 @@ class StochasticCrossHead(nn.Module):
         return tuple(None if tensor is None else tensor.index_select(-3, order) for tensor in heads)
 
 
-# -- scores: how much each query wants each key --------------------------------------------------------------------------
-
-
 @contract("score")
 class Score(nn.Module):
     """Contract of a score, built from `(config, size)` and called with the heads that it `needs` and the layout.
@@ -257,9 +251,6 @@ class DotProduct(Score):
         return query, keys, self.scale, None
 
 
-# -- normalisers: masked scores (B, H, N, M), -inf where nothing may be seen, to weights that sum to one over M ----------
-
-
 @contract("normalize")
 class Normalizer(nn.Module):
     """Contract of a normaliser, built from `(config, size)`.
@@ -298,9 +289,6 @@ class SigSoftmax(Normalizer):
 
     def forward(self, scores: Tensor) -> Tensor:
         return torch.softmax(scores + F.logsigmoid(scores), dim=-1)
-
-
-# -- mixing (Mixhead §3.1): a mixing *is* its matrix; column i makes head i, P'_i = sum_j m_ji P_j -----------------------
 
 
 def mix_heads(weights: Tensor, matrix: Tensor | None) -> Tensor:
@@ -484,9 +472,6 @@ class AverageHeads(Mixing):
         if query is None:  # 1/H exactly, whatever dtype the weights have
             return torch.full(size, 1 / self.num_heads, dtype=torch.float64, device="cpu")
         return query.new_full(size, 1 / self.num_heads)
-
-
-# -- after the values ----------------------------------------------------------------------------------------------------
 
 
 class HeadGate(nn.Module):
