@@ -169,3 +169,15 @@ def test_multi30k_is_the_published_one(corpora, real_multi30k):
     assert {row["sha256"] for row in record["details"]["sources"]} == set(
         list_corpora()["multi30k-de-en"].sha256.values()
     )
+
+
+def test_splits_that_are_not_given_are_the_last_training_pairs(folder):
+    """5 % each, of several files together; line k of both sides stays one pair."""
+    for name, first, count in (("one", 0, 70), ("two", 70, 30)):
+        numbers = range(first, first + count)
+        write(folder, name, [f"Ä {i}" for i in numbers], [f"e {i}" for i in numbers])
+    corpus = prepare(config(folder, train=["one", "two"], valid=None, test=None, tokens="word", min_count=1))
+    assert [corpus.splits[split]["pairs"] for split in ("train", "valid", "test")] == [90, 5, 5]
+    assert corpus.pairs("valid").references() == [f"e {i}" for i in range(90, 95)]
+    assert corpus.pairs("test").references(0) == [f"Ä {i}" for i in range(95, 100)]
+    assert "the last pairs of the training files, 5 % each" in corpus.details["notes"][0]
