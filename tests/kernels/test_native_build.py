@@ -6,6 +6,8 @@ Compilers here are scripts: the good one copies what was compiled before, and al
 from __future__ import annotations
 
 import logging
+import os
+import platform
 import stat
 import subprocess
 import sys
@@ -146,3 +148,16 @@ def test_two_processes_at_once(workshop: Workshop) -> None:
     assert "compiling" in said[1]
     assert workshop.calls == 1
     assert workshop.kept == [".so"]
+
+
+@pytest.mark.full
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="flags of x86")
+@pytest.mark.parametrize("flag", ["-mno-avx512f", "-mno-avx"])
+def test_processors_with_shorter_vectors(flag: str, tmp_path: Path) -> None:
+    """Tiles differ by instruction set; each of them equals the equation."""
+    environment = os.environ | {"CXX": f"g++ {flag}", "FULLRANK_CACHE": str(tmp_path)}
+    file = Path(__file__).with_name("test_native.py")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)]
+    finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert finished.returncode == 0, finished.stdout
+    assert list(tmp_path.glob("*.so")), "it was not compiled"

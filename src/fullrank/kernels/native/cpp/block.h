@@ -13,29 +13,37 @@ template <class T, int C> struct Block {
 
     const Call& call;
     const int64_t H, N, M, D, room;  // room: keys in a block, at most
-    Buffer<T> weights, slopes, tile, query_block, out_block, coefficients, raw, normalizer, factor;
+    Buffer<T> weights, slopes, tile, query_block, position_block, out_block, coefficients, raw;
+    Buffer<T> most, sum, factors, factor;  // [head][row] twice, [tile][head][row], [row]
     Buffer<Int> first, end, own;
     Buffer<uint32_t> row_key;
     int64_t from, size;  // keys of this block
 
     Block(const Call& c, int64_t most_keys, bool with_slopes)
         : call(c), H(c.H), N(c.N), M(c.M), D(c.D), room(most_keys), weights(H * room * W),
-          slopes(with_slopes ? H * room * W : 0), tile(H * TILE * W), query_block(D * W), out_block(H * W * D),
-          coefficients(c.mixing_kind == 2 ? H * H * W : 0), raw(c.T ? (c.T + 2 * W) * W : 0), normalizer(H * W), factor(W),
+          slopes(with_slopes ? H * room * W : 0), tile(H * (TILE + 1) * W), query_block(H * D * W),
+          position_block(c.T ? D * W : 0), out_block(H * W * D), coefficients(c.mixing_kind == 2 ? H * H * W : 0),
+          raw(c.T ? (c.T + 2 * W) * W : 0), most(H * W), sum(H * W), factors((most_keys / TILE + 1) * H * W), factor(W),
           first(W), end(W), own(W), row_key(H * W), from(0), size(0) {}
 
     const T* at(const void* p, int64_t b, int64_t h, int64_t n, int64_t length) const {
         return (const T*)p + ((b * H + h) * length + n) * D;
     }
 
-    // b[d][row] of rows of (B, H, N, D), times a number; rows beyond the text are zero
-    void turned(const void* source, const Rows& r, int64_t h, T times) {
+    // asks for rows of (B, H, M, D) at some keys ahead of their use
+    void fetch_rows(const void* source, const Rows& r, int64_t h, int64_t start, int64_t keys) const {
+        if (h < H) fetch(at(source, r.text, h, from + start, M), keys * D);
+    }
+
+    // to[d][row] of rows of (B, H, N, D), times a number; rows beyond the text are zero
+    void turn(const void* source, const Rows& r, int64_t h, T times, T* to) const {
         const T* q = at(source, r.text, h, r.row, N);
         for (int64_t n = 0; n < W; ++n)
-            for (int64_t d = 0; d < D; ++d) query_block[d * W + n] = n < r.count ? q[n * D + d] * times : 0;
+            for (int64_t d = 0; d < D; ++d) to[d * W + n] = n < r.count ? q[n * D + d] * times : 0;
     }
 
     void begin(const Rows& r) {
+        std::memset(sum.get(), 0, H * W * sizeof(T));
         from = r.keys_from;
         size = r.keys_to - r.keys_from;
         for (int64_t n = 0; n < W; ++n) {
@@ -49,6 +57,9 @@ template <class T, int C> struct Block {
                     row_key[h * W + n] = hash((uint32_t)call.seed ^ hash((uint32_t)place) ^ (uint32_t)(place >> 32));
                 }
         }
+        for (int64_t h = 0; h < H; ++h) turn(call.query, r, h, (T)call.scale, query_block + h * D * W);
+        if (call.T)
+            for (int64_t h = 0; h < H; ++h) score(r, h, 0, size);
         if (call.mixing_kind == 2)
             for (int64_t n = 0; n < W; ++n) {
                 const T* m = (const T*)call.mixing + (r.text * N + r.row + (n < r.count ? n : r.count - 1)) * H * H;
@@ -74,26 +85,25 @@ template <class T, int C> struct Block {
         for (int64_t n = 0; n < W; ++n) factor[n] = hash(key[n] + step) >= dropped ? kept : (T)0;
     }
 
-    // scores of one head, [key][row], masked with -inf
-    void score(const Rows& r, int64_t h) {
-        T* s = weights + h * room * W;
-        turned(call.query, r, h, (T)call.scale);
-        scores<T, C>(at(call.keys, r.text, h, from, M), D, size, query_block, D, s);
+    // scores of one head at some keys, [key][row], masked with -inf
+    void score(const Rows& r, int64_t h, int64_t start, int64_t keys) {
+        T* s = weights + (h * room + start) * W;
+        scores<T, C>(at(call.keys, r.text, h, from + start, M), D, (int)keys, query_block + h * D * W, D, s);
         if (call.T) {
-            turned(call.position, r, h, (T)call.scale);
+            turn(call.position, r, h, (T)call.scale, position_block);
             int64_t low, high;
             strip(r, low, high);
             std::memset(raw.get(), 0, W * W * sizeof(T));
             std::memset(raw + (W + high - low) * W, 0, W * W * sizeof(T));
-            scores<T, C>((const T*)call.table + (h * call.T + low) * D, D, high - low, query_block, D, raw + W * W);
-            for (int64_t k = 0; k < size; ++k) {
+            scores<T, C>((const T*)call.table + (h * call.T + low) * D, D, high - low, position_block, D, raw + W * W);
+            for (int64_t k = 0; k < keys; ++k) {
                 const T* shifted = raw + shift(r, k, low, high) * W;
                 for (int64_t n = 0; n < W; ++n) s[k * W + n] += shifted[n * (W + 1)];
             }
         }
         const uint8_t* tokens = call.tokens ? call.tokens + r.text * M : nullptr;
-        for (int64_t k = 0; k < size; ++k) {
-            const int64_t key = from + k;
+        for (int64_t k = 0; k < keys; ++k) {
+            const int64_t key = from + start + k;
             const bool hidden = tokens && !tokens[key];
             if (!hidden && key >= r.all_from && key < r.all_to) continue;
             for (int64_t w = 0; w < W; w += VL<T>) {
@@ -130,72 +140,95 @@ template <class T, int C> struct Block {
     // the exponent of exp(x) sigmoid(x) but for 1 + exp(-|x|): x + min(x, 0)
     static V bent(V x) { return x < (V){} ? x + x : x; }
 
-    // weights of one head from its scores, not yet divided by their sum; normalizer: the sum inverted; lse: its logarithm
-    void weigh(const Rows& r, int64_t h) {
-        T* s = weights + h * room * W;
-        T* lse = (T*)call.lse + (r.text * H + h) * N + r.row;
+    // weights of one head at some keys from their scores, up to exp(most), and the sum of all so far; most: the greatest so far
+    void weigh(int64_t h, int64_t start, int64_t keys) {
+        T* s = weights + (h * room + start) * W;
         const bool sig = call.sigsoftmax;
         for (int64_t w = 0; w < W; w += VL<T>) {
-            V most = all<T>(-INFINITY);
-            for (int64_t k = 0; k < size; ++k) {
+            const V before = load(most + h * W + w);
+            V greatest = all<T>(-INFINITY);
+            for (int64_t k = 0; k < keys; ++k) {
                 V x = load(s + k * W + w);
-                most = x > most ? x : most;
+                greatest = x > greatest ? x : greatest;
             }
-            if (sig) most = bent(most);
-            V sum = {};
-            for (int64_t k = 0; k < size; ++k) {
+            if (sig) greatest = bent(greatest);
+            greatest = greatest > before ? greatest : before;
+            V total = load(sum + h * W + w) * exponential<T>(before - greatest);
+            for (int64_t k = 0; k < keys; ++k) {
                 V x = load(s + k * W + w), y;
                 if (sig) {
                     V t = exponential<T>(x < (V){} ? x : -x);
-                    y = exponential<T>(bent(x) - most) / (t + (T)1);
+                    y = exponential<T>(bent(x) - greatest) / (t + (T)1);
                 } else
-                    y = exponential<T>(x - most);
-                sum += y;
+                    y = exponential<T>(x - greatest);
+                total += y;
                 store(s + k * W + w, y);
             }
-            store(normalizer + h * W + w, (T)1 / sum);
-            for (int64_t n = 0; n < VL<T> && w + n < r.count; ++n) lse[w + n] = most[n] + std::log(sum[n]);
+            store(sum + h * W + w, total);
+            store(most + h * W + w, greatest);
+            store(factors + (start / TILE * H + h) * W + w, greatest);
         }
     }
 
-    // the same from the known logarithms, normalized as well as a rounded logarithm tells; normalizer: their sum inverted;
+    // factors: by what the weights of each tile are multiplied so that those of a row sum to 1; the logarithms of the sums
+    void normalize(const Rows& r) {
+        for (int64_t h = 0; h < H; ++h) {
+            T* lse = (T*)call.lse + (r.text * H + h) * N + r.row;
+            for (int64_t n = 0; n < r.count; ++n) lse[n] = most[h * W + n] + std::log(sum[h * W + n]);
+            for (int64_t w = h * W; w < (h + 1) * W; w += VL<T>)
+                for (int64_t k = 0; k < size; k += TILE) {
+                    T* there = factors + k / TILE * H * W + w;
+                    store(there, exponential<T>(load(there) - load(most + w)) / load(sum + w));
+                }
+        }
+    }
+
+    // the same from the known logarithms, normalized as well as a rounded logarithm tells; sum: of all so far;
     // slopes: 2 - sigmoid(score), where sigsoftmax needs them
-    void weigh_again(const Rows& r, int64_t h) {
-        T* s = weights + h * room * W;
-        T lse[W];
+    void weigh_again(const Rows& r, int64_t h, int64_t start, int64_t keys) {
+        T* s = weights + (h * room + start) * W;
+        T* slope = slopes ? slopes + (h * room + start) * W : nullptr;
         const T* known = (const T*)call.lse + (r.text * H + h) * N + r.row;
+        T lse[W];
         for (int64_t n = 0; n < W; ++n) lse[n] = known[n < r.count ? n : r.count - 1];
         const bool sig = call.sigsoftmax;
-        V sum[C] = {};
-        for (int64_t k = 0; k < size; ++k)
-            for (int64_t w = 0; w < W; w += VL<T>) {
-                V x = load(s + k * W + w), z = load(lse + w), y;
+        for (int64_t w = 0; w < W; w += VL<T>) {
+            const V z = load(lse + w);
+            V total = load(sum + h * W + w);
+            for (int64_t k = 0; k < keys; ++k) {
+                V x = load(s + k * W + w), y;
                 if (sig) {
                     V t = exponential<T>(x < (V){} ? x : -x), u = (T)1 / (t + (T)1);
                     y = exponential<T>(bent(x) - z) * u;
-                    store(slopes + (h * room + k) * W + w, (x < (V){} ? u : t * u) + (T)1);
+                    store(slope + k * W + w, (x < (V){} ? u : t * u) + (T)1);
                 } else
                     y = exponential<T>(x - z);
-                sum[w / VL<T>] += y;
+                total += y;
                 store(s + k * W + w, y);
             }
-        for (int64_t w = 0; w < W; w += VL<T>) store(normalizer + h * W + w, (T)1 / sum[w / VL<T>]);
+            store(sum + h * W + w, total);
+        }
     }
 
     // mixed weights of some keys, each head so far from the one before; divided: by what the weights of a head are multiplied
     const T* mixed(int64_t k, int keys, const T* divided, int64_t& stride) {
         const T* p = weights + k * W;
-        if (!call.mixing_kind && !call.dropped) {
+        if (!call.mixing_kind && !call.dropped && !divided) {
             stride = room * W;
             return p;
         }
-        stride = TILE * W;
+        stride = (TILE + 1) * W;
         if (call.mixing_kind == 1)
             mix<T, false>(p, room * W, (const T*)call.mixing, H, 1, divided, W, H, keys, tile, stride);
         else if (call.mixing_kind == 2)
             mix<T, true>(p, room * W, coefficients, H * W, W, divided, W, H, keys, tile, stride);
         else
-            for (int64_t h = 0; h < H; ++h) std::memcpy(tile + h * stride, p + h * room * W, keys * W * sizeof(T));
+            for (int64_t h = 0; h < H; ++h)
+                for (int64_t x = 0; x < keys * W; x += W)
+                    for (int64_t w = 0; w < W; w += VL<T>) {
+                        V y = load(p + h * room * W + x + w);
+                        store(tile + h * stride + x + w, divided ? y * load(divided + h * W + w) : y);
+                    }
         return tile;
     }
 
@@ -204,7 +237,7 @@ template <class T, int C> struct Block {
         for (int64_t h = 0; h < H; ++h)
             for (int64_t x = 0; x < keys; ++x) {
                 draw(h, from + k + x);
-                T* there = tile + (h * TILE + x) * W;
+                T* there = tile + (h * (TILE + 1) + x) * W;
                 for (int64_t n = 0; n < W; ++n) there[n] *= factor[n];
                 if (!other) continue;
                 T* too = other + h * stride + x * W;
@@ -214,26 +247,32 @@ template <class T, int C> struct Block {
 
     void forward(const Rows& r) {
         begin(r);
-        for (int64_t h = 0; h < H; ++h) {
-            score(r, h);
-            weigh(r, h);
-        }
+        for (int64_t x = 0; x < H * W; ++x) most[x] = std::numeric_limits<T>::lowest();
+        for (int64_t k = 0; k < size; k += TILE)
+            for (int64_t h = 0; h < H; ++h) {
+                const int64_t keys = std::min<int64_t>(TILE, size - k);
+                fetch_rows(call.keys, r, h + 1, k, keys);
+                if (!call.T) score(r, h, k, keys);
+                weigh(h, k, keys);
+            }
+        normalize(r);
         std::memset(out_block.get(), 0, H * W * D * sizeof(T));
         for (int64_t k = 0; k < size; k += TILE) {
             const int keys = (int)std::min<int64_t>(TILE, size - k);
             int64_t stride;
-            const T* p = mixed(k, keys, normalizer, stride);
+            const T* p = mixed(k, keys, factors + k / TILE * H * W, stride);
             if (call.dropped) drop(k, keys, nullptr, 0);
-            for (int64_t h = 0; h < H; ++h)
+            for (int64_t h = 0; h < H; ++h) {
+                fetch_rows(call.values, r, h + 1, k, keys);
                 product<T>(p + h * stride, W, 1, at(call.values, r.text, h, from + k, M), D, keys, out_block + h * W * D, D,
                            (int)W, (int)D);
+            }
         }
         for (int64_t h = 0; h < H; ++h)
             for (int64_t n = 0; n < r.count; ++n) {
                 T* o = (T*)call.out + ((r.text * H + h) * N + r.row + n) * D;
                 const T* found = out_block + (h * W + n) * D;
-                const T times = call.mixing_kind ? (T)1 : normalizer[h * W + n];
-                for (int64_t d = 0; d < D; ++d) o[d] = found[d] * times;
+                std::memcpy(o, found, D * sizeof(T));
             }
     }
 };

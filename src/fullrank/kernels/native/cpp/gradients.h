@@ -12,29 +12,35 @@ template <class T, int C> struct Gradients {
     Block<T, C> block;
     const Call& call;
     const int64_t H, N, M, D, head;  // head: numbers of a head in a block
-    Buffer<T> cotangents, turned_mixing, pair, delta;  // G [head][key][row]; M [i][j][row]; D [j][i][row]; delta [j][row]
+    // G [head][key][row]; dO [head][d][row]; M [i][j][row]; D [j][i][row]; delta [j][row]
+    Buffer<T> cotangents, out_block, turned_mixing, pair, delta;
 
     Gradients(const Call& c, int64_t most_keys)
         : block(c, most_keys, c.sigsoftmax), call(c), H(c.H), N(c.N), M(c.M), D(c.D), head(most_keys * W),
-          cotangents(H * head), turned_mixing(c.mixing_kind == 2 ? H * H * W : 0), pair(c.mixing_kind ? H * H * W : 0),
-          delta(H * W) {}
+          cotangents(H * head), out_block(H * D * W), turned_mixing(c.mixing_kind == 2 ? H * H * W : 0),
+          pair(c.mixing_kind ? H * H * W : 0), delta(H * W) {}
 
     // d_keys, d_values (H, M, D) of this text, d_table (H, T, D) and d_mixing (H, H) are added to
     void add(const Rows& r, T* d_keys, T* d_values, T* d_table, double* d_mixing) {
         block.begin(r);
-        for (int64_t h = 0; h < H; ++h) {
-            block.score(r, h);
-            block.weigh_again(r, h);
-            block.turned(call.d_out, r, h, (T)1);
-            scores<T, C>(block.at(call.values, r.text, h, block.from, M), D, (int)block.size, block.query_block, (int)D,
-                         cotangents + h * head);
-        }
+        for (int64_t h = 0; h < H; ++h) block.turn(call.d_out, r, h, (T)1, out_block + h * D * W);
         if (call.mixing_kind) std::memset(pair.get(), 0, H * H * W * sizeof(T));
         std::memset(delta.get(), 0, H * W * sizeof(T));
-        for (int64_t k = 0; k < block.size; k += TILE) of_values(r, k, d_values);
+        for (int64_t k = 0; k < block.size; k += TILE) {
+            const int64_t keys = std::min<int64_t>(TILE, block.size - k);
+            for (int64_t h = 0; h < H; ++h) {
+                block.fetch_rows(call.values, r, h, k, keys);
+                if (!call.T) block.score(r, h, k, keys);
+                block.fetch_rows(call.keys, r, h + 1, k, keys);
+                block.weigh_again(r, h, k, keys);
+                scores<T, C>(block.at(call.values, r.text, h, block.from + k, M), D, (int)keys, out_block + h * D * W, (int)D,
+                             cotangents + h * head + k * W);
+            }
+            of_values(r, k, d_values);
+        }
         if (call.mixing_kind) of_mixing(r, d_mixing);
         // so that the gradients of a row's scores add up to zero, although the logarithm of their sum was rounded
-        for (int64_t x = 0; x < H * W; ++x) delta[x] *= block.normalizer[x];
+        for (int64_t x = 0; x < H * W; ++x) delta[x] /= block.sum[x];
         std::memset(block.out_block.get(), 0, H * W * D * sizeof(T));
         for (int64_t k = 0; k < block.size; k += TILE) of_scores(r, k, d_keys);
         put(r, call.d_query);
@@ -48,9 +54,11 @@ template <class T, int C> struct Gradients {
         int64_t stride;
         const T* p = block.mixed(k, keys, nullptr, stride);
         if (call.dropped) block.drop(k, keys, g, head);
-        for (int64_t h = 0; h < H; ++h)
+        for (int64_t h = 0; h < H; ++h) {
+            if (h + 1 < H) fetch(d_values + ((h + 1) * M + block.from + k) * D, 6 * D);
             product<T>(p + h * stride, 1, W, block.at(call.d_out, r.text, h, r.row, N), D, (int)r.count,
                        d_values + (h * M + block.from + k) * D, D, keys, (int)D);
+        }
         const T* weights = block.weights + k * W;
         if (call.mixing_kind) return pairs<T>(weights, head, g, head, keys, W, (int)H, pair);
         for (int64_t h = 0; h < H; ++h)
@@ -91,7 +99,7 @@ template <class T, int C> struct Gradients {
         int64_t stride = head;
         if (call.mixing_kind) {
             dp = block.tile;
-            stride = TILE * W;
+            stride = (TILE + 1) * W;
             if (call.mixing_kind == 1)
                 mix<T, false>(g, head, (const T*)call.mixing, 1, H, nullptr, W, (int)H, keys, block.tile, stride);
             else
@@ -106,6 +114,8 @@ template <class T, int C> struct Gradients {
                     V y = load(s + x + w) * (load(dp + h * stride + x + w) - load(delta + h * W + w)) * scale;
                     store(s + x + w, slope ? y * load(slope + x + w) : y);
                 }
+            fetch(d_keys + (h * M + block.from + k) * D, 6 * D);
+            block.fetch_rows(call.keys, r, h + 1, k, keys);
             product<T>(s, W, 1, block.at(call.keys, r.text, h, block.from + k, M), D, keys, block.out_block + h * W * D, D,
                        (int)W, (int)D);
             product<T>(s, 1, W, block.at(call.query, r.text, h, r.row, N), D, (int)r.count,

@@ -15,6 +15,7 @@ template <class T, int C> void run_forward(const Call& c) {
     std::vector<Rows> all;
     for (int64_t text = 0; text < c.B; ++text)
         for (const Rows& r : blocks(c, text, C * VL<T>, room)) all.push_back(r);
+    ++room;  // the weights of two heads lie no power of two apart, or they would share a few sets of the cache
     const int64_t count = (int64_t)all.size();
     const int64_t threads = std::min(c.threads, count);
     std::vector<Block<T, C>> workers;
@@ -29,6 +30,7 @@ template <class T, int C> void run_backward(const Call& c) {
     int64_t room = 0;
     std::vector<std::vector<Rows>> texts;
     for (int64_t text = 0; text < c.B; ++text) texts.push_back(blocks(c, text, C * VL<T>, room));
+    ++room;
     const int64_t per_text = c.H * c.M * c.D, table = c.H * c.T * c.D, pairs_of = c.mixing_kind == 1 ? c.H * c.H : 0;
     const int64_t whole = c.B - c.B % c.threads;  // texts that one thread does alone
     const int64_t sharing = whole < c.B ? std::min<int64_t>(c.threads, texts[0].size()) : 0;  // threads, of each other text

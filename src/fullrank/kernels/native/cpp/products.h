@@ -1,15 +1,16 @@
 // Small matrix products and mixing, with the sums in registers.
 #pragma once
+#include <algorithm>
 #include <type_traits>
 
 #include "vectors.h"
 
 namespace {
 
-// out[key][row] = sum_d a[key][d] b[d][row]
-template <class T, int K, int C> inline void score_tile(const T* a, int64_t stride, const T* b, int D, T* out) {
+// out[key][row] = sum_d a[key][d] b[d][row], for K keys and C vectors of rows, out of W rows
+template <class T, int K, int C>
+inline void score_tile(const T* a, int64_t stride, const T* b, int D, T* out, int64_t W) {
     using V = typename Of<T>::V;
-    constexpr int W = C * VL<T>;
     V acc[K][C] = {};
     for (int d = 0; d < D; ++d) {
         V x[C];
@@ -29,12 +30,23 @@ template <class T, int K, int C> inline void score_tile(const T* a, int64_t stri
 }
 
 template <class T, int C> void scores(const T* a, int64_t stride, int keys, const T* b, int D, T* out) {
-    constexpr int W = C * VL<T>, K = MANY_REGISTERS ? (C == 1 ? 12 : C == 4 ? 6 : 8) : (C == 4 ? 3 : 6);
+    constexpr int W = C * VL<T>, S = MANY_REGISTERS || C == 1 ? C : 2;  // S: vectors of rows at a time
+    constexpr int K = MANY_REGISTERS ? (C == 1 ? 12 : C == 4 ? 6 : 8) : 6;
     int k = 0;
-    for (; k + K <= keys; k += K) score_tile<T, K, C>(a + k * stride, stride, b, D, out + k * W);
-    if (MANY_REGISTERS)
-        for (; k + 4 <= keys; k += 4) score_tile<T, 4, C>(a + k * stride, stride, b, D, out + k * W);
-    for (; k < keys; ++k) score_tile<T, 1, C>(a + k * stride, stride, b, D, out + k * W);
+    auto some = [&](auto count) {
+        constexpr int count_of_keys = decltype(count)::value;
+        for (; k + count_of_keys <= keys; k += count_of_keys)
+            for (int c = 0; c < W; c += S * VL<T>)
+                score_tile<T, count_of_keys, S>(a + k * stride, stride, b + c, D, out + k * W + c, W);
+    };
+    some(std::integral_constant<int, K>{});
+    some(std::integral_constant<int, 4>{});
+    some(std::integral_constant<int, 1>{});
+}
+
+// asks for the cache lines of some numbers ahead of their use
+template <class T> inline void fetch(const T* p, int64_t count) {
+    for (int64_t x = 0; x < count; x += 64 / (int64_t)sizeof(T)) __builtin_prefetch(p + x);
 }
 
 // out[row][d] += sum_n left[n][row] right[n][d], for R rows and C vectors of d; `step`: from one n to the next in `left`,
@@ -69,12 +81,11 @@ template <class T, int R>
 inline void product_rows(const T* left, int64_t step, int64_t along, const T* right, int64_t stride, int count, T* out,
                          int64_t out_stride, int D) {
     int d = 0;
-    for (; d + 4 * VL<T> <= D; d += 4 * VL<T>)
-        product_tile<T, R, 4>(left, step, along, right + d, stride, count, out + d, out_stride);
-    if (d + 2 * VL<T> <= D) {
+    if (MANY_REGISTERS)
+        for (; d + 4 * VL<T> <= D; d += 4 * VL<T>)
+            product_tile<T, R, 4>(left, step, along, right + d, stride, count, out + d, out_stride);
+    for (; d + 2 * VL<T> <= D; d += 2 * VL<T>)
         product_tile<T, R, 2>(left, step, along, right + d, stride, count, out + d, out_stride);
-        d += 2 * VL<T>;
-    }
     if (d < D) product_tile<T, R, 1>(left, step, along, right + d, stride, count, out + d, out_stride);
 }
 
@@ -82,52 +93,68 @@ inline void product_rows(const T* left, int64_t step, int64_t along, const T* ri
 template <class T>
 void product(const T* left, int64_t step, int64_t along, const T* right, int64_t stride, int count, T* out,
              int64_t out_stride, int rows, int D) {
-    constexpr int R = MANY_REGISTERS ? 6 : 3;
     int r = 0;
     auto some = [&](auto n) {
         constexpr int count_of_rows = decltype(n)::value;
-        for (; r + count_of_rows <= rows; r += count_of_rows)
+        for (; r + count_of_rows <= rows; r += count_of_rows) {
+            for (int ahead = r + count_of_rows; ahead < std::min(rows, r + 2 * count_of_rows); ++ahead)
+                fetch(out + ahead * out_stride, D);
             product_rows<T, count_of_rows>(left + r * along, step, along, right, stride, count, out + r * out_stride,
                                            out_stride, D);
+        }
     };
-    some(std::integral_constant<int, R>{});
-    if (MANY_REGISTERS) some(std::integral_constant<int, 4>{});
+    some(std::integral_constant<int, 6>{});
+    some(std::integral_constant<int, 4>{});
     some(std::integral_constant<int, 2>{});
     some(std::integral_constant<int, 1>{});
 }
 
-// out[a] = sum_b c[b][a] in[b] for A heads a, all heads b, at one vector of rows; c is a number, or one for each row (PER_ROW)
-template <class T, int A, bool PER_ROW>
-inline void mix_vector(const T* in, int64_t in_stride, const T* c, int64_t to_b, int64_t to_a, const T* of_b, int64_t W, int H,
-                       T* out, int64_t out_stride) {
+// out[a] = sum_b c[b][a] in[b] for A heads a, all heads b, K keys, at one vector of rows; c is a number, or one for each row
+// (PER_ROW)
+template <class T, int A, int K, bool PER_ROW>
+inline void mix_tile(const T* in, int64_t in_stride, const T* c, int64_t to_b, int64_t to_a, const T* of_b, int64_t W, int H,
+                     T* out, int64_t out_stride) {
     using V = typename Of<T>::V;
-    V acc[A] = {};
+    V acc[A][K] = {};
     for (int b = 0; b < H; ++b) {
-        V x = load(in + b * in_stride);
-        if (of_b) x *= load(of_b + b * W);
+        V x[K];
+#pragma GCC unroll 4
+        for (int k = 0; k < K; ++k) {
+            x[k] = load(in + b * in_stride + k * W);
+            if (of_b) x[k] *= load(of_b + b * W);
+        }
 #pragma GCC unroll 8
         for (int a = 0; a < A; ++a) {
-            if (PER_ROW)
-                acc[a] += x * load(c + b * to_b + a * to_a);
-            else
-                acc[a] += x * c[b * to_b + a * to_a];
+            const T* there = c + b * to_b + a * to_a;
+            const V y = PER_ROW ? load(there) : all<T>(*there);
+#pragma GCC unroll 4
+            for (int k = 0; k < K; ++k) acc[a][k] += x[k] * y;
         }
     }
 #pragma GCC unroll 8
-    for (int a = 0; a < A; ++a) store(out + a * out_stride, acc[a]);
+    for (int a = 0; a < A; ++a)
+#pragma GCC unroll 4
+        for (int k = 0; k < K; ++k) store(out + a * out_stride + k * W, acc[a][k]);
 }
 
 template <class T, bool PER_ROW>
 void mix(const T* in, int64_t in_stride, const T* c, int64_t to_b, int64_t to_a, const T* of_b, int64_t W, int H, int keys,
          T* out, int64_t out_stride) {
+    constexpr int K = MANY_REGISTERS ? 3 : 1;  // keys for each load of a coefficient
     int a = 0;
     auto some = [&](auto count) {
         constexpr int A = decltype(count)::value;
         for (; a + A <= H; a += A)
-            for (int k = 0; k < keys; ++k)
-                for (int w = 0; w < W; w += VL<T>)
-                    mix_vector<T, A, PER_ROW>(in + k * W + w, in_stride, c + a * to_a + (PER_ROW ? w : 0), to_b, to_a,
-                                              of_b ? of_b + w : nullptr, W, H, out + a * out_stride + k * W + w, out_stride);
+            for (int w = 0; w < W; w += VL<T>) {
+                const T *there = c + a * to_a + (PER_ROW ? w : 0), *of = of_b ? of_b + w : nullptr;
+                int k = 0;
+                for (; k + K <= keys; k += K)
+                    mix_tile<T, A, K, PER_ROW>(in + k * W + w, in_stride, there, to_b, to_a, of, W, H,
+                                               out + a * out_stride + k * W + w, out_stride);
+                for (; k < keys; ++k)
+                    mix_tile<T, A, 1, PER_ROW>(in + k * W + w, in_stride, there, to_b, to_a, of, W, H,
+                                               out + a * out_stride + k * W + w, out_stride);
+            }
     };
     some(std::integral_constant<int, 8>{});
     some(std::integral_constant<int, 4>{});

@@ -48,7 +48,8 @@ template <class T> inline void store(T* p, typename Of<T>::V v) { std::memcpy(p,
 template <class T> inline typename Of<T>::V all(T x) { return x - (typename Of<T>::V){}; }
 
 // exp(x) for x <= about 1; 0 below `least`, what is no number stays so
-template <class T> inline typename Of<T>::V exponential(typename Of<T>::V x) {
+template <class T>
+__attribute__((always_inline)) inline typename Of<T>::V exponential(typename Of<T>::V x) {
     using O = Of<T>;
     using V = typename O::V;
     using I = typename O::I;
