@@ -140,11 +140,12 @@ def row_of(pair: Class, report: Report, seconds: float) -> Row:
     for finding in report.failures[:1]:
         values = {name: getattr(finding, name, None) for name in FIRST_FAILURE}
         failures[0] |= {name: value for name, value in values.items() if value not in (None, "", ())}
-    measured = [failure.check for failure in report.failures if failure.difference is not None]
-    leaks = report.layers or any(name.startswith(LEAKS) for name in measured)
+    figures = [failure.check for failure in report.failures if failure.difference is not None]
+    leaks = report.layers or any(name.startswith(LEAKS) for name in figures)
     verdict = "leaks" if leaks else "fails otherwise" if failures else "passes"
-    parameters = report.description["parameters"]
-    return make_row(pair, verdict, parameters=parameters, seconds=round(seconds, 1), failures=failures)
+    measured = {"parameters": report.description["parameters"], "seconds": round(seconds, 1), "failures": failures}
+    cache = next((one for one in report.findings if one.check.startswith("incremental decoding")), None)
+    return make_row(pair, verdict, **measured, cache=f"{cache.verdict} {cache.reason}" if cache else "")
 
 
 def make_row(pair: Class, verdict: str, reason: str = "", **measured: Any) -> Row:

@@ -292,7 +292,8 @@ def test_a_check_that_cannot_be_run_fails_and_the_others_go_on() -> None:
             return super().forward(input_ids)
 
     report = fr.check(Untrainable())
-    trained = {"future, after training on random tokens", "rows of a batch are independent, training"}
+    random = "future, after training on random tokens"
+    trained = {random, "rows of a batch are independent, training", "future, prefix = whole, training"}
     assert set(failed(report)) == {FUTURE[1], FUTURE[3], *trained}
     assert "RuntimeError: only for evaluation" in report.failures[0].remark
     assert report.of(FUTURE[0]).verdict == "passes"

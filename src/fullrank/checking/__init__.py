@@ -9,10 +9,11 @@ from typing import Any
 
 from torch import Tensor
 
-from fullrank.checking.agreement import decoding, packing, padding, prefixes
+from fullrank.checking.agreement import decoding, packing, padding
 from fullrank.checking.calls import CannotRun, list_calls
 from fullrank.checking.causality import (
     check_on_random_tokens,
+    compare_prefixes,
     independent_rows,
     search_by_gradient,
     search_by_perturbation,
@@ -31,7 +32,8 @@ _SOURCES = {
     "module": "a module",
 }
 Check = Callable[[Subject], Finding]
-_OTHER_LENGTHS = (padding, decoding, check_on_random_tokens, prefixes)  # checks that read texts of other lengths
+# checks that read texts of other lengths
+_OTHER_LENGTHS = ("padding", "incremental decoding", "future, after training", "future, prefix")
 
 
 def list_checks(subject: Subject, *, quick: bool = False) -> dict[str, Check]:
@@ -39,7 +41,8 @@ def list_checks(subject: Subject, *, quick: bool = False) -> dict[str, Check]:
     checks: dict[str, Check] = {}
     for call in list_calls(subject, quick=quick):
         checks[f"future, by perturbation, {call.name}"] = partial(search_by_perturbation, call=call)
-    checks["future, prefix = whole"] = prefixes
+    for more, training in (("", False), (", training", True)):
+        checks[f"future, prefix = whole{more}"] = partial(compare_prefixes, training=training)
     for when, training in (("evaluation", False), ("training", True)):
         checks[f"future, by gradient, {when}"] = partial(search_by_gradient, training=training)
     for more, training in (("", False), (", training", True)):
@@ -106,12 +109,12 @@ def check(
     findings = []
     for title, run in checks.items():
         if title.startswith(wanted or ""):
-            findings.append(replace(run_guarded(run, subject), check=title))
+            findings.append(replace(run_guarded(run, subject, title), check=title))
             say(f"{title}: {findings[-1].verdict}")
     return Report(tuple(findings), {**about, **(description or {})}, shrunk)
 
 
-def run_guarded(run: Check, subject: Subject) -> Finding:
+def run_guarded(run: Check, subject: Subject, title: str = "") -> Finding:
     """A model that cannot be run as the check runs it fails the check; the others go on."""
     try:
         return run(subject)
@@ -119,6 +122,6 @@ def run_guarded(run: Check, subject: Subject) -> Finding:
         return inapplicable(str(reason))
     except Exception as error:
         remark = f"{type(error).__name__}: {one_line(error, 240)}"
-        if subject.has_example and run in _OTHER_LENGTHS:
+        if subject.has_example and title.startswith(_OTHER_LENGTHS):
             return inapplicable(f"beside the other inputs no text of another length can be read: {remark}")
         return Finding("fails", reason="the model has to run", remark=remark)

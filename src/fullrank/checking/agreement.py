@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +14,6 @@ from torch import Tensor
 
 from fullrank.checking.calls import (
     IMPLEMENTATIONS,
-    NOTHING_MOVES,
     Call,
     CannotRun,
     find_implementation,
@@ -26,7 +24,7 @@ from fullrank.checking.calls import (
 )
 from fullrank.checking.copies import mode
 from fullrank.checking.report import Finding, inapplicable, judge
-from fullrank.checking.subject import ROWS, Subject
+from fullrank.checking.subject import ROWS, Subject, agree
 
 Pair = tuple[str, Tensor, Tensor]  # a description, what was computed, what is expected
 DOUBLE_ONLY = "in float64 alone some kernel errs, as attention of torch does with a mask in float32"
@@ -125,45 +123,29 @@ def compare_in_both_precisions(check: Callable[..., Finding]) -> Callable[..., F
 
 @compare_in_both_precisions
 def padding(subject: Subject) -> Finding:
-    """A text in a padded batch has the logits that it has alone, whatever stands in the padding."""
+    """A text in a padded batch has the logits that it has alone, whatever stands in the padding.
+
+    On the left alone only where positions are counted from its start; nothing that stands there may be seen in any case.
+    """
     if subject.mask_form is None or not subject.reads_tokens:
         return inapplicable(subject.without_mask)
     ids, masks, pairs = subject.ids, subject.masks(), list[Pair]()
-    if not subject.pads_left:
-        del masks["left"]
     with torch.no_grad(), mode(subject.model, training=False):
+        plain = subject.logits(ids)
         for side, mask in masks.items():
-            real = mask.bool()
-            alone = [subject.logits(ids[:, real[row]])[row] for row in range(ROWS)]
-            for texts in (ids, torch.where(real, ids, subject.change(ids))):
-                batch = subject.logits(texts, mask, **subject.positions_of(mask))
+            real, options = mask.bool(), subject.positions_of(mask)
+            texts = torch.where(real, ids, subject.change(ids))
+            batch, other = (subject.logits(given, mask, **options) for given in (ids, texts))
+            if side != "left" or subject.pads_left:
+                alone = [subject.logits(ids[:, real[row]])[row] for row in range(ROWS)]
                 pairs += [(f"text {r}, padding: {side}", batch[r][real[r]], alone[r]) for r in range(ROWS)]
+            if not subject.has_state and not agree(batch[real], plain[real]):  # the mask is not for nothing
+                pairs.append((f"what stands in the padding: {side}", other[real], batch[real]))
     looked_at = f"texts of unequal lengths in one batch, padding: {', '.join(masks)}, beside each alone"
-    remark = "" if subject.pads_left else "not on the left, where a text would be read at other positions"
+    remark = "" if subject.pads_left else "not alone on the left, where a text would be read at other positions"
+    if not any("stands in" in name for name, _, _ in pairs):
+        remark = f"{subject.mask_name} changes nothing: padding on the left is seen"
     return compare_pairs(subject, looked_at, pairs, remark)
-
-
-@compare_in_both_precisions
-def prefixes(subject: Subject) -> Finding:
-    """Logits of the first tokens of a text, read alone, are those in the whole text: of powers of two, and other lengths."""
-    ids = subject.long_ids
-    size, pairs = ids.shape[1], list[Pair]()
-    lengths = {1 << i for i in range(size.bit_length())} | {3, subject.length // 2, subject.length, size - 1}
-    with torch.no_grad(), mode(subject.model, training=False):
-        whole = subject.logits(ids)
-    if bool((whole == whole[:1]).all()):
-        return inapplicable(NOTHING_MOVES)
-    for end, rows in [*itertools.product(sorted(lengths - {size}), (1, ROWS)), (size, 1)]:
-        with torch.no_grad(), mode(subject.model, training=False):
-            alone = subject.logits(ids[:rows, :end].contiguous())
-        pairs.append((f"{rows} row{'s' * (rows > 1)} of {end} tokens", alone, whole[:rows, :end]))
-    shown = ", ".join(map(str, sorted(lengths)))
-    looked_at = f"logits of the first {shown} tokens, beside those of the whole text of {size}"
-    finding = compare_pairs(subject, looked_at, pairs)
-    if finding.verdict == "passes":
-        return finding
-    leaks = f"{finding.remark.removeprefix('worst: ')} have other logits where {size} tokens are read"
-    return replace(finding, path="texts of other lengths", leaks=leaks)
 
 
 def packing(subject: Subject) -> Finding:
@@ -218,7 +200,7 @@ def decoding(subject: Subject) -> Finding:
                 pairs.append(("in pieces", read_pieces(ids, bounds, step), logits))
         if not subject.has_state and (subject.translates or not subject.fixed):
             order = torch.tensor([1, 2, 0, 0], device=ids.device)  # rows in another order, as beam search leaves them
-            state = reorder_cache(step(ids[:, :half], None)[1], order)
+            state = reorder_cache(subject.model, step(ids[:, :half], None)[1], order)
             if state is not None:
                 pairs.append(("as beams", step(ids[order, half : half + 1], state)[0][:, 0], logits[order, half]))
     names = ", ".join(dict.fromkeys(name for name, _, _ in pairs))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -94,11 +94,13 @@ def list_calls(subject: Subject, *, quick: bool) -> list[Call]:
     if not subject.has_example:
         both_modes.append(Call("one row", rows=1, cuts=FEW))
     if subject.reads_tokens:
-        both_modes.append(Call("special and repeated tokens", special=True, cuts=FEW))
+        rows = len(subject.with_special_tokens().ids)  # each with a cut of its own
+        both_modes.append(Call("special and repeated tokens", special=True, cuts=rows))
     for dtype, cuts in TYPES.items():
         name = str(dtype).removeprefix("torch.")
         both_modes.append(Call(f"in {name}", dtype=dtype, cuts=cuts, rare=dtype != given))
     both_modes.append(Call("under autocast", autocast=torch.bfloat16, cuts=SOME, rare=True))
+    both_modes.append(Call("under autocast, float16", autocast=torch.float16, cuts=SOME, rare=True))
     calls = [*PLAIN, *(one for call in both_modes for one in (call, call.in_training()))]
     calls += list_implementations(subject, masks, quick=quick)
     calls += [Call("parameters scaled", scaled=True), Call("after a cache", cache=True)]
@@ -244,12 +246,21 @@ def open_cache(subject: Subject, model: Any, *, pieces: bool = True) -> Step:
         return partial(step_module, subject, model)
     if subject.ours:
         return partial(step_own, subject, model)
-    name = cache_argument(list_arguments(model))
-    if not name:
-        raise CannotRun("forward takes no past_key_values with use_cache, and no step=... was given")
-    if getattr(subject.call(subject.ids[:, :1], model=model, use_cache=True), name, None) is None:
-        raise CannotRun(f"the model returns no {name}")
+    arguments = list_arguments(model)
+    has_others = any(one.kind is one.VAR_KEYWORD for one in arguments.values())
+    name = cache_argument(arguments) or has_others * "past_key_values"  # it may be among the others
+    out = subject.call(subject.ids[:, :1], model=model, use_cache=True) if name else None
+    if out is None or find_cache(out, name) is None:
+        raise CannotRun(f"the model returns no {name}" if name else "forward takes no cache, and no step=... was given")
     return partial(step_hugging_face, subject, model, name)
+
+
+def find_cache(out: Any, name: str) -> Any:
+    """The cache in an output: by its name, or the second of a tuple after the logits."""
+    if isinstance(out, Mapping):
+        return out.get(name)
+    is_pair = type(out) in (tuple, list) and len(out) > 1
+    return out[1] if is_pair else getattr(out, name, None)
 
 
 def step_hugging_face(subject: Subject, model: Any, name: str, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
@@ -260,7 +271,7 @@ def step_hugging_face(subject: Subject, model: Any, name: str, ids: Tensor, stat
         places = torch.arange(seen, seen + ids.shape[1], device=ids.device) + subject.first_position
         options["position_ids"] = places.expand(len(ids), -1)
     out = subject.call(ids, model=model, **options)
-    return subject.select(logits_in(out)), (getattr(out, name), seen + ids.shape[1])
+    return subject.select(logits_in(out)), (find_cache(out, name), seen + ids.shape[1])
 
 
 def step_module(subject: Subject, model: Any, ids: Tensor, cache: Any) -> tuple[Tensor, Any]:
@@ -283,12 +294,12 @@ def step_own(subject: Subject, model: Any, ids: Tensor, state: Any) -> tuple[Ten
     return subject.select(out.logits), (out.cache, state[1])
 
 
-def reorder_cache(state: Any, order: Tensor) -> Any:
+def reorder_cache(model: Any, state: Any, order: Tensor) -> Any:
     """The state of a step after rows were chosen, as beam search does; None for a cache that cannot."""
     cache: Any = state[0] if isinstance(state, tuple) and state else None
     if hasattr(cache, "reorder"):  # of ours
         return cache.reorder(order), *state[1:]
-    if not hasattr(cache, "reorder_cache"):
-        return None
-    cache.reorder_cache(order)  # of Hugging Face
-    return state
+    if hasattr(cache, "reorder_cache"):  # of Hugging Face
+        cache.reorder_cache(order)
+        return state
+    return (model._reorder_cache(cache, order), *state[1:]) if hasattr(model, "_reorder_cache") else None

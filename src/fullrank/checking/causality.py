@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
 
-from fullrank.checking.agreement import compare_in_both_precisions, divide_by_size, largest, rounding, tolerance
+from fullrank.checking.agreement import (
+    Pair,
+    compare_in_both_precisions,
+    compare_pairs,
+    divide_by_size,
+    largest,
+    rounding,
+    tolerance,
+)
 from fullrank.checking.calls import NO_MODES, NOTHING_MOVES, PLAIN, SEEDS, Call, CannotRun, Run, running
-from fullrank.checking.copies import duplicate, mode
-from fullrank.checking.layers import Cut, find_layers, is_float
+from fullrank.checking.copies import WithoutDropout, duplicate, list_tensors, mode
+from fullrank.checking.definition import build_without_chance
+from fullrank.checking.layers import (
+    Positions,
+    Rows,
+    find_layer_by_compiler,
+    find_layers,
+    find_layers_by_gradient,
+    is_float,
+)
 from fullrank.checking.report import Finding, inapplicable, judge
 from fullrank.checking.subject import ROWS, SHORT, Subject, random_ids
 from fullrank.core.errors import one_line
@@ -69,6 +85,8 @@ def search_by_perturbation(subject: Subject, call: Call) -> Finding:
 def find_leak(subject: Subject, call: Call, cuts: list[int] | None = None) -> Finding:
     """`search_by_perturbation` in one precision."""
     cuts = cuts or choose_cuts(subject, call.cuts, 6 if call.is_plain else 3)
+    if call.special:  # the first texts get the cuts near the middle
+        cuts = sorted(cuts, key=lambda cut: abs(2 * cut - subject.length))
     dtype, count = call.dtype or call.autocast or subject.dtype, f"{len(cuts)} of {subject.length - 1} cuts"
     looked_at = f"logits before a cut from which on every token is changed, {count}; {call.name}"
     limit, reason = tolerance(dtype), rounding(dtype)
@@ -80,8 +98,9 @@ def find_leak(subject: Subject, call: Call, cuts: list[int] | None = None) -> Fi
         if again > limit:
             remark = "two passes over the same tokens differ, although random numbers begin at the same seed"
             return judge(looked_at, again, limit, reason, remark=remark, path=call.name)
-        if len(texts) > ROWS and not (call.training or call.mask):  # rows elsewhere in the batch: rounding
-            noise = largest(run(texts.roll(ROWS, 0)).roll(-ROWS, 0), logits)
+        rows = len(subject.ids)
+        if len(texts) > rows and not (call.training or call.mask):  # rows elsewhere in the batch: rounding
+            noise = largest(run(texts.roll(rows, 0)).roll(-rows, 0), logits)
             if noise > limit:
                 limit, reason = min(10 * noise, 1000 * limit), f"ten times the model's own rounding, {noise:.1e}"
         shares, moves = measure_cuts(subject, run, texts, logits, cuts)
@@ -115,7 +134,7 @@ def batch_texts(subject: Subject, run: Run, cuts: list[int]) -> tuple[Tensor, Te
         raise FloatingPointError("logits are NaN")
     run.divide = divide_by_size(logits)
     most = 1 if run.call.compiled else _AT_ONCE // (logits[..., 0].numel() * subject.vocab_size)
-    times = max(1, min(math.ceil(len(cuts) / ROWS), most))
+    times = max(1, min(math.ceil(len(cuts) / len(subject.ids)), most))
     texts = subject.ids.repeat(times, *[1] * (subject.ids.dim() - 1))
     return texts, run.divide(logits) if times == 1 else run(texts)
 
@@ -147,12 +166,11 @@ def explain(subject: Subject, run: Run, cut: int, least: float) -> tuple[int, tu
     call = run.call
     if not (call.mask or subject.fixed or call.compiled):
         # an expert drops entries in the order of its tokens, and so does its dropout
-        with mock.patch("torch.nn.functional.dropout", drop_alike) if call.training else ExitStack():
-            cuts = (one for one in (cut, *spread(subject.length, 16)) if leaks_alone(subject, run, one, least))
+        with WithoutDropout() if call.training else ExitStack():
+            cuts = (one for one in (cut, *spread(subject.length, 6)) if leaks_alone(subject, run, one, least))
             cut = next(cuts, 0)
     try:
-        is_open = cut and not call.compiled  # nobody looks into compiled code
-        return cut, find_leaking_layers(subject, run, cut, least) if is_open else ()
+        return cut, find_leaking_layers(subject, run, cut, least) if cut else ()
     except Exception:  # a leak is a leak, even one that nobody can explain
         return cut, ()
 
@@ -166,7 +184,7 @@ def describe_cut(subject: Subject, cut: int) -> str:
 def leaks_alone(subject: Subject, run: Run, cut: int, least: float) -> bool:
     """One text changes before the cut where no other row of its batch changes."""
     logits, changed = run(subject.ids), subject.change_from(cut)
-    for row in range(ROWS):
+    for row in range(len(changed)):
         texts = subject.ids.clone()
         texts[row] = changed[row]
         if largest(run(texts)[row, :cut], logits[row, :cut]) > least:
@@ -176,44 +194,94 @@ def leaks_alone(subject: Subject, run: Run, cut: int, least: float) -> bool:
 
 def find_leaking_layers(subject: Subject, run: Run, cut: int, least: float) -> tuple[str, ...]:
     """Layers that leak before `cut`; of a text in two pieces within the one in which the cut lies."""
-    rows, start, stop = run.call.rows, 0, subject.length
+    texts, changed, start, stop = subject.ids, subject.change_from(cut), 0, subject.length
     if run.call.cache:
         start, stop = (0, stop // 2) if cut < stop // 2 else (stop // 2, stop)
-    texts, changed = subject.ids[:rows], subject.change_from(cut)[:rows]
+    if run.call.compiled:  # nobody looks into compiled code
+        divide, run = run.divide, Run(subject, run.call, subject.model)
+        run.divide = divide
 
-    def read(piece: Tensor) -> Tensor:
-        return run(torch.cat((texts[:, :start], piece, texts[:, stop:]), 1))[:, start:stop]
+    def read(ids: Tensor) -> Tensor:
+        return run(torch.cat((texts[:, :start], ids[:, start:stop], texts[:, stop:]), 1))[:, start:cut]
 
-    right, wrong = (partial(read, ids[:, start:stop]) for ids in (texts, changed))
-    return find_layers(run.model, right, wrong, Cut(rows, stop - start, cut - start, start), least)
-
-
-def drop_alike(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """Dropout whose entries for the first rows are the same, however many rows there are."""
-    if not training:
-        return x
-    generator = torch.Generator(x.device).manual_seed(1)
-    stays = torch.rand(max(1024, len(x)), *x.shape[1:], generator=generator, device=x.device)[: len(x)] >= p
-    return x * stays / (1 - p)
+    if run.call.compiled:
+        return find_layer_by_compiler(run.model, lambda: largest(read(changed), read(texts)) > least)
+    view = Positions(1 if run.call.rows == 1 else len(texts), stop - start, 0, cut - start, start)
+    return find_layers(run.model, partial(read, texts), partial(read, changed), view, least)
 
 
 def independent_rows(subject: Subject, *, training: bool) -> Finding:
     """All tokens of a row are changed; the logits of the other rows may not change."""
     call = PLAIN[training]
-    worst, remark = 0.0, ""
-    with running(subject, call) as run, mock.patch("torch.nn.functional.dropout", drop_alike):
+    looked_at = f"logits of rows after all tokens of another row were changed; {call.name}"
+    limit, reason = tolerance(subject.dtype), rounding(subject.dtype)
+    with running(subject, call) as run, WithoutDropout():
         texts = torch.cat((subject.ids, subject.ids.roll(1, 1)))
         run.divide = divide_by_size(run(texts))
-        logits, last = run(texts), len(texts) - 1
+        last = len(texts) - 1
         for row, others in ((0, slice(1, None)), (last, slice(last))):
             changed = texts.clone()
             changed[row] = subject.change(texts)[row]
-            moved = largest(run(changed)[others], logits[others])
-            if not moved <= worst:
-                worst, remark = moved, f"other rows see row {row}"
-    looked_at = f"logits of rows after all tokens of another row were changed; {call.name}"
-    limit, reason = tolerance(subject.dtype), rounding(subject.dtype)
-    return judge(looked_at, worst, limit, reason, remark=remark * (not worst <= limit), path=call.name)
+            right, wrong = (partial(read_rows, run, ids, others) for ids in (texts, changed))
+            moved = largest(wrong(), right())
+            if not moved <= limit:
+                layers = find_layers(run.model, right, wrong, Rows(len(texts), others), limit)
+                return judge(
+                    looked_at, moved, limit, reason, remark=f"other rows see row {row}", path=call.name, layers=layers
+                )
+    return judge(looked_at, moved, limit, reason, path=call.name)
+
+
+def read_rows(run: Run, ids: Tensor, chosen: slice) -> Tensor:
+    return run(ids)[chosen]
+
+
+@compare_in_both_precisions
+def compare_prefixes(subject: Subject, *, training: bool) -> Finding:
+    """Logits of the first tokens of a text, read alone, are those in the whole text: of powers of two, and other lengths."""
+    ids, call = subject.long_ids, PLAIN[training]
+    if training and subject.ours:
+        subject = replace(subject, model=build_without_chance(subject))
+    size, pairs = ids.shape[1], dict[tuple[int, int], Pair]()
+    # the length that no size of the model equals comes first: layers are recognised by it
+    powers = (1 << i for i in reversed(range(size.bit_length())))
+    lengths = dict.fromkeys((subject.length, size - 1, subject.length // 2, *powers, 3))
+    lengths.pop(size, None)
+    with running(subject, call) as run, WithoutDropout():
+        whole = run(ids)
+        run.call = replace(call, seed=2)
+        if largest(run(ids), whole) > tolerance(subject.dtype):
+            return inapplicable(
+                "random numbers are drawn beside those of dropout, and of other ones for another length"
+            )
+        run.call = call
+        if bool((whole == whole[:1]).all()):
+            return inapplicable(NOTHING_MOVES)
+        for end, rows in [*itertools.product(lengths, (ROWS, 1)), (size, 1)]:
+            name = f"{rows} row{'s' * (rows > 1)} of {end} tokens"
+            pairs[end, rows] = (name, run(ids[:rows, :end].contiguous()), whole[:rows, :end])
+        shown = ", ".join(map(str, sorted(lengths)))
+        looked_at = f"logits of the first {shown} tokens, beside those of the whole text of {size}; {call.name}"
+        finding = compare_pairs(subject, looked_at, list(pairs.values()))
+        if finding.verdict == "passes":
+            return finding
+        leaks = f"{finding.remark.removeprefix('worst: ')} have other logits where {size} tokens are read"
+        run.divide, least = divide_by_size(whole), finding.tolerance or 0.0
+        sizes = {*range(ROWS + 1), *(size for tensor in list_tensors(run.model) for size in tensor.shape)}
+        apart = (
+            end
+            for (end, rows), (_, alone, expected) in pairs.items()
+            if rows > 1 and end not in sizes and largest(run.divide(alone), run.divide(expected)) > least
+        )
+        if end := next(apart, 0):  # positions are recognised by these lengths
+            right, wrong = (partial(read_start, run, ids[:, :length], end) for length in (end, size))
+            views = Positions(ROWS, size, 0, end), Positions(ROWS, end, 0, end)
+            finding = replace(finding, layers=find_layers(run.model, right, wrong, views[0], least, views[1]))
+    return replace(finding, path=f"texts of other lengths{', training' * training}", leaks=leaks)
+
+
+def read_start(run: Run, ids: Tensor, end: int) -> Tensor:
+    return run(ids)[:, :end]
 
 
 @compare_in_both_precisions
@@ -245,29 +313,39 @@ def search_by_gradient(subject: Subject, *, training: bool) -> Finding:
     for name, module in subject.model.named_modules():
         if name and subject.reads_tokens:
             module.register_forward_hook(cut_off)
-    with mode(subject.model, training=training), torch.enable_grad():
-        logits = subject.logits(ids)
-        if not leaves or not logits.requires_grad:
-            return inapplicable("no gradient of embeddings reaches the logits")
-        weights = torch.randn(logits.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).to(logits)
-        cuts, later, whole, worst = choose_cuts(subject, 12), 0.0, 0.0, 1
-        for cut in cuts:
-            value = (logits[:, :cut] * weights[:, :cut]).sum()
-            gradients = torch.autograd.grad(value, leaves, retain_graph=True, allow_unused=True)
-            sizes = [gradient.abs() for gradient in gradients if gradient is not None]
-            whole = max(whole, *(float(size.max()) for size in sizes))
-            largest_after = max((float(size[:, cut:].max()) for size in sizes), default=0.0)
-            if not largest_after <= later:
-                later, worst = largest_after, cut
-        if whole == 0.0:
-            return inapplicable("no gradient reaches the embeddings")
-        path = PLAIN[training].name
-        looked_at = f"gradient of the logits before {len(cuts)} cuts with respect to embeddings after them; {path}"
-        limit, reason = tolerance(subject.dtype), f"{rounding(subject.dtype)}: the largest gradient"
-        finding = judge(looked_at, later / whole, limit, reason, path=path)
-        if finding.verdict == "passes":
-            return finding
-        return replace(finding, remark=describe_cut(subject, worst), leaks=describe_cut(subject, worst))
+
+    def read() -> Tensor:
+        with mode(subject.model, training=training), torch.enable_grad():
+            return subject.logits(ids)
+
+    logits = read()
+    if not leaves or not logits.requires_grad:
+        return inapplicable("no gradient of embeddings reaches the logits")
+    weights = torch.randn(logits.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).to(logits)
+    cuts, later, whole, worst = choose_cuts(subject, 12), 0.0, 0.0, 1
+    for cut in cuts:
+        value = (logits[:, :cut] * weights[:, :cut]).sum()
+        gradients = torch.autograd.grad(value, leaves, retain_graph=True, allow_unused=True)
+        sizes = [gradient.abs() for gradient in gradients if gradient is not None]
+        whole = max(whole, *(float(size.max()) for size in sizes))
+        largest_after = max((float(size[:, cut:].max()) for size in sizes), default=0.0)
+        if not largest_after <= later:
+            later, worst = largest_after, cut
+    if whole == 0.0:
+        return inapplicable("no gradient reaches the embeddings")
+    path, leaks = PLAIN[training].name, describe_cut(subject, worst)
+    looked_at = f"gradient of the logits before {len(cuts)} cuts with respect to embeddings after them; {path}"
+    limit, reason = tolerance(subject.dtype), f"{rounding(subject.dtype)}: the largest gradient"
+    finding = judge(looked_at, later / whole, limit, reason, path=path)
+    if finding.verdict == "passes":
+        return finding
+    layers: tuple[str, ...] = ()
+    if training not in subject.leaking:
+        after = Positions(len(ids), subject.length, worst, subject.length)
+        with suppress(Exception), torch.enable_grad():
+            run = lambda: (read()[:, :worst] * weights[:, :worst]).sum()  # noqa: E731
+            layers = find_layers_by_gradient(subject.model, run, after, limit * whole)
+    return replace(finding, remark=leaks, leaks=leaks, layers=layers)
 
 
 def check_on_random_tokens(subject: Subject) -> Finding:

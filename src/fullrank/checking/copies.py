@@ -12,8 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from fullrank.core.errors import InputError
 
@@ -47,7 +50,8 @@ def find_modules(name: str, value: Any, depth: int = 5) -> Iterator[tuple[str, n
         yield name.replace(".", "_"), value
     if not depth or isinstance(value, nn.Module | type | types.ModuleType | Tensor):
         return
-    parts = {part: getattr(value, part, None) for part in _REACHED} | getattr(value, "__dict__", {})
+    slots = [slot for kind in type(value).__mro__ for slot in getattr(kind, "__slots__", ())]
+    parts = {part: getattr(value, part, None) for part in (*_REACHED, *slots)} | getattr(value, "__dict__", {})
     if isinstance(value, list | tuple | dict):
         parts = dict(value if isinstance(value, dict) else enumerate(value))
     with contextlib.suppress(TypeError, ValueError):  # no function, or a variable that has no value yet
@@ -121,21 +125,61 @@ def list_tensors(model: nn.Module) -> list[Tensor]:
 def mode(model: nn.Module, *, training: bool, seed: int = 1) -> Iterator[None]:
     """Inside, the model trains or not, random numbers begin at `seed`; afterwards all is as before.
 
-    Buffers and other attributes are put back, too: a memory that a module keeps between calls is that of the model as passed.
+    Buffers and other attributes are put back, too: a memory that a module keeps between calls, in a list or a dict of its
+    own as well, and its random generators are those of the model as passed.
     """
-    attributes = {module: dict(vars(module)) for module in model.modules()}
+    attributes, copies = {module: dict(vars(module)) for module in model.modules()}, dict[int, Any]()
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    state = random.getstate()
+    state, state_of_numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(range(torch.cuda.device_count())):
         torch.manual_seed(seed)
         random.seed(seed)
+        np.random.seed(seed)
         model.train(training)
+        for module, before in attributes.items():
+            vars(module).update({k: copy_state(v, copies) for k, v in before.items() if k not in _OF_EVERY_MODULE})
         try:
             yield
         finally:
             random.setstate(state)
+            np.random.set_state(state_of_numpy)
             for module, before in attributes.items():
                 vars(module).clear()
                 vars(module).update(before)
             for name, buffer in model.named_buffers():
                 buffer.data = buffers.get(name, buffer.data)
+
+
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+_GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
+
+
+def copy_state(value: Any, copies: dict[int, Any]) -> Any:
+    """A copy of lists, dicts and random generators, of any depth; all else as it is. copies: by the id of the original."""
+    if id(value) in copies:
+        return copies[id(value)]
+    copied = value
+    if type(value) is list:
+        copied = copies[id(value)] = []
+        copied.extend(copy_state(one, copies) for one in value)
+    elif type(value) is dict:
+        copied = copies[id(value)] = {}
+        copied.update({key: copy_state(one, copies) for key, one in value.items()})
+    elif isinstance(value, _GENERATORS):
+        copied = copies[id(value)] = copy.deepcopy(value)
+    elif isinstance(value, torch.Generator):
+        copied = copies[id(value)] = value.clone_state()
+    return copied
+
+
+class WithoutDropout(TorchFunctionMode):
+    """Inside, dropout changes nothing, wherever it is called from."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = kwargs or {}
+        if function in (F.dropout, torch.dropout):
+            return args[0] if args else options["input"]
+        if function is F.scaled_dot_product_attention:
+            args = (*args[:4], *(0.0 for _ in args[4:5]), *args[5:])  # the fifth is the probability
+            options = {name: value for name, value in options.items() if name != "dropout_p"}
+        return function(*args, **options)

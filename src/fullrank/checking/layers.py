@@ -1,4 +1,4 @@
-"""The layer that leaks: the first module whose output before a cut depends on tokens after it, though its input does not."""
+"""The layers that leak, by what the modules of a model are given and give in two runs."""
 
 from __future__ import annotations
 
@@ -11,91 +11,121 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree
 
 MOST_LAYERS = 16  # that are named
 OWN_FORWARD = "the model's own forward"
-Call = tuple[str, int]  # a module's name, and which of its calls
-Edit = Callable[[Call, Tensor], Tensor | None]
+View = Callable[[Tensor], Tensor | None]  # the part of a tensor that is looked at; None where that cannot be said
+ModuleCall = tuple[str, int]  # a module's name, and which of its calls
+Edit = Callable[[ModuleCall, list[Tensor]], list[Tensor] | None]
+
+
+@dataclass(frozen=True)
+class Positions:
+    """View of the positions from `start` to `end` of texts (rows, length). past: positions before them, in a cache."""
+
+    rows: int
+    length: int
+    start: int
+    end: int
+    past: int = 0
+
+    def __call__(self, tensor: Tensor) -> Tensor | None:
+        """All of a tensor without positions, as every position may read it.
+
+        None for attention weights, which have two dimensions of that size, and blocks of positions, which have none.
+        """
+        shape = tensor.shape
+        for past in {0, self.past}:
+            dims = [dim for dim, size in enumerate(shape) if size == past + self.length]
+            if dims:
+                size = past + self.end - self.start
+                return tensor.narrow(dims[0], self.start, size) if len(dims) == 1 else None
+        if tensor.dim() > 2 and shape[0] in (1, self.rows) and shape[1] > self.length:  # padded to whole blocks
+            return tensor[:, self.start : self.end]
+        if tensor.dim() > 1 and shape[0] == self.rows * self.length:  # (B N, ..)
+            return tensor.reshape(self.rows, self.length, -1)[:, self.start : self.end]
+        has_positions = tensor.dim() > 0 and tensor.numel() > self.rows * shape[-1]
+        return None if has_positions else tensor
+
+
+@dataclass(frozen=True)
+class Rows:
+    """View of some rows of a batch of `count`."""
+
+    count: int
+    chosen: slice
+
+    def __call__(self, tensor: Tensor) -> Tensor | None:
+        """All of a tensor without rows, as every row may read it."""
+        if tensor.dim() == 0 or tensor.shape[0] % self.count:
+            return tensor
+        return tensor.unflatten(0, (self.count, -1))[self.chosen]  # also of (B N, ..)
 
 
 @dataclass
-class Calls:
+class ModuleCalls:
     """What the modules of a model were given and gave in one run, by call; outputs in the order in which calls end."""
 
-    outputs: dict[Call, Tensor] = field(default_factory=dict)
-    inputs: dict[Call, list[Tensor]] = field(default_factory=dict)
-    callers: dict[Call, Call | None] = field(default_factory=dict)
-    logits: Tensor = field(default_factory=lambda: torch.zeros(0))
+    outputs: dict[ModuleCall, list[Tensor]] = field(default_factory=dict)
+    inputs: dict[ModuleCall, list[Tensor]] = field(default_factory=dict)
+    callers: dict[ModuleCall, ModuleCall | None] = field(default_factory=dict)
+    result: Tensor = field(default_factory=lambda: torch.zeros(0))
 
 
-def observe(model: nn.Module, run: Callable[[], Tensor], edit: Edit = lambda call, output: None) -> Calls:
-    """Run, and write down all calls. An output is a tensor, or the first one of a tuple; `edit` may give another one."""
-    calls, counts, running = Calls(), Counter[str](), list[Call]()
+def observe(model: nn.Module, run: Callable[[], Tensor], edit: Edit = lambda call, tensors: None) -> ModuleCalls:
+    """Run, and write down all calls. Inputs and outputs are the tensors in them; `edit` may give other outputs."""
+    calls, counts, running = ModuleCalls(), Counter[str](), list[ModuleCall]()
 
-    def enter(name: str, module: nn.Module, args: Any, options: Any) -> None:
+    def enter(name: str, module: nn.Module, args: Any, options: Any) -> Any:
         call = (name, counts[name])
         counts[name] += 1
-        # a residual may be added in place
-        calls.inputs[call] = [tensor.clone() for tensor in filter(is_float, (*args, *options.values()))]
         calls.callers[call] = running[-1] if running else None
         running.append(call)
+        if torch.is_grad_enabled():  # what comes through a view has a gradient of its own
+            args, options = _pytree.tree_map_only(Tensor, lambda tensor: tensor.view_as(tensor), (args, options))
+        tensors = find_tensors((args, options))
+        # a residual may be added in place
+        calls.inputs[call] = tensors if torch.is_grad_enabled() else [tensor.clone() for tensor in tensors]
+        return args, options
 
     def leave(name: str, module: nn.Module, args: Any, out: Any) -> Any:
         call = running.pop()
-        output = out[0] if isinstance(out, tuple | list) and out else out
-        if not is_float(output):
+        leaves, tree = _pytree.tree_flatten(out)
+        places = [i for i, leaf in enumerate(leaves) if is_float(leaf)]
+        tensors = [leaves[i] for i in places]
+        edited = edit(call, tensors) if tensors else None
+        if tensors:
+            calls.outputs[call] = edited or tensors
+        if edited is None:
             return None
-        edited = edit(call, output)
-        calls.outputs[call] = output if edited is None else edited
-        if edited is None or output is out:
-            return edited
-        parts = (edited, *out[1:])
-        return type(out)(*parts) if hasattr(out, "_fields") else type(out)(parts)
+        for i, tensor in zip(places, edited, strict=True):
+            leaves[i] = tensor
+        return _pytree.tree_unflatten(leaves, tree)
 
     with ExitStack() as stack:
         for name, module in model.named_modules():
             if name:
                 stack.callback(module.register_forward_pre_hook(partial(enter, name), with_kwargs=True).remove)
                 stack.callback(module.register_forward_hook(partial(leave, name)).remove)
-        calls.logits = run()
+        calls.result = run()
     return calls
+
+
+def find_tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in _pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def is_float(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
-@dataclass(frozen=True)
-class Cut:
-    """A cut before position `end` of texts (rows, length). past: positions before them, in a cache."""
-
-    rows: int
-    length: int
-    end: int
-    past: int = 0
-
-    def view(self, tensor: Tensor) -> Tensor | None:
-        """View of the positions before the cut; all of a tensor without positions, as every position may read it.
-
-        None where that cannot be said: attention weights have two dimensions of that size, blocks of positions none.
-        """
-        shape = tensor.shape
-        for past in {0, self.past}:
-            dims = [dim for dim, size in enumerate(shape) if size == past + self.length]
-            if dims:
-                return tensor.narrow(dims[0], 0, past + self.end) if len(dims) == 1 else None
-        if tensor.dim() > 2 and shape[0] in (1, self.rows) and shape[1] > self.length:  # padded to whole blocks
-            return tensor[:, : self.end]
-        if tensor.dim() > 1 and shape[0] == self.rows * self.length:  # (B N, ..)
-            return tensor.reshape(self.rows, self.length, -1)[:, : self.end]
-        has_positions = tensor.dim() > 0 and tensor.numel() > self.rows * shape[-1]
-        return None if has_positions else tensor
-
-
 def are_apart(tensor: Tensor | None, expected: Tensor | None) -> bool:
     """They differ by more than rounding."""
     if tensor is None or expected is None or tensor.shape != expected.shape or tensor.numel() == 0:
         return False
+    if not is_float(tensor):
+        return not torch.equal(tensor, expected)
     size = max(float(expected.abs().max()), 1e-30)
     rounds = torch.finfo(tensor.dtype).eps * (100 if tensor.dtype.itemsize > 2 else 2)
     return float((tensor - expected).abs().max()) > rounds * size
@@ -103,37 +133,41 @@ def are_apart(tensor: Tensor | None, expected: Tensor | None) -> bool:
 
 @torch.no_grad()  # some modules give a parameter out as it is
 def find_layers(
-    model: nn.Module, right: Callable[[], Tensor], wrong: Callable[[], Tensor], cut: Cut, least: float
-) -> tuple[str, ...]:
-    """Modules by which the logits of `wrong` come to differ from those of `right` before a cut.
+    model: nn.Module, right: Callable[[], Tensor], wrong: Callable[[], Tensor], view: View, least: float,
+    view_of_right: View | None = None,
+) -> tuple[str, ...]:  # fmt: skip
+    """Modules by which the logits of `wrong` come to differ from those of `right`; none where they do not.
 
-    A module is one of them if its output differs there, it is the first to differ, and putting back its right output changes
-    the difference of logits (a later layer that leaks too may make it larger): an output that is not used is nobody's fault.
-    If its input differs already, the module that calls it is the one. Then the next one is looked for with the first put
-    right. least: differences of logits that count.
+    A module is one of them if its output differs in the view, it is the first to differ, and putting back its right output
+    changes the difference of logits (a later layer that leaks too may make it larger): an output that is not used is nobody's
+    fault. If its input differs already, the module that calls it is the one. Then the next one is looked for with the first
+    put right. least: differences of logits that count. view_of_right: the view of `right`, where it is another one.
     """
-    expected, names, mended = observe(model, right), list[str](), list[Call]()
+    expected, names, mended = observe(model, right), list[str](), list[ModuleCall]()
+    view_of_right = view_of_right or view
 
-    def differ(tensor: Tensor, other: Tensor) -> bool:
-        return are_apart(cut.view(tensor), cut.view(other))
+    def differ(tensors: list[Tensor], others: list[Tensor]) -> bool:
+        return any(are_apart(view(one), view_of_right(other)) for one, other in zip(tensors, others, strict=False))
 
-    def mend(call: Call, output: Tensor, among: list[Call]) -> Tensor | None:
+    def mend(call: ModuleCall, tensors: list[Tensor], among: list[ModuleCall]) -> list[Tensor] | None:
         if call not in among:
             return None
-        edited = output.clone(memory_format=torch.contiguous_format)
-        into, source = cut.view(edited), cut.view(expected.outputs[call])
-        if into is not None and source is not None and into.shape == source.shape:
-            into.copy_(source)
+        edited = [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors]
+        for tensor, other in zip(edited, expected.outputs[call], strict=False):
+            into, source = view(tensor), view_of_right(other)
+            if into is not None and source is not None and into.shape == source.shape:
+                into.copy_(source)
         return edited
 
-    def run_mended(among: list[Call]) -> tuple[Calls, float]:
+    def run_mended(among: list[ModuleCall]) -> tuple[ModuleCalls, float]:
         calls = observe(model, wrong, partial(mend, among=among))
-        off = (calls.logits - expected.logits)[:, : cut.end].abs()
+        off = (calls.result - expected.result).abs()
         return calls, float(off.sum()) if float(off.max()) > least else 0.0
 
-    def has_effect(call: Call, size: float) -> bool:
+    def has_effect(call: ModuleCall, size: float) -> bool:
         return abs(run_mended([*mended, call])[1] - size) > 1e-6 * size
 
+    size = 0.0
     while len(names) < MOST_LAYERS:
         calls, size = run_mended(mended)
         others = [call for call in calls.outputs if size and call in expected.outputs and call not in mended]
@@ -142,10 +176,45 @@ def find_layers(
         if first is None:
             break
         mended.append(first)
-        guilty: Call | None = first
-        while guilty is not None and any(map(differ, calls.inputs[guilty], expected.inputs.get(guilty, ()))):
+        guilty: ModuleCall | None = first
+        while guilty is not None and differ(calls.inputs[guilty], expected.inputs.get(guilty, [])):
             first, guilty = guilty, calls.callers[guilty]
         if guilty is None:  # what the model does between its modules cannot be put right
             return (*dict.fromkeys(names), f"{OWN_FORWARD}, before {first[0]}")
         names.append(guilty[0])
-    return tuple(dict.fromkeys(names)) or (OWN_FORWARD,)
+    return tuple(dict.fromkeys(names)) or (OWN_FORWARD,) * (size > 0)
+
+
+def find_layers_by_gradient(model: nn.Module, run: Callable[[], Tensor], later: View, least: float) -> tuple[str, ...]:
+    """Innermost modules whose later inputs have a gradient of `run()`, a number, though their later outputs have none."""
+    calls = observe(model, run)
+    tensors = [
+        one for part in (calls.inputs, calls.outputs) for some in part.values() for one in some if one.requires_grad
+    ]
+    gradients = torch.autograd.grad(calls.result, tensors, allow_unused=True)
+    reached = set[int]()
+    for tensor, gradient in zip(tensors, gradients, strict=True):
+        part = None if gradient is None else later(gradient)
+        if part is not None and part.numel() and float(part.abs().max()) > least:
+            reached.add(id(tensor))
+    guilty = [
+        call[0]
+        for call, inputs in calls.inputs.items()
+        if any(id(one) in reached for one in inputs)
+        and not any(id(one) in reached for one in calls.outputs.get(call, ()))
+    ]
+    names = [name for name in guilty if not any(other.startswith(f"{name}.") for other in guilty)]
+    return tuple(dict.fromkeys(names[:MOST_LAYERS])) or (OWN_FORWARD,)
+
+
+def find_layer_by_compiler(model: nn.Module, leaks: Callable[[], bool]) -> tuple[str, ...]:
+    """The innermost module that leaks where it alone is compiled."""
+    innermost = ""
+    for name, module in model.named_modules():
+        if name.startswith(innermost and f"{innermost}.") and name:
+            module.compile(backend="aot_eager")
+            try:
+                innermost = name if leaks() else innermost
+            finally:
+                module._compiled_call_impl = None
+    return (innermost or OWN_FORWARD,)

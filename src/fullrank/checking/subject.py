@@ -126,7 +126,7 @@ class Subject:
     def change_from(self, cut: int) -> Tensor:
         """The texts, with every token from `cut` on another one."""
         later = torch.arange(self.length, device=self.ids.device) >= cut
-        return self.change(self.ids, later.expand(ROWS, -1))
+        return self.change(self.ids, later.expand(len(self.ids), -1))
 
     def replace_padding(self, ids: Tensor) -> Tensor:
         """Other tokens in place of padding, which some models of Hugging Face look for in the ids."""
@@ -136,15 +136,18 @@ class Subject:
         return torch.where(ids == padding, (ids + 1) % self.vocab_size, ids)
 
     def with_special_tokens(self) -> Subject:
-        """With texts of special, first and last ids, of ids three times in a row, and of two ids in turn."""
-        config = text_config(self.own)
-        special = {0, 1, 2, self.vocab_size - 1, *(getattr(config, name, None) for name in SPECIAL)}
-        known = sorted(one for one in special if isinstance(one, int) and 0 <= one < self.vocab_size)
-        ids, length = self.ids.clone(), self.length
-        ids[0, ::2] = self.replace_padding(torch.tensor(known, device=ids.device)).repeat(length)[: (length + 1) // 2]
-        ids[1] = ids[1].repeat_interleave(3)[:length]
-        ids[2] = ids[2, :2].repeat(length)[:length]
-        return replace(self, ids=ids)
+        """With texts of special, first and last ids in turn, each first in a text, repeated ids, and one id alone."""
+        config, text, length = text_config(self.own), self.ids[0], self.length
+        ids: set[Any] = {0, 1, 2, self.vocab_size - 1}
+        for value in (getattr(config, name, None) for name in SPECIAL):
+            ids |= set(value if isinstance(value, list) else [value])
+        known = sorted(one for one in ids if isinstance(one, int) and 0 <= one < self.vocab_size)
+        special = self.replace_padding(torch.tensor(known, device=text.device))
+        mixed = text.clone()
+        mixed[::2] = special.repeat(length)[: (length + 1) // 2]
+        repeated = text.repeat_interleave(3)[:length], text[:2].repeat(length)[:length], text[:1].repeat(length)
+        begun = [torch.cat((one[None], self.ids[1, 1:])) for one in special.unique()]
+        return replace(self, ids=torch.stack((mixed, *repeated, *begun)))
 
     def with_length(self, length: int) -> Subject:
         """With the first tokens of its texts."""
