@@ -41,8 +41,9 @@ def list_checks(subject: Subject, *, quick: bool = False) -> dict[str, Check]:
     checks: dict[str, Check] = {}
     for call in list_calls(subject, quick=quick):
         checks[f"future, by perturbation, {call.name}"] = partial(search_by_perturbation, call=call)
-    for more, training in (("", False), (", training", True)):
-        checks[f"future, prefix = whole{more}"] = partial(compare_prefixes, training=training)
+    checks["future, prefix = whole"] = partial(compare_prefixes, training=False)
+    if not quick:
+        checks["future, prefix = whole, training"] = partial(compare_prefixes, training=True)
     for when, training in (("evaluation", False), ("training", True)):
         checks[f"future, by gradient, {when}"] = partial(search_by_gradient, training=training)
     for more, training in (("", False), (", training", True)):
@@ -84,7 +85,7 @@ def check(
     vocab_size: how many token ids it knows, where it does not say it. length: tokens of the texts; by default a prime up to
     71 that no size of the model equals, since layers that leak are recognised by the dimension of positions.
     step(ids (B, n), cache or None): gives logits and the next cache, for a module with a cache of its own kind.
-    quick: without compiling, training a copy on random tokens and rare code paths.
+    quick: without compiling, training a copy on random tokens, prefixes in training and rare code paths.
     only: the checks whose names begin so. description, shrunk: for the report. say: is told each verdict (`say=print`).
     Raises InputError for a model that gives no logits.
     """
