@@ -11,7 +11,7 @@ from torch import Tensor
 
 import fullrank as fr
 from fullrank.core.engine import Distances, Problem
-from fullrank.kernels.problem import differentiable
+from fullrank.kernels.native import differentiable
 
 PADDED = torch.ones(2, 13, dtype=torch.bool)
 PADDED[0, :4] = False

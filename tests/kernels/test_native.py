@@ -11,8 +11,7 @@ from torch import Tensor
 
 import fullrank as fr
 from fullrank.kernels import KERNELS
-from fullrank.kernels.native import attend
-from fullrank.kernels.problem import differentiable
+from fullrank.kernels.native import attend, differentiable
 
 DOUBLE, SINGLE = torch.float64, torch.float32
 

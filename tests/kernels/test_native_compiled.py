@@ -13,8 +13,7 @@ from torch import Tensor, fx
 import fullrank as fr
 from fullrank import kernels
 from fullrank.core.engine import Problem
-from fullrank.kernels.native import attend, operator
-from fullrank.kernels.problem import differentiable
+from fullrank.kernels.native import attend, differentiable, operator
 
 # Dynamo asks every tensor for its gradient and hides the warnings of those that have none, but not from a filter that raises.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")

@@ -17,7 +17,7 @@ from torch import Tensor
 import fullrank as fr
 from fullrank.core.engine import Problem
 from fullrank.kernels import KERNELS
-from fullrank.kernels.problem import differentiable
+from fullrank.kernels.native import differentiable
 from fullrank.kernels.triton import attend
 
 if sys.platform != "linux":

@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fullrank.core.engine import Pairs, Tokens
-from fullrank.kernels.problem import KEEPS_TENSORS, product_dtype, refuse_second_order
+from fullrank.kernels.vocabulary import KEEPS_TENSORS, product_dtype, refuse_second_order
 
 Rectangle = tuple[int, int, int, int]  # pairs of keys j0 .. j1 and values m0 .. m1
 

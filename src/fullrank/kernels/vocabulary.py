@@ -24,7 +24,36 @@ from torch.nn import functional as F
 from fullrank.core import draws
 from fullrank.core.engine import Cluster, Components
 from fullrank.core.output import projected
-from fullrank.kernels.problem import device_kind, product_dtype, refuse_second_order
+
+# For `torch.library.custom_op`: an operator that keeps tensors for later calls, so that a CUDA graph must not hold it.
+# torch has the tag from 2.9 on.
+KEEPS_TENSORS: dict[str, Any] = (
+    {"tags": (torch.Tag.cudagraph_unsafe,)} if hasattr(torch.Tag, "cudagraph_unsafe") else {}
+)
+
+
+def device_kind(tensor: Tensor) -> str:
+    """The device as autocast knows it; it does not know `meta`."""
+    return "cpu" if tensor.device.type == "meta" else tensor.device.type
+
+
+def product_dtype(operand: Tensor, weight: Tensor) -> torch.dtype:
+    """The dtype that autocast asks matrix products to have."""
+    kind = device_kind(operand)
+    is_narrow = torch.is_autocast_enabled(kind) and weight.dtype != torch.float64
+    return torch.get_autocast_dtype(kind) if is_narrow else weight.dtype
+
+
+def refuse_second_order(what: str, instead: str) -> None:
+    """Called in a backward pass: RuntimeError where it is to be differentiated again.
+
+    Autograd would take the gradients for constants where their cotangent is one, and say nothing.
+    """
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            f"no second derivative (create_graph=True) of {what}: compute it inside "
+            f'`with fullrank.kernel("reference"):`, which {instead}'
+        )
 
 
 class _Block(NamedTuple):

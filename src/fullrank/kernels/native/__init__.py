@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -27,10 +28,113 @@ from fullrank.core import draws
 from fullrank.core.engine import Problem
 from fullrank.core.layout import Layout
 from fullrank.kernels.native.build import library
-from fullrank.kernels.problem import SAME_POSITIONS, find_visible_keys, refuse_second_order, table_row
-from fullrank.kernels.problem import declines as no_interval
+from fullrank.kernels.vocabulary import refuse_second_order
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_SAME_POSITIONS = "causal keys whose positions are the same in all sequences"
+
+
+# -- questions about a call, which other kernels ask too -----------------------------------------------------------------
+
+
+def is_plain(problem: Problem) -> bool:
+    """Scaled dot product, softmax, no mixing: the attention of PyTorch's fused kernels."""
+    return problem.mixing is None and problem.distances is None and problem.normalize == "softmax"
+
+
+def fits(problem: Problem) -> bool:
+    """True if all shapes are those of `Problem`; the definition broadcasts others, or refuses them."""
+    (batch, heads, queries, width), keys = problem.query.shape, problem.keys.shape[2]
+    mixing, distances, mask = problem.mixing, problem.distances, problem.layout.key_mask
+    return (
+        problem.keys.shape == problem.values.shape == (batch, heads, keys, width)
+        and problem.layout.shape == (queries, keys)
+        and (mixing is None or mixing.shape in ((heads, heads), (batch, queries, heads, heads)))
+        and (mask is None or mask.shape in ((1, keys), (batch, keys)))
+        and (distances is None or distances.keys.shape == (heads, problem.layout.distances, width))
+    )
+
+
+def find_obstacle(problem: Problem) -> str | None:
+    """The reason for which neither C++ nor Triton computes a call: its tensors, or keys that are no interval; or None."""
+    layout, heads = problem.layout, (problem.query, problem.keys, problem.values)
+    if len({x.dtype for x in heads}) > 1:
+        return "query, keys and values must have one dtype"
+    if any(x.is_meta or x.numel() == 0 for x in heads):  # `meta` knows no autocast either
+        return "there are no numbers"
+    if layout.strided:
+        return "the keys that a query sees at a stride are no interval"
+    if (problem.distances is not None or layout.narrow) and (layout.runs is None or not layout.causal):
+        return f"{'a window needs' if problem.distances is None else 'relative scores need'} {_SAME_POSITIONS}"
+    return None if fits(problem) else "the shapes do not fit each other"
+
+
+def differentiable(problem: Problem) -> list[Tensor]:
+    """The tensors for which gradients may be asked."""
+    tensors: list[Tensor | None] = [problem.query, problem.keys, problem.values, problem.mixing]
+    if problem.distances is not None:
+        tensors += [problem.distances.keys, problem.distances.u, problem.distances.v]
+    return [tensor for tensor in tensors if tensor is not None]
+
+
+def needs_grad(problem: Problem) -> bool:
+    """True if a gradient is asked for."""
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in differentiable(problem))
+
+
+@dataclass(frozen=True)
+class VisibleKeys:
+    """The keys that each query sees, as numbers that a kernel can compare.
+
+    Query n sees the keys first[n] <= k < end[n] that are tokens, and key own[n] whether it is one or not.
+    first, end, own (N,) int32, on the CPU; own[n] is -1 where a query has no such key.
+    tokens (B, M) boolean, None where every key is a token: see `tokens_of`.
+    """
+
+    first: Tensor
+    end: Tensor
+    own: Tensor
+    tokens: Tensor | None
+
+
+def find_visible_keys(layout: Layout) -> VisibleKeys | None:
+    """`layout.visible()` as intervals; None where it is none: a stride, or a window over rows that differ or without order."""
+    if layout.strided:
+        return None
+    queries, keys = layout.shape
+    own = torch.arange(keys - queries, keys, dtype=torch.int32, device="cpu")  # wherever tensors are made by default
+    if not layout.causal:
+        if layout.narrow:
+            return None
+        zeros = torch.zeros_like(own)
+        return VisibleKeys(zeros, zeros + keys, zeros - 1, tokens_of(layout))
+    first = torch.zeros_like(own)
+    if layout.narrow:
+        if layout.runs is None or layout.window is None:
+            return None
+        positions = torch.cat([torch.arange(start, start + size, device="cpu") for start, size in layout.runs])
+        oldest = positions[keys - queries :] - layout.window
+        first = torch.searchsorted(positions, oldest, right=True).to(torch.int32)
+    return VisibleKeys(first, own + 1, own, tokens_of(layout))
+
+
+def tokens_of(layout: Layout) -> Tensor | None:
+    """Keys that are tokens, (B, M) or None for all; where a query is no key, a sequence without any token is seen whole."""
+    mask = layout.key_mask
+    return mask if mask is None or layout.causal else mask | ~mask.any(-1, keepdim=True)
+
+
+def table_row(layout: Layout, distance: int) -> int:
+    """The row of `distance` in the table of distances, the nearest first; itself if no query sees a key so far away."""
+    before = 0
+    for low, high in layout.spans:
+        if low <= distance <= high:
+            return before + distance - low
+        before += high - low + 1
+    return distance
+
+
+# -- the kernel in C++ ---------------------------------------------------------------------------------------------------
 
 
 def refuses(problem: Problem) -> str | None:
@@ -50,8 +154,8 @@ def declines(problem: Problem) -> str | None:
     if problem.values.dtype not in _DTYPES:
         return "the dtype must have 16, 32 or 64 bits"
     if problem.distances is not None and problem.layout.key_mask is not None:
-        return f"relative scores need {SAME_POSITIONS}"
-    return no_interval(problem)
+        return f"relative scores need {_SAME_POSITIONS}"
+    return find_obstacle(problem)
 
 
 def attend(problem: Problem) -> Tensor:

@@ -39,8 +39,8 @@ from torch import Tensor
 
 from fullrank.core import draws
 from fullrank.core.layout import Layout
-from fullrank.kernels.problem import KEEPS_TENSORS, find_visible_keys, refuse_second_order, tokens_of
-from fullrank.kernels.problem import declines as no_interval
+from fullrank.kernels.native import find_obstacle, find_visible_keys, tokens_of
+from fullrank.kernels.vocabulary import KEEPS_TENSORS, refuse_second_order
 
 if TYPE_CHECKING:
     from fullrank.core.engine import Problem
@@ -105,7 +105,7 @@ def declines(problem: Problem) -> str | None:
     elements = heads * max(max(queries, length) * size, heads * queries)
     if batch * heads > _MOST_PROGRAMS or elements >= 2**31:
         return "there are too many heads, queries or keys"
-    return no_interval(problem)
+    return find_obstacle(problem)
 
 
 def attend(problem: Problem) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from calls import LAYOUTS, call
 from torch import Tensor
 
-from fullrank.kernels.problem import VisibleKeys, find_visible_keys, fits
+from fullrank.kernels.native import VisibleKeys, find_visible_keys, fits
 
 
 def mask(visible: VisibleKeys, keys: int) -> Tensor:
