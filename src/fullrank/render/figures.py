@@ -23,7 +23,10 @@ from fullrank.files import write_bytes
 from fullrank.records import HeatMap, Label, Lines, Plot, Record, is_finite
 from fullrank.render.blocks import find_differing_labels, format_label, format_short, format_value, group_records
 
-INK, MUTED, LINE, SURFACE = "#1b1d22", "#5c616b", "#dfe0e3", "#fefefe"
+INK = "#1b1d22"
+MUTED = "#5c616b"
+LINE = "#dfe0e3"
+SURFACE = "#fefefe"
 SERIES = ("#3f444d", "#0072b2", "#c04f00", "#00825f", "#b0508b", "#3320e0", "#5c2c00", "#140a4a")
 HOVER = "hover:"  # begins the gid of a point; what follows is shown on hover
 _MOST_LABELLED = 24  # points of a line that show their values
@@ -96,9 +99,22 @@ def draw_bytes(plot: Plot, records: Sequence[Record], kind: str = "svg") -> byte
     """The file of a plot with its title. kind: `png` or `svg`."""
     with _style():
         figure = draw_plot(plot, records)
-        figure.suptitle(clean_text(plot.title), x=0.02, ha="left", color=INK, fontweight="bold", fontsize=12)
+        figure.suptitle(
+            clean_text(plot.title),
+            x=0.02,
+            ha="left",
+            color=INK,
+            fontweight="bold",
+            fontsize=12,
+        )
         if plot.subtitle:
-            figure.supxlabel(clean_text(plot.subtitle), x=0.02, ha="left", color=MUTED, fontsize=8)
+            figure.supxlabel(
+                clean_text(plot.subtitle),
+                x=0.02,
+                ha="left",
+                color=MUTED,
+                fontsize=8,
+            )
         return _to_bytes(figure, kind)
 
 
@@ -106,7 +122,8 @@ def draw_svg(plot: Plot, records: Sequence[Record], slots: Slots | None = None) 
     """SVG for a page: without the title, its colours are the variables of the page's style sheet."""
     with _style(salt=f"{plot}{len(records)}"):
         svg = _to_bytes(draw_plot(plot, records, slots), "svg").decode()
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = _UNUSED_IDS.sub("", svg)
     svg = re.sub(r'<svg [^>]*viewBox="([^"]*)"[^>]*>', r'<svg class="figure" role="img" viewBox="\1">', svg, count=1)
     for color, variable in _THEME.items():
@@ -121,13 +138,25 @@ def _style(salt: str = "fullrank") -> Iterator[None]:
 
 
 def _to_bytes(figure: Figure, kind: str) -> bytes:
-    metadata = {"Software": "fullrank"} if kind == "png" else {"Date": None, "Creator": "fullrank"}
+    background = "none"
+    metadata: dict[str, str | None] = {"Date": None, "Creator": "fullrank"}
+    if kind == "png":
+        background = "white"
+        metadata = {"Software": "fullrank"}
     buffer = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)  # a box stands for it
-        figure.savefig(buffer, format=kind, dpi=150, facecolor="white" if kind == "png" else "none", metadata=metadata)
+        figure.savefig(
+            buffer,
+            format=kind,
+            dpi=150,
+            facecolor=background,
+            metadata=metadata,
+        )
     # the text of a point inside its group, which browsers show on hover
-    return _HOVER.sub(rb"<g><title>\1</title>", buffer.getvalue()) if kind == "svg" else buffer.getvalue()
+    if kind == "svg":
+        return _HOVER.sub(rb"<g><title>\1</title>", buffer.getvalue())
+    return buffer.getvalue()
 
 
 # -- drawing -----------------------------------------------------------------------------------------------------------
@@ -139,15 +168,24 @@ def draw_plot(plot: Plot, records: Records, slots: Slots | None = None) -> Figur
     if isinstance(plot, HeatMap):
         return _draw_heat_map(plot, points)
     figure = Figure(figsize=(_WIDTH, _HEIGHT))
-    _draw_lines(figure.add_subplot(), plot, points, records, slots or {})
+    axes = figure.add_subplot()
+    _draw_lines(axes, plot, points, records, slots or {})
     return figure
 
 
 def find_points(plot: Plot, records: Records) -> list[Record]:
     """The records that stand in a plot: of its measure, with its labels and a value that can be drawn."""
-    labels = {plot.x, plot.y} if isinstance(plot, HeatMap) else {plot.x}
-    shown = [record for record in records if is_finite(record.value) and _is_measured(plot, record.measure)]
-    return [record for record in shown if labels <= record.labels.keys() and record.has(plot.where)]
+    if isinstance(plot, HeatMap):
+        labels = {plot.x, plot.y}
+    else:
+        labels = {plot.x}
+    points = []
+    for record in records:
+        is_measured = is_finite(record.value) and _is_measured(plot, record.measure)
+        is_placed = labels <= record.labels.keys() and record.has(plot.where)
+        if is_measured and is_placed:
+            points.append(record)
+    return points
 
 
 def _is_measured(plot: Plot, measure: str) -> bool:
@@ -172,29 +210,44 @@ def _name(label: Label) -> str:
 
 def _name_group(labels: Sequence[str], key: Sequence[Label], separator: str) -> str:
     """The name of records with these labels: text as it is, a number behind the name of its label."""
-    pairs = [(label, value) for label, value in zip(labels, key, strict=True) if value is not None]
-    return separator.join(
-        _name(value) if isinstance(value, str) else f"{label} {_name(value)}" for label, value in pairs
-    )
+    words = []
+    for label, value in zip(labels, key, strict=True):
+        if isinstance(value, str):
+            words.append(_name(value))
+        elif value is not None:
+            words.append(f"{label} {_name(value)}")
+    return separator.join(words)
 
 
 def _draw_lines(axes: Axes, plot: Lines, points: Records, records: Records, slots: Slots) -> None:
     labels = plot.series
     if labels is None:
         labels = find_differing_labels(points, {plot.x, plot.band})
-    for number, (key, of_series) in enumerate(group_records(points, labels).items(), start=len(slots) or 1):
+    series = group_records(points, labels)
+    first_free = len(slots) or 1
+    for number, (key, of_series) in enumerate(series.items(), start=first_free):
         name = _name_group(labels, key, " ")
-        _draw_series(axes, plot, of_series, name, SERIES[slots.get(name, number) % len(SERIES)])
+        slot = slots.get(name, number)
+        color = SERIES[slot % len(SERIES)]
+        _draw_series(axes, plot, of_series, name, color)
     _set_scales(axes, plot)
     measures = dict.fromkeys(record.measure for record in points)
-    axes.set_xlabel(clean_text(plot.x_title or plot.x.replace("_", " ")))
-    axes.set_ylabel(clean_text(plot.y_title or ", ".join(measures).replace("_", " ")))
+    x_title = plot.x_title or plot.x.replace("_", " ")
+    y_title = plot.y_title or ", ".join(measures).replace("_", " ")
+    axes.set_xlabel(clean_text(x_title))
+    axes.set_ylabel(clean_text(y_title))
     for axis, measure in plot.marks:
         draw = axes.axvline if axis == "x" else axes.axhline
         marked = [record for record in records if record.measure == measure and is_finite(record.value)]
         for place in sorted(set(map(_value, marked))):
             label = clean_text(f"{measure} {format_value(place)}")
-            draw(place, color=MUTED, linewidth=1, linestyle="dashed", label=label)
+            draw(
+                place,
+                color=MUTED,
+                linewidth=1,
+                linestyle="dashed",
+                label=label,
+            )
     _, names = axes.get_legend_handles_labels()
     if not slots and len(names) > 1:  # with slots the page has a legend
         axes.legend()
@@ -218,12 +271,26 @@ def _draw_series(axes: Axes, plot: Lines, points: Records, name: str, color: str
     x, mean, deviation = _average(points, plot.x, plot.band)
     axes.plot(x, mean, color=color, label=name or None)
     if deviation.any():
-        axes.fill_between(x, mean - deviation, mean + deviation, color=color, alpha=0.16, linewidth=0)
+        axes.fill_between(
+            x,
+            mean - deviation,
+            mean + deviation,
+            color=color,
+            alpha=0.16,
+            linewidth=0,
+        )
     if len(x) > _MOST_LABELLED:
         return
     for place, value in zip(x, mean, strict=True):
         text = f"{name} {format_value(place)}: {format_value(value)}"
-        axes.plot([place], [value], "o", color=color, markersize=4, gid=HOVER + text.strip())
+        axes.plot(
+            [place],
+            [value],
+            "o",
+            color=color,
+            markersize=4,
+            gid=HOVER + text.strip(),
+        )
 
 
 def _average(points: Records, x: str, band: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -237,7 +304,10 @@ def _average(points: Records, x: str, band: str) -> tuple[np.ndarray, np.ndarray
     shared, _ = curves[0]
     shared = shared[(shared >= first) & (shared <= last)]
     spanned = np.stack([np.interp(shared, xs, ys) for xs, ys in curves])
-    deviation = spanned.std(0, ddof=1) if len(curves) > 1 else np.zeros(len(shared))
+    if len(curves) > 1:
+        deviation = spanned.std(0, ddof=1)
+    else:
+        deviation = np.zeros(len(shared))
     return shared, spanned.mean(0), deviation
 
 
@@ -258,7 +328,8 @@ def _draw_heat_map(plot: HeatMap, points: Records) -> Figure:
         cells = np.full((len(rows), len(columns)), np.nan)
         for record in of_panel:
             row = rows.index(record.labels[plot.y])
-            cells[row, columns.index(record.labels[plot.x])] = _value(record)
+            column = columns.index(record.labels[plot.x])
+            cells[row, column] = _value(record)
         image = axes.imshow(cells, **colors)
         axes.set_title(_name_group(labels, key, ", "))
         _name_cells(axes.xaxis, plot.x, columns)
@@ -272,8 +343,10 @@ def _draw_heat_map(plot: HeatMap, points: Records) -> Figure:
 
 
 def _name_cells(axis: Axis, title: str, labels: Sequence[Label]) -> None:
-    places = range(0, len(labels), math.ceil(len(labels) / _MOST_TICKS))
-    axis.set_ticks(places, [_name(labels[place]) for place in places])
+    step = math.ceil(len(labels) / _MOST_TICKS)
+    places = range(0, len(labels), step)
+    names = [_name(labels[place]) for place in places]
+    axis.set_ticks(places, names)
     axis.set_label_text(title)
 
 

@@ -43,15 +43,27 @@ def _environment() -> Environment:
 
 
 def _clean(value: object) -> object:
-    return clean_text(value) if type(value) is str else value
+    if type(value) is str:
+        return clean_text(value)
+    return value
 
 
 def _address(section: Section) -> str:
-    return section.name or re.sub(r"[^a-z0-9]+", "-", section.title.lower()).strip("-")
+    if section.name:
+        return section.name
+    words = re.sub(r"[^a-z0-9]+", "-", section.title.lower())
+    return words.strip("-")
 
 
-def build_figure(plot: Plot, records: list[Record], slots: Slots | None = None, *, wide: bool = False) -> Figure:
-    return Figure(draw_svg(plot, records, slots), plot.title, plot.subtitle, wide)
+def build_figure(
+    plot: Plot,
+    records: list[Record],
+    slots: Slots | None = None,
+    *,
+    wide: bool = False,
+) -> Figure:
+    svg = draw_svg(plot, records, slots)
+    return Figure(svg, plot.title, plot.subtitle, wide)
 
 
 _MOST_LINES = 20  # of a table of a measurement that stands open on the page

@@ -27,8 +27,10 @@ def print_page(page: Page, console: Console | None = None) -> None:
     for section in page.sections:
         if section.page_only:
             continue
-        badge = f" [{section.badge}]" if section.badge else ""
-        console.print(Text(f"\n{section.title}{badge}", "bold"))
+        heading = f"\n{section.title}"
+        if section.badge:
+            heading += f" [{section.badge}]"
+        console.print(Text(heading, "bold"))
         print_blocks(section.blocks, console)
 
 
@@ -40,7 +42,9 @@ def print_blocks(blocks: Iterable[Block], console: Console | None = None) -> Non
             case Grid():
                 print_grid(block, console)
             case Paragraph():
-                print_line(block.short or block.text, console, _STYLES.get(block.kind, ""))
+                text = block.short or block.text
+                style = _STYLES.get(block.kind, "")
+                print_line(text, console, style)
             case Code():
                 console.print(Text(f"  {visible(block.text)}"), soft_wrap=True)
             case Facts() if block.kind not in ("samples", "tiles"):
@@ -52,7 +56,8 @@ def print_blocks(blocks: Iterable[Block], console: Console | None = None) -> Non
 
 def print_line(text: str, console: Console, style: str = "") -> None:
     """Print a paragraph; a file takes lines of any length."""
-    console.print(Text(visible(text), style), soft_wrap=not console.is_terminal)
+    is_file = not console.is_terminal
+    console.print(Text(visible(text), style), soft_wrap=is_file)
 
 
 def print_grid(grid: Grid, console: Console | None = None) -> None:
@@ -62,33 +67,48 @@ def print_grid(grid: Grid, console: Console | None = None) -> None:
     left_out: list[str] = []
     table = _build_table(grid, columns)
     while console.is_terminal and len(columns) > 2 and _measure_width(table, console) > console.width:
-        left_out.insert(0, grid.headings[columns.pop()].text)
+        last = columns.pop()
+        left_out.insert(0, grid.headings[last].text)
         table = _build_table(grid, columns)
     table.width = _measure_width(table, console)  # no number is cut off, also where the console is narrower
     console.print(table, soft_wrap=True)
     for note in grid.notes:
         print_line(note, console, "dim")
     if left_out:
-        print_line(f"Left out in {console.width} columns: {', '.join(left_out)}; --json has them.", console, "dim")
+        names = ", ".join(left_out)
+        print_line(f"Left out in {console.width} columns: {names}; --json has them.", console, "dim")
 
 
 def _measure_width(table: Table, console: Console) -> int:
     options = console.options.update(max_width=_WIDEST)
-    return console.measure(table, options=options).maximum
+    measured = console.measure(table, options=options)
+    return measured.maximum
 
 
 def _build_table(grid: Grid, columns: Sequence[int]) -> Table:
-    title = Text(visible(grid.title)) if grid.title else None
-    table = Table(title=title, title_justify="left", title_style="", box=box.SIMPLE_HEAD)
-    table.pad_edge, table.padding = False, (0, 1, 0, 0)
+    title = None
+    if grid.title:
+        title = Text(visible(grid.title))
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="",
+        box=box.SIMPLE_HEAD,
+    )
+    table.pad_edge = False
+    table.padding = (0, 1, 0, 0)
     headings = [_heading_lines(grid.headings[index]) for index in columns]
     tallest = max(map(len, headings), default=0)
     for index, lines in zip(columns, headings, strict=True):
         above = [""] * (tallest - len(lines))  # headings stand at the bottom, cells at the top
-        justify: Literal["left", "right"] = "left" if grid.headings[index].left else "right"
-        table.add_column(Text("\n".join(above + lines)), justify=justify, no_wrap=True)
+        justify: Literal["left", "right"] = "right"
+        if grid.headings[index].left:
+            justify = "left"
+        heading = Text("\n".join(above + lines))
+        table.add_column(heading, justify=justify, no_wrap=True)
     for row in grid.rows:
-        table.add_row(*(_write_cell(row[index]) for index in columns))
+        cells = [_write_cell(row[index]) for index in columns]
+        table.add_row(*cells)
     return table
 
 
@@ -99,6 +119,9 @@ def _heading_lines(heading: Heading) -> list[str]:
 
 
 def _write_cell(cell: Cell) -> Text:
-    text = f"{cell.text} ({cell.badge})" if cell.badge else cell.text
+    text = cell.text
+    if cell.badge:
+        text += f" ({cell.badge})"
     lines = [visible(line) for line in (text, *cell.lines)]
-    return Text("\n".join(lines), "bold" if cell.strong else "")
+    style = "bold" if cell.strong else ""
+    return Text("\n".join(lines), style)
