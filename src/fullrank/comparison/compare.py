@@ -80,7 +80,9 @@ class Row:
 
     @property
     def labels(self) -> dict[str, str]:
-        return {"row": self.name, "part": self.part} if self.part else {"row": self.name}
+        if self.part:
+            return {"row": self.name, "part": self.part}
+        return {"row": self.name}
 
     @property
     def curve_name(self) -> str:
@@ -103,7 +105,9 @@ class Row:
     def mean(self, measure: Measure, split: str) -> float | None:
         """Mean of the runs' figures: of perplexities, never the exponential of a mean loss."""
         values = self.values(measure, split)
-        return statistics.fmean(values.values()) if values else None
+        if values:
+            return statistics.fmean(values.values())
+        return None
 
 
 @dataclass(frozen=True)
@@ -154,7 +158,11 @@ class Group:
             return []
         means = {row.slot: row.mean(self.measure, self.split) for row in self.rows}
         measured = [row for row in self.rows if means[row.slot] is not None]
-        return sorted(measured, key=lambda row: means[row.slot] or 0.0, reverse=self.measure.higher)
+        return sorted(
+            measured,
+            key=lambda row: means[row.slot] or 0.0,
+            reverse=self.measure.higher,
+        )
 
     def find_baseline(self, row: Row) -> Row | None:
         """The row that another is compared with: `h64-plain` for `h64-a-cross`, else the first; None for a baseline."""
@@ -190,7 +198,9 @@ class Comparison:
 
     @property
     def measure(self) -> Measure:
-        return self.groups[0].measure if self.groups else PERPLEXITY
+        if self.groups:
+            return self.groups[0].measure
+        return PERPLEXITY
 
     @property
     def mixed_texts(self) -> list[Row]:
@@ -202,7 +212,10 @@ class Comparison:
 
     @cached_property
     def records(self) -> list[Record]:
-        records = [record for row in self.rows for run in row.runs for record in _describe_run(row, run)]
+        records: list[Record] = []
+        for row in self.rows:
+            for run in row.runs:
+                records += _describe_run(row, run)
         records += _summarize_runs(records)
         for group in self.groups:
             for row in group.rows:
@@ -231,16 +244,21 @@ def build_report(folders: Sequence[Path], table: str | None = None) -> Compariso
     measure = choose(finished or same_task)
     rows = _build_rows(finished, table)
     members: dict[tuple[object, ...], list[Row]] = {}
-    for row in sorted(
-        rows, key=lambda row: row.is_marked(measure)
-    ):  # marked figures, which compare with no other, last
-        members.setdefault((row.part, row.text, row.is_marked(measure)), []).append(row)
+    marked_last = sorted(rows, key=lambda row: row.is_marked(measure))  # they compare with no other
+    for row in marked_last:
+        key = (row.part, row.text, row.is_marked(measure))
+        members.setdefault(key, []).append(row)
     groups = [_build_group(tuple(group), measure) for group in members.values()]
     seeds = group_by_seed([run for run in same_task if run.result is None])
     slots = range(len(rows), len(rows) + len(seeds))
     unfinished = map(Row, name_rows(seeds), slots, seeds)
     left_out = [run for run in runs if run not in same_task]
-    return Comparison(tuple(rows), tuple(groups), tuple(unfinished), tuple(left_out))
+    return Comparison(
+        tuple(rows),
+        tuple(groups),
+        tuple(unfinished),
+        tuple(left_out),
+    )
 
 
 def _build_rows(runs: Sequence[Run], table: str | None) -> list[Row]:
@@ -249,7 +267,9 @@ def _build_rows(runs: Sequence[Run], table: str | None) -> list[Row]:
     names = name_rows(seeds)
     if table is not None:
         names = number_names([f"{part} {row[0].get('row')}" for part, row in zip(parts, seeds, strict=True)])
-    return list(map(Row, names, range(len(seeds)), seeds, number_texts(seeds), parts))
+    slots = range(len(seeds))
+    texts = number_texts(seeds)
+    return list(map(Row, names, slots, seeds, texts, parts))
 
 
 def _name_part(run: Run, table: str | None) -> str:
@@ -260,7 +280,9 @@ def _name_part(run: Run, table: str | None) -> str:
     if table is None:
         return ""
     prefix = f"{table}-"
-    return recipe.removeprefix(prefix) if recipe.startswith(prefix) else Path(recipe).stem
+    if recipe.startswith(prefix):
+        return recipe.removeprefix(prefix)
+    return Path(recipe).stem
 
 
 def _build_group(rows: tuple[Row, ...], measure: Measure) -> Group:
@@ -269,11 +291,17 @@ def _build_group(rows: tuple[Row, ...], measure: Measure) -> Group:
         scores = [key for run in runs for key in run.scores]
         splits = dict.fromkeys(split for split, _ in scores)
         metrics = dict.fromkeys(metric for _, metric in scores)
-        return Group(rows, tuple(map(find_metric, metrics)), tuple(splits))
+        return Group(
+            rows,
+            tuple(map(find_metric, metrics)),
+            tuple(splits),
+        )
     measured = [split for split in _ORDER if any(measure.value(run, split) is not None for run in runs)]
     is_tokenised = any(TOKENISED_BLEU.find_paper(run, split) for run in runs for split in SPLITS)
-    measures = (measure, TOKENISED_BLEU) if measure is BLEU and is_tokenised else (measure,)
-    return Group(rows, measures, tuple(measured or SPLITS))
+    measures = [measure]
+    if measure is BLEU and is_tokenised:
+        measures.append(TOKENISED_BLEU)
+    return Group(rows, tuple(measures), tuple(measured or SPLITS))
 
 
 def group_by_seed(runs: Sequence[Run]) -> list[tuple[Run, ...]]:
@@ -303,22 +331,30 @@ def _is_another_seed(run: Run, row: Sequence[Run]) -> bool:
 
 def _read_settings(run: Run) -> dict[str, Any]:
     settings = {key: value for key, value in run.settings.items() if key not in CIRCUMSTANCES}
-    return {**settings, **{key: run.get(key) for key in ("scale", "recipe", "row")}}
+    for key in ("scale", "recipe", "row"):
+        settings[key] = run.get(key)
+    return settings
 
 
 def name_rows(rows: Sequence[Sequence[Run]]) -> list[str]:
     """A distinct name for each row: that in the recipe, else its own without its seed."""
     names = []
     for run, *others in rows:
-        name = _SEED_SUFFIX.sub("", run.name) if others else run.name
+        if others:
+            name = _SEED_SUFFIX.sub("", run.name)
+        else:
+            name = run.name
         names.append(str(run.get("row") or name))
     return number_names(names)
 
 
 def number_names(names: Sequence[str]) -> list[str]:
     """Equal names made distinct by `(2)`, `(3)` ..."""
-    counts = [names[: index + 1].count(name) for index, name in enumerate(names)]
-    return [name if count == 1 else f"{name} ({count})" for name, count in zip(names, counts, strict=True)]
+    distinct = []
+    for index, name in enumerate(names):
+        count = names[: index + 1].count(name)
+        distinct.append(name if count == 1 else f"{name} ({count})")
+    return distinct
 
 
 # -- the same text -----------------------------------------------------------------------------------------------------
@@ -333,7 +369,8 @@ def identify_text(run: Run) -> dict[str, Any]:
         digests = run.get_mapping("sha256")
         return {f"{split} examples": digest for split, digest in digests.items() if split != "train"}
     is_translation = run.task == TRANSLATION
-    text = {name: run.get(key) for name, key in (_PAIRS if is_translation else _TOKENS).items()}
+    keys = _PAIRS if is_translation else _TOKENS
+    text = {name: run.get(key) for name, key in keys.items()}
     if is_translation:
         signature = run.bleu_signature  # another version of sacreBLEU alone makes no other measurement
         text["BLEU signature"] = signature and re.sub(r"\|version:[^|]*", "", signature)
@@ -391,21 +428,35 @@ def compare_rows(row: Row, base: Row, measure: Measure, split: str) -> Record | 
     if ends is not None:
         low, high = (measure.compare(mean + end, mean) or 0.0 for end in ends)
         interval = (low, high)
-    labels = {**row.labels, "split": split, "checkpoint": "final", "baseline": base.name}
+    labels = {
+        **row.labels,
+        "split": split,
+        "checkpoint": "final",
+        "baseline": base.name,
+    }
     unit = "points" if measure.higher else "share"
     return Record(labels, f"{measure.key}_difference", change, unit, interval, protocol)
 
 
 def _describe_run(row: Row, run: Run) -> Iterator[Record]:
-    labels = {**row.labels, "run": run.folder.name, "seed": run.seed}
-    splits = sorted(run.get_mapping("final"), key=lambda split: _ORDER.get(split, 2))
+    labels = {
+        **row.labels,
+        "run": run.folder.name,
+        "seed": run.seed,
+    }
+    measured = run.get_mapping("final")
+    splits = sorted(measured, key=lambda split: _ORDER.get(split, 2))
     for checkpoint in ("final", "last"):
         for split in splits:
             place = {**labels, "split": split, "checkpoint": checkpoint}
             protocol = run.get(f"protocols.{split}.words") or run.get("protocol") or ""
             for measure in list_measures(run):
                 value = measure.value(run, split, checkpoint)
-                unit = "x 100" if measure.scale != 1 else measure.words if measure.kind == "bits" else None
+                unit = None
+                if measure.scale != 1:
+                    unit = "x 100"
+                elif measure.kind == "bits":
+                    unit = measure.words
                 if value is not None:
                     yield Record(place, measure.key, value, unit, protocol=protocol)
     for key in _COSTS:
@@ -426,7 +477,13 @@ def _summarize_runs(records: Sequence[Record]) -> Iterator[Record]:
         for labels, sample in samples.items():
             values = [record.value for record in sample if record.value is not None]
             first = sample[0]
-            yield Record(dict(labels), f"{measure}_mean", statistics.fmean(values), first.unit, protocol=first.protocol)
+            yield Record(
+                dict(labels),
+                f"{measure}_mean",
+                statistics.fmean(values),
+                first.unit,
+                protocol=first.protocol,
+            )
             yield Record(dict(labels), f"{measure}_seeds", len(values))
             if len(values) > 1:
                 yield Record(dict(labels), f"{measure}_deviation", statistics.stdev(values))
@@ -468,7 +525,11 @@ def _describe_row(group: Group, row: Row) -> Iterator[Record]:
 
 
 def _compare_deviations(row: Row, base: Row, measure: Measure, split: str) -> Iterator[Record]:
-    labels = {**row.labels, "split": split, "baseline": base.name}
+    labels = {
+        **row.labels,
+        "split": split,
+        "baseline": base.name,
+    }
     before = list(base.values(measure, split).values())
     after = list(row.values(measure, split).values())
     _, base_deviation, _ = measure.find_paper(base.first, split) or (None, None, "")

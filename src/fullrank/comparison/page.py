@@ -155,7 +155,12 @@ def report_to_dict(compared: Comparison) -> dict[str, Any]:
             baseline = group.find_baseline(row)
             runs += [_describe_run(row, run, baseline) for run in row.runs]
     unfinished = [
-        {"folder": str(run.folder), "name": run.name, "seed": run.seed, "problems": list(run.problems)}
+        {
+            "folder": str(run.folder),
+            "name": run.name,
+            "seed": run.seed,
+            "problems": list(run.problems),
+        }
         for run in compared.unfinished_runs
     ]
     return {

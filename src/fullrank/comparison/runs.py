@@ -38,7 +38,9 @@ def number(value: Any) -> float | None:
 def integer(value: Any) -> int | None:
     """`value` as an int if it is a whole number, else None."""
     finite = number(value)
-    return int(value) if finite is not None and finite.is_integer() else None
+    if finite is not None and finite.is_integer():
+        return int(value)
+    return None
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,9 @@ class Run:
 
     @property
     def seed_or_folder(self) -> int | str:
-        return str(self.folder) if self.seed is None else self.seed
+        if self.seed is None:
+            return str(self.folder)
+        return self.seed
 
     @property
     def kind(self) -> str:
@@ -206,7 +210,16 @@ def read_run(folder: Path) -> Run:
     except InputError as error:
         problems.append(str(error))
     name = str({**identity, **result}.get("name") or folder.resolve().name)
-    run = Run(folder, name, config, metrics or (), timing or (), result or None, tuple(problems), identity)
+    run = Run(
+        folder,
+        name,
+        config,
+        metrics or (),
+        timing or (),
+        result or None,
+        tuple(problems),
+        identity,
+    )
     if result and not run.has_figures:
         problem = "result.json holds no finite figure under `final`: the run diverged or the file is damaged"
         return dataclasses.replace(run, result=None, problems=(*problems, problem))

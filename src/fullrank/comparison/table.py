@@ -28,7 +28,8 @@ def build_table(group: Group, records: Sequence[Record], has_title: bool) -> Gri
     columns = (*_declare_figures(group), *_declare_costs(group))
     table = Table("row", columns, _name_group(group, has_title))
     grid = build_grid(table, drop_labels(of_rows, "part", "baseline"))
-    return dataclasses.replace(grid, rows=[_mark_row(cells, group) for cells in grid.rows])
+    rows = [_mark_row(cells, group) for cells in grid.rows]
+    return dataclasses.replace(grid, rows=rows)
 
 
 def drop_labels(records: Iterable[Record], *names: str) -> list[Record]:
@@ -43,7 +44,9 @@ def _name_group(group: Group, has_title: bool) -> str:
     first = group.runs[0]
     title = group.part or first.label
     if first.finetunes:
-        return ", ".join(dict.fromkeys((first.task, str(first.get("title") or first.task))))
+        title = str(first.get("title") or first.task)
+        names = dict.fromkeys((first.task, title))
+        return ", ".join(names)
     if group.is_marked:
         return f"{title}: {NOT_NEXT_TOKEN}".removeprefix(": ")
     return title if has_title else ""
@@ -60,11 +63,21 @@ def _declare_figures(group: Group) -> Iterator[Column]:
         of_split = {"split": split}
         final = {"split": split, "checkpoint": "final"}
         for measure in group.measures:
-            key, form, name = measure.key, measure.format, f"{split} {measure.short}"
+            key = measure.key
+            form = measure.format
+            name = f"{split} {measure.short}"
             for checkpoint, heading in headings.items():
                 where = {"split": split, "checkpoint": checkpoint}
                 best = measure.extreme if group.ranking and checkpoint == "final" else ""
-                yield Column(f"{key}_mean", heading, where, form, f"{key}_deviation", best, group=name)
+                yield Column(
+                    f"{key}_mean",
+                    heading,
+                    where,
+                    form,
+                    f"{key}_deviation",
+                    best,
+                    group=name,
+                )
             yield Column(f"{key}_difference", "difference", final, measure.difference_format, group=name)
             yield Column(f"{key}_paper", "paper", of_split, form, f"{key}_paper_deviation", group=name)
             for model, heading in COUNTING.items():
@@ -74,7 +87,8 @@ def _declare_figures(group: Group) -> Iterator[Column]:
     final = {"split": group.split, "checkpoint": "final"}
     for measure in FURTHER:
         if measure not in group.measures:
-            key, heading = measure.key, f"{group.split} {measure.short}"
+            key = measure.key
+            heading = f"{group.split} {measure.short}"
             yield Column(f"{key}_mean", heading, final, measure.format, f"{key}_deviation")
 
 
@@ -95,7 +109,12 @@ def _mark_row(cells: Sequence[Cell], group: Group) -> Sequence[Cell]:
     elif row in group.find_above("fourgram"):
         badges.append("has not learned trigrams")
     name = f"{row.name} †" if group.is_marked else row.name
-    name_cell = dataclasses.replace(cells[0], text=name, slot=row.slot, badge=", ".join(badges))
+    name_cell = dataclasses.replace(
+        cells[0],
+        text=name,
+        slot=row.slot,
+        badge=", ".join(badges),
+    )
     return [name_cell, *cells[1:]]
 
 
@@ -123,18 +142,33 @@ def find_curves(compared: Comparison) -> Iterator[tuple[Lines, list[Record]]]:
     unit = compared.measure.logged_unit
     validation: dict[str, tuple[str, Reader]] = {unit: (unit, compared.measure.read_logged)}
     if rows[0].first.task == TRANSLATION:
-        validation = {"BLEU": ("BLEU", BLEU.read_logged), "loss": ("nats per target token", _select("nll"))}
+        validation = {
+            "BLEU": ("BLEU", BLEU.read_logged),
+            "loss": ("nats per target token", _select("nll")),
+        }
     for name, (unit, read) in validation.items():
         records = _read_curves(rows, "valid", read)
         values = [record.value or 0.0 for record in records] or [0.0]
         is_wide = "perplexity" in unit and max(values) > 4 * min(values) > 0
         scale: Literal["linear", "log"] = "log" if is_wide else "linear"
         if records:
-            yield dataclasses.replace(_CURVE, title=f"Validation {name}", y_title=unit, y_scale=scale), records
+            curve = dataclasses.replace(
+                _CURVE,
+                title=f"Validation {name}",
+                y_title=unit,
+                y_scale=scale,
+            )
+            yield curve, records
     for key, title, unit in _TRAINING:
         records = _read_curves(rows, "train", _select(key))
         if records:
-            yield dataclasses.replace(_CURVE, title=title, y_title=unit, from_zero=key != "nll"), records
+            curve = dataclasses.replace(
+                _CURVE,
+                title=title,
+                y_title=unit,
+                from_zero=key != "nll",
+            )
+            yield curve, records
 
 
 def _select(key: str) -> Reader:
@@ -149,9 +183,11 @@ def _read_curves(rows: Sequence[Row], split: str, read: Reader) -> list[Record]:
             labels = {"row": row.curve_name, "seed": run.seed_or_folder}
             points = np.array(_read_points(run, split, read))
             if len(points) > 1:
-                for block in np.array_split(points, min(len(points), _POINTS)):
+                blocks = min(len(points), _POINTS)
+                for block in np.array_split(points, blocks):
                     x, y = block.mean(axis=0)
-                    records.append(Record({**labels, "x": x}, "value", y))
+                    place = {**labels, "x": x}
+                    records.append(Record(place, "value", y))
     return records
 
 
@@ -160,9 +196,11 @@ def _read_points(run: Run, split: str, read: Reader) -> list[tuple[float, float]
 
     Tokens of a step are the mean over the training lines so far; 1 without any.
     """
-    counts, values = [(1.0, 1.0)], {}
+    counts = [(1.0, 1.0)]
+    values = {}
     for line in (*run.timing, *run.metrics):
-        step, tokens = number(line.get("step")), number(line.get("tokens"))
+        step = number(line.get("step"))
+        tokens = number(line.get("tokens"))
         if step and tokens and line.get("split") == "train":
             counts.append((step, tokens))
         value = read(line)
