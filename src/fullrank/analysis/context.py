@@ -72,7 +72,8 @@ class LayerReach:
     @cached_property
     def probabilities(self) -> np.ndarray:
         """Their probabilities (K,), but for less than 1e-9 beyond the last value."""
-        return np.asarray(self._law.pmf(np.arange(self._law.isf(TAIL) + 1)))
+        end = self._law.isf(TAIL) + 1
+        return np.asarray(self._law.pmf(np.arange(end)))
 
     def quantile(self, share: float) -> int:
         """The smallest value that is not exceeded with probability `share`, in tokens."""
@@ -187,7 +188,9 @@ class ContextUse:
         if len(self.nll) == 1:
             return 0.0, None
         *_, before, after = self.nll.values()
-        return float((before - after).mean()), compute_paired_interval(after.tolist(), before.tolist())
+        gain = float((before - after).mean())
+        interval = compute_paired_interval(after.tolist(), before.tolist())
+        return gain, interval
 
 
 def context_use(
@@ -207,14 +210,23 @@ def context_use(
     return ContextUse({length: _nll(loaded, rows, length, scored, opening) for length in lengths})
 
 
-def _nll(model: LoadedModel, rows: Tensor, length: int, scored: int, opening: bool) -> np.ndarray:
+def _nll(
+    model: LoadedModel,
+    rows: Tensor,
+    length: int,
+    scored: int,
+    opening: bool,
+) -> np.ndarray:
     """Nats per token of the last `scored` tokens of each row (S,), after `length` tokens."""
     read = rows[:, -length - scored :]
     if opening:
-        read = torch.cat((rows[:, :1], read[:, 1:]), dim=1)
+        first = rows[:, :1]
+        read = torch.cat((first, read[:, 1:]), dim=1)
     numbers = read.shape[1] * (model.vocab_size or _LARGE)  # logits of a row
     means = []
     for ids in read.split(max(1, _LOGITS // numbers)):
-        nll = model.nll(ids[:, :-1], ids[:, 1:])
+        inputs = ids[:, :-1]
+        targets = ids[:, 1:]
+        nll = model.nll(inputs, targets)
         means.append(nll[:, -scored:].double().mean(1).cpu())
     return torch.cat(means).numpy()

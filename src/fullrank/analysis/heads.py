@@ -43,7 +43,9 @@ class LayerHeads:
     @property
     def deviation(self) -> float | None:
         """Sample standard deviation (n - 1) of the changes over heads, as in Table 3; None for one head."""
-        return float(self.change.std(ddof=1)) if len(self.change) > 1 else None
+        if len(self.change) > 1:
+            return float(self.change.std(ddof=1))
+        return None
 
     @property
     def redundancy(self) -> float | None:
@@ -75,13 +77,27 @@ class Heads:
 
     def to_records(self) -> Iterator[Record]:
         protocol = f"{self.objective}, weights {self.weights}"
-        yield Record({}, "perplexity", self.perplexity, "perplexity", protocol=protocol)
+        yield Record(
+            {},
+            "perplexity",
+            self.perplexity,
+            "perplexity",
+            protocol=protocol,
+        )
         for number, layer in enumerate(self.layers):
             labels = {"layer": number}
-            for head, (change, interval) in enumerate(zip(layer.change, layer.intervals, strict=True)):
-                yield Record({**labels, "head": head}, "change", change, "perplexity", interval, protocol)
+            changes = zip(layer.change, layer.intervals, strict=True)
+            for head, (change, interval) in enumerate(changes):
+                of_head = {**labels, "head": head}
+                yield Record(of_head, "change", change, "perplexity", interval, protocol)
             if layer.deviation is not None:
-                yield Record(labels, "deviation", layer.deviation, "perplexity", protocol=protocol)
+                yield Record(
+                    labels,
+                    "deviation",
+                    layer.deviation,
+                    "perplexity",
+                    protocol=protocol,
+                )
                 yield Record(labels, "similarity", layer.redundancy)
             for (head, other), value in np.ndenumerate(layer.similarity):
                 yield Record({**labels, "head": head, "other head": other}, "similarity", value)
@@ -102,8 +118,13 @@ class KeptHeads(Mixing):
     def matrix(self, query: Tensor | None) -> Tensor:
         matrix = self.mix.matrix(query)
         like = query if query is not None else matrix
-        keep = self.keep if like is None else self.keep.to(like)
-        return torch.diag(keep) if matrix is None else matrix * keep
+        if like is None:
+            keep = self.keep
+        else:
+            keep = self.keep.to(like)
+        if matrix is None:
+            return torch.diag(keep)
+        return matrix * keep
 
 
 def heads(model: nn.Module | LoadedModel, input_ids: Tensor | Iterable[Tensor]) -> Heads:
@@ -126,8 +147,12 @@ def heads(model: nn.Module | LoadedModel, input_ids: Tensor | Iterable[Tensor]) 
     objective, batches = predictions(loaded, texts)
     similarities = _similarities(loaded.attentions(texts))
     nll, without = ablate(loaded, lambda module: _nll(open_model(module), batches))
-    layers = [_compare(nll, np.stack(of_layer), alike) for of_layer, alike in zip(without, similarities, strict=True)]
-    return Heads(tuple(layers), nll, objective, texts[0].shape[1], loaded.attention_layers.weights)
+    layers = []
+    for of_layer, alike in zip(without, similarities, strict=True):
+        layers.append(_compare(nll, np.stack(of_layer), alike))
+    length = texts[0].shape[1]
+    weights = loaded.attention_layers.weights
+    return Heads(tuple(layers), nll, objective, length, weights)
 
 
 def ablate(model: nn.Module | LoadedModel, measure: Callable[[Any], Result]) -> tuple[Result, list[list[Result]]]:
@@ -141,7 +166,8 @@ def ablate(model: nn.Module | LoadedModel, measure: Callable[[Any], Result]) -> 
         whole = measure(layers.module)
         for stage in layers.stages:
             of_layer: list[Result] = []
-            former, heads = stage.mix, stage.size.num_heads
+            former = stage.mix
+            heads = stage.size.num_heads
             for keep in 1 - torch.eye(heads):
                 stage.mix = KeptHeads(former, keep)
                 try:
@@ -161,9 +187,13 @@ def _compare(nll: np.ndarray, without: np.ndarray, similarity: np.ndarray) -> La
     perplexity = math.exp(nll.mean())
     intervals: list[Interval | None] = []
     for of_head in without:
-        ends = compute_paired_interval(nll.tolist(), of_head.tolist())
-        intervals.append(ends and Interval(*(perplexity * math.expm1(end) for end in ends)))
-    change = perplexity * np.expm1((without - nll).mean(axis=1))
+        interval = compute_paired_interval(nll.tolist(), of_head.tolist())
+        if interval is not None:
+            ends = [perplexity * math.expm1(end) for end in interval]
+            interval = Interval(*ends)
+        intervals.append(interval)
+    differences = (without - nll).mean(axis=1)
+    change = perplexity * np.expm1(differences)
     return LayerHeads(without, change, tuple(intervals), similarity)
 
 
@@ -188,11 +218,14 @@ def predictions(model: LoadedModel, texts: list[Tensor]) -> tuple[str, list[Batc
         inputs = together[:, :-1].split(rows)
         targets = together[:, 1:].split(rows)
         return "next tokens", list(zip(inputs, targets, strict=True))
-    draws = torch.rand(together.shape, generator=torch.Generator().manual_seed(0))
-    draws[torch.isin(together, torch.tensor([*model.marks]))] = 2.0  # after all others
+    generator = torch.Generator().manual_seed(0)
+    draws = torch.rand(together.shape, generator=generator)
+    marks = torch.tensor([*model.marks])
+    draws[torch.isin(together, marks)] = 2.0  # after all others
     count = max(1, round(MASKED_SHARE * length))
     chosen = draws.argsort(1)[:, :count]
-    masked = torch.zeros_like(together, dtype=torch.bool).scatter_(1, chosen, True)
+    masked = torch.zeros_like(together, dtype=torch.bool)
+    masked.scatter_(1, chosen, True)
     inputs = together.masked_fill(masked, model.mask_id).split(rows)
     targets = together.masked_fill(~masked, IGNORED).split(rows)
     return f"{count} masked tokens a text", list(zip(inputs, targets, strict=True))
@@ -216,13 +249,16 @@ def _similarities(traces: Iterable[Sequence[LayerTrace]]) -> list[np.ndarray]:
             out = layer.mixed.double() @ layer.values.double()
             flat = out.transpose(1, 2).flatten(0, 1).flatten(1)  # (B N, H D)
             total, product = sums.get(number, (0, 0))
-            sums[number] = (total + flat.sum(0), product + flat.T @ flat)
+            total = total + flat.sum(0)
+            product = product + flat.T @ flat
+            sums[number] = (total, product)
         tokens += len(flat)
     similarities = []
     for layer, (total, product) in zip(layers, sums.values(), strict=True):
         sizes = (layer.mixed.shape[1], -1)
         covariance = product - torch.outer(total, total) / tokens
-        square = covariance.unflatten(0, sizes).unflatten(2, sizes).square().sum((1, 3))
+        blocks = covariance.unflatten(0, sizes).unflatten(2, sizes)
+        square = blocks.square().sum((1, 3))
         norm = square.diagonal().sqrt()
         norms = torch.outer(norm, norm).clamp_min(1e-300)
         similarities.append((square / norms).cpu().numpy())
@@ -235,7 +271,8 @@ def compare_deviations(first: list[Record], other: list[Record]) -> Iterator[Rec
     for record in other:
         former = before.get(record.labels.get("layer"))
         if record.measure == "deviation" and record.value is not None and former:
-            yield Record(record.labels, "deviation change", 100 * (record.value / former - 1), "%")
+            change = 100 * (record.value / former - 1)
+            yield Record(record.labels, "deviation change", change, "%")
 
 
 HEADS_TABLES = (

@@ -36,7 +36,9 @@ class LayerMixing:
     @property
     def variation(self) -> float | None:
         """Root of the mean over entries of their variance over positions."""
-        return None if self.deviation is None else float(np.sqrt(np.square(self.deviation).mean()))
+        if self.deviation is None:
+            return None
+        return float(np.sqrt(np.square(self.deviation).mean()))
 
 
 def mixing(
@@ -75,9 +77,15 @@ def _measure_layer(number: int, matrices: list[Tensor]) -> LayerMixing:
     m = together.detach().double().cpu()  # (positions, H, H)
     identity = torch.eye(m.shape[-1], dtype=m.dtype)
     distances = torch.linalg.matrix_norm(m - identity)
-    orthogonalities = (m.mT @ m - identity).square().sum((1, 2))
-    deviation = m.std(0, correction=0).numpy() if over_positions else None
-    return LayerMixing(number, m.mean(0).numpy(), float(distances.mean()), float(orthogonalities.mean()), deviation)
+    products = m.mT @ m
+    orthogonalities = (products - identity).square().sum((1, 2))
+    deviation = None
+    if over_positions:
+        deviation = m.std(0, correction=0).numpy()
+    mean = m.mean(0).numpy()
+    distance = float(distances.mean())
+    orthogonality = float(orthogonalities.mean())
+    return LayerMixing(number, mean, distance, orthogonality, deviation)
 
 
 @measurement(
@@ -107,7 +115,11 @@ def measure_mixing(model: LoadedModel, text: Text) -> Iterator[Record]:
     if not steps:
         yield from _layer_records(mixing(model, rows), {}, last=True)
     for step, checkpoint in steps.items():
-        saved = open_model(str(model.folder), checkpoint=checkpoint, device=str(model.device))
+        saved = open_model(
+            str(model.folder),
+            checkpoint=checkpoint,
+            device=str(model.device),
+        )
         yield from _layer_records(mixing(saved, rows), {"step": step}, last=step == max(steps))
 
 
@@ -119,7 +131,13 @@ def _layer_records(layers: Iterable[LayerMixing], labels: dict[str, int], last: 
         if layer.variation is not None:
             yield Record(of_layer, "variation", layer.variation)
         for (source, target), value in np.ndenumerate(layer.matrix):
-            yield Record({**of_layer, "from head": source, "to head": target, "last": last}, "mixing", value)
+            place = {
+                **of_layer,
+                "from head": source,
+                "to head": target,
+                "last": last,
+            }
+            yield Record(place, "mixing", value)
 
 
 def checkpoint_steps(folder: Path) -> dict[int, str]:

@@ -73,19 +73,28 @@ def training_memory(run: RunConfig, parameters: int, tokens: int) -> dict[str, i
     are w T (L E + 8 E + 2 F): inputs of layers, and one layer. An estimate: dropout, mixing, memories, attention that no
     kernel computes and the chunk of logits are left out.
     """
-    stacks = [run.model.of_encoder(), run.model.of_decoder()] if run.translates else [run.model]
+    if run.translates:
+        stacks = [run.model.of_encoder(), run.model.of_decoder()]
+    else:
+        stacks = [run.model]
     width = run.model.hidden_size
     layers = sum(stack.num_hidden_layers for stack in stacks)
-    numbers = sum(stack.num_hidden_layers * (8 * width + 2 * cast(int, stack.intermediate_size)) for stack in stacks)
+    numbers = 0
+    for stack in stacks:
+        inner_width = cast(int, stack.intermediate_size)
+        numbers += stack.num_hidden_layers * (8 * width + 2 * inner_width)
     if run.translates:
         numbers += stacks[-1].num_hidden_layers * 6 * width
     if run.train.activation_checkpointing:
         numbers = layers * width + numbers // layers
+    number_bytes = 4
+    if run.train.precision == "bf16":
+        number_bytes = 2
     memory = {
         "parameters": 4 * parameters,
         "gradients": 4 * parameters,
         "optimizer": round(4 * optimizer_states(run.train) * parameters),
-        "activations": (2 if run.train.precision == "bf16" else 4) * tokens * numbers,
+        "activations": number_bytes * tokens * numbers,
     }
     return {**memory, "total": sum(memory.values())}
 
@@ -94,10 +103,14 @@ def optimizer_states(options: TrainConfig) -> float:
     """Numbers that the optimizer holds for each parameter, counted after an update of a few."""
     parameter = nn.Parameter(torch.zeros(1000))
     parameter.grad = torch.zeros(1000)
-    optimizer = make_optimizer(options.optimizer, [{"params": [parameter]}], options)
+    groups = [{"params": [parameter]}]
+    optimizer = make_optimizer(options.optimizer, groups, options)
     optimizer.step()
-    states = optimizer.state[parameter].values()
-    return sum(x.numel() for x in states if isinstance(x, torch.Tensor) and x.ndim) / parameter.numel()
+    numbers = 0
+    for state in optimizer.state[parameter].values():
+        if isinstance(state, torch.Tensor) and state.ndim:
+            numbers += state.numel()
+    return numbers / parameter.numel()
 
 
 def size(config: ModelConfig, length: int, batch: int = 1) -> dict[str, Any]:
@@ -108,12 +121,20 @@ def size(config: ModelConfig, length: int, batch: int = 1) -> dict[str, Any]:
     Raises InputError for a length that the output map of multi-linear attention is too small for.
     """
     model = _build_on_meta(LanguageModel, config)
-    keys = config.memory_length + (0 if config.same_length else (length + 1) / 2)
-    stack = _Stack(config, [block.attention for block in model.blocks], keys)
-    linear = 2 * _matrices(model) + model.embedding.flops_per_token() + model.output.flops_per_token()
-    flops = _flops([stack], length, batch, linear, _memory_flops(model, length))
+    keys: float = config.memory_length
+    if not config.same_length:
+        keys += (length + 1) / 2
+    layers = [block.attention for block in model.blocks]
+    stack = _Stack(config, layers, keys)
+    linear: float = 2 * _matrices(model)
+    linear += model.embedding.flops_per_token()
+    linear += model.output.flops_per_token()
+    of_memory = _memory_flops(model, length)
+    flops = _flops([stack], length, batch, linear, of_memory)
     memory = 4 * config.num_hidden_layers * config.memory_length * config.hidden_size
-    return _document(model, length, flops, {**_count_cache(stack.layers), "memory_per_text_fp32": memory})
+    cache = _count_cache(stack.layers)
+    cache["memory_per_text_fp32"] = memory
+    return _document(model, length, flops, cache)
 
 
 def measure_masked_size(config: ModelConfig, length: int, batch: int, share: float) -> dict[str, Any]:
@@ -125,10 +146,14 @@ def measure_masked_size(config: ModelConfig, length: int, batch: int, share: flo
     """
     model = _build_on_meta(MaskedLanguageModel, config)
     encoder = cast(Any, model.encoder)
-    stack = _Stack(encoder.config, [block.attention for block in encoder.blocks], length, causal=False)
+    layers = [block.attention for block in encoder.blocks]
+    stack = _Stack(encoder.config, layers, length, causal=False)
     of_output = 2 * _matrices(model.output) + model.output.flops_per_token()
-    linear = 2 * _matrices(encoder) + encoder.embedding.flops_per_token() + share * of_output
-    return _document(model, length, _flops([stack], length, batch, linear))
+    linear = 2 * _matrices(encoder)
+    linear += encoder.embedding.flops_per_token()
+    linear += share * of_output
+    flops = _flops([stack], length, batch, linear)
+    return _document(model, length, flops)
 
 
 def translation_size(config: ModelConfig, length: int, batch: int = 1) -> dict[str, Any]:
@@ -141,10 +166,12 @@ def translation_size(config: ModelConfig, length: int, batch: int = 1) -> dict[s
     Raises ConfigError for a configuration of no translation model, InputError for a length that it cannot take.
     """
     model = _build_on_meta(Translator, config)
-    encoder, decoder = model.encoder, cast(Any, model.decoder)
+    encoder = model.encoder
+    decoder = cast(Any, model.decoder)
     of_decoder = [block.attention for block in decoder.blocks]
     of_cross = [block.cross_attention for block in decoder.blocks]
-    encoding = _Stack(config.of_encoder(), [block.attention for block in encoder.blocks], length, causal=False)
+    of_encoder = [block.attention for block in encoder.blocks]
+    encoding = _Stack(config.of_encoder(), of_encoder, length, causal=False)
     decoding = _Stack(config.of_decoder(), of_decoder, (length + 1) / 2)
     crossing = _Stack(config.of_cross(), of_cross, length, causal=False)
     keys_and_values = sum(_keys_and_values(layer.project) for layer in of_cross)  # of source tokens
@@ -157,7 +184,8 @@ def translation_size(config: ModelConfig, length: int, batch: int = 1) -> dict[s
     flops = {name: source[name] + target[name] for name in source}
     of_source = {"cache_per_source_token_fp32": _count_cache(of_cross)["cache_per_token_fp32"]}
     cache = {**_count_cache(of_decoder), **of_source, "memory_per_text_fp32": 0}
-    return _document(model, length, {**flops, "source": source, "target": target}, cache)
+    by_side = {**flops, "source": source, "target": target}
+    return _document(model, length, by_side, cache)
 
 
 def _document(
@@ -167,7 +195,11 @@ def _document(
     total = parts["total"]
     return {
         "parameters": parts,
-        "bytes": {"weights_fp32": 4 * total, "training_adam_fp32": 16 * total, **(cache or {})},
+        "bytes": {
+            "weights_fp32": 4 * total,
+            "training_adam_fp32": 16 * total,
+            **(cache or {}),
+        },
         "flops_per_token": {"length": length, **flops},
     }
 
@@ -188,7 +220,8 @@ def parameters_by_part(model: nn.Module) -> dict[str, int]:
     for name, parameter in model.named_parameters():
         if name in saved:
             fitting = [part for part, marks in _PARTS if any(mark in name for mark in marks)]
-            counts[[*fitting, "other"][0]] += parameter.numel()
+            part = fitting[0] if fitting else "other"
+            counts[part] += parameter.numel()
     return {"total": sum(counts.values()), **counts}
 
 
@@ -228,7 +261,8 @@ def _flops(
     Attention is scores, mixing and weighted values, or multi-linear attention up to its output. The keys of distances, made
     once for all texts of a batch, are left out. only_training: a part that evaluation does not compute.
     """
-    forward, training = linear, 3 * (linear + only_training)
+    forward = linear
+    training = 3 * (linear + only_training)
     for stack in stacks:
         for layer, attention in zip(stack.layers, stack.config.attentions, strict=True):
             if isinstance(attention, MultiLinearConfig):
@@ -252,19 +286,23 @@ def _multilinear_flops(stack: _Stack, attention: MultiLinearConfig, length: int,
     sums over all of it for every token.
     Raises InputError where a text of `length` tokens is longer than the output map.
     """
-    config, width = stack.config, stack.config.hidden_size
+    config = stack.config
+    width = config.hidden_size
     if attention.decays is not None:
         sums = 1 if stack.causal else length
         forward = 2 * attention.decays * attention.rank * (2 * sums + width)
         return forward, 3 * forward
-    longest, memory = config.max_position_embeddings, config.memory_length
+    longest = config.max_position_embeddings
+    memory = config.memory_length
     if length > longest:
         raise InputError(
             f"{length} tokens, but the output map of multi-linear attention has a row for each pair of {longest} positions; "
             "lower the length (--length, or train.segment_length), raise model.max_position_embeddings, or set "
             "model.attention.output_map: decayed"
         )
-    rank = attention.rank * (2 if stage_name(attention.score) == "relative" else 1)
+    rank = attention.rank
+    if stage_name(attention.score) == "relative":
+        rank *= 2
     windowed = config.same_length and memory > 0
     masked = stack.causal and not attention.sees_future and not windowed
     keys = length + min(memory, longest - length)
@@ -277,10 +315,15 @@ def _mixing_flops(layer: Attention, keys: float) -> float:
     """Per token: H^2 multiply-adds a key and, position-wise, D H^2 for the matrix."""
     if not isinstance(layer.attend, WeightedValues):
         return 0.0
-    heads, mix = layer.project.num_heads, layer.attend.mix
-    of_keys = 0 if mix.matrix(None) is None else 2 * heads * heads * keys
+    heads = layer.project.num_heads
+    mix = layer.attend.mix
+    flops = 0.0
+    if mix.matrix(None) is not None:
+        flops += 2 * heads * heads * keys
     from_query = dict(mix.named_parameters()).get("from_query")
-    return of_keys + (0 if from_query is None else 2 * from_query.numel() * heads)
+    if from_query is not None:
+        flops += 2 * from_query.numel() * heads
+    return flops
 
 
 def _matrices(model: nn.Module) -> int:
@@ -306,7 +349,10 @@ def _keys_and_values(project: Projection) -> int:
 
 def _memory_flops(model: LanguageModel, length: int) -> float:
     """Per token of a training step: keys and values of the memory, which are projected again for every segment."""
-    numbers = sum(_keys_and_values(module) for module in model.modules() if isinstance(module, Projection))
+    numbers = 0
+    for module in model.modules():
+        if isinstance(module, Projection):
+            numbers += _keys_and_values(module)
     for config in model.config.attentions:
         if isinstance(config, MultiLinearConfig) and config.decays is not None:
             numbers += 2 * config.decays * config.rank  # and made into sums: S R multiply-adds for keys and for values

@@ -60,7 +60,12 @@ class AttentionSpectrum:
                 for measure, ranks in zip(_RANKS, (values.effective_rank, values.stable_rank), strict=True):
                     yield Record(labels, measure, ranks.mean(), protocol=self.weights)
                     for head, rank in enumerate(ranks):
-                        yield Record({**labels, "head": head}, measure, rank, protocol=self.weights)
+                        yield Record(
+                            {**labels, "head": head},
+                            measure,
+                            rank,
+                            protocol=self.weights,
+                        )
                 curve = values.curves.mean(0)
                 for k, share in enumerate(curve, start=1):
                     place = {**labels, "share": k / len(curve)}
@@ -71,7 +76,8 @@ def summarize_values(s: np.ndarray) -> Spectrum:
     """The spectrum of singular values (B, H, R), largest first, averaged over B."""
     sums = s.cumsum(-1)
     curves = sums / sums[..., -1:]
-    stable_rank = np.square(s).sum(-1) / np.square(s[..., 0])
+    squares = np.square(s)
+    stable_rank = squares.sum(-1) / squares[..., 0]
     return Spectrum(curves.mean(0), effective_rank(s).mean(0), stable_rank.mean(0))
 
 
@@ -98,7 +104,8 @@ def spectrum(model: nn.Module | LoadedModel, input_ids: Tensor | Iterable[Tensor
     spectra = {key: summarize_values(np.concatenate(of_texts)) for key, of_texts in values.items()}
     befores = {number: before for (number, place), before in spectra.items() if place == "before"}
     layers = [LayerSpectrum(before, spectra.get((number, "after"), before)) for number, before in befores.items()]
-    return AttentionSpectrum(tuple(layers), len(rows), rows[0].shape[1], attention.weights)
+    length = rows[0].shape[1]
+    return AttentionSpectrum(tuple(layers), len(rows), length, attention.weights)
 
 
 @measurement(
