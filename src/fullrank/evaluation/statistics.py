@@ -30,15 +30,19 @@ def welch_interval(a: Sequence[float], b: Sequence[float]) -> Interval | None:
     With two seeds an arm its t is up to 12.7: so little do two seeds say.
     None unless both have at least two, and where nothing scatters.
     """
-    if min(len(a), len(b)) < 2:
+    fewest = min(len(a), len(b))
+    if fewest < 2:
         return None
-    if max(a) == min(a) and max(b) == min(b):
+    a_scatters = max(a) != min(a)
+    b_scatters = max(b) != min(b)
+    if not (a_scatters or b_scatters):
         return None
     from scipy import stats
 
     with warnings.catch_warnings():  # of an arm whose scores are all equal
         warnings.simplefilter("ignore", RuntimeWarning)
-        ends = stats.ttest_ind(b, a, equal_var=False).confidence_interval(0.95)
+        test = stats.ttest_ind(b, a, equal_var=False)
+        ends = test.confidence_interval(0.95)
     return Interval(float(ends.low), float(ends.high))
 
 
@@ -55,7 +59,8 @@ def compute_paired_interval(a: Sequence[float], b: Sequence[float]) -> Interval 
         return None
     from scipy import stats
 
-    ends = stats.ttest_1samp(differences, 0.0).confidence_interval(0.95)
+    test = stats.ttest_1samp(differences, 0.0)
+    ends = test.confidence_interval(0.95)
     return Interval(float(ends.low), float(ends.high))
 
 
@@ -66,10 +71,14 @@ def deviation_change(a: Sequence[float], b: Sequence[float]) -> float | None:
 
     None unless both have two scores and a's are not all equal.
     """
-    if min(len(a), len(b)) < 2:
+    fewest = min(len(a), len(b))
+    if fewest < 2:
         return None
     before = statistics.stdev(a)
-    return 100 * (statistics.stdev(b) / before - 1) if before > 0 else None
+    if before > 0:
+        after = statistics.stdev(b)
+        return 100 * (after / before - 1)
+    return None
 
 
 def deviation_interval(a: Sequence[float], b: Sequence[float]) -> Interval | None:
@@ -85,8 +94,12 @@ def deviation_interval(a: Sequence[float], b: Sequence[float]) -> Interval | Non
     from scipy import stats
 
     ratio = (1 + change / 100) ** 2
-    quantiles = stats.f(len(b) - 1, len(a) - 1).ppf([0.975, 0.025])
-    low, high = 100 * (np.sqrt(ratio / quantiles) - 1)
+    freedom_a = len(a) - 1
+    freedom_b = len(b) - 1
+    distribution = stats.f(freedom_b, freedom_a)
+    quantiles = distribution.ppf([0.975, 0.025])
+    deviations = np.sqrt(ratio / quantiles)
+    low, high = 100 * (deviations - 1)
     return Interval(float(low), float(high))
 
 
@@ -96,24 +109,33 @@ def brown_forsythe(a: Sequence[float], b: Sequence[float]) -> float | None:
     It holds up where scores are not normal. None with fewer than three scores in an arm, and where all distances in
     each arm are equal.
     """
-    if min(len(a), len(b)) < 3:
+    fewest = min(len(a), len(b))
+    if fewest < 3:
         return None
-    distances = [np.abs(np.subtract(arm, statistics.median(arm))) for arm in (a, b)]
+    distances = []
+    for arm in (a, b):
+        median = statistics.median(arm)
+        distances.append(np.abs(np.subtract(arm, median)))
     if all(np.ptp(arm) <= _EQUAL * arm.max() for arm in distances):
         return None
     from scipy import stats
 
-    return float(stats.levene(a, b, center="median").pvalue)
+    test = stats.levene(a, b, center="median")
+    return float(test.pvalue)
 
 
 def measure_late_gain(curve: Sequence[Sequence[float]]) -> float | None:
     """The share by which validation perplexity falls in the last tenth of a curve. None with fewer than two evaluations."""
     if len(curve) < 2:
         return None
-    return 1 - math.exp(interpolate(curve, 1) - interpolate(curve, 0.9))
+    end = interpolate(curve, 1)
+    before = interpolate(curve, 0.9)
+    return 1 - math.exp(end - before)
 
 
 def interpolate(curve: Sequence[Sequence[float]], share: float) -> float:
     """The logarithm of perplexity after a share of the steps of a curve (step, perplexity); a line between evaluations."""
     steps, perplexities = np.array(curve, dtype=float).T
-    return float(np.interp(share * steps[-1], steps, np.log(perplexities)))
+    place = share * steps[-1]
+    logarithms = np.log(perplexities)
+    return float(np.interp(place, steps, logarithms))

@@ -108,7 +108,12 @@ def tokenised_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> dict
     Raises InputError for different numbers of hypotheses and references, and for none at all.
     """
     _check_pairs(hypotheses, references)
-    bleu = bleu_of("none", lowercase=True, smooth_method="none", force=True)
+    bleu = bleu_of(
+        "none",
+        lowercase=True,
+        smooth_method="none",
+        force=True,
+    )
     score = bleu.corpus_score(list(hypotheses), [list(references)]).score
     return {"tokenised_bleu": float(score), "tokenised_bleu_label": TOKENISED_BLEU}
 
@@ -134,7 +139,8 @@ def measure_f1(predictions: np.ndarray, labels: np.ndarray) -> float:
 
     F1 = 2 TP / (2 TP + FP + FN)
     """
-    predicted, right = np.equal(predictions, 1), np.equal(labels, 1)
+    predicted = np.equal(predictions, 1)
+    right = np.equal(labels, 1)
     return float(2 * (predicted & right).sum() / max(predicted.sum() + right.sum(), 1))
 
 
@@ -191,7 +197,10 @@ def token_f1(prediction: str, reference: str, *, empty_matches: bool = False) ->
 def squad_scores(predictions: Mapping[str, str], references: References) -> dict[str, float]:
     """v1.1: `exact_match` and `f1`, the mean over all questions of the best of each question's references."""
     exact, f1 = _score_questions(predictions, references, v2=False)
-    return {"exact_match": fmean(exact.values()), "f1": fmean(f1.values())}
+    return {
+        "exact_match": fmean(exact.values()),
+        "f1": fmean(f1.values()),
+    }
 
 
 def squad_v2_scores(predictions: Mapping[str, str], references: References) -> dict[str, float]:
@@ -200,7 +209,10 @@ def squad_v2_scores(predictions: Mapping[str, str], references: References) -> d
     An empty prediction says that there is no answer.
     """
     exact, f1 = _score_questions(predictions, references, v2=True)
-    figures: dict[str, float] = {"exact": fmean(exact.values()), "f1": fmean(f1.values())}
+    figures: dict[str, float] = {
+        "exact": fmean(exact.values()),
+        "f1": fmean(f1.values()),
+    }
     for prefix, has_answer in (("HasAns", True), ("NoAns", False)):
         names = [name for name, texts in references.items() if bool(texts) == has_answer]
         if names:
