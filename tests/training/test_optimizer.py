@@ -164,3 +164,52 @@ def test_the_embedding_has_groups_of_its_own() -> None:
     assert tables[0]["weight_decay"] == 0.1
     assert {id(p) for group in groups for p in group["params"]} == {id(p) for group in plain for p in group["params"]}
     assert sum(len(group["params"]) for group in groups) == sum(len(group["params"]) for group in plain)
+
+
+def fairseq_adam(p: Tensor, state: dict[str, Tensor], g: Tensor, lr: float, t: int, eps: float) -> Tensor:
+    """fairseq's form: the decay acts on the parameter, and eps is added before the second moment is corrected."""
+    state["m"] = BETAS[0] * state["m"] + (1 - BETAS[0]) * g
+    state["s"] = BETAS[1] * state["s"] + (1 - BETAS[1]) * g * g
+    size = lr * math.sqrt(1 - BETAS[1] ** t) / (1 - BETAS[0] ** t)
+    return p - DECAY * lr * p - size * state["m"] / (state["s"].sqrt() + eps)
+
+
+def test_adamw_is_what_fairseq_calls_adam() -> None:
+    """Our eps is its eps / sqrt(1 - b2^t); at 1e-12 the two cannot be told apart, and plain adam can."""
+    found: dict[str, Tensor] = {}
+    for name in ("adam", "adamw"):
+        layer = nn.Linear(2, 3, bias=False, dtype=torch.float64)
+        nn.init.constant_(layer.weight, 0.5)
+        options = TrainConfig(steps=1, optimizer=name, betas=BETAS, eps=1e-12, weight_decay=DECAY)
+        optimizer = make_optimizer(name, parameter_groups(layer, DECAY), options)
+        expected = layer.weight.detach().clone()
+        state = {key: torch.zeros_like(expected) for key in "ms"}
+        for t, (gradient, rate) in enumerate(zip(GRADIENTS, RATES, strict=True), start=1):
+            layer.weight.grad = gradient.clone()
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+            expected = fairseq_adam(expected, state, gradient, rate, t, eps=1e-12)
+        found[name] = layer.weight.detach()
+    torch.testing.assert_close(found["adamw"], expected, rtol=1e-10, atol=1e-10)
+    assert (found["adam"] - expected).abs().max() > 1e-2
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon from 2.9 on")
+@pytest.mark.parametrize("shape", [(7, 4), (4, 7), (5, 5)])
+def test_muon_is_that_of_torch(shape: tuple[int, int]) -> None:
+    """Five updates, each of entries of about 0.02; torch multiplies in bfloat16, so that they agree to 0.005."""
+    ours, theirs = nn.Linear(*shape, bias=False), nn.Linear(*shape, bias=False)
+    theirs.load_state_dict(ours.state_dict())
+    options = TrainConfig(steps=1, optimizer="muon", momentum=MU, weight_decay=DECAY, learning_rate=0.1)
+    how: dict[str, Any] = {"momentum": MU, "weight_decay": DECAY, "adjust_lr_fn": "match_rms_adamw"}
+    pairs = (
+        (ours, make_optimizer("muon", parameter_groups(Layers(ours), DECAY, muon=True), options)),
+        (theirs, torch.optim.Muon(theirs.parameters(), lr=0.1, **how)),
+    )
+    for seed in range(5):
+        for layer, optimizer in pairs:
+            torch.manual_seed(seed)
+            layer.weight.grad = torch.randn_like(layer.weight)
+            optimizer.step()
+        torch.testing.assert_close(ours.weight, theirs.weight, rtol=0.0, atol=5e-3)
