@@ -186,6 +186,8 @@ def xavier_uniform(module: nn.Module) -> None:
 def initialize(model: nn.Module, name: str) -> None:
     """Give every parameter of `model` the start that the initialiser `name` defines."""
     initializer: Initializer = registry.lookup("initializer", name, "model.initializer")
+    if any(parameter.is_meta for parameter in model.parameters()):
+        return  # there are no numbers, and to draw none imports the compiler: two seconds
     for module in model.modules():
         initializer(module)
     for module in model.modules():  # last, one after the other: no other parameter moves, and no two layers are alike

@@ -179,14 +179,18 @@ def chosen() -> Iterator[set[str]]:
 
 def vocabulary_nll(components: Components, ids: Tensor) -> Tensor | None:
     """See `fullrank.core.engine`."""
-    return None if _forced == "reference" else vocabulary.vocabulary_nll(components, ids)
+    if _forced == "reference":
+        return None
+    return vocabulary.leave_out_of_graphs(vocabulary.vocabulary_nll)(components, ids)
 
 
 def vocabulary_loss(
     components: Components, ids: Tensor, scale: Tensor, label_smoothing: float
 ) -> tuple[Tensor, Tensor] | None:
     """See `fullrank.core.engine`."""
-    return None if _forced == "reference" else vocabulary.vocabulary_loss(components, ids, scale, label_smoothing)
+    if _forced == "reference":
+        return None
+    return vocabulary.leave_out_of_graphs(vocabulary.vocabulary_loss)(components, ids, scale, label_smoothing)
 
 
 def get_forced() -> str | None:

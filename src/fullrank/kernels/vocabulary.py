@@ -14,8 +14,9 @@ Limits: no double backward and no functorch transforms; `fullrank.kernel("refere
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -54,6 +55,17 @@ def refuse_second_order(what: str, instead: str) -> None:
             f"no second derivative (create_graph=True) of {what}: compute it inside "
             f'`with fullrank.kernel("reference"):`, which {instead}'
         )
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def mark_constant(function: Function) -> Function:
+    """Let a compiler call the function while it traces, and take the answer for a constant.
+
+    `torch.compiler.assume_constant_result` sets the same mark, but imports the compiler: two seconds at each start.
+    """
+    function.__dict__["_dynamo_marked_constant"] = True
+    return function
 
 
 class _Block(NamedTuple):
@@ -305,7 +317,19 @@ def _compute_weighted_loss(
     return loss, nll
 
 
-@torch.compiler.disable
+_disabled: dict[Callable[..., Any], Any] = {}
+
+
+@mark_constant
+def leave_out_of_graphs(function: Function) -> Function:
+    """The function, which a compiler leaves out of its graphs. Where no compiler is imported there is none."""
+    if "torch._dynamo" not in sys.modules:
+        return function
+    if function not in _disabled:
+        _disabled[function] = torch.compiler.disable(function)
+    return cast("Function", _disabled[function])
+
+
 def vocabulary_nll(components: Components, ids: Tensor) -> Tensor | None:
     """nll (T,), in the order of the tokens; a tail is computed for its own tokens."""
     head, *tails = components.clusters
@@ -320,7 +344,6 @@ def vocabulary_nll(components: Components, ids: Tensor) -> Tensor | None:
     return nll.index_add(0, groups.order[groups.ends[0] :], torch.cat(inside))
 
 
-@torch.compiler.disable
 def vocabulary_loss(
     components: Components, ids: Tensor, scale: Tensor, label_smoothing: float
 ) -> tuple[Tensor, Tensor] | None:

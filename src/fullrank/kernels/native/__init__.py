@@ -28,7 +28,7 @@ from fullrank.core import draws
 from fullrank.core.engine import Problem
 from fullrank.core.layout import Layout
 from fullrank.kernels.native.build import library
-from fullrank.kernels.vocabulary import refuse_second_order
+from fullrank.kernels.vocabulary import mark_constant, refuse_second_order
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _SAME_POSITIONS = "causal keys whose positions are the same in all sequences"
@@ -144,7 +144,7 @@ def refuses(problem: Problem) -> str | None:
     return None
 
 
-@torch.compiler.assume_constant_result
+@mark_constant
 def available() -> bool:
     """True if the library is there, or can be compiled now."""
     return library() is not None

@@ -40,7 +40,7 @@ from torch import Tensor
 from fullrank.core import draws
 from fullrank.core.layout import Layout
 from fullrank.kernels.native import find_obstacle, find_visible_keys, tokens_of
-from fullrank.kernels.vocabulary import KEEPS_TENSORS, refuse_second_order
+from fullrank.kernels.vocabulary import KEEPS_TENSORS, mark_constant, refuse_second_order
 
 if TYPE_CHECKING:
     from fullrank.core.engine import Problem
@@ -52,7 +52,7 @@ _OLDEST_GPU = 8  # the major number of the first with products of bf16
 _OLDEST_TRITON = (3, 4)  # tuples of tiles as the kernels use them
 
 
-@torch.compiler.assume_constant_result
+@mark_constant
 @functools.cache
 def _is_installed() -> bool:
     if importlib.util.find_spec("triton") is None:
