@@ -28,7 +28,7 @@ from candidates import BOTH, Candidate, Comparison, Pass, Settings
 from closer import memory_mib, parse, save, table
 from fullrank.core.engine import Pairs
 from fullrank.core.layout import Layout
-from fullrank.core.multilinear import decayed_sums, multilinear
+from fullrank.core.multilinear import compute_decayed_sums, multilinear
 from fullrank.kernels import multilinear as engine
 from timing import Peak, Timing
 
@@ -89,8 +89,8 @@ def length_free(leaves: dict[str, Tensor]) -> Tensor:
     """sum_sr q_r A_sr B_sr U_sr, from decayed sums A of the keys and B of the values."""
     query, layout = leaves["query"] * leaves["cores"].mean(0), Layout.of(leaves["query"].shape[1])
     with torch.autocast(query.device.type, enabled=False):
-        a = decayed_sums(leaves["keys"], leaves["to_keys"], layout)
-        b = decayed_sums(leaves["values"], leaves["to_values"], layout)
+        a = compute_decayed_sums(leaves["keys"], leaves["to_keys"], layout)
+        b = compute_decayed_sums(leaves["values"], leaves["to_values"], layout)
     return (query[:, :, None] * a * b).flatten(2) @ leaves["weight"].flatten(0, 1)
 
 

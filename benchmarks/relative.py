@@ -61,7 +61,7 @@ class Shape:
         old = self.earlier // 2
         gapped = ((-self.gap, old), (old, self.earlier - old + self.queries))
         runs = gapped if self.gap else ((0, self.earlier + self.queries),)
-        return Layout.of_runs(self.queries, runs, window=self.window or None, device=device)
+        return Layout.from_runs(self.queries, runs, window=self.window or None, device=device)
 
 
 def operands_of(shape: Shape, settings: Settings, form: str = "") -> dict[str, Tensor]:

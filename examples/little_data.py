@@ -173,8 +173,8 @@ class Distillation(TrainingPart):
         places, call, total = torch.arange(tokens), draws.calls(), scale.new_zeros(())
         for start in range(0, tokens, self.CHUNK):
             part = slice(start, start + self.CHUNK)
-            with draws.selected(places[part], tokens, call):
-                total = total + draws.recomputed(self._cross_entropy, states[part], taught[part], scale[part])
+            with draws.select_tokens(places[part], tokens, call):
+                total = total + draws.checkpoint_function(self._cross_entropy, states[part], taught[part], scale[part])
         return (1 - self.settings.weight) * loss + self.settings.weight * total
 
     def _cross_entropy(self, states: Tensor, taught: Tensor, scale: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
-from fullrank.config.recipe import shipped
+from fullrank.config.recipe import list_shipped
 from research import markdown as md
 from research import ngrams
 from research.ledger import Row, figures_of, group_by_setting
@@ -65,7 +65,7 @@ def make_page(rows: Sequence[Row], texts: Texts) -> Iterator[str]:
 
 def make_line(place: int, group: Sequence[Row], line: float) -> dict[str, str]:
     """A line of a board: the rows of one setting. line: the perplexity of counting 4-grams."""
-    first, is_shipped = group[0], group[0]["recipe"] in shipped()
+    first, is_shipped = group[0], group[0]["recipe"] in list_shipped()
     recipe, teacher = first["recipe"], first["teacher"]
     name = f"[{recipe}](../../src/fullrank/recipes/{recipe}.yaml)" if is_shipped else md.code(recipe)
     figures = test_figures(group)

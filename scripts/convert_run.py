@@ -21,7 +21,7 @@ from fullrank.config.load import build, flatten, merge, read_yaml, to_yaml
 from fullrank.core.errors import ConfigError, FullRankError, InputError
 from fullrank.data import Tokenizer, build_bytes, build_characters, build_words, prepare
 from fullrank.data.language import Pieces, build_language
-from fullrank.data.tokenizers import LINE_END, complete_bpe, read_merges
+from fullrank.data.tokenizers import LINE_END, read_merges, wrap_bpe
 from fullrank.files import digest, parse_json, read_checked, read_json, write_json
 
 # values of keys that are no more, by which they did nothing; keys of training are left out whatever they said
@@ -58,7 +58,7 @@ def convert_tokenizer(folder: Path) -> Tokenizer:
     if kind == "bpe":
         backend = Backend(models.BPE(ids, read_merges(saved)))
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        return complete_bpe(backend, lowercase=lowercase)
+        return wrap_bpe(backend, lowercase=lowercase)
     entries = sorted(ids, key=ids.__getitem__)
     if kind == "character":
         return build_characters(entries, lowercase=lowercase)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from fullrank.config.recipe import shipped
+from fullrank.config.recipe import list_shipped
 from fullrank.core.errors import InputError
 from fullrank.seal import is_run
 
@@ -26,7 +26,7 @@ def model_kind(name: str) -> Kind:
         return _folder_kind(folder)
     if folder.suffix == ".py":
         raise InputError(f"{name}: Python code; name the function that makes the model, as python:{folder.stem}:make")
-    papers = {recipe.partition("/")[0] for recipe in shipped()}
+    papers = {recipe.partition("/")[0] for recipe in list_shipped()}
     parts = Path(name).parts
     if folder.suffix in (".yaml", ".yml") or folder.is_file() or (parts and parts[0] in papers):
         return "configuration"

@@ -103,7 +103,7 @@ def test_ctrl_c_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt() -> list[str]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(recipe, "shipped", interrupt)
+    monkeypatch.setattr(recipe, "list_shipped", interrupt)
     assert called("recipes", "list") == (130, "", "fullrank: interrupted\n")
 
 

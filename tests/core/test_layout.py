@@ -98,7 +98,7 @@ def test_strided_pattern() -> None:
 
 
 def test_a_stride_counts_positions_with_gaps_padding_windows_and_in_both_directions() -> None:
-    gap = replace(fr.Layout.of_runs(2, [(-7, 2), (-2, 4)]), stride=3)
+    gap = replace(fr.Layout.from_runs(2, [(-7, 2), (-2, 4)]), stride=3)
     assert gap.key_positions.tolist() == [-7, -6, -2, -1, 0, 1]
     assert picture(gap) == [".xxxx.", "..xxxx"]  # from 0: -6, -2, -1, 0; from 1: -2, -1, 0, 1; -5 and -8 are not there
     mask = torch.tensor([[0, 1, 1, 1, 1, 1]]).bool()

@@ -47,9 +47,9 @@ def of_python(**sections: Any) -> fr.ModelConfig:
 
 def test_what_is_not_said_is_as_in_the_model() -> None:
     plain = model(attention={"mix": "position_wise"}, num_hidden_layers=3, position="learned")
-    for part in (plain.of_encoder(), plain.of_decoder()):
+    for part in (plain.get_encoder_config(), plain.get_decoder_config()):
         assert part == plain
-    assert plain.of_cross() == replace(plain, position="none")
+    assert plain.get_cross_config() == replace(plain, position="none")
     assert (plain.encoder, plain.decoder) == (None, None)
     assert plain.problems_of_translation() == []
 
@@ -60,29 +60,29 @@ def test_each_place_has_its_own() -> None:
         encoder={"num_hidden_layers": 4, "vocab_size": 30, "attention": {"normalize": "sigsoftmax"}},
         decoder={"num_hidden_layers": 2, "attention": {"mix": "position_wise"}, "cross": PAIRS},
     )
-    encoder, decoder, cross = found.of_encoder(), found.of_decoder(), found.of_cross()
+    encoder, decoder, cross = found.get_encoder_config(), found.get_decoder_config(), found.get_cross_config()
     assert (encoder.num_hidden_layers, encoder.vocab_size, encoder.attention.normalize) == (4, 30, "sigsoftmax")
     assert encoder.attention.mix == "none"  # a section of its own is not laid on the model's
     assert (decoder.num_hidden_layers, decoder.vocab_size, decoder.attention.mix) == (2, 20, "position_wise")
     assert (cross.attention.kind, cross.position) == ("multilinear", "none")
     assert all(part.encoder is part.decoder is None for part in (encoder, decoder, cross))
-    assert model(attention={"mix": "average"}, encoder={}, decoder={}).of_cross().attention.mix == "average"
+    assert model(attention={"mix": "average"}, encoder={}, decoder={}).get_cross_config().attention.mix == "average"
 
 
 def test_cross_attention_scores_by_content() -> None:
     """Cross-attention has a dot-product score unless `cross` says otherwise."""
     for score, position in (("relative", "relative"), ("dense_synthesizer", "none"), ("random_synthesizer", "none")):
         found = model(position=position, attention={"score": score, "mix": "position_wise"}, encoder={})
-        assert found.of_cross().attention == fr.AttentionConfig(mix="position_wise")
-        assert found.of_decoder().attention.score == score
+        assert found.get_cross_config().attention == fr.AttentionConfig(mix="position_wise")
+        assert found.get_decoder_config().attention.score == score
 
 
 def test_released_cross_leaves_mixing_out_there() -> None:
     for sections in ({"attention": {"mix": "position_wise"}}, {"decoder": {"cross": {"mix": "position_wise"}}}):
         sections["decoder"] = sections.get("decoder", {}) | {"released_cross": True}
         found = model(**sections)
-        assert found.of_cross().attention.mix == "none"
-        assert found.of_decoder().attention == found.attention
+        assert found.get_cross_config().attention.mix == "none"
+        assert found.get_decoder_config().attention == found.attention
 
 
 # -- tokens that see later ones ---------------------------------------------------------------------------------------
@@ -93,8 +93,8 @@ def test_as_published_is_asked_of_the_decoder() -> None:
     for sections in ({"encoder": {"attention": SEEING}}, {"decoder": {"cross": SEEING}}):
         found = model(**sections)
         assert not found.sees_future
-        assert not found.of_encoder().sees_future
-        assert not found.of_cross().sees_future
+        assert not found.get_encoder_config().sees_future
+        assert not found.get_cross_config().sees_future
     wanted = r"model.decoder.attention.causal: as_published .* model.decoder.attention.not_next_token_perplexity: true"
     with pytest.raises(ConfigError, match=wanted) as error:
         model(decoder={"attention": SEEING})

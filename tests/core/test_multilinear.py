@@ -140,9 +140,9 @@ def test_queries_after_earlier_keys_gaps_and_windows(kernel: str) -> None:
     module = layer()
     for layout, window in (
         (fr.Layout.of(3, 8), None),
-        (fr.Layout.of_runs(3, ((0, 2), (4, 1), (8, 5))), None),
+        (fr.Layout.from_runs(3, ((0, 2), (4, 1), (8, 5))), None),
         (fr.Layout.of(3, 8, window=4), 4),
-        (fr.Layout.of_runs(3, ((0, 2), (4, 1), (8, 5)), window=6), 6),
+        (fr.Layout.from_runs(3, ((0, 2), (4, 1), (8, 5)), window=6), 6),
         (fr.Layout.of(8, 8, causal=False, window=3), 3),
     ):
         queries, keys = layout.shape

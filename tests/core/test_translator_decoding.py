@@ -119,9 +119,9 @@ def test_released_decoding_changes_only_decoding_with_a_cache(mechanism: str) ->
     released = translator(mechanism, decoder_keys={"released_decoding": True})
     assert released.state_dict().keys() == model.state_dict().keys()
     source, target = sentences(model)
-    plain = translator(mechanism, decoder={"mix": "none"} | _without_mix(model.config.of_decoder().attention))
+    plain = translator(mechanism, decoder={"mix": "none"} | _without_mix(model.config.get_decoder_config().attention))
     plain.load_state_dict({n: v for n, v in model.state_dict().items() if n in plain.state_dict()}, strict=True)
-    mixes = model.config.of_decoder().attention.mix != "none"
+    mixes = model.config.get_decoder_config().attention.mix != "none"
 
     def cached(of: fr.Translator) -> Tensor:
         writer = of.of_source(of.encode(source))
@@ -150,5 +150,5 @@ def test_released_cross_never_mixes_across() -> None:
     with torch.no_grad():
         assert torch.equal(released(source, target).logits, model(source, target).logits)
     given = translator("plain", cross=B | {"normalize": "sigsoftmax"}, decoder_keys={"released_cross": True})
-    assert given.config.of_cross().attention.normalize == "sigsoftmax"  # only mixing is left out
-    assert given.config.of_cross().attention.mix == "none"
+    assert given.config.get_cross_config().attention.normalize == "sigsoftmax"  # only mixing is left out
+    assert given.config.get_cross_config().attention.mix == "none"

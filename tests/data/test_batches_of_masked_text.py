@@ -17,7 +17,7 @@ EOS, MASK = 0, WORDS
 
 
 def masking(probability: float = 0.15, replaced: float = 0.8, drawn: float = 0.1) -> Masking:
-    return Masking.of(TOKENIZER, MASK, probability=probability, replaced=replaced, drawn=drawn)
+    return Masking.from_tokenizer(TOKENIZER, MASK, probability=probability, replaced=replaced, drawn=drawn)
 
 
 def marked_text(size: int, seed: int = 0) -> np.ndarray:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import fullrank as fr
-from fullrank.config.recipe import is_finetuning, load, resolve, shipped
-from fullrank.experiments.check import shrunk
+from fullrank.config.recipe import is_finetuning, list_shipped, load, resolve
+from fullrank.experiments.check import shrink_config
 
 KEPT = ("position", "norm", "hidden_act", "initializer", "dropout", "scale_embedding", "same_length", "final_norm")
 
@@ -17,7 +17,7 @@ KEPT = ("position", "norm", "hidden_act", "initializer", "dropout", "scale_embed
 @pytest.mark.full
 def test_every_recipe() -> None:
     seen = set()
-    for name in shipped():
+    for name in list_shipped():
         if is_finetuning(name):
             continue  # the model is not ours
         recipe = load(name)
@@ -29,7 +29,7 @@ def test_every_recipe() -> None:
                 if repr(config) in seen:
                     continue
                 seen.add(repr(config))
-                small, changed = shrunk(config, translates=run.translates)
+                small, changed = shrink_config(config, translates=run.translates)
                 with torch.device("meta"):
                     count = (fr.Translator if run.translates else fr.LanguageModel)(small).num_parameters()
                 assert count <= 100_000, (name, row, scale)
@@ -51,8 +51,8 @@ def test_every_recipe() -> None:
 
 def test_what_is_small_stays() -> None:
     config = fr.ModelConfig(vocab_size=50, hidden_size=24, num_hidden_layers=3, num_attention_heads=2)
-    assert shrunk(config) == (config, ())
-    small, changed = shrunk(replace(config, vocab_size=None))
+    assert shrink_config(config) == (config, ())
+    small, changed = shrink_config(replace(config, vocab_size=None))
     assert small.vocab_size == 32
     assert changed[0] == "vocab_size that of the data -> 32"
 
@@ -67,7 +67,7 @@ def test_the_sections_of_a_translation_model() -> None:
             num_hidden_layers=1, cross=fr.AttentionConfig(mix="position_wise"), released_decoding=True
         ),
     )
-    small, changed = shrunk(config, translates=True)
+    small, changed = shrink_config(config, translates=True)
     assert small.encoder == fr.EncoderConfig(
         num_hidden_layers=2, vocab_size=35, attention=replace(pairs, rank=6, cores=3)
     )
@@ -78,9 +78,9 @@ def test_the_sections_of_a_translation_model() -> None:
         "encoder.attention.cores 6 -> 3", "vocab_size that of the data -> 32", "max_position_embeddings 500 -> 23",
     } <= set(changed)  # fmt: skip
     assert not [change for change in changed if change.startswith("decoder")]
-    shared = shrunk(replace(config, encoder=fr.EncoderConfig(share_embedding=True)), translates=True)[0]
+    shared = shrink_config(replace(config, encoder=fr.EncoderConfig(share_embedding=True)), translates=True)[0]
     assert shared.encoder == fr.EncoderConfig(share_embedding=True)
-    bare = shrunk(fr.ModelConfig(), translates=True)[0]
+    bare = shrink_config(fr.ModelConfig(), translates=True)[0]
     assert bare.encoder == fr.EncoderConfig(vocab_size=35)
     with torch.device("meta"):
         for found in (small, shared, bare):
@@ -93,7 +93,7 @@ def test_each_attention_of_model_layers_stays() -> None:
         fr.LayerConfig(at=[1], attention=fr.AttentionConfig(kind="multilinear", rank=50)),
     ]
     config = fr.ModelConfig(vocab_size=9000, hidden_size=512, num_hidden_layers=16, layers=layers)
-    small, changed = shrunk(config)
+    small, changed = shrink_config(config)
     words = [(one.kind, getattr(one, "mix", None), getattr(one, "rank", None)) for one in small.attentions]
     assert words == [("weighted", "none", None), ("multilinear", None, 6), ("weighted", "position_wise", None)]
     assert "layers 2 entries -> 3 entries" in changed
@@ -101,8 +101,8 @@ def test_each_attention_of_model_layers_stays() -> None:
     pairs = replace(
         config, encoder=fr.EncoderConfig(num_hidden_layers=12), decoder=fr.DecoderConfig(num_hidden_layers=8)
     )
-    small, _ = shrunk(pairs, translates=True)
-    assert small.of_encoder().num_hidden_layers == small.of_decoder().num_hidden_layers == 3
+    small, _ = shrink_config(pairs, translates=True)
+    assert small.get_encoder_config().num_hidden_layers == small.get_decoder_config().num_hidden_layers == 3
     assert fr.Translator(small).num_parameters() < 200_000
-    alike, _ = shrunk(replace(config, layers=[fr.LayerConfig(at=[0])]))
+    alike, _ = shrink_config(replace(config, layers=[fr.LayerConfig(at=[0])]))
     assert alike.num_hidden_layers == len(alike.layers) == 2

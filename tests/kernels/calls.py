@@ -19,7 +19,7 @@ PADDED[0, 8] = False
 PADDED[1, 9:] = False
 EMPTY = PADDED.clone()
 EMPTY[1] = False  # a sequence without any token
-runs = fr.Layout.of_runs
+runs = fr.Layout.from_runs
 LAYOUTS = {
     "causal": fr.Layout.of(13),
     "past": fr.Layout.of(9, 13),

@@ -170,7 +170,7 @@ def test_decayed_sums(count: int, gaps: list[int], with_state: bool) -> None:
     tokens = torch.randn(2, len(gaps) + count, 2, generator=generator, dtype=torch.float64).requires_grad_()
     state = torch.randn(2, 3, 2, generator=generator, dtype=torch.float64).requires_grad_()
     before = torch.tensor([sum(gaps[i:]) - 1 for i in range(len(gaps))])
-    out = engine.decayed_sums(Tokens(tokens, log, before, state if with_state else None))
+    out = engine.compute_decayed_sums(Tokens(tokens, log, before, state if with_state else None))
     expected = recurrence(tokens, log, [1, *gaps, *[1] * (count - 1)], state * with_state, count)
     torch.testing.assert_close(out, expected, rtol=1e-11, atol=1e-11)
     leaves = [tokens, log, state] if with_state else [tokens, log]

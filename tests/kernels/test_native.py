@@ -39,9 +39,9 @@ def layout(where: str, queries: int, keys: int, batch: int = 2) -> fr.Layout:
         case "window":
             return fr.Layout.of(queries, keys, window=max(1, keys // 3))
         case "gaps":
-            return fr.Layout.of_runs(queries, runs)
+            return fr.Layout.from_runs(queries, runs)
         case "gaps and window":
-            return fr.Layout.of_runs(queries, runs, window=keys // 2 + 3)
+            return fr.Layout.from_runs(queries, runs, window=keys // 2 + 3)
     mask = masks.get(where.removeprefix("cross, "))
     return fr.Layout.of(queries, keys, causal=not where.startswith("cross"), key_mask=mask)
 

@@ -32,7 +32,7 @@ HOLES = torch.rand(2, 25, generator=torch.Generator().manual_seed(3)) > 0.3
 @pytest.mark.parametrize(
     "problem",
     [
-        call(fr.Layout.of_runs(20, ((0, 2), (6, 23))), "B", relative=True, normalize="sigsoftmax"),
+        call(fr.Layout.from_runs(20, ((0, 2), (6, 23))), "B", relative=True, normalize="sigsoftmax"),
         call(fr.Layout.of(20, 25, key_mask=HOLES), "A", size=16),
     ],
     ids=["relative", "padded"],

@@ -57,7 +57,7 @@ CASES = {  # layout, mixing, normaliser, other choices
     "twelve heads": (of(3), "B", "softmax", {"heads": 12}),
     "padding": (LAYOUTS["padding"], "B", "softmax", {}),
     "window": (of(35, 70, window=9), "A", "softmax", {}),
-    "gaps and window": (fr.Layout.of_runs(7, ((0, 12), (15, 3), (20, 30)), window=20), "B", "softmax", {}),
+    "gaps and window": (fr.Layout.from_runs(7, ((0, 12), (15, 3), (20, 30)), window=20), "B", "softmax", {}),
     "cross": (of(19, 5, causal=False), "A", "sigsoftmax", {}),
     "cross and padding": (LAYOUTS["cross and padding"], "B", "softmax", {}),
 }

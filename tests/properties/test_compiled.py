@@ -180,8 +180,8 @@ def test_how_many_graphs_a_training_has(attend: str, score: str, most: int) -> N
 
 BESIDE = {
     "window": fr.Layout.of(7, 12, window=4),
-    "gap": fr.Layout.of_runs(7, ((0, 3), (20, 9))),
-    "gap and window": fr.Layout.of_runs(7, ((0, 3), (5, 9)), window=8),
+    "gap": fr.Layout.from_runs(7, ((0, 3), (20, 9))),
+    "gap and window": fr.Layout.from_runs(7, ((0, 3), (5, 9)), window=8),
 }
 EVERYDAY = {("relative", "gap and window")}
 

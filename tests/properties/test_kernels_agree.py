@@ -45,11 +45,11 @@ def layout(name: str) -> fr.Layout:
         case "only padding":
             return fr.Layout.of(7, 11, key_mask=nothing)
         case "gaps":
-            return fr.Layout.of_runs(7, ((0, 2), (4, 1), (8, 8)))
+            return fr.Layout.from_runs(7, ((0, 2), (4, 1), (8, 8)))
         case "window":
             return fr.Layout.of(7, 11, window=4)
         case "gaps and window":
-            return fr.Layout.of_runs(7, ((0, 2), (4, 1), (7, 8)), window=6)
+            return fr.Layout.from_runs(7, ((0, 2), (4, 1), (7, 8)), window=6)
         case "cross":
             return fr.Layout.of(7, 11, causal=False)
         case "cross, more queries":

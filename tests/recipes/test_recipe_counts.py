@@ -10,10 +10,10 @@ import pytest
 from recipe_counts import total
 
 from fullrank.cli import main
-from fullrank.config.recipe import is_finetuning, load, resolve_any, select_rows, shipped, tables
+from fullrank.config.recipe import is_finetuning, list_shipped, load, resolve_any, select_rows, tables
 from fullrank.experiments.run_folder import training_of
 
-RECIPES = [name for name in shipped() if not name.startswith(("demo/", "best/"))]
+RECIPES = [name for name in list_shipped() if not name.startswith(("demo/", "best/"))]
 TABLES = sorted({re.sub(r"(/table\d+)-.*", r"\1", name) for name in RECIPES})
 UNITS = {"M": 1e6, "B": 1e9}
 
@@ -33,7 +33,7 @@ def test_the_papers_tables_are_all_there() -> None:
 def test_rows_and_the_trainings_that_they_share() -> None:
     """As the papers' tables repeat each other: the same model in a table of models and in those of ablations."""
     by_training: dict[str, set[tuple[str, str]]] = {}
-    for name in shipped():
+    for name in list_shipped():
         for row in load(name).rows if "paper" in load(name).scales else ():
             by_training.setdefault(training_of(resolve_any(name, row, "paper").config), set()).add((name, row))
     groups = {frozenset(group) for group in by_training.values() if len(group) > 1}

@@ -8,10 +8,10 @@ import pytest
 from recipe_counts import config_of, total
 
 from fullrank.config.load import flatten
-from fullrank.config.recipe import is_finetuning, load, shipped
+from fullrank.config.recipe import is_finetuning, list_shipped, load
 
 # recipes of fine-tuning: tests/recipes/test_recipe_tables_finetune.py; our own ones: test_recipe_best.py
-NAMES = [name for name in shipped() if not name.startswith(("demo/", "best/")) and not is_finetuning(name)]
+NAMES = [name for name in list_shipped() if not name.startswith(("demo/", "best/")) and not is_finetuning(name)]
 RECIPES = {name: load(name) for name in (*NAMES, "demo/builtin")}
 ROWS = [(name, row) for name in NAMES for row in RECIPES[name].rows]
 

@@ -6,9 +6,9 @@ import pytest
 
 from fullrank.config.finetune import FinetuneConfig, GraftConfig
 from fullrank.config.load import flatten
-from fullrank.config.recipe import is_finetuning, load, resolve_any, shipped
+from fullrank.config.recipe import is_finetuning, list_shipped, load, resolve_any
 
-NAMES = [name for name in shipped() if is_finetuning(name)]
+NAMES = [name for name in list_shipped() if is_finetuning(name)]
 
 # Mixhead, Table 5: task -> (Mixhead, BERT - our run), scores of the test server
 TABLE5 = {

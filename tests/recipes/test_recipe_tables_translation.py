@@ -49,9 +49,11 @@ def test_rows_of_table_4_differ_in_heads_and_mixing_only(scale: str) -> None:
         assert f"h{model.num_attention_heads}" == heads
         assert model.head_dim == model.hidden_size // model.num_attention_heads
         assert model.attention.mix == {"plain": "none", "a": "position_independent", "b": "position_wise"}[mix]
-        assert model.of_cross().attention.mix == (model.attention.mix if how == ["cross"] else "none")
+        assert model.get_cross_config().attention.mix == (model.attention.mix if how == ["cross"] else "none")
         assert decoder.released_decoding == (how == ["released"])
-        assert model.of_encoder().attention.mix == model.of_decoder().attention.mix == model.attention.mix
+        assert (
+            model.get_encoder_config().attention.mix == model.get_decoder_config().attention.mix == model.attention.mix
+        )
         flat = flatten(config.to_dict())
         assert {key for key in flat if flat[key] != base[key]} <= {
             "model.num_attention_heads", "model.head_dim", "model.attention.mix", "model.decoder.released_cross",
@@ -139,11 +141,11 @@ def test_multi_linear_attention_in_the_encoder_only(scale: str) -> None:
     for row in ("core1", "core2", "decayed"):
         config = config_of("tensorized/table3", row, scale)
         assert (config.data, config.train, config.eval) == (base.data, base.train, base.eval)
-        attention = config.model.of_encoder().attention
+        attention = config.model.get_encoder_config().attention
         assert (attention.kind, attention.rank, attention.cores) == ("multilinear", 64, 2 if row == "core2" else 1)
         assert attention.output_map == ("decayed" if row == "decayed" else "pairs")
-        assert config.model.of_decoder() == base.model.of_decoder()
-        assert config.model.of_cross() == base.model.of_cross()
+        assert config.model.get_decoder_config() == base.model.get_decoder_config()
+        assert config.model.get_cross_config() == base.model.get_cross_config()
     assert (base.eval.beams, base.eval.length_penalty) == (5, 0.6)
 
 

@@ -74,7 +74,7 @@ def training_memory(run: RunConfig, parameters: int, tokens: int) -> dict[str, i
     kernel computes and the chunk of logits are left out.
     """
     if run.translates:
-        stacks = [run.model.of_encoder(), run.model.of_decoder()]
+        stacks = [run.model.get_encoder_config(), run.model.get_decoder_config()]
     else:
         stacks = [run.model]
     width = run.model.hidden_size
@@ -171,9 +171,9 @@ def translation_size(config: ModelConfig, length: int, batch: int = 1) -> dict[s
     of_decoder = [block.attention for block in decoder.blocks]
     of_cross = [block.cross_attention for block in decoder.blocks]
     of_encoder = [block.attention for block in encoder.blocks]
-    encoding = _Stack(config.of_encoder(), of_encoder, length, causal=False)
-    decoding = _Stack(config.of_decoder(), of_decoder, (length + 1) / 2)
-    crossing = _Stack(config.of_cross(), of_cross, length, causal=False)
+    encoding = _Stack(config.get_encoder_config(), of_encoder, length, causal=False)
+    decoding = _Stack(config.get_decoder_config(), of_decoder, (length + 1) / 2)
+    crossing = _Stack(config.get_cross_config(), of_cross, length, causal=False)
     keys_and_values = sum(_keys_and_values(layer.project) for layer in of_cross)  # of source tokens
     embedding = decoder.embedding if encoder.embedding is None else encoder.embedding
     source_linear = 2 * (_matrices(encoder) + keys_and_values) + embedding.flops_per_token()

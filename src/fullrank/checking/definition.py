@@ -83,7 +83,9 @@ def check_plain_start(subject: Subject) -> Finding:
         return compare_start(subject.with_length(min(SHORT, subject.length)), *build_injected(subject))
     subject = subject.core.with_length(min(SHORT, subject.length))
     config: ModelConfig = subject.own.config
-    parts = (config.of_encoder(), config.of_decoder(), config.of_cross()) if subject.translates else (config,)
+    parts = [config]
+    if subject.translates:
+        parts = [config.get_encoder_config(), config.get_decoder_config(), config.get_cross_config()]
     attentions = [attention for part in parts for attention in part.attentions]
     mixes = [attention.mix for attention in attentions if isinstance(attention, WeightedConfig)]
     if not mixes:

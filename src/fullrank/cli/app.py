@@ -142,9 +142,9 @@ def check_models(names: str | list[str] | None) -> str | list[str] | None:
 
 def suggest_recipes(incomplete: str) -> list[str]:
     """Shipped recipes that begin so. Where none does, the shell goes on with names of files."""
-    from fullrank.config.recipe import shipped
+    from fullrank.config.recipe import list_shipped
 
-    return [name for name in shipped() if name.startswith(incomplete)]
+    return [name for name in list_shipped() if name.startswith(incomplete)]
 
 
 # -- alone -----------------------------------------------------------------------------------------------------------

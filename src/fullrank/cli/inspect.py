@@ -83,10 +83,10 @@ def info(
 @verb("fullrank recipes list --json", name="list", group=recipes)
 def list_recipes(json: Json = False) -> None:
     """All shipped recipes."""
-    from fullrank.config.recipe import load, shipped
+    from fullrank.config.recipe import list_shipped, load
 
     content, lines = [], []
-    for name in shipped():
+    for name in list_shipped():
         recipe = load(name)
         rows, scales = list(recipe.rows), list(recipe.scales)
         content.append({"name": name, "rows": rows, "paper": recipe.paper, "table": recipe.table, "scales": scales})

@@ -295,7 +295,7 @@ def translate(
 
     translator = LineTranslator(
         run,
-        dataclasses.replace(Search.of(open_translation_run(run).eval), **search, n_best=n_best),
+        dataclasses.replace(Search.from_config(open_translation_run(run).eval), **search, n_best=n_best),
         checkpoint=checkpoint,
         batch_size=batch_size,
         device_name=device,

@@ -101,7 +101,7 @@ class RecipeFile(Section):
     imports: list[str] = key([], "modules that register stages and parts which rows use")
 
 
-def _extended(name: str, parent: str, folder: Path | None, below: tuple[str, ...]) -> Recipe:
+def _load_parent(name: str, parent: str, folder: Path | None, below: tuple[str, ...]) -> Recipe:
     """The recipe that `name` extends; one that is a file is beside it, in `folder`."""
     is_file = parent.endswith((".yaml", ".yml"))
     where = str(folder / parent) if is_file and folder is not None else parent
@@ -136,7 +136,7 @@ def parse(name: str, raw: Mapping[str, Any], folder: Path | None = None, below: 
     base, paper, seeds = file.base or {}, file.paper or "", file.seeds
     scales: dict[str, Settings] = {scale: settings or {} for scale, settings in (file.scales or {}).items()}
     if file.extends is not None:
-        parent = _extended(name, file.extends, folder, (*below, name))
+        parent = _load_parent(name, file.extends, folder, (*below, name))
         base = lay(merge({}, parent.base), base)
         scales = {
             scale: lay(merge({}, parent.scales.get(scale, {})), scales.get(scale, {}))
@@ -148,7 +148,7 @@ def parse(name: str, raw: Mapping[str, Any], folder: Path | None = None, below: 
     return Recipe(name, file.table or name, paper, base, scales, rows, file.notes or "", seeds, file.imports)
 
 
-def shipped() -> list[str]:
+def list_shipped() -> list[str]:
     """Names of the recipes that come with the package, such as `mixhead/table1-vanilla`."""
     root = resources.files("fullrank") / "recipes"
     return sorted(
@@ -187,7 +187,7 @@ def find_recipes_by_part(name: str) -> list[str]:
     """The recipes of a paper (`mixhead`), or of all papers that have a table of this name (`table2`)."""
     return [
         one
-        for one in shipped()
+        for one in list_shipped()
         if one.startswith(f"{name}/") or re.match(rf"{re.escape(name)}(-|$)", one.partition("/")[2])
     ]
 
@@ -198,7 +198,7 @@ def tables(name: str) -> list[str]:
         return list(read_figures()[name].rows)
     if Path(name).exists() or not re.search(r"/table\d+$", name):
         return [name]
-    return [one for one in shipped() if one == name or one.startswith(f"{name}-")] or [name]
+    return [one for one in list_shipped() if one == name or one.startswith(f"{name}-")] or [name]
 
 
 def select_rows(
@@ -253,7 +253,7 @@ def load(name: str, below: tuple[str, ...] = ()) -> Recipe:
                 raise InputError(f"{name}: no configuration; `fullrank init {name}` writes one for a text") from error
             raise
         return parse(name, raw, path.parent, below)
-    known = shipped()
+    known = list_shipped()
     if name not in known:
         if several := find_recipes_by_part(name):
             raise InputError(f"'{name}' stands for several recipes; choose one of {', '.join(several)}")

@@ -175,7 +175,7 @@ class RunConfig(Section):
     def _faults_of_translation(self) -> Iterator[str]:
         problems = self.model.problems_of_translation()
         yield from problems
-        if not problems and self.model.of_decoder().sees_future:
+        if not problems and self.model.get_decoder_config().sees_future:
             yield (
                 "model.decoder.attention.causal: a translation is written token by token, and with as_published earlier tokens "
                 "see later ones; use masked"

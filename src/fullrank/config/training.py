@@ -210,19 +210,19 @@ class TrainConfig(TrainingConfig):
     def _ends(self) -> list[str]:
         return [end for end in ("steps", "epochs", "tokens") if getattr(self, end) is not None]
 
-    def _bounded(self) -> bool:
+    def _has_limits(self) -> bool:
         """Every phase says after how many steps or epochs it ends."""
         return bool(self.phases) and all(phase.steps or phase.epochs for phase in self.phases)
 
     def _resolve(self) -> None:
-        if not self._ends() and not self._bounded():
+        if not self._ends() and not self._has_limits():
             self._set("epochs", 1.0)
         if self.order is None:
             self._set("order", "shuffled" if self.objective == "masked" else "contiguous")
 
     def _faults(self) -> Iterator[str]:
         ends = self._ends()
-        if self._bounded() and ends:
+        if self._has_limits() and ends:
             yield f"train.{ends[0]}: every phase says when it ends; leave it out, or the end of the last phase"
         if len(ends) > 1:
             yield f"train: give exactly one of steps, epochs, tokens; given {', '.join(ends)}"
@@ -249,7 +249,7 @@ class TrainConfig(TrainingConfig):
         """A line about the first phase that never begins, as far as steps, or epochs, alone say so."""
         for end, whole in (("steps", self.steps), ("epochs", self.epochs)):
             before = 0.0
-            for earlier, phase in pairwise([] if self._bounded() else self.phases):
+            for earlier, phase in pairwise([] if self._has_limits() else self.phases):
                 before += 0 if earlier.plateau else getattr(earlier, end) or 0
                 if whole is not None and before >= whole:
                     yield (

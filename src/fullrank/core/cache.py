@@ -92,7 +92,7 @@ class KeyValues(NamedTuple):
     def rows(self, index: Tensor) -> KeyValues:
         return self.select(lambda heads: heads.index_select(0, index))
 
-    def first(self, length: int) -> KeyValues:
+    def crop(self, length: int) -> KeyValues:
         return self.select(lambda heads: heads[:, :, :length])
 
 
@@ -140,7 +140,7 @@ class Cache:
         """True if the last tokens can be taken out again: keys and values can, sums cannot."""
         return all(past is None or isinstance(past, KeyValues) for past in self.layers)
 
-    def first(self, length: int) -> Cache:
+    def crop(self, length: int) -> Cache:
         if length >= self.length:
             return self
         if not self.croppable:
@@ -148,7 +148,7 @@ class Cache:
                 "output_map decayed keeps sums over all earlier tokens, which cannot be parted again; "
                 "read the text anew"
             )
-        layers = tuple(past.first(length) if isinstance(past, KeyValues) and length else None for past in self.layers)
+        layers = tuple(past.crop(length) if isinstance(past, KeyValues) and length else None for past in self.layers)
         mask = None if self.key_mask is None or not length else self.key_mask[:, :length]
         return replace(self, layers=layers, key_mask=mask)
 
@@ -220,7 +220,7 @@ class Source:
     def batch(self) -> int:
         return self.hidden.shape[0]
 
-    def of_layer(self, layer: int, queries: int) -> CrossInput:
+    def get_layer_input(self, layer: int, queries: int) -> CrossInput:
         """Input of layer `layer` for `queries` tokens of each sentence."""
         return self.hidden, _source_layout(queries, self.hidden.shape[1], self.mask, self.hidden.device)
 
@@ -237,7 +237,7 @@ class ProjectedSource:
     mask: Tensor | None
     rows: Tensor
 
-    def of_layer(self, layer: int, queries: int) -> CrossInput:
+    def get_layer_input(self, layer: int, queries: int) -> CrossInput:
         """Input of layer `layer` for `queries` tokens of each target row; rows of one sentence count together."""
         known = self.layers[layer]
         together = queries * (self.rows.shape[0] // max(1, known.batch))

@@ -280,7 +280,7 @@ class ModelConfig(Section):
         limited = any(part.tied_to_length or stage_name(part.score) in rows for part in self.attentions)
         return self.max_position_embeddings if limited or self.position == "learned" else None
 
-    def of_layer(self, layer: int) -> ModelConfig:
+    def get_layer_config(self, layer: int) -> ModelConfig:
         """Configuration of one layer, with its own attention; multi-linear attention drops no weights."""
         return self._part(self.attentions[layer], None, []) if self.layers else self
 
@@ -317,7 +317,7 @@ class ModelConfig(Section):
             **changes,
         )
 
-    def of_encoder(self) -> ModelConfig:
+    def get_encoder_config(self) -> ModelConfig:
         """Configuration of the encoder. Nothing is hidden there, so `as_published` and `masked` are one."""
         own = self.encoder or EncoderConfig()
         other = own.vocab_size not in (None, self.vocab_size)  # the output layer is of target words
@@ -329,10 +329,10 @@ class ModelConfig(Section):
             output=OutputConfig() if other else self.output,
         )
 
-    def of_decoder(self) -> ModelConfig:
+    def get_decoder_config(self) -> ModelConfig:
         return self._part(self._attentions()[1], (self.decoder or DecoderConfig()).num_hidden_layers, self.layers)
 
-    def of_cross(self) -> ModelConfig:
+    def get_cross_config(self) -> ModelConfig:
         """Configuration of cross-attention, without positions: those of two texts have no distance."""
         layers = (self.decoder or DecoderConfig()).num_hidden_layers
         return self._part(self._attentions()[2], layers, [], position="none")
@@ -387,7 +387,7 @@ class ModelConfig(Section):
 
         Of a translation model: at a token of the target. Its encoder sees everything, and has nothing to predict.
         """
-        part = self if self.decoder is None else self.of_decoder()
+        part = self if self.decoder is None else self.get_decoder_config()
         return any(attention.sees_future for attention in part.attentions)
 
 

@@ -99,7 +99,7 @@ class LanguageModel(Layers):
         if self.config.memory_start == "zeros":
             memory = released.start_memory(self.config, memory, x)
         memory.check(len(self.blocks), rows, self.config.hidden_size)
-        segment = Segment.after(memory, rows, tokens, read_mask(attention_mask, input_ids), input_ids.device)
+        segment = Segment.from_memory(memory, rows, tokens, read_mask(attention_mask, input_ids), input_ids.device)
         if self.position.max_length is not None:
             self.position.check(memory.length + tokens if segment.mask is None else int(segment.positions.max()) + 1)
         clamp_length, place = self.position.clamp_length, self.position.place

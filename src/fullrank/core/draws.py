@@ -98,7 +98,7 @@ def calls() -> int:
 
 
 @contextmanager
-def selected(places: Tensor, tokens: int, call: int | None = None) -> Iterator[None]:
+def select_tokens(places: Tensor, tokens: int, call: int | None = None) -> Iterator[None]:
     """Inside the block tensors hold the tokens at `places` (T,) alone, of `tokens` that were selected from.
 
     call: the number of the first call inside, for parts of the tokens one after the other (`calls` before the first of them).
@@ -115,7 +115,7 @@ def selected(places: Tensor, tokens: int, call: int | None = None) -> Iterator[N
         current.selected = before
 
 
-def recomputed(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+def checkpoint_function(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     """`function(...)`, of which nothing is kept but the inputs: the backward pass computes it again, with the same draws."""
     if not torch.is_grad_enabled():
         return function(*arguments, **options)

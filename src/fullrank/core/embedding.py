@@ -102,7 +102,9 @@ class Clusters:
     projected: bool  # div_val is not 1, so that vectors are not of the model's width
 
     @classmethod
-    def of(cls, key: str, cutoffs: list[int] | None, div_val: int, vocab_size: int, hidden_size: int) -> Clusters:
+    def from_cutoffs(
+        cls, key: str, cutoffs: list[int] | None, div_val: int, vocab_size: int, hidden_size: int
+    ) -> Clusters:
         """Clusters that end at `cutoffs` and at `vocab_size`; ConfigError names `key` (`model.input`, `model.output`)."""
         if not cutoffs or cutoffs[-1] >= vocab_size:
             raise ConfigError(
@@ -152,7 +154,7 @@ class AdaptiveInput(Input):
         options, hidden_size = config.input, config.hidden_size
         if not isinstance(options, AdaptiveInputConfig):
             raise ConfigError(f"model.input.kind: AdaptiveInput is for an adaptive input, given '{options.kind}'")
-        self.clusters = Clusters.of("model.input", options.cutoffs, options.div_val, vocab_size, hidden_size)
+        self.clusters = Clusters.from_cutoffs("model.input", options.cutoffs, options.div_val, vocab_size, hidden_size)
         sizes, widths = self.clusters.sizes, self.clusters.widths
         self.weights = nn.ParameterList(torch.empty(n, width) for n, width in zip(sizes, widths, strict=True))
         self.projections = nn.ParameterList(

@@ -21,12 +21,12 @@ class Encoder(Layers):
     """Sentences to hidden states; each depends on all tokens of its sentence and on no padding.
 
     input_ids (B, M) int64, attention_mask (B, M), 1 for tokens and 0 for padding on either side -> (B, M, E).
-    Built from the encoder's part of a `ModelConfig` (`config.of_encoder()`); embedding: of another model, used instead of an
-    own one. Positions count tokens only. Can be built under `torch.device("meta")`.
+    Built from the encoder's part of a `ModelConfig` (`config.get_encoder_config()`); embedding: of another model, used instead
+    of an own one. Positions count tokens only. Can be built under `torch.device("meta")`.
     """
 
     def __init__(self, config: ModelConfig, embedding: Input | None = None) -> None:
-        config = config.of_encoder()
+        config = config.get_encoder_config()
         super().__init__(config)
         if config.memory_length:
             raise InputError(
@@ -139,5 +139,5 @@ class MaskedLanguageModel(Model):
             check_targets(at, targets, "at")
         hidden = self.hidden(input_ids, attention_mask, trace=trace).flatten(0, 1)[at][None]  # (1, T, E)
         weights = None if weights is None else weights[None]
-        with draws.selected(at, input_ids.numel()):
+        with draws.select_tokens(at, input_ids.numel()):
             return LossParts(*self.output.loss(hidden, targets[None], weights, label_smoothing))

@@ -127,7 +127,7 @@ class Engines(Protocol):
     def multilinear_pairs(self, problem: Pairs) -> Tensor | None:
         """Multi-linear attention over pairs of positions, (B, N, E)."""
 
-    def decayed_sums(self, problem: Tokens | str) -> Tensor | None:
+    def compute_decayed_sums(self, problem: Tokens | str) -> Tensor | None:
         """Decayed sums, (B, N, S, R)."""
 
     def vocabulary_nll(self, components: Components, ids: Tensor) -> Tensor | None:

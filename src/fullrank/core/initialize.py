@@ -30,7 +30,7 @@ _TABLES = TokenEmbedding | Learned | SoftmaxOutput | AdaptiveInput | AdaptiveSof
 Initializer = Callable[[nn.Module], None]
 
 
-def _apart(layer: nn.Module) -> AbstractContextManager[None]:
+def _draw_apart(layer: nn.Module) -> AbstractContextManager[None]:
     return draw_apart() if isinstance(layer, SeparateLinear) else contextlib.nullcontext()
 
 
@@ -77,7 +77,7 @@ def fairseq(module: nn.Module) -> None:
         module.reset_parameters()
     elif isinstance(module, Attention):
         for layer in module.project.layers():
-            with _apart(layer):
+            with _draw_apart(layer):
                 nn.init.xavier_uniform_(layer.weight, gain=1 / math.sqrt(2))
         if isinstance(module.merge, nn.Linear):  # multi-linear attention has its output map instead
             nn.init.xavier_uniform_(module.merge.weight)
@@ -103,7 +103,7 @@ def transformer_xl(module: nn.Module) -> None:
             else:
                 nn.init.normal_(parameter, std=0.01 if name.startswith("projections.") else 0.02)
     if isinstance(module, nn.Linear):
-        with _apart(module):
+        with _draw_apart(module):
             nn.init.normal_(module.weight, std=0.02)
         _zero_bias(module)
     elif isinstance(module, RelativeKeys | PositionTerm | RelativeBiases | RandomSynthesizer):
@@ -137,7 +137,7 @@ def pytorch(module: nn.Module) -> None:
         layers = module.project.layers()
         bound = math.sqrt(6 / (layers[0].in_features + 3 * layers[0].out_features))
         for layer in layers:
-            with _apart(layer):
+            with _draw_apart(layer):
                 nn.init.uniform_(layer.weight, -bound, bound)
         _zero_bias(*layers, *(merge for merge in (module.merge,) if isinstance(merge, nn.Linear)))
 
@@ -148,7 +148,7 @@ def skip_cross_head(module: nn.Module) -> None:
     embeddings, u and v, and projections of adaptive layers N(0, 1). Its first layers begin with saturated attention."""
     if isinstance(module, Attention):
         for layer in module.project.layers():
-            with _apart(layer):
+            with _draw_apart(layer):
                 _uniform(layer.in_features, layer.weight, layer.bias)
         return
     pytorch(module)

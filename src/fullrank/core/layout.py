@@ -63,7 +63,7 @@ class Layout:
         return cls(positions[last - queries :], positions[last - keys :], causal, key_mask, ((0, keys),), True, window)
 
     @classmethod
-    def of_runs(cls, queries: int, runs: Iterable[Run], *, origin: int = 0, device: torch.device | None = None,
+    def from_runs(cls, queries: int, runs: Iterable[Run], *, origin: int = 0, device: torch.device | None = None,
                 window: int | None = None) -> Layout:  # fmt: skip
         """The causal layout of keys in runs of consecutive positions, oldest first, and of the last `queries` of them.
 

@@ -150,7 +150,7 @@ class Segment:
     lengths: Tensor | None = None
 
     @classmethod
-    def after(cls, memory: Memory, rows: int, tokens: int, mask: Tensor | None, device: torch.device) -> Segment:
+    def from_memory(cls, memory: Memory, rows: int, tokens: int, mask: Tensor | None, device: torch.device) -> Segment:
         """The segment of `tokens` tokens that follows `memory`; mask (B, N) or None."""
         first = memory.length
         if mask is None and memory.lengths is None:
@@ -167,7 +167,7 @@ class Segment:
         if self.mask is None and memory.mask is None:
             runs = tuple((start - self.first, length) for start, length in memory.runs or ())
             device, origin = self.positions.device, self.first
-            return Layout.of_runs(self.tokens, (*runs, (0, self.tokens)), origin=origin, device=device, window=window)
+            return Layout.from_runs(self.tokens, (*runs, (0, self.tokens)), origin=origin, device=device, window=window)
         positions, mask = self._join(memory)
         farthest = None
         if memory.tokens and memory.skipped:  # only then may there be gaps, and only then the host waits for the device

@@ -126,7 +126,7 @@ class Layers(Model):
         assert config.position is not None  # resolved
         self.position = registry.lookup("position", config.position)(config)
         self.embedding_dropout = make_dropout(config.dropout.embedding, config.dropout.locked)
-        parts = [config.of_layer(layer) for layer in range(config.num_hidden_layers)]
+        parts = [config.get_layer_config(layer) for layer in range(config.num_hidden_layers)]
         self.blocks = nn.ModuleList(Block(part, cross) for part in parts)
         if self.position.biases is not None:
             for block in self.blocks:
@@ -171,7 +171,7 @@ class Layers(Model):
             (layout, past, memory), kept = state.enter(i, x), list[Past]()
             options: dict[str, Any] = {
                 "past": past, "memory": memory, "trace": None if trace is None else trace.enter(x),
-                "cross": None if source is None else source.of_layer(i, x.shape[1]),
+                "cross": None if source is None else source.get_layer_input(i, x.shape[1]),
             }  # fmt: skip
             if state.keeps:  # not by `__call__`, which is compiled: these lengths differ from call to call
                 out = block.forward(x, layout, kept=kept, **options)

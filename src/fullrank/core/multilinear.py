@@ -71,7 +71,7 @@ class Cores(nn.Module):
         return self.weight if self.free else self.weight.softmax(-1)
 
 
-def decayed_sums(tokens: Tensor, log_decay: Tensor, layout: Layout, state: Tensor | None = None) -> Tensor:
+def compute_decayed_sums(tokens: Tensor, log_decay: Tensor, layout: Layout, state: Tensor | None = None) -> Tensor:
     """A (B, N, S, R) of tokens x (B, M, R), the last keys of the layout, with decays a (S,).
 
         A_s(i) = sum_j a_s^|p_i - p_j| x_j  +  a_s^(p_i - p) state_s        over the keys j that query i sees
@@ -88,7 +88,7 @@ def decayed_sums(tokens: Tensor, log_decay: Tensor, layout: Layout, state: Tenso
     if regular and queries and (state is None or layout.contiguous):
         before = layout.query_positions[0] - 1 - layout.key_positions[earlier : keys - queries]
         problem = Tokens(tokens, log_decay, before, state)
-    if (sums := engine.load().decayed_sums(problem)) is not None:
+    if (sums := engine.load().compute_decayed_sums(problem)) is not None:
         return sums
     distances = layout.query_positions[..., :, None] - layout.key_positions[..., None, earlier:]  # (N, M) or (B, N, M)
     distances = distances.abs() if distances.dim() == 3 else distances.abs()[None]
@@ -130,12 +130,13 @@ class DecayedMap(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         wide = torch.promote_types(query.dtype, torch.float32)  # sums are fp32 at least, whatever autocast says
         with torch.autocast("cpu" if query.is_meta else query.device.type, enabled=False):
-            a, b = (
-                decayed_sums(tokens.to(wide), F.logsigmoid(decay).to(wide), layout, None if state is None else state.to(wide))
-                for tokens, decay, state in (
-                    (keys, self.key_decay, past.keys), (values, self.value_decay, past.values),
-                )
-            )  # fmt: skip
+            sums = []
+            for tokens, decay, state in (
+                (keys, self.key_decay, past.keys), (values, self.value_decay, past.values),
+            ):  # fmt: skip
+                state = None if state is None else state.to(wide)
+                sums.append(compute_decayed_sums(tokens.to(wide), F.logsigmoid(decay).to(wide), layout, state))
+        a, b = sums
         features = (query.to(wide) * core.to(wide))[:, :, None] * a * b  # (B, N, S, R)
         means = torch.sigmoid(-self.key_decay) * torch.sigmoid(-self.value_decay)
         weight = self.weight * means[:, None, None].to(self.weight.dtype)

@@ -34,7 +34,7 @@ def logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, normalize: str) 
     return scores + F.logsigmoid(scores) if normalize == "sigsoftmax" else scores
 
 
-def projected(cluster: Cluster, states: Tensor) -> Tensor:
+def project_states(cluster: Cluster, states: Tensor) -> Tensor:
     """P' h with dropout (..., E_i), or h where the cluster has no projection.  states (..., E)."""
     if cluster.projection is None:
         return states
@@ -44,7 +44,9 @@ def projected(cluster: Cluster, states: Tensor) -> Tensor:
 def log_probabilities(components: Components) -> Tensor:
     """log p(v) (T, V), in fp32 at least, by way of (T, K, V)."""
     states, normalize = components.states, components.normalize
-    return combine([logits(projected(c, states), c.weight, c.bias, normalize) for c in components.clusters], components)
+    return combine(
+        [logits(project_states(c, states), c.weight, c.bias, normalize) for c in components.clusters], components
+    )
 
 
 def combine(logits: Sequence[Tensor], components: Components) -> Tensor:
@@ -346,7 +348,9 @@ class AdaptiveSoftmax(Output):
         options, hidden_size = config.output, config.hidden_size
         if not isinstance(options, AdaptiveConfig):
             raise ConfigError(f"model.output.kind: AdaptiveSoftmax is for an adaptive softmax, given '{options.kind}'")
-        self.clusters = Clusters.of("model.output", options.cutoffs, options.div_val or 1, vocab_size, hidden_size)
+        self.clusters = Clusters.from_cutoffs(
+            "model.output", options.cutoffs, options.div_val or 1, vocab_size, hidden_size
+        )
         # in a tuple, so that the embedding is not registered as a child and its tensors are saved once
         self._tied: tuple[AdaptiveInput, ...] = ()
         if options.tied:

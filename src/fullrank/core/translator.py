@@ -35,8 +35,8 @@ class TranslationCache:
     def batch(self) -> int:
         return len(self.source.rows)
 
-    def first(self, length: int) -> TranslationCache:
-        return TranslationCache(self.written.first(length), self.source)
+    def crop(self, length: int) -> TranslationCache:
+        return TranslationCache(self.written.crop(length), self.source)
 
     def reorder(self, index: Tensor) -> TranslationCache:
         """The cache of target rows `index` (K,), in that order; they may repeat (beams)."""
@@ -55,7 +55,7 @@ class Translator(Model):
         if problems := config.problems_of_translation():
             raise ConfigError(*problems)
         shared = config.encoder is not None and config.encoder.share_embedding
-        self.decoder = LanguageModel(config.of_decoder(), cross=config.of_cross())
+        self.decoder = LanguageModel(config.get_decoder_config(), cross=config.get_cross_config())
         self.encoder = Encoder(config, self.decoder.embedding if shared else None)
 
     def forward(

@@ -347,7 +347,9 @@ class Masking:
     ordinary: np.ndarray
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, mask_id: int, *, probability: float, replaced: float, drawn: float) -> Masking:
+    def from_tokenizer(
+        cls, tokenizer: Tokenizer, mask_id: int, *, probability: float, replaced: float, drawn: float
+    ) -> Masking:
         """Masking for texts of `tokenizer`. InputError if `<mask>` is an entry of it, or if it has nothing but marks."""
         if mask_id < len(tokenizer):
             raise InputError(

@@ -17,7 +17,7 @@ import yaml
 from fullrank.config.data import PAIR_CORPORA
 from fullrank.config.finetune import GLUE, HUB, SQUAD, GlueTask
 from fullrank.core.errors import InputError, RunError, one_line, pip_install, suggest
-from fullrank.data.files import Report, file_digest, new_folder
+from fullrank.data.files import Report, create_folder, file_digest
 from fullrank.files import mended, no_room
 
 SQUAD_SIZES: Mapping[str, Mapping[str, int]] = {
@@ -167,7 +167,7 @@ def download(info: CorpusInfo, cache: Path, report: Report) -> Path:
     final = cache / "sources" / info.name
     if final.is_dir():
         return final
-    with new_folder(final) as folder:
+    with create_folder(final) as folder:
         loaded = folder / "loaded"
         for mirrors in info.urls:
             _download_first(info, mirrors, loaded, report)

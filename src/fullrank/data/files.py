@@ -281,7 +281,7 @@ def cache_root(cache: str | None) -> Path:
 
 
 @contextmanager
-def new_folder(final: Path) -> Iterator[Path]:
+def create_folder(final: Path) -> Iterator[Path]:
     """A folder to fill, which gets the name `final` at the end. If another process was first, its folder stays.
 
     Raises RunError if the disk is full, InputError if the cache cannot be written.

@@ -29,7 +29,7 @@ from random import Random
 import numpy as np
 
 from fullrank.config.finetune import SCORES, GlueTask
-from fullrank.data.files import new_folder
+from fullrank.data.files import create_folder
 from fullrank.data.tasks import Examples, Question, SquadSplit
 
 _TRAIN, _OTHER = 2_000, 400  # examples
@@ -173,7 +173,7 @@ def write_translation(cache: Path) -> Path:
     key = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]  # another grammar, another folder
     folder = cache / "texts" / f"{TRANSLATION}-{key}"
     if not folder.is_dir():
-        with new_folder(folder) as temporary:
+        with create_folder(folder) as temporary:
             for split, pairs in make_pairs().items():
                 for language, side in zip(LANGUAGES, zip(*pairs, strict=True), strict=True):
                     text = "".join(f"{line}\n" for line in side)

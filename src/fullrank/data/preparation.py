@@ -25,8 +25,8 @@ from fullrank.data.files import (
     Report,
     Section,
     cache_root,
+    create_folder,
     map_in_processes,
-    new_folder,
     open_text,
     read_pieces,
     show_progress,
@@ -68,7 +68,7 @@ def prepare(
     folder = cache / "corpora" / plan.name_folder()
     corpus = _open(folder, report)
     if corpus is None:
-        with new_folder(folder) as new:
+        with create_folder(folder) as new:
             write_corpus(new, plan)
         corpus = load_corpus(folder)
     if corpus.is_slice:

@@ -217,7 +217,7 @@ def build_words(
         backend.pre_tokenizer = pre_tokenizers.Split(_PUNCTUATION_OF_BACKEND, "removed", invert=True)
     lines = [decoders.Replace(" \n", "\n"), decoders.Replace("\n ", "\n"), decoders.Strip(" ", 1, 0)]
     backend.decoder = decoders.Sequence([*spaced, *lines])
-    return _complete(backend, "word", LINE_END, steps, **options)
+    return _wrap_backend(backend, "word", LINE_END, steps, **options)
 
 
 def build_characters(entries: Sequence[str], *, lowercase: bool = False) -> Tokenizer:
@@ -227,7 +227,7 @@ def build_characters(entries: Sequence[str], *, lowercase: bool = False) -> Toke
     backend.pre_tokenizer = pre_tokenizers.Split(character, "isolated")
     unknown = decoders.Replace(UNK, "\N{REPLACEMENT CHARACTER}")
     backend.decoder = decoders.Sequence([unknown, decoders.Fuse()])
-    return _complete(backend, "character", LINE_END, lowercase=lowercase)
+    return _wrap_backend(backend, "character", LINE_END, lowercase=lowercase)
 
 
 def build_bytes(*, lowercase: bool = False) -> Tokenizer:
@@ -238,7 +238,7 @@ def build_bytes(*, lowercase: bool = False) -> Tokenizer:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     start = signs[ord(LINE_END)]
-    return _complete(backend, "byte", start, lowercase=lowercase)
+    return _wrap_backend(backend, "byte", start, lowercase=lowercase)
 
 
 def train_bpe(texts: Iterable[str], *, size: int = DEFAULT_BPE_SIZE, lowercase: bool = False) -> Tokenizer:
@@ -251,13 +251,13 @@ def train_bpe(texts: Iterable[str], *, size: int = DEFAULT_BPE_SIZE, lowercase: 
     trained = train_byte_bpe(lines, size, pre_tokenizer, [LINE_END])
     backend = Backend(trained.model)
     backend.pre_tokenizer = trained.pre_tokenizer
-    return complete_bpe(backend, lowercase=lowercase)
+    return wrap_bpe(backend, lowercase=lowercase)
 
 
-def complete_bpe(backend: Backend, *, lowercase: bool = False) -> Tokenizer:
+def wrap_bpe(backend: Backend, *, lowercase: bool = False) -> Tokenizer:
     """A trained byte-level BPE as a tokenizer."""
     backend.decoder = decoders.ByteLevel()
-    return _complete(backend, "bpe", LINE_END, lowercase=lowercase)
+    return _wrap_backend(backend, "bpe", LINE_END, lowercase=lowercase)
 
 
 def _split_lines(texts: Iterable[str], lowercase: bool) -> Iterator[str]:
@@ -304,7 +304,7 @@ def _number_entries(entries: Sequence[str]) -> models.WordLevel:
     return models.WordLevel(ids, unk_token=UNK)
 
 
-def _complete(backend: Backend, kind: str, start: str, steps: Sequence[Any] = (), **options: Any) -> Tokenizer:
+def _wrap_backend(backend: Backend, kind: str, start: str, steps: Sequence[Any] = (), **options: Any) -> Tokenizer:
     """A text begins with the token that our models read first; `steps` come after lower case."""
     lower = LOWER if options["lowercase"] else []
     backend.normalizer = normalizers.Sequence([*lower, *steps])

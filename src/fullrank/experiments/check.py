@@ -84,7 +84,7 @@ def check_configuration(
         raise InputError(
             f"{name}: train.objective: masked, so every token sees every other; what is checked is that none sees a later one"
         )
-    config, changed = (with_vocabulary(run, say).model, ()) if full else shrunk(run.model, translates=translates)
+    config, changed = (with_vocabulary(run, say).model, ()) if full else shrink_config(run.model, translates=translates)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
         model: LanguageModel | Translator = Translator(config) if translates else LanguageModel(config)
@@ -108,13 +108,15 @@ _PAIRED = 23  # positions where there are parameters for each pair of them
 _OTHER = 3  # how many words more the source knows: languages that are mixed up show
 
 
-def shrunk(config: ModelConfig, *, translates: bool = False) -> tuple[ModelConfig, tuple[str, ...]]:
+def shrink_config(config: ModelConfig, *, translates: bool = False) -> tuple[ModelConfig, tuple[str, ...]]:
     """`config` small, and what was changed: "hidden_size 512 -> 16". A small configuration stays as it is.
 
     Mechanisms, kinds of positions, norms, clusters by number, tying and dropout stay. translates: it is that of a
     translation model.
     """
-    parts = (config.of_encoder(), config.of_decoder(), config.of_cross()) if translates else (config,)
+    parts = [config]
+    if translates:
+        parts = [config.get_encoder_config(), config.get_decoder_config(), config.get_cross_config()]
     tied_to_length = any(attention.tied_to_length for part in parts for attention in part.attentions)
     as_it_is = config
     clusters, least = [0, 0], 1
@@ -134,7 +136,7 @@ def shrunk(config: ModelConfig, *, translates: bool = False) -> tuple[ModelConfi
     while width < min(least, config.hidden_size):
         width += heads * head_dim
     vocab_size = max(min(config.vocab_size or VOCABULARY, VOCABULARY), 2 * (max(clusters) + 1))
-    capped = _capped(config)
+    capped = _cap_sizes(config)
     for key, count in zip(("input", "output"), clusters, strict=True):  # boundaries evenly spread
         cutoffs = [vocab_size * (i + 1) // (count + 1) for i in range(count)]
         capped[key] = capped[key].with_known(cutoffs=cutoffs)
@@ -142,7 +144,7 @@ def shrunk(config: ModelConfig, *, translates: bool = False) -> tuple[ModelConfi
         encoder = capped.get("encoder") or EncoderConfig()
         words = None if encoder.share_embedding else vocab_size + _OTHER
         capped["encoder"] = replace(encoder, vocab_size=words)
-    capped |= _different_layers(config, capped)
+    capped |= _select_layers(config, capped)
     small = replace(
         config,
         **capped,
@@ -156,23 +158,23 @@ def shrunk(config: ModelConfig, *, translates: bool = False) -> tuple[ModelConfi
     return small, _changes(config, small)
 
 
-def _capped(section: Section) -> dict[str, Any]:
+def _cap_sizes(section: Section) -> dict[str, Any]:
     """The sizes of a section that `_MOST` limits, and its sections with theirs."""
     capped: dict[str, Any] = {}
     for name, value in vars(section).items():
         if isinstance(value, Section):
-            capped[name] = replace(value, **_capped(value))
+            capped[name] = replace(value, **_cap_sizes(value))
         elif name in _MOST and value is not None:
             capped[name] = min(value, _MOST[name])
     return capped
 
 
-def _different_layers(config: ModelConfig, capped: dict[str, Any]) -> dict[str, Any]:
+def _select_layers(config: ModelConfig, capped: dict[str, Any]) -> dict[str, Any]:
     """The first layer of each attention that `model.layers` has, and not fewer than two layers, on each side."""
     own = config.own_attentions
     few = [attention for layer, attention in enumerate(own) if attention not in own[:layer]]
     few = few if len(few) > 1 else own[:2]
-    layers = [LayerConfig(attention=attention and replace(attention, **_capped(attention))) for attention in few]
+    layers = [LayerConfig(attention=attention and replace(attention, **_cap_sizes(attention))) for attention in few]
     sides = {side: replace(capped[side], num_hidden_layers=None) for side in ("encoder", "decoder") if capped.get(side)}
     return {**sides, "layers": layers, "num_hidden_layers": len(few)} if config.layers else {}
 

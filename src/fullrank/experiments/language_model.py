@@ -402,7 +402,7 @@ class MaskedModelTask(LanguageModelTask):
 
 def make_masking(config: RunConfig, corpus: Corpus, model: MaskedLanguageModel) -> Masking:
     options = config.train
-    return Masking.of(
+    return Masking.from_tokenizer(
         corpus.tokenizer,
         model.mask_id,
         probability=options.mlm_probability,

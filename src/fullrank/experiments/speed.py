@@ -66,7 +66,7 @@ def try_training(
         from fullrank.experiments.translation import Search, translate_split
 
         some, began = min(16, valid), clock()
-        translate_split(parts.model, corpus, "valid", Search.of(config.eval), some)
+        translate_split(parts.model, corpus, "valid", Search.from_config(config.eval), some)
         final += (clock() - began) * (valid + test) / some
     return Trial(
         parameters=sum(p.numel() for p in parts.model.parameters()),

@@ -76,7 +76,7 @@ class Search:
             )
 
     @classmethod
-    def of(cls, config: EvalConfig) -> Search:
+    def from_config(cls, config: EvalConfig) -> Search:
         """The search of a run's eval section."""
         keys = ("beams", "length_penalty", "no_repeat_ngram_size", "max_length_a", "max_length_b")
         return cls(**{key: getattr(config, key) for key in keys})
@@ -177,7 +177,7 @@ class TranslationTask(TextTask):
     name = "translation"
 
     def protocol(self, config: RunConfig, changes: Mapping[str, Any] | None = None, split: str = "test") -> Any:
-        return dataclasses.replace(Search.of(config.eval), **(changes or {}))
+        return dataclasses.replace(Search.from_config(config.eval), **(changes or {}))
 
     def prepare(self, config: RunConfig, identity: Mapping[str, Any], allow_slice: bool, say: Say) -> Prepared:
         corpus = reuse_prepared(identity) or prepare(config.data, allow_slice=allow_slice, report=say)
@@ -224,7 +224,7 @@ class TranslationTask(TextTask):
             evaluation={
                 "protocol": f"greedy search, nll of every target token{bleu}",
                 "metric": config.eval.metric,
-                "next_token": not config.model.of_decoder().sees_future,
+                "next_token": not config.model.get_decoder_config().sees_future,
             },
             entries={"corpus": describe(corpus)},
         )
@@ -268,7 +268,7 @@ class TranslationObjective:
             batch.weights,
             batch.source_mask,
             # padding comes last: models that do not see the future do not see it
-            batch.weights if self.model.config.of_decoder().sees_future else None,
+            batch.weights if self.model.config.get_decoder_config().sees_future else None,
             label_smoothing=self.options.label_smoothing,
             trace=trace,
         )
@@ -342,7 +342,7 @@ def score(model: Translator, pairs: Pairs, config: RunConfig) -> Evaluation:
     """nll of every target token of `pairs`, in evaluation mode, in the precision around the call."""
     longest = int(max(pairs.source_lengths.max(), pairs.target_lengths.max())) + 1
     batches = PairBatches(pairs, batch_tokens=max(config.train.batch_tokens or 4096, longest), seed=0, shuffle=False)
-    device, sees_future = device_of(model), model.config.of_decoder().sees_future
+    device, sees_future = device_of(model), model.config.get_decoder_config().sees_future
     tally = Tally(device, sums=all_reduce)
     with evaluating(model):
         for index in share_of_process(batches.batches_per_epoch):
@@ -407,7 +407,7 @@ class LineTranslator:
         self.source, self.target = load_language(folder / SOURCE), load_language(folder / TARGET)
         device = choose_device(device_name, "--device")
         self.model = Translator.load(folder, checkpoint).to(device)
-        self.search = Search.of(self.config.eval) if search is None else search
+        self.search = Search.from_config(self.config.eval) if search is None else search
         self.batch_size, self.kernel_name, self._warn = batch_size, kernel_name, warn
 
     @property

@@ -99,7 +99,7 @@ class StateLayer(CacheLayerMixin):
                 "a memory cannot forget its last tokens again: what they pushed out of it is gone; decode without speculation, "
                 "or with a memory of 0 (memory_length=0 in from_pretrained)"
             )
-        self.state = self.state.first(max(0, self.get_seq_length() + tokens_to_remove))
+        self.state = self.state.crop(max(0, self.get_seq_length() + tokens_to_remove))
 
 
 class FullRankCache(HuggingFaceCache):

@@ -136,10 +136,10 @@ def multilinear_pairs(problem: Pairs) -> Tensor | None:
     return multilinear.pairs(problem) if _takes_multilinear(problem) else None
 
 
-def decayed_sums(problem: Tokens | str) -> Tensor | None:
+def compute_decayed_sums(problem: Tokens | str) -> Tensor | None:
     """See `fullrank.core.engine`."""
     takes = _takes_multilinear(problem)
-    return multilinear.decayed_sums(problem) if takes and not isinstance(problem, str) else None
+    return multilinear.compute_decayed_sums(problem) if takes and not isinstance(problem, str) else None
 
 
 def _takes_multilinear(problem: Pairs | Tokens | str) -> bool:

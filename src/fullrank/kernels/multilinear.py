@@ -397,7 +397,7 @@ def pairs(problem: Pairs) -> Tensor:
 # -- decayed sums -----------------------------------------------------------------------------------------------------
 
 
-def decayed_sums(problem: Tokens) -> Tensor:
+def compute_decayed_sums(problem: Tokens) -> Tensor:
     """A (B, N, S, R): within chunks of c tokens by a product with a c x c matrix, across chunks likewise of their sums.
 
         A(i) = sum over n <= i of chunk k  a^(i-n) x_n  +  a^(i+1) C_k,        C_k = sum over l < k  a^(c (k-1-l)) T_l

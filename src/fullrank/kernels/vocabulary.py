@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from fullrank.core import draws
 from fullrank.core.engine import Cluster, Components
-from fullrank.core.output import projected
+from fullrank.core.output import project_states
 
 # For `torch.library.custom_op`: an operator that keeps tensors for later calls, so that a CUDA graph must not hold it.
 # torch has the tag from 2.9 on.
@@ -55,6 +55,7 @@ def refuse_second_order(what: str, instead: str) -> None:
             f"no second derivative (create_graph=True) of {what}: compute it inside "
             f'`with fullrank.kernel("reference"):`, which {instead}'
         )
+
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -299,7 +300,7 @@ def _token_nll(
     components: Components, cluster: Cluster, states: Tensor, ids: Tensor, log_prior: Tensor | None = None
 ) -> Tensor:
     """nll (T,) by the softmax of one cluster.  states (T, K, E), K = 1 without log_prior."""
-    hidden = projected(cluster, states).flatten(0, 1)
+    hidden = project_states(cluster, states).flatten(0, 1)
     nll: Tensor = _Recomputed.apply(hidden, log_prior, cluster.weight, cluster.bias, ids, components.normalize)
     return nll
 
@@ -309,7 +310,7 @@ def _compute_weighted_loss(
     log_prior: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """sum_t scale_t loss_t and sum_t scale_t nll_t by the softmax of one cluster; states as in `_token_nll`."""
-    hidden = projected(cluster, states).flatten(0, 1)
+    hidden = project_states(cluster, states).flatten(0, 1)
     operands: tuple[Tensor | None, ...] = (hidden, log_prior, cluster.weight, cluster.bias)
     if not torch.is_grad_enabled():  # a Function is told what requires gradients even then, and would form them in vain
         operands = tuple(None if tensor is None else tensor.detach() for tensor in operands)
@@ -339,7 +340,7 @@ def vocabulary_nll(components: Components, ids: Tensor) -> Tensor | None:
     nll = _token_nll(components, head, components.states, groups.head_targets())
     inside = []
     for tail, positions, states, targets in groups.tails():
-        with draws.selected(positions, len(ids)):
+        with draws.select_tokens(positions, len(ids)):
             inside.append(_token_nll(components, tail, states, targets))
     return nll.index_add(0, groups.order[groups.ends[0] :], torch.cat(inside))
 
@@ -360,7 +361,7 @@ def vocabulary_loss(
     groups = _Groups(components, ids)
     loss, nll = _compute_weighted_loss(components, head, components.states, groups.head_targets(), scale)
     for tail, positions, states, targets in groups.tails():
-        with draws.selected(positions, len(ids)):
+        with draws.select_tokens(positions, len(ids)):
             part, plain = _compute_weighted_loss(components, tail, states, targets, scale[positions])
         loss, nll = loss + part, nll + plain
     return loss, nll

@@ -107,7 +107,7 @@ def compile_blocks(model: nn.Module) -> int:
 def checkpoint_blocks(model: nn.Module) -> None:
     """Keep the inputs of each block alone (`train.activation_checkpointing`): the backward pass computes the rest again."""
     for block in blocks_of(model):
-        block.forward = partial(draws.recomputed, block.forward)
+        block.forward = partial(draws.checkpoint_function, block.forward)
 
 
 # random numbers are functions of configuration, seed and place alone, so that no state of a generator is saved

@@ -281,7 +281,7 @@ def _intervals(
     """
     if window:
         pairs = zip(runs[::2], runs[1::2], strict=True)
-        visible = find_visible_keys(Layout.of_runs(queries, pairs, window=window))
+        visible = find_visible_keys(Layout.from_runs(queries, pairs, window=window))
     else:
         visible = find_visible_keys(Layout.of(queries, keys, causal=causal))
     assert visible is not None
