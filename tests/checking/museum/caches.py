@@ -93,6 +93,32 @@ class CachedByKeyword(Cached):
         return super().forward(input_ids, past_key_values, options.get("use_cache", False))
 
 
+class CachedAmongOthers(Cached):
+    """The cache itself is among other options, too."""
+
+    def forward(self, input_ids: Tensor, **options: Any) -> Any:  # type: ignore[override]
+        return super().forward(input_ids, options.get("past_key_values"), options.get("use_cache", False))
+
+
+class CachedInATuple(Cached):
+    """Gives (logits, cache), as models with return_dict=False."""
+
+    def forward(self, *args: Any, **options: Any) -> Any:  # type: ignore[override]
+        out = super().forward(*args, **options)
+        return out.logits, out.past_key_values
+
+
+class ReorderedByModel(Cached):
+    """The model itself reorders its cache for beams."""
+
+    def __init__(self, does_nothing: bool) -> None:
+        super().__init__(causal)
+        self.does_nothing = does_nothing
+
+    def _reorder_cache(self, past: tuple[Pair, ...], index: Tensor) -> tuple[Pair, ...]:
+        return past if self.does_nothing else tuple((key[index], value[index]) for key, value in past)
+
+
 class Store(list[Pair]):
     """Keys and values of the layers, which beams take along, or leave behind as MiniMax's of transformers 5.23."""
 
@@ -123,15 +149,21 @@ def _reordered(model: Any) -> float:
     ids, order = tokens(), torch.tensor([1, 1])
     with torch.no_grad():
         cache = model.double()(ids[:, :20], use_cache=True).past_key_values
-        cache.reorder_cache(order)
+        if hasattr(model, "_reorder_cache"):
+            cache = model._reorder_cache(cache, order)
+        else:
+            cache.reorder_cache(order)
         step = model(ids[order, 20:21], past_key_values=cache, use_cache=True).logits
         return float((step[:, 0] - plainly(model, ids[order])[:, 20]).abs().max())
 
 
 def _after_a_cache(model: nn.Module, ids: Tensor) -> Tensor:
-    start = model(ids[:, :20], use_cache=True)
-    rest = model(ids[:, 20:], past_key_values=start.past_key_values, use_cache=True)
-    return torch.cat((start.logits, rest.logits), dim=1)
+    parts, past = [], None
+    for piece in (ids[:, :20], ids[:, 20:]):
+        out = model(piece, past_key_values=past, use_cache=True)
+        logits, past = out if isinstance(out, tuple) else (out.logits, out.past_key_values)
+        parts.append(logits)
+    return torch.cat(parts, dim=1)
 
 
 EXHIBITS = [
@@ -143,21 +175,34 @@ EXHIBITS = [
         later(_after_a_cache),
         future("perturbation, after a cache") | {"incremental decoding = one pass"},
     ),
-    Exhibit(
-        "a chunk after a cache, use_cache in **kwargs",
-        "",
-        lambda: CachedByKeyword(everything_after_a_cache),
-        lambda: CachedByKeyword(causal),
-        later(_after_a_cache),
-        future("perturbation, after a cache") | {"incremental decoding = one pass"},
+    *(
+        Exhibit(
+            f"a chunk after a cache, {where}",
+            "",
+            lambda model=model: model(everything_after_a_cache),
+            lambda model=model: model(causal),
+            later(_after_a_cache),
+            future("perturbation, after a cache") | {"incremental decoding = one pass"},
+        )
+        for where, model in (
+            ("use_cache in **kwargs", CachedByKeyword),
+            ("all of it in **kwargs", CachedAmongOthers),
+            ("in a returned tuple", CachedInATuple),
+        )
     ),
-    Exhibit(
-        "a cache that beams leave behind",
-        "",
-        lambda: CachedForBeams(True),
-        lambda: CachedForBeams(False),
-        _reordered,
-        frozenset({"incremental decoding = one pass"}),
+    *(
+        Exhibit(
+            name,
+            "",
+            lambda model=model: model(True),
+            lambda model=model: model(False),
+            _reordered,
+            frozenset({"incremental decoding = one pass"}),
+        )
+        for name, model in (
+            ("a cache that beams leave behind", CachedForBeams),
+            ("a model whose reordering does nothing", ReorderedByModel),
+        )
     ),
     Exhibit(
         "tt-metal: a chunk after a long cache",
