@@ -83,6 +83,14 @@ def test_position_wise_layer_is_equations_8_to_12(position: str) -> None:
             assert np.abs(given[b] - other).max() > 1e-2, wrong
 
 
+@pytest.mark.parametrize("kernel", ["auto", "reference"])
+def test_plain_layer(kernel: str) -> None:
+    made, x = layer(), torch.randn(1, N, E, dtype=torch.float64)
+    with fr.kernel(kernel):
+        given = made(x)[0].detach().numpy()
+    assert np.abs(given - in_numpy(made, x[0].numpy(), x[0].numpy(), causal=True, query="", mixed=False)).max() < 1e-12
+
+
 @pytest.mark.parametrize("length", [3, 6, 9])
 def test_cross_attention_reads_another_source(length: int) -> None:
     made = layer(mix="position_wise")
@@ -108,6 +116,20 @@ def test_gates_scale_the_output_of_each_head(length: int | None) -> None:
     options = {"causal": length is None, "query": "", "mixed": False}
     assert np.abs(given - in_numpy(made, x[0].numpy(), source[0].numpy(), **options, gates=gates)).max() < 1e-12
     assert np.abs(given - in_numpy(made, x[0].numpy(), source[0].numpy(), **options)).max() > 1e-2
+
+
+def test_equals_pytorchs_own_layer() -> None:
+    made = fr.Attention(fr.AttentionConfig(), hidden_size=12, num_attention_heads=3).double()
+    other = torch.nn.MultiheadAttention(12, 3, batch_first=True, dtype=torch.float64)
+    with torch.no_grad():
+        layers = (made.project.query, made.project.key, made.project.value)
+        other.in_proj_weight.copy_(torch.cat([layer.weight for layer in layers]))
+        other.in_proj_bias.copy_(torch.cat([layer.bias for layer in layers]))
+        other.out_proj.weight.copy_(made.merge.weight)
+        other.out_proj.bias.copy_(made.merge.bias)
+    x = torch.randn(2, 5, 12, dtype=torch.float64)
+    hidden = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    assert torch.allclose(made(x), other(x, x, x, attn_mask=hidden, need_weights=False)[0], atol=1e-12)
 
 
 def test_dropout_acts_after_mixing() -> None:

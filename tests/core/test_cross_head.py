@@ -50,8 +50,8 @@ def test_keys_of_distances_go_with_their_heads_and_nothing_stays_nothing() -> No
 
 
 def test_relative_attention_with_permuted_heads() -> None:
-    """Keys, keys of distances and values change places together; queries, which mixing reads too, u and v stay."""
-    config = fr.AttentionConfig(score="relative", cross_head=1.0, mix="position_wise")
+    """Keys, keys of distances and values change places together; queries, u and v stay."""
+    config = fr.AttentionConfig(score="relative", cross_head=1.0)
     attention = fr.Attention(config, hidden_size=6, num_attention_heads=3, head_dim=2).double().train()
     with torch.no_grad():
         for parameter in attention.parameters():
@@ -84,3 +84,23 @@ def test_beta_zero_adds_no_randomness() -> None:
     assert not run(0.0)[1]
     assert run(0.5)[1]
     assert fr.Attention(fr.AttentionConfig(), hidden_size=8, num_attention_heads=4).permute.beta == 0
+
+
+def test_mixing_reads_the_own_query_and_layers_draw_for_themselves() -> None:
+    """Only keys and values change places: what a permuted pass computes is the pass with permuted key and value weights."""
+    config = fr.AttentionConfig(cross_head=1.0, mix="position_wise")
+    attention = fr.Attention(config, hidden_size=6, num_attention_heads=3, head_dim=2).double().train()
+    with torch.no_grad():
+        attention.attend.mix.from_query.normal_()
+    x = torch.randn(2, 4, 6, dtype=torch.float64)
+    torch.manual_seed(6)
+    given = attention(x)
+    torch.manual_seed(6)
+    read = order(attention.permute)
+    assert read != (0, 1, 2)
+    attention.eval()
+    for layer in (attention.project.key, attention.project.value):
+        with torch.no_grad():
+            layer.weight.copy_(layer.weight.view(3, 2, 6)[list(read)].reshape(6, 6))
+            layer.bias.copy_(layer.bias.view(3, 2)[list(read)].reshape(6))
+    assert torch.allclose(attention(x), given, atol=1e-13)

@@ -41,6 +41,15 @@ def test_a_mask_over_the_past_must_be_the_one_it_was_read_with() -> None:
         model(ids[:, 3:], cache=unmasked, attention_mask=mask)
 
 
+def test_a_forced_kernel_does_what_it_says_or_refuses() -> None:
+    model, ids = build(), torch.randint(11, (2, 5))
+    with (
+        fr.kernel("sdpa"),
+        pytest.raises(InputError, match=r"'sdpa' cannot compute .* a trace asks for attention weights"),
+    ):
+        model(ids, trace=fr.Trace())
+
+
 IDS = torch.randint(11, (2, 5), generator=torch.Generator().manual_seed(0))
 HIGH, LOW = IDS.clone(), IDS.clone()
 HIGH[0, 0], LOW[0, 0] = 11, -1
@@ -84,19 +93,31 @@ CALLS: dict[str, tuple[Callable[..., Any], str]] = {
         )
     },
     "a high source": (lambda translator, **_: translator(HIGH, IDS), RANGE),
+    "a high target": (lambda translator, **_: translator(IDS, HIGH), RANGE),
+    "a float source": (lambda translator, **_: translator(IDS.float(), IDS), "whole numbers"),
     "a high word": (lambda translator, **_: translator.nll(IDS, IDS, HIGH), RANGE),
     "a tensor as memory": (lambda remembering, **_: remembering(IDS, HIDDEN), "memory, cache: .* given Tensor"),
+    "an output as memory": (lambda remembering, **_: remembering(IDS, remembering(IDS)), "memory, cache: .* given ModelOutput"),
     "a tuple as cache": (lambda lm, **_: lm(IDS, cache=()), "memory, cache: .* given NoneType and tuple"),
     "2-d attention": (lambda attention, **_: attention(HIDDEN[0]), r"x must be numbers \(B, N, 8\).* \(5, 8\)"),
     "ids to attention": (lambda attention, **_: attention(HIDDEN.long()), "x must be numbers .* torch.int64"),
     "a narrow source": (lambda attention, **_: attention(HIDDEN, HIDDEN[..., 1:]), "source must be numbers"),
+    "a source of other rows": (lambda attention, **_: attention(HIDDEN, HIDDEN[:1]), "one B for x and source"),
+    "2-d multi-linear attention": (lambda multilinear, **_: multilinear(HIDDEN[0]), "x must be numbers"),
     "narrow multi-linear attention": (lambda multilinear, **_: multilinear(HIDDEN[..., 1:]), "x must be numbers"),
     "a narrow mixture": (lambda mixture, **_: mixture(HIDDEN[..., 1:]), r"hidden states: \(B, N, 8\)"),
+    "nll of a narrow mixture": (lambda mixture, **_: mixture.nll(HIDDEN[..., 1:], IDS), "hidden states"),
+    "a high word of a mixture": (lambda mixture, **_: mixture.loss(HIDDEN, HIGH), RANGE),
+    "a narrow adaptive softmax": (lambda adaptive, **_: adaptive(HIDDEN[..., 1:]), "hidden states"),
     "a low word of an adaptive softmax": (lambda adaptive, **_: adaptive.nll(HIDDEN, LOW), RANGE),
     "a dictionary as model": (lambda **_: fr.LanguageModel({"vocab_size": 5}), "built from a ModelConfig, given dict"),
+    "a section as model": (lambda **_: fr.LanguageModel(fr.AttentionConfig()), "given WeightedConfig"),
     "a dictionary as attention": (lambda **_: fr.Attention({"mix": "none"}), "AttentionConfig, given"),
     "half a width": (lambda **_: fr.Attention(fr.AttentionConfig(), hidden_size=8.5, num_attention_heads=2), "whole number"),
     "a misspelt key": (lambda **_: fr.ModelConfig(hiden_size=8), "did you mean 'model.hidden_size'"),
+    "a misspelt key of attention": (lambda **_: fr.AttentionConfig(mixing="none"), "did you mean 'model.attention.mix'"),
+    "a misspelt key of the output": (lambda **_: fr.OutputConfig(mixture=3), "did you mean 'model.output.mixtures'"),
+    "a misspelt key of dropout": (lambda **_: fr.DropoutConfig(attn=0.1), "did you mean 'model.dropout.attention'"),
     "a misspelt key inside": (lambda **_: fr.ModelConfig(attention={"mixx": "none"}), "did you mean 'model.attention.mix'"),
     "a word as section": (lambda **_: fr.ModelConfig(attention="multilinear"), "model.attention: a section of keys"),
 }  # fmt: skip

@@ -21,6 +21,14 @@ def test_every_entry_is_dropped_with_probability_p(p: float) -> None:
     assert abs(dropped - p * count * masks) < tolerance
 
 
+def test_a_mask_is_a_function_of_the_seed_and_advances_it() -> None:
+    torch.manual_seed(3)
+    first, second = dropout(torch.ones(99), 0.5), dropout(torch.ones(99), 0.5)
+    torch.manual_seed(3)
+    assert torch.equal(dropout(torch.ones(99), 0.5), first)
+    assert not torch.equal(first, second)
+
+
 @pytest.mark.parametrize("locked", [False, True])
 def test_does_nothing_in_evaluation_or_at_zero(locked: bool) -> None:
     x, state = torch.randn(2, 3, 4), torch.get_rng_state()

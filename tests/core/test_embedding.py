@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import output_equations as equations
 import pytest
@@ -10,7 +12,7 @@ from torch import Tensor
 
 import fullrank as fr
 from fullrank.core import registry
-from fullrank.core.embedding import TensorTrainInput
+from fullrank.core.embedding import TensorTrainInput, balanced
 
 DOUBLE = torch.float64
 
@@ -92,6 +94,19 @@ def test_transformer_xl_starts() -> None:
     assert all(float(p.detach().abs().max()) == 0 for n, p in made.output.named_parameters() if p.dim() == 1)
 
 
+def test_pytorch_starts() -> None:
+    """The starts of nn.Embedding and nn.Linear."""
+    made = large("pytorch", False, "transformer_xl")
+    for i, width in enumerate((64, 32, 16)):
+        is_normal(made.embedding.weights[i], 1.0)
+        is_uniform(made.embedding.projections[i], width**-0.5)
+        is_uniform(made.output.weights[i], width**-0.5)
+        is_uniform(made.output.biases[i], width**-0.5)
+        is_uniform(made.output.projections[str(i)], 1 / 8)
+    is_uniform(made.output.class_weight, 1 / 8)
+    assert 0 < float(made.output.class_bias.detach().abs().max()) <= 1 / 8
+
+
 # -- tensor trains ----------------------------------------------------------------------------------------------------
 
 
@@ -129,6 +144,19 @@ def test_tensor_train(options: dict[str, object], shapes: list[tuple[int, ...]])
     equations.compare(layer(ids), expected.view(2, 3, 24), leaves, leaves, torch.randn(2, 3, 24, dtype=DOUBLE))
     assert layer.table().shape == (23, 24)
     torch.testing.assert_close(layer.table()[ids] * 24**0.5, layer(ids), rtol=1e-12, atol=1e-12)
+
+
+def test_factors_are_nearly_equal() -> None:
+    """Of the paper's sizes too: 256 = 4 x 8 x 8 and 512 = 8 x 8 x 8."""
+    for size in (1, 2, 7, 23, 64, 97, 256, 410, 512, 1024, 10_000, 267_735):
+        for count in (1, 2, 3, 4):
+            above, exact = balanced(size, count, exact=False), balanced(size, count, exact=True)
+            assert len(above) == len(exact) == count
+            assert math.prod(exact) == size <= math.prod(above)
+            assert max(above) - min(above) <= 1 or math.prod(above) == size
+            assert sorted(exact) == exact
+    assert [balanced(size, 3, exact=True) for size in (256, 410, 512)] == [[4, 8, 8], [2, 5, 41], [8, 8, 8]]
+    assert balanced(10_000, 3, exact=False) == [21, 22, 22]
 
 
 @pytest.mark.parametrize(

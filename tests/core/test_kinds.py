@@ -92,15 +92,20 @@ def test_a_registered_kind_has_the_keys_of_its_config(own_output: type) -> None:
     [
         ({}, {"kind": "softmax", "bias": True, "tied": False}),
         (MIXTURE, {"mixtures": 10, "latent": True, "adaptive": False, "bias": True}),
+        (MIXTURE | {"mixtures": 3}, {"mixtures": 3, "latent": True}),
         (MIXTURE | {"mixtures": None, "latent": None, "cutoffs": None}, {"mixtures": 10, "latent": True}),
+        (MIXTURE | {"latent": "residual"}, {"mixtures": 10, "latent": "residual"}),
         (MIXTURE | {"normalize": "sigsoftmax", "latent_dropout": 0.3}, {"normalize": "sigsoftmax", "latent_dropout": 0.3}),
         (ADAPTIVE, {"form": "transformer_xl", "bias": True, "tied_projections": False, "cutoffs": [10, 30], "div_val": 2}),
         (ADAPTIVE | {"tied": True}, {"form": "fairseq", "bias": False, "tied_projections": True}),
         (ADAPTIVE | {"tied": True, "bias": True}, {"form": "transformer_xl", "tied_projections": True}),
         (ADAPTIVE | {"bias": False}, {"form": "fairseq", "tied_projections": False}),
         (ADAPTIVE | {"form": "fairseq"}, {"form": "fairseq", "bias": False}),
+        (ADAPTIVE | {"form": "fairseq", "bias": True}, {"form": "fairseq", "bias": True}),
         (ADAPTIVE | {"form": "transformer_xl", "tied": True}, {"bias": True, "tied_projections": True}),
+        (ADAPTIVE | {"form": "transformer_xl", "bias": False}, {"form": "transformer_xl", "bias": False}),
         (ADAPTIVE | {"tied": True, "tied_projections": False}, {"form": "fairseq", "tied_projections": False}),
+        (ADAPTIVE | {"cutoffs": [50], "div_val": 4}, {"cutoffs": [50], "div_val": 4}),
     ],
     ids=str,
 )  # fmt: skip
@@ -129,11 +134,16 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
       for name, value in {"mixtures": 3, "latent_dropout": 0.1}.items()),
     *((raw({name: value}), (f"model.output.{name}: goes with", "kind: adaptive", f"{value!r} with 'softmax'"))
       for name, value in {"cutoffs": [5], "div_val": 2, "form": "fairseq", "tail_dropout": 0.1}.items()),
+    (raw(MIXTURE | {"cutoffs": [10]}), ("output.cutoffs: goes with", "adaptive", "[10]")),
+    (raw(ADAPTIVE | {"cutoffs": [5], "mixtures": 3}), ("model.output.mixtures: goes with", "given 3 with 'adaptive'")),
     (raw({}, input={"cutoffs": [5]}), ("model.input.cutoffs: goes with", "kind: adaptive", "given [5] with 'token'")),
     # attention
     (raw({}, attention=PAIRS | {"causal": "maybe"}), ("model.attention.causal: 'masked' or 'as_published', given 'maybe'",)),
+    (raw({}, attention=PAIRS | {"core_weights": "tight"}), ("core_weights: 'softmax' or 'free', given 'tight'",)),
+    (raw({}, attention=PAIRS | {"output_map": "rows"}), ("output_map: 'pairs' or 'decayed', given 'rows'",)),
     *((raw({}, attention=PAIRS | {name: value}), (f"model.attention.{name}: a positive whole number", f"given {value}"))
       for name, value in (("cores", 0), ("cores", True), ("rank", -2), ("rank", 2.5), ("rank", 2**40))),
+    (raw({}, attention=DECAYED | {"decays": 0}), ("model.attention.decays: a positive whole number", "given 0")),
     (raw({}, attention=PAIRS | {"decays": 3}), ("model.attention.decays: goes with", "output_map: decayed", "3 with 'pairs'")),
     (raw({}, attention=PAIRS | {"score": "dense_synthesizer"}), ("model.attention.score", "'dense_synthesizer'", "relative")),
     (raw({}, position="relative", attention=PAIRS | {"score": {"name": "relative", "clamp_length": 3}}),
@@ -145,11 +155,19 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     # clusters
     *((raw(ADAPTIVE | {"cutoffs": [5]}, input=CLUSTERS | {"cutoffs": ids}),
        ("model.input.cutoffs: ids above 0 that increase strictly", str(ids))) for ids in ([30, 10], [10, 10], [0, 10])),
+    (raw({}, input=CLUSTERS | {"div_val": 0}), ("model.input.div_val: a positive whole number", "given 0")),
+    (raw(ADAPTIVE | {"cutoffs": [5, 4]}), ("model.output.cutoffs: ids above 0 that increase strictly",)),
     (raw(ADAPTIVE | {"tied_projections": True}, input=CLUSTERS), ("tied_projections: goes with `model.output.tied: true`",)),
+    (raw(ADAPTIVE | {"form": "facebook"}, input=CLUSTERS), ("form: 'fairseq' or 'transformer_xl', given 'facebook'",)),
     (raw(ADAPTIVE | {"div_val": 1, "tail_dropout": 0.1}, input=CLUSTERS), ("tail_dropout: not with", "div_val: 1")),
-    (raw(ADAPTIVE | {"tail_dropout": float("nan")}, input=CLUSTERS), ("tail_dropout: a probability below 1", "nan")),
+    *((raw(ADAPTIVE | {"tail_dropout": rate}, input=CLUSTERS), ("tail_dropout: a probability below 1", str(rate)))
+      for rate in (1.0, -0.1, float("nan"))),
+    (raw(ADAPTIVE | {"cutof": [3]}, input=CLUSTERS), ("'model.output.cutof'; did you mean 'model.output.cutoffs'",)),
     # mixtures
+    *((raw(MIXTURE | {"mixtures": value}), ("model.output.mixtures: a positive whole number", repr(value)))
+      for value in (0, -2, 2**31, 2.5, True, "many")),
     (raw(MIXTURE | {"latent": False}), ("model.output.latent: True or 'residual', given False",)),
+    (raw(MIXTURE | {"normalize": "sparsemax"}), ("model.output.normalize: 'softmax' or 'sigsoftmax'",)),
     (raw(MIXTURE | {"latent_droput": 0.1}), ("unknown key", "did you mean 'model.output.latent_dropout'")),
     (raw({"kind": "mixture"}), ("model.output.kind: 'mixture' is not available", "mixture_of_softmaxes")),
 ]  # fmt: skip

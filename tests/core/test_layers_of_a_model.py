@@ -194,6 +194,11 @@ THREE: Keys = {**SIZES, "num_hidden_layers": 3}
         ([{}, {"at": [1]}, {}], {}, r"or `at` in all entries; given 3 entries, 2 without `at`"),
         ([{"at": [3]}], {}, r"model\.layers\.at: .* 0 to 2 or from -3 to -1 \(model\.num_hidden_layers is 3\); given \[3\]"),
         ([{"at": [0]}, {"at": [1, -3]}], {}, r"model\.layers\.at: each layer at most once.* given \[0, 1, -3\]"),
+        ({"at": [0]}, {}, r"model\.layers: a list, each a section of keys"),
+        ([{"at": 0}], {}, r"model\.layers\.at: a list, each a whole number, given 0"),
+        ([{"attention": {"mx": "none"}}], {}, r"'model\.layers\.attention\.mx'; did you mean 'model\.layers\.attention\.mix'"),
+        ([{"attention": {"rank": 3}}], {}, r"model\.layers\.attention\.rank: goes with .*multilinear"),
+        ([{"at": [1], "attention": RELATIVE}], {}, r"model\.layers\.attention\.score: 'relative' goes with model\.position"),
         (
             [{"at": [1], "attention": B}],
             {"position": "relative", "attention": RELATIVE},
@@ -209,6 +214,7 @@ THREE: Keys = {**SIZES, "num_hidden_layers": 3}
             {"position": "relative", "attention": RELATIVE},
             r"read the same distances, u and v.* given \('multilinear', 5, \{\}\)",
         ),
+        ([{"at": [1], "attention": PAIRS}], {"position": "rotary"}, r"rotary acts on dot products.*model\.layers\.attention"),
         ([{"at": [2], "attention": B}], {"encoder": {"num_hidden_layers": 2}}, r"from 0 to 1 .*model\.encoder"),
     ],
 )  # fmt: skip

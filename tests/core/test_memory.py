@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from memory_models import LAYERS, POSITIONS, in_segments, model, one_pass, text
+from memory_models import LAYERS, POSITIONS, E, V, in_segments, model, one_pass, text
 
+import fullrank as fr
 from pairs import covering, product
 
 LENGTHS = [[4, 4, 4, 4], [7, 1, 3, 6, 2], [19]]
@@ -89,28 +90,28 @@ def test_gradients_stop_at_the_memory() -> None:
     assert all(torch.equal(layer.hidden, k) for layer, k in zip(first.memory.layers, kept, strict=True))
 
 
-def test_rests_with_texts_of_different_lengths() -> None:
-    made = model("relative", memory_length=4, layers=2)
-    script = [(), (1,), (), (1,), ()]
-    rows, sizes = [text(1, 15, 5)[0], text(1, 15, 6)[0]], [[3, 2, 3, 1, 3], [2, 3, 1, 3, 3]]
-    alone = []
-    for row, each in zip(rows, sizes, strict=True):
-        memory, parts, at = None, [], 0
-        for size, skip in zip(each, script, strict=True):
-            out = made(row[None, at : at + size], memory, skip=skip)
-            memory, at = out.memory, at + size
-            parts.append(out.logits[0])
-        alone.append(torch.cat(parts))
-    memory, at, found = None, [0, 0], [[], []]
-    for step, skip in enumerate(script):
-        ids, mask = torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 3, dtype=torch.bool)
-        for r in range(2):
-            size = sizes[r][step]
-            ids[r, :size], mask[r, :size] = rows[r][at[r] : at[r] + size], True
-            at[r] += size
-        out = made(ids, memory, skip=skip, attention_mask=mask)
-        memory = out.memory
-        for r in range(2):
-            found[r].append(out.logits[r][mask[r]])
-    for r in range(2):
-        assert (torch.cat(found[r]) - alone[r]).abs().max() < 1e-10
+def test_keys_and_values_of_the_memory_receive_gradient() -> None:
+    """The value projection reads the memory too: its gradient is that of one long pass whose past is detached."""
+    made, ids = model("none", memory_length=4, layers=1, bias=False), text(1, 8)
+    cotangent = torch.randn(1, 4, V, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    memory = made(ids[:, :4]).memory
+    (made(ids[:, 4:], memory).logits * cotangent).sum().backward()
+    block = made.blocks[0]
+    found = block.attention.project.value.weight.grad.clone()
+    made.zero_grad()
+    x = made.embedding(ids)
+    x = torch.cat((x[:, :4].detach(), x[:, 4:]), dim=1)
+    (made.output(made.final_norm(block(x, fr.Layout.of(8))))[:, 4:] * cotangent).sum().backward()
+    assert (found - block.attention.project.value.weight.grad).abs().max() < 1e-12
+
+
+def test_a_memory_of_zeros_is_attended() -> None:
+    made, ids = model("relative", memory_start="zeros", norm="post", bias=False), text()
+    empty = model("relative", norm="post", bias=False)
+    found = made(ids[:, :4]).logits
+    assert (found - empty(ids[:, :4]).logits).abs().max() > 1e-3
+    x = made.embedding(ids[:, :4])
+    layout = made.position.place(fr.Layout.of_runs(4, ((-5, 5), (0, 4))), x)
+    for block in made.blocks:
+        x = block(x, layout, memory=torch.zeros(2, 5, E, dtype=torch.float64))
+    assert (found - made.output(x)).abs().max() < 1e-12

@@ -76,6 +76,18 @@ def test_position_wise_is_section_3_1(weights: Tensor, query: Tensor) -> None:
     assert torch.equal(mix.matrix(None), mix.mixing)
 
 
+def test_the_query_of_the_source_head_builds_the_row(weights: Tensor, query: Tensor) -> None:
+    """Changing head j's query changes what head j gives (row j), to every head, and nothing else."""
+    mix = PositionWiseMixing(None, SIZE).double()
+    with torch.no_grad():
+        mix.from_query.normal_()
+    other = query.clone()
+    other[:, 1] += 1
+    changed = (mix.matrix(other) - mix.matrix(query)).abs() > 1e-9
+    assert changed[:, :, 1].all()
+    assert not changed[:, :, [0, 2]].any()
+
+
 def test_random_is_fixed_and_without_parameters(weights: Tensor, query: Tensor) -> None:
     mix = RandomMixing(None, SIZE).double()
     assert not list(mix.parameters())
@@ -93,6 +105,15 @@ def test_random_is_fixed_and_without_parameters(weights: Tensor, query: Tensor) 
     assert not torch.equal(other.mixing, mix.mixing)
     other.load_state_dict(mix.state_dict())
     assert torch.equal(other.mixing, mix.mixing)
+
+
+def test_random_entries_are_normal() -> None:
+    numbers = RandomMixing(None, HeadSize(100, 4, 8, 8)).mixing * 10  # variance 1 / H
+    count = numbers.numel()  # 10,000: bounds of five standard errors
+    assert abs(float(numbers.mean())) < 5 / math.sqrt(count)
+    assert abs(float(numbers.std()) - 1) < 5 / math.sqrt(2 * count)
+    inside = float((numbers.abs() < 1).float().mean())
+    assert abs(inside - math.erf(1 / math.sqrt(2))) < 5 * math.sqrt(0.2166 / count)
 
 
 def test_random_differs_between_layers_and_follows_the_seed() -> None:

@@ -115,10 +115,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"decoder": {"cross": {"score": "dense_synthesizer"}}},
         "model.decoder.cross.score: 'dense_synthesizer' reads positions",
     ),
+    ({"decoder": {"cross": {"score": "random_synthesizer"}}}, "model.decoder.cross.score: 'random_synthesizer'"),
     ({"decoder": {"cross": {"score": "relative"}}}, "model.decoder.cross.score: 'relative'"),
+    ({"decoder": {"cross": PAIRS | {"score": "relative"}}}, "model.decoder.cross.score: 'relative'"),
     ({"decoder": {"cross": DECAYED}}, "model.decoder.cross.output_map: 'decayed' reads"),
     ({"attention": DECAYED, "encoder": {}}, "model.decoder.cross.output_map: 'decayed' reads"),
     ({"memory_length": 3, "encoder": {}}, "model.memory_length: a translation model has no memory"),
+    ({"memory_length": 3, "decoder": {}}, "model.memory_length: a translation model has no memory"),
     (
         {"encoder": {"share_embedding": True, "vocab_size": 21}},
         "model.encoder.share_embedding: one table for both vocabularies, but model.encoder.vocab_size is 21 and "
@@ -133,7 +136,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "given score dot_product with model.position: relative",
     ),
     ({"position": "rotary", "encoder": {"attention": PAIRS}}, "model.position: rotary .* (model.encoder.attention)"),
+    ({"encoder": {"num_hidden_layers": 0}}, "model.encoder.num_hidden_layers: a positive whole number"),
+    ({"encoder": {"vocab_size": -1}}, "model.encoder.vocab_size: a positive whole number"),
     ({"encoder": {"vocab_size": 2**31}}, "model.encoder.vocab_size: a positive whole number below 2,147,483,648"),
+    ({"decoder": {"num_hidden_layers": 2**40}}, "model.decoder.num_hidden_layers: a positive whole number"),
 ]
 
 
@@ -151,14 +157,25 @@ def test_refused(sections: dict[str, Any], message: str) -> None:
 
 INSIDE: list[tuple[str, str]] = [
     ("encoder.attention.mix=position_wize", "model.encoder.attention.mix: 'position_wize' is not available; did you mean"),
+    ("encoder.attention.kind=linear", "model.encoder.attention.kind: 'linear' is not available"),
     ("encoder.attention.cross_head=3", "model.encoder.attention.cross_head: a probability from 0 to 1, given 3"),
     ("encoder.attention.rank=5", "model.encoder.attention.rank: goes with `model.encoder.attention.kind: multilinear`"),
+    ("encoder.attention.cross_head=true", "model.encoder.attention.cross_head: a probability"),
+    ("encoder.num_hidden_layers=true", "model.encoder.num_hidden_layers: a positive whole number"),
+    ("encoder.num_hidden_layers=many", "model.encoder.num_hidden_layers: a positive whole number"),
     ("encoder.share_embedding=perhaps", "model.encoder.share_embedding: true or false"),
+    ("decoder.attention.normalize=sofmax", "model.decoder.attention.normalize: 'sofmax' is not available; did you mean"),
     ("decoder.cross.mix=position_wize", "model.decoder.cross.mix: 'position_wize' is not available; did you mean"),
+    ("decoder.cross.score=dot", "model.decoder.cross.score: 'dot' is not available"),
+    ("decoder.cross.cores=2", "model.decoder.cross.cores: goes with `model.decoder.cross.kind: multilinear`"),
     ("decoder.cross=yes", "model.decoder.cross: a section of keys, given True"),
+    ("encoder=deep", "model.encoder: a section of keys, given 'deep'"),
     ("encoder.num_layers=2", "unknown key 'model.encoder.num_layers'; did you mean 'model.encoder.num_hidden_layers'?"),
     ("encoder.attention.mixx=none", "unknown key 'model.encoder.attention.mixx'; did you mean 'model.encoder.attention.mix'?"),
     ("decoder.cros.mix=none", "unknown key 'model.decoder.cros'; did you mean 'model.decoder.cross'?"),
+    ("decoder.cross.mixing=none", "unknown key 'model.decoder.cross.mixing'; did you mean 'model.decoder.cross.mix'?"),
+    ("decoder.released_cros=true", "unknown key 'model.decoder.released_cros'; did you mean 'model.decoder.released_cross'?"),
+    ("decoder.vocab_size=3", "unknown key 'model.decoder.vocab_size'; did you mean"),
     ("coder.num_hidden_layers=3", "unknown key 'model.coder'"),
 ]  # fmt: skip
 

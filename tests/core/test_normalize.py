@@ -28,6 +28,13 @@ def test_sigsoftmax_is_equation_21(row: list[float]) -> None:
     assert torch.allclose(given[0, 0, 0], torch.tensor(sigsoftmax_by_hand(row), dtype=torch.float64), atol=1e-14)
 
 
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_softmax_is_equation_9(row: list[float]) -> None:
+    expected = [math.exp(a) / sum(map(math.exp, row)) for a in row]
+    given = Softmax(None, SIZE)(torch.tensor([[[row]]], dtype=torch.float64))
+    assert torch.allclose(given[0, 0, 0], torch.tensor(expected, dtype=torch.float64), atol=1e-14)
+
+
 def test_shifting_first_would_be_another_function() -> None:
     """Softmax does not see a shift; sigsoftmax does, so that subtracting the maximum first gives other weights."""
     scores = torch.tensor([2.0, 1.0, -1.0, 0.5, 3.0, 0.0], dtype=torch.float64)

@@ -107,6 +107,22 @@ def test_the_equation_itself_in_plain_numbers() -> None:
     assert torch.allclose(case.log_prob(case.tensors(layer), hidden)[0, 0], expected, atol=1e-13)
 
 
+def test_equals_pytorchs_adaptive_softmax() -> None:
+    """`nn.AdaptiveLogSoftmaxWithLoss` is the untied form without biases in the tails."""
+    case = Case(cutoffs=(5, 8, 20), bias=False, vocabulary=31, width=11)
+    layer: Any = case.layer()
+    other = nn.AdaptiveLogSoftmaxWithLoss(case.width, case.vocabulary, list(case.cutoffs), div_value=2.0).double()
+    with torch.no_grad():
+        other.head.weight.copy_(torch.cat((layer.weights[0], layer.class_weight)))
+        for i, (project, out) in enumerate(other.tail, start=1):
+            project.weight.copy_(layer.projections[str(i)].T)
+            out.weight.copy_(layer.weights[i])
+    hidden, targets = torch.randn(40, case.width, dtype=DOUBLE), torch.randint(case.vocabulary, (40,))
+    assert torch.allclose(layer.log_prob(hidden), other.log_prob(hidden), atol=1e-12)
+    assert torch.allclose(-layer.nll(hidden, targets), other(hidden, targets).output, atol=1e-12)
+    assert torch.allclose(layer.loss(hidden, targets)[0], other(hidden, targets).loss, atol=1e-12)
+
+
 FIXTURE = json.loads((Path(__file__).parent / "fixtures" / "transformer_xl_adaptive.json").read_text())
 
 
@@ -215,22 +231,3 @@ def test_an_improbable_word_in_a_tail_and_an_improbable_tail(target: int, rare: 
 
 
 # -- parameters -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mixtures", [1, 4])
-@pytest.mark.parametrize("initializer", ["fairseq", "pytorch", "xavier_uniform", "transformer_xl"])
-def test_a_residual_mixture_starts_as_one_softmax_and_its_components_part(initializer: str, mixtures: int) -> None:
-    sizes: dict[str, Any] = {"vocab_size": 23, "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
-    output = {"kind": "mixture_of_softmaxes", "mixtures": mixtures, "latent": "residual"}
-    mixed = fr.LanguageModel(
-        fr.ModelConfig(**sizes, initializer=initializer, output=fr.OutputConfig(**output))
-    ).double()
-    plain = fr.LanguageModel(fr.ModelConfig(**sizes)).double()
-    plain.load_state_dict({name: value for name, value in mixed.state_dict().items() if "mixture" not in name})
-    ids = torch.randint(23, (2, 7))
-    torch.testing.assert_close(mixed(ids).logits, plain(ids).logits.log_softmax(-1), rtol=1e-12, atol=1e-12)
-
-    mixed.loss(ids[:, :-1], ids[:, 1:]).backward()
-    gradients = mixed.output.mixture.latent.weight.grad.view(mixtures, 8, 8)
-    assert gradients.abs().amax((1, 2)).min() > 0
-    assert all((gradients[0] - other).abs().max() > 1e-3 * gradients[0].abs().max() for other in gradients[1:])

@@ -42,6 +42,36 @@ def test_latents_are_dropped(p: float) -> None:
         assert abs(agree - expected) < 5 * math.sqrt(expected * (1 - expected) / one.numel())
 
 
+def test_values_agree_under_one_seed_and_evaluation_draws_nothing() -> None:
+    case = Case(3)
+    layer, (hidden, targets) = case.layer(latent_dropout=0.4), case.batch()
+
+    def values() -> list[Tensor]:
+        found = []
+        for value in (
+            lambda: layer.loss(hidden, targets)[0],
+            lambda: layer.loss(hidden, targets)[1],
+            lambda: layer.nll(hidden, targets).mean(),
+            lambda: -layer(hidden).gather(-1, targets[..., None]).mean(),
+        ):
+            torch.manual_seed(21)
+            found.append(value())
+        return found
+
+    noisy = values()
+    for value in noisy[1:]:
+        assert abs(float((value - noisy[0]).detach())) < 1e-12
+    gradients = [torch.autograd.grad(value, hidden)[0] for value in (noisy[0], *noisy[2:])]
+    for gradient in gradients[1:]:
+        assert torch.allclose(gradient, gradients[0], atol=1e-12)
+    layer.eval()
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    layer.loss(hidden, targets)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.allclose(layer(hidden), case.log_prob(case.tensors(layer), hidden), atol=1e-12)
+
+
 def test_dropout_in_tails() -> None:
     """Between their two matrices, scaled, in training only, and nowhere in the head."""
     case = Case(cutoffs=(3, 4), form="transformer_xl", vocabulary=12, width=64, tokens=(1, 5))

@@ -23,6 +23,23 @@ def test_sinusoids(width: int) -> None:
             assert abs(float(added[0, n, i]) - (math.cos(angle) if i % 2 else math.sin(angle))) < 1e-10
 
 
+def model(**changes: object) -> fr.LanguageModel:
+    sizes = {
+        "vocab_size": 9,
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 6,
+    }
+    return fr.LanguageModel(fr.ModelConfig(**(sizes | changes))).eval()
+
+
+def test_learned_positions_are_added() -> None:
+    made = model(position="learned")
+    hidden = torch.randn(2, 3, 8)
+    assert torch.equal(made.position(hidden, torch.tensor([0, 2, 5])), hidden + made.position.weight[[0, 2, 5]])
+
+
 @pytest.mark.parametrize("size", [7, 8])
 def test_angles_are_exact_anywhere(size: int) -> None:
     positions = torch.tensor([0, 1, 511, 187_000, 5_000_001])

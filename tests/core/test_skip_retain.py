@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from fractions import Fraction
 
+import numpy as np
 import pytest
+import torch
 
 import fullrank as fr
 from fullrank.config.training import PhaseConfig
@@ -43,6 +48,61 @@ def test_none_never_rests_and_one_always() -> None:
     for step in range(300):
         assert never.skipped(3, step) == frozenset()
         assert always.skipped(3, step) == {0, 1}
+
+
+def test_the_draw_depends_on_nothing_else() -> None:
+    """Neither on the generators of Python, numpy and torch, nor on what was asked before, nor on the other layers."""
+    policy = fr.SkipRetain("uniform", 0.5, num_layers=6)
+    expected = [policy.skipped(7, step) for step in range(40)]
+    np.random.seed(5)
+    torch.manual_seed(5)
+    random.seed(5)
+    states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # type: ignore[union-attr,index]
+    backwards = [policy.skipped(7, step) for step in reversed(range(40))]
+    assert backwards[::-1] == expected
+    assert states == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())  # type: ignore[union-attr,index]
+    deeper = fr.SkipRetain("not_first", 0.5, num_layers=7)
+    for step, before in enumerate(expected):
+        assert policy.skipped(7, step) == before
+        assert deeper.skipped(7, step) & {*range(1, 6)} == before & {*range(1, 6)}
+
+
+@pytest.mark.full
+def test_another_process_draws_the_same() -> None:
+    """Every rank and every resumed run is another process, with other hashes of strings and other generators."""
+    program = (
+        "import fullrank as fr\npolicy = fr.SkipRetain('linear', num_layers=15)\n"
+        "print([sorted(policy.skipped(2**40 + 3, step)) for step in range(1, 60)])"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    policy = fr.SkipRetain("linear", num_layers=15)
+    assert ran.stdout.strip() == str([sorted(policy.skipped(2**40 + 3, step)) for step in range(1, 60)])
+
+
+def _draws(policy: fr.SkipRetain, seed: int, steps: range) -> np.ndarray:
+    """(steps, layers), 1 where a layer rests."""
+    layers = len(policy.probabilities)
+    found = np.zeros((len(steps), layers))
+    for row, step in zip(found, steps, strict=True):
+        row[list(policy.skipped(seed, step))] = 1
+    return found
+
+
+def test_layers_rest_as_often_as_they_should() -> None:
+    """Counts of a layer over n steps are binomial: within 4 standard deviations n p (1 - p), and as spread as they should."""
+    policy = fr.SkipRetain("linear", num_layers=15)
+    p = np.array(policy.probabilities)
+    steps = 2000
+    scores = []
+    for seed in (1, 2):
+        counts = _draws(policy, seed, range(1, steps + 1)).sum(0)
+        assert counts[0] == counts[-1] == 0
+        inner = slice(1, -1)
+        z = (counts[inner] - steps * p[inner]) / np.sqrt(steps * p[inner] * (1 - p[inner]))
+        assert np.abs(z).max() < 4  # 26 standard normals: P = 0.0016
+        scores.append(z)
+    # sum of 26 squares: chi-squared, mean 26, standard deviation sqrt(52); also not suspiciously even
+    assert abs((np.concatenate(scores) ** 2).sum() - 26) < 4 * math.sqrt(52)
 
 
 def test_the_draw_follows_its_rule() -> None:

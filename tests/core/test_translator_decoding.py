@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor
 import fullrank as fr
 from fullrank.core.cache import ProjectedSource
 from translator_models import (
+    MECHANISMS,
     TARGET,
     WEIGHTED,
     B,
@@ -31,6 +33,34 @@ def whole(model: fr.Translator, source: Tensor, mask: Tensor | None, texts: list
         own = source[row : row + 1] if mask is None else source[row][mask[row].bool()][None]
         out.append(model(own, torch.tensor([text])).logits[0, -1])
     return torch.stack(out)
+
+
+SIDED = [  # every day each mechanism with one side; all of them in the full tier
+    pytest.param(mechanism, side, marks=() if i % 9 == 3 * k else pytest.mark.full, id=f"{mechanism}-{side or 'none'}")
+    for i, mechanism in enumerate(MECHANISMS)
+    for k, side in enumerate(["", "right", "left"])
+]
+
+
+@pytest.mark.parametrize(("mechanism", "side"), SIDED)
+def test_token_by_token_and_in_pieces(mechanism: str, side: str) -> None:
+    model = shared(mechanism)
+    source, target = sentences(model, 3, 7, 6)
+    mask = padding(LENGTHS, 7, side) if side else None
+    with torch.no_grad():
+        expected = model(source, target, mask).logits
+        writer = model.of_source(model.encode(source, mask))
+        close(writer(target).logits, expected, "without a cache")
+        for bounds in (range(7), (0, 2, 3, 6), (0, 6)):
+            cache, parts = writer.new_cache(), []
+            for start, end in itertools.pairwise(bounds):
+                out = writer(target[:, start:end], cache=cache)
+                assert cache.length == start, "a cache is a value"
+                assert out.cache is not None
+                cache = out.cache
+                parts.append(out.logits)
+            assert cache.length == 6
+            close(torch.cat(parts, 1), expected, f"cut at {list(bounds)}")
 
 
 # -- beams ------------------------------------------------------------------------------------------------------------
