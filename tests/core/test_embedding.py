@@ -12,7 +12,7 @@ from torch import Tensor
 
 import fullrank as fr
 from fullrank.core import registry
-from fullrank.core.embedding import TensorTrainInput, balanced
+from fullrank.core.embedding import TensorTrainInput, factorize
 
 DOUBLE = torch.float64
 
@@ -150,13 +150,13 @@ def test_factors_are_nearly_equal() -> None:
     """Of the paper's sizes too: 256 = 4 x 8 x 8 and 512 = 8 x 8 x 8."""
     for size in (1, 2, 7, 23, 64, 97, 256, 410, 512, 1024, 10_000, 267_735):
         for count in (1, 2, 3, 4):
-            above, exact = balanced(size, count, exact=False), balanced(size, count, exact=True)
+            above, exact = factorize(size, count, exact=False), factorize(size, count, exact=True)
             assert len(above) == len(exact) == count
             assert math.prod(exact) == size <= math.prod(above)
             assert max(above) - min(above) <= 1 or math.prod(above) == size
             assert sorted(exact) == exact
-    assert [balanced(size, 3, exact=True) for size in (256, 410, 512)] == [[4, 8, 8], [2, 5, 41], [8, 8, 8]]
-    assert balanced(10_000, 3, exact=False) == [21, 22, 22]
+    assert [factorize(size, 3, exact=True) for size in (256, 410, 512)] == [[4, 8, 8], [2, 5, 41], [8, 8, 8]]
+    assert factorize(10_000, 3, exact=False) == [21, 22, 22]
 
 
 @pytest.mark.parametrize(

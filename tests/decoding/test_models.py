@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -65,7 +66,8 @@ OTHERS: dict[str, fr.ModelConfig] = {
     "dense synthesizer": config({"score": "dense_synthesizer", "mix": "position_wise"}),
     "random synthesizer": config({"score": "random_synthesizer", "mix": "position_wise"}),
     "multi-linear encoder": config(
-        {"mix": "position_wise"}, encoder={"attention": fr.AttentionConfig(kind="multilinear", cores=2, rank=5)}
+        {"mix": "position_wise"},
+        encoder={"attention": fr.AttentionConfig(kind="multilinear", cores=2, rank=5)},
     ),
     "multi-linear decoder": config(
         decoder={"attention": fr.AttentionConfig(kind="multilinear", cores=2, rank=5, output_map="decayed")}
@@ -112,6 +114,49 @@ def test_a_batch_is_its_sentences_one_by_one(name: str) -> None:
                 assert together.ids[b, n, :length].tolist() == alone.ids[0, n, :length].tolist()
             torch.testing.assert_close(together.scores[b], alone.scores[0], rtol=0, atol=1e-10)
             torch.testing.assert_close(together.log_probs[b], alone.log_probs[0], rtol=0, atol=1e-10)
+
+
+def every_text(longest: int) -> list[tuple[int, ...]]:
+    """All texts that end with their only <eos>, and those of full length without one."""
+    others = range(1, TARGETS)
+    ended = [(*head, EOS) for length in range(longest) for head in itertools.product(others, repeat=length)]
+    return [*ended, *itertools.product(others, repeat=longest)]
+
+
+def twice(text: tuple[int, ...], n: int) -> bool:
+    grams = [text[i : i + n] for i in range(len(text) - n + 1)] if n else []
+    return len(grams) > len(set(grams))
+
+
+@pytest.mark.parametrize(("penalty", "shortest", "ngram"), [(0.6, 2, 0), (1.0, 1, 2)])
+@pytest.mark.parametrize("name", ["position_wise, sigsoftmax, rotary, 0.5"])
+def test_a_wide_beam_is_exhaustive_search(name: str, penalty: float, shortest: int, ngram: int) -> None:
+    """Against all 341 texts of up to four tokens, each read once with the whole model."""
+    model = translator(ALL[name])
+    sentences, longest = SENTENCES[:2], [4, 3]
+    ids, mask = padded(sentences)
+    found = beam_search(
+        model.of_source(model.encode(ids, mask)), torch.full((2, 1), EOS), max_new_tokens=torch.tensor(longest),
+        min_new_tokens=shortest, no_repeat_ngram_size=ngram, beams=4**4, n_best=12, length_penalty=penalty, eos_id=EOS,
+    )  # fmt: skip
+    for b, sentence in enumerate(sentences):
+        ranked = []
+        for length, texts in itertools.groupby(every_text(longest[b]), key=len):
+            rows = list(texts)
+            written = torch.tensor(rows)
+            inputs = torch.cat((torch.full((len(rows), 1), EOS), written[:, :-1]), dim=1)
+            with torch.no_grad():
+                logits = model(torch.tensor([[*sentence, EOS]]).expand(len(rows), -1), inputs).logits
+            totals = logits.log_softmax(-1).gather(2, written[..., None]).sum((1, 2))
+            ranked += [
+                (total / length**penalty, text)
+                for total, text in zip(totals.tolist(), rows, strict=True)
+                if EOS not in text[:shortest] and not twice(text, ngram)
+            ]
+        ranked.sort(reverse=True)
+        for n, (score, text) in enumerate(ranked[:12]):
+            assert tuple(found.ids[b, n, : int(found.lengths[b, n])].tolist()) == text
+            assert found.scores[b, n].item() == pytest.approx(score, abs=1e-10)
 
 
 # -- language models ----------------------------------------------------------------------------------------------------

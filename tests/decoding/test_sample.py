@@ -145,3 +145,26 @@ def test_exactly_the_tokens_that_would_break_a_rule_are_forbidden(ngram: int, sh
                 forbidden += breaks
                 assert allowed[row, v].item() == (-math.inf if breaks else before[row, v].item()), (text, v)
     assert forbidden >= 40
+
+
+def test_samples_follow_the_model_among_what_is_allowed() -> None:
+    """4,000 texts of two tokens: each pair as often as p(a) p(b | a), with <eos> left out before and equal tokens left out."""
+    model = Recurrent(4, seed=3, sharpness=0.5).eval()
+    draws = 4000
+    found = sample(
+        model, torch.tensor([[1, 3]]).expand(draws, -1), max_new_tokens=2, min_new_tokens=2, no_repeat_ngram_size=1,
+        eos_id=0, seed=5,
+    )  # fmt: skip
+    first = model(torch.tensor([[1, 3]])).logits[0, -1].softmax(-1).index_fill(0, torch.tensor([0]), 0.0)
+    first = first / first.sum()
+    for a in range(1, 4):
+        second = model(torch.tensor([[1, 3, a]])).logits[0, -1].softmax(-1).index_fill(0, torch.tensor([0, a]), 0.0)
+        second = second / second.sum()
+        for b in range(4):
+            p = float(first[a] * second[b])
+            seen = found.ids.eq(torch.tensor([a, b])).all(1).double().mean().item()
+            assert abs(seen - p) <= 4.5 * math.sqrt(p * (1 - p) / draws), (a, b)
+            if p == 0:
+                assert seen == 0
+    whole = torch.tensor([log_prob(model, [1, 3], tuple(text)) for text in found.ids[:20].tolist()])
+    torch.testing.assert_close(found.log_probs[:20].sum(1).float(), whole)

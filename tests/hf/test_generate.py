@@ -8,20 +8,33 @@ from typing import Any
 import paired_models
 import pytest
 import torch
-from paired_models import EOS, kinds, pair, tokens
+from paired_models import EOS, XL, kinds, pair, small, tokens
 from transformers import DynamicCache
 
+import combinations
 import fullrank as fr
+from combinations import Combination
 from fullrank.core.errors import InputError
 from fullrank.decoding import beam_search, sample
 from fullrank.experiments.generation import MemoryReader
 
+every_pair = pytest.mark.parametrize("combination", combinations.sparse(combinations.pairwise(), 9))
 NEW = 8
 
 
 def reader(own: Any) -> Any:
     """A model of ours as our own decoding reads it."""
     return MemoryReader(own) if own.memory_length else own
+
+
+@every_pair
+def test_greedy_with_and_without_a_cache_is_ours(combination: Combination) -> None:
+    hf_model, own = pair(combination.config(max_position_embeddings=32), eos_token_id=None, bos_token_id=None)
+    read = combinations.tokens()
+    expected = sample(own, read, max_new_tokens=NEW, greedy=True).ids
+    for use_cache in (True, False):
+        given = hf_model.generate(read, max_new_tokens=NEW, do_sample=False, use_cache=use_cache)
+        assert torch.equal(given[:, read.shape[1] :], expected), f"use_cache={use_cache}"
 
 
 @kinds
@@ -104,6 +117,31 @@ def test_a_text_read_in_pieces_is_one_text(config: fr.ModelConfig) -> None:
             whole = torch.cat(expected, 1) if expected else own(read, attention_mask=mask).logits
         shown = slice(None) if mask is None else mask == 1
         torch.testing.assert_close(torch.cat(parts, 1)[shown], whole[shown], rtol=1e-5, atol=2e-5)
+
+
+def test_a_memory_as_long_as_the_text_makes_pieces_one_pass() -> None:
+    hf_model, own = pair(small(memory_length=12, **XL))
+    read = tokens(2, 12)
+    with torch.no_grad():
+        expected = own.with_memory(0)(read).logits
+        for name in ("past_key_values", "cache"):  # before and from transformers 5.24
+            past = fr.FullRankCache()
+            parts = [hf_model(piece, **{name: past}).logits for piece in read.split(5, dim=1)]
+            torch.testing.assert_close(torch.cat(parts, 1), expected, rtol=1e-5, atol=1e-5, msg=name)
+
+
+def test_memory_stays_on_whatever_use_cache_says() -> None:
+    """Trainer sets config.use_cache to False and saves it so."""
+    hf_model, _ = pair(small(memory_length=5, **XL))
+    prompt = tokens(1, 7)
+    before = hf_model.generate(prompt, max_new_tokens=NEW, do_sample=False)
+    hf_model.config.use_cache = False
+    with torch.no_grad():
+        first = hf_model(prompt)
+        assert first.past_key_values.get_seq_length() == 7
+        second = hf_model(prompt, past_key_values=first.past_key_values)
+        assert not torch.allclose(second.logits, first.logits)
+    assert torch.equal(hf_model.generate(prompt, max_new_tokens=NEW, do_sample=False, use_cache=False), before)
 
 
 @kinds

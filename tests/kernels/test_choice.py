@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -77,6 +78,22 @@ def test_the_fused_kernel_equals_the_equation(name: str) -> None:
         out = kernels.attend(problem)
     assert out is not None
     assert torch.allclose(out, equation(problem), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["reference", *FAST])
+def test_dropout_of_weights_has_the_same_distribution_in_every_kernel(name: str) -> None:
+    """With every value 1 an output is the sum of the kept weights: mean 1 and, over 8 equal weights, variance p/(1-p)/8."""
+    p, layer = 0.25, fr.Attention(fr.AttentionConfig(), hidden_size=15, num_attention_heads=3, dropout=0.25).train()
+    same = torch.zeros(400, 8, 15)
+    with torch.no_grad():
+        layer.project.value.bias.fill_(1.0)
+        layer.merge.weight.copy_(torch.eye(15))
+        layer.merge.bias.zero_()
+        with fr.kernel(name):
+            last = layer(same)[:, -1].reshape(400, 3, 5)[..., 0]  # sees all eight
+            assert torch.allclose(layer.eval()(same), torch.ones(()), rtol=0, atol=1e-6)
+    assert abs(float(last.mean()) - 1) < 5 * math.sqrt(p / (1 - p) / 8 / last.numel())
+    assert abs(float(last.var()) - p / (1 - p) / 8) < 0.008
 
 
 @pytest.mark.parametrize("mix", ["none", "position_wise"])

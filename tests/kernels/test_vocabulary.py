@@ -100,6 +100,17 @@ def test_chunks_of_any_size(index: int) -> None:
         assert not plain.requires_grad
 
 
+@pytest.mark.parametrize("mixtures", [None, 2])
+def test_gradcheck(mixtures: int | None) -> None:
+    given, leaves, ids = softmaxes(4, 3, 5, mixtures, normalize="sigsoftmax")
+    scale = torch.tensor([0.5, 0.0, 1.0, 2.0], dtype=DOUBLE)
+    for run in (
+        lambda: vocabulary_nll(given, ids), lambda: vocabulary_loss(given, ids, scale, 0.0)[0],
+        *([lambda: vocabulary_loss(given, ids, scale, 0.3)[0]] if mixtures is None else []),
+    ):  # fmt: skip
+        assert torch.autograd.gradcheck(lambda *_, run=run: run(), tuple(leaves.values()))
+
+
 # -- work and memory --------------------------------------------------------------------------------------------------
 
 
@@ -237,14 +248,3 @@ def test_autocast_to_bfloat16(smoothing: float, mixtures: int | None, normalize:
         for name, one, other in zip(leaves, given_gradients, right_gradients, strict=True):
             assert one.dtype == torch.float32
             assert float((one - other).norm() / other.norm()) < 0.03, name
-
-
-@pytest.mark.parametrize("mixtures", [None, 2])
-def test_gradcheck(mixtures: int | None) -> None:
-    given, leaves, ids = softmaxes(4, 3, 5, mixtures, normalize="sigsoftmax")
-    scale = torch.tensor([0.5, 0.0, 1.0, 2.0], dtype=DOUBLE)
-    for run in (
-        lambda: vocabulary_nll(given, ids), lambda: vocabulary_loss(given, ids, scale, 0.0)[0],
-        *([lambda: vocabulary_loss(given, ids, scale, 0.3)[0]] if mixtures is None else []),
-    ):  # fmt: skip
-        assert torch.autograd.gradcheck(lambda *_, run=run: run(), tuple(leaves.values()))

@@ -174,6 +174,19 @@ def test_checkpoints_are_minutes_apart_at_most_and_change_nothing(
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
 
 
+def test_no_space_while_training_leaves_a_run_that_can_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, _ = train(tmp_path / "whole", steps=10)
+    with pytest.MonkeyPatch.context() as patch:
+        breaking_at(patch, 40, OSError(errno.ENOSPC, "No space left on device"))
+        with pytest.raises(RunError, match="no space left"):
+            train(tmp_path / "full", steps=10, save_every_steps=2)
+    recorder = Recorder()
+    model, _ = train(tmp_path / "full", steps=10, save_every_steps=2, observers=[recorder])
+    assert recorder.began[0] > 0
+    assert torch.equal(model.inner.weight, whole.inner.weight)
+    assert (tmp_path / "full" / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
+
+
 def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-5] ^= 1

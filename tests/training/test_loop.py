@@ -12,7 +12,19 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from training_toy import LENGTH, STREAMS, Death, Even, Objective, Recorder, Toy, ToyBatches, at_call, die, train
+from training_toy import (
+    LENGTH,
+    STREAMS,
+    Death,
+    Even,
+    Objective,
+    Recorder,
+    Toy,
+    ToyBatches,
+    at_call,
+    die,
+    train,
+)
 
 from fullrank.core.errors import RunError
 from fullrank.core.registry import register, unregister

@@ -14,7 +14,14 @@ from training_toy import evaluate_scored, train
 
 from fullrank.core.errors import RunError
 from fullrank.training import make_observers
-from fullrank.training.observers import JsonLines, Progress, TensorBoard, WandB, metrics_line, timing_line
+from fullrank.training.observers import (
+    JsonLines,
+    Progress,
+    TensorBoard,
+    WandB,
+    metrics_line,
+    timing_line,
+)
 
 
 class Recorder:

@@ -20,6 +20,8 @@ GRADIENTS = torch.randn(6, 3, 2, dtype=torch.float64, generator=torch.Generator(
 RATES = [0.1, 0.1, 0.05, 0.2, 0.2, 0.01]  # a schedule: equations must hold while the rate changes
 MU, DECAY, BETAS, EPS = 0.9, 0.3, (0.8, 0.95), 1e-3
 
+ON_A_GPU = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
 
 def sgd(p: Tensor, state: dict[str, Tensor], g: Tensor, lr: float, t: int) -> Tensor:
     state["v"] = MU * state["v"] + g + DECAY * p
@@ -152,6 +154,27 @@ def test_muon_takes_matrices_inside_blocks_and_adamw_the_rest() -> None:
         assert (name in found) != torch.equal(parameter, copied.get_parameter(name)), name
 
 
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon from 2.9 on")
+@pytest.mark.parametrize("shape", [(7, 4), (4, 7), (5, 5)])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_A_GPU)])
+def test_muon_is_that_of_torch(shape: tuple[int, int], device: str) -> None:
+    """Five updates, each of entries of about 0.02; torch multiplies in bfloat16, so that they agree to 0.005."""
+    ours, theirs = nn.Linear(*shape, bias=False, device=device), nn.Linear(*shape, bias=False, device=device)
+    theirs.load_state_dict(ours.state_dict())
+    options = TrainConfig(steps=1, optimizer="muon", momentum=MU, weight_decay=DECAY, learning_rate=0.1)
+    how: dict[str, Any] = {"momentum": MU, "weight_decay": DECAY, "adjust_lr_fn": "match_rms_adamw"}
+    pairs = (
+        (ours, make_optimizer("muon", parameter_groups(Layers(ours), DECAY, muon=True), options)),
+        (theirs, torch.optim.Muon(theirs.parameters(), lr=0.1, **how)),
+    )
+    for seed in range(5):
+        for layer, optimizer in pairs:
+            torch.manual_seed(seed)
+            layer.weight.grad = torch.randn_like(layer.weight)
+            optimizer.step()
+        torch.testing.assert_close(ours.weight, theirs.weight, rtol=0.0, atol=5e-3)
+
+
 def test_the_embedding_has_groups_of_its_own() -> None:
     config = fr.ModelConfig(
         vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, output={"tied": True}
@@ -193,23 +216,3 @@ def test_adamw_is_what_fairseq_calls_adam() -> None:
         found[name] = layer.weight.detach()
     torch.testing.assert_close(found["adamw"], expected, rtol=1e-10, atol=1e-10)
     assert (found["adam"] - expected).abs().max() > 1e-2
-
-
-@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon from 2.9 on")
-@pytest.mark.parametrize("shape", [(7, 4), (4, 7), (5, 5)])
-def test_muon_is_that_of_torch(shape: tuple[int, int]) -> None:
-    """Five updates, each of entries of about 0.02; torch multiplies in bfloat16, so that they agree to 0.005."""
-    ours, theirs = nn.Linear(*shape, bias=False), nn.Linear(*shape, bias=False)
-    theirs.load_state_dict(ours.state_dict())
-    options = TrainConfig(steps=1, optimizer="muon", momentum=MU, weight_decay=DECAY, learning_rate=0.1)
-    how: dict[str, Any] = {"momentum": MU, "weight_decay": DECAY, "adjust_lr_fn": "match_rms_adamw"}
-    pairs = (
-        (ours, make_optimizer("muon", parameter_groups(Layers(ours), DECAY, muon=True), options)),
-        (theirs, torch.optim.Muon(theirs.parameters(), lr=0.1, **how)),
-    )
-    for seed in range(5):
-        for layer, optimizer in pairs:
-            torch.manual_seed(seed)
-            layer.weight.grad = torch.randn_like(layer.weight)
-            optimizer.step()
-        torch.testing.assert_close(ours.weight, theirs.weight, rtol=0.0, atol=5e-3)

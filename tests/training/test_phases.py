@@ -11,7 +11,19 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from training_toy import LENGTH, STREAMS, Death, Even, Objective, Recorder, Toy, at_call, die, outcome, train
+from training_toy import (
+    LENGTH,
+    STREAMS,
+    Death,
+    Even,
+    Objective,
+    Recorder,
+    Toy,
+    at_call,
+    die,
+    outcome,
+    train,
+)
 
 from fullrank.config.training import PhaseConfig, PlateauConfig
 from fullrank.training import EvaluationResult, Loss, TrainingPosition

@@ -13,7 +13,16 @@ from typing import Any
 
 import pytest
 import torch
-from training_toy import Death, Recorder, at_call, die, evaluate_scored, outcome, train, train_in_child
+from training_toy import (
+    Death,
+    Recorder,
+    at_call,
+    die,
+    evaluate_scored,
+    outcome,
+    train,
+    train_in_child,
+)
 
 from fullrank.config.training import PhaseConfig, PlateauConfig
 from fullrank.core.errors import RunError

@@ -100,6 +100,18 @@ def test_plateau_divides_when_the_best_is_not_improved_on(patience: int, least: 
     assert found == expected
 
 
+def test_inverse_sqrt_is_fairseqs_an_update_later() -> None:
+    """fairseq's schedule of `u` updates made: its update t has the rate of t - 1, the first one `warmup-init-lr`."""
+    high, start, warmup = 5e-4, 1e-7, 4000
+
+    def fairseq(u: int) -> float:
+        return start + u * (high - start) / warmup if u < warmup else high * math.sqrt(warmup) * u**-0.5
+
+    steps = [1, 2, 1999, 3999, 4000, 4001, 16_000, 50_000]
+    found = rates(steps, schedule="inverse_sqrt", learning_rate=high, warmup_steps=warmup, warmup_from=start)
+    assert found == pytest.approx([fairseq(t) for t in steps], rel=1e-12)
+
+
 def test_the_rate_while_weights_are_averaged_and_the_rate_of_the_embedding() -> None:
     options = TrainConfig(
         steps=100, schedule="cosine", learning_rate=1.0, min_learning_rate=0.2, averaging="swa", swa_start=0.8,
@@ -117,15 +129,3 @@ def test_the_rate_while_weights_are_averaged_and_the_rate_of_the_embedding() -> 
     for nll in (3.0, 3.0):
         plateau.observe(nll)
     assert [plateau.scale_rate(5), plateau.scale_rate(5, peak=3.0)] == [0.5, 1.5]
-
-
-def test_inverse_sqrt_is_fairseqs_an_update_later() -> None:
-    """fairseq's schedule of `u` updates made: its update t has the rate of t - 1, the first one `warmup-init-lr`."""
-    high, start, warmup = 5e-4, 1e-7, 4000
-
-    def fairseq(u: int) -> float:
-        return start + u * (high - start) / warmup if u < warmup else high * math.sqrt(warmup) * u**-0.5
-
-    steps = [1, 2, 1999, 3999, 4000, 4001, 16_000, 50_000]
-    found = rates(steps, schedule="inverse_sqrt", learning_rate=high, warmup_steps=warmup, warmup_from=start)
-    assert found == pytest.approx([fairseq(t) for t in steps], rel=1e-12)

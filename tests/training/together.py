@@ -125,7 +125,12 @@ def document(folder: Path, name: str, options: dict[str, Any]) -> dict[str, Any]
     kind = "parallel" if languages else "text"
     data = {"name": kind, "tokens": "word", "cache": str(folder / "cache"), **files, **languages}
     case = (CASES | NARROW)[name]
-    return {**case, "train": {**case["train"], **options}, "data": data, "eval": {"batch_size": 3, "every_steps": 2}}
+    return {
+        **case,
+        "train": {**case["train"], **options},
+        "data": data,
+        "eval": {"batch_size": 3, "every_steps": 2},
+    }
 
 
 def fail(kind: str) -> None:
