@@ -111,7 +111,7 @@ def test_a_memory_of_zeros_is_attended() -> None:
     found = made(ids[:, :4]).logits
     assert (found - empty(ids[:, :4]).logits).abs().max() > 1e-3
     x = made.embedding(ids[:, :4])
-    layout = made.position.place(fr.Layout.of_runs(4, ((-5, 5), (0, 4))), x)
+    layout = made.position.place(fr.Layout.from_runs(4, ((-5, 5), (0, 4))), x)
     for block in made.blocks:
         x = block(x, layout, memory=torch.zeros(2, 5, E, dtype=torch.float64))
     assert (found - made.output(x)).abs().max() < 1e-12

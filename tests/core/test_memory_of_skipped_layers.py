@@ -107,7 +107,7 @@ def test_drifting_labels_are_the_released_ones() -> None:
     # the last step, layer 1: it rested twice, so its memory is labelled 8 tokens farther than it is
     x = made.embedding(part)
     for block, known, start in zip(made.blocks, before.layers, (12, 16 - 8 - 4), strict=True):
-        layout = made.position.place(fr.Layout.of_runs(4, ((start, 4), (16, 4))), x)
+        layout = made.position.place(fr.Layout.from_runs(4, ((start, 4), (16, 4))), x)
         x = block(x, layout, memory=known.hidden)
     expected = x
     assert (out.hidden - expected).abs().max() < 1e-12

@@ -192,7 +192,7 @@ WHERE = pytest.mark.parametrize("name", LAYOUTS)
 
 def layout(name: str) -> fr.Layout:
     queries, runs, window = LAYOUTS[name]
-    return fr.Layout.of_runs(queries, runs, window=window)
+    return fr.Layout.from_runs(queries, runs, window=window)
 
 
 def attend(mix: str = "none", normalize: str = "softmax", p: float = 0.0) -> WeightedValues:
