@@ -10,7 +10,9 @@ from typing import Any
 from made_rows import RECIPE, make_run
 
 from fullrank.config.recipe import resolve_any
+from fullrank.evaluation.perplexity import EvaluationProtocol
 from fullrank.experiments.run import train
+from research import LEDGER
 from research.ledger import add_runs, find_runs, read_ledger, row_of, without_empty
 
 ROW = (RECIPE, "b", "small")
@@ -66,3 +68,12 @@ def test_a_row_is_made_again_from_its_record(tmp_path: Path) -> None:
     }
     assert first["engines"]
     assert set(first["cpu_flags"].split()) <= {"avx2", "avx512f", "avx512_bf16", "amx_bf16"}
+
+
+def test_protocols_are_worded_as_in_the_ledger() -> None:
+    """Runs are pooled where their protocols are the same words."""
+    words = {row["protocol.test"] for row in read_ledger(LEDGER)}
+    blocks = EvaluationProtocol(kind="blocks", segment_length=128)
+    window = EvaluationProtocol(kind="window", segment_length=128, context=64, stride=64)
+    memory = EvaluationProtocol(kind="memory", segment_length=35, streams=40, memory_length=70)
+    assert {protocol.in_words() for protocol in (blocks, window, memory)} <= words

@@ -61,24 +61,41 @@ class EvaluationProtocol:
         """The protocol as a sentence, for people: printed and saved with every figure."""
         match self.kind:
             case "blocks":
-                words = f"consecutive blocks of {self.segment_length} tokens, each read by itself"
-            case "window":
                 words = (
-                    f"windows of {self.segment_length} tokens that overlap by {self.context}, of which the last {self.stride} "
-                    "are scored"
+                    f"consecutive blocks of {_tokens(self.segment_length)}, every token scored once, given the tokens "
+                    "before it in its block and the one before the block"
+                )
+            case "window":
+                assert self.context is not None
+                assert self.stride is not None
+                fewest = self.context + 1  # a target's input is the token before it
+                most = self.context + self.stride
+                span = f"{fewest} to {most} tokens" if most > fewest else _tokens(most)
+                last = f"one of the last {self.stride}" if self.stride > 1 else "the last"
+                words = (
+                    f"windows of {self.segment_length} tokens that overlap by {self.context}, every token scored once, "
+                    f"as {last} of its window, given the {span} before it (fewer at the beginning of the text)"
                 )
             case "memory":
                 streams = "1 stream, begun" if self.streams == 1 else f"{self.streams} streams, each begun"
                 start = "without memory" if self.memory_start == "empty" else "with a memory of zeros"
+                seen = ""
+                if self.same_length:
+                    keys = f"{self.memory_length} key{'s' if self.memory_length != 1 else ''}"
+                    seen = f", every query sees at most {keys}, its own included"
                 words = (
-                    f"{streams} {start}, read in segments of {self.segment_length} tokens with up to {self.memory_length} "
-                    f"tokens of memory{', equally many keys for every query' if self.same_length else ''}"
+                    f"{streams} {start}, read in segments of {_tokens(self.segment_length)} with up to "
+                    f"{_tokens(self.memory_length)} of memory{seen}; every token scored once"
                 )
         if self.clamp_length is not None:
             words += f"; positions clamped at {self.clamp_length}"
         if self.temperature != 1:
             words += f"; logits divided by {self.temperature:g}"
         return words if self.next_token else f"{words}; {NOT_NEXT_TOKEN}"
+
+
+def _tokens(count: int) -> str:
+    return f"{count} token{'s' if count != 1 else ''}"
 
 
 @dataclass(frozen=True, kw_only=True)
