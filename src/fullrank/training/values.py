@@ -1,4 +1,4 @@
-"""What the training loop exchanges with its callers, its counters, and its plan: length, evaluations, checkpoints, phases.
+"""Values that the training loop exchanges, its counters, and its plan: length, evaluations, checkpoints, phases.
 
 A step is one update of the parameters. It takes `gradient_accumulation_steps` consecutive batches of one epoch (fewer
 at the end of an epoch that does not divide). A phase (`train.phases`) ends at its last step, or at an evaluation that sees it
@@ -162,12 +162,12 @@ class Counters:
 
     @property
     def ms_per_step(self) -> dict[str, float]:
-        """Of training alone, for each phase that was timed."""
+        """Milliseconds of training alone, for each phase that was timed."""
         return {name: 1000 * phase.seconds / phase.steps for name, phase in self.timed.items()}
 
     @property
     def tokens_per_second(self) -> float:
-        """Of training alone, 0 if unknown."""
+        """Tokens a second of training alone, 0 if unknown."""
         timed = self.sum_timed()
         return timed.tokens / timed.seconds if timed.seconds else 0.0
 
