@@ -1,4 +1,4 @@
-"""How many files of the package one call of a model walks: the files of which a function is called."""
+"""Number of files of the package of which one call of a model calls a function."""
 
 from __future__ import annotations
 

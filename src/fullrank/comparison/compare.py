@@ -379,7 +379,7 @@ def identify_text(run: Run) -> dict[str, Any]:
 
 
 def compare_texts(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    """What two texts differ in; what only one of them records decides nothing."""
+    """Differences between two texts; a figure that only one of them records decides nothing."""
     if bool(first) != bool(second):
         return ["corpus (not recorded in every run)"]
     return [name for name in first if name in second and first[name] != second[name]]

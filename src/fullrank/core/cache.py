@@ -86,7 +86,7 @@ class KeyValues(NamedTuple):
         return self.values.shape[0]
 
     def select(self, choose: Callable[[Tensor], Tensor]) -> KeyValues:
-        """What `choose` takes of keys and of values, without their buffers."""
+        """Part of keys and of values that `choose` takes, without their buffers."""
         return KeyValues(None if self.keys is None else choose(self.keys), choose(self.values), self.relative)
 
     def rows(self, index: Tensor) -> KeyValues:

@@ -229,7 +229,7 @@ def find_positions(mask: Tensor) -> Tensor:
 
 
 class State:
-    """What the layers of one call know of earlier tokens: nothing. `CacheState` and `MemoryState` know some.
+    """State of the layers in one call, without earlier tokens. `CacheState` and `MemoryState` know some.
 
     layout: of the tokens of the call. place: the model's `Position.place`, which runs once for layers of one layout.
     keeps: layers hand over their keys and values for the next call.
@@ -246,7 +246,7 @@ class State:
         return self.layout.query_positions
 
     def enter(self, layer: int, x: Tensor) -> tuple[Layout, Any, Tensor | None]:
-        """What `layer` reads beside its inputs x (B, N, E): the layout of all tokens, and earlier ones as keys and values (or
+        """Context of `layer` beside its inputs x (B, N, E): the layout of all tokens, and earlier ones as keys and values (or
         sums), or as hidden states (B, M, E)."""
         if not self.placed:
             self.layout, self.placed = self.place(self.layout, x), True

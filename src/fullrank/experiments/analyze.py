@@ -1,4 +1,4 @@
-"""What `fullrank analyze` does: trained models by name, each with the text that it reads, and measurements run on them."""
+"""Measurements of `fullrank analyze`: trained models by name, each with the text that it reads."""
 
 from __future__ import annotations
 

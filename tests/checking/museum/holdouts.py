@@ -158,7 +158,7 @@ def _begun(start: tuple[int, ...]) -> Any:
 
 
 def _beside_padding(model: nn.Module) -> float:
-    """What stands in the padding on the left is changed."""
+    """Tokens in the padding on the left are changed."""
     ids, real = tokens(), (torch.arange(67) >= 9).long().expand(2, -1)
     with torch.no_grad():
         other = torch.where(real.bool(), ids, 1 + ids % (leaky.VOCABULARY - 1))
