@@ -203,8 +203,8 @@ _BUILTIN = {
     "heads": "each head ablated in turn: what a model loses without it",
     "mixing": "how far mixing matrices are from plain attention",
     "rank": "the rank of log-probabilities, and its bound",
+    "context": "perplexity by tokens of context, and the reach of each layer's memory",
 }
-_RESERVED = {*_BUILTIN, "context"}  # `context` reads a configuration and is no measurement of a model
 _known: dict[str, Measurement] = {}
 
 
@@ -229,7 +229,7 @@ def measurement(
         raise InputError(f"measurement {name}: needs {', '.join(unknown)}; a model can have {', '.join(CAPABILITIES)}")
 
     def register(function: Function) -> Function:
-        owner = f"fullrank.analysis.{name}" if name in _RESERVED else function.__module__
+        owner = f"fullrank.analysis.{name}" if name in _BUILTIN else function.__module__
         if name in _known:  # a module may be read anew
             owner = _known[name].function.__module__
         if owner != function.__module__:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import itertools
 import json
 import math
 import random
@@ -96,6 +97,35 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def value(content: dict[str, Any], measure: str, **labels: object) -> float:
     (only,) = values(content, measure, **labels)
     return only
+
+
+def test_context_of_models_and_of_a_memory(place: Path, tmp_path: Path) -> None:
+    """Perplexities are those of the last eighth of each text, read alone; a run with memory also has its reach."""
+    text = place / "words.txt"
+    content = measured("context", place / "gpt2", place / "plain", "--text", text, "--segment-length", 32, "--texts", 5)
+    assert [about["model"] for about in content["models"]] == ["gpt2", "plain"]
+    model = fr.open_model(str(place / "gpt2"))
+    rows = torch.cat(list(fr.text.read_file(model, text, 32))[:5])[:5]
+    for length in (8, 16, 28):
+        ids = rows[:, -length - 4 :].clone()
+        ids[:, 0] = rows[:, 0]  # <bos>
+        logits = model.module(ids[:, :-1]).logits[:, -4:]
+        nll = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, -4:].flatten())
+        expected = pytest.approx(math.exp(nll.item()), rel=1e-5)
+        assert value(content, "perplexity", model="gpt2", **{"tokens of context": length}) == expected
+    gains = values(content, "gain", model="plain")
+    nats = [math.log(perplexity) for perplexity in values(content, "perplexity", model="plain")]
+    assert gains == pytest.approx([before - after for before, after in itertools.pairwise(nats)])
+
+    config = write_config(tmp_path / "c.yaml", place, place / "cache", steps=2)
+    phases = "train.phases=[{name: skipping, skip: uniform, p: 0.5}]"
+    run = tmp_path / "memory"
+    assert called("train", config, *SMALL, "model.memory_length=8", phases, "--out", run)[0] == 0
+    content = measured("context", run)
+    assert values(content, "perplexity", **{"tokens of context": 14})  # 16 tokens: a segment and its memory
+    assert values(content, "memory length") == [8]
+    assert values(content, "skipped", layer=0) == [50]
+    assert json.loads((run / "analysis" / "context.json").read_text(encoding="utf-8"))["measurement"] == "context"
 
 
 def test_a_run_and_a_mixture(place: Path) -> None:

@@ -18,12 +18,14 @@ from torch import Tensor, nn
 from fullrank.core.errors import InputError
 from fullrank.evaluation.statistics import Interval, compute_paired_interval
 from fullrank.models import LoadedModel, open_model
-from fullrank.records import Column, Lines, Record, Table
+from fullrank.records import Column, Lines, Record, Table, measurement
+from fullrank.text import Text
 
 _SHORTEST = 8  # tokens of context
+CONTEXT_TEXTS = 64  # segments over which the use of context is measured
 _LOGITS = 1 << 24  # numbers in a block of logits
 _LARGE = 1 << 16  # a vocabulary, where its size is not known
-CONTEXT_PLOT = Lines("tokens of context", series=(), title="Perplexity by context")
+CONTEXT_PLOT = Lines("tokens of context", "perplexity", title="Perplexity by context")
 TAIL = 1e-9  # what a distribution leaves out has less than this probability
 
 
@@ -166,9 +168,10 @@ def reach_records(layers: Sequence[LayerReach]) -> Iterator[Record]:
 
 @dataclass(frozen=True, eq=False)
 class ContextUse:
-    """nll: by tokens of context, the shortest first, nats per token of each of S texts (S,)."""
+    """nll: by tokens of context, the shortest first, nats per token of each of S texts (S,). scored: tokens of each text."""
 
     nll: dict[int, np.ndarray]
+    scored: int
 
     @property
     def perplexity(self) -> dict[int, float]:
@@ -188,9 +191,25 @@ class ContextUse:
         if len(self.nll) == 1:
             return 0.0, None
         *_, before, after = self.nll.values()
-        gain = float((before - after).mean())
-        interval = compute_paired_interval(after.tolist(), before.tolist())
-        return gain, interval
+        return _compare_nll(before, after)
+
+    def to_records(self) -> Iterator[Record]:
+        texts = len(next(iter(self.nll.values())))
+        protocol = f"the last {self.scored} tokens of each of {texts} texts"
+        before = None
+        for length, nll in self.nll.items():
+            labels = {"tokens of context": length}
+            yield Record(labels, "perplexity", self.perplexity[length], protocol=protocol)
+            if before is not None:
+                gain, interval = _compare_nll(before, nll)
+                yield Record(labels, "gain", gain, "nats per token", interval, protocol)
+            before = nll
+
+
+def _compare_nll(before: np.ndarray, after: np.ndarray) -> tuple[float, Interval | None]:
+    """Nats per token by which the mean falls, and their 95 % interval over the texts."""
+    gain = float((before - after).mean())
+    return gain, compute_paired_interval(after.tolist(), before.tolist())
 
 
 def context_use(
@@ -207,7 +226,7 @@ def context_use(
     most = rows.shape[1] - scored
     doubled = [_SHORTEST << k for k in range(most.bit_length())]
     lengths = [*(length for length in doubled if length <= most / 1.5), most]
-    return ContextUse({length: _nll(loaded, rows, length, scored, opening) for length in lengths})
+    return ContextUse({length: _nll(loaded, rows, length, scored, opening) for length in lengths}, scored)
 
 
 def _nll(
@@ -230,3 +249,41 @@ def _nll(
         nll = model.nll(inputs, targets)
         means.append(nll[:, -scored:].double().mean(1).cpu())
     return torch.cat(means).numpy()
+
+
+def read_context(model: LoadedModel, text: Text) -> ContextUse:
+    """The use of context over the first 64 texts as long as a segment and the memory of the model, an eighth of each scored.
+
+    Raises InputError for a model that reads from both sides, and for a text with fewer than two such texts.
+    """
+    if model.mask_id is not None or model.predicts == "masked tokens":
+        raise InputError(f"{model.name}: reads a text from both sides, so that no token has a context of its own")
+    longest = find_longest(model, text)
+    segments = text.with_length(longest).segments()
+    rows = [row for batch in segments for row in batch.split(1) if row.shape[1] == longest][
+        : text.count or CONTEXT_TEXTS
+    ]
+    if len(rows) < 2:
+        raise InputError(f"{text.name}: has fewer than two segments of {longest:,} tokens; give a longer --text")
+    return context_use(model, rows, scored=max(longest // 8, 1), opening=text.bos_id is not None)
+
+
+def find_longest(model: LoadedModel, text: Text) -> int:
+    """Tokens of the longest text that the use of context is measured on: a segment and its memory."""
+    length = text.segment_length + getattr(model.own, "memory_length", 0)
+    return min(length, model.max_length or length)
+
+
+@measurement(
+    "context",
+    needs={"logits"},
+    texts=CONTEXT_TEXTS,
+    table=Table(
+        "tokens of context",
+        (Column("perplexity", format=",.2f"), Column("gain", "gain, nats per token", format="+.4f")),
+    ),
+    plot=CONTEXT_PLOT,
+)
+def measure_context(model: LoadedModel, text: Text) -> Iterator[Record]:
+    """Use of context: perplexity by tokens of context, and what each step to more of them gains (`read_context`)."""
+    yield from read_context(model, text).to_records()

@@ -18,7 +18,6 @@ from typer.main import get_command
 
 from fullrank.cli.app import (
     Checkpoint,
-    Choice,
     Json,
     Model,
     Models,
@@ -170,27 +169,54 @@ def heads(names: Models, texts: TextOptions, out: Out = None, json: Json = False
 
 
 @verb(
-    "fullrank analyze context my.yaml model.memory_length=256 --json",
+    "fullrank analyze context runs/mine gpt2 --text book.txt",
     "fullrank analyze context runs/mine --phase skip_retain --out figures",
+    "fullrank analyze context my.yaml model.memory_length=256 --json",
     group=analyze,
 )
 def context(
-    choice: Choice,
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL",
+            help="Run folders, folders of saved models, or Hugging Face models; or a configuration and KEY=VALUE settings.",
+            autocompletion=suggest_recipes,
+        ),
+    ],
+    texts: TextOptions,
+    row: Row = None,
+    scale: Scale = None,
     phase: Annotated[
         str | None, typer.Option(metavar="NAME", help="A phase of train.phases; the first that skips.")
     ] = None,
     out: Out = None,
     json: Json = False,
 ) -> None:
-    """Reach of each layer's memory under Skip-Retain: its exact distribution, beside the paper's Eq. 6.
+    """Use of context: perplexity after 8, 16, 32 ... tokens of context, and what each step to more of them gains.
 
-    Layers are counted from 0; the reach is in tokens before the first query of a segment.
+    The same tokens are scored at every length: the last eighth of each text, which is as long as a segment and the memory of
+    the model. Gain: nats per token, with a 95 % interval over the texts.
+    Of a run with memory also the reach of each layer's memory under Skip-Retain, in tokens before the first query of a
+    segment: its exact distribution, beside the paper's Eq. 6. A configuration has the reach alone, and needs no text.
     """
     from fullrank.config.recipe import resolve
-    from fullrank.experiments.analyze import measure_reach
+    from fullrank.experiments.analyze import measure_context, measure_reach
+    from fullrank.names import model_kind
 
-    measured, remark = measure_reach(resolve(choice.config, choice.row, choice.scale, choice.settings), phase)
-    show_measured(measured, out, json=json, lines=[remark])
+    config, *settings = names
+    if model_kind(config) == "configuration":
+        exclude(
+            f"MODEL ({config}, a configuration)",
+            "reads no text",
+            drop_missing({"text": texts.text, "texts": texts.texts}),
+        )
+        measured, remark = measure_reach(resolve(config, row, scale, settings), phase)
+        remarks = [remark]
+    else:
+        exclude(f"MODEL ({config}, a model)", "is measured as it is", drop_missing({"row": row, "scale": scale}))
+        check_models(names)
+        measured, remarks = measure_context(names, texts.to_reading(), phase)
+    show_measured(measured, out, json=json, lines=remarks)
 
 
 # -- check and diagnose ------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import torch
 from fullrank.analysis.context import REACH_PLOT, REACH_TABLE, compute_published_reach, context, reach_records
 from fullrank.analysis.heads import HEADS_TABLES, ablate
 from fullrank.config.finetune import FinetuneConfig
-from fullrank.config.recipe import Resolved
+from fullrank.config.recipe import Resolved, resolve
 from fullrank.config.run import RunConfig
 from fullrank.config.training import PhaseConfig
 from fullrank.core.encoder import Encoder
@@ -28,7 +28,7 @@ from fullrank.experiments.task import Say
 from fullrank.files import write_json
 from fullrank.models import LoadedModel, open_model
 from fullrank.names import Kind, model_kind
-from fullrank.records import Measurement, Plot, Record, Table, check_records, declaration_to_dict
+from fullrank.records import Measurement, Plot, Record, Table, check_records, declaration_to_dict, find_measurement
 from fullrank.seal import is_run
 from fullrank.text import SEGMENT_LENGTH, Text, batch_tokens, choose_length, read_file
 from fullrank.training.device import choose_device
@@ -195,6 +195,23 @@ def measure_models(measurement: Measurement, names: Sequence[str], reading: Read
     for name, records in by_model.items():
         labelled += records if len(by_model) == 1 else [record.with_labels(model=name) for record in records]
     return Measured(measurement.name, labelled, measurement.tables, measurement.plots, models)
+
+
+def measure_context(names: Sequence[str], reading: Reading, phase: str | None) -> tuple[Measured, list[str]]:
+    """The use of context of each model, and of runs with memory the reach of their layers, with a remark on Eq. 6."""
+    measured = measure_models(find_measurement("context"), names, reading)
+    records = list(measured.records)
+    remarks = []
+    for name, about in zip(dict.fromkeys(names), measured.models, strict=True):
+        config = open_any(Path(name))[0] if about["source"] == "run" else None
+        if isinstance(config, RunConfig) and (config.model.memory_length or phase is not None):
+            reach, remark = measure_reach(resolve(name), phase)
+            labels = {"model": about["model"]} if len(measured.models) > 1 else {}
+            records += [record.with_labels(**labels) for record in reach.records]
+            remarks.append(remark)
+    tables = (*measured.tables, REACH_TABLE)
+    plots = (*measured.plots, REACH_PLOT)
+    return replace(measured, records=records, tables=tables, plots=plots), remarks
 
 
 # -- heads of fine-tuned runs --------------------------------------------------------------------------------------------

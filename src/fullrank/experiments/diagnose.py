@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from fullrank.analysis.context import CONTEXT_PLOT, context_use
+from fullrank.analysis.context import CONTEXT_PLOT, CONTEXT_TEXTS, find_longest, read_context
 from fullrank.analysis.heads import heads, nats_per_token, predictions
 from fullrank.analysis.rank import effective_rank, explain_rank, gradient_share, rank
 from fullrank.analysis.spectrum import spectrum
@@ -34,7 +34,7 @@ from fullrank.render.page import build_blocks
 from fullrank.text import Text
 
 TEXTS = 16  # segments whose attention weights are read
-_GRADIENTS, _CONTEXTS = 4096, 64  # tokens whose gradient is read; segments over which the use of context is measured
+_GRADIENTS = 4096  # tokens whose gradient is read
 _USEFUL = 0.005  # nats per token
 _IDLE = 0.001  # of the perplexity
 _QUOTES = 4  # measurements that are quoted for an advice
@@ -227,7 +227,7 @@ def diagnose(name: str, reading: Reading) -> Diagnosis:
     """The diagnosis of a trained model; the errors of `open_all`, and InputError for a text shorter than a segment."""
     ((model, text),) = open_all([name], reading)
     # enough for the contexts of the rank, which has to be above its bound
-    wanted = max(_CONTEXTS * find_longest(model, text), _GRADIENTS, 6 * (read_config(model).hidden_size + 32))
+    wanted = max(CONTEXT_TEXTS * find_longest(model, text), _GRADIENTS, 6 * (read_config(model).hidden_size + 32))
     tokens = list(itertools.islice(text.ids(), wanted))
     text = replace(text, read=lambda: iter([tokens]))
     run = read_run(model.folder) if model.source == "run" and model.folder is not None else None
@@ -376,23 +376,9 @@ def measure_output(subject: Subject) -> Finding:
     return Finding(value, [*explain_rank(read), *words], figures)
 
 
-def find_longest(model: LoadedModel, text: Text) -> int:
-    """Tokens of the longest text that the use of context is measured on: a segment and its memory."""
-    length = text.segment_length + getattr(model.own, "memory_length", 0)
-    return min(length, model.max_length or length)
-
-
 def measure_context(subject: Subject) -> Finding:
     """Nats per token by which the last step to more context lowers the nll, and the lower end of its interval."""
-    if subject.is_masked:
-        raise InputError("The model reads a text from both sides")
-    longest = find_longest(subject.loaded, subject.text)
-    scored = max(longest // 8, 1)
-    segments = subject.text.with_length(longest).segments()
-    rows = [row for batch in segments for row in batch.split(1) if row.shape[1] == longest][:_CONTEXTS]
-    if len(rows) < 2:
-        raise InputError(f"The text has fewer than two segments of {longest:,} tokens")
-    use = context_use(subject.loaded, rows, scored=scored, opening=subject.text.bos_id is not None)
+    use = read_context(subject.loaded, replace(subject.text, count=None))
     (gain, interval), reach = use.find_last_gain(), use.reach(_USEFUL)
     between = "" if interval is None else f" (95 % from {interval.low:+.4f} to {interval.high:+.4f})"
     words = [
@@ -400,10 +386,10 @@ def measure_context(subject: Subject) -> Finding:
         f"The last step to more context lowers the nll by {gain:+.4f}{between}.",
     ]
     perplexity = {str(n): perplexity for n, perplexity in use.perplexity.items()}
-    figures = {"perplexity": perplexity, "reach": reach, "scored": scored, "texts": len(rows)}
+    texts = len(use.nll[reach])
+    figures = {"perplexity": perplexity, "reach": reach, "scored": use.scored, "texts": texts}
     sure = 0.0 if interval is None else interval.low
-    records = [Record({"tokens of context": n}, "perplexity", value) for n, value in use.perplexity.items()]
-    return Finding(gain, words, figures, sure, records, plots=(CONTEXT_PLOT,))
+    return Finding(gain, words, figures, sure, list(use.to_records()), plots=(CONTEXT_PLOT,))
 
 
 def measure_heads(subject: Subject) -> Finding:
