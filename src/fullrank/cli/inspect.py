@@ -134,6 +134,7 @@ def validate_config(choice: Choice, json: Json = False) -> None:
     from fullrank.config.recipe import load
     from fullrank.core.errors import ConfigError
     from fullrank.experiments.run import task_of
+    from fullrank.render.blocks import count_things
 
     recipe = load(choice.config)
     rows = [choice.row] if choice.row or not recipe.rows else list(recipe.rows)
@@ -152,7 +153,8 @@ def validate_config(choice: Choice, json: Json = False) -> None:
         raise typer.Exit(2 if problems else 0)
     if problems:
         raise ConfigError(*problems)
-    print(f"{choice.config}: valid" + (f" ({len(rows)} rows, {len(scales)} scales)" if recipe.rows else ""))
+    counts = f" ({count_things(len(rows), 'row')}, {count_things(len(scales), 'scale')})" if recipe.rows else ""
+    print(f"{choice.config}: valid{counts}")
 
 
 def describe_size(size: dict[str, Any]) -> list[str]:

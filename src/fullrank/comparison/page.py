@@ -20,7 +20,19 @@ from fullrank.core.config import NOT_NEXT_TOKEN
 from fullrank.core.errors import InputError
 from fullrank.records import Column, Record, Table
 from fullrank.render import blocks
-from fullrank.render.blocks import Block, Cell, Details, Facts, Grid, Page, Paragraph, Section, build_grid, join_words
+from fullrank.render.blocks import (
+    Block,
+    Cell,
+    Details,
+    Facts,
+    Grid,
+    Page,
+    Paragraph,
+    Section,
+    build_grid,
+    count_things,
+    join_words,
+)
 from fullrank.render.page import build_blocks, build_figure
 
 _NOTE_WIDTH = 240  # characters of a recipe's notes on the terminal
@@ -214,9 +226,11 @@ def build_page(compared: Comparison, title: str | None = None) -> Page:
         content = list(build(compared))
         if content:
             sections.append(Section(name, content, page_only=name not in ("Comparison", "Unfinished")))
+    runs = count_things(len(finished) + len(unfinished), "run")
+    rows = count_things(len(compared.rows), "row")
     return Page(
-        title or f"{len(finished) + len(unfinished)} runs{on}",
-        f"fullrank report · {len(compared.rows)} rows, {len(finished)} finished, {len(unfinished)} not finished",
+        title or f"{runs}{on}",
+        f"fullrank report · {rows}, {len(finished)} finished, {len(unfinished)} not finished",
         headline,
         [*warnings, *map(Paragraph, sentences)],
         sections,
