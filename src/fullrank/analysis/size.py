@@ -69,7 +69,8 @@ def training_memory(run: RunConfig, parameters: int, tokens: int) -> dict[str, i
 
     P parameters, S numbers that the optimizer holds for each, T tokens of a batch, L layers of width E and inner width F,
     w = 2 bytes with bf16, else 4. A layer keeps what its two norms and its products read: 8 E, and F before and after the
-    activation. A layer of a decoder with cross-attention keeps 6 E more. With `train.activation_checkpointing` activations
+    activation. Keys and values of G < H heads keep 2 (H - G) D fewer, a gated activation F more. A layer of a decoder with
+    cross-attention keeps 6 E more. With `train.activation_checkpointing` activations
     are w T (L E + 8 E + 2 F): inputs of layers, and one layer. An estimate: dropout, mixing, memories, attention that no
     kernel computes and the chunk of logits are left out.
     """
@@ -82,7 +83,10 @@ def training_memory(run: RunConfig, parameters: int, tokens: int) -> dict[str, i
     numbers = 0
     for stack in stacks:
         inner_width = cast(int, stack.intermediate_size)
-        numbers += stack.num_hidden_layers * (8 * width + 2 * inner_width)
+        shared = stack.num_attention_heads - (stack.num_key_value_heads or stack.num_attention_heads)
+        gated = stack.hidden_act == "swiglu"
+        of_layer = 8 * width - 2 * shared * cast(int, stack.head_dim) + (2 + gated) * inner_width
+        numbers += stack.num_hidden_layers * of_layer
     if run.translates:
         numbers += stacks[-1].num_hidden_layers * 6 * width
     if run.train.activation_checkpointing:
@@ -229,7 +233,7 @@ def _count_cache(layers: Iterable[Attention]) -> dict[str, int]:
     """Bytes that decoding keeps in fp32: of each token, and of a text whatever its length."""
     token_numbers = text_numbers = 0
     for layer in layers:
-        numbers = layer.project.num_heads * layer.project.head_dim
+        numbers = layer.project.num_heads // layer.project.groups * layer.project.head_dim
         attend = layer.attend
         if isinstance(attend, MultiLinear) and attend.decayed is not None:
             text_numbers += 2 * attend.decayed.weight.shape[0] * numbers

@@ -35,6 +35,7 @@ from .stages import (
     StochasticCrossHead,
     build_stage,
     mix_heads,
+    repeat_heads,
 )
 from .trace import LayerTrace, Trace
 
@@ -173,7 +174,8 @@ class Attention(nn.Module):
             raise ConfigError(f"{type(self).__name__}: give a ModelConfig or an AttentionConfig, given {config!r}")
         width = model.head_dim
         assert width is not None  # resolved by ModelConfig
-        size = HeadSize(model.num_attention_heads, width, model.hidden_size, model.max_position_embeddings)
+        groups = model.num_attention_heads // (model.num_key_value_heads or model.num_attention_heads)
+        size = HeadSize(model.num_attention_heads, width, model.hidden_size, model.max_position_embeddings, groups)
         weighted = config if isinstance(config, WeightedConfig) else None
         rotary = Rotary(width, model.rope_theta) if model.position == "rotary" else None
         self.hidden_size = size.hidden_size
@@ -217,7 +219,8 @@ class Attention(nn.Module):
         else:
             heads, after = self._heads(x, source, layout, past, kept is not None)
             permuted = self.permute(heads.keys, heads.values, heads.relative)
-            out = self.attend(Heads(heads.query, heads.scored, *permuted), layout, trace)
+            repeated = (repeat_heads(part, self.project.groups) for part in permuted)
+            out = self.attend(Heads(heads.query, heads.scored, *repeated), layout, trace)
         if kept is not None and after is not None:
             kept.append(after)
         out = out if self.gate is None else self.gate(x, out)

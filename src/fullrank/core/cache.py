@@ -56,7 +56,7 @@ def _join(old: Tensor | None, buffer: Buffer | None, new: Tensor | None) -> tupl
 
 
 class KeyValues(NamedTuple):
-    """Keys and values (B, H, M, D) of earlier tokens, and keys of distances (H, T, D).
+    """Keys and values (B, G, M, D) of earlier tokens, and keys of distances (G, T, D).
 
     keys is None where the score has none, relative where it reads no distances; T may be more than is needed yet.
     buffers: of keys and values, where new tokens may be written behind them.

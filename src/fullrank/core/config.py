@@ -108,6 +108,9 @@ class ModelConfig(Section):
     hidden_size: Size = key(512, "width E of the hidden states")
     num_hidden_layers: Layers = key(6, "layers L")
     num_attention_heads: Size = key(8, "attention heads H")
+    num_key_value_heads: Size | None = key(
+        None, "heads G of keys and values, each read by H / G heads of queries; null: as many as attention heads"
+    )
     head_dim: Size | None = key(None, "size D of a head (Mixhead §4.4.3); null: hidden_size / num_attention_heads")
     intermediate_size: Size | None = key(None, "width of the feed-forward layer; null: 4 * hidden_size")
     hidden_act: Activation = key("relu", "activation of the feed-forward layer")
@@ -183,6 +186,11 @@ class ModelConfig(Section):
             yield (
                 f"model.head_dim: model.hidden_size {self.hidden_size} is not divisible by model.num_attention_heads "
                 f"{self.num_attention_heads}; change one of them or set model.head_dim"
+            )
+        elif self.num_attention_heads % (self.num_key_value_heads or 1):
+            yield (
+                f"model.num_key_value_heads: each is read by equally many of model.num_attention_heads "
+                f"{self.num_attention_heads}; give a divisor of it, given {self.num_key_value_heads}"
             )
         elif self.position == "rotary" and self.head_dim % 2:
             yield f"model.head_dim: rotary positions need an even head size, given {self.head_dim}"

@@ -135,7 +135,8 @@ def pytorch(module: nn.Module) -> None:
         _uniform(module.matrix.shape[1], module.weight, module.bias)
     elif isinstance(module, Attention):
         layers = module.project.layers()
-        bound = math.sqrt(6 / (layers[0].in_features + 3 * layers[0].out_features))
+        rows = layers[0].out_features + 2 * layers[-1].out_features  # the last one makes the values
+        bound = math.sqrt(6 / (layers[0].in_features + rows))
         for layer in layers:
             with _draw_apart(layer):
                 nn.init.uniform_(layer.weight, -bound, bound)

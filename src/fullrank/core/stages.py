@@ -24,12 +24,16 @@ from .registry import contract, register
 
 @dataclass(frozen=True)
 class HeadSize:
-    """H attention heads of D dimensions over a model of width E, sequences of at most `max_length` tokens."""
+    """H attention heads of D dimensions over a model of width E, sequences of at most `max_length` tokens.
+
+    groups: H / G, the heads of queries that read each of the G heads of keys and values.
+    """
 
     num_heads: int
     head_dim: int
     hidden_size: int
     max_length: int
+    groups: int = 1
 
 
 def build_stage(slot: str, stage: Stage, size: HeadSize) -> Any:
@@ -43,7 +47,8 @@ class Heads:
     """The tensors that attention works on.
 
     query, scored (B, H, N, D): the query as projected, which mixing reads, and the query that meets the keys.
-    keys, values (B, H, M, D); relative (H, T, D): keys of the distances in `layout.spans`.
+    keys, values (B, H, M, D); relative (H, T, D): keys of the distances in `layout.spans`. Grouped queries share G heads of
+    these three until the score: they are projected, kept and permuted as G heads (`repeat_heads`).
     None stands for a tensor that no stage of the layer reads; there are always values.
     """
 
@@ -79,7 +84,7 @@ class SeparateLinear(nn.Linear):
 class Projection(nn.Module):
     """Q, K, V = X W + b, split into heads (Mixhead Eq. 8), then rotated if positions are rotary; R = PE W_R.
 
-    x (B, N, E), source (B, M, E) -> query, scored (B, H, N, D), keys, values (B, H, M, D) and relative (H, T, D).
+    x (B, N, E), source (B, M, E) -> query, scored (B, H, N, D), keys, values (B, G, M, D) and relative (G, T, D).
     With `shared_projection` R = PE W_K, and PE(0) W_Q is added to the queries that meet keys. Queries, keys and values are
     dropped out before they are rotated. Only what the stages need is allocated. A query that only mixing reads starts from
     random numbers of its own, so that all other parameters start as they do without mixing.
@@ -96,7 +101,8 @@ class Projection(nn.Module):
     ) -> None:
         super().__init__()
         inner = size.num_heads * size.head_dim
-        self.num_heads, self.head_dim = size.num_heads, size.head_dim
+        shared = inner // size.groups
+        self.num_heads, self.head_dim, self.groups = size.num_heads, size.head_dim, size.groups
         self.reads_keys = "keys" in needs.score
         self.query: nn.Linear | None = None
         if "scored" in needs.score:
@@ -104,14 +110,15 @@ class Projection(nn.Module):
         elif "query" in needs.mix:
             self.query = SeparateLinear(size.hidden_size, inner, bias=bias)
         idle = "keys" in needs.idle and not self.reads_keys
-        self.key = nn.Linear(size.hidden_size, inner, bias=bias) if self.reads_keys or idle else None
+        self.key = nn.Linear(size.hidden_size, shared, bias=bias) if self.reads_keys or idle else None
         if self.key is not None and idle:
             self.key.requires_grad_(False)
-        self.value = nn.Linear(size.hidden_size, inner, bias=bias)
+        self.value = nn.Linear(size.hidden_size, shared, bias=bias)
         own = "relative" in needs.score and not needs.shared_projection
         self.relative: RelativeKeys | None = None
         if own:
-            self.relative = RelativeKeys(size.num_heads, size.head_dim, size.hidden_size, needs.clamp_length)
+            heads = size.num_heads // size.groups
+            self.relative = RelativeKeys(heads, size.head_dim, size.hidden_size, needs.clamp_length)
         self.shared_projection, self.clamp_length = needs.shared_projection, needs.clamp_length
         self.rotary = rotary
         self.dropout = make_dropout(dropout, locked)
@@ -121,12 +128,12 @@ class Projection(nn.Module):
         return [layer for layer in (self.query, self.key, self.value) if layer is not None]
 
     def split(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)  # (B, H, N, D)
+        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # (B, H or G, N, D)
 
     def forward(self, x: Tensor, source: Tensor, layout: Layout, relative: Tensor | None = None) -> Heads:
         """`layout` places the queries; the keys projected here are the last ones of it.
 
-        relative (H, T or more, D): keys of the distances 0, 1, .. of an earlier call.
+        relative (G, T or more, D): keys of the distances 0, 1, .. of an earlier call.
         """
         query, scored = self.queries(x, layout)
         keys, values = self.keys_and_values(source, layout)
@@ -141,7 +148,7 @@ class Projection(nn.Module):
         return Heads(query, scored, keys, values, relative)
 
     def _project_distances(self, layout: Layout, x: Tensor, known: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Keys of distances (H, T, D), those that are known where they serve, and the query of distance 0 (H, 1, D)."""
+        """Keys of distances (G, T, D), those that are known where they serve, and the query of distance 0 (H, 1, D)."""
         assert self.query is not None
         assert self.key is not None
         if known is not None and serves(known, layout):
@@ -167,12 +174,20 @@ class Projection(nn.Module):
         return keys, self.split(self.dropout(self.value(source)))
 
 
+def repeat_heads(heads: Tensor | None, groups: int) -> Any:
+    """Each head of keys or values once for each query head that reads it: query head i reads head i // groups.
+
+    (.., G, M, D) -> (.., H, M, D) with H = G groups (grouped queries, Ainslie et al. 2023); None stays None.
+    """
+    return heads if heads is None or groups == 1 else heads.repeat_interleave(groups, dim=-3)
+
+
 class StochasticCrossHead(nn.Module):
     """Stochastic cross-head attention (Skip Cross-head §2.2).
 
     In training, with probability `beta` per layer and pass, one permutation of the heads is drawn and applied to keys,
     relative keys and values alike; in evaluation heads keep to themselves. Queries, and the biases u and v of relative
-    attention that are added to them, stay where they are.
+    attention that are added to them, stay where they are. Of grouped queries it is a permutation of the G shared heads.
     heads: (..., H, M, D) each, None for what a score does not read -> the same shapes.
     """
 

@@ -130,6 +130,10 @@ def shrink_config(config: ModelConfig, *, translates: bool = False) -> tuple[Mod
     if as_it_is.vocab_size is not None and at_least <= _SMALL and _parameters(as_it_is, translates) <= _SMALL:
         return as_it_is, _changes(config, as_it_is)
     heads, assumed = min(config.num_attention_heads, _HEADS), config.head_dim or 1
+    shared = config.num_key_value_heads
+    if shared is not None:
+        most = max(1, shared * heads // config.num_attention_heads)
+        shared = max(count for count in range(1, most + 1) if heads % count == 0)
     head_dim = min(assumed, _HEAD_DIM)
     adds_up = config.hidden_size == config.num_attention_heads * assumed
     width = heads * head_dim + heads * (not adds_up)  # heads that do not add up to the width stay so
@@ -151,6 +155,7 @@ def shrink_config(config: ModelConfig, *, translates: bool = False) -> tuple[Mod
         vocab_size=vocab_size,
         hidden_size=width,
         num_attention_heads=heads,
+        num_key_value_heads=shared,
         head_dim=width // heads if adds_up else head_dim,
         intermediate_size=min(config.intermediate_size or _INTERMEDIATE, _INTERMEDIATE),
         max_position_embeddings=min(config.max_position_embeddings, _PAIRED if tied_to_length else _POSITIONS),

@@ -28,7 +28,7 @@ from fullrank.core.config import Stage
 from fullrank.core.engine import Problem
 from fullrank.core.errors import InputError
 from fullrank.core.layout import Layout
-from fullrank.core.stages import Mixing, Normalizer, Softmax, StochasticCrossHead, build_stage, mix_heads
+from fullrank.core.stages import Mixing, Normalizer, Softmax, StochasticCrossHead, build_stage, mix_heads, repeat_heads
 from fullrank.core.trace import LayerTrace, Trace
 from fullrank.hf.families import eager_of, find_projection, head_size, split_queries
 
@@ -121,7 +121,7 @@ def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attenti
             groups, p = query.shape[1] // key.shape[1], dropout if module.training else 0.0
             problem: Problem | str = f"no engine knows the normaliser {type(injected.normalize).__name__}"
             if injected.normalize.engine is not None:
-                keys, values = _repeat_heads(key, groups), _repeat_heads(value, groups)
+                keys, values = repeat_heads(key, groups), repeat_heads(value, groups)
                 normalize = injected.normalize.engine
                 problem = Problem(query, keys, values, mixing, None, layout, scaling, normalize, p)
             if (out := engine.load().attend(problem)) is not None:
@@ -213,10 +213,10 @@ def _step(
 ) -> Tensor:
     """Plain attention of a single query, in few operations: in decoding each costs more than its numbers."""
     groups = query.shape[1] // key.shape[1]
-    scores = query @ _repeat_heads(key, groups).mT * scaling
+    scores = query @ repeat_heads(key, groups).mT * scaling
     dtype = None if query.dtype == torch.float64 else torch.float32
     weights = torch.softmax(scores if mask is None else scores + mask, -1, dtype=dtype).to(query.dtype)
-    return (mix_heads(weights, matrix) @ _repeat_heads(value, groups)).transpose(1, 2).contiguous()
+    return (mix_heads(weights, matrix) @ repeat_heads(value, groups)).transpose(1, 2).contiguous()
 
 
 def _is_plain(rules: EagerRules, query: Tensor, key: Tensor, value: Tensor, arguments: dict[str, Any]) -> bool:
@@ -257,7 +257,7 @@ def _definition(injected: Injected, mixing: Tensor | None, rules: EagerRules, mo
             )
         weights = injected.normalize(_scores(query, key, mask, arguments["scaling"])).to(query.dtype)
     mixed = mix_heads(weights, mixing)
-    values = _repeat_heads(value, query.shape[1] // value.shape[1])
+    values = repeat_heads(value, query.shape[1] // value.shape[1])
     if not torch.compiler.is_compiling() and (trace := _trace.get()) is not None:
         trace.layers.append(LayerTrace(weights, mixed, mixing, injected.mix.learned, values))
     p = max(dropout, own_dropout) if module.training else 0.0
@@ -265,11 +265,6 @@ def _definition(injected: Injected, mixing: Tensor | None, rules: EagerRules, mo
     dropped = F.dropout(mixed.contiguous(), p) if p else mixed
     out = dropped.to(value.dtype) @ values
     return out.transpose(1, 2).contiguous(), mixed
-
-
-def _repeat_heads(heads: Tensor, groups: int) -> Tensor:
-    """(B, H_kv, M, D) -> (B, H, M, D): each key and value head once for each of its query heads."""
-    return heads if groups == 1 else heads.repeat_interleave(groups, dim=1)
 
 
 def _attend_unmixed(
@@ -345,7 +340,7 @@ def _scores(query: Tensor, key: Tensor, mask: Tensor | None, scaling: float | No
 
     A query that sees no key is padding: it sees all keys here, so that no weight becomes NaN.
     """
-    keys = _repeat_heads(key, query.shape[1] // key.shape[1])
+    keys = repeat_heads(key, query.shape[1] // key.shape[1])
     scores = query @ keys.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     if mask is None:
         return scores
@@ -378,10 +373,10 @@ def try_out(module: nn.Module, injected: Injected) -> EagerRules:
                 f"{type(module).__name__}: its own attention function gives no weights (B, H, N, M) to mix; "
                 "this model cannot be injected into"
             )
-        scores = 0.5 * query @ _repeat_heads(key, groups).transpose(2, 3) + mask
+        scores = 0.5 * query @ repeat_heads(key, groups).transpose(2, 3) + mask
         # an attribute of unknown use may change weights: a parameter, a buffer, a number
         plain = without.read <= _HARMLESS and torch.allclose(weights, torch.softmax(scores, -1), atol=1e-6)
-        after = not torch.allclose(out.transpose(1, 2), weights @ _repeat_heads(value, groups), atol=1e-5)
+        after = not torch.allclose(out.transpose(1, 2), weights @ repeat_heads(value, groups), atol=1e-5)
     arguments = inspect.signature(injected.eager).parameters
     named = {name for name, argument in arguments.items() if argument.kind is not argument.VAR_KEYWORD}
     return EagerRules(plain and not after, after, frozenset(named - _STANDARD))
