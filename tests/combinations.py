@@ -56,23 +56,25 @@ ATTENTION_SLOTS = ("attend", "score", "normalize", "mix", "position", "norm")
 # what goes with everything; without attention weights there is nothing else to normalise, to mix or to score
 PLAIN = {
     "attend": "weighted", "score": "dot_product", "normalize": "softmax", "mix": "none", "position": "sinusoidal",
-    "gate": "none",
+    "gate": "none", "qk_norm": "False",
 }  # fmt: skip
 
 
 def possible(choices: dict[str, str]) -> bool:
     """True if a configuration may hold these choices, of all slots or of some.
 
-    `score: relative` and `position: relative` go together only.
+    `score: relative` and `position: relative` go together only; norms of queries and keys go with scores that read both.
     """
     score, position, attend = (choices.get(slot) for slot in ("score", "position", "attend"))
+    if score is not None and choices.get("qk_norm") == "True" and "keys" not in score_needs(score):
+        return False
     if score is not None and position is not None and (score == "relative") != (position == "relative"):
         return False
     if attend is None or attend == "weighted":
         return True
     if attend not in POSITION_TERM and "relative" in (score, position):
         return False
-    weightless = all(choices.get(slot, PLAIN[slot]) == PLAIN[slot] for slot in ("normalize", "mix", "gate"))
+    weightless = all(choices.get(slot, PLAIN[slot]) == PLAIN[slot] for slot in ("normalize", "mix", "gate", "qk_norm"))
     return weightless and score in (None, "dot_product", "relative") and position != "rotary"
 
 
@@ -91,6 +93,9 @@ class Combination:
     input: str
     output: str
     gate: str
+    norm_type: str
+    kv_heads: str
+    qk_norm: str
 
     def but(self, slot: str, choice: str) -> Combination:
         """This combination with another choice; choices that it excludes follow."""
@@ -111,7 +116,7 @@ class Combination:
 
     def config(self, **changes: Any) -> fr.ModelConfig:
         attention: dict[str, Any] = {"score": self.score, "normalize": self.normalize, "mix": self.mix}
-        attention |= {"gate": self.gate} if self.weighted else {}
+        attention |= {"gate": self.gate, "qk_norm": self.qk_norm == "True"} if self.weighted else {}
         attention |= ATTENDS.get(self.attend, {"kind": self.attend}) | changes.pop("attention", {})
         settings: dict[str, Any] = {
             "vocab_size": VOCABULARY,
@@ -123,6 +128,8 @@ class Combination:
             "max_position_embeddings": 16,
             "position": self.position,
             "norm": self.norm,
+            "norm_type": self.norm_type,
+            "num_key_value_heads": None if self.kv_heads == "all" else 1,
             "hidden_act": self.activation,
             "initializer": self.initializer,
             "attention": fr.AttentionConfig(**attention),
@@ -155,10 +162,13 @@ def slots() -> dict[str, list[str]]:
         "input": registry.names("input"),
         "output": sorted({*registry.names("output"), *OUTPUTS}),
         "gate": ["head", "none"],
+        "norm_type": registry.names("norm_type"),
+        "kv_heads": ["1", "all"],
+        "qk_norm": ["False", "True"],
     }
 
 
-TURNS = ("activation", "initializer", "input", "output", "gate")
+TURNS = ("activation", "initializer", "input", "output", "gate", "norm_type", "kv_heads", "qk_norm")
 
 
 def every_attention() -> list[Combination]:
@@ -192,8 +202,12 @@ def every_attention() -> list[Combination]:
 def _turned(attend: str, row: dict[str, str], turns: Iterator[tuple[str, ...]]) -> Combination:
     """`row` with the next choices of the slots that take turns."""
     others = dict(zip(TURNS, next(turns), strict=True))
-    if not possible(others | {"attend": attend}):
-        others |= {"gate": PLAIN["gate"]}
+    if not possible(row | others | {"attend": attend}):
+        others |= (
+            {"qk_norm": PLAIN["qk_norm"]}
+            if attend == "weighted"
+            else {slot: PLAIN[slot] for slot in ("gate", "qk_norm")}
+        )
     return Combination(**row | others | {"attend": attend})
 
 

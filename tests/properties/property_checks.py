@@ -198,7 +198,8 @@ def _ignores_key_bias(model: fr.LanguageModel) -> bool:
     """q.(k + b) adds one number to all scores of a query; a softmax, unlike sigsoftmax, does not see that."""
     scores = torch.randn(1, HEADS, 2, 5, dtype=torch.float64)
     normalize = model.blocks[0].attention.attend.normalize
-    return model.config.position != "rotary" and torch.allclose(normalize(scores), normalize(scores + 1), atol=1e-9)
+    turned = model.config.position == "rotary" or model.config.attention.qk_norm
+    return not turned and torch.allclose(normalize(scores), normalize(scores + 1), atol=1e-9)
 
 
 def weight_decay_spares_mixing(combination: Combination) -> None:

@@ -39,6 +39,7 @@ def test_something_was_found() -> None:
         "activation": {"relu", "gelu", "swiglu"},
         "initializer": {"fairseq", "transformer_xl", "pytorch"},
         "input": {"token", "adaptive", "tensor_train"},
+        "norm_type": {"layer_norm", "rms_norm"},
         "output": {"softmax", *combinations.OUTPUTS},
     }.items():
         assert names <= set(found[slot]), f"{slot}: {names - set(found[slot])} is not registered"
@@ -65,6 +66,8 @@ IMPOSSIBLE = {
     ("attend", "mix"): 2 * 4,
     ("attend", "position"): 1 + 2,  # rotary, and relative with decayed sums
     ("attend", "gate"): 2 * 1,
+    ("attend", "qk_norm"): 2 * 1,
+    ("score", "qk_norm"): 2 * 1,  # the synthesizers read no keys
 }
 
 
@@ -160,7 +163,8 @@ def test_learns(combination: Combination) -> None:
 
 def _belongs_to(slot: str) -> Callable[[str], bool]:
     """Test of names: does a parameter belong to the part of a model that a slot chooses?"""
-    scores = (".attend.score.", ".project.query.", ".project.key.", ".project.relative.")  # a score says what it reads
+    read = ("query", "key", "relative", "query_norm", "key_norm")  # a score says what it reads
+    scores = (".attend.score.", *(f".project.{name}." for name in read))
     marks = {
         "attend": ("position.", ".attention."),
         "position": ("position.", *scores),  # with relative positions comes the relative score
@@ -173,6 +177,9 @@ def _belongs_to(slot: str) -> Callable[[str], bool]:
         "input": ("embedding.",),
         "output": ("output.",),
         "gate": (".attention.gate.",),
+        "norm_type": ("_norm.",),
+        "kv_heads": (".project.key.", ".project.value.", ".project.relative."),
+        "qk_norm": scores,  # a score that reads keys comes with it
     }
     return lambda name: any(mark in name for mark in marks[slot])
 

@@ -70,9 +70,9 @@ def training_memory(run: RunConfig, parameters: int, tokens: int) -> dict[str, i
     P parameters, S numbers that the optimizer holds for each, T tokens of a batch, L layers of width E and inner width F,
     w = 2 bytes with bf16, else 4. A layer keeps what its two norms and its products read: 8 E, and F before and after the
     activation. Keys and values of G < H heads keep 2 (H - G) D fewer, a gated activation F more. A layer of a decoder with
-    cross-attention keeps 6 E more. With `train.activation_checkpointing` activations
-    are w T (L E + 8 E + 2 F): inputs of layers, and one layer. An estimate: dropout, mixing, memories, attention that no
-    kernel computes and the chunk of logits are left out.
+    cross-attention keeps 6 E more. With `train.activation_checkpointing` activations are w T (L E + 8 E + 2 F): inputs of
+    layers, and one layer. An estimate: dropout, mixing, memories, attention that no kernel computes and the chunk of logits
+    are left out.
     """
     if run.translates:
         stacks = [run.model.get_encoder_config(), run.model.get_decoder_config()]

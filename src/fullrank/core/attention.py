@@ -34,6 +34,7 @@ from .stages import (
     Score,
     StochasticCrossHead,
     build_stage,
+    make_norm,
     mix_heads,
     repeat_heads,
 )
@@ -180,9 +181,11 @@ class Attention(nn.Module):
         rotary = Rotary(width, model.rope_theta) if model.position == "rotary" else None
         self.hidden_size = size.hidden_size
         self.attend: Attend = registry.lookup("attend", config.kind)(config, size, model.dropout.attention)
+        normed = weighted is not None and weighted.qk_norm
+        norm = partial(nn.RMSNorm, width, eps=model.layer_norm_eps) if normed else None
         drops = model.dropout
         self.project = Projection(
-            self.attend.size, config.bias, rotary, self.attend.needs, drops.projection, drops.locked
+            self.attend.size, config.bias, rotary, self.attend.needs, drops.projection, drops.locked, norm
         )
         self.permute = StochasticCrossHead(0.0 if weighted is None else weighted.cross_head)
         self.gate = HeadGate(size) if weighted is not None and weighted.gate == "head" else None
@@ -300,14 +303,14 @@ class Block(nn.Module):
         super().__init__()
         self.attention = Attention(config)
         self.feed_forward = FeedForward(config)
-        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.feed_forward_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.attention_norm = make_norm(config)
+        self.feed_forward_norm = make_norm(config)
         self.dropout = make_dropout(config.dropout.residual, config.dropout.locked)
         self.pre_norm = config.norm == "pre"
         self.cross_attention: Attention | None = None
         if cross is not None:
             self.cross_attention = Attention(cross)
-            self.cross_attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+            self.cross_attention_norm = make_norm(config)
 
     def forward(
         self,

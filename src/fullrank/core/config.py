@@ -24,11 +24,13 @@ from .section import stage_name as stage_name
 from .section import stage_options as stage_options
 
 Position = Annotated[str, Slot("position", "sinusoidal", "learned", "relative", "rotary", "none")]
+NormType = Annotated[str, Slot("norm_type", "layer_norm", "rms_norm")]
 Activation = Annotated[str, Slot("activation", "relu", "gelu", "swiglu")]
 Initializer = Annotated[
     str, Slot("initializer", "fairseq", "transformer_xl", "pytorch", "skip_cross_head", "xavier_uniform")
 ]
 
+SYNTHESIZERS = ("dense_synthesizer", "random_synthesizer")  # scores that read no keys
 # what is said of every figure of a model whose tokens see later ones
 NOT_NEXT_TOKEN = "not a next-token perplexity: its tokens see later ones (model.attention.causal: as_published)"
 
@@ -117,7 +119,8 @@ class ModelConfig(Section):
     mlp_bias: bool = key(True, "biases of the feed-forward layer")
     norm: Literal["pre", "post"] = key("pre", "layer norm before or after each sub-layer")
     final_norm: bool | None = key(None, "layer norm after the last layer; null: with pre-norm yes, with post-norm no")
-    layer_norm_eps: Positive = key(1e-5, "added to the variance in layer norms")
+    norm_type: NormType = key("layer_norm", "the norms of sub-layers and after the last layer; rms_norm as in Llama")
+    layer_norm_eps: Positive = key(1e-5, "added to the variance, or to the mean square, in norms")
     position: Position | None = key(
         None, "how positions are told; null: rotary, sinusoidal where nothing can be rotated"
     )
@@ -171,12 +174,11 @@ class ModelConfig(Section):
     def _rotates(self) -> bool:
         """Every self-attention is of dot products, or relative, whose score no other position suits either."""
         parts = [*self.attentions, *(part.attention for part in (self.encoder, self.decoder) if part is not None)]
-        synthesized = ("dense_synthesizer", "random_synthesizer")
         return (
             self.head_dim is not None
             and self.head_dim % 2 == 0
             and not any(
-                isinstance(part, MultiLinearConfig) or stage_name(part.score) in synthesized for part in parts if part
+                isinstance(part, MultiLinearConfig) or stage_name(part.score) in SYNTHESIZERS for part in parts if part
             )
         )
 
@@ -223,6 +225,8 @@ class ModelConfig(Section):
                 f"{name}.score: 'relative' goes with model.position: relative and only with it; given score {score} with "
                 f"model.position: {self.position}; change one of them"
             )
+        if isinstance(attention, WeightedConfig) and attention.qk_norm and score in SYNTHESIZERS:
+            yield f"{name}.qk_norm: goes with scores of queries and keys, given score {score}; leave it out"
         if not isinstance(attention, MultiLinearConfig):
             return
         if self.position == "rotary":
@@ -284,8 +288,7 @@ class ModelConfig(Section):
     @property
     def most_tokens(self) -> int | None:
         """The most tokens that a sequence may have, where something has a row for each of them; None without such a limit."""
-        rows = ("dense_synthesizer", "random_synthesizer")
-        limited = any(part.tied_to_length or stage_name(part.score) in rows for part in self.attentions)
+        limited = any(part.tied_to_length or stage_name(part.score) in SYNTHESIZERS for part in self.attentions)
         return self.max_position_embeddings if limited or self.position == "learned" else None
 
     def get_layer_config(self, layer: int) -> ModelConfig:

@@ -111,7 +111,7 @@ def transformer_xl(module: nn.Module) -> None:
             nn.init.normal_(parameter, std=0.02)
     elif isinstance(module, MultiLinear):
         _pairs(module, functools.partial(nn.init.normal_, std=0.02))
-    elif isinstance(module, nn.LayerNorm):
+    elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
         nn.init.normal_(module.weight, mean=1.0, std=0.02)
 
 
@@ -135,7 +135,7 @@ def pytorch(module: nn.Module) -> None:
         _uniform(module.matrix.shape[1], module.weight, module.bias)
     elif isinstance(module, Attention):
         layers = module.project.layers()
-        rows = layers[0].out_features + 2 * layers[-1].out_features  # the last one makes the values
+        rows = (module.project.groups + 2) * layers[-1].out_features  # the last one makes the values
         bound = math.sqrt(6 / (layers[0].in_features + rows))
         for layer in layers:
             with _draw_apart(layer):

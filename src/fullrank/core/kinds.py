@@ -103,6 +103,7 @@ class WeightedConfig(AttentionConfig, built_in=True):
     kind: str = "weighted"
     normalize: Normalize = key("softmax", "scores to weights that sum to one")
     mix: Mix = key("none", "exchange of attention between heads (Mixhead)")
+    qk_norm: bool = key(False, "RMS norms over each head's queries and keys, before rotary positions (Qwen3)")
     cross_head: Probability = key(0.0, "probability beta of permuted heads in training (Skip Cross-head §2.2)")
     gate: Literal["none", "head"] = key("none", "head: each query scales each head's output (Qiu et al. 2025)")
     pattern: Literal["full", "strided"] = key(

@@ -19,6 +19,7 @@ from .embedding import Input, Position
 from .errors import InputError
 from .layout import Layout, State, find_positions, read_mask
 from .memory import Memory
+from .stages import make_norm
 from .trace import Trace
 
 
@@ -131,9 +132,7 @@ class Layers(Model):
         if self.position.biases is not None:
             for block in self.blocks:
                 block.attention.attend.use_shared_biases()
-        self.final_norm = (
-            nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.final_norm else nn.Identity()
-        )
+        self.final_norm = make_norm(config) if config.final_norm else nn.Identity()
         self.parts = nn.ModuleDict(
             {name: registry.lookup("model_part", name)(self, **options) for name, options in config.parts.items()}
         )

@@ -25,6 +25,7 @@ _HOMES = {
     "score": f"{__package__}.score",
     "normalize": f"{__package__}.stages",
     "mix": f"{__package__}.stages",
+    "norm_type": f"{__package__}.stages",
     "position": f"{__package__}.embedding",
     "activation": f"{__package__}.attention",
     "input": f"{__package__}.embedding",

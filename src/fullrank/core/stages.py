@@ -5,6 +5,7 @@ A stage is named by a word of the configuration, and built for the size of the h
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from . import draws, registry
-from .config import Stage, stage_name, stage_options
+from .config import ModelConfig, Stage, stage_name, stage_options
 from .draws import make_dropout
 from .embedding import RelativeBiases, RelativeKeys, Rotary, encodings_of, serves, sines_then_cosines
 from .engine import Distances
@@ -73,6 +74,17 @@ class Needs:
     shared_projection: bool = False
 
 
+register("norm_type", "layer_norm")(nn.LayerNorm)
+register("norm_type", "rms_norm")(nn.RMSNorm)
+
+
+def make_norm(config: ModelConfig) -> nn.Module:
+    """The norm over the width E that a model has before or after its sub-layers: LayerNorm, or x / sqrt(mean(x^2) + eps) * w
+    (Zhang and Sennrich 2019)."""
+    norm: nn.Module = registry.lookup("norm_type", config.norm_type)(config.hidden_size, eps=config.layer_norm_eps)
+    return norm
+
+
 class SeparateLinear(nn.Linear):
     """A linear layer that is drawn apart: no other parameter starts differently because of it."""
 
@@ -82,12 +94,14 @@ class SeparateLinear(nn.Linear):
 
 
 class Projection(nn.Module):
-    """Q, K, V = X W + b, split into heads (Mixhead Eq. 8), then rotated if positions are rotary; R = PE W_R.
+    """Q, K, V = X W + b, split into heads (Mixhead Eq. 8), Q and K normed if asked for, then rotated; R = PE W_R.
 
     x (B, N, E), source (B, M, E) -> query, scored (B, H, N, D), keys, values (B, G, M, D) and relative (G, T, D).
     With `shared_projection` R = PE W_K, and PE(0) W_Q is added to the queries that meet keys. Queries, keys and values are
-    dropped out before they are rotated. Only what the stages need is allocated. A query that only mixing reads starts from
-    random numbers of its own, so that all other parameters start as they do without mixing.
+    dropped out before they are normed and rotated. norm: makes a norm over the D dimensions of a head; all heads of queries
+    share one, and all heads of keys another (Qwen3). Keys of distances have none.
+    Only what the stages need is allocated. A query that only mixing reads starts from random numbers of its own, so that all
+    other parameters start as they do without mixing.
     """
 
     def __init__(
@@ -98,6 +112,7 @@ class Projection(nn.Module):
         needs: Needs,
         dropout: float = 0.0,
         locked: bool = False,
+        norm: Callable[[], nn.Module] | None = None,
     ) -> None:
         super().__init__()
         inner = size.num_heads * size.head_dim
@@ -120,6 +135,8 @@ class Projection(nn.Module):
             heads = size.num_heads // size.groups
             self.relative = RelativeKeys(heads, size.head_dim, size.hidden_size, needs.clamp_length)
         self.shared_projection, self.clamp_length = needs.shared_projection, needs.clamp_length
+        self.query_norm = norm() if norm is not None and "scored" in needs.score else None
+        self.key_norm = norm() if norm is not None and self.reads_keys else None
         self.rotary = rotary
         self.dropout = make_dropout(dropout, locked)
         self.distance_dropout = make_dropout(dropout, locked, shared=True)
@@ -161,13 +178,16 @@ class Projection(nn.Module):
 
     def queries(self, x: Tensor, layout: Layout) -> tuple[Tensor | None, Tensor | None]:
         query = None if self.query is None else self.split(self.dropout(self.query(x)))
-        if self.rotary is None or query is None:
-            return query, query
-        return query, self.rotary(query, layout.query_positions)
+        scored = query if self.query_norm is None else self.query_norm(query)
+        if self.rotary is None or scored is None:
+            return query, scored
+        return query, self.rotary(scored, layout.query_positions)
 
     def keys_and_values(self, source: Tensor, layout: Layout) -> tuple[Tensor | None, Tensor]:
         """Keys and values of source (B, M, E), the last ones of `layout`."""
         keys = self.split(self.dropout(self.key(source))) if self.key is not None and self.reads_keys else None
+        if self.key_norm is not None:
+            keys = self.key_norm(keys)
         if self.rotary is not None and keys is not None:
             own = layout.key_positions[..., layout.key_positions.shape[-1] - keys.shape[2] :]
             keys = self.rotary(keys, own)
