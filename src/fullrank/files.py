@@ -16,9 +16,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from fullrank.core.errors import InputError, RunError, one_line
 from fullrank.core.section import read_value
 
+SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # that of libyaml is ten times as fast
 # the end of the name of what is being written: the process, a draw of letters
 _TEMPORARY = re.compile(r"\.(\d+)(\.\w{8})?$")
 _HALVES = re.compile("[\ud800-\udfff]")

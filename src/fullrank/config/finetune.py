@@ -29,6 +29,7 @@ from fullrank.core.section import (
     hints_of,
     key,
 )
+from fullrank.files import SafeLoader
 
 HUB = "nyu-mll/glue"  # on the Hugging Face hub
 HUB_REVISION = "bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c"
@@ -86,8 +87,9 @@ class GlueTask:
 
 
 def _read_tasks() -> dict[str, GlueTask]:
+    table = yaml.load(Path(__file__).with_name("glue.yaml").read_bytes(), SafeLoader)
     tasks = {}
-    for name, entry in yaml.safe_load(Path(__file__).with_name("glue.yaml").read_bytes()).items():
+    for name, entry in table.items():
         columns: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()
         }

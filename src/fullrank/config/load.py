@@ -16,12 +16,10 @@ from fullrank.config.finetune import FinetuneConfig, finetunes
 from fullrank.config.run import RunConfig
 from fullrank.core.errors import InputError
 from fullrank.core.section import Section, hints_of
-from fullrank.files import read_text
-
-_SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # that of libyaml is ten times as fast
+from fullrank.files import SafeLoader, read_text
 
 
-class _UniqueKeys(_SafeLoader):  # type: ignore[misc, valid-type]
+class _UniqueKeys(SafeLoader):
     """YAML without silent surprises: a key given twice is an error, and `1e-3` is a number."""
 
 

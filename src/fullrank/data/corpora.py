@@ -18,7 +18,7 @@ from fullrank.config.data import PAIR_CORPORA
 from fullrank.config.finetune import GLUE, HUB, SQUAD, GlueTask
 from fullrank.core.errors import InputError, RunError, one_line, pip_install, suggest
 from fullrank.data.files import Report, create_folder, file_digest
-from fullrank.files import mended, no_room
+from fullrank.files import SafeLoader, mended, no_room
 
 SQUAD_SIZES: Mapping[str, Mapping[str, int]] = {
     "1.1": {"train": 87_599, "dev": 10_570},
@@ -60,7 +60,7 @@ class CorpusInfo:
 
 @cache
 def _read_table() -> dict[str, dict[str, Any]]:
-    table: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("corpora.yaml").read_bytes())
+    table: dict[str, dict[str, Any]] = yaml.load(Path(__file__).with_name("corpora.yaml").read_bytes(), SafeLoader)
     return table
 
 

@@ -251,12 +251,14 @@ def _do(item: Any) -> Any:
 
 def show_progress(pieces: Iterable[Piece], doing: str, total: int, report: Report) -> Iterator[Piece]:
     """The pieces of `total` bytes, one by one, with a bar where stderr is a terminal."""
+    if report is silent or not sys.stderr.isatty():
+        yield from pieces
+        return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    console, is_off = Console(stderr=True), report is silent or not sys.stderr.isatty()
-    with Progress(*columns, console=console, transient=True, auto_refresh=False, disable=is_off) as bar:
+    with Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
         task = bar.add_task(doing, total=total)
         for piece in pieces:
             yield piece

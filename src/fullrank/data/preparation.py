@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ from fullrank.data.tokenizers import (
 from fullrank.files import silent
 
 _BUILTIN_MIN_COUNT = 3
+_PIECES_AT_ONCE = 8  # for one process: a text of less is not worth a second one
 _LABELS = {"byte": ["bytes"], "character": ["characters"], "bpe": ["BPE"]}  # of tokens, in a label; words are the usual
 
 
@@ -242,16 +243,27 @@ def _count(pieces: Iterator[Piece], tokenizer: Tokenizer, settings: Settings) ->
         units = tokenizer.cut(settings.end_lines(piece))
         return units[1:] if settings.sos and not piece.begins else units
 
+    def count(group: Sequence[Piece]) -> Counter[str]:
+        counts: Counter[str] = Counter()
+        for piece in group:
+            counts.update(list_units(piece))
+        return counts
+
     counts: Counter[str] = Counter()
     if settings.max_tokens is None:
-        for piece_counts in map_in_processes(lambda piece: Counter(list_units(piece)), pieces):
-            counts.update(piece_counts)
+        for group_counts in map_in_processes(count, _group(pieces)):
+            counts.update(group_counts)
         return counts
     for piece in pieces:
         counts.update(list_units(piece)[: settings.max_tokens - counts.total()])
         if counts.total() == settings.max_tokens:
             break
     return counts
+
+
+def _group(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
+    while group := list(islice(pieces, _PIECES_AT_ONCE)):
+        yield group
 
 
 def _encode(
@@ -278,10 +290,14 @@ def _encode(
             ids = ids[1:]
         return ids, _measure(piece.text, piece.begins, piece.open_end, units), piece.begins
 
+    def encode_group(group: Sequence[Piece]) -> list[tuple[np.ndarray, np.ndarray, bool]]:
+        return [encode(piece) for piece in group]
+
     pieces = _read(sections, settings, f"encoding {split}", key, report)
+    groups = map_in_processes(encode_group, _group(pieces), alone=settings.kind == "byte")
     tokens, sizes = 0, np.zeros(3, dtype=np.int64)
     with (folder / f"{split}.{IDS}.bin").open("wb") as file:
-        for ids, piece_sizes, begins in map_in_processes(encode, pieces, alone=settings.kind == "byte"):
+        for ids, piece_sizes, begins in chain.from_iterable(groups):
             if left is not None and len(ids) > left:
                 ids = ids[:left]
                 piece_sizes = _measure(tokenizer.decode(ids.tolist()), begins, False)
