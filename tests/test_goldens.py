@@ -310,8 +310,7 @@ def test_every_document_has_the_numbers_and_labels_of_its_golden(
         keep_documents(documents)
     if WRITE in os.environ:
         write_goldens(condensed)
-    goldens = {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in GOLDENS.glob("*.json")}
-    differences = list(compare(goldens, condensed, ""))
+    differences = list(compare(read_goldens(), condensed, ""))
     assert not differences, "\n".join([f"{len(differences)} differences from tests/goldens", *differences[:200]])
 
 
@@ -329,12 +328,17 @@ def test_comparison_sees_numbers_labels_and_keys() -> None:
 
 
 def write_goldens(condensed: dict[str, Any]) -> None:
-    """A file of each document, in lines of moderate length, without those of verbs that are gone."""
-    GOLDENS.mkdir(exist_ok=True)
-    for file in GOLDENS.glob("*.json"):
-        file.unlink()
+    """A file of each document that differs from its golden, and none of verbs that are gone."""
+    goldens = read_goldens()
+    for name in goldens.keys() - condensed.keys():
+        (GOLDENS / f"{name}.json").unlink()
     for name, document in condensed.items():
-        (GOLDENS / f"{name}.json").write_text(write_lines(document) + "\n", encoding="utf-8")
+        if list(compare(goldens.get(name, "absent"), document, name)):
+            (GOLDENS / f"{name}.json").write_text(write_lines(document) + "\n", encoding="utf-8")
+
+
+def read_goldens() -> dict[str, Any]:
+    return {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in GOLDENS.glob("*.json")}
 
 
 def write_lines(value: Any, indent: str = "") -> str:
