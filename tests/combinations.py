@@ -75,7 +75,7 @@ def possible(choices: dict[str, str]) -> bool:
     if attend not in POSITION_TERM and "relative" in (score, position):
         return False
     weightless = all(choices.get(slot, PLAIN[slot]) == PLAIN[slot] for slot in ("normalize", "mix", "gate", "qk_norm"))
-    return weightless and score in (None, "dot_product", "relative") and position != "rotary"
+    return weightless and score in (None, "dot_product", "relative") and position not in ("rotary", "alibi", "t5")
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ def test_something_was_found() -> None:
         "score": {"dot_product", "relative", "dense_synthesizer", "random_synthesizer"},
         "normalize": {"softmax", "sigsoftmax"},
         "mix": {"none", "position_independent", "position_wise", "random", "average"},
-        "position": {"sinusoidal", "learned", "rotary", "relative", "none"},
+        "position": {"sinusoidal", "learned", "rotary", "relative", "alibi", "t5", "none"},
         "activation": {"relu", "gelu", "swiglu"},
         "initializer": {"fairseq", "transformer_xl", "pytorch"},
         "input": {"token", "adaptive", "tensor_train"},
@@ -60,11 +60,11 @@ BUILT_IN = {hint.__metadata__[0].name: hint.__metadata__[0].built_in for hint in
 
 # pairs of built-in choices that no configuration has
 IMPOSSIBLE = {
-    ("score", "position"): 4 + 3,  # relative with another one, either way
+    ("score", "position"): 6 + 3,  # relative with another one, either way
     ("attend", "score"): 2 + 3,  # the synthesizers, and the position term with decayed sums
     ("attend", "normalize"): 2 * 1,
     ("attend", "mix"): 2 * 4,
-    ("attend", "position"): 1 + 2,  # rotary, and relative with decayed sums
+    ("attend", "position"): 2 * 3 + 1,  # what acts on scores, and relative with decayed sums
     ("attend", "gate"): 2 * 1,
     ("attend", "qk_norm"): 2 * 1,
     ("score", "qk_norm"): 2 * 1,  # the synthesizers read no keys

@@ -115,6 +115,7 @@ class WeightedValues(Attend):
     def scores(self, heads: Heads, layout: Layout) -> Tensor:
         """The scores before the mask, (B, H, N, M)."""
         scores: Tensor = self.score(*self._select_heads(heads), layout)
+        scores = scores if layout.score_bias is None else scores + layout.score_bias
         return scores.expand(heads.values.shape[0], -1, -1, -1)
 
     def problem(self, heads: Heads, layout: Layout, mixing: Tensor | None) -> Problem | str:
@@ -179,7 +180,7 @@ class Attention(nn.Module):
         size = HeadSize(model.num_attention_heads, width, model.hidden_size, model.max_position_embeddings, groups)
         weighted = config if isinstance(config, WeightedConfig) else None
         rotary = Rotary(width, model.rope_theta) if model.position == "rotary" else None
-        self.hidden_size = size.hidden_size
+        self.hidden_size, self.position = size.hidden_size, model.position
         self.attend: Attend = registry.lookup("attend", config.kind)(config, size, model.dropout.attention)
         normed = weighted is not None and weighted.qk_norm
         norm = partial(nn.RMSNorm, width, eps=model.layer_norm_eps) if normed else None
@@ -215,6 +216,10 @@ class Attention(nn.Module):
             layout = Layout.of(x.shape[1], keys, causal=source is x, device=x.device)
         if layout.shape != (x.shape[1], keys):
             raise InputError(f"the layout is of {layout.shape} queries and keys, the call of {(x.shape[1], keys)}")
+        if self.position in ("alibi", "t5") and layout.score_bias is None:
+            raise ValueError(
+                f"model.position {self.position}: a layer needs a layout that its model's position has placed"
+            )
         layout = self.attend.view(layout)
         after: Past | None
         if isinstance(past, DecayedSums):

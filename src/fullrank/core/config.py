@@ -23,7 +23,7 @@ from .section import Stage as Stage
 from .section import stage_name as stage_name
 from .section import stage_options as stage_options
 
-Position = Annotated[str, Slot("position", "sinusoidal", "learned", "relative", "rotary", "none")]
+Position = Annotated[str, Slot("position", "sinusoidal", "learned", "relative", "rotary", "alibi", "t5", "none")]
 NormType = Annotated[str, Slot("norm_type", "layer_norm", "rms_norm")]
 Activation = Annotated[str, Slot("activation", "relu", "gelu", "swiglu")]
 Initializer = Annotated[
@@ -126,6 +126,11 @@ class ModelConfig(Section):
     )
     max_position_embeddings: Size = key(1024, "the longest sequence")
     rope_theta: Positive = key(10000.0, "base of the angles of rotary positions")
+    alibi_scale: Positive = key(1.0, "factor of the slopes of position alibi; Falcon's is 1 / sqrt(head_dim)")
+    relative_attention_num_buckets: Size = key(32, "numbers that a head has for distances, with position t5")
+    relative_attention_max_distance: Size = key(
+        128, "from so many tokens on distances share a number, with position t5"
+    )
     memory_length: SizeOrZero = key(0, "tokens before a segment that every layer remembers")
     memory_start: Literal["empty", "zeros"] = key(
         "empty", "zeros: a memory of zeros that is attended, for comparison", needs="memory_length"
@@ -196,6 +201,15 @@ class ModelConfig(Section):
             )
         elif self.position == "rotary" and self.head_dim % 2:
             yield f"model.head_dim: rotary positions need an even head size, given {self.head_dim}"
+        exact = (
+            self.relative_attention_num_buckets // 4
+        )  # distances with a number of their own where both sides are seen
+        if exact == 0 or self.relative_attention_max_distance <= 2 * exact:
+            yield (
+                "model.relative_attention_num_buckets: 4 or more, and fewer than twice "
+                f"model.relative_attention_max_distance; given {self.relative_attention_num_buckets} and "
+                f"{self.relative_attention_max_distance}"
+            )
         for name, attention in self._attentions_by_key():
             yield from self._faults_of_attention(name, attention)
         read, written = self.input, self.output
@@ -229,10 +243,10 @@ class ModelConfig(Section):
             yield f"{name}.qk_norm: goes with scores of queries and keys, given score {score}; leave it out"
         if not isinstance(attention, MultiLinearConfig):
             return
-        if self.position == "rotary":
+        if self.position in ("rotary", "alibi", "t5"):
             yield (
-                "model.position: rotary acts on dot products, and multi-linear attention has none; choose sinusoidal, learned, "
-                f"relative or none ({name})"
+                f"model.position: {self.position} acts on scores, and multi-linear attention has none; choose sinusoidal, "
+                f"learned, relative or none ({name})"
             )
         decoder = None if self.decoder is None else self.decoder.attention
         predicts = name != "model.encoder.attention" and (name != "model.attention" or decoder is None)
@@ -302,7 +316,8 @@ class ModelConfig(Section):
     def _attentions(self) -> tuple[AttentionConfig, AttentionConfig, AttentionConfig]:
         """Attention of the encoder, of the decoder, and from the decoder to the source."""
         encoder, decoder = self.encoder or EncoderConfig(), self.decoder or DecoderConfig()
-        cross = decoder.cross or replace(self.attention, score="dot_product").with_known(pattern="full", stride=None)
+        score = self.attention.score if stage_name(self.attention.score) == "dot_product" else "dot_product"
+        cross = decoder.cross or replace(self.attention, score=score).with_known(pattern="full", stride=None)
         if decoder.released_cross and isinstance(cross, WeightedConfig):
             cross = replace(cross, mix="none")
         return (

@@ -497,3 +497,84 @@ class Relative(Position):
             encodings = self.dropout(encodings)
         biases = None if self.biases is None else (self.biases.content_bias, self.biases.position_bias)
         return replace(layout, encodings=encodings, biases=biases, clamp_length=self.clamp_length)
+
+
+class DistanceBias(Position):
+    """Base of positions that add a number of each head and distance to the scores: A_i(n, m) + b_i(p_n - p_m).
+
+    The bias belongs to the head of the query, whatever keys cross-head attention gives it.
+    """
+
+    def bias(self, distances: Tensor, causal: bool, like: Tensor) -> Tensor:
+        """distances (..), query minus key position -> b (H, ..); not `causal`: queries see later keys, too."""
+        raise NotImplementedError
+
+    def place(self, layout: Layout, like: Tensor, known: Tensor | None = None, cached: bool = False) -> Layout:
+        distances = layout.query_positions[..., :, None] - layout.key_positions[..., None, :]  # (N, M) or (B, N, M)
+        bias = self.bias(distances, layout.causal, like)
+        return replace(layout, score_bias=bias[None] if distances.dim() == 2 else bias.transpose(0, 1))
+
+
+@register("position", "alibi")
+class Alibi(DistanceBias):
+    """ALiBi (Press et al. 2022): every head loses interest with the distance, each at a slope of its own.
+
+        b_i(p) = -c 2^(-8 i / H) |p|,   i = 1 .. H
+
+    No parameters. Where H is no power of two, the slopes are those of the power P below it, then every other one of 2 P, as in
+    the authors' code. c is `alibi_scale`: 1, or 1 / sqrt(D) as in Falcon, which scales the biases with the scores.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.num_heads, self.scale = config.num_attention_heads, config.alibi_scale
+
+    def bias(self, distances: Tensor, causal: bool, like: Tensor) -> Tensor:
+        wide = torch.promote_types(like.dtype, torch.float32)
+        power = 1 << (self.num_heads.bit_length() - 1)
+        head = torch.arange(self.num_heads, device=like.device, dtype=wide)
+        exponent = torch.where(head < power, (head + 1) / power, (head - power + 0.5) / power)
+        slopes = (self.scale * 2 ** (-8 * exponent)).view(-1, *[1] * distances.dim())
+        return -slopes * distances.abs().to(wide)
+
+
+def bucket_distances(distances: Tensor, buckets: int, longest: int, causal: bool) -> Tensor:
+    """T5's numbers of distances (Raffel et al. 2020, §2.1): one for each short distance, then logarithmically wider ones.
+
+    distances (..), query minus key position -> (..) int64 from 0 to buckets - 1; those from `longest` on share the last.
+    `causal`: keys after the query count as distance 0; otherwise the second half of the buckets is theirs.
+    The logarithm is that of fp32, whose rounding decides between two buckets in T5's code.
+    """
+    apart = distances.clamp_min(0) if causal else distances.abs()
+    later: Tensor | int = 0
+    if not causal:
+        buckets //= 2
+        later = (distances < 0) * buckets
+    exact = buckets // 2
+    wider = torch.log(apart.clamp_min(1).float() / exact) / math.log(longest / exact) * (buckets - exact)
+    far = (exact + wider.long()).clamp_max(buckets - 1)
+    return later + torch.where(apart < exact, apart, far)
+
+
+@register("position", "t5")
+class T5Bias(DistanceBias):
+    """T5's relative bias (Raffel et al. 2020, §2.1): a learned number of each head and bucket of distances, for all layers.
+
+        b_i(p) = W[bucket(p), i]
+
+    `relative_attention_bias` W (buckets, H) starts at N(0, 1/E), as in T5, and never decays. The encoder and the decoder of a
+    translation model have one each. T5 does not scale its scores: `model.attention.score: {name: dot_product, scale: 1}`.
+    """
+
+    no_weight_decay = True
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        buckets = config.relative_attention_num_buckets
+        self.longest = config.relative_attention_max_distance
+        self.relative_attention_bias = nn.Parameter(torch.empty(buckets, config.num_attention_heads))
+        nn.init.normal_(self.relative_attention_bias, std=config.hidden_size**-0.5)
+
+    def bias(self, distances: Tensor, causal: bool, like: Tensor) -> Tensor:
+        rows = bucket_distances(distances, len(self.relative_attention_bias), self.longest, causal)
+        return F.embedding(rows, self.relative_attention_bias).movedim(-1, 0)

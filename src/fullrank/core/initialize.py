@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from . import registry
 from .attention import Attention
 from .draws import draw_apart
-from .embedding import AdaptiveInput, Learned, RelativeBiases, RelativeKeys, TensorTrainInput, TokenEmbedding
+from .embedding import AdaptiveInput, Learned, RelativeBiases, RelativeKeys, T5Bias, TensorTrainInput, TokenEmbedding
 from .multilinear import MultiLinear
 from .output import AdaptiveSoftmax, Latents, SoftmaxOutput
 from .registry import register
@@ -106,7 +106,7 @@ def transformer_xl(module: nn.Module) -> None:
         with _draw_apart(module):
             nn.init.normal_(module.weight, std=0.02)
         _zero_bias(module)
-    elif isinstance(module, RelativeKeys | PositionTerm | RelativeBiases | RandomSynthesizer):
+    elif isinstance(module, RelativeKeys | PositionTerm | RelativeBiases | RandomSynthesizer | T5Bias):
         for parameter in module.parameters(recurse=False):
             nn.init.normal_(parameter, std=0.02)
     elif isinstance(module, MultiLinear):

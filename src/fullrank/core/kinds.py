@@ -9,7 +9,14 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from .section import Allowed, ByKind, Probability, Rate, Section, Size, Slot, Stage, key
+from .section import Allowed, ByKind, Positive, Probability, Rate, Section, Size, Slot, Stage, key
+
+
+@dataclass(frozen=True, kw_only=True)
+class DotProductOptions(Section):
+    """Options of dot products."""
+
+    scale: Positive | None = key(None, "factor of the scores; null: 1 / sqrt(head_dim), T5 has 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +50,8 @@ Score = Annotated[
     Stage,
     Slot(
         "score",
-        "dot_product",
         "random_synthesizer",
+        dot_product=DotProductOptions,
         relative=RelativeOptions,
         dense_synthesizer=DenseSynthesizerOptions,
     ),

@@ -30,6 +30,7 @@ class Layout:
     stride: a query sees only keys that are at most so many tokens away, or a multiple of it (Sparse Transformer); None: all.
     farthest: for a layout without runs, the greatest distance from a query to a key before it, in tokens; None where the
     keys have no gaps, so that it is M - 1.
+    score_bias (1 or B, H, N, M): what positions add to the scores of every layer (ALiBi, T5).
     encodings (T, E): the sinusoids of the distances in `spans`, the smallest first; biases: u and v (H, D) of relative
     scores; clamp_length: distances beyond it count as it: where a model makes or holds them once for all its layers.
     """
@@ -43,6 +44,7 @@ class Layout:
     window: int | None = None
     stride: int | None = None
     farthest: int | None = None
+    score_bias: Tensor | None = None
     encodings: Tensor | None = None
     biases: tuple[Tensor, Tensor] | None = None
     clamp_length: int | None = None

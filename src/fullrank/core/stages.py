@@ -18,7 +18,7 @@ from .config import ModelConfig, Stage, stage_name, stage_options
 from .draws import make_dropout
 from .embedding import RelativeBiases, RelativeKeys, Rotary, encodings_of, serves, sines_then_cosines
 from .engine import Distances
-from .kinds import LearnedMixingOptions
+from .kinds import DotProductOptions, LearnedMixingOptions
 from .layout import Layout
 from .registry import contract, register
 
@@ -268,16 +268,19 @@ class Score(nn.Module):
 class DotProduct(Score):
     """Scaled dot product (Mixhead Eq. 9).
 
-        A_i = Q_i K_i^T / sqrt(D)
+        A_i = Q_i K_i^T / sqrt(D),   or times `scale`
 
     query (B, H, N, D), keys (B, H, M, D) -> (B, H, N, M).
     """
 
     needs = ("scored", "keys")
 
-    def __init__(self, config: None, size: HeadSize) -> None:
+    Config = DotProductOptions
+
+    def __init__(self, config: DotProductOptions | None, size: HeadSize) -> None:
         super().__init__()
-        self.scale = size.head_dim**-0.5
+        scale = None if config is None else config.scale
+        self.scale = size.head_dim**-0.5 if scale is None else scale
 
     def forward(self, query: Tensor, keys: Tensor, layout: Layout) -> Tensor:
         return (query * self.scale) @ keys.transpose(-1, -2)

@@ -32,12 +32,15 @@ _PLAIN_ONLY = "it computes the dot product, softmax and no mixing only"
 
 def _attend_fused(problem: Problem) -> Tensor:
     layout = problem.layout
-    causal = layout.plain_causal and not layout.unrestricted
+    causal = layout.plain_causal and not layout.unrestricted and layout.score_bias is None
+    mask = None if causal or layout.unrestricted else layout.visible()
+    if layout.score_bias is not None:
+        mask = layout.score_bias.masked_fill(~layout.visible(), float("-inf")).to(problem.query.dtype)
     return F.scaled_dot_product_attention(
         problem.query,
         problem.keys,
         problem.values,
-        attn_mask=None if causal or layout.unrestricted else layout.visible(),
+        attn_mask=mask,
         dropout_p=problem.dropout,
         is_causal=causal,
         scale=problem.scale,

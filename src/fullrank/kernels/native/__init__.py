@@ -64,6 +64,8 @@ def find_obstacle(problem: Problem) -> str | None:
         return "there are no numbers"
     if layout.strided:
         return "the keys that a query sees at a stride are no interval"
+    if layout.score_bias is not None:
+        return "positions add biases to the scores"
     if (problem.distances is not None or layout.narrow) and (layout.runs is None or not layout.causal):
         return f"{'a window needs' if problem.distances is None else 'relative scores need'} {_SAME_POSITIONS}"
     return None if fits(problem) else "the shapes do not fit each other"

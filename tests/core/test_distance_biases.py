@@ -1,0 +1,219 @@
+"""Positions that add to the scores, against their equations: ALiBi and T5's relative bias."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fullrank as fr
+from fullrank.core.embedding import Alibi, T5Bias, bucket_distances
+from fullrank.core.errors import ConfigError, InputError
+from moving import moved
+
+H, D, E, N = 3, 4, 10, 7
+POSITIONS = {"alibi": Alibi, "t5": T5Bias}
+
+
+def config(position: str, **changes: Any) -> fr.ModelConfig:
+    sizes = {"vocab_size": 11, "hidden_size": E, "num_hidden_layers": 2, "num_attention_heads": H, "head_dim": D,
+             "intermediate_size": 13, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 9}  # fmt: skip
+    return fr.ModelConfig(**(sizes | changes), position=position)
+
+
+@pytest.mark.parametrize(
+    ("heads", "slopes"),
+    [
+        (1, [2**-8]),
+        (2, [2**-4, 2**-8]),
+        (8, [2**-1, 2**-2, 2**-3, 2**-4, 2**-5, 2**-6, 2**-7, 2**-8]),
+        (3, [2**-4, 2**-8, 2**-2]),
+        (6, [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3]),
+        (12, [*(2.0**-i for i in range(1, 9)), *(2 ** -(i - 0.5) for i in range(1, 5))]),
+    ],
+)
+def test_slopes_of_alibi(heads: int, slopes: list[float]) -> None:
+    """The numbers of the paper (§3) for powers of two; for others those of the power below, then every other one between."""
+    position = Alibi(config("alibi", num_attention_heads=heads))
+    found = -position.bias(torch.tensor([1]), True, torch.empty(0, dtype=torch.float64))[:, 0]
+    assert torch.allclose(found, torch.tensor(slopes, dtype=torch.float64), atol=1e-15)
+
+
+def find_bucket(distance: int, buckets: int, longest: int, causal: bool) -> int:
+    """T5's bucket of one distance, in the words of the paper: half of the buckets for one distance each."""
+    first = 0
+    if not causal:
+        buckets //= 2
+        first = buckets if distance < 0 else 0
+        distance = abs(distance)
+    exact = buckets // 2
+    distance = max(distance, 0)
+    if distance < exact:
+        return first + distance
+    share = math.log(distance / exact) / math.log(longest / exact)
+    return first + min(buckets - 1, exact + int(share * (buckets - exact) + 1e-6))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_buckets(causal: bool) -> None:
+    for buckets, longest in ((32, 128), (8, 9), (12, 50)):
+        distances = range(-200, 201)
+        expected = [find_bucket(distance, buckets, longest, causal) for distance in distances]
+        assert bucket_distances(torch.tensor(distances), buckets, longest, causal).tolist() == expected
+        assert {*expected} == {*range(buckets)} - ({buckets // 2} if not causal else set())  # -0 is 0
+
+
+def write_bias(model: fr.LanguageModel, distance: int, head: int, causal: bool) -> Tensor:
+    """b of one head and distance, from the equation."""
+    if model.config.position == "t5":
+        return model.position.relative_attention_bias[find_bucket(distance, 8, 9, causal), head]
+    return torch.tensor(-abs(distance) * [2**-4, 2**-8, 2**-2][head], dtype=torch.float64)
+
+
+def layouts() -> dict[str, fr.Layout]:
+    mask = torch.ones(2, 11, dtype=torch.bool)
+    mask[0, :3] = False
+    rows = mask.cumsum(1) - 1
+    return {
+        "causal": fr.Layout.of(N),
+        "after a cache": fr.Layout.of(2, 11),
+        "gaps": fr.Layout.from_runs(N, ((0, 2), (4, 1), (9, 8))),
+        "window": fr.Layout.of(N, 11, window=4),
+        "both sides": fr.Layout.of(N, causal=False),
+        "padding": fr.Layout(rows[:, 4:], rows, True, mask),
+    }
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("where", layouts())
+@pytest.mark.parametrize("mix", ["none", "position_wise"])
+def test_a_layer_adds_the_bias_of_each_distance(position: str, where: str, mix: str) -> None:
+    """Scores of a layer, one by one: s Q.K + b(p_n - p_m), with positions in the text."""
+    model = moved(fr.LanguageModel(config(position, attention=fr.AttentionConfig(mix=mix))).double())
+    layer, layout = model.blocks[0].attention, layouts()[where]
+    queries, keys = layout.shape
+    source = torch.randn(2, keys, E, dtype=torch.float64)
+    x = source[:, keys - queries :]
+    placed = model.position.place(layout, x)
+    trace = fr.core.trace.Trace()
+    out = layer(x, source, placed, trace=trace)
+    project = layer.project
+    query, key = project.split(project.query(x)), project.split(project.key(source))
+    seen = layout.visible().expand(2, 1, queries, keys)[:, 0]
+    at, of = (p.expand(2, -1).tolist() for p in (layout.query_positions, layout.key_positions))
+    for row in range(2):
+        for head in range(H):
+            scores = query[row, head] @ key[row, head].T / D**0.5
+            rows = [[write_bias(model, n - m, head, layout.causal) for m in of[row]] for n in at[row]]
+            scores = scores + torch.stack([torch.stack(line) for line in rows])
+            weights = scores.masked_fill(~seen[row], float("-inf")).softmax(-1)
+            assert torch.allclose(trace.layers[0].weights[row, head], weights, atol=1e-12)
+    assert torch.allclose(layer(x, source, placed), out, atol=1e-12)
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("where", layouts())
+def test_the_fused_kernel_equals_the_definition(position: str, where: str) -> None:
+    """Outputs and every gradient, that of T5's table too."""
+    layout = layouts()[where]
+    queries, keys = layout.shape
+    found: dict[str, dict[str, Tensor]] = {}
+    for kernel in ("sdpa", "reference", "auto"):
+        torch.manual_seed(1)
+        model = moved(fr.LanguageModel(config(position)).double())
+        source = torch.randn(2, keys, E, dtype=torch.float64, requires_grad=True)
+        x = source[:, keys - queries :]
+        with fr.kernel(kernel):
+            out = model.blocks[0].attention(x, source, model.position.place(layout, x))
+        out.backward(torch.randn(out.shape, dtype=torch.float64))
+        tensors = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        found[kernel] = {"out": out.detach(), "x": source.grad, **tensors}
+    assert ("position.relative_attention_bias" in found["reference"]) == (position == "t5")
+    for name, expected in found["reference"].items():
+        for kernel in ("sdpa", "auto"):
+            assert torch.allclose(found[kernel][name], expected, atol=1e-12), (kernel, name)
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_engines_say_why_they_leave_mixed_heads_to_the_definition(position: str) -> None:
+    model = fr.LanguageModel(config(position, attention=fr.AttentionConfig(mix="position_wise")))
+    attend, heads = model.blocks[0].attention.attend, torch.randn(1, H, N, D)
+    layout = model.position.place(fr.Layout.of(N), torch.zeros(1, N, E))
+    problem = attend.problem(fr.core.stages.Heads(heads, heads, heads, heads), layout, attend.mix.matrix(heads))
+    assert fr.kernels.KERNELS["native"].declines(problem) == "positions add biases to the scores"
+    assert fr.kernels.KERNELS["triton"].reason(problem) is not None
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_a_memory_is_at_its_distance(position: str) -> None:
+    """A layer that was skipped has a gap in its memory, which counts: as one pass over all tokens with the gap masked."""
+    model = moved(fr.LanguageModel(config(position, memory_length=20, num_hidden_layers=1)).double()).eval()
+    ids = torch.randint(11, (2, 12))
+    memory = model(ids[:, :4]).memory
+    memory = model(ids[:, 4:7], memory, skip=[0]).memory
+    out = model(ids[:, 7:], memory).logits
+    block, x = model.blocks[0], model.embedding(ids)
+    mask = torch.ones(2, 12, dtype=torch.bool)
+    mask[:, 4:7] = False
+    layout = replace(fr.Layout.of(12), key_mask=mask)
+    expected = model.output(model.final_norm(block(x, model.position.place(layout, x))))
+    assert torch.allclose(out, expected[:, 7:], atol=1e-12)
+
+
+def test_t5_starts_as_in_t5_and_never_decays() -> None:
+    from fullrank.training.optimizer import parameter_groups
+
+    model = fr.LanguageModel(config("t5", hidden_size=64, num_attention_heads=16, relative_attention_num_buckets=200,
+                                    relative_attention_max_distance=300))  # fmt: skip
+    bias = model.position.relative_attention_bias
+    assert bias.shape == (200, 16)
+    assert abs(float(bias.detach().std()) - 64**-0.5) < 0.005
+    assert all(
+        bias is not p for group in parameter_groups(model, 0.1) if group["weight_decay"] for p in group["params"]
+    )
+
+
+def test_a_scale_of_dot_products() -> None:
+    """T5's 1, and the default written out."""
+    ids = torch.randint(11, (2, N))
+    models = {}
+    for scale in (None, 1.0, D**-0.5):
+        torch.manual_seed(5)
+        score = "dot_product" if scale is None else {"name": "dot_product", "scale": scale}
+        models[scale] = fr.LanguageModel(config("none", attention=fr.AttentionConfig(score=score))).double().eval()
+    assert torch.equal(models[None](ids).logits, models[D**-0.5](ids).logits)
+    assert models[1.0].blocks[0].attention.attend.score.scale == 1.0
+    with torch.no_grad():
+        for block in models[1.0].blocks:
+            block.attention.project.query.weight /= D**0.5
+            block.attention.project.query.bias /= D**0.5
+    assert torch.allclose(models[1.0](ids).logits, models[None](ids).logits, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"attention": {"kind": "multilinear"}}, "model.position: {} acts on scores"),
+        ({"attention": {"score": "relative"}}, "model.attention.score: 'relative' goes with model.position: relative"),
+        ({"relative_attention_num_buckets": 3}, "model.relative_attention_num_buckets: 4 or more"),
+        (
+            {"relative_attention_max_distance": 8, "relative_attention_num_buckets": 16},
+            "model.relative_attention_max_dis",
+        ),
+        ({"alibi_scale": 0}, "model.alibi_scale"),
+    ],
+)
+@pytest.mark.parametrize("position", POSITIONS)
+def test_errors(keys: dict[str, Any], words: str, position: str) -> None:
+    with pytest.raises(ConfigError, match=words.format(position)):
+        fr.ModelConfig.from_dict({"position": position, "num_attention_heads": 4, "hidden_size": 8, **keys})
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_a_layer_alone_says_that_it_needs_a_placed_layout(position: str) -> None:
+    with pytest.raises((InputError, ValueError), match=f"model.position {position}: a layer needs a layout"):
+        fr.Attention(config(position))(torch.randn(1, 3, E))
