@@ -27,6 +27,22 @@ def test_importing_costs_nothing() -> None:
     assert out.strip() == "['fullrank']"
 
 
+def test_no_compiler_is_imported_where_nothing_is_compiled() -> None:
+    """torch._dynamo takes longer to import than torch itself."""
+    out = python(
+        "import contextlib, io, sys, fullrank as fr, torch\n"
+        "from fullrank.cli import main\n"
+        "config = fr.ModelConfig(vocab_size=9, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)\n"
+        "model, ids = fr.LanguageModel(config), torch.arange(8)[None]\n"
+        "model.loss(ids, ids).backward()\n"
+        "model.generate(ids, max_new_tokens=2)\n"
+        "with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):\n"
+        "    main(['info', 'mos/table1-ptb', '--json'])\n"
+        "print('fullrank.analysis.size' in sys.modules, 'torch._dynamo' in sys.modules)"
+    )
+    assert out.split() == ["True", "False"]
+
+
 def test_every_public_name_is_there() -> None:
     assert set(fr.__all__) == set(dir(fr))
     for name in fr.__all__:

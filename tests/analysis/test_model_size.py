@@ -11,12 +11,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import fullrank as fr
 from fullrank.analysis.size import measure_masked_size, optimizer_states, size, size_of_run, translation_size
+from fullrank.config import register
 from fullrank.config.recipe import resolve
 from fullrank.config.run import RunConfig
 from fullrank.config.training import TrainConfig
 from fullrank.core.config import EncoderConfig
+from fullrank.core.registry import unregister
 from fullrank.kernels import multilinear as engine
 from fullrank.kernels.multilinear import Size, multiply_adds
+from fullrank.training.optimizer import make_optimizer
 
 
 @pytest.mark.parametrize("asked", [0.15, 1.0])
@@ -215,7 +218,37 @@ def test_the_formula() -> None:
 
 @pytest.mark.parametrize(
     ("options", "states"),
-    [({"optimizer": "sgd"}, 0), ({"optimizer": "nag", "momentum": 0.9}, 1), ({"optimizer": "adamw"}, 2)],
-)
+    [({"optimizer": "sgd"}, 0), ({"optimizer": "sgd", "momentum": 0.5}, 1), ({"optimizer": "nag", "momentum": 0.9}, 1),
+     ({"optimizer": "adam"}, 2), ({"optimizer": "adamw"}, 2), ({"optimizer": "muon"}, 2)],
+)  # fmt: skip
 def test_states_of_optimizers(options: dict[str, Any], states: int) -> None:
-    assert optimizer_states(TrainConfig(steps=1, **options)) == states
+    """The number that is known without an optimizer, and what an optimizer holds after an update."""
+    config = TrainConfig(steps=1, **options)
+    assert optimizer_states(config) == states == count_states(config)
+
+
+def test_states_of_an_optimizer_of_ones_own() -> None:
+    register("optimizer", "three")(lambda groups, options: Three(groups, {"lr": options.learning_rate}))
+    try:
+        config = TrainConfig(steps=1, optimizer="three")
+        assert optimizer_states(config) == 3
+    finally:
+        unregister("optimizer", "three")
+
+
+class Three(torch.optim.Optimizer):
+    """Holds three numbers for each parameter."""
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter] = {"all": torch.zeros(3, *parameter.shape)}
+
+
+def count_states(options: TrainConfig) -> float:
+    parameter = torch.nn.Parameter(torch.ones(7))
+    parameter.grad = torch.ones(7)
+    optimizer = make_optimizer(options.optimizer, [{"params": [parameter]}], options)
+    optimizer.step()
+    sizes = [state.numel() for state in optimizer.state[parameter].values() if state is not None and state.ndim]
+    return sum(sizes) / 7

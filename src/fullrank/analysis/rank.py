@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.special import xlogy
 from torch import Tensor, nn
 
 from fullrank.core.config import AdaptiveConfig, MixtureConfig
@@ -60,6 +59,8 @@ def effective_rank(singular_values: np.ndarray) -> np.ndarray:
 
     singular_values (..., R) -> (...).
     """
+    from scipy.special import xlogy  # a long import, for measurements alone
+
     q = singular_values / singular_values.sum(-1, keepdims=True)
     entropy: np.ndarray = -xlogy(q, q).sum(-1)
     return np.exp(entropy)
