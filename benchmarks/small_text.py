@@ -34,8 +34,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from machine import environment
+from small_models import GPT, Size
 
-BLOCK, BATCH, LAYERS, HEADS, WIDTH = 64, 12, 4, 4, 128
+BLOCK, BATCH = 64, 12
+SIZE = Size(4, 128, 4, BATCH, BLOCK)
 LEARNING_RATE, LOWEST, WARMUP = 1e-3, 1e-4, 100
 READINGS = {
     "blocks of 64": {"segment_length": BLOCK},
@@ -43,49 +45,12 @@ READINGS = {
 }
 
 
-class Block(nn.Module):
-    """x + attention(norm x), then x + mlp(norm x)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
-        self.qkv, self.merge = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.grow, self.shrink = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        heads = self.qkv(self.norms[0](x)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)  # (3, B, H, N, D)
-        y = F.scaled_dot_product_attention(*heads, is_causal=True)
-        x = x + self.merge(y.transpose(1, 2).flatten(2))
-        return x + self.shrink(F.gelu(self.grow(self.norms[1](x))))
-
-
-class GPT(nn.Module):
-    """Logits (B, N, V) of the next token. Starts as GPT-2: N(0, 0.02^2), what is added to the residual stream less."""
-
-    def __init__(self, vocabulary: int) -> None:
-        super().__init__()
-        self.tokens, self.positions = nn.Embedding(vocabulary, WIDTH), nn.Embedding(BLOCK, WIDTH)
-        self.blocks, self.norm = nn.ModuleList(Block() for _ in range(LAYERS)), nn.LayerNorm(WIDTH)
-        for name, parameter in self.named_parameters():
-            if parameter.ndim == 2:
-                added = name.endswith(("merge.weight", "shrink.weight"))
-                nn.init.normal_(parameter, std=0.02 / (math.sqrt(2 * LAYERS) if added else 1))
-            elif name.endswith("bias"):
-                nn.init.zeros_(parameter)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        x = self.tokens(ids) + self.positions.weight[: ids.shape[1]]
-        for block in self.blocks:
-            x = block(x)
-        return F.linear(self.norm(x), self.tokens.weight)
-
-
 def train_loop(
     ids: Tensor, vocabulary: int, seconds: float, seed: int, measure: Callable[[GPT], float]
 ) -> tuple[GPT, int, float]:
     """The best weights of the evaluations, the steps, and the CPU seconds of training."""
     torch.manual_seed(seed)
-    model = GPT(vocabulary)
+    model = GPT(vocabulary, SIZE)
     matrices = [p for p in model.parameters() if p.ndim >= 2]
     groups = [{"params": matrices}, {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=(0.9, 0.99), weight_decay=0.1, fused=True)
