@@ -24,7 +24,7 @@ from fullrank.core.config import DropoutConfig
 from fullrank.core.errors import InputError
 from moving import moved
 
-VOCABULARY, WIDTH, HEADS, HEAD_DIM, LAYERS, LENGTH = 11, 10, 3, 4, 2, 7  # no size divides another
+VOCABULARY, WIDTH, HEADS, HEAD_DIM, LAYERS, LENGTH = 11, 10, 4, 6, 2, 7  # differential attention pairs heads
 
 CLUSTERED = {"kind": "adaptive", "cutoffs": [4, 8], "div_val": 2}  # widths 10, 5, 2
 MIXED = {"kind": "mixture_of_softmaxes", "mixtures": 3}
@@ -36,6 +36,9 @@ OUTPUTS: dict[str, dict[str, Any]] = {
     "mixture_of_sigsoftmaxes": MIXED | {"normalize": "sigsoftmax", "latent_dropout": 0.1},
 }
 
+# gates that need more than their name
+GATES: dict[str, Any] = {"exclusive_learned": {"name": "exclusive", "learned": True}}
+
 # ways to attend beside weighted values: what a configuration of each of them says
 MULTILINEAR = {"kind": "multilinear", "cores": 2, "rank": 5}
 ATTENDS: dict[str, dict[str, Any]] = {
@@ -44,6 +47,9 @@ ATTENDS: dict[str, dict[str, Any]] = {
 }
 # they take a score: relative, which is a position term there
 POSITION_TERM = {"weighted", "multilinear"}
+
+# Mixings that start as products with a factor of zero: the other factor has no gradient at the first step.
+FACTORS = {"low_rank"}
 
 # The two mixings of the paper's ablation (§4.4.2) do not start as plain attention; every other stage has to, unless its
 # class says `starts_plain = False`.
@@ -56,8 +62,10 @@ ATTENTION_SLOTS = ("attend", "score", "normalize", "mix", "position", "norm")
 # what goes with everything; without attention weights there is nothing else to normalise, to mix or to score
 PLAIN = {
     "attend": "weighted", "score": "dot_product", "normalize": "softmax", "mix": "none", "position": "sinusoidal",
-    "gate": "none", "qk_norm": "False",
+    "mix_scores": "none", "gate": "none", "qk_norm": "False",
 }  # fmt: skip
+# slots of a weighted configuration alone
+EXTRAS = ("mix_scores", "gate", "qk_norm")
 
 
 def possible(choices: dict[str, str]) -> bool:
@@ -74,7 +82,7 @@ def possible(choices: dict[str, str]) -> bool:
         return True
     if attend not in POSITION_TERM and "relative" in (score, position):
         return False
-    weightless = all(choices.get(slot, PLAIN[slot]) == PLAIN[slot] for slot in ("normalize", "mix", "gate", "qk_norm"))
+    weightless = all(choices.get(slot, PLAIN[slot]) == PLAIN[slot] for slot in ("normalize", "mix", *EXTRAS))
     return weightless and score in (None, "dot_product", "relative") and position not in ("rotary", "alibi", "t5")
 
 
@@ -92,6 +100,7 @@ class Combination:
     initializer: str
     input: str
     output: str
+    mix_scores: str
     gate: str
     norm_type: str
     kv_heads: str
@@ -116,7 +125,9 @@ class Combination:
 
     def config(self, **changes: Any) -> fr.ModelConfig:
         attention: dict[str, Any] = {"score": self.score, "normalize": self.normalize, "mix": self.mix}
-        attention |= {"gate": self.gate, "qk_norm": self.qk_norm == "True"} if self.weighted else {}
+        if self.weighted:
+            attention |= {"mix_scores": self.mix_scores, "gate": GATES.get(self.gate, self.gate)}
+            attention["qk_norm"] = self.qk_norm == "True"
         attention |= ATTENDS.get(self.attend, {"kind": self.attend}) | changes.pop("attention", {})
         settings: dict[str, Any] = {
             "vocab_size": VOCABULARY,
@@ -161,14 +172,15 @@ def slots() -> dict[str, list[str]]:
         "initializer": registry.names("initializer"),
         "input": registry.names("input"),
         "output": sorted({*registry.names("output"), *OUTPUTS}),
-        "gate": ["head", "none"],
+        "mix_scores": sorted({"none", *registry.names("mix_scores")}),
+        "gate": sorted({"none", *registry.names("gate"), *GATES}),
         "norm_type": registry.names("norm_type"),
         "kv_heads": ["1", "all"],
         "qk_norm": ["False", "True"],
     }
 
 
-TURNS = ("activation", "initializer", "input", "output", "gate", "norm_type", "kv_heads", "qk_norm")
+TURNS = ("activation", "initializer", "input", "output", "mix_scores", "gate", "norm_type", "kv_heads", "qk_norm")
 
 
 def every_attention() -> list[Combination]:
@@ -203,11 +215,8 @@ def _turned(attend: str, row: dict[str, str], turns: Iterator[tuple[str, ...]]) 
     """`row` with the next choices of the slots that take turns."""
     others = dict(zip(TURNS, next(turns), strict=True))
     if not possible(row | others | {"attend": attend}):
-        others |= (
-            {"qk_norm": PLAIN["qk_norm"]}
-            if attend == "weighted"
-            else {slot: PLAIN[slot] for slot in ("gate", "qk_norm")}
-        )
+        extras = ("qk_norm",) if attend == "weighted" else EXTRAS
+        others |= {slot: PLAIN[slot] for slot in extras}
     return Combination(**row | others | {"attend": attend})
 
 

@@ -79,7 +79,7 @@ def test_every_stage_passes(number: int) -> None:
     row = rows()[number]
     weighted = "kind" not in row["attention"]
     model = language_model(
-        num_attention_heads=3, head_dim=4, intermediate_size=14, position=row["position"],
+        num_attention_heads=4, head_dim=6, intermediate_size=14, position=row["position"],
         norm="post" if number % 2 else "pre", hidden_act=row["activation"], initializer=row["initializer"],
         memory_length=0 if number % 3 else 6,
         dropout=fr.DropoutConfig(
@@ -91,7 +91,10 @@ def test_every_stage_passes(number: int) -> None:
     )  # fmt: skip
     report = fr.check(model, length=11)
     assert failed(report) == {}
-    assert set(skipped(report)) <= {"starts as plain attention", "memory in segments = one pass"}, skipped(report)
+    allowed = {"starts as plain attention", "memory in segments = one pass"}
+    if row["attention"].get("mix") == "differential":
+        allowed.add("future, by perturbation, parameters scaled")  # the exponentials of lambda overflow
+    assert set(skipped(report)) <= allowed, skipped(report)
     assert ("memory in segments = one pass" in skipped(report)) == (model.memory_length == 0)
     if not weighted:
         assert skipped(report)["starts as plain attention"].startswith("model.attention.kind is multilinear")

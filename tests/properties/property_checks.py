@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fullrank as fr
-from combinations import HEADS, LENGTH, VOCABULARY, Combination, kernels_for, noisy, score_needs, tokens
+from combinations import FACTORS, HEADS, LENGTH, VOCABULARY, Combination, kernels_for, noisy, score_needs, tokens
 from fullrank.training.optimizer import parameter_groups
 
 
@@ -189,8 +189,10 @@ def gradients_reach_every_parameter(combination: Combination, at_start: bool) ->
             least = 0 if at_start else 1e-10  # Transformer-XL starts so small that some are 1e-15 at first
             if at_start and ".project.query." in name and not _reads_query(combination):
                 least = -1  # only mixing reads this query, through a matrix that starts at zero
+            if at_start and ".attend.mix." in name and combination.mix in FACTORS:
+                least = -1
             assert largest > least, f"{name}: gradient {largest:.1e}"
-        if ".attend.mix." in name:
+        if ".attend.mix." in name and not (at_start and combination.mix in FACTORS):
             assert (parameter.grad != 0).all(), f"{name}: no gradient for some of its numbers"
 
 
@@ -209,7 +211,7 @@ def weight_decay_spares_mixing(combination: Combination) -> None:
     decaying = {id(p) for group in groups if group["weight_decay"] > 0 for p in group["params"]}
     assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
     for name, parameter in model.named_parameters():
-        if ".attend.mix." in name or name.endswith(("bias", "norm.weight", ".cores.weight", "_decay")):
+        if ".attend.mix" in name or name.endswith(("bias", "norm.weight", ".cores.weight", "_decay")):
             assert id(parameter) not in decaying, f"{name} decays"
         elif parameter.ndim > 1:
             assert id(parameter) in decaying, f"{name} does not decay"

@@ -19,6 +19,7 @@ from fullrank.core.kinds import Mix, Normalize, Score
 
 ATTENTION = combinations.every_attention()
 PAIRS = combinations.pairwise()
+PLAIN_GATES = {"head", "elementwise", "exclusive_learned"}
 PLAIN_STARTS = [c for c in ATTENTION if c.mix != "none" and combinations.starts_plain(c.mix)]
 
 every_attention = pytest.mark.parametrize("combination", combinations.tiered(ATTENTION))
@@ -63,9 +64,10 @@ IMPOSSIBLE = {
     ("score", "position"): 6 + 3,  # relative with another one, either way
     ("attend", "score"): 2 + 3,  # the synthesizers, and the position term with decayed sums
     ("attend", "normalize"): 2 * 1,
-    ("attend", "mix"): 2 * 4,
+    ("attend", "mix"): 2 * 7,
+    ("attend", "mix_scores"): 2 * 1,
+    ("attend", "gate"): 2 * 4,
     ("attend", "position"): 2 * 3 + 1,  # what acts on scores, and relative with decayed sums
-    ("attend", "gate"): 2 * 1,
     ("attend", "qk_norm"): 2 * 1,
     ("score", "qk_norm"): 2 * 1,  # the synthesizers read no keys
 }
@@ -100,7 +102,7 @@ def test_starts_as_plain_attention(combination: Combination) -> None:
     checks.starts_as_plain_attention(combination)
 
 
-@pytest.mark.parametrize("combination", combinations.sparse([c for c in ATTENTION if c.gate == "head"], 20))
+@pytest.mark.parametrize("combination", combinations.sparse([c for c in ATTENTION if c.gate in PLAIN_GATES], 20))
 def test_gates_start_as_plain_attention(combination: Combination) -> None:
     checks.gates_start_as_plain_attention(combination)
 
@@ -176,6 +178,7 @@ def _belongs_to(slot: str) -> Callable[[str], bool]:
         "initializer": (),
         "input": ("embedding.",),
         "output": ("output.",),
+        "mix_scores": (".attend.mix_scores.",),
         "gate": (".attention.gate.",),
         "norm_type": ("_norm.",),
         "kv_heads": (".project.key.", ".project.value.", ".project.relative."),
@@ -187,7 +190,7 @@ def _belongs_to(slot: str) -> Callable[[str], bool]:
 @functools.cache
 def shapes_of(combination: Combination) -> dict[str, torch.Size]:
     with torch.device("meta"):
-        model = fr.LanguageModel(combination.config(head_dim=None, hidden_size=12, num_hidden_layers=1))
+        model = fr.LanguageModel(combination.config(head_dim=None, hidden_size=24, num_hidden_layers=1))
     return {name: tensor.shape for name, tensor in model.state_dict().items()}
 
 

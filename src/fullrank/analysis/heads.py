@@ -126,6 +126,9 @@ class KeptHeads(Mixing):
             return torch.diag(keep)
         return matrix * keep
 
+    def finish(self, out: Tensor) -> Tensor:
+        return self.mix.finish(out)
+
 
 def heads(model: nn.Module | LoadedModel, input_ids: Tensor | Iterable[Tensor]) -> Heads:
     """Ablate each head of `model` in turn; change of perplexity over texts, and similarity of heads.

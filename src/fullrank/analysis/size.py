@@ -24,9 +24,10 @@ from fullrank.core.config import ModelConfig, MultiLinearConfig, stage_name
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.encoder import MaskedLanguageModel
 from fullrank.core.errors import InputError
+from fullrank.core.mixers import Gate
 from fullrank.core.multilinear import MultiLinear
 from fullrank.core.score import DenseSynthesizer
-from fullrank.core.stages import HeadGate, Projection
+from fullrank.core.stages import Projection
 from fullrank.core.translator import Translator
 from fullrank.kernels.multilinear import Size, multiply_adds
 from fullrank.training.optimizer import make_optimizer
@@ -35,7 +36,7 @@ SENTENCE = 25  # tokens: about the mean of IWSLT 2014, where the length of trans
 Model = TypeVar("Model")
 
 _PARTS = (  # first match wins
-    ("mixing", (".attend.mix.",)),
+    ("mixing", (".attend.mix.", ".attend.mix_scores.")),
     # u and v, which all layers share
     ("attention", (".attention.", ".cross_attention.", "position.biases.")),
     ("feed_forward", (".feed_forward.",)),
@@ -341,8 +342,10 @@ def _matrices(model: nn.Module) -> int:
     """Numbers of the matrices that each token is multiplied with, the vocabulary's apart."""
     count = 0
     for module in model.modules():
-        if isinstance(module, nn.Linear | HeadGate):
+        if isinstance(module, nn.Linear):
             count += module.weight.numel()
+        elif isinstance(module, Gate):
+            count += sum(parameter.numel() for parameter in module.parameters() if parameter.ndim > 1)
         elif isinstance(module, DenseSynthesizer):
             count -= module.to_positions.weight.numel()  # counted key by key, with the scores
         elif isinstance(module, Projection) and module.key is not None and not module.reads_keys:

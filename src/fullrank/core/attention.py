@@ -1,6 +1,7 @@
 """One block: attention and feed-forward, each in a residual line, with the norm before or after.
 
-Attention: project -> permute heads -> score -> mask -> normalize -> mix -> dropout -> weighted values -> gate -> merge.
+Attention: project -> permute heads -> score -> mix scores -> mask -> normalize -> mix -> dropout -> weighted values -> gate
+-> merge.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from .embedding import Rotary
 from .engine import Problem
 from .errors import ConfigError, InputError
 from .layout import Layout
+from .mixers import Gate, ScoreMixing
 from .registry import contract, register
 from .stages import (
-    HeadGate,
     Heads,
     HeadSize,
     Mixing,
@@ -35,7 +36,6 @@ from .stages import (
     StochasticCrossHead,
     build_stage,
     make_norm,
-    mix_heads,
     repeat_heads,
 )
 from .trace import LayerTrace, Trace
@@ -76,7 +76,7 @@ class Attend(nn.Module):
 
 @register("attend", "weighted")
 class WeightedValues(Attend):
-    """O_i = dropout(mix(normalize(mask(score(Q_i, K_i))))) V_i  (Mixhead Eq. 9, 10, 12).
+    """O_i = dropout(mix(normalize(mask(mix_scores(score(Q_i, K_i)))))) V_i  (Mixhead Eq. 9, 10, 12).
 
     Heads (query (B, H, N, D), keys and values (B, H, M, D)) -> (B, H, N, D).
     Dropout comes after mixing, as in the released Mixhead code. `forward` is the definition; it asks faster engines first.
@@ -87,6 +87,7 @@ class WeightedValues(Attend):
         super().__init__()
         self.size = size
         self.score: Score = build_stage("score", config.score, size)
+        self.mix_scores: ScoreMixing | None = build_stage("mix_scores", config.mix_scores, size)
         self.normalize: Normalizer = build_stage("normalize", config.normalize, size)
         self.mix: Mixing = build_stage("mix", config.mix, size)
         self.dropout, self.max_length, self.stride = dropout, self.score.max_length, config.stride
@@ -98,16 +99,18 @@ class WeightedValues(Attend):
         mixing = self.mix.matrix(heads.query)
         problem = "a trace asks for attention weights" if trace is not None else self.problem(heads, layout, mixing)
         if (out := engine.load().attend(problem)) is not None:
-            return out
+            return self.mix.finish(out)
         scores = self.scores(heads, layout)
+        if self.mix_scores is not None:
+            scores = self.mix_scores(scores, heads, layout)
         if not layout.unrestricted:
             scores = scores.masked_fill(~layout.visible(), float("-inf"))
         weights = self.normalize(scores)
-        mixed = mix_heads(weights, mixing)
+        mixed = self.mix.mix_weights(weights, mixing, heads)
         if trace is not None:
             trace.layers.append(LayerTrace(weights, mixed, mixing, self.mix.learned, heads.values))
         dropped = dropout(mixed, self.dropout) if self.training else mixed
-        return dropped.to(heads.values.dtype) @ heads.values
+        return self.mix.finish(dropped.to(heads.values.dtype) @ heads.values)
 
     def view(self, layout: Layout) -> Layout:
         return self.score.view(layout if self.stride is None else replace(layout, stride=self.stride))
@@ -123,6 +126,10 @@ class WeightedValues(Attend):
         terms = self.score.terms(*self._select_heads(heads), layout)
         if isinstance(terms, str):
             return terms
+        if self.mix_scores is not None:
+            return f"no engine mixes scores before the softmax, as {type(self.mix_scores).__name__} does"
+        if self.mix.reason is not None:
+            return self.mix.reason
         if self.normalize.engine is None:
             return f"no engine knows the normaliser {type(self.normalize).__name__}"
         query, keys, scale, distances = terms
@@ -145,7 +152,7 @@ class Attention(nn.Module):
     x (B, N, E), source (B, M, E) -> (B, N, E).  `source` defaults to x (self-attention, causal unless a layout says
     otherwise); with another source and no layout every query sees every key (cross-attention).
     Built from a `ModelConfig`, or from an `AttentionConfig` and the sizes it lacks. The size of a head is independent of
-    the width E. Raises ConfigError if a size is missing, or given twice.
+    the width E. layer: its number in a stack, from 0. Raises ConfigError if a size is missing, or given twice.
     """
 
     def __init__(
@@ -157,6 +164,7 @@ class Attention(nn.Module):
         head_dim: int | None = None,
         dropout: float | None = None,
         max_position_embeddings: int | None = None,
+        layer: int = 0,
     ) -> None:
         super().__init__()
         sizes: dict[str, Any] = {
@@ -177,7 +185,8 @@ class Attention(nn.Module):
         width = model.head_dim
         assert width is not None  # resolved by ModelConfig
         groups = model.num_attention_heads // (model.num_key_value_heads or model.num_attention_heads)
-        size = HeadSize(model.num_attention_heads, width, model.hidden_size, model.max_position_embeddings, groups)
+        longest = model.max_position_embeddings
+        size = HeadSize(model.num_attention_heads, width, model.hidden_size, longest, groups, layer)
         weighted = config if isinstance(config, WeightedConfig) else None
         rotary = Rotary(width, model.rope_theta) if model.position == "rotary" else None
         self.hidden_size, self.position = size.hidden_size, model.position
@@ -189,7 +198,7 @@ class Attention(nn.Module):
             self.attend.size, config.bias, rotary, self.attend.needs, drops.projection, drops.locked, norm
         )
         self.permute = StochasticCrossHead(0.0 if weighted is None else weighted.cross_head)
-        self.gate = HeadGate(size) if weighted is not None and weighted.gate == "head" else None
+        self.gate: Gate | None = build_stage("gate", "none" if weighted is None else weighted.gate, size)
         self.merge = self.attend.merge(config.bias)
 
     def forward(
@@ -228,10 +237,11 @@ class Attention(nn.Module):
             heads, after = self._heads(x, source, layout, past, kept is not None)
             permuted = self.permute(heads.keys, heads.values, heads.relative)
             repeated = (repeat_heads(part, self.project.groups) for part in permuted)
-            out = self.attend(Heads(heads.query, heads.scored, *repeated), layout, trace)
+            heads = Heads(heads.query, heads.scored, *repeated)
+            out = self.attend(heads, layout, trace)
+            out = out if self.gate is None else self.gate(x, out, heads.values)
         if kept is not None and after is not None:
             kept.append(after)
-        out = out if self.gate is None else self.gate(x, out)
         merged: Tensor = self.merge(out.transpose(1, 2).flatten(2))  # (B, H, N, D) -> (B, N, E)
         return merged
 
@@ -304,9 +314,9 @@ class Block(nn.Module):
     """Pre-norm: x + f(norm(x)); post-norm: norm(x + f(x)); f is attention, then cross-attention if there is a source, then
     feed-forward.  (B, N, E) -> (B, N, E)."""
 
-    def __init__(self, config: ModelConfig, cross: ModelConfig | None = None) -> None:
+    def __init__(self, config: ModelConfig, cross: ModelConfig | None = None, layer: int = 0) -> None:
         super().__init__()
-        self.attention = Attention(config)
+        self.attention = Attention(config, layer=layer)
         self.feed_forward = FeedForward(config)
         self.attention_norm = make_norm(config)
         self.feed_forward_norm = make_norm(config)
@@ -314,7 +324,7 @@ class Block(nn.Module):
         self.pre_norm = config.norm == "pre"
         self.cross_attention: Attention | None = None
         if cross is not None:
-            self.cross_attention = Attention(cross)
+            self.cross_attention = Attention(cross, layer=layer)
             self.cross_attention_norm = make_norm(config)
 
     def forward(

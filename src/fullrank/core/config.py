@@ -316,8 +316,7 @@ class ModelConfig(Section):
     def _attentions(self) -> tuple[AttentionConfig, AttentionConfig, AttentionConfig]:
         """Attention of the encoder, of the decoder, and from the decoder to the source."""
         encoder, decoder = self.encoder or EncoderConfig(), self.decoder or DecoderConfig()
-        score = self.attention.score if stage_name(self.attention.score) == "dot_product" else "dot_product"
-        cross = decoder.cross or replace(self.attention, score=score).with_known(pattern="full", stride=None)
+        cross = decoder.cross or self.attention.across()
         if decoder.released_cross and isinstance(cross, WeightedConfig):
             cross = replace(cross, mix="none")
         return (
@@ -370,11 +369,12 @@ class ModelConfig(Section):
         distances = {
             "score": stage_name(cross.score) != "dot_product",
             "pattern": isinstance(cross, WeightedConfig) and cross.stride is not None,
+            "gate": isinstance(cross, WeightedConfig) and stage_name(cross.gate) == "exclusive",
             "output_map": isinstance(cross, MultiLinearConfig) and not cross.tied_to_length,
         }
         lines += [
-            f"model.decoder.cross.{name}: '{stage_name(getattr(cross, name))}' reads positions or distances, which two texts "
-            "do not share; use score: dot_product, pattern: full, output_map: pairs"
+            f"model.decoder.cross.{name}: '{stage_name(getattr(cross, name))}' reads positions, distances or own values, "
+            "which two texts do not share; use score: dot_product, pattern: full, gate: none, output_map: pairs"
             for name, reads in distances.items()
             if reads
         ]

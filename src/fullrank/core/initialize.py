@@ -18,6 +18,7 @@ from . import registry
 from .attention import Attention
 from .draws import draw_apart
 from .embedding import AdaptiveInput, Learned, RelativeBiases, RelativeKeys, T5Bias, TensorTrainInput, TokenEmbedding
+from .mixers import ScoreMixing
 from .multilinear import MultiLinear
 from .output import AdaptiveSoftmax, Latents, SoftmaxOutput
 from .registry import register
@@ -192,7 +193,7 @@ def initialize(model: nn.Module, name: str) -> None:
     for module in model.modules():
         initializer(module)
     for module in model.modules():  # last, one after the other: no other parameter moves, and no two layers are alike
-        if isinstance(module, Mixing):
+        if isinstance(module, Mixing | ScoreMixing):
             module.draw()
         elif isinstance(module, Latents):
             module.reset_residual()

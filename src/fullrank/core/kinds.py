@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from .section import Allowed, ByKind, Positive, Probability, Rate, Section, Size, Slot, Stage, key
+from .section import Allowed, ByKind, Positive, Probability, Rate, Section, Size, Slot, Stage, key, stage_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +46,20 @@ class LearnedMixingOptions(Section):
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class LowRankMixingOptions(Section):
+    """Options of low-rank mixing."""
+
+    rank: Size = key(2, "rank R of what is added to the identity")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExclusiveOptions(Section):
+    """Options of exclusive self-attention."""
+
+    learned: bool = key(False, "how much of the own value each head leaves out is learned, from nothing")
+
+
 Score = Annotated[
     Stage,
     Slot(
@@ -64,10 +78,15 @@ Mix = Annotated[
         "none",
         "average",
         "random",
+        "differential",
+        talking_heads=LearnedMixingOptions,
         position_independent=LearnedMixingOptions,
         position_wise=LearnedMixingOptions,
+        low_rank=LowRankMixingOptions,
     ),
 ]
+MixScores = Annotated[Stage, Slot("mix_scores", "none", "talking_heads")]
+Gate = Annotated[Stage, Slot("gate", "none", "head", "elementwise", exclusive=ExclusiveOptions)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,10 +117,16 @@ class AttentionConfig(ByKind):
         """This attention over a text of which every token is visible."""
         return self
 
+    def across(self) -> AttentionConfig:
+        """This attention over another text than the queries', without what reads distances or the query's own value."""
+        score = self.score if stage_name(self.score) == "dot_product" else "dot_product"
+        return replace(self, score=score)
+
 
 @dataclass(frozen=True, kw_only=True)
 class WeightedConfig(AttentionConfig, built_in=True):
-    """The attention pipeline: project -> permute heads -> score, mask, normalize, mix, dropout, weighted values, gate -> merge.
+    """The attention pipeline: project -> permute heads -> score, mix scores, mask, normalize, mix, dropout, weighted values,
+    gate -> merge.
 
     `pattern: strided` is the merged head of the Sparse Transformer (Child et al. 2019, §4.3): a query sees the keys that are
     at most `stride` tokens away and those whose distance is a multiple of it, of those that it would see otherwise.
@@ -109,16 +134,21 @@ class WeightedConfig(AttentionConfig, built_in=True):
 
     kind: str = "weighted"
     normalize: Normalize = key("softmax", "scores to weights that sum to one")
+    mix_scores: MixScores = key("none", "exchange of scores between heads and tokens, before the softmax")
     mix: Mix = key("none", "exchange of attention between heads (Mixhead)")
     qk_norm: bool = key(False, "RMS norms over each head's queries and keys, before rotary positions (Qwen3)")
     cross_head: Probability = key(0.0, "probability beta of permuted heads in training (Skip Cross-head §2.2)")
-    gate: Literal["none", "head"] = key("none", "head: each query scales each head's output (Qiu et al. 2025)")
+    gate: Gate = key("none", "what each query does to the heads' output (Qiu et al. 2025, Zhai 2026)")
     pattern: Literal["full", "strided"] = key(
         "full", "the keys that a query sees: all, or those at a stride", needs={"strided": "stride"}
     )
     stride: Size | None = key(
         None, "stride of pattern strided, near the square root of the length", needs="pattern=strided"
     )
+
+    def across(self) -> AttentionConfig:
+        gate = "none" if stage_name(self.gate) == "exclusive" else self.gate
+        return super().across().with_known(pattern="full", stride=None, gate=gate)
 
 
 @dataclass(frozen=True, kw_only=True)

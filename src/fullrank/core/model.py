@@ -128,7 +128,7 @@ class Layers(Model):
         self.position = registry.lookup("position", config.position)(config)
         self.embedding_dropout = make_dropout(config.dropout.embedding, config.dropout.locked)
         parts = [config.get_layer_config(layer) for layer in range(config.num_hidden_layers)]
-        self.blocks = nn.ModuleList(Block(part, cross) for part in parts)
+        self.blocks = nn.ModuleList(Block(part, cross, layer) for layer, part in enumerate(parts))
         if self.position.biases is not None:
             for block in self.blocks:
                 block.attention.attend.use_shared_biases()

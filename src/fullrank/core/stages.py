@@ -28,6 +28,7 @@ class HeadSize:
     """H attention heads of D dimensions over a model of width E, sequences of at most `max_length` tokens.
 
     groups: H / G, the heads of queries that read each of the G heads of keys and values.
+    layer: the number of the layer in its stack, from 0.
     """
 
     num_heads: int
@@ -35,11 +36,17 @@ class HeadSize:
     hidden_size: int
     max_length: int
     groups: int = 1
+    layer: int = 0
 
 
 def build_stage(slot: str, stage: Stage, size: HeadSize) -> Any:
-    """The module that `stage` names, built for `size`; its options fill the class's nested `Config`, if it has one."""
+    """The module that `stage` names, built for `size`; its options fill the class's nested `Config`, if it has one.
+
+    None for a name that stands for no module.
+    """
     kind: Any = registry.lookup(slot, stage_name(stage), f"model.attention.{slot}")
+    if kind is None:
+        return None
     return kind(kind.Config(**stage_options(stage)) if kind.Config else None, size)
 
 
@@ -351,15 +358,21 @@ def mix_heads(weights: Tensor, matrix: Tensor | None) -> Tensor:
 class Mixing(nn.Module):
     """Contract of a mixing, built from `(config, size)`; `config` is None for a mixing without a `Config` of its own.
 
+    A mixing is its matrix, or else it gives `reason` and `mix_weights`, and the definition computes it.
+
     needs: ("query",) if the matrix depends on the query; otherwise no query has to be projected for it.
     starts_plain: the matrix is I before training, if no option says otherwise.
     no_weight_decay: decay would pull the matrix towards zero, not towards plain attention.
+    reason: why no engine mixes these weights; None for a matrix.
+    injectable: it goes into models of Hugging Face, whose weights alone are mixed.
     """
 
     Config: ClassVar[type | None] = None
     needs: ClassVar[tuple[str, ...]] = ("query",)
     starts_plain: ClassVar[bool] = True
     no_weight_decay: ClassVar[bool] = True
+    reason: str | None = None
+    injectable: ClassVar[bool] = True
 
     def __init__(self, config: Any = None, size: HeadSize | None = None) -> None:
         super().__init__()
@@ -371,6 +384,14 @@ class Mixing(nn.Module):
         is the part that all positions share.
         """
         raise NotImplementedError(f"{type(self).__name__} has no matrix(query)")
+
+    def mix_weights(self, weights: Tensor, matrix: Tensor | None, heads: Heads) -> Tensor:
+        """Weights P (B, H, N, M) -> P' (B, H, N, M); `matrix` is that of the query."""
+        return mix_heads(weights, matrix)
+
+    def finish(self, out: Tensor) -> Tensor:
+        """What follows the weighted values (B, H, N, D), of the same shape."""
+        return out
 
     @property
     def learned(self) -> bool:
@@ -510,21 +531,3 @@ class AverageHeads(Mixing):
         if query is None:  # 1/H exactly, whatever dtype the weights have
             return torch.full(size, 1 / self.num_heads, dtype=torch.float64, device="cpu")
         return query.new_full(size, 1 / self.num_heads)
-
-
-class HeadGate(nn.Module):
-    """Output gate: each query scales the output of each head (Qiu et al. 2025, arXiv 2505.06708, headwise, after the values).
-
-        O'_i(n) = 2 sigmoid(w_i x_n) O_i(n)
-
-    x (B, N, E), heads (B, H, N, D) -> (B, H, N, D).  weight w (H, E) starts at 0, where every gate is 1: plain attention.
-    Differs from the paper: the factor 2, without which heads start at half of their output.
-    """
-
-    def __init__(self, size: HeadSize) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(size.num_heads, size.hidden_size))
-
-    def forward(self, x: Tensor, heads: Tensor) -> Tensor:
-        gates = 2 * torch.sigmoid(F.linear(x, self.weight))  # (B, N, H)
-        return heads * gates.transpose(1, 2)[..., None].to(heads.dtype)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.utils import ModelOutput
 
+from fullrank.core import registry
 from fullrank.core.config import MixtureConfig, OutputConfig, Stage, WeightedConfig, stage_name
 from fullrank.core.engine import Cluster, Components
 from fullrank.core.errors import InputError
@@ -59,6 +60,11 @@ def inject(model: Any, *, mix: Stage = "none", normalize: Stage = "softmax", cro
     Raises InputError for a model that cannot be injected into, or has been already, ConfigError for unknown words.
     """
     WeightedConfig(mix=mix, normalize=normalize, cross_head=cross_head)
+    if not registry.lookup("mix", stage_name(mix)).injectable:
+        raise InputError(
+            f"inject: mix '{stage_name(mix)}' is more than a matrix of mixed weights and would change a trained model; give "
+            "'position_wise', 'position_independent' or 'low_rank', or train it from scratch"
+        )
     mixture = None if output is None else mixture_settings(output)
     weights_change = _changes_weights(mix, normalize)
     attends = weights_change or bool(cross_head)

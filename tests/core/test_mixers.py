@@ -1,0 +1,237 @@
+"""Each mixer beside those of Mixhead against its equation, written again over single heads, with all gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import fullrank as fr
+from fullrank.core.errors import ConfigError
+from moving import moved
+
+B, N, E, H, D = 2, 7, 10, 4, 6
+
+Maps = list[Tensor]  # one tensor (B, N, M) or (B, N, D) for each head
+
+
+def layer_of(heads: int = H, layer: int = 0, **attention: Any) -> fr.Attention:
+    torch.manual_seed(3)
+    made = fr.Attention(
+        fr.AttentionConfig(**attention), hidden_size=E, num_attention_heads=heads, head_dim=D, layer=layer
+    )
+    return moved(made.double())
+
+
+def projected(linear: torch.nn.Linear, x: Tensor) -> Maps:
+    return list(F.linear(x, linear.weight, linear.bias).split(D, dim=-1))
+
+
+def softmax_of(scores: Tensor) -> Tensor:
+    """Over the keys that are not later than the query."""
+    later = torch.arange(scores.shape[2])[None] > torch.arange(scores.shape[1])[:, None]
+    return torch.softmax(scores.masked_fill(later, float("-inf")), -1)
+
+
+def by_hand(
+    layer: fr.Attention,
+    x: Tensor,
+    scores: Callable[[Any, Maps], Maps] = lambda layer, maps: maps,
+    weights: Callable[[Any, Maps], Maps] = lambda layer, maps: maps,
+    outputs: Callable[[Any, Tensor, Maps, Maps], Maps] = lambda layer, x, maps, values: maps,
+) -> Tensor:
+    """Causal attention head by head: what is done to scores, to weights and to outputs is handed in."""
+    query, keys, values = (projected(getattr(layer.project, name), x) for name in ("query", "key", "value"))
+    maps = scores(layer, [q @ k.mT / math.sqrt(D) for q, k in zip(query, keys, strict=True)])
+    maps = weights(layer, [softmax_of(one) for one in maps])
+    heads = outputs(layer, x, [p @ v for p, v in zip(maps, values, strict=True)], values)
+    return F.linear(torch.cat(heads, -1), layer.merge.weight, layer.merge.bias)
+
+
+def combined(maps: Maps, matrix: Tensor) -> Maps:
+    """Head i is sum_j matrix_ji of head j."""
+    return [sum(matrix[j, i] * one for j, one in enumerate(maps)) for i in range(len(maps))]  # type: ignore[misc]
+
+
+def talking_scores(layer: Any, maps: Maps) -> Maps:
+    return combined(maps, layer.attend.mix_scores.mixing)
+
+
+def talking_weights(layer: Any, maps: Maps) -> Maps:
+    return combined(maps, layer.attend.mix.mixing)
+
+
+def low_rank(layer: Any, maps: Maps) -> Maps:
+    left, right = layer.attend.mix.left, layer.attend.mix.right
+    together = [sum(left[j, r] * one for j, one in enumerate(maps)) for r in range(left.shape[1])]
+    return [one + sum(right[i, r] * part for r, part in enumerate(together)) for i, one in enumerate(maps)]
+
+
+def differences(layer: Any, maps: Maps) -> Maps:
+    q1, k1, q2, k2 = layer.attend.mix.vectors
+    amount = torch.exp(q1 @ k1) - torch.exp(q2 @ k2) + 0.8 - 0.6 * math.exp(-0.3 * layer.attend.size.layer)
+    pairs = [maps[i] - amount * maps[i + 1] for i in range(0, len(maps), 2)]
+    return [pair for pair in pairs for _ in range(2)]
+
+
+def norm_of_pairs(layer: Any, x: Tensor, maps: Maps, values: Maps) -> Maps:
+    scale = 1 - (0.8 - 0.6 * math.exp(-0.3 * layer.attend.size.layer))
+    heads: Maps = []
+    for i in range(0, len(maps), 2):
+        wide = torch.cat(maps[i : i + 2], -1)
+        normed = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * layer.attend.mix.weight * scale
+        heads += normed.split(D, -1)
+    return heads
+
+
+def gate_by_head(layer: Any, x: Tensor, maps: Maps, values: Maps) -> Maps:
+    return [2 / (1 + torch.exp(-(x @ w)))[..., None] * one for w, one in zip(layer.gate.weight, maps, strict=True)]
+
+
+def gate_by_number(layer: Any, x: Tensor, maps: Maps, values: Maps) -> Maps:
+    parts = layer.gate.weight.split(D)
+    return [2 / (1 + torch.exp(-(x @ w.mT))) * one for w, one in zip(parts, maps, strict=True)]
+
+
+def exclusive(layer: Any, x: Tensor, maps: Maps, values: Maps) -> Maps:
+    amount = layer.gate.amount if layer.gate.amount is not None else torch.ones(len(maps))
+    shares = [(o * v).sum(-1, keepdim=True) / (v * v).sum(-1, keepdim=True) for o, v in zip(maps, values, strict=True)]
+    return [o - a * s * v for o, a, s, v in zip(maps, amount, shares, values, strict=True)]
+
+
+# name -> the section of attention, and what the equation does to scores, weights and outputs
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "plain": ({}, {}),
+    "talking heads, scores": ({"mix_scores": "talking_heads"}, {"scores": talking_scores}),
+    "talking heads": (
+        {"mix_scores": "talking_heads", "mix": "talking_heads"},
+        {"scores": talking_scores, "weights": talking_weights},
+    ),
+    "low rank": ({"mix": {"name": "low_rank", "rank": 3}}, {"weights": low_rank}),
+    "differential": ({"mix": "differential"}, {"weights": differences, "outputs": norm_of_pairs}),
+    "gate of heads": ({"gate": "head"}, {"outputs": gate_by_head}),
+    "gate of numbers": ({"gate": "elementwise"}, {"outputs": gate_by_number}),
+    "exclusive": ({"gate": "exclusive"}, {"outputs": exclusive}),
+    "exclusive, learned": ({"gate": {"name": "exclusive", "learned": True}}, {"outputs": exclusive}),
+    "all of them": (
+        {"mix_scores": "talking_heads", "mix": "low_rank", "gate": "elementwise"},
+        {"scores": talking_scores, "weights": low_rank, "outputs": gate_by_number},
+    ),
+}
+
+
+def gradients(out: Tensor, layer: fr.Attention, x: Tensor) -> dict[str, Tensor]:
+    named = {"x": x, **dict(layer.named_parameters())}
+    cotangent = torch.randn(out.shape, generator=torch.Generator().manual_seed(9), dtype=out.dtype)
+    return dict(zip(named, torch.autograd.grad(out, list(named.values()), cotangent), strict=True))
+
+
+@pytest.mark.parametrize("kernel", ["auto", "reference"])
+@pytest.mark.parametrize("name", CASES)
+def test_is_its_equation_with_all_gradients(name: str, kernel: str) -> None:
+    attention, steps = CASES[name]
+    layer, x = layer_of(layer=3, **attention), torch.randn(B, N, E, dtype=torch.float64, requires_grad=True)
+    expected = by_hand(layer, x, **steps)
+    with fr.kernel(kernel):
+        out = layer(x)
+    assert torch.allclose(out, expected, atol=1e-12)
+    computed = gradients(out, layer, x)
+    for key, gradient in gradients(expected, layer, x).items():
+        assert torch.allclose(computed[key], gradient, atol=1e-10), f"gradient of {key}"
+
+
+@pytest.mark.parametrize("name", sorted(set(CASES) - {"differential", "exclusive", "plain"}))
+def test_starts_as_plain_attention(name: str) -> None:
+    def build(**attention: Any) -> fr.Attention:
+        torch.manual_seed(3)
+        return fr.Attention(fr.AttentionConfig(**attention), hidden_size=E, num_attention_heads=H, head_dim=D)
+
+    x = torch.randn(B, N, E)
+    with torch.no_grad(), fr.kernel("reference"):
+        assert torch.equal(build(**CASES[name][0])(x), build()(x))
+
+
+def test_differential_attention_is_the_released_code() -> None:
+    """microsoft/unilm Diff-Transformer/multihead_diffattn.py: H/2 heads, whose values are 2 D wide, and its order of rows."""
+    layer, x = layer_of(layer=2, mix="differential"), torch.randn(B, N, E, dtype=torch.float64)
+    project, mix = layer.project, layer.attend.mix
+    query = project.query(x).view(B, N, H, D).transpose(1, 2)
+    keys = project.key(x).view(B, N, H, D).transpose(1, 2)
+    values = project.value(x).view(B, N, H // 2, 2 * D).transpose(1, 2)
+    maps = softmax_of((query @ keys.mT * D**-0.5).flatten(0, 1)).view(B, H // 2, 2, N, N)
+    q1, k1, q2, k2 = mix.vectors
+    lambda_init = 0.8 - 0.6 * math.exp(-0.3 * 2)
+    amount = (q1 * k1).sum().exp() - (q2 * k2).sum().exp() + lambda_init
+    out = (maps[:, :, 0] - amount * maps[:, :, 1]) @ values
+    out = F.rms_norm(out, (2 * D,), mix.weight, eps=1e-5) * (1 - lambda_init)
+    expected = layer.merge(out.transpose(1, 2).reshape(B, N, H * D))
+    assert torch.allclose(layer(x), expected, atol=1e-12)
+
+
+def test_differential_attention_takes_pairs() -> None:
+    with pytest.raises(ConfigError, match=r"num_attention_heads must be even, given 3"):
+        layer_of(heads=3, mix="differential")
+
+
+def test_exclusive_outputs_are_orthogonal_to_own_values() -> None:
+    layer, x = layer_of(gate="exclusive"), torch.randn(B, N, E, dtype=torch.float64)
+    outputs: list[Tensor] = []
+    layer.gate.register_forward_hook(lambda module, arguments, out: outputs.append(out))
+    layer(x)
+    values = layer.project.split(layer.project.value(x))
+    assert (outputs[0] * values).sum(-1).abs().max() < 1e-12
+    assert outputs[0][:, :, 0].abs().max() < 1e-12  # the first token sees nothing but itself
+
+
+def test_layers_start_otherwise_and_leave_other_draws() -> None:
+    sizes: dict[str, Any] = {"vocab_size": 5, "hidden_size": 8, "num_hidden_layers": 3, "num_attention_heads": 2}
+    torch.manual_seed(1)
+    model = fr.LanguageModel(fr.ModelConfig(**sizes, attention=fr.AttentionConfig(mix="low_rank")))
+    after = torch.randn(3)
+    first, second, third = (block.attention.attend.mix.left for block in model.blocks)
+    assert not torch.equal(first, second)
+    assert not torch.equal(second, third)
+    torch.manual_seed(1)
+    fr.LanguageModel(fr.ModelConfig(**sizes))
+    assert torch.equal(torch.randn(3), after)
+
+
+# -- identities ------------------------------------------------------------------------------------------------------
+
+
+def test_mixhead_a_gives_every_map_a_value_output_map() -> None:
+    """sum_i W_o^i sum_j m_ji P_j V_i = sum_j P_j X (sum_i m_ji W_v^i W_o^i): H maps over the H shared ones, of rank up to E."""
+    layer, x = layer_of(mix="position_independent", bias=False), torch.randn(B, N, E, dtype=torch.float64)
+    query, keys = projected(layer.project.query, x), projected(layer.project.key, x)
+    into = layer.project.value.weight.split(D)  # (D, E) each
+    outof = layer.merge.weight.split(D, dim=1)  # (E, D) each
+    maps = [sum(layer.attend.mix.mixing[j, i] * outof[i] @ into[i] for i in range(H)) for j in range(H)]
+    expected = sum(softmax_of(q @ k.mT / math.sqrt(D)) @ x @ m.mT for q, k, m in zip(query, keys, maps, strict=True))
+    assert torch.allclose(layer(x), expected, atol=1e-12)
+    assert all(int(torch.linalg.matrix_rank(one)) == E > D for one in maps)
+    shared = [o @ v for o, v in zip(outof, into, strict=True)]
+    assert all(int(torch.linalg.matrix_rank(one)) == D for one in shared)
+
+
+def test_mixed_projections_fold_into_the_projections() -> None:
+    """Fixed linear mixing of queries, keys and values over heads is another choice of W_Q, W_K and W_V."""
+    layer, x = layer_of(), torch.randn(B, N, E, dtype=torch.float64)
+    matrices = [torch.randn(H, H, dtype=torch.float64) for _ in range(3)]
+    heads = [
+        combined(projected(getattr(layer.project, name), x), matrix)
+        for name, matrix in zip(("query", "key", "value"), matrices, strict=True)
+    ]
+    outputs = [softmax_of(q @ k.mT / math.sqrt(D)) @ v for q, k, v in zip(*heads, strict=True)]
+    expected = layer.merge(torch.cat(outputs, -1))
+    with torch.no_grad():
+        for name, matrix in zip(("query", "key", "value"), matrices, strict=True):
+            linear = getattr(layer.project, name)
+            mixing = torch.kron(matrix.mT.contiguous(), torch.eye(D, dtype=torch.float64))
+            linear.weight.copy_(mixing @ linear.weight)
+            linear.bias.copy_(mixing @ linear.bias)
+    assert torch.allclose(layer(x), expected, atol=1e-12)
