@@ -58,6 +58,11 @@ class DataConfig(Section):
     sos: bool = key(False, "begin every line of words with <sos>, as the code of Transformer-MoS does", needs=_TEXT)
     min_count: Count | None = key(None, "rarer words and characters become <unk>; null: 1, for builtin words 3")
     max_vocabulary: Count | None = key(None, "keep the most frequent; bpe and unigram: the number of entries")
+    documents: str | None = key(
+        None,
+        "the token between documents of a text, or `line`: no token sees another document, positions restart",
+        needs="task=language_model, model.memory_length=0",
+    )
     max_tokens: Count | None = key(None, "use only the beginning of the training split", needs=_TEXT)
     max_length: Count | None = key(None, "words; training pairs with a longer side are dropped", needs=_PAIRS)
     max_ratio: Ratio | None = key(None, "longer over shorter side; training pairs above it are dropped", needs=_PAIRS)

@@ -120,10 +120,12 @@ class Cache:
 
     layers: None before the first token.
     key_mask (B, M), True for tokens and False for padding; None when nothing was padded.
+    documents (B, M): the number of each token's document; None for a model that knows of one only.
     """
 
     layers: tuple[Past | None, ...]
     key_mask: Tensor | None = None
+    documents: Tensor | None = None
 
     @property
     def length(self) -> int:
@@ -150,12 +152,14 @@ class Cache:
             )
         layers = tuple(past.crop(length) if isinstance(past, KeyValues) and length else None for past in self.layers)
         mask = None if self.key_mask is None or not length else self.key_mask[:, :length]
-        return replace(self, layers=layers, key_mask=mask)
+        documents = None if self.documents is None or not length else self.documents[:, :length]
+        return replace(self, layers=layers, key_mask=mask, documents=documents)
 
     def reorder(self, index: Tensor) -> Cache:
         """The cache of rows `index` (K,), in that order; rows may repeat (beams)."""
         layers = tuple(None if past is None else past.rows(index) for past in self.layers)
-        return replace(self, layers=layers, key_mask=take_rows(self.key_mask, index))
+        mask, documents = take_rows(self.key_mask, index), take_rows(self.documents, index)
+        return replace(self, layers=layers, key_mask=mask, documents=documents)
 
     def check(self, layers: int, batch: int) -> None:
         """Raises InputError unless the cache belongs to a model of `layers` layers that reads `batch` rows."""
@@ -202,7 +206,8 @@ class CacheState(State):
         self.layers[layer] = kept[0]
 
     def next(self) -> Cache:
-        return replace(self.cache, layers=tuple(self.layers), key_mask=self.mask)
+        documents = self.layout.documents
+        return replace(self.cache, layers=tuple(self.layers), key_mask=self.mask, documents=documents)
 
 
 # input of one layer's cross-attention: hidden states (B, M, E), or their keys and values, and the layout

@@ -135,6 +135,11 @@ class ModelConfig(Section):
     memory_start: Literal["empty", "zeros"] = key(
         "empty", "zeros: a memory of zeros that is attended, for comparison", needs="memory_length"
     )
+    document_token_id: SizeOrZero | None = key(
+        None,
+        "the token that begins a document, whose tokens see no earlier ones; null: a text is one (set by data.documents)",
+        needs="memory_length=0",
+    )
     same_length: bool = key(
         False,
         "every query sees memory_length keys, itself included, instead of all of the memory",
@@ -189,6 +194,8 @@ class ModelConfig(Section):
 
     def _faults(self) -> Iterator[str]:
         translates = self.encoder is not None or self.decoder is not None
+        if self.document_token_id is not None:
+            yield from self._faults_of_documents(translates)
         if self.head_dim is None:
             yield (
                 f"model.head_dim: model.hidden_size {self.hidden_size} is not divisible by model.num_attention_heads "
@@ -255,6 +262,14 @@ class ModelConfig(Section):
                 f"{name}.causal: as_published lets every token see those that it has to predict; use 'masked', or say that one "
                 f"knows it: {name}.not_next_token_perplexity: true"
             )
+
+    def _faults_of_documents(self, translates: bool) -> Iterator[str]:
+        given = self.document_token_id
+        if self.vocab_size is not None and given is not None and given >= self.vocab_size:
+            yield f"model.document_token_id: an id below model.vocab_size {self.vocab_size}, given {given}"
+        if translates or any(isinstance(attention, MultiLinearConfig) for attention in self.attentions):
+            reason = "sentences are no documents" if translates else "multi-linear attention has no weights to mask"
+            yield f"model.document_token_id: {reason}; leave it out (or data.documents), given {given}"
 
     def _faults_of_layers(self, count: int, part: str = "model") -> Iterator[str]:
         at = [layer for entry in self.layers for layer in entry.at or ()]
@@ -396,6 +411,8 @@ class ModelConfig(Section):
             if value is not None
         ]
         lines += self._problems_of_memory("masked")
+        if self.document_token_id is not None:
+            lines.append("model.document_token_id: a masked token may be one that begins a document; leave it out")
         if self.sees_future:
             lines.append(
                 "model.attention.causal: as_published is for causal models; leave it out, and "

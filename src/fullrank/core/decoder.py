@@ -86,7 +86,7 @@ class LanguageModel(Layers):
         else:
             cache.check(len(self.blocks), len(input_ids))
             mask = cache.mask_after(attention_mask, input_ids)
-            layout = self.make_layout(input_ids, mask, cache.length, causal=True, window=self._window)
+            layout = self.make_layout(input_ids, mask, cache.length, True, self._window, cache.documents)
             state = CacheState(cache, mask, layout, self.position.place)
         hidden = self._finish(self.run(x, state, source=source, trace=trace, skip=skip), trace)
         next_memory = state.next() if isinstance(state, MemoryState) else None

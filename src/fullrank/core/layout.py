@@ -30,6 +30,7 @@ class Layout:
     stride: a query sees only keys that are at most so many tokens away, or a multiple of it (Sparse Transformer); None: all.
     farthest: for a layout without runs, the greatest distance from a query to a key before it, in tokens; None where the
     keys have no gaps, so that it is M - 1.
+    documents (B, M): the number of the document of each key; a query sees keys of its own only. None: there is one document.
     score_bias (1 or B, H, N, M): what positions add to the scores of every layer (ALiBi, T5).
     encodings (T, E): the sinusoids of the distances in `spans`, the smallest first; biases: u and v (H, D) of relative
     scores; clamp_length: distances beyond it count as it: where a model makes or holds them once for all its layers.
@@ -44,6 +45,7 @@ class Layout:
     window: int | None = None
     stride: int | None = None
     farthest: int | None = None
+    documents: Tensor | None = None
     score_bias: Tensor | None = None
     encodings: Tensor | None = None
     biases: tuple[Tensor, Tensor] | None = None
@@ -91,7 +93,7 @@ class Layout:
     @property
     def unrestricted(self) -> bool:
         """True if every query sees every key."""
-        if self.key_mask is not None or self.narrow or self.strided:
+        if self.key_mask is not None or self.documents is not None or self.narrow or self.strided:
             return False
         return not self.causal or self.shape[0] == 1
 
@@ -99,7 +101,8 @@ class Layout:
     def plain_causal(self) -> bool:
         """True for a causal layout without padding and without earlier keys: `is_causal` of a fused kernel."""
         queries, keys = self.shape
-        return self.causal and self.key_mask is None and queries == keys and not (self.narrow or self.strided)
+        whole = self.key_mask is None and self.documents is None
+        return self.causal and whole and queries == keys and not (self.narrow or self.strided)
 
     @property
     def narrow(self) -> bool:
@@ -185,6 +188,9 @@ class Layout:
                 seen = seen & (apart < self.window)
             if stride is not None:
                 seen = seen & ((apart.abs() <= stride) | (apart % stride == 0))
+        if self.documents is not None:
+            of_queries = self.documents[:, None, keys - queries :, None]
+            seen = seen & (of_queries == self.documents[:, None, None, :])
         if self.key_mask is None:
             return seen
         seen = seen & self.key_mask[:, None, None, :]
@@ -225,9 +231,25 @@ def read_mask(attention_mask: Tensor | None, input_ids: Tensor) -> Tensor | None
     return mask
 
 
-def find_positions(mask: Tensor) -> Tensor:
-    """Positions (B, M) of the tokens of `mask` (B, M) in their text, of which padding takes none."""
-    return (mask.cumsum(1) - 1).clamp_min(0)
+def find_positions(mask: Tensor, documents: Tensor | None = None) -> Tensor:
+    """Positions (B, M) of the tokens of `mask` (B, M) in their text, or their document; padding takes none."""
+    positions = (mask.cumsum(1) - 1).clamp_min(0)
+    if documents is None:
+        return positions
+    begins = documents.diff(dim=1, prepend=documents[:, :1]) > 0
+    return positions - torch.where(begins, positions, 0).cummax(1).values
+
+
+def number_documents(input_ids: Tensor, token: int, mask: Tensor | None, before: Tensor | None = None) -> Tensor:
+    """The number of the document of each token, (B, M + N), after those of M earlier tokens; id `token` begins another one.
+
+    mask (B, M + N): padding begins none.
+    """
+    begins = input_ids == token
+    if mask is not None:
+        begins = begins & mask[:, mask.shape[1] - input_ids.shape[1] :]
+    numbers = begins.cumsum(1)
+    return numbers if before is None else torch.cat((before, before[:, -1:] + numbers), dim=1)
 
 
 class State:

@@ -17,7 +17,7 @@ from .config import ModelConfig
 from .draws import draw_words, make_dropout
 from .embedding import Input, Position
 from .errors import InputError
-from .layout import Layout, State, find_positions, read_mask
+from .layout import Layout, State, find_positions, number_documents, read_mask
 from .memory import Memory
 from .stages import make_norm
 from .trace import Trace
@@ -189,17 +189,20 @@ class Layers(Model):
         return State(layout, self.position.place), mask
 
     def make_layout(
-        self, input_ids: Tensor, mask: Tensor | None, past: int, causal: bool, window: int | None
-    ) -> Layout:
-        """The layout of new tokens (B, N) after `past` earlier ones; mask (B, past + N)."""
-        new, device = input_ids.shape[1], input_ids.device
-        if mask is None:
+        self, input_ids: Tensor, mask: Tensor | None, past: int, causal: bool, window: int | None,
+        before: Tensor | None = None,
+    ) -> Layout:  # fmt: skip
+        """The layout of new tokens (B, N) after `past` earlier ones of documents `before` (B, past); mask (B, past + N)."""
+        new, device, token = input_ids.shape[1], input_ids.device, self.config.document_token_id
+        if mask is None and token is None:
             self.position.check(past + new)
             return Layout.of(new, past + new, causal=causal, device=device, window=window)
-        positions = find_positions(mask)
+        documents = None if token is None else number_documents(input_ids, token, mask, before)
+        every = torch.ones(len(input_ids), past + new, dtype=torch.bool, device=device) if mask is None else mask
+        positions = find_positions(every, documents)
         if self.position.max_length is not None:
             self.position.check(int(positions.max()) + 1)
-        return Layout(positions[:, past:], positions, causal, mask, window=window)
+        return Layout(positions[:, past:], positions, causal, mask, window=window, documents=documents)
 
     @property
     def max_length(self) -> int | None:

@@ -84,6 +84,10 @@ def check_configuration(
         raise InputError(
             f"{name}: train.objective: masked, so every token sees every other; what is checked is that none sees a later one"
         )
+    if (
+        run.data.documents is not None and run.model.document_token_id is None
+    ):  # some token, until there is a vocabulary
+        run = replace(run, model=replace(run.model, document_token_id=0))
     config, changed = (with_vocabulary(run, say).model, ()) if full else shrink_config(run.model, translates=translates)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
@@ -153,6 +157,7 @@ def shrink_config(config: ModelConfig, *, translates: bool = False) -> tuple[Mod
         config,
         **capped,
         vocab_size=vocab_size,
+        document_token_id=None if config.document_token_id is None else min(config.document_token_id, vocab_size - 1),
         hidden_size=width,
         num_attention_heads=heads,
         num_key_value_heads=shared,

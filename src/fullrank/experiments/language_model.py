@@ -36,7 +36,7 @@ from fullrank.data.batches import (
     Streams,
     iterate_masked_blocks,
 )
-from fullrank.data.tokenizers import MASK
+from fullrank.data.tokenizers import MASK, Tokenizer
 from fullrank.decoding.sample import evaluating
 from fullrank.evaluation.ngram import measure_ngrams
 from fullrank.evaluation.perplexity import (
@@ -83,7 +83,22 @@ def with_vocabulary(config: RunConfig, corpus: Corpus) -> RunConfig:
             f"model.vocab_size: {size}, but {corpus.label} has {entries} entries{' beside <mask>' if config.masks else ''}; "
             f"set it to null or at least {least}, or make the vocabulary smaller with data.max_vocabulary or data.min_count"
         )
-    return config if size else dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=least))
+    token = config.model.document_token_id
+    if config.data.documents is not None:
+        token = find_document_token(config.data.documents, corpus.tokenizer)
+    model = dataclasses.replace(config.model, vocab_size=size or least, document_token_id=token)
+    return dataclasses.replace(config, model=model)
+
+
+def find_document_token(word: str, tokenizer: Tokenizer) -> int:
+    """The id of `data.documents`; ConfigError unless it is one token of the vocabulary."""
+    if word == "line":
+        return tokenizer.start_id
+    ids = tokenizer.encode(word)
+    if len(ids) != 1 or ids[0] == tokenizer.unk_id:
+        said = f"{len(ids)} tokens" if len(ids) != 1 else "no entry of the vocabulary"
+        raise ConfigError(f"data.documents: one token of the text ({tokenizer.kind}), or line; given {word!r}, {said}")
+    return ids[0]
 
 
 def training_batches(config: RunConfig, corpus: Corpus, share: Share = ALL_ROWS) -> Blocks | Streams:

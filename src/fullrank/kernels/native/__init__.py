@@ -64,6 +64,8 @@ def find_obstacle(problem: Problem) -> str | None:
         return "there are no numbers"
     if layout.strided:
         return "the keys that a query sees at a stride are no interval"
+    if layout.documents is not None:
+        return "the keys that a query sees differ between the documents of a text"
     if layout.score_bias is not None:
         return "positions add biases to the scores"
     if (problem.distances is not None or layout.narrow) and (layout.runs is None or not layout.causal):

@@ -1,0 +1,90 @@
+"""`data.documents`: a training whose texts are documents, measured as each document by itself, checked and exported."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from cli_runs import SMALL, called, write_config, write_text
+
+import fullrank as fr
+from fullrank.data import load_tokenizer
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("documents")
+    text = write_text(folder / "text", 60)
+    for file in text.glob("*.txt"):  # two sentences a document
+        lines = file.read_text(encoding="utf-8").splitlines()
+        pairs = [f"{lines[n]}\n{lines[n + 1]}\n" for n in range(0, len(lines) - 1, 2)]
+        file.write_text("<doc> " + "<doc> ".join(pairs), encoding="utf-8")
+    config = write_config(folder / "my.yaml", text, folder / "cache", steps=12)
+    status, _, problem = called(
+        "train", config, *SMALL, "data.documents=<doc>", "model.position=alibi", "--out", folder / "run", "--quiet"
+    )
+    assert status == 0, problem
+    return folder / "run"
+
+
+def test_the_model_knows_the_token(run: Path) -> None:
+    config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    assert config["data"]["documents"] == "<doc>"
+    assert config["model"]["document_token_id"] == load_tokenizer(run).encode("<doc>")[0]
+
+
+def test_figures_are_those_of_documents_by_themselves(run: Path) -> None:
+    """Segments as long as the text: every document begins in the segment that holds it."""
+    model, tokenizer = fr.LanguageModel.load(run), load_tokenizer(run)
+    text = (run.parent / "text" / "test.txt").read_text(encoding="utf-8")
+    ids = tokenizer.encode(text)
+    status, said, _ = called("eval", run, "--segment-length", len(ids), "--json")
+    assert status == 0
+    mark, nll = model.config.document_token_id, 0.0
+    before = [tokenizer.start_id, *ids[:-1]]
+    begins = [place for place, token in enumerate(before) if token == mark]
+    with torch.no_grad():
+        for start, end in zip([0, *begins], [*begins, len(ids)], strict=True):
+            logits = model(torch.tensor([before[start:end]])).logits[0].double()
+            nll -= float(logits.log_softmax(-1).gather(1, torch.tensor(ids[start:end])[:, None]).sum())
+    assert len(begins) > 2
+    assert json.loads(said)["nll"] == pytest.approx(nll / len(ids), rel=1e-5)
+
+
+def test_the_check_passes(run: Path) -> None:
+    status, said, _ = called("check", run, "--json")
+    assert status == 0, said
+
+
+def test_an_export_reads_documents_with_its_cache(run: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    assert called("export", run, "--to", "hf", tmp_path / "out")[0] == 0
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out", trust_remote_code=True)
+    ours = fr.LanguageModel.load(run)
+    ids = torch.tensor([load_tokenizer(run).encode("the cats sleep <doc> the dogs bark <doc> the")])
+    assert int((ids == ours.config.document_token_id).sum()) == 2
+    with torch.no_grad():
+        assert torch.allclose(theirs(ids).logits, ours(ids).logits, atol=1e-6)
+    written = theirs.generate(ids, max_new_tokens=5, do_sample=False)
+    assert torch.equal(written, ours.generate(ids, 5, greedy=True))
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["data.documents=<dok>"], ["data.documents", "no entry of the vocabulary", "'<dok>'"]),
+        (["data.documents='the cats'"], ["data.documents", "one token", "2 tokens"]),
+        (["data.documents=line", "model.memory_length=4"], ["data.documents", "model.memory_length"]),
+        (["data.documents=line", "train.objective=masked"], ["data.documents", "train.objective"]),
+        (["data.documents=line", "model.attention.kind=multilinear"], ["model.document_token_id", "data.documents"]),
+    ],
+)
+def test_errors(run: Path, words: list[str], says: list[str], tmp_path: Path) -> None:
+    status, _, problem = called("train", run.parent / "my.yaml", *words, "--out", tmp_path / "run")
+    assert status == 2
+    assert all(word in problem for word in says), problem
+    assert len(problem.strip().splitlines()) <= 2

@@ -1,0 +1,156 @@
+"""Documents packed into one text: each is computed as if it stood alone."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fullrank as fr
+from fullrank.core.encoder import MaskedLanguageModel
+from fullrank.core.errors import ConfigError
+from moving import moved
+
+BEGIN, VOCABULARY, N = 3, 11, 15
+MODELS: dict[str, dict[str, Any]] = {
+    "rotary": {"position": "rotary", "attention": {"mix": "position_wise"}},
+    "sinusoidal": {"position": "sinusoidal", "attention": {"normalize": "sigsoftmax", "mix": "position_independent"}},
+    "learned": {"position": "learned", "max_position_embeddings": 9},
+    "relative": {"position": "relative", "attention": {"score": "relative", "mix": "position_wise"}},
+    "alibi": {"position": "alibi", "num_key_value_heads": 1},
+    "t5": {"position": "t5", "attention": {"mix": "position_wise"}, "relative_attention_max_distance": 20},
+    "none": {"position": "none", "attention": {"pattern": "strided", "stride": 2}},
+    "dense synthesizer": {"position": "sinusoidal", "attention": {"score": "dense_synthesizer"}, "max_position_embeddings": 9},
+    "random synthesizer": {"position": "none", "attention": {"score": "random_synthesizer"}, "max_position_embeddings": 9},
+}  # fmt: skip
+
+
+def build(**changes: Any) -> fr.LanguageModel:
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 10, "num_hidden_layers": 2, "num_attention_heads": 3, "head_dim": 4,
+             "intermediate_size": 13, "document_token_id": BEGIN}  # fmt: skip
+    torch.manual_seed(4)
+    config = fr.ModelConfig.from_dict(sizes | changes)
+    return moved(fr.LanguageModel(config).double()).eval()
+
+
+def packed() -> Tensor:
+    """Two rows of documents of 1 to 8 tokens; the first row's first document has lost its beginning, as in a cut text."""
+    generator = torch.Generator().manual_seed(8)
+    ids = torch.randint(4, VOCABULARY, (2, N), generator=generator)
+    for row, column in ((0, 5), (0, 6), (0, 12), (1, 0), (1, 7)):
+        ids[row, column] = BEGIN
+    return ids
+
+
+def documents(row: Tensor) -> list[tuple[int, int]]:
+    """The first token of each document and the one after its last."""
+    begins = [place for place, token in enumerate(row.tolist()) if token == BEGIN and place]
+    return list(itertools.pairwise([0, *begins, len(row)]))
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("kernel", ["reference", "auto"])
+def test_packed_documents_are_documents_by_themselves(name: str, kernel: str) -> None:
+    """Logits, and the gradient of their sum, which is that of the documents one by one."""
+    model, ids = build(**MODELS[name]), packed()
+    cotangent = torch.randn(2, N, VOCABULARY, dtype=torch.float64)
+    with fr.kernel(kernel):
+        logits = model(ids).logits
+        logits.backward(cotangent)
+        together = {key: parameter.grad.clone() for key, parameter in model.named_parameters()}
+        model.zero_grad()
+        for row in range(2):
+            for start, end in documents(ids[row]):
+                alone = model(ids[row : row + 1, start:end]).logits
+                assert torch.allclose(logits[row : row + 1, start:end], alone, atol=1e-12), (row, start, end)
+                alone.backward(cotangent[row : row + 1, start:end])
+    for key, parameter in model.named_parameters():
+        assert torch.allclose(together[key], parameter.grad, atol=1e-10), key
+    if model.max_length is None:  # without documents they see each other
+        assert not torch.allclose(build(**MODELS[name] | {"document_token_id": None})(ids).logits, logits)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_cache_knows_the_documents(name: str) -> None:
+    """Cut anywhere, with padding on the left whose id is the one that begins a document, after crop and reorder."""
+    model, ids = build(**MODELS[name]), packed()
+    mask = torch.ones(2, N, dtype=torch.int64)
+    mask[0, :3] = 0
+    padded = ids.masked_fill(mask == 0, BEGIN)
+    with torch.no_grad():
+        for given, read in ((None, ids), (mask, padded)):
+            expected = model(read, attention_mask=given).logits
+            for cuts in ((5,), (1, 6, 7), (4, 13), tuple(range(1, N))):
+                cache, parts = model.new_cache(), []
+                for start, end in itertools.pairwise((0, *cuts, N)):
+                    new = None if given is None else given[:, start:end]
+                    out = model(read[:, start:end], cache=cache, attention_mask=new)
+                    parts.append(out.logits)
+                    cache = out.cache
+                seen = slice(None) if given is None else given.bool()
+                assert torch.allclose(torch.cat(parts, 1)[seen], expected[seen], atol=1e-12)
+        half = model(ids[:, :9], cache=model.new_cache()).cache
+        assert torch.allclose(model(ids[:, 6:], cache=half.crop(6)).logits, model(ids).logits[:, 6:], atol=1e-12)
+        swapped = half.reorder(torch.tensor([1, 0, 1]))
+        found = model(ids[[1, 0, 1], 9:], cache=swapped).logits
+        assert torch.allclose(found, model(ids).logits[[1, 0, 1], 9:], atol=1e-12)
+        assert torch.allclose(model(ids, cache=half.crop(0)).logits, model(ids).logits, atol=1e-12)
+
+
+def test_padding_is_left_out_of_documents() -> None:
+    model, ids = build(**MODELS["rotary"]), packed()[:1]
+    mask = torch.ones(1, N + 4, dtype=torch.int64)
+    mask[0, :4] = 0
+    left = torch.cat((torch.full((1, 4), BEGIN), ids), dim=1)
+    assert torch.allclose(model(left, attention_mask=mask).logits[:, 4:], model(ids).logits, atol=1e-12)
+
+
+def test_positions_restart() -> None:
+    layout = build(position="none").make_layout(packed(), None, 0, True, None)
+    assert layout.query_positions.tolist() == [
+        [0, 1, 2, 3, 4, 0, 0, 1, 2, 3, 4, 5, 0, 1, 2],
+        [0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 3, 4, 5, 6, 7],
+    ]
+
+
+def test_engines_leave_documents_to_the_definition_or_mask_them() -> None:
+    model, heads = build(position="none"), torch.randn(2, 3, N, 4)
+    layout = model.make_layout(packed(), None, 0, True, None)
+    attend = model.blocks[0].attention.attend
+    problem = attend.problem(fr.core.stages.Heads(heads, heads, heads, heads), layout, None)
+    assert "documents" in str(fr.kernels.KERNELS["native"].declines(problem))
+    assert fr.kernels.KERNELS["sdpa"].reason(problem) is None
+
+
+def test_generated_documents_begin_anew() -> None:
+    """After the token that begins a document the text goes on as if nothing stood before."""
+    model = build(**MODELS["rotary"])
+    prompt = torch.tensor([[5, 7, 9, 4, BEGIN]])
+    written = model.generate(prompt, 6, greedy=True)
+    assert torch.equal(written[:, 5:], model.generate(prompt[:, 4:], 6, greedy=True)[:, 1:])
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"memory_length": 4}, "model.document_token_id: goes with `model.memory_length: 0`"),
+        ({"attention": {"kind": "multilinear"}, "position": "none"}, "multi-linear attention has no weights to mask"),
+        ({"document_token_id": VOCABULARY}, "model.document_token_id: an id below model.vocab_size 11, given 11"),
+        ({"encoder": {"num_hidden_layers": 1}}, "model.document_token_id: sentences are no documents"),
+    ],
+)
+def test_errors(keys: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        build(**keys)
+    assert words in str(error.value)
+
+
+def test_what_reads_documents_as_one_text_is_refused() -> None:
+    model = build()
+    with pytest.raises(ConfigError, match=r"model\.document_token_id"):
+        model.with_memory(5)
+    with pytest.raises(ConfigError, match=r"a masked token may be one that begins a document"):
+        MaskedLanguageModel(model.config)
