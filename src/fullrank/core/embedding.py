@@ -289,25 +289,40 @@ def sines_then_cosines(positions: Tensor, width: int, like: Tensor) -> Tensor:
     return torch.cat((angle.sin(), angle.cos()), dim=-1)[:, :width].to(like.dtype)
 
 
+# cosines and sines of the angles of rotary positions, (N, D) or (B, N, D) each
+Rotation = tuple[Tensor, Tensor]
+
+
+def make_rotation(positions: Tensor, size: int, theta: float, like: Tensor) -> Rotation:
+    """The tables of `Rotary` for positions (N,) or (B, N): cosines twice, then negative and positive sines."""
+    angle = angles(positions, size, theta, like)
+    cos, sin = angle.cos(), angle.sin()
+    return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+
+
 class Rotary(nn.Module):
     """Rotary positions (Su et al. 2021), half-split pairing as in Llama.
 
-        (x_i, x_{i+D/2}) -> rotated by the angle  p * theta^(-2i/D),   i < D/2
+        (x_i, x_{i+D/2}) -> rotated by the angle a_i = p * theta^(-2i/D),   i < D/2
+        = (x_i cos a_i - x_{i+D/2} sin a_i,   x_{i+D/2} cos a_i + x_i sin a_i)
 
     heads (B, H, N, D), positions (N,) or (B, N) -> (B, H, N, D). A score of rotated query and key depends on distance only.
+    rotation: the tables of the last positions of a text, if they are known.
     """
 
     def __init__(self, head_dim: int, theta: float) -> None:
         super().__init__()
         self.head_dim, self.theta = head_dim, theta
 
-    def forward(self, heads: Tensor, positions: Tensor) -> Tensor:
-        angle = angles(positions, self.head_dim, self.theta, heads)  # (N, D/2) or (B, N, D/2)
-        if angle.dim() == 3:
-            angle = angle[:, None]
-        cos, sin = angle.cos(), angle.sin()
-        low, high = heads.to(angle.dtype).chunk(2, dim=-1)
-        return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1).to(heads.dtype)
+    def forward(self, heads: Tensor, positions: Tensor, rotation: Rotation | None = None) -> Tensor:
+        count = heads.shape[2]
+        if rotation is None or rotation[0].shape[-2] < count:
+            rotation = make_rotation(positions, self.head_dim, self.theta, heads)
+        cos, sin = (table[..., table.shape[-2] - count :, :] for table in rotation)
+        if cos.dim() == 3:
+            cos, sin = cos[:, None], sin[:, None]
+        wide = heads.to(cos.dtype)
+        return (wide * cos + wide.roll(self.head_dim // 2, dims=-1) * sin).to(heads.dtype)
 
 
 def encode_distances(
@@ -419,9 +434,23 @@ class Position(nn.Module):
 
 
 @register("position", "none")
-@register("position", "rotary")
 class NothingAdded(Position):
-    """`none`: order is known only through the causal mask. `rotary`: every attention layer rotates its queries and keys."""
+    """Order is known only through the causal mask."""
+
+
+@register("position", "rotary")
+class RotaryPosition(Position):
+    """Nothing is added: every attention layer rotates its queries and keys (`Rotary`), by the same tables."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        assert config.head_dim is not None
+        self.size, self.theta = config.head_dim, config.rope_theta
+
+    def place(self, layout: Layout, like: Tensor, known: Tensor | None = None, cached: bool = False) -> Layout:
+        """The layout with the tables of its keys; where earlier keys are cached, which are rotated already, of the new ones."""
+        positions = layout.query_positions if cached else layout.key_positions
+        return replace(layout, rotation=make_rotation(positions, self.size, self.theta, like))
 
 
 @register("position", "sinusoidal")

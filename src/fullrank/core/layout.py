@@ -33,7 +33,8 @@ class Layout:
     documents (B, M): the number of the document of each key; a query sees keys of its own only. None: there is one document.
     score_bias (1 or B, H, N, M): what positions add to the scores of every layer (ALiBi, T5).
     encodings (T, E): the sinusoids of the distances in `spans`, the smallest first; biases: u and v (H, D) of relative
-    scores; clamp_length: distances beyond it count as it: where a model makes or holds them once for all its layers.
+    scores; clamp_length: distances beyond it count as it; rotation: the tables of `Rotary` for the last keys: where a model
+    makes or holds them once for all its layers.
     """
 
     query_positions: Tensor
@@ -50,6 +51,7 @@ class Layout:
     encodings: Tensor | None = None
     biases: tuple[Tensor, Tensor] | None = None
     clamp_length: int | None = None
+    rotation: tuple[Tensor, Tensor] | None = None
 
     @classmethod
     def of(cls, queries: int, keys: int | None = None, *, causal: bool = True, device: torch.device | None = None,

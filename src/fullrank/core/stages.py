@@ -188,7 +188,7 @@ class Projection(nn.Module):
         scored = query if self.query_norm is None else self.query_norm(query)
         if self.rotary is None or scored is None:
             return query, scored
-        return query, self.rotary(scored, layout.query_positions)
+        return query, self.rotary(scored, layout.query_positions, layout.rotation)
 
     def keys_and_values(self, source: Tensor, layout: Layout) -> tuple[Tensor | None, Tensor]:
         """Keys and values of source (B, M, E), the last ones of `layout`."""
@@ -197,7 +197,7 @@ class Projection(nn.Module):
             keys = self.key_norm(keys)
         if self.rotary is not None and keys is not None:
             own = layout.key_positions[..., layout.key_positions.shape[-1] - keys.shape[2] :]
-            keys = self.rotary(keys, own)
+            keys = self.rotary(keys, own, layout.rotation)
         return keys, self.split(self.dropout(self.value(source)))
 
 
