@@ -31,6 +31,18 @@ def test_the_published_size() -> None:
     assert total("best/ptb", "exact") == 10_000 * width + 10_000 + 16 * layer == 24_040_400
 
 
+@pytest.mark.parametrize("scale", ["small", "tiny"])
+def test_mixers_are_of_one_size(scale: str) -> None:
+    """To within 1 %, at the vocabulary of the text: 5,000 words here and 2,000 in the built-in one."""
+    words = (f"model.vocab_size={5000 if scale == 'small' else 2000}",)
+    first, *others = (total("best/mixers", row, scale, words) for row in load("best/mixers").rows)
+    assert all(abs(other - first) <= 0.01 * first for other in others)
+
+
+def test_a_recipe_is_known_without_its_folder() -> None:
+    assert load("mixers").name == "best/mixers"
+
+
 @pytest.mark.parametrize("name", ["best/ptb", "best/ptb-cures"])
 @pytest.mark.parametrize("scale", ["paper", "small", "tiny"])
 def test_the_rows_are_of_one_size(name: str, scale: str) -> None:

@@ -234,7 +234,7 @@ def select_rows(
 def load(name: str, below: tuple[str, ...] = ()) -> Recipe:
     """A shipped recipe by name, or a YAML file by path; a run folder gives the configuration saved in it.
 
-    `below`: as in `parse`.
+    A name without its folder is enough where one recipe has it (`mixers` for `best/mixers`). `below`: as in `parse`.
     """
     path = Path(name)
     if path.is_dir():
@@ -255,7 +255,10 @@ def load(name: str, below: tuple[str, ...] = ()) -> Recipe:
         return parse(name, raw, path.parent, below)
     known = list_shipped()
     if name not in known:
-        if several := find_recipes_by_part(name):
+        several = find_recipes_by_part(name)
+        if len(several) == 1 and several[0].endswith(f"/{name}"):
+            return load(several[0], below)
+        if several:
             raise InputError(f"'{name}' stands for several recipes; choose one of {', '.join(several)}")
         if figure := read_figures().get(name):
             rows = ", ".join(figure.rows)
