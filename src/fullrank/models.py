@@ -18,7 +18,6 @@ from fullrank.core.attention import WeightedValues
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.encoder import Encoder, MaskedLanguageModel
 from fullrank.core.errors import InputError, one_line, pip_install
-from fullrank.core.model import Layers
 from fullrank.core.output import IGNORED
 from fullrank.core.trace import LayerTrace, Trace
 from fullrank.core.translator import Translator
@@ -439,7 +438,7 @@ def _open_named(name: str, checkpoint: str, dtype: torch.dtype | None, causal: b
                 model.lacks["tokenizer"] = "its files have none; save it there, tokenizer.save_pretrained(folder)"
             home = folder if folder.is_dir() else None
             return model.describe(name, "Hugging Face", folder=home, tokenizer=words, inputs=loaded.inputs)
-    module = LanguageModel.load(folder, checkpoint) if causal else _load_own(folder, checkpoint)
+    module = _load_own(folder, checkpoint, causal)
     if dtype is not None:
         module.to(dtype)
     model, words = _adapt(module), None
@@ -452,12 +451,17 @@ def _open_named(name: str, checkpoint: str, dtype: torch.dtype | None, causal: b
     return model.describe(name, kind, folder=folder, tokenizer=words)
 
 
-def _load_own(folder: Path, checkpoint: str = "best") -> Layers | MaskedLanguageModel:
+def _load_own(folder: Path, checkpoint: str, causal: bool) -> nn.Module:
     kind = storage.read_saved_kind(folder, checkpoint)
+    if kind == "CausalModel":
+        from fullrank.hf.causal import CausalModel
+
+        merged: nn.Module = CausalModel.load(folder, checkpoint).merge()
+        return merged
+    if causal or kind == "LanguageModel":
+        return LanguageModel.load(folder, checkpoint)
     if kind == "Translator":
         return Translator.load(folder, checkpoint).encoder
-    if kind == "LanguageModel":
-        return LanguageModel.load(folder, checkpoint)
     return MaskedLanguageModel.load(folder, checkpoint)
 
 

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from fullrank.config.finetune import finetunes
+from fullrank.config.finetune import finetunes, is_of_task
 from fullrank.config.load import read_yaml
 from fullrank.core.config import ModelConfig
 from fullrank.core.errors import InputError, RunError
@@ -119,7 +119,13 @@ def is_export(path: Path) -> bool:
 
 
 def read_saved_kind(path: Path, checkpoint: str = "best") -> str:
-    """The class of the model in a folder, by the names of its tensors; "LanguageModel" where loading will refuse the file."""
+    """The class of the model in a folder, by the names of its tensors; "LanguageModel" where loading will refuse the file.
+
+    "CausalModel" in a run of fine-tuning on a text (`hf.causal`).
+    """
+    settings = read_yaml(path / CONFIG) if (path / CONFIG).is_file() else {}
+    if finetunes(settings) and not is_of_task(settings):
+        return "CausalModel"
     file, _ = find(path, checkpoint)
     try:
         with safe_open(file, framework="pt") as tensors:

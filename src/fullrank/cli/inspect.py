@@ -52,9 +52,9 @@ def info(
 
     For translation models: encoder, decoder and cross-attention apart; FLOPs for a source and a target of --length tokens each.
     Multi-linear attention is shown beside multi-head attention of the same width, its output map included.
-    For fine-tuning: the pretrained encoder, and the mixing parameters that are injected.
+    For fine-tuning: the pretrained model, and the mixing parameters that are injected.
     """
-    from fullrank.config.finetune import FinetuneConfig
+    from fullrank.config.finetune import FinetuneConfig, TextFinetuneConfig
 
     resolved = choice.resolve()
     if getattr(resolved.config.model, "vocab_size", 0) is None:  # the data have it
@@ -65,7 +65,7 @@ def info(
     from fullrank.analysis.size import size_of_run
 
     run, size = resolved.config, {key: getattr(resolved, key) for key in ("recipe", "row", "scale")}
-    if isinstance(run, FinetuneConfig):
+    if isinstance(run, FinetuneConfig | TextFinetuneConfig):
         from fullrank.experiments.pretrained import measure_pretrained_size
 
         size |= {**measure_pretrained_size(run), "paper": resolved.paper}

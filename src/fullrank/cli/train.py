@@ -26,7 +26,16 @@ from fullrank.cli.app import (
     suggest_recipes,
     verb,
 )
-from fullrank.cli.output import print_json, say, show_progress, show_report, tell, write_report
+from fullrank.cli.output import (
+    drop_missing,
+    exclude,
+    print_json,
+    say,
+    show_progress,
+    show_report,
+    tell,
+    write_report,
+)
 from fullrank.core.errors import InputError
 from fullrank.files import silent
 
@@ -356,6 +365,8 @@ def _is_whole_run(folder: Path, options: Sequence[object]) -> bool:
 
 
 @verb(
+    "fullrank finetune gpt2 --text book.txt model.attention.mix=position_wise",
+    "fullrank finetune gpt2 --text book.txt model.attention.mix=position_wise --peft lora train.learning_rate=2e-4",
     "fullrank finetune mixhead/table5 --scale small --row cola-b --from glue",
     "fullrank finetune my.yaml data.name=glue/rte model.attention.mix=position_wise",
 )
@@ -363,16 +374,70 @@ def finetune(
     context: typer.Context,
     choice: Choice,
     options: RunOptions,
+    text: Annotated[
+        Path | None,
+        typer.Option("--text", metavar="FILE", help="Train a causal model, which CONFIG names, on this text."),
+    ] = None,
+    peft: Annotated[
+        Literal["lora"] | None,
+        typer.Option("--peft", help="Train an adapter in place of all parameters (train.adapter)."),
+    ] = None,
+    plain: Annotated[
+        bool, typer.Option("--plain/--no-plain", help="With --text: train the model without what is injected, too.")
+    ] = True,
+    seeds: Annotated[str | None, typer.Option(metavar="N", help="With --text: seeds 1 to N, or a list.")] = None,
 ) -> None:
-    """Fine-tune a pretrained encoder, with our attention injected, on GLUE or SQuAD.
+    """Fine-tune a pretrained model, with our attention injected: an encoder on GLUE or SQuAD, a causal model on your text.
 
+    With --text CONFIG is a model of Hugging Face. It is trained with what is injected and plain, on as many tokens; the page
+    compares both with the model before training.
     A stopped command goes on when it is given again, and `fullrank finetune DIR` goes on with a run. Rows and seeds of a table
     are trained by `fullrank reproduce`.
     """
     from fullrank.config.recipe import is_finetuning
 
+    if peft is not None:
+        choice = replace(choice, overrides=[*(choice.overrides or []), f"train.adapter.kind={peft}"])
+    if text is not None:
+        _finetune_on_text(choice, options, text, seeds, plain=plain)
+        return
+    if seeds is not None or not plain:
+        raise InputError("--seeds, --no-plain: go with --text FILE; `fullrank reproduce` trains seeds of a table")
     if not is_finetuning(choice.config, None, choice.scale, choice.settings):
         raise InputError(
-            "data.name: fine-tuning is on a task of GLUE or SQuAD, as in data.name=glue/cola; `fullrank train` trains on texts"
+            "data.name: fine-tuning is on a task of GLUE or SQuAD, as in data.name=glue/cola, or of a pretrained model on a "
+            "text: fullrank finetune MODEL --text FILE; `fullrank train` trains from the beginning"
         )
     train(context, choice, options)
+
+
+def _finetune_on_text(choice: Choice, options: RunOptions, text: Path, seeds: str | None, *, plain: bool) -> None:
+    """Train a pretrained causal model on a text, plain and with what is injected, and compare the runs."""
+    from fullrank.config.recipe import resolve_arms
+    from fullrank.data.sources import check_data
+    from fullrank.seal import is_run
+
+    if is_run(Path(choice.config)):
+        raise InputError(
+            f"--text: goes with a model of Hugging Face, given the run {choice.config}; of a fine-tuned one that is "
+            f"{choice.config}/model. `fullrank train CONFIG --from-run {choice.config}` goes on with a model of ours"
+        )
+
+    exclude("--text", "trains a model", drop_missing({"row": choice.row, "scale": choice.scale}))
+    if options.reuse is not None:
+        raise InputError("--reuse: for `fullrank train`; leave it out")
+    overrides, wanted = choice.settings, read_seeds(seeds)
+    of_seed = [[]] if wanted is None else [[f"train.seed={seed}"] for seed in wanted]
+    arms = [arm for seed in of_seed for arm in resolve_arms(choice.config, text, [*overrides, *seed], plain=plain)]
+    check_data(arms[0].config.data)
+    folder = options.out or Path("runs") / arms[0].recipe
+
+    from fullrank.experiments.run import Cell
+    from fullrank.experiments.run import reproduce as train_arms
+
+    planned = [Cell(arm, folder / f"{arm.row}-seed{arm.config.train.seed}") for arm in arms]
+    train_arms(
+        arms[0].recipe, planned, kernel_name=options.kernel, quiet=options.quiet, say=silent if options.quiet else say,
+        progress=silent if options.quiet else show_progress,
+    )  # fmt: skip
+    show_report([cell.folder for cell in planned], folder / "report.html", json=options.json, title=arms[0].recipe)

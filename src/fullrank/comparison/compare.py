@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from fullrank.comparison.runs import (
+    BITS_PER_BYTE,
     BLEU,
     COUNTED,
     COUNTING,
     MASKED_MODELING,
     PERPLEXITY,
+    PRETRAINED,
     SPLITS,
     TOKENISED_BLEU,
     TRANSLATION,
@@ -301,6 +303,8 @@ def _build_group(rows: tuple[Row, ...], measure: Measure) -> Group:
     measures = [measure]
     if measure is BLEU and is_tokenised:
         measures.append(TOKENISED_BLEU)
+    if runs[0].tokens == PRETRAINED:  # each model has its tokens
+        measures.append(BITS_PER_BYTE)
     return Group(rows, tuple(measures), tuple(measured or SPLITS))
 
 
@@ -446,7 +450,7 @@ def _describe_run(row: Row, run: Run) -> Iterator[Record]:
     }
     measured = run.get_mapping("final")
     splits = sorted(measured, key=lambda split: _ORDER.get(split, 2))
-    for checkpoint in ("final", "last"):
+    for checkpoint in ("before", "final", "last"):
         for split in splits:
             place = {**labels, "split": split, "checkpoint": checkpoint}
             protocol = run.get(f"protocols.{split}.words") or run.get("protocol") or ""

@@ -110,6 +110,10 @@ def find_warnings(compared: Comparison) -> Iterator[str]:
     if compared.left_out:
         names = join_words(f"{run.name} ({run.folder})" for run in compared.left_out)
         yield f"Compared are runs of the task of the first; others are left out: {names}."
+    for run in compared.runs:
+        for when in ("before", "after"):
+            if run.get(f"check.{when}.passes") is False:
+                yield f"{run.name}: `fullrank check` fails {when} training. {run.get(f'check.{when}.headline')}"
     marked = [row.name for group in compared.groups if group.is_marked for row in group.rows]
     if marked:
         yield (
@@ -146,6 +150,10 @@ def find_cautions(compared: Comparison) -> Iterator[str]:
         # streams of random lengths, and batches of whole sentences, do not end at the same token with every seed
         if first.task != TRANSLATION and max(tokens) > 1.01 * min(tokens):
             yield "The runs did not train on equally many tokens."
+    if checked := [run.get_mapping("check") for run in compared.runs if run.get("check.after")]:
+        when = "before and after training: no token depends on later ones, and all ways to compute agree"
+        if all(report["passes"] for check in checked for report in check.values() if report):
+            yield f"Every model was checked {when}."
     if any(run.finetunes and run.get("checkpoint") == "best" for run in compared.runs):
         yield "Figures are of the best evaluation, which was chosen on the very split that they are of: it flatters them."
     for row in compared.rows:

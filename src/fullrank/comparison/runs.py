@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fullrank.config.data import PAIR_CORPORA
-from fullrank.config.finetune import finetunes
+from fullrank.config.finetune import is_of_task
 from fullrank.config.load import flatten, read_yaml
 from fullrank.core.errors import InputError
 from fullrank.files import convert_to_record, read_json, sha256_of
@@ -22,6 +22,7 @@ from fullrank.seal import check_run, is_run
 
 SPLITS = ("valid", "test")
 TRANSLATIONS = "translations"  # the folder with <split>.txt and <split>.reference.txt
+PRETRAINED = "pretrained"  # tokens: those of a pretrained model
 TRANSLATION, LANGUAGE_MODELING, MASKED_MODELING = "translation", "language_modeling", "masked_modeling"
 
 
@@ -93,8 +94,8 @@ class Run:
 
     @property
     def finetunes(self) -> bool:
-        """Fine-tuning of a pretrained encoder: its figures are scores of a task, not of a text."""
-        return finetunes(self.config)
+        """Fine-tuning on a task: its figures are scores of the task, not of a text."""
+        return is_of_task(self.config)
 
     @property
     def task(self) -> str:
@@ -122,7 +123,7 @@ class Run:
 
     @property
     def tokens(self) -> str:
-        """`word`, `byte`, `character` or `bpe`; empty if not recorded."""
+        """`word`, `byte`, `character`, `bpe` or `pretrained`; empty if not recorded."""
         return str(self.get("corpus.details.settings.kind") or self.settings.get("data.tokens") or "")
 
     @property

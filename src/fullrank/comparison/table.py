@@ -57,6 +57,8 @@ def _declare_figures(group: Group) -> Iterator[Column]:
     if any(len(row.runs) > 1 for row in group.rows):
         yield Column("seeds", "n")
     headings = {"final": "ours"}
+    if any(row.first.get("before") for row in group.rows):
+        headings = {"before": "pretrained", "final": "fine-tuned"}
     if any(row.first.get("paper.checkpoint") == "last" for row in group.rows):
         headings = {"final": "ours, best", "last": "ours, last"}
     for split in group.splits:

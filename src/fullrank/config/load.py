@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from fullrank.config.finetune import FinetuneConfig, finetunes
+from fullrank.config.finetune import FinetuneConfig, TextFinetuneConfig, finetunes, is_of_task
 from fullrank.config.run import RunConfig
 from fullrank.core.errors import InputError
 from fullrank.core.section import Section, hints_of
@@ -116,7 +116,9 @@ def apply_overrides(raw: dict[str, Any], overrides: Iterable[str]) -> dict[str, 
 
 def build_any(raw: Mapping[str, Any]) -> RunConfig | FinetuneConfig:
     """The checked configuration of a run of any task; ConfigError lists every fault."""
-    return FinetuneConfig.from_dict(raw) if finetunes(raw) else RunConfig.from_dict(raw)
+    if is_of_task(raw):
+        return FinetuneConfig.from_dict(raw)
+    return (TextFinetuneConfig if finetunes(raw) else RunConfig).from_dict(raw)
 
 
 def build(raw: Mapping[str, Any]) -> RunConfig:
@@ -126,6 +128,8 @@ def build(raw: Mapping[str, Any]) -> RunConfig:
         raise InputError(
             f"data.name: {config.data.name} is a task on which a pretrained encoder is fine-tuned; use `fullrank finetune`"
         )
+    if isinstance(config, TextFinetuneConfig):
+        raise InputError(f"model.pretrained: {config.model.pretrained} is fine-tuned; use `fullrank finetune`")
     return config
 
 

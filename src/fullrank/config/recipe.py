@@ -25,7 +25,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, get_args
 
-from fullrank.config.finetune import FinetuneConfig, finetunes
+from fullrank.config.finetune import FinetuneConfig, TextFinetuneConfig, finetunes
 from fullrank.config.load import apply_overrides, build, build_any, lay, merge, parse_yaml, read_yaml
 from fullrank.config.run import RunConfig
 from fullrank.core.errors import ConfigError, InputError, suggest
@@ -290,6 +290,39 @@ def resolve(
 ) -> Resolved[RunConfig]:
     """The checked configuration of one row that trains a model of ours; InputError for a recipe of fine-tuning."""
     return _resolve(name, row, scale, overrides, build)
+
+
+def resolve_arms(
+    model: str, text: Path, overrides: Iterable[str] = (), *, plain: bool = True
+) -> list[Resolved[RunConfig | FinetuneConfig]]:
+    """The runs in which a pretrained model is fine-tuned on a text: with what is injected, and `plain` beside it.
+
+    They differ in `model.attention`, `model.layers` and the penalties on it. Raises InputError for a file in place of a model,
+    ConfigError with every fault of the settings.
+    """
+    if Path(model).is_file():
+        raise InputError(
+            f"--text: goes with a model, a folder or a name on the Hugging Face hub, given the file {model}; a configuration "
+            "states its text as data.train"
+        )
+    raw: Settings = {"model": {"pretrained": model}, "data": {"name": "text", "train": str(text)}}
+    raw = apply_overrides(raw, overrides)
+    config = build_any(raw)
+    assert isinstance(config, TextFinetuneConfig)
+    stem = re.sub(r"[^\w.-]+", "-", f"{Path(model).name}-{text.stem}")
+    recipe, graft = f"finetune-{stem}", config.model.attention
+    if graft.at_rest:
+        return [Resolved(config, recipe, "plain", stated=raw)]
+    words = [word for word in map(str, (graft.mix, graft.normalize)) if word not in ("none", "softmax")]
+    if graft.cross_head:
+        words.append(f"beta{graft.cross_head:g}")
+    arms: list[Resolved[RunConfig | FinetuneConfig]] = [Resolved(config, recipe, "-".join(words), stated=raw)]
+    if plain:
+        changes = {"model": {"attention": None, "layers": None}, "train": {"orthogonality": 0.0, "overlap": 0.0}}
+        without = merge(raw, changes)
+        del without["model"]["attention"]
+        arms.insert(0, Resolved(build_any(without), recipe, "plain", stated=without))
+    return arms
 
 
 def is_finetuning(name: str, row: str | None = None, scale: str | None = None, overrides: Iterable[str] = ()) -> bool:

@@ -26,6 +26,7 @@ from fullrank.data.tokenizers import (
     META_FILE,
     TOKENIZER_FILE,
     UNK,
+    PretrainedTokenizer,
     Tokenizer,
     read_merges,
     train_byte_bpe,
@@ -315,7 +316,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         fingerprint = meta.pop("fingerprint")
         text = (folder / TOKENIZER_FILE).read_text(encoding="utf-8")
         backend = Backend.from_str(text)
-        kind = Language if "name" in meta else Tokenizer
+        kind = PretrainedTokenizer if meta["kind"] == "pretrained" else Language if "name" in meta else Tokenizer
         tokenizer = kind(backend, **meta)
         if tokenizer.fingerprint != fingerprint:
             raise ValueError("they do not give the recorded fingerprint")

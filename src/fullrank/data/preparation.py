@@ -39,6 +39,7 @@ from fullrank.data.tokenizers import (
     LINE_END,
     SOS,
     UNK,
+    PretrainedTokenizer,
     Split,
     Tokenizer,
     build_bytes,
@@ -51,7 +52,8 @@ from fullrank.files import silent
 
 _BUILTIN_MIN_COUNT = 3
 _PIECES_AT_ONCE = 8  # for one process: a text of less is not worth a second one
-_LABELS = {"byte": ["bytes"], "character": ["characters"], "bpe": ["BPE"]}  # of tokens, in a label; words are the usual
+# of tokens, in a label; words are the usual
+_LABELS = {"byte": ["bytes"], "character": ["characters"], "bpe": ["BPE"], "pretrained": ["tokens of the model"]}
 
 
 def prepare(
@@ -128,9 +130,9 @@ def plan_text(config: DataConfig, cache: Path, report: Report, tokenizer: Tokeni
     Raises InputError for bad data or settings, RunError for a failed download.
     """
     info = text_corpus(config.name)
-    settings = _resolve_settings(config, info)
+    settings = _resolve_settings(config, info, tokenizer)
     identity: dict[str, Any] = {"tokenizer": None if tokenizer is None else tokenizer.fingerprint}
-    if settings.kind == "bpe":
+    if settings.kind in ("bpe", "pretrained"):
         identity["tokenizers"] = tokenizers.__version__
     if info.name == "builtin":
         identity["extraction"] = hashlib.sha256(Path(builtin.__file__).read_bytes()).hexdigest()
@@ -164,9 +166,11 @@ def encode_file(path: Path, tokenizer: Tokenizer, folder: Path, report: Report) 
     return Corpus(folder, "text", path.name, False, {"text": counts}, {}, {}, {IDS: tokenizer})
 
 
-def _resolve_settings(config: DataConfig, info: CorpusInfo) -> Settings:
+def _resolve_settings(config: DataConfig, info: CorpusInfo, tokenizer: Tokenizer | None) -> Settings:
     """Every `null` resolved; InputError for keys that the kind of tokens has no use for."""
     kind = config.tokens or info.tokens
+    if isinstance(tokenizer, PretrainedTokenizer):
+        kind = tokenizer.kind
     if problems := [*config.problems_of_tokens(kind)]:  # of a corpus of one's own, whose tokens are known here only
         raise ConfigError(*problems)
     prose = info.name == "builtin" and kind == "word"

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import repeat
+from itertools import pairwise, repeat
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,6 +41,8 @@ _FINAL_SIGMA = Regex(r"(?<=\p{L})Σ(?!\p{L})")
 LOWER = [normalizers.Replace(_FINAL_SIGMA, "ς"), normalizers.Lowercase()]
 _SEPARATORS = Regex("[\x1c-\x1f]")  # white space of Python that is none in Rust
 _BYTES = 256
+_LINE_BORDER = re.compile(r"\n(?=\S)")
+_PIECE = 1 << 14  # characters that a pretrained tokenizer is given at a time
 
 
 class Tokenizer:
@@ -154,6 +156,43 @@ class Tokenizer:
             **self.options,
         }
         write_checked(folder / META_FILE, meta)
+
+
+class PretrainedTokenizer(Tokenizer):
+    """The tokenizer of a pretrained model. `start`: the mark that opens or ends its texts, context of the first token.
+
+    A long text is cut after line ends, where the next line begins with no white space: tokens of GPT-2 and its like go over
+    no such border, and a tokenizer that puts a mark before a text puts it there, too. No special token is added.
+    """
+
+    def __init__(self, backend: Backend, kind: str = "pretrained", *, start: str, eos: str | None) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self.backend, self.kind, self.lowercase = backend, kind, False
+        self.options = {"start": start, "eos": eos}
+        ids = backend.get_vocab(with_added_tokens=True)
+        self.start_id = ids[start]
+        self.eos_id = None if eos is None else ids[eos]
+        self.unk_id = self.sos_id = None
+        names = {number: entry for entry, number in ids.items()}
+        self.entries = [names.get(number, "") for number in range(max(names) + 1)]
+        self.fingerprint = self._compute_fingerprint()
+
+    def encode(self, text: str) -> list[int]:
+        pieces = _cut_lines(mended(text))
+        encoded: list[int] = []
+        for encoding in self.backend.encode_batch_fast(pieces, add_special_tokens=False):
+            encoded += encoding.ids
+        return encoded
+
+
+def _cut_lines(text: str) -> list[str]:
+    """The text in pieces that end with a line, each of many characters."""
+    ends = [0]
+    for match in _LINE_BORDER.finditer(text):
+        if match.end() - ends[-1] >= _PIECE:
+            ends.append(match.end())
+    return [text[start:end] for start, end in pairwise([*ends, len(text)]) if start < end]
 
 
 def byte_signs() -> list[str]:

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from fullrank.config.finetune import TextFinetuneConfig
 from fullrank.config.run import MASKED_TOKEN, PROTOCOL_KEYS, ProtocolConfig, RunConfig
 from fullrank.core.config import NOT_NEXT_TOKEN, stage_options, with_memory
 from fullrank.core.errors import ConfigError, InputError
@@ -152,6 +153,13 @@ def final_protocol(config: RunConfig, flags: Flags | None = None, split: str = "
 
 
 def _check_settings(config: RunConfig, flags: Flags, settings: dict[str, Any], names: dict[str, str]) -> None:
+    if isinstance(config, TextFinetuneConfig):
+        for key in (*_OF_MEMORY, "temperature"):
+            if settings[key] not in (None, False, 0, 1):
+                raise InputError(
+                    f"{names[key]}: for models of ours, given {settings[key]} for {config.model.pretrained}; leave it out"
+                )
+        return
     memory, same, clamp = (settings[key] for key in _OF_MEMORY)
     if settings["temperature"] not in (None, 1) and config.model.output.normalize == "sigsoftmax":
         raise InputError(

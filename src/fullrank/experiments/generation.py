@@ -18,7 +18,7 @@ from fullrank.experiments.measure import batches_by_length
 from fullrank.experiments.run_folder import open_causal
 from fullrank.files import with_newlines
 from fullrank.kernels import kernel
-from fullrank.models import LoadedModel, open_model
+from fullrank.models import LoadedModel, TransformersModel, open_model
 
 
 def generate(
@@ -67,8 +67,14 @@ def write(
     if isinstance(model, str | Path):
         open_causal(Path(model))
     loaded = open_model(model, checkpoint=checkpoint, device=device_name, causal=True)
-    reads, tokenizer = loaded.own, tokenizer or loaded.tokenizer
-    if not isinstance(reads, LanguageModel) or tokenizer is None:
+    tokenizer = tokenizer or loaded.tokenizer
+    reads: Any = loaded.own
+    if isinstance(loaded, TransformersModel):
+        from fullrank.hf.causal import CausalModel
+
+        loaded.require({"step"}, "generate")
+        reads = CausalModel(loaded.module)
+    if reads is None or not isinstance(tokenizer, Tokenizer):
         raise InputError("generate: give a LanguageModel and its tokenizer, or a run folder, which has both")
     if memory_length is not None:
         reads = reads.with_memory(memory_length)

@@ -270,10 +270,15 @@ class LanguageModelTask(TextTask):
     def protocol(self, config: RunConfig, changes: Mapping[str, Any] | None = None, split: str = "test") -> Any:
         return final_protocol(config, Flags(**(changes or {})), split)
 
-    def parts(self, data: Prepared, folder: Path, device: torch.device) -> Parts:
-        config, corpus = data.config, data.corpus
-        model, batch_size = LanguageModel(config.model).to(device), config.eval.batch_size
+    def build(self, config: Any) -> Any:
+        """The model that is trained, as it is before training."""
+        model = LanguageModel(config.model)
         model.trained_length = config.train.segment_length
+        return model
+
+    def parts(self, data: Prepared, folder: Path, device: torch.device) -> Parts:
+        config, corpus, batch_size = data.config, data.corpus, data.config.eval.batch_size
+        model = self.build(config).to(device)
         train_tokens, validation = corpus.splits["train"]["tokens"], corpus.ids("valid")[: config.eval.max_tokens]
         while_training = validation_protocol(config)
         _check_positions(model, train_tokens // config.train.batch_size)

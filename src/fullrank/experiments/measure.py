@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fullrank.core.decoder import LanguageModel
 from fullrank.core.encoder import MaskedLanguageModel
@@ -25,9 +25,7 @@ from fullrank.training.device import device_of
 from fullrank.training.distributed import all_reduce, rank, world_size
 
 
-def measure(
-    model: nn.Module, ids: np.ndarray, protocol: EvaluationProtocol, *, batch_size: int, start_id: int
-) -> Evaluation:
+def measure(model: Any, ids: np.ndarray, protocol: EvaluationProtocol, *, batch_size: int, start_id: int) -> Evaluation:
     """Summed nll of the text `ids` under the model in evaluation mode, read as `protocol` says; the mode is restored.
 
     Where that is no next-token perplexity, also that of the last position of every block or window, alone.
@@ -36,7 +34,6 @@ def measure(
     In the precision around the call: while training that of training, for final figures fp32.
     Raises InputError where the model cannot read so many tokens (`check_length`).
     """
-    assert isinstance(model, LanguageModel)
     tally = Tally(device_of(model), sums=all_reduce)
     batches = make_batches(model, ids, protocol, batch_size=batch_size, start_id=start_id)
     with evaluating(model):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import torch
 
-from fullrank.config.finetune import GLUE, FinetuneConfig, PretrainedConfig
+from fullrank.config.finetune import GLUE, FinetuneConfig, PretrainedConfig, TextFinetuneConfig
 from fullrank.core.errors import InputError
 from fullrank.data.invented import WORDS
 
@@ -18,6 +17,7 @@ _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")  # of the random encoder
 _CLASSES = {
     "classification": "AutoModelForSequenceClassification",
     "answers": "AutoModelForQuestionAnswering",
+    "causal": "AutoModelForCausalLM",
 }
 
 
@@ -49,6 +49,7 @@ def load_pretrained(
     import transformers
 
     from fullrank.hf import load
+    from fullrank.hf.causal import holds_injected, inject_configured
 
     outputs, key = _describe_outputs(kind, num_labels), f"model.pretrained: {config.pretrained}"
     with load.quiet(), load.explain_errors(f"{key}: no encoder", _ENCODERS):
@@ -60,7 +61,7 @@ def load_pretrained(
             options = {"revision": config.revision} if config.revision else {}
             known = transformers.AutoConfig.from_pretrained(where, trust_remote_code=False, **outputs, **options)
             tokenizer = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=False, **options)
-        injected = _holds_injected(config, known)
+        injected = holds_injected(config, known)
         model, loading = load.load_weights(
             getattr(transformers, auto), where, known, torch.float32, ignore_mismatched_sizes=True, **options
         )
@@ -76,7 +77,7 @@ def load_pretrained(
     _set_padding(config.pretrained, model, tokenizer)
     redrawn, remark = _name_labels(model, labels, fresh) if labels else ([], "")
     if not injected:
-        _inject(model, config)
+        inject_configured(model, config)
     if mismatched and kind == "classification":
         remark = "its output layer is for another number of labels, and is drawn anew"
     remark = remark and f"{config.pretrained}: {remark}"
@@ -119,33 +120,6 @@ def _name_labels(model: Any, labels: Sequence[str], fresh: Set[str]) -> tuple[li
             layer.bias.zero_()
     remark = f"its output layer is for other labels ({', '.join(names)}) than {', '.join(labels)}, and is drawn anew"
     return [f"{name}.{parameter}" for parameter, _ in layer.named_parameters()], remark
-
-
-def _inject(model: Any, config: PretrainedConfig) -> None:
-    from fullrank.hf.inject import inject
-
-    graft = config.attention
-    if not graft.at_rest:
-        inject(model, mix=graft.mix, normalize=graft.normalize, cross_head=graft.cross_head, layers=config.layers)
-
-
-def _holds_injected(config: PretrainedConfig, known: Any) -> bool:
-    """True for a checkpoint with attention of ours, which has to be what is asked for (InputError)."""
-    from fullrank.hf.load import read_injected_settings
-
-    settings = read_injected_settings(known)
-    if settings is None:
-        return False
-    keys = ("mix", "normalize", "cross_head", "layers")
-    there = {key: settings.get(key) for key in keys}
-    if there != config.attention.to_dict() | {"layers": config.layers}:
-        words = " ".join(
-            f"model.{'' if key == 'layers' else 'attention.'}{key}={json.dumps(there[key])}" for key in keys
-        )
-        raise InputError(
-            f"model.pretrained: {config.pretrained} holds attention of ours already; to go on with it, set {words}"
-        )
-    return True
 
 
 def _set_padding(name: str, model: Any, tokenizer: Any) -> None:
@@ -200,19 +174,23 @@ def _random_tokenizer(transformers: Any) -> Any:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=words, model_input_names=inputs, **marks)
 
 
-def measure_pretrained_size(config: FinetuneConfig) -> dict[str, Any]:
-    """Size of a pretrained encoder with our attention injected, on the meta device: nothing is downloaded.
+def measure_pretrained_size(config: FinetuneConfig | TextFinetuneConfig) -> dict[str, Any]:
+    """Size of a pretrained model with our attention injected, on the meta device: nothing is downloaded.
 
-    Parameters of the encoder, of the task's output layers, and of mixing.
+    Parameters of the model without its output layers, of those, and of mixing.
 
-    Raises InputError where transformers is missing, and where the configuration of the encoder is not on this machine.
+    Raises InputError where transformers is missing, and where the configuration of the model is not on this machine.
     """
     import transformers
 
+    from fullrank.hf.causal import inject_configured
     from fullrank.hf.load import quiet
 
-    kind = "answers" if config.data.answers else "classification"
-    outputs = _describe_outputs(kind, 2 if config.data.answers else GLUE[config.data.task].outputs)
+    if isinstance(config, TextFinetuneConfig):
+        kind, outputs, task = "causal", dict[str, Any](), config.data.name
+    else:
+        kind, task = "answers" if config.data.answers else "classification", config.data.label
+        outputs = _describe_outputs(kind, 2 if config.data.answers else GLUE[config.data.task].outputs)
     with quiet():
         known = _load_local_configuration(transformers, config.model, outputs)
         with torch.device("meta"):
@@ -221,13 +199,13 @@ def measure_pretrained_size(config: FinetuneConfig) -> dict[str, Any]:
     encoder, total = (sum(p.numel() for p in part.parameters()) for part in (base, model))
     before = {name for name, _ in model.named_parameters()}
     with torch.device("meta"):
-        _inject(model, config.model)
+        inject_configured(model, config.model)
     mixing = sum(parameter.numel() for name, parameter in model.named_parameters() if name not in before)
     text = known.get_text_config()
     return {
         "encoder": config.model.pretrained,
         "model": type(base).__name__,
-        "task": config.data.label,
+        "task": task,
         "parameters": {"encoder": encoder, "mixing": mixing, "output": total - encoder, "total": total + mixing},
         "attention": {
             "layers": len(config.model.layers or range(text.num_hidden_layers)),

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 import fullrank
-from fullrank.config.finetune import FinetuneConfig
+from fullrank.config.finetune import FinetuneConfig, TextFinetuneConfig
 from fullrank.config.recipe import Resolved, load, resolve_any
 from fullrank.config.run import RunConfig
 from fullrank.core.errors import InputError
@@ -63,6 +63,10 @@ def task_of(config: AnyConfig) -> Any:
         from fullrank.experiments.finetuning import Finetuning
 
         return Finetuning()
+    if isinstance(config, TextFinetuneConfig):
+        from fullrank.experiments.text_finetuning import TextFinetuning
+
+        return TextFinetuning()
     if config.translates:
         from fullrank.experiments.translation import TranslationTask
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fullrank.config.finetune import FinetuneConfig
+from fullrank.config.finetune import FinetuneConfig, TextFinetuneConfig
 from fullrank.config.load import build, build_any, flatten, merge, read_yaml, to_yaml
 from fullrank.config.recipe import Resolved, load
 from fullrank.config.run import PROTOCOL_KEYS, RunConfig
@@ -42,10 +42,11 @@ def absolute(config: RunConfig | FinetuneConfig) -> RunConfig | FinetuneConfig:
     for section, key in ((data, "dir"), (data, "cache"), (train, "start")):
         if section.get(key) is not None:
             section[key] = str(Path(section[key]).expanduser().resolve())
-    if isinstance(config, FinetuneConfig):
+    if isinstance(config, FinetuneConfig | TextFinetuneConfig):
         name = config.model.pretrained
         if name not in ("minilm", "random") and Path(name).expanduser().is_dir():  # else a model on the hub
             raw["model"]["pretrained"] = str(Path(name).expanduser().resolve())
+    if isinstance(config, FinetuneConfig):
         return build_any(raw)
     for key in ("train", "valid", "test", "codes"):
         if isinstance(data[key], list):

@@ -104,6 +104,23 @@ class TextTask(Task):
         """A text that the model writes, for people; None where it writes none."""
         return None
 
+    def make_groups(self, model: nn.Module, options: TrainConfig) -> Groups:
+        """Parameter groups of the optimizer."""
+        tables = (p for module in model.modules() if isinstance(module, Input) for p in module.parameters())
+        return parameter_groups(
+            model, options.weight_decay, options.optimizer == "muon", faster=tables, peak=options.embedding_rate
+        )
+
+    def count_parameters(self, model: Any) -> dict[str, int]:
+        """Parameters by part, `total` and `mixing` among them."""
+        from fullrank.analysis.size import parameters_by_part
+
+        return parameters_by_part(model)
+
+    def finish(self, data: Prepared, model: Any, folder: Path) -> dict[str, Any]:
+        """Further entries of result.json, of the best model; it may leave files in the run folder."""
+        return {}
+
 
 # -- shared by the tasks with a model of ours ---------------------------------------------------------------------------
 
@@ -158,11 +175,9 @@ def training_parts(
         return trained, {split: task.figures(data, trained, split, protocols[split], keep) for split in splits}
 
     def result(done: Counters) -> dict[str, Any]:
-        from fullrank.analysis.size import parameters_by_part
-
         best, final = measure("best", folder)
         text = task.sample(best, data.corpus) if done.step >= WRITES_FROM else None
-        counts = parameters_by_part(model)
+        counts = task.count_parameters(model)
         settings = {split: dataclasses.asdict(protocol) for split, protocol in protocols.items()}
         words = {split: protocol.in_words() for split, protocol in protocols.items()}
         sentences = [f"{split}: {sentence}" for split, sentence in words.items()]
@@ -177,17 +192,14 @@ def training_parts(
             "protocol_settings": settings["test"],
             "protocols": {split: {"words": words[split], "settings": settings[split]} for split in splits},
             **entries,
+            **task.finish(data, best, folder),
             **({"sample": text} if text is not None else {}),
         }
 
-    def groups() -> Groups:
-        options = config.train
-        tables = (p for module in model.modules() if isinstance(module, Input) for p in module.parameters())
-        return parameter_groups(
-            model, options.weight_decay, options.optimizer == "muon", faster=tables, peak=options.embedding_rate
-        )
+    def make_groups() -> Groups:
+        return task.make_groups(model, config.train)
 
-    return Parts(model, objective, batches, evaluate, config.train, config.eval, groups, result)
+    return Parts(model, objective, batches, evaluate, config.train, config.eval, make_groups, result)
 
 
 def choose_own_rows() -> Share:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fullrank.config.load import read_yaml
 from fullrank.core.errors import FullRankError, InputError, one_line
+from fullrank.files import read_json
 from fullrank.hf import classes
 from fullrank.hf.inject import LOADED_BY, arguments_of, find_injected_modules, inject
 
@@ -28,6 +29,8 @@ TOKENIZER_FILES = (
     "tekken.json", "vocab.json", "vocab.txt", "vocab.bpe",
 )  # fmt: skip
 # arguments of `from_pretrained` that say where a model lies
+_ADAPTER = "adapter_config.json"
+INJECTED = "fullrank.json"  # in the folder of an adapter: what was injected into its model
 _WHERE = ("cache_dir", "revision", "token", "subfolder", "local_files_only", "trust_remote_code")
 
 
@@ -85,7 +88,7 @@ def location_of(name: str) -> str:
         if name.startswith((".", "/", "~")) or name.count("/") > 1:
             raise InputError(f"model.pretrained: {name}: no such folder")
         return name
-    if (folder / "adapter_config.json").is_file():  # it may name code, which PEFT would import
+    if (folder / _ADAPTER).is_file():  # it may name code, which PEFT would import
         raise InputError(
             f"{folder}: an adapter of PEFT; merge it into its model (merge_and_unload), and save and name that"
         )
@@ -109,11 +112,14 @@ def load_weights(auto: Any, source: Any, config: Any, dtype: torch.dtype, **opti
 def load_injected(folder: str | Path, cls: Any = None, **from_pretrained_arguments: Any) -> Any:
     """Load a model with its injected stages, from what `save_pretrained` wrote.
 
+    Of an adapter that `fullrank finetune` left: its model, with the same injected, and PEFT's adapter on it.
     cls: the class to load, also one of the Auto classes; None: the one that was saved. Further arguments are those of
     `from_pretrained`.
     Raises InputError if nothing had been injected, if a parameter of the stages is missing, and for a folder without
     model.
     """
+    if (Path(folder) / _ADAPTER).is_file():
+        return _load_adapter(Path(folder), **from_pretrained_arguments)
     config = from_pretrained_arguments.pop("config", None)
     if config is None:
         where = {key: value for key, value in from_pretrained_arguments.items() if key in _WHERE}
@@ -126,7 +132,7 @@ def load_injected(folder: str | Path, cls: Any = None, **from_pretrained_argumen
         raise InputError(f"{folder}: nothing was injected into this model; load it with from_pretrained")
     kind: Any = _choose_class(cls, config)
     arguments = arguments_of(settings)
-    _forget_injection(config)  # `inject` will write the settings again
+    forget_injection(config)  # `inject` will write the settings again
 
     class Injecting(kind):
         def __init__(self, config: Any, *args: Any, **others: Any) -> None:
@@ -150,20 +156,41 @@ def load_injected(folder: str | Path, cls: Any = None, **from_pretrained_argumen
     return (model, report) if returns_report else model
 
 
+def _load_adapter(folder: Path, **from_pretrained_arguments: Any) -> Any:
+    """A model of PEFT: the model that an adapter names, injected as `fullrank.json` beside it says, and the adapter."""
+    adapter = read_json(folder / _ADAPTER)
+    if not (folder / INJECTED).is_file() or adapter.get("auto_mapping") or adapter.get("peft_type") != "LORA":
+        raise InputError(
+            f"{folder}: no adapter of `fullrank finetune` ({INJECTED} beside {_ADAPTER}, peft_type LORA, no auto_mapping); "
+            "inject its model first, then load it with peft.PeftModel.from_pretrained"
+        )
+    import peft
+
+    name = adapter["base_model_name_or_path"]
+    with quiet(), explain_errors(f"{folder}: its model {name} is none"):
+        config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
+        options = {"dtype": torch.float32, **from_pretrained_arguments}
+        model, _ = load_weights(transformers.AutoModelForCausalLM, name, config, options.pop("dtype"), **options)
+    settings = read_json(folder / INJECTED)
+    if settings and not find_injected_modules(model):
+        inject(model, **arguments_of(settings))
+    return peft.PeftModel.from_pretrained(model, folder)
+
+
 def read_injected_settings(config: Any) -> Mapping[str, Any] | None:
     """Settings of the injected attention in a configuration of transformers; None if nothing was injected."""
     settings = None if config.model_type == "fullrank" else getattr(config, "fullrank", None)
     return settings if isinstance(settings, Mapping) else None
 
 
-def _forget_injection(config: Any) -> None:
+def forget_injection(config: Any) -> None:
     """Take the settings out of a configuration and of all configurations inside it."""
     vars(config).pop("fullrank", None)
     if config._attn_implementation == LOADED_BY:
         config._attn_implementation_internal = None
     for key in config.sub_configs:
         if (part := getattr(config, key, None)) is not None:
-            _forget_injection(part)
+            forget_injection(part)
 
 
 def _find_saved_class(config: Any) -> Any:

@@ -42,7 +42,7 @@ class WeightAverage:
 
     def __init__(self, model: nn.Module, options: TrainConfig, total_steps: int) -> None:
         self.first = round(options.swa_start * total_steps) if options.averaging == "swa" else None
-        self.parameters = dict(model.named_parameters())
+        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.count = 0  # updates averaged so far
         self.averages: dict[str, Tensor] = {}
 

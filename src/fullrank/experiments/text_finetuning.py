@@ -1,0 +1,107 @@
+"""The task of fine-tuning on a text: a language model's, whose model and tokens are pretrained."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+from fullrank.checking import check
+from fullrank.config.finetune import TextFinetuneConfig
+from fullrank.config.training import TrainConfig
+from fullrank.core.errors import InputError
+from fullrank.data import prepare
+from fullrank.experiments.finetuning import make_groups, mixing_names
+from fullrank.experiments.language_model import LanguageModelTask
+from fullrank.experiments.task import Parts, Prepared, Say, identify, reuse_prepared
+from fullrank.files import read_json, write_json
+from fullrank.hf.causal import MODEL, CausalModel, adapt, load_causal, load_tokenizers
+from fullrank.hf.load import quiet
+from fullrank.training.distributed import all_gather, rank
+from fullrank.training.optimizer import Groups
+
+SPLITS = ("valid", "test")
+BEFORE = "before.json"  # in the run folder: figures and checks of the model before training
+
+
+class TextFinetuning(LanguageModelTask):
+    """Fine-tuning of a causal model on a text."""
+
+    model: Any = CausalModel
+
+    def check(self, config: Any) -> None:
+        """Nothing is known of the model before it is loaded."""
+
+    def prepare(self, config: Any, identity: Mapping[str, Any], allow_slice: bool, say: Say) -> Prepared:
+        corpus = reuse_prepared(identity)
+        if corpus is None:
+            _, tokenizer = load_tokenizers(config.model)
+            corpus = prepare(config.data, allow_slice=allow_slice, report=say, tokenizer=tokenizer)
+        return Prepared(config, corpus, corpus.label, identify(corpus), corpus.tokenizer.save)
+
+    def build(self, config: TextFinetuneConfig) -> CausalModel:
+        """The pretrained model, injected and with an adapter where that is asked for; InputError for blocks too long for it."""
+        model = adapt(load_causal(config.model), config.train.adapter)
+        read = config.train.segment_length + config.train.context
+        if model.max_length is not None and read > model.max_length:
+            raise InputError(
+                f"train.segment_length: {config.model.pretrained} reads at most {model.max_length:,} tokens, given {read:,}"
+            )
+        return model
+
+    def parts(self, data: Prepared, folder: Path, device: torch.device) -> Parts:
+        parts = super().parts(data, folder, device)
+        model: Any = parts.model
+        if not all_gather((folder / BEFORE).is_file())[0]:
+            protocols = {split: self.protocol(data.config, split=split) for split in SPLITS}
+            figures = {split: self.figures(data, model, split, protocol) for split, protocol in protocols.items()}
+            if rank() == 0:
+                write_json(folder / BEFORE, {"figures": figures, "check": check_model(data.config, model)})
+        if rank() == 0 and model.adapted is None:
+            model.model.config.save_pretrained(folder / MODEL)  # by which checkpoints are loaded
+        versions = {"transformers": transformers.__version__}
+        if model.adapted is not None:
+            import peft
+
+            versions["peft"] = peft.__version__
+        return dataclasses.replace(parts, versions=versions)
+
+    def make_groups(self, model: nn.Module, options: TrainConfig) -> Groups:
+        scale = getattr(options, "mixing_scale", 1.0)
+        return make_groups(model, options.weight_decay, scale, options.optimizer == "muon")
+
+    def count_parameters(self, model: CausalModel) -> dict[str, int]:
+        parameters = dict(model.named_parameters())
+        trained = {name: p.numel() for name, p in parameters.items() if p.requires_grad}
+        mixing = sum(trained[name] for name in mixing_names(model) & trained.keys())
+        copies = sum(p.numel() for name, p in parameters.items() if ".original_module." in name)  # that PEFT keeps
+        return {"total": model.num_parameters() - copies, "mixing": mixing, "trained": sum(trained.values())}
+
+    def finish(self, data: Prepared, model: CausalModel, folder: Path) -> dict[str, Any]:
+        """Check the best model and save it; the entries `before` and `check`."""
+        before = read_json(folder / BEFORE)
+        if data.config.train.keep_model and rank() == 0:
+            words, _ = load_tokenizers(data.config.model)
+            with quiet():
+                model.save(folder / MODEL, words)
+        after = check_model(data.config, model)
+        return {
+            "pretrained": data.config.model.pretrained,
+            "before": before["figures"],
+            "check": {"before": before["check"], "after": after},
+        }
+
+
+def check_model(config: TextFinetuneConfig, model: CausalModel) -> dict[str, Any] | None:
+    """What `fullrank check --quick` says of a model; None where `train.check` is off."""
+    if not config.train.check:
+        return None
+    with quiet(), torch.random.fork_rng(devices=[]):
+        report = check(model.model, quick=True)
+    verdicts = {finding.check: finding.verdict for finding in report.findings}
+    return {"passes": report.passes, "headline": report.headline, "checks": verdicts}

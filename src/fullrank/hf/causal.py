@@ -1,0 +1,332 @@
+"""Pretrained causal models of transformers, trained, evaluated and decoded by what our language models go through."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fullrank.config.finetune import AdapterConfig, PretrainedConfig, TextFinetuneConfig
+from fullrank.config.load import build_any, read_yaml
+from fullrank.core.errors import InputError, pip_install
+from fullrank.core.model import LossParts, ModelOutput, Pass
+from fullrank.core.output import IGNORED, Output, scale_tokens, weigh_losses
+from fullrank.core.trace import Trace
+from fullrank.data.tokenizers import PretrainedTokenizer
+from fullrank.decoding import sample
+from fullrank.files import write_json
+from fullrank.forward import cache_argument, read_arguments
+from fullrank.hf import load
+from fullrank.hf.inject import inject, settings_of
+from fullrank.hf.interface import traced
+from fullrank.seal import check_run
+from fullrank.training.checkpoint import load_weights
+
+MODEL = "model"  # the folder of the model of transformers in a run folder
+_WHERE = "; give a folder with config.json, weights and tokenizer, or a name on the Hugging Face hub"
+
+
+class Logits(Output):
+    """The output layer of a model whose hidden states are logits already: log-probabilities of them."""
+
+    def log_prob(self, hidden: Tensor) -> Tensor:
+        return hidden.to(torch.promote_types(hidden.dtype, torch.float32)).log_softmax(-1)
+
+    def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        wide = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
+        nll = F.cross_entropy(wide.flatten(0, -2), targets.flatten(), reduction="none", ignore_index=IGNORED)
+        return nll.view(targets.shape)
+
+    def loss(
+        self, hidden: Tensor, targets: Tensor, weights: Tensor | None = None, label_smoothing: float = 0.0
+    ) -> tuple[Tensor, Tensor]:
+        counts = targets != IGNORED
+        scale = scale_tokens(hidden, counts, weights)
+        ids = targets.masked_fill(~counts, 0).flatten()
+        return weigh_losses(self.log_prob(hidden).flatten(0, -2), ids, scale, label_smoothing)
+
+
+class Sizes(NamedTuple):
+    """What is asked of the configuration of a language model."""
+
+    vocab_size: int
+    num_hidden_layers: int
+    max_position_embeddings: int | None
+    sees_future: bool = False
+
+
+class KeyValueCache:
+    """Keys and values of earlier tokens as transformers keeps them; it changes as it is read."""
+
+    def __init__(self) -> None:
+        self.content: Any = transformers.DynamicCache()
+
+    def reorder(self, index: Tensor) -> KeyValueCache:
+        """Select and repeat rows."""
+        self.content.reorder_cache(index)
+        return self
+
+
+class CausalModel(nn.Module):
+    """A causal model of transformers with the methods of a `LanguageModel` that training, evaluation and decoding call.
+
+    Its hidden states are the logits, in which a soft-cap or a scale of the model is; `output` makes log-probabilities of them.
+    adapted: the model of PEFT around it, where an adapter is trained: then `state_dict` has what is trained alone.
+    """
+
+    memory_length = 0
+    trained_length: int | None = None
+    adapted: Any
+
+    def __init__(self, model: Any, adapted: Any = None) -> None:
+        super().__init__()
+        self.model: Any = model
+        self.output = Logits()
+        vars(self)["adapted"] = adapted  # no submodule: its parameters are those of the model
+        self.max_length = load.find_longest_text(model)
+        text = model.config.get_text_config()
+        self.config = Sizes(text.vocab_size, text.num_hidden_layers, self.max_length)
+
+    def hidden(
+        self, input_ids: Tensor, memory: None = None, *, attention_mask: Tensor | None = None, cache: Any = None
+    ) -> Pass:
+        """Logits (B, N, V) of tokens (B, N). attention_mask covers all tokens so far, 1 for tokens and 0 for padding."""
+        options: dict[str, Any] = {}
+        if attention_mask is None:
+            tokens = input_ids.shape[1] + (0 if cache is None else cache.content.get_seq_length())
+            attention_mask = input_ids.new_ones(len(input_ids), tokens)
+        else:
+            positions = attention_mask.long().cumsum(1).sub(1).clamp(min=0)
+            options["position_ids"] = positions[:, -input_ids.shape[1] :]
+        if cache is not None:
+            options[cache_argument(read_arguments(self.model))] = cache.content
+        out = self.model(input_ids, attention_mask=attention_mask.long(), use_cache=cache is not None, **options)
+        return Pass(out.logits, None, cache)
+
+    def forward(self, input_ids: Tensor, *, cache: Any = None, attention_mask: Tensor | None = None) -> ModelOutput:
+        logits, _, cache = self.hidden(input_ids, attention_mask=attention_mask, cache=cache)
+        return ModelOutput(logits, cache=cache)
+
+    def loss_parts(
+        self,
+        input_ids: Tensor,
+        targets: Tensor,
+        weights: Tensor | None = None,
+        memory: None = None,
+        *,
+        label_smoothing: float = 0.0,
+        trace: Trace | None = None,
+        **unused: Any,
+    ) -> LossParts:
+        """`loss` and the nll without label smoothing; arguments as of `LanguageModel.loss_parts`."""
+        with traced(trace):
+            logits = self.hidden(input_ids).hidden
+        logits = logits[:, input_ids.shape[1] - targets.shape[1] :]
+        return LossParts(*self.output.loss(logits, targets, weights, label_smoothing))
+
+    def generate(self, input_ids: Tensor, max_new_tokens: int = 100, **drawing: Any) -> Tensor:
+        """input_ids (B, N) and what the model writes after them; options are those of `decoding.sample`."""
+        new = sample(self, input_ids, max_new_tokens=max_new_tokens, window=self.max_length, **drawing).ids
+        return torch.cat((input_ids, new), dim=1)
+
+    def new_cache(self) -> KeyValueCache:
+        return KeyValueCache()
+
+    def with_memory(self, memory_length: int | None = None, **others: Any) -> CausalModel:
+        """This model; InputError for a memory, which it cannot have."""
+        if memory_length:
+            raise InputError(f"memory_length: for models of ours, given {memory_length} for a pretrained one")
+        return self
+
+    def compile_targets(self) -> list[nn.Module]:
+        """The blocks: the longest list of modules."""
+        lists = [module for module in self.model.modules() if isinstance(module, nn.ModuleList)]
+        return list(max(lists, key=len, default=()))
+
+    def num_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    # -- saving and loading -------------------------------------------------------------------------------------------
+
+    def _list_saved(self) -> set[str]:
+        """Names of parameters, tied ones once, and of buffers; of an adapter of the trained parameters alone."""
+        names = {name for name, p in self.named_parameters() if p.requires_grad or self.adapted is None}
+        return names if self.adapted is not None else names | dict(self.named_buffers()).keys()
+
+    def state_dict(self, *arguments: Any, **options: Any) -> dict[str, Any]:  # type: ignore[override]
+        saved = self._list_saved()
+        return {name: value for name, value in super().state_dict(*arguments, **options).items() if name in saved}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        names = self.state_dict().keys()
+        if wrong := sorted(names ^ state_dict.keys()):
+            raise RuntimeError(f"{type(self.model).__name__}: missing or unknown are {', '.join(wrong[:3])}")
+        return super().load_state_dict(state_dict, strict=False, assign=assign)
+
+    def save(self, folder: Path, tokenizer: Any = None) -> None:
+        """Write the model, or its adapter with the mixing parameters, as `fullrank.load_injected` reads it."""
+        if self.adapted is None:
+            self.model.save_pretrained(folder)
+        else:
+            self.adapted.save_pretrained(folder)
+            write_json(folder / load.INJECTED, find_settings(self.model) or {})
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder)
+
+    def merge(self) -> Any:
+        """The model of transformers by itself, with what an adapter adds in its weights."""
+        return self.model if self.adapted is None else self.adapted.merge_and_unload()
+
+    @classmethod
+    def load(cls, folder: str | Path, checkpoint: str = "best") -> CausalModel:
+        """The model of a checkpoint of a run of fine-tuning on a text, in evaluation mode.
+
+        Raises InputError where the run is none, has no such checkpoint, or is damaged.
+        """
+        folder = Path(folder)
+        config = build_any(read_yaml(folder / "config.yaml"))
+        if not isinstance(config, TextFinetuneConfig):
+            raise InputError(f"{folder}: no run of fine-tuning on a text")
+        weights = folder / "checkpoints" / checkpoint
+        if not weights.is_dir():
+            there = sorted(path.name for path in (folder / "checkpoints").glob("[!.]*/"))
+            raise InputError(f"{weights}: no such checkpoint; there are {', '.join(there) or 'none yet'}")
+        check_run(folder, checkpoint)
+        with load.quiet(), torch.random.fork_rng(devices=[]):
+            if config.train.adapter is None:
+                known = transformers.AutoConfig.from_pretrained(folder / MODEL)
+                load.forget_injection(known)
+                model = transformers.AutoModelForCausalLM.from_config(known, dtype=torch.float32)
+                inject_configured(model, config.model)
+            else:
+                model = load_causal(config.model)
+            causal = adapt(model, config.train.adapter)
+        load_weights(causal, weights)
+        return causal.eval()
+
+
+def find_settings(model: Any) -> dict[str, Any] | None:
+    """The settings with which attention was injected; None where none was."""
+    return settings_of(model) if load.read_injected_settings(model.config) else None
+
+
+# -- pretrained models -------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def explain(config: PretrainedConfig) -> Iterator[dict[str, Any]]:
+    """Errors of transformers as an InputError that names the model; yields options of `from_pretrained`."""
+    with load.quiet(), load.explain_errors(f"model.pretrained: {config.pretrained}: no causal model", _WHERE):
+        yield {"revision": config.revision} if config.revision else {}
+
+
+def load_tokenizers(config: PretrainedConfig) -> tuple[Any, PretrainedTokenizer]:
+    """The tokenizer of a pretrained model: that of transformers, and ours around it.
+
+    Raises InputError for a model without a fast tokenizer, and for one that has no mark at the border of a text.
+    """
+    key = f"model.pretrained: {config.pretrained}"
+    with explain(config) as options:
+        where = load.location_of(config.pretrained)
+        transformers.AutoConfig.from_pretrained(where, trust_remote_code=False, **options)  # is it a model at all?
+        words = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=False, **options)
+    if not getattr(words, "is_fast", False):
+        raise InputError(f"{key} has a tokenizer without a fast version; fine-tuning needs tokenizer.json")
+    marks = (words.bos_token, words.eos_token, words.cls_token, words.sep_token)
+    start = next((mark for mark in marks if mark in words.get_vocab()), None)
+    if start is None:
+        raise InputError(f"{key}: its tokenizer has no bos_token and no eos_token, after which a text begins; set one")
+    return words, PretrainedTokenizer(copy.deepcopy(words.backend_tokenizer), start=start, eos=words.eos_token)
+
+
+def load_causal(config: PretrainedConfig) -> Any:
+    """The causal model of `config`, fp32, in evaluation mode, with our attention injected where it is asked for.
+
+    Raises InputError where there is none, where it lacks weights, and where its tokens see later ones.
+    """
+    key = f"model.pretrained: {config.pretrained}"
+    with explain(config) as options:
+        where = load.location_of(config.pretrained)
+        known = transformers.AutoConfig.from_pretrained(where, trust_remote_code=False, **options)
+        is_injected = holds_injected(config, known)
+        auto = transformers.AutoModelForCausalLM
+        model, loading = load.load_weights(auto, where, known, torch.float32, **options)
+    if missing := sorted(loading["missing_keys"]):
+        raise InputError(
+            f"{key}: no causal model: it lacks weights of {type(model).__name__}: {', '.join(missing[:3])}"
+        )
+    model.eval()
+    ids = torch.tensor([[0, 1, 2], [0, 3, 4]])
+    with torch.no_grad(), explain(config):
+        first, other = model(ids, attention_mask=torch.ones_like(ids)).logits[:, 0]
+    if not torch.allclose(first, other, rtol=1e-4, atol=1e-5):
+        raise InputError(f"{key}: no causal model: tokens of {type(model).__name__} see later ones")
+    if not is_injected:
+        inject_configured(model, config)
+    return model
+
+
+def adapt(model: Any, adapter: AdapterConfig | None) -> CausalModel:
+    """A model as it is trained: whole, or with an adapter; mixing parameters are trained in both."""
+    if adapter is None:
+        return CausalModel(model)
+    if importlib.util.find_spec("peft") is None:
+        raise InputError(f"train.adapter: LoRA needs peft; install it: {pip_install('hf')}")
+    import peft
+
+    has_mixing = any(".fullrank." in f".{name}" for name, _ in model.named_parameters())
+    settings = peft.LoraConfig(
+        r=adapter.r,
+        lora_alpha=cast(int, adapter.alpha),
+        lora_dropout=adapter.dropout,
+        target_modules=adapter.target_modules,
+        modules_to_save=["fullrank"] if has_mixing else None,
+        task_type="CAUSAL_LM",
+    )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of fan_in_fan_out, which PEFT sets right
+            adapted: Any = peft.get_peft_model(model, settings)
+    except ValueError as error:
+        names = {
+            name.rpartition(".")[2] for name, part in model.named_modules() if getattr(part, "weight", None) is not None
+        }
+        raise InputError(
+            f"train.adapter.target_modules: {adapter.target_modules}; name linear layers of {type(model).__name__}, which "
+            f"has {', '.join(sorted(names))} ({str(error)[:120]})"
+        ) from error
+    return CausalModel(adapted.get_base_model(), adapted)
+
+
+def inject_configured(model: Any, config: PretrainedConfig) -> None:
+    """Inject the attention that a configuration asks for."""
+    graft = config.attention
+    if not graft.at_rest:
+        inject(model, mix=graft.mix, normalize=graft.normalize, cross_head=graft.cross_head, layers=config.layers)
+
+
+def holds_injected(config: PretrainedConfig, known: Any) -> bool:
+    """True for a checkpoint with attention of ours, which has to be what is asked for (InputError)."""
+    settings = load.read_injected_settings(known)
+    if settings is None:
+        return False
+    keys = ("mix", "normalize", "cross_head", "layers")
+    there = {key: settings.get(key) for key in keys}
+    if there != config.attention.to_dict() | {"layers": config.layers}:
+        words = " ".join(
+            f"model.{'' if key == 'layers' else 'attention.'}{key}={json.dumps(there[key])}" for key in keys
+        )
+        raise InputError(
+            f"model.pretrained: {config.pretrained} holds attention of ours already; to go on with it, set {words}"
+        )
+    return True

@@ -1,0 +1,354 @@
+"""Fine-tuning of a causal model on a text: losses by transformers itself, resume to the byte, adapters, bad input."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+import fullrank as fr
+from fullrank.cli.app import load
+from fullrank.config.load import build_any
+from fullrank.config.recipe import Resolved, resolve_arms
+from fullrank.core.errors import ConfigError, InputError
+from fullrank.data import load_tokenizer
+from fullrank.data.tokenizers import PretrainedTokenizer
+from fullrank.experiments.run import evaluate, resume, train
+from fullrank.experiments.text_finetuning import TextFinetuning
+from fullrank.hf.causal import CausalModel, adapt, load_causal, load_tokenizers
+from fullrank.training.values import TrainingPosition
+from tiny_causal import tiny_causal, write_text
+
+B = {"mix": "position_wise"}
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("causal")
+    text = write_text(folder / "book.txt")
+    for kind in ("gpt2", "llama"):
+        tiny_causal(folder / kind, text, kind)
+    return folder
+
+
+def settings(place: Path, kind: str = "gpt2", attention: Mapping[str, Any] = B, **train: Any) -> dict[str, Any]:
+    return {
+        "model": {"pretrained": str(place / kind), "attention": dict(attention)},
+        "data": {"train": str(place / "book.txt"), "cache": str(place / "cache")},
+        "train": {
+            "batch_size": 4, "segment_length": 24, "steps": 12, "learning_rate": 1e-2, "warmup_steps": 2, "check": False,
+            "log_every_steps": 3, **train,
+        },
+        "eval": {"every_steps": 6},
+    }  # fmt: skip
+
+
+def run(raw: dict[str, Any], folder: Path, **options: Any) -> dict[str, Any]:
+    return train(Resolved(build_any(raw), "test"), folder, quiet=True, say=lambda _: None, **options)
+
+
+@pytest.fixture(scope="module")
+def finished(place: Path) -> Path:
+    folder = place / "finished"
+    run(settings(place, mixing_learning_rate=0.1, keep_checkpoints=2) | {"eval": {"every_steps": 4}}, folder)
+    return folder
+
+
+def call(*words: object) -> Any:
+    return CliRunner().invoke(load(), list(map(str, words)), catch_exceptions=False)
+
+
+# -- losses and figures ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.parametrize("attention", [{}, B, {"mix": "position_independent"}], ids=["plain", "b", "a"])
+def test_the_first_loss_is_that_of_transformers(
+    place: Path, tmp_path: Path, kind: str, attention: Mapping[str, Any]
+) -> None:
+    """Of the plain model, and of an injected one, which starts equal to it; dropout is off."""
+    config = build_any(settings(place, kind, attention))
+    data = TextFinetuning().prepare(config, {}, True, lambda _: None)
+    parts = TextFinetuning().parts(data, tmp_path, torch.device("cpu"))
+    parts.model.eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(place / kind).eval()
+    for index in (0, 3):
+        batch = parts.batches.batch(0, index)
+        loss = parts.objective(batch, {}, TrainingPosition(1))
+        whole = torch.cat([batch.inputs, batch.targets[:, -1:]], dim=1)
+        assert torch.equal(whole[:, 1:], batch.targets)
+        with torch.no_grad():
+            theirs = model(input_ids=whole, labels=whole).loss
+        torch.testing.assert_close(loss.value.detach(), theirs, rtol=1e-5, atol=1e-6)
+        assert loss.tokens == batch.targets.numel()
+    valid = parts.evaluate(parts.model)
+    ids = np.concatenate([[data.corpus.tokenizer.start_id], data.corpus.ids("valid")])
+    nats = 0.0
+    for start in range(0, len(ids) - 1, 24):
+        row = torch.from_numpy(ids[start : start + 25].astype(np.int64))[None]
+        with torch.no_grad():
+            nats += float(model(input_ids=row, labels=row).loss) * (row.shape[1] - 1)
+    assert valid.nll == pytest.approx(nats, rel=1e-5)
+    before = json.loads((tmp_path / "before.json").read_text(encoding="utf-8"))["figures"]["valid"]
+    assert before["nll"] == pytest.approx(nats / (len(ids) - 1), rel=1e-5)
+    text = (place / "book.txt").read_text(encoding="utf-8")
+    sources = data.corpus.details["sources"]
+    part = next(source for source in sources if source["split"] == "valid")
+    characters = len(text.encode()[part["start"] : part["end"]].decode())
+    assert before["bits_per_character"] == pytest.approx(nats / math.log(2) / characters, rel=1e-5)
+
+
+def test_label_smoothing_and_penalties_are_in_the_loss(place: Path, tmp_path: Path) -> None:
+    config = build_any(settings(place, label_smoothing=0.1, orthogonality=0.5))
+    data = TextFinetuning().prepare(config, {}, True, lambda _: None)
+    parts = TextFinetuning().parts(data, tmp_path, torch.device("cpu"))
+    model: Any = parts.model.eval()
+    batch = parts.batches.batch(0, 0)
+    loss = parts.objective(batch, {}, TrainingPosition(1))
+    with torch.no_grad():
+        log_p = model.model(batch.inputs).logits.log_softmax(-1)
+    nll = -log_p.gather(-1, batch.targets[..., None])[..., 0]
+    smoothed = 0.9 * nll - 0.1 * log_p.mean(-1)
+    assert loss.nll.item() == pytest.approx(float(nll.sum()), rel=1e-5)
+    assert loss.value.item() == pytest.approx(float(smoothed.mean()), rel=1e-4)  # the identity is orthogonal
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".fullrank." in name:
+                parameter.add_(0.3)
+    assert parts.objective(batch, {}, TrainingPosition(1)).value.item() > loss.value.item() + 0.1
+
+
+def test_tokens_are_those_of_transformers(place: Path) -> None:
+    words, tokenizer = load_tokenizers(build_any(settings(place)).model)
+    text = (place / "book.txt").read_text(encoding="utf-8") * 3 + "\n\n  an indented line\n\n\nthe end"
+    assert len(text) > 3 * (1 << 14)
+    assert tokenizer.encode(text) == words(text, add_special_tokens=False).input_ids
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert (tokenizer.start_id, tokenizer.eos_id) == (words.bos_token_id, words.eos_token_id)
+
+
+# -- runs --------------------------------------------------------------------------------------------------------------
+
+
+def test_training_lowers_the_loss_and_the_model_is_saved_whole(place: Path, finished: Path) -> None:
+    result = json.loads((finished / "result.json").read_text(encoding="utf-8"))
+    before, after = result["before"]["test"], result["final"]["test"]
+    assert before["perplexity"] == pytest.approx(math.exp(before["nll"]))
+    assert after["nll"] < before["nll"] - 1
+    assert before["tokens"] == after["tokens"]
+    model = fr.load_injected(finished / "model")
+    plain = transformers.AutoModelForCausalLM.from_pretrained(place / "gpt2")
+    counts = result["parameters"]
+    assert counts["mixing"] == 2 * (4 * 4 + 8 * 4)  # L (H^2 + D H)
+    assert counts["total"] == plain.num_parameters() + counts["mixing"] == counts["trained"]
+    best = CausalModel.load(finished)
+    ids = torch.arange(30)[None]
+    assert torch.equal(model.eval()(ids).logits, best.model(ids).logits)
+    moved = [p for name, p in model.named_parameters() if name.endswith(".weight") and ".fullrank." in name]
+    assert all(parameter.abs().sum() > 0 for parameter in moved)
+    assert isinstance(load_tokenizer(finished), PretrainedTokenizer)
+
+
+def state_of(folder: Path) -> tuple[bytes, list[dict[str, torch.Tensor]], dict[str, Any]]:
+    result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    figures = {key: result[key] for key in ("final", "last", "best", "before", "steps", "tokens_seen")}
+    files = [folder / "checkpoints" / link / "model.safetensors" for link in ("last", "best")]
+    return (folder / "metrics.jsonl").read_bytes(), [load_file(file) for file in files], figures
+
+
+@pytest.mark.parametrize("adapter", [None, {"r": 2}], ids=["whole", "lora"])
+def test_a_resumed_run_is_an_unbroken_one_to_the_byte(
+    place: Path, tmp_path: Path, adapter: Mapping[str, Any] | None
+) -> None:
+    raw = settings(place, {"gpt2": "gpt2"}["gpt2"], {**B, "cross_head": 0.3}, adapter=adapter, averaging="swa")
+    run(raw, tmp_path / "whole")
+    assert run(raw, tmp_path / "paused", until=7) == {}
+    resume(tmp_path / "paused", quiet=True, say=lambda _: None)
+    whole, paused = state_of(tmp_path / "whole"), state_of(tmp_path / "paused")
+    assert whole[0] == paused[0]
+    assert whole[2] == paused[2]
+    for one, other in zip(whole[1], paused[1], strict=True):
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.parametrize("attention", [{}, B], ids=["plain", "b"])
+def test_an_adapter_is_saved_alone_and_gives_the_same_logits(
+    place: Path, tmp_path: Path, kind: str, attention: Mapping[str, Any]
+) -> None:
+    targets = ["c_attn"] if kind == "gpt2" else ["q_proj", "v_proj"]
+    raw = settings(place, kind, attention, adapter={"r": 2, "alpha": 8, "target_modules": targets})
+    result = run(raw, tmp_path)
+    assert result["final"]["valid"]["nll"] < result["before"]["valid"]["nll"]
+    names = load_file(tmp_path / "checkpoints" / "best" / "model.safetensors").keys()
+    assert names
+    assert all("lora_" in name or ".modules_to_save." in name for name in names)
+    assert result["parameters"]["trained"] < result["parameters"]["total"] / 4
+    best = CausalModel.load(tmp_path)
+    again = fr.load_injected(tmp_path / "model").eval()
+    ids = torch.arange(30)[None]
+    logits = best.model(ids).logits
+    assert torch.equal(again(ids).logits, logits)
+    plain = transformers.AutoModelForCausalLM.from_pretrained(place / kind).eval()
+    assert not torch.allclose(plain(ids).logits, logits, atol=1e-3)
+    torch.testing.assert_close(best.merge()(ids).logits, logits, rtol=1e-4, atol=1e-4)
+    with again.disable_adapter():
+        torch.testing.assert_close(again(ids).logits, plain(ids).logits)
+
+
+def test_streams_with_context_and_accumulation(place: Path, tmp_path: Path) -> None:
+    raw = settings(place, steps=4, order="contiguous", context=8, gradient_accumulation_steps=2, batch_size=2)
+    assert run(raw, tmp_path)["tokens_seen"] == 4 * 2 * 2 * 24
+
+
+# -- a run as any other model ------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_evaluated_generated_from_and_analysed(finished: Path, place: Path) -> None:
+    result = json.loads((finished / "result.json").read_text(encoding="utf-8"))
+    figures = evaluate(finished, "test", say=lambda _: None)
+    assert figures["nll"] == pytest.approx(result["final"]["test"]["nll"], rel=1e-6)
+    windows = evaluate(finished, "test", say=lambda _: None, context=16, stride=8)
+    assert windows["tokens"] == figures["tokens"]
+    assert windows["nll"] != figures["nll"]
+    own = evaluate(finished, "valid", text=place / "book.txt", say=lambda _: None)
+    assert own["bits_per_byte"] == pytest.approx(
+        own["nll"] * own["tokens"] / math.log(2) / (place / "book.txt").stat().st_size
+    )
+    model = fr.open_model(finished)
+    assert model.has == {"logits", "hidden", "attention", "output_matrix", "step", "tokenizer"}
+    text = fr.generate(finished, "The cat", max_new_tokens=60, greedy=True)
+    ids = torch.tensor([[model.tokenizer.start_id, *model.tokenizer.encode("The cat")]])
+    for _ in range(20):
+        ids = torch.cat([ids, model.logits(ids)[:, -1:].argmax(-1)], dim=1)
+    assert text.startswith(model.tokenizer.decode(ids[0, 1:].tolist()))
+    assert fr.generate(finished, "The", max_new_tokens=5, beams=3) == fr.generate(
+        model, "The", max_new_tokens=5, beams=3
+    )
+    assert fr.check(model.module, quick=True).passes
+    for verb in (
+        "analyze spectrum {} --json",
+        "diagnose {} --texts 4 --json",
+        "check {} --quick --json",
+        "report {} --json",
+    ):
+        done = call(*verb.format(finished).split())
+        assert done.exit_code == 0, done.stderr
+    done = call("average", str(finished), "--last", "2")
+    assert done.exit_code == 0, done.stderr
+    assert evaluate(finished, "test", checkpoint="average", say=lambda _: None)["nll"] < result["before"]["test"]["nll"]
+
+
+def test_the_command_trains_both_arms_on_equal_tokens(place: Path, tmp_path: Path) -> None:
+    words = ["train.batch_size=4", "train.segment_length=24", "train.steps=6", "train.learning_rate=1e-2"]
+    done = call(
+        "finetune", place / "llama", "--text", place / "book.txt", "model.attention.mix=position_wise",
+        f"data.cache={place / 'cache'}", *words, "--seeds", "2", "--out", tmp_path / "both", "--quiet", "--json",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.stderr
+    content = json.loads(done.stdout)
+    runs = {(one["row"], one["seed"]): one for one in content["runs"]}
+    assert runs.keys() == {(row, seed) for row in ("plain", "position_wise") for seed in (1, 2)}
+    results = [json.loads(Path(one["folder"], "result.json").read_text(encoding="utf-8")) for one in content["runs"]]
+    assert len({result["tokens_seen"] for result in results}) == 1
+    assert len({json.dumps(result["corpus"]["sha256"]) for result in results}) == 1
+    measures = {(r["measure"], r["labels"].get("checkpoint")) for r in content["records"]}
+    assert {("perplexity", "before"), ("perplexity", "final"), ("bits_per_byte", "before")} <= measures
+    differences = [r for r in content["records"] if r["measure"] == "bits_per_byte_difference" and r["interval"]]
+    assert differences
+    first, second = (json.loads(Path(runs[key]["folder"], "before.json").read_text()) for key in runs if key[1] == 1)
+    assert first["figures"]["test"]["nll"] == pytest.approx(second["figures"]["test"]["nll"], rel=1e-6)
+    assert first["check"]["passes"]
+    page = (tmp_path / "both" / "report.html").read_text(encoding="utf-8")
+    assert "Every model was checked before and after training" in page
+
+
+# -- configurations and bad input --------------------------------------------------------------------------------------
+
+
+def test_arms_differ_in_what_is_injected_alone(place: Path) -> None:
+    changes = ["model.attention={mix: position_wise, cross_head: 0.1}", "model.layers=[0]", "train.orthogonality=0.1"]
+    plain, arm = resolve_arms(str(place / "gpt2"), place / "book.txt", changes)
+    assert (plain.row, arm.row) == ("plain", "position_wise-beta0.1")
+    one, other = plain.config.to_dict(), arm.config.to_dict()
+    assert one["data"] == other["data"]
+    assert {**other["train"], "orthogonality": 0.0} == one["train"]
+    assert [one.row for one in resolve_arms("gpt2", place / "book.txt")] == ["plain"]
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "says"),
+    [
+        ("data", "tokens", "word", "data.tokens: the tokens are those of"),
+        ("data", "train", None, "data.name: a text"),
+        ("train", "objective", "masked", "train.objective: for models of ours"),
+        ("train", "sharding", "fsdp", "train.sharding"),
+        ("train", "phases", [{"name": "a", "skip": "linear", "steps": 3}], "train.phases.skip"),
+        ("train", "adapter", {"kind": "prefix"}, "train.adapter.kind: 'lora'"),
+        ("train", "adapter", {"rank": 3}, "unknown key 'train.adapter.rank'"),
+        ("eval", "clamp_length", 3, "eval.clamp_length"),
+    ],
+)
+def test_settings_that_a_pretrained_model_cannot_have(
+    place: Path, section: str, key: str, value: Any, says: str
+) -> None:
+    raw = settings(place)
+    raw[section] = {**raw[section], key: value}
+    if value is None:
+        raw["data"]["name"] = "synthetic-translation"
+    if key == "phases":
+        del raw["train"]["steps"]
+    with pytest.raises(ConfigError) as caught:
+        build_any(raw)
+    assert says in str(caught.value)
+
+
+def test_models_that_are_none_are_refused(place: Path, tmp_path: Path) -> None:
+    words = load_tokenizers(build_any(settings(place)).model)[0]
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    encoder = transformers.BertForMaskedLM(transformers.BertConfig(vocab_size=len(words), **sizes))
+    encoder.save_pretrained(tmp_path / "bert")
+    transformers.BertModel(encoder.config).save_pretrained(tmp_path / "bare")
+    t5 = transformers.T5Config(vocab_size=len(words), d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
+    transformers.T5ForConditionalGeneration(t5).save_pretrained(tmp_path / "t5")
+    for name, says in {
+        "bert": "no causal model: tokens of BertLMHeadModel see later ones",
+        "bare": "lacks weights",
+        "t5": "no causal model that transformers can load",
+        "none": "no such folder",
+    }.items():
+        config = build_any(settings(place) | {"model": {"pretrained": str(tmp_path / name)}}).model
+        with pytest.raises(InputError, match=says):
+            load_causal(config)
+    unmarked = transformers.PreTrainedTokenizerFast(tokenizer_object=words.backend_tokenizer)
+    unmarked.save_pretrained(tmp_path / "unmarked")
+    (tmp_path / "unmarked" / "config.json").write_bytes((place / "gpt2" / "config.json").read_bytes())
+    with pytest.raises(InputError, match="no bos_token"):
+        load_tokenizers(build_any(settings(place) | {"model": {"pretrained": str(tmp_path / "unmarked")}}).model)
+
+
+def test_layers_of_an_adapter_that_are_none_are_named(place: Path) -> None:
+    config = build_any(settings(place, adapter={"target_modules": ["q_proj"]}))
+    with pytest.raises(InputError, match=r"train.adapter.target_modules: \['q_proj'\]; .*c_attn"):
+        adapt(load_causal(config.model), config.train.adapter)
+
+
+def test_a_checkpoint_with_mixing_goes_on_with_it_alone(place: Path, finished: Path, tmp_path: Path) -> None:
+    raw = settings(place, steps=2) | {"model": {"pretrained": str(finished / "model"), "attention": B}}
+    result = run(raw, tmp_path / "on")
+    last = json.loads((finished / "result.json").read_text(encoding="utf-8"))["final"]["test"]["nll"]
+    assert result["before"]["test"]["nll"] == pytest.approx(last, rel=1e-6)
+    raw["model"] = {"pretrained": str(finished / "model")}
+    with pytest.raises(InputError, match=r'to go on with it, set model.attention.mix="position_wise"'):
+        run(raw, tmp_path / "plain")
