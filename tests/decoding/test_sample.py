@@ -85,6 +85,29 @@ def test_top_k_keeps_exactly_the_most_probable() -> None:
     torch.testing.assert_close(distribution(p.log(), top_k=9), p)
 
 
+@pytest.mark.parametrize("top_p", [None, 0.8])
+@pytest.mark.parametrize("top_k", [None, 1, 7, 40, 100])
+@pytest.mark.parametrize("levels", [3, 1000])
+def test_truncation_by_hand(levels: int, top_k: int | None, top_p: float | None) -> None:
+    """Token by token from the likeliest on, of equal ones the first; with few levels most of 40 are equal."""
+    scores = torch.log_softmax(
+        torch.randint(levels, (5, 40), generator=torch.Generator().manual_seed(levels)) / levels, -1
+    )
+    drawn = distribution(scores, temperature=0.7, top_k=top_k, top_p=top_p)
+    for row, given in zip(scores.tolist(), drawn, strict=True):
+        order = sorted(range(40), key=lambda token: (-row[token], token))[:top_k]
+        weights = {token: math.exp(row[token] / 0.7) for token in order}
+        total, before, kept = sum(weights.values()), 0.0, {}
+        for token in order:
+            if top_p is None or before < top_p * total or not kept:
+                kept[token] = weights[token]
+            before += weights[token]
+        expected = torch.zeros(40, dtype=torch.float64)
+        for token, weight in kept.items():
+            expected[token] = weight / sum(kept.values())
+        torch.testing.assert_close(given, expected)
+
+
 @pytest.mark.parametrize(
     ("top_p", "kept"), [(0.1, [1]), (0.39, [1]), (0.41, [1, 3]), (0.69, [1, 3]), (0.71, [1, 2, 3]), (1.0, [0, 1, 2, 3])]
 )

@@ -122,21 +122,34 @@ def distribution(
 
     Temperature (above zero) first, then `top_k`, then `top_p` of the renormalised rest; of equal tokens the first are kept.
     """
+    shape, index = log_probs.shape, None
+    if top_k is not None or top_p is not None:
+        log_probs, index = _sort_largest(log_probs, top_k or shape[-1])
     scores = log_probs.double()
     # the largest becomes 0 first, so that the division can only overflow towards -inf, probability 0
     scores = (scores - scores.amax(dim=-1, keepdim=True)) / temperature
-    if top_k is None and top_p is None:
-        return torch.softmax(scores, dim=-1)
-    ordered, index = scores.sort(dim=-1, descending=True, stable=True)
-    if top_k is not None:
-        ordered[..., top_k:] = -math.inf
-    probs = torch.softmax(ordered, dim=-1)
+    probs = torch.softmax(scores, dim=-1)
+    if index is None:
+        return probs
     if top_p is not None and top_p < 1:
         before = probs.cumsum(dim=-1) - probs
         before[..., 0] = 0.0
         probs = probs.masked_fill(before >= top_p, 0.0)
         probs = probs / probs.sum(dim=-1, keepdim=True)
-    return torch.zeros_like(probs).scatter(-1, index, probs)
+    return probs.new_zeros(shape).scatter(-1, index, probs)
+
+
+def _sort_largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest of scores (..., V), largest first, and their places; of equal ones the first."""
+    if count < scores.shape[-1]:
+        largest, index = scores.topk(count, dim=-1)
+        chosen = (scores >= largest[..., -1:]).sum(dim=-1)
+        if bool((chosen == count).all()):  # no equal ones are parted
+            index = index.sort(dim=-1).values
+            ordered, order = scores.gather(-1, index).sort(dim=-1, descending=True, stable=True)
+            return ordered, index.gather(-1, order)
+    ordered, index = scores.sort(dim=-1, descending=True, stable=True)
+    return ordered[..., :count], index[..., :count]
 
 
 def _check_options(temperature: float, top_k: int | None, top_p: float | None) -> None:
