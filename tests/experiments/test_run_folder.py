@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fullrank.config.recipe import load, resolve, select_rows, tables
 from fullrank.config.run import RunConfig
 from fullrank.config.training import TrainConfig
 from fullrank.core.errors import InputError
+from fullrank.experiments import run as run_module
 from fullrank.experiments.run import cells
 from fullrank.experiments.run_folder import claim, open_run, training_of
 
@@ -129,3 +131,23 @@ def test_what_is_refused() -> None:
             select_rows([TABLE], rows)
     with pytest.raises(InputError, match=r"train.seed: --seeds says which seeds are trained; give one of the two"):
         cells(TABLE, ["b"], None, [1, 2], ["train.seed=3"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "precision", "device", "warned"),
+    [
+        ("fpu avx2 avx512f", "bf16", "cpu", True),
+        ("fpu avx2 avx512f", "fp32", "cpu", False),
+        ("fpu avx2", "bf16", "cuda", False),
+        ("avx512_bf16 avx2", "bf16", "cpu", False),
+        ("avx2 amx_bf16", "bf16", "cpu", False),
+        ("", "bf16", "cpu", False),  # not Linux on x86: nothing is known
+    ],
+)
+def test_slow_bf16_is_named(
+    flags: str, precision: str, device: str, warned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "read_cpuinfo", {"flags": flags}.__getitem__)
+    remark = run_module.remark_on_precision(precision, torch.device(device))
+    assert ("train.precision=fp32" in remark) == warned
+    assert bool(remark) == warned

@@ -186,8 +186,9 @@ def fit_run(
         parts = start.task.parts(start.prepared, folder, device)
         options, settings, observers = parts.options, config.to_dict(), []
         if is_first:
-            if parts.remark:
-                say(parts.remark)
+            for remark in (parts.remark, remark_on_precision(options.precision, device)):
+                if remark:
+                    say(remark)
             bits = None
             if isinstance(corpus, Corpus) and not corpus.has_pairs and not config.masks:
                 bits = {"byte": "bits/byte", "character": "bits/char"}.get(corpus.tokenizer.kind)
@@ -448,6 +449,17 @@ def read_cpuinfo(name: str) -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
+
+
+def remark_on_precision(precision: str, device: torch.device) -> str:
+    """A line where bf16 is asked of a processor that computes it number by number; else empty."""
+    flags = set(read_cpuinfo("flags").split())
+    if precision != "bf16" or device.type != "cpu" or not flags or flags & {"avx512_bf16", "amx_bf16"}:
+        return ""
+    return (
+        "train.precision: bf16 takes several times as long as fp32 here, for this processor has no products of bf16 "
+        "(avx512_bf16, amx_bf16); set train.precision=fp32, or train on a GPU"
+    )
 
 
 def read_commit(package: Path) -> str | None:
