@@ -34,17 +34,23 @@ CAUSAL: dict[str, fr.ModelConfig] = {
     "keys and values": small(attention={"mix": "position_wise", "normalize": "sigsoftmax"}),
     "rotary, mixture": small(position="rotary", output={"kind": "mixture_of_softmaxes", "mixtures": 3}),
     "keys of distances": small(**XL),
+    "block of Qwen3": small(
+        num_key_value_heads=1, norm_type="rms_norm", hidden_act="swiglu", mlp_bias=False,
+        attention={"mix": "position_wise", "qk_norm": True, "bias": False},
+    ),
+    "biases of distances": small(position="t5", attention={"mix": "position_wise"}),
+    "documents": small(position="alibi", document_token_id=7, attention={"mix": "position_wise"}),
     "tied": small(scale_embedding=True, output={"tied": True}),
     "sums": small(attention=MULTILINEAR | {"output_map": "decayed"}, position="none"),
     "pairs of positions": small(attention=MULTILINEAR),
     "memory": small(memory_length=5, **XL),
     "memory of one length": small(memory_length=5, same_length=True, **XL),
     "memory of sums": small(memory_length=5, attention=MULTILINEAR | {"output_map": "decayed"}, position="none"),
-}
+}  # fmt: skip
 
 
 # a model with a cache, one with another cache and one with a memory; the others are of the full tier
-EVERYDAY = ("keys and values", "sums", "memory")
+EVERYDAY = ("keys and values", "block of Qwen3", "sums", "memory")
 kinds = pytest.mark.parametrize(
     "config",
     [pytest.param(kind, id=name, marks=() if name in EVERYDAY else pytest.mark.full) for name, kind in CAUSAL.items()],
