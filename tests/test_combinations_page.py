@@ -1,0 +1,182 @@
+"""docs/combinations.md: made from what configurations say. `python tests/test_combinations_page.py --write` makes it again."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fullrank as fr
+from fullrank import kernels
+from fullrank.core import registry
+from fullrank.core.encoder import MaskedLanguageModel
+from fullrank.core.errors import InputError
+from fullrank.kernels import native
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "combinations.md"
+SIZES = {
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}
+SLOTS = {
+    "score": "attention.score", "normalize": "attention.normalize", "mix": "attention.mix", "position": "position",
+    "norm_type": "norm_type", "activation": "hidden_act",
+}  # fmt: skip
+# what a choice has to bring with it
+NEEDS: dict[str, dict[str, Any]] = {
+    "model.attention.score: relative": {"position": "relative"},
+    "model.position: relative": {"attention.score": "relative"},
+}
+PLAIN = ("dot_product", "softmax", "none", "sinusoidal", "layer_norm", "relu")  # says nothing beyond a plain model
+OTHERS: dict[str, dict[str, Any]] = {
+    "model.attention.kind: multilinear": {"attention.kind": "multilinear", "position": None},
+    "model.attention.kind: multilinear, output_map: decayed": {
+        "attention.kind": "multilinear", "attention.output_map": "decayed", "position": None,
+    },
+    "model.attention.cross_head": {"attention.cross_head": 0.1},
+    "model.attention.gate: head": {"attention.gate": "head"},
+    "model.attention.pattern: strided": {"attention.pattern": "strided", "attention.stride": 3},
+    "model.attention.qk_norm": {"attention.qk_norm": True},
+    "model.num_key_value_heads": {"num_key_value_heads": 2},
+    "model.memory_length": {"memory_length": 8},
+    "model.document_token_id (data.documents)": {"document_token_id": 3},
+    "a masked model": {"masked": True},
+    "a translation model": {"encoder.num_hidden_layers": 2},
+}  # fmt: skip
+HEAD = """# What goes with what
+
+Made by `python tests/test_combinations_page.py --write` from configurations of every pair of choices. What is not named here
+goes together: it trains, decodes with a cache, saves, loads and exports, and `tests/properties` runs it. Choices of one key
+exclude each other. A pair that does not go together is refused with a message that names both keys.
+[Injected models](hugging_face.md) have the same mixings, normalisers and cross-head attention.
+
+## What does not
+
+| choices | refused beside them |
+| --- | --- |
+"""
+ENGINES = """
+## Who computes attention on a CPU
+
+Which [engine](mental_model.md#the-engines) computes attention in training on a CPU, for 64 tokens; `reference` is the
+definition. Any other choice changes nothing here.
+
+| choice | plain heads | Mixhead B |
+| --- | --- | --- |
+"""
+
+
+def list_choices() -> dict[str, dict[str, Any]]:
+    """Every choice by the name of its key, as the keys that it sets."""
+    choices = {}
+    for slot, key in SLOTS.items():
+        for name in registry.names(slot):
+            if name not in PLAIN:
+                choice = f"model.{key}: {name}"
+                choices[choice] = {key: name, **NEEDS.get(choice, {})}
+    return choices | OTHERS
+
+
+def merge(*choices: dict[str, Any]) -> dict[str, Any] | None:
+    """The keys of several choices, None where two set the same one."""
+    merged: dict[str, Any] = {}
+    for keys in choices:
+        for key, value in keys.items():
+            if merged.get(key) not in (None, value):
+                return None
+            merged[key] = merged.get(key) if value is None else value
+    return merged
+
+
+def build(keys: dict[str, Any]) -> torch.nn.Module:
+    """The model of these keys, without numbers."""
+    raw: dict[str, Any] = {}
+    for key, value in ({"position": "sinusoidal"} | {k: v for k, v in keys.items() if v is not None}).items():
+        section, _, name = key.rpartition(".")
+        inner = raw.setdefault(section, {}) if section else raw
+        inner[name] = value
+    masked = raw.pop("masked", False)
+    config = fr.ModelConfig.from_dict(SIZES | raw)
+    kind: Callable[[fr.ModelConfig], torch.nn.Module] = fr.LanguageModel
+    if masked or config.encoder is not None:
+        kind = MaskedLanguageModel if masked else fr.Translator
+    return kind(config)
+
+
+def is_refused(keys: dict[str, Any]) -> bool:
+    """These keys do not go together."""
+    try:
+        with torch.device("meta"):
+            build(keys)
+    except InputError:
+        return True
+    return False
+
+
+def list_refused() -> dict[tuple[str, ...], list[str]]:
+    """What excludes each other: the choices that are refused beside the same ones, and these."""
+    choices = list_choices()
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for one, keys in choices.items():
+        refused = []
+        for other, others in choices.items():
+            merged = merge(keys, others)
+            if other != one and merged is not None and is_refused(merged):
+                refused.append(other)
+        groups.setdefault(tuple(refused), []).append(one)
+    return groups
+
+
+def join_choices(names: Sequence[str]) -> str:
+    """Names of choices in a cell; `any` where all of a key are there."""
+    left = list(names)
+    for slot, key in SLOTS.items():
+        every = [f"model.{key}: {name}" for name in registry.names(slot) if name not in PLAIN]
+        if {*every} <= {*left}:
+            left = [f"model.{key}: any", *(name for name in left if name not in every)]
+    return "; ".join(left).replace("model.attention.", "").replace("model.", "")
+
+
+def find_engine(keys: dict[str, Any]) -> str:
+    torch.manual_seed(0)
+    model = build(keys).train()
+    with kernels.chosen() as names:
+        model(torch.arange(64)[None] % 40).logits.sum().backward()
+    return ", ".join(sorted(names)) or "reference"
+
+
+def list_engines() -> Iterator[tuple[str, str, str]]:
+    mixed = {"attention.mix": "position_wise"}
+    usual = (find_engine({}), find_engine(mixed))
+    yield "a plain model", *usual
+    for choice, keys in list_choices().items():  # mixings have a column
+        if "masked" in keys or "encoder.num_hidden_layers" in keys or keys.get("attention.mix"):
+            continue
+        both = merge(keys, mixed)
+        of_mixed = "" if both is None or is_refused(both) else find_engine(both)
+        engines = (find_engine(keys), of_mixed)
+        if engines != usual:
+            yield choice, *engines
+
+
+def write_page() -> str:
+    groups = list_refused()
+    refused = "".join(f"| {join_choices(groups[key])} | {join_choices(key)} |\n" for key in groups if key)
+    engines = "".join(f"| {join_choices([choice])} | {plain} | {mixed} |\n" for choice, plain, mixed in list_engines())
+    return HEAD + refused + ENGINES + engines
+
+
+@pytest.mark.skipif(not native.available(), reason="the page is that of a machine with a C++ compiler")
+def test_the_page_is_what_configurations_say() -> None:
+    assert PAGE.read_text(encoding="utf-8") == write_page(), "python tests/test_combinations_page.py --write"
+
+
+if __name__ == "__main__" and "--write" in sys.argv:
+    PAGE.write_text(write_page(), encoding="utf-8")
