@@ -26,7 +26,8 @@ SIZES = {
     "max_position_embeddings": 64,
 }
 SLOTS = {
-    "score": "attention.score", "normalize": "attention.normalize", "mix": "attention.mix", "position": "position",
+    "score": "attention.score", "normalize": "attention.normalize", "mix": "attention.mix",
+    "mix_scores": "attention.mix_scores", "gate": "attention.gate", "position": "position",
     "norm_type": "norm_type", "activation": "hidden_act",
 }  # fmt: skip
 # what a choice has to bring with it
@@ -41,7 +42,6 @@ OTHERS: dict[str, dict[str, Any]] = {
         "attention.kind": "multilinear", "attention.output_map": "decayed", "position": None,
     },
     "model.attention.cross_head": {"attention.cross_head": 0.1},
-    "model.attention.gate: head": {"attention.gate": "head"},
     "model.attention.pattern: strided": {"attention.pattern": "strided", "attention.stride": 3},
     "model.attention.qk_norm": {"attention.qk_norm": True},
     "model.num_key_value_heads": {"num_key_value_heads": 2},
