@@ -49,7 +49,7 @@ ATTENDS: dict[str, dict[str, Any]] = {
 POSITION_TERM = {"weighted", "multilinear"}
 
 # Mixings that start as products with a factor of zero: the other factor has no gradient at the first step.
-FACTORS = {"low_rank"}
+FACTORS = {"low_rank", "dynamic"}
 
 # The two mixings of the paper's ablation (§4.4.2) do not start as plain attention; every other stage has to, unless its
 # class says `starts_plain = False`.
@@ -62,10 +62,21 @@ ATTENTION_SLOTS = ("attend", "score", "normalize", "mix", "position", "norm")
 # what goes with everything; without attention weights there is nothing else to normalise, to mix or to score
 PLAIN = {
     "attend": "weighted", "score": "dot_product", "normalize": "softmax", "mix": "none", "position": "sinusoidal",
-    "mix_scores": "none", "gate": "none", "qk_norm": "False",
+    "mix_qkv": "none", "mix_scores": "none", "gate": "none", "kv_heads": "all", "qk_norm": "False",
 }  # fmt: skip
 # slots of a weighted configuration alone
-EXTRAS = ("mix_scores", "gate", "qk_norm")
+EXTRAS = ("mix_qkv", "mix_scores", "gate", "qk_norm")
+# what a mixing of heads does not go with, by its slot and name
+APART: dict[tuple[str, str], dict[str, set[str]]] = {
+    ("mix_scores", "multi_token"): {
+        "score": {"relative", "dense_synthesizer", "random_synthesizer"}, "position": {"relative", "alibi", "t5"},
+    },
+    ("mix_qkv", "interleaved"): {
+        "score": {"relative", "dense_synthesizer", "random_synthesizer"}, "position": {"relative", "alibi", "t5"},
+        "mix_scores": {"multi_token", "dynamic"}, "mix": {"dynamic"}, "gate": {"exclusive", "exclusive_learned"},
+        "kv_heads": {"1"},
+    },
+}  # fmt: skip
 
 
 def possible(choices: dict[str, str]) -> bool:
@@ -73,6 +84,9 @@ def possible(choices: dict[str, str]) -> bool:
 
     `score: relative` and `position: relative` go together only; norms of queries and keys go with scores that read both.
     """
+    for (slot, name), others in APART.items():
+        if choices.get(slot) == name and any(choices.get(other) in names for other, names in others.items()):
+            return False
     score, position, attend = (choices.get(slot) for slot in ("score", "position", "attend"))
     if score is not None and choices.get("qk_norm") == "True" and "keys" not in score_needs(score):
         return False
@@ -100,6 +114,7 @@ class Combination:
     initializer: str
     input: str
     output: str
+    mix_qkv: str
     mix_scores: str
     gate: str
     norm_type: str
@@ -126,7 +141,11 @@ class Combination:
     def config(self, **changes: Any) -> fr.ModelConfig:
         attention: dict[str, Any] = {"score": self.score, "normalize": self.normalize, "mix": self.mix}
         if self.weighted:
-            attention |= {"mix_scores": self.mix_scores, "gate": GATES.get(self.gate, self.gate)}
+            attention |= {
+                "mix_qkv": self.mix_qkv,
+                "mix_scores": self.mix_scores,
+                "gate": GATES.get(self.gate, self.gate),
+            }
             attention["qk_norm"] = self.qk_norm == "True"
         attention |= ATTENDS.get(self.attend, {"kind": self.attend}) | changes.pop("attention", {})
         settings: dict[str, Any] = {
@@ -172,15 +191,29 @@ def slots() -> dict[str, list[str]]:
         "initializer": registry.names("initializer"),
         "input": registry.names("input"),
         "output": sorted({*registry.names("output"), *OUTPUTS}),
-        "mix_scores": sorted({"none", *registry.names("mix_scores")}),
-        "gate": sorted({"none", *registry.names("gate"), *GATES}),
+        "mix_qkv": registry.names("mix_qkv"),
+        "mix_scores": registry.names("mix_scores"),
+        "gate": sorted(
+            {*registry.names("gate"), *GATES} - {"differential"}
+        ),  # needs grouped queries: core/test_mixers.py
         "norm_type": registry.names("norm_type"),
         "kv_heads": ["1", "all"],
         "qk_norm": ["False", "True"],
     }
 
 
-TURNS = ("activation", "initializer", "input", "output", "mix_scores", "gate", "norm_type", "kv_heads", "qk_norm")
+TURNS = (
+    "activation",
+    "initializer",
+    "input",
+    "output",
+    "mix_qkv",
+    "mix_scores",
+    "gate",
+    "norm_type",
+    "kv_heads",
+    "qk_norm",
+)
 
 
 def every_attention() -> list[Combination]:
@@ -214,9 +247,10 @@ def every_attention() -> list[Combination]:
 def _turned(attend: str, row: dict[str, str], turns: Iterator[tuple[str, ...]]) -> Combination:
     """`row` with the next choices of the slots that take turns."""
     others = dict(zip(TURNS, next(turns), strict=True))
-    if not possible(row | others | {"attend": attend}):
-        extras = ("qk_norm",) if attend == "weighted" else EXTRAS
-        others |= {slot: PLAIN[slot] for slot in extras}
+    for slot in TURNS:
+        chosen = row | others | {"attend": attend}
+        if not all(possible({slot: others[slot], other: choice}) for other, choice in chosen.items()):
+            others[slot] = PLAIN[slot]
     return Combination(**row | others | {"attend": attend})
 
 

@@ -41,12 +41,15 @@ def softmax_of(scores: Tensor) -> Tensor:
 def by_hand(
     layer: fr.Attention,
     x: Tensor,
+    projections: Callable[[Any, list[Maps]], list[Maps]] = lambda layer, projections: projections,
     scores: Callable[[Any, Maps], Maps] = lambda layer, maps: maps,
     weights: Callable[[Any, Maps], Maps] = lambda layer, maps: maps,
     outputs: Callable[[Any, Tensor, Maps, Maps], Maps] = lambda layer, x, maps, values: maps,
 ) -> Tensor:
     """Causal attention head by head: what is done to scores, to weights and to outputs is handed in."""
-    query, keys, values = (projected(getattr(layer.project, name), x) for name in ("query", "key", "value"))
+    linears = (layer.project.query, layer.project.key, layer.project.value)
+    query, keys, values = projections(layer, [projected(linear, x) for linear in linears])
+    layer.x = x  # for equations that read it
     maps = scores(layer, [q @ k.mT / math.sqrt(D) for q, k in zip(query, keys, strict=True)])
     maps = weights(layer, [softmax_of(one) for one in maps])
     heads = outputs(layer, x, [p @ v for p, v in zip(maps, values, strict=True)], values)
@@ -64,6 +67,59 @@ def talking_scores(layer: Any, maps: Maps) -> Maps:
 
 def talking_weights(layer: Any, maps: Maps) -> Maps:
     return combined(maps, layer.attend.mix.mixing)
+
+
+def convolved(layer: Any, maps: Maps) -> Maps:
+    """Number by number: what a query does not see is nothing, before the kernel and after it."""
+    made = []
+    for kernel, scores in zip(layer.attend.mix_scores.kernel, maps, strict=True):
+        rows, columns = kernel.shape
+        out = torch.zeros_like(scores)
+        for n in range(N):
+            for m in range(n + 1):
+                for a in range(rows):
+                    for b in range(columns):
+                        query, key = n - a, m + b - columns // 2
+                        if 0 <= key <= query:
+                            out[:, n, m] = out[:, n, m] + kernel[rows - 1 - a, b] * scores[:, query, key]
+        made.append(out)
+    return made
+
+
+def composed(module: Any, x: Tensor, maps: Maps) -> Maps:
+    """DCFormer's equations for one pair of tokens at a time."""
+    parts, rank, heads = module.shape
+    out = [one.clone() for one in maps]
+    for part in range(parts):
+        hidden = F.gelu(x @ module.hidden[:, part])
+        diagonal = torch.tanh(x @ module.diagonal[:, part])
+        token = (slice(None), slice(None), None) if part == 0 else (slice(None), None, slice(None))
+        for r in range(rank):
+            first, second = hidden @ module.first[part, :, r], hidden @ module.second[part, :, r]
+            first = first / (first.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+            together = sum(first[..., j][token] * maps[j] for j in range(heads))
+            out = [one + second[..., i][token] * together for i, one in enumerate(out)]
+        out = [one + diagonal[..., i][token] * maps[i] for i, one in enumerate(out)]
+    return out
+
+
+def dynamic_scores(layer: Any, maps: Maps) -> Maps:
+    return composed(layer.attend.mix_scores.composition, layer.x, maps)
+
+
+def dynamic_weights(layer: Any, maps: Maps) -> Maps:
+    return composed(layer.attend.mix.composition, layer.x, maps)
+
+
+def knocked(layer: Any, projections: list[Maps]) -> list[Maps]:
+    maps = layer.project.mix_qkv.maps
+    return [[head @ matrix for head in heads] for heads, matrix in zip(projections, maps, strict=True)]
+
+
+def gated_values(layer: Any, projections: list[Maps]) -> list[Maps]:
+    up, gate, down = layer.project.mix_qkv.maps
+    query, keys, values = projections
+    return [query, keys, [2 * ((v @ up) / (1 + torch.exp(-(v @ gate)))) @ down for v in values]]
 
 
 def low_rank(layer: Any, maps: Maps) -> Maps:
@@ -118,6 +174,18 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "gate of numbers": ({"gate": "elementwise"}, {"outputs": gate_by_number}),
     "exclusive": ({"gate": "exclusive"}, {"outputs": exclusive}),
     "exclusive, learned": ({"gate": {"name": "exclusive", "learned": True}}, {"outputs": exclusive}),
+    "knocking": ({"mix_qkv": "knocking"}, {"projections": gated_values}),
+    "knocking, linear": ({"mix_qkv": {"name": "knocking", "form": "linear"}}, {"projections": knocked}),
+    "multi-token": ({"mix_scores": {"name": "multi_token", "queries": 3, "keys": 5}}, {"scores": convolved}),
+    "multi-token, longer than the text": (
+        {"mix_scores": {"name": "multi_token", "queries": 9, "keys": 17}},
+        {"scores": convolved},
+    ),
+    "dynamic": (
+        {"mix_scores": {"name": "dynamic", "rank": 3}, "mix": "dynamic"},
+        {"scores": dynamic_scores, "weights": dynamic_weights},
+    ),
+    "dynamic, by the query": ({"mix": {"name": "dynamic", "keys": False}}, {"weights": dynamic_weights}),
     "all of them": (
         {"mix_scores": "talking_heads", "mix": "low_rank", "gate": "elementwise"},
         {"scores": talking_scores, "weights": low_rank, "outputs": gate_by_number},
@@ -171,6 +239,83 @@ def test_differential_attention_is_the_released_code() -> None:
     out = F.rms_norm(out, (2 * D,), mix.weight, eps=1e-5) * (1 - lambda_init)
     expected = layer.merge(out.transpose(1, 2).reshape(B, N, H * D))
     assert torch.allclose(layer(x), expected, atol=1e-12)
+
+
+def test_interleaved_heads_are_their_equation() -> None:
+    """Over the tokens (1, 1), (1, 2), .., (N, P), one head at a time; a token sees itself and all before it."""
+    layer = layer_of(mix_qkv={"name": "interleaved", "pseudo_heads": 3})
+    x, mix = torch.randn(B, N, E, dtype=torch.float64, requires_grad=True), layer.project.mix_qkv
+    linears = (layer.project.query, layer.project.key, layer.project.value)
+    tokens = [
+        [
+            torch.stack([combined(heads, mix.mixing[which, :, :, p])[i] for p in range(3)], 2).flatten(1, 2)
+            for i in range(H)
+        ]
+        for which, heads in enumerate(projected(linear, x) for linear in linears)
+    ]
+    outputs = [softmax_of(q @ k.mT / math.sqrt(D)) @ v for q, k, v in zip(*tokens, strict=True)]
+    joined = [sum(mix.collapsing[i, j, p] * outputs[j][:, p::3] for j in range(H) for p in range(3)) for i in range(H)]
+    expected = layer.merge(torch.cat(joined, -1))  # type: ignore[arg-type]
+    out = layer(x)
+    assert torch.allclose(out, expected, atol=1e-12)
+    computed = gradients(out, layer, x)
+    for key, gradient in gradients(expected, layer, x).items():
+        assert torch.allclose(computed[key], gradient, atol=1e-10), f"gradient of {key}"
+
+
+def test_interleaved_heads_start_as_plain_attention_without_rotation() -> None:
+    """Two equal tokens at each position share what one had."""
+    x = torch.randn(B, N, E, dtype=torch.float64)
+
+    def build(**attention: Any) -> Tensor:
+        torch.manual_seed(3)
+        made = fr.Attention(fr.AttentionConfig(**attention), hidden_size=E, num_attention_heads=H, head_dim=D)
+        return made.double()(x)
+
+    assert torch.allclose(build(mix_qkv="interleaved"), build(), atol=1e-12)
+    one = build(mix_qkv={"name": "interleaved", "pseudo_heads": 1})
+    assert torch.allclose(one, build(), atol=1e-15)
+
+
+def grouped(**attention: Any) -> fr.ModelConfig:
+    return fr.ModelConfig(
+        vocab_size=11, hidden_size=E, num_hidden_layers=2, num_attention_heads=H, num_key_value_heads=H // 2, head_dim=D,
+        intermediate_size=9, attention=fr.AttentionConfig(**attention),
+    )  # fmt: skip
+
+
+def test_differential_attention_2_is_the_released_code() -> None:
+    """microsoft/unilm Diff-Transformer-V2/multihead_flashdiffv2.py: 2 H heads of queries over H of keys and values."""
+    torch.manual_seed(3)
+    layer = moved(fr.Attention(grouped(gate="differential")).double())
+    assert layer.merge.in_features == H // 2 * D
+    x = torch.randn(B, N, E, dtype=torch.float64)
+    project = layer.project
+    query = project.rotary(project.query(x).view(B, N, H, D).transpose(1, 2), torch.arange(N))
+    keys = project.rotary(project.key(x).view(B, N, H // 2, D).transpose(1, 2), torch.arange(N))
+    values = project.value(x).view(B, N, H // 2, D).transpose(1, 2)
+    heads = [softmax_of(query[:, i] @ keys[:, i // 2].mT / math.sqrt(D)) @ values[:, i // 2] for i in range(H)]
+    shares = torch.sigmoid(x @ layer.gate.weight.mT)
+    outputs = [heads[2 * i] - shares[..., i, None] * heads[2 * i + 1] for i in range(H // 2)]
+    assert torch.allclose(layer(x), layer.merge(torch.cat(outputs, -1)), atol=1e-12)
+
+
+def test_differential_attention_2_decodes_and_trains() -> None:
+    model = moved(fr.LanguageModel(grouped(gate="differential"))).double()
+    ids = torch.randint(11, (2, 9))
+    model.loss(ids[:, :-1], ids[:, 1:]).backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    model.eval()
+    with torch.no_grad():
+        expected, first = model(ids).logits, model(ids[:, :4], cache=model.new_cache())
+        rest = model(ids[:, 4:], cache=first.cache)
+    assert torch.allclose(torch.cat((first.logits, rest.logits), 1), expected, atol=1e-12)
+    assert fr.check(model, length=9).passes
+
+
+def test_differential_attention_2_takes_shared_keys() -> None:
+    with pytest.raises(ConfigError, match=r"an even number of query heads reads each"):
+        layer_of(gate="differential")
 
 
 def test_differential_attention_takes_pairs() -> None:

@@ -189,11 +189,17 @@ def gradients_reach_every_parameter(combination: Combination, at_start: bool) ->
             least = 0 if at_start else 1e-10  # Transformer-XL starts so small that some are 1e-15 at first
             if at_start and ".project.query." in name and not _reads_query(combination):
                 least = -1  # only mixing reads this query, through a matrix that starts at zero
-            if at_start and ".attend.mix." in name and combination.mix in FACTORS:
+            if at_start and is_factor(combination, name):
                 least = -1
             assert largest > least, f"{name}: gradient {largest:.1e}"
-        if ".attend.mix." in name and not (at_start and combination.mix in FACTORS):
+        if ".attend.mix." in name and not (at_start and is_factor(combination, name)):
             assert (parameter.grad != 0).all(), f"{name}: no gradient for some of its numbers"
+
+
+def is_factor(combination: Combination, name: str) -> bool:
+    """True for a parameter of a product that starts at zero."""
+    slots = {".attend.mix.": combination.mix, ".attend.mix_scores.": combination.mix_scores}
+    return any(mark in name and choice in FACTORS for mark, choice in slots.items())
 
 
 def _ignores_key_bias(model: fr.LanguageModel) -> bool:
@@ -211,7 +217,11 @@ def weight_decay_spares_mixing(combination: Combination) -> None:
     decaying = {id(p) for group in groups if group["weight_decay"] > 0 for p in group["params"]}
     assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
     for name, parameter in model.named_parameters():
-        if ".attend.mix" in name or name.endswith(("bias", "norm.weight", ".cores.weight", "_decay")):
+        if (
+            ".attend.mix" in name
+            or ".mix_qkv." in name
+            or name.endswith(("bias", "norm.weight", ".cores.weight", "_decay"))
+        ):
             assert id(parameter) not in decaying, f"{name} decays"
         elif parameter.ndim > 1:
             assert id(parameter) in decaying, f"{name} does not decay"

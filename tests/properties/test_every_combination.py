@@ -64,8 +64,17 @@ IMPOSSIBLE = {
     ("score", "position"): 6 + 3,  # relative with another one, either way
     ("attend", "score"): 2 + 3,  # the synthesizers, and the position term with decayed sums
     ("attend", "normalize"): 2 * 1,
-    ("attend", "mix"): 2 * 7,
-    ("attend", "mix_scores"): 2 * 1,
+    ("attend", "mix"): 2 * 8,
+    ("attend", "mix_qkv"): 2 * 2,
+    ("attend", "mix_scores"): 2 * 3,
+    ("score", "mix_qkv"): 3,  # interleaved heads meet in dot products
+    ("score", "mix_scores"): 3,  # so does multi-token attention
+    ("position", "mix_qkv"): 3,
+    ("position", "mix_scores"): 3,
+    ("mix", "mix_qkv"): 1,
+    ("mix_qkv", "mix_scores"): 2,
+    ("mix_qkv", "gate"): 2,
+    ("mix_qkv", "kv_heads"): 1,
     ("attend", "gate"): 2 * 4,
     ("attend", "position"): 2 * 3 + 1,  # what acts on scores, and relative with decayed sums
     ("attend", "qk_norm"): 2 * 1,
@@ -122,7 +131,13 @@ def test_decoding_equals_one_pass(combination: Combination, dtype: torch.dtype) 
     checks.decoding_equals_one_pass(combination, dtype)
 
 
-@a_precision
+@pytest.mark.parametrize(
+    ("combination", "dtype"),
+    combinations.in_turn(
+        [c for c in ATTENTION if c.mix_scores != "multi_token"],  # it has no memory
+        {"fp32": torch.float32, "fp64": torch.float64},
+    ),
+)
 def test_segments_with_memory_equal_one_pass(combination: Combination, dtype: torch.dtype) -> None:
     checks.segments_with_memory_equal_one_pass(combination, dtype)
 
@@ -178,6 +193,7 @@ def _belongs_to(slot: str) -> Callable[[str], bool]:
         "initializer": (),
         "input": ("embedding.",),
         "output": ("output.",),
+        "mix_qkv": (".project.mix_qkv.",),
         "mix_scores": (".attend.mix_scores.",),
         "gate": (".attention.gate.",),
         "norm_type": ("_norm.",),
@@ -204,6 +220,10 @@ def test_configurations_that_share_a_part_share_its_names_and_shapes(slot: str, 
             chosen = row.but(slot, choice)
             if slot != "attend" and chosen.attend != row.attend:
                 continue  # that has a part of its own, and a comparison of its own
+            mixers = {"mix_qkv", "mix_scores", "mix", "gate", "kv_heads"} - {slot}
+            mixers |= {"score", "position"} if slot in ("mix_qkv", "mix_scores") else set()
+            if any(vars(chosen)[name] != vars(row)[name] for name in mixers):
+                continue  # it does not go with another mixer of the row
             shapes.append({name: shape for name, shape in shapes_of(chosen).items() if not own(name)})
         assert all(other == shapes[0] for other in shapes)
 

@@ -36,7 +36,7 @@ SENTENCE = 25  # tokens: about the mean of IWSLT 2014, where the length of trans
 Model = TypeVar("Model")
 
 _PARTS = (  # first match wins
-    ("mixing", (".attend.mix.", ".attend.mix_scores.")),
+    ("mixing", (".attend.mix.", ".attend.mix_scores.", ".project.mix_qkv.")),
     # u and v, which all layers share
     ("attention", (".attention.", ".cross_attention.", "position.biases.")),
     ("feed_forward", (".feed_forward.",)),

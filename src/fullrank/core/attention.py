@@ -1,7 +1,7 @@
 """One block: attention and feed-forward, each in a residual line, with the norm before or after.
 
-Attention: project -> permute heads -> score -> mix scores -> mask -> normalize -> mix -> dropout -> weighted values -> gate
--> merge.
+Attention: project -> mix Q, K, V -> permute heads -> score -> mix scores -> mask -> normalize -> mix -> dropout -> weighted
+values -> gate -> merge.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class Attend(nn.Module):
     max_length: int | None = None
     sees_future: bool = False
 
-    def merge(self, bias: bool) -> nn.Module:
-        """The layer that follows: W_O over the heads side by side, (B, N, H D) -> (B, N, E)."""
-        return nn.Linear(self.size.num_heads * self.size.head_dim, self.size.hidden_size, bias=bias)
+    def merge(self, bias: bool, shares: int = 1) -> nn.Module:
+        """The layer that follows: W_O over the heads side by side, (B, N, H D / shares) -> (B, N, E)."""
+        return nn.Linear(self.size.num_heads * self.size.head_dim // shares, self.size.hidden_size, bias=bias)
 
     def view(self, layout: Layout) -> Layout:
         """The layout as this class reads it."""
@@ -69,6 +69,10 @@ class Attend(nn.Module):
     def after(self, heads: Heads, past: DecayedSums, layout: Layout, trace: Trace | None) -> tuple[Tensor, DecayedSums]:
         """New tokens after sums over earlier ones, for a class whose `past` gives sums."""
         raise NotImplementedError(f"{type(self).__name__} keeps no sums")
+
+    def remember(self, x: Tensor, scored: Tensor | None) -> tuple[Tensor | None, ...]:
+        """What stages read of the tokens of keys besides (`Heads.notes`), from their inputs x and queries."""
+        return ()
 
     def use_shared_biases(self) -> None:
         """Read u and v of relative positions from the layout instead of an own pair."""
@@ -96,13 +100,13 @@ class WeightedValues(Attend):
         )
 
     def forward(self, heads: Heads, layout: Layout, trace: Trace | None = None) -> Tensor:
-        mixing = self.mix.matrix(heads.query)
+        mixing = self.mix.matrix_of(heads)
         problem = "a trace asks for attention weights" if trace is not None else self.problem(heads, layout, mixing)
         if (out := engine.load().attend(problem)) is not None:
             return self.mix.finish(out)
-        scores = self.scores(heads, layout)
-        if self.mix_scores is not None:
-            scores = self.mix_scores(scores, heads, layout)
+        scores = (
+            self.scores(heads, layout) if self.mix_scores is None else self.mix_scores.of(self.scores, heads, layout)
+        )
         if not layout.unrestricted:
             scores = scores.masked_fill(~layout.visible(), float("-inf"))
         weights = self.normalize(scores)
@@ -120,6 +124,9 @@ class WeightedValues(Attend):
         scores: Tensor = self.score(*self._select_heads(heads), layout)
         scores = scores if layout.score_bias is None else scores + layout.score_bias
         return scores.expand(heads.values.shape[0], -1, -1, -1)
+
+    def remember(self, x: Tensor, scored: Tensor | None) -> tuple[Tensor | None, ...]:
+        return tuple(None if stage is None else stage.remember(x, scored) for stage in (self.mix_scores, self.mix))
 
     def problem(self, heads: Heads, layout: Layout, mixing: Tensor | None) -> Problem | str:
         """The call as engines see it; a string is the reason for which no engine computes it."""
@@ -193,13 +200,13 @@ class Attention(nn.Module):
         self.attend: Attend = registry.lookup("attend", config.kind)(config, size, model.dropout.attention)
         normed = weighted is not None and weighted.qk_norm
         norm = partial(nn.RMSNorm, width, eps=model.layer_norm_eps) if normed else None
-        drops = model.dropout
         self.project = Projection(
-            self.attend.size, config.bias, rotary, self.attend.needs, drops.projection, drops.locked, norm
-        )
+            self.attend.size, config.bias, rotary, self.attend.needs, model.dropout.projection, model.dropout.locked, norm,
+            build_stage("mix_qkv", "none" if weighted is None else weighted.mix_qkv, size),
+        )  # fmt: skip
         self.permute = StochasticCrossHead(0.0 if weighted is None else weighted.cross_head)
         self.gate: Gate | None = build_stage("gate", "none" if weighted is None else weighted.gate, size)
-        self.merge = self.attend.merge(config.bias)
+        self.merge = self.attend.merge(config.bias, 1 if self.gate is None else self.gate.shares)
 
     def forward(
         self,
@@ -218,13 +225,12 @@ class Attention(nn.Module):
         """
         source = x if source is None else source
         self._check(x, source)
-        keys = (0 if past is None else past.length) + (
-            source.length if isinstance(source, KeyValues) else source.shape[1]
-        )
+        here = source.length if isinstance(source, KeyValues) else source.shape[1]
+        shape = (x.shape[1], here + (0 if past is None else past.length))
         if layout is None:
-            layout = Layout.of(x.shape[1], keys, causal=source is x, device=x.device)
-        if layout.shape != (x.shape[1], keys):
-            raise InputError(f"the layout is of {layout.shape} queries and keys, the call of {(x.shape[1], keys)}")
+            layout = Layout.of(*shape, causal=source is x, device=x.device)
+        if layout.shape != shape:
+            raise InputError(f"the layout is of {layout.shape} queries and keys, the call of {shape}")
         if self.position in ("alibi", "t5") and layout.score_bias is None:
             raise ValueError(
                 f"model.position {self.position}: a layer needs a layout that its model's position has placed"
@@ -236,9 +242,10 @@ class Attention(nn.Module):
         else:
             heads, after = self._heads(x, source, layout, past, kept is not None)
             permuted = self.permute(heads.keys, heads.values, heads.relative)
-            repeated = (repeat_heads(part, self.project.groups) for part in permuted)
-            heads = Heads(heads.query, heads.scored, *repeated)
-            out = self.attend(heads, layout, trace)
+            keys, values, relative = (repeat_heads(part, self.project.groups) for part in permuted)
+            heads = replace(heads, keys=keys, values=values, relative=relative)
+            mix = self.project.mix_qkv
+            out = mix.collapse(self.attend(*mix.expand(heads, layout), trace))
             out = out if self.gate is None else self.gate(x, out, heads.values)
         if kept is not None and after is not None:
             kept.append(after)
@@ -251,12 +258,13 @@ class Attention(nn.Module):
         if isinstance(source, KeyValues):
             return Heads(*self.project.queries(x, layout), source.keys, source.values), source
         heads = self.project(x, source, layout, None if past is None else past.relative)
+        heads = replace(heads, notes=self.attend.remember(source, heads.scored))
         if past is None and not keeps:
             return heads, None
         # a table of other distances than 0, 1, 2 .. would be read wrongly by the next call
         table = heads.relative if layout.from_zero else None if past is None else past.relative
-        after = KeyValues.after(past, heads.keys, heads.values, table)
-        return replace(heads, keys=after.keys, values=after.values), after
+        after = KeyValues.after(past, heads.keys, heads.values, table, heads.notes)
+        return replace(heads, keys=after.keys, values=after.values, notes=after.notes), after
 
     def _check(self, x: Tensor, source: Tensor | KeyValues) -> None:
         for name, hidden in (("x", x), ("source", source)):

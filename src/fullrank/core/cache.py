@@ -60,22 +60,32 @@ class KeyValues(NamedTuple):
 
     keys is None where the score has none, relative where it reads no distances; T may be more than is needed yet.
     buffers: of keys and values, where new tokens may be written behind them.
+    notes: what stages that mix heads remember of each token besides, (B, C, M, F) each; None for a stage that needs nothing.
     """
 
     keys: Tensor | None
     values: Tensor
     relative: Tensor | None = None
     buffers: tuple[Buffer | None, Buffer | None] = (None, None)
+    notes: tuple[Tensor | None, ...] = ()
 
     @classmethod
-    def after(cls, past: KeyValues | None, keys: Tensor | None, values: Tensor, relative: Tensor | None) -> KeyValues:
-        """Append new keys and values (B, H, N, D) to those of `past`; relative: keys of distances for the next call."""
+    def after(
+        cls,
+        past: KeyValues | None,
+        keys: Tensor | None,
+        values: Tensor,
+        relative: Tensor | None,
+        notes: tuple[Tensor | None, ...] = (),
+    ) -> KeyValues:
+        """Append new keys, values (B, H, N, D) and notes to those of `past`; relative: keys of distances for the next call."""
         if past is None:  # buffers without space: the next call allocates some
-            return cls(keys, values, relative, (None if keys is None else Buffer(keys, -1), Buffer(values, -1)))
+            return cls(keys, values, relative, (None if keys is None else Buffer(keys, -1), Buffer(values, -1)), notes)
         joined_keys, key_buffer = _join(past.keys, past.buffers[0], keys)
         joined_values, value_buffer = _join(past.values, past.buffers[1], values)
         assert joined_values is not None
-        return cls(joined_keys, joined_values, relative, (key_buffer, value_buffer))
+        joined_notes = tuple(_join(old, None, new)[0] for old, new in zip(past.notes, notes, strict=True))
+        return cls(joined_keys, joined_values, relative, (key_buffer, value_buffer), joined_notes)
 
     @property
     def length(self) -> int:
@@ -86,8 +96,10 @@ class KeyValues(NamedTuple):
         return self.values.shape[0]
 
     def select(self, choose: Callable[[Tensor], Tensor]) -> KeyValues:
-        """Part of keys and of values that `choose` takes, without their buffers."""
-        return KeyValues(None if self.keys is None else choose(self.keys), choose(self.values), self.relative)
+        """Part of keys, values and notes that `choose` takes, without their buffers."""
+        keys = None if self.keys is None else choose(self.keys)
+        notes = tuple(None if note is None else choose(note) for note in self.notes)
+        return KeyValues(keys, choose(self.values), self.relative, notes=notes)
 
     def rows(self, index: Tensor) -> KeyValues:
         return self.select(lambda heads: heads.index_select(0, index))

@@ -381,17 +381,14 @@ class ModelConfig(Section):
         """Lines about why no translation model can be built of this; empty if one can."""
         lines = self._problems_of_memory("translation")
         cross = self._attentions()[2]
-        distances = {
-            "score": stage_name(cross.score) != "dot_product",
-            "pattern": isinstance(cross, WeightedConfig) and cross.stride is not None,
-            "gate": isinstance(cross, WeightedConfig) and stage_name(cross.gate) == "exclusive",
-            "output_map": isinstance(cross, MultiLinearConfig) and not cross.tied_to_length,
-        }
+        apart = {name: (getattr(cross, name), value) for name, value in cross.across().to_dict().items()}
+        if isinstance(cross, MultiLinearConfig) and not cross.tied_to_length:
+            apart["output_map"] = (cross.output_map, "pairs")
         lines += [
-            f"model.decoder.cross.{name}: '{stage_name(getattr(cross, name))}' reads positions, distances or own values, "
-            "which two texts do not share; use score: dot_product, pattern: full, gate: none, output_map: pairs"
-            for name, reads in distances.items()
-            if reads
+            f"model.decoder.cross.{name}: '{stage_name(given)}' reads positions, distances or a token's own state, which two "
+            f"texts do not share; use {name}: {stage_name(possible)}"
+            for name, (given, possible) in apart.items()
+            if given != possible and possible is not None
         ]
         encoder, decoder = self.encoder or EncoderConfig(), self.decoder or DecoderConfig()
         if encoder.share_embedding and encoder.vocab_size not in (None, self.vocab_size):

@@ -54,6 +54,41 @@ class LowRankMixingOptions(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DynamicOptions(Section):
+    """Options of dynamically composed heads."""
+
+    rank: Size = key(2, "rank R of what the query and the key add to the identity")
+    hidden: Size | None = key(None, "inner width K of the generator; null: four times the heads")
+    keys: bool = key(True, "the key's token has a part, too; false: a matrix of the query, which every kernel computes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiTokenOptions(Section):
+    """Options of multi-token attention."""
+
+    queries: Size = key(6, "queries that the kernel covers: the token's own and those before it")
+    keys: Annotated[int, Allowed("an odd positive number", lambda n: n > 0 and n % 2 == 1)] = key(
+        11, "keys that the kernel covers, as many on either side"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnockingOptions(Section):
+    """Options of knocking heads."""
+
+    form: Literal["mlp", "linear"] = key(
+        "mlp", "mlp: a gated map of values; linear: matrices of queries, keys and values"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class InterleavedOptions(Section):
+    """Options of interleaved heads."""
+
+    pseudo_heads: Size = key(2, "tokens P at each position, each of its own combination of heads: P^2 patterns a head")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExclusiveOptions(Section):
     """Options of exclusive self-attention."""
 
@@ -83,10 +118,14 @@ Mix = Annotated[
         position_independent=LearnedMixingOptions,
         position_wise=LearnedMixingOptions,
         low_rank=LowRankMixingOptions,
+        dynamic=DynamicOptions,
     ),
 ]
-MixScores = Annotated[Stage, Slot("mix_scores", "none", "talking_heads")]
-Gate = Annotated[Stage, Slot("gate", "none", "head", "elementwise", exclusive=ExclusiveOptions)]
+MixQkv = Annotated[Stage, Slot("mix_qkv", "none", knocking=KnockingOptions, interleaved=InterleavedOptions)]
+MixScores = Annotated[
+    Stage, Slot("mix_scores", "none", "talking_heads", dynamic=DynamicOptions, multi_token=MultiTokenOptions)
+]
+Gate = Annotated[Stage, Slot("gate", "none", "head", "elementwise", "differential", exclusive=ExclusiveOptions)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,8 +164,8 @@ class AttentionConfig(ByKind):
 
 @dataclass(frozen=True, kw_only=True)
 class WeightedConfig(AttentionConfig, built_in=True):
-    """The attention pipeline: project -> permute heads -> score, mix scores, mask, normalize, mix, dropout, weighted values,
-    gate -> merge.
+    """The attention pipeline: project, mix Q, K, V -> permute heads -> score, mix scores, mask, normalize, mix, dropout,
+    weighted values, gate -> merge.
 
     `pattern: strided` is the merged head of the Sparse Transformer (Child et al. 2019, §4.3): a query sees the keys that are
     at most `stride` tokens away and those whose distance is a multiple of it, of those that it would see otherwise.
@@ -134,7 +173,18 @@ class WeightedConfig(AttentionConfig, built_in=True):
 
     kind: str = "weighted"
     normalize: Normalize = key("softmax", "scores to weights that sum to one")
-    mix_scores: MixScores = key("none", "exchange of scores between heads and tokens, before the softmax")
+    mix_qkv: MixQkv = key(
+        "none",
+        "exchange of queries, keys and values between heads, before the scores",
+        needs={
+            "interleaved": "score=dot_product, mix_scores=none|talking_heads, mix!=dynamic, gate!=exclusive, pattern=full"
+        },
+    )
+    mix_scores: MixScores = key(
+        "none",
+        "exchange of scores between heads and tokens, before the softmax",
+        needs={"multi_token": "score=dot_product, model.memory_length=0, model.position!=alibi|t5"},
+    )
     mix: Mix = key("none", "exchange of attention between heads (Mixhead)")
     qk_norm: bool = key(False, "RMS norms over each head's queries and keys, before rotary positions (Qwen3)")
     cross_head: Probability = key(0.0, "probability beta of permuted heads in training (Skip Cross-head §2.2)")
@@ -147,8 +197,9 @@ class WeightedConfig(AttentionConfig, built_in=True):
     )
 
     def across(self) -> AttentionConfig:
-        gate = "none" if stage_name(self.gate) == "exclusive" else self.gate
-        return super().across().with_known(pattern="full", stride=None, gate=gate)
+        own = {"gate": "exclusive", "mix": "dynamic", "mix_qkv": "interleaved", "mix_scores": "dynamic multi_token"}
+        plain = {slot: "none" for slot, names in own.items() if stage_name(getattr(self, slot)) in names.split()}
+        return super().across().with_known(pattern="full", stride=None, **plain)
 
 
 @dataclass(frozen=True, kw_only=True)

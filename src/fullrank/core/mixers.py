@@ -8,6 +8,8 @@ gate        O' = gate(x, O, V)            after the values
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -15,13 +17,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .draws import draw_apart
+from .embedding import Rotary
 from .errors import ConfigError
-from .kinds import ExclusiveOptions, LowRankMixingOptions
+from .kinds import (
+    DynamicOptions,
+    ExclusiveOptions,
+    InterleavedOptions,
+    KnockingOptions,
+    LowRankMixingOptions,
+    MultiTokenOptions,
+)
 from .layout import Layout
 from .registry import contract, register
-from .stages import Heads, HeadSize, Mixing, PositionIndependentMixing, mix_heads
+from .stages import Heads, HeadSize, Mixing, PositionIndependentMixing, ProjectedMixing, mix_heads
 
-register("mix_scores", "none")(None)  # scores and outputs stay as they are
+register("mix_scores", "none")(None)
 register("gate", "none")(None)
 
 
@@ -31,6 +41,117 @@ def draw_for(layer: int, parameter: Tensor, std: float) -> None:
         for _ in range(layer + 1):
             numbers = torch.randn(parameter.shape, device="cpu")
         parameter.copy_(numbers * std)
+
+
+# -- projections ---------------------------------------------------------------------------------------------------------
+
+
+@register("mix_qkv", "knocking")
+class KnockingHeads(ProjectedMixing):
+    """Knocking heads: a map of D dimensions that all heads share (Zhou et al. 2025, arXiv 2510.23052, §3.2, Eq. 5 to 9).
+
+        mlp:     V'_i = 2 (V_i W_up * sigmoid(V_i W_gate)) W_down
+        linear:  Q'_i = Q_i T_Q,   K'_i = K_i T_K,   V'_i = V_i T_V        which folds into W_Q, W_K and W_V
+
+    `maps` (3, D, D) are W_up, W_gate, W_down, or T_Q, T_K, T_V; what a score does not read is not mapped.
+    Starts at I, with W_gate = 0 (§3.3): plain attention.
+    """
+
+    Config = KnockingOptions
+
+    def __init__(self, config: KnockingOptions, size: HeadSize) -> None:
+        super().__init__(config, size)
+        self.linear = config.form == "linear"
+        maps = torch.eye(size.head_dim).repeat(3, 1, 1)
+        if not self.linear:
+            maps[1] = 0
+        self.maps = nn.Parameter(maps)
+
+    def query(self, query: Tensor) -> Tensor:
+        return query @ self.maps[0].to(query.dtype) if self.linear else query
+
+    def key(self, key: Tensor) -> Tensor:
+        return key @ self.maps[1].to(key.dtype) if self.linear else key
+
+    def value(self, value: Tensor) -> Tensor:
+        up, gate, down = self.maps.to(value.dtype)
+        if self.linear:
+            return value @ down
+        return 2 * ((value @ up) * torch.sigmoid(value @ gate)) @ down
+
+
+@register("mix_qkv", "interleaved")
+class InterleavedHeads(ProjectedMixing):
+    """Interleaved heads: P tokens at each position, combined of all heads (Duvvuri et al. 2026, arXiv 2602.21371, §4).
+
+        Q~_ip(n) = sum_j a^Q_jip Q_j(n),  K~ and V~ likewise         at the virtual position n P + p
+        O~_i = softmax(Q~_i K~_i^T / sqrt(D)) V~_i                   over the N P tokens, causal among them, too
+        O_i(n) = sum_jp r_ijp O~_jp(n)
+
+    `mixing` a (3, H, H, P), `collapsing` r (H, H, P). Rotary positions and windows count virtual tokens. A cache holds
+    P keys and values a token. Starts at a_jip = [j = i] and r that takes the last token of each head, which sees what plain
+    attention sees; plain attention at P = 1, where all of this folds into W_Q, W_K, W_V and W_O. The paper gives no start.
+    A trace has the weights of virtual tokens.
+    """
+
+    Config = InterleavedOptions
+
+    def __init__(self, config: InterleavedOptions, size: HeadSize) -> None:
+        super().__init__(config, size)
+        if size.groups > 1:
+            raise ConfigError(
+                "model.attention.mix_qkv: 'interleaved' combines each head's query, key and value; leave "
+                f"model.num_key_value_heads out, given {size.num_heads // size.groups}"
+            )
+        self.pseudo_heads = config.pseudo_heads
+        self.starts_plain = config.pseudo_heads == 1
+        identity = torch.eye(size.num_heads)[..., None].repeat(1, 1, self.pseudo_heads)
+        self.mixing = nn.Parameter(identity.repeat(3, 1, 1, 1))
+        identity[..., :-1] = 0
+        self.collapsing = nn.Parameter(identity)
+
+    def query(self, query: Tensor) -> Tensor:
+        return self._combine(0, query)
+
+    def key(self, key: Tensor) -> Tensor:
+        return self._combine(1, key)
+
+    def value(self, value: Tensor) -> Tensor:
+        return self._combine(2, value)
+
+    def _combine(self, which: int, heads: Tensor) -> Tensor:
+        return torch.einsum("bjnd,jip->binpd", heads, self.mixing[which].to(heads.dtype))
+
+    def rotate(self, heads: Tensor, positions: Tensor, rotary: Rotary) -> Tensor:
+        rotated = rotary(heads.flatten(2, 3), self._places(positions))
+        return rotated.unflatten(2, (-1, self.pseudo_heads))
+
+    def _places(self, positions: Tensor) -> Tensor:
+        """Virtual positions (N P,) or (B, N P) of positions (N,) or (B, N)."""
+        within = torch.arange(self.pseudo_heads, device=positions.device)
+        return (positions[..., None] * self.pseudo_heads + within).flatten(-2)
+
+    def expand(self, heads: Heads, layout: Layout) -> tuple[Heads, Layout]:
+        count = self.pseudo_heads
+
+        def lay(part: Tensor | None) -> Any:
+            return None if part is None else part.flatten(3).unflatten(3, (count, -1)).flatten(2, 3)
+
+        places = replace(
+            layout,
+            query_positions=self._places(layout.query_positions),
+            key_positions=self._places(layout.key_positions),
+            key_mask=None if layout.key_mask is None else layout.key_mask.repeat_interleave(count, dim=1),
+            runs=None if layout.runs is None else tuple((start * count, size * count) for start, size in layout.runs),
+            window=None if layout.window is None else layout.window * count,
+            farthest=None if layout.farthest is None else layout.farthest * count + count - 1,
+        )
+        parts = map(lay, (heads.query, heads.scored, heads.keys, heads.values))
+        return Heads(*parts), places
+
+    def collapse(self, out: Tensor) -> Tensor:
+        tokens = out.unflatten(2, (-1, self.pseudo_heads))
+        return torch.einsum("bjnpd,ijp->bind", tokens, self.collapsing.to(out.dtype))
 
 
 # -- scores --------------------------------------------------------------------------------------------------------------
@@ -50,6 +171,15 @@ class ScoreMixing(nn.Module):
 
     def __init__(self, config: Any = None, size: HeadSize | None = None) -> None:
         super().__init__()
+
+    def of(self, score: Callable[[Heads, Layout], Tensor], heads: Heads, layout: Layout) -> Tensor:
+        """Mixed scores of a call; `score` gives those of any queries."""
+        mixed: Tensor = self(score(heads, layout), heads, layout)
+        return mixed
+
+    def remember(self, x: Tensor, scored: Tensor | None) -> Tensor | None:
+        """What it reads of each token, (B, C, N, F), from inputs x (B, N, E) and queries: it stands in `Heads.notes[0]`."""
+        return None
 
     def draw(self) -> None:
         """Draw anew what starts at random, from the CPU's random numbers."""
@@ -71,6 +201,134 @@ class TalkingHeads(ScoreMixing):
 
     def forward(self, scores: Tensor, heads: Heads, layout: Layout) -> Tensor:
         return mix_heads(scores, self.mixing)
+
+
+@register("mix_scores", "multi_token")
+class MultiTokenScores(ScoreMixing):
+    """Multi-token attention: a convolution of scores over queries and keys (Golovneva et al. 2025, arXiv 2504.00927, §3.1).
+
+        S'_i(n, m) = sum_a sum_b w_i(a, b) S_i(n - a, m + b)       a from 0 to Q - 1, b from -(C - 1) / 2 to (C - 1) / 2
+
+    Scores of keys that query n - a does not see are 0, so nothing later than n is read; the mask follows once more. `kernel`
+    w (H, Q, C), its last row is a = 0. Queries are kept in a cache, so that decoding is exact.
+    Starts as the identity: plain attention.  Differs from the released code: padding is hidden as later keys are. Its
+    convolution over heads is `mix: talking_heads`, its norm that of `mix: differential`.
+    """
+
+    Config = MultiTokenOptions
+
+    def __init__(self, config: MultiTokenOptions, size: HeadSize) -> None:
+        super().__init__(config, size)
+        kernel = torch.zeros(size.num_heads, config.queries, config.keys)
+        kernel[:, -1, config.keys // 2] = 1
+        self.kernel = nn.Parameter(kernel)
+
+    def remember(self, x: Tensor, scored: Tensor | None) -> Tensor | None:
+        return scored
+
+    def of(self, score: Callable[[Heads, Layout], Tensor], heads: Heads, layout: Layout) -> Tensor:
+        queries = heads.notes[0] if heads.notes else heads.scored
+        assert queries is not None
+        count, keys = layout.shape
+        earlier = max(0, min(self.kernel.shape[1] - 1, queries.shape[2] - count))
+        if earlier:
+            places = layout.key_positions[..., keys - count - earlier :]
+            layout = replace(layout, query_positions=places)
+            heads = replace(heads, scored=queries[:, :, queries.shape[2] - count - earlier :])
+        mixed: Tensor = self(score(heads, layout), heads, layout)
+        return mixed[:, :, earlier:]
+
+    def forward(self, scores: Tensor, heads: Heads, layout: Layout) -> Tensor:
+        seen = layout.visible()
+        if layout.key_mask is not None:  # queries are the last of the keys' tokens
+            queries = layout.key_mask[:, layout.key_mask.shape[1] - scores.shape[2] :]
+            seen = seen & layout.key_mask[:, None, None] & queries[:, None, :, None]
+        _, rows, columns = self.kernel.shape
+        padded = F.pad(scores.masked_fill(~seen, 0), (columns // 2, columns // 2, rows - 1, 0))
+        return F.conv2d(padded, self.kernel[:, None].to(scores.dtype), groups=len(self.kernel))
+
+
+class Composition(nn.Module):
+    """The generator of dynamically composable heads (Xiao et al. 2024, arXiv 2405.08553, §3; Caiyun-AI/DCFormer).
+
+        w_1, w_2 = GELU(x W) (U_1, U_2),   w_1 normed by its root mean square over heads,   d = tanh(x W_d)
+        A'_i = A_i + sum_r w_2ri (sum_j w_1rj A_j) + d_i A_i        with w and d of the query's token, and of the key's
+
+    x (B, N, E) -> notes (B, 1, N, F) with w_1, w_2 (S, R, H) and d (S, H); S is 2, or 1 for the query alone.
+    `hidden` W (E, S, K), `first` U_1 and `second` U_2 (S, K, R, H), `diagonal` W_d (E, S, H). W starts N(0, 1/E), U_1
+    N(0, 1/K), U_2 = W_d = 0: plain attention.  Differs from the released code: this start, and one group of heads.
+    """
+
+    def __init__(self, config: DynamicOptions, size: HeadSize) -> None:
+        super().__init__()
+        heads, width, parts = size.num_heads, size.hidden_size, 1 + config.keys
+        inner = config.hidden or 4 * heads
+        self.layer, self.shape = size.layer, (parts, config.rank, heads)
+        self.hidden = nn.Parameter(torch.empty(width, parts, inner))
+        self.first = nn.Parameter(torch.empty(parts, inner, config.rank, heads))
+        self.second = nn.Parameter(torch.zeros(parts, inner, config.rank, heads))
+        self.diagonal = nn.Parameter(torch.zeros(width, parts, heads))
+        self.draw()
+
+    def draw(self) -> None:
+        draw_for(self.layer, self.hidden, len(self.hidden) ** -0.5)
+        draw_for(self.layer, self.first, self.first.shape[1] ** -0.5)
+
+    def notes(self, x: Tensor) -> Tensor:
+        hidden = F.gelu(torch.einsum("bne,esk->bnsk", x, self.hidden.to(x.dtype)))
+        first, second = (
+            torch.einsum("bnsk,skrh->bnsrh", hidden, parameter.to(x.dtype)) for parameter in (self.first, self.second)
+        )
+        first = F.rms_norm(first, first.shape[-1:], eps=1e-6)
+        diagonal = torch.tanh(torch.einsum("bne,esh->bnsh", x, self.diagonal.to(x.dtype)))
+        return torch.cat((first.flatten(2), second.flatten(2), diagonal.flatten(2)), -1)[:, None]
+
+    def read(self, notes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """w_1, w_2 (B, N, S, R, H) and d (B, N, S, H) of notes."""
+        parts, rank, heads = self.shape
+        first, second, diagonal = notes[:, 0].split((parts * rank * heads, parts * rank * heads, parts * heads), -1)
+        return first.unflatten(2, self.shape), second.unflatten(2, self.shape), diagonal.unflatten(2, (parts, heads))
+
+    def matrix(self, notes: Tensor) -> Tensor:
+        """The query's part as M (B, N, H, H), with the identity."""
+        first, second, diagonal = (part[:, :, 0] for part in self.read(notes))
+        identity = torch.eye(self.shape[2], device=notes.device, dtype=notes.dtype)
+        return identity + torch.diag_embed(diagonal) + torch.einsum("bnrj,bnri->bnji", first, second)
+
+    def compose(self, maps: Tensor, notes: Tensor) -> Tensor:
+        """Maps (B, H, N, M) of the last N of M tokens."""
+        count = maps.shape[2]
+        composed = torch.einsum(
+            "bjnm,bnji->binm", maps, self.matrix(notes[:, :, notes.shape[2] - count :]).to(maps.dtype)
+        )
+        if self.shape[0] == 1:
+            return composed
+        first, second, diagonal = (part[:, :, 1].to(maps.dtype) for part in self.read(notes))
+        together = torch.einsum("bjnm,bmrj->brnm", maps, first)
+        composed = composed + torch.einsum("brnm,bmri->binm", together, second)
+        return composed + maps * diagonal.transpose(1, 2)[:, :, None]
+
+
+@register("mix_scores", "dynamic")
+class DynamicScores(ScoreMixing):
+    """Dynamically composed scores, before the softmax (Xiao et al. 2024, arXiv 2405.08553): see `Composition`."""
+
+    Config = DynamicOptions
+
+    def __init__(self, config: DynamicOptions, size: HeadSize) -> None:
+        super().__init__(config, size)
+        self.composition = Composition(config, size)
+
+    def draw(self) -> None:
+        self.composition.draw()
+
+    def remember(self, x: Tensor, scored: Tensor | None) -> Tensor:
+        return self.composition.notes(x)
+
+    def forward(self, scores: Tensor, heads: Heads, layout: Layout) -> Tensor:
+        notes = heads.notes[0]
+        assert notes is not None
+        return self.composition.compose(scores, notes)
 
 
 # -- weights -------------------------------------------------------------------------------------------------------------
@@ -154,6 +412,44 @@ class DifferentialMixing(Mixing):
         return normed.unflatten(3, pairs.shape[3:]).transpose(2, 3).flatten(1, 2)
 
 
+@register("mix", "dynamic")
+class DynamicMixing(Mixing):
+    """Dynamically composed weights, after the softmax (Xiao et al. 2024, arXiv 2405.08553): see `Composition`.
+
+    With `keys: false` it is a matrix M(n) of the query's token, which every kernel computes; the key's part is none.
+    """
+
+    Config = DynamicOptions
+    needs = ()
+    injectable = False
+
+    def __init__(self, config: DynamicOptions, size: HeadSize) -> None:
+        super().__init__(config, size)
+        self.composition = Composition(config, size)
+        self.reason = "no engine mixes weights by tokens of keys" if config.keys else None
+
+    def draw(self) -> None:
+        self.composition.draw()
+
+    def remember(self, x: Tensor, scored: Tensor | None) -> Tensor:
+        return self.composition.notes(x)
+
+    def matrix(self, query: Tensor | None) -> None:
+        return None
+
+    def matrix_of(self, heads: Heads) -> Tensor | None:
+        notes = heads.notes[1]
+        if self.reason is not None or notes is None:
+            return None
+        count = heads.scored.shape[2] if heads.scored is not None else notes.shape[2]
+        return self.composition.matrix(notes[:, :, notes.shape[2] - count :])
+
+    def mix_weights(self, weights: Tensor, matrix: Tensor | None, heads: Heads) -> Tensor:
+        notes = heads.notes[1]
+        assert notes is not None
+        return self.composition.compose(weights, notes)
+
+
 # -- outputs -------------------------------------------------------------------------------------------------------------
 
 
@@ -162,11 +458,12 @@ class Gate(nn.Module):
     """Contract of what acts on the heads' outputs, built from `(config, size)`.
 
     x (B, N, E), outputs (B, H, N, D), values (B, H, M, D), the last N of the queries' own tokens -> (B, H, N, D).
-    starts_plain: outputs stay as they are before training.
+    starts_plain: outputs stay as they are before training. shares: heads that become one, H / shares are merged.
     """
 
     Config: ClassVar[type | None] = None
     starts_plain: bool = True
+    shares: ClassVar[int] = 1
 
     def __init__(self, config: Any = None, size: HeadSize | None = None) -> None:
         super().__init__()
@@ -230,3 +527,34 @@ class ExclusiveGate(Gate):
         own = F.normalize(values[:, :, values.shape[2] - outputs.shape[2] :], dim=-1)
         along = (outputs * own).sum(-1, keepdim=True) * own
         return outputs - (along if self.amount is None else self.amount[:, None, None].to(along.dtype) * along)
+
+
+@register("gate", "differential")
+class DifferentialGate(Gate):
+    """Differential attention V2: each token subtracts the output of every second head (Microsoft, January 2026;
+    microsoft/unilm Diff-Transformer-V2).
+
+        O'_i(n) = O_2i(n) - sigmoid(w_i x_n) O_2i+1(n)
+
+    Both heads of a pair share keys and values, so that it is a difference of maps: 2 H heads of queries, H or fewer of keys and
+    values (`model.num_key_value_heads`), H outputs. weight w (H, E) starts at 0, where lambda is 1/2; the released layer starts
+    as `nn.Linear` does. Not plain attention at the start.
+    Raises ConfigError unless an even number of query heads reads each key head.
+    """
+
+    starts_plain = False
+    shares = 2
+
+    def __init__(self, config: None, size: HeadSize) -> None:
+        super().__init__(config, size)
+        if size.groups % 2:
+            raise ConfigError(
+                "model.attention.gate: 'differential' subtracts heads that share keys and values, so that an even number of "
+                f"query heads reads each; given model.num_attention_heads {size.num_heads} with model.num_key_value_heads "
+                f"{size.num_heads // size.groups}"
+            )
+        self.weight = nn.Parameter(torch.zeros(size.num_heads // 2, size.hidden_size))
+
+    def forward(self, x: Tensor, outputs: Tensor, values: Tensor) -> Tensor:
+        shares = torch.sigmoid(F.linear(x, self.weight)).transpose(1, 2)[..., None]  # (B, H, N, 1)
+        return outputs[:, 0::2] - shares.to(outputs.dtype) * outputs[:, 1::2]

@@ -182,7 +182,7 @@ class MultiLinear(Attend):
     def view(self, layout: Layout) -> Layout:
         return see_all(layout) if self.sees_future else layout
 
-    def merge(self, bias: bool) -> nn.Module:
+    def merge(self, bias: bool, shares: int = 1) -> nn.Module:
         return nn.Identity()
 
     def forward(self, heads: Heads, layout: Layout, trace: Trace | None = None) -> Tensor:

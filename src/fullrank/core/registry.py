@@ -25,6 +25,7 @@ _HOMES = {
     "score": f"{__package__}.score",
     "normalize": f"{__package__}.stages",
     "mix": f"{__package__}.mixers",
+    "mix_qkv": f"{__package__}.mixers",
     "mix_scores": f"{__package__}.mixers",
     "gate": f"{__package__}.mixers",
     "norm_type": f"{__package__}.stages",

@@ -57,6 +57,7 @@ class Heads:
     query, scored (B, H, N, D): the query as projected, which mixing reads, and the query that meets the keys.
     keys, values (B, H, M, D); relative (H, T, D): keys of the distances in `layout.spans`. Grouped queries share G heads of
     these three until the score: they are projected, kept and permuted as G heads (`repeat_heads`).
+    notes: what `mix_scores` and `mix` remember of each key's token, (B, C, M, F) each; queries are the last N of the tokens.
     None stands for a tensor that no stage of the layer reads; there are always values.
     """
 
@@ -65,6 +66,7 @@ class Heads:
     keys: Tensor | None
     values: Tensor
     relative: Tensor | None = None
+    notes: tuple[Tensor | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,47 @@ def make_norm(config: ModelConfig) -> nn.Module:
     return norm
 
 
+@register("mix_qkv", "none")
+@contract("mix_qkv")
+class ProjectedMixing(nn.Module):
+    """Contract of a mixing of projected heads, built from `(config, size)`, before norms, rotation, scores and cache.
+
+    query (B, H, N, D), key and value (B, H, M, D) are mapped one by one. With `pseudo_heads` P > 1 they become
+    (B, H, N, P, D), P tokens at each position: `expand` lays these side by side for attention, `collapse` joins its outputs.
+    This class leaves heads as they are.
+    starts_plain, no_weight_decay: as of `Mixing`.
+    """
+
+    Config: ClassVar[type | None] = None
+    pseudo_heads: int = 1
+    starts_plain: bool = True
+    no_weight_decay: ClassVar[bool] = True
+
+    def __init__(self, config: Any = None, size: HeadSize | None = None) -> None:
+        super().__init__()
+
+    def query(self, query: Tensor) -> Tensor:
+        return query
+
+    def key(self, key: Tensor) -> Tensor:
+        return key
+
+    def value(self, value: Tensor) -> Tensor:
+        return value
+
+    def rotate(self, heads: Tensor, positions: Tensor, rotary: Rotary) -> Tensor:
+        """Rotate P tokens at each position (B, H, N, P, D)."""
+        raise NotImplementedError(f"{type(self).__name__} has one token at each position")
+
+    def expand(self, heads: Heads, layout: Layout) -> tuple[Heads, Layout]:
+        """Heads and layout as attention computes them."""
+        return heads, layout
+
+    def collapse(self, out: Tensor) -> Tensor:
+        """Outputs of attention -> (B, H, N, D)."""
+        return out
+
+
 class SeparateLinear(nn.Linear):
     """A linear layer that is drawn apart: no other parameter starts differently because of it."""
 
@@ -106,7 +149,7 @@ class Projection(nn.Module):
     x (B, N, E), source (B, M, E) -> query, scored (B, H, N, D), keys, values (B, G, M, D) and relative (G, T, D).
     With `shared_projection` R = PE W_K, and PE(0) W_Q is added to the queries that meet keys. Queries, keys and values are
     dropped out before they are normed and rotated. norm: makes a norm over the D dimensions of a head; all heads of queries
-    share one, and all heads of keys another (Qwen3). Keys of distances have none.
+    share one, and all heads of keys another (Qwen3). Keys of distances have none. mix_qkv mixes heads before the norms.
     Only what the stages need is allocated. A query that only mixing reads starts from random numbers of its own, so that all
     other parameters start as they do without mixing.
     """
@@ -120,6 +163,7 @@ class Projection(nn.Module):
         dropout: float = 0.0,
         locked: bool = False,
         norm: Callable[[], nn.Module] | None = None,
+        mix_qkv: ProjectedMixing | None = None,
     ) -> None:
         super().__init__()
         inner = size.num_heads * size.head_dim
@@ -144,7 +188,7 @@ class Projection(nn.Module):
         self.shared_projection, self.clamp_length = needs.shared_projection, needs.clamp_length
         self.query_norm = norm() if norm is not None and "scored" in needs.score else None
         self.key_norm = norm() if norm is not None and self.reads_keys else None
-        self.rotary = rotary
+        self.rotary, self.mix_qkv = rotary, mix_qkv or ProjectedMixing()
         self.dropout = make_dropout(dropout, locked)
         self.distance_dropout = make_dropout(dropout, locked, shared=True)
 
@@ -184,21 +228,31 @@ class Projection(nn.Module):
         return keys, self.split(self.distance_dropout(self.query(zero)[None]))[0]
 
     def queries(self, x: Tensor, layout: Layout) -> tuple[Tensor | None, Tensor | None]:
-        query = None if self.query is None else self.split(self.dropout(self.query(x)))
+        query = None if self.query is None else self.mix_qkv.query(self.split(self.dropout(self.query(x))))
         scored = query if self.query_norm is None else self.query_norm(query)
         if self.rotary is None or scored is None:
             return query, scored
-        return query, self.rotary(scored, layout.query_positions, layout.rotation)
+        return query, self._rotate(scored, layout.query_positions, layout)
 
     def keys_and_values(self, source: Tensor, layout: Layout) -> tuple[Tensor | None, Tensor]:
         """Keys and values of source (B, M, E), the last ones of `layout`."""
-        keys = self.split(self.dropout(self.key(source))) if self.key is not None and self.reads_keys else None
+        keys: Tensor | None = None
+        if self.key is not None and self.reads_keys:
+            keys = self.mix_qkv.key(self.split(self.dropout(self.key(source))))
+        values = self.mix_qkv.value(self.split(self.dropout(self.value(source))))
         if self.key_norm is not None:
             keys = self.key_norm(keys)
         if self.rotary is not None and keys is not None:
-            own = layout.key_positions[..., layout.key_positions.shape[-1] - keys.shape[2] :]
-            keys = self.rotary(keys, own, layout.rotation)
-        return keys, self.split(self.dropout(self.value(source)))
+            keys = self._rotate(keys, layout.key_positions[..., layout.shape[1] - source.shape[1] :], layout)
+        return None if keys is None else keys.flatten(3), values.flatten(
+            3
+        )  # P tokens at a position are one key in a cache
+
+    def _rotate(self, heads: Tensor, positions: Tensor, layout: Layout) -> Tensor:
+        assert self.rotary is not None
+        if self.mix_qkv.pseudo_heads > 1:
+            return self.mix_qkv.rotate(heads, positions, self.rotary)
+        return self.rotary(heads, positions, layout.rotation)
 
 
 def repeat_heads(heads: Tensor | None, groups: int) -> Any:
@@ -376,6 +430,14 @@ class Mixing(nn.Module):
 
     def __init__(self, config: Any = None, size: HeadSize | None = None) -> None:
         super().__init__()
+
+    def remember(self, x: Tensor, scored: Tensor | None) -> Tensor | None:
+        """What the mixing reads of each token, (B, C, N, F), from its inputs x (B, N, E): it stands in `Heads.notes`."""
+        return None
+
+    def matrix_of(self, heads: Heads) -> Tensor | None:
+        """The matrix of a call."""
+        return self.matrix(heads.query)
 
     def matrix(self, query: Tensor | None) -> Tensor | None:
         """M as (H, H), or (B, N, H, H) where it depends on the query (B, H, N, D); None is M = I.
