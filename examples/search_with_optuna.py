@@ -13,7 +13,7 @@ from pathlib import Path
 
 import optuna
 
-from fullrank.config.recipe import resolve
+from fullrank.config.load import resolve
 from fullrank.core.errors import RunError
 from fullrank.experiments.run import train
 

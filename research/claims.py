@@ -23,8 +23,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from fullrank.config.load import flatten, lay, merge, read_yaml
-from fullrank.config.recipe import resolve_any
+from fullrank.config.load import flatten, lay, merge, read_yaml, resolve_any
 from fullrank.evaluation.statistics import (
     STILL_FALLING,
     Interval,

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
-from fullrank.config.recipe import list_shipped
+from fullrank.config.load import list_shipped
 from research import markdown as md
 from research import ngrams
 from research.ledger import Row, figures_of, group_by_setting

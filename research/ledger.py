@@ -22,8 +22,7 @@ from statistics import fmean
 from typing import Any
 
 from fullrank.config.finetune import FinetuneConfig
-from fullrank.config.load import build_any, flatten, read_yaml
-from fullrank.config.recipe import resolve_any
+from fullrank.config.load import build_any, flatten, read_yaml, resolve_any
 from fullrank.config.run import RunConfig
 from fullrank.core.errors import FullRankError, InputError
 from fullrank.files import sha256_of, write_text

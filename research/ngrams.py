@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from fullrank.config.recipe import resolve_any
+from fullrank.config.load import resolve_any
 from fullrank.config.run import RunConfig
 from fullrank.core.errors import InputError
 from fullrank.evaluation.ngram import measure_ngrams

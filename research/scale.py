@@ -20,7 +20,7 @@ import math
 from dataclasses import dataclass
 
 from fullrank.analysis.size import size_of_run, training_memory
-from fullrank.config.recipe import resolve
+from fullrank.config.load import resolve
 from fullrank.config.run import RunConfig
 
 # an H100 SXM by its data sheet, in machines of eight

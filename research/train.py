@@ -26,8 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from fullrank.config.finetune import FinetuneConfig
-from fullrank.config.load import flatten, lay, merge, read_yaml
-from fullrank.config.recipe import resolve_any, select_rows, tables
+from fullrank.config.load import flatten, lay, merge, read_yaml, resolve_any, select_rows, tables
 from fullrank.core.errors import FullRankError, InputError
 from fullrank.experiments.run_folder import default_folder
 from fullrank.training.device import is_locked

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from scripts.convert_run import convert, convert_tokenizer
 
-from fullrank.config.load import build, flatten, merge, read_yaml
-from fullrank.config.recipe import Resolved
+from fullrank.config.load import Resolved, build, flatten, merge, read_yaml
 from fullrank.core.errors import InputError
 from fullrank.data import load_tokenizer
 from fullrank.experiments.run import evaluate, train

@@ -1,35 +1,53 @@
-"""Number of files of the package of which one call of a model calls a function."""
+"""Number of files of the package of which a function is called: by one call of a model, and by a training."""
 
 from __future__ import annotations
 
+import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import pytest
 import torch
 
 import fullrank as fr
+from fullrank.cli import main
+from fullrank.training import checkpoint
 
 PACKAGE = Path(fr.__file__).parent
 
 
-def find_files_walked(call: Callable[[], object]) -> set[str]:
-    """Files of which a function is called, after one call that loads what is loaded once."""
+@contextmanager
+def record_files() -> Iterator[set[str]]:
+    """Files of which a function is called. What a module does while it is imported does not count."""
     files: set[str] = set()
+    importing: list[FrameType] = []
 
     def note(frame: FrameType, event: str, argument: Any) -> None:
-        if event == "call" and Path(frame.f_code.co_filename).is_relative_to(PACKAGE):
+        is_module = frame.f_code.co_name == "<module>"
+        if event == "call" and is_module:
+            importing.append(frame)
+        elif event == "return" and is_module:
+            importing.remove(frame)
+        elif event == "call" and not importing and Path(frame.f_code.co_filename).is_relative_to(PACKAGE):
             files.add(str(Path(frame.f_code.co_filename).relative_to(PACKAGE)))
 
-    call()
     before = sys.getprofile()
     sys.setprofile(note)
     try:
-        call()
+        yield files
     finally:
         sys.setprofile(before)
+
+
+def find_files_walked(call: Callable[[], object]) -> set[str]:
+    """Files of which a function is called, after one call that loads what is loaded once."""
+    call()
+    with record_files() as files:
+        call()
     return files
 
 
@@ -53,3 +71,32 @@ def test_a_segment_with_memory_walks_twelve_files() -> None:
     files = find_files_walked(lambda: model(ids, memory=memory))
     files |= find_files_walked(lambda: model.loss(ids[:, :-1], ids[:, 1:], memory=memory).backward())
     assert len(files) <= 12, sorted(files)
+
+
+class FirstCheckpoint(BaseException):
+    """The first checkpoint is written."""
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_training_of_a_text_walks_49_files_to_its_first_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "my.txt"
+    draw = random.Random(1)
+    lines = (
+        " ".join(draw.choices(["alpha", "beta", "gamma", "delta", "of", "the", "and", "to"], k=9)) for _ in range(1200)
+    )
+    text.write_text("\n".join(lines))
+    write_checkpoint = checkpoint._write_checkpoint
+
+    def write_and_stop(*arguments: Any) -> None:
+        write_checkpoint(*arguments)
+        raise FirstCheckpoint
+
+    monkeypatch.setattr(checkpoint, "_write_checkpoint", write_and_stop)
+    monkeypatch.chdir(tmp_path)
+    tiny = ["model.num_hidden_layers=1", "model.hidden_size=16", "model.intermediate_size=32", "train.steps=2"]
+    with record_files() as files, pytest.raises(FirstCheckpoint):
+        main(["train", "my.txt", *tiny, "train.device=cpu", "--out", "run"])
+    assert (tmp_path / "run" / "checkpoints" / "last").exists()
+    assert 30 < len(files) <= 49, sorted(files)

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 
 import fullrank as fr
-from fullrank.config.data import DataConfig
 from fullrank.config.load import to_yaml
-from fullrank.config.run import EvalConfig, RunConfig
+from fullrank.config.run import DataConfig, EvalConfig, RunConfig
 from fullrank.config.training import TrainConfig
 from fullrank.data import Language
 from fullrank.data.language import build_language, find_words, learn_byte_bpe

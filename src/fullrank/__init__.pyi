@@ -4,7 +4,7 @@ from fullrank import analysis as analysis
 from fullrank.checking import check as check
 from fullrank.checking import check_scoring as check_scoring
 from fullrank.config import register as register
-from fullrank.config.data import DataConfig as DataConfig
+from fullrank.config.run import DataConfig as DataConfig
 from fullrank.config.run import EvalConfig as EvalConfig
 from fullrank.config.run import RunConfig as RunConfig
 from fullrank.config.training import TrainConfig as TrainConfig

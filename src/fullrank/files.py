@@ -1,4 +1,4 @@
-"""Small files that appear whole or not at all, and JSON that is what it was."""
+"""Small files that appear whole or not at all, JSON that is what it was, and YAML without surprises."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -230,3 +230,41 @@ def read_checked(path: Path) -> dict[str, Any]:
     if content.pop("sha256", None) != digest(content):
         raise ValueError("it does not match its checksum")
     return content
+
+
+# YAML
+
+
+class _UniqueKeys(SafeLoader):
+    """YAML without silent surprises: a key given twice is an error, and `1e-3` is a number."""
+
+
+def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    seen: set[Any] = set()
+    for key_node, _ in node.value:
+        if key_node.tag == "tag:yaml.org,2002:merge":  # `<<: *base`; the keys it brings may be replaced
+            continue
+        key = loader.construct_object(key_node, deep=True)
+        if not isinstance(key, Hashable):
+            raise yaml.constructor.ConstructorError(None, None, "a key must be a word", key_node.start_mark)
+        if key in seen:
+            raise yaml.constructor.ConstructorError(None, None, f"key '{key}' is given twice", key_node.start_mark)
+        seen.add(key)
+    return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
+
+
+# YAML 1.1 takes 1e-3 for a word; people, and YAML 1.2, take it for a number
+_UniqueKeys.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+_UniqueKeys.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
+def parse_yaml(text: str, origin: str) -> Any:
+    """YAML text as plain objects; InputError names `origin` and the place of a syntax error."""
+    try:
+        return yaml.load(text, _UniqueKeys)
+    except RecursionError:
+        raise InputError(f"{origin}: not valid YAML: brackets inside brackets without end") from None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a day 30 of February, endless digits
+        raise InputError(f"{origin}: not valid YAML: {' '.join(str(error).split())}") from error

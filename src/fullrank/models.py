@@ -16,14 +16,14 @@ from torch.nn import functional as F
 from fullrank import storage
 from fullrank.core.attention import WeightedValues
 from fullrank.core.decoder import LanguageModel
+from fullrank.core.draws import evaluating
 from fullrank.core.encoder import Encoder, MaskedLanguageModel
 from fullrank.core.errors import InputError, one_line, pip_install
 from fullrank.core.output import IGNORED
 from fullrank.core.trace import LayerTrace, Trace
 from fullrank.core.translator import Translator
-from fullrank.data.language import load_language, load_tokenizer
+from fullrank.data.prepared import load_language, load_tokenizer
 from fullrank.decoding import reader_of
-from fullrank.decoding.sample import evaluating
 from fullrank.forward import cache_argument, logits_in, read_arguments
 from fullrank.names import model_kind
 from fullrank.plugins import import_function

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from fullrank.config.recipe import list_shipped
+from fullrank.config.load import list_shipped
 from fullrank.core.errors import InputError
 from fullrank.seal import is_run
 

@@ -13,8 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from fullrank.config.finetune import finetunes, is_of_task
-from fullrank.config.load import read_yaml
+from fullrank.config.load import finetunes, is_of_task, read_yaml
 from fullrank.core.config import ModelConfig
 from fullrank.core.errors import InputError, RunError
 from fullrank.core.model import Model

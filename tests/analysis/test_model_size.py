@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import fullrank as fr
 from fullrank.analysis.size import measure_masked_size, optimizer_states, size, size_of_run, translation_size
 from fullrank.config import register
-from fullrank.config.recipe import resolve
+from fullrank.config.load import resolve
 from fullrank.config.run import RunConfig
 from fullrank.config.training import TrainConfig
 from fullrank.core.config import EncoderConfig

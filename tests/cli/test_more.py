@@ -18,7 +18,7 @@ from fullrank.files import write_json
 def test_reproduce_trains_and_measures_the_rows_of_a_figure(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fullrank.config import recipe
+    from fullrank.config import load as recipe
 
     table = tmp_path / "table.yaml"
     table.write_text(
@@ -50,7 +50,7 @@ def test_reproduce_trains_and_measures_the_rows_of_a_figure(
 
 
 def test_figures_of_the_papers_name_rows_and_measurements_that_exist() -> None:
-    from fullrank.config.recipe import load, read_figures
+    from fullrank.config.load import load, read_figures
     from fullrank.records import find_measurement
 
     assert set(read_figures()) == {"mixhead/figure1", "mixhead/figure3", "skip-cross-head/table3"}
@@ -98,7 +98,7 @@ def test_json_is_valid_whatever_the_figures(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_ctrl_c_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fullrank.config import recipe
+    from fullrank.config import load as recipe
 
     def interrupt() -> list[str]:
         raise KeyboardInterrupt

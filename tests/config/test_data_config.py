@@ -2,8 +2,8 @@
 
 import pytest
 
-from fullrank.config.data import DataConfig
 from fullrank.config.load import build
+from fullrank.config.run import DataConfig
 from fullrank.core.errors import ConfigError
 
 PARALLEL = {"name": "parallel", "train": "a", "valid": "b", "test": "c", "source": "de", "target": "en"}

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fullrank.config.finetune import FinetuneConfig, FinetuneTrainConfig, TaskDataConfig, finetunes
-from fullrank.config.load import build, build_any
-from fullrank.config.recipe import resolve, resolve_any
+from fullrank.config.finetune import FinetuneConfig, FinetuneTrainConfig, TaskDataConfig
+from fullrank.config.load import build, build_any, finetunes, resolve, resolve_any
 from fullrank.core.errors import ConfigError, InputError
 
 

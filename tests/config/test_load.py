@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from fullrank.config.load import apply_overrides, build, flatten, merge, parse_yaml, read_yaml
+from fullrank.config.load import apply_overrides, build, flatten, merge, read_yaml
 from fullrank.core.errors import ConfigError, InputError
+from fullrank.files import parse_yaml
 
 
 def problems(text: str) -> list[str]:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fullrank.config.load import parse_yaml
-from fullrank.config.recipe import load, parse, resolve
+from fullrank.config.load import load, parse, resolve
 from fullrank.core.errors import InputError
+from fullrank.files import parse_yaml
 
 
 def write(folder: Path, name: str, text: str) -> str:

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 import fullrank as fr
 from fullrank.config.finetune import FinetuneTrainConfig
-from fullrank.config.load import build, parse_yaml, to_yaml
+from fullrank.config.load import build, to_yaml
 from fullrank.config.run import RunConfig
 from fullrank.config.schema import finetune_schema, json_schema
 from fullrank.core import kinds, registry
 from fullrank.core.errors import ConfigError
 from fullrank.core.section import Slot, hints_of, iterate_keys
+from fullrank.files import parse_yaml
 from schema_accepts import accepts
 
 probability = st.floats(0, 0.99)

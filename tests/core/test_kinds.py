@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 import fullrank as fr
-from fullrank.config.load import build, parse_yaml, to_yaml
+from fullrank.config.load import build, to_yaml
 from fullrank.core import kinds, registry
 from fullrank.core.errors import ConfigError
 from fullrank.core.section import key
+from fullrank.files import parse_yaml
 
 CLUSTERS: dict[str, Any] = {"kind": "adaptive", "cutoffs": [10, 30], "div_val": 2}
 MIXTURE: dict[str, Any] = {"kind": "mixture_of_softmaxes"}

@@ -10,13 +10,9 @@ import pytest
 import torch
 
 import fullrank as fr
-from fullrank.config.load import (
-    apply_overrides,
-    build,
-    parse_yaml,
-    to_yaml,
-)
+from fullrank.config.load import apply_overrides, build, to_yaml
 from fullrank.core.errors import ConfigError
+from fullrank.files import parse_yaml
 
 SIZES: dict[str, Any] = {"vocab_size": 20, "hidden_size": 12, "num_attention_heads": 3}
 PAIRS: dict[str, Any] = {"kind": "multilinear", "rank": 5}

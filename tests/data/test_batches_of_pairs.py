@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fullrank.config.data import DataConfig
+from fullrank.config.run import DataConfig
 from fullrank.data import prepare
 from fullrank.data.padded_batches import PairBatches, pair_batch
 

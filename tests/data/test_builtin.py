@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fullrank.config.data import DataConfig
+from fullrank.config.run import DataConfig
 from fullrank.data import builtin, prepare
 from fullrank.data.invented import SIZES
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fullrank.config.data import DataConfig
+from fullrank.config.run import DataConfig
 from fullrank.core.errors import RunError
 from fullrank.data import prepare
 from fullrank.data.corpora import CorpusInfo, download, list_corpora

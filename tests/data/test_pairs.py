@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fullrank.config.data import DataConfig
+from fullrank.config.run import DataConfig
 from fullrank.core.errors import InputError, RunError
 from fullrank.data import load_corpus, prepare
 from fullrank.data.corpora import list_corpora

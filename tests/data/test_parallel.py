@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fullrank.config.data import DataConfig
+from fullrank.config.run import DataConfig
 from fullrank.core.errors import InputError, RunError
 from fullrank.data import Tokenizer, prepare
 from fullrank.data import files as files_module

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fullrank.config.data import DataConfig
+from fullrank.config.run import DataConfig
 from fullrank.core.errors import InputError
 from fullrank.data import prepare
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fullrank.config.data import DataConfig
+from fullrank.config.run import DataConfig
 from fullrank.core.errors import InputError, RunError
 from fullrank.data import load_tokenizer, prepare
 from fullrank.data.tokenizers import Tokenizer, build_bytes, build_characters, build_words, rank_entries, train_bpe

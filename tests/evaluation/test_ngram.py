@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fullrank.config.data import DataConfig
+from fullrank.config.run import DataConfig
 from fullrank.data import prepare
 from fullrank.evaluation.ngram import measure_ngrams
 from fullrank.experiments.language_model import fourgram_perplexities

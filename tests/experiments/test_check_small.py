@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fullrank as fr
-from fullrank.config.recipe import is_finetuning, list_shipped, load, resolve
+from fullrank.config.load import is_finetuning, list_shipped, load, resolve
 from fullrank.experiments.check import shrink_config
 
 KEPT = ("position", "norm", "hidden_act", "initializer", "dropout", "scale_embedding", "same_length", "final_norm")

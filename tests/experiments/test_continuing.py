@@ -12,8 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fullrank.config.load import build, read_yaml
-from fullrank.config.recipe import Resolved
+from fullrank.config.load import Resolved, build, read_yaml
 from fullrank.config.run import RunConfig
 from fullrank.core.errors import InputError
 from fullrank.data import load_tokenizer

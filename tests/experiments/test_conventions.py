@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import fullrank as fr
-from fullrank.config.recipe import resolve
+from fullrank.config.load import resolve
 from fullrank.data import load_corpus
 from fullrank.experiments.generation import write
 from fullrank.experiments.run import evaluate, train

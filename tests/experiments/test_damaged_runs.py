@@ -16,7 +16,7 @@ import yaml
 import fullrank as fr
 from fullrank.cli import main
 from fullrank.comparison.runs import read_run
-from fullrank.config.recipe import resolve_any
+from fullrank.config.load import resolve_any
 from fullrank.core.errors import InputError
 from fullrank.experiments.run import average, evaluate, resume, train
 

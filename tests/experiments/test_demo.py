@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fullrank.config.recipe import load, resolve
+from fullrank.config.load import load, resolve
 from fullrank.experiments import demo, speed
 
 SMALL = """\

@@ -15,8 +15,7 @@ from torch.nn import functional as F
 
 import fullrank as fr
 from fullrank.config.finetune import GLUE
-from fullrank.config.load import build_any
-from fullrank.config.recipe import Resolved
+from fullrank.config.load import Resolved, build_any
 from fullrank.data.padded_batches import ExampleBatch, ExampleBatches
 from fullrank.experiments.finetuning import ExampleObjective, Finetuning, encode, mixing_names
 from fullrank.experiments.pretrained import load_pretrained

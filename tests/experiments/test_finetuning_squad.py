@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from fullrank.config.finetune import FinetuneEvalConfig
-from fullrank.config.load import build_any
-from fullrank.config.recipe import Resolved
+from fullrank.config.load import Resolved, build_any
 from fullrank.data.tasks import Question, Window, choose_windows, read_squad
 from fullrank.experiments.finetuning import Finetuning, SquadBenchmark, find_answers, logits_by_example
 from fullrank.experiments.pretrained import load_pretrained

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fullrank.config.recipe import resolve
+from fullrank.config.load import resolve
 from fullrank.core.errors import InputError
 from fullrank.experiments import speed, translation
 from fullrank.experiments.init import Request, choose_data, write_configuration

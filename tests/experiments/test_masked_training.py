@@ -13,8 +13,7 @@ import pytest
 import torch
 
 import fullrank as fr
-from fullrank.config.load import build
-from fullrank.config.recipe import Resolved
+from fullrank.config.load import Resolved, build
 from fullrank.config.training import TrainConfig
 from fullrank.core.errors import ConfigError
 from fullrank.data import build_bytes, load_corpus

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 import fullrank as fr
-from fullrank.config.load import build
-from fullrank.config.recipe import Resolved
+from fullrank.config.load import Resolved, build
 from fullrank.config.training import PhaseConfig, TrainConfig
 from fullrank.core.errors import InputError
 from fullrank.core.skip_retain import SkipRetain

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fullrank.config.recipe import load, resolve, select_rows, tables
+from fullrank.config.load import load, resolve, select_rows, tables
 from fullrank.config.run import RunConfig
 from fullrank.config.training import TrainConfig
 from fullrank.core.errors import InputError

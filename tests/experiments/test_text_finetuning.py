@@ -17,8 +17,7 @@ from typer.testing import CliRunner
 
 import fullrank as fr
 from fullrank.cli.app import load
-from fullrank.config.load import build_any
-from fullrank.config.recipe import Resolved, resolve_arms
+from fullrank.config.load import Resolved, build_any, resolve_arms
 from fullrank.core.errors import ConfigError, InputError
 from fullrank.data import load_tokenizer
 from fullrank.data.tokenizers import PretrainedTokenizer

@@ -12,9 +12,8 @@ import pytest
 import yaml
 from safetensors.numpy import load_file
 
-from fullrank.config.data import DataConfig
-from fullrank.config.recipe import resolve
-from fullrank.config.run import EvalConfig, RunConfig
+from fullrank.config.load import resolve
+from fullrank.config.run import DataConfig, EvalConfig, RunConfig
 from fullrank.config.training import TrainConfig
 from fullrank.core.translator import Translator
 from fullrank.evaluation.perplexity import Evaluation

@@ -24,9 +24,8 @@ from safetensors.torch import load_file, save_file
 
 import fullrank as fr
 from fullrank.cli import main
-from fullrank.config.data import DataConfig
 from fullrank.config.load import to_yaml
-from fullrank.config.run import EvalConfig, RunConfig
+from fullrank.config.run import DataConfig, EvalConfig, RunConfig
 from fullrank.config.training import TrainConfig
 from fullrank.core import registry
 from fullrank.core.errors import InputError

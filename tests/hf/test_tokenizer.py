@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from fullrank.config.data import DataConfig
 from fullrank.config.load import to_yaml
-from fullrank.config.run import RunConfig
+from fullrank.config.run import DataConfig, RunConfig
 from fullrank.config.training import TrainConfig
 from fullrank.core.config import ModelConfig
 from fullrank.core.errors import InputError

@@ -6,7 +6,7 @@ import functools
 
 import torch
 
-from fullrank.config.recipe import resolve
+from fullrank.config.load import resolve
 from fullrank.config.run import RunConfig
 from fullrank.core.config import ModelConfig
 from fullrank.core.decoder import LanguageModel

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from recipe_counts import config_of, total
 
-from fullrank.config.recipe import load
+from fullrank.config.load import load
 
 
 @pytest.mark.parametrize(

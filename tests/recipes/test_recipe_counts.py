@@ -10,7 +10,7 @@ import pytest
 from recipe_counts import total
 
 from fullrank.cli import main
-from fullrank.config.recipe import is_finetuning, list_shipped, load, resolve_any, select_rows, tables
+from fullrank.config.load import is_finetuning, list_shipped, load, resolve_any, select_rows, tables
 from fullrank.experiments.run_folder import training_of
 
 RECIPES = [name for name in list_shipped() if not name.startswith(("demo/", "best/"))]

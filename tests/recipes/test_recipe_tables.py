@@ -7,8 +7,7 @@ import re
 import pytest
 from recipe_counts import config_of, total
 
-from fullrank.config.load import flatten
-from fullrank.config.recipe import is_finetuning, list_shipped, load
+from fullrank.config.load import flatten, is_finetuning, list_shipped, load
 
 # recipes of fine-tuning: tests/recipes/test_recipe_tables_finetune.py; our own ones: test_recipe_best.py
 NAMES = [name for name in list_shipped() if not name.startswith(("demo/", "best/")) and not is_finetuning(name)]

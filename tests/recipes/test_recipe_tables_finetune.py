@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fullrank.config.finetune import FinetuneConfig, GraftConfig
-from fullrank.config.load import flatten
-from fullrank.config.recipe import is_finetuning, list_shipped, load, resolve_any
+from fullrank.config.load import flatten, is_finetuning, list_shipped, load, resolve_any
 
 NAMES = [name for name in list_shipped() if is_finetuning(name)]
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from recipe_counts import config_of, count_of, total
 
-from fullrank.config.recipe import load
+from fullrank.config.load import load
 from fullrank.core.config import stage_options
 
 WIKITEXT = (20_000, 40_000, 200_000)

@@ -8,7 +8,7 @@ import re
 import pytest
 from recipe_counts import config_of, total
 
-from fullrank.config.recipe import load
+from fullrank.config.load import load
 
 NAMES = ("mos/table1-ptb", "mos/table1-wikitext2", "mos/table2")
 ROWS = [(name, row) for name in NAMES for row in load(name).rows]

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from recipe_counts import config_of, total
 
-from fullrank.config.recipe import load
+from fullrank.config.load import load
 
 NAMES = ("tensorized/table1", "tensorized/table2-ptb", "tensorized/table2-wikitext103")
 MULTILINEAR = ("core1", "core2", "core1-as-published", "core2-as-published")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from recipe_counts import config_of, total
 
-from fullrank.config.load import flatten
-from fullrank.config.recipe import load
+from fullrank.config.load import flatten, load
 
 SCALES = ("paper", "small", "tiny")
 HEADS = (4, 32, 64)

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fullrank.config.load import to_yaml
-from fullrank.config.recipe import resolve_any
+from fullrank.config.load import resolve_any, to_yaml
 
 RECIPE = "mixhead/table1-vanilla"
 

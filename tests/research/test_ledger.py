@@ -9,7 +9,7 @@ from typing import Any
 
 from made_rows import RECIPE, make_run
 
-from fullrank.config.recipe import resolve_any
+from fullrank.config.load import resolve_any
 from fullrank.evaluation.perplexity import EvaluationProtocol
 from fullrank.experiments.run import train
 from research import LEDGER

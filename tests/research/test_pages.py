@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from made_rows import RECIPE, make_rows
 
-from fullrank.config.load import read_yaml
-from fullrank.config.recipe import resolve_any
+from fullrank.config.load import read_yaml, resolve_any
 from fullrank.core.errors import InputError
 from research import RESEARCH, RESULTS
 from research.claims import FEWEST_SEEDS

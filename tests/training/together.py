@@ -14,8 +14,7 @@ from typing import Any
 import examples.little_data  # noqa: F401 - registers past_decode and input_mask
 import torch
 
-from fullrank.config.load import build_any
-from fullrank.config.recipe import Resolved
+from fullrank.config.load import Resolved, build_any
 from fullrank.core.errors import FullRankError, InputError
 from fullrank.experiments.run import train
 from fullrank.files import silent

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fullrank.core.draws import evaluating
 from fullrank.core.errors import InputError
 from fullrank.core.output import IGNORED
 from fullrank.core.stages import Mixing
 from fullrank.core.trace import LayerTrace
-from fullrank.decoding.sample import evaluating
 from fullrank.evaluation.statistics import Interval, compute_paired_interval
 from fullrank.models import LoadedModel, open_model
 from fullrank.records import Column, HeatMap, Record, Table, measurement

@@ -199,7 +199,7 @@ def context(
     Of a run with memory also the reach of each layer's memory under Skip-Retain, in tokens before the first query of a
     segment: its exact distribution, beside the paper's Eq. 6. A configuration has the reach alone, and needs no text.
     """
-    from fullrank.config.recipe import resolve
+    from fullrank.config.load import resolve
     from fullrank.experiments.analyze import measure_context, measure_reach
     from fullrank.names import model_kind
 

@@ -26,7 +26,7 @@ from fullrank.plugins import import_plugin, imported_plugins
 
 if TYPE_CHECKING:
     from fullrank.config.finetune import FinetuneConfig
-    from fullrank.config.recipe import Resolved
+    from fullrank.config.load import Resolved
     from fullrank.config.run import RunConfig
     from fullrank.experiments.analyze import Reading
 
@@ -142,7 +142,7 @@ def check_models(names: str | list[str] | None) -> str | list[str] | None:
 
 def suggest_recipes(incomplete: str) -> list[str]:
     """Shipped recipes that begin so. Where none does, the shell goes on with names of files."""
-    from fullrank.config.recipe import list_shipped
+    from fullrank.config.load import list_shipped
 
     return [name for name in list_shipped() if name.startswith(incomplete)]
 
@@ -222,7 +222,7 @@ class Choice:
         return [*(self.overrides or []), *([f"data.dir={self.source}"] if self.source else [])]
 
     def resolve(self) -> Resolved[RunConfig | FinetuneConfig]:
-        from fullrank.config.recipe import resolve_any
+        from fullrank.config.load import resolve_any
 
         return resolve_any(self.config, self.row, self.scale, self.settings)
 

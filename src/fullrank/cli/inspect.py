@@ -83,7 +83,7 @@ def info(
 @verb("fullrank recipes list --json", name="list", group=recipes)
 def list_recipes(json: Json = False) -> None:
     """All shipped recipes."""
-    from fullrank.config.recipe import list_shipped, load
+    from fullrank.config.load import list_shipped, load
 
     content, lines = [], []
     for name in list_shipped():
@@ -102,7 +102,7 @@ def show_recipe(
     """One recipe: what it is, its rows with the paper's figures, and its settings."""
     import yaml
 
-    from fullrank.config.recipe import load
+    from fullrank.config.load import load
 
     recipe = load(name)
     content = {key: getattr(recipe, key) for key in ("name", "table", "paper", "notes", "rows", "base", "scales")}
@@ -131,7 +131,7 @@ def show_schema(
 @verb("fullrank config validate my.yaml", name="validate", group=config)
 def validate_config(choice: Choice, json: Json = False) -> None:
     """Check a configuration (every row and scale of a recipe) and report all errors at once."""
-    from fullrank.config.recipe import load
+    from fullrank.config.load import load
     from fullrank.core.errors import ConfigError
     from fullrank.experiments.run import task_of
     from fullrank.render.blocks import count_things
@@ -210,8 +210,8 @@ def prepare_data(
 
     Of a task to fine-tune on (glue/cola, squad) every split is read and counted; token ids are those of its model.
     """
-    from fullrank.config.data import PAIR_CORPORA
     from fullrank.config.load import apply_overrides, build
+    from fullrank.config.run import PAIR_CORPORA
     from fullrank.data.corpora import is_task
 
     if is_task(name):

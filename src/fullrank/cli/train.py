@@ -41,7 +41,7 @@ from fullrank.files import silent
 
 if TYPE_CHECKING:
     from fullrank.config.finetune import FinetuneConfig
-    from fullrank.config.recipe import Figure, Resolved
+    from fullrank.config.load import Figure, Resolved
     from fullrank.config.run import RunConfig
 
 
@@ -136,7 +136,7 @@ def train(
     A configuration of fine-tuning is trained as by `fullrank finetune`.
     """
     from fullrank.config.finetune import FinetuneConfig
-    from fullrank.config.recipe import Resolved
+    from fullrank.config.load import Resolved
     from fullrank.experiments.run_folder import default_folder, find_finished_trainings, open_any, started
 
     # what can be refused is refused before torch is imported, and once for all processes
@@ -287,7 +287,7 @@ def reproduce(
     and of runs in runs/ that have finished: the others are evaluated, each by its own protocol. A figure (mixhead/figure1,
     mixhead/figure3, skip-cross-head/table3) trains rows of tables, then measures them as `fullrank analyze` does.
     """
-    from fullrank.config.recipe import is_finetuning, load, read_figures, select_rows, tables
+    from fullrank.config.load import is_finetuning, load, read_figures, select_rows, tables
 
     recipes = tables(table)
     finetuning = is_finetuning(recipes[0], None, scale, overrides or [])
@@ -394,7 +394,7 @@ def finetune(
     A stopped command goes on when it is given again, and `fullrank finetune DIR` goes on with a run. Rows and seeds of a table
     are trained by `fullrank reproduce`.
     """
-    from fullrank.config.recipe import is_finetuning
+    from fullrank.config.load import is_finetuning
 
     if peft is not None:
         choice = replace(choice, overrides=[*(choice.overrides or []), f"train.adapter.kind={peft}"])
@@ -413,7 +413,7 @@ def finetune(
 
 def _finetune_on_text(choice: Choice, options: RunOptions, text: Path, seeds: str | None, *, plain: bool) -> None:
     """Train a pretrained causal model on a text, plain and with what is injected, and compare the runs."""
-    from fullrank.config.recipe import resolve_arms
+    from fullrank.config.load import resolve_arms
     from fullrank.data.sources import check_data
     from fullrank.seal import is_run
 

@@ -14,7 +14,7 @@ import yaml
 from fullrank.comparison.compare import Comparison, Group, Row, compare_rows, compare_texts, identify_text
 from fullrank.comparison.runs import PERPLEXITY, TRANSLATION, Run, integer
 from fullrank.comparison.table import build_table, drop_labels, find_curves
-from fullrank.config.recipe import load
+from fullrank.config.load import load
 from fullrank.config.run import MASKED_TOKEN
 from fullrank.core.config import NOT_NEXT_TOKEN
 from fullrank.core.errors import InputError

@@ -11,9 +11,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
-from fullrank.config.data import PAIR_CORPORA
-from fullrank.config.finetune import is_of_task
-from fullrank.config.load import flatten, read_yaml
+from fullrank.config.load import flatten, is_of_task, read_yaml
+from fullrank.config.run import PAIR_CORPORA
 from fullrank.core.errors import InputError
 from fullrank.files import convert_to_record, read_json, sha256_of
 from fullrank.records import Record, declaration_from_dict

@@ -115,18 +115,6 @@ def glue_task(name: str | GlueTask) -> GlueTask:
     return GLUE[plain]
 
 
-def is_of_task(raw: Mapping[str, Any]) -> bool:
-    """True if plain settings (dotted keys resolved) describe fine-tuning on a task, GLUE or SQuAD, by `data.name`."""
-    data = raw.get("data")
-    return isinstance(data, Mapping) and str(data.get("name", "")).startswith(("glue", "squad"))
-
-
-def finetunes(raw: Mapping[str, Any]) -> bool:
-    """True if plain settings describe a run of fine-tuning, on a task or on a text."""
-    model = raw.get("model")
-    return is_of_task(raw) or (isinstance(model, Mapping) and "pretrained" in model)
-
-
 Layers = Annotated[
     list[int], Allowed("numbers of layers, counted from 0", lambda layers: bool(layers) and min(layers) >= 0)
 ]

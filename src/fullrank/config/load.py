@@ -1,57 +1,383 @@
 """YAML and `key=value` in, a checked configuration of a run out, and back.
 
-Every fault is found in one pass and named with its full key; an unknown key suggests the nearest known one.
+Every fault is found in one pass and named with its full key; an unknown key suggests the nearest known one. A recipe is a table
+of a paper as one YAML file: a base, rows that differ from it, scales, and the paper's figures.
+
+    table: Mixhead, Table 1, Vanilla Transformer
+    base:    {model: {...}, data: {...}, train: {...}, eval: {...}}
+    scales:  {paper: {...}, small: {...}, tiny: {...}}          # laid on the base
+    rows:
+      plain: {paper: {parameters: 156M, valid: 30.75, test: 29.78}}
+      b:     {set: {model.attention.mix: position_wise}, paper: {...}}
+
+`base`, a scale and a row's `set` may use dotted keys. `seeds`, of the recipe or of a row, are the paper's: a number N (1 to N)
+or a list, which `reproduce` trains at paper scale. A row may have `scales` of its own, laid on last. `extends: NAME` (a
+shipped recipe, or a file beside this one) takes that recipe's base and scales, on which this recipe's are laid; rows are
+always its own. `imports` names modules that register what rows use; one that is not there is left out. A plain YAML of
+`model data train eval` is a recipe with one row.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import re
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Literal, TypeVar, get_args
 
 import yaml
 
-from fullrank.config.finetune import FinetuneConfig, TextFinetuneConfig, finetunes, is_of_task
+from fullrank.config.finetune import FinetuneConfig, TextFinetuneConfig
 from fullrank.config.run import RunConfig
-from fullrank.core.errors import InputError
-from fullrank.core.section import Section, hints_of
-from fullrank.files import SafeLoader, read_text
+from fullrank.core.errors import ConfigError, InputError, suggest
+from fullrank.core.section import Count, CountOrZero, Section, hints_of, key
+from fullrank.files import parse_yaml, read_text
+from fullrank.plugins import import_plugin
+
+Settings = dict[str, Any]
+Seeds = Count | list[CountOrZero]  # 1 to N, or those of a list
+Scale = Literal["paper", "small", "tiny"]
+SCALES = get_args(Scale)
 
 
-class _UniqueKeys(SafeLoader):
-    """YAML without silent surprises: a key given twice is an error, and `1e-3` is a number."""
+@dataclass(frozen=True)
+class Recipe:
+    """One table. `rows` maps a row's name to `{set: {...}, scales: {...}, paper: {...}}`.
+
+    `base` and `scales` hold what an extended recipe brought, too; `notes` say what the paper leaves open.
+    """
+
+    name: str
+    table: str
+    paper: str
+    base: Mapping[str, Any]
+    scales: Mapping[str, Mapping[str, Any]]
+    rows: Mapping[str, Mapping[str, Any]]
+    notes: str = ""
+    seeds: Seeds | None = None
+    imports: Sequence[str] = ()
+
+    def seeds_of(self, row: str) -> list[int] | None:
+        """The paper's seeds of a row; None where neither the row nor the recipe states any."""
+        stated = self.rows[row].get("seeds") or self.seeds
+        return list(range(1, stated + 1)) if isinstance(stated, int) else stated
 
 
-def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-    seen: set[Any] = set()
-    for key_node, _ in node.value:
-        if key_node.tag == "tag:yaml.org,2002:merge":  # `<<: *base`; the keys it brings may be replaced
-            continue
-        key = loader.construct_object(key_node, deep=True)
-        if not isinstance(key, Hashable):
-            raise yaml.constructor.ConstructorError(None, None, "a key must be a word", key_node.start_mark)
-        if key in seen:
-            raise yaml.constructor.ConstructorError(None, None, f"key '{key}' is given twice", key_node.start_mark)
-        seen.add(key)
-    return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
+Config = TypeVar("Config", bound=RunConfig | FinetuneConfig, covariant=True)
 
 
-# YAML 1.1 takes 1e-3 for a word; people, and YAML 1.2, take it for a number
-_UniqueKeys.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
-_UniqueKeys.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+@dataclass(frozen=True)
+class Resolved(Generic[Config]):
+    """A checked configuration and where it came from."""
+
+    config: Config
+    recipe: str
+    row: str | None = None
+    scale: str | None = None
+    paper: Mapping[str, Any] | None = None
+    stated: Mapping[str, Any] | None = None  # settings as they were given
 
 
-def parse_yaml(text: str, origin: str) -> Any:
-    """YAML text as plain objects; InputError names `origin` and the place of a syntax error."""
+@dataclass(frozen=True, kw_only=True)
+class RowFile(Section):
+    """One row in the YAML of a recipe."""
+
+    set: Settings | None = key(None, "settings that differ from the base")
+    scales: dict[Scale, Settings | None] | None = key(None, "settings by scale, laid on last")
+    paper: Settings | None = key(None, "the paper's figures")
+    seeds: Seeds | None = key(None, "the paper's seeds of this row: how many, or which")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeFile(Section):
+    """The YAML of a recipe."""
+
+    table: str | None = key(None, "the table, in the paper's words")
+    paper: str | None = key(None, "the paper")
+    extends: str | None = key(None, "a recipe, or a file beside this one, whose base and scales are this one's, too")
+    base: Settings | None = key(None, "settings of all rows")
+    scales: dict[Scale, Settings | None] | None = key(None, "settings by scale, laid on the base")
+    rows: dict[str, RowFile | None] | None = key(None, "rows by name")
+    notes: str | None = key(None, "what the paper leaves open")
+    seeds: Seeds | None = key(None, "the paper's seeds of every row: how many, or which")
+    imports: list[str] = key([], "modules that register stages and parts which rows use")
+
+
+def _load_parent(name: str, parent: str, folder: Path | None, below: tuple[str, ...]) -> Recipe:
+    """The recipe that `name` extends; one that is a file is beside it, in `folder`."""
+    is_file = parent.endswith((".yaml", ".yml"))
+    where = str(folder / parent) if is_file and folder is not None else parent
+    if where in below:
+        raise InputError(f"{name}: `extends` goes round in a circle: {' -> '.join((*below, where))}")
     try:
-        return yaml.load(text, _UniqueKeys)
-    except RecursionError:
-        raise InputError(f"{origin}: not valid YAML: brackets inside brackets without end") from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a day 30 of February, endless digits
-        raise InputError(f"{origin}: not valid YAML: {' '.join(str(error).split())}") from error
+        recipe = load(where, below)
+    except InputError as error:
+        raise InputError(f"{name}: `extends: {parent}`: {error}") from error
+    if not recipe.rows:
+        raise InputError(
+            f"{name}: `extends: {parent}`: a single configuration; only a recipe with `rows` can be extended"
+        )
+    return recipe
+
+
+def parse(name: str, raw: Mapping[str, Any], folder: Path | None = None, below: tuple[str, ...] = ()) -> Recipe:
+    """A recipe from its YAML mapping; a mapping without `rows` is a plain configuration.
+
+    `folder` is where files that it extends are looked for, `below` the recipes that extend this one.
+    """
+    if "rows" not in raw:
+        if "extends" in raw:
+            raise InputError(f"{name}: `extends` belongs to a recipe; name its `rows`")
+        return Recipe(name, name, "", merge({}, raw), {}, {})
+    try:
+        file = RecipeFile.from_dict(raw)
+    except ConfigError as error:
+        raise ConfigError(*(f"{name}: {line}" for line in error.problems)) from error
+    if not file.rows:
+        raise InputError(f"{name}: `rows` names no row; name one, or leave `rows` out for a single configuration")
+    base, paper, seeds = file.base or {}, file.paper or "", file.seeds
+    scales: dict[str, Settings] = {scale: settings or {} for scale, settings in (file.scales or {}).items()}
+    if file.extends is not None:
+        parent = _load_parent(name, file.extends, folder, (*below, name))
+        base = lay(merge({}, parent.base), base)
+        scales = {
+            scale: lay(merge({}, parent.scales.get(scale, {})), scales.get(scale, {}))
+            for scale in SCALES
+            if scale in parent.scales or scale in scales
+        }
+        paper, seeds = paper or parent.paper, seeds or parent.seeds
+    rows = {str(row): dict(content or {}) for row, content in raw["rows"].items()}
+    return Recipe(name, file.table or name, paper, base, scales, rows, file.notes or "", seeds, file.imports)
+
+
+def list_shipped() -> list[str]:
+    """Names of the recipes that come with the package, such as `mixhead/table1-vanilla`."""
+    root = resources.files("fullrank") / "recipes"
+    return sorted(
+        f"{folder.name}/{file.name.removesuffix('.yaml')}"
+        for folder in root.iterdir()
+        if folder.is_dir() and folder.name != "base"
+        for file in folder.iterdir()
+        if file.name.endswith(".yaml")
+    )
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of a paper: rows of its tables and the measurement made on them. texts: segments that are read; None: all."""
+
+    title: str
+    rows: Mapping[str, Sequence[str]]
+    measurement: str
+    texts: int | None = None
+
+    def select(self, rows_of: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+        """Keep the rows of each recipe that the figure shows. Raises InputError where none is left."""
+        selected = {name: [row for row in rows if row in self.rows[name]] for name, rows in rows_of.items()}
+        if not any(selected.values()):
+            shown = ", ".join(dict.fromkeys(row for rows in self.rows.values() for row in rows))
+            raise InputError(f"--rows: none of them is in {self.title}, which shows {shown}")
+        return {name: rows for name, rows in selected.items() if rows}
+
+
+def read_figures() -> dict[str, Figure]:
+    """Figures and tables of measurements by name (`mixhead/figure3`)."""
+    return {name: Figure(**content) for name, content in _read_shipped_yaml("figures").items()}
+
+
+def find_recipes_by_part(name: str) -> list[str]:
+    """The recipes of a paper (`mixhead`), or of all papers that have a table of this name (`table2`)."""
+    return [
+        one
+        for one in list_shipped()
+        if one.startswith(f"{name}/") or re.match(rf"{re.escape(name)}(-|$)", one.partition("/")[2])
+    ]
+
+
+def tables(name: str) -> list[str]:
+    """The recipes of a paper's table or figure: one, or those of its parts (`mixhead/table1`, and `mixhead/table4-long`)."""
+    if name in read_figures():
+        return list(read_figures()[name].rows)
+    if Path(name).exists() or not re.search(r"/table\d+$", name):
+        return [name]
+    return [one for one in list_shipped() if one == name or one.startswith(f"{name}-")] or [name]
+
+
+def select_rows(
+    recipes: Sequence[str], rows: Sequence[str] | None = None, *, of_paper: bool = False
+) -> dict[str, list[str]]:
+    """The rows of each recipe: those of `rows` that it has, None: all; of_paper: only those with figures of the paper.
+
+    A recipe without any is left out. InputError for a row that none of the recipes has, and where none is left.
+    """
+    loaded = [load(name) for name in recipes]
+    known, those = list(dict.fromkeys(row for recipe in loaded for row in recipe.rows)), ", ".join(recipes)
+    if rows is not None and not known:
+        raise InputError(f"{those} is a single configuration; it has no rows")
+    if rows is not None and not rows:
+        raise InputError(f"--rows: names no row; {those} has {', '.join(known)}")
+    if unknown := [row for row in rows or () if row not in known]:
+        raise InputError(f"--rows: {those} has no row '{unknown[0]}'; {suggest(unknown[0], known)}")
+    chosen = {
+        recipe.name: [
+            row
+            for row in dict.fromkeys(rows or recipe.rows)
+            if row in recipe.rows and (not of_paper or recipe.rows[row].get("paper"))
+        ]
+        for recipe in loaded
+    }
+    if known and not any(chosen.values()):
+        raise InputError(
+            f"--paper-rows: the paper has figures of no such row; leave it out, or choose others of {those}"
+        )
+    return {name: own for name, own in chosen.items() if own or not known}
+
+
+def load(name: str, below: tuple[str, ...] = ()) -> Recipe:
+    """A shipped recipe by name, or a YAML file by path; a run folder gives the configuration saved in it.
+
+    A name without its folder is enough where one recipe has it (`mixers` for `best/mixers`). `below`: as in `parse`.
+    """
+    path = Path(name)
+    if path.is_dir():
+        if not (path / "config.yaml").is_file():
+            raise InputError(
+                f"{name}: a folder without config.yaml is not a run; give a run folder, a YAML file or a recipe"
+            )
+        return parse(name, read_yaml(path / "config.yaml"), path, below)
+    if path.suffix in (".yaml", ".yml") or path.is_file():
+        if not path.is_file():
+            raise InputError(f"{name}: no such file")
+        try:
+            raw = read_yaml(path)
+        except InputError as error:
+            if path.suffix == ".txt":
+                raise InputError(f"{name}: no configuration; `fullrank init {name}` writes one for a text") from error
+            raise
+        return parse(name, raw, path.parent, below)
+    known = list_shipped()
+    if name not in known:
+        several = find_recipes_by_part(name)
+        if len(several) == 1 and several[0].endswith(f"/{name}"):
+            return load(several[0], below)
+        if several:
+            raise InputError(f"'{name}' stands for several recipes; choose one of {', '.join(several)}")
+        if figure := read_figures().get(name):
+            rows = ", ".join(figure.rows)
+            raise InputError(f"{name} measures trained rows of {rows}; use `fullrank reproduce {name}`")
+        near = suggest(name, [*known, *read_figures()])
+        near = near if near.startswith("did you mean") else "`fullrank recipes list` names them"
+        raise InputError(f"'{name}' is neither a file nor a shipped recipe; {near}")
+    return parse(name, _read_shipped_yaml(name), None, below)
+
+
+@functools.cache
+def _read_shipped_yaml(name: str) -> Any:
+    file = resources.files("fullrank").joinpath("recipes", f"{name}.yaml")
+    return parse_yaml(file.read_text(encoding="utf-8"), name)
+
+
+def resolve_any(
+    name: str, row: str | None = None, scale: str | None = None, overrides: Iterable[str] = ()
+) -> Resolved[RunConfig | FinetuneConfig]:
+    """The checked configuration of a run of any task: a recipe's row at one scale, a YAML file, or a run folder's.
+
+    By default the only or first row, at `paper` scale. `config.task` tells what the run does.
+    """
+    return _resolve(name, row, scale, overrides, build_any)
+
+
+def resolve(
+    name: str, row: str | None = None, scale: str | None = None, overrides: Iterable[str] = ()
+) -> Resolved[RunConfig]:
+    """The checked configuration of one row that trains a model of ours; InputError for a recipe of fine-tuning."""
+    return _resolve(name, row, scale, overrides, build)
+
+
+def resolve_arms(
+    model: str, text: Path, overrides: Iterable[str] = (), *, plain: bool = True
+) -> list[Resolved[RunConfig | FinetuneConfig]]:
+    """The runs in which a pretrained model is fine-tuned on a text: with what is injected, and `plain` beside it.
+
+    They differ in `model.attention`, `model.layers` and the penalties on it. Raises InputError for a file in place of a model,
+    ConfigError with every fault of the settings.
+    """
+    if Path(model).is_file():
+        raise InputError(
+            f"--text: goes with a model, a folder or a name on the Hugging Face hub, given the file {model}; a configuration "
+            "states its text as data.train"
+        )
+    raw: Settings = {"model": {"pretrained": model}, "data": {"name": "text", "train": str(text)}}
+    raw = apply_overrides(raw, overrides)
+    config = build_any(raw)
+    assert isinstance(config, TextFinetuneConfig)
+    stem = re.sub(r"[^\w.-]+", "-", f"{Path(model).name}-{text.stem}")
+    recipe, graft = f"finetune-{stem}", config.model.attention
+    if graft.at_rest:
+        return [Resolved(config, recipe, "plain", stated=raw)]
+    words = [word for word in map(str, (graft.mix, graft.normalize)) if word not in ("none", "softmax")]
+    if graft.cross_head:
+        words.append(f"beta{graft.cross_head:g}")
+    arms: list[Resolved[RunConfig | FinetuneConfig]] = [Resolved(config, recipe, "-".join(words), stated=raw)]
+    if plain:
+        changes = {"model": {"attention": None, "layers": None}, "train": {"orthogonality": 0.0, "overlap": 0.0}}
+        without = merge(raw, changes)
+        del without["model"]["attention"]
+        arms.insert(0, Resolved(build_any(without), recipe, "plain", stated=without))
+    return arms
+
+
+def is_finetuning(name: str, row: str | None = None, scale: str | None = None, overrides: Iterable[str] = ()) -> bool:
+    """True for a configuration of fine-tuning, by `data.name`; nothing else of it is checked."""
+    return _resolve(name, row, scale, overrides, finetunes).config
+
+
+def _resolve(
+    name: str, row: str | None, scale: str | None, overrides: Iterable[str], read: Callable[[Settings], Any]
+) -> Resolved[Any]:
+    """Read the settings of one row at one scale by `read`: the file, then scale, row and overrides laid on it."""
+    recipe = load(name)
+    for module in recipe.imports:
+        with contextlib.suppress(ModuleNotFoundError):  # a row that needs it then says what is missing
+            import_plugin(module)
+    layers: list[Mapping[str, Any] | None] = []
+    paper = None
+    if recipe.rows:
+        row = row or next(iter(recipe.rows))
+        if row not in recipe.rows:
+            raise InputError(f"{name} has no row '{row}'; {suggest(row, recipe.rows, whole=True)}")
+        scale = scale or next((s for s in SCALES if s in recipe.scales), "paper")
+        if recipe.scales and scale not in recipe.scales:
+            raise InputError(f"{name} has no scale '{scale}'; scales: {', '.join(recipe.scales)}")
+        content = recipe.rows[row]
+        paper = content.get("paper")
+        layers = [recipe.scales.get(scale), content.get("set"), (content.get("scales") or {}).get(scale)]
+    elif row is not None or scale is not None:
+        missing = f"scale '{scale}'" if row is None else f"row '{row}'"
+        raise InputError(f"{name} is a single configuration; it has no {missing}")
+    settings = merge({}, recipe.base)
+    for layer in layers:
+        settings = lay(settings, layer or {})
+    settings = apply_overrides(settings, overrides)
+    return Resolved(read(settings), name, row, scale, paper, settings)
+
+
+# -- settings as mappings: read, laid on each other, checked ------------------------------------------------------------
+
+
+def is_of_task(raw: Mapping[str, Any]) -> bool:
+    """True if plain settings (dotted keys resolved) describe fine-tuning on a task, GLUE or SQuAD, by `data.name`."""
+    data = raw.get("data")
+    return isinstance(data, Mapping) and str(data.get("name", "")).startswith(("glue", "squad"))
+
+
+def finetunes(raw: Mapping[str, Any]) -> bool:
+    """True if plain settings describe a run of fine-tuning, on a task or on a text."""
+    model = raw.get("model")
+    return is_of_task(raw) or (isinstance(model, Mapping) and "pretrained" in model)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -69,14 +395,14 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """`over` laid on `base`: mappings merge key by key, a dotted key replaces the one inside, anything else replaces."""
     merged = dict(base)
-    for key, value in over.items():
-        old = merged.get(key)
-        if isinstance(key, str) and "." in key:
-            merged = _set_dotted(merged, key, value)
+    for name, value in over.items():
+        old = merged.get(name)
+        if isinstance(name, str) and "." in name:
+            merged = _set_dotted(merged, name, value)
         elif isinstance(value, Mapping):
-            merged[key] = merge(old if isinstance(old, Mapping) else {}, value)
+            merged[name] = merge(old if isinstance(old, Mapping) else {}, value)
         else:
-            merged[key] = value
+            merged[name] = value
     return merged
 
 
@@ -141,9 +467,9 @@ def to_yaml(config: Section) -> str:
 def flatten(raw: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested mappings as dotted keys: what differs between two runs is then a comparison of two flat dictionaries."""
     flat: dict[str, Any] = {}
-    for key, value in raw.items():
+    for name, value in raw.items():
         if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{key}.")
+            flat |= flatten(value, f"{prefix}{name}.")
         else:
-            flat[f"{prefix}{key}"] = value
+            flat[f"{prefix}{name}"] = value
     return flat

@@ -219,3 +219,17 @@ def draw_words(p: float, input_ids: Tensor, vocab_size: int) -> Tensor:
     """
     like = torch.ones(vocab_size, 1, device=input_ids.device)
     return F.embedding(input_ids, dropout(like, p, shared=True))
+
+
+@contextmanager
+def evaluating(model: Any) -> Iterator[None]:
+    """No gradients, and the modules of the model in evaluation mode (no dropout); leaves every one as it was."""
+    training = [module for module in model.modules() if module.training] if hasattr(model, "modules") else []
+    try:
+        for module in training:
+            module.training = False
+        with torch.no_grad():
+            yield
+    finally:
+        for module in training:
+            module.training = True

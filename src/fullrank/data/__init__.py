@@ -6,9 +6,17 @@ GLUE and SQuAD.
 """
 
 from fullrank.data.corpora import CorpusInfo, list_all_corpora, register_corpus
-from fullrank.data.language import Language, load_language, load_tokenizer
+from fullrank.data.language import Language
 from fullrank.data.preparation import encode_file, prepare
-from fullrank.data.prepared import Corpus, Pairs, load_corpus, unigram_nats, unigram_perplexity
+from fullrank.data.prepared import (
+    Corpus,
+    Pairs,
+    load_corpus,
+    load_language,
+    load_tokenizer,
+    unigram_nats,
+    unigram_perplexity,
+)
 from fullrank.data.tokenizers import Tokenizer, build_bytes, build_characters, build_words, rank_entries, train_bpe
 
 __all__ = [

@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 import yaml
 
-from fullrank.config.data import PAIR_CORPORA
 from fullrank.config.finetune import GLUE, HUB, SQUAD, GlueTask
+from fullrank.config.run import PAIR_CORPORA
 from fullrank.core.errors import InputError, RunError, one_line, pip_install, suggest
 from fullrank.data.files import Report, create_folder, file_digest
 from fullrank.files import SafeLoader, mended, no_room

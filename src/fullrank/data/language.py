@@ -18,20 +18,17 @@ from typing import Any, Literal, NamedTuple
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from fullrank.core.errors import InputError, RunError, pip_install
+from fullrank.core.errors import InputError, pip_install
 from fullrank.data.files import open_text
 from fullrank.data.tokenizers import (
     LINE_END,
     LOWER,
-    META_FILE,
-    TOKENIZER_FILE,
     UNK,
-    PretrainedTokenizer,
     Tokenizer,
     read_merges,
     train_byte_bpe,
 )
-from fullrank.files import mended, parse_json, read_checked, text_of
+from fullrank.files import mended, parse_json, text_of
 
 MARKS = (LINE_END, UNK)  # the first two entries of a language: <eos> and <unk>
 Kind = Literal["word", "byte_bpe", "codes", "unigram"]
@@ -299,35 +296,3 @@ def build_language(
         single=f"$A:0 {LINE_END}:0", pair=f"$A:0 {LINE_END}:0 $B:1 {LINE_END}:1", special_tokens=[(LINE_END, 0)]
     )
     return Language(backend, pieces.kind, name=name, size=len(entries), moses=moses, lowercase=lowercase)
-
-
-def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer, or the `Language` of sentences, that `save` wrote into `folder`.
-
-    Raises InputError if there is none, RunError if its files are damaged (they do not give the recorded fingerprint).
-    """
-    if not (folder / META_FILE).is_file():
-        raise InputError(
-            f"{folder}: no {META_FILE} there, so no vocabulary; give a run folder, of a translation run its tokenizer/source, "
-            "or a prepared corpus"
-        )
-    try:
-        meta = read_checked(folder / META_FILE)
-        fingerprint = meta.pop("fingerprint")
-        text = (folder / TOKENIZER_FILE).read_text(encoding="utf-8")
-        backend = Backend.from_str(text)
-        kind = PretrainedTokenizer if meta["kind"] == "pretrained" else Language if "name" in meta else Tokenizer
-        tokenizer = kind(backend, **meta)
-        if tokenizer.fingerprint != fingerprint:
-            raise ValueError("they do not give the recorded fingerprint")
-    except Exception as error:  # the library raises bare Exception
-        raise RunError(f"{folder}: the vocabulary files are damaged or incomplete ({error})") from error
-    return tokenizer
-
-
-def load_language(folder: Path) -> Language:
-    """The language that `save` wrote into `folder`; errors as in `load_tokenizer`."""
-    language = load_tokenizer(folder)
-    if not isinstance(language, Language):
-        raise InputError(f"{folder}: the tokenizer there is that of a text; give a side of a translation run")
-    return language

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 import tokenizers
 
-from fullrank.config.data import DataConfig
+from fullrank.config.run import DataConfig
 from fullrank.core.errors import InputError
 from fullrank.data import invented
 from fullrank.data.corpora import CorpusInfo, pair_corpus, read_extra

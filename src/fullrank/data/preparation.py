@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from fullrank.config.data import DataConfig
+from fullrank.config.run import DataConfig
 from fullrank.core.errors import ConfigError, InputError, RunError
 from fullrank.data import builtin
 from fullrank.data.corpora import CorpusInfo, text_corpus

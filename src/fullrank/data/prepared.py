@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer as Backend
 
 from fullrank.core.errors import InputError, RunError
 from fullrank.data.corpora import CorpusInfo
-from fullrank.data.language import Language, load_tokenizer
+from fullrank.data.language import Language
 from fullrank.data.sources import Sources
-from fullrank.data.tokenizers import Tokenizer
+from fullrank.data.tokenizers import META_FILE, TOKENIZER_FILE, PretrainedTokenizer, Tokenizer
 from fullrank.files import digest, read_checked, sha256_of, write_checked
 
 IDS, SIDES = "ids", ("source", "target")
@@ -259,6 +260,38 @@ def check_sources(corpus: Corpus, folder: Path) -> None:
             raise InputError(
                 f"{path} was changed since {folder} was started on it; bring it back, or begin a new run with another --out"
             )
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer, or the `Language` of sentences, that `save` wrote into `folder`.
+
+    Raises InputError if there is none, RunError if its files are damaged (they do not give the recorded fingerprint).
+    """
+    if not (folder / META_FILE).is_file():
+        raise InputError(
+            f"{folder}: no {META_FILE} there, so no vocabulary; give a run folder, of a translation run its tokenizer/source, "
+            "or a prepared corpus"
+        )
+    try:
+        meta = read_checked(folder / META_FILE)
+        fingerprint = meta.pop("fingerprint")
+        text = (folder / TOKENIZER_FILE).read_text(encoding="utf-8")
+        backend = Backend.from_str(text)
+        kind = PretrainedTokenizer if meta["kind"] == "pretrained" else Language if "name" in meta else Tokenizer
+        tokenizer = kind(backend, **meta)
+        if tokenizer.fingerprint != fingerprint:
+            raise ValueError("they do not give the recorded fingerprint")
+    except Exception as error:  # the library raises bare Exception
+        raise RunError(f"{folder}: the vocabulary files are damaged or incomplete ({error})") from error
+    return tokenizer
+
+
+def load_language(folder: Path) -> Language:
+    """The language that `save` wrote into `folder`; errors as in `load_tokenizer`."""
+    language = load_tokenizer(folder)
+    if not isinstance(language, Language):
+        raise InputError(f"{folder}: the tokenizer there is that of a text; give a side of a translation run")
+    return language
 
 
 # the unigram model of a prepared text: the simplest language model, as a yardstick

@@ -16,8 +16,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from fullrank.config.data import DataConfig
 from fullrank.config.finetune import TaskDataConfig
+from fullrank.config.run import DataConfig
 from fullrank.core.errors import InputError
 from fullrank.data import invented
 from fullrank.data.corpora import CorpusInfo, download, read_extra, text_corpus

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fullrank.core.draws import evaluating
 from fullrank.core.errors import InputError
-from fullrank.decoding.sample import Constraints, Decodable, evaluating, read_prompts
+from fullrank.decoding.sample import Constraints, Decodable, read_prompts
 
 _BLOCK = 128  # columns that are looked at together for the largest numbers
 

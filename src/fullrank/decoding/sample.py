@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from fullrank.core.draws import evaluating
 from fullrank.core.errors import InputError, RunError
 
 
@@ -276,20 +276,6 @@ def log_normalized(logits: Tensor) -> Tensor:
     if log_probs[..., 0].isnan().any():  # one that is not a number, or +inf, makes all of its row NaN
         raise RunError("the model's logits are not finite; it diverged in training, or its precision is too low")
     return log_probs
-
-
-@contextlib.contextmanager
-def evaluating(model: Any) -> Iterator[None]:
-    """No gradients, and the modules of the model in evaluation mode (no dropout); leaves every one as it was."""
-    training = [module for module in model.modules() if module.training] if hasattr(model, "modules") else []
-    try:
-        for module in training:
-            module.training = False
-        with torch.no_grad():
-            yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 @dataclass(frozen=True)

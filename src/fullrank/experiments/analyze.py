@@ -14,7 +14,7 @@ import torch
 from fullrank.analysis.context import REACH_PLOT, REACH_TABLE, compute_published_reach, context, reach_records
 from fullrank.analysis.heads import HEADS_TABLES, ablate
 from fullrank.config.finetune import FinetuneConfig
-from fullrank.config.recipe import Resolved, resolve
+from fullrank.config.load import Resolved, resolve
 from fullrank.config.run import RunConfig
 from fullrank.config.training import PhaseConfig
 from fullrank.core.encoder import Encoder

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from fullrank.checking import Report, check, check_scoring
-from fullrank.config.load import flatten
-from fullrank.config.recipe import Resolved, resolve
+from fullrank.config.load import Resolved, flatten, resolve
 from fullrank.config.run import RunConfig
 from fullrank.core.config import AdaptiveConfig, AdaptiveInputConfig, EncoderConfig, LayerConfig, ModelConfig
 from fullrank.core.decoder import LanguageModel

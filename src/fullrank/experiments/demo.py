@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from fullrank.config.recipe import load, resolve
+from fullrank.config.load import load, resolve
 from fullrank.core.errors import InputError, Interrupted, RunError
 from fullrank.experiments.analyze import Reading, measure_models
 from fullrank.experiments.generation import generate

@@ -22,7 +22,7 @@ from fullrank.analysis.heads import heads, nats_per_token, predictions
 from fullrank.analysis.rank import effective_rank, explain_rank, gradient_share, rank
 from fullrank.analysis.spectrum import spectrum
 from fullrank.comparison.runs import SPLITS, Run, number, read_run
-from fullrank.config.recipe import resolve
+from fullrank.config.load import resolve
 from fullrank.core.errors import ConfigError, InputError
 from fullrank.evaluation.statistics import STILL_FALLING, measure_late_gain
 from fullrank.experiments.analyze import Reading, open_all

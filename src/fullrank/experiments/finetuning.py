@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fullrank.config.finetune import GLUE, SQUAD, FinetuneConfig, FinetuneEvalConfig, FinetuneTrainConfig
+from fullrank.core.draws import evaluating
 from fullrank.core.errors import InputError, RunError
 from fullrank.data.invented import make_examples, make_questions
 from fullrank.data.padded_batches import Encoded, ExampleBatch, ExampleBatches, choose_subset, iterate_by_length
@@ -28,7 +29,6 @@ from fullrank.data.tasks import (
     read_squad,
     squad_windows,
 )
-from fullrank.decoding.sample import evaluating
 from fullrank.evaluation.tasks import glue_scores, squad_scores, squad_v2_scores
 from fullrank.experiments.pretrained import PretrainedEncoder, check_length, load_pretrained, padding_of
 from fullrank.experiments.run_folder import open_any

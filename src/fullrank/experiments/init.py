@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from fullrank.config.data import DataConfig
-from fullrank.config.run import RunConfig
+from fullrank.config.run import DataConfig, RunConfig
 from fullrank.config.training import SIZES
 from fullrank.core.errors import InputError
 from fullrank.data.files import open_text

@@ -18,6 +18,7 @@ from fullrank.config.run import RunConfig
 from fullrank.config.training import PhaseConfig, TrainConfig
 from fullrank.core import registry
 from fullrank.core.decoder import LanguageModel
+from fullrank.core.draws import evaluating
 from fullrank.core.encoder import MaskedLanguageModel
 from fullrank.core.errors import ConfigError, InputError, RunError
 from fullrank.core.memory import Memory
@@ -37,7 +38,6 @@ from fullrank.data.batches import (
     iterate_masked_blocks,
 )
 from fullrank.data.tokenizers import MASK, Tokenizer
-from fullrank.decoding.sample import evaluating
 from fullrank.evaluation.ngram import measure_ngrams
 from fullrank.evaluation.perplexity import (
     Evaluation,
@@ -305,7 +305,7 @@ class LanguageModelTask(TextTask):
             evaluate=evaluate,
             splits=_MEASURED,
             evaluation={"protocol": while_training.in_words(), "next_token": while_training.next_token},
-            entries={"corpus": describe(corpus), **({"parts": identity["parts"]} if identity else {})},
+            entries=lambda: {"corpus": describe(corpus), **({"parts": identity["parts"]} if identity else {})},
         )
 
     def figures(
@@ -406,7 +406,7 @@ class MaskedModelTask(LanguageModelTask):
             evaluate=evaluate,
             splits=_MEASURED,
             evaluation={"protocol": protocol.in_words(), "next_token": False},
-            entries={"mask": {"token": MASK, "id": masking.mask_id}, "corpus": describe(corpus, unigram)},
+            entries=lambda: {"mask": {"token": MASK, "id": masking.mask_id}, "corpus": describe(corpus, unigram)},
         )
 
     def figures(

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from fullrank.core.decoder import LanguageModel
+from fullrank.core.draws import evaluating
 from fullrank.core.encoder import MaskedLanguageModel
 from fullrank.core.errors import InputError
 from fullrank.core.output import Tempered
 from fullrank.core.registry import with_parts
-from fullrank.decoding.sample import evaluating
 from fullrank.evaluation.perplexity import Evaluation, EvaluationProtocol, Tally
 from fullrank.training.device import device_of
 from fullrank.training.distributed import all_reduce, rank, world_size

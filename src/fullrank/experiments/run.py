@@ -21,7 +21,7 @@ import torch
 
 import fullrank
 from fullrank.config.finetune import FinetuneConfig, TextFinetuneConfig
-from fullrank.config.recipe import Resolved, load, resolve_any
+from fullrank.config.load import Resolved, load, resolve_any
 from fullrank.config.run import RunConfig
 from fullrank.core.errors import InputError
 from fullrank.core.registry import lookup

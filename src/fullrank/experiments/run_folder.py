@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fullrank.config.finetune import FinetuneConfig, TextFinetuneConfig
-from fullrank.config.load import build, build_any, flatten, merge, read_yaml, to_yaml
-from fullrank.config.recipe import Resolved, load
+from fullrank.config.load import Resolved, build, build_any, flatten, load, merge, read_yaml, to_yaml
 from fullrank.config.run import PROTOCOL_KEYS, RunConfig
 from fullrank.core.errors import FullRankError, InputError
 from fullrank.files import digest, read_json, write_bytes, write_json, write_text

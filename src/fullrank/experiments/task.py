@@ -160,12 +160,12 @@ def training_parts(
     evaluate: Evaluate,
     splits: Sequence[str],
     evaluation: Mapping[str, Any],
-    entries: Mapping[str, Any],
+    entries: Callable[[], Mapping[str, Any]],
 ) -> Parts:
     """The parts of a run that trains a model of ours.
 
-    splits: those that are measured in the end. evaluation: the protocol while training. entries: the task's own entries of
-    result.json.
+    splits: those that are measured in the end. evaluation: the protocol while training. entries: makes the task's own entries
+    of result.json, after training.
     """
     config, device = data.config, device_of(model)
     protocols = {split: task.protocol(config, split=split) for split in splits}
@@ -191,7 +191,7 @@ def training_parts(
             "protocol": words["test"] if len(set(words.values())) == 1 else "; ".join(sentences),
             "protocol_settings": settings["test"],
             "protocols": {split: {"words": words[split], "settings": settings[split]} for split in splits},
-            **entries,
+            **entries(),
             **task.finish(data, best, folder),
             **({"sample": text} if text is not None else {}),
         }

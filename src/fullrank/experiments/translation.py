@@ -15,12 +15,12 @@ from torch import nn
 from fullrank.config.run import EvalConfig, RunConfig
 from fullrank.config.training import TrainConfig
 from fullrank.core.config import EncoderConfig
+from fullrank.core.draws import evaluating
 from fullrank.core.errors import ConfigError, InputError
 from fullrank.core.translator import Translator
 from fullrank.data import Corpus, Language, Pairs, load_language, prepare
 from fullrank.data.padded_batches import PairBatch, PairBatches, pad_sentences
 from fullrank.decoding import beam_search
-from fullrank.decoding.sample import evaluating
 from fullrank.evaluation.perplexity import Evaluation, Tally, figures
 from fullrank.evaluation.tasks import bleu_of, tokenised_bleu, tokenization_of, translation_scores
 from fullrank.experiments.measure import batches_by_length
@@ -226,7 +226,7 @@ class TranslationTask(TextTask):
                 "metric": config.eval.metric,
                 "next_token": not config.model.get_decoder_config().sees_future,
             },
-            entries={"corpus": describe(corpus)},
+            entries=lambda: {"corpus": describe(corpus)},
         )
 
     def figures(

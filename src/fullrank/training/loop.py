@@ -22,8 +22,8 @@ from torch.optim import Optimizer
 
 from fullrank.config.run import EvalConfig
 from fullrank.config.training import TrainConfig
+from fullrank.core.draws import evaluating
 from fullrank.core.errors import InputError, Interrupted, RunError
-from fullrank.decoding.sample import evaluating
 from fullrank.training.checkpoint import load_checkpoint, save_checkpoint
 from fullrank.training.device import (
     Signals,
